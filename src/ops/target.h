@@ -30,7 +30,8 @@ struct Target {
   int64_t bytes_of_rank() const { return memory_bytes / sharing; }
 };
 
-// This machine: memory from the system, `num_threads` (0: every core the process may use). Rates are left at 0.
+// This machine: memory from the system, of which 1 GiB, at most a quarter, is left to it and to what no plan has;
+// `num_threads` (0: every core the process may use). Rates are left at 0.
 Target this_machine(int num_threads);
 
 }  // namespace gptrain

@@ -1,13 +1,13 @@
 #include "planner/recompute_curve.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "planner/simulate_step.h"
-#include "train/offload_plan.h"
 #include "train/recompute_plan.h"
 
 namespace gptrain {
@@ -43,7 +43,10 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
   const bool offloads = config.memory.offload_activations == optimal_offload && target.kind == Target::Kind::gpu;
   std::vector<RecomputePlanner> planners;
   int64_t most_bytes = 0;
+  forecast.room_bytes = std::numeric_limits<int64_t>::max();
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
+    forecast.room_bytes = std::min(forecast.room_bytes,
+                                   activation_room(config, target, world_size, static_cast<int32_t>(stage)));
     const RecomputePlanner& planner =
         planners.emplace_back(config, target, world_size, static_cast<int32_t>(stage));
     const RecomputePoint chosen = planner.weighed(plan.choices[stage]);
@@ -83,14 +86,8 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
     add_curve(forecast.without_offload, "optimal", alone);
   }
   const auto add_fixed = [&](std::string name, RecomputeKind kind, int64_t offload) {
-    RunConfig fixed = config;
-    fixed.memory.recompute = kind;
     std::vector<RecomputePoint> points;
-    for (size_t stage = 0; stage < planners.size(); ++stage) {
-      const int64_t blocks =
-          offload == hidden_offload ? hidden_blocks(fixed, target, world_size, static_cast<int32_t>(stage)) : offload;
-      points.push_back(planners[stage].fixed(kind, 0, blocks));
-    }
+    for (const RecomputePlanner& of_stage : planners) points.push_back(of_stage.fixed(kind, 0, offload));
     forecast.others.push_back(point_of(std::move(name), config, points));
   };
   const auto add_selective_apart = [&] {

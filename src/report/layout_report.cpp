@@ -67,7 +67,12 @@ std::string nothing_fits_text(const LayoutSearch& search) {
                                  format_grouped(search.num_layouts), bytes_text(search.room_bytes));
   text += fmt::format("The least that is missing: {} or more, with {}.\n", bytes_text(search.least_missing_bytes),
                       layout_text(search.least_missing));
-  return text + "Take more devices, or a smaller model.\n";
+  // What a search leaves as the config has it, as each of these changes what is trained.
+  return text +
+         "Take more devices, or a smaller model. A search leaves alone what changes training and takes less memory; with\n"
+         "--set it plans on with it: optimizer.type=adamw-8bit, precision.compute=bf16-pure (and then\n"
+         "precision.gradients=bf16), memory.saved_inputs=8, memory.activation_bits=3, memory.linear_projection.\n"
+         "--methods in place of --objective plans the config as it is laid out with each of them.\n";
 }
 
 Json layout_json(const RunLayout& layout) {

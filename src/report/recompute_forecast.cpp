@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <string_view>
 #include <utility>
 
 #include "report/html_page.h"
@@ -58,15 +59,85 @@ bool has_times(const RecomputeForecast& forecast) {
 // Near the least memory there is, time grows so fast that nothing else would be seen.
 constexpr double most_drawn = 1;
 
-PlotSeries series_of(const std::string& label, const std::vector<RecomputeForecast::Point>& points, bool times,
-                     int color) {
-  PlotSeries series{.label = label, .style = SeriesStyle::markers, .color = color, .points = {}};
-  for (const RecomputeForecast::Point& point : points) {
-    if (point.again_share > most_drawn) continue;
-    const double y = times ? point.step_seconds : 100 * point.again_share;
-    series.points.push_back({static_cast<double>(point.bytes) / (1 << 20), y});
-  }
+bool is_drawn(const RecomputeForecast::Point& point) { return point.again_share <= most_drawn; }
+
+// The unit of the axis of memory.
+struct BytesUnit {
+  std::string_view name;
+  double bytes;
+
+  double operator()(int64_t of) const { return static_cast<double>(of) / bytes; }
+};
+
+BytesUnit unit_of(const RecomputeForecast& forecast) {
+  constexpr int64_t gib = 1 << 30;
+  return forecast.curve.back().bytes >= gib ? BytesUnit{"GiB", gib} : BytesUnit{"MiB", 1 << 20};
+}
+
+PlotSeries series_of(const std::vector<RecomputeForecast::Point>& points, bool times, const BytesUnit& unit, size_t color) {
+  PlotSeries series{.label = points.front().name,
+                    .style = SeriesStyle::markers,
+                    .color = static_cast<int>(color) % num_plot_colors,
+                    .points = {}};
+  for (const RecomputeForecast::Point& point : points)
+    if (is_drawn(point)) series.points.push_back({unit(point.bytes), times ? point.step_seconds : 100 * point.again_share});
   return series;
+}
+
+// What bounds the memory, where that is not so far from what is drawn that the axis would be mostly empty.
+std::vector<PlotMark> marks_of(const RecomputeForecast& forecast, const BytesUnit& unit) {
+  constexpr int64_t most_times_more = 4;
+  std::vector<PlotMark> marks;
+  const auto add = [&](int64_t bytes, std::string_view what) {
+    const bool is_near = bytes >= forecast.curve.front().bytes / most_times_more &&
+                         bytes / most_times_more <= forecast.curve.back().bytes;
+    if (bytes > 0 && is_near) marks.push_back({unit(bytes), fmt::format("{} {}", what, bytes_text(bytes))});
+  };
+  add(forecast.budget_bytes, "budget");
+  add(forecast.room_bytes, "the device leaves");
+  return marks;
+}
+
+constexpr std::string_view curve_css = R"css(
+.note { color: var(--muted); font-size: 14px; margin: 0 0 12px; }
+section { margin: 12px 0 0; padding: 12px 16px; background: var(--card); border: 1px solid var(--border); border-radius: 10px; overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
+th, td { padding: 4px 10px 4px 0; text-align: left; border-top: 1px solid var(--border); }
+th { color: var(--muted); font-weight: 400; border-top: 0; }
+.number { text-align: right; white-space: nowrap; }
+)css";
+
+std::string curve_table(const RecomputeForecast& forecast) {
+  std::string table =
+      "<section><table>\n<tr><th>recompute</th><th class=\"number\">bytes</th><th class=\"number\">memory</th>"
+      "<th class=\"number\">more time</th><th class=\"number\">step</th></tr>\n";
+  for (const auto* const points : {&forecast.curve, &forecast.without_offload, &forecast.others}) {
+    for (const RecomputeForecast::Point& point : *points) {
+      table += fmt::format("<tr><td>{}{}</td>", escape_html(point.name), is_drawn(point) ? "" : " (not drawn)");
+      for (const std::string& number : {format_grouped(point.bytes), bytes_text(point.bytes), share_text(point.again_share),
+                                        point.step_seconds > 0 ? seconds_text(point.step_seconds) : std::string("?")})
+        table += fmt::format("<td class=\"number\">{}</td>", number);
+      table += "</tr>\n";
+    }
+  }
+  return table + "</table></section>\n";
+}
+
+std::string page_note(const RecomputeForecast& forecast) {
+  std::string text = fmt::format("The least time for the memory of the activations{}, at least {}. The budget is {}.",
+                                 forecast.stages.size() > 1 ? " of the stage that takes the most" : "",
+                                 bytes_text(forecast.curve.front().bytes),
+                                 forecast.budget_bytes > 0 ? bytes_text(forecast.budget_bytes) : "what the device leaves");
+  text += forecast.room_bytes > 0
+              ? fmt::format(" Beside all else the device leaves {}.", bytes_text(forecast.room_bytes))
+              : std::string(" All else takes more than the device has.");
+  int64_t left_out = 0;
+  for (const auto* const points : {&forecast.curve, &forecast.without_offload, &forecast.others})
+    left_out += std::count_if(points->begin(), points->end(), [](const auto& point) { return !is_drawn(point); });
+  if (left_out > 0)
+    text += fmt::format(" {} with which a step takes more than twice the time {} in the table only.",
+                        format_counted(left_out, "point"), left_out == 1 ? "is" : "are");
+  return fmt::format("<p class=\"note\">{}</p>\n", text);
 }
 
 }  // namespace
@@ -85,28 +156,20 @@ std::string recompute_text(const RecomputeForecast& forecast) {
 
 std::string recompute_page(const RecomputeForecast& forecast, const std::string& title) {
   const bool times = has_times(forecast);
+  const BytesUnit unit = unit_of(forecast);
   Plot plot{.id = "curve",
             .title = times ? "Seconds of a step" : "Time of what is run again, % of the rest",
-            .x_label = "MiB of activations",
+            .x_label = fmt::format("{} of activations", unit.name),
             .description = "Less memory takes more time.",
             .x_doubles = true,
-            .full_width = true};
-  plot.series.push_back(series_of(forecast.curve.front().name, forecast.curve, times, 0));
-  std::vector<std::string> names;
-  if (!forecast.without_offload.empty()) {
-    names.push_back(forecast.without_offload.front().name);
-    plot.series.push_back(series_of(names.front(), forecast.without_offload, times, 1));
-  }
-  for (const RecomputeForecast::Point& point : forecast.others) {
-    if (std::find(names.begin(), names.end(), point.name) != names.end()) continue;
-    names.push_back(point.name);
-    plot.series.push_back(series_of(point.name, {point}, times, static_cast<int>(names.size() % 3)));
-  }
-  const std::string body =
-      fmt::format("<p class=\"note\">The least time for the memory of the activations{}, at least {}.</p>\n",
-                  forecast.stages.size() > 1 ? " of the stage that takes the most" : "",
-                  bytes_text(forecast.curve.front().bytes));
-  return html_page(title, "", body + "<div class=\"plots\">\n" + render_plot(plot) + "</div>\n");
+            .full_width = true,
+            .marks = marks_of(forecast, unit)};
+  plot.series.push_back(series_of(forecast.curve, times, unit, 0));
+  if (!forecast.without_offload.empty()) plot.series.push_back(series_of(forecast.without_offload, times, unit, 1));
+  for (const RecomputeForecast::Point& point : forecast.others)
+    plot.series.push_back(series_of({point}, times, unit, plot.series.size()));
+  return html_page(title, curve_css,
+                   page_note(forecast) + "<div class=\"plots\">\n" + render_plot(plot) + "</div>\n" + curve_table(forecast));
 }
 
 }  // namespace gptrain

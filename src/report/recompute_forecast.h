@@ -28,6 +28,7 @@ struct RecomputeForecast {
   };
 
   int64_t budget_bytes = 0;  // 0: what the device leaves
+  int64_t room_bytes = 0;    // that, of the stage with the least; at most 0: all else does not fit
   std::vector<OfStage> stages;
   std::vector<Point> curve;  // in rising order of bytes
   std::vector<Point> without_offload;  // the same, where nothing may be offloaded; empty: nothing may be in `curve`

@@ -83,6 +83,7 @@ std::optional<Scale> fit(const Plot& plot, const Size& size) {
     }
   }
   if (scale.x.is_empty()) return std::nullopt;
+  for (const PlotMark& mark : plot.marks) scale.x.include(scale.along_x(mark.x));
   if (scale.x.length() == 0) scale.x = {scale.x.low - 1, scale.x.high + 1};
   // Steps count from 1; an axis that begins at 0 has the rounder ticks.
   if (!plot.x_doubles && scale.x.low > 0 && scale.x.low < 0.05 * scale.x.high) scale.x.low = 0;
@@ -126,6 +127,21 @@ std::string draw_axes(const Plot& plot, const Scale& scale) {
          draw_text("axis-label", right, scale.size.height - 4, plot.x_label);
 }
 
+// Words stand on the side where there is more room, those of each line below those of the one before.
+std::string draw_marks(const Plot& plot, const Scale& scale) {
+  constexpr double first_row = 10, row_height = 17, gap = 5;
+  std::string out;
+  double y = top_margin + first_row;
+  for (const PlotMark& mark : plot.marks) {
+    const double x = scale.to_x(mark.x);
+    const bool on_the_left = 2 * x > scale.size.width;
+    out += draw_rule("mark", x, top_margin, x, scale.size.height - bottom_margin) +
+           draw_text(on_the_left ? "mark-label left" : "mark-label", on_the_left ? x - gap : x + gap, y, mark.label);
+    y += row_height;
+  }
+  return out;
+}
+
 std::string draw_line(const PlotSeries& series, const Scale& scale) {
   std::string path;
   bool pen_is_down = false;
@@ -161,7 +177,7 @@ std::string draw(const Plot& plot, const Size& size, const char* variant) {
       "<title id=\"{0}-{2}-title\">{1}</title><desc id=\"{0}-{2}-desc\">{5}</desc>",
       plot.id, escape_html(plot.title), variant, size.width, size.height, escape_html(plot.description));
   if (const std::optional<Scale> scale = fit(plot, size)) {
-    out += draw_axes(plot, *scale);
+    out += draw_axes(plot, *scale) + draw_marks(plot, *scale);
     for (const PlotSeries& series : plot.series) {
       if (!has_drawable_point(series)) continue;
       out += draw_line(series, *scale);
@@ -334,9 +350,12 @@ svg text { fill: var(--muted); font-size: 14px; }
 .line, .faint-line { fill: none; stroke: currentColor; stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }
 .faint-line { stroke-width: 1; opacity: 0.35; }
 .marker { fill: currentColor; stroke: var(--card); stroke-width: 1; }
-.color-0 { color: var(--color-0); }
-.color-1 { color: var(--color-1); }
-.color-2 { color: var(--color-2); }
+.mark { stroke: var(--text); stroke-width: 1.2; stroke-dasharray: 5 4; }
+svg text.mark-label { fill: var(--text); }
+.mark-label.left { text-anchor: end; }
+.color-0 { color: var(--color-0); } .color-1 { color: var(--color-1); } .color-2 { color: var(--color-2); }
+.color-3 { color: var(--color-3); } .color-4 { color: var(--color-4); } .color-5 { color: var(--color-5); }
+.color-6 { color: var(--color-6); } .color-7 { color: var(--color-7); }
 svg.wide { display: none; }
 @media (min-width: 820px) {
   .full-width { grid-column: 1 / -1; }

@@ -20,11 +20,19 @@ enum class SeriesStyle {
   markers,     // a dot for each point, with its values on hover, joined by a line
 };
 
+constexpr int num_plot_colors = 8;
+
 struct PlotSeries {
   std::string label;
   SeriesStyle style = SeriesStyle::line;
-  int color = 0;                  // 0, 1 or 2: one of the colors of the page
+  int color = 0;                  // below num_plot_colors: one of the colors of the page
   std::vector<PlotPoint> points;  // in ascending x
+};
+
+// A line across the plot at a value of x, with its words.
+struct PlotMark {
+  double x = 0;
+  std::string label;
 };
 
 struct Plot {
@@ -36,6 +44,7 @@ struct Plot {
   bool x_doubles = false;               // x, above 0, by its logarithm: from a power of two to the next it is as far
   bool full_width = false;              // on wide screens this plot spans the page, on others it is like the rest
   std::vector<PlotSeries> series = {};  // drawn in this order; those without a finite point are left out
+  std::vector<PlotMark> marks = {};     // the axis reaches to them
 };
 
 std::string render_plot(const Plot& plot);

@@ -7,6 +7,7 @@
 #include "comm/agree.h"
 #include "optim/learning_rate.h"
 #include "report/dry_run.h"
+#include "train/device.h"
 #include "train/replicas.h"
 
 namespace gptrain {
@@ -40,7 +41,8 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
   agree_on(context.all(), context.world, [&] {
     if (!context.leads()) return;
     start_.lock->keep();
-    if (!start_.warning.empty()) print_err("warning: {}\n", start_.warning);
+    for (const std::string& warning : {start_.warning, useless_copies_warning(context.config, target)})
+      if (!warning.empty()) print_err("warning: {}\n", warning);
     if (start_.checkpoint) checkpoints_.set_later_aside(progress_.step);
     reporter_.open(start_.checkpoint ? progress_.step : -1);
   });

@@ -11,6 +11,7 @@
 #include "ops/plan/plan_backend.h"
 #include "report/checkpoint_forecast.h"
 #include "schedule/offload.h"
+#include "train/device.h"
 #include "train/inference.h"
 #include "train/recompute_plan.h"
 #include "train/samples.h"
@@ -295,6 +296,7 @@ StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_
   // Evaluation has no dropout. So attention may use a library that does not support it, and other scratch space.
   step.evaluate(1, source);
   plan.warnings = backend.take_warnings();
+  if (const std::string useless = useless_copies_warning(config, target); !useless.empty()) plan.warnings += useless + '\n';
   plan.written_bytes = written_bytes(step, config);
   memory.frame_bytes = step.workspace().high_water_bytes();
   memory.scratch_bytes = backend.scratch_bytes();

@@ -264,7 +264,7 @@ std::optional<RecomputePoint> RecomputePlanner::selective_apart() const {
 UnitChoices RecomputePlanner::choices_of(RecomputeKind kind, int64_t interval, int64_t offloaded) const {
   RunConfig config = config_;
   config.memory.recompute = kind;
-  config.memory.offload_activations = offloaded;
+  config.memory.offload_activations = offloaded == hidden_offload ? hidden_count(kind) : offloaded;
   config.memory.recompute_interval = interval;
   UnitChoices choices = fixed_choices(config);
   const Stages& stages = whole_.options.stages;
@@ -373,8 +373,19 @@ std::vector<UnitChoices> RecomputePlanner::usual_choices() const {
   for (const RecomputeKind kind : kinds) usual.push_back(choices_of(kind));
   if (!may_offload_) return usual;
   kinds.push_back(RecomputeKind::block);
-  for (const RecomputeKind kind : kinds) usual.push_back(choices_of(kind, 0, all_offload));
+  for (const RecomputeKind kind : kinds) {
+    usual.push_back(choices_of(kind, 0, all_offload));
+    usual.push_back(choices_of(kind, 0, hidden_offload));
+  }
   return usual;
+}
+
+int64_t RecomputePlanner::hidden_count(RecomputeKind kind) const {
+  const auto found = hidden_.find(kind);
+  if (found != hidden_.end()) return found->second;
+  RunConfig config = config_;
+  config.memory.recompute = kind;
+  return hidden_[kind] = hidden_blocks(config, target_, world_size_, whole_.options.stages.stage);
 }
 
 // What the allocator makes of a schedule is not what the chain has alive, so that the chain's budget is sought.

@@ -45,7 +45,8 @@ class RecomputePlanner {
   std::optional<RecomputePoint> best(int64_t budget_bytes) const;
   // The fewest bytes that can be found.
   const RecomputePoint& least() const;
-  // As another value of memory.recompute has it. `interval`: of every_nth; `offloaded`: blocks, spread evenly.
+  // As another value of memory.recompute has it. `interval`: of every_nth; `offloaded`: blocks, spread evenly, or
+  // hidden_offload (not with every_nth).
   RecomputePoint fixed(RecomputeKind kind, int64_t interval = 0, int64_t offloaded = no_offload) const;
   // memory.recompute "selective" as a run has it, where its bits differ, so that it is none of the choices; it has none
   // here. None: keeps_parts, or a rule of the config forbids it.
@@ -84,6 +85,8 @@ class RecomputePlanner {
   RecomputePoint of_few(UnitChoices choices) const;  // micro-batches
   UnitChoices choices_of(RecomputeKind kind, int64_t interval = 0, int64_t offloaded = no_offload) const;
   std::vector<UnitChoices> usual_choices() const;
+  // Blocks that memory.offload_activations "hidden" offloads with this recomputation.
+  int64_t hidden_count(RecomputeKind kind) const;
   bool correct(int64_t budget_bytes, bool may_copy, std::optional<RecomputePoint>& best) const;
   std::optional<RecomputePoint> best_of_few(int64_t budget_bytes, bool may_copy) const;
   // What the chain may take that fits; from `begin` on.
@@ -109,6 +112,7 @@ class RecomputePlanner {
   PassSeconds seconds_;
   bool may_offload_ = false;
   mutable std::map<std::pair<size_t, int64_t>, ChainSolver> solvers_;  // by chain and the most bytes
+  mutable std::map<RecomputeKind, int64_t> hidden_;  // of hidden_count: each takes a plan
   mutable std::optional<RecomputePoint> least_;
   mutable std::vector<RecomputePoint> of_few_, of_all_;  // what has been weighed: different budgets come to the same choices
 };

@@ -1,6 +1,7 @@
 #include "train/shortage.h"
 
 #include <algorithm>
+#include <array>
 #include <fmt/format.h>
 #include <functional>
 #include <optional>
@@ -10,8 +11,10 @@
 #include <vector>
 
 #include "config/load.h"
+#include "ops/fused_product.h"
 #include "report/text_parts.h"
 #include "train/plan_step.h"
+#include "train/step_times.h"
 
 namespace gptrain {
 namespace {
@@ -26,14 +29,20 @@ struct Bytes {
   int64_t on_device = 0, on_host = 0;
 };
 
+// What a setting makes of what is trained. In rising order: of several settings together the last counts.
+enum class Outcome : uint8_t { exact, rounding, changed };
+constexpr std::array<std::string_view, 3> outcome_texts = {"exact", "exact but for rounding", "changes training"};
+
 // Settings that may shrink a plan.
 struct Remedy {
   std::string setting;
   Change change;
+  Outcome outcome;
   bool fills = false;    // it takes what others leave: of use where it fits, and no part of what all do together
   bool alone = false;    // together with others the host cannot hold it
   bool in_turn = false;  // of several values of the key, of which the first that fits is told, or the last
-  Bytes bytes = {};      // with it
+  bool exchanges_more = false;  // ranks, beside their passes
+  Bytes bytes = {};             // with it
 
   std::string key() const { return setting.substr(0, setting.find(' ')); }
 };
@@ -53,8 +62,17 @@ class Remedies {
   }
 
  private:
-  void add(std::string setting, Change change, bool fills = false) {
-    remedies_.push_back({std::move(setting), std::move(change), fills});
+  void add(std::string setting, Outcome outcome, Change change, bool fills = false) {
+    remedies_.push_back({std::move(setting), std::move(change), outcome, fills});
+  }
+
+  // Only "selective" may have other bits than the other kinds: where its activation is an op of its own.
+  Outcome outcome_of(RecomputeKind kind) const {
+    const bool changes_kind = (kind == RecomputeKind::selective) != (config_.memory.recompute == RecomputeKind::selective);
+    const int64_t width = config_.model.ffn_hidden_size / config_.parallel.tensor;
+    return changes_kind && fused_activation(config_.model.activation, config_.precision.compute, width, target_)
+               ? Outcome::rounding
+               : Outcome::exact;
   }
 
   // What the config may give that another recomputation is refused with, taken back.
@@ -68,18 +86,21 @@ class Remedies {
     const bool is_gpu = target_.kind == Target::Kind::gpu;
     const bool is_optimal = memory.recompute == RecomputeKind::optimal;
     if (memory.recompute == RecomputeKind::none)
-      add("memory.recompute = \"selective\"", [](RunConfig& run) { run.memory.recompute = RecomputeKind::selective; });
+      add("memory.recompute = \"selective\"", outcome_of(RecomputeKind::selective),
+          [](RunConfig& run) { run.memory.recompute = RecomputeKind::selective; });
     if (memory.recompute != RecomputeKind::block && memory.offload_activations != optimal_offload)
-      add("memory.recompute = \"block\"" + taken_back(),
+      add("memory.recompute = \"block\"" + taken_back(), outcome_of(RecomputeKind::block),
           [](RunConfig& run) { run.memory.recompute = RecomputeKind::block; });
     if (is_gpu && !is_optimal)
-      add("memory.offload_activations = \"all\"", [](RunConfig& run) { run.memory.offload_activations = all_offload; });
+      add("memory.offload_activations = \"all\"", Outcome::exact,
+          [](RunConfig& run) { run.memory.offload_activations = all_offload; });
     if (is_optimal && memory.activation_budget > 0)
-      add("memory.activation_budget = \"fit\"", [](RunConfig& run) { run.memory.activation_budget = 0; }, true);
+      add("memory.activation_budget = \"fit\"", Outcome::exact,
+          [](RunConfig& run) { run.memory.activation_budget = 0; }, true);
     const bool offloads = memory.offload_activations != no_offload;
     if (is_gpu && is_optimal && !offloads) {
       const std::string_view budget = memory.activation_budget > 0 ? ", memory.activation_budget = \"fit\"" : "";
-      add(fmt::format("memory.offload_activations = \"optimal\"{}", budget),
+      add(fmt::format("memory.offload_activations = \"optimal\"{}", budget), Outcome::exact,
           [](RunConfig& run) {
             run.memory.offload_activations = optimal_offload;
             run.memory.activation_budget = 0;
@@ -89,7 +110,7 @@ class Remedies {
     if (is_optimal) return;
     const std::string_view copied = !offloads ? "" : is_gpu ? ", memory.offload_activations = \"optimal\""
                                                             : ", memory.offload_activations = \"none\"";
-    add(fmt::format("memory.recompute = \"optimal\"{}{}", taken_back(), copied),
+    add(fmt::format("memory.recompute = \"optimal\"{}{}", taken_back(), copied), outcome_of(RecomputeKind::optimal),
         [=](RunConfig& run) {
           run.memory.recompute = RecomputeKind::optimal;
           run.memory.offload_activations = offloads && is_gpu ? optimal_offload : no_offload;
@@ -107,7 +128,7 @@ class Remedies {
       RunConfig changed = config_;
       if (micro % smaller == 0) change(changed);
       if (micro % smaller != 0 || !settled(changed, world_size_)) continue;
-      add(fmt::format("batch.micro = {} instead of {}", smaller, micro), change);
+      add(fmt::format("batch.micro = {} instead of {}", smaller, micro), Outcome::rounding, change);
       remedies_.back().in_turn = true;
     }
   }
@@ -117,38 +138,48 @@ class Remedies {
     const OptimizerKind optimizer = config_.optimizer.type;
     if (precision.compute == DType::f32) {
       const DType narrow = target_.bf16_products ? DType::bf16 : DType::f16;
-      add(fmt::format("precision.compute = \"{}\"", target_.bf16_products ? "bf16" : "fp16"), [narrow](RunConfig& run) {
-        PrecisionConfig& all = run.precision;
-        all.compute = all.residual = all.linears = all.weight_gradients = narrow;
-      });
+      add(fmt::format("precision.compute = \"{}\"", target_.bf16_products ? "bf16" : "fp16"), Outcome::changed,
+          [narrow](RunConfig& run) {
+            PrecisionConfig& all = run.precision;
+            all.compute = all.residual = all.linears = all.weight_gradients = narrow;
+          });
     }
     if (precision.compute == DType::bf16 && !precision.pure)
-      add("precision.compute = \"bf16-pure\"", [](RunConfig& run) { run.precision.pure = true; });
+      add("precision.compute = \"bf16-pure\"", Outcome::changed,
+          [](RunConfig& run) { run.precision.pure = true; });
     if (precision.pure && precision.gradients == DType::f32)
-      add("precision.gradients = \"bf16\"", [](RunConfig& run) { run.precision.gradients = DType::bf16; });
+      add("precision.gradients = \"bf16\"", Outcome::changed,
+          [](RunConfig& run) { run.precision.gradients = DType::bf16; });
     if (optimizer == OptimizerKind::adamw)
-      add("optimizer.type = \"adamw-8bit\"", [](RunConfig& run) { run.optimizer.type = OptimizerKind::adamw_8bit; });
+      add("optimizer.type = \"adamw-8bit\"", Outcome::changed,
+          [](RunConfig& run) { run.optimizer.type = OptimizerKind::adamw_8bit; });
   }
 
   void add_saved() {
     constexpr int64_t code_bits = 3;  // with which losses are those without codes, nearly
     if (config_.memory.activation_bits > code_bits)
-      add(fmt::format("memory.activation_bits = {}", code_bits),
+      add(fmt::format("memory.activation_bits = {}", code_bits), Outcome::changed,
           [](RunConfig& run) { run.memory.activation_bits = code_bits; });
     if (config_.memory.saved_inputs == 16)
-      add("memory.saved_inputs = 8", [](RunConfig& run) { run.memory.saved_inputs = 8; });
+      add("memory.saved_inputs = 8", Outcome::changed,
+          [](RunConfig& run) { run.memory.saved_inputs = 8; });
     const int64_t chunk = config_.memory.loss_chunk_tokens;
     if (chunk > small_chunk || (chunk == 0 && target_.kind == Target::Kind::gpu))
-      add(fmt::format("memory.loss_chunk_tokens = {}", small_chunk),
+      add(fmt::format("memory.loss_chunk_tokens = {}", small_chunk), Outcome::rounding,
           [](RunConfig& run) { run.memory.loss_chunk_tokens = small_chunk; });
   }
 
   void add_the_rest() {
     if (config_.checkpoint.keeps_snapshot() && host_place(target_) == MemoryPlace::device)
-      add("checkpoint.asynchronous = false", [](RunConfig& run) { run.checkpoint.asynchronous = false; });
+      add("checkpoint.asynchronous = false", Outcome::exact,
+          [](RunConfig& run) { run.checkpoint.asynchronous = false; });
     if (world_size_ > config_.parallel.tensor * config_.parallel.pipeline)
-      for (int64_t stage = config_.parallel.zero + 1; stage <= 3; ++stage)
-        add(fmt::format("parallel.zero = {}", stage), [stage](RunConfig& run) { run.parallel.zero = stage; });
+      for (int64_t stage = config_.parallel.zero + 1; stage <= 3; ++stage) {
+        // From 2 on the sums of gradients are made in another order.
+        const Outcome outcome = (stage >= 2) == (config_.parallel.zero >= 2) ? Outcome::exact : Outcome::rounding;
+        add(fmt::format("parallel.zero = {}", stage), outcome, [stage](RunConfig& run) { run.parallel.zero = stage; });
+        remedies_.back().exchanges_more = stage >= 2;
+      }
   }
 
   const RunConfig& config_;
@@ -203,7 +234,8 @@ class DeviceShortage {
         mesh_(make_mesh(config, world_size_)),
         room_(target.bytes_of_rank()),
         peak_(world.largest.total()),
-        use_(use) {}
+        use_(use),
+        seconds_now_(seconds_of(config)) {}
 
   std::string text() {
     const MemoryPlan& memory = world_.largest;
@@ -215,7 +247,8 @@ class DeviceShortage {
                         bytes_text(state));
     std::vector<Remedy> remedies = helpful();
     text += remedies.empty() ? "." : "; with one of these settings:";
-    for (const Remedy& remedy : remedies) text += fmt::format("\n  {}: {}", remedy.setting, verdict(remedy.bytes));
+    for (const Remedy& remedy : remedies)
+      text += fmt::format("\n  {}: {}; {}", remedy.setting, verdict(remedy.bytes), price_of(remedy));
     int64_t least = remedies.empty() ? peak_ : remedies.front().bytes.on_device;
     Together all = together(remedies, config_, world_size_);
     Bytes bytes = all.remedies.size() > 1 ? bytes_with(all.config) : Bytes();
@@ -231,8 +264,9 @@ class DeviceShortage {
     }
     if (all.remedies.size() > 1) {
       least = std::min(least, bytes.on_device);
-      text += fmt::format("\n  with all {}: {}", all.others.empty() ? "of them" : "but " + join(all.others, " and "),
-                          verdict(bytes));
+      text += fmt::format("\n  with all {}: {}; {}",
+                          all.others.empty() ? "of them" : "but " + join(all.others, " and "), verdict(bytes),
+                          price_of(all));
     }
     if (least > room_)
       text += "\nMore ranks with parallel.tensor or parallel.zero share it, or choose a smaller model.";
@@ -256,6 +290,34 @@ class DeviceShortage {
     if (more_on_host <= 0) return text;
     text += fmt::format("; and {} of the host's memory", bytes_text(more_on_host));
     return use_.ranks > 1 ? text + fmt::format(" for the {} ranks of a node", use_.ranks) : text;
+  }
+
+  // What it does to training and to the time of a step.
+  std::string price(Outcome outcome, bool exchanges_more, const RunConfig& changed) const {
+    const double ratio = seconds_of(changed) / seconds_now_;
+    const std::string text = fmt::format("{:.2f}", ratio);
+    return fmt::format("{}, a step {}{}", outcome_texts[static_cast<size_t>(outcome)],
+                       text == "1.00" ? "as long" : text + " times as long",
+                       exchanges_more ? ", but ranks exchange more" : "");
+  }
+
+  std::string price_of(const Remedy& remedy) const {
+    return price(remedy.outcome, remedy.exchanges_more, changed_by(remedy, config_, world_size_).value());
+  }
+
+  std::string price_of(const Together& all) const {
+    Outcome worst = Outcome::exact;
+    bool exchanges_more = false;
+    for (const Remedy* const remedy : all.remedies) {
+      worst = std::max(worst, remedy->outcome);
+      exchanges_more |= remedy->exchanges_more;
+    }
+    return price(worst, exchanges_more, all.config);
+  }
+
+  double seconds_of(const RunConfig& config) const {
+    const int64_t stage = mesh_.coordinates(world_.largest_rank)[MeshAxis::pipeline];
+    return nominal_step_seconds(config, target_, world_size_, static_cast<int32_t>(stage));
   }
 
   // The most helpful first.
@@ -286,6 +348,7 @@ class DeviceShortage {
   const Mesh mesh_;
   const int64_t room_, peak_;
   const HostMemoryUse& use_;
+  const double seconds_now_;
 };
 
 // What asks for a class of memory of the host, and what takes less.

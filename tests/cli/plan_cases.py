@@ -69,6 +69,19 @@ class Search(PlanCase):
         self.assertIn("The least that is missing: ", result.out)
         self.assertIn("no layout of ", result.err)
         self.assertRegex(result.out, r"none of [\d,]+ layouts takes as little as the 74\.5 GiB of a device")
+        # It points at what a search leaves alone: each setting is taken. Of the layout that lacks the least, activations
+        # are no part that counts.
+        advice = result.out.split("Take more devices")[1]
+        self.assertIn("--methods", advice)
+        missing = json.loads(self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--json").out)
+        settings = re.findall(r"[\w.]+=[\w-]+", advice)
+        self.assertIn("memory.saved_inputs=8", settings)
+        for setting in settings:
+            pure = ["precision.compute=bf16-pure"] if setting.startswith("precision.gradients") else []
+            less = json.loads(self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--json",
+                                               *overrides(*pure, setting)).out)
+            is_less = self.assertLessEqual if setting.startswith("memory.") else self.assertLess
+            is_less(less["missing_bytes"], missing["missing_bytes"], setting)
         for objective in ["time", "memory"]:
             plan = json.loads(self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--json",
                                                "--objective", objective).out)
@@ -464,7 +477,8 @@ class Offered(CliCase):
         """What the message of a run that does not fit says: {the setting: its bytes in words, "which fits" or not}."""
         text = self.succeed("train", config, "--dry-run", "--target", "a100-40g", *arguments)
         lines = text.split("with one of these settings:\n")[1].split("with all ")[0].splitlines()
-        return dict(re.fullmatch(r" *(.*): ([\d.]+ GiB(?:, which fits)?)(?:; and .* of the host's memory.*)?", line).groups()
+        return dict(re.fullmatch(r" *(.*): ([\d.]+ GiB(?:, which fits)?)(?:; and .* of the host's memory.*)?"
+                                 r"; (?:exact|exact but for rounding|changes training), a step .*", line).groups()
                     for line in lines if line.strip())
 
     def test_what_is_offered_where_a_run_does_not_fit_is_taken_with_the_rest(self):

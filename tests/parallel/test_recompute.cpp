@@ -10,6 +10,7 @@
 #include "catch.h"
 #include "model_fixture.h"
 #include "ops/side_queue.h"
+#include "planner/profiles.h"
 #include "same_outcomes.h"
 #include "schedule/offload.h"
 #include "train/nominal_times.h"
@@ -290,7 +291,7 @@ TEST_CASE("passes are played with a copy each way at the same time") {
 }
 
 TEST_CASE("a plan that copies to the host keeps its budget, and is no slower than plans that do not or that copy evenly") {
-  int faster = 0, much_faster = 0, plans = 0;
+  int faster = 0, much_faster = 0, plans = 0, some_hidden = 0;
   for (const size_t of : {1, 4, 8, 12, 13}) {
     const Layout& layout = layouts[of];
     // Of a size for which copies take about as long as the passes.
@@ -319,6 +320,21 @@ TEST_CASE("a plan that copies to the host keeps its budget, and is no slower tha
           }
         }
       }
+      std::vector<RecomputeKind> kinds = {RecomputeKind::none, RecomputeKind::block};
+      if (planner.keeps_parts()) kinds.push_back(RecomputeKind::selective);
+      for (const RecomputeKind kind : kinds) {
+        const RecomputePoint hidden = planner.fixed(kind, 0, hidden_offload);
+        INFO(layout.name << ", stage " << stage << ", hidden, " << hidden.bytes << " bytes");
+        RunConfig of_kind = alone;
+        of_kind.memory.recompute = kind;
+        CHECK(planner.counts(hidden.choices).offloaded ==
+              hidden_blocks(of_kind, with_copy_lanes(), layout.ranks, stage));
+        some_hidden += planner.counts(hidden.choices).offloaded > 0 ? 1 : 0;
+        const auto best = planner.best(hidden.bytes);
+        REQUIRE(best);
+        CHECK(best->bytes <= hidden.bytes);
+        CHECK(best->again_share <= hidden.again_share);
+      }
       CHECK(planner.least().bytes <= without.least().bytes);
       const auto at_least = planner.best(without.least().bytes);
       REQUIRE(at_least);
@@ -327,6 +343,24 @@ TEST_CASE("a plan that copies to the host keeps its budget, and is no slower tha
   }
   CHECK(faster > plans / 2);
   CHECK(much_faster > 1);
+  CHECK(some_hidden > 5);
+}
+
+TEST_CASE("a plan of a deep model that copies to the host is no slower than as many blocks as hide") {
+  // Of few of many equal blocks, where prices of bytes lead to plans that pass the even one by.
+  const Target target = find_target("h100");
+  const RunConfig config = small_config(
+      Family::gpt2, {"model.num_layers=48", "model.hidden_size=1600", "model.num_heads=25", "model.ffn_hidden_size=6400",
+                     "model.vocab_size=50257", "model.sequence_length=1024", "precision.compute=bf16", "batch.global=64",
+                     "batch.micro=16", "run.device=auto", "memory.recompute=optimal", "memory.offload_activations=optimal"});
+  const RecomputePlanner planner(config, target, 1, 0);
+  const RecomputePoint hidden = planner.fixed(RecomputeKind::none, 0, hidden_offload);
+  REQUIRE(planner.counts(hidden.choices).offloaded > 0);
+  REQUIRE(hidden.bytes < planner.fixed(RecomputeKind::none).bytes);
+  const auto best = planner.best(hidden.bytes);
+  REQUIRE(best);
+  CHECK(best->bytes <= hidden.bytes);
+  CHECK(best->again_share <= hidden.again_share);
 }
 
 }  // namespace test_recompute

@@ -14,6 +14,7 @@
 #include "report/text_parts.h"
 #include "train/plan_step.h"
 #include "train/shortage.h"
+#include "train/step_times.h"
 
 using namespace gptrain;
 using gptrain::testing::cpu_target;
@@ -36,9 +37,21 @@ HostMemoryUse host_of(const RunConfig& config, const Target& target, int64_t wor
 bool has(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
 // The line of a setting, or of what all do together, without its end; empty: there is none.
-std::string line_of(const std::string& text, const std::string& begin) {
+std::string whole_line_of(const std::string& text, const std::string& begin) {
   const size_t at = text.find("\n  " + begin);
   return at == std::string::npos ? "" : text.substr(at + 3, text.find('\n', at + 1) - at - 3);
+}
+
+// What it does to training and to a step's time.
+std::string price_of(const std::string& text, const std::string& begin) {
+  const std::string line = whole_line_of(text, begin);
+  return line.empty() ? "" : line.substr(line.rfind("; ") + 2);
+}
+
+// The line up to that.
+std::string line_of(const std::string& text, const std::string& begin) {
+  const std::string line = whole_line_of(text, begin);
+  return line.substr(0, std::min(line.rfind("; "), line.size()));
 }
 
 }  // namespace
@@ -74,7 +87,7 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
   const int64_t of_all = largest_rank_bytes(again, find_target("a100-40g"), 4, 0).on_device;
   CHECK(of_all > 2 * plan_step(again, find_target("a100-40g"), 4).memory().arenas.total());
   CHECK(has(shortage_on(preset_config("gpt2-1.5b", in_a_v), find_target("a100-40g"), 40, 4),
-            fmt::format("memory.recompute = \"block\": {}\n", bytes_text(of_all))));
+            fmt::format("memory.recompute = \"block\": {}; exact, ", bytes_text(of_all))));
 
   const std::string too_large = shortage_on(config, cpu_target(), 4);
   CHECK(has(too_large, "\"bf16-pure\": "));
@@ -92,6 +105,55 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
   CHECK(has(too_large, "choose a smaller model"));
 }
 
+TEST_CASE("settings that help say what they do to training and to the time of a step") {
+  const auto text_of = [](const char* preset, const std::vector<std::string>& overrides, const char* device, int64_t gib,
+                          int64_t world_size = 1) {
+    Target target = find_target(device);
+    target.memory_bytes = gib << 30;
+    return shortage_of(preset_config(preset, overrides, world_size), target, world_size);
+  };
+  const std::vector<std::string> wide = {"batch.micro=8"};
+  const std::string text = text_of("gpt2-1.5b", wide, "a100-80g", 40);
+  const auto price = [&](const char* begin) { return price_of(text, begin); };
+  const auto ratio = [&](RecomputeKind kind, int64_t offloaded) {
+    const RunConfig now = preset_config("gpt2-1.5b", wide);
+    RunConfig then = now;
+    then.memory.recompute = kind;
+    then.memory.offload_activations = offloaded;
+    const Target target = find_target("a100-80g");
+    return nominal_step_seconds(then, target, 1, 0) / nominal_step_seconds(now, target, 1, 0);
+  };
+  // A block's forward pass is a third of its FLOPs, of which the head and the update take some.
+  CHECK(ratio(RecomputeKind::block, no_offload) > 1.15);
+  CHECK(ratio(RecomputeKind::block, no_offload) < 1.35);
+  CHECK(price("memory.recompute = \"block\"") ==
+        fmt::format("exact, a step {:.2f} times as long", ratio(RecomputeKind::block, no_offload)));
+  CHECK(ratio(RecomputeKind::none, all_offload) > 2);
+  CHECK(price("memory.offload_activations = \"all\"") ==
+        fmt::format("exact, a step {:.2f} times as long", ratio(RecomputeKind::none, all_offload)));
+  CHECK(price("memory.recompute = \"optimal\"").starts_with("exact, a step "));
+  for (const char* setting : {"optimizer.type = \"adamw-8bit\"", "precision.compute = \"bf16-pure\""})
+    CHECK(price(setting).starts_with("changes training, a step 0.9"));  // of one micro-batch, and less is updated
+  for (const char* setting : {"memory.saved_inputs = 8", "memory.activation_bits = 3", "with all but "})
+    CHECK(price(setting).starts_with("changes training, a step 1."));
+  CHECK(price("batch.micro = 4 instead of 8").starts_with("exact but for rounding, a step "));
+  CHECK(price("memory.loss_chunk_tokens = 2048").starts_with("exact but for rounding, a step "));
+  // GELU's tanh form is of sums that are not rounded where a product has it.
+  CHECK(price("memory.recompute = \"selective\"").starts_with("exact but for rounding, a step 1."));
+  CHECK(price_of(text_of("llama-7b", {}, "a100-80g", 100), "memory.recompute = \"selective\"").starts_with("exact, a step 1."));
+  CHECK(price_of(text_of("gpt2-1.5b", {"batch.micro=8", "memory.recompute=selective"}, "a100-80g", 30), "memory.recompute = \"block\"")
+            .starts_with("exact but for rounding, a step 1."));
+
+  const std::string of_two = text_of("gpt2-1.5b", {}, "a100-80g", 20, 2);
+  CHECK(price_of(of_two, "parallel.zero = 1") == "exact, a step 0.92 times as long");  // a rank updates half
+  for (const char* setting : {"parallel.zero = 2", "parallel.zero = 3"})
+    CHECK(price_of(of_two, setting) == "exact but for rounding, a step 0.92 times as long, but ranks exchange more");
+  const std::string of_many = text_of("gpt2-1.5b", {"batch.global=1024"}, "a100-80g", 20, 2);
+  CHECK(price_of(of_many, "parallel.zero = 1") == "exact, a step as long");
+  CHECK(price_of(text_of("gpt2-1.5b", {"parallel.zero=2"}, "a100-80g", 15, 2), "parallel.zero = 3")
+            .starts_with("exact, a step "));
+}
+
 TEST_CASE("what would help is what a plan with it takes, and nothing that does not") {
   const std::vector<std::string> overrides = {"memory.recompute=block", "batch.micro=1", "precision.compute=bf16",
                                               "batch.global=8"};
@@ -107,7 +169,7 @@ TEST_CASE("what would help is what a plan with it takes, and nothing that does n
   REQUIRE(with_2 < peak(plain));
   target.memory_bytes = with_2;
   const std::string text = shortage_of(plain, target, 8);
-  const std::string fits = format_bytes(static_cast<double>(with_2)) + ", which fits\n";
+  const std::string fits = format_bytes(static_cast<double>(with_2)) + ", which fits; ";
   CHECK(text.find("parallel.zero = 2: " + fits) != std::string::npos);
   CHECK(text.find("parallel.zero = 3: ") != std::string::npos);
   CHECK(text.find("memory.recompute") == std::string::npos);

@@ -1,9 +1,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <fmt/format.h>
+#include <string>
+#include <vector>
 
 #include "catch.h"
 #include "not_a_number.h"
+#include "report/html_page.h"
 #include "report/svg_plot.h"
 
 using namespace gptrain;
@@ -118,6 +122,31 @@ TEST_CASE("A constant series is drawn on a range around it") {
     CHECK(html.find("nan") == std::string::npos);
     CHECK(html.find("inf") == std::string::npos);
     CHECK(html.find("L") != std::string::npos);
+  }
+}
+
+TEST_CASE("The axis reaches to marks, whose words stand where there is room") {
+  Plot plot{.id = "marks", .title = "Marks"};
+  plot.series = {{"line", SeriesStyle::line, num_plot_colors - 1, {{10, 1}, {20, 2}}}};
+  plot.marks = {{11, "low <"}, {40, "high"}};
+  const std::string out = render_plot(plot);
+  std::vector<double> x;
+  const std::string start = "class=\"mark\" x1=\"";
+  for (size_t at = out.find(start); at != std::string::npos; at = out.find(start, at + 1))
+    x.push_back(std::stod(out.substr(at + start.size())));
+  REQUIRE(x.size() == 2);
+  CHECK(x[0] < x[1]);
+  CHECK(x[1] < 400);
+  CHECK(out.find("<text class=\"mark-label\"") < out.find(">low &lt;<"));
+  CHECK(out.find("<text class=\"mark-label left\"") < out.find(">high<"));
+  // Each color of a series has a rule, and one in light and dark.
+  const std::string page = html_page("Colors", "", out);
+  for (int color = 0; color < num_plot_colors; ++color) {
+    CHECK(page.find(fmt::format(".color-{0} {{ color: var(--color-{0}); }}", color)) != std::string::npos);
+    const std::string defined = fmt::format("--color-{}: #", color);
+    const size_t light = page.find(defined);
+    REQUIRE(light != std::string::npos);
+    CHECK(page.find(defined, light + 1) != std::string::npos);
   }
 }
 
