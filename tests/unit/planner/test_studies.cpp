@@ -87,6 +87,17 @@ TEST_CASE("the largest models that fit fill the device, and less precision or mo
   CHECK(study.points[12].refused.find("FP8") != std::string::npos);
 }
 
+TEST_CASE("models that fit on several devices are sharded over them with ZeRO 3") {
+  const Machine machine = a100();
+  const Study alone = fit_models(machine, "llama", {"adamw"}, 1), many = fit_models(machine, "llama", {"adamw"}, 8);
+  REQUIRE(many.points.size() == alone.points.size());
+  for (size_t i = 0; i < many.points.size(); ++i) {
+    if (!many.points[i].result) continue;
+    CHECK(many.points[i].result->layout.zero == 3);
+    CHECK(2 * many.points[i].parameters > 3 * alone.points[i].parameters);
+  }
+}
+
 TEST_CASE("with one moment instead of two larger models fit") {
   const Machine machine = a100();
   const Study study = fit_models(machine, "gpt", {"adamw", "lion"}, 1);
