@@ -306,6 +306,19 @@ TEST_CASE("a projection has a kind, a share and sites") {
   for (const auto& [value, message] : refused) CHECK(fault({projection(value)}) == message);
 }
 
+TEST_CASE("what f32 would take for 0 is no eps and no limit") {
+  CHECK(fault({"optimizer.eps=1e-300"}) ==
+        "optimizer.eps = 1e-300: must be at least 1.2e-38 and at most 1 (try 1.2e-38)");
+  CHECK(fault({"optimizer.clip_norm=1e-300"}) ==
+        "optimizer.clip_norm = 1e-300: must be 0, or at least 1.2e-38 and at most 1000000000 (try 1.2e-38)");
+  CHECK(fault({"optimizer.clip_norm=-1"}) ==
+        "optimizer.clip_norm = -1: must be 0, or at least 1.2e-38 and at most 1000000000 (try 1.2e-38)");
+  for (const char* const key : {"clip_threshold", "eps2", "eps"})
+    CHECK(fault({"optimizer.type=adafactor", fmt::format("optimizer.{}=1e-39", key)})
+              .starts_with(fmt::format("optimizer.{} = 1e-39: must be at least 1.2e-38 and ", key)));
+  CHECK(fault({"optimizer.eps=1.2e-38", "optimizer.clip_norm=0"}).empty());
+}
+
 TEST_CASE("each optimizer has its own keys and defaults") {
   CHECK(parse({"optimizer.type=lion"}).optimizer.beta2 == 0.99);
   CHECK(parse({"optimizer.type=lion", "optimizer.betas=[0.9, 0.95]"}).optimizer.beta2 == 0.95);
@@ -357,7 +370,7 @@ TEST_CASE("each optimizer has its own keys and defaults") {
   CHECK(fault({"optimizer.type=adafactor", "optimizer.beta2_decay=0"}) ==
         "optimizer.beta2_decay = 0: must be at least -1 and less than 0 (try -0.8)");
   CHECK(fault({"optimizer.type=adafactor", "optimizer.clip_threshold=0"}) ==
-        "optimizer.clip_threshold = 0: must be greater than 0 and at most 1000000000 (try 1.0)");
+        "optimizer.clip_threshold = 0: must be at least 1.2e-38 and at most 1000000000 (try 1.2e-38)");
   CHECK(fault({"optimizer.type=adafactor", "optimizer.scale_parameter=false", "optimizer.eps2=0.01"}) ==
         "optimizer.eps2 = 0.01: has no effect unless optimizer.type is adafactor and scale_parameter is true "
         "(try --set optimizer.eps2=null or leaving it out)");
