@@ -22,6 +22,9 @@ struct LaunchShape {
 
 #ifdef __CUDACC__
 
+// What a grid has at most where blocks take further rounds: several for each multiprocessor of any device.
+constexpr int64_t most_grid_blocks = 1024;
+
 // What a block may have of shared memory without being asked for.
 constexpr size_t plain_shared_bytes = 48 << 10;
 
@@ -49,6 +52,10 @@ void launch(Stream stream, const LaunchShape& shape, void (*kernel)(Parameters..
 }
 
 #else
+
+// Few: so that small cases take further rounds, too. No result depends on it: chunks, rows and tiles have sums of their
+// own, and these are added in one order, whichever block took them.
+constexpr int64_t most_grid_blocks = 2;
 
 // Few: so that blocks have several rows of a small matrix, too.
 template <typename... Parameters>

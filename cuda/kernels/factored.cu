@@ -114,7 +114,7 @@ __global__ void divide_by_moments(const FactoredMatrix* matrices, const MatrixRa
 
 // Only the device knows how many rows there are.
 LaunchShape shape_of(int64_t num_ranges, int64_t shared_bytes) {
-  LaunchShape shape = shape_for(num_ranges > 0 ? most_blocks : 1);
+  LaunchShape shape = shape_for(num_ranges > 0 ? most_grid_blocks : 1);
   shape.shared_bytes = shared_bytes;
   return shape;
 }

@@ -16,10 +16,9 @@ constexpr unsigned threads = 256;
 constexpr int width = 4;  // elements of a thread's access: 16 bytes of f32
 // Segments are cut into chunks, whatever the number of blocks: sums have one order.
 constexpr int64_t chunk = gpu_norm_chunk;
-constexpr int64_t most_blocks = 1024;  // several for each multiprocessor of any device
 
 // At least one block: a rank's piece of a unit can be all padding, without a segment.
-inline LaunchShape shape_for(int64_t chunks) { return {std::clamp<int64_t>(chunks, 1, most_blocks), threads, 0}; }
+inline LaunchShape shape_for(int64_t chunks) { return {std::clamp<int64_t>(chunks, 1, most_grid_blocks), threads, 0}; }
 
 // Calls body(segment, first, end, index of the chunk) for this block's chunks: every gridDim.x-th of all segments'.
 template <typename Segment, typename Body>

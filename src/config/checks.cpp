@@ -136,7 +136,8 @@ class Settler : Rules {
     for (const Field& field : fields()) {
       if (field.used(config_) || !sound({field.dependency->path.c_str()})) continue;
       if (is_given(field.path) && sound({field.path.c_str()})) {
-        fault(field.path, "has no effect unless " + field.dependency->condition, "null or leaving it out");
+        fault(field.path, "has no effect unless " + field.dependency->condition,
+              fmt::format("--set {}=null or leaving it out", field.path));
       }
       field.set(config_, field.get(defaults));
     }

@@ -139,7 +139,7 @@ class MeshRules : Rules {
     const bool has_accumulation = is_given("batch.accumulation");
     if (config_.parallel.elastic && has_accumulation) {
       return fault("batch.accumulation", "follows from the ranks that are there, as parallel.elastic is true",
-                   "null or leaving it out");
+                   "--set batch.accumulation=null or leaving it out");
     }
     if (config_.parallel.elastic && !has_global) {
       return faults_.add("batch.global", "", "must be given, as parallel.elastic is true",

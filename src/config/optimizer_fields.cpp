@@ -4,6 +4,9 @@
 namespace gptrain {
 namespace {
 
+// Updates are reckoned in f32, where the numbers below 1.18e-38 lose digits, or are taken for 0.
+constexpr double least_normal = 1.2e-38;
+
 Builder betas_field() {
   Builder builder;
   builder.path = "optimizer.betas";
@@ -62,7 +65,7 @@ void add_optimizer_fields(std::vector<Field>& table) {
                        .changeable(),
                    betas_field().derived("[0.9,0.95]").only_with(
                        of_type<adamw, adamw_8bit, lion, lamb, muon>("adamw, adamw-8bit, lion, lamb or muon")),
-                   field("optimizer.eps", section, &O::eps, NumberRule{.min = 0, .max = 1, .min_excluded = true},
+                   field("optimizer.eps", section, &O::eps, NumberRule{.min = least_normal, .max = 1},
                          "added to the root of the second moment, by adafactor to the square of each gradient; default: 1e-8, "
                          "lamb's 1e-6, adafactor's 1e-30")
                        .derived("1e-08")
@@ -96,13 +99,13 @@ void add_optimizer_fields(std::vector<Field>& table) {
                          "step t keeps 1 - t^beta2_decay of the second moments")
                        .only_with(of_type<adafactor>("adafactor")),
                    field("optimizer.clip_threshold", section, &O::clip_threshold,
-                         NumberRule{.min = 0, .max = 1e9, .min_excluded = true},
+                         NumberRule{.min = least_normal, .max = 1e9},
                          "largest root mean square of the step of a matrix or vector, before rates")
                        .only_with(of_type<adafactor>("adafactor")),
                    field("optimizer.scale_parameter", section, &O::scale_parameter, BooleanRule{},
                          "lr is a share: of the root mean square of each matrix or vector, or of eps2 if that is larger")
                        .only_with(of_type<adafactor>("adafactor")),
-                   field("optimizer.eps2", section, &O::eps2, NumberRule{.min = 0, .max = 1, .min_excluded = true},
+                   field("optimizer.eps2", section, &O::eps2, NumberRule{.min = least_normal, .max = 1},
                          "the least root mean square that lr is a share of")
                        .only_with({"optimizer.scale_parameter", "optimizer.type is adafactor and scale_parameter is true",
                                    [](const RunConfig& config) {
@@ -111,7 +114,8 @@ void add_optimizer_fields(std::vector<Field>& table) {
                    field("optimizer.weight_decay", section, &O::weight_decay, NumberRule{.min = 0, .max = 10},
                          "decay per unit of learning rate, decoupled from the gradient (lars: added to it); never of norms "
                          "and biases"),
-                   field("optimizer.clip_norm", section, &O::clip_norm, NumberRule{.min = 0, .max = 1e9},
+                   field("optimizer.clip_norm", section, &O::clip_norm,
+                         NumberRule{.min = least_normal, .max = 1e9, .may_be_zero = true},
                          "largest global norm of the gradients; 0: no clipping"),
                    field("optimizer.ema", section, &O::ema, NumberRule{.min = 0, .max = 1, .max_excluded = true},
                          "decay rate of an exponential moving average of the weights, which is kept beside them, as "

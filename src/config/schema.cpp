@@ -16,9 +16,11 @@ Json rule_schema(const IntegerRule& rule) {
 }
 
 Json rule_schema(const NumberRule& rule) {
-  return {{"type", "number"},
-          {rule.min_excluded ? "exclusiveMinimum" : "minimum", rule.min},
-          {rule.max_excluded ? "exclusiveMaximum" : "maximum", rule.max}};
+  const Json bounded = {{"type", "number"},
+                        {rule.min_excluded ? "exclusiveMinimum" : "minimum", rule.min},
+                        {rule.max_excluded ? "exclusiveMaximum" : "maximum", rule.max}};
+  if (!rule.may_be_zero) return bounded;
+  return {{"anyOf", Json::array({bounded, {{"enum", Json::array({0})}}})}};
 }
 
 Json rule_schema(const BooleanRule&) { return {{"type", "boolean"}}; }

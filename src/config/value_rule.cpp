@@ -59,11 +59,14 @@ void check(const IntegerRule& rule, const Subject& subject) {
 void check(const NumberRule& rule, const Subject& subject) {
   if (!subject.value.is_number()) return subject.fault("must be a number", subject.example);
   const auto number = subject.value.get<double>();
+  if (rule.may_be_zero && number == 0) return;
   const bool below = rule.min_excluded ? !(number > rule.min) : !(number >= rule.min);
   const bool above = rule.max_excluded ? !(number < rule.max) : !(number <= rule.max);
   if (!below && !above) return;
-  const std::string bounds = fmt::format("must be {} {} and {} {}", rule.min_excluded ? "greater than" : "at least",
-                                         rule.min, rule.max_excluded ? "less than" : "at most", rule.max);
+  const std::string bounds =
+      fmt::format("must be {}{} {} and {} {}", rule.may_be_zero ? "0, or " : "",
+                  rule.min_excluded ? "greater than" : "at least", rule.min, rule.max_excluded ? "less than" : "at most",
+                  rule.max);
   const bool bound_is_valid = below ? !rule.min_excluded : !rule.max_excluded;
   subject.fault(bounds, bound_is_valid ? fmt::format("{}", below ? rule.min : rule.max) : subject.example);
 }

@@ -22,6 +22,7 @@ struct NumberRule {
   double max = 0;
   bool min_excluded = false;
   bool max_excluded = false;
+  bool may_be_zero = false;  // also where that is below `min`
 };
 
 struct BooleanRule {};

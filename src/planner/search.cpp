@@ -195,15 +195,17 @@ class Search {
         });
       }
     }
-    if (found_.num_layouts == 0 && !options_.refused.empty()) throw Error(ExitCode::usage, "{}", options_.refused);
-    if (found_.num_layouts == 0)
-      throw Error(ExitCode::usage,
-                  "--gpus {}: no layout divides batch.global = {} and the model's heads and layers over so many{}",
-                  options_.gpus, config_.batch.global,
-                  options_.held.empty() ? "" : " and is one of those searched, with " + join(options_.held, ", "));
+    if (found_.num_layouts == 0) throw Error(ExitCode::usage, "{}", why_no_layout());
     std::stable_sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
       return std::pair(a.least_score, a.least_seconds) < std::pair(b.least_score, b.least_seconds);
     });
+  }
+
+  std::string why_no_layout() const {
+    if (!options_.refused.empty()) return options_.refused;
+    return fmt::format("--gpus {}: no layout divides batch.global = {} and the model's heads and layers over so many{}",
+                       options_.gpus, config_.batch.global,
+                       options_.held.empty() ? "" : " and is one of those searched, with " + join(options_.held, ", "));
   }
 
   void consider(const RunLayout& layout) {

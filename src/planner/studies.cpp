@@ -4,6 +4,7 @@
 #include <array>
 #include <fmt/format.h>
 #include <functional>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -24,16 +25,29 @@ std::string first_line(const Error& error) {
   return text.substr(0, text.find('\n'));
 }
 
+// Every fault of a config, so that all are mended at once.
+std::string all_faults(const Error& error) {
+  std::string text = error.what();
+  for (size_t end = text.find('\n'); end != std::string::npos; end = text.find('\n', end)) text.replace(end, 1, "; ");
+  return text;
+}
+
 // The point of a config that `make` gives; refused where that or the plan is.
 StudyPoint point_of(std::vector<std::string> values, const Machine& machine, int64_t gpus, double price,
                     const std::function<RunConfig()>& make) {
   StudyPoint point{.values = std::move(values), .gpus = gpus};
+  std::optional<RunConfig> config;
   try {
-    const RunConfig config = make();
-    require_target(config, planned_target(machine, config, gpus), ExitCode::usage);
-    make_mesh(config, gpus);
-    point.parameters = make_spec(config.model).parameters();
-    point.result = predict_layout(config, machine, layout_of(config, gpus), price);
+    config = make();
+  } catch (const Error& error) {
+    point.refused = all_faults(error);
+    return point;
+  }
+  try {
+    require_target(*config, planned_target(machine, *config, gpus), ExitCode::usage);
+    make_mesh(*config, gpus);
+    point.parameters = make_spec(config->model).parameters();
+    point.result = predict_layout(*config, machine, layout_of(*config, gpus), price);
   } catch (const Error& error) {
     point.refused = first_line(error);
   }

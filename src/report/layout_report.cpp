@@ -159,7 +159,7 @@ double device_seconds(const LayoutResult& result) {
 // A change of less than a few milliseconds is much of a short step; one of more than a second is read beside the step.
 std::string change_of(double seconds) {
   if (seconds < 9.5e-3) return fmt::format("{:.2g} ms", 1e3 * seconds);
-  return seconds < 1 ? format_duration(seconds) : seconds_text(seconds);
+  return step_seconds_text(seconds);
 }
 
 std::string loss_text(const LayoutSearch& search, const LostClass& lost) {

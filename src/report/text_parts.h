@@ -41,5 +41,9 @@ inline std::string flops_rate_text(double rate, int digits) {
   return fmt::format("{:.{}f} {}FLOP/s", rate / (small ? 1e9 : 1e12), small ? 1 : digits, small ? "G" : "T");
 }
 inline std::string seconds_text(double seconds) { return fmt::format("{:.4g} s", seconds); }
+// "412 ms", "57.53 s", "3605 s".
+inline std::string step_seconds_text(double seconds) {
+  return seconds < 1 ? format_duration(seconds) : seconds_text(seconds);
+}
 
 }  // namespace gptrain

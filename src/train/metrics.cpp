@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "base/output_file.h"
 #include "base/units.h"
+#include "report/text_parts.h"
 #include "train/tensorboard.h"
 
 namespace gptrain {
@@ -139,7 +140,7 @@ std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, in
       metrics.step, total_steps, percent, std::isnan(metrics.loss) ? std::abs(metrics.loss) : metrics.loss,
       format_grad_norm(metrics.grad_norm), format_exponent(metrics.lr),
       metrics.loss_scale > 0 ? fmt::format(" | scale {:.0f}", metrics.loss_scale) : "",
-      format_duration(metrics.step_seconds), data_percent, format_count(metrics.tokens_per_second), 100 * metrics.mfu,
+      step_seconds_text(metrics.step_seconds), data_percent, format_count(metrics.tokens_per_second), 100 * metrics.mfu,
       format_memory(metrics.peak_bytes, memory_bytes), eta_seconds < 0 ? "-" : format_duration(eta_seconds),
       duration_column("checkpoint cost", metrics.checkpoint_cost_seconds),
       duration_column("checkpoint durable after", metrics.checkpoint_durable_seconds),

@@ -124,6 +124,20 @@ TEST_CASE("Adafactor's rows and columns are summed over every kind of layout") {
   }
 }
 
+// The head's table lies with the embedding's, so that the last unit is a norm alone, and wide enough that its bias is the
+// second rank's: whose root mean square is not that of the weight.
+TEST_CASE("Adafactor measures the norm of a tied head that two ranks share, whether each holds all of it or its piece") {
+  const auto zero = [](int stage) {
+    const RunConfig config = small_config(
+        Family::gpt2,
+        with(adafactor, {"precision.compute=bf16-pure", "model.hidden_size=264", fmt::format("parallel.zero={}", stage),
+                         "batch.micro=2"}),
+        2);
+    return train_on_ranks(config, 2, 2);
+  };
+  require_same(zero(0), zero(1));
+}
+
 // The ranks of a stage take turns, and none of them holds a matrix whole: pieces begin and end within rows.
 TEST_CASE("Muon's matrices come from every kind of layout and go back") {
   for (const SmallLayout& layout :

@@ -34,7 +34,8 @@ TEST_CASE("gradients are kept in bf16 with bf16-pure, and for updates that read 
           R"(precision.gradients = "bf16": needs optimizer.type = adamw, adamw-8bit, lion or sgd (try "fp32"))");
   CHECK(fault(with({"optimizer.ema=0.9"})) == R"(precision.gradients = "bf16": needs optimizer.ema = 0 (try "fp32"))");
   CHECK(fault({"precision.compute=bf16", "precision.gradients=bf16"}) ==
-        R"(precision.gradients = "bf16": has no effect unless precision.compute is bf16-pure (try null or leaving it out))");
+        R"(precision.gradients = "bf16": has no effect unless precision.compute is bf16-pure )"
+        "(try --set precision.gradients=null or leaving it out)");
   CHECK(resume_conflicts(parse({"precision.compute=bf16-pure"}), parse(with({}))).empty());
 }
 

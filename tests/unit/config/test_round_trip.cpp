@@ -46,7 +46,7 @@ TEST_CASE("keys that have an effect only under some value come back") {
   check_round_trip(parse({"model.preset=llama-7b", "model.positions=learned"}));
   check_round_trip(
       parse({R"(data.validation=[{"path": "v\"\\\n\u00e9", "weight": 0.1}])", "run.validation_samples=3"}));
-  check_round_trip(parse({"run.seed=18446744073709551615", "optimizer.lr=0.1", "optimizer.eps=4.9e-324"}));
+  check_round_trip(parse({"run.seed=18446744073709551615", "optimizer.lr=0.1", "optimizer.weight_decay=4.9e-324"}));
   check_round_trip(parse({"model.dropout=0.3", "precision.compute=bf16", "precision.residual=fp32"}));
   check_round_trip(parse({"precision.compute=bf16-pure"}));
   check_round_trip(parse({R"(memory.linear_projection={"kind": "gauss", "sites": ["ffn_out", "qkv"]})"}));

@@ -45,7 +45,8 @@ TEST_CASE("room for documents is at most a sequence's tokens, and for masked doc
   CHECK(fault({"data.mask_documents=true", "data.max_documents=257"}) ==
         "data.max_documents = 257: must be at most model.sequence_length = 256 (try 256)");
   CHECK(fault({"data.max_documents=8"}) ==
-        "data.max_documents = 8: has no effect unless data.mask_documents is true (try null or leaving it out)");
+        "data.max_documents = 8: has no effect unless data.mask_documents is true "
+        "(try --set data.max_documents=null or leaving it out)");
 }
 
 TEST_CASE("the width of the MLP follows from the activation") {
@@ -186,7 +187,7 @@ TEST_CASE("tensor ranks have equal parts of every layer") {
 TEST_CASE("sequence parallelism needs tensor ranks and rows that divide over them") {
   CHECK(fault({"parallel.sequence=true"}) ==
         "parallel.sequence = true: has no effect unless parallel.tensor is greater than 1 "
-        "(try null or leaving it out)");
+        "(try --set parallel.sequence=null or leaving it out)");
   CHECK(fault({"parallel.sequence=true", "parallel.tensor=4"}).empty());
   CHECK(fault({"parallel.tensor=3"}).empty());
   CHECK(
@@ -222,16 +223,17 @@ TEST_CASE("the schedule fits in the run") {
 TEST_CASE("a key that would have no effect is refused") {
   CHECK(fault({"schedule.min_lr=0"}) ==
         "schedule.min_lr = 0.0: has no effect unless schedule.type is linear, cosine or wsd "
-        "(try null or leaving it out)");
+        "(try --set schedule.min_lr=null or leaving it out)");
   CHECK(fault({"schedule.decay_steps=10", "schedule.type=cosine"}) ==
-        "schedule.decay_steps = 10: has no effect unless schedule.type is wsd (try null or leaving it out)");
+        "schedule.decay_steps = 10: has no effect unless schedule.type is wsd "
+        "(try --set schedule.decay_steps=null or leaving it out)");
   CHECK(fault({"memory.activation_bits=8"}) == "memory.activation_bits = 8: must be 16, 4, 3 or 2 (try 4)");
   CHECK(fault({"memory.activation_bits=1"}) == "memory.activation_bits = 1: must be at least 2 and at most 16 (try 2)");
   CHECK(fault({"memory.activation_bits=3", "memory.recompute=selective"}) ==
         "memory.activation_bits = 3: saves nothing with memory.recompute = \"selective\", which keeps the input (try 16)");
   CHECK(fault({"memory.activation_bits=3", "model.activation=swiglu"}) ==
         "memory.activation_bits = 3: has no effect unless model.activation is gelu or gelu_tanh "
-        "(try null or leaving it out)");
+        "(try --set memory.activation_bits=null or leaving it out)");
   CHECK(fault({"memory.saved_inputs=8", "memory.recompute=block", "memory.activation_bits=3"}).empty());
   CHECK(fault({"memory.saved_inputs=12"}) == "memory.saved_inputs = 12: must be 16 or 8 (try 8)");
   CHECK(fault({"memory.saved_inputs=4"}) == "memory.saved_inputs = 4: must be at least 8 and at most 16 (try 8)");
@@ -259,15 +261,18 @@ TEST_CASE("a key that would have no effect is refused") {
         "memory.offload_activations = 99: must be at most model.num_layers = 2 (try \"all\")");
   CHECK(fault({"memory.activation_budget=1000000", "memory.recompute=block"}) ==
         "memory.activation_budget = 1000000: has no effect unless memory.recompute is optimal "
-        "(try null or leaving it out)");
+        "(try --set memory.activation_budget=null or leaving it out)");
   CHECK(fault({"memory.recompute_interval=2", "memory.recompute=block"}) ==
         "memory.recompute_interval = 2: has no effect unless memory.recompute is every_nth "
-        "(try null or leaving it out)");
+        "(try --set memory.recompute_interval=null or leaving it out)");
   CHECK(fault({"model.rope_theta=5000"}) ==
-        "model.rope_theta = 5000.0: has no effect unless model.positions is rope (try null or leaving it out)");
+        "model.rope_theta = 5000.0: has no effect unless model.positions is rope "
+        "(try --set model.rope_theta=null or leaving it out)");
   CHECK(fault({"run.validate_every_steps=5", "run.validation_samples=8"}) ==
-        "run.validate_every_steps = 5: has no effect unless data.validation names a source (try null or leaving it out)\n"
-        "run.validation_samples = 8: has no effect unless data.validation names a source (try null or leaving it out)");
+        "run.validate_every_steps = 5: has no effect unless data.validation names a source "
+        "(try --set run.validate_every_steps=null or leaving it out)\n"
+        "run.validation_samples = 8: has no effect unless data.validation names a source "
+        "(try --set run.validation_samples=null or leaving it out)");
   CHECK(fault({"run.validate_every_steps=5", R"(data.validation=[{"path": "x"}])"}).empty());
 }
 
@@ -301,6 +306,19 @@ TEST_CASE("a projection has a kind, a share and sites") {
   for (const auto& [value, message] : refused) CHECK(fault({projection(value)}) == message);
 }
 
+TEST_CASE("what f32 would take for 0 is no eps and no limit") {
+  CHECK(fault({"optimizer.eps=1e-300"}) ==
+        "optimizer.eps = 1e-300: must be at least 1.2e-38 and at most 1 (try 1.2e-38)");
+  CHECK(fault({"optimizer.clip_norm=1e-300"}) ==
+        "optimizer.clip_norm = 1e-300: must be 0, or at least 1.2e-38 and at most 1000000000 (try 1.2e-38)");
+  CHECK(fault({"optimizer.clip_norm=-1"}) ==
+        "optimizer.clip_norm = -1: must be 0, or at least 1.2e-38 and at most 1000000000 (try 1.2e-38)");
+  for (const char* const key : {"clip_threshold", "eps2", "eps"})
+    CHECK(fault({"optimizer.type=adafactor", fmt::format("optimizer.{}=1e-39", key)})
+              .starts_with(fmt::format("optimizer.{} = 1e-39: must be at least 1.2e-38 and ", key)));
+  CHECK(fault({"optimizer.eps=1.2e-38", "optimizer.clip_norm=0"}).empty());
+}
+
 TEST_CASE("each optimizer has its own keys and defaults") {
   CHECK(parse({"optimizer.type=lion"}).optimizer.beta2 == 0.99);
   CHECK(parse({"optimizer.type=lion", "optimizer.betas=[0.9, 0.95]"}).optimizer.beta2 == 0.95);
@@ -310,19 +328,20 @@ TEST_CASE("each optimizer has its own keys and defaults") {
   CHECK(parse({"optimizer.type=lamb"}).optimizer.eps == 1e-6);
   CHECK(parse({"optimizer.type=lamb", "optimizer.eps=1e-8"}).optimizer.eps == 1e-8);
   CHECK(fault({"optimizer.type=lamb", "optimizer.trust_coefficient=0.01"}) ==
-        "optimizer.trust_coefficient = 0.01: has no effect unless optimizer.type is lars (try null or leaving it out)");
+        "optimizer.trust_coefficient = 0.01: has no effect unless optimizer.type is lars "
+        "(try --set optimizer.trust_coefficient=null or leaving it out)");
   CHECK(fault({"optimizer.type=sgd", "optimizer.betas=[0.9, 0.95]"}) ==
         "optimizer.betas = [0.9,0.95]: has no effect unless optimizer.type is adamw, adamw-8bit, lion, lamb or muon "
-        "(try null or leaving it out)");
+        "(try --set optimizer.betas=null or leaving it out)");
   CHECK(fault({"optimizer.type=lion", "optimizer.eps=1e-6"}) ==
         "optimizer.eps = 1e-06: has no effect unless optimizer.type is adamw, adamw-8bit, lamb, muon or adafactor "
-        "(try null or leaving it out)");
+        "(try --set optimizer.eps=null or leaving it out)");
   CHECK(fault({"optimizer.type=lion", "optimizer.momentum=0.8"}) ==
         "optimizer.momentum = 0.8: has no effect unless optimizer.type is sgd, lars or muon "
-        "(try null or leaving it out)");
+        "(try --set optimizer.momentum=null or leaving it out)");
   CHECK(fault({"optimizer.type=sgd", "optimizer.nesterov=true", "optimizer.momentum=0"}) ==
-        "optimizer.nesterov = true: has no effect unless optimizer.type is sgd or muon and momentum greater than 0 (try null or "
-        "leaving it out)");
+        "optimizer.nesterov = true: has no effect unless optimizer.type is sgd or muon and momentum greater than 0 "
+        "(try --set optimizer.nesterov=null or leaving it out)");
   const OptimizerConfig muon = parse({"optimizer.type=muon"}).optimizer;
   CHECK((muon.momentum == 0.95 && muon.nesterov && muon.beta2 == 0.95 && muon.eps == 1e-8));
   CHECK_FALSE(parse({"optimizer.type=muon", "optimizer.nesterov=false"}).optimizer.nesterov);
@@ -331,7 +350,8 @@ TEST_CASE("each optimizer has its own keys and defaults") {
   CHECK(parse({"optimizer.type=muon", "optimizer.newton_schulz=fp32"}).optimizer.newton_schulz ==
         NewtonSchulzProducts::fp32);
   CHECK(fault({"optimizer.newton_schulz=fp32"}) ==
-        "optimizer.newton_schulz = \"fp32\": has no effect unless optimizer.type is muon (try null or leaving it out)");
+        "optimizer.newton_schulz = \"fp32\": has no effect unless optimizer.type is muon "
+        "(try --set optimizer.newton_schulz=null or leaving it out)");
   CHECK(fault({"optimizer.type=muon", "optimizer.newton_schulz=bf16"}) ==
         "optimizer.newton_schulz = \"bf16\": must be one of auto, fp32 (try \"auto\")");
   CHECK(fault({"optimizer.type=sgd", "optimizer.momentum=1"}) ==
@@ -350,12 +370,16 @@ TEST_CASE("each optimizer has its own keys and defaults") {
   CHECK(fault({"optimizer.type=adafactor", "optimizer.beta2_decay=0"}) ==
         "optimizer.beta2_decay = 0: must be at least -1 and less than 0 (try -0.8)");
   CHECK(fault({"optimizer.type=adafactor", "optimizer.clip_threshold=0"}) ==
-        "optimizer.clip_threshold = 0: must be greater than 0 and at most 1000000000 (try 1.0)");
+        "optimizer.clip_threshold = 0: must be at least 1.2e-38 and at most 1000000000 (try 1.2e-38)");
   CHECK(fault({"optimizer.type=adafactor", "optimizer.scale_parameter=false", "optimizer.eps2=0.01"}) ==
-        "optimizer.eps2 = 0.01: has no effect unless optimizer.type is adafactor and scale_parameter is true (try null or "
-        "leaving it out)");
-  for (const char* const key : {"optimizer.clip_threshold=2", "optimizer.scale_parameter=false"})
-    CHECK(fault({key}).ends_with("has no effect unless optimizer.type is adafactor (try null or leaving it out)"));
+        "optimizer.eps2 = 0.01: has no effect unless optimizer.type is adafactor and scale_parameter is true "
+        "(try --set optimizer.eps2=null or leaving it out)");
+  CHECK(fault({"optimizer.clip_threshold=2"}) ==
+        "optimizer.clip_threshold = 2.0: has no effect unless optimizer.type is adafactor "
+        "(try --set optimizer.clip_threshold=null or leaving it out)");
+  CHECK(fault({"optimizer.scale_parameter=false"}) ==
+        "optimizer.scale_parameter = false: has no effect unless optimizer.type is adafactor "
+        "(try --set optimizer.scale_parameter=null or leaving it out)");
   for (const char* type : {"adamw", "adamw-8bit", "sgd", "lion", "lamb", "lars", "muon", "adafactor"})
     CHECK(fault({std::string("optimizer.type=") + type, "optimizer.ema=0.999"}).empty());
 }
@@ -374,7 +398,7 @@ TEST_CASE("the learning rate follows the batch, and warm-up with it") {
         "optimizer.base_batch: must be given, as optimizer.lr_scaling is linear or sqrt (try 256)");
   CHECK(fault({"optimizer.base_batch=64"}) ==
         "optimizer.base_batch = 64: has no effect unless optimizer.lr_scaling is linear or sqrt "
-        "(try null or leaving it out)");
+        "(try --set optimizer.base_batch=null or leaving it out)");
   const Overrides linear = {"optimizer.lr_scaling=linear", "optimizer.base_batch=4", "schedule.warmup_steps=250"};
   const RunConfig config = parse(linear);
   CHECK(config.lr_factor() == 4);
@@ -512,7 +536,7 @@ TEST_CASE("an elastic run takes the most ranks over which its batch divides") {
   CHECK(elastic(5, {"batch.micro=null"}).batch.micro == 4);
   CHECK(fault({"parallel.elastic=true", "batch.accumulation=2"}) ==
         "batch.accumulation = 2: follows from the ranks that are there, as parallel.elastic is true "
-        "(try null or leaving it out)");
+        "(try --set batch.accumulation=null or leaving it out)");
   CHECK(fault({"parallel.elastic=true", "batch.micro=3"}) ==
         "batch.micro = 3: must divide batch.global = 16 (try 4 or 2)");
   CHECK(layout_changes(parse({"batch.micro=2"}, base, 4), 4, in_pairs, 4) ==

@@ -7,6 +7,7 @@
 #include "config/presets.h"
 #include "model/spec/shard.h"
 #include "model_fixture.h"
+#include "ops/footprint.h"
 #include "planner/profiles.h"
 #include "preset_fixture.h"
 #include "report/dry_run.h"
@@ -89,6 +90,26 @@ TEST_CASE("bf16-pure has no master weights but of norms: 14 bytes for a paramete
     const auto moved = [](const StepPlan& plan) { return plan.ops[op_index<AdamW>].bytes_moved; };
     CHECK(moved(pure) < moved(mixed) * 27 / 32);
   }
+}
+
+TEST_CASE("codes of 8 bits are moved with the scales of their blocks") {
+  constexpr int64_t rows = 3, cols = 300, scales_of_row = 3;  // a scale for each 128 columns
+  const auto matrix = [](DType dtype, int64_t of_rows, int64_t of_cols) {
+    return Matrix(nullptr, dtype, of_rows, of_cols);
+  };
+  const Matrix x = matrix(DType::bf16, rows, cols), codes = matrix(DType::u8, rows, cols),
+               scales = matrix(DType::f32, rows, scales_of_row);
+  constexpr int64_t moved = rows * (cols * (2 + 1) + scales_of_row * 4);
+  CHECK(footprint(EncodeBlocks{.x = x, .codes = codes, .scales = scales}, cpu_target()).bytes_moved == moved);
+  CHECK(footprint(DecodeBlocks{.codes = codes, .scales = scales, .x = x}, cpu_target()).bytes_moved == moved);
+
+  constexpr int64_t blocks = 5, elements = blocks * 256;
+  AdamW8bit update;
+  update.gradients = update.master = matrix(DType::f32, 1, elements);
+  update.columns[0] = update.columns[1] = matrix(DType::u8, 1, elements);
+  update.scales[0] = update.scales[1] = matrix(DType::f32, 1, blocks);
+  // Read: gradients. Read and written: masters, codes of two moments, and their scales.
+  CHECK(footprint(update, cpu_target()).bytes_moved == elements * (4 + 2 * 4 + 2 * 2 * 1) + 2 * 2 * blocks * 4);
 }
 
 TEST_CASE("documents cost the memory of their places, and count as if nothing were masked") {

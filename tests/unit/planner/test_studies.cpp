@@ -38,6 +38,18 @@ TEST_CASE("each point of a sweep is the dry run of the config with those values"
   CHECK(study.points[4].refused.find("batch.micro") != std::string::npos);
 }
 
+TEST_CASE("a sweep over optimizers says of every key that one has not how it is taken out") {
+  const std::vector<std::string> overrides{"optimizer.betas=[0.9,0.95]", "optimizer.eps=1e-6"};
+  const Study study = sweep_keys(configs / "gpt2-124m.json", overrides, {{"optimizer.type", {"adamw", "sgd"}}}, a100(), 1, 0);
+  REQUIRE(study.points.size() == 2);
+  CHECK(study.points[0].result);
+  CHECK(study.points[1].refused ==
+        "optimizer.betas = [0.9,0.95]: has no effect unless optimizer.type is adamw, adamw-8bit, lion, lamb or muon "
+        "(try --set optimizer.betas=null or leaving it out); "
+        "optimizer.eps = 1e-06: has no effect unless optimizer.type is adamw, adamw-8bit, lamb, muon or adafactor "
+        "(try --set optimizer.eps=null or leaving it out)");
+}
+
 TEST_CASE("strong scaling keeps the batch, weak scaling the work of a device") {
   RunConfig config = load_config(configs / "gpt2-124m.json", std::vector<std::string>{"batch.global=64", "batch.micro=8"});
   const Study study = scale_devices(config, a100(), 4, 32, 0);
@@ -85,6 +97,17 @@ TEST_CASE("the largest models that fit fill the device, and less precision or mo
   for (const size_t i : {0, 3, 6, 9}) CHECK((sizes[i] <= sizes[i + 1] && sizes[i + 1] <= sizes[i + 2]));
   CHECK((sizes[2] > sizes[0] && sizes[8] > sizes[5] && sizes[11] > sizes[8]));
   CHECK(study.points[12].refused.find("FP8") != std::string::npos);
+}
+
+TEST_CASE("models that fit on several devices are sharded over them with ZeRO 3") {
+  const Machine machine = a100();
+  const Study alone = fit_models(machine, "llama", {"adamw"}, 1), many = fit_models(machine, "llama", {"adamw"}, 8);
+  REQUIRE(many.points.size() == alone.points.size());
+  for (size_t i = 0; i < many.points.size(); ++i) {
+    if (!many.points[i].result) continue;
+    CHECK(many.points[i].result->layout.zero == 3);
+    CHECK(2 * many.points[i].parameters > 3 * alone.points[i].parameters);
+  }
 }
 
 TEST_CASE("with one moment instead of two larger models fit") {

@@ -83,20 +83,22 @@ TEST_CASE("The step line of other magnitudes") {
   metrics.loss = 10.98765;
   metrics.grad_norm = 0.00123;
   metrics.lr = 0;
-  metrics.step_seconds = 61;
-  metrics.data_seconds = 30.5;
+  metrics.step_seconds = 61.04;
+  metrics.data_seconds = 30.52;
   metrics.tokens_per_second = 812;
   metrics.mfu = 1.0 / 3;
   metrics.peak_bytes = 300 << 20;
   CHECK(format_step_line(metrics, 5000, gibibyte * 31 / 2, 0.0) ==
-        "step 5000/5000 100.0% | loss 10.9877 | gnorm 1.2e-3 | lr 0 | 1m (data 50%) | 812 tok/s | mfu 33.3% | "
+        "step 5000/5000 100.0% | loss 10.9877 | gnorm 1.2e-3 | lr 0 | 61.04 s (data 50%) | 812 tok/s | mfu 33.3% | "
         "mem 300 MiB/15.5 GiB | eta 0 ms");
 
   metrics.grad_norm = 123456;
   metrics.lr = 1.25e-12;
+  metrics.step_seconds = 3605.4;
+  metrics.data_seconds = 1802.7;
   metrics.tokens_per_second = 12.3e6;
   CHECK(format_step_line(metrics, 10000, 0, 100000) ==
-        "step 5000/10000 50.0% | loss 10.9877 | gnorm 1.2e5 | lr 1.2e-12 | 1m (data 50%) | 12.3M tok/s | mfu 33.3% | "
+        "step 5000/10000 50.0% | loss 10.9877 | gnorm 1.2e5 | lr 1.2e-12 | 3605 s (data 50%) | 12.3M tok/s | mfu 33.3% | "
         "mem 300 MiB | eta 1d 3h");
 }
 
