@@ -42,7 +42,7 @@ section { padding: 10px; } table { font-size: 13px; } .parts, .colors { display:
 .best, .best tbody, .points, .points tbody { display: block; }
 .points tr { display: grid; grid-template-columns: repeat(4, 1fr); border-top: 1px solid var(--border); padding: 2px 0; }
 .points th, .points td { border-top: 0; padding: 3px 2px; text-align: left; overflow-wrap: anywhere; }
-.points td[colspan] { grid-column: 1 / -1; }
+.points td[colspan], .points .settings { grid-column: 1 / -1; }
 .best tr { display: grid; grid-template-columns: 22px 1fr 1fr 1.1fr; border-top: 1px solid var(--border); padding: 2px 0; }
 .best.cost tr { grid-template-columns: 22px 1.2fr 1fr 1.1fr 1fr 1.5fr; }
 .best th, .best td { border-top: 0; padding: 3px 2px; }
@@ -228,17 +228,23 @@ std::string method_bars(const Study& study) {
   return out + "</table>\n";
 }
 
+// With methods the last column is what each of them sets, as --set takes it.
 std::string points_table(const Study& study) {
+  const bool shows_settings = study.shows_settings();
   std::string out = "<table class=\"points\">\n<tr>";
   for (const std::string& axis : study.axes) out += cell("th", axis);
   for (const char* const name : {"model", "step", "tokens/s", "MFU", "PFLOP/s", "peak"})
     out += fmt::format("<th class=\"number\">{}</th>", name);
+  if (shows_settings) out += "<th class=\"settings\">settings</th>";
   out += "</tr>\n";
   for (const StudyPoint& point : study.points) {
+    const std::string last =
+        shows_settings ? fmt::format("<td class=\"settings\">{}</td></tr>\n", escape_html(join(point.settings, ", ")))
+                       : "</tr>\n";
     out += "<tr>";
     for (const std::string& value : point.values) out += cell("td", value);
     if (!point.result) {
-      out += fmt::format("<td colspan=\"6\" class=\"large\">{}</td></tr>\n", escape_html(point.refused));
+      out += fmt::format("<td colspan=\"6\" class=\"large\">{}</td>", escape_html(point.refused)) + last;
       continue;
     }
     const LayoutResult& result = *point.result;
@@ -246,8 +252,9 @@ std::string points_table(const Study& study) {
            number_cell(seconds_text(result.step_seconds)) + number_cell(format_count(result.tokens_per_second)) +
            number_cell(fmt::format("{:.1f}%", 100 * result.mfu)) +
            number_cell(fmt::format("{:.3g}", result.model_flops / 1e15));
-    out += fmt::format("<td class=\"number{}\">{}</td></tr>\n", study.fits(point) ? "" : " large",
-                       bytes_text(result.peak_bytes));
+    out += fmt::format("<td class=\"number{}\">{}</td>", study.fits(point) ? "" : " large",
+                       bytes_text(result.peak_bytes)) +
+           last;
   }
   return out + "</table>\n";
 }

@@ -2,6 +2,7 @@
 // data for reports; the planner (planner/studies.h) fills it in.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -31,6 +32,10 @@ struct Study {
   std::vector<StudyPoint> points = {};
 
   bool fits(const StudyPoint& point) const { return point.result && point.result->peak_bytes <= room_bytes; }
+  // The points are methods, each with settings of its own.
+  bool shows_settings() const {
+    return std::any_of(points.begin(), points.end(), [](const StudyPoint& point) { return !point.settings.empty(); });
+  }
 };
 
 // For people: a line for each point; those that do not fit are marked.

@@ -1,4 +1,5 @@
 """`gptrain plan`: the search for a layout, comparisons of plans, and what their messages say."""
+import html
 import json
 import re
 import shutil
@@ -311,6 +312,12 @@ class Comparisons(PlanCase):
             self.assertIn("\n  3-bit GELU, 8-bit inputs: memory.activation_bits=3, memory.saved_inputs=8\n",
                           self.succeed("plan", *arguments, "--methods"))
 
+    @staticmethod
+    def settings_of_page(page):
+        """{method: its settings} as the table of all points has them."""
+        rows = re.findall(r'<tr><td>([^<]*)</td>.*<td class="settings">([^<]*)</td></tr>', page.read_text(encoding="utf-8"))
+        return {method: html.unescape(settings) for method, settings in rows}
+
     def test_methods_that_save_memory(self):
         page = self.folder / "methods.html"
         of_method = {point["method"]: point for point in self.plan(
@@ -325,12 +332,16 @@ class Comparisons(PlanCase):
             self.assertLess(of_method[method]["peak_bytes"], 0.9 * given, method)
         self.assertGreater(of_method["recompute block"]["step_seconds"], 1.1 * of_method["as given"]["step_seconds"])
         self.assertEqual(page.read_text(encoding="utf-8").count('class="bar"'), 2 * len(of_method))
+        self.assertEqual(self.settings_of_page(page),
+                         {name: ", ".join(point.get("settings", [])) for name, point in of_method.items()})
         gated = self.plan(CONFIGS / "llama-7b.json", "--gpus", 8, "--target", "a100-80g", "--methods")["points"]
         refused = {point["method"]: point["refused"] for point in gated if "refused" in point}
         self.assertIn("has no effect unless model.activation is gelu", refused["3-bit GELU"])
-        largest = {point["method"]: point for point in self.plan("--fit", "v100-32g", "--methods")["points"]}
+        largest = {point["method"]: point for point in self.plan("--fit", "v100-32g", "--methods", "--html", page)["points"]}
         self.assertGreater(largest["8-bit AdamW"]["total_parameters"], 1.3 * largest["as given"]["total_parameters"])
         self.assertIn("v100-32g has no bf16", largest["pure bf16"]["refused"])
+        # A row that is refused says what would be set, too.
+        self.assertEqual(self.settings_of_page(page)["pure bf16"], "precision.compute=bf16-pure")
 
     def test_sizes_of_encoders(self):
         self.assertEqual(self.plan("--estimate", "t5-11b")["total_parameters"], 11_307_321_344)

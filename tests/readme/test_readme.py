@@ -2,7 +2,7 @@
 """The pages say what gptrain does: their commands are run, and what they list is compared with the program.
 
 Run as test_readme.py SOURCE_ROOT GPTRAIN. Prints each fault.
-Run as test_readme.py --write SOURCE_ROOT GPTRAIN, it writes the table of keys and the counts of lines anew.
+Run as test_readme.py --write SOURCE_ROOT GPTRAIN, it writes the table of keys, the counts of lines and tables of settings anew.
 
 README.md comes first, then every other page (*.md) of the tree. Every ```sh block is run, in order, in one copy of the
 tree where build/gptrain is GPTRAIN: what README.md left behind is there for the other pages. A command may stand in a
@@ -14,11 +14,14 @@ tree where build/gptrain is GPTRAIN: what README.md left behind is there for the
     # exits N          the exit code, which is 0 otherwise
 A ```text block right after it shows its output: each line, "..." apart, must be printed in this order; numbers and
 their units may differ, but losses by 1% only, and numbers with commas (bytes, parameters) not at all.
+A table whose head begins with settings and peak says what the dry run of the ```sh block before it gives with each row's
+settings; --write writes these figures, too. "lossy: METHOD +N%" there is a row of the measured losses.
 """
 import fnmatch
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -216,8 +219,67 @@ def reading_faults(text, root):
         yield f"to understand training: {total:,} lines together, not {shown} (--write corrects it)"
 
 
+SETTINGS_HEAD = "| settings | peak | saved | step | longer |"
+LOSSES = "tests/bench/NOTES.md"
+
+
+def settings_rows(text):
+    """(number of the line, index of the row, command, cells) of each row of the tables of settings."""
+    blocks = {number: lines for language, lines, number, _ in fenced_blocks(text) if language == "sh"}
+    command, row = None, None
+    for number, line in enumerate(text.splitlines(), 1):
+        if number in blocks:
+            command = shlex.split("\n".join(blocks[number]).replace("\\\n", " "), comments=True)
+        if line.startswith(SETTINGS_HEAD):
+            row = -2  # the head, and the line below it
+        elif not line.startswith("|"):
+            row = None
+        elif row is not None:
+            row += 1
+            if row >= 0:
+                yield number, row, command, [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def settings_faults(page, text, root, program, losses):
+    """Of each row that is wrong: where, what is, and what it should be; None where that is not known."""
+    given = None
+    for number, row, command, cells in settings_rows(text):
+        where = f"{page}:{number}"
+        sets = [word for setting in re.findall(r"`([^`]+)`", cells[0]) for word in ("--set", setting)]
+        done = subprocess.run([program.path, *command[1:], "--json", *sets], cwd=root, capture_output=True, text=True,
+                              check=False)
+        if done.returncode != 0:
+            yield where, f"cannot be planned: {done.stderr.strip()}", None
+            continue
+        plan = json.loads(done.stdout)
+        given = plan if row == 0 else given
+        saved = (given["peak_bytes"] - plan["peak_bytes"]) / 2**30
+        longer = 100 * (plan["step_seconds"] / given["step_seconds"] - 1)
+        figures = [f"{plan['peak_bytes'] / 2**30:.1f} GiB" + ("" if plan["fits"] else ", too large"),
+                   f"{saved:.1f} GiB", f"{plan['step_seconds']:.2f} s", f"{round(longer, 1) + 0.0:+.1f}%"]
+        if row == 0:
+            figures[1] = figures[3] = ""
+        if cells[1:5] != figures:
+            yield where, f"{cells[1:5]}, and the dry run says {figures} (--write corrects it)", figures
+        for method, change in re.findall(r"lossy: (.+) ([+-]\d+\.\d\d%)", cells[-1]):
+            if not re.search(rf"^\| {re.escape(method)} \|.*\| {re.escape(change)} \|", losses, re.MULTILINE):
+                yield where, f"no loss of {LOSSES} is {method} {change}", None
+
+
 def write_pages(root, program):
-    """The table of keys and the counts of lines, as they are."""
+    """The table of keys, the counts of lines and the tables of settings, as they are."""
+    pages = read_pages(root)
+    for page, text in pages.items():
+        lines = text.splitlines()
+        for where, fault, figures in settings_faults(page, text, root, program, pages[LOSSES]):
+            if figures is None:
+                print(f"{where}: {fault}")
+                continue
+            number = int(where.rsplit(":", 1)[1])
+            cells = [cell.strip() for cell in lines[number - 1].strip("|").split("|")]
+            lines[number - 1] = re.sub(" {2,}", " ", f"| {' | '.join([cells[0], *figures, *cells[5:]])} |")
+        if lines != text.splitlines():
+            (root / page).write_text("\n".join(lines) + "\n", encoding="utf-8")
     page = root / "configs" / "README.md"
     text = page.read_text(encoding="utf-8")
     page.write_text(text.replace(key_table(text), program.output("config", "keys")), encoding="utf-8")
@@ -326,7 +388,16 @@ def check_that_faults_are_found(pages, root, folder, program):
     def runs(added):
         return run_blocks("README.md", added, folder)
 
+    def settings(cells):
+        added = ("```sh\nbuild/gptrain train configs/gpt2-124m.json --dry-run --target h100\n```\n\n"
+                 f"{SETTINGS_HEAD} result |\n|---|---|---|---|---|---|\n| {cells} |\n")
+        return settings_faults("README.md", added, folder, program, pages[LOSSES])
+
+    planned = list(settings("as given | | | | | "))[0][2]
+
     checks = [
+        ("a saving", settings("as given | 0.1 GiB | | 0.10 s | | ")),
+        ("a measured loss", settings(f"as given | {' | '.join(planned)} | lossy: adamw-8bit +9.99%")),
         ("a default", config_faults(without("| `0.02` |", "| `0.03` |"), program)),
         ("a preset", config_faults(without("`gpt2-124m`, "), program)),
         ("an option", command_faults(without("--top-k"), program)),
@@ -364,6 +435,8 @@ def main():
                   *house_faults(pages["README.md"], root), *reading_faults(pages["README.md"], root)]
         for page, content in pages.items():
             faults += run_blocks(page, content, folder)
+            faults += [f"{where}: {fault}"
+                       for where, fault, _ in settings_faults(page, content, folder, program, pages[LOSSES])]
         if (folder / RUN).is_dir():
             faults += run_faults(text, folder, program)
             for page, content in pages.items():
