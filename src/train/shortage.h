@@ -29,9 +29,9 @@ WorldMemory world_memory(const std::vector<MemoryPlan>& plans, const std::vector
 // Empty if what ranks take fits: of devices the largest rank into its share of the target's memory, of hosts the
 // fullest node's into the target's (nodes are thought to be alike). Else lines. Of devices: how much is missing, what
 // each setting that shrinks the plan, and that the rules of configs allow beside the others, makes of it (planned with
-// no other change; the most helpful first), whether it changes what is trained, and how many times as long a step then is
-// (by train/step_times.h, so that a run and its dry run say the same), and what all do that go together; nothing for which a host would have too
-// little, unless it has already and takes no more. Then those of host_shortage.
+// no other change; the most helpful first), whether it changes what is trained, and how many times as long a step then
+// is (by train/step_times.h, so that a run and its dry run say the same), and what all do that go together; nothing for
+// which a host would have too little, unless it has already and takes no more. Then those of host_shortage.
 std::string memory_shortage(const RunConfig& config, const Target& target, const WorldMemory& world);
 
 // Empty if what ranks of one machine take of its memory beside their devices is at most `host_bytes` (Target; 0: nobody
