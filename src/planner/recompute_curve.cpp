@@ -16,8 +16,8 @@ namespace {
 // Each point takes a step that is planned on all stages.
 int64_t curve_points(int64_t stages) { return std::clamp<int64_t>(48 / stages, 3, 8); }
 
-// Predicted, with such choices of all stages; where a stage has none, with those of the config.
-double predicted_step_seconds(const RunConfig& config, const Target& target, const Machine& machine, int64_t world_size,
+// With such choices of all stages; where a stage has none, with those of the config.
+double simulated_step_seconds(const RunConfig& config, const Target& target, const Machine& machine, int64_t world_size,
                               const std::vector<RecomputePoint>& points) {
   const Mesh mesh = make_mesh(config, world_size);
   std::vector<std::pair<StepLog, EventTimes>> logs;
@@ -32,6 +32,21 @@ double predicted_step_seconds(const RunConfig& config, const Target& target, con
   std::vector<StageLog> stages;
   for (const auto& [log, times] : logs) stages.push_back({&log, times});
   return simulate_step(stages).pipeline.seconds;
+}
+
+// Once all stages are busy, one round of micro-batches after the other takes as long: of many, a few are simulated.
+double predicted_step_seconds(const RunConfig& config, const Target& target, const Machine& machine, int64_t world_size,
+                              const std::vector<RecomputePoint>& points) {
+  const int64_t all = config.batch.accumulation;
+  const int64_t round = 4 * config.parallel.pipeline;
+  const int64_t few = round + all % round;
+  const auto seconds = [&](int64_t micro_batches) {
+    return simulated_step_seconds(with_micro_batches(config, micro_batches), target, machine, world_size, points);
+  };
+  if (all <= few + 2 * round) return seconds(all);
+  const double of_few = seconds(few);
+  const double of_round = seconds(few + round) - of_few;
+  return of_few + of_round * static_cast<double>((all - few) / round);
 }
 
 }  // namespace

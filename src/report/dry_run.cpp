@@ -470,6 +470,7 @@ std::vector<std::string> warning_lines(const DryRunInput& input) {
 Json recompute_json(const RecomputeForecast& forecast) {
   Json json = Json::object();
   json["activation_budget_bytes"] = forecast.budget_bytes > 0 ? Json(forecast.budget_bytes) : Json("fit");
+  json["activation_room_bytes"] = forecast.room_bytes;
   for (const RecomputeForecast::OfStage& stage : forecast.stages)
     json["stages"].push_back({{"blocks_kept", stage.kept},
                               {"blocks_kept_in_part", stage.in_part},

@@ -35,13 +35,6 @@ double full_rate_seconds(const Event& event, const NominalRates& rates) {
 
 }  // namespace
 
-RunConfig with_few_micro_batches(RunConfig config) {
-  constexpr int64_t few = 2;
-  config.batch.global = config.batch.global / config.batch.accumulation * few;
-  config.batch.accumulation = few;
-  return config;
-}
-
 double nominal_pass_seconds(const EventBlock& events, const Target& target) {
   double seconds = 0;
   for (const Event& event : events) seconds += full_rate_seconds(event, rates_of(target));

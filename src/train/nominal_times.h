@@ -12,9 +12,6 @@
 
 namespace gptrain {
 
-// The step of a config with two micro-batches, of which the second shows what passes take: copies of weights are made in
-// the first.
-RunConfig with_few_micro_batches(RunConfig config);
 // The ops and collectives of an action.
 double nominal_pass_seconds(const EventBlock& events, const Target& target);
 // Of the actions of such a plan's units in their forward and backward passes, what is run again included.

@@ -9,6 +9,7 @@
 
 #include "base/event_log.h"
 #include "ops/plan/plan_backend.h"
+#include "parallel/micro_batch_uploads.h"
 #include "report/checkpoint_forecast.h"
 #include "schedule/offload.h"
 #include "train/device.h"
@@ -210,6 +211,20 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
   return world;
 }
 
+RunConfig with_micro_batches(RunConfig config, int64_t micro_batches) {
+  config.batch.global = config.batch.global / config.batch.accumulation * micro_batches;
+  config.batch.accumulation = micro_batches;
+  return config;
+}
+
+RunConfig with_few_micro_batches(RunConfig config) { return with_micro_batches(std::move(config), 2); }
+
+RunConfig with_enough_micro_batches(RunConfig config) {
+  constexpr int64_t enough = MicroBatchUploads::most_kept;  // of which memory is taken, whatever else comes behind
+  if (config.parallel.pipeline > 1 || config.batch.accumulation <= enough) return config;
+  return with_micro_batches(std::move(config), enough);
+}
+
 std::vector<int64_t> nodes_of_ranks(int64_t world_size, int64_t ranks_per_node) {
   std::vector<int64_t> nodes(static_cast<size_t>(world_size), 0);
   for (int64_t rank = 0; rank < world_size && ranks_per_node > 0; ++rank)
@@ -233,8 +248,9 @@ HostMemoryUse fullest_host(const std::vector<MemoryPlan::ByClass>& on_host, cons
   return fullest;
 }
 
-RankBytes largest_rank_bytes(const RunConfig& config, const Target& target, int64_t world_size, int64_t first_stage,
+RankBytes largest_rank_bytes(const RunConfig& whole, const Target& target, int64_t world_size, int64_t first_stage,
                              int64_t enough) {
+  const RunConfig config = with_enough_micro_batches(whole);
   const Mesh mesh = make_mesh(config, world_size);
   const int64_t tensor_size = mesh.size(MeshAxis::tensor);
   const int64_t num_stages = mesh.size(MeshAxis::pipeline);

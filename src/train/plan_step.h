@@ -71,6 +71,14 @@ struct RankBytes {
 RankBytes largest_rank_bytes(const RunConfig& config, const Target& target, int64_t world_size, int64_t first_stage,
                              int64_t enough = std::numeric_limits<int64_t>::max());
 
+// The step of a config with so many micro-batches.
+RunConfig with_micro_batches(RunConfig config, int64_t micro_batches);
+// With two, of which the second shows what passes take: copies of weights are made in the first.
+RunConfig with_few_micro_batches(RunConfig config);
+// With no more than it takes for ranks to need the same memory and to choose the same (train/recompute_plan.h): where
+// nothing of a micro-batch outlives it, all have the same places (schedule/allocator.h).
+RunConfig with_enough_micro_batches(RunConfig config);
+
 // Runs one step of `config` for `rank` of `world_size` ranks on the `plan` backend of `target`.
 // `like` and `choices`: as of design_step, but that where there are no choices they are made (train/recompute_plan.h).
 StepPlan plan_step(const RunConfig& config, const Target& target, int64_t world_size = 1, int64_t rank = 0,

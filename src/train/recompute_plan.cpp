@@ -86,7 +86,7 @@ RecomputeCounts RecomputePlanner::counts(const UnitChoices& choices) const {
 }
 
 RecomputePlanner::RecomputePlanner(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage)
-    : config_(config),
+    : config_(with_enough_micro_batches(config)),
       target_(target),
       world_size_(world_size),
       may_offload_(config.memory.offload_activations == optimal_offload && target.kind == Target::Kind::gpu) {
@@ -105,7 +105,7 @@ RecomputePlanner::RecomputePlanner(const RunConfig& config, const Target& target
   for (const auto& [action, seconds] : seconds_) work_seconds_ += is_again(action.first) ? 0 : seconds;
   make_chains(whole, in_parts ? &*in_parts : nullptr);
   // Passes of as many micro-batches as it takes to have all in flight that ever are.
-  const auto micro_batches = static_cast<int32_t>(config.batch.accumulation);
+  const auto micro_batches = static_cast<int32_t>(config_.batch.accumulation);
   Stages stages = whole_.options.stages;
   stages.shape.micro_batches = micro_batches;
   const int64_t in_flight = most_in_flight(stages);
@@ -464,7 +464,7 @@ int64_t activation_room(const RunConfig& config, const Target& target, int64_t w
   int64_t others = 0;
   for (const RecomputeKind kind : {RecomputeKind::block, RecomputeKind::selective}) {
     if (kind == RecomputeKind::selective && !may_keep_parts(config, target)) continue;
-    RunConfig fixed = config;
+    RunConfig fixed = with_enough_micro_batches(config);
     fixed.memory.recompute = kind;
     fixed.memory.offload_activations = no_offload;
     // The first has the biases and positions, the last the padding of the vocabulary.

@@ -107,6 +107,8 @@ class Recomputation(CliCase):
         arguments = [config, "--target", "h100", *overrides("memory.recompute=optimal"), "--memory-curve", "curve.html"]
         plan = self.plan(*arguments)
         self.assertEqual(plan["recomputation"]["activation_budget_bytes"], "fit")
+        self.assertEqual(plan["recomputation"]["activation_room_bytes"],
+                         plan["target_memory_bytes"] - (plan["peak_bytes"] - plan["activations_bytes"]))
         curve = plan["recomputation"]["curve"]
         self.assertGreater(len(curve), 4)
         for less, more in zip(curve, curve[1:]):
@@ -121,6 +123,22 @@ class Recomputation(CliCase):
         self.assertIn("Beside all else the device leaves ", page)
         self.refuse(USAGE, "--memory-curve draws what memory.recompute = \"optimal\" may choose", "train", config,
                     "--dry-run", "--memory-curve", "curve.html")
+
+    def test_a_few_of_many_micro_batches_predict_the_step(self):
+        config = self.write_config(tiny_config(model={"num_layers": 8, "hidden_size": 512, "sequence_length": 1024},
+                                               batch={"global": 203, "micro": 1}))
+        for stages, schedule, chunks in [(1, "1f1b", 1), (4, "1f1b", 1), (4, "zero-bubble", 1), (2, "interleaved", 2)]:
+            with self.subTest(stages=stages, schedule=schedule):
+                layout = ["--target", "h100", "--world-size", str(stages), *overrides(f"parallel.pipeline={stages}")]
+                if stages > 1:
+                    layout += overrides(f'parallel.pipeline_schedule="{schedule}"')
+                if chunks > 1:  # whose micro-batches are whole rounds
+                    layout += overrides(f"parallel.virtual_stages={chunks}", "batch.global=202")
+                rows = self.plan(config, *layout, *overrides("memory.recompute=optimal"))["recomputation"]["others"]
+                for name in ["none", "block"]:
+                    [row] = [row for row in rows if row["recompute"] == name]
+                    whole = self.plan(config, *layout, *overrides(f"memory.recompute={name}"))
+                    self.assertAlmostEqual(row["step_seconds"] / whole["step_seconds"], 1, delta=1e-6)
 
     def test_selective_is_beside_optimal_where_its_bits_differ(self):
         config = self.write_config(tiny_config(model={"num_layers": 4, "hidden_size": 768, "num_heads": 12,

@@ -8,7 +8,10 @@
 #include "catch.h"
 #include "methods.h"
 #include "same_outcomes.h"
+#include "planner/profiles.h"
 #include "touched.h"
+#include "train/plan_step.h"
+#include "train/recompute_plan.h"
 #include "train/run_state.h"
 
 namespace test_methods {
@@ -74,6 +77,25 @@ TEST_CASE("every pair of methods takes the bytes of its plan, has the bits of ke
     const RunConfig to = in_folder(other);
     INFO("loaded by: " << other.name());
     if (keeps_blocks(config, to)) require_bits_of(saved, train_on_ranks(to, other.world_size(), 0, nullptr, 0, loading));
+  }
+}
+
+TEST_CASE("beyond so many micro-batches a rank of one stage takes no more memory, whatever the methods") {
+  for (const Target& target : {this_machine(1), find_target("h100")}) {
+    for (const MethodCase& method : method_cases()) {
+      const RunConfig few = method.config(target);
+      if (few.parallel.pipeline > 1) continue;
+      const RunConfig enough = with_enough_micro_batches(with_micro_batches(few, 1000));
+      const int64_t ranks = method.world_size();
+      CHECK(enough.batch.accumulation < 100);
+      CHECK(enough.batch.global == few.batch.global / few.batch.accumulation * enough.batch.accumulation);
+      const UnitChoices choices = recompute_choices(enough, target, ranks, 0);
+      const auto memory = [&](const RunConfig& config) {
+        return plan_step(config, target, ranks, 0, nullptr, &choices).memory().arenas;
+      };
+      INFO(target.name << ": " << method.name());
+      CHECK(memory(enough) == memory(with_micro_batches(few, 900)));
+    }
   }
 }
 
