@@ -1,31 +1,26 @@
 #include "planner/op_times.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 
 #include "base/fp8.h"
 #include "ops/footprint.h"
+#include "ops/product_waves.h"
 
 namespace gptrain {
 namespace {
-
-// What libraries have for 16-bit factors: large tiles reuse more of what they read.
-struct Tile {
-  double rows, cols;
-  double efficiency;  // of the sustained rate
-};
-constexpr std::array tiles{Tile{256, 128, 1.0}, Tile{128, 256, 1.0}, Tile{128, 128, 0.95},
-                           Tile{128, 64, 0.8},  Tile{64, 128, 0.8},  Tile{64, 64, 0.6}};
-constexpr std::array<double, 5> depth_parts{1, 2, 4, 8, 16};
-constexpr double least_part = 512;  // of a depth that is cut
 
 const ProductRate& rate_of(const DeviceProfile& device, DType dtype) {
   if (dtype == DType::f32) return device.f32;
   return is_fp8(dtype) && device.fp8.flops_per_second > 0 ? device.fp8 : device.half;
 }
 
-double ceil_of(double a, double b) { return std::ceil(a / b); }
+ProductRates wave_rates(const DeviceProfile& device, const ProductRate& rate) {
+  return {.flops_per_second = rate.flops_per_second * rate.sustained,
+          .multiprocessors = static_cast<double>(device.multiprocessors),
+          .fill_depth = device.fill_depth,
+          .bytes_per_second = device.bytes_per_second * device.memory_sustained,
+          .half_rate_bytes = device.half_rate_bytes};
+}
 
 // Between the figures for heads of 64 and of 128, beyond them in proportion to the smaller and like the larger.
 double share_of_head(double of_64, double of_128, double head) {
@@ -35,31 +30,11 @@ double share_of_head(double of_64, double of_128, double head) {
 
 }  // namespace
 
-double memory_seconds(const DeviceProfile& device, double bytes) {
-  return (bytes + device.half_rate_bytes) / (device.bytes_per_second * device.memory_sustained);
-}
+double memory_seconds(const DeviceProfile& device, double bytes) { return wave_rates(device, {}).memory_seconds(bytes); }
 
 double product_seconds(const DeviceProfile& device, const ProductShape& products, double bytes) {
   const ProductRate& rate = rate_of(device, products.dtype);
-  if (rate.flops_per_second == 0) return 0;
-  const auto m = static_cast<double>(products.m), n = static_cast<double>(products.n);
-  const auto k = static_cast<double>(products.k), count = static_cast<double>(products.count);
-  const auto multiprocessors = static_cast<double>(device.multiprocessors);
-  const double of_multiprocessor = rate.flops_per_second * rate.sustained / multiprocessors;
-  double best = INFINITY;
-  for (const Tile& tile : tiles) {
-    const double num_tiles = ceil_of(m, tile.rows) * ceil_of(n, tile.cols) * count;
-    for (const double parts : depth_parts) {
-      if (parts > 1 && k / parts < least_part) break;
-      const double waves = ceil_of(num_tiles * parts, multiprocessors);
-      const double of_tile =
-          2 * tile.rows * tile.cols * (k / parts + device.fill_depth) / (of_multiprocessor * tile.efficiency);
-      // Parts are written in f32 and read again.
-      const double sums = parts > 1 ? memory_seconds(device, 2 * 4 * parts * m * n * count) : 0;
-      best = std::min(best, waves * of_tile + sums);
-    }
-  }
-  return std::max(best, memory_seconds(device, bytes));
+  return rate.flops_per_second > 0 ? wave_seconds(wave_rates(device, rate), products, bytes) : 0;
 }
 
 double fused_attention_seconds(const DeviceProfile& device, const ProductShape& heads, double executed_flops,

@@ -12,10 +12,7 @@ namespace gptrain {
 // half_rate_bytes reaches half of it. The launch is not counted.
 double memory_seconds(const DeviceProfile& device, double bytes);
 
-// `count` products of [m, k] and [k, n]. The outputs are cut into tiles, which the multiprocessors take in waves; a
-// tile takes its depth and fill_depth at the sustained rate, however much of it lies outside of the output. Of the
-// tiles' sizes, and of the numbers of parts of the depth, which are added up in f32, the quickest counts. No product is
-// quicker than memory_seconds of `bytes`. 0 where the device has no such products.
+// By waves of tiles (ops/product_waves.h), at the sustained rates. 0 where the device has no such products.
 double product_seconds(const DeviceProfile& device, const ProductShape& products, double bytes);
 
 // Fused attention: executed FLOPs at the share of the 16-bit rate that the profile gives for its head and executed length,

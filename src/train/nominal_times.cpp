@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/fp8.h"
+#include "ops/product_waves.h"
 
 namespace gptrain {
 namespace {
@@ -10,34 +11,41 @@ namespace {
 // Per second: of products, of memory, of what ranks send each other, of copies from and to the host.
 struct NominalRates {
   double f32, half, fp8, bytes, sent, launches, copied;
+  double multiprocessors;
 };
-constexpr NominalRates cpu_rates = {1e11, 2e11, 2e11, 2e10, 5e9, 1e7, 2e10};
+constexpr NominalRates cpu_rates = {1e11, 2e11, 2e11, 2e10, 5e9, 1e7, 2e10, 1};
 // Of NVIDIA's data sheets, and of PCIe 3, 4 and 5 with 16 lanes as measured.
-constexpr NominalRates v100_rates = {1.5e13, 1.2e14, 1.2e14, 8e11, 1e11, 5e5, 1.2e10};
-constexpr NominalRates a100_rates = {3e13, 3e14, 5e14, 1.8e12, 1.5e11, 5e5, 2.5e10};
-constexpr NominalRates h100_rates = {5e13, 9e14, 1.8e15, 3.2e12, 3e11, 5e5, 5e10};
+constexpr NominalRates v100_rates = {1.5e13, 1.2e14, 1.2e14, 8e11, 1e11, 5e5, 1.2e10, 80};
+constexpr NominalRates a100_rates = {3e13, 3e14, 5e14, 1.8e12, 1.5e11, 5e5, 2.5e10, 108};
+constexpr NominalRates h100_rates = {5e13, 9e14, 1.8e15, 3.2e12, 3e11, 5e5, 5e10, 132};
 constexpr double share_of_rates = 0.6;  // that ops reach
+constexpr double fill_depth = 128;      // as in configs/devices, assumed
+constexpr double half_rate_bytes = 1e6;
 
 const NominalRates& rates_of(const Target& target) {
   if (target.kind == Target::Kind::cpu) return cpu_rates;
   return target.fp8_products ? h100_rates : target.bf16_products ? a100_rates : v100_rates;
 }
 
-double full_rate_seconds(const Event& event, const NominalRates& rates) {
+double full_rate_seconds(const Event& event, const Target& target) {
+  const NominalRates& rates = rates_of(target);
   if (event.kind == Event::Kind::collective)
     return 1 / rates.launches + static_cast<double>(event.sent_bytes) / rates.sent;
   if (event.kind != Event::Kind::op) return 0;
   const DType dtype = event.products.dtype;
   const double products = dtype == DType::f32 ? rates.f32 : is_fp8(dtype) ? rates.fp8 : rates.half;
-  return 1 / rates.launches + std::max(static_cast<double>(event.executed_flops) / products,
-                                       static_cast<double>(event.bytes_moved) / rates.bytes);
+  const auto bytes = static_cast<double>(event.bytes_moved);
+  if (target.kind == Target::Kind::gpu && event.products.kind == ProductShape::Kind::plain)
+    return 1 / rates.launches +
+           wave_seconds({products, rates.multiprocessors, fill_depth, rates.bytes, half_rate_bytes}, event.products, bytes);
+  return 1 / rates.launches + std::max(static_cast<double>(event.executed_flops) / products, bytes / rates.bytes);
 }
 
 }  // namespace
 
 double nominal_pass_seconds(const EventBlock& events, const Target& target) {
   double seconds = 0;
-  for (const Event& event : events) seconds += full_rate_seconds(event, rates_of(target));
+  for (const Event& event : events) seconds += full_rate_seconds(event, target);
   return seconds / share_of_rates;
 }
 

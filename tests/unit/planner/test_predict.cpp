@@ -6,6 +6,7 @@
 #include "catch.h"
 #include "model_fixture.h"
 #include "planner/predict.h"
+#include "train/step_times.h"
 
 namespace gptrain::test_predict {
 namespace {
@@ -146,4 +147,40 @@ TEST_CASE("the best interval is no shorter than the node that writes the most ta
 }
 
 }  // namespace
+TEST_CASE("what a setting costs by usual rates is what is predicted") {
+  struct Setting {
+    std::vector<std::string> overrides;
+    double tolerance;
+  };
+  const std::vector<Setting> settings = {{{"batch.micro=8"}, 0.03},
+                                         {{"batch.micro=1"}, 0.08},
+                                         {{"memory.recompute=block"}, 0.03},
+                                         {{"memory.recompute=selective"}, 0.03},
+                                         {{"memory.saved_inputs=8"}, 0.03},
+                                         {{"memory.activation_bits=3"}, 0.03},
+                                         {{"memory.offload_activations=hidden"}, 0.03},
+                                         {{"memory.offload_activations=all"}, 0.2}};
+  for (const char* device : {"v100-32g", "a100-80g", "h100"}) {
+    const DeviceProfile profile = find_device(device);
+    const Machine machine{profile, cluster_of(profile), {}};
+    const auto config_of = [&](const std::vector<std::string>& overrides) {
+      const std::string compute = profile.compute_capability < 8 ? "fp16" : "bf16";
+      return parse_config(R"({"model": {"preset": "gpt2-1.5b"}, "data": {"train": [{"path": "x"}]},
+                              "batch": {"global": 64, "micro": 32}, "precision": {"compute": ")" + compute + R"("},
+                              "optimizer": {"lr": 1e-3}, "run": {"steps": 10, "out": "x"}})",
+                          overrides, "test");
+    };
+    const auto seconds_of = [&](const RunConfig& config) {
+      return std::pair(nominal_step_seconds(config, planned_target(machine, config, 1), 1, 0),
+                       predict_run(config, machine, 1).forecast.step_seconds);
+    };
+    const auto [nominal_now, predicted_now] = seconds_of(config_of({}));
+    for (const Setting& setting : settings) {
+      const auto [nominal, predicted] = seconds_of(config_of(setting.overrides));
+      INFO(device << " " << setting.overrides.front());
+      CHECK(nominal / nominal_now == Approx(predicted / predicted_now).epsilon(setting.tolerance));
+    }
+  }
+}
+
 }  // namespace gptrain::test_predict
