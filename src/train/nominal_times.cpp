@@ -16,8 +16,8 @@ struct NominalRates {
 constexpr NominalRates cpu_rates = {1e11, 2e11, 2e11, 2e10, 5e9, 1e7, 2e10, 1};
 // Of NVIDIA's data sheets, and of PCIe 3, 4 and 5 with 16 lanes as measured.
 constexpr NominalRates v100_rates = {1.5e13, 1.2e14, 1.2e14, 8e11, 1e11, 5e5, 1.2e10, 80};
-constexpr NominalRates a100_rates = {3e13, 3e14, 5e14, 1.8e12, 1.5e11, 5e5, 2.5e10, 108};
-constexpr NominalRates h100_rates = {5e13, 9e14, 1.8e15, 3.2e12, 3e11, 5e5, 5e10, 132};
+constexpr NominalRates a100_rates = {1.95e13, 3e14, 5e14, 1.8e12, 1.5e11, 5e5, 2.5e10, 108};
+constexpr NominalRates h100_rates = {6.7e13, 9e14, 1.8e15, 3.2e12, 3e11, 5e5, 5e10, 132};
 constexpr double share_of_rates = 0.6;  // that ops reach
 constexpr double fill_depth = 128;      // as in configs/devices, assumed
 constexpr double half_rate_bytes = 1e6;

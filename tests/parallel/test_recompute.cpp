@@ -348,19 +348,32 @@ TEST_CASE("a plan that copies to the host keeps its budget, and is no slower tha
 
 TEST_CASE("a plan of a deep model that copies to the host is no slower than as many blocks as hide") {
   // Of few of many equal blocks, where prices of bytes lead to plans that pass the even one by.
-  const Target target = find_target("h100");
-  const RunConfig config = small_config(
-      Family::gpt2, {"model.num_layers=48", "model.hidden_size=1600", "model.num_heads=25", "model.ffn_hidden_size=6400",
-                     "model.vocab_size=50257", "model.sequence_length=1024", "precision.compute=bf16", "batch.global=64",
-                     "batch.micro=16", "run.device=auto", "memory.recompute=optimal", "memory.offload_activations=optimal"});
-  const RecomputePlanner planner(config, target, 1, 0);
-  const RecomputePoint hidden = planner.fixed(RecomputeKind::none, 0, hidden_offload);
-  REQUIRE(planner.counts(hidden.choices).offloaded > 0);
-  REQUIRE(hidden.bytes < planner.fixed(RecomputeKind::none).bytes);
-  const auto best = planner.best(hidden.bytes);
-  REQUIRE(best);
-  CHECK(best->bytes <= hidden.bytes);
-  CHECK(best->again_share <= hidden.again_share);
+  for (const char* device : {"a100-80g", "h100"}) {
+    for (const int64_t micro : {4, 8, 16}) {
+      const Target target = find_target(device);
+      const RunConfig config = small_config(
+          Family::gpt2, {"model.num_layers=48", "model.hidden_size=1600", "model.num_heads=25", "model.ffn_hidden_size=6400",
+                         "model.vocab_size=50257", "model.sequence_length=1024", "precision.compute=bf16", "batch.global=64",
+                         fmt::format("batch.micro={}", micro), "run.device=auto", "memory.recompute=optimal",
+                         "memory.offload_activations=optimal"});
+      INFO(device << " " << micro);
+      const RecomputePlanner planner(config, target, 1, 0);
+      for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::block}) {
+        const RecomputePoint hidden = planner.fixed(kind, 0, hidden_offload);
+        REQUIRE(planner.counts(hidden.choices).offloaded > 0);
+        REQUIRE(hidden.bytes < planner.fixed(kind).bytes);
+        const auto best = planner.best(hidden.bytes);
+        REQUIRE(best);
+        CHECK(best->bytes <= hidden.bytes);
+        CHECK(best->again_share <= hidden.again_share);
+        // As many as a run with these keys has.
+        RunConfig same = config;
+        same.memory.recompute = kind;
+        same.memory.offload_activations = hidden_offload;
+        CHECK(planner.counts(recompute_choices(same, target, 1, 0)).offloaded == planner.counts(hidden.choices).offloaded);
+      }
+    }
+  }
 }
 
 }  // namespace test_recompute

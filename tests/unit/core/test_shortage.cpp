@@ -123,6 +123,14 @@ TEST_CASE("settings that help say what they do to training and to the time of a 
     const Target target = find_target("a100-80g");
     return nominal_step_seconds(then, target, 1, 0) / nominal_step_seconds(now, target, 1, 0);
   };
+  // With four micro-batches in flight a budget for two makes the first stage run blocks again.
+  const RunConfig kept = preset_config("gpt2-1.5b", {"parallel.pipeline=4", "batch.global=16"}, 4);
+  const Target of_four = find_target("a100-80g");
+  RunConfig optimal = kept;
+  optimal.memory.recompute = RecomputeKind::optimal;
+  optimal.memory.activation_budget =
+      plan_step(with_few_micro_batches(kept), of_four, 4, 0).memory().arenas[MemoryClass::activations];
+  CHECK(nominal_step_seconds(optimal, of_four, 4, 0) > 1.05 * nominal_step_seconds(kept, of_four, 4, 0));
   // A block's forward pass is a third of its FLOPs, of which the head and the update take some.
   CHECK(ratio(RecomputeKind::block, no_offload) > 1.15);
   CHECK(ratio(RecomputeKind::block, no_offload) < 1.35);

@@ -159,7 +159,8 @@ TEST_CASE("what a setting costs by usual rates is what is predicted") {
                                          {{"memory.saved_inputs=8"}, 0.03},
                                          {{"memory.activation_bits=3"}, 0.03},
                                          {{"memory.offload_activations=hidden"}, 0.03},
-                                         {{"memory.offload_activations=all"}, 0.2}};
+                                         {{"memory.offload_activations=all"}, 0.2},
+                                         {{"precision.compute=fp32"}, 0.15}};
   for (const char* device : {"v100-32g", "a100-80g", "h100"}) {
     const DeviceProfile profile = find_device(device);
     const Machine machine{profile, cluster_of(profile), {}};
