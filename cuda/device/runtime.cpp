@@ -308,6 +308,7 @@ Target cuda_target(int device) {
   target.kind = Target::Kind::gpu;
   target.memory_bytes = std::max<int64_t>(0, static_cast<int64_t>(properties.totalGlobalMem) - outside_plans_bytes);
   target.host_bytes = this_machine(1).memory_bytes;
+  target.compute_capability = properties.major + properties.minor / 10.0;
   target.fp8_products = properties.major > 8 || (properties.major == 8 && properties.minor >= 9);
   return target;
 }

@@ -220,6 +220,7 @@ Target cuda_target(int device) {
   target.identity = std::to_string(device);
   target.kind = Target::Kind::gpu;
   target.memory_bytes = target.host_bytes = this_machine(1).memory_bytes;
+  target.compute_capability = 9;
   target.fp8_products = true;
   return target;
 }

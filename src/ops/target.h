@@ -21,6 +21,7 @@ struct Target {
   double fp8_flops = 0;
   bool fp8_products = false;    // has them, at whatever rate
   bool bf16_products = true;    // GPUs below compute capability 8.0, which gptrain does not run on, have none
+  double compute_capability = 0;  // of NVIDIA's GPUs: 9.0, ...; 0: not known
   double bytes_per_second = 0;  // memory bandwidth; 0: not measured
   int num_threads = 1;          // of the CPU, that an op uses there: some scratch sizes depend on them
   int ranks_per_node = 0;       // devices that the fast links of a node join; 0: all ranks are on one node

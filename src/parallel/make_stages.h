@@ -14,6 +14,11 @@ namespace gptrain {
 // FLOPs of products: the head counts as 2 h V, a layer as 2 for each element of its matrices and 2 T h for attention.
 Stages make_stages(const RunConfig& config, int64_t stage, int64_t micro_batches);
 
+// PipelineShape::recompute. What is optimal keeps all where it can.
+constexpr bool backward_runs_again(RecomputeKind kind) {
+  return kind != RecomputeKind::none && kind != RecomputeKind::optimal;
+}
+
 // Layers of each chunk, in forward order.
 std::vector<int64_t> layers_of_chunks(const RunConfig& config);
 // As they would be spread if the config placed none and they did not divide.

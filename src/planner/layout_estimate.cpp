@@ -138,7 +138,7 @@ const std::vector<LayoutEstimator::StagePasses>& LayoutEstimator::stage_passes(c
   // Three times as many micro-batches as stages show what a schedule holds; what more of them add, as GPipe has it, is
   // counted below.
   const int64_t micro_batches = std::min(layout.accumulation, 3 * layout.pipeline);
-  const bool recompute = layout.recompute != RecomputeKind::none;
+  const bool recompute = backward_runs_again(layout.recompute);
   const Key key{layout.pipeline, 2 * layout.virtual_stages + (layout.is_balanced ? 1 : 0),
                 static_cast<int64_t>(layout.schedule), micro_batches, recompute ? 1 : 0};
   if (const auto found = stage_passes_.find(key); found != stage_passes_.end()) return found->second;
@@ -485,7 +485,7 @@ LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
   const StepCosts cost = costs(layout);
   PipelineShape shape = lies.stages.shape;
   shape.micro_batches = static_cast<int32_t>(layout.accumulation);
-  shape.recompute = layout.recompute != RecomputeKind::none;
+  shape.recompute = backward_runs_again(layout.recompute);
   const PipelineSchedule& schedule = *lies.stages.schedule;
   const PipelineSimulation played =
       simulate_passes(shape, schedule, *passes_of(schedule, shape), {cost.chunks, cost.message.transfer});

@@ -246,6 +246,7 @@ MeasuredMachine measure_machine(const MeasuringOptions& options) {
   {
     const auto backend = options.on_gpu ? make_cuda_backend(0) : make_cpu_backend(0);
     machine.cores = options.on_gpu ? 1 : backend->target().num_threads;
+    machine.compute_capability = backend->target().compute_capability;
     machine.memory_bytes = static_cast<double>(backend->target().memory_bytes);
     machine.bytes_per_second = measure_copy_rate(*backend);
     machine.host_bytes_per_second = host_copy_rate(*backend);

@@ -275,6 +275,7 @@ std::string machine_text(const MeasuredMachine& machine, std::string_view source
       named("storage", object_text({line("bytes_per_second", machine.storage_bytes_per_second)}, 1)),
       line("slow_down_beside_traffic", machine.slow_down_beside_traffic),
       named("shares", object_text(shares, 1))};
+  if (!machine.is_cpu) parts.push_back(figure_line("compute_capability", machine.compute_capability, source));
   if (!ways.empty()) parts.push_back(named("links", object_text(ways, 1)));
   return object_text(parts, 0) + "\n";
 }
@@ -287,6 +288,7 @@ MeasuredMachine read_machine(ProfileReader& reader) {
   const std::string kind = reader.word("kind");
   machine.is_cpu = kind == "cpu";
   if (!machine.is_cpu && kind != "gpu") reader.add_fault("kind", "must be cpu or gpu");
+  if (!machine.is_cpu) machine.compute_capability = reader.figure("compute_capability");
   machine.cores = reader.count("cores");
   machine.memory_bytes = reader.figure("memory.bytes");
   machine.bytes_per_second = reader.figure("memory.bytes_per_second");

@@ -44,6 +44,7 @@ struct MeasuredShare {
 struct MeasuredMachine {
   std::string name;
   bool is_cpu = true;
+  double compute_capability = 0;  // of a GPU
   int64_t cores = 1;  // threads that all ranks have together without taking turns; of a GPU 1
   double memory_bytes = 0;
   double bytes_per_second = 0;                    // of copying memory, read and written together

@@ -26,6 +26,7 @@ constexpr double measured_error = 0.15;
 DeviceProfile measured_device(std::shared_ptr<const MeasuredMachine> machine) {
   DeviceProfile device;
   device.name = machine->name;
+  device.compute_capability = machine->compute_capability;
   device.memory_bytes = machine->memory_bytes;
   device.bytes_per_second = machine->bytes_per_second;
   device.memory_sustained = 1;
@@ -144,6 +145,7 @@ Target target_of(const DeviceProfile& device, const ClusterProfile& cluster) {
   target.f32_flops = device.f32.flops_per_second;
   target.bf16_flops = device.half.flops_per_second;
   target.fp8_flops = device.fp8.flops_per_second;
+  target.compute_capability = device.compute_capability;
   target.fp8_products = device.fp8.flops_per_second > 0;
   target.bf16_products = device.measured ? device.half.flops_per_second > 0 : device.compute_capability >= 8;
   target.bytes_per_second = device.bytes_per_second;

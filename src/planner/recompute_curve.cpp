@@ -101,9 +101,11 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
     add_curve(forecast.without_offload, "optimal", alone);
   }
   const auto add_fixed = [&](std::string name, RecomputeKind kind, int64_t offload) {
+    RunConfig fixed = config;
+    fixed.memory.recompute = kind;
     std::vector<RecomputePoint> points;
     for (const RecomputePlanner& of_stage : planners) points.push_back(of_stage.fixed(kind, 0, offload));
-    forecast.others.push_back(point_of(std::move(name), config, points));
+    forecast.others.push_back(point_of(std::move(name), fixed, points));
   };
   const auto add_selective_apart = [&] {
     RunConfig selective = config;

@@ -2,10 +2,11 @@
 #pragma once
 
 #include <array>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "config/run_config.h"
 
 namespace gptrain {
 
@@ -13,23 +14,19 @@ struct SavingMethod {
   std::string_view name;
   std::array<std::string_view, 4> settings;  // as --set takes them; empty: none
 
-  std::vector<std::string> own_settings() const {
-    std::vector<std::string> own;
-    for (const std::string_view setting : settings)
-      if (!setting.empty()) own.emplace_back(setting);
-    return own;
-  }
-
-  // `overrides`, and then its own settings. One that has a value of memory.recompute of its own takes back what goes with
-  // others only: `takes_offload_back` where that is so of memory.offload_activations. A budget of activations stays with
-  // "optimal".
-  std::vector<std::string> on(std::span<const std::string> overrides, bool takes_offload_back = false) const {
-    std::vector<std::string> all(overrides.begin(), overrides.end());
+  // Those, behind what takes back the keys of such a config that do not go with them: one that has a value of
+  // memory.recompute of its own takes back what goes with others only. A budget of activations stays with "optimal".
+  std::vector<std::string> on(const MemoryConfig& memory) const {
+    std::vector<std::string> all;
     for (const std::string_view setting : settings) {
-      const bool is_optimal = setting == "memory.recompute=optimal";
-      if (setting.starts_with("memory.recompute=")) all.emplace_back("memory.recompute_interval=null");
-      if (setting.starts_with("memory.recompute=") && !is_optimal) all.emplace_back("memory.activation_budget=null");
-      if (setting.starts_with("memory.recompute=") && takes_offload_back) all.emplace_back("memory.offload_activations=null");
+      if (setting.starts_with("memory.recompute=")) {
+        const bool is_optimal = setting == "memory.recompute=optimal";
+        const bool was_optimal = memory.offload_activations == optimal_offload;
+        if (memory.recompute_interval > 0) all.emplace_back("memory.recompute_interval=null");
+        if (memory.activation_budget > 0 && !is_optimal) all.emplace_back("memory.activation_budget=null");
+        if (memory.offload_activations != no_offload && was_optimal != is_optimal)
+          all.emplace_back("memory.offload_activations=null");
+      }
       if (!setting.empty()) all.emplace_back(setting);
     }
     return all;

@@ -32,6 +32,12 @@ std::string all_faults(const Error& error) {
   return text;
 }
 
+std::vector<std::string> joined(std::span<const std::string> first, const std::vector<std::string>& then) {
+  std::vector<std::string> all(first.begin(), first.end());
+  all.insert(all.end(), then.begin(), then.end());
+  return all;
+}
+
 // The point of a config that `make` gives; refused where that or the plan is.
 StudyPoint point_of(std::vector<std::string> values, const Machine& machine, int64_t gpus, double price,
                     const std::function<RunConfig()>& make) {
@@ -123,12 +129,11 @@ Study compare_methods(const std::filesystem::path& file, std::span<const std::st
   study.title = fmt::format("methods that save memory, {} on {} device{}", file.stem().string(), gpus, gpus > 1 ? "s" : "");
   study.room_bytes = planned_target(machine, config, gpus).bytes_of_rank();
   study.axes = {"method"};
-  const bool takes_offload_back = config.memory.offload_activations == optimal_offload;
   for (const SavingMethod& method : saving_methods) {
     study.points.push_back(point_of({std::string(method.name)}, machine, gpus, price, [&] {
-      return load_config(file, method.on(overrides, takes_offload_back), gpus);
+      return load_config(file, joined(overrides, method.on(config.memory)), gpus);
     }));
-    study.points.back().settings = method.own_settings();
+    study.points.back().settings = method.on(config.memory);
   }
   return study;
 }
@@ -313,8 +318,9 @@ Study fit_methods(const Machine& machine, const std::string& family, int64_t gpu
   study.keys = {"method", "num_layers", "hidden_size"};
   const std::vector<std::string> overrides = {"precision.compute=" + compute};
   for (const SavingMethod& method : saving_methods) {
-    study.points.push_back(fit_of(machine, family, {{std::string(method.name)}, method.on(overrides)}, target, gpus));
-    study.points.back().settings = method.own_settings();
+    const std::vector<std::string> settings = method.on({});
+    study.points.push_back(fit_of(machine, family, {{std::string(method.name)}, joined(overrides, settings)}, target, gpus));
+    study.points.back().settings = settings;
   }
   return study;
 }

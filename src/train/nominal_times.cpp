@@ -1,6 +1,7 @@
 #include "train/nominal_times.h"
 
 #include <algorithm>
+#include <array>
 
 #include "base/fp8.h"
 #include "ops/product_waves.h"
@@ -14,17 +15,32 @@ struct NominalRates {
   double multiprocessors;
 };
 constexpr NominalRates cpu_rates = {1e11, 2e11, 2e11, 2e10, 5e9, 1e7, 2e10, 1};
-// Of NVIDIA's data sheets, and of PCIe 3, 4 and 5 with 16 lanes as measured.
-constexpr NominalRates v100_rates = {1.5e13, 1.2e14, 1.2e14, 8e11, 1e11, 5e5, 1.2e10, 80};
-constexpr NominalRates a100_rates = {1.95e13, 3e14, 5e14, 1.8e12, 1.5e11, 5e5, 2.5e10, 108};
-constexpr NominalRates h100_rates = {6.7e13, 9e14, 1.8e15, 3.2e12, 3e11, 5e5, 5e10, 132};
+// Of generations of GPUs, by the least compute capability, by NVIDIA's data sheets, and of PCIe 3, 4 and 5 with 16 lanes as
+// measured: V100, RTX 2080 Ti, A100, RTX 3090, RTX 4090, H100, B200, RTX 5090.
+struct Generation {
+  double least;
+  NominalRates rates;
+};
+constexpr std::array generations{
+    Generation{0, {1.5e13, 1.2e14, 1.2e14, 8e11, 1e11, 5e5, 1.2e10, 80}},
+    Generation{7.5, {1.3e13, 5.4e13, 5.4e13, 6e11, 1e10, 5e5, 1.2e10, 68}},
+    Generation{8.0, {1.95e13, 3e14, 5e14, 1.8e12, 1.5e11, 5e5, 2.5e10, 108}},
+    Generation{8.6, {3.5e13, 7.1e13, 7.1e13, 9e11, 2e10, 5e5, 2.5e10, 82}},
+    Generation{8.9, {8.2e13, 1.65e14, 3.3e14, 1e12, 2e10, 5e5, 2.5e10, 128}},
+    Generation{9.0, {6.7e13, 9e14, 1.8e15, 3.2e12, 3e11, 5e5, 5e10, 132}},
+    Generation{10.0, {7.5e13, 2.2e15, 4.5e15, 7.5e12, 6e11, 5e5, 5e10, 148}},
+    Generation{12.0, {1.05e14, 2.1e14, 4.2e14, 1.7e12, 4e10, 5e5, 5e10, 170}}};
 constexpr double share_of_rates = 0.6;  // that ops reach
 constexpr double fill_depth = 128;      // as in configs/devices, assumed
 constexpr double half_rate_bytes = 1e6;
 
 const NominalRates& rates_of(const Target& target) {
   if (target.kind == Target::Kind::cpu) return cpu_rates;
-  return target.fp8_products ? h100_rates : target.bf16_products ? a100_rates : v100_rates;
+  size_t found = 0;
+  // A thousandth, as 8.9 is no binary fraction.
+  for (size_t i = 0; i < generations.size(); ++i)
+    if (generations[i].least <= target.compute_capability + 1e-3) found = i;
+  return generations[found].rates;
 }
 
 double full_rate_seconds(const Event& event, const Target& target) {

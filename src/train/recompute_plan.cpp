@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "config/faults.h"
 #include "ops/fused_product.h"
+#include "parallel/make_stages.h"
 #include "train/nominal_times.h"
 #include "train/offload_plan.h"
 
@@ -95,6 +96,7 @@ RecomputePlanner::RecomputePlanner(const RunConfig& config, const Target& target
   rank_ = make_mesh(config, world_size).rank_of(point);
   const StepPlan whole = plan_step(config_of(RecomputeKind::block), target, world_size, rank_);
   whole_ = {whole.design->training->schedule.options, whole.design->training->bytes};
+  whole_.options.stages.shape.recompute = backward_runs_again(RecomputeKind::optimal);
   std::optional<PassSeconds> in_parts;
   if (may_keep_parts(config, target)) {
     const StepPlan plan = plan_step(config_of(RecomputeKind::selective), target, world_size, rank_);
@@ -194,8 +196,9 @@ double RecomputePlanner::seconds_of(const Action& action, const UnitChoices& cho
   return seconds_of_pass(seconds_, action.kind, action.unit);
 }
 
-RecomputePlanner::Played RecomputePlanner::play(const UnitChoices& choices, int32_t micro_batches) const {
+RecomputePlanner::Played RecomputePlanner::play(const UnitChoices& choices, int32_t micro_batches, RecomputeKind kind) const {
   Planned made = planned(choices, micro_batches);
+  made.options.stages.shape.recompute = backward_runs_again(kind);
   constexpr auto activations = MemoryClass::activations;
   const auto training = make_program(training_schedule(made.options), made.bytes);
   made.options.micro_batches = 1;
@@ -246,7 +249,11 @@ RecomputePoint RecomputePlanner::weighed(UnitChoices choices) const {
 }
 
 RecomputePoint RecomputePlanner::fixed(RecomputeKind kind, int64_t interval, int64_t offloaded) const {
-  return weighed(choices_of(kind, interval, offloaded));
+  RecomputePoint point = weighed(choices_of(kind, interval, offloaded));
+  // The one order of passes that depends on whether they run again.
+  if (config_.parallel.pipeline_schedule == PipelineOrder::varuna)
+    point.bytes = play(point.choices, static_cast<int32_t>(config_.batch.accumulation), kind).bytes;
+  return point;
 }
 
 std::optional<RecomputePoint> RecomputePlanner::selective_apart() const {
@@ -323,8 +330,9 @@ const RecomputePoint& RecomputePlanner::least() const {
   if (least_) return *least_;
   least_ = least_with({});
   if (!may_offload_) return *least_;
-  for (RecomputePoint other : {least_with(Copies{.price = 0, .takes_least = true}), fixed(RecomputeKind::none, 0, all_offload),
-                               fixed(RecomputeKind::block, 0, all_offload)}) {
+  for (RecomputePoint other : {least_with(Copies{.price = 0, .takes_least = true}),
+                               weighed(choices_of(RecomputeKind::none, 0, all_offload)),
+                               weighed(choices_of(RecomputeKind::block, 0, all_offload))}) {
     if (std::pair(other.bytes, other.again_share) < std::pair(least_->bytes, least_->again_share)) least_ = std::move(other);
   }
   return *least_;

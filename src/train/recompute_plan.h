@@ -79,7 +79,8 @@ class RecomputePlanner {
     std::shared_ptr<const Program> training;
     int64_t bytes;  // of the arena of activations
   };
-  Played play(const UnitChoices& choices, int32_t micro_batches) const;
+  // In the order of passes of memory.recompute's value.
+  Played play(const UnitChoices& choices, int32_t micro_batches, RecomputeKind kind = RecomputeKind::optimal) const;
   // Null: such choices have not been weighed yet.
   static const RecomputePoint* known(const std::vector<RecomputePoint>& points, const UnitChoices& choices);
   RecomputePoint of_few(UnitChoices choices) const;  // micro-batches

@@ -312,6 +312,22 @@ class Comparisons(PlanCase):
             self.assertIn("\n  3-bit GELU, 8-bit inputs: memory.activation_bits=3, memory.saved_inputs=8\n",
                           self.succeed("plan", *arguments, "--methods"))
 
+    def test_settings_of_methods_can_be_followed(self):
+        config = self.write_config(plan_config())
+        for given in [["memory.recompute=optimal", "memory.activation_budget=900000000"],
+                      ["memory.recompute=every_nth", "memory.recompute_interval=2", "memory.offload_activations=2"]]:
+            points = self.plan(config, "--gpus", 1, "--methods", *overrides(*given))["points"]
+            for point in points:
+                if "refused" in point or not point.get("settings", ["recompute"])[-1].startswith("memory.recompute"):
+                    continue
+                with self.subTest(given=given, method=point["method"]):
+                    dry = json.loads(self.succeed("train", config, "--dry-run", "--json", "--target", "h100",
+                                                  *overrides(*given, *point["settings"])))
+                    self.assertEqual(dry["peak_bytes"], point["peak_bytes"])
+            self.assertGreater(sum("memory.recompute_interval=null" in point.get("settings", [])
+                                   or "memory.activation_budget=null" in point.get("settings", []) for point in points), 1)
+            self.assertNotIn("refused", next(point for point in points if point["method"] == "recompute optimal"))
+
     @staticmethod
     def settings_of_page(page):
         """{method: its settings} as the table of all points has them."""

@@ -376,4 +376,23 @@ TEST_CASE("a plan of a deep model that copies to the host is no slower than as m
   }
 }
 
+TEST_CASE("an order of passes that depends on recomputation is that of keeping all where optimal may keep all") {
+  const Target target = find_target("a100-80g");
+  const auto config_of = [](const char* recompute) {
+    return small_config(Family::gpt2, {"parallel.pipeline=4", "parallel.pipeline_schedule=varuna", "model.num_layers=8",
+                                       "batch.global=16", "batch.micro=1", "run.device=auto",
+                                       fmt::format("memory.recompute={}", recompute)}, 4);
+  };
+  const auto bytes_of = [&](const char* recompute) {
+    return plan_step(config_of(recompute), target, 4, 0).memory().arenas[MemoryClass::activations];
+  };
+  const RecomputePlanner planner(config_of("optimal"), target, 4, 0);
+  CHECK(bytes_of("optimal") == bytes_of("none"));
+  const auto best = planner.best(bytes_of("none"));
+  REQUIRE(best);
+  CHECK(best->again_share == 0);
+  CHECK(planner.fixed(RecomputeKind::none).bytes == bytes_of("none"));
+  CHECK(planner.fixed(RecomputeKind::block).bytes == bytes_of("block"));
+}
+
 }  // namespace test_recompute

@@ -1,4 +1,5 @@
 // What a rank's clock makes of ops, collectives and waits, and what follows for a run.
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <vector>
@@ -6,6 +7,8 @@
 #include "catch.h"
 #include "model_fixture.h"
 #include "planner/predict.h"
+#include "planner/recompute_curve.h"
+#include "train/recompute_plan.h"
 #include "train/step_times.h"
 
 namespace gptrain::test_predict {
@@ -147,6 +150,18 @@ TEST_CASE("the best interval is no shorter than the node that writes the most ta
 }
 
 }  // namespace
+TEST_CASE("the room of a curve is that of the stage that has the least") {
+  const Machine machine = machine_with(0);
+  const RunConfig config = small_config(Family::gpt2, {"parallel.pipeline=3", "model.num_layers=7", "batch.global=12",
+                                                       "batch.micro=1", "run.device=auto", "memory.recompute=optimal"}, 3);
+  const Target target = planned_target(machine, config, 3);
+  std::vector<int64_t> rooms;
+  for (const int32_t stage : {0, 1, 2}) rooms.push_back(activation_room(config, target, 3, stage));
+  const auto [least, most] = std::minmax_element(rooms.begin(), rooms.end());
+  REQUIRE(*least < *most);
+  CHECK(forecast_recomputation(config, target, &machine, 3, plan_world(config, target, 3)).room_bytes == *least);
+}
+
 TEST_CASE("what a setting costs by usual rates is what is predicted") {
   struct Setting {
     std::vector<std::string> overrides;
@@ -161,7 +176,7 @@ TEST_CASE("what a setting costs by usual rates is what is predicted") {
                                          {{"memory.offload_activations=hidden"}, 0.03},
                                          {{"memory.offload_activations=all"}, 0.2},
                                          {{"precision.compute=fp32"}, 0.15}};
-  for (const char* device : {"v100-32g", "a100-80g", "h100"}) {
+  for (const char* device : {"v100-32g", "rtx-2080-ti", "a100-80g", "h100", "b200"}) {
     const DeviceProfile profile = find_device(device);
     const Machine machine{profile, cluster_of(profile), {}};
     const auto config_of = [&](const std::vector<std::string>& overrides) {
