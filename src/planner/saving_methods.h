@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/run_config.h"
+#include "ops/target.h"
 
 namespace gptrain {
 
@@ -40,6 +41,24 @@ constexpr std::string_view moments = "optimizer.type=adamw-8bit";
 constexpr std::string_view activation = "memory.activation_bits=3";
 constexpr std::string_view inputs = "memory.saved_inputs=8";
 }  // namespace saving
+
+// Settings that change what is trained, take less memory, and that the config goes with and does not have.
+inline std::vector<std::string> untried_methods(const RunConfig& config, const Target& target) {
+  std::vector<std::string> settings;
+  const auto add = [&settings](bool applies, std::string_view setting) {
+    if (applies) settings.emplace_back(setting);
+  };
+  const PrecisionConfig& precision = config.precision;
+  const MemoryConfig& memory = config.memory;
+  const bool selective = memory.recompute == RecomputeKind::selective;
+  add(config.optimizer.type == OptimizerKind::adamw, saving::moments);
+  add(precision.compute == DType::bf16 && !precision.pure, saving::pure);
+  add(precision.compute == DType::f32, target.bf16_products ? "precision.compute=bf16" : "precision.compute=fp16");
+  add(precision.pure && precision.gradients == DType::f32, saving::gradients);
+  add(memory.saved_inputs == 16 && !selective, saving::inputs);
+  add(config.model.activation != ActivationKind::swiglu && memory.activation_bits == 16 && !selective, saving::activation);
+  return settings;
+}
 
 // The first one is the config as it is.
 constexpr std::array<SavingMethod, 18> saving_methods = {{

@@ -17,6 +17,8 @@
 #include "model/spec/spec.h"
 #include "planner/layout_estimate.h"
 #include "planner/layouts.h"
+#include "planner/nearest_layout.h"
+#include "planner/saving_methods.h"
 #include "train/device.h"
 
 namespace gptrain {
@@ -68,16 +70,6 @@ struct Candidate {
   double score = 0;  // of the estimate
 };
 
-// The least that is missing where a layout does not fit.
-struct Miss {
-  int64_t bytes = std::numeric_limits<int64_t>::max();
-  RunLayout layout;
-
-  void add(int64_t missing, const RunLayout& of) {
-    if (missing < bytes) *this = {missing, of};
-  }
-};
-
 // Those of one tensor rank, for the layout that the config has is not looked at. Others differ in a few scales of state in
 // blocks.
 int64_t bytes_of_checkpoints(RunConfig config) {
@@ -121,8 +113,13 @@ class Search {
     if (exact_.empty() && !over_budget_.empty())
       throw Error(ExitCode::usage, "no layout that was planned keeps within the budget; the quickest: {}", over_budget_);
     if (exact_.empty()) {
-      found_.least_missing_bytes = miss_.bytes;
-      found_.least_missing = miss_.layout;
+      RunLayout again = miss_.layout;
+      again.recompute = RecomputeKind::block;
+      const Miss nearest = nearest_of(config_, machine_, room_, miss_, has_held_values(again) ? again : miss_.layout);
+      found_.least_missing_bytes = nearest.bytes;
+      found_.least_missing = nearest.layout;
+      found_.least_missing_is_exact = nearest.is_exact;
+      found_.untried = untried_methods(config_, target_);
       return std::move(found_);
     }
     rank();

@@ -65,14 +65,14 @@ std::string row_text(const LayoutSearch& search, size_t place) {
 std::string nothing_fits_text(const LayoutSearch& search) {
   std::string text = fmt::format("Nothing fits: none of {} layouts takes as little as the {} of a device.\n",
                                  format_grouped(search.num_layouts), bytes_text(search.room_bytes));
-  text += fmt::format("The least that is missing: {} or more, with {}.\n", bytes_text(search.least_missing_bytes),
+  text += fmt::format("The least that is missing: {}{}, with {}.\nTake more devices, or a smaller model.",
+                      bytes_text(search.least_missing_bytes), search.least_missing_is_exact ? "" : " or more",
                       layout_text(search.least_missing));
   // What a search leaves as the config has it, as each of these changes what is trained.
-  return text +
-         "Take more devices, or a smaller model. A search leaves alone what changes training and takes less memory; with\n"
-         "--set it plans on with it: optimizer.type=adamw-8bit, precision.compute=bf16-pure (and then\n"
-         "precision.gradients=bf16), memory.saved_inputs=8, memory.activation_bits=3, memory.linear_projection.\n"
-         "--methods in place of --objective plans the config as it is laid out with each of them.\n";
+  if (!search.untried.empty())
+    text += fmt::format(" A search leaves alone what changes training and takes less memory; with --set it\nplans on with: {}.",
+                        join(search.untried, ", "));
+  return text + "\n--methods in place of --objective plans the config as it is laid out with each method that saves memory.\n";
 }
 
 Json layout_json(const RunLayout& layout) {

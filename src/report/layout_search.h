@@ -91,6 +91,8 @@ struct LayoutSearch {
   std::vector<LostClass> lost;
   int64_t least_missing_bytes = 0;  // where nothing fits
   RunLayout least_missing;          // likewise
+  bool least_missing_is_exact = false;  // else at least so much
+  std::vector<std::string> untried;     // likewise: settings that take less memory, and change what is trained
 };
 
 }  // namespace gptrain

@@ -274,8 +274,9 @@ std::string search_page(const std::string& title, const LayoutSearch& search, co
           summary_row("Too large", format_grouped(search.num_too_large), bytes_text(search.room_bytes) + " a device");
   if (search.best.empty()) {
     return html_page(title, plan_css, body + "</dl>\n" +
-                     section("Nothing fits", fmt::format("<p>The least that is missing: {} or more, with {}.</p>\n",
+                     section("Nothing fits", fmt::format("<p>The least that is missing: {}{}, with {}.</p>\n",
                                                          bytes_text(search.least_missing_bytes),
+                                                         search.least_missing_is_exact ? "" : " or more",
                                                          escape_html(layout_text(search.least_missing)))));
   }
   const LayoutResult& best = search.best.front();

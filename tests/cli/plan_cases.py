@@ -70,8 +70,7 @@ class Search(PlanCase):
         self.assertIn("The least that is missing: ", result.out)
         self.assertIn("no layout of ", result.err)
         self.assertRegex(result.out, r"none of [\d,]+ layouts takes as little as the 74\.5 GiB of a device")
-        # It points at what a search leaves alone: each setting is taken. Of the layout that lacks the least, activations
-        # are no part that counts.
+        # It points at what a search leaves alone: each setting is taken.
         advice = result.out.split("Take more devices")[1]
         self.assertIn("--methods", advice)
         missing = json.loads(self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--json").out)

@@ -1,0 +1,22 @@
+#include "planner/nearest_layout.h"
+
+#include "base/error.h"
+#include "planner/layouts.h"
+#include "planner/predict.h"
+
+namespace gptrain {
+
+Miss nearest_of(const RunConfig& config, const Machine& machine, int64_t room, const Miss& by_bound, const RunLayout& other) {
+  Miss nearest = by_bound;
+  for (const RunLayout& layout : {by_bound.layout, other}) {
+    try {
+      const int64_t missing = predict_layout(checked_layout(config, layout), machine, layout, 0).peak_bytes - room;
+      if (!nearest.is_exact || missing < nearest.bytes) nearest = {missing, layout, true};
+    } catch (const Error&) {
+      continue;  // by a rule of the config, or a budget of activations that it cannot keep
+    }
+  }
+  return nearest;
+}
+
+}  // namespace gptrain
