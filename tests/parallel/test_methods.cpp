@@ -80,7 +80,7 @@ TEST_CASE("every pair of methods takes the bytes of its plan, has the bits of ke
   }
 }
 
-TEST_CASE("beyond so many micro-batches a rank of one stage takes no more memory, whatever the methods") {
+TEST_CASE("beyond so many micro-batches a rank of one stage takes no more memory, whatever the methods", "[long]") {
   for (const Target& target : {this_machine(1), find_target("h100")}) {
     for (const MethodCase& method : method_cases()) {
       const RunConfig few = method.config(target);

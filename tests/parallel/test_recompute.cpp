@@ -346,7 +346,7 @@ TEST_CASE("a plan that copies to the host keeps its budget, and is no slower tha
   CHECK(some_hidden > 5);
 }
 
-TEST_CASE("a plan of a deep model that copies to the host is no slower than as many blocks as hide") {
+TEST_CASE("a plan of a deep model that copies to the host is no slower than as many blocks as hide", "[long]") {
   // Of few of many equal blocks, where prices of bytes lead to plans that pass the even one by.
   for (const char* device : {"a100-80g", "h100"}) {
     for (const int64_t micro : {4, 8, 16}) {
