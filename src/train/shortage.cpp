@@ -268,11 +268,9 @@ class DeviceShortage {
                           all.others.empty() ? "of them" : "but " + join(all.others, " and "), verdict(bytes),
                           price_of(all));
     }
-    if (least <= room_)
-      text += "\ngptrain plan finds the quickest of what fits; with --methods it compares what changes training, too.";
-    if (least > room_)
-      text += "\nMore ranks with parallel.tensor or parallel.zero share it, or choose a smaller model.";
-    return text;
+    return text + (least <= room_
+                       ? "\ngptrain plan finds the quickest of what fits; with --methods it compares what changes training, too."
+                       : "\nMore ranks with parallel.tensor or parallel.zero share it, or choose a smaller model.");
   }
 
  private:
