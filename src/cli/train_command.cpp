@@ -26,13 +26,13 @@
 #include "planner/predict.h"
 #include "planner/recompute_curve.h"
 #include "report/dry_run.h"
-#include "report/step_profile.h"
+#include "step/step_profile.h"
 #include "report/timeline_page.h"
-#include "train/device.h"
-#include "train/plan_step.h"
+#include "step/device.h"
+#include "step/plan_step.h"
 #include "train/run.h"
 #include "train/set_up.h"
-#include "train/shortage.h"
+#include "fit/shortage.h"
 #include "train/signals.h"
 
 namespace gptrain {

@@ -10,8 +10,8 @@
 #include "parallel/parameters.h"
 #include "planner/layouts.h"
 #include "planner/rank_clock.h"
-#include "train/nominal_times.h"
-#include "train/plan_step.h"
+#include "fit/nominal_times.h"
+#include "step/plan_step.h"
 
 namespace gptrain {
 namespace {

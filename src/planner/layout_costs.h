@@ -9,9 +9,9 @@
 
 #include "config/run_config.h"
 #include "ops/target.h"
-#include "planner/event_times.h"
-#include "report/layout_search.h"
-#include "train/plan_step.h"
+#include "machine/event_times.h"
+#include "planner/layout_search.h"
+#include "step/plan_step.h"
 
 namespace gptrain {
 

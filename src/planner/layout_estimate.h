@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "planner/layout_costs.h"
-#include "report/layout_search.h"
+#include "planner/layout_search.h"
 #include "schedule/pipeline/simulate.h"
 #include "schedule/stages.h"
 

@@ -12,8 +12,8 @@
 #include "comm/world.h"
 #include "config/load.h"
 #include "planner/measure_ops.h"
-#include "train/plan_step.h"
-#include "train/step_profiler.h"
+#include "step/plan_step.h"
+#include "step/step_profiler.h"
 
 namespace gptrain {
 namespace {

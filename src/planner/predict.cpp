@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <utility>
 
-#include "report/run_speed.h"
+#include "planner/run_speed.h"
 
 namespace gptrain {
 

@@ -8,10 +8,10 @@
 #include "config/run_config.h"
 #include "ops/target.h"
 #include "planner/simulate_step.h"
-#include "report/checkpoint_forecast.h"
-#include "report/forecast.h"
-#include "report/layout_search.h"
-#include "train/plan_step.h"
+#include "step/checkpoint_forecast.h"
+#include "planner/forecast.h"
+#include "planner/layout_search.h"
+#include "step/plan_step.h"
 
 namespace gptrain {
 

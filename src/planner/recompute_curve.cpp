@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "planner/simulate_step.h"
-#include "train/recompute_plan.h"
+#include "fit/recompute_plan.h"
 
 namespace gptrain {
 namespace {

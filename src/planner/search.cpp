@@ -18,8 +18,8 @@
 #include "planner/layout_estimate.h"
 #include "planner/layouts.h"
 #include "planner/nearest_layout.h"
-#include "planner/saving_methods.h"
-#include "train/device.h"
+#include "fit/saving_methods.h"
+#include "step/device.h"
 
 namespace gptrain {
 namespace {

@@ -12,10 +12,10 @@
 #include "model/spec/spec.h"
 #include "planner/layouts.h"
 #include "planner/predict.h"
-#include "planner/saving_methods.h"
+#include "fit/saving_methods.h"
 #include "planner/search.h"
-#include "report/run_speed.h"
-#include "train/device.h"
+#include "planner/run_speed.h"
+#include "step/device.h"
 
 namespace gptrain {
 namespace {

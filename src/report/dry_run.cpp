@@ -11,10 +11,10 @@
 #include "config/faults.h"
 #include "model/spec/shard.h"
 #include "optim/optimizer.h"
-#include "report/flops_json.h"
+#include "step/flops_json.h"
 #include "report/formulas.h"
-#include "report/run_speed.h"
-#include "report/text_parts.h"
+#include "planner/run_speed.h"
+#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {

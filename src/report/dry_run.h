@@ -13,11 +13,11 @@
 #include "ops/target.h"
 #include "parallel/groups.h"
 #include "parallel/memory.h"
-#include "report/checkpoint_forecast.h"
-#include "report/forecast.h"
-#include "report/planned_pipeline.h"
-#include "report/recompute_forecast.h"
-#include "report/step_log.h"
+#include "step/checkpoint_forecast.h"
+#include "planner/forecast.h"
+#include "planner/planned_pipeline.h"
+#include "planner/recompute_forecast.h"
+#include "step/step_log.h"
 
 namespace gptrain {
 
@@ -65,7 +65,7 @@ struct DryRunInput {
   std::optional<StepForecast> forecast = {};     // likewise
   std::optional<RecomputeForecast> recomputation = {};  // where it is optimal
   std::string warnings = {};  // of the ops, lines
-  std::string shortage = {};  // what is missing and would help (train/shortage.h); empty if the plan fits
+  std::string shortage = {};  // what is missing and would help (fit/shortage.h); empty if the plan fits
   double price = 0;           // of a device-hour; 0: not known
 };
 

@@ -8,7 +8,7 @@
 #include "base/json.h"
 #include "base/units.h"
 #include "config/faults.h"
-#include "report/text_parts.h"
+#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {

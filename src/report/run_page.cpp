@@ -14,7 +14,7 @@
 #include "base/units.h"
 #include "report/html_page.h"
 #include "report/svg_plot.h"
-#include "report/text_parts.h"
+#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {

@@ -7,7 +7,7 @@
 #include "config/run_config.h"
 #include "data/dataset.h"
 #include "model/micro_batch.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace gptrain {
 

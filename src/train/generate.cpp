@@ -24,7 +24,7 @@
 #include "data/tokenizer/unicode.h"
 #include "ops/backend.h"
 #include "parallel/make_stages.h"
-#include "train/inference.h"
+#include "step/inference.h"
 #include "train/run_state.h"
 
 namespace gptrain {

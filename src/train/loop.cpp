@@ -7,7 +7,7 @@
 #include "comm/agree.h"
 #include "optim/learning_rate.h"
 #include "report/dry_run.h"
-#include "train/device.h"
+#include "step/device.h"
 #include "train/replicas.h"
 
 namespace gptrain {

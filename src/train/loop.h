@@ -11,7 +11,7 @@
 #include "train/checkpointing.h"
 #include "train/folder.h"
 #include "train/loss_watch.h"
-#include "train/machine_limits.h"
+#include "step/machine_limits.h"
 #include "train/reporter.h"
 #include "train/run.h"
 #include "train/run_context.h"
@@ -19,9 +19,9 @@
 #include "train/samples.h"
 #include "train/set_up.h"
 #include "train/signals.h"
-#include "train/step_profiler.h"
+#include "step/step_profiler.h"
 #include "train/stop_request.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 #include "train/validation.h"
 
 namespace gptrain {

@@ -14,7 +14,7 @@
 #include "data/run_tokenizer.h"
 #include "train/folder.h"
 #include "train/run.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace gptrain {
 

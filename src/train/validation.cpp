@@ -4,9 +4,9 @@
 
 #include "base/output.h"
 #include "base/units.h"
-#include "train/averaged_weights.h"
+#include "step/averaged_weights.h"
 #include "train/batches.h"
-#include "train/step_design.h"
+#include "step/step_design.h"
 
 namespace gptrain {
 

@@ -9,9 +9,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Folders of src/ in the order of the house: a folder includes from itself and from those before it.
-ROOMS = ["base", "config", "mesh", "model/spec", "schedule", "ops", "comm", "model", "parallel", "optim", "data",
-         "checkpoint", "report", "train", "planner", "cli"]
+# The rooms of src in the order of the house: a room includes from itself and from those before it.
+ROOM_LIST = "src/rooms.txt"
+ROOMS = [line.split()[0] for line in (Path(__file__).parents[2] / ROOM_LIST).read_text(encoding="utf-8").splitlines()]
 # What cuda/ implements, and what it stands on; nothing includes it.
 CUDA_ROOMS = ["base", "config", "ops", "comm"]
 MAX_LINES = 600
@@ -73,6 +73,13 @@ def cuda_include_faults(root):
                 yield f"{path}:{number}: cuda may not include {match.group(1)}"
 
 
+def map_faults(root):
+    """The README's map shows the list of rooms as it is."""
+    rooms = "".join(f"src/{line}\n" for line in (root / ROOM_LIST).read_text(encoding="utf-8").splitlines())
+    if rooms not in (root / "README.md").read_text(encoding="utf-8"):
+        yield f"{root / 'README.md'}: its map of src is not {ROOM_LIST}, line by line"
+
+
 def printing_faults(root):
     for path in sorted((root / "src").rglob("*")):
         if path.suffix not in SOURCE_SUFFIXES:
@@ -131,7 +138,7 @@ def file_faults(root):
 
 
 def all_faults(root):
-    return [*include_faults(root), *cuda_include_faults(root), *printing_faults(root), *name_faults(root),
+    return [*include_faults(root), *cuda_include_faults(root), *map_faults(root), *printing_faults(root), *name_faults(root),
             *file_faults(root)]
 
 
@@ -152,6 +159,7 @@ def check_that_faults_are_found():
             "src/comm/j.h": "int shared(char x);\n",
             "src/train/k.h": "int once(int x);\n",
             "tests/long.cpp": "\n" * (MAX_LINES + 1),
+            ROOM_LIST: "base   errors\n",
             "README.md": "see /" + "work/notes and src/work/notes\n",
             "build/made.cpp": '"/' + 'work/"\n',
         }
@@ -161,7 +169,7 @@ def check_that_faults_are_found():
         found = {fault.removeprefix(folder + "/").split(": ")[0] for fault in all_faults(root)}
     expected = {"src/base/a.h:2", "src/ops/b.h:3", "src/ops/b.h:4", "src/model/spec/c.h:1", "src/model/spec/c.h:2", "src/elsewhere/e.h", "cuda/f.cu:3",
                 "src/data/h.cpp:2", "src/data/h.cpp:4",
-                "tests/long.cpp", "README.md:1"}
+                "tests/long.cpp", "README.md", "README.md:1"}
     if found != expected:
         sys.exit(f"the check itself is wrong: found {sorted(found)}, expected {sorted(expected)}")
 

@@ -11,7 +11,7 @@
 #include "catch.h"
 #include "model_fixture.h"
 #include "some_cases.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 #include "train/run_state.h"
 
 using namespace gptrain;

@@ -14,7 +14,7 @@
 #include "harness.h"
 #include "matrix_kernels_choice.h"
 #include "ops/cpu/kernels/kernel_table.h"
-#include "train/machine_limits.h"
+#include "step/machine_limits.h"
 
 namespace gptrain::ops_test {
 namespace {

@@ -4,8 +4,8 @@
 
 #include "comm/world.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
-#include "train/step_profiler.h"
+#include "step/plan_step.h"
+#include "step/step_profiler.h"
 
 namespace gptrain::testing {
 namespace {

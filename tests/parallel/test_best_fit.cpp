@@ -15,7 +15,7 @@
 #include "layouts.h"
 #include "model_fixture.h"
 #include "train/batches.h"
-#include "train/step_design.h"
+#include "step/step_design.h"
 
 namespace test_best_fit {
 

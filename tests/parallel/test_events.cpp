@@ -11,7 +11,7 @@
 #include "model_fixture.h"
 #include "planner/rank_clock.h"
 #include "report/formulas.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 
 namespace test_events {
 

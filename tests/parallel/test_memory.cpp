@@ -17,7 +17,7 @@
 #include "parameter_formula.h"
 #include "poisoning_backend.h"
 #include "ranks.h"
-#include "train/inference.h"
+#include "step/inference.h"
 #include "train/run_state.h"
 #include "touched.h"
 #include "train/samples.h"

@@ -8,10 +8,10 @@
 #include "catch.h"
 #include "methods.h"
 #include "same_outcomes.h"
-#include "planner/profiles.h"
+#include "machine/profiles.h"
 #include "touched.h"
-#include "train/plan_step.h"
-#include "train/recompute_plan.h"
+#include "step/plan_step.h"
+#include "fit/recompute_plan.h"
 #include "train/run_state.h"
 
 namespace test_methods {

@@ -10,7 +10,7 @@
 
 #include "ops/backend.h"
 #include "same_outcomes.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 #include "wrappers.h"
 
 namespace test_projection {

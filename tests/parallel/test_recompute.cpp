@@ -10,12 +10,12 @@
 #include "catch.h"
 #include "model_fixture.h"
 #include "ops/side_queue.h"
-#include "planner/profiles.h"
+#include "machine/profiles.h"
 #include "same_outcomes.h"
 #include "schedule/offload.h"
-#include "train/nominal_times.h"
-#include "train/offload_plan.h"
-#include "train/recompute_plan.h"
+#include "fit/nominal_times.h"
+#include "fit/offload_plan.h"
+#include "fit/recompute_plan.h"
 
 namespace test_recompute {
 

@@ -9,7 +9,7 @@
 #include "model/spec/init.h"
 #include "model_fixture.h"
 #include "parallel/executor.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace test_schedules {
 

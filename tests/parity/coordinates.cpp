@@ -13,7 +13,7 @@
 #include "../parallel/wrappers.h"
 #include "config/json_text.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 
 namespace {
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "model_fixture.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 #include "train/run_state.h"
 
 namespace gptrain::testing {

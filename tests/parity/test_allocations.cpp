@@ -16,8 +16,8 @@
 
 #include "base/error.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
-#include "train/step_profiler.h"
+#include "step/plan_step.h"
+#include "step/step_profiler.h"
 
 extern "C" {
 void* __libc_malloc(size_t size);

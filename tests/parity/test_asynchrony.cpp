@@ -22,10 +22,10 @@
 #include "ops/timed_backend.h"
 #include "parallel/offload_lanes.h"
 #include "parallel/wrappers.h"
-#include "train/arena_fill.h"
-#include "train/plan_step.h"
+#include "step/arena_fill.h"
+#include "step/plan_step.h"
 #include "train/run_state.h"
-#include "train/state_snapshot.h"
+#include "step/state_snapshot.h"
 
 namespace test_asynchrony {
 

@@ -13,8 +13,8 @@
 #include "differences.h"
 #include "model_fixture.h"
 #include "parallel/wrappers.h"
-#include "train/plan_step.h"
-#include "train/recompute_plan.h"
+#include "step/plan_step.h"
+#include "fit/recompute_plan.h"
 #include "train/run_state.h"
 
 namespace test_cuda {

@@ -14,7 +14,7 @@
 #include "differences.h"
 #include "model_fixture.h"
 #include "parallel/wrappers.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 
 namespace test_fp8 {
 

@@ -6,7 +6,7 @@
 #include "base/philox.h"
 #include "catch.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 
 namespace test_gradients {
 

@@ -9,7 +9,7 @@
 #include "differences.h"
 #include "model_fixture.h"
 #include "optim/orthogonalise.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 
 namespace test_muon {
 

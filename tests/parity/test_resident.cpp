@@ -5,7 +5,7 @@
 #include <string>
 
 #include "model_fixture.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 
 namespace {
 

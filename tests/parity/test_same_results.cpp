@@ -7,7 +7,7 @@
 
 #include "catch.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 
 namespace test_same_results {
 

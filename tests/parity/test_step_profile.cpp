@@ -5,8 +5,8 @@
 
 #include "catch.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
-#include "train/step_profiler.h"
+#include "step/plan_step.h"
+#include "step/step_profiler.h"
 
 namespace test_step_profile {
 

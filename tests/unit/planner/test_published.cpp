@@ -12,7 +12,7 @@
 #include "config/load.h"
 #include "planner/predict.h"
 #include "report/formulas.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 
 namespace gptrain::test_published {
 namespace {

@@ -13,7 +13,7 @@
 #include "planner/layout_estimate.h"
 #include "planner/layouts.h"
 #include "planner/search.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 
 namespace gptrain::test_search {
 namespace {

@@ -8,10 +8,10 @@
 #include "config/load.h"
 #include "parallel/make_stages.h"
 #include "planner/simulate_step.h"
-#include "report/step_profile.h"
+#include "step/step_profile.h"
 #include "report/timeline_page.h"
 #include "schedule/pipeline/simulate.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 
 namespace test_simulated_step {
 
