@@ -6,7 +6,7 @@
 
 #include "base/json.h"
 #include "ops/footprint.h"
-#include "step/step_log.h"
+#include "ops/op_table.h"
 
 namespace gptrain {
 namespace {

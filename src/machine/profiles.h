@@ -12,7 +12,7 @@
 #include "ops/target.h"
 #include "machine/measured_machine.h"
 #include "machine/profile_reader.h"
-#include "planner/layout_search.h"
+#include "machine/expected_error.h"
 
 namespace gptrain {
 

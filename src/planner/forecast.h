@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "parallel/groups.h"
-#include "planner/layout_search.h"
+#include "machine/expected_error.h"
 
 namespace gptrain {
 

@@ -31,10 +31,6 @@ std::string offload_word(const RunLayout& layout) {
 
 }  // namespace
 
-std::string ExpectedError::text() const {
-  return fmt::format("a step's expected error is {:.0f}% ({})", 100 * share, source);
-}
-
 std::vector<std::pair<std::string, std::string>> layout_keys(const RunLayout& layout) {
   std::string schedule(pipeline_order_names[static_cast<size_t>(layout.schedule)]);
   if (layout.schedule == PipelineOrder::interleaved) schedule += fmt::format(" of {} chunks", layout.virtual_stages);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/kinds.h"
+#include "machine/expected_error.h"
 #include "parallel/groups.h"
 
 namespace gptrain {
@@ -35,14 +36,6 @@ struct RunLayout {
 
 // Its keys and their values, for people; parallel.layers_per_stage is "balanced" or "default".
 std::vector<std::pair<std::string, std::string>> layout_keys(const RunLayout& layout);
-
-// How far predicted steps may be off, as a share of them, and where that is from: "assumed: ...".
-struct ExpectedError {
-  double share = 0;
-  std::string source = {};
-
-  std::string text() const;  // "a step's expected error is 20% (assumed: ...)"
-};
 
 // What is said of one: of an exact one what the dry run of its config says, of others estimates.
 struct LayoutResult {

@@ -35,8 +35,4 @@ struct RecomputeForecast {
   std::vector<Point> others;           // as other values of the two keys have it
 };
 
-std::string recompute_text(const RecomputeForecast& forecast);
-// The plot of time against memory, as an HTML page of its own.
-std::string recompute_page(const RecomputeForecast& forecast, const std::string& title);
-
 }  // namespace gptrain

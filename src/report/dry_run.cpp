@@ -11,6 +11,7 @@
 #include "config/faults.h"
 #include "model/spec/shard.h"
 #include "optim/optimizer.h"
+#include "report/recompute_page.h"
 #include "step/flops_json.h"
 #include "report/formulas.h"
 #include "planner/run_speed.h"

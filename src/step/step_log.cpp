@@ -27,14 +27,6 @@ size_t index_of(const std::array<std::string_view, size>& names, std::string_vie
 
 }  // namespace
 
-OpTotals& OpTotals::operator+=(const OpTotals& other) {
-  calls += other.calls;
-  model_flops += other.model_flops;
-  executed_flops += other.executed_flops;
-  bytes_moved += other.bytes_moved;
-  return *this;
-}
-
 OpTable op_table(const StepLog& log) {
   OpTable table{};
   for_each_repeated(log, [&](const Event& event, int64_t times) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "catch.h"
+#include "fit/plan_world.h"
 #include "model_fixture.h"
 #include "planner/predict.h"
 #include "planner/recompute_curve.h"

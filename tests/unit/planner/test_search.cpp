@@ -10,10 +10,10 @@
 #include "base/error.h"
 #include "catch.h"
 #include "config/load.h"
+#include "fit/plan_world.h"
 #include "planner/layout_estimate.h"
 #include "planner/layouts.h"
 #include "planner/search.h"
-#include "step/plan_step.h"
 
 namespace gptrain::test_search {
 namespace {

@@ -1,4 +1,4 @@
-#include "planner/recompute_forecast.h"
+#include "report/recompute_page.h"
 
 #include <algorithm>
 #include <fmt/format.h>
