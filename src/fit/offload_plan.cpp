@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "ops/side_queue.h"
-#include "parallel/make_stages.h"
 #include "schedule/offload.h"
+#include "fit/fixed_choices.h"
+#include "fit/micro_batches.h"
 #include "fit/nominal_times.h"
-#include "step/plan_step.h"
 
 namespace gptrain {
 namespace {
@@ -26,9 +26,8 @@ class HiddenBlocks {
       : target_(target) {
     RunConfig few = with_few_micro_batches(config);
     few.memory.offload_activations = no_offload;
-    MeshPoint point;
-    point[MeshAxis::pipeline] = stage;
-    const StepPlan plan = plan_step(few, target, world_size, make_mesh(config, world_size).rank_of(point));
+    const StepPlan plan =
+        plan_fixed(few, target, world_size, make_mesh(config, world_size).first_rank_of_stage(stage));
     options_ = plan.design->training->schedule.options;
     bytes_ = plan.design->training->bytes;
     // As many as all stages have in flight, and as many again.
@@ -140,16 +139,6 @@ void time_copies(UnitChoices& choices, ScheduleOptions options, const BufferByte
     while (begin > 0 && begins[begin] > lane && pass - begin < most_passes_ahead) --begin;
     choices[unit].offload.comes_ahead = static_cast<int32_t>(pass - begin);
   }
-}
-
-UnitChoices offload(const RunConfig& config, UnitChoices choices, int64_t count) {
-  if (count == no_offload) return choices;
-  for (int64_t stage = 0; stage < config.parallel.pipeline; ++stage) {
-    const Stages stages = make_stages(config, stage, config.batch.accumulation);
-    const EvenOffload even = spread_evenly(stages, count == all_offload ? config.model.num_layers : count);
-    for (const int32_t unit : even.units) choices[static_cast<size_t>(unit)].offload = even.offload;
-  }
-  return choices;
 }
 
 int64_t hidden_blocks(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage) {

@@ -8,12 +8,9 @@
 #include "config/run_config.h"
 #include "ops/target.h"
 #include "parallel/program.h"
-#include "schedule/recompute_chain.h"
+#include "schedule/step_choices.h"
 
 namespace gptrain {
-
-// In the given choices of all units: the blocks of each stage that `count` are, spread evenly; all_offload: all.
-UnitChoices offload(const RunConfig& config, UnitChoices choices, int64_t count);
 
 using ActionSeconds = std::function<double(const Action&)>;
 

@@ -8,10 +8,9 @@
 #include <tuple>
 #include <utility>
 
-#include "base/error.h"
-#include "config/faults.h"
 #include "ops/fused_product.h"
-#include "parallel/make_stages.h"
+#include "fit/fixed_choices.h"
+#include "fit/micro_batches.h"
 #include "fit/nominal_times.h"
 #include "fit/offload_plan.h"
 
@@ -91,15 +90,13 @@ RecomputePlanner::RecomputePlanner(const RunConfig& config, const Target& target
       target_(target),
       world_size_(world_size),
       may_offload_(config.memory.offload_activations == optimal_offload && target.kind == Target::Kind::gpu) {
-  MeshPoint point;
-  point[MeshAxis::pipeline] = stage;
-  rank_ = make_mesh(config, world_size).rank_of(point);
-  const StepPlan whole = plan_step(config_of(RecomputeKind::block), target, world_size, rank_);
+  rank_ = make_mesh(config, world_size).first_rank_of_stage(stage);
+  const StepPlan whole = plan_fixed(config_of(RecomputeKind::block), target, world_size, rank_);
   whole_ = {whole.design->training->schedule.options, whole.design->training->bytes};
   whole_.options.stages.shape.recompute = backward_runs_again(RecomputeKind::optimal);
   std::optional<PassSeconds> in_parts;
   if (may_keep_parts(config, target)) {
-    const StepPlan plan = plan_step(config_of(RecomputeKind::selective), target, world_size, rank_);
+    const StepPlan plan = plan_fixed(config_of(RecomputeKind::selective), target, world_size, rank_);
     in_parts_ = Planned{plan.design->training->schedule.options, plan.design->training->bytes};
     in_parts = nominal_pass_seconds(plan, target);
   }
@@ -258,13 +255,13 @@ RecomputePoint RecomputePlanner::fixed(RecomputeKind kind, int64_t interval, int
 
 std::optional<RecomputePoint> RecomputePlanner::selective_apart() const {
   if (keeps_parts() || config_.memory.activation_bits != 16 || config_.memory.saved_inputs != 16) return std::nullopt;
-  const StepPlan few = plan_step(config_of(RecomputeKind::selective), target_, world_size_, rank_);
+  const StepPlan few = plan_fixed(config_of(RecomputeKind::selective), target_, world_size_, rank_);
   double seconds = 0;
   for (const auto& [action, of_action] : nominal_pass_seconds(few, target_)) seconds += of_action;
   RunConfig config = config_;
   config.memory.recompute = RecomputeKind::selective;
   config.memory.offload_activations = no_offload;
-  const MemoryPlan memory = plan_step(config, target_, world_size_, rank_).memory().arenas;
+  const MemoryPlan memory = plan_fixed(config, target_, world_size_, rank_).memory().arenas;
   return RecomputePoint{{}, memory[MemoryClass::activations], seconds / work_seconds_ - 1};
 }
 
@@ -273,7 +270,7 @@ UnitChoices RecomputePlanner::choices_of(RecomputeKind kind, int64_t interval, i
   config.memory.recompute = kind;
   config.memory.offload_activations = offloaded == hidden_offload ? hidden_count(kind) : offloaded;
   config.memory.recompute_interval = interval;
-  UnitChoices choices = fixed_choices(config);
+  UnitChoices choices = fixed_units(config);
   const Stages& stages = whole_.options.stages;
   for (size_t unit = 0; unit < choices.size(); ++unit)
     if (!stages.runs(static_cast<int32_t>(unit))) choices[unit] = {};
@@ -478,46 +475,12 @@ int64_t activation_room(const RunConfig& config, const Target& target, int64_t w
     // The first has the biases and positions, the last the padding of the vocabulary.
     for (const int64_t tensor_rank : {int64_t{0}, tensor / 2, tensor - 1}) {
       if (tensor_rank > 0 && tensor == 1) continue;
-      MeshPoint point;
-      point[MeshAxis::pipeline] = stage;
-      point[MeshAxis::tensor] = tensor_rank;
-      const MemoryPlan memory = plan_step(fixed, target, world_size, mesh.rank_of(point)).memory().arenas;
+      const int64_t rank = mesh.first_rank_of_stage(stage, tensor_rank);
+      const MemoryPlan memory = plan_fixed(fixed, target, world_size, rank).memory().arenas;
       others = std::max(others, memory.total() - memory[MemoryClass::activations]);
     }
   }
   return target.bytes_of_rank() - others;
-}
-
-UnitChoices recompute_choices(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage,
-                              std::optional<int64_t> room) {
-  if (config.memory.recompute != RecomputeKind::optimal) {
-    RunConfig fixed = config;
-    if (config.memory.offload_activations == hidden_offload)
-      fixed.memory.offload_activations = hidden_blocks(config, target, world_size, stage);
-    return fixed_choices(fixed);
-  }
-  const RecomputePlanner planner(config, target, world_size, stage);
-  const bool fits = config.memory.activation_budget == 0;
-  const int64_t budget = !fits ? config.memory.activation_budget
-                         : room ? *room
-                                : activation_room(config, target, world_size, stage);
-  if (std::optional<RecomputePoint> best = planner.best(budget)) return std::move(best->choices);
-  if (fits) return planner.least().choices;
-  int64_t least = 0;
-  int32_t of_stage = 0;
-  for (int32_t other = 0; other < config.parallel.pipeline; ++other) {
-    const int64_t bytes = RecomputePlanner(config, target, world_size, other).least().bytes;
-    if (bytes > least) of_stage = other;
-    least = std::max(least, bytes);
-  }
-  const bool offloads = config.memory.offload_activations == optimal_offload && target.kind == Target::Kind::gpu;
-  const std::string of_which = config.parallel.pipeline == 1 ? "" : fmt::format(" of stage {}", of_stage);
-  Faults faults;
-  faults.add("memory.activation_budget", fmt::format("{}", config.memory.activation_budget),
-             fmt::format("activations of a rank{} take at least {} bytes, whatever is run again{}", of_which, least,
-                         offloads ? " or offloaded" : ""),
-             fmt::format("{}", least));
-  throw Error(ExitCode::usage, "{}", faults.text());
 }
 
 }  // namespace gptrain

@@ -125,10 +125,4 @@ std::vector<int64_t> curve_budgets(int64_t least, int64_t most, int64_t num_budg
 // takes.
 int64_t activation_room(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage);
 
-// For a rank of the stage, whatever memory.recompute and memory.offload_activations are. `room`: what "fit" means, where
-// the ranks of the stage have agreed on it. Error(usage): memory.activation_budget is too small, and by how much; a device
-// that leaves too little is no error, but the least is chosen.
-UnitChoices recompute_choices(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage,
-                              std::optional<int64_t> room = {});
-
 }  // namespace gptrain

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "config/load.h"
+#include "fit/plan_world.h"
 #include "ops/fused_product.h"
 #include "base/text_parts.h"
-#include "step/plan_step.h"
 #include "fit/step_times.h"
 
 namespace gptrain {
@@ -381,10 +381,7 @@ WorldMemory world_memory(const std::vector<MemoryPlan>& plans, const std::vector
   WorldMemory world{0, {}, {}, std::move(node_of_rank)};
   for (int64_t stage = 0; stage < mesh.size(MeshAxis::pipeline); ++stage) {
     for (int64_t tensor_rank = 0; tensor_rank < mesh.size(MeshAxis::tensor); ++tensor_rank) {
-      MeshPoint first;
-      first[MeshAxis::pipeline] = stage;
-      first[MeshAxis::tensor] = tensor_rank;
-      const int64_t rank = mesh.rank_of(first);
+      const int64_t rank = mesh.first_rank_of_stage(stage, tensor_rank);
       world.on_host.push_back(plans[static_cast<size_t>(rank)].on(MemoryPlace::host));
       if (lack(rank) > lack(world.largest_rank)) world.largest_rank = rank;
     }

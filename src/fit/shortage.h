@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "config/run_config.h"
+#include "fit/plan_world.h"
 #include "mesh/mesh.h"
 #include "ops/target.h"
 #include "parallel/memory.h"

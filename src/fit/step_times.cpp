@@ -1,21 +1,20 @@
 #include "fit/step_times.h"
 
 #include "mesh/mesh.h"
+#include "fit/choose_step.h"
+#include "fit/micro_batches.h"
 #include "fit/nominal_times.h"
 #include "fit/offload_plan.h"
 #include "step/plan_step.h"
-#include "fit/recompute_plan.h"
 
 namespace gptrain {
 
 double nominal_step_seconds(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage) {
   // Of the whole run: with fewer micro-batches in flight more might be kept.
-  const UnitChoices choices = recompute_choices(config, target, world_size, stage);
+  const StepChoices choices = choose_step(config, target, world_size, stage);
   const RunConfig few = with_few_micro_batches(config);
-  MeshPoint point;
-  point[MeshAxis::pipeline] = stage;
-  const int64_t rank = make_mesh(config, world_size).rank_of(point);
-  const StepPlan plan = plan_step(few, target, world_size, rank, nullptr, &choices);
+  const int64_t rank = make_mesh(config, world_size).first_rank_of_stage(stage);
+  const StepPlan plan = plan_step(few, target, choices, world_size, rank);
   const PassSeconds seconds = nominal_pass_seconds(plan, target);
   const Program& training = *plan.design->training;
   const PlayedPasses played = play_passes(training.schedule, training.bytes, target, [&](const Action& action) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "fit/choose_step.h"
 #include "model/spec/spec.h"
 #include "ops/op_event.h"
 #include "ops/updates.h"
@@ -156,7 +157,7 @@ MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, Recompute
   config.memory.recompute = recompute;
   config.memory.recompute_interval = 0;
   if (split) config.parallel.pipeline_schedule = PipelineOrder::zero_bubble;
-  const StepPlan plan = plan_step(config, target_, layout.tensor);
+  const StepPlan plan = plan_rank(config, target_, layout.tensor);
   const Program& program = *plan.design->training;
   const EventTimes times(machine_, config, make_mesh(config, layout.tensor), 0, target_.sharing);
   RankClock clock(plan.log, times);
@@ -220,7 +221,7 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) cons
   RunConfig config = small_config(layout, data);
   config.memory.recompute = RecomputeKind::none;
   config.memory.recompute_interval = 0;
-  const StepPlan plan = plan_step(config, target_, layout.tensor * data);
+  const StepPlan plan = plan_rank(config, target_, layout.tensor * data);
   // The bytes of collectives are those of all ranks together, so that they are the same over more; where they go is the
   // whole mesh's affair.
   const RunConfig whole = with_layout(config_, layout);

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "fit/fixed_choices.h"
 #include "parallel/make_stages.h"
 #include "planner/layouts.h"
 
@@ -59,7 +60,7 @@ const LayoutEstimator::Chunks& LayoutEstimator::chunks(const RunLayout& layout) 
   if (const auto found = chunks_.find(key); found != chunks_.end()) return found->second;
   Chunks made;
   const RunConfig config = with_layout(config_, layout);
-  made.stages = make_stages(config, 0, layout.accumulation);
+  made.stages = make_stages(config, 0, layout.accumulation, backward_runs_again(layout.recompute));
   made.layers = layers_of_chunks(config);
   made.of_stage.resize(static_cast<size_t>(layout.pipeline));
   int64_t first = 0;

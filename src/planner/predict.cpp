@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <utility>
 
+#include "fit/plan_world.h"
 #include "planner/run_speed.h"
 
 namespace gptrain {

@@ -7,6 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "fit/choose_step.h"
+#include "fit/fixed_choices.h"
+#include "fit/micro_batches.h"
+#include "fit/plan_world.h"
 #include "planner/simulate_step.h"
 #include "fit/recompute_plan.h"
 
@@ -22,12 +26,12 @@ double simulated_step_seconds(const RunConfig& config, const Target& target, con
   const Mesh mesh = make_mesh(config, world_size);
   std::vector<std::pair<StepLog, EventTimes>> logs;
   for (int64_t stage = 0; stage < config.parallel.pipeline; ++stage) {
-    MeshPoint point;
-    point[MeshAxis::pipeline] = stage;
-    const int64_t rank = mesh.rank_of(point);
-    const UnitChoices& choices = points[static_cast<size_t>(stage)].choices;
-    logs.emplace_back(plan_step(config, target, world_size, rank, nullptr, choices.empty() ? nullptr : &choices).log,
-                      EventTimes(machine, config, mesh, rank));
+    const int64_t rank = mesh.first_rank_of_stage(stage);
+    const UnitChoices& units = points[static_cast<size_t>(stage)].choices;
+    const StepChoices choices = units.empty()
+                                    ? choose_step(config, target, world_size, static_cast<int32_t>(stage))
+                                    : choices_with(config, target, units);
+    logs.emplace_back(plan_step(config, target, choices, world_size, rank).log, EventTimes(machine, config, mesh, rank));
   }
   std::vector<StageLog> stages;
   for (const auto& [log, times] : logs) stages.push_back({&log, times});
@@ -64,7 +68,7 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
                                    activation_room(config, target, world_size, static_cast<int32_t>(stage)));
     const RecomputePlanner& planner =
         planners.emplace_back(config, target, world_size, static_cast<int32_t>(stage));
-    const RecomputePoint chosen = planner.weighed(plan.choices[stage]);
+    const RecomputePoint chosen = planner.weighed(plan.choices[stage].units);
     const RecomputeCounts counts = planner.counts(chosen.choices);
     forecast.stages.push_back({counts.kept, counts.in_part, counts.alone, counts.from_before, counts.offloaded, chosen.bytes,
                                planner.least().bytes, chosen.again_share});

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
+#include "fit/plan_world.h"
 #include "machine/event_times.h"
 #include "planner/recompute_forecast.h"
-#include "step/plan_step.h"
 
 namespace gptrain {
 

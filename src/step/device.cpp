@@ -67,14 +67,6 @@ void require_target(const RunConfig& config, const Target& target, ExitCode code
   if (!faults.empty()) throw Error(code, faults.text());
 }
 
-std::string useless_copies_warning(const RunConfig& config, const Target& target) {
-  const int64_t blocks = config.memory.offload_activations;
-  if (target.kind != Target::Kind::cpu || (blocks != all_offload && blocks <= 0)) return {};
-  return fmt::format("memory.offload_activations = {}: on the CPU, whose memory is the host's, copies take memory and time and "
-                     "save none (try \"none\")",
-                     blocks == all_offload ? "\"all\"" : std::to_string(blocks));
-}
-
 int threads_of_rank(const RunConfig& config, int64_t ranks_of_process, int64_t local_ranks) {
   if (config.run.threads > 0) return static_cast<int>(config.run.threads);
   const int64_t online = sysconf(_SC_NPROCESSORS_ONLN);

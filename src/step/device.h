@@ -16,9 +16,6 @@ namespace gptrain {
 // bf16-pure, precision.linears = fp8), or on a GPU attention with heads that are too long.
 void require_target(const RunConfig& config, const Target& target, ExitCode code);
 
-// A line of what the config asks for that does no good on the target; empty: nothing.
-std::string useless_copies_warning(const RunConfig& config, const Target& target);
-
 // A rank's share of the cores that its process may use: of all of the machine's where nobody has bound it, which the
 // processes of the node then share.
 int threads_of_rank(const RunConfig& config, int64_t ranks_of_process, int64_t local_ranks);

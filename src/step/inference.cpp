@@ -166,6 +166,11 @@ class Inference::Pass {
   std::unique_ptr<Executor> executor_;
 };
 
+int64_t most_tokens_of_sample(const RunConfig& config) {
+  constexpr int64_t before_prompt = 2;  // the end of a document, and a space
+  return before_prompt + static_cast<int64_t>(config.run.sample_prompt.size()) + config.run.sample_tokens;
+}
+
 Inference::Inference(const RunConfig& config, const fs::path& checkpoint, WhichWeights weights, RankGroups& groups,
                      Backend& backend)
     : config_(for_inference(config)), groups_(groups), backend_(backend) {

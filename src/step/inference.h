@@ -17,6 +17,10 @@
 
 namespace gptrain {
 
+// Tokens of one text of run.sample_every_steps that memory is planned for, its prompt included. A byte of the prompt is
+// one token at most, and one token may stand before it.
+int64_t most_tokens_of_sample(const RunConfig& config);
+
 // In f32, on the ranks that share a model: its tensor ranks and pipeline stages, each with its part of the weights.
 // Everything is collective over these ranks. On a CPU, whose memory the groups work on.
 class Inference {

@@ -1,7 +1,6 @@
 #include "step/step_design.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <utility>
 
 #include "model/micro_batch.h"
@@ -10,7 +9,6 @@
 #include "optim/step_agreement.h"
 #include "parallel/make_stages.h"
 #include "parallel/micro_batch_uploads.h"
-#include "fit/offload_plan.h"
 #include "step/step_readback.h"
 
 namespace gptrain {
@@ -20,30 +18,24 @@ bool memory_apart(const Target& target) { return target.kind == Target::Kind::gp
 
 int64_t micro_batch_bytes(const RunConfig& config) { return micro_batch_shape(config).bytes(); }
 
-// Each chunk reads and writes the head's whole f32 gradient. The more rows, the less that is beside the products: a
-// GPU's are so fast that it shows (tests/bench/NOTES.md).
-int64_t loss_chunk_tokens(const RunConfig& config, const Target& target) {
-  if (config.memory.loss_chunk_tokens > 0) return config.memory.loss_chunk_tokens;
-  return target.kind == Target::Kind::gpu ? 8192 : 2048;
-}
-
-StepShape step_shape(const RunConfig& config, const Target& target, const UnitChoices& choices, bool training) {
+StepShape step_shape(const RunConfig& config, const StepChoices& choices, bool training) {
   std::vector<bool> with_kept_products;
-  for (size_t unit = 1; unit + 1 < choices.size(); ++unit) with_kept_products.push_back(choices[unit].keeps_part);
+  for (size_t unit = 1; unit + 1 < choices.units.size(); ++unit)
+    with_kept_products.push_back(choices.units[unit].keeps_part);
   return {.model = config.model,
           .precision = config.precision,
           .batch = config.batch.micro,
           .sequence_length = config.model.sequence_length,
-          .loss_chunk_tokens = loss_chunk_tokens(config, target),
+          .loss_chunk_tokens = choices.loss_chunk_tokens,
           .seed = config.run.seed,
           .training = training,
           .mask_documents = config.data.mask_documents,
           .max_documents = config.data.max_documents,
           .deterministic = config.run.deterministic,
           .with_kept_products = std::move(with_kept_products),
-          .code_bits = config.memory.activation_bits < 16 ? static_cast<int>(config.memory.activation_bits) : 0,
-          .projection = training ? config.memory.linear_projection : ProjectionConfig{},
-          .codes_inputs = config.memory.saved_inputs == 8};
+          .code_bits = choices.code_bits,
+          .projection = training ? choices.projection : ProjectionConfig{},
+          .codes_inputs = choices.codes_inputs};
 }
 
 // Over one data rank a piece is the whole, whatever the stage.
@@ -58,7 +50,7 @@ Sharding make_sharding(const RunConfig& config, const RankGroups& groups) {
 }
 
 ScheduleOptions schedule_options(const StepDesign& design, const Model& model) {
-  const UnitChoices& choices = design.choices;
+  const UnitChoices& choices = design.choices.units;
   const bool keeps_narrow = design.sharding.gradients != DType::f32;
   ScheduleOptions options{.micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
                           .units = std::vector<UnitTraits>(design.layout.units.size()),
@@ -196,18 +188,6 @@ void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice) 
   if (traits.kind == UnitKind::block) traits.offload = choice.offload;
 }
 
-UnitChoices fixed_choices(const RunConfig& config) {
-  UnitChoices choices(static_cast<size_t>(config.model.num_layers) + 2);
-  const RecomputeKind kind = config.memory.recompute;
-  if (kind == RecomputeKind::optimal) throw std::logic_error("what is optimal is not chosen yet");
-  if (config.memory.offload_activations == hidden_offload) throw std::logic_error("what hides is not chosen yet");
-  if (kind == RecomputeKind::none) return offload(config, std::move(choices), config.memory.offload_activations);
-  const int64_t interval = kind == RecomputeKind::every_nth ? config.memory.recompute_interval : 1;
-  for (int64_t layer = 0; layer < config.model.num_layers; layer += interval)
-    choices[static_cast<size_t>(layer) + 1] = {kind == RecomputeKind::selective, static_cast<int32_t>(layer) + 1};
-  return offload(config, std::move(choices), config.memory.offload_activations);
-}
-
 std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& shape, Backend& backend,
                                   RankGroups& groups) {
   const bool split = design.tensor.size > 1;
@@ -218,14 +198,15 @@ std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& sha
       backend);
 }
 
-StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups,
-                       const std::shared_ptr<const Program>& like, const UnitChoices* given) {
-  StepDesign design =
-      begin_design(config, groups.tensor_place(), make_stages(config, groups.stage(), config.batch.accumulation),
-                   make_sharding(config, groups), optimizer_columns(config.optimizer));
-  design.choices = given != nullptr ? *given : fixed_choices(config);
-  design.training_shape = step_shape(config, target, design.choices, true);
-  design.evaluation_shape = step_shape(config, target, design.choices, false);
+StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
+                       const std::shared_ptr<const Program>& like) {
+  const Stages stages =
+      make_stages(config, groups.stage(), config.batch.accumulation, choices.backward_runs_again);
+  StepDesign design = begin_design(config, groups.tensor_place(), stages, make_sharding(config, groups),
+                                   optimizer_columns(config.optimizer));
+  design.choices = std::move(choices);
+  design.training_shape = step_shape(config, design.choices, true);
+  design.evaluation_shape = step_shape(config, design.choices, false);
   PlanBackend backend(target);
   {
     const Model model = planned_model(design, design.training_shape, backend);
@@ -267,7 +248,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
 
 StepDesign design_inference(const RunConfig& config, const Target& target, const RankGroups& groups, int64_t length) {
   StepDesign design =
-      begin_design(config, groups.tensor_place(), make_stages(config, groups.stage(), 1), Sharding{}, {});
+      begin_design(config, groups.tensor_place(), make_stages(config, groups.stage(), 1, false), Sharding{}, {});
   design.evaluation_shape = {.model = config.model,
                              .precision = {DType::f32, DType::f32},
                              .batch = 1,
@@ -278,7 +259,7 @@ StepDesign design_inference(const RunConfig& config, const Target& target, const
                              .mask_documents = config.data.mask_documents};
   PlanBackend backend(target);
   const Model model = planned_model(design, design.evaluation_shape, backend);
-  design.choices.resize(design.spec.units.size());
+  design.choices.units.resize(design.spec.units.size());
   ScheduleOptions options = schedule_options(design, model);
   options.micro_batches = 1;
   design.evaluation = make_program(inference_schedule(options), buffer_bytes(design, options.units, model));

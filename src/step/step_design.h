@@ -15,7 +15,7 @@
 #include "parallel/memory.h"
 #include "parallel/parameters.h"
 #include "parallel/program.h"
-#include "schedule/recompute_chain.h"
+#include "schedule/step_choices.h"
 
 namespace gptrain {
 
@@ -40,20 +40,17 @@ struct StepDesign {
   StepShape training_shape, evaluation_shape;
   // For each unit, the first unit whose design is equal in training. The actions of both run the same ops.
   std::vector<int32_t> first_alike;
-  UnitChoices choices;  // what is kept and what is run again; of units of other stages nothing is asked
+  StepChoices choices;
   std::shared_ptr<const Program> training, evaluation;  // of one step, and of one micro-batch; they share the arenas
   StepMemory memory;
   int64_t snapshot_bytes = 0;  // of the host's copy of the rank's state (TrainingStep::copy_state); 0: there is none
 };
 
 // The design for the rank of `groups`. `like` is the program of a rank of the same stage, or null. Where this rank's
-// program would be equal, the design shares that one, and no second one is made. `choices`, of all units of the model,
-// say what is run again and offloaded; null: fixed_choices, or none.
-StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups,
-                       const std::shared_ptr<const Program>& like = nullptr, const UnitChoices* choices = nullptr);
+// program would be equal, the design shares that one, and no second one is made. `choices`: those of the rank's stage.
+StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
+                       const std::shared_ptr<const Program>& like = nullptr);
 
-// As the section `memory` says of all units of the model, where it does not leave that to be chosen.
-UnitChoices fixed_choices(const RunConfig& config);
 void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice);
 
 // The forward pass over one sequence of `length` tokens, on one rank with all weights in f32: the program is the

@@ -41,7 +41,7 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
   agree_on(context.all(), context.world, [&] {
     if (!context.leads()) return;
     start_.lock->keep();
-    for (const std::string& warning : {start_.warning, useless_copies_warning(context.config, target)})
+    for (const std::string& warning : {start_.warning, step_->design().choices.warning})
       if (!warning.empty()) print_err("warning: {}\n", warning);
     if (start_.checkpoint) checkpoints_.set_later_aside(progress_.step);
     reporter_.open(start_.checkpoint ? progress_.step : -1);

@@ -6,6 +6,7 @@
 
 #include "catch.h"
 #include "comm/world.h"
+#include "fit/choose_step.h"
 #include "model/spec/init.h"
 #include "model_fixture.h"
 #include "parallel/executor.h"
@@ -31,7 +32,8 @@ std::byte* aligned(Bytes& bytes) {
 std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, bool joint) {
   constexpr int64_t plenty = int64_t{8} << 20;
   const auto backend = make_cpu_backend(1);
-  const StepDesign design = design_step(config, backend->target(), groups);
+  const StepDesign design = design_step(
+      config, backend->target(), groups, choose_step(config, backend->target(), groups.mesh().world_size(), groups.stage()));
   const int64_t elements = design.layout.elements;
   Bytes weights = room(elements * 4);
   Bytes gradients = room(elements * 4);

@@ -13,7 +13,6 @@
 #include "differences.h"
 #include "model_fixture.h"
 #include "parallel/wrappers.h"
-#include "step/plan_step.h"
 #include "fit/recompute_plan.h"
 #include "train/run_state.h"
 

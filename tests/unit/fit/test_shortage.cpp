@@ -9,10 +9,12 @@
 
 #include "base/units.h"
 #include "catch.h"
+#include "fit/choose_step.h"
+#include "fit/micro_batches.h"
+#include "fit/plan_world.h"
 #include "machine/profiles.h"
 #include "unit/preset_fixture.h"
 #include "base/text_parts.h"
-#include "step/plan_step.h"
 #include "fit/shortage.h"
 #include "fit/step_times.h"
 
@@ -49,7 +51,7 @@ std::string price_of(const std::string& text, const std::string& begin) {
 }
 
 // The line up to that.
-std::string line_of(const std::string& text, const std::string& begin) {
+std::string line_with(const std::string& text, const std::string& begin) {
   const std::string line = whole_line_of(text, begin);
   return line.substr(0, std::min(line.rfind("; "), line.size()));
 }
@@ -85,7 +87,7 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
   RunConfig again = preset_config("gpt2-1.5b", in_a_v);
   again.memory.recompute = RecomputeKind::block;
   const int64_t of_all = largest_rank_bytes(again, find_target("a100-40g"), 4, 0).on_device;
-  CHECK(of_all > 2 * plan_step(again, find_target("a100-40g"), 4).memory().arenas.total());
+  CHECK(of_all > 2 * plan_rank(again, find_target("a100-40g"), 4).memory().arenas.total());
   CHECK(has(shortage_on(preset_config("gpt2-1.5b", in_a_v), find_target("a100-40g"), 40, 4),
             fmt::format("memory.recompute = \"block\": {}; exact, ", bytes_text(of_all))));
 
@@ -129,7 +131,7 @@ TEST_CASE("settings that help say what they do to training and to the time of a 
   RunConfig optimal = kept;
   optimal.memory.recompute = RecomputeKind::optimal;
   optimal.memory.activation_budget =
-      plan_step(with_few_micro_batches(kept), of_four, 4, 0).memory().arenas[MemoryClass::activations];
+      plan_rank(with_few_micro_batches(kept), of_four, 4, 0).memory().arenas[MemoryClass::activations];
   CHECK(nominal_step_seconds(optimal, of_four, 4, 0) > 1.05 * nominal_step_seconds(kept, of_four, 4, 0));
   // A block's forward pass is a third of its FLOPs, of which the head and the update take some.
   CHECK(ratio(RecomputeKind::block, no_offload) > 1.15);
@@ -171,7 +173,7 @@ TEST_CASE("what would help is what a plan with it takes, and nothing that does n
     return preset_config("gpt2-774m", all, 8);
   };
   Target target = find_target("h100");
-  const auto peak = [&](const RunConfig& run) { return plan_step(run, target, 8).memory().arenas.total(); };
+  const auto peak = [&](const RunConfig& run) { return plan_rank(run, target, 8).memory().arenas.total(); };
   const RunConfig plain = config("parallel.zero=1", "memory.loss_chunk_tokens=2048");
   const int64_t with_2 = peak(config("parallel.zero=2", "memory.loss_chunk_tokens=2048"));
   REQUIRE(with_2 < peak(plain));
@@ -203,14 +205,14 @@ TEST_CASE("what the ranks of a machine take of its memory is weighed, where that
   CHECK(all.ranks == 4);
   int64_t sum = 0;
   for (int64_t rank = 0; rank < 4; ++rank)
-    sum += plan_step(config, target, 4, rank).memory().arenas.total(MemoryPlace::host);
+    sum += plan_rank(config, target, 4, rank).memory().arenas.total(MemoryPlace::host);
   // Data ranks' shares of a checkpoint differ a little.
   CHECK(static_cast<double>(all.total()) == Approx(static_cast<double>(sum)).epsilon(1e-3));
   // The first stage has the most micro-batches under way: the node that it is on takes the most.
   const HostMemoryUse two = of_nodes(nodes_of_ranks(4, 2));
   CHECK(two.ranks == 2);
   CHECK(2 * two.total() > all.total());
-  CHECK(two.total() == 2 * plan_step(config, target, 4, 0).memory().arenas.total(MemoryPlace::host));
+  CHECK(two.total() == 2 * plan_rank(config, target, 4, 0).memory().arenas.total(MemoryPlace::host));
 
   // A launcher may deal ranks out to nodes in turn: each has one of both stages then.
   const HostMemoryUse dealt = of_nodes({0, 1, 0, 1});
@@ -261,13 +263,13 @@ TEST_CASE("what would help a device is not what the host cannot hold") {
       const int64_t now = host_of(config, target, ranks).total(), then = host_of(offloaded, target, ranks).total();
       CHECK(then == node_ranks * host_of(offloaded, target).total());
       target.host_bytes = 0;
-      const std::string line = line_of(shortage_of(config, target, ranks), offload);
+      const std::string line = line_with(shortage_of(config, target, ranks), offload);
       const std::string whose = node_ranks > 1 ? fmt::format(" for the {} ranks of a node", node_ranks) : "";
       CHECK(line.ends_with(fmt::format(", which fits; and {} of the host's memory{}", bytes_text(then - now), whose)));
       target.host_bytes = then;
-      CHECK(line_of(shortage_of(config, target, ranks), offload) == line);
+      CHECK(line_with(shortage_of(config, target, ranks), offload) == line);
       --target.host_bytes;
-      CHECK(line_of(shortage_of(config, target, ranks), offload).empty());
+      CHECK(line_with(shortage_of(config, target, ranks), offload).empty());
     }
   }
 }
@@ -277,13 +279,13 @@ TEST_CASE("what a host lacks already is told of beside what would help the devic
   Target target = find_target("h100");
   RunConfig smaller = config;
   smaller.batch = {.global = 8, .micro = 4, .accumulation = 2};
-  target.memory_bytes = plan_step(smaller, target).memory().arenas.total();
+  target.memory_bytes = plan_rank(smaller, target).memory().arenas.total();
   target.host_bytes = host_of(smaller, target).total();
   const std::string micro = "batch.micro = 4 instead of 8: ";
-  CHECK(line_of(shortage_of(config, target), micro) == micro + bytes_text(target.memory_bytes) + ", which fits");
+  CHECK(line_with(shortage_of(config, target), micro) == micro + bytes_text(target.memory_bytes) + ", which fits");
   --target.host_bytes;
   const std::string text = shortage_of(config, target);
-  CHECK(line_of(text, micro) == micro + bytes_text(target.memory_bytes) + ", which fits the device alone");
+  CHECK(line_with(text, micro) == micro + bytes_text(target.memory_bytes) + ", which fits the device alone");
   CHECK(text.ends_with("\n" + host_shortage(config, host_of(config, target), target.host_bytes)));
 }
 
@@ -293,7 +295,7 @@ TEST_CASE("settings that a host holds one by one are not offered together where 
   target.of_processes = true;
   target.device_links = false;
   const RunConfig config = preset_config("gpt2-1.5b", {"memory.recompute=block", "batch.micro=1"}, 8);
-  target.memory_bytes = plan_step(config, target, 8).memory().arenas.total() - (int64_t{1} << 28);
+  target.memory_bytes = plan_rank(config, target, 8).memory().arenas.total() - (int64_t{1} << 28);
   const std::string offload = "memory.offload_activations = \"all\"", apart = "parallel.zero = 2 and parallel.zero = 1";
   const std::string text = shortage_of(config, target, 8);
   CHECK(has(text, "\n  with all but " + apart + ": "));
@@ -303,12 +305,12 @@ TEST_CASE("settings that a host holds one by one are not offered together where 
   target.host_bytes = host_of(offloaded, target, 8).total();
   const std::string tight = shortage_of(config, target, 8);
   for (const std::string& setting : {offload, std::string("parallel.zero = 3")})
-    CHECK(line_of(tight, setting + ": ") == line_of(text, setting + ": "));
+    CHECK(line_with(tight, setting + ": ") == line_with(text, setting + ": "));
   RunConfig sharded = config;
   sharded.parallel.zero = 3;
   const int64_t more = host_of(sharded, target, 8).total() - host_of(config, target, 8).total();
   REQUIRE(more > 0);
-  const std::string line = line_of(tight, "with all but " + apart + " and " + offload + ": ");
+  const std::string line = line_with(tight, "with all but " + apart + " and " + offload + ": ");
   CHECK(line.ends_with(
       fmt::format(", which fits; and {} of the host's memory for the 8 ranks of a node", bytes_text(more))));
 }
@@ -326,7 +328,7 @@ TEST_CASE("copies are offered to a run that recomputation alone does not make fi
   const int64_t bytes = largest_rank_bytes(copied, target, 16, 0).on_device;
   REQUIRE(bytes <= target.memory_bytes);
   const std::string setting = "memory.offload_activations = \"optimal\"", text = shortage_of(config, target, 16);
-  CHECK(line_of(text, setting + ": ").starts_with(setting + ": " + bytes_text(bytes) + ", which fits; and "));
+  CHECK(line_with(text, setting + ": ").starts_with(setting + ": " + bytes_text(bytes) + ", which fits; and "));
   CHECK(has(text, "\n  with all but " + setting + ": "));  // it takes what the others leave
   Target cpu = cpu_target();
   cpu.memory_bytes = target.memory_bytes;
@@ -335,7 +337,7 @@ TEST_CASE("copies are offered to a run that recomputation alone does not make fi
 
   RunConfig budgeted = config;
   budgeted.memory.activation_budget = int64_t{36} << 30;
-  CHECK(!line_of(shortage_of(budgeted, target, 16), setting + ", memory.activation_budget = \"fit\": ").empty());
+  CHECK(!line_with(shortage_of(budgeted, target, 16), setting + ", memory.activation_budget = \"fit\": ").empty());
 }
 
 TEST_CASE("of ranks the first that lacks the most is said to, a first data rank where one does not fit") {

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "catch.h"
 #include "config/load.h"
+#include "fit/choose_step.h"
 #include "ops/ops.h"
 #include "machine/event_times.h"
 #include "machine/measured_machine.h"
@@ -303,7 +304,7 @@ double predicted_seconds(const MeasuredMachine& measured, const std::vector<std:
   const DeviceProfile device = find_device(File::path());
   const Machine machine{device, cluster_of(device)};
   const Target target = target_of(device, machine.cluster, config, world_size);
-  const StepPlan plan = plan_step(config, target, world_size);
+  const StepPlan plan = plan_rank(config, target, world_size);
   const EventTimes times(machine, config, make_mesh(config, world_size), 0);
   return simulate_step({{&plan.log, times}}).pipeline.seconds;
 }
