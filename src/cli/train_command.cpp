@@ -33,6 +33,7 @@
 #include "step/device.h"
 #include "step/plan_step.h"
 #include "train/run.h"
+#include "train/together.h"
 #include "train/set_up.h"
 #include "fit/shortage.h"
 #include "train/signals.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "config/run_config.h"
-#include "data/dataset.h"
+#include "data/prefetcher.h"
 #include "model/model.h"
 #include "ops/target.h"
 #include "parallel/executor.h"

@@ -81,8 +81,8 @@ ExitCode TrainingLoop::train() {
 
 void TrainingLoop::run_steps() {
   do {
-    PrefetchedBatches batches(context_.config, data_.train, progress_.samples, context_.place(),
-                              prefetch_ring(context_.config, context_.backend.target()), rings_->data());
+    Prefetcher batches = read_ahead(context_.config, data_.train, progress_.samples, context_.place(),
+                                    prefetch_ring(context_.config, context_.backend.target()), rings_->data());
     while (begun_steps() < start_.last_step && !is_stopping() && !losses_.has_spiked()) {
       begin_step(batches);
       const int64_t ahead = needs_result(begun_steps()) ? 0 : step_->most_ahead();
@@ -100,7 +100,7 @@ bool TrainingLoop::go_back() {
   return true;
 }
 
-void TrainingLoop::begin_step(PrefetchedBatches& batches) {
+void TrainingLoop::begin_step(Prefetcher& batches) {
   const int64_t step = begun_steps() + 1;
   const double waited_before = batches.waited_seconds();
   const double lr = learning_rate(context_.config, step - 1);

@@ -13,7 +13,7 @@
 #include "train/loss_watch.h"
 #include "step/machine_limits.h"
 #include "train/reporter.h"
-#include "train/run.h"
+#include "train/options.h"
 #include "train/run_context.h"
 #include "train/run_state.h"
 #include "train/samples.h"
@@ -47,7 +47,7 @@ class TrainingLoop {
   bool go_back();
   bool wants_to_stop() const { return stop_.is_wanted() || checkpoints_.has_failed(); }
   bool is_stopping();
-  void begin_step(PrefetchedBatches& batches);
+  void begin_step(Prefetcher& batches);
   void end_step();
   void count(const StepResult& result);
   void do_what_is_due();
