@@ -17,8 +17,8 @@ UnitChoices choose_units(const RunConfig& config, const Target& target, int64_t 
                          std::optional<int64_t> room) {
   if (config.memory.recompute != RecomputeKind::optimal) {
     RunConfig fixed = config;
-    if (config.memory.offload_activations == hidden_offload)
-      fixed.memory.offload_activations = hidden_blocks(config, target, world_size, stage);
+    if (config.memory.offload == offload::hidden)
+      fixed.memory.offload = OffloadChoice::of_blocks(hidden_blocks(config, target, world_size, stage));
     return fixed_units(fixed);
   }
   const RecomputePlanner planner(config, target, world_size, stage);
@@ -35,7 +35,7 @@ UnitChoices choose_units(const RunConfig& config, const Target& target, int64_t 
     if (bytes > least) of_stage = other;
     least = std::max(least, bytes);
   }
-  const bool offloads = config.memory.offload_activations == optimal_offload && target.kind == Target::Kind::gpu;
+  const bool offloads = config.memory.offload == offload::optimal && target.kind == Target::Kind::gpu;
   const std::string of_which = config.parallel.pipeline == 1 ? "" : fmt::format(" of stage {}", of_stage);
   Faults faults;
   faults.add("memory.activation_budget", fmt::format("{}", config.memory.activation_budget),

@@ -11,12 +11,13 @@
 namespace gptrain {
 namespace {
 
-// Offloads `count` blocks of each stage, spread evenly; all_offload: all blocks.
-UnitChoices offload(const RunConfig& config, UnitChoices choices, int64_t count) {
-  if (count == no_offload) return choices;
+// Offloads blocks of each stage, spread evenly.
+UnitChoices with_offloaded(const RunConfig& config, UnitChoices choices, OffloadChoice offloaded) {
+  if (!offloaded.any()) return choices;
+  const int64_t count = offloaded == offload::all ? config.model.num_layers : offloaded.blocks();
   for (int64_t stage = 0; stage < config.parallel.pipeline; ++stage) {
     const Stages stages = make_stages(config, stage, config.batch.accumulation, false);
-    const EvenOffload even = spread_evenly(stages, count == all_offload ? config.model.num_layers : count);
+    const EvenOffload even = spread_evenly(stages, count);
     for (const int32_t unit : even.units) choices[static_cast<size_t>(unit)].offload = even.offload;
   }
   return choices;
@@ -31,11 +32,12 @@ int64_t loss_chunk_tokens(const RunConfig& config, const Target& target) {
 
 // Returns a line about copies that do no good on the target, or nothing.
 std::string warning_of_useless_copies(const RunConfig& config, const Target& target) {
-  const int64_t blocks = config.memory.offload_activations;
-  if (target.kind != Target::Kind::cpu || (blocks != all_offload && blocks <= 0)) return {};
+  const OffloadChoice choice = config.memory.offload;
+  const bool copies = choice == offload::all || (choice.is_number() && choice.any());
+  if (target.kind != Target::Kind::cpu || !copies) return {};
   return fmt::format("memory.offload_activations = {}: on the CPU, whose memory is the host's, copies take memory and time and "
                      "save none (try \"none\")",
-                     blocks == all_offload ? "\"all\"" : std::to_string(blocks));
+                     choice == offload::all ? "\"all\"" : offload_name(choice));
 }
 
 }  // namespace
@@ -44,12 +46,12 @@ UnitChoices fixed_units(const RunConfig& config) {
   UnitChoices choices(static_cast<size_t>(config.model.num_layers) + 2);
   const RecomputeKind kind = config.memory.recompute;
   if (kind == RecomputeKind::optimal) throw std::logic_error("what is optimal is not chosen yet");
-  if (config.memory.offload_activations == hidden_offload) throw std::logic_error("what hides is not chosen yet");
-  if (kind == RecomputeKind::none) return offload(config, std::move(choices), config.memory.offload_activations);
+  if (config.memory.offload == offload::hidden) throw std::logic_error("what hides is not chosen yet");
+  if (kind == RecomputeKind::none) return with_offloaded(config, std::move(choices), config.memory.offload);
   const int64_t interval = kind == RecomputeKind::every_nth ? config.memory.recompute_interval : 1;
   for (int64_t layer = 0; layer < config.model.num_layers; layer += interval)
     choices[static_cast<size_t>(layer) + 1] = {kind == RecomputeKind::selective, static_cast<int32_t>(layer) + 1};
-  return offload(config, std::move(choices), config.memory.offload_activations);
+  return with_offloaded(config, std::move(choices), config.memory.offload);
 }
 
 StepChoices choices_with(const RunConfig& config, const Target& target, UnitChoices units) {

@@ -15,8 +15,7 @@ constexpr bool backward_runs_again(RecomputeKind kind) {
   return kind != RecomputeKind::none && kind != RecomputeKind::optimal;
 }
 
-// The choices for all units of the model. REQUIRES: memory.recompute is not "optimal", memory.offload_activations neither
-// "optimal" nor "hidden".
+// The choices for all units of the model. REQUIRES: memory.recompute is not "optimal", and offload neither "optimal" nor "hidden".
 UnitChoices fixed_units(const RunConfig& config);
 
 // The choices for units with everything else that the section `memory` sets.

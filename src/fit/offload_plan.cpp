@@ -25,7 +25,7 @@ class HiddenBlocks {
   HiddenBlocks(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage)
       : target_(target) {
     RunConfig few = with_few_micro_batches(config);
-    few.memory.offload_activations = no_offload;
+    few.memory.offload = offload::none;
     const StepPlan plan =
         plan_fixed(few, target, world_size, make_mesh(config, world_size).first_rank_of_stage(stage));
     options_ = plan.design->training->schedule.options;

@@ -27,7 +27,7 @@ PlayedPasses play_passes(const Schedule& schedule, const BufferBytes& bytes, con
 void time_copies(UnitChoices& choices, ScheduleOptions options, const BufferBytes& bytes, const Target& target,
                  const ActionSeconds& seconds);
 
-// For memory.offload_activations = "hidden": the most blocks of a rank of the stage whose copies the passes hardly wait
+// For offload "hidden": the most blocks of a rank of the stage whose copies the passes hardly wait
 // for, by the times of ops and copies on a usual device of the target's kind. None on the CPU, whose copies are made among
 // the ops. The stage's first rank is planned, so that all ranks of a stage come to the same number.
 int64_t hidden_blocks(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage);

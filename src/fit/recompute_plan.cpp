@@ -89,7 +89,7 @@ RecomputePlanner::RecomputePlanner(const RunConfig& config, const Target& target
     : config_(with_enough_micro_batches(config)),
       target_(target),
       world_size_(world_size),
-      may_offload_(config.memory.offload_activations == optimal_offload && target.kind == Target::Kind::gpu) {
+      may_offload_(config.memory.offload == offload::optimal && target.kind == Target::Kind::gpu) {
   rank_ = make_mesh(config, world_size).first_rank_of_stage(stage);
   const StepPlan whole = plan_fixed(config_of(RecomputeKind::block), target, world_size, rank_);
   whole_ = {whole.design->training->schedule.options, whole.design->training->bytes};
@@ -121,7 +121,7 @@ RecomputePlanner::RecomputePlanner(const RunConfig& config, const Target& target
 RunConfig RecomputePlanner::config_of(RecomputeKind kind) const {
   RunConfig config = with_few_micro_batches(config_);
   config.memory.recompute = kind;
-  config.memory.offload_activations = no_offload;
+  config.memory.offload = offload::none;
   return config;
 }
 
@@ -245,7 +245,7 @@ RecomputePoint RecomputePlanner::weighed(UnitChoices choices) const {
   return of_all_.emplace_back(std::move(point));
 }
 
-RecomputePoint RecomputePlanner::fixed(RecomputeKind kind, int64_t interval, int64_t offloaded) const {
+RecomputePoint RecomputePlanner::fixed(RecomputeKind kind, int64_t interval, OffloadChoice offloaded) const {
   RecomputePoint point = weighed(choices_of(kind, interval, offloaded));
   // The one order of passes that depends on whether they run again.
   if (config_.parallel.pipeline_schedule == PipelineOrder::varuna)
@@ -260,15 +260,15 @@ std::optional<RecomputePoint> RecomputePlanner::selective_apart() const {
   for (const auto& [action, of_action] : nominal_pass_seconds(few, target_)) seconds += of_action;
   RunConfig config = config_;
   config.memory.recompute = RecomputeKind::selective;
-  config.memory.offload_activations = no_offload;
+  config.memory.offload = offload::none;
   const MemoryPlan memory = plan_fixed(config, target_, world_size_, rank_).memory().arenas;
   return RecomputePoint{{}, memory[MemoryClass::activations], seconds / work_seconds_ - 1};
 }
 
-UnitChoices RecomputePlanner::choices_of(RecomputeKind kind, int64_t interval, int64_t offloaded) const {
+UnitChoices RecomputePlanner::choices_of(RecomputeKind kind, int64_t interval, OffloadChoice offloaded) const {
   RunConfig config = config_;
   config.memory.recompute = kind;
-  config.memory.offload_activations = offloaded == hidden_offload ? hidden_count(kind) : offloaded;
+  config.memory.offload = offloaded == offload::hidden ? OffloadChoice::of_blocks(hidden_count(kind)) : offloaded;
   config.memory.recompute_interval = interval;
   UnitChoices choices = fixed_units(config);
   const Stages& stages = whole_.options.stages;
@@ -328,8 +328,8 @@ const RecomputePoint& RecomputePlanner::least() const {
   least_ = least_with({});
   if (!may_offload_) return *least_;
   for (RecomputePoint other : {least_with(Copies{.price = 0, .takes_least = true}),
-                               weighed(choices_of(RecomputeKind::none, 0, all_offload)),
-                               weighed(choices_of(RecomputeKind::block, 0, all_offload))}) {
+                               weighed(choices_of(RecomputeKind::none, 0, offload::all)),
+                               weighed(choices_of(RecomputeKind::block, 0, offload::all))}) {
     if (std::pair(other.bytes, other.again_share) < std::pair(least_->bytes, least_->again_share)) least_ = std::move(other);
   }
   return *least_;
@@ -379,8 +379,8 @@ std::vector<UnitChoices> RecomputePlanner::usual_choices() const {
   if (!may_offload_) return usual;
   kinds.push_back(RecomputeKind::block);
   for (const RecomputeKind kind : kinds) {
-    usual.push_back(choices_of(kind, 0, all_offload));
-    usual.push_back(choices_of(kind, 0, hidden_offload));
+    usual.push_back(choices_of(kind, 0, offload::all));
+    usual.push_back(choices_of(kind, 0, offload::hidden));
   }
   return usual;
 }
@@ -471,7 +471,7 @@ int64_t activation_room(const RunConfig& config, const Target& target, int64_t w
     if (kind == RecomputeKind::selective && !may_keep_parts(config, target)) continue;
     RunConfig fixed = with_enough_micro_batches(config);
     fixed.memory.recompute = kind;
-    fixed.memory.offload_activations = no_offload;
+    fixed.memory.offload = offload::none;
     // The first has the biases and positions, the last the padding of the vocabulary.
     for (const int64_t tensor_rank : {int64_t{0}, tensor / 2, tensor - 1}) {
       if (tensor_rank > 0 && tensor == 1) continue;

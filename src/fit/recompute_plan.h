@@ -1,5 +1,5 @@
 // memory.recompute = "optimal": what the ranks of a stage keep of a forward pass and what they run again, in the least
-// time within the bytes that activations may take. With memory.offload_activations = "optimal" also what lies on the host
+// time within the bytes that activations may take. With offload "optimal" also what lies on the host
 // until it is needed (as POFO does: Beaumont, Eyraud-Dubois and Shilova, NeurIPS 2021).
 #pragma once
 
@@ -46,8 +46,8 @@ class RecomputePlanner {
   // The fewest bytes that can be found.
   const RecomputePoint& least() const;
   // As another value of memory.recompute has it. `interval`: of every_nth; `offloaded`: blocks, spread evenly, or
-  // hidden_offload (not with every_nth).
-  RecomputePoint fixed(RecomputeKind kind, int64_t interval = 0, int64_t offloaded = no_offload) const;
+  // offload::hidden (not with every_nth).
+  RecomputePoint fixed(RecomputeKind kind, int64_t interval = 0, OffloadChoice offloaded = {}) const;
   // memory.recompute "selective" as a run has it, where its bits differ, so that it is none of the choices; it has none
   // here. None: keeps_parts, or a rule of the config forbids it.
   std::optional<RecomputePoint> selective_apart() const;
@@ -84,9 +84,9 @@ class RecomputePlanner {
   // Null: such choices have not been weighed yet.
   static const RecomputePoint* known(const std::vector<RecomputePoint>& points, const UnitChoices& choices);
   RecomputePoint of_few(UnitChoices choices) const;  // micro-batches
-  UnitChoices choices_of(RecomputeKind kind, int64_t interval = 0, int64_t offloaded = no_offload) const;
+  UnitChoices choices_of(RecomputeKind kind, int64_t interval = 0, OffloadChoice offloaded = {}) const;
   std::vector<UnitChoices> usual_choices() const;
-  // Blocks that memory.offload_activations "hidden" offloads with this recomputation.
+  // Blocks that offload "hidden" takes with this recomputation.
   int64_t hidden_count(RecomputeKind kind) const;
   bool correct(int64_t budget_bytes, bool may_copy, std::optional<RecomputePoint>& best) const;
   std::optional<RecomputePoint> best_of_few(int64_t budget_bytes, bool may_copy) const;

@@ -22,10 +22,10 @@ struct SavingMethod {
     for (const std::string_view setting : settings) {
       if (setting.starts_with("memory.recompute=")) {
         const bool is_optimal = setting == "memory.recompute=optimal";
-        const bool was_optimal = memory.offload_activations == optimal_offload;
+        const bool was_optimal = memory.offload == offload::optimal;
         if (memory.recompute_interval > 0) all.emplace_back("memory.recompute_interval=null");
         if (memory.activation_budget > 0 && !is_optimal) all.emplace_back("memory.activation_budget=null");
-        if (memory.offload_activations != no_offload && was_optimal != is_optimal)
+        if (memory.offload != offload::none && was_optimal != is_optimal)
           all.emplace_back("memory.offload_activations=null");
       }
       if (!setting.empty()) all.emplace_back(setting);

@@ -88,21 +88,21 @@ class Remedies {
     if (memory.recompute == RecomputeKind::none)
       add("memory.recompute = \"selective\"", outcome_of(RecomputeKind::selective),
           [](RunConfig& run) { run.memory.recompute = RecomputeKind::selective; });
-    if (memory.recompute != RecomputeKind::block && memory.offload_activations != optimal_offload)
+    if (memory.recompute != RecomputeKind::block && memory.offload != offload::optimal)
       add("memory.recompute = \"block\"" + taken_back(), outcome_of(RecomputeKind::block),
           [](RunConfig& run) { run.memory.recompute = RecomputeKind::block; });
     if (is_gpu && !is_optimal)
       add("memory.offload_activations = \"all\"", Outcome::exact,
-          [](RunConfig& run) { run.memory.offload_activations = all_offload; });
+          [](RunConfig& run) { run.memory.offload = offload::all; });
     if (is_optimal && memory.activation_budget > 0)
       add("memory.activation_budget = \"fit\"", Outcome::exact,
           [](RunConfig& run) { run.memory.activation_budget = 0; }, true);
-    const bool offloads = memory.offload_activations != no_offload;
+    const bool offloads = memory.offload != offload::none;
     if (is_gpu && is_optimal && !offloads) {
       const std::string_view budget = memory.activation_budget > 0 ? ", memory.activation_budget = \"fit\"" : "";
       add(fmt::format("memory.offload_activations = \"optimal\"{}", budget), Outcome::exact,
           [](RunConfig& run) {
-            run.memory.offload_activations = optimal_offload;
+            run.memory.offload = offload::optimal;
             run.memory.activation_budget = 0;
           },
           true);
@@ -113,7 +113,7 @@ class Remedies {
     add(fmt::format("memory.recompute = \"optimal\"{}{}", taken_back(), copied), outcome_of(RecomputeKind::optimal),
         [=](RunConfig& run) {
           run.memory.recompute = RecomputeKind::optimal;
-          run.memory.offload_activations = offloads && is_gpu ? optimal_offload : no_offload;
+          run.memory.offload = offloads && is_gpu ? offload::optimal : offload::none;
         },
         true);
   }
@@ -353,10 +353,10 @@ class DeviceShortage {
 
 // What asks for a class of memory of the host, and what takes less.
 std::string_view host_remedy(const RunConfig& config, MemoryClass memory_class) {
-  const int64_t offloaded = config.memory.offload_activations;
+  const OffloadChoice offloaded = config.memory.offload;
   switch (memory_class) {
     case MemoryClass::offloaded:
-      return offloaded == optimal_offload || offloaded == 1
+      return offloaded == offload::optimal || offloaded == OffloadChoice::of_blocks(1)
                  ? "memory.offload_activations; \"none\" takes none"
                  : "memory.offload_activations; a smaller number of blocks, or \"none\", takes less";
     case MemoryClass::snapshot:

@@ -122,7 +122,7 @@ RunConfig LayoutCosts::small_config(const RunLayout& layout, int64_t data) const
   small.schedule = PipelineOrder::one_f_one_b;
   small.is_balanced = false;
   small.rank_order = {};
-  small.offload = no_offload;
+  small.offload = offload::none;
   small.data = data;
   RunConfig config = with_layout(config_, small);
   config.model.num_layers = small_layers;

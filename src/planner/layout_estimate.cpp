@@ -193,7 +193,7 @@ int64_t LayoutEstimator::activation_bytes(const RunLayout& layout, const Chunks&
     most_layers = std::max(most_layers, lies.layers[chunk]);
   }
   // One record is read while the next one comes back.
-  if (layout.offload == all_offload) sum += std::min<int64_t>(2, most_layers) * held.any->record_bytes;
+  if (layout.offload == offload::all) sum += std::min<int64_t>(2, most_layers) * held.any->record_bytes;
   return sum;
 }
 
@@ -221,12 +221,12 @@ LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layo
     return {recomputed_layers(layout, lies, chunk), offloaded_layers(layout, plain, layers, false), 0};
   const auto stage = static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)));
   RunLayout fixed = layout;
-  const auto bytes_with = [&](RecomputeKind recompute, int64_t offload) {
+  const auto bytes_with = [&](RecomputeKind recompute, OffloadChoice offloaded) {
     fixed.recompute = recompute;
-    fixed.offload = offload;
+    fixed.offload = offloaded;
     return stage_bytes(fixed, lies, held(fixed, lies), stage);
   };
-  int64_t bytes = bytes_with(RecomputeKind::none, no_offload);
+  int64_t bytes = bytes_with(RecomputeKind::none, offload::none);
   const int64_t budget = config_.memory.activation_budget;
   const InFlight& in_flight = stage_passes(fixed, lies)[stage].most;
   int64_t over = budget == 0 ? bytes - room_ : activation_bytes(fixed, lies, held(fixed, lies), in_flight, stage) - budget;
@@ -239,21 +239,21 @@ LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layo
     return std::min(of_layers, static_cast<int64_t>(std::ceil(share * static_cast<double>(of_layers))));
   };
   FreedLayers counts;
-  const bool copies = layout.offload == optimal_offload;
+  const bool copies = layout.offload == offload::optimal;
   const auto hidden = copies ? static_cast<int64_t>(plain.hidden_share * static_cast<double>(layers)) : 0;
   if (hidden > 0) {
     const int64_t on_their_way = std::min<int64_t>(2, layers) * plain.record_bytes;
-    counts.copied = freed(hidden, bytes_with(RecomputeKind::none, hidden) + on_their_way);
+    counts.copied = freed(hidden, bytes_with(RecomputeKind::none, OffloadChoice::of_blocks(hidden)) + on_their_way);
   }
-  counts.recomputed = freed(layers - counts.copied, bytes_with(RecomputeKind::block, hidden));
-  if (copies) counts.copied_inputs = freed(counts.recomputed, bytes_with(RecomputeKind::block, all_offload));
+  counts.recomputed = freed(layers - counts.copied, bytes_with(RecomputeKind::block, OffloadChoice::of_blocks(hidden)));
+  if (copies) counts.copied_inputs = freed(counts.recomputed, bytes_with(RecomputeKind::block, offload::all));
   return counts;
 }
 
 int64_t LayoutEstimator::offloaded_layers(const RunLayout& layout, const MicroBatchCosts& costs, int64_t layers,
                                           bool at_most) const {
-  if (layout.offload >= 0) return std::min(layout.offload, layers);
-  if (layout.offload == all_offload) return layers;
+  if (layout.offload.is_number()) return std::min(layout.offload.blocks(), layers);
+  if (layout.offload == offload::all) return layers;
   const double hidden = costs.hidden_share * static_cast<double>(layers);
   constexpr double more = 1.1;  // the stage's first and last passes leave time, too
   return at_most ? std::min(layers, static_cast<int64_t>(more * hidden) + 1) : static_cast<int64_t>(hidden);
@@ -283,7 +283,7 @@ LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t room) {
   RunLayout least = layout;
   const bool is_optimal = layout.recompute == RecomputeKind::optimal;
   if (is_optimal) least.recompute = RecomputeKind::block;
-  if (layout.offload == optimal_offload) least.offload = all_offload;
+  if (layout.offload == offload::optimal) least.offload = offload::all;
   const Held of_blocks = held(least, lies);
   // What is made to fit may drop the inputs of blocks, too: it takes its budget, or without one at least a block's record.
   const int64_t given = config_.memory.activation_budget;

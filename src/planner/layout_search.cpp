@@ -1,6 +1,7 @@
 #include "planner/layout_search.h"
 
 #include <fmt/format.h>
+#include <stdexcept>
 
 #include "config/run_config.h"
 
@@ -23,12 +24,6 @@ std::string recompute_word(const RunLayout& layout) {
   return "";
 }
 
-std::string offload_word(const RunLayout& layout) {
-  if (layout.offload > 0) return fmt::format("{}", layout.offload);
-  if (layout.offload == optimal_offload) return "optimal";
-  return layout.offload == no_offload ? "none" : layout.offload == hidden_offload ? "hidden" : "all";
-}
-
 }  // namespace
 
 std::vector<std::pair<std::string, std::string>> layout_keys(const RunLayout& layout) {
@@ -37,13 +32,19 @@ std::vector<std::pair<std::string, std::string>> layout_keys(const RunLayout& la
   return {{"parallel.tensor", fmt::format("{}", layout.tensor)},
           {"parallel.sequence", layout.sequence ? "true" : "false"},
           {"parallel.pipeline", fmt::format("{}", layout.pipeline)},
-          {"parallel.pipeline_schedule", layout.pipeline > 1 ? schedule : "-"},
+          {std::string(schedule_key), layout.pipeline > 1 ? schedule : "-"},
           {"parallel.layers_per_stage", layout.is_balanced ? "balanced" : "default"},
-          {"parallel.rank_order", std::string(rank_order_names[static_cast<size_t>(layout.rank_order)])},
+          {std::string(rank_order_key), std::string(rank_order_names[static_cast<size_t>(layout.rank_order)])},
           {"parallel.zero", fmt::format("{}", layout.zero)},
           {"batch.micro", fmt::format("{}", layout.micro)},
-          {"memory.recompute", recompute_word(layout)},
-          {"memory.offload_activations", offload_word(layout)}};
+          {std::string(recompute_key), recompute_word(layout)},
+          {std::string(offload_key), offload_name(layout.offload)}};
+}
+
+std::string value_text(const RunLayout& layout, std::string_view key) {
+  for (auto& [path, value] : layout_keys(layout))
+    if (path == key) return value;
+  throw std::logic_error("not a key of layouts");
 }
 
 }  // namespace gptrain

@@ -4,10 +4,12 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/kinds.h"
+#include "base/offload_choice.h"
 #include "machine/expected_error.h"
 #include "parallel/groups.h"
 
@@ -28,14 +30,20 @@ struct RunLayout {
   int64_t accumulation = 1;  // micro-batches
   RecomputeKind recompute = RecomputeKind::none;
   int64_t recompute_interval = 0;  // of every_nth
-  int64_t offload = 0;             // memory.offload_activations, as MemoryConfig has it
+  OffloadChoice offload = {};
 
   int64_t world_size() const { return tensor * pipeline * data; }
   bool operator==(const RunLayout&) const = default;
 };
 
+// Keys of a config that a search chooses.
+constexpr std::string_view schedule_key = "parallel.pipeline_schedule", rank_order_key = "parallel.rank_order",
+                           recompute_key = "memory.recompute", offload_key = "memory.offload_activations";
+
 // Its keys and their values, for people; parallel.layers_per_stage is "balanced" or "default".
 std::vector<std::pair<std::string, std::string>> layout_keys(const RunLayout& layout);
+// The value of one of these keys.
+std::string value_text(const RunLayout& layout, std::string_view key);
 
 // What is said of one: of an exact one what the dry run of its config says, of others estimates.
 struct LayoutResult {

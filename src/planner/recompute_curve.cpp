@@ -59,7 +59,7 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
                                          int64_t world_size, const WorldPlan& plan) {
   RecomputeForecast forecast;
   forecast.budget_bytes = config.memory.activation_budget;
-  const bool offloads = config.memory.offload_activations == optimal_offload && target.kind == Target::Kind::gpu;
+  const bool offloads = config.memory.offload == offload::optimal && target.kind == Target::Kind::gpu;
   std::vector<RecomputePlanner> planners;
   int64_t most_bytes = 0;
   forecast.room_bytes = std::numeric_limits<int64_t>::max();
@@ -99,22 +99,22 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
   add_curve(forecast.curve, offloads ? "optimal, offload optimal" : "optimal", planners);
   if (offloads) {
     RunConfig without = config;
-    without.memory.offload_activations = no_offload;
+    without.memory.offload = offload::none;
     std::vector<RecomputePlanner> alone;
     for (int32_t stage = 0; stage < config.parallel.pipeline; ++stage) alone.emplace_back(without, target, world_size, stage);
     add_curve(forecast.without_offload, "optimal", alone);
   }
-  const auto add_fixed = [&](std::string name, RecomputeKind kind, int64_t offload) {
+  const auto add_fixed = [&](std::string name, RecomputeKind kind, OffloadChoice offloaded) {
     RunConfig fixed = config;
     fixed.memory.recompute = kind;
     std::vector<RecomputePoint> points;
-    for (const RecomputePlanner& of_stage : planners) points.push_back(of_stage.fixed(kind, 0, offload));
+    for (const RecomputePlanner& of_stage : planners) points.push_back(of_stage.fixed(kind, 0, offloaded));
     forecast.others.push_back(point_of(std::move(name), fixed, points));
   };
   const auto add_selective_apart = [&] {
     RunConfig selective = config;
     selective.memory.recompute = RecomputeKind::selective;
-    selective.memory.offload_activations = no_offload;
+    selective.memory.offload = offload::none;
     std::vector<RecomputePoint> points;
     for (const RecomputePlanner& of_stage : planners) {
       std::optional<RecomputePoint> point = of_stage.selective_apart();
@@ -123,14 +123,14 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
     }
     forecast.others.push_back(point_of("selective", selective, points));
   };
-  add_fixed("none", RecomputeKind::none, no_offload);
-  if (planners.front().keeps_parts()) add_fixed("selective", RecomputeKind::selective, no_offload);
+  add_fixed("none", RecomputeKind::none, offload::none);
+  if (planners.front().keeps_parts()) add_fixed("selective", RecomputeKind::selective, offload::none);
   add_selective_apart();
-  add_fixed("block", RecomputeKind::block, no_offload);
+  add_fixed("block", RecomputeKind::block, offload::none);
   if (!offloads) return forecast;
-  add_fixed("none, offload hidden", RecomputeKind::none, hidden_offload);
-  add_fixed("none, offload all", RecomputeKind::none, all_offload);
-  add_fixed("block, offload all", RecomputeKind::block, all_offload);
+  add_fixed("none, offload hidden", RecomputeKind::none, offload::hidden);
+  add_fixed("none, offload all", RecomputeKind::none, offload::all);
+  add_fixed("block, offload all", RecomputeKind::block, offload::all);
   return forecast;
 }
 

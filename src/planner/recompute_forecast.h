@@ -1,4 +1,4 @@
-// What memory.recompute = "optimal", with or without memory.offload_activations = "optimal", makes of a run, and what it
+// What memory.recompute = "optimal", with or without offload "optimal", makes of a run, and what it
 // would cost with more or less memory, as plain data for reports; the planner (planner/recompute_curve.h) fills it in.
 #pragma once
 

@@ -153,7 +153,7 @@ std::string memory_section(const DryRunInput& input) {
       text += text_row(fmt::format("{} on the host", memory_class_names[c]), format_grouped(on_host[c]),
                   format_bytes(static_cast<double>(on_host[c])));
   }
-  if (input.config.memory.offload_activations != no_offload) text += "  " + offload_text(input) + ".\n";
+  if (input.config.memory.offload != offload::none) text += "  " + offload_text(input) + ".\n";
   text += on_host_text(input);
   if (!input.shortage.empty()) text += "  " + join(split_lines(input.shortage), "\n  ") + "\n";
   return text;
@@ -553,7 +553,7 @@ std::string dry_run_json(const DryRunInput& input) {
   json["total_model_flops"] = flops_json(totals.run_flops);
   json.update(world_json(input));
   if (input.stages.size() > 1) json["pipeline"] = pipeline_json(input);
-  if (input.config.memory.offload_activations != no_offload) {
+  if (input.config.memory.offload != offload::none) {
     for (const StageForecast& stage : input.stages) json["offloaded_blocks"].push_back(stage.offloaded);
   }
   if (input.recomputation) json["recomputation"] = recompute_json(*input.recomputation);

@@ -324,7 +324,7 @@ TEST_CASE("a plan that copies to the host keeps its budget, and is no slower tha
       std::vector<RecomputeKind> kinds = {RecomputeKind::none, RecomputeKind::block};
       if (planner.keeps_parts()) kinds.push_back(RecomputeKind::selective);
       for (const RecomputeKind kind : kinds) {
-        const RecomputePoint hidden = planner.fixed(kind, 0, hidden_offload);
+        const RecomputePoint hidden = planner.fixed(kind, 0, offload::hidden);
         INFO(layout.name << ", stage " << stage << ", hidden, " << hidden.bytes << " bytes");
         RunConfig of_kind = alone;
         of_kind.memory.recompute = kind;
@@ -360,7 +360,7 @@ TEST_CASE("a plan of a deep model that copies to the host is no slower than as m
       INFO(device << " " << micro);
       const RecomputePlanner planner(config, target, 1, 0);
       for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::block}) {
-        const RecomputePoint hidden = planner.fixed(kind, 0, hidden_offload);
+        const RecomputePoint hidden = planner.fixed(kind, 0, offload::hidden);
         REQUIRE(planner.counts(hidden.choices).offloaded > 0);
         REQUIRE(hidden.bytes < planner.fixed(kind).bytes);
         const auto best = planner.best(hidden.bytes);
@@ -370,7 +370,7 @@ TEST_CASE("a plan of a deep model that copies to the host is no slower than as m
         // As many as a run with these keys has.
         RunConfig same = config;
         same.memory.recompute = kind;
-        same.memory.offload_activations = hidden_offload;
+        same.memory.offload = offload::hidden;
         CHECK(planner.counts(choose_step(same, target, 1, 0).units).offloaded == planner.counts(hidden.choices).offloaded);
       }
     }

@@ -254,8 +254,8 @@ TEST_CASE("what is offloaded has the bits of what is kept, and each wait of its 
   RunConfig config = small_config(Family::gpt2, {"batch.micro=2", "model.num_layers=4", "model.hidden_size=24"});
   const std::vector<double> rates(3, 1e-3);
   std::vector<int64_t> activations, on_host;
-  const auto results = [&](int64_t offload, Forgotten forgotten, int queue) {
-    config.memory.offload_activations = offload;
+  const auto results = [&](OffloadChoice offloaded, Forgotten forgotten, int queue) {
+    config.memory.offload = offloaded;
     KeptBatches batches(config, all_kept);
     Trainer trainer(config, forgotten, queue);
     const MemoryPlan& memory = trainer.step().design().memory.arenas;
@@ -264,8 +264,9 @@ TEST_CASE("what is offloaded has the bits of what is kept, and each wait of its 
     on_host.push_back(memory.on(MemoryPlace::host)[static_cast<size_t>(MemoryClass::offloaded)]);
     return trainer.ahead(batches, rates);
   };
-  const auto expected = results(no_offload, Forgotten::nothing, 0);
-  for (const int64_t offload : {int64_t{2}, all_offload}) CHECK(same(results(offload, Forgotten::nothing, 0), expected));
+  const auto expected = results(offload::none, Forgotten::nothing, 0);
+  for (const OffloadChoice offloaded : {OffloadChoice::of_blocks(2), offload::all})
+    CHECK(same(results(offloaded, Forgotten::nothing, 0), expected));
   CHECK(activations[0] > activations[1]);
   CHECK(activations[1] > activations[2]);
   CHECK(on_host[0] == 0);
@@ -273,7 +274,7 @@ TEST_CASE("what is offloaded has the bits of what is kept, and each wait of its 
   for (const int lane : {1, 2}) {  // to the host, and back
     for (const Forgotten forgotten : {Forgotten::follow_ops, Forgotten::ops_follow}) {
       INFO(lane << " " << static_cast<int>(forgotten));
-      CHECK_FALSE(same(results(all_offload, forgotten, lane), expected));
+      CHECK_FALSE(same(results(offload::all, forgotten, lane), expected));
     }
   }
 }

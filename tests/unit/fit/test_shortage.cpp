@@ -117,11 +117,11 @@ TEST_CASE("settings that help say what they do to training and to the time of a 
   const std::vector<std::string> wide = {"batch.micro=8"};
   const std::string text = text_of("gpt2-1.5b", wide, "a100-80g", 40);
   const auto price = [&](const char* begin) { return price_of(text, begin); };
-  const auto ratio = [&](RecomputeKind kind, int64_t offloaded) {
+  const auto ratio = [&](RecomputeKind kind, OffloadChoice offloaded) {
     const RunConfig now = preset_config("gpt2-1.5b", wide);
     RunConfig then = now;
     then.memory.recompute = kind;
-    then.memory.offload_activations = offloaded;
+    then.memory.offload = offloaded;
     const Target target = find_target("a100-80g");
     return nominal_step_seconds(then, target, 1, 0) / nominal_step_seconds(now, target, 1, 0);
   };
@@ -134,13 +134,13 @@ TEST_CASE("settings that help say what they do to training and to the time of a 
       plan_rank(with_few_micro_batches(kept), of_four, 4, 0).memory().arenas[MemoryClass::activations];
   CHECK(nominal_step_seconds(optimal, of_four, 4, 0) > 1.05 * nominal_step_seconds(kept, of_four, 4, 0));
   // A block's forward pass is a third of its FLOPs, of which the head and the update take some.
-  CHECK(ratio(RecomputeKind::block, no_offload) > 1.15);
-  CHECK(ratio(RecomputeKind::block, no_offload) < 1.35);
+  CHECK(ratio(RecomputeKind::block, offload::none) > 1.15);
+  CHECK(ratio(RecomputeKind::block, offload::none) < 1.35);
   CHECK(price("memory.recompute = \"block\"") ==
-        fmt::format("exact, a step {:.2f} times as long", ratio(RecomputeKind::block, no_offload)));
-  CHECK(ratio(RecomputeKind::none, all_offload) > 2);
+        fmt::format("exact, a step {:.2f} times as long", ratio(RecomputeKind::block, offload::none)));
+  CHECK(ratio(RecomputeKind::none, offload::all) > 2);
   CHECK(price("memory.offload_activations = \"all\"") ==
-        fmt::format("exact, a step {:.2f} times as long", ratio(RecomputeKind::none, all_offload)));
+        fmt::format("exact, a step {:.2f} times as long", ratio(RecomputeKind::none, offload::all)));
   CHECK(price("memory.recompute = \"optimal\"").starts_with("exact, a step "));
   for (const char* setting : {"optimizer.type = \"adamw-8bit\"", "precision.compute = \"bf16-pure\""})
     CHECK(price(setting).starts_with("changes training, a step 0.9"));  // of one micro-batch, and less is updated
@@ -255,7 +255,7 @@ TEST_CASE("what would help a device is not what the host cannot hold") {
   for (const int64_t ranks : {1, 4}) {
     const RunConfig config = preset_config("gpt2-1.5b", {"batch.micro=8", "batch.global=32"}, ranks);
     RunConfig offloaded = config;
-    offloaded.memory.offload_activations = all_offload;
+    offloaded.memory.offload = offload::all;
     for (const int of_node : {0, 2}) {
       target.ranks_per_node = of_node;
       // All ranks of a node share its host.
@@ -301,7 +301,7 @@ TEST_CASE("settings that a host holds one by one are not offered together where 
   CHECK(has(text, "\n  with all but " + apart + ": "));
 
   RunConfig offloaded = config;
-  offloaded.memory.offload_activations = all_offload;
+  offloaded.memory.offload = offload::all;
   target.host_bytes = host_of(offloaded, target, 8).total();
   const std::string tight = shortage_of(config, target, 8);
   for (const std::string& setting : {offload, std::string("parallel.zero = 3")})
@@ -322,7 +322,7 @@ TEST_CASE("copies are offered to a run that recomputation alone does not make fi
   const Target target = find_target("a100-40g");
   const RunConfig config = preset_config("gpt2-1.5b", deep, 16);
   RunConfig copied = config;
-  copied.memory.offload_activations = optimal_offload;
+  copied.memory.offload = offload::optimal;
   REQUIRE(settled(copied, 16));
   REQUIRE(largest_rank_bytes(config, target, 16, 0).on_device > target.memory_bytes);
   const int64_t bytes = largest_rank_bytes(copied, target, 16, 0).on_device;
