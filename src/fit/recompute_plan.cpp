@@ -197,9 +197,9 @@ RecomputePlanner::Played RecomputePlanner::play(const UnitChoices& choices, int3
   Planned made = planned(choices, micro_batches);
   made.options.stages.shape.recompute = backward_runs_again(kind);
   constexpr auto activations = MemoryClass::activations;
-  const auto training = make_program(training_schedule(made.options), made.bytes);
+  const auto training = make_program(training_schedule(made.options), made.bytes, MemoryPlace::host);
   made.options.micro_batches = 1;
-  const auto evaluation = make_program(evaluation_schedule(made.options), std::move(made.bytes));
+  const auto evaluation = make_program(evaluation_schedule(made.options), std::move(made.bytes), MemoryPlace::host);
   return {training, std::max(training->memory[activations], evaluation->memory[activations])};
 }
 

@@ -132,7 +132,11 @@ RunConfig LayoutCosts::small_config(const RunLayout& layout, int64_t data) const
 }
 
 const MicroBatchCosts& LayoutCosts::micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split) {
-  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.micro, static_cast<int64_t>(recompute), split ? 1 : 0, 0};
+  const MicroBatchKey key{.tensor = layout.tensor,
+                          .sequence = layout.sequence,
+                          .micro = layout.micro,
+                          .recompute = recompute,
+                          .split = split};
   const auto found = micro_batches_.find(key);
   if (found != micro_batches_.end()) return found->second;
   return micro_batches_.emplace(key, make_micro_batch(layout, recompute, split)).first->second;
@@ -202,16 +206,20 @@ std::vector<size_t> LayoutCosts::stages_alike(const RunLayout& layout) const {
   return first;
 }
 
+LayoutCosts::MeshKey LayoutCosts::mesh_key(const RunLayout& layout) {
+  return {.tensor = layout.tensor, .pipeline = layout.pipeline, .data = layout.data, .rank_order = layout.rank_order};
+}
+
 size_t LayoutCosts::first_alike(const RunLayout& layout, size_t stage) {
-  const Key key{layout.tensor, layout.pipeline, layout.data, static_cast<int64_t>(layout.rank_order), 0, 0};
+  const MeshKey key = mesh_key(layout);
   const auto found = alike_.find(key);
   return (found != alike_.end() ? found->second : alike_.emplace(key, stages_alike(layout)).first->second)[stage];
 }
 
 const UpdateCosts& LayoutCosts::update(const RunLayout& layout, size_t stage) {
   const size_t alike = first_alike(layout, stage);
-  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.pipeline, layout.data,
-                2 * layout.zero + static_cast<int64_t>(layout.rank_order), static_cast<int64_t>(alike)};
+  const UpdateKey key{
+      .mesh = mesh_key(layout), .sequence = layout.sequence, .zero = layout.zero, .stage = alike};
   const auto found = updates_.find(key);
   return found != updates_.end() ? found->second : updates_.emplace(key, make_update(layout, alike)).first->second;
 }
@@ -249,7 +257,8 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) cons
 }
 
 const UnitBytes& LayoutCosts::bytes(const RunLayout& layout) {
-  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.data, layout.zero, 0, 0};
+  const BytesKey key{
+      .tensor = layout.tensor, .sequence = layout.sequence, .data = layout.data, .zero = layout.zero};
   const auto found = bytes_.find(key);
   return found != bytes_.end() ? found->second : bytes_.emplace(key, make_bytes(layout)).first->second;
 }
@@ -283,7 +292,7 @@ UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
 
 LayoutCosts::MessageCost LayoutCosts::message(const RunLayout& layout, int64_t bytes) {
   if (layout.pipeline == 1) return {};
-  const Key key{layout.tensor, layout.pipeline, layout.data, static_cast<int64_t>(layout.rank_order), 0, 0};
+  const MeshKey key = mesh_key(layout);
   auto found = of_meshes_.find(key);
   if (found == of_meshes_.end()) {
     const RunConfig config = with_layout(config_, layout);

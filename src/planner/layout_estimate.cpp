@@ -55,8 +55,15 @@ std::pair<bool, bool> LayoutEstimator::Chunks::receives(size_t chunk) const {
 LayoutEstimator::LayoutEstimator(const RunConfig& config, const Machine& machine, const Target& target)
     : config_(config), slow_down_(machine.device.slow_down_beside_traffic), room_(target.bytes_of_rank()), parts_(config, machine, target) {}
 
+LayoutEstimator::ChunksKey LayoutEstimator::chunks_key(const RunLayout& layout) {
+  return {.pipeline = layout.pipeline,
+          .virtual_stages = layout.virtual_stages,
+          .schedule = layout.schedule,
+          .is_balanced = layout.is_balanced};
+}
+
 const LayoutEstimator::Chunks& LayoutEstimator::chunks(const RunLayout& layout) {
-  const Key key{layout.pipeline, layout.virtual_stages, static_cast<int64_t>(layout.schedule), layout.is_balanced ? 1 : 0, 0};
+  const ChunksKey key = chunks_key(layout);
   if (const auto found = chunks_.find(key); found != chunks_.end()) return found->second;
   Chunks made;
   const RunConfig config = with_layout(config_, layout);
@@ -140,8 +147,7 @@ const std::vector<LayoutEstimator::StagePasses>& LayoutEstimator::stage_passes(c
   // counted below.
   const int64_t micro_batches = std::min(layout.accumulation, 3 * layout.pipeline);
   const bool recompute = backward_runs_again(layout.recompute);
-  const Key key{layout.pipeline, 2 * layout.virtual_stages + (layout.is_balanced ? 1 : 0),
-                static_cast<int64_t>(layout.schedule), micro_batches, recompute ? 1 : 0};
+  const PassesKey key{.chunks = chunks_key(layout), .micro_batches = micro_batches, .recompute = recompute};
   if (const auto found = stage_passes_.find(key); found != stage_passes_.end()) return found->second;
   const PipelineSchedule& schedule = *chunks.stages.schedule;
   PipelineShape shape = chunks.stages.shape;

@@ -214,20 +214,19 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
     const ScheduleOptions options = schedule_options(design, model);
     BufferBytes bytes = buffer_bytes(design, options.units, model);
     const bool is_like = like != nullptr && like->schedule.options == options && like->bytes == bytes;
-    design.training = is_like ? like : make_program(training_schedule(options), std::move(bytes));
+    design.training = is_like ? like : make_program(training_schedule(options), std::move(bytes), host_place(target));
   }
   {
     const Model model = planned_model(design, design.evaluation_shape, backend);
     ScheduleOptions options = schedule_options(design, model);
     options.micro_batches = 1;
-    design.evaluation = make_program(evaluation_schedule(options), buffer_bytes(design, options.units, model));
+    design.evaluation = make_program(evaluation_schedule(options), buffer_bytes(design, options.units, model),
+                                     host_place(target));
   }
   MemoryPlan& memory = design.memory.arenas;
-  for (size_t c = 0; c < num_memory_classes; ++c)
-    memory.on(MemoryPlace::device)[c] = std::max(design.training->memory.on(MemoryPlace::device)[c],
-                                                 design.evaluation->memory.on(MemoryPlace::device)[c]);
-  std::swap(memory[MemoryClass::offloaded],
-            memory.on(host_place(target))[static_cast<size_t>(MemoryClass::offloaded)]);
+  for (const MemoryPlace place : {MemoryPlace::device, MemoryPlace::host})
+    for (size_t c = 0; c < num_memory_classes; ++c)
+      memory.on(place)[c] = std::max(design.training->memory.on(place)[c], design.evaluation->memory.on(place)[c]);
   const ParameterBytes parameters = parameter_bytes(design.layout, design.sharding, design.columns);
   memory[MemoryClass::weights] = parameters.weights;
   memory[MemoryClass::gradients] = parameters.gradients;
@@ -235,10 +234,13 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   memory[MemoryClass::optimizer] = parameters.state;
   memory[MemoryClass::data] += landing_bytes(config, target);
   const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns);
-  memory[MemoryClass::state] = align_up(sizeof(StepState)) +
-                               StepAgreement::table_bytes(design.spec, design.shards, store) +
-                               optimizer_type(config.optimizer.type).table_bytes(design.spec, design.shards, store) +
-                               KeptGradients::table_bytes(design.spec, design.shards, store);
+  StateTables& tables = design.tables;
+  tables.agreement = align_up(sizeof(StepState));
+  tables.optimizer = tables.agreement + StepAgreement::table_bytes(design.spec, design.shards, store);
+  tables.kept_gradients =
+      tables.optimizer + optimizer_type(config.optimizer.type).table_bytes(design.spec, design.shards, store);
+  memory[MemoryClass::state] =
+      tables.kept_gradients + KeptGradients::table_bytes(design.spec, design.shards, store);
   design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
   if (config.checkpoint.keeps_snapshot()) design.snapshot_bytes = store.snapshot_bytes();
   design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] = design.snapshot_bytes;
@@ -262,7 +264,8 @@ StepDesign design_inference(const RunConfig& config, const Target& target, const
   design.choices.units.resize(design.spec.units.size());
   ScheduleOptions options = schedule_options(design, model);
   options.micro_batches = 1;
-  design.evaluation = make_program(inference_schedule(options), buffer_bytes(design, options.units, model));
+  design.evaluation = make_program(inference_schedule(options), buffer_bytes(design, options.units, model),
+                                   host_place(target));
   design.memory.arenas = design.evaluation->memory;
   design.memory.arenas[MemoryClass::weights] = parameter_bytes(design.layout, design.sharding, {}).weights;
   return design;

@@ -27,6 +27,13 @@ struct StepMemory {
   int64_t scratch_bytes = 0;  // the most any op asks for; workspace = scratch + frames
 };
 
+// Offsets of tables in the arena `state`, in bytes; it begins with the StepState.
+struct StateTables {
+  int64_t agreement = 0;
+  int64_t optimizer = 0;
+  int64_t kept_gradients = 0;
+};
+
 struct StepDesign {
   RunConfig config;
   TensorPlace tensor;
@@ -43,6 +50,7 @@ struct StepDesign {
   StepChoices choices;
   std::shared_ptr<const Program> training, evaluation;  // of one step, and of one micro-batch; they share the arenas
   StepMemory memory;
+  StateTables tables;
   int64_t snapshot_bytes = 0;  // of the host's copy of the rank's state (TrainingStep::copy_state); 0: there is none
 };
 

@@ -54,7 +54,7 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, boo
     return action.kind == ActionKind::norm || action.kind == ActionKind::update;
   });
   set_lifetimes(schedule);
-  const auto program = make_program(schedule, design.training->bytes);
+  const auto program = make_program(schedule, design.training->bytes, MemoryPlace::device);
   Bytes scratch = room(plenty);
   Bytes frames = room(plenty);
   backend->set_scratch(aligned(scratch), plenty);

@@ -89,7 +89,7 @@ TEST_CASE("what runs again or is offloaded gives the same bits, but where a prod
         return trainer.run().loss;
       };
       const double none = run(RecomputeKind::none);
-      if (family == Family::gpt2) CHECK(run(RecomputeKind::none, 2) == none);
+      if (family == Family::gpt2) CHECK(run(RecomputeKind::none, OffloadChoice::of_blocks(2)) == none);
       if (family == Family::llama) CHECK(run(RecomputeKind::block, offload::all) == none);
       CHECK(run(RecomputeKind::optimal, family == Family::gpt2 ? offload::none : offload::optimal) == none);
       const bool gives_activation = family == Family::gpt2 && std::string(precision).ends_with("bf16");
