@@ -8,10 +8,10 @@
 namespace gptrain {
 namespace {
 
-// What a group's ranks have of the links.
+// Bandwidth of one rank, in bytes/s.
 struct Rates {
-  double link;     // bytes/s of a rank to others of its node
-  double network;  // bytes/s of a rank to other nodes: its part of the node's NICs
+  double link;     // to other ranks of its node
+  double network;  // to other nodes: the rank's share of the node's NICs
 };
 
 Rates rates_of(const ClusterProfile& cluster, const GroupPlace& place) {
@@ -20,20 +20,20 @@ Rates rates_of(const ClusterProfile& cluster, const GroupPlace& place) {
   return {cluster.link_bytes_per_second * cluster.link_sustained, node / place.sharing};
 }
 
-// Of `bytes` that pass through every rank: those of a node carry them side by side to the next node.
+// Seconds until `bytes` have passed through every rank. The ranks of a node send to the next node in parallel.
 double through_all(const GroupPlace& place, const Rates& rates, double bytes) {
   const double inside = place.on_a_node() > 1 ? bytes / rates.link : 0;
   const double between = place.nodes > 1 ? bytes / (rates.network * place.on_a_node()) : 0;
   return std::max(inside, between);
 }
 
-// Once around all ranks.
+// Latency of one trip around all ranks, in seconds.
 double ring_latency(const ClusterProfile& cluster, const GroupPlace& place) {
   const double between = place.nodes > 1 ? place.nodes : 0;
   return (place.ranks - between) * cluster.link_latency_seconds + between * cluster.nic_latency_seconds;
 }
 
-// From a leaf to the root.
+// Latency from a leaf to the root, in seconds.
 double tree_latency(const ClusterProfile& cluster, const GroupPlace& place) {
   return (place.on_a_node() - 1) * cluster.link_latency_seconds +
          std::ceil(std::log2(place.nodes)) * cluster.nic_latency_seconds;
@@ -101,7 +101,7 @@ double direct_seconds(const ClusterProfile& cluster, const GroupPlace& place, Op
       return place.ranks == 2 ? one : INFINITY;
     case Operation::all_to_all:
     case Operation::all_to_all_v: {
-      // A rank has bytes / ranks of the whole, and as much of that for each.
+      // A rank holds bytes / ranks and sends an equal part of that to each rank.
       const double to_each = bytes / place.ranks / place.ranks;
       return std::max((place.on_a_node() - 1) * to_each / rates.link,
                       (place.ranks - place.on_a_node()) * to_each / rates.network) +

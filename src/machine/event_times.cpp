@@ -15,7 +15,7 @@ Operation operation_of(const Event& event) {
   return static_cast<Operation>(found - operation_names.begin());
 }
 
-// At the full rates.
+// Seconds of an op at the device's full rates, for ops that no table has.
 double unmeasured_op_seconds(const DeviceProfile& device, const Event& op) {
   const double rate =
       op.products.dtype == DType::f32 ? device.f32.flops_per_second : device.half.flops_per_second;
@@ -43,12 +43,12 @@ void require_links(const Machine& machine, int64_t world_size) {
   if (!machine.cluster.measured || world_size == 1) return;
   if (!machine.cluster.measured->links[static_cast<size_t>(machine.way)].empty()) return;
   if (!machine.cluster.measured->is_cpu)
-    throw Error(ExitCode::usage, "{}: has no links between GPUs: name what they stand in, by --cluster",
+    throw Error(ExitCode::usage, "{}: has no measured links between GPUs: name their cluster with --cluster",
                 machine.device.name);
   throw Error(ExitCode::usage,
-              "{}: has no links between {}: gptrain bench comm --into FILE{} measures them into its file",
+              "{}: has no measured links between {}: to add them, run gptrain bench comm --into FILE{}",
               machine.device.name, machine.way == LinkWay::threads ? "threads" : "processes",
-              machine.way == LinkWay::threads ? "" : ", started by the launcher of the run,");
+              machine.way == LinkWay::threads ? "" : " with the launcher of the run");
 }
 
 std::string_view spending_name(size_t spending) {

@@ -1,4 +1,4 @@
-// How long each event of a rank's step takes by itself.
+// Predicted duration of each event of a rank's step, waiting left out.
 #pragma once
 
 #include <array>
@@ -13,21 +13,22 @@
 
 namespace gptrain {
 
-// A device, the cluster that it stands in, and what runs on them.
+// A device, its cluster, and the trainer that runs on them.
 struct Machine {
   DeviceProfile device;
   ClusterProfile cluster;
   Software software = {};
-  LinkWay way = LinkWay::threads;  // of the ranks of a machine that was measured
+  LinkWay way = LinkWay::threads;  // how ranks communicate; used for measured machines only
 };
-// A device by name or file, in what cluster_of says that it stands in. Ranks are processes, or threads of one.
+// Returns the device (a name or a file) in the cluster that cluster_of chooses. `of_processes`: ranks are processes,
+// otherwise threads of one process. THROWS Error(usage) as find_device and cluster_of do.
 Machine machine_named(std::string_view device, std::string_view cluster, bool of_processes);
-// TCP, where only MPI was measured MPI.
+// Returns LinkWay::mpi if the cluster has measured links of MPI and none of TCP, otherwise LinkWay::tcp.
 LinkWay way_of_processes(const ClusterProfile& cluster);
-// Error(usage): the ranks exchange in a way that was not measured on the cluster, a machine that was.
+// THROWS Error(usage) if the machine was measured, but not the links that its ranks use.
 void require_links(const Machine& machine, int64_t world_size);
 
-// What the time of a step is spent on: ops by what limits them, and communication by lane.
+// Categories of a step's time: ops by their limit, copies, then one category for each lane.
 enum class Spending : uint8_t { products, attention, memory, copies, first_lane };
 constexpr size_t num_spendings = static_cast<size_t>(Spending::first_lane) + num_lanes;
 std::string_view spending_name(size_t spending);
@@ -35,22 +36,22 @@ constexpr size_t lane_spending(size_t lane) { return static_cast<size_t>(Spendin
 
 class EventTimes {
  public:
-  // Of a machine of which nothing is known: each event takes a microsecond, which shows their order.
+  // Times for an unknown machine: each event takes a microsecond, so that a timeline still shows their order.
   EventTimes() = default;
-  // Of `rank`, whose groups stand where the mesh puts them. `sharing`: ranks that share the machine, where the mesh is a
-  // part of them.
+  // Times for `rank`. `sharing`: number of ranks that share the machine, if it exceeds the size of the mesh.
   EventTimes(const Machine& machine, const RunConfig& config, const Mesh& mesh, int64_t rank, int64_t sharing = 1);
 
   bool are_known() const { return machine_.has_value(); }
-  // Without what it waits for; of a wait 0.
+  // Returns the seconds of the event alone, as if nothing had to be waited for; 0 for a wait.
   double seconds_of(const Event& event) const;
-  // Of a collective.
+  // REQUIRES: are_known(), and the event is a collective.
   CollectiveTime collective(const Event& event) const;
 
   Software software() const { return machine_ ? machine_->software : Software{}; }
-  // A machine of which no more than one lane of a rank has a core beside the rank's threads: what several lanes carry is
-  // then done one after another, on the cores that the ops have, too.
+  // Whether a measured CPU has fewer cores than one for each thread and one more for each rank. Collectives of
+  // different lanes then run one after another, on the cores of the ops.
   bool lanes_take_turns() const;
+  // Share of its speed that an op loses while a collective runs.
   double slow_down() const { return machine_ ? machine_->device.slow_down_beside_traffic : 0; }
 
  private:
@@ -59,10 +60,10 @@ class EventTimes {
   std::optional<Machine> machine_;
   std::array<GroupPlace, num_group_kinds> places_{};
   int64_t tensor_ranks_ = 1;
-  int64_t rows_ = 0;  // of a micro-batch
+  int64_t rows_ = 0;  // tokens of a micro-batch
   int64_t world_size_ = 1;
-  RankShare share_ = {};  // of a machine that was measured
-  int64_t threads_ = 1;   // likewise
+  RankShare share_ = {};  // used for measured machines only
+  int64_t threads_ = 1;   // per rank; used for measured machines only
   DType compute_ = DType::f32;
   OpKinds kinds_ = {};
 };

@@ -1,14 +1,13 @@
-// How far predicted steps may be off.
+// Expected error of a predicted step.
 #pragma once
 
 #include <string>
 
 namespace gptrain {
 
-// How far predicted steps may be off, as a share of them, and where that is from: "assumed: ...".
 struct ExpectedError {
-  double share = 0;
-  std::string source = {};
+  double share = 0;         // error over predicted time
+  std::string source = {};  // origin of the figure: "assumed: ...", "measured: ..."
 
   std::string text() const;  // "a step's expected error is 20% (assumed: ...)"
 };

@@ -14,7 +14,7 @@ namespace {
 constexpr std::array<std::string_view, 3> activation_names = {"gelu_tanh", "gelu", "swiglu"};
 constexpr std::array<std::string_view, 2> norm_names = {"layernorm", "rmsnorm"};
 constexpr std::array<std::string_view, 2> query_key_names = {"rotary", "norm"};
-// What collectives are measured of, and how they are handed over; others are made of these.
+// Collectives with tables of their own, and the hand-over to a lane. Other operations use one of these tables.
 constexpr std::array<std::string_view, 7> measured_links = {
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send", hand_over_key};
 
@@ -30,7 +30,7 @@ std::vector<std::string_view> words_of(std::string_view text) {
   return words;
 }
 
-// One figure or table to a line.
+// Writes one figure or table on a line.
 std::string figure_line(std::string_view key, const nlohmann::ordered_json& value, std::string_view source) {
   return fmt::format("\"{}\": {}", key, json_text(nlohmann::ordered_json::array({value, source})));
 }
@@ -63,7 +63,7 @@ RateTables read_links(ProfileReader& reader, const std::string& path) {
   RateTables tables;
   for (const std::string& name : reader.keys(path)) {
     if (std::find(measured_links.begin(), measured_links.end(), name) == measured_links.end())
-      continue;  // no profile has such a key, as `finish` says
+      continue;  // reader.finish() reports the unknown key
     const auto rows = reader.table(path + "." + name, 1);
     if (!rows.empty()) tables.emplace(name, RateTable(RateTable::Kind::seconds, rows));
   }
@@ -73,8 +73,8 @@ RateTables read_links(ProfileReader& reader, const std::string& path) {
 
 constexpr std::string_view with_bias = "bias";
 
-// Whether a gradient of weights comes with that of a bias. What moves beside the factors is the weights' gradient, once or
-// twice, and the bias's, which is a row of it.
+// Whether the op computes a bias's gradient too. Beside its factors it moves the weights' gradient once or twice, and
+// the gradient of the bias, which has the size of one row.
 bool sums_bias(const Event& op) {
   if (op.name != LinearBackwardWeight::name) return false;
   const ProductShape& products = op.products;
@@ -82,13 +82,13 @@ bool sums_bias(const Event& op) {
   return (op.bytes_moved - factors) % (dtype_bytes(DType::f32) * products.m * products.n) != 0;
 }
 
-// Tables of ratios, by key of in_steps.
+// Reads tables of ratios by in_step_key.
 RateTables read_in_steps(ProfileReader& reader, const std::string& path) {
   RateTables tables;
   for (const std::string& key : reader.keys(path)) {
     const size_t end = key.rfind(' ');
     const bool has_bias = end != std::string::npos && std::string_view(key).substr(end + 1) == with_bias;
-    if (sizes_of_op(has_bias ? std::string_view(key).substr(0, end) : key) < 2) continue;  // as above
+    if (sizes_of_op(has_bias ? std::string_view(key).substr(0, end) : key) < 2) continue;  // unknown key
     const auto rows = reader.table(path + "." + key, 1);
     if (!rows.empty()) tables.emplace(key, RateTable(RateTable::Kind::ratio, rows));
   }
@@ -104,7 +104,7 @@ MeasuredShare read_share(ProfileReader& reader, const std::string& path, int64_t
   if (share.stretch > 0 && share.stretch < 1) reader.add_fault(path + ".stretch", "must be at least 1");
   for (const std::string& key : reader.keys(path + ".ops")) {
     const size_t num_sizes = sizes_of_op(key);
-    if (num_sizes == 0) continue;  // as above
+    if (num_sizes == 0) continue;  // unknown key
     const auto rows = reader.table(path + ".ops." + key, num_sizes);
     if (!rows.empty()) share.ops.emplace(key, RateTable(table_kind(num_sizes), rows));
   }
@@ -112,7 +112,7 @@ MeasuredShare read_share(ProfileReader& reader, const std::string& path, int64_t
   return share;
 }
 
-// The keys of an object that are numbers of ranks.
+// Returns the keys of an object, which must be numbers of ranks.
 std::vector<int64_t> read_ranks(ProfileReader& reader, const std::string& path) {
   std::vector<int64_t> ranks;
   for (const std::string& key : reader.keys(path)) {
@@ -177,7 +177,7 @@ RankShare share_of_rank(const MeasuredMachine& machine, int64_t ranks, int64_t t
                                         [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
   const double part = static_cast<double>(nearest->threads) / static_cast<double>(machine.cores);
   RankShare of_rank{&*nearest, nearest->stretch, part * machine.f32_flops, part * machine.half_flops};
-  if (!machine.is_cpu) return of_rank;  // a device for each rank
+  if (!machine.is_cpu) return of_rank;  // each rank has a device of its own
   const double turns = static_cast<double>(ranks * threads) / static_cast<double>(machine.cores);
   of_rank.factor *= std::max(1.0, turns) * static_cast<double>(nearest->threads) / static_cast<double>(threads);
   return of_rank;
@@ -227,13 +227,14 @@ double measured_collective_seconds(const MeasuredMachine& machine, LinkWay way, 
   if (operation == Operation::receive) name = "send";
   if (operation == Operation::all_to_all_v) name = "all_to_all";
   if (operation == Operation::barrier) name = "all_reduce";
-  // The nearest that was measured; more ranks take longer in proportion, as each passes its data through the memory.
+  // Uses the next larger group that was measured, or else the largest. Beyond that, time grows in proportion to the
+  // ranks, since each passes its data through the memory.
   auto nearest = links.lower_bound(ranks);
   if (nearest == links.end()) nearest = std::prev(nearest);
   const auto table = nearest->second.find(name);
   if (table == nearest->second.end()) return 0;
   const double more = std::max(1.0, static_cast<double>(ranks) / static_cast<double>(nearest->first));
-  // Groups beside each other share the cores.
+  // Groups that communicate at the same time share the cores.
   const auto groups = static_cast<double>(world) / static_cast<double>(ranks);
   const double turns = machine.is_cpu ? static_cast<double>(world) / static_cast<double>(machine.cores) : 1;
   const auto hand_over = nearest->second.find(hand_over_key);
@@ -302,13 +303,13 @@ MeasuredMachine read_machine(ProfileReader& reader) {
   if (machine.shares.empty()) reader.add_fault("shares", "is empty");
   for (const std::string& way : reader.keys("links")) {
     const auto found = std::find(link_way_names.begin(), link_way_names.end(), way);
-    if (found == link_way_names.end()) continue;  // as above
+    if (found == link_way_names.end()) continue;  // unknown key
     for (const int64_t ranks : read_ranks(reader, "links." + way)) {
       machine.links[static_cast<size_t>(found - link_way_names.begin())].emplace(
           ranks, read_links(reader, fmt::format("links.{}.{}", way, ranks)));
     }
   }
-  // Where other work came between, the figure may lie below the tables.
+  // Other work on the machine may have disturbed the measurement of the best rate; no table may exceed it.
   machine.f32_flops = std::max(machine.f32_flops, best_product_rate(machine, DType::f32));
   if (machine.half_flops > 0) machine.half_flops = std::max(machine.half_flops, best_product_rate(machine, DType::bf16));
   return machine;

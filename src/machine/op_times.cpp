@@ -22,7 +22,8 @@ ProductRates wave_rates(const DeviceProfile& device, const ProductRate& rate) {
           .half_rate_bytes = device.half_rate_bytes};
 }
 
-// Between the figures for heads of 64 and of 128, beyond them in proportion to the smaller and like the larger.
+// Interpolates between the shares for heads of 64 and of 128. Smaller heads: in proportion to their size; larger: as
+// 128.
 double share_of_head(double of_64, double of_128, double head) {
   if (head <= 64) return of_64 * head / 64;
   return head >= 128 ? of_128 : of_64 + (of_128 - of_64) * (head - 64) / 64;
@@ -56,15 +57,15 @@ double unfused_attention_seconds(const DeviceProfile& device, const ProductShape
   const double rows =
       static_cast<double>(heads.count) * static_cast<double>(heads.m + heads.n) * static_cast<double>(heads.k);
   const double operands = width * (scores + rows);
-  ProductShape of_scores = heads;  // q k^T; backward the gradient of the probabilities
+  ProductShape of_scores = heads;  // forward: q k^T; backward: the gradient of the probabilities
   of_scores.kind = ProductShape::Kind::plain;
-  ProductShape of_values = of_scores;  // p v, and those of the gradients of v, q and k
+  ProductShape of_values = of_scores;  // forward: p v; backward: the gradients of v, q and k
   of_values.n = heads.k;
   of_values.k = heads.n;
   const double one_of_scores = product_seconds(device, of_scores, operands);
   const double one_of_values = product_seconds(device, of_values, operands);
-  // Forward: softmax reads and writes, dropout reads, writes and keeps a mask. Backward: dropout reads both and writes,
-  // softmax reads its output and the gradient and writes.
+  // Forward: softmax reads and writes; dropout reads, writes and stores a mask. Backward: dropout reads the gradient
+  // and the mask, and writes; softmax reads its output and the gradient, and writes.
   const double softmax = memory_seconds(device, (forward ? 2 : 3) * width * scores);
   const double dropout = memory_seconds(device, (2 * width + 1) * scores);
   return (forward ? one_of_scores + one_of_values : one_of_scores + 3 * one_of_values) + softmax + dropout;

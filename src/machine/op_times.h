@@ -1,4 +1,4 @@
-// How long ops take on a device.
+// Predicted times of ops on a device that was not measured.
 #pragma once
 
 #include <cstdint>
@@ -8,22 +8,23 @@
 
 namespace gptrain {
 
-// One kernel that moves so many bytes: as long as `bytes + half_rate_bytes` at the sustained rate, so that what moves
-// half_rate_bytes reaches half of it. The launch is not counted.
+// Returns the seconds of one kernel that moves `bytes`, launch not counted: (bytes + half_rate_bytes) / sustained rate.
+// A kernel that moves half_rate_bytes thus reaches half of the sustained rate.
 double memory_seconds(const DeviceProfile& device, double bytes);
 
-// By waves of tiles (ops/product_waves.h), at the sustained rates. 0 where the device has no such products.
+// Returns the seconds of a matrix product, launch not counted, by waves of tiles (ops/product_waves.h) at the sustained
+// rates; 0 if the device has no products of that dtype.
 double product_seconds(const DeviceProfile& device, const ProductShape& products, double bytes);
 
-// Fused attention: executed FLOPs at the share of the 16-bit rate that the profile gives for its head and executed length,
-// so that no sequence takes less time than a shorter one.
+// Returns the seconds of fused attention, launch not counted: executed FLOPs at the profile's share of the 16-bit rate
+// for the head's size and the executed length. A longer sequence never takes less time than a shorter one.
 double fused_attention_seconds(const DeviceProfile& device, const ProductShape& heads, double executed_flops, double bytes);
 
-// Attention that stores the scores of all pairs, masked ones, too: two products forward and four backward, scaled and
-// masked softmax, and dropout as passes of their own.
+// Returns the seconds of attention that stores the scores of all pairs, masked ones included: two products forward and
+// four backward, and separate passes for the masked softmax and dropout. Launches are not counted.
 double unfused_attention_seconds(const DeviceProfile& device, const ProductShape& heads);
 
-// Any op, launches included. `fused_attention`: of the two ways above.
+// Returns the seconds of any op, launches included. `fused_attention` chooses between the two functions above.
 double op_seconds(const DeviceProfile& device, const Event& op, bool fused_attention);
 
 }  // namespace gptrain

@@ -55,7 +55,7 @@ std::string ProfileReader::word(const std::string& path) {
   read_.insert(path);
   const Json* const value = find(path);
   if (value != nullptr && value->is_string()) return value->get<std::string>();
-  add_fault(path, "must be a word");
+  add_fault(path, "must be a string");
   return "";
 }
 
@@ -82,7 +82,7 @@ double ProfileReader::read(const std::string& path, bool from_0) {
     return 0;
   }
   const double number = value->get<double>();
-  // Of what machines are made of, nothing is near these: what is further off would leave the range of amounts.
+  // Limits far beyond any real machine, which keep predicted amounts in range.
   constexpr double least = 1e-12, most = 1e18;
   if (number >= least && number <= most) return number;
   if (number == 0 && from_0) return 0;
@@ -96,7 +96,7 @@ double ProfileReader::read(const std::string& path, bool from_0) {
 
 double ProfileReader::read_share(const std::string& path, bool from_0) {
   const double number = read(path, from_0);
-  if (number > 1) add_fault(path, "is a share: at most 1");
+  if (number > 1) add_fault(path, "must be at most 1");
   return number;
 }
 
@@ -150,7 +150,7 @@ void ProfileReader::look_for_unread(const Json& object, const std::string& prefi
     if (value.is_object()) {
       look_for_unread(value, path + ".");
     } else if (!read_.contains(path)) {
-      add_fault(path, "no profile has this");
+      add_fault(path, "unknown key");
     }
   }
 }
@@ -183,7 +183,7 @@ ProfileText find_profile(std::string_view what, std::string_view name, const std
   const std::string nearest = nearest_word(wanted, names);
   const bool close = word_distance(wanted, nearest) <= static_cast<int64_t>(wanted.size());
   const std::string hint = close ? fmt::format(" (did you mean {}?)", nearest) : "";
-  throw Error(ExitCode::usage, "unknown {0} \"{1}\"{2}: valid {0}s are {3}, and files", what, name, hint,
+  throw Error(ExitCode::usage, "unknown {0} \"{1}\"{2}: valid {0}s are {3}, and paths of files", what, name, hint,
               join(names, ", "));
 }
 

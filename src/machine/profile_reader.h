@@ -1,5 +1,4 @@
-// Reads the figures of a device's or a cluster's profile, a JSON object in which each figure is [value, "where it is
-// from"].
+// Reads the profile of a device or cluster: a JSON object in which each figure is [value, "source"].
 #pragma once
 
 #include <cstddef>
@@ -13,40 +12,41 @@
 
 namespace gptrain {
 
-// What a source begins with.
+// A figure's source begins with one of these.
 constexpr std::string_view figure_origins = "data sheet, measured, paper, calibrated, assumed";
 
-// Values are asked for by path ("memory.bytes"). Faults are collected; finish throws them all.
+// Values are read by path ("memory.bytes"). A fault does not throw: it is collected, and finish() throws them all.
 class ProfileReader {
  public:
-  // Read as configs are: comments are allowed, a key that is given twice is a fault. `origin` names the text in messages.
-  // Error(usage): it is no JSON object.
+  // Parses the text as configs are parsed: comments are allowed, a repeated key is a fault. `origin` names the text in
+  // messages. THROWS Error(usage) if the text is no JSON object.
   ProfileReader(std::string_view text, std::string origin);
 
+  // Returns a string, which has no source; empty if there is a fault.
   std::string word(const std::string& path);
-  // Above 0, or from 0 on. 0 where there is a fault.
+  // Returns a number above 0; 0 if there is a fault. figure_from_0 allows 0.
   double figure(const std::string& path) { return read(path, false); }
   double figure_from_0(const std::string& path) { return read(path, true); }
-  // In (0, 1], or from 0 on.
+  // Returns a number in (0, 1]; share_from_0 allows 0. A number above 1 is a fault.
   double share(const std::string& path) { return read_share(path, false); }
   double share_from_0(const std::string& path) { return read_share(path, true); }
-  // What a figure says of where it is from; empty where there is a fault.
+  // Returns the source of a figure; empty if there is none.
   std::string source(const std::string& path) const;
-  // A whole number, at least 1; 1 where there is a fault.
+  // Returns a whole number of at least 1; 1 if there is a fault.
   int64_t count(const std::string& path);
-  // Rows of sizes and a value, of which a RateTable can be made; none where there is a fault.
+  // Returns rows of sizes and a value for a RateTable; empty if there is a fault.
   std::vector<std::vector<double>> table(const std::string& path, size_t num_sizes);
-  // Of the object at the path; none where there is no object.
+  // Returns the keys of the object at the path; empty if no object is there.
   std::vector<std::string> keys(const std::string& path) const;
   bool has(const std::string& path) const { return find(path) != nullptr; }
   void add_fault(const std::string& path, const std::string& what);
 
-  // Error(usage), a line for each fault: what is missing, is no figure, has no source, or was never asked for.
+  // Call last. THROWS Error(usage) with a line for each fault; a key that was never read is a fault, too.
   void finish();
 
  private:
   const Json* find(const std::string& path) const;
-  // The value of a figure that has a source; null where there is a fault.
+  // Returns the value beside its source; null, with a fault added, if it is missing or has no source.
   const Json* sourced(const std::string& path, std::string_view what);
   double read(const std::string& path, bool from_0);
   double read_share(const std::string& path, bool from_0);
@@ -58,19 +58,18 @@ class ProfileReader {
   std::vector<std::string> faults_;
 };
 
-// The text of a file. Error(usage): it cannot be read, or is too long.
+// Returns the text of a file. THROWS Error(usage) if it cannot be read or is too long.
 std::string read_profile(const std::string& path);
 
-// A built-in profile or a file: where its text is from, and the text.
 struct ProfileText {
-  std::string origin;
+  std::string origin;  // name of a built-in profile, or path of a file
   std::string text;
 };
-// `built_in`: name and text. A word that names none of them and has a dot or a slash is a file. Error(usage): neither,
-// with the nearest name; `what` is what it should be ("target").
 struct BuiltInProfile {
   std::string_view name, text;
 };
+// Returns the built-in profile of that name (case-insensitive), or else the file at that path, if `name` has a dot or a
+// slash. THROWS Error(usage) otherwise, with the nearest name. `what` names the kind of profile in messages ("target").
 ProfileText find_profile(std::string_view what, std::string_view name, const std::vector<BuiltInProfile>& built_in);
 
 }  // namespace gptrain

@@ -19,10 +19,10 @@ std::vector<std::string> names_of(const std::vector<BuiltInProfile>& profiles) {
   return names;
 }
 
-// Beyond the largest of ten that tools/bench_prediction.py has found.
+// Share of a step: larger than any of the ten errors that tools/bench_prediction.py has found.
 constexpr double measured_error = 0.15;
 
-// What was not measured, and counts where no table has it.
+// The measured machine as a device. Rates are for ops without a table.
 DeviceProfile measured_device(std::shared_ptr<const MeasuredMachine> machine) {
   DeviceProfile device;
   device.name = machine->name;
@@ -38,13 +38,13 @@ DeviceProfile measured_device(std::shared_ptr<const MeasuredMachine> machine) {
   return device;
 }
 
-// One node, which fails as often as those of configs/clusters are assumed to.
+// A measured machine as a cluster of one node, which fails as often as nodes in configs/clusters are assumed to.
 ClusterProfile measured_cluster(std::shared_ptr<const MeasuredMachine> machine) {
   ClusterProfile cluster;
   cluster.name = "this-machine";
   cluster.gpus_per_node = int64_t{1} << 30;
   cluster.host_bytes_per_second = machine->host_bytes_per_second;
-  // Ranks on a CPU share what was measured; beside GPUs nothing is known but the copies of one.
+  // Ranks on a CPU share the measured rate. On a machine with GPUs only the copies of one GPU were measured.
   cluster.host_memory_bytes_per_second =
       machine->is_cpu ? machine->host_bytes_per_second : std::numeric_limits<double>::infinity();
   cluster.storage_bytes_per_second = machine->storage_bytes_per_second;
@@ -66,7 +66,7 @@ DeviceProfile find_device(std::string_view name) {
   }
   DeviceProfile device;
   device.name = reader.word("name");
-  // An alias is shown as it was given.
+  // An alias ("h100") is shown instead of the name in the file ("h100-sxm").
   for (const BuiltInProfile& profile : built_in_devices())
     if (profile.name == found.origin) device.name = found.origin;
   device.cluster = reader.word("cluster");
@@ -95,7 +95,7 @@ DeviceProfile find_device(std::string_view name) {
 MeasuredMachine find_machine(const std::string& path) {
   ProfileReader reader(read_profile(path), path);
   if (!is_measured_machine(reader))
-    throw Error(ExitCode::usage, "{}: not what gptrain bench device has written: it has no shares", path);
+    throw Error(ExitCode::usage, "{}: not written by gptrain bench device: it has no \"shares\"", path);
   MeasuredMachine machine = read_machine(reader);
   reader.finish();
   return machine;
@@ -104,7 +104,7 @@ MeasuredMachine find_machine(const std::string& path) {
 ClusterProfile cluster_of(const DeviceProfile& device, std::string_view name) {
   if (device.measured && name.empty()) return measured_cluster(device.measured);
   if (device.measured && device.measured->is_cpu)
-    throw Error(ExitCode::usage, "--cluster {}: {} is one machine, whose links its profile has: leave it out", name,
+    throw Error(ExitCode::usage, "--cluster {}: leave this out: {} is one machine, and its profile has its links", name,
                 device.name);
   return find_cluster(name.empty() ? device.cluster : name);
 }

@@ -7,11 +7,11 @@
 namespace gptrain {
 namespace {
 
-// Where a size lies on an axis: between the places `low` and `low + 1`, at that share of the way.
+// Position of a size on an axis.
 struct Place {
-  size_t low;
-  double share;
-  double beyond;  // log of size / smallest (below the axis, negative) or size / largest (above it, positive)
+  size_t low;     // index of the grid point below it
+  double share;   // distance from grid point `low` over the distance to the next one, both in logarithms
+  double beyond;  // log(size / smallest) below the axis, log(size / largest) above it, otherwise 0
 };
 
 Place place_on(const std::vector<double>& axis, double size) {
@@ -28,7 +28,7 @@ std::string RateTable::fault_of(const std::vector<std::vector<double>>& rows, si
   std::vector<std::set<double>> axes(num_sizes);
   std::set<std::vector<double>> sizes;
   for (const std::vector<double>& row : rows) {
-    if (row.size() != num_sizes + 1) return "has rows of other lengths";
+    if (row.size() != num_sizes + 1) return "has rows of the wrong length";
     for (const double number : row)
       if (!std::isfinite(number) || number <= 0) return "has numbers that are not above 0";
     for (size_t i = 0; i < num_sizes; ++i) axes[i].insert(row[i]);
@@ -36,7 +36,7 @@ std::string RateTable::fault_of(const std::vector<std::vector<double>>& rows, si
   }
   size_t all = 1;
   for (const std::set<double>& axis : axes) all *= axis.size();
-  return all == rows.size() ? "" : "is no full grid of sizes";
+  return all == rows.size() ? "" : "must have a row for each combination of sizes";
 }
 
 RateTable::RateTable(Kind kind, const std::vector<std::vector<double>>& rows) : kind_(kind) {

@@ -1,4 +1,4 @@
-// A measured quantity by the size of what was measured: what lies between the sizes is interpolated.
+// A measured quantity as a function of one to three sizes.
 #pragma once
 
 #include <cstddef>
@@ -8,31 +8,32 @@
 
 namespace gptrain {
 
-// Values on a grid of one to three sizes, interpolated linearly between the logarithms of sizes and values.
+// Values on a full grid of sizes; between them, logarithms of values are interpolated linearly in logarithms of sizes.
 class RateTable {
  public:
-  // What a value is of what was measured, which says how it goes on beyond the grid: the rate falls with the size below
-  // the smallest one (what is smaller takes as long) and stays above the largest; seconds the other way round. A ratio
-  // stays on both sides.
+  // How values continue beyond the grid. Below the smallest size a rate falls in proportion to it (anything smaller
+  // takes as long) and seconds stay; above the largest size a rate stays and seconds grow in proportion. A ratio always
+  // stays.
   enum class Kind : unsigned char { rate, seconds, ratio };
 
   RateTable() = default;
-  // Each row: the sizes, then the value. What is wrong with them ("is no full grid"); empty: nothing.
+  // Returns the first fault of the rows ("must have a row for each combination of sizes"), or an empty text. A row is
+  // the sizes, then the value.
   static std::string fault_of(const std::vector<std::vector<double>>& rows, size_t num_sizes);
-  // Rows without a fault, in any order.
+  // REQUIRES: fault_of(rows) is empty. Rows may have any order.
   RateTable(Kind kind, const std::vector<std::vector<double>>& rows);
 
   bool empty() const { return values_.empty(); }
   size_t num_sizes() const { return axes_.size(); }
   double at(std::span<const double> sizes) const;
   double at(std::initializer_list<double> sizes) const { return at(std::span(sizes.begin(), sizes.size())); }
-  // As they were given, the last size changing first.
+  // Returns the rows in rising order of their sizes.
   std::vector<std::vector<double>> rows() const;
 
  private:
   Kind kind_ = Kind::rate;
-  std::vector<std::vector<double>> axes_;  // the sizes, rising
-  std::vector<double> values_;             // the last axis runs fastest
+  std::vector<std::vector<double>> axes_;  // sizes of the grid along each axis, rising
+  std::vector<double> values_;             // in row-major order: the last axis changes fastest
 };
 
 }  // namespace gptrain

@@ -1,4 +1,4 @@
-// How a trainer runs a planned step: gptrain itself, or those whose published times predictions are held against.
+// How a trainer runs a planned step: gptrain, or a trainer whose published times predictions are compared with.
 #pragma once
 
 #include <array>
@@ -11,11 +11,12 @@ namespace gptrain {
 struct Software {
   std::string_view name = "gptrain";
   bool fused_attention = true;  // false: scores of all pairs are stored, see unfused_attention_seconds
-  // By lane: ops go on while its collectives run. Without it the rank waits for each; for a transfer it sends.
+  // By lane: whether ops run beside the lane's collectives. If not, the rank waits for each collective, and for each
+  // transfer that it sends.
   std::array<bool, num_lanes> overlaps = all_lanes(true);
-  // With sequence parallelism rows are gathered before their product, which gptrain makes piece by piece.
+  // With sequence parallelism all rows are gathered before the product; gptrain multiplies each piece as it arrives.
   bool gathers_before_products = false;
-  bool sums_gradients_last = false;  // after all passes, where gptrain sums a unit's as soon as they are complete
+  bool sums_gradients_last = false;  // after all passes; gptrain sums a unit's gradients once they are complete
 
   static constexpr std::array<bool, num_lanes> all_lanes(bool value) {
     std::array<bool, num_lanes> lanes{};
@@ -24,10 +25,10 @@ struct Software {
   }
 };
 
-// Megatron-LM as of arXiv 2104.04473 and 2205.05198: attention in parts, and a stream that waits for everything.
+// Megatron-LM in arXiv 2104.04473 and 2205.05198: attention is not fused, and no communication overlaps with ops.
 constexpr Software megatron_lm{"megatron-lm", false, Software::all_lanes(false), true, true};
 
-// The same with sequence parallelism, whose gathers and sums arXiv 2205.05198 overlaps with the products of the backward
+// Megatron-LM with sequence parallelism: arXiv 2205.05198 overlaps its gathers and sums with products of the backward
 // pass.
 constexpr Software megatron_lm_sequence = [] {
   Software software = megatron_lm;

@@ -102,14 +102,14 @@ class Machine(CliCase):
                          ["all_gather", "all_reduce", "all_to_all", "broadcast", "hand_over", "reduce_scatter", "send"])
         config = self.write_config(tiny_config(batch={"global": 6}))
         self.plan(config, "--target", "machine.json", "--ranks", "3")
-        self.refuse(USAGE, ["has no links between processes", "gptrain bench comm --into FILE"], "train", config,
+        self.refuse(USAGE, ["has no measured links between processes", "gptrain bench comm --into FILE"], "train", config,
                     "--dry-run", "--target", "machine.json", "--world-size", "3")
 
     def test_a_search_on_it_says_what_the_dry_run_says(self):
         config = self.write_config(tiny_config(model={"num_layers": 2}, batch={"global": 4}, run={"threads": 0}))
         search = ["plan", config, "--target", "machine.json", "--gpus"]
         for command in [[*search, 2], ["train", config, "--dry-run", "--target", "machine.json", "--world-size", 2]]:
-            self.refuse(USAGE, "has no links between processes", *command)
+            self.refuse(USAGE, "has no measured links between processes", *command)
             self.refuse(USAGE, "--cluster dgx-h100: this-machine is one machine", *command, "--cluster", "dgx-h100")
         profile = self.profile()
         profile["links"]["tcp"] = {"2": profile["links"]["threads"]["2"]}
@@ -161,7 +161,7 @@ class Refused(CliCase):
         comm = ["bench", "comm", "--into"]
         self.refuse(USAGE, "none.json: cannot be read", *comm, "none.json")
         self.path("other.json").write_text("{}")
-        self.refuse(USAGE, "other.json: not what gptrain bench device has written", *comm, "other.json")
+        self.refuse(USAGE, "other.json: not written by gptrain bench device", *comm, "other.json")
         self.refuse(USAGE, "--into other.json: one rank has no links", *comm, "other.json", "--ranks", "1")
         self.path("broken.json").write_text('{"shares": 1')
         config = self.write_config(tiny_config())

@@ -124,10 +124,10 @@ TEST_CASE("rates are interpolated between sizes, and go on beyond them") {
 TEST_CASE("rows that are no table say why") {
   CHECK(RateTable::fault_of({{1, 2}, {3, 4}}, 1).empty());
   CHECK(RateTable::fault_of({}, 1) == "has no rows");
-  CHECK(RateTable::fault_of({{1, 2, 3}}, 1) == "has rows of other lengths");
+  CHECK(RateTable::fault_of({{1, 2, 3}}, 1) == "has rows of the wrong length");
   CHECK(RateTable::fault_of({{1, 0}}, 1) == "has numbers that are not above 0");
   CHECK(RateTable::fault_of({{1, 2}, {1, 3}}, 1) == "has the same sizes twice");
-  CHECK(RateTable::fault_of({{1, 1, 1}, {1, 2, 1}, {2, 1, 1}}, 2) == "is no full grid of sizes");
+  CHECK(RateTable::fault_of({{1, 1, 1}, {1, 2, 1}, {2, 1, 1}}, 2) == "must have a row for each combination of sizes");
 }
 
 TEST_CASE("a measured machine reads back as it was written") {
@@ -157,7 +157,7 @@ TEST_CASE("a measured machine reads back as it was written") {
   CHECK(of_rank.sharing == 2);
   CHECK(of_rank.num_threads == 2);
   CHECK(message_of([&] { cluster_of(device, "dgx-h100"); }) ==
-        "--cluster dgx-h100: mine is one machine, whose links its profile has: leave it out");
+        "--cluster dgx-h100: leave this out: mine is one machine, and its profile has its links");
 }
 
 TEST_CASE("a measured profile's faults are told together, each with its key") {
@@ -175,18 +175,18 @@ TEST_CASE("a measured profile's faults are told together, each with its key") {
   bad = replaced(bad, "\"stretch\": [1.0,", "\"stretch\": [0.5,");
   const std::string faults = refusal(bad);
   for (const char* fault :
-       {"kind: must be cpu or gpu", "cores: must be a whole number", "slow_down_beside_traffic: is a share: at most 1",
-        "shares.1.stretch: must be at least 1", "shares.1.ops.f32 linear_forward: has rows of other lengths",
+       {"kind: must be cpu or gpu", "cores: must be a whole number", "slow_down_beside_traffic: must be at most 1",
+        "shares.1.stretch: must be at least 1", "shares.1.ops.f32 linear_forward: has rows of the wrong length",
         "shares.1.ops.f32 attention_forward: must be [[[size, ..., value], ...], \"where it is from\"]",
-        "shares.1.ops.bf16 linear_foreward: no profile has this", "shares.four: must be a number of ranks",
-        "links.threads.2: names no collective", "links.threads.2.all_reducing: no profile has this"}) {
+        "shares.1.ops.bf16 linear_foreward: unknown key", "shares.four: must be a number of ranks",
+        "links.threads.2: names no collective", "links.threads.2.all_reducing: unknown key"}) {
     INFO(fault << "\n" << faults);
     CHECK(has(faults, fault));
   }
   CHECK(has(refusal("{\"shares\": {}}"), "shares: is empty"));
   CHECK(has(refusal("{\"shares\": {\"1\": {\"threads\": [1, \"measured\"], \"stretch\": [1, \"measured\"], \"ops\": {}}}}"), "shares.1.ops: names no op"));
   const File file(std::string(built_in_devices().front().text));
-  CHECK(has(message_of([] { find_machine(File::path()); }), "not what gptrain bench device has written"));
+  CHECK(has(message_of([] { find_machine(File::path()); }), "not written by gptrain bench device"));
   CHECK(message_of([] { find_machine("./none.json"); }) == "./none.json: cannot be read");
 }
 
@@ -342,14 +342,14 @@ TEST_CASE("ranks without measured links are refused") {
   CHECK(machine.way == LinkWay::tcp);
   CHECK(message_of([&] { require_links(machine, 1); }).empty());
   CHECK(message_of([&] { require_links(machine, 4); }) ==
-        "mine: has no links between processes: gptrain bench comm --into FILE, started by the launcher of the run, "
-        "measures them into its file");
+        "mine: has no measured links between processes: to add them, run gptrain bench comm --into FILE with the "
+        "launcher of the run");
   MeasuredMachine gpu = machine_of();
   gpu.is_cpu = false;
   gpu.links = {};
   machine.cluster.measured = std::make_shared<const MeasuredMachine>(gpu);
   CHECK(message_of([&] { require_links(machine, 4); }) ==
-        "mine: has no links between GPUs: name what they stand in, by --cluster");
+        "mine: has no measured links between GPUs: name their cluster with --cluster");
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ TEST_CASE("an unknown target names the nearest and all valid ones") {
     CHECK(error.code() == ExitCode::usage);
     CHECK(std::string(error.what()) ==
           "unknown target \"a100-80gb\" (did you mean a100-80g?): valid targets are v100-32g, rtx-2080-ti, a100-40g, "
-          "a100-80g, h100-pcie, h100-sxm, h100, h200, b200, and files");
+          "a100-80g, h100-pcie, h100-sxm, h100, h200, b200, and paths of files");
   }
 }
 
@@ -108,8 +108,8 @@ TEST_CASE("a profile's faults are told together, each with its key") {
   const std::string faults = refusal(text);
   CHECK(std::count(faults.begin(), faults.end(), '\n') == 5);
   for (const char* fault : {"compute_capability: must be [number", "multiprocessors: its source must begin with",
-                            "launch_seconds: must not be negative", "memory.sustained: is a share: at most 1",
-                            "attention.half_length: is missing", "attention.half_lenght: no profile has this"})
+                            "launch_seconds: must not be negative", "memory.sustained: must be at most 1",
+                            "attention.half_length: is missing", "attention.half_lenght: unknown key"})
     CHECK(has(faults, fault));
 }
 
