@@ -10,7 +10,7 @@
 namespace gptrain {
 namespace {
 
-// Plays the first log of each stage; others of a stage differ from it in a few rows.
+// Simulates the step with the first log of each stage. Other ranks of a stage have nearly the same ops.
 SimulatedStep simulate_stages(const std::vector<TimedLog>& logs) {
   std::vector<StageLog> stages;
   for (const TimedLog& timed : logs)

@@ -1,4 +1,4 @@
-// What a run will cost, before it starts: the steps of all kinds of ranks on the `plan` backend, and figures made from them.
+// The dry run: memory, FLOPs, traffic and time of a run, from a step of each kind of rank on the `plan` backend.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +24,12 @@
 
 namespace gptrain {
 
-// The machine that a run is planned for.
 struct PlannedMachine {
   Target target;
-  std::optional<Machine> rates;  // none: nothing is known of its speed
+  std::optional<Machine> rates;  // empty if the machine's speed is unknown
 };
 
-// The log of a rank's step, with the times of its events.
+// A rank's planned step and the times of its events.
 struct TimedLog {
   int64_t rank;
   int32_t stage;
@@ -38,69 +37,66 @@ struct TimedLog {
   EventTimes times;
 };
 
-// Logs to keep of the planned steps: of no rank, of the first rank of each stage, of all kinds of ranks.
+// Logs of planned steps to keep: none, those of each stage's first rank, or one for each kind of rank.
 enum class KeptLogs : uint8_t { none, of_stages, all };
 
 struct PlannedRun {
   int64_t world_size = 1;
   WorldPlan world = {};
   std::vector<TimedLog> logs = {};
-  SimulatedStep step = {};  // of the logs of stages; empty without logs
+  SimulatedStep step = {};  // empty if no logs are kept
 };
-// Plans a step of all ranks and simulates it, where logs are kept.
+// Plans a step of all ranks. If logs are kept, also simulates the step, with the first rank of each stage.
 PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int64_t world_size, KeptLogs kept);
 
-// A rate to reckon the run's length with, and where it comes from ("given", "measured in runs/x").
+// The rate from which the run's duration is computed.
 struct TokenRate {
   double tokens_per_second;
-  std::string origin;
+  std::string origin;  // "given", "predicted", "measured in runs/x"
 };
 
-// One training source and how often the run will have gone through it.
 struct SourceForecast {
   std::string path;
-  double share;                  // of the samples
-  std::optional<double> epochs;  // unknown where the files are not there
+  double share;                  // source's samples over all samples
+  std::optional<double> epochs;  // passes of the run through the source; empty if its files are missing
 };
 
-// The ranks that are planned for, and what rank 0 sends in a step.
 struct WorldForecast {
   Mesh mesh{{{1, 1, 1, 1, 1}}, 1};
-  LaneTraffic traffic{};
-  int64_t largest_rank = 0;  // the one whose memory is shown
+  LaneTraffic traffic{};     // sent by rank 0 in a step
+  int64_t largest_rank = 0;  // rank whose memory is shown: it takes the most
 };
 
-// One stage of a pipeline.
 struct StageForecast {
   int64_t layers = 0;
-  int64_t peak_bytes = 0;  // of the rank that takes the most
-  int64_t in_flight = 0;   // as StagePlan has it
-  int64_t offloaded = 0;   // layers whose saved activations wait on the host
+  int64_t peak_bytes = 0;  // device memory of the stage's largest rank
+  int64_t in_flight = 0;   // see StagePlan
+  int64_t offloaded = 0;   // layers whose saved activations are offloaded to the host
 };
 
 struct DryRun {
   RunConfig config;
   Target target;
   ModelSpec spec;
-  MemoryPlan memory;  // of the rank that takes the most
-  OpTable ops;        // of one step, all ranks
+  MemoryPlan memory;  // planned memory of the largest rank
+  OpTable ops;        // ops of one step, summed over all ranks
   CheckpointForecast checkpoint;
   std::optional<TokenRate> rate;
   std::vector<SourceForecast> sources;
   WorldForecast world = {};
-  HostMemoryUse on_host = {};  // of the node that takes the most
-  std::vector<StageForecast> stages = {};        // one without a pipeline
-  std::optional<PlannedPipeline> pipeline = {};  // where the target has rates
-  std::optional<StepForecast> forecast = {};     // likewise
-  std::optional<RecomputeForecast> recomputation = {};  // where it is optimal
-  std::string warnings = {};  // of the ops, lines
-  std::string shortage = {};  // what is missing and would help (fit/shortage.h); empty if the plan fits
-  double price = 0;           // of a device-hour; 0: not known
+  HostMemoryUse on_host = {};                           // memory of the node that needs the most
+  std::vector<StageForecast> stages = {};               // one element if there is no pipeline
+  std::optional<PlannedPipeline> pipeline = {};         // set for a pipeline on a machine with rates
+  std::optional<StepForecast> forecast = {};            // set if the machine has rates
+  std::optional<RecomputeForecast> recomputation = {};  // set if memory.recompute is "optimal"
+  std::string warnings = {};                            // lines, from rank 0's ops
+  std::string shortage = {};  // missing memory and remedies (fit/shortage.h); empty if the plan fits
+  double price = 0;           // per device-hour; 0: not known
 };
 
-// The figures of a planned run. `storage`: the rates at which checkpoints are written. Rates of tokens, sources and price
-// are left to the caller, but for a predicted rate. Plans other settings where the run does not fit, one after the other: drop the logs before, so that
-// no two plans are kept at a time.
+// Returns the figures of a planned run. `storage`: rates at which checkpoints are written. The caller sets `sources`
+// and `price`, and replaces `rate`, which is the predicted one, if it knows a better one. If the run does not fit,
+// other settings are planned one by one: free run.logs first, so that only one plan is in memory at a time.
 DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, const PlannedRun& run,
                     const StorageRates& storage);
 

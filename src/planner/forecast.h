@@ -1,4 +1,4 @@
-// How long a planned step takes, and the run: what the planner predicts, for reports.
+// The planner's prediction of a step and a run, as plain data for reports.
 #pragma once
 
 #include <array>
@@ -13,26 +13,26 @@
 
 namespace gptrain {
 
-// The longest of the waits for the collectives of a lane, and for what.
+// The longest wait of a step for a collective of one lane.
 struct LongestWait {
   double seconds = 0;
-  std::string_view operation = {};  // static storage
-  int32_t unit = -1;                // none
+  std::string_view operation = {};  // name of the awaited operation, in static storage
+  int32_t unit = -1;                // unit of the waiting action; -1: the wait is in no unit
 };
 
 struct StepForecast {
   std::string machine;  // "a100-80g in dgx-a100 nodes"
   ExpectedError error = {};
   double step_seconds = 0;
-  double bubble_seconds = 0;                           // of the mean stage: waiting for other stages
-  std::array<double, num_waited_lanes> exposed_seconds{};     // of the mean stage, by lane: communication that no work hides
+  double bubble_seconds = 0;  // waiting for other stages, mean over the stages
+  // Communication that no work hides, by lane; mean over the stages.
+  std::array<double, num_waited_lanes> exposed_seconds{};
   std::array<LongestWait, num_waited_lanes> longest_waits{};
-  // What the longest chain of work of the step is spent on, the most first: names and seconds, which add up to the step.
+  // Seconds of the step's critical path by category of work, largest first; they add up to step_seconds.
   std::vector<std::pair<std::string_view, double>> critical_path;
-  // Of a run in which nodes fail: the best time between two checkpoints, and the share of the time that steps have then.
-  double checkpoint_cost_seconds = 0;  // that steps wait for one
-  double best_checkpoint_interval = 0;
-  double goodput = 1;
+  double checkpoint_cost_seconds = 0;   // pause of the steps for one checkpoint
+  double best_checkpoint_interval = 0;  // seconds between checkpoints that lose the least time to them and to failures
+  double goodput = 1;                   // share of the run's time that steps have with that interval
 };
 
 }  // namespace gptrain

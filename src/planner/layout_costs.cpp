@@ -18,17 +18,17 @@ namespace gptrain {
 namespace {
 
 constexpr int64_t small_layers = 3;
-constexpr int32_t middle_block = 2;        // unit
-constexpr int32_t middle_micro_batch = 1;  // of three: gradients are there and not yet summed
+constexpr int32_t middle_block = 2;        // number of the unit
+constexpr int32_t middle_micro_batch = 1;  // one of three: gradients exist already, and are not summed over ranks yet
 
 UnitPart part_of(int32_t unit, int64_t num_units) {
   return unit == 0 ? UnitPart::embedding : unit + 1 == num_units ? UnitPart::head : UnitPart::block;
 }
 
-// Names of ops that measure whole tensors end so (ops/tensor_norms.h).
+// Suffix of ops that measure whole tensors (ops/tensor_norms.h).
 constexpr std::string_view norms_suffix = "_norms";
 
-// Units that stand for their parts.
+// Units by UnitPart whose costs stand for all units of the part.
 constexpr std::array<int32_t, num_unit_parts> part_units = {0, middle_block, static_cast<int32_t>(small_layers) + 1};
 
 void add_pass(PassCost& cost, ActionKind kind, UnitPart part, double seconds) {
@@ -38,7 +38,7 @@ void add_pass(PassCost& cost, ActionKind kind, UnitPart part, double seconds) {
       cost.forward += seconds;
       return;
     case ActionKind::backward_weight:
-      // The head's are made with its loss.
+      // The head's weight gradients are computed together with its loss.
       (part == UnitPart::head ? cost.backward_input : cost.backward_weight) += seconds;
       break;
     default:
@@ -55,8 +55,8 @@ int64_t first_rank(const Mesh& mesh, size_t stage) {
 
 bool is_pass(ActionKind kind) { return kind <= ActionKind::backward; }
 
-// Of the unit's buffers of the middle micro-batch those that are alive in an action, but for gradients of weights, which
-// one unit after the other has.
+// Returns the bytes of the unit's buffers for the middle micro-batch that are alive in an action. Buffers of whole
+// gradients are left out: units use one of these after another.
 int64_t alive_bytes(const Program& program, int32_t action, int32_t unit) {
   int64_t bytes = 0;
   for (const Buffer& buffer : program.schedule.buffers) {
@@ -72,10 +72,10 @@ Event with_bytes(Event event, double scale) {
   return event;
 }
 
-// Seconds of the ops of all actions of such kinds that the unit has, and of their collectives. `scale`: of the ops' bytes.
 struct Work {
-  double ops = 0, collectives = 0;
+  double ops = 0, collectives = 0;  // seconds
 };
+// Returns the work of the unit's first action of that kind. `scale` multiplies the bytes of ops.
 Work work_of(const StepLog& log, const EventTimes& times, ActionKind kind, int32_t unit, double scale = 1) {
   Work work;
   for (const LoggedAction& action : log.actions) {
@@ -90,9 +90,10 @@ Work work_of(const StepLog& log, const EventTimes& times, ActionKind kind, int32
   return work;
 }
 
-// Of the units in their order, the pass before the updates; of a unit that has nothing to measure at the end none. Empty:
-// the optimizer has no such pass. What is done for all units at once is shared out by what they measure. `scale`: of the
-// bytes that are measured; `piece`: of those that are updated.
+// Returns, by unit, the seconds of the optimizer's pass over whole tensors before the updates. Units at the end without
+// such tensors are missing; the result is empty if the optimizer has no such pass. Time for all units at once is
+// divided in proportion to their own times. `scale` multiplies the bytes of norms and sums, `piece` those of the other
+// ops.
 std::vector<double> first_pass_of(const StepLog& log, const EventTimes& times, double scale, double piece) {
   std::vector<double> seconds;
   double of_all = 0;
@@ -108,7 +109,7 @@ std::vector<double> first_pass_of(const StepLog& log, const EventTimes& times, d
       }
   }
   if (seconds.empty()) return seconds;
-  seconds.erase(seconds.begin());  // clears the sums
+  seconds.erase(seconds.begin());  // drops the op that clears the sums
   const double measured = std::accumulate(seconds.begin(), seconds.end(), 0.0);
   for (double& of_unit : seconds) of_unit += measured > 0 ? of_all * of_unit / measured : 0;
   return seconds;
@@ -142,7 +143,7 @@ const MicroBatchCosts& LayoutCosts::micro_batch(const RunLayout& layout, Recompu
   return micro_batches_.emplace(key, make_micro_batch(layout, recompute, split)).first->second;
 }
 
-// Of a record.
+// Adds the costs of offloading a block's saved activations.
 void LayoutCosts::add_copies(const StepPlan& plan, const EventTimes& times, MicroBatchCosts& costs) const {
   const Program& program = *plan.design->training;
   costs.record_bytes = record_bytes(program.bytes, program.schedule.traits(middle_block), middle_block);
@@ -230,13 +231,13 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) cons
   config.memory.recompute = RecomputeKind::none;
   config.memory.recompute_interval = 0;
   const StepPlan plan = plan_rank(config, target_, layout.tensor * data);
-  // The bytes of collectives are those of all ranks together, so that they are the same over more; where they go is the
-  // whole mesh's affair.
+  // The bytes of a collective are those of all its ranks together, so that a plan of two data ranks has the right
+  // bytes. Links are those of the whole mesh.
   const RunConfig whole = with_layout(config_, layout);
   const Mesh mesh = make_mesh(whole, layout.world_size());
   const EventTimes times(machine_, whole, mesh, first_rank(mesh, stage));
   const double piece = layout.zero >= 1 ? 2.0 / static_cast<double>(layout.data) : 1;
-  // A rank measures a piece of each unit, also where it updates the whole.
+  // A rank measures only a piece of each unit, even if it updates the whole unit.
   const std::vector<double> measured = first_pass_of(
       plan.log, times, static_cast<double>(data) / static_cast<double>(layout.data), piece);
   UpdateCosts costs;

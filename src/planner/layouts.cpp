@@ -13,9 +13,9 @@
 namespace gptrain {
 namespace {
 
-constexpr int64_t most_micro = 64;         // sequences
+constexpr int64_t most_micro = 64;  // sequences per micro-batch
 constexpr int64_t most_virtual_stages = 8;
-constexpr int64_t most_units_played = int64_t{1} << 22;  // micro-batches times layers, as the config's check has it
+constexpr int64_t most_units_played = int64_t{1} << 22;  // micro-batches times units, as in the config's check
 constexpr std::array<int64_t, 3> recompute_intervals = {2, 3, 4};
 
 std::vector<int64_t> divisors(int64_t n, int64_t most) {
@@ -30,7 +30,7 @@ bool suits_tensor(const ModelConfig& model, int64_t tensor) {
          (model.num_kv_heads % tensor == 0 || tensor % model.num_kv_heads == 0);
 }
 
-// body(schedule, virtual stages, whether layers are balanced)
+// Calls body(schedule, virtual stages, whether layers are balanced) for each pipeline of that many stages.
 template <typename Body>
 void for_each_pipeline(const RunConfig& config, int64_t stages, const Body& body) {
   if (stages == 1) return body(PipelineOrder::one_f_one_b, int64_t{1}, false);
@@ -52,7 +52,7 @@ void for_each_pipeline(const RunConfig& config, int64_t stages, const Body& body
   }
 }
 
-// body(kind, interval)
+// Calls body(kind, interval) for each recomputation that a search tries.
 template <typename Body>
 void for_each_recomputation(int64_t layers, const Body& body) {
   for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::block})
@@ -61,8 +61,8 @@ void for_each_recomputation(int64_t layers, const Body& body) {
     if (interval < layers) body(RecomputeKind::every_nth, interval);
 }
 
-// `layout` with each recomputation, and without and with sequence parallelism: those that the rules between keys allow.
-// What they refuse has no plan.
+// Returns `layout` with each recomputation, without and with sequence parallelism, if the rules between config keys
+// allow the combination.
 std::vector<RunLayout> allowed_layouts(const RunConfig& config, RunLayout layout) {
   std::vector<RunLayout> allowed;
   for_each_recomputation(config.model.num_layers, [&](RecomputeKind kind, int64_t interval) {
@@ -150,7 +150,7 @@ std::vector<std::string_view> layout_key_paths() {
 
 namespace {
 
-// What a search tries of such a key where that is not the value; empty: the value may be among it.
+// Returns the values of the key that a search tries, as text, if `value` is none of them; otherwise an empty text.
 std::string tried_values(std::string_view key, int64_t value, bool by_memory, bool on_gpu) {
   const auto up_to = [&](int64_t most) { return value > most ? fmt::format("up to {}", most) : ""; };
   if (key == "batch.micro") return up_to(most_micro);

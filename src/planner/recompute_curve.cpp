@@ -17,10 +17,10 @@
 namespace gptrain {
 namespace {
 
-// Each point takes a step that is planned on all stages.
+// Returns the number of points of a curve: fewer for more stages, since a point needs plans of all of them.
 int64_t curve_points(int64_t stages) { return std::clamp<int64_t>(48 / stages, 3, 8); }
 
-// With such choices of all stages; where a stage has none, with those of the config.
+// Simulates a step with the choices of `points`, by stage. A stage without choices uses those of the config.
 double simulated_step_seconds(const RunConfig& config, const Target& target, const Machine& machine, int64_t world_size,
                               const std::vector<RecomputePoint>& points) {
   const Mesh mesh = make_mesh(config, world_size);
@@ -38,7 +38,8 @@ double simulated_step_seconds(const RunConfig& config, const Target& target, con
   return simulate_step(stages).pipeline.seconds;
 }
 
-// Once all stages are busy, one round of micro-batches after the other takes as long: of many, a few are simulated.
+// Simulates a few micro-batches instead of many: once all stages are busy, each round of micro-batches takes equally
+// long.
 double predicted_step_seconds(const RunConfig& config, const Target& target, const Machine& machine, int64_t world_size,
                               const std::vector<RecomputePoint>& points) {
   const int64_t all = config.batch.accumulation;
@@ -83,10 +84,10 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
     if (machine != nullptr) point.step_seconds = predicted_step_seconds(of, target, *machine, world_size, points);
     return point;
   };
-  // `of`: one planner a stage.
+  // `of`: one planner for each stage.
   const auto add_curve = [&](std::vector<RecomputeForecast::Point>& to, const std::string& name,
                              const std::vector<RecomputePlanner>& of) {
-    int64_t least = 0;  // with which all stages have a schedule
+    int64_t least = 0;  // least budget, in bytes, that is possible on all stages
     for (const RecomputePlanner& of_stage : of) least = std::max(least, of_stage.least().bytes);
     for (const int64_t budget : curve_budgets(least, most_bytes, curve_points(config.parallel.pipeline))) {
       std::vector<RecomputePoint> points;

@@ -1,4 +1,4 @@
-// What follows from the time of a step for the whole run.
+// Speed of a run, from the time of a step.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@ namespace gptrain {
 
 struct RunSpeed {
   double tokens_per_second, tokens_per_gpu;
-  double model_flops_per_gpu, hardware_flops_per_gpu;  // in a second
-  double mfu, hfu;                                     // of the rate of the step's 16-bit or f32 products
-  double gpu_hours;                                    // of the run, without failures
+  double model_flops_per_gpu, hardware_flops_per_gpu;  // FLOP/s
+  double mfu, hfu;   // FLOP/s per GPU over the target's full rate for products in the step's dtype
+  double gpu_hours;  // length of the run without failures
 };
-// `ops`: of one step, all ranks.
+// `ops`: the ops of one step, summed over all ranks.
 RunSpeed run_speed(const RunConfig& config, const Target& target, const OpTable& ops, int64_t world_size,
                    double step_seconds);
 

@@ -14,7 +14,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::array<std::string_view, 5> kind_names = {"sweep", "methods", "scale", "links", "fit"};
 
-// The first column's widths follow what stands in them.
+// Returns the widths of the axes' columns.
 std::vector<size_t> axis_widths(const Study& study) {
   std::vector<size_t> widths;
   for (size_t axis = 0; axis < study.axes.size(); ++axis) {
@@ -44,7 +44,7 @@ bool study_has_price(const Study& study) {
                      [](const StudyPoint& point) { return point.result && point.result->cost > 0; });
 }
 
-// What each method sets; empty: the points are none.
+// Returns the settings of each method; empty if the points are not methods.
 std::string settings_text(const Study& study) {
   std::string text;
   for (const StudyPoint& point : study.points) {
@@ -55,7 +55,7 @@ std::string settings_text(const Study& study) {
   return text;
 }
 
-// As the config has it: JSON, or else a word; null where there is none.
+// Returns the text as JSON if it is JSON, otherwise as a string; "-" as null.
 Json typed_value(const std::string& text) {
   if (text == "-") return nullptr;
   Json value = parse_json_or_discard(text);
