@@ -89,8 +89,7 @@ void RankClock::run_op(const Event& event, double seconds) {
   double busy = ops_.time;
   for (size_t lane = 0; lane < num_lanes; ++lane)
     if (takes_bandwidth(lane)) busy = std::max(busy, lanes_[lane].time);
-  const double beside =
-      (busy - ops_.time) * (1 - slow_down_);  // seconds of the op's work done until the lanes are free
+  const double beside = (busy - ops_.time) * (1 - slow_down_);  // the op's work, in seconds, until lanes are free
   ops_.add(spending, beside < seconds ? busy - ops_.time + seconds - beside : seconds / (1 - slow_down_));
 }
 

@@ -34,7 +34,7 @@ struct Totals {
   OpTotals step;
   Flops reference;
   int64_t tokens_per_step;
-  Flops tokens;     // of the run
+  Flops tokens;     // tokens of the run
   Flops run_flops;  // model FLOPs of the run
 
   explicit Totals(const DryRun& input)
@@ -46,7 +46,7 @@ struct Totals {
   }
 };
 
-// FLOP/s of a step's model FLOPs, each at the full rate of its own products; 0: not known.
+// Returns the FLOP/s of a step whose products all run at the full rate of their dtype; 0 if it is not known.
 double matrix_rate(const DryRun& input) {
   const double rate = input.config.precision.compute == DType::f32 ? input.target.f32_flops : input.target.bf16_flops;
   Flops all = 0;
@@ -98,7 +98,7 @@ std::string_view granularity_text(StateGranularity granularity) {
   return "";
 }
 
-// Of the optimizer's state: "; NAME f32, NAME f32".
+// Returns the columns of the optimizer's state: "; NAME f32, NAME f32".
 std::string column_names(const OptimizerConfig& config) {
   std::string names;
   for (const StateColumn& column : optimizer_columns(config)) {
@@ -108,7 +108,7 @@ std::string column_names(const OptimizerConfig& config) {
   return names;
 }
 
-// "9 of 48 blocks are offloaded"
+// Returns "9 of 48 blocks are offloaded".
 std::string offload_text(const DryRun& input) {
   std::vector<std::string> counts;
   for (const StageForecast& stage : input.stages) counts.push_back(fmt::format("{} of {}", stage.offloaded, stage.layers));
@@ -118,7 +118,7 @@ std::string offload_text(const DryRun& input) {
   return fmt::format("{} blocks{} are offloaded", join(counts, ", "), of_which);
 }
 
-// "  The 8 ranks of a node take 44.1 GiB of its host's memory.\n"
+// Returns "  The 8 ranks of a node take 44.1 GiB of its host's memory.\n"; empty if they take none.
 std::string on_host_text(const DryRun& input) {
   const int64_t total = input.on_host.total();
   if (total == 0) return "";
@@ -180,7 +180,7 @@ std::string_view link_class(const DryRun& input, GroupKind kind) {
                                                                                                   : "between nodes";
 }
 
-// Where the groups of that kind lie, over all ranks, were they in that order.
+// Returns whether the groups of that kind would lie within nodes if ranks had that order: "38% within nodes".
 std::string links_in_order(const DryRun& input, RankOrder order, GroupKind kind) {
   RunConfig config = input.config;
   config.parallel.rank_order = order;
@@ -188,7 +188,7 @@ std::string links_in_order(const DryRun& input, RankOrder order, GroupKind kind)
   int64_t within = 0;
   int64_t all = 0;
   for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
-    if (group_ranks(config, mesh, rank, kind).size() == 1) continue;  // there is no next stage
+    if (group_ranks(config, mesh, rank, kind).size() == 1) continue;  // the rank has no next stage
     ++all;
     within += lies_within_a_node(config, mesh, rank, kind, input.target.ranks_per_node) ? 1 : 0;
   }
@@ -197,7 +197,7 @@ std::string links_in_order(const DryRun& input, RankOrder order, GroupKind kind)
   return fmt::format("{:.0f}% within nodes", 100.0 * static_cast<double>(within) / static_cast<double>(all));
 }
 
-// What each order of the ranks makes of the links, where it matters.
+// Returns, for each rank order, which groups lie within nodes; empty if both orders are equal.
 std::string orders_section(const DryRun& input) {
   const Mesh& mesh = input.world.mesh;
   if (mesh.size(MeshAxis::data) == 1 || mesh.size(MeshAxis::pipeline) == 1) return "";
@@ -211,7 +211,7 @@ std::string orders_section(const DryRun& input) {
   return text;
 }
 
-// body(lane, group, operation, traffic) for what the rank sends at all.
+// Calls body(lane, group, operation, traffic) for each operation that rank 0 calls.
 template <typename Body>
 void for_each_traffic(const DryRun& input, const Body& body) {
   for (size_t lane = 0; lane < num_lanes; ++lane) {
@@ -389,7 +389,7 @@ Json world_json(const DryRun& input) {
   return json;
 }
 
-// What optimizer.lr_scaling makes of the config's rate and warm-up.
+// Returns the learning rate and warm-up after optimizer.lr_scaling; empty without scaling.
 std::string scaled_rate_row(const RunConfig& config) {
   const OptimizerConfig& optimizer = config.optimizer;
   if (optimizer.lr_scaling == LrScaling::none) return "";

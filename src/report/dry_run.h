@@ -10,11 +10,11 @@
 
 namespace gptrain {
 
-// For people: tables in plain text.
+// Returns tables in plain text, for people.
 std::string dry_run_text(const DryRun& run);
-// For scripts: one JSON object, keys with units. FLOPs beyond 2^63 are written as floating point.
+// Returns one JSON object for scripts; keys have units. FLOPs beyond 2^63 are written as floating point.
 std::string dry_run_json(const DryRun& run);
-// The part of the JSON that a real run repeats in OUT/run.json: parameters, and the bytes of each arena
+// Returns the part of the JSON that a real run repeats in OUT/run.json: parameters, and the bytes of each memory class
 // ("weights_bytes", ..., "peak_bytes").
 std::string memory_json(const RunConfig& config, const ModelSpec& spec, const MemoryPlan& memory);
 

@@ -15,11 +15,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double worth_naming = 2e-3;  // of the step
+constexpr double worth_naming = 2e-3;  // least share of the step for which a reason is named
 
 std::string short_key(const std::string& key) { return key.substr(key.find('.') + 1); }
 
-// What a step's time goes to beside ops, by name. An estimate counts transfers between stages as waiting for them.
+// Returns the step's seconds of waiting by name. Transfers between stages count as bubble, since estimates do not
+// separate the two.
 std::vector<std::pair<std::string, double>> waits_of(const LayoutResult& result) {
   std::vector<std::pair<std::string, double>> waits{{"bubble", result.bubble_seconds}};
   for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
@@ -40,7 +41,7 @@ double exposed_of(const LayoutResult& result) {
 
 bool has_price(const LayoutSearch& search) { return !search.best.empty() && search.best.front().cost > 0; }
 
-// Only there rows are of other numbers of devices.
+// Whether rows may have different numbers of devices.
 bool shows_devices(const LayoutSearch& search) { return search.objective == "cost"; }
 
 std::string row_text(const LayoutSearch& search, size_t place) {
@@ -68,7 +69,6 @@ std::string nothing_fits_text(const LayoutSearch& search) {
   text += fmt::format("The least that is missing: {}{}, with {}.\nTake more devices, or a smaller model.",
                       bytes_text(search.least_missing_bytes), search.least_missing_is_exact ? "" : " or more",
                       layout_text(search.least_missing));
-  // What a search leaves as the config has it, as each of these changes what is trained.
   if (!search.untried.empty())
     text += fmt::format(" A search leaves alone what changes training and takes less memory; with --set it\nplans on with: {}.",
                         join(search.untried, ", "));
@@ -147,7 +147,7 @@ std::string layout_difference(const RunLayout& layout, const RunLayout& other) {
   return join(parts, ", ");
 }
 
-// "+1.4%"
+// Returns "+1.4%".
 std::string change_text(double before, double after) {
   const double percent = 100 * (after - before) / before;
   return fmt::format("{}{:.1f}%", percent < 0 ? "" : "+", percent);
@@ -157,7 +157,8 @@ double device_seconds(const LayoutResult& result) {
   return result.step_seconds * static_cast<double>(result.layout.world_size());
 }
 
-// A change of less than a few milliseconds is much of a short step; one of more than a second is read beside the step.
+// Returns a change of time. Below 10 ms it has a digit more, since it may be much of a short step; others look like
+// steps.
 std::string change_of(double seconds) {
   if (seconds < 9.5e-3) return fmt::format("{:.2g} ms", 1e3 * seconds);
   return step_seconds_text(seconds);

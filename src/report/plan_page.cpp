@@ -67,7 +67,7 @@ std::string cell(std::string_view tag, const std::string& text) {
   return fmt::format("<{0}>{1}</{0}>", tag, escape_html(text));
 }
 
-// A step's parts, as long as its share of `longest`.
+// Returns a bar of the step's parts, whose length is the step's share of `longest`.
 std::string bar(const LayoutResult& result, double longest) {
   double exposed = 0;
   for (const double seconds : result.exposed_seconds) exposed += seconds;
@@ -166,7 +166,8 @@ std::string heat_map(const Study& study) {
   return out + "</table>\n";
 }
 
-// A line for each value of the first axis, three at most, over the second one, or one over the only axis.
+// Returns a plot over the last axis, with one line for each of the first three values of the first axis if there are
+// two.
 std::string lines(const Study& study, const char* id, const std::string& title, bool doubles,
                   const std::function<double(const LayoutResult&)>& y) {
   const size_t along = study.axes.size() - 1;
@@ -188,7 +189,7 @@ std::string lines(const Study& study, const char* id, const std::string& title, 
   return render_plot(plot);
 }
 
-// None where the key's values are words.
+// Returns plots of speed and step; empty if the last axis has values that are no numbers.
 std::string plots(const Study& study) {
   if (!number_of(study.points.front().values.back())) return "";
   std::string out = "<div class=\"plots\">\n";
@@ -199,7 +200,7 @@ std::string plots(const Study& study) {
   return out + "</div>\n";
 }
 
-// Two bars for each method: its peak, of the largest one, and its step, of the longest one.
+// Returns two bars for each method: its peak memory as a share of the largest, and its step as a share of the longest.
 std::string method_bars(const Study& study) {
   int64_t largest = 1;
   double longest = 0;
@@ -228,7 +229,7 @@ std::string method_bars(const Study& study) {
   return out + "</table>\n";
 }
 
-// With methods the last column is what each of them sets, as --set takes it.
+// Returns a table of all points. For methods its last column has their settings, as --set takes them.
 std::string points_table(const Study& study) {
   const bool shows_settings = study.shows_settings();
   std::string out = "<table class=\"points\">\n<tr>";

@@ -12,7 +12,7 @@
 namespace gptrain {
 namespace {
 
-// "3 blocks kept, 2 run again from their input".
+// Returns the numbers of a stage's blocks by the activations that they save.
 std::string blocks_text(const RecomputeForecast::OfStage& stage) {
   std::string text;
   const auto add = [&text](int64_t blocks, std::string_view what) {
@@ -28,7 +28,7 @@ std::string blocks_text(const RecomputeForecast::OfStage& stage) {
 
 std::string share_text(double share) { return fmt::format("{:.2f}%", 100 * share); }
 
-// "  stages 3 to 27 ...": those that are alike are one line.
+// Returns a row for each run of equal stages: "  stages 3 to 27 ...".
 std::string stage_rows(const std::vector<RecomputeForecast::OfStage>& stages) {
   std::string text;
   const auto words = [&](size_t stage) {
@@ -44,7 +44,7 @@ std::string stage_rows(const std::vector<RecomputeForecast::OfStage>& stages) {
   return text;
 }
 
-// Bytes to the last digit: as a budget they lead to that row.
+// Returns a point's row. It has all digits of the bytes, so that they can be used as memory.activation_budget.
 std::string point_row(const RecomputeForecast::Point& point) {
   return fmt::format("  {:<24} {:>19} {:>10} {:>10} {:>12}\n", point.name, format_grouped(point.bytes),
                      bytes_text(point.bytes), share_text(point.again_share),
@@ -56,7 +56,8 @@ bool has_times(const RecomputeForecast& forecast) {
                      [](const RecomputeForecast::Point& point) { return point.step_seconds > 0; });
 }
 
-// Near the least memory there is, time grows so fast that nothing else would be seen.
+// Largest again_share that is drawn: near the least possible memory, time grows so fast that the rest would be
+// invisible.
 constexpr double most_drawn = 1;
 
 bool is_drawn(const RecomputeForecast::Point& point) { return point.again_share <= most_drawn; }
@@ -84,7 +85,8 @@ PlotSeries series_of(const std::vector<RecomputeForecast::Point>& points, bool t
   return series;
 }
 
-// What bounds the memory, where that is not so far from what is drawn that the axis would be mostly empty.
+// Returns marks for the budget and the device's memory, unless they are so far from the curve that the axis would be
+// mostly empty.
 std::vector<PlotMark> marks_of(const RecomputeForecast& forecast, const BytesUnit& unit) {
   constexpr int64_t most_times_more = 4;
   std::vector<PlotMark> marks;

@@ -1,4 +1,4 @@
-// The choices of memory.recompute = "optimal" as text, and the plot of time against memory.
+// Reports on memory.recompute = "optimal".
 #pragma once
 
 #include <string>
@@ -7,8 +7,9 @@
 
 namespace gptrain {
 
+// Returns the choices, and a table of time against memory.
 std::string recompute_text(const RecomputeForecast& forecast);
-// The plot of time against memory, as an HTML page of its own.
+// Returns an HTML page with a plot of time against memory.
 std::string recompute_page(const RecomputeForecast& forecast, const std::string& title);
 
 }  // namespace gptrain

@@ -16,7 +16,7 @@ constexpr double left = 70;
 constexpr double row_height = 24;
 constexpr double bar_height = 20;
 constexpr double top = 10;
-constexpr double narrowest = 0.5;  // bars below are joined
+constexpr double narrowest = 0.5;  // width in pixels below which bars are joined
 constexpr double room_for_label = 16;
 
 constexpr std::array<std::string_view, 4> classes = {"f", "b", "w", "u"};
@@ -57,7 +57,7 @@ class Drawing {
   void draw_bar(const PipelineBar& bar, double end, size_t joined, double y) {
     const double start = bar.time.start_seconds;
     const double bar_width = (end - start) * scale_;
-    // A page of many thousand bars needs no names of those that nobody can point at.
+    // Bars too narrow for a pointer get no name, which keeps a page of many thousand bars small.
     const bool named = joined == 1 && bar_width >= 2;
     append(text_, "<rect class=\"{}{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.0f}\"",
            classes[static_cast<size_t>(bar.kind)], bar.chunk % 2, x(start), y, bar_width, bar_height);
