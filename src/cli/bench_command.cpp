@@ -122,7 +122,8 @@ void bench_links(World& world, const CommArguments& arguments, LinkWay way) {
   agree_on(group.get(), world, [&] {
     if (world.size() == 1) throw Error(ExitCode::usage, "--into {}: one rank has no links", arguments.into);
     if (world.rank() == 0 && !find_machine(arguments.into).is_cpu)
-      throw Error(ExitCode::usage, "--into {}: is of a GPU, whose links --cluster names", arguments.into);
+      throw Error(ExitCode::usage, "--into {}: is the profile of a GPU; name the links between GPUs with --cluster",
+                  arguments.into);
   });
   RateTables tables = measure_links(world, arguments.options.seconds * rows_of_links);
   if (world.rank() > 0) return;
@@ -185,42 +186,44 @@ void bench_device(const DeviceArguments& arguments) {
 void add_bench_command(CLI::App& app) {
   CLI::App* bench = app.add_subcommand("bench", "measure this machine")->require_subcommand(1);
   auto device_arguments = std::make_shared<DeviceArguments>();
-  CLI::App* device = bench->add_subcommand("device", "this machine as a profile, by which steps on it are predicted");
-  device->add_option("--out", device_arguments->out, "the profile, for train --dry-run --target")
+  CLI::App* device =
+      bench->add_subcommand("device", "measure this machine, and write a profile that predicts its steps");
+  device->add_option("--out", device_arguments->out, "file for the profile, which train --dry-run --target reads")
       ->required()
       ->check(some_text())
       ->type_name("FILE");
-  device->add_option("--seconds", device_arguments->seconds, "to measure for, about (60)")
+  device->add_option("--seconds", device_arguments->seconds, "approximate time to measure (60)")
       ->check(positive_number())
       ->type_name("S");
   device->callback([device_arguments] { bench_device(*device_arguments); });
   auto arguments = std::make_shared<CommArguments>();
-  CLI::App* comm = bench->add_subcommand("comm", "speed of the collectives, whose results are checked");
+  CLI::App* comm = bench->add_subcommand("comm", "measure the speed of collectives, and check their results");
   CLI::Option* config =
-      comm->add_option("CONFIG", arguments->config, "run config whose mesh's groups are measured (all ranks as one)");
-  comm->add_option("--ranks", arguments->ranks, "ranks as threads of this process (2), where no launcher starts them")
+      comm->add_option("CONFIG", arguments->config, "config whose groups of ranks are measured (one group of all)");
+  comm->add_option("--ranks", arguments->ranks, "ranks as threads of this process, without a launcher (2)")
       ->check(whole_number_from(1))
       ->type_name("N");
-  comm->add_option("--group-size", arguments->group_size, "groups of this many neighbouring ranks (all)")
+  comm->add_option("--group-size", arguments->group_size, "number of neighbouring ranks in a group (all)")
       ->check(whole_number_from(1))
       ->type_name("N")
       ->excludes(config);
-  comm->add_option("--into", arguments->into, "the profile of bench device that gets the links, in place of a table")
+  comm->add_option("--into", arguments->into, "add the links to this profile of bench device; print no table")
       ->check(some_text())
       ->type_name("FILE")
       ->excludes(config);
-  comm->add_option("--set", arguments->overrides, "override a value of the config (null: its default); may be repeated")
+  comm->add_option("--set", arguments->overrides, "set a key of CONFIG (null: its default); repeatable")
       ->type_name("key.path=value")
       ->allow_extra_args(false)
       ->needs(config);
   comm->add_option("--dtype", arguments->dtype, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}));
-  comm->add_option("--max-bytes", arguments->options.max_bytes, "largest size, from 1 KiB on (268435456)")
+  comm->add_option("--max-bytes", arguments->options.max_bytes,
+                   "largest size in bytes; the smallest is 1 KiB (268435456)")
       ->check(whole_number_from(1))
       ->type_name("N");
-  comm->add_option("--seconds", arguments->options.seconds, "to measure each row for (0.2)")
+  comm->add_option("--seconds", arguments->options.seconds, "time to measure each row (0.2)")
       ->check(positive_number())
       ->type_name("S");
-  comm->add_option("--timeout", arguments->timeout_seconds, "to wait for peers, and for a silent one (60)")
+  comm->add_option("--timeout", arguments->timeout_seconds, "longest wait for other ranks (60)")
       ->check(positive_number())
       ->type_name("S");
   comm->callback([arguments] { bench_comm(*arguments); });

@@ -208,7 +208,7 @@ void dry_run(const TrainArguments& arguments) {
   std::optional<PlannedTrace> trace;
   if (!arguments.trace.empty()) trace.emplace(arguments.trace);
   if (config.parallel.pipeline == 1 && !arguments.timeline.empty())
-    throw Error(ExitCode::usage, "--timeline draws the stages of a pipeline, and parallel.pipeline is 1");
+    throw Error(ExitCode::usage, "--timeline draws the stages of a pipeline, but parallel.pipeline is 1");
   const KeptLogs kept = trace                                                ? KeptLogs::all
                         : machine.rates || !arguments.timeline.empty() ? KeptLogs::of_stages
                                                                        : KeptLogs::none;
@@ -292,23 +292,24 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->needs(dry)
       ->excludes(ranks);
   CLI::Option* target =
-      command->add_option("--target", arguments->target, "device to plan for: h100, ..., or a file (this one)")
+      command->add_option("--target", arguments->target, "device, such as h100, or a profile (this machine)")
           ->check(some_text())
           ->type_name("NAME")
           ->needs(dry);
-  command->add_option("--cluster", arguments->cluster, "what it stands in, or a file (the device's usual one)")
+  command->add_option("--cluster", arguments->cluster, "cluster, such as dgx-h100, or a profile (device's own)")
       ->check(some_text())
       ->type_name("NAME")
       ->needs(target);
-  command->add_option("--price", arguments->price, "of a device-hour, for the cost of the run")
+  command->add_option("--price", arguments->price, "price of a device-hour, for the cost of the run")
       ->check(positive_number())
       ->type_name("P")
       ->needs(target);
-  command->add_option("--storage-gbps", arguments->storage_gbps, "GB/s that a node writes, for the time of a checkpoint")
+  command->add_option("--storage-gbps", arguments->storage_gbps, "GB/s written by a node, for the time of a checkpoint")
       ->check(positive_number())
       ->type_name("R")
       ->needs(dry);
-  command->add_option("--tokens-per-second", arguments->tokens_per_second, "speed to reckon the run's length with")
+  command
+      ->add_option("--tokens-per-second", arguments->tokens_per_second, "speed from which the run's time is computed")
       ->check(positive_number())
       ->type_name("R")
       ->needs(dry);
@@ -320,11 +321,12 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->check(some_text())
       ->type_name("FILE")
       ->needs(dry);
-  command->add_option("--memory-curve", arguments->memory_curve, "draw time against memory of activations, as a page")
+  command
+      ->add_option("--memory-curve", arguments->memory_curve, "draw time over memory of activations, as an HTML page")
       ->check(some_text())
       ->type_name("FILE")
       ->needs(dry);
-  command->add_flag("--json", arguments->json, "the dry run as JSON")->needs(dry);
+  command->add_flag("--json", arguments->json, "print the dry run as JSON")->needs(dry);
   command->callback([arguments, resume, init, steps, profile_step, &result] {
     if (arguments->dry_run) {
       dry_run(*arguments);

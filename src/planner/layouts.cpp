@@ -152,7 +152,7 @@ namespace {
 
 // Returns the values of the key that a search tries, as text, if `value` is none of them; otherwise an empty text.
 std::string tried_values(std::string_view key, int64_t value, bool by_memory, bool on_gpu) {
-  const auto up_to = [&](int64_t most) { return value > most ? fmt::format("up to {}", most) : ""; };
+  const auto up_to = [&](int64_t most) { return value > most ? fmt::format("values up to {}", most) : ""; };
   if (key == "batch.micro") return up_to(most_micro);
   if (key == "parallel.virtual_stages") return up_to(most_virtual_stages);
   if (key == "memory.recompute" && by_memory && value == static_cast<int64_t>(RecomputeKind::optimal))
@@ -178,13 +178,13 @@ void require_tried_values(const RunLayout& own, const std::vector<std::string>& 
     const std::string key = setting.substr(0, setting.find('='));
     const int64_t value = layout_value(key)(own);
     const std::string tried = tried_values(key, value, by_memory, on_gpu);
-    if (!tried.empty()) throw Error(ExitCode::usage, "--set {}: a search tries {}", setting, tried);
+    if (!tried.empty()) throw Error(ExitCode::usage, "--set {}: a search tries only {}", setting, tried);
     every_nth |= key == "memory.recompute_interval" && value > 0;
     every_nth |= key == "memory.recompute" && value == static_cast<int64_t>(RecomputeKind::every_nth);
     offloads |= key == offload_key && value != offload::none.code();
   }
   if (every_nth && offloads)
-    throw Error(ExitCode::usage, "{}: a search offloads no blocks with memory.recompute = \"every_nth\"",
+    throw Error(ExitCode::usage, "{}: a search does not combine offloading with memory.recompute = \"every_nth\"",
                 join(held, ", "));
 }
 

@@ -110,10 +110,10 @@ class Search {
       plan_best();
     }
     if (candidates_.empty() && found_.num_too_large == 0 && least_record_ < std::numeric_limits<int64_t>::max())
-      throw Error(ExitCode::usage, "{} = {}: of no layout that is searched the record of a block takes less than {} bytes",
+      throw Error(ExitCode::usage, "{} = {}: too small: no layout in this search stores less per block than {} bytes",
                   budget_key, config_.memory.activation_budget, least_record_);
     if (exact_.empty() && !over_budget_.empty())
-      throw Error(ExitCode::usage, "no layout that was planned keeps within the budget; the quickest: {}", over_budget_);
+      throw Error(ExitCode::usage, "no planned layout keeps to the budget; the fastest one: {}", over_budget_);
     if (exact_.empty()) {
       RunLayout again = miss_.layout;
       again.recompute = RecomputeKind::block;
@@ -202,9 +202,10 @@ class Search {
 
   std::string why_no_layout() const {
     if (!options_.refused.empty()) return options_.refused;
-    return fmt::format("--gpus {}: no layout divides batch.global = {} and the model's heads and layers over so many{}",
-                       options_.gpus, config_.batch.global,
-                       options_.held.empty() ? "" : " and is one of those searched, with " + join(options_.held, ", "));
+    return fmt::format(
+        "--gpus {}: no layout{} divides batch.global = {} and the model's heads and layers over {} devices",
+        options_.gpus, options_.held.empty() ? "" : " with " + join(options_.held, ", "), config_.batch.global,
+        options_.gpus);
   }
 
   void consider(const RunLayout& layout) {

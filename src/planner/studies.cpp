@@ -68,7 +68,7 @@ RunConfig with_batch(RunConfig config, int64_t gpus, int64_t global) {
   if (data == 0 || gpus % (config.parallel.tensor * config.parallel.pipeline) != 0)
     make_mesh(config, gpus);  // throws, with valid sizes in its message
   if (global % data != 0)
-    throw Error(ExitCode::usage, "batch.global = {}: does not divide over {} data ranks", global, data);
+    throw Error(ExitCode::usage, "batch.global = {}: must be a multiple of the number of data ranks, {}", global, data);
   config.batch.global = global;
   while (global / data % config.batch.micro != 0) --config.batch.micro;
   config.batch.accumulation = global / data / config.batch.micro;

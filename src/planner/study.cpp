@@ -49,7 +49,7 @@ std::string settings_text(const Study& study) {
   std::string text;
   for (const StudyPoint& point : study.points) {
     if (point.settings.empty()) continue;
-    if (text.empty()) text = "\nwhat each method sets\n";
+    if (text.empty()) text = "\nsettings of each method\n";
     text += fmt::format("  {}: {}\n", point.values.front(), join(point.settings, ", "));
   }
   return text;

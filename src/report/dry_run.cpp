@@ -132,7 +132,7 @@ std::string on_host_text(const DryRun& input) {
 std::string memory_section(const DryRun& input) {
   std::string text = "\nmemory\n";
   if (input.world.mesh.world_size() > 1)
-    text += text_row("rank", format_grouped(input.world.largest_rank), "none takes more");
+    text += text_row("rank", format_grouped(input.world.largest_rank), "takes the most");
   for (size_t c = 0; c < num_memory_classes; ++c) {
     const int64_t bytes = input.memory[static_cast<MemoryClass>(c)];
     if (bytes == 0) continue;
@@ -166,12 +166,12 @@ std::string flops_row(std::string_view label, Flops flops, std::string_view rema
 std::string flops_section(const RunConfig& config, const Totals& totals) {
   std::string text = "\nFLOPs of one step\n";
   text += flops_row("model", totals.step.model_flops,
-                    fmt::format("products of the true shapes, causal {}, nothing twice",
+                    fmt::format("matrix products without padding, causal {}, no recomputation",
                                 config.model.attention_window > 0 ? "window" : "half"));
-  text += flops_row("hardware", totals.step.executed_flops, "as executed: padding, whole tiles, recomputation");
+  text += flops_row("hardware", totals.step.executed_flops, "executed, with padding, whole tiles, recomputation");
   text += flops_row("reference", totals.reference, "96 B s l h^2 (1 + s/6h + V/16lh)");
   if (config.data.mask_documents)
-    text += "  Upper bounds: what data.mask_documents leaves out of attention depends on the data and is counted.\n";
+    text += "  These are upper bounds: they count attention between documents, which data.mask_documents skips.\n";
   return text;
 }
 
@@ -240,9 +240,9 @@ std::string ranks_section(const DryRun& input) {
   text += text_row("total", format_grouped(mesh.world_size()));
   text += orders_section(input);
   if (link_class(input, GroupKind::tensor) == "between nodes")
-    text +=
-        fmt::format("  Tensor groups span nodes of {}: parallel.tensor = {} keeps their traffic on a node's links.\n",
-                    input.target.ranks_per_node, input.target.ranks_per_node);
+    text += fmt::format(
+        "  Tensor groups span nodes of {}. With parallel.tensor = {} their traffic stays on a node's links.\n",
+        input.target.ranks_per_node, input.target.ranks_per_node);
   text += "\nsent by rank 0 in one step\n";
   for_each_traffic(input, [&](size_t lane, size_t kind, size_t operation, const Traffic& traffic) {
     text += text_row(fmt::format("{} {}", group_names[kind], operation_names[operation]), format_grouped(traffic.sent_bytes),
@@ -263,7 +263,7 @@ std::string pipeline_section(const DryRun& input) {
                           format_counted(input.config.batch.accumulation, "micro-batch")));
   if (input.pipeline) {
     text += text_row("bubble", fmt::format("{:.1f}%", 100 * input.pipeline->bubble()),
-                "stages wait for each other, over the time of their passes");
+                     "time that stages wait for each other, over the time of their passes");
   }
   text += fmt::format("  {:>5} {:>7} {:>10} {:>10}", "stage", "layers", "in flight", "peak");
   text += input.pipeline ? fmt::format(" {:>10} {:>10}\n", "passes", "waits") : "\n";
@@ -304,7 +304,7 @@ std::string forecast_section(const DryRun& input) {
   text += text_row("hardware FLOPs", fmt::format("{:.1f}%", 100 * speed.hfu),
               flops_rate_text(speed.hardware_flops_per_gpu, 1) + " on each device (HFU)");
   if (forecast.bubble_seconds > 0)
-    text += text_row("bubble", seconds_text(forecast.bubble_seconds), "a stage waits for other stages");
+    text += text_row("bubble", seconds_text(forecast.bubble_seconds), "mean time that a stage waits for other stages");
   for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
     const double seconds = forecast.exposed_seconds[lane];
     if (seconds < 1e-4 * forecast.step_seconds) continue;
@@ -430,7 +430,7 @@ std::string run_section(const DryRun& input, const Totals& totals) {
     if (input.price > 0)
       text += text_row("cost", goodput > 0 ? format_count(input.price * hours / goodput) : "?",
                        goodput > 0 ? fmt::format("{:g} for each device-hour, with failures", input.price)
-                                   : "the run does not end");
+                                   : "the run never ends: nodes fail too often");
   }
   if (input.rate) {
     const double seconds = to_double(totals.tokens) / input.rate->tokens_per_second;
@@ -439,9 +439,10 @@ std::string run_section(const DryRun& input, const Totals& totals) {
                             input.rate->origin,
                             is_predicted ? "; " + with_failures_text(seconds / 86400, input.forecast->goodput) : ""));
   } else {
-    text += text_row("time", "?",
-                "--tokens-per-second gives it, a run's own speed is used once it has started, and --target FILE predicts "
-                "it by what gptrain bench device measured");
+    text += text_row(
+        "time", "?",
+        "unknown speed: give --tokens-per-second, or --target FILE with a file of gptrain bench device, or start "
+        "the run, whose measured speed is used");
   }
   text += text_row("checkpoint", format_bytes(static_cast<double>(input.checkpoint.bytes)),
                    checkpoint_remark(input.checkpoint));
@@ -453,7 +454,7 @@ std::string data_section(const DryRun& input) {
   std::string text = "\ndata\n";
   for (const SourceForecast& source : input.sources) {
     const std::string epochs =
-        source.epochs ? fmt::format("{:.2f} epochs", *source.epochs) : "epochs unknown: no files there";
+        source.epochs ? fmt::format("{:.2f} epochs", *source.epochs) : "epochs unknown: files not found";
     text += text_row(source.path, std::isnan(source.share) ? "?" : fmt::format("{:.2f}%", 100 * source.share), epochs);
   }
   return text;
@@ -463,7 +464,7 @@ std::vector<std::string> warning_lines(const DryRun& input) {
   std::vector<std::string> lines = split_lines(input.warnings);
   if (!input.target.bf16_products) {
     lines.insert(lines.begin(),
-                 input.target.name + " is only planned for: gptrain runs on GPUs of compute capability 8.0 and later");
+                 input.target.name + ": for planning only: gptrain trains on GPUs of compute capability 8.0 or later");
   }
   return lines;
 }

@@ -99,7 +99,8 @@ EncoderEstimate estimate_encoder(const EncoderShape& s) {
 std::string encoder_text(const EncoderShape& s) {
   const EncoderEstimate estimate = estimate_encoder(s);
   const auto parameters = static_cast<double>(estimate.parameters());
-  std::string text = fmt::format("{} ({}): shapes and FLOPs only, gptrain does not train it\n", s.name, s.source);
+  std::string text =
+      fmt::format("{} ({}): parameters and FLOPs only; gptrain cannot train this model\n", s.name, s.source);
   text += fmt::format("  {} encoder layers{}, hidden {}, ffn {}, {} heads of {}, vocabulary {}\n", s.encoder_layers,
                       s.decoder_layers > 0 ? fmt::format(" and {} decoder layers", s.decoder_layers) : "",
                       s.hidden_size, s.ffn_hidden_size, s.num_heads, s.head_size, s.vocab_size);
@@ -117,7 +118,7 @@ std::string encoder_text(const EncoderShape& s) {
               fmt::format("{} tokens in, {} predicted", s.input_length, s.predicted_length));
   text += text_row("step", fmt::format("{:.3e}", flops * static_cast<double>(s.batch)),
               fmt::format("{} sequences, as published", s.batch));
-  text += text_row("token", fmt::format("{:.3e}", flops / static_cast<double>(s.input_length)), "that is read");
+  text += text_row("token", fmt::format("{:.3e}", flops / static_cast<double>(s.input_length)), "of input");
   return text;
 }
 

@@ -64,15 +64,17 @@ std::string row_text(const LayoutSearch& search, size_t place) {
 }
 
 std::string nothing_fits_text(const LayoutSearch& search) {
-  std::string text = fmt::format("Nothing fits: none of {} layouts takes as little as the {} of a device.\n",
+  std::string text = fmt::format("Nothing fits: each of {} layouts needs more than the {} of a device.\n",
                                  format_grouped(search.num_layouts), bytes_text(search.room_bytes));
-  text += fmt::format("The least that is missing: {}{}, with {}.\nTake more devices, or a smaller model.",
+  text += fmt::format("The nearest lacks {}{}: {}.\nUse more devices or a smaller model.\n",
                       bytes_text(search.least_missing_bytes), search.least_missing_is_exact ? "" : " or more",
                       layout_text(search.least_missing));
   if (!search.untried.empty())
-    text += fmt::format(" A search leaves alone what changes training and takes less memory; with --set it\nplans on with: {}.",
-                        join(search.untried, ", "));
-  return text + "\n--methods in place of --objective plans the config as it is laid out with each method that saves memory.\n";
+    text += fmt::format(
+        "These settings save memory but change training, so the search does not try them. Pass one with --set:\n{}\n",
+        join(search.untried, ", "));
+  return text +
+         "To compare all methods that save memory in the config's own layout, use --methods, without --objective.\n";
 }
 
 Json layout_json(const RunLayout& layout) {
@@ -167,7 +169,7 @@ std::string change_of(double seconds) {
 std::string loss_text(const LayoutSearch& search, const LostClass& lost) {
   const LayoutResult& best = search.best.front();
   if (!lost.fits)
-    return fmt::format("{}: at least {} missing", lost.all_tried ? "does not fit" : "none of those tried fits",
+    return fmt::format("{}: at least {} missing", lost.all_tried ? "does not fit" : "none of the layouts tried fits",
                        bytes_text(lost.missing_bytes));
   const double more = lost.best.step_seconds - best.step_seconds;
   const std::string step =
@@ -206,29 +208,29 @@ std::string layout_search_text(const LayoutSearch& search) {
     text += fmt::format("  {} for activations with memory.recompute optimal\n", bytes_text(search.activation_budget));
   if (search.best.empty()) return text + nothing_fits_text(search);
   const bool by_memory = search.objective == "memory";
-  text += fmt::format("  {} layouts: {} take more than a device's {} by a lower bound, {} {}, {} planned whole\n",
+  text += fmt::format("  {} layouts: {} need more than a device's {} by a lower bound, {} {}, {} planned in full\n",
                       format_grouped(search.num_layouts), format_grouped(search.num_too_large),
-                      bytes_text(search.room_bytes),
-                      format_grouped(by_memory ? search.num_weighed : search.num_played),
-                      by_memory ? "had the memory of their ranks planned" : "were played pass by pass", search.num_exact);
+                      bytes_text(search.room_bytes), format_grouped(by_memory ? search.num_weighed : search.num_played),
+                      by_memory ? "had the memory of their ranks planned" : "simulated pass by pass", search.num_exact);
   text += fmt::format("  {}\n", search.error.text());
   if (search.num_within_error > 0)
-    text += fmt::format("  {} more are so near by their estimate that a whole plan could show one of them ahead\n",
+    text += fmt::format("  {} more have estimates so close to the best that one of them may be faster in a full plan\n",
                         format_grouped(search.num_within_error));
   text += fmt::format("\n  {:>3} {:>11} {:>9} {:>7} {:>7} {:>8} {:>10}", "", "step", "tokens/s", "MFU", "bubble",
                       "exposed", "peak");
   if (shows_devices(search)) text += " devices device-hours";
   if (has_price(search)) text += fmt::format(" {:>9}", "cost");
-  text += "   layout, or what differs\n";
+  text += "   layout, or its difference from the first\n";
   for (size_t i = 0; i < search.best.size(); ++i) text += row_text(search, i);
   const LayoutResult& best = search.best.front();
-  text += fmt::format("\nthe run with the best\n  {:<14} {} device-hours, {} (goodput {})\n", "time",
-                      format_count(best.gpu_hours), with_failures_text(best.gpu_hours, best.goodput), goodput_text(best.goodput));
+  text += fmt::format("\nrun with the best layout\n  {:<14} {} device-hours, {} (goodput {})\n", "time",
+                      format_count(best.gpu_hours), with_failures_text(best.gpu_hours, best.goodput),
+                      goodput_text(best.goodput));
   if (best.cost > 0) text += fmt::format("  {:<14} {}\n", "cost", best.goodput > 0 ? format_count(best.cost) : "?");
   if (best.layout.offload != offload::none)
-    text += fmt::format("  {:<14} {} of a node's, by its ranks: no profile says what it has\n", "host memory",
-                        bytes_text(best.host_bytes));
-  text += "\nwhy others lost: the best of those with another value of one key\n";
+    text += fmt::format("  {:<14} {} for the ranks of a node: make sure that a node has it, as no profile says\n",
+                        "host memory", bytes_text(best.host_bytes));
+  text += "\nwhy others lost: the best layout with another value of one key\n";
   for (const LostClass& lost : search.lost)
     text += fmt::format("  {:<26} {:<24} {}\n", lost.key, lost.value, loss_text(search, lost));
   return text;

@@ -86,14 +86,16 @@ std::string best_table(const LayoutSearch& search) {
   for (const LayoutResult& result : search.best) longest = std::max(longest, result.step_seconds);
   const bool shows_devices = search.objective == "cost";
   std::string out = fmt::format(
-      "<p class=\"note colors\">A step's time: <b class=\"ops\"></b>ops <b class=\"exposed\"></b>communication that "
-      "nothing hides <b class=\"bubble\"></b>waiting for other stages.</p>\n<p class=\"note\">~ is an estimate, &gt; a lower "
+      "<p class=\"note colors\">A step's time: <b class=\"ops\"></b>ops <b class=\"exposed\"></b>communication not "
+      "hidden "
+      "by ops <b class=\"bubble\"></b>waiting for other stages.</p>\n<p class=\"note\">~ marks an estimate, &gt; a "
+      "lower "
       "bound.</p>\n"
       "<table class=\"best{}\">\n<tr><th></th><th class=\"number\">step</th><th class=\"parts\"></th>"
       "<th class=\"number\">MFU</th><th class=\"number\">peak</th>",
       shows_devices ? " cost" : "");
   if (shows_devices) out += "<th class=\"number\">devices</th><th class=\"number\">device-hours</th>";
-  out += "<th>layout, or what differs</th></tr>\n";
+  out += "<th>layout, or its difference from the first</th></tr>\n";
   for (size_t i = 0; i < search.best.size(); ++i) {
     const LayoutResult& result = search.best[i];
     out += "<tr>";
@@ -114,7 +116,7 @@ std::string best_table(const LayoutSearch& search) {
 }
 
 std::string lost_table(const LayoutSearch& search) {
-  std::string out = "<table>\n<tr><th>key</th><th>value</th><th>the best of those</th></tr>\n";
+  std::string out = "<table>\n<tr><th>key</th><th>value</th><th>best layout with that value</th></tr>\n";
   for (const LostClass& lost : search.lost)
     out += fmt::format("<tr><td>{}</td><td>{}</td><td{}>{}</td></tr>\n", escape_html(lost.key), escape_html(lost.value),
                        lost.fits ? "" : " class=\"large\"", escape_html(loss_text(search, lost)));
@@ -142,8 +144,9 @@ std::string heat_map(const Study& study) {
   for (const StudyPoint& point : study.points)
     if (point.result) most = std::max(most, point.result->tokens_per_second);
   std::string out = fmt::format(
-      "<p class=\"note\">Tokens in a second; the stronger the color, the more. A dashed frame: more memory than the {} of "
-      "a device.</p>\n<table class=\"heat\">\n<tr><th>{} \\ {}</th>",
+      "<p class=\"note\">Tokens per second: a stronger color means more. A dashed frame means that the {} of a device "
+      "are "
+      "too little memory.</p>\n<table class=\"heat\">\n<tr><th>{} \\ {}</th>",
       bytes_text(study.room_bytes), escape_html(study.axes[0]), escape_html(study.axes[1]));
   for (const std::string& column : columns) out += cell("th", column);
   out += "</tr>\n";
@@ -215,7 +218,8 @@ std::string method_bars(const Study& study) {
            number_cell(text);
   };
   std::string out = fmt::format(
-      "<p class=\"note colors\"><b class=\"ops\"></b>peak memory <b class=\"exposed\"></b>more of it than the {} of a device "
+      "<p class=\"note colors\"><b class=\"ops\"></b>peak memory <b class=\"exposed\"></b>peak memory above a device's "
+      "{} "
       "<b class=\"bubble\"></b>time of a step.</p>\n<table>\n",
       bytes_text(study.room_bytes));
   for (const StudyPoint& point : study.points) {
@@ -274,11 +278,12 @@ std::string search_page(const std::string& title, const LayoutSearch& search, co
   body += summary_row("Layouts", format_grouped(search.num_layouts)) +
           summary_row("Too large", format_grouped(search.num_too_large), bytes_text(search.room_bytes) + " a device");
   if (search.best.empty()) {
-    return html_page(title, plan_css, body + "</dl>\n" +
-                     section("Nothing fits", fmt::format("<p>The least that is missing: {}{}, with {}.</p>\n",
-                                                         bytes_text(search.least_missing_bytes),
-                                                         search.least_missing_is_exact ? "" : " or more",
-                                                         escape_html(layout_text(search.least_missing)))));
+    return html_page(title, plan_css,
+                     body + "</dl>\n" +
+                         section("Nothing fits", fmt::format("<p>The nearest layout lacks {}{}: {}.</p>\n",
+                                                             bytes_text(search.least_missing_bytes),
+                                                             search.least_missing_is_exact ? "" : " or more",
+                                                             escape_html(layout_text(search.least_missing)))));
   }
   const LayoutResult& best = search.best.front();
   body += summary_row("Step", seconds_text(best.step_seconds), format_count(best.tokens_per_second) + " tokens/s") +
@@ -288,7 +293,7 @@ std::string search_page(const std::string& title, const LayoutSearch& search, co
                       "goodput " + goodput_text(best.goodput));
   if (best.cost > 0) body += summary_row("Cost", format_count(best.cost));
   body += "</dl>\n";
-  body += section("The best", best_table(search)) + section("Why others lost", lost_table(search));
+  body += section("Best layouts", best_table(search)) + section("Why others lost", lost_table(search));
   return html_page(title, plan_css, body + fmt::format("<details>\n<summary>Config</summary>\n<pre>{}</pre>\n</details>\n",
                                                        escape_html(config)));
 }

@@ -18,11 +18,11 @@ std::string blocks_text(const RecomputeForecast::OfStage& stage) {
   const auto add = [&text](int64_t blocks, std::string_view what) {
     if (blocks > 0) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", blocks, what);
   };
-  add(stage.kept, "kept whole");
-  add(stage.in_part, "in part");
-  add(stage.alone, "run again from their input");
-  add(stage.from_before, "with blocks before them");
-  add(stage.offloaded, "of these on the host meanwhile");
+  add(stage.kept, "saved whole");
+  add(stage.in_part, "saved in part");
+  add(stage.alone, "recomputed from their input");
+  add(stage.from_before, "recomputed with blocks before them");
+  add(stage.offloaded, "of these offloaded to the host");
   return text.empty() ? "no blocks" : text;
 }
 
@@ -96,7 +96,7 @@ std::vector<PlotMark> marks_of(const RecomputeForecast& forecast, const BytesUni
     if (bytes > 0 && is_near) marks.push_back({unit(bytes), fmt::format("{} {}", what, bytes_text(bytes))});
   };
   add(forecast.budget_bytes, "budget");
-  add(forecast.room_bytes, "the device leaves");
+  add(forecast.room_bytes, "left on the device");
   return marks;
 }
 
@@ -126,18 +126,19 @@ std::string curve_table(const RecomputeForecast& forecast) {
 }
 
 std::string page_note(const RecomputeForecast& forecast) {
-  std::string text = fmt::format("The least time for the memory of the activations{}, at least {}. The budget is {}.",
-                                 forecast.stages.size() > 1 ? " of the stage that takes the most" : "",
-                                 bytes_text(forecast.curve.front().bytes),
-                                 forecast.budget_bytes > 0 ? bytes_text(forecast.budget_bytes) : "what the device leaves");
+  std::string text = fmt::format(
+      "The shortest time for each amount of memory for activations{}; at least {} are needed. "
+      "The budget is {}.",
+      forecast.stages.size() > 1 ? " on the stage that needs the most" : "", bytes_text(forecast.curve.front().bytes),
+      forecast.budget_bytes > 0 ? bytes_text(forecast.budget_bytes) : "all memory that the device has left");
   text += forecast.room_bytes > 0
-              ? fmt::format(" Beside all else the device leaves {}.", bytes_text(forecast.room_bytes))
-              : std::string(" All else takes more than the device has.");
+              ? fmt::format(" The device has {} left for activations.", bytes_text(forecast.room_bytes))
+              : std::string(" The rest of the step already needs more memory than the device has.");
   int64_t left_out = 0;
   for (const auto* const points : {&forecast.curve, &forecast.without_offload, &forecast.others})
     left_out += std::count_if(points->begin(), points->end(), [](const auto& point) { return !is_drawn(point); });
   if (left_out > 0)
-    text += fmt::format(" {} with which a step takes more than twice the time {} in the table only.",
+    text += fmt::format(" {} whose recomputation more than doubles the time {} in the table only.",
                         format_counted(left_out, "point"), left_out == 1 ? "is" : "are");
   return fmt::format("<p class=\"note\">{}</p>\n", text);
 }
@@ -147,7 +148,7 @@ std::string page_note(const RecomputeForecast& forecast) {
 std::string recompute_text(const RecomputeForecast& forecast) {
   std::string text = "\nrecomputation\n";
   text += text_row("budget", forecast.budget_bytes > 0 ? bytes_text(forecast.budget_bytes) : "fit",
-                   forecast.budget_bytes > 0 ? "for the activations of a rank" : "what the device leaves");
+                   forecast.budget_bytes > 0 ? "for the activations of a rank" : "all memory that the device has left");
   text += stage_rows(forecast.stages);
   text += fmt::format("\n{:<26} {:>30} {:>10} {:>12}\n", "time against memory",
                       forecast.stages.size() > 1 ? "most activations of a stage" : "activations", "more time", "step");
@@ -160,7 +161,7 @@ std::string recompute_page(const RecomputeForecast& forecast, const std::string&
   const bool times = has_times(forecast);
   const BytesUnit unit = unit_of(forecast);
   Plot plot{.id = "curve",
-            .title = times ? "Seconds of a step" : "Time of what is run again, % of the rest",
+            .title = times ? "Seconds of a step" : "Time of recomputation, % of everything else",
             .x_label = fmt::format("{} of activations", unit.name),
             .description = "Less memory takes more time.",
             .x_doubles = true,

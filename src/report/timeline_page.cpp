@@ -107,14 +107,16 @@ std::string timeline_page(const PlannedPipeline& pipeline, const std::string& ti
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>{0}</title>\n<style>{1}</style>\n"
       "</head>\n<body>\n<h1>{0}</h1>\n<p>{2}</p>\n",
       safe_title, style,
-      has_rates ? fmt::format("One planned step: {}; stages wait for each other {:.1f}% as long as they work.",
-                              seconds_text(pipeline.seconds), 100 * pipeline.bubble())
-                : "The target's rates are not known: every op is drawn as a microsecond.");
-  page += "<p class=\"key\"><span style=\"background:#7fb3e6\">forward</span>"
-          "<span style=\"background:#f0b35a\">backward</span>"
-          "<span style=\"background:#86c48a\">weight gradients, where they are apart</span>"
-          "<span style=\"background:#b9a4d6\">update</span>"
-          "numbers are micro-batches; the lighter colors are a stage's every other chunk</p>\n";
+      has_rates
+          ? fmt::format("One planned step: {}. Stages wait for each other for {:.1f}% of the time of their passes.",
+                        seconds_text(pipeline.seconds), 100 * pipeline.bubble())
+          : "The target's speed is not known: every op is drawn with a length of one microsecond.");
+  page +=
+      "<p class=\"key\"><span style=\"background:#7fb3e6\">forward</span>"
+      "<span style=\"background:#f0b35a\">backward</span>"
+      "<span style=\"background:#86c48a\">weight gradients, if the backward pass is split</span>"
+      "<span style=\"background:#b9a4d6\">update</span>"
+      "Numbers are micro-batches. Every other chunk of a stage has lighter colors.</p>\n";
   return page + Drawing(pipeline).svg() + "</body>\n</html>\n";
 }
 

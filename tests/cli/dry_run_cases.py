@@ -74,12 +74,12 @@ class DryRun(CliCase):
         config = self.write_config(tiny_config())
         plain = self.succeed("train", config, "--dry-run")
         self.assertNotIn("attention window", plain)
-        self.assertNotIn("Upper bounds", plain)
+        self.assertNotIn("upper bounds", plain)
         masked = self.succeed("train", config, "--dry-run",
                               *overrides("model.attention_window=5", "data.mask_documents=true"))
         self.assertIn("sequence 16 with an attention window of 5, ", masked)
-        self.assertIn("causal window, nothing twice", masked)
-        self.assertIn("Upper bounds: what data.mask_documents leaves out", masked)
+        self.assertIn("causal window, no recomputation", masked)
+        self.assertIn("These are upper bounds: ", masked)
 
     def test_warnings_are_those_of_the_target(self):
         config = self.write_config(tiny_config(precision={"compute": "bf16"},
@@ -205,7 +205,7 @@ class DryRun(CliCase):
     def test_gpus_without_bf16_are_only_planned_for(self):
         config = self.write_config(tiny_config())
         for target in ["v100-32g", "rtx-2080-ti"]:
-            warning = f"{target} is only planned for: gptrain runs on GPUs of compute capability 8.0 and later"
+            warning = f"{target}: for planning only: gptrain trains on GPUs of compute capability 8.0 or later"
             for compute in ["fp32", "fp16"]:
                 arguments = ["--target", target, *overrides(f"precision.compute={compute}")]
                 self.assertIn(warning, self.plan(config, *arguments)["warnings"])
@@ -294,7 +294,7 @@ class DryRun(CliCase):
         self.assertRegex(text, r"\n  time +7.41e\+20 days +7.41e\+20 days at ")
         endless = self.succeed(*arguments, "--price", "1", "--storage-gbps", "1e-12")
         self.assertRegex(endless, r"\n  device-hours .* without end where nodes fail: goodput 0.0%")
-        self.assertRegex(endless, r"\n  cost +\? +the run does not end\n")
+        self.assertRegex(endless, r"\n  cost +\? +the run never ends: nodes fail too often\n")
 
     def test_a_model_that_does_not_fit_is_planned_all_the_same(self):
         config = self.write_config(large_config())

@@ -31,7 +31,7 @@ class Recomputation(CliCase):
         self.assertEqual({row["recompute"] for row in plan["recomputation"]["others"]} & {"none", "none, offload all"},
                          {"none", "none, offload all"})
         text = self.succeed("train", config, "--dry-run", *arguments, "--memory-curve", "curve.html")
-        self.assertIn("of these on the host meanwhile\n", text)
+        self.assertIn("of these offloaded to the host\n", text)
         page = self.path("curve.html").read_text()
         for name in ["optimal, offload optimal", "block, offload all"]:
             self.assertIn(name, page)
@@ -120,7 +120,7 @@ class Recomputation(CliCase):
         page = self.path("curve.html").read_text(encoding="utf-8")
         self.assertIn("Seconds of a step", page)
         self.assertIn("optimal", page)
-        self.assertIn("Beside all else the device leaves ", page)
+        self.assertIn("The device has ", page)
         self.refuse(USAGE, "--memory-curve draws what memory.recompute = \"optimal\" may choose", "train", config,
                     "--dry-run", "--memory-curve", "curve.html")
 
@@ -174,7 +174,7 @@ class Recomputation(CliCase):
         # The last row keeps all, on all stages.
         self.assertEqual(recomputation["curve"][-1]["step_seconds"], none["step_seconds"])
         text = self.succeed("train", *arguments, "--dry-run", *optimal, "--memory-curve", "curve.html")
-        self.assertRegex(text, r"\n  stages 0 to 3 +0\.00%   more time; 3 kept whole\n")
+        self.assertRegex(text, r"\n  stages 0 to 3 +0\.00%   more time; 3 saved whole\n")
         self.assertRegex(text, r"\ntime against memory +most activations of a stage +more time +step\n  optimal +[\d,]+ +[\d.]+ [MK]iB ")
         self.assertIn(f" {none['activations_bytes']:,} ", text)
         self.assertIn("of the activations of the stage that takes the most", self.path("curve.html").read_text(encoding="utf-8"))
