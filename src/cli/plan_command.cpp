@@ -97,7 +97,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(const PlanArguments
 
 // No device of a plan idles, whatever the file says.
 void plan_all_devices(PlanArguments& arguments) {
-  constexpr std::string_view rule = "a plan uses all devices, so that it cannot be elastic";
+  constexpr std::string_view rule = "a plan uses all devices and cannot be elastic";
   for (const auto& [key, value] : settings_of(arguments)) {
     if (key == elastic_key && value != "false" && value != "null")
       throw Error(ExitCode::usage, "--set {}={}: {}", key, value, rule);
@@ -424,7 +424,7 @@ void add_plan_command(CLI::App& app) {
   command->add_option("--scale", arguments->scale, "plan strong and weak scaling on N, 2N, ... M devices")
       ->check(some_text())
       ->type_name("N..M");
-  command->add_option("--links", arguments->links, "plan CONFIG with these numbers of NICs per node")
+  command->add_option("--links", arguments->links, "plan with these numbers of NICs per node, at 3 rates")
       ->check(some_text())
       ->type_name("N,...");
   command->add_option("--fit", arguments->fit, "find the largest models that fit the device (--gpus 1)")

@@ -1,5 +1,5 @@
 // Memory and time of a layout without planning its ranks: lower bounds, and an estimate of the step at the granularity
-// of passes. report/README.md has the formulas; tests compare them with whole plans.
+// of passes. report/README.md has the formulas; tests compare them with full plans.
 #pragma once
 
 #include <array>

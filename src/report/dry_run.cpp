@@ -132,7 +132,7 @@ std::string on_host_text(const DryRun& input) {
 std::string memory_section(const DryRun& input) {
   std::string text = "\nmemory\n";
   if (input.world.mesh.world_size() > 1)
-    text += text_row("rank", format_grouped(input.world.largest_rank), "takes the most");
+    text += text_row("rank", format_grouped(input.world.largest_rank), "has the largest peak");
   for (size_t c = 0; c < num_memory_classes; ++c) {
     const int64_t bytes = input.memory[static_cast<MemoryClass>(c)];
     if (bytes == 0) continue;
@@ -441,8 +441,8 @@ std::string run_section(const DryRun& input, const Totals& totals) {
   } else {
     text += text_row(
         "time", "?",
-        "unknown speed: give --tokens-per-second, or --target FILE with a file of gptrain bench device, or start "
-        "the run, whose measured speed is used");
+        "unknown speed: give --tokens-per-second, or --target FILE (written by gptrain bench device), or start the "
+        "run, whose measured speed is then used");
   }
   text += text_row("checkpoint", format_bytes(static_cast<double>(input.checkpoint.bytes)),
                    checkpoint_remark(input.checkpoint));

@@ -87,10 +87,8 @@ std::string best_table(const LayoutSearch& search) {
   const bool shows_devices = search.objective == "cost";
   std::string out = fmt::format(
       "<p class=\"note colors\">A step's time: <b class=\"ops\"></b>ops <b class=\"exposed\"></b>communication not "
-      "hidden "
-      "by ops <b class=\"bubble\"></b>waiting for other stages.</p>\n<p class=\"note\">~ marks an estimate, &gt; a "
-      "lower "
-      "bound.</p>\n"
+      "hidden by ops <b class=\"bubble\"></b>waiting for other stages.</p>\n"
+      "<p class=\"note\">~ marks an estimate, &gt; a lower bound.</p>\n"
       "<table class=\"best{}\">\n<tr><th></th><th class=\"number\">step</th><th class=\"parts\"></th>"
       "<th class=\"number\">MFU</th><th class=\"number\">peak</th>",
       shows_devices ? " cost" : "");
@@ -144,9 +142,8 @@ std::string heat_map(const Study& study) {
   for (const StudyPoint& point : study.points)
     if (point.result) most = std::max(most, point.result->tokens_per_second);
   std::string out = fmt::format(
-      "<p class=\"note\">Tokens per second: a stronger color means more. A dashed frame means that the {} of a device "
-      "are "
-      "too little memory.</p>\n<table class=\"heat\">\n<tr><th>{} \\ {}</th>",
+      "<p class=\"note\">Tokens per second: a stronger color means more. A dashed frame marks points that need more "
+      "memory than the {} of a device.</p>\n<table class=\"heat\">\n<tr><th>{} \\ {}</th>",
       bytes_text(study.room_bytes), escape_html(study.axes[0]), escape_html(study.axes[1]));
   for (const std::string& column : columns) out += cell("th", column);
   out += "</tr>\n";
@@ -218,9 +215,8 @@ std::string method_bars(const Study& study) {
            number_cell(text);
   };
   std::string out = fmt::format(
-      "<p class=\"note colors\"><b class=\"ops\"></b>peak memory <b class=\"exposed\"></b>peak memory above a device's "
-      "{} "
-      "<b class=\"bubble\"></b>time of a step.</p>\n<table>\n",
+      "<p class=\"note colors\"><b class=\"ops\"></b>peak memory <b class=\"exposed\"></b>peak memory above a "
+      "device's {} <b class=\"bubble\"></b>time of a step.</p>\n<table>\n",
       bytes_text(study.room_bytes));
   for (const StudyPoint& point : study.points) {
     if (!point.result) continue;

@@ -127,8 +127,7 @@ std::string curve_table(const RecomputeForecast& forecast) {
 
 std::string page_note(const RecomputeForecast& forecast) {
   std::string text = fmt::format(
-      "The shortest time for each amount of memory for activations{}; at least {} are needed. "
-      "The budget is {}.",
+      "The shortest time for each amount of memory for activations{}; at least {} are needed. The budget is {}.",
       forecast.stages.size() > 1 ? " on the stage that needs the most" : "", bytes_text(forecast.curve.front().bytes),
       forecast.budget_bytes > 0 ? bytes_text(forecast.budget_bytes) : "all memory that the device has left");
   text += forecast.room_bytes > 0
