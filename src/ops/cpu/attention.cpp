@@ -4,7 +4,7 @@
 #include <omp.h>
 
 #include "base/error.h"
-#include "ops/cpu/kernels/matrix_kernels.h"
+#include "ops/cpu/kernels/matrix_kernel_table.h"
 #include "ops/cpu/scratch_carver.h"
 #include "ops/footprint.h"
 

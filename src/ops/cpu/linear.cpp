@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "ops/cpu/kernels/matrix_kernels.h"
+#include "ops/cpu/kernels/matrix_kernel_table.h"
 #include "ops/cpu/parallel.h"
 #include "ops/cpu/scratch_carver.h"
 
