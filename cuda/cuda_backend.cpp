@@ -27,7 +27,7 @@
 #include "ops/check.h"
 #include "ops/footprint.h"
 #include "ops/fused_attention_policy.h"
-#include "ops/shape_text.h"
+#include "ops/op_event.h"
 #include "products.h"
 #include "runtime.h"
 

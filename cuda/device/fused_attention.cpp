@@ -27,7 +27,7 @@
 
 #include "device/status.h"
 #include "ops/fused_attention_policy.h"
-#include "ops/shape_text.h"
+#include "ops/footprint.h"
 
 namespace gptrain {
 namespace {

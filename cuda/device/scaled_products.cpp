@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "ops/check.h"
 #include "ops/gpu_scratch.h"
-#include "ops/shape_text.h"
+#include "ops/footprint.h"
 
 namespace gptrain {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/event.h"
-#include "ops/every_op.h"
+#include "ops/ops.h"
 #include "parallel/groups.h"
 #include "schedule/schedule.h"
 

@@ -2,9 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fmt/format.h>
 #include <omp.h>
-#include <stdexcept>
 #include <sys/mman.h>
 
 #include "base/error.h"
@@ -79,37 +77,10 @@ void CpuBackend::download(void* host, const void* device, int64_t bytes) {
   if (bytes > 0) std::memcpy(host, device, static_cast<size_t>(bytes));
 }
 
-namespace {
-
 // No kernel here has f16: oneDNN 2.6 has no products in it.
 template <typename Op>
-void refuse_f16(const Op& op) {
-  bool found = false;
-  const auto look_at = [&](const Matrix& operand) { found = found || operand.dtype == DType::f16; };
-  if constexpr (requires { op.x; }) look_at(op.x);
-  if constexpr (requires { op.y; }) look_at(op.y);
-  if constexpr (requires { op.dx; }) look_at(op.dx);
-  if constexpr (requires { op.dy; }) look_at(op.dy);
-  if constexpr (requires { op.q; }) look_at(op.q);
-  if constexpr (requires { op.dq; }) look_at(op.dq);
-  if constexpr (requires { op.token_table; }) look_at(op.token_table);
-  if constexpr (requires { op.branch; }) look_at(op.branch);
-  if constexpr (requires { op.d_branch; }) look_at(op.d_branch);
-  if constexpr (requires { op.logits; }) look_at(op.logits);
-  if constexpr (requires { op.d_logits; }) look_at(op.d_logits);
-  if constexpr (requires { op.weights; }) look_at(op.weights);
-  if constexpr (requires { op.from; }) look_at(op.from);
-  if constexpr (requires { op.to; }) look_at(op.to);
-  if constexpr (requires { op.s; }) look_at(op.s);
-  if (found) throw std::logic_error(fmt::format("{}: the CPU backend has no f16", Op::name));
-}
-
-}  // namespace
-
-template <typename Op>
 void CpuBackend::prepare(const Op& op) const {
-  check(op);
-  refuse_f16(op);
+  check(op, DType::f16);
   require_scratch(Op::name, cpu_scratch_bytes(op, context_.num_threads), context_.scratch_bytes);
 }
 

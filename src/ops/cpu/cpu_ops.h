@@ -8,7 +8,7 @@
 
 #include "ops/cpu/kernels/kernel_table.h"
 #include "ops/cpu/parallel.h"
-#include "ops/every_op.h"
+#include "ops/ops.h"
 
 namespace gptrain {
 

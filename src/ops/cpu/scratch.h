@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "ops/every_op.h"
+#include "ops/ops.h"
 
 namespace gptrain {
 
