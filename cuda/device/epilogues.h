@@ -15,7 +15,7 @@
 #include <string_view>
 
 #include "base/dtype.h"
-#include "kernels/elements.h"
+#include "kernels/run.h"
 #include "kernels/tiled_product.h"
 #include "ops/gpu_scratch.h"
 #include "unfused.h"
