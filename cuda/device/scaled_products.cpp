@@ -12,8 +12,8 @@
 
 #include "base/error.h"
 #include "ops/check.h"
-#include "ops/gpu_scratch.h"
 #include "ops/footprint.h"
+#include "ops/gpu_scratch.h"
 
 namespace gptrain {
 namespace {

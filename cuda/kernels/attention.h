@@ -1,11 +1,11 @@
-// Launches of the own attention: any head size up to 256, any length, with or without dropout, f32, bf16 or f16. A longer
-// head throws std::logic_error.
+// Launches of the own attention: any head size up to 256, any length, with or without dropout, f32, bf16 or f16. A
+// longer head throws std::logic_error.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "run.h"
+#include "kernels/run.h"
 
 namespace gptrain {
 

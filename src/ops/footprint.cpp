@@ -77,7 +77,7 @@ void count_attention(const Op& op, int64_t products_in_model, int64_t products_e
                              static_cast<Flops>(tiles) * heads * static_cast<Flops>(products_executed);
 }
 
-// What an op costs beside its counted operands and its scratch memory: for most nothing.
+// Adds costs beside those of counted operands and scratch memory: for most ops none.
 template <typename Op>
 void add_cost(const Op&, const Target&, Footprint&) {}
 
@@ -130,8 +130,7 @@ void add_cost(const FactoredDirection& op, const Target&, Footprint& footprint) 
 
 void add_cost(const ScaledProduct& op, const Target&, Footprint& footprint) {
   footprint.executed_flops = product_flops(op.a.rows, op.b.rows, op.a.cols);
-  footprint.model_flops =
-      op.true_terms >= 0 ? Flops{2} * static_cast<Flops>(op.true_terms) : footprint.executed_flops;
+  footprint.model_flops = op.true_terms >= 0 ? Flops{2} * static_cast<Flops>(op.true_terms) : footprint.executed_flops;
   footprint.products = product_shape(op.a.dtype, op.a.rows, op.b.rows, op.a.cols);
 }
 
@@ -252,9 +251,7 @@ GPTRAIN_FOR_EACH_NORMS(GPTRAIN_TENSOR_NORMS_TEXT)
 
 std::string text_of(const FactoredSums& op) { return fmt::format("elements={}", op.elements); }
 
-std::string text_of(const FactoredMoments& op) {
-  return fmt::format("rows={} cols={}", op.rows.cols, op.cols.cols);
-}
+std::string text_of(const FactoredMoments& op) { return fmt::format("rows={} cols={}", op.rows.cols, op.cols.cols); }
 
 std::string text_of(const FactoredDirection& op) { return fmt::format("elements={}", op.elements); }
 
@@ -283,8 +280,7 @@ std::string text_of(const ScaledProduct& op) {
 }
 
 std::string text_of(const ProjectionMatrix& op) {
-  return fmt::format("N={} k={} {} {}", op.s.rows, op.s.cols, projection_names[op.kind],
-                     dtype_name(op.s.dtype));
+  return fmt::format("N={} k={} {} {}", op.s.rows, op.s.cols, projection_names[op.kind], dtype_name(op.s.dtype));
 }
 
 std::string text_of(const SampleRows& op) { return fmt::format("{} of N={}", rows_text(op.y), op.x.rows); }

@@ -1,5 +1,5 @@
-// What an op costs and which sizes it has: used by the plan, by reports, by the profile, and by the real backends for the
-// size of their scratch.
+// Costs and sizes of each op: used by the plan, by reports, by the profile, and by the real backends for the size of
+// their scratch.
 #pragma once
 
 #include <cstdint>

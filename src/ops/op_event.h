@@ -1,4 +1,4 @@
-// What backends say of the ops and copies that they run: events of the log, and warnings.
+// Events and warnings by which backends report the ops and copies that they run.
 #pragma once
 
 #include <cstdint>

@@ -92,8 +92,7 @@ void visit_codes(const Op& op, const Matrix& beside, Access access, OperandVisit
   if (op.code_bits == 0) return;
   visit.require(is_code_width(op.code_bits), "codes have 2, 3 or 4 bits");
   visit.require(!is_gated(op.kind), "a gated activation has no codes");
-  visit.operand("codes", op.codes, access,
-                exactly(DType::u8, beside.rows, code_bytes(beside.cols, op.code_bits)));
+  visit.operand("codes", op.codes, access, exactly(DType::u8, beside.rows, code_bytes(beside.cols, op.code_bits)));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// The operands of each op, described once: how the op uses them, what they must be, and the op's other rules. From this
-// follow the checks, the refusals of a backend, the bytes that footprints count, the texts of events, and which operands
-// a test finds unchanged.
+// Operands of each op, described once: how the op uses them, what they must be, and the op's other rules. From this follow
+// the checks, the refusals of a backend, the bytes that footprints count, the texts of events, and which operands a test
+// finds unchanged.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,18 @@
 
 namespace gptrain {
 
-// How an op uses an operand. Uncounted: in places that depend on the data, or so small that footprints leave it out.
+// Use of an operand by an op. Uncounted: in places that depend on the data, or so small that footprints leave it out.
 enum class Access : uint8_t { read, write, update, uncounted_read, uncounted_write };
 constexpr bool is_written(Access access) { return access != Access::read && access != Access::uncounted_read; }
 constexpr Access summed(bool accumulate) { return accumulate ? Access::update : Access::write; }
 
-// What an operand must be.
+// Requirements on an operand.
 struct Form {
   enum class Types : uint8_t { one, real, fp8 };
   static constexpr int64_t any = -1;  // size above 0
 
   Types types = Types::one;
-  DType dtype = DType::f32;           // of Types::one
+  DType dtype = DType::f32;  // of Types::one
   int64_t rows = any, cols = any;
   int64_t least_rows = 0;
   bool optional = false;  // it may not be given
@@ -35,7 +35,7 @@ namespace forms {
 constexpr Form exactly(DType dtype, int64_t rows, int64_t cols) { return {.dtype = dtype, .rows = rows, .cols = cols}; }
 constexpr Form vector(DType dtype, int64_t count) { return exactly(dtype, 1, count); }
 inline Form like(const Matrix& other) { return exactly(other.dtype, other.rows, other.cols); }
-// f32, bf16 or f16.
+// Any of f32, bf16 and f16.
 constexpr Form real(int64_t rows = Form::any, int64_t cols = Form::any) {
   return {.types = Form::Types::real, .rows = rows, .cols = cols};
 }

@@ -361,7 +361,8 @@ struct AddSums {
 
 }  // namespace gptrain
 
-// All ops, from which backends, descriptions and tests are made.
+// List of all ops, from which backends, descriptions and tests are made.
+// clang-format off
 #define GPTRAIN_FOR_EACH_OP(X) \
   X(EmbeddingForward) X(EmbeddingBackward) X(NormForward) X(NormBackward) X(ResidualAdd) X(BranchBackward) \
   X(LinearForward) X(LinearBackwardInput) X(LinearBackwardWeight) X(QueryKeyForward) X(QueryKeyBackward) \
@@ -370,3 +371,4 @@ struct AddSums {
   GPTRAIN_FOR_EACH_NORMS(X) GPTRAIN_FOR_EACH_UPDATE(X) GPTRAIN_FOR_EACH_BLOCK_UPDATE(X) X(Cast) X(WeightedSum) \
   X(Add) X(AddSums) X(KeepGradients) GPTRAIN_FOR_EACH_FP8_OP(X) X(EncodeBlocks) X(DecodeBlocks) \
   GPTRAIN_FOR_EACH_PROJECTION(X)
+// clang-format on

@@ -12,7 +12,7 @@ Form gradient_form(const Matrix& gradients, bool takes_bf16) {
   return vector(takes_bf16 && gradients.dtype == DType::bf16 ? DType::bf16 : DType::f32, gradients.cols);
 }
 
-// All but the columns. `updated`: how masters are used, or weights without them; `rounded`: weights beside masters.
+// Operands of an update but for its columns. `updated`: how masters are used, or weights without them; `rounded`: weights beside masters.
 void visit_parameters(const ElementUpdate& op, bool takes_bf16, Access updated, Access rounded, OperandVisitor& visit) {
   const int64_t elements = op.gradients.cols;
   visit.reads("gradients", op.gradients, gradient_form(op.gradients, takes_bf16));
@@ -35,7 +35,9 @@ void visit_tensor_sums(const Matrix& sums, Access access, OperandVisitor& visit)
 }
 
 void visit_sums_of(const ElementUpdate&, OperandVisitor&) {}
-void visit_sums_of(const TensorUpdate& op, OperandVisitor& visit) { visit_tensor_sums(op.sums, Access::uncounted_read, visit); }
+void visit_sums_of(const TensorUpdate& op, OperandVisitor& visit) {
+  visit_tensor_sums(op.sums, Access::uncounted_read, visit);
+}
 void visit_sums_of(const Adafactor& op, OperandVisitor& visit) {
   visit_tensor_sums(op.sums, Access::uncounted_read, visit);
   visit.looks_up("counts", op.counts, vector(DType::f64, op.sums.rows));
@@ -67,34 +69,34 @@ void for_each_operand(const PrepareUpdate& op, OperandVisitor& visit) {
   visit.require(op.clip_norm >= 0, "clip_norm is negative");
 }
 
-#define GPTRAIN_UPDATE_OPERANDS(Op)                                                     \
-  void for_each_operand(const Op& op, OperandVisitor& visit) {                          \
-    visit_parameters(op, Op::takes_bf16_gradients, Access::update, Access::write, visit);     \
-    visit_columns(op, 0, Op::num_columns, Access::update, visit);                             \
-    visit_sums_of(op, visit);                                                                 \
+#define GPTRAIN_UPDATE_OPERANDS(Op)                                                       \
+  void for_each_operand(const Op& op, OperandVisitor& visit) {                            \
+    visit_parameters(op, Op::takes_bf16_gradients, Access::update, Access::write, visit); \
+    visit_columns(op, 0, Op::num_columns, Access::update, visit);                         \
+    visit_sums_of(op, visit);                                                             \
   }
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE_OPERANDS)
 #undef GPTRAIN_UPDATE_OPERANDS
 
-#define GPTRAIN_BLOCK_UPDATE_OPERANDS(Op)                                                \
-  void for_each_operand(const Op& op, OperandVisitor& visit) {                           \
-    const int64_t elements = op.gradients.cols;                                          \
-    visit_parameters(op, Op::takes_bf16_gradients, Access::update, Access::write, visit);      \
-    visit.require(elements % state_block == 0, "the range does not end with a block");   \
-    for (size_t i = 0; i < op.scales.size(); ++i) {                                      \
-      visit.updates("codes", op.columns[i], vector(DType::u8, elements));                \
-      visit.updates("scales", op.scales[i], vector(DType::f32, elements / state_block)); \
-    }                                                                                    \
-    visit_columns(op, op.scales.size(), Op::num_columns, Access::update, visit);               \
+#define GPTRAIN_BLOCK_UPDATE_OPERANDS(Op)                                                 \
+  void for_each_operand(const Op& op, OperandVisitor& visit) {                            \
+    const int64_t elements = op.gradients.cols;                                           \
+    visit_parameters(op, Op::takes_bf16_gradients, Access::update, Access::write, visit); \
+    visit.require(elements % state_block == 0, "the range does not end with a block");    \
+    for (size_t i = 0; i < op.scales.size(); ++i) {                                       \
+      visit.updates("codes", op.columns[i], vector(DType::u8, elements));                 \
+      visit.updates("scales", op.scales[i], vector(DType::f32, elements / state_block));  \
+    }                                                                                     \
+    visit_columns(op, op.scales.size(), Op::num_columns, Access::update, visit);          \
   }
 GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_BLOCK_UPDATE_OPERANDS)
 #undef GPTRAIN_BLOCK_UPDATE_OPERANDS
 
-#define GPTRAIN_TENSOR_NORMS_OPERANDS(Op)                                         \
-  void for_each_operand(const Op& op, OperandVisitor& visit) {                    \
-    visit_parameters(op.update, false, Access::read, Access::uncounted_read, visit);    \
-    visit_columns(op.update, 0, Op::Update::num_columns, Access::read, visit);          \
-    visit_tensor_sums(op.sums, Access::write, visit);                                   \
+#define GPTRAIN_TENSOR_NORMS_OPERANDS(Op)                                            \
+  void for_each_operand(const Op& op, OperandVisitor& visit) {                       \
+    visit_parameters(op.update, false, Access::read, Access::uncounted_read, visit); \
+    visit_columns(op.update, 0, Op::Update::num_columns, Access::read, visit);       \
+    visit_tensor_sums(op.sums, Access::write, visit);                                \
   }
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_TENSOR_NORMS_OPERANDS)
 #undef GPTRAIN_TENSOR_NORMS_OPERANDS
@@ -119,8 +121,7 @@ void for_each_operand(const FactoredDirection& op, OperandVisitor& visit) {
 void for_each_operand(const KeepGradients& op, OperandVisitor& visit) {
   visit.reads("gradients", op.gradients, vector(DType::f32, op.gradients.cols));
   visit.require(op.num_segments >= 0, "a negative number of segments");
-  visit.operand("kept", op.kept, summed(op.accumulate),
-                vector(DType::bf16, op.gradients.cols));
+  visit.operand("kept", op.kept, summed(op.accumulate), vector(DType::bf16, op.gradients.cols));
 }
 
 }  // namespace gptrain

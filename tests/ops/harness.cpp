@@ -299,7 +299,8 @@ std::vector<bool> Trial::writable_operands(const DescribedOperands& described) {
     for (const auto& use : described.uses()) {
       if (!operand.holds(use.data)) continue;
       (use.written ? written : read) = true;
-      if (use.written && !operand.writable_) fail(fmt::format("{} is written by its description, and an input", use.name));
+      if (use.written && !operand.writable_)
+        fail(fmt::format("{} is written by its description, and an input", use.name));
     }
     writable.push_back(operand.writable_ && (written || !read));
   }

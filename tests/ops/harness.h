@@ -2,8 +2,8 @@
 //
 // A case is one op on one shape. It makes its operands with a Trial, runs the op, and compares what came out with a
 // float64 reference. The Trial does the rest: operands lie between guard bands (also between rows, where a stride is
-// asked for), outputs start as NaN, inputs and what the op's description only reads must be unchanged, and the op is run
-// again with other thread counts, which must give the same bits (but for the linears of a backend that is not
+// asked for), outputs start as NaN, inputs and what the op's description only reads must be unchanged, and the op is
+// run again with other thread counts, which must give the same bits (but for the linears of a backend that is not
 // thread-independent).
 //
 //   void add_cases(Suite& suite) {
@@ -66,7 +66,7 @@ class Operand {
   const std::byte* element(int64_t row, int64_t col) const;
   void poison();
   bool holds(const void* address) const;
-  // What an op must leave alone: the guard bands and, where it writes nothing, everything.
+  // Changes where an op must leave memory alone: the guard bands and, where it writes nothing, everything.
   std::string damage(bool writable) const;
 
   DType dtype_;
@@ -90,7 +90,7 @@ template <typename Op>
 constexpr bool bits_depend_on_threads = std::is_same_v<Op, LinearForward> || std::is_same_v<Op, LinearBackwardInput> ||
                                         std::is_same_v<Op, LinearBackwardWeight>;
 
-// Where the operands lie that an op describes.
+// Places of the operands that an op describes.
 class DescribedOperands final : public OperandVisitor {
  public:
   struct Use {
@@ -220,7 +220,7 @@ class Trial {
   static void copy_bytes(const Operand& operand, void* to, size_t bytes);
   void upload_all(Backend& backend);
   void download_all(Backend& backend);
-  // For each operand, whether the op may write to it. Fails where that is an input.
+  // Tells for each operand whether the op may write to it. Fails where the case made that an input.
   std::vector<bool> writable_operands(const DescribedOperands& described);
   void run_variants(const Runner& runner, const ScratchBytes& scratch_bytes, const DescribedOperands& described,
                     bool same_bits);

@@ -1,8 +1,8 @@
 // test_ops [--backend cpu|cuda] [--repeats N] [--filter TEXT] [--bench] [--seed N] [--instruction-set NAME]
 //          [--matrix-kernels NAME] [--without-f16] [--list-ops] [--op NAME] [--every N] [--of-each-kind N]
 //
-// Exit status: 0 all passed, or were skipped beside some that passed; 1 something failed; 2 bad command line; 77 a check
-// that was asked for cannot run here.
+// Exit status: 0 all passed, or were skipped beside some that passed; 1 something failed; 2 bad command line; 77 a
+// check that was asked for cannot run here.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>

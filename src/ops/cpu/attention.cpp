@@ -102,14 +102,14 @@ AttentionHead head_of(const Op& op, int64_t sequence, int64_t head) {
 
 }  // namespace
 
-// Per thread some tiles of the head size.
+// Some tiles of the head size for each thread.
 int64_t cpu_scratch_bytes(const AttentionForward& op, int num_threads) {
   ScratchCarver carver(nullptr);
   carve_forward(carver, op.head_size);
   return num_threads * carver.bytes();
 }
 
-// Per thread about five times tokens * head size floats.
+// For each thread about five times tokens * head size floats.
 int64_t cpu_scratch_bytes(const AttentionBackward& op, int num_threads) {
   ScratchCarver carver(nullptr);
   carve_backward(carver, op);

@@ -31,7 +31,7 @@ class RotaryTables {
   std::vector<std::unique_ptr<Table>> tables_;
 };
 
-// What the ops of a backend share.
+// Memory and libraries that the ops of a backend share.
 struct CpuContext {
   int num_threads = 1;
   const KernelTable* kernels = nullptr;

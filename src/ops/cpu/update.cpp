@@ -103,14 +103,13 @@ void run_update(const Op& op, const CpuContext& context, const Kernel& kernel) {
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CPU_UPDATE)
 #undef GPTRAIN_CPU_UPDATE
 
-#define GPTRAIN_CPU_BLOCK_UPDATE(Op)                                                                        \
-  void cpu_run(const Op& op, const CpuContext& context) {                                                   \
-    if (op.state->skip != 0) return;                                                                        \
-    Op::Formula formula(op);                                                                                \
-    formula.begin_step(*op.state);                                                                          \
-    parallel_shares(context.num_threads, op.gradients.cols / state_block, [&](int64_t first, int64_t end) { \
-      context.kernels->update_##Op(op, formula, first, end);                                                \
-    });                                                                                                     \
+#define GPTRAIN_CPU_BLOCK_UPDATE(Op)                                                                             \
+  void cpu_run(const Op& op, const CpuContext& context) {                                                        \
+    if (op.state->skip != 0) return;                                                                             \
+    Op::Formula formula(op);                                                                                     \
+    formula.begin_step(*op.state);                                                                               \
+    parallel_shares(context.num_threads, op.gradients.cols / state_block,                                        \
+                    [&](int64_t first, int64_t end) { context.kernels->update_##Op(op, formula, first, end); }); \
   }
 GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_CPU_BLOCK_UPDATE)
 #undef GPTRAIN_CPU_BLOCK_UPDATE
@@ -146,9 +145,7 @@ void run_tensor_norms(const Op& op, const CpuContext& context, const Kernel& ker
   int64_t cpu_scratch_bytes(const Op& op, int) {                                                      \
     return 2 * (op.update.gradients.cols / chunk + op.update.num_segments) * dtype_bytes(DType::f64); \
   }                                                                                                   \
-  void cpu_run(const Op& op, const CpuContext& context) {                                             \
-    run_tensor_norms(op, context, context.kernels->norms_##Op);                                       \
-  }
+  void cpu_run(const Op& op, const CpuContext& context) { run_tensor_norms(op, context, context.kernels->norms_##Op); }
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_CPU_TENSOR_NORMS)
 #undef GPTRAIN_CPU_TENSOR_NORMS
 

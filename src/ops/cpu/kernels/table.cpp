@@ -7,6 +7,7 @@ namespace gptrain::GPTRAIN_ISA {
 
 extern const KernelTable table;
 
+// clang-format off
 const KernelTable table{
     .name = GPTRAIN_QUOTE(GPTRAIN_ISA),
 #define GPTRAIN_KERNEL(result, name, parameters) .name = name,
@@ -22,5 +23,6 @@ const KernelTable table{
     GPTRAIN_FOR_EACH_NORMS(GPTRAIN_TENSOR_NORMS_ENTRY)
 #undef GPTRAIN_TENSOR_NORMS_ENTRY
 };
+// clang-format on
 
 }  // namespace gptrain::GPTRAIN_ISA
