@@ -1,6 +1,6 @@
-// Operands of each op, described once: how the op uses them, what they must be, and the op's other rules. From this follow
-// the checks, the refusals of a backend, the bytes that footprints count, the texts of events, and which operands a test
-// finds unchanged.
+// Operands of each op, described once: how the op uses them, what they must be, and the op's other rules. From this
+// follow the checks, the refusals of a backend, the bytes that footprints count, the texts of events, and which
+// operands a test finds unchanged.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,8 @@ Form gradient_form(const Matrix& gradients, bool takes_bf16) {
   return vector(takes_bf16 && gradients.dtype == DType::bf16 ? DType::bf16 : DType::f32, gradients.cols);
 }
 
-// Operands of an update but for its columns. `updated`: how masters are used, or weights without them; `rounded`: weights beside masters.
+// Operands of an update but for its columns. `updated`: how masters are used, or weights without them; `rounded`:
+// weights beside masters.
 void visit_parameters(const ElementUpdate& op, bool takes_bf16, Access updated, Access rounded, OperandVisitor& visit) {
   const int64_t elements = op.gradients.cols;
   visit.reads("gradients", op.gradients, gradient_form(op.gradients, takes_bf16));
