@@ -2,6 +2,7 @@
 // and the comparison on resume are all driven by it.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>

@@ -2,6 +2,7 @@
 // the stream: x + branch(norm(x)).
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 

@@ -1,6 +1,8 @@
 // The generators, each in a file of its own.
 #pragma once
 
+#include <cstdint>
+
 #include "schedule/pipeline/pipeline.h"
 
 namespace gptrain {
