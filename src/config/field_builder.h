@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "config/fields.h"
+#include "config/field.h"
 
 namespace gptrain {
 
