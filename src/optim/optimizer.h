@@ -39,7 +39,7 @@ class Optimizer {
   virtual void update(int64_t unit) = 0;
 };
 
-// A kind of optimizer: a row of the table in optimizer.cpp.
+// A kind of optimizer: a row of the table in types.cpp.
 struct OptimizerType {
   OptimizerKind kind;
   StateColumns columns;  // without that of the weights' average
@@ -50,10 +50,5 @@ struct OptimizerType {
   std::unique_ptr<Optimizer> (*make)(const OptimizerConfig& config, const UpdateContext& context, uint64_t seed,
                                      std::byte* tables);
 };
-
-const OptimizerType& optimizer_type(OptimizerKind kind);
-
-// The type's columns; with OptimizerConfig::ema that of the weights' average comes last.
-StateColumns optimizer_columns(const OptimizerConfig& config);
 
 }  // namespace gptrain

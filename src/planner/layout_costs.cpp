@@ -6,7 +6,7 @@
 #include "model/spec/spec.h"
 #include "ops/op_event.h"
 #include "ops/updates.h"
-#include "optim/optimizer.h"
+#include "optim/types.h"
 #include "parallel/parameters.h"
 #include "planner/layouts.h"
 #include "planner/rank_clock.h"

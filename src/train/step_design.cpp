@@ -6,8 +6,8 @@
 
 #include "model/micro_batch.h"
 #include "ops/plan/plan_backend.h"
-#include "optim/optimizer.h"
 #include "optim/step_agreement.h"
+#include "optim/types.h"
 #include "parallel/make_stages.h"
 #include "parallel/micro_batch_uploads.h"
 #include "train/offload_plan.h"

@@ -8,6 +8,7 @@
 
 #include "model/spec/init.h"
 #include "ops/device_crc32c.h"
+#include "optim/types.h"
 #include "train/arena_fill.h"
 #include "train/choosing_pass.h"
 
