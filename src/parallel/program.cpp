@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "schedule/allocator.h"
-#include "schedule/offload.h"
 
 namespace gptrain {
 

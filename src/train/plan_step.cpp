@@ -11,7 +11,6 @@
 #include "ops/plan/plan_backend.h"
 #include "parallel/micro_batch_uploads.h"
 #include "report/checkpoint_forecast.h"
-#include "schedule/offload.h"
 #include "train/device.h"
 #include "train/inference.h"
 #include "train/recompute_plan.h"

@@ -12,7 +12,6 @@
 #include "ops/side_queue.h"
 #include "planner/profiles.h"
 #include "same_outcomes.h"
-#include "schedule/offload.h"
 #include "train/nominal_times.h"
 #include "train/offload_plan.h"
 #include "train/recompute_plan.h"
