@@ -3,19 +3,15 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <map>
-#include <optional>
 #include <set>
 #include <system_error>
 #include <utility>
 
 #include "base/directory.h"
-#include "base/error.h"
 #include "base/json.h"
 #include "base/sha256.h"
-#include "checkpoint/contents.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
-#include "checkpoint/manifest.h"
 #include "checkpoint/transfers.h"
 
 namespace gptrain {
@@ -190,6 +186,18 @@ void load_slices(const Contents& contents, const std::vector<Slice>& slices) {
 
 void load_slices(const fs::path& checkpoint, const std::vector<Slice>& slices) {
   load_slices(with_hint(checkpoint, [&] { return read_contents(checkpoint); }), slices);
+}
+
+std::vector<float> load_tensor(const Contents& contents, const std::string& name) {
+  const auto tensor = contents.tensors.find(name);
+  if (tensor == contents.tensors.end()) {
+    throw Error(ExitCode::checkpoint, "{} holds no tensor \"{}\", which its own config asks for",
+                contents.checkpoint.string(), name);
+  }
+  const std::vector<int64_t>& shape = tensor->second.global_shape;
+  std::vector<float> values(static_cast<size_t>(*num_elements(shape)));
+  load_slices(contents, {{name, shape, std::vector<int64_t>(shape.size(), 0), shape, values.data()}});
+  return values;
 }
 
 }  // namespace gptrain

@@ -298,18 +298,6 @@ void check_box(const InputFile& file, const StoredBox& stored, uint32_t crc) {
   }
 }
 
-std::vector<float> load_tensor(const Contents& contents, const std::string& name) {
-  const auto tensor = contents.tensors.find(name);
-  if (tensor == contents.tensors.end()) {
-    throw Error(ExitCode::checkpoint, "{} holds no tensor \"{}\", which its own config asks for",
-                contents.checkpoint.string(), name);
-  }
-  const std::vector<int64_t>& shape = tensor->second.global_shape;
-  std::vector<float> values(static_cast<size_t>(*num_elements(shape)));
-  load_slices(contents, {{name, shape, std::vector<int64_t>(shape.size(), 0), shape, values.data()}});
-  return values;
-}
-
 int64_t covered_elements(const StoredTensor& tensor, const Box& wanted) {
   int64_t covered = 0;
   for (const StoredBox& stored : tensor.boxes) {

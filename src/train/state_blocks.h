@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/slice.h"
 #include "train/training_step.h"
 
 namespace gptrain {

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/version.h"
+#include "checkpoint/checkpoint.h"
 #include "comm/agree.h"
 #include "comm/texts.h"
 #include "config/load.h"

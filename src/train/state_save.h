@@ -8,7 +8,8 @@
 #include <optional>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/slice.h"
 #include "config/run_config.h"
 #include "train/training_step.h"
 

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "catch.h"
-#include "checkpoint/contents.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/hf_export.h"
 #include "checkpoint/model_check.h"
 #include "checkpoint/safetensors.h"
