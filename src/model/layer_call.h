@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "model/record.h"
 #include "ops/backend.h"
 
 namespace gptrain {
