@@ -73,6 +73,13 @@ int64_t Mesh::rank_of(const MeshPoint& coordinates) const {
   return rank;
 }
 
+int64_t Mesh::first_rank_of_stage(int64_t stage, int64_t tensor_rank) const {
+  MeshPoint point;
+  point[MeshAxis::tensor] = tensor_rank;
+  point[MeshAxis::pipeline] = stage;
+  return rank_of(point);
+}
+
 std::vector<int64_t> Mesh::group(int64_t rank, std::initializer_list<MeshAxis> axes) const {
   MeshPoint origin = coordinates(rank);
   for (const MeshAxis axis : axes) origin[axis] = 0;

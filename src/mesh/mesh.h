@@ -42,6 +42,10 @@ class Mesh {
   MeshPoint coordinates(int64_t rank) const;
   int64_t rank_of(const MeshPoint& coordinates) const;
 
+  int32_t stage_of(int64_t rank) const { return static_cast<int32_t>(coordinates(rank)[MeshAxis::pipeline]); }
+  // The stage's rank of that tensor coordinate, the others 0.
+  int64_t first_rank_of_stage(int64_t stage, int64_t tensor_rank = 0) const;
+
   // The ranks, in rising order, whose coordinates differ from `rank`'s along `axes` only; `rank` is one of them. A
   // dense gradient, say, is summed over {context, expert, data}.
   std::vector<int64_t> group(int64_t rank, std::initializer_list<MeshAxis> axes) const;

@@ -22,9 +22,7 @@ double simulated_step_seconds(const RunConfig& config, const Target& target, con
   const Mesh mesh = make_mesh(config, world_size);
   std::vector<std::pair<StepLog, EventTimes>> logs;
   for (int64_t stage = 0; stage < config.parallel.pipeline; ++stage) {
-    MeshPoint point;
-    point[MeshAxis::pipeline] = stage;
-    const int64_t rank = mesh.rank_of(point);
+    const int64_t rank = mesh.first_rank_of_stage(stage);
     const UnitChoices& choices = points[static_cast<size_t>(stage)].choices;
     logs.emplace_back(plan_step(config, target, world_size, rank, nullptr, choices.empty() ? nullptr : &choices).log,
                       EventTimes(machine, config, mesh, rank));

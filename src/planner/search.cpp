@@ -315,9 +315,7 @@ class Search {
     const Mesh mesh = make_mesh(config, candidate.layout.world_size());
     const auto last = static_cast<int32_t>(candidate.layout.pipeline) - 1;
     for (const int32_t stage : std::set<int32_t>{candidate.least.stage, 0, last}) {
-      MeshPoint point;
-      point[MeshAxis::pipeline] = stage;
-      const StepPlan plan = plan_step(config, target_, mesh.world_size(), mesh.rank_of(point));
+      const StepPlan plan = plan_step(config, target_, mesh.world_size(), mesh.first_rank_of_stage(stage));
       const int64_t bytes = plan.memory().arenas.total();
       if (bytes > room_) return bytes - room_;
     }
@@ -371,9 +369,8 @@ class Search {
     const std::optional<RunConfig> config = checked(candidate.layout);
     if (!config) return false;
     const Mesh mesh = make_mesh(*config, candidate.layout.world_size());
-    MeshPoint point;
-    point[MeshAxis::pipeline] = candidate.least.stage;
-    const StepPlan plan = plan_step(*config, target_, mesh.world_size(), mesh.rank_of(point));
+    const int64_t rank = mesh.first_rank_of_stage(candidate.least.stage);
+    const StepPlan plan = plan_step(*config, target_, mesh.world_size(), rank);
     candidate.bytes = std::max(candidate.bytes, plan.memory().arenas.total());
     candidate.bytes_known = BytesKnown::of_a_rank;
     return true;

@@ -26,9 +26,8 @@ class HiddenBlocks {
       : target_(target) {
     RunConfig few = with_few_micro_batches(config);
     few.memory.offload_activations = no_offload;
-    MeshPoint point;
-    point[MeshAxis::pipeline] = stage;
-    const StepPlan plan = plan_step(few, target, world_size, make_mesh(config, world_size).rank_of(point));
+    const int64_t rank = make_mesh(config, world_size).first_rank_of_stage(stage);
+    const StepPlan plan = plan_step(few, target, world_size, rank);
     options_ = plan.design->training->schedule.options;
     bytes_ = plan.design->training->bytes;
     // As many as all stages have in flight, and as many again.

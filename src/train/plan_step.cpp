@@ -161,10 +161,7 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
   std::shared_ptr<const Program> program;  // of the stage's first rank
   for (int64_t i = 0; i < num_stages * tensor_size; ++i) {
     const int64_t tensor_rank = i % tensor_size;
-    MeshPoint point;
-    point[MeshAxis::tensor] = tensor_rank;
-    point[MeshAxis::pipeline] = i / tensor_size;
-    const int64_t rank = mesh.rank_of(point);
+    const int64_t rank = mesh.first_rank_of_stage(i / tensor_size, tensor_rank);
     if (tensor_rank == 0) {
       plans.clear();
       choices = recompute_choices(config, target, world_size, static_cast<int32_t>(i / tensor_size));
@@ -263,10 +260,8 @@ RankBytes largest_rank_bytes(const RunConfig& whole, const Target& target, int64
     for (int64_t tensor_rank = 0; tensor_rank < tensor_size; ++tensor_rank) {
       const auto [entry, is_new] = on_host.try_emplace(kind_of(config, {tensor_size, tensor_rank}));
       if (is_new) {
-        MeshPoint point;
-        point[MeshAxis::tensor] = tensor_rank;
-        point[MeshAxis::pipeline] = stage;
-        const StepPlan plan = plan_step(config, target, world_size, mesh.rank_of(point), program, &choices);
+        const int64_t rank = mesh.first_rank_of_stage(stage, tensor_rank);
+        const StepPlan plan = plan_step(config, target, world_size, rank, program, &choices);
         if (tensor_rank == 0) program = plan.design->training;
         most.on_device = std::max(most.on_device, plan.memory().arenas.total());
         if (most.on_device > enough) return most;
@@ -281,7 +276,7 @@ RankBytes largest_rank_bytes(const RunConfig& whole, const Target& target, int64
 namespace {
 
 int32_t stage_of_rank(const RunConfig& config, int64_t world_size, int64_t rank) {
-  return static_cast<int32_t>(make_mesh(config, world_size).coordinates(rank)[MeshAxis::pipeline]);
+  return make_mesh(config, world_size).stage_of(rank);
 }
 
 }  // namespace

@@ -91,9 +91,7 @@ RecomputePlanner::RecomputePlanner(const RunConfig& config, const Target& target
       target_(target),
       world_size_(world_size),
       may_offload_(config.memory.offload_activations == optimal_offload && target.kind == Target::Kind::gpu) {
-  MeshPoint point;
-  point[MeshAxis::pipeline] = stage;
-  rank_ = make_mesh(config, world_size).rank_of(point);
+  rank_ = make_mesh(config, world_size).first_rank_of_stage(stage);
   const StepPlan whole = plan_step(config_of(RecomputeKind::block), target, world_size, rank_);
   whole_ = {whole.design->training->schedule.options, whole.design->training->bytes};
   whole_.options.stages.shape.recompute = backward_runs_again(RecomputeKind::optimal);
@@ -478,10 +476,8 @@ int64_t activation_room(const RunConfig& config, const Target& target, int64_t w
     // The first has the biases and positions, the last the padding of the vocabulary.
     for (const int64_t tensor_rank : {int64_t{0}, tensor / 2, tensor - 1}) {
       if (tensor_rank > 0 && tensor == 1) continue;
-      MeshPoint point;
-      point[MeshAxis::pipeline] = stage;
-      point[MeshAxis::tensor] = tensor_rank;
-      const MemoryPlan memory = plan_step(fixed, target, world_size, mesh.rank_of(point)).memory().arenas;
+      const int64_t rank = mesh.first_rank_of_stage(stage, tensor_rank);
+      const MemoryPlan memory = plan_step(fixed, target, world_size, rank).memory().arenas;
       others = std::max(others, memory.total() - memory[MemoryClass::activations]);
     }
   }

@@ -32,7 +32,7 @@ namespace gptrain {
 namespace {
 
 int32_t stage_of(const RunConfig& config, const World& world, int rank) {
-  return static_cast<int32_t>(make_mesh(config, world.size()).coordinates(rank)[MeshAxis::pipeline]);
+  return make_mesh(config, world.size()).stage_of(rank);
 }
 
 // What memory.activation_budget "fit" is for the ranks of a stage, whose machines may differ: none has less. They do the

@@ -276,7 +276,7 @@ class DeviceShortage {
  private:
   // Of the rank that takes the most then: with another recomputation it may be one of another stage.
   Bytes bytes_with(const RunConfig& changed) const {
-    const int64_t stage = mesh_.coordinates(world_.largest_rank)[MeshAxis::pipeline];
+    const int64_t stage = mesh_.stage_of(world_.largest_rank);
     const RankBytes bytes = largest_rank_bytes(changed, target_, world_size_, stage);
     return {bytes.on_device, fullest_host(bytes.on_host, mesh_, world_.node_of_rank).total()};
   }
@@ -316,7 +316,7 @@ class DeviceShortage {
   }
 
   double seconds_of(const RunConfig& config) const {
-    const int64_t stage = mesh_.coordinates(world_.largest_rank)[MeshAxis::pipeline];
+    const int64_t stage = mesh_.stage_of(world_.largest_rank);
     return nominal_step_seconds(config, target_, world_size_, static_cast<int32_t>(stage));
   }
 
@@ -381,10 +381,7 @@ WorldMemory world_memory(const std::vector<MemoryPlan>& plans, const std::vector
   WorldMemory world{0, {}, {}, std::move(node_of_rank)};
   for (int64_t stage = 0; stage < mesh.size(MeshAxis::pipeline); ++stage) {
     for (int64_t tensor_rank = 0; tensor_rank < mesh.size(MeshAxis::tensor); ++tensor_rank) {
-      MeshPoint first;
-      first[MeshAxis::pipeline] = stage;
-      first[MeshAxis::tensor] = tensor_rank;
-      const int64_t rank = mesh.rank_of(first);
+      const int64_t rank = mesh.first_rank_of_stage(stage, tensor_rank);
       world.on_host.push_back(plans[static_cast<size_t>(rank)].on(MemoryPlace::host));
       if (lack(rank) > lack(world.largest_rank)) world.largest_rank = rank;
     }

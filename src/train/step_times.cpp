@@ -12,9 +12,7 @@ double nominal_step_seconds(const RunConfig& config, const Target& target, int64
   // Of the whole run: with fewer micro-batches in flight more might be kept.
   const UnitChoices choices = recompute_choices(config, target, world_size, stage);
   const RunConfig few = with_few_micro_batches(config);
-  MeshPoint point;
-  point[MeshAxis::pipeline] = stage;
-  const int64_t rank = make_mesh(config, world_size).rank_of(point);
+  const int64_t rank = make_mesh(config, world_size).first_rank_of_stage(stage);
   const StepPlan plan = plan_step(few, target, world_size, rank, nullptr, &choices);
   const PassSeconds seconds = nominal_pass_seconds(plan, target);
   const Program& training = *plan.design->training;
