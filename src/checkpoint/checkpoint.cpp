@@ -77,12 +77,12 @@ Error with_way_out(const Error& error, const fs::path& checkpoint) {
 void save_checkpoint(const fs::path& out, const Manifest& manifest, const std::vector<Slice>& slices) {
   std::set<std::string> tensors;
   for (const Slice& slice : slices) tensors.insert(slice.name);
-  begin_checkpoint(out, manifest.step);
+  begin_checkpoint(out, manifest.progress.step);
   try {
     publish_checkpoint(out, manifest, static_cast<int64_t>(tensors.size()),
-                       {write_checkpoint_part(out, manifest.step, 0, slices)});
+                       {write_checkpoint_part(out, manifest.progress.step, 0, slices)});
   } catch (...) {
-    discard_checkpoint(out, manifest.step);
+    discard_checkpoint(out, manifest.progress.step);
     throw;
   }
 }
@@ -107,7 +107,7 @@ std::string write_checkpoint_part(const fs::path& out, int64_t step, int64_t ran
 
 void publish_checkpoint(const fs::path& out, const Manifest& manifest, int64_t num_tensors,
                         const std::vector<std::string>& parts) {
-  const fs::path temporary = temporary_folder(out, manifest.step);
+  const fs::path temporary = temporary_folder(out, manifest.progress.step);
   StoredManifest stored{manifest, num_tensors, {}};
   for (const std::string& part : parts) {
     for (FileRecord& record : parse_file_records(part)) stored.files.push_back(std::move(record));
@@ -122,7 +122,7 @@ void publish_checkpoint(const fs::path& out, const Manifest& manifest, int64_t n
   sync_folder(temporary);
   write_manifest(temporary, stored);
   sync_folder(temporary);
-  publish_folder(temporary, checkpoints_folder(out) / step_folder_name(manifest.step));
+  publish_folder(temporary, checkpoints_folder(out) / step_folder_name(manifest.progress.step));
 }
 
 void discard_checkpoint(const fs::path& out, int64_t step) { remove_folder(temporary_folder(out, step)); }

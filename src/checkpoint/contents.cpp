@@ -226,9 +226,9 @@ StoredManifest read_named_manifest(const fs::path& checkpoint) {
   StoredManifest stored = load_manifest(checkpoint);
   const fs::path name = plain_path(checkpoint).filename();
   const auto step = step_of_folder_name(name.string());
-  if (step && *step != stored.manifest.step) {
+  if (step && *step != stored.manifest.progress.step) {
     throw Error(ExitCode::checkpoint, "{} is of step {}, but its folder is named {}",
-                (checkpoint / manifest_name).string(), stored.manifest.step, name.string());
+                (checkpoint / manifest_name).string(), stored.manifest.progress.step, name.string());
   }
   return stored;
 }

@@ -21,13 +21,21 @@ struct LossHistory {
   std::vector<double> above;   // of the last steps: those too far above these; NaN where one was not finite
 };
 
-// What a checkpoint says about the run beside the tensors.
-struct Manifest {
+// How far a run has come.
+struct RunProgress {
   int64_t step = 0;     // steps done, skipped ones included
   int64_t samples = 0;  // consumed
   int64_t updates = 0;  // steps not skipped
   int64_t skipped = 0;
   int64_t skipped_in_a_row = 0;
+  LossHistory losses = {};
+  int64_t rollbacks = 0;                   // how often the run has gone back (run.rollback)
+  std::vector<SampleRange> left_out = {};  // samples skipped for that, beside data.skip_samples
+};
+
+// What a checkpoint says about the run beside the tensors.
+struct Manifest {
+  RunProgress progress = {};
   uint64_t seed = 0;
   int64_t world_size = 1;
   std::string config;  // show_config text
@@ -39,11 +47,6 @@ struct Manifest {
   // "bytes".
   std::optional<TokenizerRecord> tokenizer = {};
   bool has_tokenizer_file = false;  // as read; saving looks at the text
-  // Of a run that goes back where its loss spikes: how often it has, and what it has left out for that, beside
-  // data.skip_samples.
-  LossHistory losses = {};
-  int64_t rollbacks = 0;
-  std::vector<SampleRange> left_out = {};
 };
 
 // One safetensors file of a checkpoint.

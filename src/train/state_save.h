@@ -15,18 +15,6 @@
 
 namespace gptrain {
 
-// How far a run has come.
-struct RunProgress {
-  int64_t step = 0;  // steps done, skipped ones included
-  int64_t samples = 0;
-  int64_t updates = 0;
-  int64_t skipped = 0;
-  int64_t skipped_in_a_row = 0;
-  LossHistory losses = {};
-  int64_t rollbacks = 0;  // how often the run has gone back (run.rollback)
-  std::vector<SampleRange> left_out = {};  // for that
-};
-
 enum class StatePart { all, weights };
 
 // How slices reach the memory of a backend, which outlives this; null where it is the host's.
