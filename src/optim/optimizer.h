@@ -17,8 +17,6 @@ namespace gptrain {
 
 // What an update reads and writes. All of it is borrowed.
 struct UpdateContext {
-  const ModelSpec& spec;
-  const std::vector<TensorShard>& shards;
   const ParameterStore& parameters;
   StepState* state;  // device memory
   Backend& backend;
@@ -44,8 +42,7 @@ struct OptimizerType {
   OptimizerKind kind;
   StateColumns columns;  // without that of the weights' average
   // Bytes of device memory that the optimizer takes beside its columns, for tables of segments.
-  int64_t (*table_bytes)(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                         const ParameterStore& parameters);
+  int64_t (*table_bytes)(const ParameterStore& parameters);
   // `tables` is device memory of table_bytes. `seed` is that of stochastic rounding.
   std::unique_ptr<Optimizer> (*make)(const OptimizerConfig& config, const UpdateContext& context, uint64_t seed,
                                      std::byte* tables);

@@ -254,10 +254,9 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   memory[MemoryClass::optimizer] = parameters.state;
   memory[MemoryClass::data] += landing_bytes(config, target);
   const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns);
-  memory[MemoryClass::state] = align_up(sizeof(StepState)) +
-                               StepAgreement::table_bytes(design.spec, design.shards, store) +
-                               optimizer_type(config.optimizer.type).table_bytes(design.spec, design.shards, store) +
-                               KeptGradients::table_bytes(design.spec, design.shards, store);
+  memory[MemoryClass::state] = align_up(sizeof(StepState)) + StepAgreement::table_bytes(store) +
+                               optimizer_type(config.optimizer.type).table_bytes(store) +
+                               KeptGradients::table_bytes(store);
   design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
   if (config.checkpoint.keeps_snapshot()) design.snapshot_bytes = store.snapshot_bytes();
   design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] = design.snapshot_bytes;

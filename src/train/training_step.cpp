@@ -52,18 +52,20 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
   model_ = make_model(*design_, design_->training_shape, backend_, groups_);
   evaluation_model_ = make_model(*design_, design_->evaluation_shape, backend_, groups_);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
-  const UpdateContext context{design_->spec, design_->shards, *parameters_, state_, backend_, groups_, workspace_};
+  const UpdateContext context{.parameters = *parameters_,
+                              .state = state_,
+                              .backend = backend_,
+                              .groups = groups_,
+                              .workspace = workspace_};
   std::byte* const tables = arena(MemoryClass::state) + align_up(sizeof(StepState));
   agreement_ = std::make_unique<StepAgreement>(context, config.optimizer.clip_norm, loss_scale_window, tables, groups_,
                                                copies_.get());
   optimizer_ =
-      optimizer.make(config.optimizer, context, config.run.seed,
-                     tables + StepAgreement::table_bytes(design_->spec, design_->shards, *parameters_));
+      optimizer.make(config.optimizer, context, config.run.seed, tables + StepAgreement::table_bytes(*parameters_));
   if (design_->sharding.gradients != DType::f32) {
-    std::byte* const after = tables + StepAgreement::table_bytes(design_->spec, design_->shards, *parameters_) +
-                             optimizer.table_bytes(design_->spec, design_->shards, *parameters_);
-    kept_ = std::make_unique<KeptGradients>(design_->spec, design_->shards, *parameters_, config.run.seed,
-                                            config.batch.accumulation, after, state_, backend_);
+    std::byte* const after = tables + StepAgreement::table_bytes(*parameters_) + optimizer.table_bytes(*parameters_);
+    kept_ = std::make_unique<KeptGradients>(*parameters_, config.run.seed, config.batch.accumulation, after, state_,
+                                            backend_);
   }
   update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_, groups_);
   if (copies_ != nullptr) {
