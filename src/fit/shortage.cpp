@@ -276,7 +276,7 @@ class DeviceShortage {
  private:
   // Of the rank that takes the most then: with another recomputation it may be one of another stage.
   Bytes bytes_with(const RunConfig& changed) const {
-    const int64_t stage = mesh_.coordinates(world_.largest_rank)[MeshAxis::pipeline];
+    const int64_t stage = mesh_.stage_of(world_.largest_rank);
     const RankBytes bytes = largest_rank_bytes(changed, target_, world_size_, stage);
     return {bytes.on_device, fullest_host(bytes.on_host, mesh_, world_.node_of_rank).total()};
   }
@@ -316,7 +316,7 @@ class DeviceShortage {
   }
 
   double seconds_of(const RunConfig& config) const {
-    const int64_t stage = mesh_.coordinates(world_.largest_rank)[MeshAxis::pipeline];
+    const int64_t stage = mesh_.stage_of(world_.largest_rank);
     return nominal_step_seconds(config, target_, world_size_, static_cast<int32_t>(stage));
   }
 

@@ -1,6 +1,8 @@
 // The machine's own limits, which MFU, profiles and benches are measured against.
 #pragma once
 
+#include <cstdint>
+
 #include "base/dtype.h"
 #include "ops/backend.h"
 

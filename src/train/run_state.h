@@ -1,6 +1,7 @@
 // A training step's state to and from checkpoints, and the choice of the checkpoint to resume from.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>

@@ -13,7 +13,6 @@
 #include "ops/side_queue.h"
 #include "machine/profiles.h"
 #include "same_outcomes.h"
-#include "schedule/offload.h"
 #include "fit/nominal_times.h"
 #include "fit/offload_plan.h"
 #include "fit/recompute_plan.h"
