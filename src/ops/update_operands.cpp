@@ -30,6 +30,14 @@ void visit_columns(const ElementUpdate& op, size_t first, size_t end, Access acc
     visit.operand("a column of state", op.columns[i], access, vector(DType::f32, op.gradients.cols));
 }
 
+// Number of an update's columns, those of an average of the weights too, which the sums of norms count but do not need.
+template <typename Op>
+size_t given_columns(const Op& op) {
+  size_t count = Op::num_columns;
+  while (count < op.columns.size() && op.columns[count].given()) ++count;
+  return count;
+}
+
 void visit_tensor_sums(const Matrix& sums, Access access, OperandVisitor& visit) {
   visit.operand("sums", sums, access, exactly(DType::f64, Form::any, 2));
   visit.require(sums.stride == 2, "sums are not pairs that follow one another");
@@ -96,7 +104,7 @@ GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_BLOCK_UPDATE_OPERANDS)
 #define GPTRAIN_TENSOR_NORMS_OPERANDS(Op)                                            \
   void for_each_operand(const Op& op, OperandVisitor& visit) {                       \
     visit_parameters(op.update, false, Access::read, Access::uncounted_read, visit); \
-    visit_columns(op.update, 0, Op::Update::num_columns, Access::read, visit);       \
+    visit_columns(op.update, 0, given_columns(op.update), Access::read, visit);      \
     visit_tensor_sums(op.sums, Access::write, visit);                                \
   }
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_TENSOR_NORMS_OPERANDS)

@@ -80,7 +80,7 @@ bool uses_matrix_kernels(std::string_view op) {
 
 struct Outcome {
   bool failed = false;
-  std::string missing;  // of the backend, so that the case was skipped
+  std::string missing = {};  // of the backend, so that the case was skipped
 };
 
 Outcome run_case(const Suite::Case& test, BackendUnderTest& backend, const Options& options) {
