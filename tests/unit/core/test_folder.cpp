@@ -9,7 +9,7 @@
 #include "catch.h"
 #include "model_fixture.h"
 #include "train/folder.h"
-#include "unit/report/temporary_folder.h"
+#include "unit/temporary_folder.h"
 
 using namespace gptrain;
 

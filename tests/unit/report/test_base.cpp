@@ -10,7 +10,7 @@
 #include "base/output_file.h"
 #include "base/progress.h"
 #include "catch.h"
-#include "temporary_folder.h"
+#include "unit/temporary_folder.h"
 
 using namespace gptrain;
 

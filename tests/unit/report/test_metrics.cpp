@@ -7,8 +7,8 @@
 #include "catch.h"
 #include "count_allocations.h"
 #include "not_a_number.h"
-#include "temporary_folder.h"
 #include "train/metrics.h"
+#include "unit/temporary_folder.h"
 
 using namespace gptrain;
 using nlohmann::json;

@@ -5,7 +5,7 @@
 #include "catch.h"
 #include "not_a_number.h"
 #include "report/run_page.h"
-#include "temporary_folder.h"
+#include "unit/temporary_folder.h"
 
 using namespace gptrain;
 
