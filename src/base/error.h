@@ -20,7 +20,7 @@ enum class ExitCode : int {
 };
 
 // Carries one clear message for the user and the exit code of the process. main() prints the message and exits; nobody
-// else turns an Error into output (but refuse_together of train/run.h, before it waits for other processes). what() may
+// else turns an Error into output (but refuse_together of train/together.h, before it waits for other processes). what() may
 // hold several lines (all faults of a config at once); it is empty when the error has been reported already.
 class Error : public std::runtime_error {
  public:

@@ -10,6 +10,7 @@
 
 #include "base/dtype.h"
 #include "base/kinds.h"
+#include "base/offload_choice.h"
 #include "base/rotary.h"
 
 namespace gptrain {
@@ -169,14 +170,11 @@ struct ProjectionConfig {
   bool is_at(LinearSite site) const { return std::find(sites.begin(), sites.end(), site) != sites.end(); }
 };
 
-// memory.offload_activations, beside a number of blocks.
-constexpr int64_t no_offload = 0, hidden_offload = -1, all_offload = -2, optimal_offload = -3;
-
 struct MemoryConfig {
   RecomputeKind recompute = RecomputeKind::none;
   int64_t recompute_interval = 0;  // every_nth: blocks 0, n, 2n, ... are recomputed
   int64_t activation_budget = 0;   // optimal: bytes of activations on a rank; 0: what the device leaves
-  int64_t offload_activations = no_offload;
+  OffloadChoice offload;           // offload_activations
   int64_t activation_bits = 16;    // 2, 3, 4: of the derivative of GELU; 16: its input is kept, in the type of compute
   int64_t saved_inputs = 16;       // 8: of inputs of linears and norms, codes of 8 bits are kept; 16: the type of compute
   ProjectionConfig linear_projection;

@@ -41,9 +41,9 @@ class Mesh {
   // rank in [0, world_size); coordinates in [0, size(axis)).
   MeshPoint coordinates(int64_t rank) const;
   int64_t rank_of(const MeshPoint& coordinates) const;
-
-  int32_t stage_of(int64_t rank) const { return static_cast<int32_t>(coordinates(rank)[MeshAxis::pipeline]); }
-  // The stage's rank of that tensor coordinate, the others 0.
+  // The pipeline stage of a rank.
+  int32_t stage_of(int64_t rank) const;
+  // The rank of the stage with that coordinate on the tensor axis and 0 on all others.
   int64_t first_rank_of_stage(int64_t stage, int64_t tensor_rank = 0) const;
 
   // The ranks, in rising order, whose coordinates differ from `rank`'s along `axes` only; `rank` is one of them. A

@@ -12,7 +12,7 @@
 #include "train/reporter.h"
 #include "train/run_context.h"
 #include "train/run_state.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace gptrain {
 

@@ -18,7 +18,7 @@
 #include "config/fields.h"
 #include "config/load.h"
 #include "data/left_out_samples.h"
-#include "train/state_blocks.h"
+#include "step/state_blocks.h"
 
 namespace gptrain {
 namespace {

@@ -10,7 +10,7 @@
 #include "checkpoint/checkpoint.h"
 #include "config/run_config.h"
 #include "train/state_save.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace gptrain {
 

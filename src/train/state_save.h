@@ -11,7 +11,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/slice.h"
 #include "config/run_config.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace gptrain {
 

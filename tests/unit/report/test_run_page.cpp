@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 #include "catch.h"
-#include "not_a_number.h"
+#include "unit/not_a_number.h"
 #include "report/run_page.h"
 #include "unit/temporary_folder.h"
 
