@@ -1,21 +1,20 @@
 // Samples with padding (data pack --best-fit) over ranks: the loss is the mean over the targets of the whole batch that
 // count, of which each rank has another number.
-#include <filesystem>
 #include <fmt/format.h>
 #include <memory>
-#include <stdlib.h>
 #include <string>
 #include <vector>
 
 #include "catch.h"
-#include "differences.h"
 #include "data/best_fit.h"
 #include "data/dataset.h"
 #include "data/token_writer.h"
+#include "differences.h"
 #include "layouts.h"
 #include "model_fixture.h"
-#include "train/batches.h"
 #include "step/step_design.h"
+#include "train/batches.h"
+#include "unit/temporary_folder.h"
 
 namespace test_best_fit {
 
@@ -33,9 +32,6 @@ uint32_t random_word(uint32_t a, uint32_t b) { return philox({5, 6}, {a, b, 0, 0
 class PackedFile {
  public:
   PackedFile() {
-    std::string name = (std::filesystem::temp_directory_path() / "gptrain-best-fit-XXXXXX").native();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    folder_ = name;
     TokenWriter writer(folder_ / "documents", DType::u16);
     for (uint32_t document = 0; document < 200; ++document) {
       const uint32_t length = random_word(document, 0) % 7 == 0 ? 1 + random_word(document, 1) % 33
@@ -49,9 +45,6 @@ class PackedFile {
     writer.finish();
     result_ = write_best_fit(folder_ / "documents", folder_ / "packed", sequence_length);
   }
-  ~PackedFile() { std::filesystem::remove_all(folder_); }
-  PackedFile(const PackedFile&) = delete;
-  PackedFile& operator=(const PackedFile&) = delete;
 
   Dataset open() const {
     return {{{folder_ / "packed", 1}}, sequence_length, vocab_size, 3, true};
@@ -59,7 +52,7 @@ class PackedFile {
   const BestFitResult& result() const { return result_; }
 
  private:
-  std::filesystem::path folder_;
+  TemporaryFolder folder_;
   BestFitResult result_;
 };
 

@@ -1,6 +1,5 @@
 // Memory of ranks that share a model: closed formulas, the plan, and the bytes that are really touched.
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fmt/format.h>
 #include <map>
@@ -19,9 +18,10 @@
 #include "poisoning_backend.h"
 #include "ranks.h"
 #include "step/inference.h"
-#include "train/run_state.h"
 #include "touched.h"
+#include "train/run_state.h"
 #include "train/samples.h"
+#include "unit/temporary_folder.h"
 #include "wrappers.h"
 
 namespace test_memory {
@@ -389,9 +389,7 @@ void check_samples(const RunConfig& config, int64_t world_size, const std::files
 }  // namespace
 
 TEST_CASE("texts during a run take the memory that is planned for them") {
-  std::string name = (std::filesystem::temp_directory_path() / "gptrain-samples-XXXXXX").string();
-  REQUIRE(mkdtemp(name.data()) != nullptr);
-  const std::filesystem::path folder(name);
+  const TemporaryFolder folder;
   const auto check = [&](Family family, int64_t tensor, int64_t stages, const std::string& length) {
     const int64_t data = tensor * stages < 4 ? 2 : 1;
     const Layout layout{tensor, data * stages, data > 1 ? 3 : 0, tensor > 1};
@@ -401,7 +399,7 @@ TEST_CASE("texts during a run take the memory that is planned for them") {
          "run.sample_every_steps=2", "run.sample_prompt=some words", "run.sample_tokens=70"});
     const std::string heads = fmt::format("model.num_kv_heads={}", config.model.num_kv_heads);
     INFO((family == Family::gpt2 ? "gpt2 " : "llama ") << layout.name() << ", " << stages << " stages, " << length);
-    const auto checkpoint = save_first_weights(config_of(family, {1, 1, 0, false}, {length, heads}), folder);
+    const auto checkpoint = save_first_weights(config_of(family, {1, 1, 0, false}, {length, heads}), folder.path());
     check_samples(config, layout.tensor * layout.data, checkpoint);
     std::filesystem::remove_all(checkpoint);
   };
@@ -413,7 +411,6 @@ TEST_CASE("texts during a run take the memory that is planned for them") {
       }
     }
   }
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace test_memory

@@ -153,7 +153,7 @@ std::string error_of_saving(const fs::path& out, long number, int error, uint32_
 
 TEST_CASE("Kill -9 at random moments: the newest complete checkpoint is sound and the last one or the next",
           "[crash][long]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   Random random(3);
   int64_t last = 0;
   for (int round = 0; round < 120; ++round) {
@@ -184,7 +184,7 @@ TEST_CASE("Kill -9 at random moments: the newest complete checkpoint is sound an
 }
 
 TEST_CASE("Kill -9 at every system call of a save", "[crash]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   save_step(out.path(), 1);
   const auto check = [&] {
     const auto listed = list_checkpoints(out.path());
@@ -199,7 +199,7 @@ TEST_CASE("Kill -9 at every system call of a save", "[crash]") {
 
 TEST_CASE("Kill -9 at every system call of replacing a checkpoint: the old or the new one bears the name",
           "[crash][long]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   save_step(out.path(), 2, 1);
   uint32_t version = 1;
   bool replaced_once = false;
@@ -218,7 +218,7 @@ TEST_CASE("Kill -9 at every system call of replacing a checkpoint: the old or th
 }
 
 TEST_CASE("Kill -9 at every system call of retention: what is listed is sound", "[crash][long]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   const auto prepare = [&] {
     for (const int64_t step : {1, 2, 3}) {
       if (!fs::exists(step_path(out.path(), step))) save_step(out.path(), step);
@@ -236,7 +236,7 @@ TEST_CASE("Kill -9 at every system call of retention: what is listed is sound", 
 }
 
 TEST_CASE("Everything is synced before the rename that publishes it, and the rename after", "[crash]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   fs::create_directories(out.path() / "checkpoints");
   const auto saving = disk_calls([&] { save_step(out.path(), 1); });
   const auto replacing = disk_calls([&] { save_step(out.path(), 1); });
@@ -253,7 +253,7 @@ TEST_CASE("Everything is synced before the rename that publishes it, and the ren
 }
 
 TEST_CASE("A save that fails names path and reason, removes its folder and leaves the others untouched", "[crash]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   for (const int64_t step : {1, 2}) save_step(out.path(), step);
   const std::string folder = (out.path() / "checkpoints").string();
   struct Case {
@@ -281,7 +281,7 @@ TEST_CASE("A save that fails names path and reason, removes its folder and leave
 }
 
 TEST_CASE("A file that must not grow further (as on a full disk) fails the save and nothing else", "[crash]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   save_step(out.path(), 1);
   const std::string message = in_child([&] {
     std::signal(SIGXFSZ, SIG_IGN);
@@ -295,7 +295,7 @@ TEST_CASE("A file that must not grow further (as on a full disk) fails the save 
 }
 
 TEST_CASE("Replacing works on file systems that cannot exchange two names", "[crash]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   for (const int64_t step : {1, 2}) save_step(out.path(), step);
   const std::string message = error_of_saving(out.path(), SYS_renameat2, EINVAL);
   if (message == no_filter) {
@@ -308,7 +308,7 @@ TEST_CASE("Replacing works on file systems that cannot exchange two names", "[cr
 }
 
 TEST_CASE("A folder without permission to write is an error with path and reason", "[crash]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   fs::permissions(out.path(), fs::perms::all);
   const std::string message = in_child([&]() -> std::string {
     // The superuser may write anywhere.

@@ -5,8 +5,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <stdexcept>
 #include <sys/wait.h>
@@ -18,26 +16,6 @@
 namespace checkpoint_test {
 namespace fs = std::filesystem;
 using namespace gptrain;
-
-TempFolder::TempFolder() {
-  std::string name = (fs::temp_directory_path() / "gptrain-checkpoint-XXXXXX").string();
-  if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder: " + name);
-  path_ = name;
-}
-
-TempFolder::~TempFolder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
-
-std::string read_text(const fs::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
-
-void write_text(const fs::path& file, const std::string& text) {
-  std::ofstream(file, std::ios::binary | std::ios::trunc).write(text.data(), static_cast<std::streamsize>(text.size()));
-}
 
 std::string error_of(const std::function<void()>& call) {
   try {
@@ -180,15 +158,10 @@ bool holds_step(const fs::path& checkpoint, int64_t step, uint32_t version) {
   }
   verify_checkpoint(checkpoint);
   load_slices(checkpoint, loaded.slices);
-  return same_bits(expected, loaded) && read_manifest(checkpoint).step == step;
+  return same_bits(expected, loaded) && read_manifest(checkpoint).progress.step == step;
 }
 
-std::vector<std::string> folder_names(const fs::path& out) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(out / "checkpoints")) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
+std::vector<std::string> folder_names(const fs::path& out) { return file_names(out / "checkpoints"); }
 
 bool has_temporary_folders(const fs::path& out) {
   const auto names = folder_names(out);

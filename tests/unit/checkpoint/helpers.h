@@ -1,4 +1,4 @@
-// What the checkpoint tests share: folders that vanish, tensors cut into boxes, child processes.
+// What the checkpoint tests share: tensors cut into boxes, child processes.
 #pragma once
 
 #include <cstdint>
@@ -11,24 +11,9 @@
 #include "base/error.h"
 #include "checkpoint/boxes.h"
 #include "checkpoint/checkpoint.h"
+#include "unit/temporary_folder.h"
 
 namespace checkpoint_test {
-
-// An empty folder, removed at the end of the scope.
-class TempFolder {
- public:
-  TempFolder();
-  ~TempFolder();
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
-std::string read_text(const std::filesystem::path& file);
-void write_text(const std::filesystem::path& file, const std::string& text);
 
 // The message of the Error that `call` throws with the exit code of checkpoints; anything else is reported in the
 // text, so that a comparison fails and shows it.

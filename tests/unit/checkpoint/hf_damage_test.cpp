@@ -95,15 +95,15 @@ TEST_CASE("A damaged folder of Hugging Face is refused with the file's name, or 
   folder.shard();
   std::map<fs::path, std::string> sound;
   for (const char* name : {"a.safetensors", "b.safetensors", "config.json"})
-    sound[folder.file(name)] = read_text(folder.file(name));
-  sound[folder.file(index_name)] = read_text(folder.file(index_name));
+    sound[folder.file(name)] = read_file(folder.file(name));
+  sound[folder.file(index_name)] = read_file(folder.file(index_name));
   const int mutants = gptrain::testing::some_cases() ? 200 : 2000;
   int refused = 0;
   Random random(1);
   for (int number = 0; number < mutants; ++number) {
     const auto& [path, bytes] = *std::next(sound.begin(), number % std::ssize(sound));
     const Mutant mutant = mutant_of(random, path, bytes);
-    write_text(path, mutant.bytes);
+    write_file(path, mutant.bytes);
     INFO("mutant " << number << " of " << path.filename());
     const fs::path out = folder.model().folder() / "imported";
     const std::string why = error_of([&] { import_hf(folder.path(), out, "fp32"); });
@@ -120,7 +120,7 @@ TEST_CASE("A damaged folder of Hugging Face is refused with the file's name, or 
       REQUIRE(lacking(why, {path.filename().string()}) == "");
       REQUIRE(!fs::exists(out));
     }
-    write_text(path, bytes);
+    write_file(path, bytes);
   }
   CHECK(refused > mutants / 2);
   CHECK(error_of([&] { import_hf(folder.path(), folder.model().folder() / "imported", "fp32"); }) ==

@@ -69,7 +69,7 @@ class SavedModel {
  private:
   static float element(size_t n, int64_t i) { return static_cast<float>(n) + static_cast<float>(i) / 1024.0F; }
 
-  TempFolder folder_;
+  TemporaryFolder folder_;
   RunConfig config_;
   ModelSpec spec_;
 };

@@ -23,7 +23,7 @@ struct Given {
   std::vector<std::byte> bytes;
 };
 
-inline std::vector<Given> read_file(const std::filesystem::path& path) {
+inline std::vector<Given> read_tensors(const std::filesystem::path& path) {
   const InputFile file(path);
   std::vector<Given> all;
   for (const SafetensorsEntry& entry : read_safetensors_header(file).entries) {
@@ -33,7 +33,7 @@ inline std::vector<Given> read_file(const std::filesystem::path& path) {
   return all;
 }
 
-inline void write_file(const std::filesystem::path& path, const std::vector<Given>& given) {
+inline void write_tensors(const std::filesystem::path& path, const std::vector<Given>& given) {
   std::filesystem::remove(path);
   std::vector<SafetensorsTensor> tensors;
   for (const Given& one : given) tensors.push_back(one.tensor);
@@ -61,8 +61,8 @@ class HfFolder {
     return why;
   }
 
-  HfJson config() const { return HfJson::parse(read_text(file("config.json"))); }
-  void set_config(const HfJson& config) { write_text(file("config.json"), config.dump()); }
+  HfJson config() const { return HfJson::parse(read_file(file("config.json"))); }
+  void set_config(const HfJson& config) { write_file(file("config.json"), config.dump()); }
   // A null value takes the key out.
   std::string refusal_with(const std::string& key, const HfJson& value) {
     const HfJson before = config();
@@ -76,15 +76,15 @@ class HfFolder {
 
   // Two files and their index in place of one file.
   void shard() {
-    const std::vector<Given> all = read_file(file(weights_name));
+    const std::vector<Given> all = read_tensors(file(weights_name));
     const auto half = all.begin() + std::ssize(all) / 2;
-    write_file(file("a.safetensors"), {all.begin(), half});
-    write_file(file("b.safetensors"), {half, all.end()});
+    write_tensors(file("a.safetensors"), {all.begin(), half});
+    write_tensors(file("b.safetensors"), {half, all.end()});
     std::filesystem::remove(file(weights_name));
     HfJson map = HfJson::object();
     for (auto one = all.begin(); one != all.end(); ++one)
       map[one->tensor.name] = one < half ? "a.safetensors" : "b.safetensors";
-    write_text(file(index_name), HfJson{{"metadata", HfJson::object()}, {"weight_map", map}}.dump());
+    write_file(file(index_name), HfJson{{"metadata", HfJson::object()}, {"weight_map", map}}.dump());
   }
 
  private:

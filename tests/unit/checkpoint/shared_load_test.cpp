@@ -75,7 +75,7 @@ std::string text_of_fault(const SharedLoad& load) {
 }  // namespace
 
 TEST_CASE("Each byte that ranks need is read by one of them", "[shared load]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   const fs::path checkpoint = save_boxes(out.path());
   const Contents contents = read_contents(checkpoint);
   int64_t stored = 0, largest = 0;
@@ -98,7 +98,7 @@ TEST_CASE("Each byte that ranks need is read by one of them", "[shared load]") {
 }
 
 TEST_CASE("Ranks read a share of the headers each, and all know the whole", "[shared load]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   const int64_t step = 7;
   begin_checkpoint(out.path(), step);
   std::vector<std::string> records;
@@ -126,7 +126,7 @@ TEST_CASE("Ranks read a share of the headers each, and all know the whole", "[sh
 }
 
 TEST_CASE("One rank alone reads what it needs, and no more", "[shared load]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   const fs::path checkpoint = save_boxes(out.path());
   const Contents contents = read_contents(checkpoint);
   Parts wanted, expected;
@@ -138,7 +138,7 @@ TEST_CASE("One rank alone reads what it needs, and no more", "[shared load]") {
 }
 
 TEST_CASE("A rank that reads damaged bytes says so, and keeps no other waiting", "[shared load]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   const fs::path checkpoint = save_boxes(out.path());
   const fs::path file = checkpoint / "rank-00000.safetensors";
   std::fstream stream(file, std::ios::binary | std::ios::in | std::ios::out);

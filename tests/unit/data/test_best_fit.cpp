@@ -23,9 +23,6 @@ namespace {
 using test::contains;
 using test::error_of;
 using test::RawTokenFile;
-using test::read_file;
-using test::TemporaryFolder;
-using test::write_file;
 
 using Document = std::vector<int32_t>;
 
@@ -301,7 +298,7 @@ TEST_CASE("A pack with best fit: whole texts, the same bytes with any threads, s
   CHECK(pack(options, nullptr).was_finished);
   options.best_fit_length = 65;
   CHECK(contains(error_of(ExitCode::usage, [&] { pack(options, nullptr); }), "another best_fit_length"));
-  for (const std::string& name : folder.file_names()) CHECK_FALSE(contains(name, "unfitted"));
+  for (const std::string& name : file_names(folder.path())) CHECK_FALSE(contains(name, "unfitted"));
 }
 
 }  // namespace

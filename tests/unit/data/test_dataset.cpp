@@ -13,7 +13,6 @@ namespace {
 using test::contains;
 using test::error_of;
 using test::RawTokenFile;
-using test::TemporaryFolder;
 using test::write_counting_tokens;
 
 constexpr int64_t wide_vocabulary = 60000;

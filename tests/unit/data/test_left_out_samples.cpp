@@ -9,7 +9,6 @@
 namespace gptrain {
 namespace {
 
-using test::TemporaryFolder;
 using test::write_counting_tokens;
 
 TEST_CASE("Samples that are left out have no number, whatever their ranges look like") {

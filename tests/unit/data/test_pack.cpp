@@ -15,9 +15,6 @@ namespace {
 using test::contains;
 using test::error_of;
 using test::RawTokenFile;
-using test::read_file;
-using test::TemporaryFolder;
-using test::write_file;
 
 PackOptions options_of(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& prefix) {
   PackOptions options;
@@ -122,7 +119,7 @@ TEST_CASE("Faults of JSONL name file and line, and leave what was there") {
   const TemporaryFolder folder;
   write_file(folder / "good.txt", "good");
   pack({folder / "good.txt"}, folder / "out");
-  const auto names = [&] { return folder.file_names(); };
+  const auto names = [&] { return file_names(folder.path()); };
   for (const auto& [line, message] : faults) {
     write_file(folder / "in.jsonl", "{\"text\": \"fine\"}\n\n" + line + "\n");
     const std::string found = error_of(ExitCode::data, [&] { pack({folder / "in.jsonl"}, folder / "out"); });

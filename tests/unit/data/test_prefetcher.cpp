@@ -17,7 +17,6 @@ namespace {
 using test::contains;
 using test::error_of;
 using test::RawTokenFile;
-using test::TemporaryFolder;
 using test::write_counting_tokens;
 
 constexpr int64_t sequence_length = 5;
@@ -185,7 +184,7 @@ TEST_CASE_METHOD(Fixture, "The reader runs at nice 19") {
   }
   REQUIRE(added.size() == 1);
 
-  const std::string stat = test::read_file(added[0] / "stat");
+  const std::string stat = read_file(added[0] / "stat");
   std::istringstream fields(stat.substr(stat.rfind(')') + 2));  // from the third field on; nice is the nineteenth
   std::string nice;
   for (int field = 3; field <= 19; ++field) fields >> nice;

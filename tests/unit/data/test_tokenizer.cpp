@@ -21,11 +21,9 @@ namespace {
 using nlohmann::json;
 using test::contains;
 using test::error_of;
-using test::TemporaryFolder;
-using test::write_file;
 
 const json& golden() {
-  static const json content = parse_json(test::read_file(GOLDEN_TOKENS));
+  static const json content = parse_json(read_file(GOLDEN_TOKENS));
   return content;
 }
 

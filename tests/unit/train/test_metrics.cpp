@@ -6,9 +6,9 @@
 #include "base/error.h"
 #include "catch.h"
 #include "count_allocations.h"
+#include "train/metrics.h"
 #include "unit/not_a_number.h"
 #include "unit/temporary_folder.h"
-#include "train/metrics.h"
 
 using namespace gptrain;
 using nlohmann::json;

@@ -8,9 +8,9 @@
 #include <map>
 
 #include "catch.h"
-#include "unit/temporary_folder.h"
 #include "train/metrics.h"
 #include "train/tensorboard.h"
+#include "unit/temporary_folder.h"
 
 using namespace gptrain;
 
