@@ -64,7 +64,7 @@ struct TrainArguments {
   bool json = false;
 };
 
-// Median speed of an earlier run in the same folder.
+// Median speed of an earlier run in the folder `out`; nullopt if it has no metrics.
 std::optional<TokenRate> measured_rate(const fs::path& out) {
   const fs::path metrics = out / "metrics.jsonl";
   std::error_code unreadable;
@@ -83,14 +83,15 @@ std::optional<TokenRate> measured_rate(const fs::path& out) {
   return TokenRate{*middle, fmt::format("measured in {}", out.string())};
 }
 
-// Epochs are computed from the token files, which a dry run may do without.
+// Shares and epochs of the data sources. Epochs need the token files and are left out if these are missing, which a dry
+// run allows.
 std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   std::vector<SourceForecast> forecasts;
   const auto& sources = config.data.train;
   const bool present =
       std::all_of(sources.begin(), sources.end(), [](const DataSource& source) { return is_token_file(source.path); });
   if (present) {
-    find_run_tokenizer(config);  // refuses what a run would refuse
+    find_run_tokenizer(config);  // refuses what training would refuse
     const Dataset dataset = open_training_data(config);
     check_length(config, dataset);
     for (const auto& report : dataset.report(config.run.steps * config.batch.global)) {
@@ -100,7 +101,7 @@ std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   }
   double total = 0;
   for (const DataSource& source : sources) total += source.weight;
-  // What depends on sizes is not known either.
+  // Shares that depend on file sizes are unknown as well.
   const bool known = sources.front().epochs == 0 && config.data.temperature == 0;
   for (const DataSource& source : sources)
     forecasts.push_back({source.path, known ? source.weight / total : std::nan(""), std::nullopt});
@@ -114,7 +115,7 @@ std::vector<StageForecast> stage_forecasts(const WorldPlan& plan) {
   return stages;
 }
 
-// As many ranks as were asked for, else the fewest that the mesh can have.
+// Returns the number of ranks asked for, else the fewest that the mesh can have.
 int64_t planned_world_size(const TrainArguments& arguments) {
   if (arguments.world_size > 0) return arguments.world_size;
   if (arguments.ranks > 0) return arguments.ranks;
@@ -122,7 +123,7 @@ int64_t planned_world_size(const TrainArguments& arguments) {
   return parallel.tensor * parallel.pipeline;
 }
 
-// Writes planned steps into a trace, rank by rank.
+// Writes planned steps to a trace, rank by rank.
 class PlannedTrace {
  public:
   explicit PlannedTrace(const fs::path& path) : file_(path) { file_.write(trace_head); }
@@ -136,7 +137,7 @@ class PlannedTrace {
     write_trace_events(profile, [this](std::string_view text) { write(text); });
   }
 
-  // Returns the table of the first rank; empty where the target has no rates.
+  // Ends the file and returns the profile table of the first rank; empty if the target has no rates.
   std::string finish() {
     file_.write(text_ + std::string(trace_tail));
     file_.commit();
@@ -158,7 +159,7 @@ class PlannedTrace {
   bool is_first_ = true;
 };
 
-// The machine to plan for. Without --target it is this one, of whose rates nothing is known.
+// The machine to plan for. Without --target it is this machine, and `rates` is empty: no predicted times.
 struct PlannedMachine {
   Target target;
   std::optional<Machine> rates;
@@ -179,7 +180,7 @@ PlannedMachine planned_machine(const TrainArguments& arguments, const RunConfig&
   return machine;
 }
 
-// What a rank of that stage does, with the times of its events.
+// The planned events of a rank, with predicted times.
 struct TimedLog {
   int64_t rank;
   int32_t stage;
@@ -187,7 +188,7 @@ struct TimedLog {
   EventTimes times;
 };
 
-// Plays the first log of each stage; others of a stage differ from it in a few rows.
+// Simulates the step with the first log of each stage; the others of a stage differ from it in a few rows.
 SimulatedStep simulate(const std::vector<TimedLog>& logs) {
   std::vector<StageLog> stages;
   for (const TimedLog& timed : logs)
@@ -254,7 +255,7 @@ void dry_run(const TrainArguments& arguments) {
   if (config.memory.recompute == RecomputeKind::optimal)
     recomputation = forecast_recomputation(config, target, machine.rates ? &*machine.rates : nullptr, world_size, plan);
   if (!arguments.memory_curve.empty()) write_memory_curve(arguments, recomputation);
-  logs.clear();  // memory_shortage plans other settings, one after the other: no two plans are kept at a time
+  logs.clear();  // memory_shortage makes plans of its own: at most one plan is in memory at a time
   const std::vector<int64_t> nodes = nodes_of_ranks(world_size, target.ranks_per_node);
   DryRunInput input{.config = config,
                     .target = target,
@@ -311,7 +312,7 @@ RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) 
 void add_train_command(CLI::App& app, ExitCode& result) {
   auto arguments = std::make_shared<TrainArguments>();
   CLI::App* command = app.add_subcommand("train", "train a model, or show what training would cost");
-  // Wide enough for most names and what they need, so that the help fits a screen.
+  // Wide enough for most names and their values, so that the help fits a screen.
   auto formatter = std::make_shared<CLI::Formatter>();
   formatter->column_width(44);
   command->formatter(formatter);
@@ -320,7 +321,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       command
           ->add_option("--resume", arguments->resume, "go on from the newest checkpoint, or from a folder")
           ->expected(0, 1)
-          ->default_str(latest)  // where nothing follows
+          ->default_str(latest)  // value of --resume without an argument
           ->type_name("[DIR]");
   CLI::Option* init = command
                           ->add_option("--init-from", arguments->init_from,
