@@ -3,8 +3,8 @@
 
 namespace gptrain {
 
-// Runs the command that the arguments name and returns the exit code of the process. Prints errors as messages and
-// throws nothing. May restart the executable (environment.h). REQUIRES: called first in main.
+// Runs the command that the arguments name and returns the exit code of the process. Throws nothing: errors are printed
+// as messages. May restart the executable (environment.h). REQUIRES: called first in main.
 int run_program(int argc, char** argv);
 
 }  // namespace gptrain
