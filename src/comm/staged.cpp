@@ -25,7 +25,7 @@ class StagedCommunicator final : public Communicator {
     });
   }
 
-  // Piece by piece of every rank's part. The sum lies where this rank's own part was.
+  // Reduces piece by piece. The host group leaves the sum in this rank's own piece of the staging memory.
   void reduce_scatter(const void* in, void* out, int64_t count, DType dtype, ReduceOp op) override {
     in_pieces({Operation::reduce_scatter, dtype, op, 0, count}, size(), [&](int64_t first, int64_t n) {
       for (int rank = 0; rank < size(); ++rank)
@@ -60,7 +60,7 @@ class StagedCommunicator final : public Communicator {
     });
   }
 
-  // As a group of transfers.
+  // Runs as a group of transfers.
   void all_to_all_v(const void* in, std::span<const PeerPart> sent, void* out, std::span<const PeerPart> received,
                     DType dtype) override {
     check_parts(sent, received, dtype, rank(), size());
@@ -107,9 +107,9 @@ class StagedCommunicator final : public Communicator {
     Call call;
     const void* in;
     void* out;
-    int64_t moved = 0;           // elements
-    bool first_of_pair = false;  // in this round
-    int64_t moving = 0;          // elements of this round
+    int64_t moved = 0;           // elements moved in earlier rounds
+    bool first_of_pair = false;  // first pending transfer of its peer and direction: moves in this round
+    int64_t moving = 0;          // elements moved in this round
 
     bool sends() const { return call.operation == Operation::send; }
   };
@@ -127,8 +127,8 @@ class StagedCommunicator final : public Communicator {
     queue_.upload(to, from, count * dtype_bytes(dtype));
   }
 
-  // body(first element, elements) for pieces of which `parts` fit the staging memory. Also of nothing there is a piece:
-  // peers that disagree are found.
+  // Calls body(first element, number of elements) for pieces of which `parts` fit the staging memory. Calls it once
+  // even for 0 elements, so that a disagreement with peers is found.
   template <typename Body>
   void in_pieces(const Call& call, int64_t parts, const Body& body) {
     check_call(call, size());
@@ -143,7 +143,7 @@ class StagedCommunicator final : public Communicator {
     } while (first < call.count);
   }
 
-  // Counts that differ by whole pieces would not show in any of them.
+  // Checks that all ranks have the same count: counts that differ by whole pieces would not be noticed in any piece.
   void check_count(const Call& call) {
     int64_t most_and_least[] = {call.count, -call.count};
     host_.all_reduce(most_and_least, 2, DType::i64, ReduceOp::max);
@@ -160,7 +160,8 @@ class StagedCommunicator final : public Communicator {
     while (!transfers_.empty()) run_round();
   }
 
-  // The next piece of the first transfer to and from each peer. The n-th round of a pair is so on both sides.
+  // Moves the next piece of the first pending transfer of each peer and direction. The n-th round of a pair is so on
+  // both sides.
   void run_round() {
     const int64_t slot_bytes = staging_bytes_ / (2 * size());
     const auto slot = [&](const Transfer& t) {
@@ -201,7 +202,7 @@ class StagedCommunicator final : public Communicator {
   std::byte* const staging_;
   const int64_t staging_bytes_;
   bool grouping_ = false;
-  std::vector<Transfer> transfers_;  // of a group, in the order of the calls
+  std::vector<Transfer> transfers_;  // queued since group_start, in call order
 };
 
 }  // namespace
