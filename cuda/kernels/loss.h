@@ -1,5 +1,5 @@
-// Launches of the loss' ops (see ops/ops.h). Operands are device memory; nothing waits. A target past the vocabulary,
-// which a device cannot report, gives a loss that is not a number, so that the step is skipped.
+// Launches of the loss ops (see ops/ops.h). Operands are device memory; nothing waits. A device cannot report a target
+// outside the vocabulary: its loss is NaN, so that the step is skipped.
 #pragma once
 
 #include "ops/ops.h"

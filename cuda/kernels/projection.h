@@ -1,5 +1,5 @@
-// The launches of ProjectionMatrix, SampleRows and BiasGradient (see ops/projection.h). Operands are device memory;
-// nothing waits.
+// Launches of ProjectionMatrix, SampleRows and BiasGradient (see ops/projection.h). Operands are device memory; nothing
+// waits.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace gptrain {
 
 void cuda_run(const ProjectionMatrix& op, Stream stream);
 void cuda_run(const SampleRows& op, Stream stream);
-// `scratch`: the op's gpu_scratch_bytes, aligned to 4 bytes.
+// `scratch`: gpu_scratch_bytes of the op, aligned to 4 bytes.
 void cuda_run(const BiasGradient& op, Stream stream, std::byte* scratch);
 
 }  // namespace gptrain

@@ -1,4 +1,4 @@
-// The launches of Amax and Quantize (see ops/ops.h). Operands are device memory; nothing waits.
+// Launches of Amax and Quantize (see ops/ops.h). Operands are device memory; nothing waits.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 namespace gptrain {
 
 void cuda_run(const Amax& op, Stream stream);
-// `scratch`: the op's gpu_scratch_bytes, aligned to 8 bytes.
+// `scratch`: gpu_scratch_bytes of the op, aligned to 8 bytes.
 void cuda_run(const Quantize& op, Stream stream, std::byte* scratch);
 
 }  // namespace gptrain

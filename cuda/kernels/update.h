@@ -1,4 +1,4 @@
-// Launches of the update's ops (see ops/ops.h). Operands are device memory; nothing waits.
+// Launches of the update ops (see ops/ops.h). Operands are device memory; nothing waits.
 #pragma once
 
 #include <cstddef>
