@@ -13,8 +13,7 @@ namespace gptrain {
 // with 16-bit numbers rounded once, so that results are as Communicator promises, whatever algorithms the links'
 // library chooses.
 //   reduce_scatter: every rank sends each other its part (no more bytes than a ring) and sums its own in pieces: one
-//   half
-//     of `scratch` receives while the other is summed
+//     half of `scratch` receives while the other is summed
 //   all_reduce: reduce_scatter and all-gather of slices, in place; small data are summed by every rank
 // `scratch` is borrowed device memory of at least 16 * size bytes; a rank's groups on one stream may share it. A call
 // returns once its work is queued; its buffers are free when that work is done.

@@ -42,7 +42,7 @@ class SanitizerFiber {
   SanitizerFiber(const SanitizerFiber&) = delete;
   SanitizerFiber& operator=(const SanitizerFiber&) = delete;
 
-  // Boost enters a fiber while creating it. The scheduler's fake stack is put away meanwhile, so that the frames of that
+  // Boost enters a fiber while creating it. The scheduler's fake stack is put away meanwhile, so that frames of that
   // visit are not taken for the scheduler's.
   template <class Make>
   void make(Make make_fiber) {

@@ -43,8 +43,7 @@ std::string describe(const Launch& launch);
 std::string first_host(const std::string& list);
 
 // Sets up this process on its node. REQUIRES: called before threads start.
-//   - The process is killed when its launcher dies. A write to output that the launcher no longer reads does not kill
-//   it.
+//   - The process is killed when its launcher dies. A write that the launcher no longer reads does not kill it.
 //   - The processes of a node divide its cores among themselves, unless the user bound them to cores. A binding by
 //     mpirun to a single core is ignored if there are more cores than processes. With more processes than cores, all
 //     may use all cores.

@@ -2,8 +2,8 @@
 //
 // Rules that make several lanes safe:
 //   - A lane has its own communicators, over one or several groups, and its own staging memory. Messages of two lanes
-//     cannot meet: each communicator is a duplicate under MPI, a set of connections under TCP, a mailbox of its own
-//     between threads, and an ncclComm on the lane's own stream under NCCL.
+//     cannot meet: each communicator is a duplicate under MPI, a set of connections under TCP, a meeting place of its
+//     own between threads, and an ncclComm on the lane's own stream under NCCL.
 //   - A lane runs its items one after another in the order of issue, whatever their groups. All ranks of a group issue
 //     its items on that lane in one order; items of several groups of a lane are in an order that is free of deadlock
 //     even if each waits for its peers.
@@ -12,8 +12,7 @@
 //     receives between stages, which are issued early and have lanes of their own. Schedules are checked for this. So
 //     items issued before a failure of a rank run to their end, its peers need nothing issued later, and one thread may
 //     queue the work of all lanes on a device (NCCL). A stage that fails gives up its lanes first.
-//   - Nothing is buffered: a send may wait for its receive. Opposing transfers use two lanes, or one group of
-//   transfers.
+//   - Nothing is buffered: a send may wait for its receive. Opposing transfers use two lanes or one group of transfers.
 //   - When an item fails, the rank gives up all its lanes, as their peers may be waiting for the failed one.
 // Over MPI the lanes' threads call MPI concurrently (MPI_THREAD_MULTIPLE), each with its own requests, and no call
 // blocks inside MPI.
