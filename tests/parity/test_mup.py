@@ -1,5 +1,5 @@
 """model.mup keeps how far a step moves the activations the same in every width, and tools/mup_check.py shows it.
-
+With model.mup a step moves the activations equally far in every width; tools/mup_check.py shows it.
 Run as test_mup.py COORDINATES [options of unittest].
 """
 import subprocess
@@ -26,7 +26,7 @@ class Mup(unittest.TestCase):
                 self.assertGreater(result[False]["logits"][1], 0.5)
 
     def test_scores(self):
-        """At the base width muP changes their scale alone."""
+        """At the base width muP changes only the scale of scores."""
         plain, mup = (mup_check.moved(PROGRAM, "gpt2", 32, 1, [f"model.mup={base}"]) for base in (0, 32))
         self.assertEqual(plain["embedding"], mup_check.moved(PROGRAM, "gpt2", 32, 1, [])["embedding"])
         self.assertNotEqual(plain["scores"], mup["scores"])

@@ -24,7 +24,7 @@ TEST_CASE("Philox4x32-10 gives the published answers") {
 }
 
 TEST_CASE("stochastic rounding to bf16 takes either neighbour as often as its share, and keeps what bf16 holds") {
-  // Of all 16 random bits, as many round away from zero as the bits that are cut off say.
+  // Over all 16 random bits, the number rounded away from zero equals the cut-off bits.
   const auto ups = [](float value) {
     int64_t count = 0;
     const float below = std::bit_cast<float>(std::bit_cast<uint32_t>(value) & 0xffff0000U);
@@ -78,7 +78,7 @@ TEST_CASE("f16 rounds as the processor does, and widens exactly") {
     different += to_f16(value).bits != hardware_f16(value) && !std::isnan(value) ? 1 : 0;
     different += std::isnan(to_float(to_f16(value))) != std::isnan(value) ? 1 : 0;
   };
-  // Every number, what lies half-way between it and the next, and the floats next to both.
+  // Checks every number, the midpoint to the next, and the floats beside both.
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto narrow = static_cast<uint16_t>(bits);
     const float wide = to_float(f16{narrow});
@@ -180,7 +180,7 @@ TEST_CASE("a larger batch scales the course of the learning rate and stretches i
   config.optimizer.lr_scaling = LrScaling::linear;
   CHECK(learning_rate(config, 15) == Approx(0.4));
   CHECK(learning_rate(config, 29) == Approx(0.04));
-  config.batch.global = 8;  // a smaller one, too
+  config.batch.global = 8;  // also with a smaller batch
   CHECK(learning_rate(config, 1) == Approx(0.05));
 }
 
@@ -206,7 +206,7 @@ TEST_CASE("learning rates have what the page of optimizers says of their first a
   CHECK(rates(LrCurve::wsd, 5, 2, 3) == Rates{0.5, 1, 0.7, 0.4, 0.1});  // no step at the peak after the warm-up
   CHECK(rates(LrCurve::constant, 3, 1, 0) == Rates{1, 1, 1});
   for (const LrCurve curve : {LrCurve::constant, LrCurve::linear, LrCurve::cosine})
-    CHECK(rates(curve, 4, 4, 0) == Rates{0.25, 0.5, 0.75, 1});  // nothing but a warm-up
+    CHECK(rates(curve, 4, 4, 0) == Rates{0.25, 0.5, 0.75, 1});  // warm-up only
 }
 
 TEST_CASE("attention's gradients without fixed bits take less memory of a GPU") {
