@@ -11,7 +11,7 @@ namespace gptrain::testing {
 struct TensorCore {
   int64_t products_of_step;
   int bits;         // kept after the binary point of the largest addend, to which all are aligned
-  int result_bits;  // of the result of a step
+  int result_bits;  // kept of the result of a step
 };
 // The second is for FP8 with fast accumulation, where sums stay in the tensor core.
 inline constexpr TensorCore tensor_core_16_bit{16, 25, 23}, tensor_core_fp8{32, 13, 13};

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What tools/gpu_check.sh stands on, without a GPU: where CUDA's libraries are found, what the probe says is missing, and
-that each stage ends in skips. Run as test_gpu_tools.py SOURCE_ROOT."""
+"""Tests the helpers of tools/gpu_check.sh without a GPU: finding CUDA's libraries, the probe's report of missing
+items, and stages that end in skips. Run as test_gpu_tools.py SOURCE_ROOT."""
 import os
 import re
 import shutil
@@ -49,7 +49,7 @@ class Libraries(unittest.TestCase):
         return {line.split("|")[0]: tuple(line.split("|")[1:]) for line in done.stdout.splitlines()}
 
     def own(self, found):
-        """What was found in the folder: the system of the machine that tests may have some itself."""
+        """Keeps libraries found in the test's folder: the machine itself may have some."""
         return {name: (include, library) for name, (include, library) in found.items()
                 if library.startswith(str(self.folder))}
 
@@ -187,7 +187,7 @@ class Stages(unittest.TestCase):
                     table = (Path(scratch) / "out" / f"{stage}.txt").read_text(encoding="utf-8")
                     self.assertRegex(table, rf"(?m)^stage {stage} .* there is no GPU +skipped$")
                     self.assertRegex(table, r"(?m)^build .* there is no build-cuda/gptrain +skipped$")
-            # The machine may lack what a build needs, and nothing else fails.
+            # Only missing build requirements of the machine may fail.
             failed = [line for line in done.stdout.splitlines() if line.endswith(" fail")]
             for line in failed:
                 self.assertRegex(line, "^(needed by the build|what this machine has)", done.stdout)

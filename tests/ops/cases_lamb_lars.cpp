@@ -1,5 +1,5 @@
-// The updates that scale by norms of tensors, LAMB and LARS, with and without an average of the weights, and the sums
-// that they take.
+// Updates scaled by norms of tensors, LAMB and LARS, with and without an average of the weights, and the sums that they
+// need.
 #include <array>
 #include <cmath>
 #include <fmt/format.h>
@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t first_tensor = 5, num_tensors = 5;
 
-// With gaps between them: tensor 5 in two segments, one of them of more than one of the chunks that threads share, 6
-// without decay, 7 with a learning rate of its own, 8 with weights that are all zero. 9 has none.
+// Segments with gaps: tensor 5 in two segments, one longer than the chunks that threads share; 6 without decay; 7 with
+// its own learning rate; 8 with zero weights; 9 without a segment.
 std::vector<UpdateSegment> segments_of(int64_t size) {
   const IndexMap row{.origin = 0, .first = 0, .cols = 1, .stride = 1};
   return {{0, 1, 1, 1, {1, 2}, row, 5},
@@ -29,7 +29,7 @@ int64_t elements_of(int64_t size) { return size + 256; }
 template <typename Real>
 using Columns = std::array<Real, 2>;
 
-// What the formula measures; `columns` become those after the update.
+// Returns the value that the formula measures; updates `columns`.
 template <typename Real>
 Real measured(const Lamb& op, Real gradient, Real weight, Real decay, int64_t updates, Columns<Real>& columns) {
   const auto of_decay = [&](double rate, Real& moment, Real value) {
@@ -45,7 +45,7 @@ Real measured(const Lars&, Real gradient, Real, Real, int64_t, Columns<Real>&) {
   return gradient;
 }
 
-// The learning rate's factor of a tensor with these norms.
+// Returns the learning rate's factor for a tensor with these norms.
 template <typename Real>
 Real trust(const Lamb&, Real weights, Real measured, Real) {
   return weights / measured;
@@ -66,17 +66,17 @@ Real updated(const Lars& op, Real gradient, Real weight, Real rate, Real decay, 
   return weight - columns[0];
 }
 
-// What an update writes: masters, or weights without masters.
+// Output of an update: master weights, or weights without masters.
 enum class Writes : uint8_t { masters, masters_and_weights, weights };
 
 struct Buffers {
   const Operand& gradients;
-  Operand& weight;  // what the update reads: masters in f32, or weights in bf16
+  Operand& weight;  // input of the update: master weights in f32, or weights in bf16
   std::array<Operand*, 2> moments;
   Operand& ema;
 };
 
-// Operands of `op`, which is a TensorUpdate or derives from one. The second moments are squares.
+// Returns operands of `op`, which is a TensorUpdate or derives from one. The second moments are squares.
 template <typename Op>
 Buffers add_operands(Trial& trial, Op& op, const std::vector<UpdateSegment>& segments, int64_t size, bool masters,
                      bool skip) {
@@ -116,7 +116,7 @@ void check_sums(Trial& trial, Op update, int64_t size, bool masters, bool skip) 
   }
   trial.run(TensorNorms<Op>{.update = update, .first_tensor = first_tensor, .sums = sums.matrix()});
   for (int64_t tensor = 0; tensor < num_tensors; ++tensor) {
-    // Of weights the sum rounds in f64 only; what is measured rounds some times in f32 before.
+    // Sums of weights round in f64 only; measured values round several times in f32 before.
     for (const auto& [i, bound] : {std::pair<int64_t, double>{0, 1e-12}, {1, 2e-6}}) {
       const double exact = expected[static_cast<size_t>(2 * tensor + i)], sum = sums.at(tensor, i);
       trial.expect_true(std::abs(sum - exact) <= bound * exact,
@@ -167,7 +167,7 @@ void check_update(Trial& trial, Averaged<Op> op, int64_t size, Writes writes, DT
   op.columns[Op::num_columns] = buffers.ema.matrix();
   Operand& weights = trial.in_out(weights_dtype, 1, elements_of(size));
   if (writes == Writes::masters_and_weights) op.weights = weights.matrix();
-  // Of tensor 8 one norm is zero.
+  // One norm of tensor 8 is zero.
   std::vector<double> squares(2 * (first_tensor + num_tensors));
   for (size_t i = 0; i < squares.size(); ++i) squares[i] = i == 16 ? 0 : 0.5 + static_cast<double>(i * i % 7);
   const Operand& sums = trial.input(DType::f64, first_tensor + num_tensors, 2, squares);
@@ -179,7 +179,7 @@ void check_update(Trial& trial, Averaged<Op> op, int64_t size, Writes writes, DT
   std::vector<double> rounded_weights = weights.values();
   const std::vector<double> ema = buffers.ema.values();
   trial.run(static_cast<const Tested&>(op));
-  // The reference also holds what lies between segments, which must not change.
+  // The reference also has the elements between segments, which must not change.
   for (size_t c = 0; c < Op::num_columns; ++c)
     trial.expect_close("moment", *buffers.moments[c], expected.moments[c], to_double(plain.moments[c]), 3, 0x1p-24);
   if (std::is_same_v<Tested, Averaged<Op>>) {
@@ -226,7 +226,7 @@ LarsEma lars() {
   return op;
 }
 
-// A rank without a part of a unit asks for zeros.
+// Checks that a rank without a part of a unit gets zeros.
 void check_nothing(Trial& trial) {
   Lars update = lars();
   const Matrix nothing(nullptr, DType::f32, 1, 0);

@@ -1,4 +1,4 @@
-// The updates of optimizers with one moment, SGD with momentum and Lion, with and without an average of the weights.
+// Updates with one moment, SGD with momentum and Lion, with and without an average of the weights.
 #include <cmath>
 #include <fmt/format.h>
 #include <type_traits>
@@ -9,7 +9,7 @@
 namespace gptrain::ops_test::cases_sgd_lion {
 namespace {
 
-// Segments with gaps between them, one of a learning rate of its own, and one that does not decay.
+// Segments with gaps, one with its own learning rate, and one without decay.
 std::vector<UpdateSegment> segments_of(int64_t size) {
   const IndexMap row{.origin = 0, .first = 0, .cols = 1, .stride = 1};
   return {{0, 1, 1, 1, {1, 2}, row},
@@ -18,7 +18,7 @@ std::vector<UpdateSegment> segments_of(int64_t size) {
           {size + 192, 31, 1, 0.25F, {7, 8}, row}};
 }
 
-// What an update writes: masters, or weights without masters.
+// Output of an update: master weights, or weights without masters.
 enum class Writes : uint8_t { masters, masters_and_weights, weights };
 
 template <typename Real>
@@ -26,7 +26,7 @@ struct Values {
   std::vector<Real> weight, moment, ema;
 };
 
-// One element's new weight; `moment` becomes that after the update. `rate` is the segment's, `decay` a share of the weight.
+// Returns one element's new weight and updates `moment`. `rate` is the segment's, `decay` a share of the weight.
 template <typename Real>
 Real updated(const Sgd& op, Real gradient, Real weight, Real rate, Real decay, Real& moment) {
   const auto momentum = static_cast<Real>(op.momentum);
@@ -44,7 +44,7 @@ Real updated(const Lion& op, Real gradient, Real weight, Real rate, Real decay, 
 
 struct Buffers {
   const Operand& gradients;
-  Operand& weight;  // what the update reads: masters in f32, or weights in bf16
+  Operand& weight;  // input of the update: master weights in f32, or weights in bf16
   Operand& moment;
   Operand& ema;
 };
@@ -71,8 +71,8 @@ Values<Real> reference(const Averaged<Op>& op, const std::vector<UpdateSegment>&
   return values;
 }
 
-// Where there are no masters, each weight is one of the two bf16 numbers around the reference: the rounding itself does
-// not depend on the formula, and the cases of AdamW look at it.
+// Checks that without master weights each weight is one of the two bf16 numbers around the reference. The rounding does
+// not depend on the formula; AdamW's cases check it.
 void expect_neighbours(Trial& trial, const Operand& weights, const std::vector<double>& exact,
                        const std::vector<UpdateSegment>& segments) {
   int64_t outside = 0;
@@ -110,7 +110,7 @@ void check(Trial& trial, Averaged<Op> op, int64_t size, Writes writes, DType wei
   std::vector<double> rounded_weights = weights.values();
   const std::vector<double> ema = buffers.ema.values();
   trial.run(static_cast<const Tested&>(op));
-  // The reference also holds what lies between segments, which must not change.
+  // The reference also has the elements between segments, which must not change.
   trial.expect_close("moment", buffers.moment, expected.moment, to_double(plain.moment), 3, 0x1p-24);
   if (std::is_same_v<Tested, Averaged<Op>>) {
     trial.expect_close("ema", buffers.ema, expected.ema, to_double(plain.ema), 3, 0x1p-24);
@@ -144,7 +144,7 @@ LionEma lion() {
   return op;
 }
 
-// Where the moment and the gradient are zero, Lion's step is zero.
+// Checks that Lion's step is zero if moment and gradient are zero.
 void check_zero_direction(Trial& trial) {
   StepState state;
   state.learning_rate = 0.5F;

@@ -230,7 +230,7 @@ std::vector<LayoutCase> full_product() {
 }
 
 std::vector<size_t> covering(const std::vector<std::vector<size_t>>& choices) {
-  // Of some hundred thousand choices only a few have a pair that earlier ones lack.
+  // Only a few of some hundred thousand choices have a pair that earlier ones lack.
   std::set<Pair> uncovered;
   std::vector<bool> seen;
   for (const std::vector<size_t>& choice : choices) {

@@ -31,7 +31,7 @@ TEST_CASE("Adafactor's state and workspace are what its rows, columns and vector
         sums += tensor.shape[0] + matrices * tensor.shape[1];
       }
       std::mutex mutex;
-      int64_t rows = 0, cols = 0;  // of all stages
+      int64_t rows = 0, cols = 0;  // summed over all stages
       on_poisoned_ranks(config, world_size, [&](RankContext& rank, RandomBatches& batches, const PoisoningBackend& backend) {
         rank.step.run(1e-3, batches);
         const std::lock_guard lock(mutex);

@@ -21,8 +21,8 @@ namespace {
 
 // Collectives of one rank's data group that have begun.
 struct Begun {
-  std::atomic<int> reductions{0};  // of gradients
-  std::atomic<int> gathers{0};     // of weights
+  std::atomic<int> reductions{0};  // sums of gradients
+  std::atomic<int> gathers{0};     // gathers of weights
 };
 
 class NotingCommunicator final : public ForwardingCommunicator {

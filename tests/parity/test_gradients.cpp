@@ -21,7 +21,7 @@ struct Check {
   std::string tensor;
   double by_gradient;    // directional derivative, from the gradient
   double by_difference;  // the same from the loss
-  double noise;          // of by_difference, from f32 rounding of the loss
+  double noise;          // error of by_difference, from f32 rounding of the loss
 };
 
 // Checks the derivative of the loss along the gradient itself, scaled to unit length. This is the largest possible

@@ -103,7 +103,7 @@ TEST_CASE("units run again from the input of one before them, as often as is ask
         text += fmt::format("{}{} ", action.kind == ActionKind::forward_again ? "f" : is_again(action.kind) ? "r" : "B",
                             action.unit);
     CHECK(text == "B6 B5 f2 f3 r4 B4 f0 f1 f2 r3 B3 r2 B2 r1 B1 ");
-    // Of the streams before unit 5, the input of unit 2's pass and that of unit 5 stay.
+    // Before unit 5 only the input streams of unit 2's pass and of unit 5 stay.
     const size_t last = find(schedule, ActionKind::forward, 5);
     const auto alive = std::count_if(schedule.buffers.begin(), schedule.buffers.end(), [&](const Buffer& buffer) {
       return buffer.kind == BufferKind::stream && buffer.first < static_cast<int32_t>(last) &&

@@ -357,7 +357,7 @@ TEST_CASE("of ranks the first that lacks the most is said to, a first data rank 
     set(rank(0, 0, 0), 101);
     set(rank(0, 0, 1), 120);
     set(rank(1, 0, 1), 120);
-    set(rank(0, 1, 1), 121);  // such as the padding of a piece
+    set(rank(0, 1, 1), 121);  // e.g. the padding of a piece
     CHECK(weighed().largest_rank == rank(0, 0, 1));
     CHECK(weighed().largest == plans[static_cast<size_t>(rank(0, 0, 1))]);
     CHECK(weighed().node_of_rank == std::vector<int64_t>{0, 0, 0, 0, 1, 1, 1, 1});
