@@ -37,7 +37,7 @@ std::string flush_out() {
   errno = 0;
   if (std::fflush(stdout) != 0 && out_error == 0) out_error = errno;
   if (out_error == 0 && std::ferror(stdout) == 0) return "";
-  // Output written to std::cout by a library (the option parser) leaves only errno.
+  // Output that a library (the option parser) writes by itself leaves only errno.
   return std::strerror(out_error != 0 ? out_error.load() : before);
 }
 
