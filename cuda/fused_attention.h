@@ -52,7 +52,7 @@ class FusedAttention {
 
 // Options that benches vary.
 struct FusedAttentionOptions {
-  // scratch bytes of a piece of backward; nullopt: as in fused_attention_policy.h
+  // Scratch bytes of a piece of backward; nullopt: as in fused_attention_policy.h.
   std::optional<int64_t> backward_bytes = std::nullopt;
 };
 

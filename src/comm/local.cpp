@@ -25,7 +25,6 @@ namespace {
 
 constexpr int spins_per_yield = 200;
 
-// A rank's call with its buffers.
 struct LocalCall : Call {
   const void* in = nullptr;
   void* out = nullptr;

@@ -180,7 +180,6 @@ Words<E> named_words(const std::array<std::string_view, N>& names) {
   return words;
 }
 
-// Add the fields of the sections `model` and `optimizer`.
 void add_model_fields(std::vector<Field>& table);
 void add_optimizer_fields(std::vector<Field>& table);
 

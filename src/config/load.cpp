@@ -36,7 +36,6 @@ std::string nearest_path(const std::string& section, const std::string& key) {
       ->path;
 }
 
-// Adds the fault of an unknown section.
 void add_unknown_section(const std::string& name, const Json& value, Faults& faults) {
   if (faults.is_full()) return faults.add(name, "", "", "");
   if (value.is_object()) {

@@ -14,7 +14,6 @@ namespace {
 
 constexpr const char* automatic = "auto";
 
-// A record and its source.
 struct Claim {
   TokenizerRecord record;
   std::string source;

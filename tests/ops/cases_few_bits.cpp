@@ -16,7 +16,6 @@ struct Kind {
 };
 constexpr Kind kinds[] = {{ActivationKind::gelu, "gelu"}, {ActivationKind::gelu_tanh, "gelu_tanh"}};
 
-// The tables as vectors.
 struct Pieces {
   std::vector<double> borders, levels;
 

@@ -34,7 +34,7 @@ struct RankContext {
 // A test's hooks between a rank and its backend or groups, or around its steps. Called on the rank's thread.
 struct Wrapping {
   std::function<std::unique_ptr<Backend>(int64_t rank, Backend&)> backend = {};
-  // wraps the groups of lanes
+  // Wraps the groups in which lanes work.
   std::function<std::unique_ptr<Communicator>(int64_t rank, LaneKind, GroupKind, std::unique_ptr<Communicator>)>
       group = {};
   std::function<std::unique_ptr<Backend>(int64_t rank)> device = {};  // null: a CPU backend of one thread

@@ -185,11 +185,10 @@ class Trainer {
   TrainingStep step_;
 };
 
-// Two micro-batches a step.
 RunConfig two_micro_batches() {
   return small_config(Family::gpt2, {"batch.micro=2", "model.dropout=0.1", "model.num_layers=1"});
 }
-constexpr int64_t all_kept = 4;
+constexpr int64_t all_kept = 4;  // micro-batches of two steps
 
 }  // namespace
 

@@ -17,7 +17,6 @@ using HfJson = nlohmann::json;
 inline const std::string weights_name = "model.safetensors";
 inline const std::string index_name = "model.safetensors.index.json";
 
-// A tensor with its bytes.
 struct Given {
   SafetensorsTensor tensor;
   std::vector<std::byte> bytes;
