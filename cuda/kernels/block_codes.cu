@@ -1,5 +1,5 @@
 // 8-bit codes with one scale per block of a row. A warp finds a block's scale and encodes it.
-#include "kernels/block_codes.h"
+#include "kernels/run.h"
 
 #include <bit>
 
@@ -75,7 +75,7 @@ __global__ void decode(Rows<const uint8_t> codes, Rows<const float> scales, Rows
 
 }  // namespace
 
-void cuda_run(const EncodeBlocks& op, Stream stream) {
+void cuda_run(const EncodeBlocks& op, Stream stream, std::byte*) {
   with_type(op.x.dtype, [&](auto type) {
     using T = decltype(type);
     const int64_t rows = op.x.rows, cols = op.x.cols;
@@ -85,7 +85,7 @@ void cuda_run(const EncodeBlocks& op, Stream stream) {
   });
 }
 
-void cuda_run(const DecodeBlocks& op, Stream stream) {
+void cuda_run(const DecodeBlocks& op, Stream stream, std::byte*) {
   with_type(op.x.dtype, [&](auto type) {
     using T = decltype(type);
     const int64_t rows = op.x.rows, cols = op.x.cols;

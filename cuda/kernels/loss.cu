@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "kernels/loss.h"
+#include "kernels/run.h"
 #include "kernels/rows.h"
 
 namespace gptrain {
@@ -288,7 +288,9 @@ LaunchShape shape_of_rows(const Matrix& logits, int width) {
 
 }  // namespace
 
-void cuda_run(const CrossEntropyStatistics& op, Stream stream) {
+// A target past the vocabulary, which a device cannot report, gives a loss that is not a number, so that the step is
+// skipped.
+void cuda_run(const CrossEntropyStatistics& op, Stream stream, std::byte*) {
   with_type(op.logits.dtype, [&](auto type) {
     using L = decltype(type);
     const auto start = [&](auto* kernel, int width) {
@@ -300,7 +302,7 @@ void cuda_run(const CrossEntropyStatistics& op, Stream stream) {
   });
 }
 
-void cuda_run(const CrossEntropy& op, Stream stream) {
+void cuda_run(const CrossEntropy& op, Stream stream, std::byte*) {
   // The kernel without gradients is the one whose gradients would have the logits' type.
   const DType gradients = op.d_logits.given() ? op.d_logits.dtype : op.logits.dtype;
   with_type(op.logits.dtype, [&](auto logits_type) {
@@ -320,7 +322,7 @@ void cuda_run(const CrossEntropy& op, Stream stream) {
   });
 }
 
-void cuda_run(const AccumulateLoss& op, Stream stream) {
+void cuda_run(const AccumulateLoss& op, Stream stream, std::byte*) {
   launch(stream, {1, threads_of_losses, sizeof(WarpSums)}, accumulate_loss, op.losses.as<const float>(), op.losses.cols,
          op.state);
 }

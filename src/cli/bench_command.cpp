@@ -22,8 +22,8 @@
 #include "config/load.h"
 #include "parallel/groups.h"
 #include "planner/measure_machine.h"
-#include "planner/profiles.h"
-#include "train/device.h"
+#include "machine/profiles.h"
+#include "step/device.h"
 
 namespace gptrain {
 namespace {

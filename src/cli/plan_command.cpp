@@ -20,7 +20,7 @@
 #include "report/encoder_estimate.h"
 #include "report/layout_report.h"
 #include "report/plan_page.h"
-#include "report/study.h"
+#include "planner/study.h"
 
 namespace gptrain {
 namespace {

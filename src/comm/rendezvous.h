@@ -68,14 +68,16 @@ Meeting meet(const Launch& launch, Socket master, const std::vector<std::string>
 
 enum class PeerPort { heartbeat, group };
 
-// A connection to rank `rank` at a port of `peer`. call_peer tries all addresses, until `connected_by` to reach one and
-// until `proven_by` for the proof; on success both sides have proved `key` and `greeting` was sent. On failure `end`
-// gives the reason at the last address that could be reached.
+// A connection to rank `rank` at a port of `peer`. call_peer tries all addresses; on success both sides have proved
+// `key` and `greeting` was sent. On failure `end` gives the reason at the last address that could be reached.
 struct PeerCall {
   CallEnd end = CallEnd::unreachable;
   FrameChannel channel{Socket()};
 };
+struct CallDeadlines {
+  Clock::time_point connected, proven;
+};
 PeerCall call_peer(const Peer& peer, int rank, const Peer& self, PeerPort port, const Secret& key,
-                   const std::string& greeting, Clock::time_point connected_by, Clock::time_point proven_by);
+                   const std::string& greeting, const CallDeadlines& by);
 
 }  // namespace gptrain

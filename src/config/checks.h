@@ -1,6 +1,7 @@
 // Derived values, and rules that involve several keys.
 #pragma once
 
+#include <cstdint>
 #include <set>
 #include <string>
 

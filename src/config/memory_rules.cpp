@@ -63,14 +63,14 @@ class MemoryRules : Rules {
 
   void check_offload() {
     const char* const path = "memory.offload_activations";
-    const int64_t blocks = config_.memory.offload_activations;
-    if (!sound({path}) || blocks == no_offload) return;
+    const OffloadChoice choice = config_.memory.offload;
+    if (!sound({path}) || !choice.any()) return;
     const bool is_optimal = config_.memory.recompute == RecomputeKind::optimal;
-    if (sound({"memory.recompute"}) && is_optimal && blocks != optimal_offload)
+    if (sound({"memory.recompute"}) && is_optimal && choice != offload::optimal)
       fault(path, "must be \"none\" or \"optimal\" with memory.recompute = \"optimal\"", "\"optimal\"");
-    if (sound({"memory.recompute"}) && !is_optimal && blocks == optimal_offload)
+    if (sound({"memory.recompute"}) && !is_optimal && choice == offload::optimal)
       fault(path, "needs memory.recompute = \"optimal\"", "\"hidden\"");
-    if (sound({"model.num_layers"}) && blocks > config_.model.num_layers)
+    if (sound({"model.num_layers"}) && choice.is_number() && choice.blocks() > config_.model.num_layers)
       fault(path, fmt::format("must be at most model.num_layers = {}", config_.model.num_layers), "\"all\"");
   }
 };

@@ -10,6 +10,7 @@
 
 #include "base/dtype.h"
 #include "base/kinds.h"
+#include "base/offload_choice.h"
 #include "base/rotary.h"
 
 namespace gptrain {
@@ -169,14 +170,11 @@ struct ProjectionConfig {
   bool is_at(LinearSite site) const { return std::find(sites.begin(), sites.end(), site) != sites.end(); }
 };
 
-// Values of memory.offload_activations other than a number of blocks.
-constexpr int64_t no_offload = 0, hidden_offload = -1, all_offload = -2, optimal_offload = -3;
-
 struct MemoryConfig {
   RecomputeKind recompute = RecomputeKind::none;
   int64_t recompute_interval = 0;  // every_nth: blocks 0, n, 2n, ... are recomputed
   int64_t activation_budget = 0;   // optimal: bytes of activations per rank; 0: all that the device has left
-  int64_t offload_activations = no_offload;
+  OffloadChoice offload;           // offload_activations
   int64_t activation_bits = 16;  // 2, 3, 4: bits of GELU's saved derivative; 16: its input is saved, in type `compute`
   int64_t saved_inputs = 16;       // 8: inputs of linears and norms are saved as 8-bit codes; 16: in type `compute`
   ProjectionConfig linear_projection;

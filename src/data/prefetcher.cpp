@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/thread.h"
-#include "data/dataset.h"
+#include "data/prefetcher.h"
 
 namespace gptrain {
 
@@ -111,6 +111,8 @@ Prefetcher::Prefetcher(const Dataset& dataset, const MicroBatchShape& shape, int
 Prefetcher::~Prefetcher() = default;
 
 const MicroBatch& Prefetcher::next() { return impl_->next(); }
+
+int64_t Prefetcher::kept() const { return impl_->kept; }
 
 double Prefetcher::waited_seconds() const { return impl_->waited_seconds; }
 

@@ -1,6 +1,7 @@
 // Finds the tokenizer that made a run's tokens.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>

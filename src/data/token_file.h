@@ -35,14 +35,6 @@ constexpr int64_t any_vocabulary = int64_t{1} << 31;
 // Tokens read at a time by code that goes through a whole file.
 constexpr int64_t chunk_tokens = int64_t{1} << 18;
 
-// Returns PREFIX with ".bin" or ".idx" appended; a dot inside PREFIX is part of the name.
-std::filesystem::path token_file_path(const std::filesystem::path& prefix, std::string_view suffix);
-
-// Returns true if `path` is a PREFIX of a token file, or a file without an index.
-bool is_token_file(const std::filesystem::path& path);
-// Returns true if `path` is a file without an index (flat_tokens.h); false if nothing exists there.
-bool is_flat_token_file(const std::filesystem::path& path);
-
 // A mapped token file. Unless documents are packed into samples, all documents joined end to end are one run of
 // num_tokens() tokens.
 class TokenFile {

@@ -73,6 +73,15 @@ int64_t Mesh::rank_of(const MeshPoint& coordinates) const {
   return rank;
 }
 
+int32_t Mesh::stage_of(int64_t rank) const { return static_cast<int32_t>(coordinates(rank)[MeshAxis::pipeline]); }
+
+int64_t Mesh::first_rank_of_stage(int64_t stage, int64_t tensor_rank) const {
+  MeshPoint first;
+  first[MeshAxis::pipeline] = stage;
+  first[MeshAxis::tensor] = tensor_rank;
+  return rank_of(first);
+}
+
 std::vector<int64_t> Mesh::group(int64_t rank, std::initializer_list<MeshAxis> axes) const {
   MeshPoint origin = coordinates(rank);
   for (const MeshAxis axis : axes) origin[axis] = 0;

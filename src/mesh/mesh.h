@@ -41,6 +41,9 @@ class Mesh {
   // REQUIRES: rank in [0, world_size), coordinates in [0, size(axis)).
   MeshPoint coordinates(int64_t rank) const;
   int64_t rank_of(const MeshPoint& coordinates) const;
+  int32_t stage_of(int64_t rank) const;
+  // Returns the stage's rank with coordinate `tensor_rank` on the tensor axis and 0 on all other axes.
+  int64_t first_rank_of_stage(int64_t stage, int64_t tensor_rank = 0) const;
 
   // Returns the ranks, in rising order, whose coordinates differ from `rank`'s along `axes` only, `rank` included.
   // Example: a dense gradient is summed over {context, expert, data}.

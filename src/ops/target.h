@@ -6,7 +6,7 @@
 
 namespace gptrain {
 
-// Rates of a GPU that is planned for are data-sheet values (dense), from its profile (planner/profiles.h); those of the
+// Rates of a GPU that is planned for are data-sheet values (dense), from its profile (machine/profiles.h); those of the
 // machine at hand are measured or read from the system.
 struct Target {
   enum class Kind : uint8_t { cpu, gpu };

@@ -20,7 +20,7 @@ using BufferBytes = std::array<std::vector<int64_t>, num_buffer_kinds>;
 struct Program {
   Schedule schedule;
   std::vector<int64_t> offsets;  // by buffer: bytes from the start of its arena
-  MemoryPlan memory;             // of the arenas in which there are buffers
+  MemoryPlan memory;             // of the arenas that hold buffers, each in its place
   BufferBytes bytes;
 
   // Where the buffer that the action names as the operand lies; null where it names none.
@@ -39,7 +39,8 @@ struct Program {
 // That the unit's record takes on the host.
 int64_t record_bytes(const BufferBytes& bytes, const UnitTraits& traits, int32_t unit);
 
-// Gives every buffer a place in which no other that is alive at the same time lies.
-std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes);
+// Gives every buffer offsets that overlap with no other buffer that is alive at the same time. `record_place`: where
+// offloaded records lie.
+std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes, MemoryPlace record_place);
 
 }  // namespace gptrain

@@ -3,15 +3,16 @@
 #include <algorithm>
 #include <numeric>
 
+#include "fit/choose_step.h"
 #include "model/spec/spec.h"
 #include "ops/op_event.h"
 #include "ops/updates.h"
-#include "optim/optimizer.h"
+#include "optim/types.h"
 #include "parallel/parameters.h"
 #include "planner/layouts.h"
 #include "planner/rank_clock.h"
-#include "train/nominal_times.h"
-#include "train/plan_step.h"
+#include "fit/nominal_times.h"
+#include "step/plan_step.h"
 
 namespace gptrain {
 namespace {
@@ -44,12 +45,6 @@ void add_pass(PassCost& cost, ActionKind kind, UnitPart part, double seconds) {
       cost.backward_input += seconds;
   }
   cost.backward += seconds;
-}
-
-int64_t first_rank(const Mesh& mesh, size_t stage) {
-  MeshPoint point;
-  point[MeshAxis::pipeline] = static_cast<int64_t>(stage);
-  return mesh.rank_of(point);
 }
 
 bool is_pass(ActionKind kind) { return kind <= ActionKind::backward; }
@@ -121,7 +116,7 @@ RunConfig LayoutCosts::small_config(const RunLayout& layout, int64_t data) const
   small.schedule = PipelineOrder::one_f_one_b;
   small.is_balanced = false;
   small.rank_order = {};
-  small.offload = no_offload;
+  small.offload = offload::none;
   small.data = data;
   RunConfig config = with_layout(config_, small);
   config.model.num_layers = small_layers;
@@ -131,7 +126,11 @@ RunConfig LayoutCosts::small_config(const RunLayout& layout, int64_t data) const
 }
 
 const MicroBatchCosts& LayoutCosts::micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split) {
-  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.micro, static_cast<int64_t>(recompute), split ? 1 : 0, 0};
+  const MicroBatchKey key{.tensor = layout.tensor,
+                          .sequence = layout.sequence,
+                          .micro = layout.micro,
+                          .recompute = recompute,
+                          .split = split};
   const auto found = micro_batches_.find(key);
   if (found != micro_batches_.end()) return found->second;
   return micro_batches_.emplace(key, make_micro_batch(layout, recompute, split)).first->second;
@@ -156,7 +155,7 @@ MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, Recompute
   config.memory.recompute = recompute;
   config.memory.recompute_interval = 0;
   if (split) config.parallel.pipeline_schedule = PipelineOrder::zero_bubble;
-  const StepPlan plan = plan_step(config, target_, layout.tensor);
+  const StepPlan plan = plan_rank(config, target_, layout.tensor);
   const Program& program = *plan.design->training;
   const EventTimes times(machine_, config, make_mesh(config, layout.tensor), 0, target_.sharing);
   RankClock clock(plan.log, times);
@@ -194,23 +193,27 @@ std::vector<size_t> LayoutCosts::stages_alike(const RunLayout& layout) const {
   std::vector<size_t> first;
   std::vector<double> nodes;
   for (size_t stage = 0; stage < static_cast<size_t>(layout.pipeline); ++stage) {
-    const std::vector<int64_t> ranks = group_ranks(config, mesh, first_rank(mesh, stage), GroupKind::copies);
+    const std::vector<int64_t> ranks = group_ranks(config, mesh, mesh.first_rank_of_stage(static_cast<int64_t>(stage)), GroupKind::copies);
     nodes.push_back(place_of(ranks, machine_.cluster.gpus_per_node, mesh.world_size()).nodes);
     first.push_back(static_cast<size_t>(std::find(nodes.begin(), nodes.end(), nodes.back()) - nodes.begin()));
   }
   return first;
 }
 
+LayoutCosts::MeshKey LayoutCosts::mesh_key(const RunLayout& layout) {
+  return {.tensor = layout.tensor, .pipeline = layout.pipeline, .data = layout.data, .rank_order = layout.rank_order};
+}
+
 size_t LayoutCosts::first_alike(const RunLayout& layout, size_t stage) {
-  const Key key{layout.tensor, layout.pipeline, layout.data, static_cast<int64_t>(layout.rank_order), 0, 0};
+  const MeshKey key = mesh_key(layout);
   const auto found = alike_.find(key);
   return (found != alike_.end() ? found->second : alike_.emplace(key, stages_alike(layout)).first->second)[stage];
 }
 
 const UpdateCosts& LayoutCosts::update(const RunLayout& layout, size_t stage) {
   const size_t alike = first_alike(layout, stage);
-  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.pipeline, layout.data,
-                2 * layout.zero + static_cast<int64_t>(layout.rank_order), static_cast<int64_t>(alike)};
+  const UpdateKey key{
+      .mesh = mesh_key(layout), .sequence = layout.sequence, .zero = layout.zero, .stage = alike};
   const auto found = updates_.find(key);
   return found != updates_.end() ? found->second : updates_.emplace(key, make_update(layout, alike)).first->second;
 }
@@ -220,12 +223,12 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) cons
   RunConfig config = small_config(layout, data);
   config.memory.recompute = RecomputeKind::none;
   config.memory.recompute_interval = 0;
-  const StepPlan plan = plan_step(config, target_, layout.tensor * data);
+  const StepPlan plan = plan_rank(config, target_, layout.tensor * data);
   // The bytes of collectives are those of all ranks together, so that they are the same over more; where they go is the
   // whole mesh's affair.
   const RunConfig whole = with_layout(config_, layout);
   const Mesh mesh = make_mesh(whole, layout.world_size());
-  const EventTimes times(machine_, whole, mesh, first_rank(mesh, stage));
+  const EventTimes times(machine_, whole, mesh, mesh.first_rank_of_stage(static_cast<int64_t>(stage)));
   const double piece = layout.zero >= 1 ? 2.0 / static_cast<double>(layout.data) : 1;
   // A rank measures a piece of each unit, also where it updates the whole.
   const std::vector<double> measured = first_pass_of(
@@ -248,7 +251,8 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) cons
 }
 
 const UnitBytes& LayoutCosts::bytes(const RunLayout& layout) {
-  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.data, layout.zero, 0, 0};
+  const BytesKey key{
+      .tensor = layout.tensor, .sequence = layout.sequence, .data = layout.data, .zero = layout.zero};
   const auto found = bytes_.find(key);
   return found != bytes_.end() ? found->second : bytes_.emplace(key, make_bytes(layout)).first->second;
 }
@@ -282,7 +286,7 @@ UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
 
 LayoutCosts::MessageCost LayoutCosts::message(const RunLayout& layout, int64_t bytes) {
   if (layout.pipeline == 1) return {};
-  const Key key{layout.tensor, layout.pipeline, layout.data, static_cast<int64_t>(layout.rank_order), 0, 0};
+  const MeshKey key = mesh_key(layout);
   auto found = of_meshes_.find(key);
   if (found == of_meshes_.end()) {
     const RunConfig config = with_layout(config_, layout);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <array>
+#include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <tuple>
@@ -9,9 +11,9 @@
 
 #include "config/run_config.h"
 #include "ops/target.h"
-#include "planner/event_times.h"
-#include "report/layout_search.h"
-#include "train/plan_step.h"
+#include "machine/event_times.h"
+#include "planner/layout_search.h"
+#include "step/plan_step.h"
 
 namespace gptrain {
 
@@ -79,7 +81,39 @@ class LayoutCosts {
   MessageCost message(const RunLayout& layout, int64_t bytes);
 
  private:
-  using Key = std::array<int64_t, 6>;
+  // The values of a layout that costs depend on.
+  struct MeshKey {
+    int64_t tensor, pipeline, data;
+    RankOrder rank_order;
+
+    auto operator<=>(const MeshKey&) const = default;
+  };
+  struct MicroBatchKey {
+    int64_t tensor;
+    bool sequence;
+    int64_t micro;
+    RecomputeKind recompute;
+    bool split;
+
+    auto operator<=>(const MicroBatchKey&) const = default;
+  };
+  struct UpdateKey {
+    MeshKey mesh;
+    bool sequence;
+    int64_t zero;
+    size_t stage;
+
+    auto operator<=>(const UpdateKey&) const = default;
+  };
+  struct BytesKey {
+    int64_t tensor;
+    bool sequence;
+    int64_t data, zero;
+
+    auto operator<=>(const BytesKey&) const = default;
+  };
+
+  static MeshKey mesh_key(const RunLayout& layout);
 
   // Three layers of the model on one stage, with the layout's tensor ranks and as many data ranks.
   RunConfig small_config(const RunLayout& layout, int64_t data) const;
@@ -92,11 +126,11 @@ class LayoutCosts {
   RunConfig config_;
   Machine machine_;
   Target target_;
-  std::map<Key, MicroBatchCosts> micro_batches_;
-  std::map<Key, UpdateCosts> updates_;
-  std::map<Key, std::vector<size_t>> alike_;
-  std::map<Key, UnitBytes> bytes_;
-  std::map<Key, EventTimes> of_meshes_;
+  std::map<MicroBatchKey, MicroBatchCosts> micro_batches_;
+  std::map<UpdateKey, UpdateCosts> updates_;
+  std::map<MeshKey, std::vector<size_t>> alike_;
+  std::map<BytesKey, UnitBytes> bytes_;
+  std::map<MeshKey, EventTimes> of_meshes_;
 };
 
 }  // namespace gptrain

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "fit/fixed_choices.h"
 #include "parallel/make_stages.h"
 #include "planner/layouts.h"
 
@@ -54,12 +55,19 @@ std::pair<bool, bool> LayoutEstimator::Chunks::receives(size_t chunk) const {
 LayoutEstimator::LayoutEstimator(const RunConfig& config, const Machine& machine, const Target& target)
     : config_(config), slow_down_(machine.device.slow_down_beside_traffic), room_(target.bytes_of_rank()), parts_(config, machine, target) {}
 
+LayoutEstimator::ChunksKey LayoutEstimator::chunks_key(const RunLayout& layout) {
+  return {.pipeline = layout.pipeline,
+          .virtual_stages = layout.virtual_stages,
+          .schedule = layout.schedule,
+          .is_balanced = layout.is_balanced};
+}
+
 const LayoutEstimator::Chunks& LayoutEstimator::chunks(const RunLayout& layout) {
-  const Key key{layout.pipeline, layout.virtual_stages, static_cast<int64_t>(layout.schedule), layout.is_balanced ? 1 : 0, 0};
+  const ChunksKey key = chunks_key(layout);
   if (const auto found = chunks_.find(key); found != chunks_.end()) return found->second;
   Chunks made;
   const RunConfig config = with_layout(config_, layout);
-  made.stages = make_stages(config, 0, layout.accumulation);
+  made.stages = make_stages(config, 0, layout.accumulation, backward_runs_again(layout.recompute));
   made.layers = layers_of_chunks(config);
   made.of_stage.resize(static_cast<size_t>(layout.pipeline));
   int64_t first = 0;
@@ -139,8 +147,7 @@ const std::vector<LayoutEstimator::StagePasses>& LayoutEstimator::stage_passes(c
   // counted below.
   const int64_t micro_batches = std::min(layout.accumulation, 3 * layout.pipeline);
   const bool recompute = backward_runs_again(layout.recompute);
-  const Key key{layout.pipeline, 2 * layout.virtual_stages + (layout.is_balanced ? 1 : 0),
-                static_cast<int64_t>(layout.schedule), micro_batches, recompute ? 1 : 0};
+  const PassesKey key{.chunks = chunks_key(layout), .micro_batches = micro_batches, .recompute = recompute};
   if (const auto found = stage_passes_.find(key); found != stage_passes_.end()) return found->second;
   const PipelineSchedule& schedule = *chunks.stages.schedule;
   PipelineShape shape = chunks.stages.shape;
@@ -192,7 +199,7 @@ int64_t LayoutEstimator::activation_bytes(const RunLayout& layout, const Chunks&
     most_layers = std::max(most_layers, lies.layers[chunk]);
   }
   // One record is read while the next one comes back.
-  if (layout.offload == all_offload) sum += std::min<int64_t>(2, most_layers) * held.any->record_bytes;
+  if (layout.offload == offload::all) sum += std::min<int64_t>(2, most_layers) * held.any->record_bytes;
   return sum;
 }
 
@@ -220,12 +227,12 @@ LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layo
     return {recomputed_layers(layout, lies, chunk), offloaded_layers(layout, plain, layers, false), 0};
   const auto stage = static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)));
   RunLayout fixed = layout;
-  const auto bytes_with = [&](RecomputeKind recompute, int64_t offload) {
+  const auto bytes_with = [&](RecomputeKind recompute, OffloadChoice offloaded) {
     fixed.recompute = recompute;
-    fixed.offload = offload;
+    fixed.offload = offloaded;
     return stage_bytes(fixed, lies, held(fixed, lies), stage);
   };
-  int64_t bytes = bytes_with(RecomputeKind::none, no_offload);
+  int64_t bytes = bytes_with(RecomputeKind::none, offload::none);
   const int64_t budget = config_.memory.activation_budget;
   const InFlight& in_flight = stage_passes(fixed, lies)[stage].most;
   int64_t over = budget == 0 ? bytes - room_ : activation_bytes(fixed, lies, held(fixed, lies), in_flight, stage) - budget;
@@ -238,21 +245,21 @@ LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layo
     return std::min(of_layers, static_cast<int64_t>(std::ceil(share * static_cast<double>(of_layers))));
   };
   FreedLayers counts;
-  const bool copies = layout.offload == optimal_offload;
+  const bool copies = layout.offload == offload::optimal;
   const auto hidden = copies ? static_cast<int64_t>(plain.hidden_share * static_cast<double>(layers)) : 0;
   if (hidden > 0) {
     const int64_t on_their_way = std::min<int64_t>(2, layers) * plain.record_bytes;
-    counts.copied = freed(hidden, bytes_with(RecomputeKind::none, hidden) + on_their_way);
+    counts.copied = freed(hidden, bytes_with(RecomputeKind::none, OffloadChoice::of_blocks(hidden)) + on_their_way);
   }
-  counts.recomputed = freed(layers - counts.copied, bytes_with(RecomputeKind::block, hidden));
-  if (copies) counts.copied_inputs = freed(counts.recomputed, bytes_with(RecomputeKind::block, all_offload));
+  counts.recomputed = freed(layers - counts.copied, bytes_with(RecomputeKind::block, OffloadChoice::of_blocks(hidden)));
+  if (copies) counts.copied_inputs = freed(counts.recomputed, bytes_with(RecomputeKind::block, offload::all));
   return counts;
 }
 
 int64_t LayoutEstimator::offloaded_layers(const RunLayout& layout, const MicroBatchCosts& costs, int64_t layers,
                                           bool at_most) const {
-  if (layout.offload >= 0) return std::min(layout.offload, layers);
-  if (layout.offload == all_offload) return layers;
+  if (layout.offload.is_number()) return std::min(layout.offload.blocks(), layers);
+  if (layout.offload == offload::all) return layers;
   const double hidden = costs.hidden_share * static_cast<double>(layers);
   constexpr double more = 1.1;  // the stage's first and last passes leave time, too
   return at_most ? std::min(layers, static_cast<int64_t>(more * hidden) + 1) : static_cast<int64_t>(hidden);
@@ -282,7 +289,7 @@ LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t room) {
   RunLayout least = layout;
   const bool is_optimal = layout.recompute == RecomputeKind::optimal;
   if (is_optimal) least.recompute = RecomputeKind::block;
-  if (layout.offload == optimal_offload) least.offload = all_offload;
+  if (layout.offload == offload::optimal) least.offload = offload::all;
   const Held of_blocks = held(least, lies);
   // What is made to fit may drop the inputs of blocks, too: it takes its budget, or without one at least a block's record.
   const int64_t given = config_.memory.activation_budget;

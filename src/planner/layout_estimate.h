@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -10,7 +11,7 @@
 #include <vector>
 
 #include "planner/layout_costs.h"
-#include "report/layout_search.h"
+#include "planner/layout_search.h"
 #include "schedule/pipeline/simulate.h"
 #include "schedule/stages.h"
 
@@ -41,7 +42,23 @@ class LayoutEstimator {
   LayoutResult estimate(const RunLayout& layout);
 
  private:
-  using Key = std::array<int64_t, 5>;
+  // The values of a layout that its chunks, and the passes of its stages, depend on.
+  struct ChunksKey {
+    int64_t pipeline, virtual_stages;
+    PipelineOrder schedule;
+    bool is_balanced;
+
+    auto operator<=>(const ChunksKey&) const = default;
+  };
+  struct PassesKey {
+    ChunksKey chunks;
+    int64_t micro_batches;
+    bool recompute;
+
+    auto operator<=>(const PassesKey&) const = default;
+  };
+
+  static ChunksKey chunks_key(const RunLayout& layout);
 
   // How the layers lie, by chunk, and which chunks a stage has.
   struct Chunks {
@@ -114,8 +131,8 @@ class LayoutEstimator {
   double slow_down_;
   int64_t room_;  // of a device
   LayoutCosts parts_;
-  std::map<Key, Chunks> chunks_;
-  std::map<Key, std::vector<StagePasses>> stage_passes_;
+  std::map<ChunksKey, Chunks> chunks_;
+  std::map<PassesKey, std::vector<StagePasses>> stage_passes_;
 };
 
 }  // namespace gptrain

@@ -95,7 +95,7 @@ RunConfig with_layout(const RunConfig& config, const RunLayout& layout) {
   changed.memory.recompute = layout.recompute;
   changed.memory.recompute_interval = layout.recompute_interval;
   if (layout.recompute != RecomputeKind::optimal) changed.memory.activation_budget = 0;
-  changed.memory.offload_activations = layout.offload;
+  changed.memory.offload = layout.offload;
   return changed;
 }
 
@@ -113,7 +113,7 @@ RunLayout layout_of(const RunConfig& config, int64_t world_size) {
           .accumulation = config.batch.accumulation,
           .recompute = config.memory.recompute,
           .recompute_interval = config.memory.recompute_interval,
-          .offload = config.memory.offload_activations};
+          .offload = config.memory.offload};
 }
 
 namespace {
@@ -131,7 +131,7 @@ constexpr std::array<std::pair<std::string_view, LayoutValue>, 13> layout_values
     {"batch.accumulation", [](const RunLayout& layout) { return layout.accumulation; }},
     {"memory.recompute", [](const RunLayout& layout) { return static_cast<int64_t>(layout.recompute); }},
     {"memory.recompute_interval", [](const RunLayout& layout) { return layout.recompute_interval; }},
-    {"memory.offload_activations", [](const RunLayout& layout) { return layout.offload; }},
+    {offload_key, [](const RunLayout& layout) { return layout.offload.code(); }},
 }};
 
 }  // namespace
@@ -161,10 +161,10 @@ std::string tried_values(std::string_view key, int64_t value, bool by_memory, bo
     const bool is_tried = std::find(recompute_intervals.begin(), recompute_intervals.end(), value) != recompute_intervals.end();
     if (value > 0 && !is_tried) return "2, 3 and 4";
   }
-  if (key == "memory.offload_activations" && value != no_offload) {
+  if (key == offload_key && value != offload::none.code()) {
     if (!on_gpu) return "\"none\" on a CPU";
-    if (value == optimal_offload && !by_memory) return "";
-    if (value != hidden_offload && value != all_offload)
+    if (value == offload::optimal.code() && !by_memory) return "";
+    if (value != offload::hidden.code() && value != offload::all.code())
       return by_memory ? "\"none\", \"hidden\" and \"all\" for the smallest peak" : "\"none\", \"hidden\", \"all\" and \"optimal\"";
   }
   return "";
@@ -181,7 +181,7 @@ void require_tried_values(const RunLayout& own, const std::vector<std::string>& 
     if (!tried.empty()) throw Error(ExitCode::usage, "--set {}: a search tries {}", setting, tried);
     every_nth |= key == "memory.recompute_interval" && value > 0;
     every_nth |= key == "memory.recompute" && value == static_cast<int64_t>(RecomputeKind::every_nth);
-    offloads |= key == "memory.offload_activations" && value != no_offload;
+    offloads |= key == offload_key && value != offload::none.code();
   }
   if (every_nth && offloads)
     throw Error(ExitCode::usage, "{}: a search offloads no blocks with memory.recompute = \"every_nth\"",

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "config/run_config.h"
-#include "report/layout_search.h"
+#include "planner/layout_search.h"
 
 namespace gptrain {
 

@@ -15,7 +15,7 @@
 #include "model/record.h"
 #include "ops/footprint.h"
 #include "planner/measure_ops.h"
-#include "train/machine_limits.h"
+#include "step/machine_limits.h"
 
 namespace gptrain {
 namespace {

@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "comm/world.h"
-#include "planner/measured_machine.h"
+#include "machine/measured_machine.h"
 
 namespace gptrain {
 

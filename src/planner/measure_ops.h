@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "ops/backend.h"
-#include "planner/measured_machine.h"
+#include "machine/measured_machine.h"
 
 namespace gptrain {
 

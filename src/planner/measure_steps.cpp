@@ -11,9 +11,10 @@
 #include "base/philox.h"
 #include "comm/world.h"
 #include "config/load.h"
+#include "fit/choose_step.h"
 #include "planner/measure_ops.h"
-#include "train/plan_step.h"
-#include "train/step_profiler.h"
+#include "step/plan_step.h"
+#include "step/step_profiler.h"
 
 namespace gptrain {
 namespace {
@@ -100,7 +101,7 @@ TimedSteps time_steps(Backend& backend, const RunConfig& config, const Measuring
   RankGroups groups(config, *world);
   groups.use_memory_of(backend, true, config.comm.timeout_seconds);
   StepProfiler profiler(backend, groups);
-  const StepPlan plan = plan_step(config, backend.target());
+  const StepPlan plan = plan_rank(config, backend.target());
   TrainingStep step(plan.design, profiler.backend(), groups);
   step.choose_algorithms();
   step.initialize();

@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "config/run_config.h"
-#include "planner/event_times.h"
-#include "report/layout_search.h"
+#include "machine/event_times.h"
+#include "planner/layout_search.h"
 
 namespace gptrain {
 

@@ -5,7 +5,8 @@
 #include <fmt/format.h>
 #include <utility>
 
-#include "report/run_speed.h"
+#include "fit/plan_world.h"
+#include "planner/run_speed.h"
 
 namespace gptrain {
 

@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "config/run_config.h"
+#include "fit/plan_world.h"
 #include "ops/target.h"
 #include "planner/simulate_step.h"
-#include "report/checkpoint_forecast.h"
-#include "report/forecast.h"
-#include "report/layout_search.h"
-#include "train/plan_step.h"
+#include "step/checkpoint_forecast.h"
+#include "planner/forecast.h"
+#include "planner/layout_search.h"
 
 namespace gptrain {
 

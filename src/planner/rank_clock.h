@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "planner/event_times.h"
-#include "report/forecast.h"
-#include "report/step_log.h"
-#include "report/step_profile.h"
+#include "machine/event_times.h"
+#include "planner/forecast.h"
+#include "step/step_log.h"
+#include "step/step_profile.h"
 
 namespace gptrain {
 

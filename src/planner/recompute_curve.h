@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "planner/event_times.h"
-#include "report/recompute_forecast.h"
-#include "train/plan_step.h"
+#include "fit/plan_world.h"
+#include "machine/event_times.h"
+#include "planner/recompute_forecast.h"
 
 namespace gptrain {
 

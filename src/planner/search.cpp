@@ -14,12 +14,14 @@
 
 #include "base/error.h"
 #include "config/faults.h"
+#include "fit/choose_step.h"
+#include "fit/plan_world.h"
 #include "model/spec/spec.h"
 #include "planner/layout_estimate.h"
 #include "planner/layouts.h"
 #include "planner/nearest_layout.h"
-#include "planner/saving_methods.h"
-#include "train/device.h"
+#include "fit/saving_methods.h"
+#include "step/device.h"
 
 namespace gptrain {
 namespace {
@@ -45,7 +47,7 @@ std::array<int64_t, num_classes> class_values(const RunLayout& layout) {
           layout.zero,
           layout.micro,
           16 * static_cast<int64_t>(layout.recompute) + layout.recompute_interval,
-          layout.offload};
+          layout.offload.code()};
 }
 
 int64_t num_passes(const RunLayout& layout) {
@@ -223,21 +225,21 @@ class Search {
   void consider_optimal(RunLayout layout) {
     if (options_.objective == Objective::memory) return;
     const bool is_asked_for = config_.memory.activation_budget > 0 || holds("memory.recompute") ||
-                              (holds("memory.offload_activations") && own_.offload == optimal_offload);
-    const auto fits = [&](RecomputeKind recompute, int64_t offload) {
+                              (holds(offload_key) && own_.offload == offload::optimal);
+    const auto fits = [&](RecomputeKind recompute, OffloadChoice offloaded) {
       layout.recompute = recompute;
-      layout.offload = offload;
+      layout.offload = offloaded;
       return estimator_.least_bytes(layout, room_).bytes <= room_;
     };
-    if (!is_asked_for && fits(RecomputeKind::none, no_offload)) return;
-    if (is_asked_for || fits(RecomputeKind::block, no_offload)) consider_made_to_fit(layout, no_offload);
-    if (target_.kind == Target::Kind::gpu && (is_asked_for || fits(RecomputeKind::block, all_offload)))
-      consider_made_to_fit(layout, optimal_offload);
+    if (!is_asked_for && fits(RecomputeKind::none, offload::none)) return;
+    if (is_asked_for || fits(RecomputeKind::block, offload::none)) consider_made_to_fit(layout, offload::none);
+    if (target_.kind == Target::Kind::gpu && (is_asked_for || fits(RecomputeKind::block, offload::all)))
+      consider_made_to_fit(layout, offload::optimal);
   }
 
-  void consider_made_to_fit(RunLayout layout, int64_t offload) {
+  void consider_made_to_fit(RunLayout layout, OffloadChoice offloaded) {
     layout.recompute = RecomputeKind::optimal;
-    layout.offload = offload;
+    layout.offload = offloaded;
     if (!has_held_values(layout)) return;
     const int64_t budget = found_.activation_budget = config_.memory.activation_budget;
     const int64_t record = budget == 0 ? 0 : estimator_.record_bytes(layout);
@@ -250,17 +252,17 @@ class Search {
   // held, they are tried everywhere.
   void consider_offload(RunLayout layout) {
     if (layout.recompute == RecomputeKind::every_nth || target_.kind != Target::Kind::gpu) return;
-    const bool is_held = holds("memory.offload_activations");
+    const bool is_held = holds(offload_key);
     const auto lacks = [&] { return estimator_.least_bytes(layout, room_).bytes - room_; };
     const auto fits = [&] { return lacks() <= 0; };
     if (!is_held && fits()) return;
-    layout.offload = all_offload;
+    layout.offload = offload::all;
     if (!is_held && !fits()) {
       if (has_held_values(layout)) miss_.add(lacks(), layout);
       return;
     }
     consider(layout);
-    layout.offload = hidden_offload;
+    layout.offload = offload::hidden;
     // It takes no less memory than all.
     if (is_held || (options_.objective != Objective::memory && fits())) consider(layout);
   }
@@ -315,9 +317,7 @@ class Search {
     const Mesh mesh = make_mesh(config, candidate.layout.world_size());
     const auto last = static_cast<int32_t>(candidate.layout.pipeline) - 1;
     for (const int32_t stage : std::set<int32_t>{candidate.least.stage, 0, last}) {
-      MeshPoint point;
-      point[MeshAxis::pipeline] = stage;
-      const StepPlan plan = plan_step(config, target_, mesh.world_size(), mesh.rank_of(point));
+      const StepPlan plan = plan_rank(config, target_, mesh.world_size(), mesh.first_rank_of_stage(stage));
       const int64_t bytes = plan.memory().arenas.total();
       if (bytes > room_) return bytes - room_;
     }
@@ -371,9 +371,8 @@ class Search {
     const std::optional<RunConfig> config = checked(candidate.layout);
     if (!config) return false;
     const Mesh mesh = make_mesh(*config, candidate.layout.world_size());
-    MeshPoint point;
-    point[MeshAxis::pipeline] = candidate.least.stage;
-    const StepPlan plan = plan_step(*config, target_, mesh.world_size(), mesh.rank_of(point));
+    const int64_t rank = mesh.first_rank_of_stage(candidate.least.stage);
+    const StepPlan plan = plan_rank(*config, target_, mesh.world_size(), rank);
     candidate.bytes = std::max(candidate.bytes, plan.memory().arenas.total());
     candidate.bytes_known = BytesKnown::of_a_rank;
     return true;

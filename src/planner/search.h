@@ -9,7 +9,7 @@
 
 #include "config/run_config.h"
 #include "planner/predict.h"
-#include "report/layout_search.h"
+#include "planner/layout_search.h"
 
 namespace gptrain {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "planner/rank_clock.h"
-#include "report/planned_pipeline.h"
+#include "planner/planned_pipeline.h"
 
 namespace gptrain {
 

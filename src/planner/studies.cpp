@@ -9,13 +9,15 @@
 
 #include "base/error.h"
 #include "config/load.h"
+#include "fit/choose_step.h"
+#include "fit/plan_world.h"
 #include "model/spec/spec.h"
 #include "planner/layouts.h"
 #include "planner/predict.h"
-#include "planner/saving_methods.h"
+#include "fit/saving_methods.h"
 #include "planner/search.h"
-#include "report/run_speed.h"
-#include "train/device.h"
+#include "planner/run_speed.h"
+#include "step/device.h"
 
 namespace gptrain {
 namespace {
@@ -228,7 +230,7 @@ RunConfig family_config(const std::string& family, const FitRow& row, int64_t la
 int64_t most_layers(const std::string& family, const FitRow& row, const Target& target, int64_t gpus) {
   const auto fits = [&](int64_t layers) {
     const RunConfig config = family_config(family, row, layers, gpus);
-    return plan_step(config, target, gpus).memory().arenas.total() <= target.bytes_of_rank();
+    return plan_rank(config, target, gpus).memory().arenas.total() <= target.bytes_of_rank();
   };
   constexpr int64_t beyond = 1024;
   int64_t low = 0, high = beyond;  // low fits, high does not

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "config/run_config.h"
-#include "planner/event_times.h"
-#include "report/study.h"
+#include "machine/event_times.h"
+#include "planner/study.h"
 
 namespace gptrain {
 

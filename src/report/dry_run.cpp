@@ -10,11 +10,12 @@
 #include "base/units.h"
 #include "config/faults.h"
 #include "model/spec/shard.h"
-#include "optim/optimizer.h"
-#include "report/flops_json.h"
+#include "optim/types.h"
+#include "report/recompute_page.h"
+#include "step/flops_json.h"
 #include "report/formulas.h"
-#include "report/run_speed.h"
-#include "report/text_parts.h"
+#include "planner/run_speed.h"
+#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -36,7 +37,7 @@ struct Totals {
   Flops tokens;     // of the run
   Flops run_flops;  // model FLOPs of the run
 
-  explicit Totals(const DryRunInput& input)
+  explicit Totals(const DryRun& input)
       : reference(reference_flops_formula(input.config.model, input.config.batch.global)),
         tokens_per_step(input.config.batch.global * input.config.model.sequence_length),
         tokens(static_cast<Flops>(tokens_per_step) * static_cast<Flops>(input.config.run.steps)) {
@@ -46,7 +47,7 @@ struct Totals {
 };
 
 // FLOP/s of a step's model FLOPs, each at the full rate of its own products; 0: not known.
-double matrix_rate(const DryRunInput& input) {
+double matrix_rate(const DryRun& input) {
   const double rate = input.config.precision.compute == DType::f32 ? input.target.f32_flops : input.target.bf16_flops;
   Flops all = 0;
   for (const OpTotals& op : input.ops) all += op.model_flops;
@@ -108,7 +109,7 @@ std::string column_names(const OptimizerConfig& config) {
 }
 
 // "9 of 48 blocks are offloaded"
-std::string offload_text(const DryRunInput& input) {
+std::string offload_text(const DryRun& input) {
   std::vector<std::string> counts;
   for (const StageForecast& stage : input.stages) counts.push_back(fmt::format("{} of {}", stage.offloaded, stage.layers));
   const bool alike = std::all_of(counts.begin(), counts.end(), [&](const std::string& text) { return text == counts.front(); });
@@ -118,7 +119,7 @@ std::string offload_text(const DryRunInput& input) {
 }
 
 // "  The 8 ranks of a node take 44.1 GiB of its host's memory.\n"
-std::string on_host_text(const DryRunInput& input) {
+std::string on_host_text(const DryRun& input) {
   const int64_t total = input.on_host.total();
   if (total == 0) return "";
   const bool one = input.on_host.ranks == 1;
@@ -128,7 +129,7 @@ std::string on_host_text(const DryRunInput& input) {
                      there > 0 ? fmt::format(", which is {}", bytes_text(there)) : "");
 }
 
-std::string memory_section(const DryRunInput& input) {
+std::string memory_section(const DryRun& input) {
   std::string text = "\nmemory\n";
   if (input.world.mesh.world_size() > 1)
     text += text_row("rank", format_grouped(input.world.largest_rank), "none takes more");
@@ -152,7 +153,7 @@ std::string memory_section(const DryRunInput& input) {
       text += text_row(fmt::format("{} on the host", memory_class_names[c]), format_grouped(on_host[c]),
                   format_bytes(static_cast<double>(on_host[c])));
   }
-  if (input.config.memory.offload_activations != no_offload) text += "  " + offload_text(input) + ".\n";
+  if (input.config.memory.offload != offload::none) text += "  " + offload_text(input) + ".\n";
   text += on_host_text(input);
   if (!input.shortage.empty()) text += "  " + join(split_lines(input.shortage), "\n  ") + "\n";
   return text;
@@ -174,13 +175,13 @@ std::string flops_section(const RunConfig& config, const Totals& totals) {
   return text;
 }
 
-std::string_view link_class(const DryRunInput& input, GroupKind kind) {
+std::string_view link_class(const DryRun& input, GroupKind kind) {
   return lies_within_a_node(input.config, input.world.mesh, 0, kind, input.target.ranks_per_node) ? "within a node"
                                                                                                   : "between nodes";
 }
 
 // Where the groups of that kind lie, over all ranks, were they in that order.
-std::string links_in_order(const DryRunInput& input, RankOrder order, GroupKind kind) {
+std::string links_in_order(const DryRun& input, RankOrder order, GroupKind kind) {
   RunConfig config = input.config;
   config.parallel.rank_order = order;
   const Mesh mesh = make_mesh(config, input.world.mesh.world_size());
@@ -197,7 +198,7 @@ std::string links_in_order(const DryRunInput& input, RankOrder order, GroupKind 
 }
 
 // What each order of the ranks makes of the links, where it matters.
-std::string orders_section(const DryRunInput& input) {
+std::string orders_section(const DryRun& input) {
   const Mesh& mesh = input.world.mesh;
   if (mesh.size(MeshAxis::data) == 1 || mesh.size(MeshAxis::pipeline) == 1) return "";
   std::string text;
@@ -212,7 +213,7 @@ std::string orders_section(const DryRunInput& input) {
 
 // body(lane, group, operation, traffic) for what the rank sends at all.
 template <typename Body>
-void for_each_traffic(const DryRunInput& input, const Body& body) {
+void for_each_traffic(const DryRun& input, const Body& body) {
   for (size_t lane = 0; lane < num_lanes; ++lane) {
     for (size_t kind = 0; kind < num_group_kinds; ++kind) {
       for (size_t operation = 0; operation < num_operations; ++operation) {
@@ -223,7 +224,7 @@ void for_each_traffic(const DryRunInput& input, const Body& body) {
   }
 }
 
-std::string ranks_section(const DryRunInput& input) {
+std::string ranks_section(const DryRun& input) {
   const Mesh& mesh = input.world.mesh;
   if (mesh.world_size() == 1) return "";
   std::string text = "\nranks\n";
@@ -252,7 +253,7 @@ std::string ranks_section(const DryRunInput& input) {
   return text;
 }
 
-std::string pipeline_section(const DryRunInput& input) {
+std::string pipeline_section(const DryRun& input) {
   if (input.stages.size() < 2) return "";
   const ParallelConfig& parallel = input.config.parallel;
   std::string text = "\npipeline\n";
@@ -279,7 +280,7 @@ std::string pipeline_section(const DryRunInput& input) {
   return text;
 }
 
-RunSpeed speed_of(const DryRunInput& input) {
+RunSpeed speed_of(const DryRun& input) {
   return run_speed(input.config, input.target, input.ops, input.world.mesh.world_size(), input.forecast->step_seconds);
 }
 
@@ -288,7 +289,7 @@ std::string wait_text(const LongestWait& wait) {
   return fmt::format("longest: {}{}, {}", wait.operation, unit, seconds_text(wait.seconds));
 }
 
-std::string forecast_section(const DryRunInput& input) {
+std::string forecast_section(const DryRun& input) {
   if (!input.forecast) return "";
   const StepForecast& forecast = *input.forecast;
   const RunSpeed speed = speed_of(input);
@@ -318,7 +319,7 @@ std::string forecast_section(const DryRunInput& input) {
   return text + fmt::format("  Critical path: {}.\n", join(parts, ", "));
 }
 
-Json forecast_json(const DryRunInput& input) {
+Json forecast_json(const DryRun& input) {
   const StepForecast& forecast = *input.forecast;
   const RunSpeed speed = speed_of(input);
   Json json{{"predicted_for", forecast.machine},
@@ -350,7 +351,7 @@ Json forecast_json(const DryRunInput& input) {
   return json;
 }
 
-Json pipeline_json(const DryRunInput& input) {
+Json pipeline_json(const DryRun& input) {
   Json json{{"schedule", pipeline_order_names[static_cast<size_t>(input.config.parallel.pipeline_schedule)]}};
   if (input.pipeline) {
     json["bubble"] = input.pipeline->bubble();
@@ -367,7 +368,7 @@ Json pipeline_json(const DryRunInput& input) {
   return json;
 }
 
-Json world_json(const DryRunInput& input) {
+Json world_json(const DryRun& input) {
   Json json;
   const Mesh& mesh = input.world.mesh;
   json["world_size"] = mesh.world_size();
@@ -399,7 +400,7 @@ std::string scaled_rate_row(const RunConfig& config) {
                               format_counted(config.warmup_steps(), "step")));
 }
 
-std::string run_section(const DryRunInput& input, const Totals& totals) {
+std::string run_section(const DryRun& input, const Totals& totals) {
   const RunConfig& config = input.config;
   std::string text = "\nrun\n";
   text += text_row("steps", format_grouped(config.run.steps),
@@ -447,7 +448,7 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
   return text;
 }
 
-std::string data_section(const DryRunInput& input) {
+std::string data_section(const DryRun& input) {
   if (input.sources.empty()) return "";
   std::string text = "\ndata\n";
   for (const SourceForecast& source : input.sources) {
@@ -458,7 +459,7 @@ std::string data_section(const DryRunInput& input) {
   return text;
 }
 
-std::vector<std::string> warning_lines(const DryRunInput& input) {
+std::vector<std::string> warning_lines(const DryRun& input) {
   std::vector<std::string> lines = split_lines(input.warnings);
   if (!input.target.bf16_products) {
     lines.insert(lines.begin(),
@@ -511,7 +512,7 @@ Json memory_object(const RunConfig& config, const ModelSpec& spec, const MemoryP
 
 }  // namespace
 
-std::string dry_run_text(const DryRunInput& input) {
+std::string dry_run_text(const DryRun& input) {
   const Totals totals(input);
   std::string text =
       "model\n  " + model_line(input.config.model, input.world.mesh.size(MeshAxis::tensor)) + "\n\nparameters\n";
@@ -529,7 +530,7 @@ std::string dry_run_text(const DryRunInput& input) {
   return warnings.empty() ? text : text + "\nwarnings\n  " + join(warnings, "\n  ") + "\n";
 }
 
-std::string dry_run_json(const DryRunInput& input) {
+std::string dry_run_json(const DryRun& input) {
   const Totals totals(input);
   Json json = memory_object(input.config, input.spec, input.memory);
   json["target"] = input.target.name;
@@ -552,7 +553,7 @@ std::string dry_run_json(const DryRunInput& input) {
   json["total_model_flops"] = flops_json(totals.run_flops);
   json.update(world_json(input));
   if (input.stages.size() > 1) json["pipeline"] = pipeline_json(input);
-  if (input.config.memory.offload_activations != no_offload) {
+  if (input.config.memory.offload != offload::none) {
     for (const StageForecast& stage : input.stages) json["offloaded_blocks"].push_back(stage.offloaded);
   }
   if (input.recomputation) json["recomputation"] = recompute_json(*input.recomputation);

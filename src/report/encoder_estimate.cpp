@@ -4,8 +4,8 @@
 
 #include "base/json.h"
 #include "base/units.h"
-#include "report/flops_json.h"
-#include "report/text_parts.h"
+#include "step/flops_json.h"
+#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {

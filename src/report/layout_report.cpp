@@ -8,7 +8,7 @@
 #include "base/json.h"
 #include "base/units.h"
 #include "config/faults.h"
-#include "report/text_parts.h"
+#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -87,8 +87,8 @@ Json layout_json(const RunLayout& layout) {
           {"zero", layout.zero},
           {"micro", layout.micro},
           {"accumulation", layout.accumulation},
-          {"recompute", layout_keys(layout)[8].second},
-          {"offload_activations", layout_keys(layout)[9].second}};
+          {"recompute", value_text(layout, recompute_key)},
+          {"offload_activations", value_text(layout, offload_key)}};
 }
 
 Json result_json(const LayoutResult& result) {
@@ -123,15 +123,16 @@ std::string device_hours_text(const LayoutResult& result) {
 std::string layout_text(const RunLayout& layout) {
   std::vector<std::string> parts{fmt::format("tensor {}", layout.tensor)};
   if (layout.sequence) parts.push_back("sequence");
-  const auto keys = layout_keys(layout);
-  if (layout.pipeline > 1) parts.push_back(fmt::format("pipeline {} {}", layout.pipeline, keys[3].second));
+  if (layout.pipeline > 1)
+    parts.push_back(fmt::format("pipeline {} {}", layout.pipeline, value_text(layout, schedule_key)));
   if (layout.is_balanced) parts.push_back("layers balanced");
-  if (layout.rank_order != RankOrder::tensor_data_pipeline) parts.push_back(keys[5].second);
+  if (layout.rank_order != RankOrder::tensor_data_pipeline) 
+    parts.push_back(value_text(layout, rank_order_key));
   parts.push_back(fmt::format("data {}", layout.data));
   parts.push_back(fmt::format("zero {}", layout.zero));
   parts.push_back(fmt::format("micro {}", layout.micro));
-  parts.push_back(fmt::format("recompute {}", keys[8].second));
-  if (keys[9].second != "none") parts.push_back(fmt::format("offload {}", keys[9].second));
+  parts.push_back(fmt::format("recompute {}", value_text(layout, recompute_key)));
+  if (layout.offload.any()) parts.push_back(fmt::format("offload {}", value_text(layout, offload_key)));
   return join(parts, ", ");
 }
 
@@ -223,7 +224,7 @@ std::string layout_search_text(const LayoutSearch& search) {
   text += fmt::format("\nthe run with the best\n  {:<14} {} device-hours, {} (goodput {})\n", "time",
                       format_count(best.gpu_hours), with_failures_text(best.gpu_hours, best.goodput), goodput_text(best.goodput));
   if (best.cost > 0) text += fmt::format("  {:<14} {}\n", "cost", best.goodput > 0 ? format_count(best.cost) : "?");
-  if (best.layout.offload != no_offload)
+  if (best.layout.offload != offload::none)
     text += fmt::format("  {:<14} {} of a node's, by its ranks: no profile says what it has\n", "host memory",
                         bytes_text(best.host_bytes));
   text += "\nwhy others lost: the best of those with another value of one key\n";

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "report/layout_search.h"
+#include "planner/layout_search.h"
 
 namespace gptrain {
 

@@ -12,7 +12,7 @@
 #include "report/html_page.h"
 #include "report/layout_report.h"
 #include "report/svg_plot.h"
-#include "report/text_parts.h"
+#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {

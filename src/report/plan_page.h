@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "report/layout_search.h"
-#include "report/study.h"
+#include "planner/layout_search.h"
+#include "planner/study.h"
 
 namespace gptrain {
 

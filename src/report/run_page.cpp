@@ -14,7 +14,7 @@
 #include "base/units.h"
 #include "report/html_page.h"
 #include "report/svg_plot.h"
-#include "report/text_parts.h"
+#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -57,7 +57,7 @@ std::vector<PlotPoint> points_of(const std::vector<Record>& records, Value value
 }
 
 // NaN where no point is finite.
-double median(const std::vector<PlotPoint>& points) {
+double median_value(const std::vector<PlotPoint>& points) {
   std::vector<double> values;
   for (const PlotPoint& point : points) {
     if (std::isfinite(point.y)) values.push_back(point.y);
@@ -102,9 +102,9 @@ std::string render_summary(const RunHistory& history) {
   const auto validation_losses = points_of(history.validations, &RunHistory::Validation::loss);
   const auto peaks = points_of(history.steps, &RunHistory::Step::peak_bytes);
   const Extent loss = extent_of(losses), validation = extent_of(validation_losses), peak = extent_of(peaks);
-  const double step_seconds = median(points_of(history.steps, &RunHistory::Step::step_seconds));
-  const double speed = median(points_of(history.steps, &RunHistory::Step::tokens_per_second));
-  const double mfu = median(points_of(history.steps, &RunHistory::Step::mfu));
+  const double step_seconds = median_value(points_of(history.steps, &RunHistory::Step::step_seconds));
+  const double speed = median_value(points_of(history.steps, &RunHistory::Step::tokens_per_second));
+  const double mfu = median_value(points_of(history.steps, &RunHistory::Step::mfu));
   const auto skipped =
       std::count_if(history.steps.begin(), history.steps.end(), [](const auto& s) { return s.skipped; });
   const int64_t last_step = history.steps.empty() ? 0 : history.steps.back().step;

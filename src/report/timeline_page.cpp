@@ -6,7 +6,7 @@
 
 #include "base/append.h"
 #include "report/svg_plot.h"
-#include "report/text_parts.h"
+#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "report/planned_pipeline.h"
+#include "planner/planned_pipeline.h"
 
 namespace gptrain {
 

@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "schedule/unit_offload.h"
+#include "schedule/step_choices.h"
 
 namespace gptrain {
 
@@ -39,18 +39,6 @@ struct Chain {
   // Micro-batches between their forward and their backward pass, this one included.
   int64_t in_flight = 1;
 };
-
-// Of one unit.
-struct UnitChoice {
-  bool keeps_part = false;  // of every forward pass; the rest is made again from it
-  // Right before the unit's backward pass, all units from this one on are run again up to what this unit saves. Negative:
-  // what the last forward pass has left is there.
-  int32_t again_from = -1;
-  UnitOffload offload{};
-
-  bool operator==(const UnitChoice&) const = default;
-};
-using UnitChoices = std::vector<UnitChoice>;
 
 // Of all that is run again.
 double seconds_again(const Chain& chain, const UnitChoices& choices);

@@ -24,7 +24,7 @@
 #include "data/tokenizer/unicode.h"
 #include "ops/backend.h"
 #include "parallel/make_stages.h"
-#include "train/inference.h"
+#include "step/inference.h"
 #include "train/run_state.h"
 
 namespace gptrain {
@@ -110,10 +110,8 @@ RunConfig config_of(const fs::path& checkpoint, const ParallelConfig& parallel) 
 
 // The first tensor rank of the stage that runs the head, which has the logits.
 int64_t drawing_rank(const RunConfig& config, const Mesh& mesh) {
-  const Stages stages = make_stages(config, 0, 1);
-  MeshPoint point;
-  point[MeshAxis::pipeline] = stages.stage_of_chunk(stages.chunk_of(stages.num_units() - 1));
-  return mesh.rank_of(point);
+  const Stages stages = make_stages(config, 0, 1, false);
+  return mesh.first_rank_of_stage(stages.stage_of_chunk(stages.chunk_of(stages.num_units() - 1)));
 }
 
 // The model of a checkpoint, on the CPU, on the ranks that share it.

@@ -1,7 +1,7 @@
 // When a loss has spiked (run.rollback): arithmetic only.
 #pragma once
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
 #include "config/run_config.h"
 
 namespace gptrain {

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "train/run_context.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace gptrain {
 

@@ -1,6 +1,7 @@
 // A training step's state to and from checkpoints, and the choice of the checkpoint to resume from.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -9,7 +10,7 @@
 #include "checkpoint/checkpoint.h"
 #include "config/run_config.h"
 #include "train/state_save.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace gptrain {
 

@@ -20,11 +20,6 @@ fs::path sampling_folder(const fs::path& out) { return out / ".sampling"; }
 
 }  // namespace
 
-int64_t most_tokens_of_sample(const RunConfig& config) {
-  constexpr int64_t before_prompt = 2;  // the end of a document, and a space
-  return before_prompt + static_cast<int64_t>(config.run.sample_prompt.size()) + config.run.sample_tokens;
-}
-
 void require_tokenizer_of_samples(const RunConfig& config, const RunTokenizer& tokenizer) {
   if (config.run.sample_every_steps == 0) return;
   if (tokenizer.tokenizer) {

@@ -10,13 +10,9 @@
 #include "train/reporter.h"
 #include "train/run_context.h"
 #include "train/run_state.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace gptrain {
-
-// Of one text, its prompt included, as far as memory is planned for it: a byte of the prompt is a token at most, and
-// one may stand before it.
-int64_t most_tokens_of_sample(const RunConfig& config);
 
 // Error(usage) where a run is to write texts and no tokenizer is known, or where the prompt has more tokens than that.
 void require_tokenizer_of_samples(const RunConfig& config, const RunTokenizer& tokenizer);

@@ -6,7 +6,7 @@
 #include "comm/activity.h"
 #include "train/folder.h"
 #include "train/signals.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace gptrain {
 

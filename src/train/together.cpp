@@ -6,7 +6,6 @@
 
 #include "base/output.h"
 #include "comm/process_world.h"
-#include "train/run.h"
 
 namespace gptrain {
 

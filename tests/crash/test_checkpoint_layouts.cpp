@@ -10,9 +10,10 @@
 #include <vector>
 
 #include "catch.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
 #include "some_cases.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 #include "train/run_state.h"
 
 using namespace gptrain;
@@ -117,7 +118,7 @@ void on_ranks(const RunConfig& config, int world_size, const Body& body) {
   run_local_ranks(world_size, [&](World& world) {
     RankGroups groups(config, world);
     const auto backend = make_cpu_backend(1);
-    const StepPlan plan = plan_step(config, backend->target(), world_size, world.rank());
+    const StepPlan plan = plan_rank(config, backend->target(), world_size, world.rank());
     TrainingStep step(plan.design, *backend, groups);
     body(step, groups, world);
   });

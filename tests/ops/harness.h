@@ -2,8 +2,9 @@
 //
 // A case is one op on one shape. It creates its operands with a Trial, runs the op, and compares the results with a
 // float64 reference. The Trial does the rest: operands are between guard bands (also between rows, if a stride is
-// requested), outputs start as NaN, inputs must be unchanged, and the op runs again with other thread counts, which
-// must give the same bits (except for linears of a backend that is not thread-independent).
+// requested), outputs start as NaN, inputs and operands that the op's description only reads must be unchanged, and the
+// op runs again with other thread counts, which must give the same bits (except for linears of a backend that is not
+// thread-independent).
 //
 //   void add_cases(Suite& suite) {
 //     suite.add<Cast>("N=3 f32 to bf16", [](Trial& trial) {
@@ -27,6 +28,7 @@
 
 #include "ops/backend.h"
 #include "ops/footprint.h"
+#include "ops/operands.h"
 
 namespace gptrain::ops_test {
 
@@ -63,8 +65,10 @@ class Operand {
   std::byte* element(int64_t row, int64_t col);
   const std::byte* element(int64_t row, int64_t col) const;
   void poison();
-  // Returns damage to the parts that an op must not change: the guard bands and, for an input, everything. Empty: none.
-  std::string damage() const;
+  bool holds(const void* address) const;
+  // Returns damage to the parts that an op must not change: the guard bands and, unless `writable`, everything. Empty:
+  // none.
+  std::string damage(bool writable) const;
 
   DType dtype_;
   int64_t rows_, cols_, stride_;
@@ -87,8 +91,25 @@ template <typename Op>
 constexpr bool bits_depend_on_threads = std::is_same_v<Op, LinearForward> || std::is_same_v<Op, LinearBackwardInput> ||
                                         std::is_same_v<Op, LinearBackwardWeight>;
 
-// Thrown if a case needs f16 and the backend under test lacks it; the case is skipped.
-struct NotOnThisBackend {};
+// Collects the memory of the operands that an op describes.
+class DescribedOperands final : public OperandVisitor {
+ public:
+  struct Use {
+    std::string name;
+    const void* data;
+    bool written;
+  };
+  void operand(std::string_view name, const Matrix& matrix, Access access, const Form& form) override;
+  const std::vector<Use>& uses() const { return uses_; }
+
+ private:
+  std::vector<Use> uses_;
+};
+
+// Thrown if a case needs something that the backend under test lacks; the case is skipped and counted as skipped.
+struct NotOnThisBackend {
+  std::string_view missing;
+};
 
 // The run of one case: its operands, random numbers and faults.
 class Trial {
@@ -145,7 +166,9 @@ class Trial {
   // results of the first variant in the operands.
   template <typename Op>
   void run(const Op& op) {
-    run_variants([&op](Backend& backend) { backend.run(op); }, scratch_bytes(op),
+    DescribedOperands described;
+    for_each_operand(op, described);
+    run_variants([&op](Backend& backend) { backend.run(op); }, scratch_bytes(op), described,
                  backend_.thread_independent || !bits_depend_on_threads<Op>);
   }
 
@@ -198,7 +221,10 @@ class Trial {
   static void copy_bytes(const Operand& operand, void* to, size_t bytes);
   void upload_all(Backend& backend);
   void download_all(Backend& backend);
-  void run_variants(const Runner& runner, const ScratchBytes& scratch_bytes, bool same_bits);
+  // Returns for each operand whether the op may write to it. Fails the case if such an operand was created as an input.
+  std::vector<bool> writable_operands(const DescribedOperands& described);
+  void run_variants(const Runner& runner, const ScratchBytes& scratch_bytes, const DescribedOperands& described,
+                    bool same_bits);
   void run_rejected(const Runner& runner, const ScratchBytes& scratch_bytes, std::string_view why);
   void time_op(const Runner& runner, const Footprint& footprint);
 

@@ -9,7 +9,7 @@
 
 #include "config/run_config.h"
 #include "ops/backend.h"
-#include "report/step_profile.h"
+#include "step/step_profile.h"
 
 namespace gptrain::testing {
 

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "model_fixture.h"
-#include "train/recompute_plan.h"
+#include "fit/recompute_plan.h"
 
 namespace gptrain::testing {
 namespace {

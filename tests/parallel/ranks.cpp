@@ -1,3 +1,5 @@
+#include "fit/choose_step.h"
+#include "fit/fixed_choices.h"
 #include "ranks.h"
 
 #include <algorithm>
@@ -180,7 +182,10 @@ void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* st
     const auto decorated = wrapping.backend ? wrapping.backend(rank, *device) : nullptr;
     Backend& backend = decorated ? *decorated : *device;
     groups.use_memory_of(backend, false, config.comm.timeout_seconds);
-    const StepPlan plan = plan_step(config, backend.target(), world_size, rank, nullptr, wrapping.choices);
+    const StepPlan plan = wrapping.choices == nullptr
+                              ? plan_rank(config, backend.target(), world_size, rank)
+                              : plan_step(config, backend.target(), choices_with(config, backend.target(), *wrapping.choices),
+                                          world_size, rank);
     TrainingStep step(plan.design, backend, groups);
     step.initialize();
     if (start != nullptr) set_weights(step, *start);

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "config/run_config.h"
-#include "train/plan_step.h"
-#include "train/training_step.h"
+#include "step/plan_step.h"
+#include "step/training_step.h"
 
 namespace gptrain::testing {
 

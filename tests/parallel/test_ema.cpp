@@ -9,7 +9,7 @@
 #include "catch.h"
 #include "layouts.h"
 #include "model_fixture.h"
-#include "train/averaged_weights.h"
+#include "step/averaged_weights.h"
 
 namespace test_ema {
 

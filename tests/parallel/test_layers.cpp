@@ -15,7 +15,7 @@
 #include "model/model.h"
 #include "model/spec/init.h"
 #include "model_fixture.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace test_layers {
 

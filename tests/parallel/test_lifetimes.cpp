@@ -11,7 +11,7 @@
 #include "model_fixture.h"
 #include "ranks.h"
 #include "some_cases.h"
-#include "train/recompute_plan.h"
+#include "fit/recompute_plan.h"
 #include "wrappers.h"
 
 namespace test_lifetimes {

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "catch.h"
-#include "train/machine_limits.h"
+#include "step/machine_limits.h"
 #include "wrappers.h"
 
 namespace test_measuring {

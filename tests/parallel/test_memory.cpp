@@ -13,11 +13,12 @@
 #include "checkpoint/folder.h"
 #include "comm/world.h"
 #include "differences.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
 #include "parameter_formula.h"
 #include "poisoning_backend.h"
 #include "ranks.h"
-#include "train/inference.h"
+#include "step/inference.h"
 #include "train/run_state.h"
 #include "touched.h"
 #include "train/samples.h"
@@ -90,7 +91,7 @@ TEST_CASE("ranks take the bytes of the closed formulas for their share of the pa
         const MemoryPlan expected = parameter_formula(config, layout.data);
         const auto cpu = make_cpu_backend(1);
         for (int64_t rank = 0; rank < layout.tensor * layout.data; ++rank) {
-          const MemoryPlan planned = plan_step(config, cpu->target(), layout.tensor * layout.data, rank).memory().arenas;
+          const MemoryPlan planned = plan_rank(config, cpu->target(), layout.tensor * layout.data, rank).memory().arenas;
           for (const MemoryClass c : parameter_classes) {
             INFO("rank " << rank << " " << memory_class_names[static_cast<size_t>(c)]);
             CHECK(planned[c] == expected[c]);
@@ -122,7 +123,7 @@ TEST_CASE("a block's activations shrink with the tensor size as the published fo
       if (sequence) overrides.push_back("parallel.sequence=true");
       const RunConfig config = config_with(3, overrides);
       const auto activations = [&](const RunConfig& of) {
-        return plan_step(of, target, t).memory().arenas[MemoryClass::activations];
+        return plan_rank(of, target, t).memory().arenas[MemoryClass::activations];
       };
       const int64_t one_block = activations(config_with(4, overrides)) - activations(config);
       const ModelConfig& m = config.model;
@@ -289,7 +290,7 @@ TEST_CASE("1F1B keeps what min(stages - i, micro-batches) micro-batches save on 
                        stages);
       for (int64_t stage = 0; stage < stages; ++stage) {
         INFO(stages << " stages, " << micro_batches << " micro-batches, stage " << stage);
-        const StepPlan plan = plan_step(config, cpu->target(), stages, stage);
+        const StepPlan plan = plan_rank(config, cpu->target(), stages, stage);
         const Program& program = *plan.design->training;
         const Stages& own = program.schedule.options.stages;
         const int64_t in_flight = std::min(stages - stage, micro_batches);
@@ -316,7 +317,7 @@ TEST_CASE("arenas of stages are hardly larger than what is alive in them at once
                                  fmt::format("batch.global={}", 2 * micro_batches)}),
             ranks);
         for (int64_t rank = 0; rank < ranks; rank += 2) {
-          const StepPlan plan = plan_step(config, cpu->target(), ranks, rank);
+          const StepPlan plan = plan_rank(config, cpu->target(), ranks, rank);
           const Program& program = *plan.design->training;
           for (const MemoryClass c : {MemoryClass::activations, MemoryClass::gathered, MemoryClass::buckets}) {
             const int64_t alive = most_alive(program, c);
@@ -345,7 +346,7 @@ std::filesystem::path save_first_weights(const RunConfig& config, const std::fil
   OneRank rank(config);
   const auto cpu = make_cpu_backend(1);
   rank.groups.use_memory_of(*cpu, false, config.comm.timeout_seconds);
-  TrainingStep step(plan_step(config, cpu->target()).design, *cpu, rank.groups);
+  TrainingStep step(plan_rank(config, cpu->target()).design, *cpu, rank.groups);
   step.initialize();
   save_weights(config, step, {}, rank.groups, *rank.world, out, std::nullopt);
   return checkpoints_folder(out) / step_folder_name(0);
@@ -357,7 +358,7 @@ void check_samples(const RunConfig& config, int64_t world_size, const std::files
   run_local_ranks(static_cast<int>(world_size), [&](World& world) {
     RankGroups groups(config, world);
     const auto cpu = make_cpu_backend(1);
-    const StepPlan plan = plan_step(config, cpu->target(), world_size, world.rank());
+    const StepPlan plan = plan_rank(config, cpu->target(), world_size, world.rank());
     const int64_t planned = plan.memory().arenas[MemoryClass::samples];
     if (groups.copy_rank() > 0) {
       const std::lock_guard lock(mutex);

@@ -6,12 +6,14 @@
 #include <vector>
 
 #include "catch.h"
+#include "fit/choose_step.h"
+#include "fit/micro_batches.h"
 #include "methods.h"
 #include "same_outcomes.h"
-#include "planner/profiles.h"
+#include "machine/profiles.h"
 #include "touched.h"
-#include "train/plan_step.h"
-#include "train/recompute_plan.h"
+#include "step/plan_step.h"
+#include "fit/recompute_plan.h"
 #include "train/run_state.h"
 
 namespace test_methods {
@@ -90,9 +92,9 @@ TEST_CASE("beyond so many micro-batches a rank of one stage takes no more memory
       const int64_t ranks = method.world_size();
       CHECK(enough.batch.accumulation < 100);
       CHECK(enough.batch.global == few.batch.global / few.batch.accumulation * enough.batch.accumulation);
-      const UnitChoices choices = recompute_choices(enough, target, ranks, 0);
+      const StepChoices choices = choose_step(enough, target, ranks, 0);
       const auto memory = [&](const RunConfig& config) {
-        return plan_step(config, target, ranks, 0, nullptr, &choices).memory().arenas;
+        return plan_step(config, target, choices, ranks, 0).memory().arenas;
       };
       INFO(target.name << ": " << method.name());
       CHECK(memory(enough) == memory(with_micro_batches(few, 900)));

@@ -6,10 +6,11 @@
 
 #include "catch.h"
 #include "comm/world.h"
+#include "fit/choose_step.h"
 #include "model/spec/init.h"
 #include "model_fixture.h"
 #include "parallel/executor.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace test_schedules {
 
@@ -32,7 +33,10 @@ std::byte* aligned(Bytes& bytes) {
 std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, bool joint) {
   constexpr int64_t plenty = int64_t{8} << 20;
   const auto backend = make_cpu_backend(1);
-  const StepDesign design = design_step(config, backend->target(), groups);
+  const auto stage = static_cast<int32_t>(groups.stage());
+  const StepDesign design =
+      design_step(config, backend->target(), groups,
+                  choose_step(config, backend->target(), groups.mesh().world_size(), stage));
   const int64_t elements = design.layout.elements;
   Bytes weights = room(elements * 4);
   Bytes gradients = room(elements * 4);
@@ -53,7 +57,7 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, boo
     return action.kind == ActionKind::norm || action.kind == ActionKind::update;
   });
   set_lifetimes(schedule);
-  const auto program = make_program(schedule, design.training->bytes);
+  const auto program = make_program(schedule, design.training->bytes, MemoryPlace::device);
   Bytes scratch = room(plenty);
   Bytes frames = room(plenty);
   backend->set_scratch(aligned(scratch), plenty);

@@ -10,7 +10,7 @@
 
 #include "catch.h"
 #include "poisoning_backend.h"
-#include "train/step_design.h"
+#include "step/step_design.h"
 
 namespace gptrain::testing {
 

@@ -15,9 +15,9 @@
 #include <string>
 
 #include "base/error.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
-#include "train/step_profiler.h"
+#include "step/step_profiler.h"
 
 extern "C" {
 void* __libc_malloc(size_t size);
@@ -103,7 +103,7 @@ int watch_steps(const gptrain::RunConfig& config, const char* label) {
   const auto device = make_cpu_backend(2);
   testing::OneRank rank(config);
   StepProfiler profiler(*device, rank.groups);
-  TrainingStep step(plan_step(config, device->target()).design, profiler.backend(), rank.groups);
+  TrainingStep step(plan_rank(config, device->target()).design, profiler.backend(), rank.groups);
   step.initialize();
   gptrain::testing::RandomBatches batches(config);
   step.run(1e-3, batches);

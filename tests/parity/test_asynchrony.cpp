@@ -17,15 +17,15 @@
 #include "base/event.h"
 #include "catch.h"
 #include "differences.h"
+#include "fit/choose_step.h"
 #include "host/device_queues.h"
 #include "model_fixture.h"
 #include "ops/timed_backend.h"
 #include "parallel/offload_lanes.h"
 #include "parallel/wrappers.h"
-#include "train/arena_fill.h"
-#include "train/plan_step.h"
+#include "step/arena_fill.h"
 #include "train/run_state.h"
-#include "train/state_snapshot.h"
+#include "step/state_snapshot.h"
 
 namespace test_asynchrony {
 
@@ -137,7 +137,7 @@ class Trainer {
         device_(make_cuda_backend(0)),
         backend_(*device_, forgotten, queue),
         rank_(config),
-        step_(plan_step(config, backend_.target()).design, backend_, rank_.groups) {
+        step_(plan_rank(config, backend_.target()).design, backend_, rank_.groups) {
     step_.initialize();
   }
 
@@ -253,8 +253,8 @@ TEST_CASE("what is offloaded has the bits of what is kept, and each wait of its 
   RunConfig config = small_config(Family::gpt2, {"batch.micro=2", "model.num_layers=4", "model.hidden_size=24"});
   const std::vector<double> rates(3, 1e-3);
   std::vector<int64_t> activations, on_host;
-  const auto results = [&](int64_t offload, Forgotten forgotten, int queue) {
-    config.memory.offload_activations = offload;
+  const auto results = [&](OffloadChoice offloaded, Forgotten forgotten, int queue) {
+    config.memory.offload = offloaded;
     KeptBatches batches(config, all_kept);
     Trainer trainer(config, forgotten, queue);
     const MemoryPlan& memory = trainer.step().design().memory.arenas;
@@ -263,8 +263,9 @@ TEST_CASE("what is offloaded has the bits of what is kept, and each wait of its 
     on_host.push_back(memory.on(MemoryPlace::host)[static_cast<size_t>(MemoryClass::offloaded)]);
     return trainer.ahead(batches, rates);
   };
-  const auto expected = results(no_offload, Forgotten::nothing, 0);
-  for (const int64_t offload : {int64_t{2}, all_offload}) CHECK(same(results(offload, Forgotten::nothing, 0), expected));
+  const auto expected = results(offload::none, Forgotten::nothing, 0);
+  for (const OffloadChoice offloaded : {OffloadChoice::of_blocks(2), offload::all})
+    CHECK(same(results(offloaded, Forgotten::nothing, 0), expected));
   CHECK(activations[0] > activations[1]);
   CHECK(activations[1] > activations[2]);
   CHECK(on_host[0] == 0);
@@ -272,7 +273,7 @@ TEST_CASE("what is offloaded has the bits of what is kept, and each wait of its 
   for (const int lane : {1, 2}) {  // to the host, and back
     for (const Forgotten forgotten : {Forgotten::follow_ops, Forgotten::ops_follow}) {
       INFO(lane << " " << static_cast<int>(forgotten));
-      CHECK_FALSE(same(results(all_offload, forgotten, lane), expected));
+      CHECK_FALSE(same(results(offload::all, forgotten, lane), expected));
     }
   }
 }
@@ -337,7 +338,7 @@ TEST_CASE("checkpoints come from the device piece by piece, whole") {
     trainer.save(folder);
     const auto cpu = make_cpu_backend(1);
     OneRank rank(config);
-    TrainingStep step(plan_step(config, cpu->target()).design, *cpu, rank.groups);
+    TrainingStep step(plan_rank(config, cpu->target()).design, *cpu, rank.groups);
     load_state(resolve_checkpoint(folder), step, rank.groups, *rank.world);
     std::vector<float> weights;
     for (const StatePiece& piece : step.state())
@@ -441,7 +442,7 @@ TEST_CASE("algorithms are chosen on other numbers in each arena, and nothing is 
   const auto device = make_cuda_backend(0);
   ChoosingBackend backend(*device);
   OneRank rank(config);
-  TrainingStep step(plan_step(config, backend.target()).design, backend, rank.groups);
+  TrainingStep step(plan_rank(config, backend.target()).design, backend, rank.groups);
   backend.uploaded = 0;
   backend.has_choice = false;
   step.choose_algorithms();

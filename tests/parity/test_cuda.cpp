@@ -13,8 +13,7 @@
 #include "differences.h"
 #include "model_fixture.h"
 #include "parallel/wrappers.h"
-#include "train/plan_step.h"
-#include "train/recompute_plan.h"
+#include "fit/recompute_plan.h"
 #include "train/run_state.h"
 
 namespace test_cuda {
@@ -80,9 +79,9 @@ TEST_CASE("what runs again or is offloaded gives the same bits, but where a prod
       // Has a width for which products fuse the activation.
       RunConfig config = small_config(family, {precision, "model.dropout=0.1", "model.hidden_size=48",
                                                "model.ffn_hidden_size=96", "model.sequence_length=20", "model.num_layers=4"});
-      const auto run = [&](RecomputeKind recompute, int64_t offload = no_offload) {
+      const auto run = [&](RecomputeKind recompute, OffloadChoice offloaded = {}) {
         config.memory.recompute = recompute;
-        config.memory.offload_activations = offload;
+        config.memory.offload = offloaded;
         config.memory.activation_budget = RecomputePlanner(config, cuda()->target(), 1, 0).least().bytes;
         Trainer trainer(config, cuda());
         CHECK(trainer.took_what_was_planned());
@@ -90,9 +89,9 @@ TEST_CASE("what runs again or is offloaded gives the same bits, but where a prod
         return trainer.run().loss;
       };
       const double none = run(RecomputeKind::none);
-      if (family == Family::gpt2) CHECK(run(RecomputeKind::none, 2) == none);
-      if (family == Family::llama) CHECK(run(RecomputeKind::block, all_offload) == none);
-      CHECK(run(RecomputeKind::optimal, family == Family::gpt2 ? no_offload : optimal_offload) == none);
+      if (family == Family::gpt2) CHECK(run(RecomputeKind::none, OffloadChoice::of_blocks(2)) == none);
+      if (family == Family::llama) CHECK(run(RecomputeKind::block, offload::all) == none);
+      CHECK(run(RecomputeKind::optimal, family == Family::gpt2 ? offload::none : offload::optimal) == none);
       const bool gives_activation = family == Family::gpt2 && std::string(precision).ends_with("bf16");
       CHECK(run(RecomputeKind::selective) == Approx(none).epsilon(gives_activation ? 1e-3 : 0));
     }

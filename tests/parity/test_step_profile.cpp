@@ -4,9 +4,10 @@
 #include <vector>
 
 #include "catch.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
-#include "train/step_profiler.h"
+#include "step/plan_step.h"
+#include "step/step_profiler.h"
 
 namespace test_step_profile {
 
@@ -42,7 +43,7 @@ Profiled train_steps(const RunConfig& config, int64_t profiled_step) {
   testing::OneRank rank(config);
   StepProfiler profiler(*device, rank.groups);
   Backend& backend = profiled_step > 0 ? profiler.backend() : *device;
-  Profiled result{.plan = plan_step(config, device->target()), .profile = {}, .weights = {}, .losses = {}};
+  Profiled result{.plan = plan_rank(config, device->target()), .profile = {}, .weights = {}, .losses = {}};
   TrainingStep step(result.plan.design, backend, rank.groups);
   step.initialize();
   RandomBatches batches(config);

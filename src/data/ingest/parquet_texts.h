@@ -19,7 +19,7 @@ class ParquetTexts {
   ParquetTexts(const ParquetTexts&) = delete;
   ParquetTexts& operator=(const ParquetTexts&) = delete;
 
-  // Appends rows, each with append_row_text() of block_texts.h, until `bytes` has `wanted_bytes` or the file ends.
+  // Appends rows, each with append_row_text() of row_texts.h, until `bytes` has `wanted_bytes` or the file ends.
   // Returns the number of rows. Throws Error(data) with the file's name.
   int64_t read(std::string& bytes, size_t wanted_bytes);
 

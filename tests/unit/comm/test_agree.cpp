@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "catch.h"
 #include "comm/agree.h"
-#include "train/device.h"
+#include "step/device.h"
 
 namespace test_agree {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "count_allocations.h"
-#include "data/dataset.h"
+#include "data/prefetcher.h"
 #include "support.h"
 
 namespace gptrain {

@@ -5,11 +5,12 @@
 #include <vector>
 
 #include "catch.h"
+#include "fit/plan_world.h"
 #include "model_fixture.h"
 #include "planner/predict.h"
 #include "planner/recompute_curve.h"
-#include "train/recompute_plan.h"
-#include "train/step_times.h"
+#include "fit/recompute_plan.h"
+#include "fit/step_times.h"
 
 namespace gptrain::test_predict {
 namespace {

@@ -12,7 +12,6 @@
 #include "config/load.h"
 #include "planner/predict.h"
 #include "report/formulas.h"
-#include "train/plan_step.h"
 
 namespace gptrain::test_published {
 namespace {

@@ -10,10 +10,10 @@
 #include "base/error.h"
 #include "catch.h"
 #include "config/load.h"
+#include "fit/plan_world.h"
 #include "planner/layout_estimate.h"
 #include "planner/layouts.h"
 #include "planner/search.h"
-#include "train/plan_step.h"
 
 namespace gptrain::test_search {
 namespace {
@@ -104,7 +104,7 @@ TEST_CASE("bounds and estimates of what is offloaded are as good") {
   int count = 0, near = 0, waiting = 0;
   for (RunLayout layout : some_of(layouts_of(test.config, test.gpus), test.count)) {
     if (layout.recompute == RecomputeKind::every_nth) continue;
-    layout.offload = ++count % 2 == 0 ? all_offload : hidden_offload;
+    layout.offload = ++count % 2 == 0 ? offload::all : offload::hidden;
     INFO(text_of(layout));
     const LayoutResult exact = predict_layout(checked_layout(test.config, layout), test.machine, layout, 0);
     CHECK(estimator.least_bytes(layout, INT64_MAX).bytes <= exact.peak_bytes);
@@ -135,12 +135,12 @@ TEST_CASE("bounds and estimates of what is made to fit by copies and recomputati
     LayoutEstimator estimator(config, machine, planned_target(machine, config, 16));
     for (RunLayout layout : some_of(layouts_of(config, 16), 250)) {
       if (layout.recompute != RecomputeKind::block) continue;
-      const auto fits = [&](RecomputeKind recompute, int64_t offload) {
+      const auto fits = [&](RecomputeKind recompute, OffloadChoice offloaded) {
         layout.recompute = recompute;
-        layout.offload = offload;
+        layout.offload = offloaded;
         return estimator.least_bytes(layout, INT64_MAX).bytes <= room;
       };
-      if (fits(RecomputeKind::none, no_offload) || !fits(RecomputeKind::optimal, optimal_offload)) continue;
+      if (fits(RecomputeKind::none, offload::none) || !fits(RecomputeKind::optimal, offload::optimal)) continue;
       INFO(memory_bytes << ": " << text_of(layout));
       const LayoutResult exact = predict_layout(checked_layout(config, layout), machine, layout, 0);
       CHECK(estimator.least_bytes(layout, INT64_MAX).bytes <= exact.peak_bytes);
@@ -195,11 +195,11 @@ TEST_CASE("a search offloads what hides behind compute, where that is enough to 
   REQUIRE(!found.best.empty());
   const LayoutResult& best = found.best.front();
   INFO(text_of(best.layout));
-  CHECK(best.layout.offload == hidden_offload);
+  CHECK(best.layout.offload == offload::hidden);
   CHECK(best.layout.recompute == RecomputeKind::none);
   CHECK(best.peak_bytes <= found.room_bytes);
   RunLayout other = best.layout;
-  other.offload = no_offload;
+  other.offload = offload::none;
   const LayoutResult kept = predict_layout(checked_layout(config, other), machine, other, 0);
   CHECK(kept.peak_bytes > found.room_bytes);
   CHECK(best.step_seconds < 1.01 * kept.step_seconds);
@@ -360,9 +360,9 @@ TEST_CASE("a search has as much copied and run again as it takes to fit, where k
   INFO(text_of(best.layout));
   CHECK(best.layout.recompute == RecomputeKind::optimal);
   CHECK(best.peak_bytes <= found.room_bytes);
-  CHECK(best.layout.offload == optimal_offload);
+  CHECK(best.layout.offload == offload::optimal);
   RunLayout other = best.layout;
-  other.offload = no_offload;
+  other.offload = offload::none;
   CHECK(best.step_seconds < predict_layout(checked_layout(config, other), machine, other, 0).step_seconds);
   other.recompute = RecomputeKind::none;
   CHECK(predict_layout(checked_layout(config, other), machine, other, 0).peak_bytes > found.room_bytes);

@@ -6,12 +6,13 @@
 
 #include "catch.h"
 #include "config/load.h"
+#include "fit/choose_step.h"
 #include "parallel/make_stages.h"
 #include "planner/simulate_step.h"
-#include "report/step_profile.h"
+#include "step/step_profile.h"
 #include "report/timeline_page.h"
 #include "schedule/pipeline/simulate.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 
 namespace test_simulated_step {
 
@@ -44,7 +45,7 @@ Planned plan_stages(const RunConfig& config, const Machine& machine) {
   const int64_t num_stages = config.parallel.pipeline;
   const Mesh mesh = make_mesh(config, num_stages);
   for (int64_t stage = 0; stage < num_stages; ++stage) {
-    planned.plans.push_back(plan_step(config, target_of(machine.device, machine.cluster), num_stages, stage));
+    planned.plans.push_back(plan_rank(config, target_of(machine.device, machine.cluster), num_stages, stage));
     planned.times.emplace_back(machine, config, mesh, stage);
   }
   std::vector<StageLog> logs;
@@ -92,7 +93,7 @@ TEST_CASE("a planned pipeline takes the time that its passes take by themselves"
         INFO(c.schedule << " of " << c.chunks << " chunks, " << stages << " stages, " << micro_batches);
         const RunConfig config = staged_config(c.schedule, stages, c.chunks, micro_batches);
         const Planned planned = plan_stages(config, free_links());
-        const Stages layout = make_stages(config, 0, micro_batches);
+        const Stages layout = make_stages(config, 0, micro_batches, false);
         PipelineTimes times;
         times.chunks.clear();
         for (int32_t chunk = 0; chunk < layout.shape.chunks(); ++chunk) {

@@ -3,9 +3,9 @@
 
 #include "base/error.h"
 #include "catch.h"
-#include "not_a_number.h"
+#include "unit/not_a_number.h"
 #include "report/run_page.h"
-#include "temporary_folder.h"
+#include "unit/temporary_folder.h"
 
 using namespace gptrain;
 

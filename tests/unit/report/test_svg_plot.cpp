@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "catch.h"
-#include "not_a_number.h"
+#include "unit/not_a_number.h"
 #include "report/html_page.h"
 #include "report/svg_plot.h"
 
