@@ -121,7 +121,7 @@ python_part() { # NAME LOG SECONDS PART [ARGUMENT...]
   local name=$1 log=$2 limit=$3
   shift 3
   if (($(left) < limit)); then limit=$(left); fi
-  part "$name" "$log" "$limit" python3 tools/gpu_check_parts.py "$@" --gptrain "$folder/gptrain" --rows "$rows" \
+  part "$name" "$log" "$limit" python3 tools/gpu/gpu_check_parts.py "$@" --gptrain "$folder/gptrain" --rows "$rows" \
     --seconds "$((limit - 5))"
 }
 
@@ -153,11 +153,11 @@ stage_B() {
   fi
 }
 
-# The marks are of these shapes; tools/bench_gpu.py and tools/compare_torch_gpu.py by themselves do all.
+# The marks are of these shapes; tools/gpu/bench_gpu.py and tools/gpu/compare_torch_gpu.py by themselves do all.
 stage_C() {
   local limit=230
   if (($(left) < limit)); then limit=$(left); fi
-  if part 'whole steps' steps.log "$limit" python3 tools/bench_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
+  if part 'whole steps' steps.log "$limit" python3 tools/gpu/bench_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
     --seconds "$((limit - 10))" --cases gpt2-124m-1024 gpt2-1.5b-1024 gpt2-1.5b-1024-fp8; then
     cut -c1-200 "$LOGS/steps.log"
   fi
@@ -171,7 +171,7 @@ beside_torch() {
   elif ! timeout 60 python3 -c "$sees_gpu" 2>/dev/null; then
     skip "$name" 'python3 has no torch that sees a GPU'
   elif
-    part "$name" torch.log "$(left)" python3 tools/compare_torch_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
+    part "$name" torch.log "$(left)" python3 tools/gpu/compare_torch_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
       --seconds "$(($(left) - 10))" --torch-seconds 80 --loss-cases gpt2-124m --cases gpt2-124m-1024 gpt2-1.5b-1024
   then
     cut -c1-200 "$LOGS/torch.log"
@@ -181,7 +181,7 @@ beside_torch() {
 stage_D() {
   local limit=270
   if (($(left) < limit)); then limit=$(left); fi
-  part ranks ranks.log "$limit" python3 tools/gpu_ranks.py --gptrain "$folder/gptrain" --rows "$rows" \
+  part ranks ranks.log "$limit" python3 tools/gpu/gpu_ranks.py --gptrain "$folder/gptrain" --rows "$rows" \
     --seconds "$((limit - 10))" || true
   # As in stage A, with a cache of its own.
   TEST_CASES=some XDG_CACHE_HOME=$PWD/$LOGS/cache-of-tests python_part \
@@ -207,7 +207,7 @@ begin() {
   if [[ ${probed:-} ]]; then
     cp "$probed" "$rows"
   else
-    part 'what this machine has' machine.log 90 python3 tools/gpu_probe.py --rows "$rows" || sound=no
+    part 'what this machine has' machine.log 90 python3 tools/gpu/gpu_probe.py --rows "$rows" || sound=no
     probed=$LOGS/machine.tsv
     cp "$rows" "$probed"
   fi

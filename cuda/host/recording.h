@@ -17,7 +17,7 @@ std::vector<Work> end_recording();
 bool recording();
 
 // Where GPTRAIN_LAUNCH_LOG names a file, adds a line for each kernel and shape that is new: the kernel's place in the
-// program, blocks, threads of a block, bytes of its shared memory. tools/kernel_report.sh reads it.
+// program, blocks, threads of a block, bytes of its shared memory. tools/gpu/kernel_report.sh reads it.
 void note_launch(const void* kernel, int64_t blocks, unsigned threads, size_t shared_bytes);
 
 }  // namespace gptrain::simt

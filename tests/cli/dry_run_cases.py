@@ -189,7 +189,7 @@ class DryRun(CliCase):
 
     def test_the_shapes_of_the_gpu_benches_are_valid(self):
         """Nobody runs those scripts without a GPU, so what they ask for is looked at here."""
-        sys.path.insert(0, str(SOURCE_ROOT / "tools"))
+        sys.path.insert(0, str(SOURCE_ROOT / "tools" / "gpu"))
         import gpu_runs
         for name in ("gpt2-124m-1024", "gpt2-1.5b-1024-fp8", "llama-1b-4096-fp8"):
             case = gpu_runs.ALL_CASES[name]

@@ -41,7 +41,7 @@ SANITIZER_FOUND = 99
 # only; memcheck reports calls that the libraries make and whose failure they handle, so it reports no calls.
 SANITIZER_LIMITS = {"racecheck": ["--kernel-name", "kns=gptrain"], "memcheck": ["--report-api-errors", "no"]}
 STEADY_FROM_STEP = 4  # the first ones choose algorithms and load modules
-# Those of tools/gpu_roofline.py, with which a profile is compared.
+# Those of tools/gpu/gpu_roofline.py, with which a profile is compared.
 RECKONED_MICRO_BATCHES = {"gpt2-124m-1024": 32, "gpt2-1.5b-1024": 16}
 MEMORY_STEPS = 12
 MEMORY_CASE = Case({"preset": "gpt2-124m", "sequence_length": 1024}, 65536, micro_tokens=(16384,))

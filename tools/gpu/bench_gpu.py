@@ -4,7 +4,7 @@
 For each shape the micro-batches that the dry run says will fit are tried, the largest first, until a smaller one is
 slower. A figure is the median over the timed steps of the fastest. MFU is model FLOPs over the matrix rate that gptrain
 measures at its start. Memory is what gptrain planned and took (arenas), and what the GPU says is taken beside what was
-before (in all). tools/compare_torch_gpu.py prints the same beside PyTorch's.
+before (in all). tools/gpu/compare_torch_gpu.py prints the same beside PyTorch's.
 """
 import argparse
 import statistics

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "bench"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 from bench_torch import Model as Gpt2Model  # noqa: E402
 
 PADDED_ROWS = 64  # of the vocabulary: PyTorch's products want a multiple, as gptrain pads its own

@@ -5,7 +5,7 @@ Run as compare_torch_gpu.py [--gptrain FILE] [--cases CASE...] [--python PYTHON-
 missed.
 
 Speed: both train the same shapes on the same global batch with the same optimizer, one after the other on the same
-GPU. Each has its fastest micro-batch. PyTorch has the fastest of what tools/bench_torch_gpu.py tries: torch.compile
+GPU. Each has its fastest micro-batch. PyTorch has the fastest of what tools/gpu/bench_torch_gpu.py tries: torch.compile
 or eager, bf16 weights with fp32 masters or autocast, attention by cuDNN or by FlashAttention, fused AdamW, the
 vocabulary padded. Figures are medians over steps. The ratio is PyTorch's time over gptrain's, and must be at least 1;
 MFU is of the matrix rate that gptrain measures. (tools/compare_torch.py compares every gradient, on a CPU.)
