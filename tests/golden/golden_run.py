@@ -1,4 +1,5 @@
-"""What the golden losses and tools/compare_torch.py share: a corpus of known samples, and running gptrain on it.
+"""What the golden losses and tools/compare/compare_torch.py share: a corpus of known samples, and running gptrain on
+it.
 
 A step takes all samples of the corpus, so every step is one epoch, and its batch is known whatever the order of the
 samples; only the order of sums depends on it.

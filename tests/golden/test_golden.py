@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""gptrain's losses against those that PyTorch computed in float64 (tools/compare_torch.py --write-golden wrote them).
+"""gptrain's losses against those that PyTorch computed in float64 (tools/compare/compare_torch.py --write-golden wrote
+them).
 
 Run as test_golden.py GPTRAIN [--without-planted] FILE.json... Trains the config of each file in fp32 and in bf16, and
 prints the largest differences; then with planted faults, which must be noticed, unless told to leave them out.

@@ -1,4 +1,4 @@
-// How far a few steps move the activations of a small model, by its width: what tools/mup_check.py draws.
+// How far a few steps move the activations of a small model, by its width: what tools/compare/mup_check.py draws.
 //
 // Run as coordinates gpt2|llama WIDTH STEPS [OVERRIDE]..., as OVERRIDEs of the command line. Prints a line of JSON:
 // {"width": W, "moved": {NAME: [after 1 step, after 2, ..]}}, the root mean square of what an activation of the first

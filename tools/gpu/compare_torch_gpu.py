@@ -8,7 +8,7 @@ Speed: both train the same shapes on the same global batch with the same optimiz
 GPU. Each has its fastest micro-batch. PyTorch has the fastest of what tools/gpu/bench_torch_gpu.py tries: torch.compile
 or eager, bf16 weights with fp32 masters or autocast, attention by cuDNN or by FlashAttention, fused AdamW, the
 vocabulary padded. Figures are medians over steps. The ratio is PyTorch's time over gptrain's, and must be at least 1;
-MFU is of the matrix rate that gptrain measures. (tools/compare_torch.py compares every gradient, on a CPU.)
+MFU is of the matrix rate that gptrain measures. (tools/compare/compare_torch.py compares every gradient, on a CPU.)
 
 Losses: both start from the weights of `gptrain checkpoint export` and train on the same batches.
   fp32   every loss within 1e-5 of PyTorch's, relative

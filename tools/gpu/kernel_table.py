@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The table of tools/gpu/kernel_report.sh. The folder holds what ptxas printed (.txt), machine code (.sass), and what programs
-of the host harness launched (.launches): t in the ops' tests, any other in the step that it is the mark of."""
+"""The table of tools/gpu/kernel_report.sh. The folder holds what ptxas printed (.txt), machine code (.sass), and what
+programs of the host harness launched (.launches): t in the ops' tests, any other in the step that it is the mark of."""
 import argparse
 import re
 import subprocess

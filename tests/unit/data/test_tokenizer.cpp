@@ -1,5 +1,5 @@
-// Tokenizers against ids that Hugging Face tokenizers and tiktoken gave (tools/compare_tokenizers.py), and what is
-// refused.
+// Tokenizers against ids that Hugging Face tokenizers and tiktoken gave (tools/compare/compare_tokenizers.py), and
+// what is refused.
 #include <algorithm>
 #include <map>
 #include <optional>

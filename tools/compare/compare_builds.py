@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whether two builds of gptrain train the same bits.
 
-    tools/compare_builds.py BEFORE AFTER [--only NAME] [--steps 10] [--device cuda] [--keep FOLDER]
+    tools/compare/compare_builds.py BEFORE AFTER [--only NAME] [--steps 10] [--device cuda] [--keep FOLDER]
 
 BEFORE and AFTER are two gptrain binaries, built and run on this machine. Each trains tiny models of every case below
 (`--only` takes those whose name contains NAME) with ranks that are threads of one process. Then every global tensor of

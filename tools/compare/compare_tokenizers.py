@@ -2,7 +2,7 @@
 """Compares gptrain's tokenizers with Hugging Face tokenizers and tiktoken, id by id.
 
     python3 -m venv V && V/bin/pip install tokenizers tiktoken
-    V/bin/python tools/compare_tokenizers.py GPTRAIN [CORPUS.txt] [--mixed-bytes N] [--golden FILE]
+    V/bin/python tools/compare/compare_tokenizers.py GPTRAIN [CORPUS.txt] [--mixed-bytes N] [--golden FILE]
 
 For each of the patterns gpt2, gpt4 (in tiktoken's spelling, too), o200k, llama3 and qwen2 (NFC), and one regular
 expression of its own, a vocabulary is trained here. Then the corpus, generated texts in many scripts and 20,000 random
