@@ -86,7 +86,7 @@ def run_gptrain(gptrain, options, folder, shape, dtype):
 def run_torch(options, shape, dtype, compiled):
     """Returns the seconds of each timed step."""
     batch, length, untimed, timed = SHAPES[shape]
-    command = [options.python, str(HERE / "bench_torch.py"), "--batch", str(batch), "--length", str(length)]
+    command = [options.python, str(HERE / "bench" / "bench_torch.py"), "--batch", str(batch), "--length", str(length)]
     command += ["--dtype", dtype, "--untimed", str(untimed), "--steps", str(timed), "--threads", str(options.threads)]
     command += ["--compile"] if compiled else []
     return json.loads(output_of(command, TORCH_ENVIRONMENT | os.environ).splitlines()[-1])["seconds"]

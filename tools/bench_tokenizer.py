@@ -26,6 +26,8 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parent / "compare"))
+
 PACKAGES = ["dict-gcide", "perl-doc", "postgresql-doc-15", "git-doc", "python3.11-doc", "linux-doc-6.1"]
 CORPUS_BYTES, ENCODED_BYTES, DOCUMENT_CHARACTERS = 100_000_000, 20_000_000, 10_000
 ENCODE_VOCABULARY, TRAIN_VOCABULARY = 50_257, 32_000

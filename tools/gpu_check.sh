@@ -122,7 +122,7 @@ python_part() { # NAME LOG SECONDS PART [ARGUMENT...]
   local name=$1 log=$2 limit=$3
   shift 3
   if (($(left) < limit)); then limit=$(left); fi
-  part "$name" "$log" "$limit" python3 tools/gpu_check_parts.py "$@" --gptrain "$folder/gptrain" --rows "$rows" \
+  part "$name" "$log" "$limit" python3 tools/gpu/gpu_check_parts.py "$@" --gptrain "$folder/gptrain" --rows "$rows" \
     --seconds "$((limit - 5))"
 }
 
@@ -154,11 +154,11 @@ stage_B() {
   fi
 }
 
-# These shapes have marks; tools/bench_gpu.py and tools/compare_torch_gpu.py run all shapes.
+# These shapes have marks; tools/gpu/bench_gpu.py and tools/gpu/compare_torch_gpu.py run all shapes.
 stage_C() {
   local limit=230
   if (($(left) < limit)); then limit=$(left); fi
-  if part 'whole steps' steps.log "$limit" python3 tools/bench_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
+  if part 'whole steps' steps.log "$limit" python3 tools/gpu/bench_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
     --seconds "$((limit - 10))" --cases gpt2-124m-1024 gpt2-1.5b-1024 gpt2-1.5b-1024-fp8; then
     cut -c1-200 "$LOGS/steps.log"
   fi
@@ -172,7 +172,7 @@ beside_torch() {
   elif ! timeout 60 python3 -c "$sees_gpu" 2>/dev/null; then
     skip "$name" 'python3 has no torch that sees a GPU'
   elif
-    part "$name" torch.log "$(left)" python3 tools/compare_torch_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
+    part "$name" torch.log "$(left)" python3 tools/gpu/compare_torch_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
       --seconds "$(($(left) - 10))" --torch-seconds 80 --loss-cases gpt2-124m --cases gpt2-124m-1024 gpt2-1.5b-1024
   then
     cut -c1-200 "$LOGS/torch.log"
@@ -182,7 +182,7 @@ beside_torch() {
 stage_D() {
   local limit=270
   if (($(left) < limit)); then limit=$(left); fi
-  part ranks ranks.log "$limit" python3 tools/gpu_ranks.py --gptrain "$folder/gptrain" --rows "$rows" \
+  part ranks ranks.log "$limit" python3 tools/gpu/gpu_ranks.py --gptrain "$folder/gptrain" --rows "$rows" \
     --seconds "$((limit - 10))" || true
   # Uses a separate cache, as stage A does.
   TEST_CASES=some XDG_CACHE_HOME=$PWD/$LOGS/cache-of-tests python_part \
@@ -208,7 +208,7 @@ begin() {
   if [[ ${probed:-} ]]; then
     cp "$probed" "$rows"
   else
-    part 'what this machine has' machine.log 90 python3 tools/gpu_probe.py --rows "$rows" || sound=no
+    part 'what this machine has' machine.log 90 python3 tools/gpu/gpu_probe.py --rows "$rows" || sound=no
     probed=$LOGS/machine.tsv
     cp "$rows" "$probed"
   fi

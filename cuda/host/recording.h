@@ -17,7 +17,7 @@ std::vector<Work> end_recording();
 bool recording();
 
 // If GPTRAIN_LAUNCH_LOG names a file, appends a line for each new kernel and shape: the kernel's offset in the program,
-// blocks, threads per block, bytes of shared memory. tools/kernel_report.sh reads it.
+// blocks, threads per block, bytes of shared memory. tools/gpu/kernel_report.sh reads it.
 void note_launch(const void* kernel, int64_t blocks, unsigned threads, size_t shared_bytes);
 
 }  // namespace gptrain::simt

@@ -190,7 +190,7 @@ class DryRun(CliCase):
 
     def test_the_shapes_of_the_gpu_benches_are_valid(self):
         """Checks the benches' configs here, as the scripts run only with a GPU."""
-        sys.path.insert(0, str(SOURCE_ROOT / "tools"))
+        sys.path.insert(0, str(SOURCE_ROOT / "tools" / "gpu"))
         import gpu_runs
         for name in ("gpt2-124m-1024", "gpt2-1.5b-1024-fp8", "llama-1b-4096-fp8"):
             case = gpu_runs.ALL_CASES[name]

@@ -1,4 +1,4 @@
-"""tools/compare_methods.py makes every run once, compares in pairs, and continues after an interruption.
+"""tools/compare/compare_methods.py makes every run once, compares in pairs, and continues after an interruption.
 
 Run as test_compare_methods.py [options of unittest]. A stub replaces gptrain: for seed s the loss is 4 + s / 10, with
 lion 1% more.
@@ -39,8 +39,8 @@ class CompareMethods(unittest.TestCase):
         self.stub.chmod(0o755)
 
     def compare(self, *arguments, **environment):
-        return subprocess.run([sys.executable, ROOT / "tools/compare_methods.py", "train", "heldout", "--gptrain",
-                               self.stub, "--out", self.folder / "out", "--steps", "20", *arguments],
+        return subprocess.run([sys.executable, ROOT / "tools/compare/compare_methods.py", "train", "heldout",
+                               "--gptrain", self.stub, "--out", self.folder / "out", "--steps", "20", *arguments],
                               capture_output=True, text=True, check=False, env={**os.environ, **environment})
 
     def test_pairs(self):

@@ -112,7 +112,7 @@ class Probe(unittest.TestCase):
                         required.add(match[1])
         self.assertGreaterEqual(required, {"fmt", "dnnl", "sodium", "boost_context"})
         with tempfile.TemporaryDirectory() as empty:
-            looked_for = subprocess.run([sys.executable, "-B", ROOT / "tools/gpu_probe.py"], env={"PATH": empty},
+            looked_for = subprocess.run([sys.executable, "-B", ROOT / "tools/gpu/gpu_probe.py"], env={"PATH": empty},
                                         capture_output=True, text=True, check=False).stdout.splitlines()[-1]
         deps = (ROOT / "tools/gpu_deps.sh").read_text(encoding="utf-8")
         carried = re.search(r"gpu_deps_packages=\(([^)]*)\)", deps)[1]
@@ -124,7 +124,7 @@ class Probe(unittest.TestCase):
     def test_what_is_missing_is_named_before_a_build_starts(self):
         with tempfile.TemporaryDirectory() as scratch:
             rows = Path(scratch) / "rows.tsv"
-            done = subprocess.run([sys.executable, "-B", ROOT / "tools/gpu_probe.py", "--rows", rows],
+            done = subprocess.run([sys.executable, "-B", ROOT / "tools/gpu/gpu_probe.py", "--rows", rows],
                                   env={"PATH": scratch}, capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
             last = done.stdout.splitlines()[-1]
@@ -140,8 +140,8 @@ class Parts(unittest.TestCase):
         for tool, limits in (("racecheck", "--kernel-name kns=gptrain"), ("memcheck", "--report-api-errors no")):
             with self.subTest(tool=tool), tempfile.TemporaryDirectory() as scratch:
                 write(Path(scratch) / "compute-sanitizer", "#!/bin/sh\necho \"$@\"\n", executable=True)
-                done = subprocess.run([sys.executable, "-B", ROOT / "tools/gpu_check_parts.py", "sanitize", "test_ops",
-                                       "--tool", tool, "--gptrain", "gptrain"],
+                done = subprocess.run([sys.executable, "-B", ROOT / "tools/gpu/gpu_check_parts.py", "sanitize",
+                                       "test_ops", "--tool", tool, "--gptrain", "gptrain"],
                                       env=os.environ | {"PATH": f"{scratch}:{os.environ['PATH']}"},
                                       capture_output=True, text=True, check=True)
                 self.assertIn(f"--tool {tool} --error-exitcode 99 {limits} ", done.stdout)
@@ -161,7 +161,7 @@ class Parts(unittest.TestCase):
             config = write(folder / "config.json", f'{{"run": {{"out": "{folder}"}}}}')
             code = (f"from pathlib import Path; from gpu_runs import train_steps; train_steps('{program}', "
                     f"Path('{config}'), 1, 20, variables={{'CUDA_MODULE_LOADING': 'EAGER'}})")
-            subprocess.run([sys.executable, "-B", "-c", code], cwd=ROOT / "tools", check=True)
+            subprocess.run([sys.executable, "-B", "-c", code], cwd=ROOT / "tools/gpu", check=True)
             self.assertEqual((folder / "value").read_text(encoding="utf-8"), "EAGER\n")
 
     def test_what_has_marks_comes_early_in_stage_b(self):

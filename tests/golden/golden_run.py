@@ -1,4 +1,4 @@
-"""Shared by the golden losses and tools/compare_torch.py: a corpus of known samples, and running gptrain on it.
+"""Shared by the golden losses and tools/compare/compare_torch.py: a corpus of known samples, and running gptrain on it.
 
 A step takes all samples of the corpus, so every step is one epoch and its batch is known whatever the order of
 samples; only the order of sums depends on it.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares gptrain's losses with PyTorch's in float64 (written by tools/compare_torch.py --write-golden).
+"""Compares gptrain's losses with PyTorch's in float64 (written by tools/compare/compare_torch.py --write-golden).
 
 Run as test_golden.py GPTRAIN [--without-planted] FILE.json... Trains the config of each file in fp32 and in bf16, and
 prints the largest differences; then trains with planted faults, which must be noticed, unless --without-planted is

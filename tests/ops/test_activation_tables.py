@@ -10,7 +10,7 @@ import sys
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-spec = importlib.util.spec_from_file_location("tables", ROOT / "tools" / "make_activation_tables.py")
+spec = importlib.util.spec_from_file_location("tables", ROOT / "tools" / "generate" / "make_activation_tables.py")
 tables = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tables)
 

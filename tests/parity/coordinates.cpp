@@ -1,4 +1,4 @@
-// Measures how far a few steps move the activations of a small model, by its width, for tools/mup_check.py.
+// Measures how far a few steps move the activations of a small model, by its width, for tools/compare/mup_check.py.
 //
 // Run as coordinates gpt2|llama WIDTH STEPS [OVERRIDE]..., with OVERRIDEs as on the command line. Prints a line of
 // JSON: {"width": W, "moved": {NAME: [after 1 step, after 2, ..]}}, the root mean square of the change of an activation

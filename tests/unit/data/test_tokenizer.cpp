@@ -1,4 +1,5 @@
-// Tokenizers compared with ids from Hugging Face tokenizers and tiktoken (tools/compare_tokenizers.py), and refusals.
+// Tokenizers compared with ids from Hugging Face tokenizers and tiktoken (tools/compare/compare_tokenizers.py), and
+// refusals.
 #include <algorithm>
 #include <map>
 #include <optional>

@@ -41,7 +41,7 @@ SANITIZER_FOUND = 99
 # namespace. memcheck reports failing calls that the libraries handle themselves, so its API reports are off.
 SANITIZER_LIMITS = {"racecheck": ["--kernel-name", "kns=gptrain"], "memcheck": ["--report-api-errors", "no"]}
 STEADY_FROM_STEP = 4  # earlier steps choose algorithms and load modules
-# Micro-batches of tools/gpu_roofline.py, with which a profile is compared.
+# Micro-batches of tools/gpu/gpu_roofline.py, with which a profile is compared.
 RECKONED_MICRO_BATCHES = {"gpt2-124m-1024": 32, "gpt2-1.5b-1024": 16}
 MEMORY_STEPS = 12
 MEMORY_CASE = Case({"preset": "gpt2-124m", "sequence_length": 1024}, 65536, micro_tokens=(16384,))

@@ -14,9 +14,9 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
-sys.path.insert(0, str(ROOT / "tests" / "golden"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "golden")]
 from bench_cpu import write_tokens  # noqa: E402
 from golden_run import run_gptrain  # noqa: E402
 

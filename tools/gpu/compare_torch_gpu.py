@@ -5,10 +5,11 @@ Run as compare_torch_gpu.py [--gptrain FILE] [--cases CASE...] [--python PYTHON-
 missed.
 
 Speed: both train the same shapes on the same global batch with the same optimizer, one after the other on the same
-GPU, each with its fastest micro-batch. PyTorch uses the fastest settings that tools/bench_torch_gpu.py finds:
+GPU, each with its fastest micro-batch. PyTorch uses the fastest settings that tools/gpu/bench_torch_gpu.py finds:
 torch.compile or eager, bf16 weights with fp32 masters or autocast, attention by cuDNN or FlashAttention, fused AdamW,
 the vocabulary padded. Figures are medians over steps. The ratio is PyTorch's time over gptrain's, and must be at least
-1; MFU refers to the matrix rate that gptrain measures. (tools/compare_torch.py compares every gradient, on a CPU.)
+1; MFU refers to the matrix rate that gptrain measures. (tools/compare/compare_torch.py compares every gradient, on a
+CPU.)
 
 Losses: both start from the weights of `gptrain checkpoint export` and train on the same batches.
   fp32   every loss within 1e-5 of PyTorch's, relative

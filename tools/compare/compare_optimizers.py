@@ -4,8 +4,8 @@
 Run as compare_optimizers.py [--gptrain FILE] [--case NAME]..., with PyTorch, transformers 5 and lion-pytorch installed.
 Prints one line per comparison and ends with 1 if a bound does not hold.
 
-The weights come from `gptrain checkpoint export`, the model from transformers' own class (tools/compare_torch.py). The
-reference for the 20 steps is, by case:
+The weights come from `gptrain checkpoint export`, the model from transformers' own class
+(tools/compare/compare_torch.py). The reference for the 20 steps is, by case:
   sgd, sgd-nesterov, sgd-plain   torch.optim.SGD with momentum, with Nesterov momentum, and without; weights decay
                                  before its step, decoupled (arXiv 1711.05101): its own decay would be part of the
                                  gradient
@@ -42,9 +42,9 @@ import torch
 import transformers
 from lion_pytorch import Lion
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "tools" / "compare"))
 from compare_torch import (FACTOR, STEPS, Report, Run, golden_run, paired, run_config,  # noqa: E402
                            stored_tensors)
 from compare_torch import CASES as MODELS  # noqa: E402

@@ -111,7 +111,7 @@ def literals(values):
 
 def header():
     lines = [
-        "// The best piecewise constant derivatives of GELU; made by tools/make_activation_tables.py, which says how.",
+        "// The best piecewise constant derivatives of GELU; made by tools/generate/make_activation_tables.py, which says how.",
         "#pragma once",
         "",
         "namespace gptrain::activation_tables {",

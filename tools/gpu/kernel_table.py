@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the table of tools/kernel_report.sh. The folder holds ptxas's output (.txt), machine code (.sass), and the
+"""Prints the table of tools/gpu/kernel_report.sh. The folder holds ptxas's output (.txt), machine code (.sass), and the
 launches of programs on the host harness (.launches): t for the ops' tests, any other letter for the step of that mark.
 """
 import argparse

@@ -4,16 +4,16 @@
 # Blocks refer to the shapes that the host harness launches. Kernels of a training step are marked: of small models as
 # wide as GPT-2 124M (G), the same with FP8 (8), and as LLaMA (L). For other kernels the largest shape in the ops' tests
 # counts (t).
-#   tools/kernel_report.sh [--arch 90a] [--build build]     --build: the build folder with the host harness
+#   tools/gpu/kernel_report.sh [--arch 90a] [--build build]     --build: the build folder with the host harness
 set -euo pipefail
-source "$(dirname "$0")/common.sh"
+source "$(dirname "$0")/../common.sh"
 
 arch=90a build=build
 while (($#)); do
   case "$1 ${2:-}" in
     '--arch '[0-9]*) arch=$2 ;;
     '--build '?*) build=$2 ;;
-    *) die "usage: tools/kernel_report.sh [--arch 90a] [--build FOLDER]" ;;
+    *) die "usage: tools/gpu/kernel_report.sh [--arch 90a] [--build FOLDER]" ;;
   esac
   shift 2
 done
@@ -66,4 +66,4 @@ if [[ -x $harness && -x $ops ]]; then
 else
   say "no kernel has shapes and marks (ninja -C $build ${harness#"$build/"} ${ops#"$build/"})"
 fi
-python3 tools/kernel_table.py "$folder" --steps "$harness" --tests "$ops"
+python3 tools/gpu/kernel_table.py "$folder" --steps "$harness" --tests "$ops"

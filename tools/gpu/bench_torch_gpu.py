@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains PyTorch's twin of a gptrain model on one GPU and times it: the other side of tools/compare_torch_gpu.py.
+"""Trains PyTorch's twin of a gptrain model on one GPU and times it: the other side of tools/gpu/compare_torch_gpu.py.
 
     --search: searches PyTorch's fastest settings for one global batch and prints one JSON object per trial. First the
     micro-batches, largest first, until a smaller one is slower. Then, at the fastest so far: the other attention, the
@@ -84,7 +84,7 @@ class Trainer:
 
 
 class Bench:
-    """One global batch, as tools/gpu_runs.py writes it, and the training steps on it."""
+    """One global batch, as tools/gpu/gpu_runs.py writes it, and the training steps on it."""
 
     def __init__(self, options):
         config = json.loads(options.config.read_text(encoding="utf-8"))

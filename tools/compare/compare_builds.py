@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that two builds of gptrain train the same bits.
 
-    tools/compare_builds.py BEFORE AFTER [--only NAME] [--steps 10] [--device cuda] [--keep FOLDER]
+    tools/compare/compare_builds.py BEFORE AFTER [--only NAME] [--steps 10] [--device cuda] [--keep FOLDER]
 
 BEFORE and AFTER are two gptrain binaries, built and run on this machine. Each trains tiny models for every case below
 (`--only`: cases whose name contains NAME), with ranks as threads of one process. Then every global tensor of the two

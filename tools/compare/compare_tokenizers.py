@@ -2,7 +2,7 @@
 """Compares gptrain's tokenizers with Hugging Face tokenizers and tiktoken, id by id.
 
     python3 -m venv V && V/bin/pip install tokenizers tiktoken
-    V/bin/python tools/compare_tokenizers.py GPTRAIN [CORPUS.txt] [--mixed-bytes N] [--golden FILE]
+    V/bin/python tools/compare/compare_tokenizers.py GPTRAIN [CORPUS.txt] [--mixed-bytes N] [--golden FILE]
 
 Trains a vocabulary for each of the patterns gpt2, gpt4 (also in tiktoken's spelling), o200k, llama3 and qwen2 (NFC),
 and for a regular expression of its own. Then all three libraries encode the corpus, generated texts in many scripts

@@ -166,7 +166,7 @@ class Probe:
             places = [part for include in includes for part in ("-isystem", include)]
             return run(compiler, "-std=c++20", *places, "-E", "-o", os.devnull, file)[0] == 0
 
-        frontend = run(sys.executable, HERE / "find_cudnn_frontend.py")[1].strip()
+        frontend = run(sys.executable, HERE.parent / "find_cudnn_frontend.py")[1].strip()
         with ThreadPoolExecutor() as pool:
             found = dict(zip([*HEADERS, *CATCH2, "cudnn"], pool.map(has, [*HEADERS.values(), *CATCH2,
                                                                           "cudnn_frontend.h"]), strict=True))
@@ -182,7 +182,7 @@ class Probe:
 
     def cuda_libraries(self, nvcc):
         found = {}
-        for line in run(sys.executable, HERE / "find_cuda_libraries.py", nvcc)[1].splitlines():
+        for line in run(sys.executable, HERE.parent / "find_cuda_libraries.py", nvcc)[1].splitlines():
             name, *rest = line.split("|")
             if len(rest) == 2:
                 found[name] = rest

@@ -3,11 +3,16 @@
 The layers have gptrain's layout (one product for queries, keys and values, one for gate and up), so that both run
 products of the same shapes. compile_parts() compiles one block for all of them, and the head together with the loss.
 """
+import sys
+from pathlib import Path
+
 import torch
-from bench_torch import Model as Gpt2Model
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+from bench_torch import Model as Gpt2Model  # noqa: E402
 
 PADDED_ROWS = 64  # vocabulary rows are padded to a multiple, which PyTorch's products need, as gptrain pads its own
 

@@ -4,7 +4,7 @@
 For each shape, tries the micro-batches that fit by the dry run, largest first, until a smaller one is slower. A figure
 is the median over the timed steps of the fastest micro-batch. MFU is model FLOPs over the matrix rate that gptrain
 measures at its start. Memory is shown twice: the arenas that gptrain planned and allocated, and the GPU's own count
-above its level before the run. tools/compare_torch_gpu.py prints the same beside PyTorch's.
+above its level before the run. tools/gpu/compare_torch_gpu.py prints the same beside PyTorch's.
 """
 import argparse
 import statistics

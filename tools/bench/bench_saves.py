@@ -14,7 +14,8 @@ import statistics
 import sys
 import tempfile
 
-from bench_cpu import train_124m, write_tokens
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from bench_cpu import train_124m, write_tokens  # noqa: E402
 
 EVERY = 4
 FIRST_COUNTED = 2 * EVERY  # the first save touches its memory for the first time

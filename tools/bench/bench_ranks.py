@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 
-from bench_cpu import train_124m, write_tokens
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from bench_cpu import train_124m, write_tokens  # noqa: E402
 
 
 def train(options, folder, ranks, threads, length, batch, micro, steps, *arguments):

@@ -19,9 +19,9 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
-sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "golden")]
+sys.path[:0] = [str(ROOT / "tools" / "compare"), str(ROOT / "tests" / "golden")]
 import compare_torch  # noqa: E402
 import golden_run  # noqa: E402
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes unicode_classes.inc, nfc_combining.inc and nfc_decompositions.inc of src/data/tokenizer.
 
-    tools/make_unicode_tables.py SOURCE_ROOT      (needs the Python packages tiktoken and tokenizers)
+    tools/generate/make_unicode_tables.py SOURCE_ROOT      (needs the Python packages tiktoken and tokenizers)
 
 The class of a code point is the one by the regular expressions of tiktoken and of Hugging Face tokenizers, which must
 agree; a Unicode library of another version would split texts elsewhere. The NFC tables come from Python's unicodedata,
@@ -45,7 +45,7 @@ def class_table():
 
 
 def write(path, comment, numbers):
-    lines, line = [f"// {comment} Made by tools/make_unicode_tables.py."], ""
+    lines, line = [f"// {comment} Made by tools/generate/make_unicode_tables.py."], ""
     for number in numbers:
         word = f"{number:#x},"
         if len(line) + len(word) > 118:

@@ -39,7 +39,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(GOLDEN))
@@ -332,7 +332,7 @@ def compare_steps(report, gptrain, folder, name, model, golden):
     report.equal(f"{name}, fp32: losses against float64", losses, exact)
     report.equal(f"{name}, fp32: losses against PyTorch's in float32", losses, single)
     if golden:
-        record = {"made_by": "tools/compare_torch.py --write-golden", "torch": torch.__version__.split("+")[0],
+        record = {"made_by": "tools/compare/compare_torch.py --write-golden", "torch": torch.__version__.split("+")[0],
                   "transformers": transformers.__version__, "dtype": "float64", "tolerance": LOSS_TOLERANCE,
                   "config": {**config, "run": {**config["run"], "out": name}}, "losses": exact, "grad_norms": norms}
         (GOLDEN / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
