@@ -1,5 +1,5 @@
-"""model.mup keeps how far a step moves the activations the same in every width, and tools/mup_check.py shows it.
-With model.mup a step moves the activations equally far in every width; tools/mup_check.py shows it.
+"""With model.mup a step moves the activations equally far in every width; tools/mup_check.py shows it.
+
 Run as test_mup.py COORDINATES [options of unittest].
 """
 import subprocess
