@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "config/faults.h"
 #include "config/load.h"
 #include "fit/plan_world.h"
 #include "ops/fused_product.h"
