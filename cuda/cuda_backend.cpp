@@ -1,5 +1,5 @@
-// The CUDA backend: own kernels, library products behind one seam, library attention behind another. The same code runs
-// on a device and, over the seams' other halves, on the host harness.
+// The CUDA backend: its own kernels, and two seams to libraries, for products and for attention. The same code runs on
+// a device and, with the seams' host implementations, on the host harness.
 #include <exception>
 #include <fmt/format.h>
 #include <functional>
@@ -40,12 +40,13 @@ class CudaBackend final : public Backend {
   void set_scratch(std::byte* data, int64_t bytes) override {
     scratch_ = data;
     scratch_bytes_ = bytes;
-    recordings_.clear();  // their kernels know the other memory
+    recordings_.clear();  // the recorded kernels refer to the old scratch memory
   }
   void upload(void* device, const void* host, int64_t bytes) override { runtime_->upload(device, host, bytes); }
   void download(void* host, const void* device, int64_t bytes) override { runtime_->download(host, device, bytes); }
   void synchronize() override { runtime_->synchronize(); }
-  // The first time ops run as they are: libraries make then what they keep, which a capture would not let them.
+  // Runs the ops directly the first time, when libraries create state that a capture would forbid; captures them the
+  // second time.
   void run_recorded(const RecordingKey& key, const std::function<void()>& ops) override {
     if (choosing_) return ops();
     const auto [found, first_time] = recordings_.try_emplace(key);
@@ -73,8 +74,8 @@ class CudaBackend final : public Backend {
 #undef GPTRAIN_CUDA_RUN
 
  private:
-  // Null, and a warning, where one of the ops cannot be captured. A fault of another kind goes to the caller, once the
-  // capture has ended: it would take in all that comes later.
+  // Returns null, and adds a warning, if an op cannot be captured. Other exceptions are rethrown after the capture has
+  // ended; an open capture would take in all later work.
   std::unique_ptr<LaunchGraph> capture(const std::function<void()>& ops) {
     std::string fault;
     std::exception_ptr other;
@@ -134,15 +135,15 @@ class CudaBackend final : public Backend {
     fused_attention_->run(op, nullptr, scratch_);
   }
 
-  // cuDNN never serves f32 or dropout, so no warning says so. A warning says where data.max_documents has no effect.
+  // Does not warn for f32 and dropout, which cuDNN never serves. Warns if data.max_documents has no effect.
   template <typename Op>
   AttentionPieces pieces_of(const Op& op) {
     if (fused_attention_shape(op)) return fused_attention_->pieces(op);
     return {0, op.mask.max_documents > 0 ? fused_attention_rule : ""};
   }
 
-  // Which sequences hold more documents than there is room for, is known to the device only: the own kernels run, too,
-  // and compute those.
+  // Only the device knows which sequences hold more documents than there is room for. Our own kernels therefore run as
+  // well and compute those sequences.
   template <typename Op>
   void start_documents(const Op& op, int64_t sequences) {
     std::byte* const rest = scratch_ + fused_attention_table_bytes(op);
@@ -163,7 +164,7 @@ class CudaBackend final : public Backend {
   int64_t scratch_bytes_ = 0;
   bool choosing_ = false;
   struct Recording {
-    std::unique_ptr<LaunchGraph> graph;  // null: the ops have run once, or cannot be captured
+    std::unique_ptr<LaunchGraph> graph;  // null: not captured yet, or not capturable
     bool possible = true;
   };
   std::map<RecordingKey, Recording> recordings_;

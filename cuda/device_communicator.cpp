@@ -11,14 +11,14 @@
 namespace gptrain {
 namespace {
 
-// All ranks' parts of an all-reduce that costs less as one exchange than as two.
+// Total bytes of all ranks up to which an all-reduce is faster as one exchange than as two.
 constexpr int64_t small_bytes = 256 * 1024;
 
-// An element of every rank in each half.
+// Returns the size of one element per rank: the least for each half.
 int64_t least_half_bytes(int size) { return int64_t{8} * size; }
 
-// Halves, and what ranks send into them, begin at multiples of it where they can: a kernel reads 16 bytes at a time only
-// of what begins at multiples of 16, and a device's memory delivers 32.
+// Alignment of the halves and of messages within them, where possible: a kernel reads 16 bytes at a time only from
+// multiples of 16, and device memory delivers 32.
 constexpr int64_t piece_alignment = 256;
 
 int64_t half_bytes(int64_t scratch_bytes, int size) {
@@ -101,10 +101,10 @@ class DeviceCommunicator final : public GatheredTransfers {
     links_->synchronize();
   }
   void synchronize() override { links_->synchronize(); }
-  void abort() override {}  // the links end the work of their groups
+  void abort() override {}  // Links abort the work of their groups themselves
 
  private:
-  // body(to, from) for each distance in the circle of ranks, from `first` on.
+  // Calls body(to, from) for each distance in the ring of ranks, from `first` on.
   template <typename Body>
   void for_each_distance(int first, const Body& body) {
     for (int distance = first; distance < size(); ++distance)
@@ -116,28 +116,28 @@ class DeviceCommunicator final : public GatheredTransfers {
   }
   void run_transfers() override { exchange(); }
 
-  // Of nothing nothing is moved: both sides know.
+  // Skips empty transfers, as the peer does.
   void exchange() {
     std::erase_if(transfers_, [](const Links::Transfer& transfer) { return transfer.bytes == 0; });
     if (!transfers_.empty()) links_->exchange(transfers_);
     transfers_.clear();
   }
 
-  // Elements of a rank in a half.
+  // Returns the number of elements per rank in one half.
   int64_t longest_piece(int64_t width) const {
     const int64_t most = half_bytes_ / (size() * width), whole = piece_alignment / width;
     return most > whole ? most / whole * whole : most;
   }
 
-  // out = this rank's slice of the reduction of in; slices are [slice(r), slice(r + 1)), which differ by at most one
-  // element. `out` may be that slice of in.
+  // out = this rank's slice of the reduction of `in`. Slices are [slice(r), slice(r + 1)), of lengths that differ by at
+  // most one element. `out` may be this rank's slice of `in`.
   template <typename Slice>
   void reduce_slices(const void* in, void* out, const Slice& slice, DType dtype, ReduceOp op) {
     const int64_t width = dtype_bytes(dtype);
     const int64_t longest = longest_piece(width);
     int64_t end = 0;
     for (int rank = 0; rank < size(); ++rank) end = std::max(end, slice(rank + 1) - slice(rank));
-    // A piece comes while the one before is summed; where there is only one, nothing waits for another queue.
+    // Receives a piece while the previous one is summed. A single piece needs no second queue.
     const bool overlaps = end > longest;
     int half = 0;
     for (int64_t start = 0; start < end; start += longest, half = 1 - half) {
@@ -160,11 +160,11 @@ class DeviceCommunicator final : public GatheredTransfers {
       }
       if (overlaps) links_->mark_sums(half);
     }
-    // Sums run in their order: after the last one all have.
+    // Sums run in order, so the last one comes after all others.
     if (overlaps) links_->moves_follow_sums(1 - half);
   }
 
-  // Slices of other ranks from them; this rank's own is in its place.
+  // Gathers the other ranks' slices. This rank's own must be in place.
   template <typename Slice>
   void gather_slices(void* data, const Slice& slice, DType dtype) {
     const auto bytes_of = [&](int rank) { return (slice(rank + 1) - slice(rank)) * dtype_bytes(dtype); };
@@ -175,7 +175,7 @@ class DeviceCommunicator final : public GatheredTransfers {
     exchange();
   }
 
-  // data = the reduction of all of it.
+  // data = reduction of the ranks' data; every rank receives all of it.
   void reduce_whole(void* data, int64_t count, DType dtype, ReduceOp op) {
     if (count == 0) return;
     links_->all_gather(data, scratch_, count * dtype_bytes(dtype));
@@ -185,7 +185,7 @@ class DeviceCommunicator final : public GatheredTransfers {
   std::unique_ptr<Links> links_;
   std::byte* const scratch_;
   const int64_t scratch_bytes_, half_bytes_;
-  std::vector<Links::Transfer> transfers_;  // gathered for the next exchange
+  std::vector<Links::Transfer> transfers_;  // queued for the next exchange
 };
 
 }  // namespace

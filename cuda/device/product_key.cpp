@@ -37,7 +37,7 @@ LtOperands operands_of(const Call& call) {
 
 Expected expected_of(const Call& call) {
   Expected expected{.product = {.product = call.product, .pre_activation = call.pre_activation}, .bias_gradient = {}};
-  // What the library is given, which may be rounded.
+  // Uses the bias as the library gets it, which may be rounded.
   if (call.product.bias.given())
     expected.product.product.bias = Matrix(call.bias, call.product.c.dtype, 1, call.product.c.cols);
   if (call.epilogue == Epilogue::gelu || call.epilogue == Epilogue::gelu_bias) {

@@ -1,5 +1,5 @@
-// Launches of all ops that own kernels compute (see ops/ops.h). Operands are device memory; nothing waits. Those of
-// products.h have none.
+// Launches of the ops (ops/ops.h) that our own kernels compute. Operands are device memory; nothing waits. Linears and
+// scaled products are declared but not defined, as products.h runs them.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace gptrain {
 
-// `scratch`: the op's gpu_scratch_bytes, aligned to 8 bytes.
+// `scratch`: gpu_scratch_bytes(op) bytes, aligned to 8 bytes.
 #define GPTRAIN_DECLARE_CUDA_RUN(Op) void cuda_run(const Op& op, Stream stream, std::byte* scratch = nullptr);
 GPTRAIN_FOR_EACH_OP(GPTRAIN_DECLARE_CUDA_RUN)
 #undef GPTRAIN_DECLARE_CUDA_RUN

@@ -6,8 +6,8 @@
 
 namespace gptrain {
 
-// REQUIRES: the values of Enum count from 0. Elements are found by value, and by position as in std::array, which the
-// array is otherwise: EnumArray<NormKind, int, 2> sizes = {1, 2}; sizes[NormKind::rmsnorm] == 2.
+// A std::array that is also indexed by the values of Enum: EnumArray<NormKind, int, 2> sizes = {1, 2};
+// sizes[NormKind::rmsnorm] == 2. REQUIRES: the values of Enum are 0, 1, ...
 template <typename Enum, typename T, size_t num_values>
 struct EnumArray : std::array<T, num_values> {
   using std::array<T, num_values>::operator[];

@@ -13,12 +13,13 @@
 namespace gptrain {
 namespace {
 
-// Latency rules below, bandwidth above.
+// Messages below this size are limited by latency, above it by bandwidth.
 constexpr int64_t small_bytes = 16 * 1024;
-// What a rank may receive in one exchange to save a second one: beyond, all from all would grow with the group.
+// Most bytes that a rank may receive in one exchange to save a second one: with every rank sending all to all, they
+// grow with the group.
 constexpr int64_t small_exchange_bytes = 4 * small_bytes;
-// One peer's share of a group's own scratch memory: large enough that a message costs more than its start, small enough
-// that what arrived is still in the cache when it is summed, and that large groups need not much.
+// Scratch memory per peer: large enough that a message's time exceeds its latency, small enough that received data are
+// still in the cache when summed and that large groups need little memory.
 constexpr int64_t largest_slot_bytes = 256 * 1024;
 constexpr int64_t large_group_bytes = 16 << 20;
 int64_t slot_bytes(int group_size) {
@@ -127,7 +128,7 @@ class ExchangeCommunicator final : public GatheredTransfers {
   void abort() override { transport_->abort(); }
 
  private:
-  // Checks a call, and says while it lives that it runs.
+  // Checks a call and reports it to the activity while the object lives.
   class Running {
    public:
     Running(ExchangeCommunicator& group, const Call& call) : group_(group) {
@@ -166,14 +167,14 @@ class ExchangeCommunicator final : public GatheredTransfers {
     }
   }
 
-  // body(to, from) for every distance: all ranks work on different pairs at a time.
+  // Calls body(to, from) for every distance, so that at any time all ranks work on different pairs.
   template <typename Body>
   void for_each_peer(const Body& body) {
     for (int distance = 1; distance < size_; ++distance)
       body((rank_ + distance) % size_, (rank_ - distance + size_) % size_);
   }
 
-  // data = reduction over ranks, each of which sends all of its own to all.
+  // data = reduction over ranks. Every rank sends all its data to all others.
   void reduce_whole(void* data, int64_t count) {
     const int64_t bytes = count * dtype_bytes(call_.dtype);
     for_each_peer([&](int to, int from) {
@@ -184,13 +185,13 @@ class ExchangeCommunicator final : public GatheredTransfers {
     sum(data, bytes, data, count);
   }
 
-  // out = this rank's slice of the reduction of in; slices are [slice(r), slice(r + 1)), which differ by at most one
-  // element. out may be that slice of in.
+  // out = this rank's slice of the reduction of `in`. Slices are [slice(r), slice(r + 1)), of lengths that differ by at
+  // most one element. `out` may be this rank's slice of `in`.
   template <typename Slice>
   void reduce_slices(const void* in, void* out, const Slice& slice) {
     const int64_t width = dtype_bytes(call_.dtype);
     const int64_t step = slot_bytes_ / width;
-    // PeerPart `start` of rank r's slice; may be empty for a shorter slice.
+    // Part of rank r's slice from `start` on; may be empty for a shorter slice.
     const auto part = [&](int rank, int64_t start) {
       const int64_t first = std::min(slice(rank) + start, slice(rank + 1));
       return std::pair{first, std::min(step, slice(rank + 1) - first)};
@@ -210,7 +211,7 @@ class ExchangeCommunicator final : public GatheredTransfers {
     }
   }
 
-  // out[slice r] = in of rank r; this rank's own is in its place already.
+  // out[slice r] = `in` of rank r. This rank's own slice must be in place already.
   template <typename Slice>
   void gather_slices(const void* in, void* out, const Slice& slice) {
     const int64_t width = dtype_bytes(call_.dtype);
@@ -222,10 +223,10 @@ class ExchangeCommunicator final : public GatheredTransfers {
     run();
   }
 
-  // Where the piece of a peer is received; neighbours are apart by whole cache lines.
+  // Receive buffer for a peer's piece, aligned to cache lines.
   std::byte* slot(int peer, int64_t bytes) { return scratch_->data() + peer * ((bytes + 63) / 64 * 64); }
 
-  // out = own op slots, in rank order.
+  // out = reduction of `own` and the other ranks' slots, in rank order.
   void sum(const void* own, int64_t bytes, void* out, int64_t count) {
     if (count == 0) return;
     for (int rank = 0; rank < size_; ++rank)
@@ -251,7 +252,7 @@ class ExchangeCommunicator final : public GatheredTransfers {
     run();
   }
 
-  // Messages to oneself: the n-th send meets the n-th receive.
+  // Delivers messages from this rank to itself: the n-th send meets the n-th receive.
   void deliver_own() {
     const auto own = [&](bool sending) {
       return std::find_if(messages_.begin(), messages_.end(),
@@ -278,12 +279,12 @@ class ExchangeCommunicator final : public GatheredTransfers {
   std::string group_;
   int rank_;
   int size_;
-  const std::shared_ptr<ExchangeScratch> scratch_;  // null: no reductions
-  const int64_t slot_bytes_;                        // of it for each rank
-  std::vector<const void*> inputs_;  // of a sum
-  std::vector<Message> messages_;    // gathered for the next exchange
-  Call call_;                        // the one that runs
-  std::string failure_;  // empty: none
+  const std::shared_ptr<ExchangeScratch> scratch_;  // null: the group cannot reduce
+  const int64_t slot_bytes_;                        // scratch bytes per rank
+  std::vector<const void*> inputs_;  // operands of a reduction, by rank
+  std::vector<Message> messages_;    // queued for the next exchange
+  Call call_;                        // the running call
+  std::string failure_;  // message of the first failure; empty: none
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The part of a communicator that gathers sends and receives between group_start and group_end.
+// Part of a communicator that queues sends and receives between group_start and group_end.
 #pragma once
 
 #include <cstddef>
@@ -21,12 +21,12 @@ class GatheredTransfers : public Communicator {
   void group_end() final;
 
  protected:
-  // Adds a transfer to the gathered ones. A receive has no `in`, a send no `out`.
+  // Queues a transfer. `in` is null for a receive, `out` for a send.
   virtual void add_transfer(const Call& call, const void* in, void* out) = 0;
-  // Runs the gathered transfers together and forgets them.
+  // Runs the queued transfers together and empties the queue.
   virtual void run_transfers() = 0;
 
-  // Throws Error(device) if the group cannot do the collective, or is gathering transfers.
+  // Throws Error(device) if the group cannot do the collective or is between group_start and group_end.
   void check_collective(const Call& call) const;
 
   static const std::byte* place(const void* data, int64_t element, DType dtype) {

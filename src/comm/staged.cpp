@@ -25,7 +25,7 @@ class StagedCommunicator final : public GatheredTransfers {
     });
   }
 
-  // Piece by piece of every rank's part. The sum lies where this rank's own part was.
+  // Reduces piece by piece. The host group leaves the sum in this rank's own piece of the staging memory.
   void reduce_scatter(const void* in, void* out, int64_t count, DType dtype, ReduceOp op) override {
     in_pieces({Operation::reduce_scatter, dtype, op, 0, count}, size(), [&](int64_t first, int64_t n) {
       for (int rank = 0; rank < size(); ++rank)
@@ -60,7 +60,7 @@ class StagedCommunicator final : public GatheredTransfers {
     });
   }
 
-  // As a group of transfers.
+  // Runs as a group of transfers.
   void all_to_all_v(const void* in, std::span<const PeerPart> sent, void* out, std::span<const PeerPart> received,
                     DType dtype) override {
     check_parts(sent, received, dtype, rank(), size());
@@ -91,9 +91,9 @@ class StagedCommunicator final : public GatheredTransfers {
     Call call;
     const void* in;
     void* out;
-    int64_t moved = 0;           // elements
-    bool first_of_pair = false;  // in this round
-    int64_t moving = 0;          // elements of this round
+    int64_t moved = 0;           // elements moved in earlier rounds
+    bool first_of_pair = false;  // first pending transfer of its peer and direction: moves in this round
+    int64_t moving = 0;          // elements moved in this round
 
     bool sends() const { return call.operation == Operation::send; }
   };
@@ -105,8 +105,8 @@ class StagedCommunicator final : public GatheredTransfers {
     queue_.upload(to, from, count * dtype_bytes(dtype));
   }
 
-  // body(first element, elements) for pieces of which `parts` fit the staging memory. Also of nothing there is a piece:
-  // peers that disagree are found.
+  // Calls body(first element, number of elements) for pieces of which `parts` fit the staging memory. Calls it once
+  // even for 0 elements, so that a disagreement with peers is found.
   template <typename Body>
   void in_pieces(const Call& call, int64_t parts, const Body& body) {
     check_collective(call);
@@ -120,7 +120,7 @@ class StagedCommunicator final : public GatheredTransfers {
     } while (first < call.count);
   }
 
-  // Counts that differ by whole pieces would not show in any of them.
+  // Checks that all ranks have the same count: counts that differ by whole pieces would not be noticed in any piece.
   void check_count(const Call& call) {
     int64_t most_and_least[] = {call.count, -call.count};
     host_.all_reduce(most_and_least, 2, DType::i64, ReduceOp::max);
@@ -135,7 +135,8 @@ class StagedCommunicator final : public GatheredTransfers {
     while (!transfers_.empty()) run_round();
   }
 
-  // The next piece of the first transfer to and from each peer. The n-th round of a pair is so on both sides.
+  // Moves the next piece of the first pending transfer of each peer and direction. The n-th round of a pair is so on
+  // both sides.
   void run_round() {
     const int64_t slot_bytes = staging_bytes_ / (2 * size());
     const auto slot = [&](const Transfer& t) {
@@ -175,7 +176,7 @@ class StagedCommunicator final : public GatheredTransfers {
   SideQueue& queue_;
   std::byte* const staging_;
   const int64_t staging_bytes_;
-  std::vector<Transfer> transfers_;  // of a group, in the order of the calls
+  std::vector<Transfer> transfers_;  // queued since group_start, in call order
 };
 
 }  // namespace

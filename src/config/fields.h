@@ -1,5 +1,5 @@
-// The table of fields: every key of a run config once. Parsing, ranges, defaults, --set, `config show`, the JSON schema
-// and the comparison on resume are all driven by it.
+// The table of fields: every key of a run config once. It drives parsing, ranges, defaults, --set, `config show`, the
+// JSON schema and the comparison on resume.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,11 @@
 
 namespace gptrain {
 
-// Whether a text of the config has the field: it has a value that means something there, and is not what the ranks make it.
+// Returns true if `config show` prints the field: it has a value and an effect, and does not follow from the number of
+// ranks.
 bool is_shown(const Field& field, const RunConfig& config);
 
-// In the order in which values are applied (the preset first) and printed.
+// Returns all fields in the order in which they are applied (the preset first) and printed.
 const std::vector<Field>& fields();
 const Field* find_field(std::string_view path);  // nullptr if there is none
 std::vector<std::string> section_names();        // in the order of the table

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 
-// The tokenizer that all inputs agree on; nothing where one of them does not say.
+// Returns the tokenizer that all inputs name; nullopt if one of them names none.
 std::optional<TokenizerRecord> common_tokenizer(const std::vector<fs::path>& inputs) {
   std::optional<TokenizerRecord> common;
   bool all_say = true;

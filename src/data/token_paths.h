@@ -1,4 +1,4 @@
-// The files of a source of tokens, by their names.
+// Names of the files of a token source.
 #pragma once
 
 #include <filesystem>
@@ -6,12 +6,12 @@
 
 namespace gptrain {
 
-// PREFIX with ".bin" or ".idx" put behind it; a dot inside PREFIX is part of the name.
+// Returns PREFIX with ".bin" or ".idx" appended; a dot inside PREFIX is part of the name.
 std::filesystem::path token_file_path(const std::filesystem::path& prefix, std::string_view suffix);
 
-// Whether `path` leads to a source of tokens: a PREFIX, or a file without an index.
+// Returns true if `path` is a PREFIX of a token file, or a file without an index.
 bool is_token_file(const std::filesystem::path& path);
-// Whether it is a file without an index (flat_tokens.h); false where nothing is there.
+// Returns true if `path` is a file without an index (flat_tokens.h); false if nothing exists there.
 bool is_flat_token_file(const std::filesystem::path& path);
 
 }  // namespace gptrain

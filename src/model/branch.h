@@ -57,9 +57,9 @@ class Branch {
   static bool shares_gradient(const LayerContext& context);
   // Norm and first linear.
   void begin_forward(const LayerCall& call, const NormInput& in, const LinearOutput& out);
-  // Last linear of the core's output `x`. Without `part` it only keeps what its backward pass needs.
+  // Runs the last linear on the core's output `x`. Without `part` it only saves the data that its backward pass needs.
   void end_forward(const LayerCall& call, const Factor& x, const Matrix& part);
-  // Fills the records of the core and the last linear from what was kept.
+  // Fills the records of the core and the last linear from the saved data.
   virtual void recompute_core(const LayerCall& call) = 0;
   // From the gradient of the last linear's output to that of the first one's, in `frame`.
   virtual Factor core_backward(const LayerCall& call, const Factor& d_branch, WorkspaceFrame& frame) = 0;

@@ -1,6 +1,6 @@
-// Operands of each op, described once: how the op uses them, what they must be, and the op's other rules. From this
-// follow the checks, the refusals of a backend, the bytes that footprints count, the texts of events, and which
-// operands a test finds unchanged.
+// Descriptions of each op's operands: their use by the op, their required form, and the op's other rules. The checks, a
+// backend's refusals, the bytes that footprints count, the texts of events, and the operands that a test must find
+// unchanged all follow from these descriptions.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct Form {
   static constexpr int64_t any = -1;  // size above 0
 
   Types types = Types::one;
-  DType dtype = DType::f32;  // of Types::one
+  DType dtype = DType::f32;  // the type, if `types` is `one`
   int64_t rows = any, cols = any;
   int64_t least_rows = 0;
   bool optional = false;  // it may not be given
@@ -65,7 +65,7 @@ class OperandVisitor {
   void reads(std::string_view name, const Matrix& matrix, const Form& form) {
     operand(name, matrix, Access::read, form);
   }
-  // REQUIRES: what the matrix held does not matter to what is written.
+  // REQUIRES: the op's results do not depend on the old content of the matrix.
   void writes(std::string_view name, const Matrix& matrix, const Form& form) {
     operand(name, matrix, Access::write, form);
   }

@@ -1,4 +1,4 @@
-// Adafactor: second moments by row and column, those of vectors, the norms of its steps and the update.
+// Adafactor: second moments by row and column and for vectors, the norms of its steps, and the update.
 #include <cmath>
 #include <fmt/format.h>
 #include <type_traits>
@@ -9,9 +9,9 @@
 namespace gptrain::ops_test::cases_adafactor {
 namespace {
 
-// Three matrices of a buffer, whose moments and sums lie in another order than their gradients. Of the first a rank has
-// nothing, of the second [n, 2 n] some elements of a box from column 3 on that begin and end within rows, and of the third
-// [40, 67] everything.
+// Three matrices of a buffer, whose moments and sums are in another order than their gradients. The rank has nothing of
+// the first; of the second, [n, 2 n], some elements of a box from column 3 on that begin and end within rows; of the
+// third, [40, 67], everything.
 struct Parts {
   explicit Parts(int64_t n_)
       : n(n_),
@@ -31,7 +31,8 @@ struct Parts {
   std::vector<MatrixRange> ranges;
 };
 
-// body(matrix, row, col, place in the buffer) for each element of the ranges, from the box' corner and width alone.
+// Calls body(matrix, row, col, index in the buffer) for each element of the ranges, computed from the box's corner and
+// width alone.
 template <typename Body>
 void for_each_element(const Parts& parts, const Body& body) {
   for (const MatrixRange& range : parts.ranges) {
@@ -153,7 +154,7 @@ void check_direction(Trial& trial, int64_t n, bool skip) {
   const auto expected = directions<double>(parts, gradients, moments, means, state);
   const auto plain = directions<float>(parts, gradients, moments, means, state);
   trial.run(op);
-  // The reference also holds what lies between ranges.
+  // The reference also has the elements between ranges.
   if (skip) trial.expect_equal("direction", gradients, before);
   if (!skip) trial.expect_close("direction", gradients, expected, to_double(plain), 3, 0x1p-24);
   trial.expect_equal("rows", moments.rows, rows);
@@ -270,7 +271,7 @@ StepValues<Real> step_reference(const AdafactorEma& op, const std::vector<Update
   return values;
 }
 
-// `Tested` is Adafactor or AdafactorEma. Steps are not scaled as gradients are.
+// `Tested` is Adafactor or AdafactorEma. Steps are not divided by the gradients' scale.
 template <typename Tested>
 void check_step(Trial& trial, int64_t size, bool scale_parameter, Writes writes, bool skip) {
   const std::vector<UpdateSegment> segments = segments_here(size);
@@ -278,8 +279,8 @@ void check_step(Trial& trial, int64_t size, bool scale_parameter, Writes writes,
   std::vector<double> squares, counts;
   for (int64_t i = 0; i < all; ++i) {
     counts.push_back(static_cast<double>(20 + 3 * i));
-    squares.push_back(i == 5 ? 1e-4 : static_cast<double>(3 + i));  // of weights
-    squares.push_back(i == 4 ? 0.5 : static_cast<double>(40 + i));  // of steps: that of part 4 is not clipped
+    squares.push_back(i == 5 ? 1e-4 : static_cast<double>(3 + i));  // squares of weights
+    squares.push_back(i == 4 ? 0.5 : static_cast<double>(40 + i));  // squares of steps: part 4's is not clipped
   }
   const Step step{trial.input(DType::f32, 1, elements),
                   trial.input(DType::f64, all, 2, squares),
@@ -340,7 +341,7 @@ void check_rejections(Trial& trial) {
 
 constexpr int64_t bench_rows = 4000, bench_cols = 10000;
 
-// One matrix of 40 M elements.
+// Times one matrix of 40 M elements.
 template <typename Op>
 void time_factored(Trial& trial, Op op) {
   const std::vector<FactoredMatrix> matrices{{bench_rows, bench_cols, 0, bench_rows, 0, 0}};

@@ -1,5 +1,5 @@
-// The updates that scale by norms of tensors, LAMB and LARS, with and without an average of the weights, and the sums
-// that they take.
+// Updates scaled by norms of tensors, LAMB and LARS, with and without an average of the weights, and the sums that they
+// need.
 #include <array>
 #include <cmath>
 #include <fmt/format.h>
@@ -13,13 +13,13 @@ namespace {
 
 constexpr int64_t first_tensor = 5, num_tensors = 5;
 
-// Tensors 5 to 8 have segments, 8 has weights that are all zero. 9 has none.
+// Tensors 5 to 8 have segments; the weights of 8 are zero. 9 has no segment.
 std::vector<UpdateSegment> segments_here(int64_t size) { return segments_of_tensors(size, first_tensor); }
 
 template <typename Real>
 using Columns = std::array<Real, 2>;
 
-// What the formula measures; `columns` become those after the update.
+// Returns the value that the formula measures; updates `columns`.
 template <typename Real>
 Real measured(const Lamb& op, Real gradient, Real weight, Real decay, int64_t updates, Columns<Real>& columns) {
   const auto of_decay = [&](double rate, Real& moment, Real value) {
@@ -35,7 +35,7 @@ Real measured(const Lars&, Real gradient, Real, Real, int64_t, Columns<Real>&) {
   return gradient;
 }
 
-// The learning rate's factor of a tensor with these norms.
+// Returns the learning rate's factor for a tensor with these norms.
 template <typename Real>
 Real trust(const Lamb&, Real weights, Real measured, Real) {
   return weights / measured;
@@ -62,7 +62,7 @@ struct Buffers {
   UpdatedWeights weights;
 };
 
-// Operands of `op`, which is a TensorUpdate or derives from one. The second moments are squares.
+// Returns operands of `op`, which is a TensorUpdate or derives from one. The second moments are squares.
 template <typename Op>
 Buffers add_operands(Trial& trial, Op& op, int64_t size, Writes writes, DType weights_dtype, bool skip) {
   const std::vector<UpdateSegment> segments = segments_here(size);
@@ -99,7 +99,7 @@ void check_sums(Trial& trial, Op update, int64_t size, Writes writes, bool skip)
   }
   trial.run(TensorNorms<Op>{.update = update, .first_tensor = first_tensor, .sums = sums.matrix()});
   for (int64_t tensor = 0; tensor < num_tensors; ++tensor) {
-    // Of weights the sum rounds in f64 only; what is measured rounds some times in f32 before.
+    // Sums of weights round in f64 only; measured values round several times in f32 before.
     for (const auto& [i, bound] : {std::pair<int64_t, double>{0, 1e-12}, {1, 2e-6}}) {
       const double exact = expected[static_cast<size_t>(2 * tensor + i)], sum = sums.at(tensor, i);
       trial.expect_true(std::abs(sum - exact) <= bound * exact,
@@ -146,7 +146,7 @@ template <typename Tested, typename Op>
 void check_update(Trial& trial, Averaged<Op> op, int64_t size, Writes writes, DType weights_dtype, bool skip) {
   const Buffers buffers = add_operands(trial, op, size, writes, weights_dtype, skip);
   op.columns[Op::num_columns] = buffers.weights.ema.matrix();
-  // Of tensor 8 one norm is zero.
+  // One norm of tensor 8 is zero.
   std::vector<double> squares(2 * (first_tensor + num_tensors));
   for (size_t i = 0; i < squares.size(); ++i) squares[i] = i == 16 ? 0 : 0.5 + static_cast<double>(i * i % 7);
   const Operand& sums = trial.input(DType::f64, first_tensor + num_tensors, 2, squares);
@@ -156,7 +156,7 @@ void check_update(Trial& trial, Averaged<Op> op, int64_t size, Writes writes, DT
   const auto expected = reference<double>(op, changed, sums, buffers);
   const auto plain = reference<float>(op, changed, sums, buffers);
   trial.run(static_cast<const Tested&>(op));
-  // The reference also holds what lies between segments, which must not change.
+  // The reference also has the elements between segments, which must not change.
   for (size_t c = 0; c < Op::num_columns; ++c)
     trial.expect_close("moment", *buffers.moments[c], expected.moments[c], to_double(plain.moments[c]), 3, 0x1p-24);
   if (std::is_same_v<Tested, Averaged<Op>>) {
@@ -186,7 +186,7 @@ LarsEma lars() {
   return op;
 }
 
-// A rank without a part of a unit asks for zeros.
+// Checks that a rank without a part of a unit gets zeros.
 void check_nothing(Trial& trial) {
   Lars update = lars();
   const Matrix nothing(nullptr, DType::f32, 1, 0);

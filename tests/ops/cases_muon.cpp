@@ -1,4 +1,4 @@
-// The two updates of Muon, and the weighted sums that its orthogonalisation is made of beside products.
+// The two updates of Muon, and the weighted sums of its orthogonalisation.
 #include <cmath>
 #include <fmt/format.h>
 #include <type_traits>
@@ -31,7 +31,7 @@ MomentumValues<Real> momentum_reference(const MuonMomentum& op, const std::vecto
   return values;
 }
 
-// The direction takes the gradient's place.
+// Checks the momentum; the direction replaces the gradient.
 void check_momentum(Trial& trial, int64_t size, bool nesterov, bool skip) {
   const std::vector<UpdateSegment> segments = segments_of(size);
   const int64_t elements = elements_of(size);
@@ -77,7 +77,7 @@ StepValues<Real> step_reference(const MuonEma& op, const std::vector<UpdateSegme
   return values;
 }
 
-// What is orthogonal is not scaled as gradients are. Tested is Muon or MuonEma.
+// Checks the step; an orthogonalised direction is not divided by the gradients' scale. Tested is Muon or MuonEma.
 template <typename Tested>
 void check_step(Trial& trial, int64_t size, Writes writes, bool skip) {
   const std::vector<UpdateSegment> segments = segments_of(size);
@@ -141,7 +141,7 @@ void check_sum(Trial& trial, const SumCase& sum, double squared_norm, double div
   if (!sum.in_place) trial.expect_equal("a", a, before);
 }
 
-// Without b, what is not finite in a stays so, and nothing else becomes so.
+// Checks that without b infinities and NaNs of a remain, and no others appear.
 void check_sum_of_infinities(Trial& trial) {
   const Operand& a = trial.input(DType::f32, 1, 4, std::vector<double>{1, INFINITY, -INFINITY, 2});
   Operand& to = trial.output(DType::f32, 1, 4);

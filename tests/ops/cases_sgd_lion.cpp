@@ -1,4 +1,4 @@
-// The updates of optimizers with one moment, SGD with momentum and Lion, with and without an average of the weights.
+// Updates with one moment, SGD with momentum and Lion, with and without an average of the weights.
 #include <cmath>
 #include <fmt/format.h>
 #include <type_traits>
@@ -14,7 +14,7 @@ struct Values {
   std::vector<Real> weight, moment, ema;
 };
 
-// One element's new weight; `moment` becomes that after the update. `rate` is the segment's, `decay` a share of the weight.
+// Returns one element's new weight and updates `moment`. `rate` is the segment's, `decay` a share of the weight.
 template <typename Real>
 Real updated(const Sgd& op, Real gradient, Real weight, Real rate, Real decay, Real& moment) {
   const auto momentum = static_cast<Real>(op.momentum);
@@ -70,7 +70,7 @@ void check(Trial& trial, Averaged<Op> op, int64_t size, Writes writes, DType wei
   const auto expected = reference<double>(op, changed, state, gradients, moment, weights);
   const auto plain = reference<float>(op, changed, state, gradients, moment, weights);
   trial.run(static_cast<const Tested&>(op));
-  // The reference also holds what lies between segments, which must not change.
+  // The reference also has the elements between segments, which must not change.
   trial.expect_close("moment", moment, expected.moment, to_double(plain.moment), 3, 0x1p-24);
   if (std::is_same_v<Tested, Averaged<Op>>) {
     weights.expect_average(expected.ema, to_double(plain.ema));
@@ -98,7 +98,7 @@ LionEma lion() {
   return op;
 }
 
-// Where the moment and the gradient are zero, Lion's step is zero.
+// Checks that Lion's step is zero if moment and gradient are zero.
 void check_zero_direction(Trial& trial) {
   StepState state;
   state.learning_rate = 0.5F;

@@ -14,8 +14,8 @@ namespace {
 constexpr int64_t guard_bytes = 256;
 constexpr double pi = 3.14159265358979323846;
 
-// Repeated, NaN as f32, bf16 and f16, and a huge number as f64, so that a kernel that reads a guard band shows it in
-// its results; different from the poison, so that writing NaN over it shows too.
+// Repeated, it is NaN as f32, bf16 and f16 and a huge number as f64, so that reading a guard band shows in the results.
+// Differs from the poison, so that writing NaN over it shows too.
 constexpr uint16_t guard_pattern = 0xFFA5;
 constexpr int poison_byte = 0xFF;  // NaN as f32, bf16, f16 and f64
 constexpr int64_t poisoned_scratch_bytes = 64 << 10;
@@ -25,7 +25,7 @@ void fill_guard(std::byte* from, std::byte* to) {
   for (std::byte* at = from; at + 1 < to; at += 2) std::memcpy(at, &guard_pattern, 2);
 }
 
-// Distance between neighbouring numbers of a dtype, relative to the number.
+// Returns the distance between neighbouring numbers of a dtype, relative to the number.
 double unit_in_last_place(DType dtype) {
   switch (dtype) {
     case DType::bf16:
@@ -39,7 +39,7 @@ double unit_in_last_place(DType dtype) {
   }
 }
 
-// Distance between neighbouring numbers next to zero, where it is not far below all that is computed.
+// Returns the distance between numbers next to zero; 0 if it is far below all computed numbers.
 double smallest_number(DType dtype) { return dtype == DType::f16 ? 0x1p-24 : 0; }
 
 double read_element(const std::byte* from, DType dtype) {
@@ -113,13 +113,13 @@ double mean_square(const std::vector<double>& values) {
   return errors_of(values, std::vector<double>(values.size())).mean_square;
 }
 
-// Scratch memory of exactly the size that the footprint says, between guard bands, lent to a backend.
+// Scratch memory of exactly the footprint's size, between guard bands, lent to a backend.
 class GuardedScratch {
  public:
   GuardedScratch(Backend& backend, int64_t bytes)
       : backend_(backend), bytes_(bytes), guard_(guard_bytes), memory_(backend.allocate(bytes + 2 * guard_bytes)) {
     fill_guard(guard_.data(), guard_.data() + guard_.size());
-    // An op may not rely on what scratch held. The start is enough to find one that does.
+    // An op must not rely on the content of scratch. Poisoning its start is enough to find one that does.
     const std::vector<std::byte> poison(static_cast<size_t>(std::min(bytes, poisoned_scratch_bytes)),
                                         static_cast<std::byte>(poison_byte));
     backend.upload(memory_->data() + guard_bytes, poison.data(), static_cast<int64_t>(poison.size()));
@@ -352,7 +352,7 @@ void Trial::time_op(const Runner& runner, const Footprint& footprint) {
   backend().set_scratch(scratch->data(), footprint.scratch_bytes);
   for (Operand& operand : operands_) operand.before_ = operand.host_;
   upload_all(backend());
-  backend().set_choosing(true);  // of a linear's algorithms, the fastest
+  backend().set_choosing(true);  // chooses the fastest algorithm of a linear
   runner(backend());
   backend().set_choosing(false);
   const auto seconds_of = [&](int runs) {
@@ -361,8 +361,8 @@ void Trial::time_op(const Runner& runner, const Footprint& footprint) {
     backend().synchronize();
     return seconds_now() - start;
   };
-  seconds_of(1);  // the first call builds what later ones reuse
-  // Several at once, where the wait at their end would be a large part of one.
+  seconds_of(1);  // the first call builds things that later ones reuse
+  // Runs several at once if the wait at the end would be a large part of one.
   const int at_once = static_cast<int>(std::clamp(std::ceil(1e-3 / seconds_of(1)), 1.0, 100.0));
   double fastest = std::numeric_limits<double>::infinity();
   int runs = 0;
@@ -396,7 +396,7 @@ void Trial::expect_near(std::string_view what, const Operand& actual, const std:
   const double unit = unit_in_last_place(actual.dtype());
   for (size_t i = 0; i < values.size(); ++i) {
     const double allowed = bound + unit * std::abs(reference[i]) + smallest_number(actual.dtype());
-    // Written so that a NaN fails.
+    // The comparison is false for NaN, which thus fails.
     if (std::abs(values[i] - reference[i]) <= allowed) continue;
     const auto index = static_cast<int64_t>(i);
     fail(fmt::format("{}: element ({}, {}) is {:.9g}, reference {:.9g}, allowed difference {:.3g}", what,

@@ -1,4 +1,4 @@
-// What the cases of optimizers share: segments, weights that an update writes, operands to time it with.
+// Shared parts of the optimizers' cases: segments, weights that an update writes, operands of a bench.
 #pragma once
 
 #include <cstdint>
@@ -9,20 +9,20 @@
 
 namespace gptrain::ops_test {
 
-// Segments with gaps between them, one of a learning rate of its own, and one that does not decay.
+// Returns segments with gaps, one with its own learning rate and one without decay.
 std::vector<UpdateSegment> segments_of(int64_t size);
-// The same of four tensors: the first in two segments, one of them of more than one of the chunks that threads share,
-// the second without decay, the third with a learning rate of its own, and one more.
+// Returns such segments of four tensors: the first tensor has two, one longer than the chunks that threads share; the
+// second is without decay; the third has its own learning rate.
 std::vector<UpdateSegment> segments_of_tensors(int64_t size, int64_t first_tensor);
 constexpr int64_t elements_of(int64_t size) { return size + 256; }
 
-// What an update writes: masters, or weights without masters.
+// Output of an update: master weights, or weights without masters.
 enum class Writes : uint8_t { masters, masters_and_weights, weights };
 
-// Weights of an update, and their average.
+// The weights that an update changes, and their moving average.
 class UpdatedWeights {
  public:
-  // `dtype` is that of weights beside masters.
+  // `dtype`: type of the weights if there are master weights as well.
   UpdatedWeights(Trial& trial, int64_t elements, Writes writes, DType dtype = DType::bf16);
 
   template <typename Op>
@@ -31,15 +31,15 @@ class UpdatedWeights {
     if (writes_ == Writes::masters_and_weights) op.weights = beside_.matrix();
     if (writes_ == Writes::weights) op.weights = updated.matrix();
   }
-  // Elements of the `changed` segments are as expected, all others as before. Where there are no masters, each weight
-  // is one of the two bf16 numbers around the reference: the rounding itself does not depend on the formula, and the
-  // cases of AdamW look at it.
+  // Checks that elements of the `changed` segments are as expected and all others unchanged. Without master weights,
+  // each weight must be one of the two bf16 numbers around the reference: the rounding does not depend on the formula,
+  // and AdamW's cases check it.
   void expect(const std::vector<UpdateSegment>& changed, const std::vector<double>& expected,
               const std::vector<double>& plain) const;
   void expect_average(const std::vector<double>& expected, const std::vector<double>& plain) const;
   void expect_no_average() const { trial_.expect_equal("ema", ema, ema_before_); }
 
-  Operand& updated;  // what the update reads: masters in f32, or weights in bf16
+  Operand& updated;  // input of the update: master weights in f32, or weights in bf16
   Operand& ema;
 
  private:
@@ -52,7 +52,7 @@ class UpdatedWeights {
 
 constexpr int64_t bench_elements = 40'000'000;
 
-// `op` with one segment, gradients, masters and columns.
+// Returns `op` with one segment, gradients, master weights and columns.
 template <typename Op>
 Op bench_operands(Trial& trial, Op op) {
   StepState state;

@@ -1,5 +1,5 @@
-// Samples with padding (data pack --best-fit) over ranks: the loss is the mean over the targets of the whole batch that
-// count, of which each rank has another number.
+// Samples with padding (data pack --best-fit) over ranks: the loss is the mean over the counted targets of the whole
+// batch, of which ranks have different numbers.
 #include <fmt/format.h>
 #include <memory>
 #include <string>
@@ -28,7 +28,7 @@ constexpr int64_t vocab_size = 201;
 
 uint32_t random_word(uint32_t a, uint32_t b) { return philox({5, 6}, {a, b, 0, 0})[0]; }
 
-// Documents of 1 to 33 tokens, some longer than a sample, most of them so long that no other one fits beside them.
+// Documents of 1 to 33 tokens, some longer than a sample, most too long to share a sample with another.
 class PackedFile {
  public:
   PackedFile() {
@@ -56,7 +56,7 @@ class PackedFile {
   BestFitResult result_;
 };
 
-// The samples of a dataset, read ahead as a run does.
+// The samples of a dataset, read ahead as in a run.
 class DataBatches : public MicroBatchSource {
  public:
   DataBatches(const RunConfig& config, const Dataset& data, int64_t rank, int64_t size)
@@ -92,7 +92,7 @@ TEST_CASE("samples with padding have the losses and first moments of one rank on
   const PackedFile file;
   const Dataset data = file.open();
   REQUIRE(file.result().cut_documents > 0);
-  // Shares of a rank that differ, so that a mean over ranks would be another one.
+  // Ranks have different shares, so that a mean over ranks would be a different number.
   REQUIRE(data.count_targets(0, 2) != data.count_targets(2, 2));
   REQUIRE(data.count_targets(0, 8) < 8 * sequence_length);
   for (const Family family : {Family::gpt2, Family::llama}) {

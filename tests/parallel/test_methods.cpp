@@ -1,5 +1,5 @@
-// Methods that save memory, together with each other and with every optimizer and precision, on layouts of all kinds:
-// what they take, and what they give.
+// Memory-saving methods in combination, with every optimizer and precision, on layouts of all kinds: their memory and
+// their results.
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -25,7 +25,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Rows of the test's matrices are no whole blocks: where tensor ranks cut them, moments of 8 bits are coded anew.
+// Returns true if 8-bit moments keep their blocks: rows of the test's matrices are not whole blocks, so a change of the
+// tensor size encodes them anew.
 bool keeps_blocks(const RunConfig& from, const RunConfig& to) {
   return from.optimizer.type != OptimizerKind::adamw_8bit || from.parallel.tensor == to.parallel.tensor;
 }

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""The pages say what gptrain does: their commands are run, and what they list is compared with the program.
+"""Tests that the pages are true: runs their commands, and compares their lists with the program.
 
 Run as test_readme.py SOURCE_ROOT GPTRAIN. Prints each fault.
-Run as test_readme.py --write SOURCE_ROOT GPTRAIN, it writes the table of keys, the counts of lines and tables of settings anew.
+With --write SOURCE_ROOT GPTRAIN, rewrites the table of keys, the counts of lines and the tables of settings.
 
 README.md comes first, then every other page (*.md) of the tree. Every ```sh block is run, in order, in one copy of the
-tree where build/gptrain is GPTRAIN: what README.md left behind is there for the other pages. A command may stand in a
-```sh block only. The first line of a block may be
+tree in which build/gptrain is GPTRAIN, so files left by README.md exist for the other pages. A command may only be in
+a ```sh block. The first line of a block may be
     # takes minutes    not run: its scripts must exist and parse
     # needs a cluster  the same
     # needs a GPU      the same
-    # needs PROGRAM    run where there is this program
-    # exits N          the exit code, which is 0 otherwise
-A ```text block right after it shows its output: each line, "..." apart, must be printed in this order; numbers and
+    # needs PROGRAM    run if this program exists
+    # exits N          the exit code, by default 0
+A ```text block right after it shows its output: each line except "..." must be printed, in this order. Numbers and
 their units may differ, but losses by 1% only, and numbers with commas (bytes, parameters) not at all.
-A table whose head begins with settings and peak says what the dry run of the ```sh block before it gives with each row's
-settings; --write writes these figures, too. "lossy: METHOD +N%" there is a row of the measured losses.
+A table whose head begins with settings and peak shows the results of the preceding ```sh block's dry run with each
+row's settings; --write updates these figures, too. In it, "lossy: METHOD +N%" is a row of the measured losses.
 """
 import fnmatch
 import json
@@ -32,14 +32,14 @@ README_BYTES = 12 * 1024
 RUN = "runs/tiny"  # run.out of the walk-through
 LOSS = re.compile(r"\bloss (\d+\.\d+)")
 EXACT = re.compile(r"\b\d{1,3}(?:,\d{3})+\b")
-# What a shell would run.
+# Recognises commands.
 COMMAND = re.compile(r"\$ |(?:build\S*/)?gptrain [a-z]|tools/\S|"
                      r"(?:python3?|bash|meson|ninja|srun|sbatch|mpirun|export) ")
 NUMBER = re.compile(r"\d[\d.,]*(?:e[-+]?\d+)?[kMGTPE]?(?: ?(?:ms|s|m|h|d|B|KiB|MiB|GiB|TiB)\b)?")
 
 
 def copy_source_tree(root, folder):
-    """Without what builds and runs leave behind."""
+    """Copies the tree without the output of builds and runs."""
     def left_out(parent, names):
         inside = Path(parent).relative_to(root).parts
         if inside == ("data",):
@@ -51,8 +51,8 @@ def copy_source_tree(root, folder):
 
 
 def fenced_blocks(text):
-    """(language, lines, number of the first line, follows): follows is True where only blank lines part it from the
-    block before it."""
+    """Yields (language, lines, number of the first line, follows): follows is True if only blank lines separate the
+    block from the previous one."""
     blocks, lines, language, follows = [], None, None, False
     for number, line in enumerate(text.splitlines(), 1):
         if lines is not None:
@@ -69,7 +69,7 @@ def fenced_blocks(text):
 
 
 def read_pages(root):
-    """{path: text}, README.md first."""
+    """Returns {path: text}, README.md first."""
     folders = [path for path in sorted(root.iterdir())
                if path.is_dir() and not path.name.startswith((".", "build", "runs", "shared"))]
     paths = [root / "README.md", *(page for folder in folders for page in sorted(folder.rglob("*.md"))
@@ -82,19 +82,19 @@ def without_blocks(text):
 
 
 def section_of(text, heading):
-    """The text from a heading to the next one of any level."""
+    """Returns the text from a heading to the next one of any level."""
     found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
     return found.group(1) if found else ""
 
 
 def table_keys(section):
-    """The words in code of the first column of a table."""
+    """Returns the words in code in the first column of a table."""
     rows = re.findall(r"^\| *(`[^|]*?) *\|", section, re.MULTILINE)
     return {key for row in rows for key in re.findall(r"`([^`]+)`", row)}
 
 
 class Program:
-    """The executable that is described."""
+    """The executable that the pages describe."""
 
     def __init__(self, path):
         self.path = path
@@ -103,7 +103,7 @@ class Program:
         return subprocess.run([self.path, *arguments], check=True, capture_output=True, text=True).stdout
 
     def helps(self, command=()):
-        """{command: its help}, subcommands included."""
+        """Returns {command: its help}, subcommands included."""
         text = self.output(*command, "--help")
         helps = {" ".join(command): text}
         listed = re.search(r"^Subcommands:\n((?:  .*\n)+)", text, re.MULTILINE)
@@ -144,7 +144,7 @@ def output_faults(shown, printed):
 
 def run_blocks(page, text, folder):
     """Runs the blocks of a page in `folder`; yields faults."""
-    environment = dict(os.environ, OMP_WAIT_POLICY="passive")  # other tests want the cores, too
+    environment = dict(os.environ, OMP_WAIT_POLICY="passive")  # other tests need the cores, too
     printed = None
     for language, lines, number, follows in fenced_blocks(text):
         where = f"{page}:{number}"
@@ -176,7 +176,7 @@ def run_blocks(page, text, folder):
 
 
 def key_table(text):
-    """The table of keys, with the lines of its head."""
+    """Returns the table of keys with its head lines."""
     return re.search(r"^\| key \| default \|.*\n(?:\|.*\n)*", section_of(text, "Every key"), re.MULTILINE).group()
 
 
@@ -203,7 +203,7 @@ def lines_of(path):
 
 
 def reading_faults(text, root):
-    """The files that one reads to understand training, and how long they are."""
+    """Yields faults in the list of files to read to understand training, and in their lengths."""
     section = section_of(text, READING)
     total = 0
     for name, shown in READING_ROW.findall(section):
@@ -224,7 +224,7 @@ LOSSES = "tests/bench/NOTES.md"
 
 
 def settings_rows(text):
-    """(number of the line, index of the row, command, cells) of each row of the tables of settings."""
+    """Yields (line number, row index, command, cells) of each row of the tables of settings."""
     blocks = {number: lines for language, lines, number, _ in fenced_blocks(text) if language == "sh"}
     command, row = None, None
     for number, line in enumerate(text.splitlines(), 1):
@@ -241,7 +241,7 @@ def settings_rows(text):
 
 
 def settings_faults(page, text, root, program, losses):
-    """Of each row that is wrong: where, what is, and what it should be; None where that is not known."""
+    """Yields, for each wrong row, its place, its content, and the correct content; None if that is unknown."""
     given = None
     for number, row, command, cells in settings_rows(text):
         where = f"{page}:{number}"
@@ -267,7 +267,7 @@ def settings_faults(page, text, root, program, losses):
 
 
 def write_pages(root, program):
-    """The table of keys, the counts of lines and the tables of settings, as they are."""
+    """Rewrites the table of keys, the counts of lines and the tables of settings."""
     pages = read_pages(root)
     for page, text in pages.items():
         lines = text.splitlines()
@@ -323,7 +323,7 @@ def house_faults(text, root):
 
 
 def run_faults(text, folder, program):
-    """What the walk-through left behind, against the lists of files and keys."""
+    """Compares the files left by the walk-through with the lists of files and keys."""
     run = folder / RUN
     files = table_keys(section_of(text, "The run's folder"))
     for name in sorted(files):
@@ -345,19 +345,19 @@ def run_faults(text, folder, program):
 
 
 def anchors(text):
-    """The fragments by which links reach the headings of a page."""
+    """Returns the link fragments of the headings of a page."""
     titles = re.findall(r"^#+ (.+)$", without_blocks(text), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def path_faults(page, text, folder, pages):
-    """Paths that exist neither in the source tree nor after the walk-through, and links that lead nowhere."""
+    """Yields paths that exist neither in the source tree nor after the walk-through, and dangling links."""
     prose = without_blocks(text)
-    # The other pages name what a format or an older tree has.
+    # Pages other than READMEs name paths of formats or older trees.
     named = re.findall(r"`([\w.*-]+(?:/[\w.*-]*)+)`", prose) if page.endswith("README.md") else []
     here = (folder / page).parent
     for path in sorted(set(named)):
-        if path.startswith(("OUT/", "data/corpus/")):  # what a run and the quickstart write
+        if path.startswith(("OUT/", "data/corpus/")):  # written by a run and by the quickstart
             continue
         if not any(list(start.glob(path)) for start in (folder, here, folder / RUN)):
             yield f"{page}: there is no {path}"
@@ -374,7 +374,7 @@ def path_faults(page, text, folder, pages):
 
 
 def check_that_faults_are_found(pages, root, folder, program):
-    """A check that finds nothing must be one that would have found something."""
+    """Checks the checks: each must find a planted fault."""
     text = "\n".join(pages.values())
 
     def without(old, new=""):

@@ -14,7 +14,7 @@
 using namespace gptrain;
 
 TEST_CASE("stochastic rounding to bf16 takes either neighbour as often as its share, and keeps what bf16 holds") {
-  // Of all 16 random bits, as many round away from zero as the bits that are cut off say.
+  // Over all 16 random bits, the number rounded away from zero equals the cut-off bits.
   const auto ups = [](float value) {
     int64_t count = 0;
     const float below = std::bit_cast<float>(std::bit_cast<uint32_t>(value) & 0xffff0000U);
@@ -71,7 +71,7 @@ TEST_CASE("f16 rounds as the processor does, and widens exactly") {
     different += to_f16(value).bits != hardware_f16(value) && !std::isnan(value) ? 1 : 0;
     different += std::isnan(to_float(to_f16(value))) != std::isnan(value) ? 1 : 0;
   };
-  // Every number, what lies half-way between it and the next, and the floats next to both.
+  // Checks every number, the midpoint to the next, and the floats beside both.
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto narrow = static_cast<uint16_t>(bits);
     const float wide = to_float(f16{narrow});

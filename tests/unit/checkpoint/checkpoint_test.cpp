@@ -35,7 +35,7 @@ Parts empty_parts(const std::vector<Tensor>& tensors) {
   return parts;
 }
 
-// A checkpoint of several rank files, as later layouts write them.
+// Saves a checkpoint with several rank files.
 fs::path save_ranks(const fs::path& out, const std::vector<Parts>& ranks, int64_t num_tensors,
                     int64_t part_bytes = usual_part_bytes) {
   const fs::path folder = out / "checkpoints" / "step-00000009";
@@ -185,7 +185,7 @@ TEST_CASE("What is more than a part goes to several files, and is read as ever",
       for (const StoredBox& box : tensor.boxes) bytes[box.file] += box.entry.bytes;
     }
     for (const int64_t of_file : bytes) CHECK((of_file > 0 && of_file <= part_bytes));
-    if (part_bytes == 800) CHECK(files.size() == 2);  // of 600 and of 640 + 132 + 4 bytes
+    if (part_bytes == 800) CHECK(files.size() == 2);  // 600 bytes, and 640 + 132 + 4
   }
 }
 
@@ -282,7 +282,7 @@ TEST_CASE("inspect_checkpoint prints the run's place and the tensors", "[checkpo
                        "weight/b   [300, 33]  f32    1", "exp_avg/a  [5, 7]     f32    1"}) == "");
 }
 
-// Elements [first, first + rows) of a tensor of [rows of 5], each its index: exact in bf16.
+// Elements [first, first + rows) of a [rows, 5] tensor whose values are the indices, exact in bf16.
 Slice rows_of(const char* name, int64_t first, std::vector<bf16>& data) {
   const auto rows = static_cast<int64_t>(data.size()) / 5;
   return {name, {20, 5}, {first, 0}, {rows, 5}, data.data(), nullptr, DType::bf16};
@@ -341,7 +341,7 @@ TEST_CASE("Saving and loading take only a few MiB beside the tensors", "[checkpo
     const bool same = std::all_of(data.begin(), data.end(), [](float value) { return value == 1.25F; });
     const long grown = peak_kib() - before;
 #ifdef __SANITIZE_ADDRESS__
-    constexpr long most_kib = 16 * 1024;  // it keeps for a while what is freed
+    constexpr long most_kib = 16 * 1024;  // allowance for freed memory that the allocator keeps for a while
 #else
     constexpr long most_kib = 8 * 1024;
 #endif

@@ -11,7 +11,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A run of two small checkpoints; the newer one gets damaged.
+// A run of two small checkpoints, of which the newer is damaged.
 class DamagedRun {
  public:
   DamagedRun() {
@@ -42,13 +42,13 @@ class DamagedRun {
   TemporaryFolder out_;
 };
 
-// In place: writing the file anew for every byte of it would take seconds.
+// Writes in place: rewriting the file for every byte would take seconds.
 void put_byte(const fs::path& file, size_t at, char byte) {
   std::fstream stream(file, std::ios::binary | std::ios::in | std::ios::out);
   stream.seekp(static_cast<std::streamoff>(at)).put(byte);
 }
 
-// The manifest with `from` replaced by `to` and a checksum that matches again.
+// Returns the manifest with `from` replaced by `to` and the checksum updated.
 std::string edited(const std::string& manifest, const std::string& from, const std::string& to) {
   const std::string tail_start = ",\n  \"crc32c\": \"";
   std::string body = manifest.substr(0, manifest.rfind(tail_start));
@@ -133,7 +133,7 @@ TEST_CASE("The way out names the newest sound checkpoint before the damaged one,
   write_file(folder / "step-00000001/manifest.json", "{}");
   CHECK(lacking(reading(folder / "step-00000001"), {"there is no older checkpoint in this run"}) == "");
   CHECK(lacking(reading(folder / "step-00000003"), {"there is no older checkpoint in this run"}) == "");
-  // The folder of a run in place of a checkpoint's.
+  // Names the run's folder instead of a checkpoint's.
   for (const fs::path& run : {out.path(), folder}) {
     CHECK(lacking(reading(run),
                   {"not a complete checkpoint", "the newest one in it: " + (folder / "step-00000004").string()}) == "");

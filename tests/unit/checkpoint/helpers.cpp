@@ -47,7 +47,7 @@ Tensor make_tensor(const std::string& name, const std::vector<int64_t>& shape, u
 Box whole(const Tensor& tensor) { return {std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape}; }
 
 void add_part(Parts& parts, const Tensor& tensor, const Box& box) {
-  // Element by element from the definition of row-major order: nothing of what is tested is used.
+  // Computes element by element from the definition of row-major order, without the code under test.
   std::vector<float> values;
   const int64_t count = num_elements(box.shape).value();
   for (int64_t i = 0; i < count; ++i) {
@@ -171,7 +171,7 @@ bool has_temporary_folders(const fs::path& out) {
 std::string in_child(const std::function<std::string()>& body) {
   int ends[2];
   if (::pipe(ends) != 0) return "no pipe";
-  // What Catch2 has buffered must not be written twice.
+  // Flushes first: output buffered by Catch2 must not be written twice.
   std::fflush(nullptr);
   const pid_t child = ::fork();
   if (child == 0) {

@@ -45,7 +45,7 @@ std::map<std::string, Exported> read_exported(const fs::path& out, const std::st
 
 nlohmann::json read_config(const fs::path& out) { return nlohmann::json::parse(read_file(out / "config.json")); }
 
-// The message of an error of the command line or the config.
+// Returns the message of an error of the command line or config.
 std::string usage_error(const std::function<void()>& call) {
   try {
     call();
@@ -90,7 +90,7 @@ TEST_CASE("GPT-2 is exported under its names, linears transposed", "[hf]") {
                                                {"transformer.h.1.mlp.c_proj.bias", {hidden}},
                                                {"transformer.ln_f.weight", {hidden}},
                                                {"transformer.ln_f.bias", {hidden}}};
-  CHECK(tensors.size() == 2 * shapes.size() - 4);  // two blocks; the first four and the last two stand alone
+  CHECK(tensors.size() == 2 * shapes.size() - 4);  // two blocks; the first four and the last two tensors are outside
   for (const auto& [name, shape] : shapes) {
     INFO(name);
     REQUIRE(tensors.contains(name));
@@ -269,7 +269,7 @@ TEST_CASE("Nothing is overwritten, and nothing is left behind by a failure", "[h
   fs::create_directory(empty);
   CHECK(lacking(usage_error([&] { export_hf(model.checkpoint(), empty, DType::f32); }), {"already exists"}) == "");
 
-  // A folder that a killed export left does not matter.
+  // A folder left by a killed export is replaced.
   const fs::path parent = model.folder() / "other";
   fs::create_directories(parent / ".tmp-hf" / "model.safetensors");
   export_hf(model.checkpoint(), parent / "hf", DType::f32);

@@ -17,7 +17,6 @@ using HfJson = nlohmann::json;
 inline const std::string weights_name = "model.safetensors";
 inline const std::string index_name = "model.safetensors.index.json";
 
-// A tensor with its bytes.
 struct Given {
   SafetensorsTensor tensor;
   std::vector<std::byte> bytes;
@@ -52,7 +51,7 @@ class HfFolder {
   std::filesystem::path file(const std::string& name) const { return path() / name; }
   const SavedModel& model() const { return model_; }
 
-  // Into a folder that was not there before.
+  // Imports into a new folder.
   HfImport import(const std::string& precision = "fp32") { return import_hf(path(), imported(true), precision); }
   std::filesystem::path checkpoint() { return list_checkpoints(imported(false)).back().path; }
   std::string refusal() {
@@ -63,7 +62,7 @@ class HfFolder {
 
   HfJson config() const { return HfJson::parse(read_file(file("config.json"))); }
   void set_config(const HfJson& config) { write_file(file("config.json"), config.dump()); }
-  // A null value takes the key out.
+  // A null value removes the key.
   std::string refusal_with(const std::string& key, const HfJson& value) {
     const HfJson before = config();
     HfJson changed = before;
@@ -74,7 +73,7 @@ class HfFolder {
     return why;
   }
 
-  // Two files and their index in place of one file.
+  // Replaces one file by two and an index.
   void shard() {
     const std::vector<Given> all = read_tensors(file(weights_name));
     const auto half = all.begin() + std::ssize(all) / 2;

@@ -201,7 +201,7 @@ TEST_CASE("A window counts where a class has it", "[hf]") {
   HfFolder mistral(with(llama, {"model.attention_window=3"}));
   CHECK(window(mistral, {{"sliding_window", 4}}) == 4);
   CHECK(window(mistral, {{"sliding_window", nullptr}}) == 0);
-  CHECK(window(mistral, {{"sliding_window", 100}}) == 0);  // of samples of 5
+  CHECK(window(mistral, {{"sliding_window", 100}}) == 0);  // for samples of 5
   HfFolder qwen(with(llama, {"model.attention_window=3", "model.qkv_bias=true"}));
   CHECK(window(qwen, {{"use_sliding_window", false}}) == 0);
   CHECK(window(qwen, {{"use_sliding_window", true}, {"max_window_layers", 2}}) == 0);
@@ -313,7 +313,7 @@ TEST_CASE("Files of PyTorch are refused with the line that converts them", "[hf]
   CHECK(lacking(hf.refusal(), {"has neither model.safetensors nor model.safetensors.index.json"}) == "");
 }
 
-// Every change of a byte is refused as a bad checkpoint, or reads as something that is sound.
+// Every changed byte is refused as a bad checkpoint, or reads as something sound.
 TEST_CASE("Damaged folders end with an error of their own", "[hf]") {
   HfFolder hf(llama);
   hf.shard();

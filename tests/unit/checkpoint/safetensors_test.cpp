@@ -18,7 +18,7 @@ using nlohmann::json;
 
 namespace {
 
-// A safetensors file by hand, after the format's page: length, header, data.
+// Builds a safetensors file from the format's definition: length, header, data.
 std::string file_of(const std::string& header, size_t data_bytes) {
   const uint64_t length = header.size();
   std::string text(8, '\0');
@@ -194,7 +194,7 @@ TEST_CASE("The writer refuses what the format cannot hold", "[safetensors]") {
 
 namespace {
 
-// The share of a file's pages that the system's cache holds.
+// Returns the share of a file's pages that are in the system's cache.
 double cached_share(const std::filesystem::path& path) {
   const auto bytes = static_cast<size_t>(std::filesystem::file_size(path));
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -233,7 +233,7 @@ TEST_CASE("A large file is written past the system's cache, in pieces of any siz
   writer.finish();
   CHECK(crc == crc32c(data.data(), data.size()));
   CHECK(static_cast<int64_t>(std::filesystem::file_size(path)) == writer.file_bytes());
-  // All but the end of the file, which is no whole block of it.
+  // Only the end of the file may be cached, which is not a whole block.
   if (is_on_disk(folder.path())) CHECK(cached_share(path) < 0.2);
 
   const InputFile file(path);

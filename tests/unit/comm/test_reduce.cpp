@@ -13,7 +13,7 @@ using namespace gptrain;
 
 namespace {
 
-// Any bits are a number, of very different sizes, NaN among them.
+// Random bits: numbers of very different sizes, NaN among them.
 std::vector<uint32_t> random_words(uint32_t seed, size_t count) {
   std::vector<uint32_t> words;
   for (uint32_t i = 0; words.size() < count; ++i)

@@ -1,4 +1,4 @@
-// JSON text: comments, places of syntax errors, duplicate keys, files that cannot be read.
+// JSON text: comments, positions of syntax errors, duplicate keys, unreadable files.
 #include <filesystem>
 #include <fstream>
 
@@ -31,7 +31,7 @@ TEST_CASE("duplicate keys are faults wherever they stand") {
 
 TEST_CASE("deep nesting is a fault, not a crash") {
   const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
-  // An override that is no JSON is a word.
+  // An override that is not JSON is a word.
   CHECK(fault({"run.steps=" + deep}).starts_with("run.steps = \"[[["));
   CHECK(refusal(deep) == "test.json:1:65: nested deeper than 64 levels");
   const std::string allowed = std::string(63, '[') + std::string(63, ']');

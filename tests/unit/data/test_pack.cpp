@@ -28,7 +28,7 @@ PackResult pack(const std::vector<std::filesystem::path>& inputs, const std::fil
   return pack(options_of(inputs, prefix), nullptr);
 }
 
-// The documents of a packed file, without their end tokens, which are checked.
+// Returns the documents of a packed file without their end tokens, which are checked.
 std::vector<std::string> documents_of(const std::filesystem::path& prefix) {
   const TokenFile file(prefix);
   std::vector<std::string> documents;

@@ -139,15 +139,15 @@ TEST_CASE("The folder is made, where it can be") {
   CHECK(contains(message, "taken: "));
 }
 
-// Each damage names the file and the byte that is wrong. The index of three sequences: lengths at byte 34, offsets at
-// 46, boundaries at 70, end at 102.
+// A damage whose message names the file and the wrong byte. The index has three sequences: lengths at byte 34, offsets
+// at 46, boundaries at 70, end at 102.
 struct Damage {
   std::function<void(RawTokenFile&)> change;
   std::string message;
 };
 
 TEST_CASE("Damaged fields are refused by name and byte") {
-  constexpr int64_t huge = std::numeric_limits<int64_t>::min();  // 2^63 when read without sign
+  constexpr int64_t huge = std::numeric_limits<int64_t>::min();  // 2^63 as an unsigned number
   const std::vector<Damage> damages = {
       {[](RawTokenFile& raw) { raw.magic[0] = 'X'; }, "x.idx, byte 0: the file does not start with \"MMIDIDX\""},
       {[](RawTokenFile& raw) { raw.version = 2; }, "x.idx, byte 9: version 2, but only 1"},

@@ -85,7 +85,7 @@ TEST_CASE("sizes that do not make the world are refused") {
       "as the product, or change a size");
   REQUIRE_THROWS_AS(Mesh(point(2, 1, 1, 2, 1), 8), Error);
   REQUIRE_THROWS_AS(Mesh(point(1, 1, 1, 1, 1), 0), Error);
-  // The product is 2^64: wrapped around it would look like nothing.
+  // The product is 2^64, which would wrap around to 0.
   REQUIRE_THROWS_AS(Mesh(point(1LL << 32, 1, 1, 1LL << 32, 1), 1), Error);
   try {
     Mesh(point(0, 1, 1, 1, 1), 1);

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Parts of tools/gpu_check.sh that need more than a command: each adds rows to its table and exits 1 if one failed.
+"""Parts of tools/gpu_check.sh that need more than a command: each adds rows to its table and exits with 1 on failure.
 
-    each PROGRAM  runs every op of test_ops, or every case of a Catch2 program, in a process of its own
-    sanitize PROGRAM  runs some cases of test_ops, of the ops that a step is made of, under compute-sanitizer
-    kernels LOG   takes rows from what `test_ops --backend cuda --bench` has printed
-    library LOG   takes rows from what bench_gpu_library has printed
-    resume        a run that was stopped and resumed, and one again from the start, end with the same bits
-    memory        what a run takes is what was planned, and stays what it is after the first steps
-    profile       the time of a step, op by op
+    each PROGRAM  runs every op of test_ops, or every case of a Catch2 program, in its own process
+    sanitize PROGRAM  runs some cases of test_ops, of the ops in a training step, under compute-sanitizer
+    kernels LOG   adds rows from the output of `test_ops --backend cuda --bench`
+    library LOG   adds rows from the output of bench_gpu_library
+    resume        checks that a run stopped and resumed ends with the same bits as one run from the start
+    memory        checks that a run uses the planned memory, and no more after the first steps
+    profile       prints the time of a step, op by op
 """
 import argparse
 import json
@@ -24,35 +24,35 @@ from gpu_runs import (ALL_CASES, Case, Deadline, Rows, RunFailed, plan, run_gptr
                       usual_cases, write_config)
 
 LEAST_COPY_SHARE = 85  # percent of the measured copy bandwidth
-# The mark holds for operands of at least four times the L2: an H200's, the largest so far but for B200's.
+# The mark applies to operands of at least four times the L2 cache; 60 MB is an H200's, the largest except for B200's.
 LEAST_BYTES = 4 * 60e6
 LIMITS_LINE = re.compile(r"cuda, .*: copy ([\d.]+) GB/s, matrix product f32 (\d+) GFLOP/s, bf16 (\d+) GFLOP/s$")
 BENCH_LINE = re.compile(r"(?P<title>.+?) +(?P<ms>[\d.]+) ms +(?P<rate>[\d.]+) (?P<unit>GFLOP/s|GB/s) +(?P<share>\d+)%$")
 
-AT_ONCE = 4  # processes on the device
+AT_ONCE = 4  # processes on the device at a time
 LONGEST_CASE_SECONDS = 60
 SKIPPED = 77
-# Of these, each kernel at small sizes: under a tool it takes a hundred times as long. Of so many cases one is taken.
+# Share of an op's cases that runs under compute-sanitizer, one in N, at small sizes: it is a hundred times slower.
 SANITIZED = {"linear_forward": 12, "linear_backward_input": 8, "linear_backward_weight": 10, "attention_forward": 12,
              "attention_backward": 12, "norm_forward": 8, "norm_backward": 8, "cross_entropy": 8, "quantize": 6,
              "scaled_product": 8, "embedding_backward": 4, "adamw": 6}
 SANITIZER_FOUND = 99
-# racecheck takes the barriers of the libraries' warp-group products for races, so it looks at kernels of our namespace
-# only; memcheck reports calls that the libraries make and whose failure they handle, so it reports no calls.
+# racecheck takes the barriers in the libraries' warp-group products for races, so it checks only kernels of our
+# namespace. memcheck reports failing calls that the libraries handle themselves, so its API reports are off.
 SANITIZER_LIMITS = {"racecheck": ["--kernel-name", "kns=gptrain"], "memcheck": ["--report-api-errors", "no"]}
-STEADY_FROM_STEP = 4  # the first ones choose algorithms and load modules
-# Those of tools/gpu_roofline.py, with which a profile is compared.
+STEADY_FROM_STEP = 4  # earlier steps choose algorithms and load modules
+# Micro-batches of tools/gpu/gpu_roofline.py, with which a profile is compared.
 RECKONED_MICRO_BATCHES = {"gpt2-124m-1024": 32, "gpt2-1.5b-1024": 16}
 MEMORY_STEPS = 12
 MEMORY_CASE = Case({"preset": "gpt2-124m", "sequence_length": 1024}, 65536, micro_tokens=(16384,))
-# Dropout, several micro-batches and grouped queries, so that all that has a state takes part.
+# Dropout, several micro-batches and grouped queries, so that everything with state takes part.
 RESUME_CASE = Case({"num_layers": 4, "hidden_size": 256, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 1000,
                     "sequence_length": 256, "norm": "rmsnorm", "positions": "rope", "activation": "swiglu",
                     "bias": False, "dropout": 0.1}, 2048, micro_tokens=(1024,))
 
 
 def commands(program):
-    """{name: how to run it alone}"""
+    """Returns {name: command that runs it alone}."""
     def names(*arguments):
         done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60, check=False)
         return [line.strip() for line in done.stdout.splitlines() if line.strip()]
@@ -60,12 +60,12 @@ def commands(program):
     if program.name.startswith("test_ops"):
         return {op: [program, "--backend", "cuda", "--op", op] for op in names("--list-ops")}
     escapes = str.maketrans({character: "\\" + character for character in "\\,["})
-    cases = names("--list-test-names-only") or names("--list-tests", "--verbosity", "quiet")  # Catch2 2, and 3
+    cases = names("--list-test-names-only") or names("--list-tests", "--verbosity", "quiet")  # Catch2 version 2, then 3
     return {name: [program, name.translate(escapes)] for name in cases}
 
 
 def end_of_command(command, seconds):
-    """(whether it passed or cannot run here, what it printed)"""
+    """Returns (True if it passed or cannot run here, its output)."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               text=True, errors="replace", timeout=max(seconds, 0.1), check=False)
@@ -87,7 +87,7 @@ def each(options, rows):
 
 
 def run_each(runs, title, deadline, rows):
-    """Runs {name: command}, several at once; a row for each that fails or finds no time."""
+    """Runs {name: command}, several at once; adds a row for each that fails or has no time left."""
     def run(command):
         seconds = min(LONGEST_CASE_SECONDS, deadline.left())
         return end_of_command(command, seconds) if seconds > 0 else (None, "no time was left\n")
@@ -116,7 +116,7 @@ def sanitize(options, rows):
 
 
 def library(options, rows):
-    """Lines "= name, figure, unit, mark, outcome", by tabs."""
+    """Reads lines "= name, figure, unit, mark, outcome", separated by tabs."""
     sound, found = True, False
     for line in options.file.read_text(encoding="utf-8").splitlines():
         fields = line[2:].split("\t")
@@ -128,8 +128,8 @@ def library(options, rows):
 
 
 def kernels(options, rows):
-    """Of ops that move much memory, the share of the copy bandwidth; of products in bf16, the best share per op; of
-    documents, by cuDNN and by the own kernels, the time."""
+    """Adds rows: for memory-bound ops the share of the copy bandwidth, for bf16 products the best share per op, for
+    attention with documents the time by cuDNN and by our own kernels."""
     products, sound = {}, True
     for line in options.file.read_text(encoding="utf-8").splitlines():
         if line.startswith("FAIL "):
@@ -146,7 +146,7 @@ def kernels(options, rows):
             if float(match["rate"]) * 1e9 * float(match["ms"]) / 1e3 >= LEAST_BYTES:
                 sound = rows.at_least(title, share, LEAST_COPY_SHARE, "% of copying", 0) and sound
         elif "documents" in title:
-            rows.add(title, match["ms"], "ms")  # a rate would count what documents leave out
+            rows.add(title, match["ms"], "ms")  # as time: a rate would count the work that documents save
         elif "bf16" in title:
             op = title.split(" [")[0]
             products[op] = max(products.get(op, (0, "")), (share, title))
@@ -221,7 +221,7 @@ def profile(options, rows, folder):
         reckoned = RECKONED_MICRO_BATCHES.get(name)
         micro = reckoned if reckoned in fitting else fitting[0]
         file = write_config(folder, case, micro, options.device, name, batch={"global": micro})
-        # The table follows the line of its step: one step more, and it is there.
+        # The table is printed after its step: one more step makes sure that it is there.
         run = train_steps(options.gptrain, file, 7, deadline.left(), "--profile-step", 6)
         table = "".join(run.printed)
         if "profile of step" not in table:

@@ -1,30 +1,30 @@
 #!/usr/bin/env python3
-"""Reckons a training step on a GPU, op by op, in the words of `gptrain train --profile-step`, so that a profile can be
-compared with it line by line. Prints what tests/bench/NOTES.md keeps.
+"""Estimates a training step on a GPU, op by op, in the format of `gptrain train --profile-step`, so that a profile can
+be compared line by line. Prints the table in tests/bench/NOTES.md.
 
-A product takes whole waves of tiles over the multiprocessors, at the rate of a large product, or as long as its memory
-traffic, and every wave has its start and end; the sum over the depth may be split, whose parts then travel once more.
-What moves memory does so at 85% of the copy rate. Between two kernels of a graph lies a gap.
+A product takes whole waves of tiles over the multiprocessors at a large product's rate, or the time of its memory
+traffic if that is longer; every wave adds its start and end. The sum over the depth may be split, which moves the
+parts once more. Memory-bound ops run at 85% of the copy rate. Kernels of a graph have gaps between them.
 """
 import math
 from dataclasses import dataclass
 
 COPY_SHARE = 0.85
 GAP_SECONDS = 1.0e-6
-TILE_SECONDS = 1.0e-6  # of a wave of tiles: filling the pipeline and storing the result, as far as nothing hides it
-STEP_SECONDS = 0.1e-3  # begin, readback
-TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.9), (64, 256, 0.8), (64, 128, 0.7))  # and share of the rate
+TILE_SECONDS = 1.0e-6  # per wave of tiles: filling the pipeline and storing the result, where nothing hides it
+STEP_SECONDS = 0.1e-3  # step begin and readback
+TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.9), (64, 256, 0.8), (64, 128, 0.7))  # size, share of the rate
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
-PEAK = 989e12  # of bf16, by the data sheet
+PEAK = 989e12  # bf16, by the data sheet
 
 
 @dataclass(frozen=True)
 class Device:
     name: str
-    matrix_rate: float  # FLOP/s of a large bf16 product on random numbers, measured
-    copy_rate: float  # bytes/s, read and written, measured
+    matrix_rate: float  # measured FLOP/s of a large bf16 product on random numbers
+    copy_rate: float  # measured bytes/s, read plus written
     multiprocessors: int = 132
-    attention_forward: float = 320e12  # FLOP/s that are executed, causal, heads of 64, T = 1024: what others report
+    attention_forward: float = 320e12  # executed FLOP/s, causal, heads of 64, T = 1024, as reported by others
     attention_backward: float = 200e12  # with fixed bits
 
 
@@ -58,7 +58,7 @@ def memory_seconds(device, traffic):
 
 
 def product_seconds(device, rows, cols, depth, traffic, splits=(1,)):
-    """The fastest tile and split. `traffic`: bytes that the product moves in any case."""
+    """Returns the time with the fastest tile and split. `traffic`: bytes that the product moves in any case."""
     fastest = math.inf
     for down, across, share in TILES:
         for split in splits:
@@ -71,7 +71,7 @@ def product_seconds(device, rows, cols, depth, traffic, splits=(1,)):
 
 
 def linears(device, model, name, inputs, outputs, rows=None):
-    """{op: seconds} of one linear; `rows` of a chunk of the head."""
+    """Returns {op: seconds} of one linear. `rows`: of a chunk of the head; None: all."""
     n = rows or model.rows
     read = 2 * (n * inputs + n * outputs + inputs * outputs)
     kept = 2 * n * outputs if name == "ffn_in" else 0  # the pre-activation
@@ -84,7 +84,7 @@ def linears(device, model, name, inputs, outputs, rows=None):
 
 
 def step(device, model):
-    """{op: (calls, seconds)} of one micro-batch and the update"""
+    """Returns {op: (calls, seconds)} of one micro-batch and the update."""
     n, h, layers = model.rows, model.hidden, model.layers
     of_rows = memory_seconds(device, 2 * n * h)  # one pass over the residual stream
     ops = {}
@@ -110,14 +110,14 @@ def step(device, model):
     add("embedding_backward", 1, 5 * of_rows)
     add("squared_norm", 1, memory_seconds(device, 4 * model.parameters))
     add("adamw", 1, memory_seconds(device, 30 * model.parameters))
-    # A product whose epilogue leaves the bias' gradient, backward of attention and norms are two kernels and more.
+    # Products with a bias gradient in their epilogue, and backward of attention and norms, are two or more kernels.
     kernels = sum(calls for calls, _ in ops.values()) + 7 * layers
     ops["gaps"] = (kernels, kernels * GAP_SECONDS + STEP_SECONDS)
     return ops
 
 
 def model_flops(model):
-    """As gptrain's own: 6 for each weight of a product, and causal attention."""
+    """Counts as gptrain does: 6 FLOPs per weight of a product, and causal attention."""
     weights = 12 * model.layers * model.hidden ** 2 + model.vocabulary * model.hidden
     return 6 * model.rows * (weights + model.layers * model.hidden * model.length)
 

@@ -1,7 +1,7 @@
-"""What the benches and checks on a GPU share: the shapes that are measured, running gptrain on them, rows of a table.
+"""Shared by the benches and checks on a GPU: the measured shapes, running gptrain on them, rows of a table.
 
-A run of the benches trains on a corpus of exactly one global batch, so every step is one epoch, and its batch is known
-whatever the order of the samples: the losses of two programs that start from the same weights can be compared.
+A bench run trains on a corpus of exactly one global batch, so every step is one epoch and its batch is known whatever
+the order of samples. The losses of two programs that start from the same weights can thus be compared.
 """
 import json
 import os
@@ -14,17 +14,17 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
-sys.path.insert(0, str(ROOT / "tests" / "golden"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "golden")]
 from bench_cpu import write_tokens  # noqa: E402
 from golden_run import run_gptrain  # noqa: E402
 
 OPTIMIZER = {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0}
-UNTIMED_STEPS = 3  # the first ones choose algorithms and fill caches
+UNTIMED_STEPS = 3  # earlier steps choose algorithms and fill caches
 TIMED_STEPS = 8
-MICRO_TOKENS = (65536, 32768, 16384, 8192)  # of a micro-batch, the largest first: few large products are faster
-SPARE_BYTES = 4 << 30  # what context, modules and libraries take beside the arenas, with room
+MICRO_TOKENS = (65536, 32768, 16384, 8192)  # per micro-batch, largest first: few large products are faster
+SPARE_BYTES = 4 << 30  # context, modules and libraries beside the arenas, generously
 RATE_LINE = re.compile(r"this machine: .* (\d+) GFLOP/s in \w+ matrix products")
 
 
@@ -32,11 +32,11 @@ RATE_LINE = re.compile(r"this machine: .* (\d+) GFLOP/s in \w+ matrix products")
 class Case:
     model: dict
     global_tokens: int
-    least_mfu: float | None = None  # the mark; None: there is none
+    least_mfu: float | None = None  # mark; None: no mark
     micro_tokens: tuple = MICRO_TOKENS
     linears: str = "bf16"
-    beside: str | None = None  # the case of the same in bf16
-    least_gain: float | None = None  # the mark: how many times as fast as that
+    beside: str | None = None  # name of the same case in bf16
+    least_gain: float | None = None  # mark: speed relative to `beside`
 
     @property
     def length(self):
@@ -47,7 +47,7 @@ class Case:
         return self.global_tokens // self.length
 
     def micro_batches(self):
-        """Sizes to try, in sequences, the largest first."""
+        """Returns the sizes to try, in sequences, largest first."""
         sizes = sorted({min(tokens // self.length, self.sequences) for tokens in self.micro_tokens} - {0}, reverse=True)
         return [size for size in sizes if self.sequences % size == 0]
 
@@ -67,11 +67,11 @@ CASES = {
     "gpt2-350m-2048": gpt2("355m", 2048, 131072),
     "gpt2-774m-2048": gpt2("774m", 2048, 65536),
 }
-# The same with FP8 linears.
+# The same cases with FP8 linears.
 FP8_CASES = {f"{name}-fp8": replace(case, least_mfu=None, linears="fp8", beside=name,
                                     least_gain=1.15 if name == "gpt2-1.5b-1024" else None)
              for name, case in CASES.items()}
-# Small enough for a CPU: these check the scripts, and are never measured unless asked for.
+# Small enough for a CPU: they check the scripts and are measured only if asked for.
 SMOKE_CASES = {
     "smoke-gpt2": Case({"num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 1000,
                         "sequence_length": 64}, 512, micro_tokens=(512, 256, 128)),
@@ -83,8 +83,8 @@ ALL_CASES = CASES | FP8_CASES | SMOKE_CASES
 
 
 def usual_cases():
-    """What is measured unless somebody says otherwise, in the order of what is to be known first, should time run out;
-    those in FP8 on GPUs that have it."""
+    """Returns the cases measured by default, most important first, in case time runs out; FP8 cases on GPUs that have
+    FP8."""
     capability = ask_nvidia_smi("compute_cap")
     has_fp8 = capability is None or tuple(map(int, capability.split("."))) >= (8, 9)
     first = ["gpt2-124m-1024", "gpt2-1.5b-1024", "gpt2-1.5b-1024-fp8", "llama-1b-4096", "llama-1b-4096-fp8"]
@@ -108,7 +108,7 @@ class Deadline:
 
 
 def write_config(folder, case, micro, device, out, **sections):
-    """The config file of a run that trains `case` on the folder's corpus; each section replaces keys of the default."""
+    """Writes a run config that trains `case` on the folder's corpus; each section replaces keys of the default."""
     config = {
         "model": case.model,
         "data": {"train": [{"path": str(folder / "tokens")}]},
@@ -126,23 +126,23 @@ def write_config(folder, case, micro, device, out, **sections):
 
 
 def resolved_model(gptrain, folder, case):
-    """Every key of the case's model, as gptrain understands it. On a CPU, which has no FP8."""
+    """Returns every key of the case's model, as gptrain resolves it on a CPU, without FP8."""
     file = write_config(folder, replace(case, linears="bf16"), case.micro_batches()[-1], "cpu", "resolved")
     return json.loads(run_gptrain(gptrain, folder, "config", "show", file))["model"]
 
 
 def write_corpus(folder, case, vocab):
-    """One global batch of random tokens: neighbouring samples share one, so it is one token more."""
+    """Writes one global batch of random tokens, and one token more, which the last sample's targets need."""
     write_tokens(folder / "tokens", case.global_tokens + 1, vocab)
 
 
 def plan(gptrain, folder, file):
-    """The dry run for a GPU: gptrain plans alike for all of them."""
+    """Returns the dry run for a GPU; gptrain plans the same for all GPUs."""
     return json.loads(run_gptrain(gptrain, folder, "train", file, "--dry-run", "--json", "--target", "h200"))
 
 
 def ask_nvidia_smi(field):
-    """A field of the first GPU; None where there is no nvidia-smi, or it does not answer."""
+    """Returns a field of the first GPU; None without nvidia-smi or if it does not answer."""
     try:
         done = subprocess.run(["nvidia-smi", "--id=0", f"--query-gpu={field}", "--format=csv,noheader,nounits"],
                               capture_output=True, text=True, timeout=20, check=False)
@@ -152,7 +152,7 @@ def ask_nvidia_smi(field):
 
 
 def used_memory():
-    """Bytes of the GPU that are taken, by whomever; None: unknown."""
+    """Returns the bytes in use on the GPU, by all processes; None: unknown."""
     mebibytes = ask_nvidia_smi("memory.used")
     return int(mebibytes) << 20 if mebibytes and mebibytes.isdigit() else None
 
@@ -163,7 +163,7 @@ def free_memory():
 
 
 def lines_of(stream):
-    """A queue of the lines that a process prints there, then None."""
+    """Returns a queue of the lines that a process prints, then None."""
     lines = queue.Queue()
 
     def read():
@@ -177,15 +177,15 @@ def lines_of(stream):
 
 @dataclass
 class Trained:
-    records: list  # of the steps
-    matrix_rate: float | None  # that gptrain measured, FLOP/s
+    records: list  # of each step
+    matrix_rate: float | None  # measured by gptrain, FLOP/s
     printed: list
 
 
 def train_steps(gptrain, file, steps, seconds, *arguments, after_step=lambda step: None, variables=None):
-    """Trains that many steps and ends the run there, for one that ends by itself saves a checkpoint, which for a large
+    """Trains `steps` steps and then ends the run: a run that ends by itself saves a checkpoint, which for a large
     model takes longer than the steps. Calls after_step(step) after each. Throws RunFailed if the steps are not done
-    after `seconds`. `variables`: of the environment, beside those of this process."""
+    after `seconds`. `variables`: additional environment variables."""
     end = Deadline(seconds)
     process = subprocess.Popen([gptrain, "train", file, *map(str, arguments)], stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -214,7 +214,8 @@ def train_steps(gptrain, file, steps, seconds, *arguments, after_step=lambda ste
 
 
 class Rows:
-    """Lines of the table of tools/gpu_check.sh: name, figure, unit, mark, pass, fail, skipped or -, by tabs."""
+    """Writes lines of tools/gpu_check.sh's table, separated by tabs: name, figure, unit, mark, result (pass, fail,
+    skipped, -)."""
 
     def __init__(self, file):
         self.file = file
@@ -225,7 +226,7 @@ class Rows:
                 rows.write("\t".join([name, figure, unit, mark, status]) + "\n")
 
     def no_figure(self, name, error, deadline):
-        """Where something has failed, or there was no time for it, which is no fault: returns whether it was that."""
+        """Adds a row without a figure. Returns True if there was no time left, which is not a failure."""
         late = deadline.left() <= 0
         print(f"{name}: {'skipped' if late else 'failed'}: {error}", flush=True)
         self.add(name, "", mark="no time was left" if late else " ".join(str(error).split())[:80],
@@ -233,7 +234,7 @@ class Rows:
         return late
 
     def at_least(self, name, figure, bound, unit, digits=2):
-        """Returns whether the figure reaches its mark; without a mark it does."""
+        """Adds a figure; returns True if it reaches its mark or has none."""
         if bound is None:
             self.add(name, f"{figure:.{digits}f}", unit)
             return True

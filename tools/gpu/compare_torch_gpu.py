@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
 """Compares gptrain with PyTorch on one GPU: the speed of whole training steps, and the losses from the same weights.
 
-Run as compare_torch_gpu.py [--gptrain FILE] [--cases CASE...] [--python PYTHON-WITH-TORCH]. Ends with 1 if a mark is
+Run as compare_torch_gpu.py [--gptrain FILE] [--cases CASE...] [--python PYTHON-WITH-TORCH]. Exits with 1 if a mark is
 missed.
 
 Speed: both train the same shapes on the same global batch with the same optimizer, one after the other on the same
-GPU. Each has its fastest micro-batch. PyTorch has the fastest of what tools/bench_torch_gpu.py tries: torch.compile
-or eager, bf16 weights with fp32 masters or autocast, attention by cuDNN or by FlashAttention, fused AdamW, the
-vocabulary padded. Figures are medians over steps. The ratio is PyTorch's time over gptrain's, and must be at least 1;
-MFU is of the matrix rate that gptrain measures. (tools/compare_torch.py compares every gradient, on a CPU.)
+GPU, each with its fastest micro-batch. PyTorch uses the fastest settings that tools/gpu/bench_torch_gpu.py finds:
+torch.compile or eager, bf16 weights with fp32 masters or autocast, attention by cuDNN or FlashAttention, fused AdamW,
+the vocabulary padded. Figures are medians over steps. The ratio is PyTorch's time over gptrain's, and must be at least
+1; MFU refers to the matrix rate that gptrain measures. (tools/compare/compare_torch.py compares every gradient, on a
+CPU.)
 
 Losses: both start from the weights of `gptrain checkpoint export` and train on the same batches.
   fp32   every loss within 1e-5 of PyTorch's, relative
-  bf16   the losses' distance from PyTorch's in fp32 (root mean square, relative) at most twice that of PyTorch's own
-         bf16 losses, or 1e-4 where those are luckily close: each run goes on with its own weights
+  bf16   the losses' distance from PyTorch's in fp32 (root mean square, relative) is at most twice that of PyTorch's
+         own bf16 losses, or 1e-4 if these happen to be closer: each run continues with its own weights
 """
 import argparse
 import json
@@ -43,7 +44,7 @@ BF16_FLOOR = 1e-4
 
 def start_torch(options, config, *arguments):
     command = [options.python, str(HERE / "bench_torch_gpu.py"), "--config", str(config), "--device", options.device]
-    # A file and no pipe: processes that compile for PyTorch's may have it open for a while after that has ended.
+    # A file, not a pipe: PyTorch's compiler processes may keep it open for a while after PyTorch has ended.
     faults = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
     process = subprocess.Popen([*command, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=faults, text=True)
@@ -51,7 +52,7 @@ def start_torch(options, config, *arguments):
 
 
 def trials_of(started, seconds):
-    """The trials that PyTorch's side has printed by then. Ends it."""
+    """Returns the trials that PyTorch's side prints within `seconds`, then ends it."""
     process, faults = started
     deadline, trials = Deadline(seconds), []
     lines = lines_of(process.stdout)
@@ -79,14 +80,14 @@ def describe(trial):
 
 
 def shown_config(gptrain, folder, file):
-    """Every key of a config, in a file of its own."""
+    """Writes a config with every key to its own file; returns its path."""
     shown = folder / f"{file.stem}-shown.json"
     shown.write_text(run_gptrain(gptrain, folder, "config", "show", file), encoding="utf-8")
     return shown
 
 
 def measure_torch(gptrain, options, folder, case, seconds):
-    """(the fastest trial, the fastest without compiling or None)"""
+    """Returns (the fastest trial, the fastest without compiling or None)."""
     micros = case.micro_batches()
     file = write_config(folder, replace(case, linears="bf16"), micros[0], "cpu", "torch")
     config = shown_config(gptrain, folder, file)
@@ -112,8 +113,8 @@ def speed_row(name, case, own, torch, eager):
 
 
 def compare_speed(gptrain, options, rows, folder, name, deadline, measured, of_torch):
-    """Returns the row of the table, and whether the marks are reached. measured, of_torch: {case: what was measured}
-    before, to which this one's is added: PyTorch's of a case in FP8 are those of the same in bf16."""
+    """Returns the row of the table, and True if the marks are reached. measured, of_torch: {case: measurement} so far;
+    get this case's. An FP8 case uses PyTorch's measurement of the same case in bf16."""
     case = ALL_CASES[name]
     prepare(gptrain, folder, case)
     reserve = 0 if case.beside in of_torch else options.torch_seconds
@@ -129,7 +130,7 @@ def compare_speed(gptrain, options, rows, folder, name, deadline, measured, of_t
 
 
 def compare_all_speeds(gptrain, options, rows, deadline):
-    """Prints the table as it grows; returns whether all is well."""
+    """Prints the table as it grows; returns True if all marks are reached."""
     print(f"{'':<16}{'gptrain':>47} |{'PyTorch':>39} |\n{SPEED_HEAD}", flush=True)
     all_sound, measured, of_torch = True, {}, {}
     for name in options.cases or usual_cases():
@@ -146,7 +147,7 @@ def compare_all_speeds(gptrain, options, rows, deadline):
 
 
 def initial_export(gptrain, options, folder, case):
-    """The folder with the weights that training starts from: at learning rate 0 one step leaves them as they are."""
+    """Returns the folder of the initial weights: one step at learning rate 0 leaves them unchanged."""
     file = write_config(folder, case, case.micro_batches()[0], options.device, "initial",
                         schedule={"type": "linear", "min_lr": 0}, run={"steps": 1})
     run_gptrain(gptrain, folder, "train", file)
@@ -157,7 +158,7 @@ def initial_export(gptrain, options, folder, case):
 
 
 def losses_of_both(gptrain, options, folder, case, deadline):
-    """{"gptrain fp32", "gptrain bf16", "torch fp32", ..: the losses of LOSS_STEPS steps}"""
+    """Returns {"gptrain fp32", "gptrain bf16", "torch fp32", ..: the losses of LOSS_STEPS steps}."""
     prepare(gptrain, folder, case)
     exported = initial_export(gptrain, options, folder, case)
     losses = {}
@@ -177,12 +178,12 @@ def losses_of_both(gptrain, options, folder, case, deadline):
 
 
 def distance(losses, reference):
-    """Root mean square of the relative differences."""
+    """Returns the root mean square of the relative differences."""
     return math.sqrt(sum((a / b - 1)**2 for a, b in zip(losses, reference, strict=True)) / len(reference))
 
 
 def check_losses(rows, name, losses):
-    """Prints the losses side by side and what must hold of them; returns whether it does."""
+    """Prints the losses side by side with their limits; returns True if these hold."""
     print(f"\n{name}: losses from the same weights, learning rate {OPTIMIZER['lr']}")
     print(f"{'step':>4}" + "".join(f"{who:>16}" for who in losses))
     for step in range(LOSS_STEPS):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Times PyTorch's training step of GPT-2 on the CPU: the other side of tools/bench_cpu.sh.
 
-The model is the plain one (bf16 autocast, scaled_dot_product_attention, tied head, fused AdamW over fp32 weights),
-without dropout, on random tokens. Prints one JSON object: the seconds of each timed step.
+The model is plain (bf16 autocast, scaled_dot_product_attention, tied head, fused AdamW over fp32 weights), without
+dropout, on random tokens. Prints one JSON object: the seconds of each timed step.
 """
 
 import argparse

@@ -4,28 +4,31 @@
 Run as compare_optimizers.py [--gptrain FILE] [--case NAME]..., with PyTorch, transformers 5 and lion-pytorch installed.
 Prints one line per comparison and ends with 1 if a bound does not hold.
 
-The weights come from `gptrain checkpoint export`, the model from transformers' own class (tools/compare_torch.py). Its
-20 steps are those of
-  sgd, sgd-nesterov, sgd-plain   torch.optim.SGD with momentum, with Nesterov's, and without; weights decay before its
-                                 step, decoupled (arXiv 1711.05101), for its own decay is a part of the gradient
+The weights come from `gptrain checkpoint export`, the model from transformers' own class
+(tools/compare/compare_torch.py). The reference for the 20 steps is, by case:
+  sgd, sgd-nesterov, sgd-plain   torch.optim.SGD with momentum, with Nesterov momentum, and without; weights decay
+                                 before its step, decoupled (arXiv 1711.05101): its own decay would be part of the
+                                 gradient
   lion, lion-betas               lion-pytorch's Lion, the formula of arXiv 2302.06675
-  lamb, lars                     plain forms of algorithm 2 of arXiv 1904.00962 and algorithm 1 of arXiv 1708.03888, with
-                                 the norms of gptrain's tensors: queries, keys and values are one, gate and up are one
-  muon, muon-plain               torch.optim.Muon with and without Nesterov for the matrices of blocks, made to multiply in
-                                 the model's dtype where it would in bf16, and torch.optim.AdamW for the rest
-  adamw-8bit                     a plain form of AdamW and of the dynamic map of src/base/dynamic_map.h, in blocks of 256 of
-                                 gptrain's tensors; moments are coded after each step, from numbers of the model's dtype
-  adafactor, adafactor-plain     transformers.optimization.Adafactor without relative steps, each of queries, keys and
-                                 values a parameter; with and without scale_parameter, which also has another eps
-with warm-up, a falling rate, weight decay of matrices only, and clipping. What must hold:
-  every loss within 1e-5 of the reference in float64, of adamw-8bit within 3e-5
-  sgd, lamb, lars, muon, adafactor: also of PyTorch's in float32; and each tensor's weights after 20 steps within 1e-5 of float64
-  (the L2 norm of the difference over that of the reference)
-  lion: the weights are at most twice as far from float64 as PyTorch's are in float32. A step is the sign of a sum,
-  which rounding turns where the sum is all but zero. So PyTorch's own losses in float32 are up to 4e-5 from float64.
-  adamw-8bit: the same bound. Rounding turns a code where a moment lies all but between two cells of the map. What is
-  kept of it is then other by their distance: 1.4% of it in the highest decade, up to 80% of it in the lowest ones.
-The keys' bias of a model without rotary embedding is left out: its true gradient is zero, and it changes no result.
+  lamb, lars                     plain versions of algorithm 2 of arXiv 1904.00962 and algorithm 1 of arXiv 1708.03888,
+                                 with norms over gptrain's tensors: queries, keys and values are one, gate and up are
+                                 one
+  muon, muon-plain               torch.optim.Muon with and without Nesterov for the matrices of blocks, changed to
+                                 multiply in the model's dtype instead of bf16, and torch.optim.AdamW for the rest
+  adamw-8bit                     a plain version of AdamW with the dynamic map of src/base/dynamic_map.h, in blocks of
+                                 256 of gptrain's tensors; after each step, moments in the model's dtype are encoded
+  adafactor, adafactor-plain     transformers.optimization.Adafactor without relative steps, with queries, keys and
+                                 values as separate parameters; with and without scale_parameter, which also has
+                                 another eps
+Runs have warm-up, a falling rate, weight decay of matrices only, and clipping. Requirements:
+  every loss within 1e-5 of the reference in float64, for adamw-8bit within 3e-5
+  sgd, lamb, lars, muon, adafactor: also within 1e-5 of PyTorch in float32; and each tensor's weights after 20 steps
+  within 1e-5 of float64 (L2 norm of the difference over that of the reference)
+  lion: the weights are at most twice as far from float64 as PyTorch's in float32. A step is the sign of a sum, which
+  rounding flips if the sum is almost zero. PyTorch's own float32 losses are thus up to 4e-5 from float64.
+  adamw-8bit: the same bound. Rounding changes a code if a moment is almost at the border between two cells of the map.
+  The stored moment then differs by the cells' distance: 1.4% of it in the highest decade, up to 80% in the lowest.
+The key bias of a model without rotary embedding is left out: its true gradient is zero, and no result depends on it.
 """
 import argparse
 import json
@@ -39,20 +42,20 @@ import torch
 import transformers
 from lion_pytorch import Lion
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "tools" / "compare"))
 from compare_torch import (FACTOR, STEPS, Report, Run, golden_run, paired, run_config,  # noqa: E402
                            stored_tensors)
 from compare_torch import CASES as MODELS  # noqa: E402
 
 WEIGHT_TOLERANCE = 1e-5
 CODED_LOSS_TOLERANCE = 3e-5
-ROUNDED = ("lion", "adamw-8bit")  # optimizers whose steps are as far from float64 as rounding turns signs or codes
+ROUNDED = ("lion", "adamw-8bit")  # optimizers whose distance from float64 comes from flipped signs or codes
 
 
 class DecayingSgd(torch.optim.SGD):
-    """With decoupled weight decay, of each group's own `decay`."""
+    """SGD with decoupled weight decay, by each group's own `decay`."""
 
     @torch.no_grad()
     def step(self):
@@ -73,10 +76,10 @@ def torch_lion(groups, optimizer):
 
 
 def name_tensors(model):
-    """Tells each parameter which of gptrain's tensors it is a part of."""
+    """Notes for each parameter which tensor of gptrain it is part of."""
     for name, parameter in model.named_parameters():
         parameter.of_block_matrix = parameter.dim() == 2 and re.search(r"\b(h|layers)\.\d+\.", name) is not None
-        parameter.is_transposed = re.search(r"\bc_(attn|proj|fc)\.weight$", name) is not None  # against gptrain's
+        parameter.is_transposed = re.search(r"\bc_(attn|proj|fc)\.weight$", name) is not None  # relative to gptrain
         parameter.tensor = re.sub(r"\b[qkv]_proj\b", "qkv", re.sub(r"\b(gate|up)_proj\b", "in", name))
 
 
@@ -85,7 +88,7 @@ def norm(parts):
 
 
 class TensorScaled(torch.optim.Optimizer):
-    """update(group, parts) with the parts of one tensor after the other."""
+    """Calls update(group, parts) with the parts of each tensor in turn."""
 
     @torch.no_grad()
     def step(self):
@@ -139,7 +142,7 @@ def torch_lars(groups, optimizer):
 
 
 class DynamicMap:
-    """The 8 bits of arXiv 2110.02861 for numbers from -1 to 1, or from 0 to 1, as src/base/dynamic_map.h defines them."""
+    """The 8-bit codes of arXiv 2110.02861 for numbers in [-1, 1] or [0, 1], as src/base/dynamic_map.h defines them."""
 
     def __init__(self, has_sign):
         self.has_sign = has_sign
@@ -150,12 +153,12 @@ class DynamicMap:
             value = 0.1 + 0.9 * (place - 2**log + 0.5) / 2**log
             magnitudes.append(value / 10**((6 if has_sign else 7) - log))
         self.magnitudes = torch.tensor([*magnitudes, 1.0]).double()
-        # Borders have 15 bits after the point.
+        # Borders are rounded to 15 bits after the binary point.
         middles = ((self.magnitudes[1:] + self.magnitudes[:-1]) / 2).float().view(torch.int32)
         self.borders = ((middles + 0x80) & ~0xff).view(torch.float32).double()
 
     def coded(self, values):
-        """What is left of a flat tensor whose blocks of 256 elements have a scale each."""
+        """Encodes and decodes a flat tensor whose blocks of 256 elements have a scale each."""
         padded = torch.nn.functional.pad(values, (0, -len(values) % 256)).view(-1, 256)
         scales = padded.abs().amax(1, keepdim=True)
         share = padded * torch.where(scales > 0, 1 / scales, 0.0)
@@ -168,8 +171,8 @@ class DynamicMap:
 
 
 class AdamW8bit(TensorScaled):
-    """AdamW whose moments of matrices of 4,096 elements and more are kept in 8 bits: what a step takes of them is what
-    the last one's codes say. Blocks go through gptrain's tensors row by row."""
+    """AdamW with moments in 8 bits for matrices of 4,096 elements and more: a step uses the decoded moments of the
+    last one. Blocks run through gptrain's tensors row by row."""
 
     maps = (DynamicMap(True), DynamicMap(False))
 
@@ -200,7 +203,7 @@ def torch_adamw_8bit(groups, optimizer):
 
 
 class WideMuon(torch.optim.Muon):
-    """Its Newton-Schulz iteration casts to bf16, whatever the dtype of the gradient. Here that is the gradient's."""
+    """torch.optim.Muon whose Newton-Schulz iteration keeps the gradient's dtype instead of casting to bf16."""
 
     def step(self):
         with mock.patch.object(torch, "bfloat16", self.param_groups[0]["params"][0].dtype):
@@ -208,7 +211,8 @@ class WideMuon(torch.optim.Muon):
 
 
 def split_heads(parameter):
-    """Queries, keys and values that are one parameter: [(view of them, their columns)]; otherwise nothing."""
+    """Splits a joint parameter of queries, keys and values: [(view of a part, its columns)]; [] for other parameters.
+    """
     if not re.search(r"c_attn\.(weight|bias)$", parameter.tensor):
         return []
     return [(torch.nn.Parameter(parameter.data[..., columns[0]:columns[-1] + 1]), columns)
@@ -216,7 +220,7 @@ def split_heads(parameter):
 
 
 class AdafactorOfParts:
-    """transformers' Adafactor, whose steps are the schedule's. Queries, keys and values are a parameter each."""
+    """transformers' Adafactor with the schedule's steps. Queries, keys and values are separate parameters."""
 
     def __init__(self, groups, optimizer):
         self.views = []  # (part of a parameter, the parameter, columns)
@@ -238,8 +242,8 @@ class AdafactorOfParts:
 
 
 class MuonBesideAdamW:
-    """torch.optim.Muon for the matrices of blocks, torch.optim.AdamW for the rest. Queries, keys and values that are one
-    parameter are three for Muon."""
+    """torch.optim.Muon for the matrices of blocks, torch.optim.AdamW for the rest. A joint parameter of queries, keys
+    and values is split into three for Muon."""
 
     def __init__(self, groups, optimizer):
         self.views = []  # (part of a parameter, the parameter, columns)
@@ -271,7 +275,7 @@ LARS = {"type": "lars", "lr": 0.2, "trust_coefficient": 0.02, "weight_decay": 0.
 MUON = {"type": "muon", "lr": 1e-3, "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0}
 ADAMW_8BIT = {"type": "adamw-8bit", "lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0}
 ADAFACTOR = {"type": "adafactor", "lr": 1e-2, "weight_decay": 0.1, "clip_norm": 1.0}
-# The optimizer of the config, and what makes PyTorch's.
+# The config's optimizer section, and the function that makes PyTorch's optimizer.
 OPTIMIZERS = {
     "sgd": (SGD, torch_sgd),
     "sgd-nesterov": ({**SGD, "momentum": 0.8, "nesterov": True}, torch_sgd),
@@ -284,21 +288,21 @@ OPTIMIZERS = {
     "muon-plain": ({**MUON, "momentum": 0.9, "nesterov": False}, MuonBesideAdamW),
     "adamw-8bit": (ADAMW_8BIT, torch_adamw_8bit),
     "adafactor": (ADAFACTOR, AdafactorOfParts),
-    # Of vectors the first step is the gradient's sign; with this eps not where that is all but zero. At a rate of 1e-3 one
-    # bias is up to 2.4e-5 from float64, and PyTorch's up to 1.8e-5.
+    # The first step of a vector is the sign of its gradient; this eps avoids that where the gradient is almost zero. At
+    # a rate of 1e-3 one bias is up to 2.4e-5 from float64, and PyTorch's up to 1.8e-5.
     "adafactor-plain": ({**ADAFACTOR, "lr": 2e-4, "scale_parameter": False, "clip_threshold": 0.7, "eps": 1e-8},
                         AdafactorOfParts),
 }
 
 
 def largest_distance(pairs):
-    """(distance, label) of the weights that are furthest from the reference, of {label: (weights, reference)}."""
+    """Returns (distance, label) of the weights furthest from the reference, from {label: (weights, reference)}."""
     return max(((own.double() - exact).norm().item() / exact.norm().item(), label)
                for label, (own, exact) in pairs.items())
 
 
 def export_initial(gptrain, folder, case, config):
-    """The Hugging Face folder of the weights that `config` begins with; all optimizers share it."""
+    """Returns the Hugging Face folder with the initial weights of `config`, shared by all optimizers."""
     initial = folder / f"{case}-initial-hf"
     if not initial.exists():
         out = f"{case}-initial"

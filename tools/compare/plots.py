@@ -1,4 +1,4 @@
-"""Pages and pictures with line plots that need nothing but a browser, light and dark."""
+"""Pages and images with line plots that need only a browser, light and dark."""
 import html
 import math
 
@@ -25,7 +25,7 @@ def figure(caption, plot):
 
 
 def sheet(figures, columns=3):
-    """One SVG of [(caption, plot)], for pages in Markdown, which take pictures alone."""
+    """Returns one SVG of [(caption, plot)], for Markdown pages, which can only include images."""
     width, height = 300, 190
     rows = math.ceil(len(figures) / columns)
     cells = []
@@ -39,7 +39,7 @@ def sheet(figures, columns=3):
 
 
 def line_plot(lines, x_range, y_range, x_marks, y_marks):
-    """SVG. lines: [([(x, y)], color, opacity)]; marks: [(value, text)]."""
+    """Returns an SVG. lines: [([(x, y)], color, opacity)]; marks: [(value, text)]."""
     def at_x(x):
         return LEFT + (RIGHT - LEFT) * (x - x_range[0]) / (x_range[1] - x_range[0])
 
@@ -56,7 +56,7 @@ def line_plot(lines, x_range, y_range, x_marks, y_marks):
 
 
 def steps_between(low, high, most=5):
-    """Round numbers from low to high."""
+    """Returns round numbers from low to high."""
     step = 10 ** math.floor(math.log10((high - low) / most))
     step = next(step * factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= most)
     first = math.ceil(low / step)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Prints src/ops/activation_tables.h: the best piecewise constant derivatives of GELU, exact and tanh form, of 4, 8 and 16
-levels (few-bit activations, arXiv 2202.00441).
+"""Prints src/ops/activation_tables.h: the best piecewise constant derivatives of GELU, exact and tanh form, with 4, 8
+and 16 levels (few-bit activations, arXiv 2202.00441).
 
-Best is the least integral of the squared difference over [-100, 100]. As the derivative at -x is 1 minus that at x, so are
-the pieces: what is searched is the half above 0. A dynamic programme over a grid finds which pieces there are; then each
-border moves to where the derivative is the mean of the levels beside it, and each level to the mean of the derivative over
-its piece, until nothing moves.
+Best means the least integral of the squared difference over [-100, 100]. The derivative at -x is 1 minus that at x, so
+only the half above 0 is searched. Dynamic programming over a grid finds the pieces; then each border moves to where
+the derivative is the mean of the two adjacent levels, and each level to the mean of the derivative over its piece,
+until nothing changes.
 """
 
 import argparse
@@ -32,12 +32,14 @@ def slope(kind, x):
 
 
 def grid_of(fine, last=7.0):
-    """Points from 0 to LIMIT: `fine` steps to `last`, behind which the derivative is 1 to 1e-9, and one step more."""
+    """Returns points from 0 to LIMIT: `fine` steps up to `last`, above which the derivative is 1 to 1e-9, and one step
+    more."""
     return [last * i / fine for i in range(fine + 1)] + [LIMIT]
 
 
 def sums_of(kind, points, parts=8):
-    """The integrals of the derivative and of its square from 0 to each of the points; of the square, by Simpson's rule."""
+    """Returns the integrals of the derivative and of its square from 0 to each point; of the square by Simpson's rule.
+    """
     squares = [0.0]
     for a, b in zip(points, points[1:]):
         step = (b - a) / parts
@@ -47,13 +49,13 @@ def sums_of(kind, points, parts=8):
 
 
 def cost_table(kind, points):
-    """cost(i, j): the integral of the squared difference from the mean, over [points[i], points[j]]."""
+    """Returns cost(i, j): the integral of the squared difference from the mean, over [points[i], points[j]]."""
     firsts, squares = sums_of(kind, points)
     return lambda i, j: squares[j] - squares[i] - (firsts[j] - firsts[i]) ** 2 / (points[j] - points[i])
 
 
 def best_by_programme(cost, num_points, pieces):
-    """The indices of the borders of the cheapest cut of the grid into so many pieces, and its cost."""
+    """Returns the border indices of the cheapest cut of the grid into `pieces` pieces, and its cost."""
     end = num_points - 1
     costs = [cost(0, j) if j > 0 else 0.0 for j in range(num_points)]
     cuts = []
@@ -71,7 +73,7 @@ def best_by_programme(cost, num_points, pieces):
 
 
 def crossing(kind, level, low, high):
-    """Where the derivative is `level` between two points on whose sides of it it lies."""
+    """Returns the point between low and high where the derivative is `level`."""
     rises = slope(kind, high) > slope(kind, low)
     for _ in range(80):
         middle = (low + high) / 2
@@ -83,7 +85,7 @@ def crossing(kind, level, low, high):
 
 
 def settle(kind, borders, reach):
-    """The borders and levels of the best cut near this one."""
+    """Returns the borders and levels of the best cut near this one."""
     for _ in range(2000):
         ends = [0.0, *borders, LIMIT]
         levels = [(value(kind, b) - value(kind, a)) / (b - a) for a, b in zip(ends, ends[1:])]
@@ -96,7 +98,7 @@ def settle(kind, borders, reach):
 
 
 def best_steps(kind, bits):
-    """The borders above 0 and the levels between them, of the best 2^bits pieces."""
+    """Returns the borders above 0 and the levels between them, for the best 2^bits pieces."""
     fine = 280
     points = grid_of(fine)
     indices, _ = best_by_programme(cost_table(kind, points), len(points), 2 ** (bits - 1))
@@ -109,8 +111,9 @@ def literals(values):
 
 def header():
     lines = [
-        "// The best piecewise constant derivatives of GELU; made by tools/make_activation_tables.py, which says how.",
+        "// The best piecewise constant derivatives of GELU; made by tools/generate/make_activation_tables.py, which says how.",
         "#pragma once",
+        "// clang-format off",
         "",
         "namespace gptrain::activation_tables {",
         "",
@@ -131,7 +134,7 @@ def main():
 
 
 def wrapped(text, width=120):
-    """Lines that are too long, broken behind a comma."""
+    """Breaks lines that are too long after a comma."""
     lines = []
     for line in text.split("\n"):
         while len(line) > width:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Two ranks on GPUs, beside one: training and collectives, as threads, which on one GPU exchange through the host, and
-as processes over NCCL, on one GPU, too. Adds rows to tools/gpu_check.sh's table and exits 1 if one failed."""
+"""Compares two ranks on GPUs with one, in training and collectives: as threads, which on one GPU exchange through the
+host, and as processes over NCCL, also on one GPU. Adds rows to tools/gpu_check.sh's table and exits with 1 if one
+failed."""
 import argparse
 import json
 import shutil
@@ -13,13 +14,13 @@ from pathlib import Path
 from bench_gpu import add_arguments, prepare
 from gpu_runs import Case, Deadline, Rows, RunFailed, run_gptrain, write_config
 
-# Small, but with every collective, a tensor group's and a data group's, and with what stages of a pipeline send.
+# A small case with every collective, of tensor and data groups, and with transfers between pipeline stages.
 RANKS_CASE = Case({"num_layers": 4, "hidden_size": 256, "num_heads": 4, "vocab_size": 1000, "sequence_length": 256},
                   2048, micro_tokens=(1024,))
 RANKS_MESHES = {"data": {"zero": 1}, "data, ZeRO 3": {"zero": 3}, "tensor": {"tensor": 2},
                 "pipeline": {"pipeline": 2}}
 RANKS_STEPS = 5
-RANKS_TOLERANCE = 1e-4  # of losses in f32, after several updates
+RANKS_TOLERANCE = 1e-4  # for f32 losses after several updates
 LONGEST_RUN_SECONDS = 60
 
 
@@ -31,8 +32,8 @@ def count_gpus():
 
 
 def ranks_as_hosts(gptrain, arguments, devices):
-    """Commands of two ranks, each a process on a host of its own, so that NCCL, which takes no GPU twice on one host,
-    takes one GPU for both: names of hosts are a process's own (unshare --uts)."""
+    """Returns the commands of two ranks, each a process with its own host name (unshare --uts). NCCL refuses a GPU
+    used twice on one host; with different host names one GPU serves both ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -48,7 +49,7 @@ def ranks_as_hosts(gptrain, arguments, devices):
 
 
 def run_together(commands, seconds):
-    """(whether all ended with 0, what they printed); all end when the time is up."""
+    """Runs the commands together; returns (True if all exited with 0, their output). All end when the time is up."""
     processes = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                   text=True, errors="replace") for command in commands]
     deadline, printed, sound = Deadline(seconds), [], True
@@ -115,7 +116,7 @@ def ranks(options, rows, folder):
 
 
 def bench_collectives(options, rows, folder, file, devices, apart, deadline):
-    """Rows of the largest messages."""
+    """Adds rows for the largest messages."""
     arguments = ["bench", "comm", file, "--max-bytes", str(1 << 24), "--seconds", "0.05"]
     ways = {"2 ranks as threads": [[options.gptrain, *arguments, "--ranks", "2"]]}
     if apart:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""The table of tools/kernel_report.sh. The folder holds what ptxas printed (.txt), machine code (.sass), and what programs
-of the host harness launched (.launches): t in the ops' tests, any other in the step that it is the mark of."""
+"""Prints the table of tools/gpu/kernel_report.sh. The folder holds ptxas's output (.txt), machine code (.sass), and the
+launches of programs on the host harness (.launches): t for the ops' tests, any other letter for the step of that mark.
+"""
 import argparse
 import re
 import subprocess
@@ -8,12 +9,12 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-# Of a multiprocessor of compute capability 9.0 (and 8.0, but for shared memory).
+# Limits of a multiprocessor of compute capability 9.0 (and 8.0, except for shared memory).
 REGISTERS, THREADS, BLOCKS, WARPS = 65536, 2048, 32, 64
 SHARED_BYTES = 228 << 10
 MARKS, TESTS = "G8L", "t"
-SHARED_OF_A_BLOCK = 1024  # that the system takes of each
-REGISTERS_OF_A_WARP = 256  # are given in multiples of so many
+SHARED_OF_A_BLOCK = 1024  # reserved by the system in each block
+REGISTERS_OF_A_WARP = 256  # registers are allocated in multiples of this
 
 
 def demangled(names):
@@ -22,7 +23,7 @@ def demangled(names):
 
 
 def short(name):
-    """Without return type, namespaces and parameters, which nobody needs to tell kernels apart."""
+    """Shortens a kernel's name: no return type, namespaces or parameters."""
     name = re.sub(r"\(anonymous namespace\)::|gptrain::|^void ", "", name)
     depth = 0
     for place, character in enumerate(name):
@@ -33,7 +34,7 @@ def short(name):
 
 
 def read_ptxas(folder):
-    """{mangled: {file, registers, stack, spills, static shared bytes}}"""
+    """Returns {mangled name: {file, registers, stack, spills, static shared bytes}}."""
     kernels = {}
     for file in sorted(folder.glob("*.txt")):
         current = None
@@ -51,7 +52,7 @@ def read_ptxas(folder):
 
 
 def read_local_instructions(folder):
-    """{mangled: instructions that read or write local memory}; empty without machine code"""
+    """Returns {mangled name: number of instructions that access local memory}; {} without machine code."""
     counts = {}
     for file in folder.glob("*.sass"):
         current = None
@@ -65,13 +66,13 @@ def read_local_instructions(folder):
 
 
 def read_symbols(program):
-    """{place in the program: name as demangled}"""
+    """Returns {offset in the program: demangled name}."""
     listed = subprocess.run(["nm", "-C", program], capture_output=True, text=True, check=True).stdout
     return {int(place, 16): name for place, name in re.findall(r"(?m)^([0-9a-f]+) \w (.*)$", listed)}
 
 
 def read_launches(files, program):
-    """{kernel as demangled: {mark: {(threads, shared bytes)}}}"""
+    """Returns {demangled kernel name: {mark: {(threads, shared bytes)}}}."""
     launches = defaultdict(lambda: defaultdict(set))
     symbols = read_symbols(program) if files else {}
     for file in files:
@@ -90,7 +91,8 @@ def blocks_per_multiprocessor(kernel, threads, shared):
 
 
 def shapes_of(name, of_steps, of_tests):
-    """[(marks, (threads, shared bytes))]: all shapes of steps, else the largest of the tests, else nothing known"""
+    """Returns [(marks, (threads, shared bytes))]: all shapes in steps, else the largest in the tests, else an unknown
+    one."""
     if marks := of_steps.get(name):
         shapes = sorted({shape for shapes in marks.values() for shape in shapes})
         return [("".join(mark for mark in MARKS if shape in marks.get(mark, ())), shape) for shape in shapes]

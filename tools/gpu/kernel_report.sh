@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# Registers, stack, spills, shared memory and blocks per multiprocessor of every CUDA kernel, as ptxas reports them for
-# one architecture; where cuobjdump is, instructions that touch local memory, too. Needs nvcc and no GPU. Blocks are those
-# of the shapes that the host harness launches. Kernels of a training step are marked: in steps of small models as wide as
-# GPT-2 124M (G), the same with FP8 (8), and as LLaMA (L). Of the others the largest shape of the ops' tests counts (t).
-#   tools/kernel_report.sh [--arch 90a] [--build build]     the folder of the build with the host harness
+# Reports registers, stack, spills, shared memory and blocks per multiprocessor of every CUDA kernel, as ptxas prints
+# them for one architecture; with cuobjdump also the instructions that access local memory. Needs nvcc and no GPU.
+# Blocks refer to the shapes that the host harness launches. Kernels of a training step are marked: of small models as
+# wide as GPT-2 124M (G), the same with FP8 (8), and as LLaMA (L). For other kernels the largest shape in the ops' tests
+# counts (t).
+#   tools/gpu/kernel_report.sh [--arch 90a] [--build build]     --build: the build folder with the host harness
 set -euo pipefail
-source "$(dirname "$0")/common.sh"
+source "$(dirname "$0")/../common.sh"
 
 arch=90a build=build
 while (($#)); do
   case "$1 ${2:-}" in
     '--arch '[0-9]*) arch=$2 ;;
     '--build '?*) build=$2 ;;
-    *) die "usage: tools/kernel_report.sh [--arch 90a] [--build FOLDER]" ;;
+    *) die "usage: tools/gpu/kernel_report.sh [--arch 90a] [--build FOLDER]" ;;
   esac
   shift 2
 done
@@ -24,7 +25,7 @@ folder=build/kernel-report/sm_$arch
 mkdir -p "$folder"
 newest=$(find cuda src/base src/ops -name '*.h' -printf '%T@ %p\n' | sort -n | tail -n 1 | cut -d' ' -f2)
 
-# What is older than its source or any header is compiled again.
+# Compiles a kernel if its object is older than its source or any header.
 compile() { # SOURCE
   local name
   name=$(basename "$1" .cu)
@@ -41,7 +42,7 @@ if command -v cuobjdump >/dev/null; then
   for cubin in "$folder"/*.cubin; do cuobjdump -sass "$cubin" >"${cubin%.cubin}.sass"; done
 fi
 
-# step NAME CONFIG-LINES: the launches of a step on the harness, in $folder/NAME.launches
+# step NAME CONFIG-LINES: writes the launches of a step on the harness to $folder/NAME.launches
 step() {
   local run=$folder/run-$1
   rm -rf "$run"
@@ -65,4 +66,4 @@ if [[ -x $harness && -x $ops ]]; then
 else
   say "no kernel has shapes and marks (ninja -C $build ${harness#"$build/"} ${ops#"$build/"})"
 fi
-python3 tools/kernel_table.py "$folder" --steps "$harness" --tests "$ops"
+python3 tools/gpu/kernel_table.py "$folder" --steps "$harness" --tests "$ops"

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Trains PyTorch's twin of a gptrain model on one GPU and times it: the other side of tools/compare_torch_gpu.py.
+"""Trains PyTorch's twin of a gptrain model on one GPU and times it: the other side of tools/gpu/compare_torch_gpu.py.
 
-    --search: looks for PyTorch's fastest way through one global batch and prints one JSON object per trial. First the
-    micro-batches, the largest first, until a smaller one is slower; then, at the fastest so far, the other attention,
-    the other weights, the model compiled whole instead of block by block, and last the fastest without compiling. Ends
-    when all is tried; whoever waits may end it earlier and take the best so far.
+    --search: searches PyTorch's fastest settings for one global batch and prints one JSON object per trial. First the
+    micro-batches, largest first, until a smaller one is slower. Then, at the fastest so far: the other attention, the
+    other weights, the model compiled whole instead of block by block, and last the fastest without compiling. The
+    caller may end it early and take the best so far.
 
-    --losses: trains from exported weights without compiling, once with each of the weights that are named, and prints
-    the losses, one JSON object per run.
+    --losses: trains from exported weights without compiling, once for each of the named weights, and prints the
+    losses, one JSON object per run.
 
-Weights: "autocast" is fp32 weights under bf16 autocast; "master" is bf16 weights, whose gradients are summed in fp32
-for fp32 master weights, which is what gptrain does; "fp32" is neither. AdamW is the fused one, over fp32 weights.
-Attention: scaled_dot_product_attention by cuDNN or by FlashAttention ("flash"), each with the others behind it.
+Weights: "autocast" is fp32 weights under bf16 autocast; "master" is bf16 weights with fp32 gradient sums and master
+weights, as gptrain has; "fp32" is fp32 throughout. AdamW is fused and works on fp32 weights.
+Attention: scaled_dot_product_attention, preferring cuDNN or FlashAttention ("flash"), with the others as fallback.
 """
 import argparse
 import contextlib
@@ -46,7 +46,7 @@ class Setting:
 
 
 class Trainer:
-    """A twin, its optimizer, and fp32 master weights where the twin's are bf16."""
+    """A twin, its optimizer, and fp32 master weights if the twin's are bf16."""
 
     def __init__(self, twin, setting, optimizer):
         self.parameters = list(twin.parameters())
@@ -62,7 +62,7 @@ class Trainer:
                                        fused=True)
 
     def collect(self):
-        """After the backward of a micro-batch: adds bf16 gradients to the fp32 ones."""
+        """Adds the bf16 gradients of a micro-batch to the fp32 ones after its backward."""
         if self.optimized is self.parameters:
             return
         gradients = [p.grad for p in self.parameters]
@@ -84,7 +84,7 @@ class Trainer:
 
 
 class Bench:
-    """One global batch, as tools/gpu_runs.py writes it, and how to train on it."""
+    """One global batch, as tools/gpu/gpu_runs.py writes it, and the training steps on it."""
 
     def __init__(self, options):
         config = json.loads(options.config.read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ class Bench:
         self.targets = tokens[1 : count * length + 1].view(count, length).to(self.device)
 
     def step(self, forward, trainer, setting):
-        """The loss of one global batch, as a tensor, and one update."""
+        """Runs one global batch and one update; returns the loss as a tensor."""
         accumulation = len(self.inputs) // setting.micro
         total = torch.zeros((), device=self.device)
         for first in range(0, len(self.inputs), setting.micro):
@@ -112,7 +112,7 @@ class Bench:
         return total
 
     def train(self, setting):
-        """Losses and seconds of each step, and the bytes of the GPU that were taken at most."""
+        """Returns losses and seconds of each step, and the GPU's peak bytes."""
         torch.manual_seed(1)
         twin = build_twin(self.model, self.device, pad=self.export is None)
         if self.export:
@@ -127,7 +127,7 @@ class Bench:
         with attention:
             for _ in range(self.untimed + self.timed):
                 start = time.perf_counter()
-                losses.append(self.step(forward, trainer, setting).item())  # which waits for the GPU
+                losses.append(self.step(forward, trainer, setting).item())  # item() waits for the GPU
                 if on_gpu:
                     torch.cuda.synchronize()
                 seconds.append(time.perf_counter() - start)
@@ -135,7 +135,7 @@ class Bench:
 
 
 def clean_up():
-    """Gives back what an earlier trial has left."""
+    """Frees the memory left by an earlier trial."""
     torch._dynamo.reset()
     gc.collect()
     if torch.cuda.is_available():
@@ -144,14 +144,14 @@ def clean_up():
 
 
 def trial(bench, setting):
-    """Prints what came of it, and returns the seconds of a step; infinity where it failed."""
+    """Prints a trial's result and returns the seconds of a step; infinity if it failed."""
     result = dataclasses.asdict(setting) | {"torch": torch.__version__}
     try:
         losses, seconds, result["peak_bytes"] = bench.train(setting)
         result |= {"losses": losses, "seconds": statistics.median(seconds[bench.untimed:])}
         if not all(map(math.isfinite, losses)):
             result["error"] = "a loss is not finite"
-    except Exception as error:  # of whatever part of PyTorch: the other settings are still tried
+    except Exception as error:  # any part of PyTorch may fail: the other settings are still tried
         result["error"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"[:200]
     print(json.dumps(result), flush=True)
     clean_up()
@@ -159,7 +159,7 @@ def trial(bench, setting):
 
 
 def fastest_micro(bench, setting, micros):
-    """(seconds, setting) with the fastest of the micro-batches, the largest first, until a smaller one is slower."""
+    """Returns (seconds, setting) with the fastest micro-batch: largest first, until a smaller one is slower."""
     best = (math.inf, setting)
     for micro in micros:
         chosen = dataclasses.replace(setting, micro=micro)
@@ -176,7 +176,7 @@ def search(bench, micros):
         chosen = dataclasses.replace(best[1], **change)
         seconds = trial(bench, chosen)
         best = min(best, (seconds, chosen), key=lambda pair: pair[0])
-    # Without fused kernels more is kept for backward: what does not fit is tried with less.
+    # Without fused kernels more is saved for backward; smaller micro-batches are tried if it does not fit.
     smaller = [micro for micro in micros if micro <= best[1].micro]
     fastest_micro(bench, dataclasses.replace(best[1], compiled="no"), smaller)
 

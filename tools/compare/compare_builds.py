@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Whether two builds of gptrain train the same bits.
+"""Checks that two builds of gptrain train the same bits.
 
-    tools/compare_builds.py BEFORE AFTER [--only NAME] [--steps 10] [--device cuda] [--keep FOLDER]
+    tools/compare/compare_builds.py BEFORE AFTER [--only NAME] [--steps 10] [--device cuda] [--keep FOLDER]
 
-BEFORE and AFTER are two gptrain binaries, built and run on this machine. Each trains tiny models of every case below
-(`--only` takes those whose name contains NAME) with ranks that are threads of one process. Then every global tensor of
-the two last checkpoints (weights, masters, moments) must have the same bytes, whatever files and slices hold it, and
-the losses and gradient norms of all steps the same digits. With `--device cuda` the binaries are such as have a
-device, or gptrain_cuda_host, which is slow: fewer steps do.
+BEFORE and AFTER are two gptrain binaries, built and run on this machine. Each trains tiny models for every case below
+(`--only`: cases whose name contains NAME), with ranks as threads of one process. Then every global tensor of the two
+last checkpoints (weights, masters, moments) must have the same bytes, however it is split into files and slices, and
+the losses and gradient norms of all steps must have the same digits. `--device cuda` needs binaries built for a
+device, or gptrain_cuda_host, which is slow and should run fewer steps.
 
-Ends with 0 if all cases agree, with 1 if one differs or fails.
+Exits with 0 if all cases agree, with 1 if one differs or fails.
 """
 import argparse
 import json
@@ -33,7 +33,7 @@ BF16 = {"precision.compute": "bf16"}
 PURE = {"precision.compute": "bf16-pure"}
 QK_NORM = {"model.qk_norm": True}
 
-# Name, model style, ranks, settings. Two micro-batches of a rank are a step's least, so that gradients accumulate.
+# Name, model style, ranks, settings. Each rank has at least two micro-batches a step, so that gradients accumulate.
 CASES = [
     ("gpt2-fp32", GPT2, 1, {}),
     ("gpt2-fp32-dropout-block", GPT2, 1, DROPOUT | BLOCK),
@@ -60,7 +60,7 @@ CASES = [
     ("llama-tensor2-sequence-zero3", LLAMA, 4, TENSOR2 | {"parallel.sequence": True, "parallel.zero": 3} | QK_NORM),
 ]
 
-# Only where there are FP8 products. Sizes are multiples of 16.
+# Cases for devices with FP8 products. Sizes are multiples of 16.
 FP8 = BF16 | {"precision.linears": "fp8", "model.hidden_size": 64, "model.ffn_hidden_size": 128}
 DEVICE_CASES = [
     ("gpt2-fp8", GPT2, 1, FP8),
@@ -90,7 +90,7 @@ def run(gptrain, folder, *arguments):
 
 
 def write_corpus(gptrain, folder):
-    """Documents of uneven lengths, mostly counting upwards."""
+    """Writes documents of varying lengths, mostly counting upwards."""
     state, value, lines = 1, 0, []
     for _ in range(400):
         state = (1664525 * state + 1013904223) % 2**32
@@ -105,7 +105,7 @@ def write_corpus(gptrain, folder):
 
 
 def copy_box(tensor, global_shape, offset, shape, data, width):
-    """Puts a box's bytes at its place in the global tensor."""
+    """Copies a box's bytes to its position in the global tensor."""
     if len(global_shape) == 1:
         tensor[offset[0] * width:(offset[0] + shape[0]) * width] = data
         return
@@ -116,7 +116,7 @@ def copy_box(tensor, global_shape, offset, shape, data, width):
 
 
 def read_checkpoint(folder):
-    """Global tensors by name: (dtype, shape, bytes)."""
+    """Returns the global tensors by name: (dtype, shape, bytes)."""
     tensors = {}
     for file in sorted(folder.glob("*.safetensors")):
         data = file.read_bytes()
@@ -136,7 +136,7 @@ def read_checkpoint(folder):
 
 
 def result_of(gptrain, folder, name, case, arguments):
-    """The tensors of the last checkpoint, and each step's loss and norm."""
+    """Returns the tensors of the last checkpoint, and each step's loss and gradient norm."""
     _, model, ranks, settings = case
     if not (folder / name / "checkpoints").exists():
         config = config_of(model, settings, arguments.steps, arguments.device, name)
@@ -149,7 +149,7 @@ def result_of(gptrain, folder, name, case, arguments):
 
 
 def difference(before, after):
-    """The first difference in words, or None."""
+    """Describes the first difference; None if there is none."""
     for name in sorted(before[0].keys() | after[0].keys()):
         if name not in before[0] or name not in after[0]:
             return f"{name} is in one checkpoint only"

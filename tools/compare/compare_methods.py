@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What methods that save memory or change the update cost in quality: validation losses beside plain AdamW in bf16.
+"""Measures the loss in quality by memory-saving methods and other updates: validation losses beside AdamW in bf16.
 
 Run as compare_methods.py TRAIN HELDOUT --out FOLDER [--gptrain FILE] [--method NAME]... [--seeds N] [--steps N], with
-the PREFIXes of token files (src/data/README.md, "A run in words", makes them).
+the PREFIXes of token files (made as in src/data/README.md, "A run in words").
 
-A model of about 3 M parameters is trained for 1,000 steps of 2,048 tokens by each method and with each seed. Runs of one
-seed have the same initial weights and the same data, so losses are compared pair by pair. FOLDER/results.json keeps what
-has been trained: a call that is interrupted goes on, and more methods or seeds are added. Prints a table in Markdown, and
-writes FOLDER/methods.html with the plots, and these alone into FOLDER/methods.svg.
+A model of about 3 M parameters is trained for 1,000 steps of 2,048 tokens with each method and seed. Runs of one seed
+have the same initial weights and data, so losses are compared in pairs. FOLDER/results.json stores finished runs: an
+interrupted call continues, and methods or seeds can be added. Prints a table in Markdown; writes FOLDER/methods.html
+with the plots, and the plots alone to FOLDER/methods.svg.
 """
 import argparse
 import json
@@ -23,7 +23,7 @@ import plots  # noqa: E402
 BASE = "adamw"
 METHODS = {
     BASE: [],
-    # Nothing but the order of sums: how far two runs of one seed part by rounding alone.
+    # Changes only the order of sums: shows how far two runs of one seed differ by rounding.
     "adamw, sums in another order": ["batch.micro=2"],
     "fp32": ["precision.compute=fp32"],
     "bf16-pure": ["precision.compute=bf16-pure"],
@@ -42,7 +42,7 @@ METHODS = {
     "adafactor": ["optimizer.type=adafactor", "optimizer.scale_parameter=false"],
     "lamb": ["optimizer.type=lamb"],
 }
-POINTS = 10  # validations of a run
+POINTS = 10  # validations per run
 
 
 def config(options, seed, out):
@@ -62,7 +62,7 @@ def config(options, seed, out):
 
 
 def trained(options, method, seed):
-    """[[step, validation loss]]"""
+    """Trains and returns [[step, validation loss]]."""
     out = options.out / "run"
     shutil.rmtree(out, ignore_errors=True)
     file = options.out / "config.json"
@@ -77,7 +77,7 @@ def trained(options, method, seed):
 
 
 def load_results(file, key):
-    """{method: {seed: [[step, loss]]}}"""
+    """Returns {method: {seed: [[step, loss]]}}."""
     if not file.exists():
         return {}
     kept = json.loads(file.read_text(encoding="utf-8"))
@@ -87,7 +87,7 @@ def load_results(file, key):
 
 
 def table(results, methods, seeds):
-    """Rows of cells: method, mean loss, mean of the differences from the base in percent, their spread."""
+    """Returns rows of cells: method, mean loss, mean difference from the base in percent, spread of the differences."""
     base = [results[BASE][seed][-1][1] for seed in seeds]
     rows = []
     for method in methods:

@@ -2,13 +2,13 @@
 """Compares gptrain's tokenizers with Hugging Face tokenizers and tiktoken, id by id.
 
     python3 -m venv V && V/bin/pip install tokenizers tiktoken
-    V/bin/python tools/compare_tokenizers.py GPTRAIN [CORPUS.txt] [--mixed-bytes N] [--golden FILE]
+    V/bin/python tools/compare/compare_tokenizers.py GPTRAIN [CORPUS.txt] [--mixed-bytes N] [--golden FILE]
 
-For each of the patterns gpt2, gpt4 (in tiktoken's spelling, too), o200k, llama3 and qwen2 (NFC), and one regular
-expression of its own, a vocabulary is trained here. Then the corpus, generated texts in many scripts and 20,000 random
-strings are encoded by all three, their ids decoded, and `gptrain data train-tokenizer` must learn the same merges. The
-strings are also encoded with other forms that a tokenizer.json may have. --golden writes the table that tests/unit/data
-keeps. Exits with 1 where anything differs.
+Trains a vocabulary for each of the patterns gpt2, gpt4 (also in tiktoken's spelling), o200k, llama3 and qwen2 (NFC),
+and for a regular expression of its own. Then all three libraries encode the corpus, generated texts in many scripts
+and 20,000 random strings; the ids are decoded again, and `gptrain data train-tokenizer` must learn the same merges.
+The strings are also encoded with other forms that a tokenizer.json may have. --golden writes the table for
+tests/unit/data. Exits with 1 if anything differs.
 """
 import argparse
 import base64
@@ -63,7 +63,7 @@ def random_string(draw):
 
 
 def mixed_text(draw, size):
-    """Words of one script each, and now and then a very long one, a run of one character or of spaces."""
+    """Generates words of one script each, with an occasional very long word, run of one character, or run of spaces."""
     parts, done = [], 0
     while done < size:
         kind = draw.random()
@@ -135,7 +135,7 @@ class Gptrain:
 
 
 def ranks_of(tokenizer):
-    """Bytes and ranks of a vocabulary whose first token is <|endoftext|>, which is left out."""
+    """Returns the bytes and ranks of a vocabulary without its first token, <|endoftext|>."""
     characters = byte_of_character()
     tokens = sorted((i, bytes(characters[c] for c in text)) for text, i in tokenizer.get_vocab().items()
                     if text != "<|endoftext|>")
@@ -143,7 +143,7 @@ def ranks_of(tokenizer):
 
 
 def ids_of_tiktoken(tokenizer, expression, texts):
-    """With the vocabulary of `tokenizer`, whose ids are ranks behind <|endoftext|>."""
+    """Encodes with the vocabulary of `tokenizer`, whose ids are ranks after <|endoftext|>."""
     encoding = tiktoken.Encoding("x", pat_str=expression, mergeable_ranks=ranks_of(tokenizer),
                                  special_tokens={"<|endoftext|>": tokenizer.get_vocab_size() - 1})
     end = encoding.eot_token
@@ -167,7 +167,7 @@ def compare_pattern(gptrain, pattern, texts, training_texts):
     expected = [encoding.ids for encoding in reference.encode_batch(texts, add_special_tokens=False)]
     found = list(gptrain.encode(path, texts))
     wrong = differences(f"{name[:8]} as tokenizer.json", texts, found, expected)
-    # What NFC changes is known from the reference: it works between special tokens.
+    # The reference tells the effect of NFC, which applies between special tokens.
     whole = "".join(texts if name != "qwen2" else reference.decode_batch(expected, skip_special_tokens=False))
     is_whole = gptrain.decode(path, itertools.chain.from_iterable(found)) == whole.encode()
     print(f"{name[:8]}: the ids decode to {'the texts' if is_whole else 'other texts'}", flush=True)
@@ -192,7 +192,7 @@ def compare_pattern(gptrain, pattern, texts, training_texts):
 
 
 def compare_forms(gptrain, texts, training_texts):
-    """What a tokenizer.json may hold beside a pattern of PATTERNS, each encoded by the reference as well."""
+    """Compares further contents of a tokenizer.json beside the patterns, each encoded by the reference as well."""
     content = json.loads(reference_tokenizer("gpt2", None, training_texts, 8000).to_str())
     byte_level, vocabulary = content["pre_tokenizer"], content["model"]["vocab"]
 
@@ -206,7 +206,7 @@ def compare_forms(gptrain, texts, training_texts):
               "normalized": normalized, "special": special}
              for i, (token, normalized, special) in enumerate([("<s>", False, True), ("don't", True, False),
                                                                ("quick brown", False, False)])]
-    # Every second merge is left out, so that many tokens are no longer reached by merging.
+    # Leaves out every second merge, so that merging no longer reaches many tokens.
     fewer = {"ignore_merges": True, "merges": content["model"]["merges"][::2]}
     known = {token for pair in fewer["merges"] for token in (*pair, "".join(pair))} | set(vocabulary)
     assert known == set(vocabulary)
@@ -232,8 +232,8 @@ def compare_forms(gptrain, texts, training_texts):
 
 
 def write_golden(path, draw):
-    """One small vocabulary, random strings, and their ids with each pattern. Those that both libraries spell alike must
-    be the same with both; cl100k's are tiktoken's."""
+    """Writes a small vocabulary, random strings, and their ids for each pattern. For patterns that both libraries know
+    the ids must be equal; cl100k's ids are tiktoken's."""
     texts = [random_string(draw) for _ in range(120)]
     base = reference_tokenizer("gpt2", None, texts * 2 + ["the quick brown fox, it's 12345 don't"] * 20, 500)
     ids = {}

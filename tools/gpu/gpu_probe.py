@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What a machine has of what gptrain's CUDA build needs, in seconds: adds rows to tools/gpu_check.sh's table, and exits
-1, naming it, where something lacks that a build would fail without. The last check compiles a kernel, and runs it where
+"""Checks within seconds that a machine has everything for gptrain's CUDA build: adds rows to tools/gpu_check.sh's
+table, and exits with 1 and the missing item if the build would fail. The last check compiles a kernel, and runs it if
 there is a GPU."""
 import argparse
 import importlib.metadata
@@ -19,12 +19,12 @@ HERE = Path(__file__).resolve().parent
 LEAST_GCC, LEAST_MESON = 12, (1, 0, 1)
 HEADERS = {"fmt": "fmt/format.h", "nlohmann-json": "nlohmann/json.hpp", "CLI11": "CLI/CLI.hpp",
            "oneDNN": "oneapi/dnnl/dnnl.hpp", "libsodium": "sodium.h", "Boost.Context": "boost/context/fiber.hpp"}
-CATCH2 = ("catch2/catch_all.hpp", "catch2/catch.hpp")  # 3, and 2
+CATCH2 = ("catch2/catch_all.hpp", "catch2/catch.hpp")  # version 3, then 2
 LIBRARIES = ("fmt", "dnnl", "sodium", "boost_context")
 CUDA_LIBRARIES = ("cudart", "cublasLt", "cudnn", "nvrtc")
 VERSION_CALLS = {"cublasLt": "cublasLtGetVersion", "cudnn": "cudnnGetVersion"}
 TOOLS = ("compute-sanitizer", "ncu", "cuobjdump", "nvdisasm")
-SECONDS = 60  # of any command
+SECONDS = 60  # limit for any command
 MOST_PINNED_BYTES = 4 << 30
 KERNEL = r"""
 #include <algorithm>
@@ -97,7 +97,7 @@ int main() {
 
 
 def run(*command):
-    """(exit status or None, output)"""
+    """Returns (exit status or None, output)."""
     try:
         done = subprocess.run([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, errors="replace", timeout=SECONDS, check=False)
@@ -115,7 +115,7 @@ class Probe:
         self.rows.add(name, str(figure), unit, mark)
 
     def require(self, name, found, text):
-        """`text`: what was found, or how to get it."""
+        """Notes a requirement. `text`: what was found, or how to get it."""
         print(f"{name}: {text if found else 'MISSING: ' + text}", flush=True)
         if not found:
             self.missing.append(name)
@@ -131,7 +131,7 @@ class Probe:
                 self.note(f"GPU, {field}", value, unit)
 
     def host_memory(self):
-        """Notes what there is, and returns the bytes that are available."""
+        """Notes the host's memory and returns the available bytes."""
         try:
             text = Path("/proc/meminfo").read_text(encoding="utf-8")
         except OSError:
@@ -159,14 +159,14 @@ class Probe:
         return compiler
 
     def headers(self, compiler, folder, includes):
-        """`includes`: folders of CUDA's headers, which those of cudnn-frontend include."""
+        """Checks the headers. `includes`: folders of CUDA's headers, which cudnn-frontend includes."""
         def has(header):
             file = folder / f"{header.replace('/', '-')}.cpp"
             file.write_text(f"#include <{header}>\n", encoding="utf-8")
             places = [part for include in includes for part in ("-isystem", include)]
             return run(compiler, "-std=c++20", *places, "-E", "-o", os.devnull, file)[0] == 0
 
-        frontend = run(sys.executable, HERE / "find_cudnn_frontend.py")[1].strip()
+        frontend = run(sys.executable, HERE.parent / "find_cudnn_frontend.py")[1].strip()
         with ThreadPoolExecutor() as pool:
             found = dict(zip([*HEADERS, *CATCH2, "cudnn"], pool.map(has, [*HEADERS.values(), *CATCH2,
                                                                           "cudnn_frontend.h"]), strict=True))
@@ -182,7 +182,7 @@ class Probe:
 
     def cuda_libraries(self, nvcc):
         found = {}
-        for line in run(sys.executable, HERE / "find_cuda_libraries.py", nvcc)[1].splitlines():
+        for line in run(sys.executable, HERE.parent / "find_cuda_libraries.py", nvcc)[1].splitlines():
             name, *rest = line.split("|")
             if len(rest) == 2:
                 found[name] = rest
@@ -199,7 +199,8 @@ class Probe:
 
     @staticmethod
     def version_of(name, library):
-        """As the library itself says; in a process of its own, as one that cannot be loaded may end it."""
+        """Returns the version that the library reports, asked in a separate process, as loading a broken library may
+        end it."""
         if name == "nccl":
             code = "v = ctypes.c_int(); l.ncclGetVersion(ctypes.byref(v)); print(v.value)"
         elif name == "cudart":
@@ -212,8 +213,8 @@ class Probe:
         return output.strip() if status == 0 else "cannot be loaded: " + output.strip().splitlines()[-1][:100]
 
     def kernel(self, nvcc, compiler, found, folder, available):
-        """Whether what nvcc makes of a kernel runs here, and how fast pinned memory is had and copied: of 4 GiB, or of
-        a quarter of the host's available bytes where that is less."""
+        """Checks that a compiled kernel runs here, and times allocating and copying pinned memory: 4 GiB, or a quarter
+        of the host's available bytes if that is less."""
         program = folder / "kernel"
         arch, why_not = self.compile(nvcc, compiler, found, KERNEL, program, ("cudart",))
         if not self.require(f"nvcc compiles for {arch}", why_not is None, why_not or "yes"):
@@ -232,7 +233,7 @@ class Probe:
                 self.missing.append("a GPU that runs what this nvcc makes")
 
     def libraries_memory(self, nvcc, compiler, found, folder):
-        """What is left of the device's memory once the libraries of a step have been started."""
+        """Notes the free device memory after a step's libraries have been initialised."""
         name, program = "memory of the device with cuBLASLt and cuDNN", folder / "libraries"
         _, why_not = self.compile(nvcc, compiler, found, LIBRARIES_MEMORY, program, ("cudart", "cublasLt", "cudnn"))
         status, output = (None, why_not) if why_not else run(program)
@@ -245,7 +246,7 @@ class Probe:
 
     @staticmethod
     def compile(nvcc, compiler, found, text, program, libraries):
-        """(the architecture, None or what nvcc said as it failed)"""
+        """Returns (architecture, None or nvcc's messages on failure)."""
         source = program.with_suffix(".cu")
         source.write_text(text, encoding="utf-8")
         capability = ask_nvidia_smi("compute_cap")

@@ -1,19 +1,24 @@
 """PyTorch's twins of gptrain's models: plain modules that compute the same function, for benches on a GPU.
 
-The parts of a model have gptrain's layout (one product for queries, keys and values, one for gate and up), so that both
-run products of the same shapes. compile_parts() compiles a block once for all of them, and the head with the loss.
+The layers have gptrain's layout (one product for queries, keys and values, one for gate and up), so that both run
+products of the same shapes. compile_parts() compiles one block for all of them, and the head together with the loss.
 """
+import sys
+from pathlib import Path
+
 import torch
-from bench_torch import Model as Gpt2Model
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
-PADDED_ROWS = 64  # of the vocabulary: PyTorch's products want a multiple, as gptrain pads its own
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+from bench_torch import Model as Gpt2Model  # noqa: E402
+
+PADDED_ROWS = 64  # vocabulary rows are padded to a multiple, which PyTorch's products need, as gptrain pads its own
 
 
 class Twin(nn.Module):
-    """What the families share; they have `blocks`, `norm`, `embed` and `head_weight`."""
+    """Shared by the model families, which have `blocks`, `norm`, `embed` and `head_weight`."""
 
     def forward(self, tokens, targets):
         x = self.embed(tokens)
@@ -100,8 +105,8 @@ LLAMA_KEYS = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "b
 
 
 def build_twin(model, device, pad):
-    """The twin of a model, given every key of gptrain's `model` section, with random weights as gptrain draws them.
-    `pad`: rows that no token uses are added to the vocabulary."""
+    """Returns the twin of a model, given every key of gptrain's `model` section, with random weights drawn as in
+    gptrain. `pad`: adds unused rows to the vocabulary."""
     def has(keys):
         return all(model[key] == value for key, value in keys.items())
 
@@ -120,7 +125,7 @@ def build_twin(model, device, pad):
 
 
 def gpt2_sources(layers):
-    """{name in the twin: (names in transformers, whether they are transposed)}"""
+    """Returns {name in the twin: (names in transformers, True if they are transposed)}."""
     sources = {"tokens.weight": (["transformer.wte.weight"], False),
                "positions.weight": (["transformer.wpe.weight"], False)}
     parts = {"norm1": "ln_1", "qkv": "attn.c_attn", "out": "attn.c_proj", "norm2": "ln_2", "ffn_in": "mlp.c_fc",
@@ -148,7 +153,7 @@ def llama_sources(layers):
 
 
 def load_export(twin, folder):
-    """Takes over the weights that `gptrain checkpoint export` wrote. Every parameter, and all of the export."""
+    """Loads the weights that `gptrain checkpoint export` wrote: every parameter, and the whole export."""
     stored = load_file(f"{folder}/model.safetensors")
     sources = (gpt2_sources if isinstance(twin, Gpt2) else llama_sources)(len(twin.blocks))
     used = set()

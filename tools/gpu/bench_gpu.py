@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Times whole training steps of gptrain on one GPU: GPT-2 124M to 1.5B and a LLaMA of 1B, in bf16 and FP8.
 
-For each shape the micro-batches that the dry run says will fit are tried, the largest first, until a smaller one is
-slower. A figure is the median over the timed steps of the fastest. MFU is model FLOPs over the matrix rate that gptrain
-measures at its start. Memory is what gptrain planned and took (arenas), and what the GPU says is taken beside what was
-before (in all). tools/compare_torch_gpu.py prints the same beside PyTorch's.
+For each shape, tries the micro-batches that fit by the dry run, largest first, until a smaller one is slower. A figure
+is the median over the timed steps of the fastest micro-batch. MFU is model FLOPs over the matrix rate that gptrain
+measures at its start. Memory is shown twice: the arenas that gptrain planned and allocated, and the GPU's own count
+above its level before the run. tools/gpu/compare_torch_gpu.py prints the same beside PyTorch's.
 """
 import argparse
 import statistics
@@ -18,22 +18,22 @@ from gpu_runs import (ALL_CASES, ROOT, SPARE_BYTES, TIMED_STEPS, UNTIMED_STEPS, 
                       free_memory, plan, resolved_model, train_steps, used_memory, usual_cases, write_config,
                       write_corpus)
 
-LONGEST_RUN_SECONDS = 150  # of one micro-batch: a run that hangs leaves time for the others
+LONGEST_RUN_SECONDS = 150  # limit for one micro-batch: a run that hangs leaves time for the others
 
 
 @dataclass
 class Figures:
     micro: int
-    seconds: float  # of a step, the median
+    seconds: float  # median per step
     mfu: float
     matrix_rate: float  # measured, FLOP/s
-    model_flops: int  # of a step
+    model_flops: int  # per step
     arena_bytes: int
-    total_bytes: int | None  # None: the GPU did not say
+    total_bytes: int | None  # None: not reported by the GPU
 
 
 def measure_micro(gptrain, folder, case, micro, device, seconds):
-    """The figures with this micro-batch."""
+    """Returns the figures for one micro-batch size."""
     file = write_config(folder, case, micro, device, f"micro-{micro}")
     planned = plan(gptrain, folder, file)
     before, during = used_memory(), []
@@ -56,7 +56,7 @@ def measure_micro(gptrain, folder, case, micro, device, seconds):
 
 
 def fitting_micro_batches(gptrain, folder, case, device):
-    """Those that fit in what is free now, the largest first."""
+    """Returns the micro-batches that fit in the free memory, largest first."""
     free = free_memory()
     fitting = []
     for micro in case.micro_batches():
@@ -67,8 +67,9 @@ def fitting_micro_batches(gptrain, folder, case, device):
 
 
 def measure(gptrain, folder, case, device, deadline, reserve=0):
-    """The figures of the fastest micro-batch, for whose corpus the folder is. Throws RunFailed if none ran. Another one
-    is tried only if that leaves `reserve` seconds: most of a run is drawing the weights of a large model."""
+    """Returns the figures of the fastest micro-batch on the folder's corpus. Throws RunFailed if none ran. Tries
+    another size only if that leaves `reserve` seconds: most of a run's time goes into drawing a large model's weights.
+    """
     best, fault, longest = None, "no micro-batch fits", 0
     for micro in fitting_micro_batches(gptrain, folder, case, device):
         if best and deadline.left() - reserve < longest:
@@ -91,7 +92,7 @@ def measure(gptrain, folder, case, device, deadline, reserve=0):
 
 
 def prepare(gptrain, folder, case):
-    """Writes the case's corpus; returns its model with every key."""
+    """Writes the case's corpus; returns its model section with every key."""
     model = resolved_model(gptrain, folder, case)
     write_corpus(folder, case, model["vocab_size"])
     return model
@@ -113,7 +114,8 @@ def table_row(name, case, figures):
 
 
 def add_rows(rows, name, case, figures, measured):
-    """Returns whether the marks are reached. measured: {case: figures} of those before, to which these are added."""
+    """Adds the rows of a case; returns True if its marks are reached. measured: {case: figures} so far; gets this
+    case's."""
     measured[name] = figures
     rows.add(f"{name}, step", f"{figures.seconds * 1e3:.1f}", "ms")
     rows.add(f"{name}, speed", f"{case.global_tokens / figures.seconds:.0f}", "tokens/s")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Times steps beside which a checkpoint is written against steps without, and what the loop waits for the copy.
+"""Times steps during which a checkpoint is written against other steps, and the loop's wait for the snapshot copy.
 
-GPT-2 124M with run.threads 1, so that a core is free, T=256, a checkpoint every 4 steps. A step is beside a save if it
-begins before the checkpoint is durable; the first steps, which set things up, do not count. The share of the machine that
-other processes take is printed with the figures.
+GPT-2 124M, T=256, run.threads 1 so that a core is free, a checkpoint every 4 steps. A step counts as during a save if
+it begins before the checkpoint is durable; the first steps, which set things up, do not count. The share of the
+machine that other processes use is printed with the figures.
 """
 
 import argparse
@@ -14,7 +14,8 @@ import statistics
 import sys
 import tempfile
 
-from bench_cpu import train_124m, write_tokens
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from bench_cpu import train_124m, write_tokens  # noqa: E402
 
 EVERY = 4
 FIRST_COUNTED = 2 * EVERY  # the first save touches its memory for the first time
@@ -40,7 +41,7 @@ def main():
             "batch.micro": min(4, options.batch),
             "precision.compute": json.dumps(options.precision),
             "run.threads": 1,
-            "run.steps": FIRST_COUNTED + EVERY * (options.saves + 1) - 1,  # the last save is over before the run
+            "run.steps": FIRST_COUNTED + EVERY * (options.saves + 1) - 1,  # the last save ends before the run does
             "checkpoint.every_steps": EVERY,
             "checkpoint.keep_last": 1,
         })
@@ -55,7 +56,7 @@ def main():
             saved = next((later["checkpoint_durable_seconds"] for later in records
                           if later["step"] > record["step"] and "checkpoint_durable_seconds" in later), None)
             if saved is None:
-                break  # the save with which the run ends
+                break  # the save at the end of the run
             left = saved - record["checkpoint_cost_seconds"]
             if counts:
                 costs.append(record["checkpoint_cost_seconds"])

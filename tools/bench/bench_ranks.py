@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Times two ranks of one thread against one rank of two threads, and what two ranks wait for each other.
+"""Times two ranks of one thread against one rank of two threads, and the time that ranks wait for each other.
 
-GPT-2 124M, bf16, ZeRO 1, ranks as threads of one process. The first figure is the speed at T=256 and a global batch of
-64: the two take turns for some rounds, a new process each; medians over all steps but the first of each. The second is
-the exposed communication of one step at T=64 and a global batch of 2, where little work is there to hide it: the time
-that rank 0 waits for others, of the profile of that step. The third is the speed of two pipeline stages of one thread
-against one rank of two threads, with 16 micro-batches, each beside the step that the simulation gives for it with a
-profile of this machine, measured at the start of that.
+GPT-2 124M, bf16, ZeRO 1, ranks as threads of one process. First figure: speed at T=256 and a global batch of 64; the
+two layouts take turns for several rounds, in a new process each; medians over all steps except the first of each.
+Second figure: exposed communication of one step at T=64 and a global batch of 2, where little work hides it: the time
+that rank 0 waits for others in that step's profile. Third figure: speed of two pipeline stages of one thread against
+one rank of two threads, with 16 micro-batches, beside the step time simulated with a profile of this machine that is
+measured first.
 """
 
 import argparse
@@ -17,11 +17,12 @@ import subprocess
 import sys
 import tempfile
 
-from bench_cpu import train_124m, write_tokens
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from bench_cpu import train_124m, write_tokens  # noqa: E402
 
 
 def train(options, folder, ranks, threads, length, batch, micro, steps, *arguments):
-    """What a run printed, and its records."""
+    """Returns a run's output and its step records."""
     return train_124m(options.gptrain, folder, {
         "model.sequence_length": length,
         "batch.global": batch,
@@ -39,7 +40,7 @@ def measure_speed(options, folder):
     for _ in range(options.rounds):
         for ranks, times in zip((1, 2), seconds.values()):
             _, records = train(options, folder, ranks, 2 // ranks, 256, 64, options.micro, options.steps + 1)
-            times += [record["step_seconds"] for record in records[1:]]  # the first one sets things up
+            times += [record["step_seconds"] for record in records[1:]]  # the first step sets things up
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     for name, median in medians.items():
         print(f"{name}: {median * 1e3:8.0f} ms a step, {64 * 256 / median:8.0f} tokens/s")
@@ -55,7 +56,7 @@ def measure_exposed(options, folder):
 
 
 def planned_seconds(options, folder, profile, ranks, overrides):
-    """A step's seconds, as the dry run simulates it with the profile of this machine."""
+    """Returns a step's seconds as the dry run simulates it with this machine's profile."""
     arguments = [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
     config = folder / "planned.json"
     config.write_text(json.dumps({

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Takes small models of transformers' classes through gptrain and back, and trains them on both sides.
+"""Passes small models of transformers' classes through gptrain and back, and trains them in both.
 
-Run as compare_hf.py [--gptrain FILE] [--case NAME]..., with PyTorch and transformers 5 installed. For each model, whose
-weights are random, biases and norms too:
-  checkpoint import, checkpoint export   every tensor has the same bytes again: fp32 in one file and in several, and bf16;
-                                         fp16 becomes the same numbers in fp32
-  logits                                 of the folder that was exported, within 1e-5 of the first one's
+Run as compare_hf.py [--gptrain FILE] [--case NAME]..., with PyTorch and transformers 5 installed. For each model, with
+random weights, biases and norms included:
+  checkpoint import, checkpoint export   every tensor has the same bytes again, in fp32 (one file and several) and
+                                         bf16; fp16 becomes the same numbers in fp32
+  logits                                 from the exported folder are within 1e-5 of the original's
   train --init-from                      20 steps of AdamW, every loss within 1e-5 of transformers' in float32
-Ends with 1 if one of these does not hold.
+Exits with 1 if one of these does not hold.
 """
 import argparse
 import json
@@ -19,9 +19,9 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
-sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "golden")]
+sys.path[:0] = [str(ROOT / "tools" / "compare"), str(ROOT / "tests" / "golden")]
 import compare_torch  # noqa: E402
 import golden_run  # noqa: E402
 
@@ -70,7 +70,7 @@ def tensors_of(folder):
 
 
 def same(what, tensors, expected):
-    """One line if the tensors are not those expected, bit by bit."""
+    """Returns one line if the tensors differ from the expected ones in any bit."""
     if tensors.keys() != expected.keys():
         return [f"{what}: {sorted(tensors.keys() ^ expected.keys())} are in one of the two only"]
     different = [name for name, tensor in tensors.items()
@@ -79,7 +79,7 @@ def same(what, tensors, expected):
 
 
 def there_and_back(gptrain, folder, source, dtype):
-    """The tensors of the folder `source`, imported and exported."""
+    """Imports and exports the folder `source`; returns the resulting tensors."""
     made, back = f"{source}-imported", f"{source}-back"
     golden_run.run_gptrain(gptrain, folder, "checkpoint", "import", "--hf", source, made)
     golden_run.run_gptrain(gptrain, folder, "checkpoint", "export", made, "--hf", back, "--dtype", dtype)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Writes unicode_classes.inc, nfc_combining.inc and nfc_decompositions.inc of src/data/tokenizer.
 
-    tools/make_unicode_tables.py SOURCE_ROOT      (needs the Python packages tiktoken and tokenizers)
+    tools/generate/make_unicode_tables.py SOURCE_ROOT      (needs the Python packages tiktoken and tokenizers)
 
-The class of a code point is what the regular expressions of tiktoken and of Hugging Face tokenizers say, which must
-agree; a Unicode library of another version would part texts elsewhere. The tables of NFC are those of Python's
-unicodedata for every code point where Hugging Face's normalizer does the same.
+The class of a code point is the one by the regular expressions of tiktoken and of Hugging Face tokenizers, which must
+agree; a Unicode library of another version would split texts elsewhere. The NFC tables come from Python's unicodedata,
+for every code point where Hugging Face's normalizer agrees.
 """
 import sys
 import unicodedata
@@ -45,7 +45,7 @@ def class_table():
 
 
 def write(path, comment, numbers):
-    lines, line = [f"// {comment} Made by tools/make_unicode_tables.py."], ""
+    lines, line = [f"// {comment} Made by tools/generate/make_unicode_tables.py."], ""
     for number in numbers:
         word = f"{number:#x},"
         if len(line) + len(word) > 118:
@@ -56,7 +56,7 @@ def write(path, comment, numbers):
 
 
 def runs(table):
-    """first << 4 | class for each run of equal classes."""
+    """Returns first << 4 | class for each run of equal classes."""
     return [code << 4 | value for code, value in enumerate(table) if code == 0 or table[code - 1] != value]
 
 
@@ -70,7 +70,7 @@ def main():
             sys.exit(f"NFC of {ord(character):#x} is another in tokenizers than in unicodedata")
     combining = [ord(c) << 8 | unicodedata.combining(c) for c in CHARACTERS if unicodedata.combining(c)]
     write(folder / "nfc_combining.inc", "Combining classes that are not 0: code point << 8 | class.", combining)
-    # Hangul syllables are arithmetic and stand in no table.
+    # Hangul syllables are computed and are in no table.
     decompositions = []
     for character in CHARACTERS:
         parts = unicodedata.decomposition(character).split()

@@ -5,26 +5,28 @@ Run as compare_torch.py [--gptrain FILE] [--case NAME]... [--write-golden], with
 Prints one table per comparison and ends with 1 if a bound does not hold.
 
 The weights come from `gptrain checkpoint export`, the model from transformers' own class. Three runs of PyTorch:
-  float64          the reference. transformers' RMSNorm and rotary embedding compute in float32 whatever the model's
-                   dtype, so they are replaced by modules that do not.
-  float32          transformers as it is
-  bf16 autocast    transformers as it is, fp32 weights and residual stream
-What must hold:
+  float64          the reference. transformers' RMSNorm and rotary embedding always compute in float32, so they are
+                   replaced by modules that compute in float64.
+  float32          transformers unchanged
+  bf16 autocast    transformers unchanged, fp32 weights and residual stream
+Requirements:
   fp32        each tensor's gradient is at most twice as far from the reference as PyTorch's in float32; every loss of
-              20 steps within 1e-5 of the reference and of PyTorch's
-  bf16        (precision.residual fp32) each tensor's gradient, and the losses, at most twice as far as bf16 autocast's
-Distance is the L2 norm of the difference over that of the reference. A tensor whose true gradient is zero (a key's
-bias without rotary embedding) is held to twice the norm of PyTorch's. Gradients are compared at the initial weights and
-after ten steps, where no bias is zero any more.
+              20 steps is within 1e-5 of the reference and of PyTorch's
+  bf16        (precision.residual fp32) each tensor's gradient, and the losses, are at most twice as far from the
+              reference as bf16 autocast's
+Distance is the L2 norm of the difference over that of the reference. For a tensor whose true gradient is zero (a key
+bias without rotary embedding) the limit is twice the norm of PyTorch's. Gradients are compared at the initial weights
+and after ten steps, when no bias is zero any more.
 
-In bf16 the losses of 20 steps are compared step by step at the weights of gptrain's run, and their distance is the root
-mean square over the steps. Where each run goes on with its own weights, AdamW's first steps amplify rounding: PyTorch's
-distance then varies by a factor of ten from seed to seed, and twice as much of it says little about a program.
+In bf16 the losses of 20 steps are compared step by step at the weights of gptrain's run; their distance is the root
+mean square over the steps. If each run continued with its own weights, AdamW's first steps would amplify rounding:
+PyTorch's distance would vary by a factor of ten between seeds, and twice as much would say little about a program.
 
-gptrain's gradient is the first moment: with betas = [0, b2] and no clipping, it is the gradient to the bit. Of a run
-whose schedule ends at learning rate 0, the last checkpoint holds the gradient and the weights at which it was taken.
+gptrain's gradient is read as the first moment: with betas = [0, b2] and no clipping, the two are equal to the bit. In
+a run whose schedule ends at learning rate 0, the last checkpoint holds the gradient and the weights at which it was
+computed.
 
---write-golden writes the reference's losses to tests/golden, where the test suite compares gptrain with them.
+--write-golden writes the reference's losses to tests/golden for the test suite.
 """
 import argparse
 import json
@@ -37,23 +39,23 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(GOLDEN))
 import golden_run  # noqa: E402
 
 STEPS = 20
-MOVED_STEPS = 10  # steps after which gradients are compared a second time
+MOVED_STEPS = 10  # gradients are compared a second time after these steps
 LOSS_TOLERANCE = 1e-5
 FACTOR = 2.0
-ZERO_GRADIENT = 1e-12  # of the norm over all tensors: what float64 leaves of a gradient that is zero
+ZERO_GRADIENT = 1e-12  # share of the norm over all tensors that float64 leaves of a zero gradient
 
 GPT2 = {"norm": "layernorm", "positions": "learned", "activation": "gelu_tanh", "bias": True, "tied_head": True,
         "num_layers": 2, "hidden_size": 64, "num_heads": 4}
 LLAMA = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "bias": False, "tied_head": False,
          "num_layers": 2, "hidden_size": 96, "num_heads": 6, "num_kv_heads": 2, "ffn_hidden_size": 200}
-# Larger weights, where there are some, take activations and attention out of their linear range.
+# Larger weights in some cases move activations and attention out of their linear range.
 CASES = {
     "gpt2": {**GPT2, "init_std": 0.08},
     "gpt2-gelu-untied": {**GPT2, "activation": "gelu", "tied_head": False, "hidden_size": 60, "num_heads": 3},
@@ -65,8 +67,8 @@ CASES = {
 
 
 def run_config(model, **sections):
-    """A run config: 20 steps that show every part of the update at work (warm-up, decay of the rate, weight decay,
-    clipping at the start but not always)."""
+    """Returns a run config of 20 steps that exercises every part of the update: warm-up, a falling rate, weight decay,
+    clipping at the start but not always."""
     config = {
         "model": {**model, "vocab_size": golden_run.VOCAB_SIZE, "sequence_length": golden_run.SEQUENCE_LENGTH},
         "data": {"train": [{"path": "corpus"}]},
@@ -83,7 +85,8 @@ def run_config(model, **sections):
 
 
 def gradient_config(model, precision, steps, out):
-    """The last checkpoint of this run holds weights after steps - 1 updates, and the gradient there as exp_avg."""
+    """Returns a run whose last checkpoint holds the weights after steps - 1 updates, and the gradient there as
+    exp_avg."""
     config = run_config(model, precision=precision, optimizer={"betas": [0.0, 0.95], "clip_norm": 0},
                         run={"steps": steps, "out": out})
     config["schedule"] = {"type": "linear", "min_lr": 0}
@@ -91,7 +94,7 @@ def gradient_config(model, precision, steps, out):
 
 
 def learning_rate(config, step):
-    """Linear warm-up, then a half cosine that reaches min_lr at the last step."""
+    """Returns the rate of a linear warm-up, followed by a half cosine that reaches min_lr at the last step."""
     lr, schedule = config["optimizer"]["lr"], config["schedule"]
     warmup = schedule["warmup_steps"]
     if step < warmup:
@@ -115,7 +118,7 @@ class Rotary(torch.nn.Module):
 
 
 def in_float64(model):
-    """The model with every computation in float64."""
+    """Makes every computation of the model float64."""
     model = model.double()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -154,7 +157,7 @@ class Run:
         self.inputs, self.targets = samples[:, :-1], samples[:, 1:]
 
     def forward(self):
-        """Logits, and their mean cross-entropy."""
+        """Returns the logits and their mean cross-entropy."""
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.autocast):
             logits = self.model(input_ids=self.inputs, use_cache=False).logits
         logits = logits.float() if self.autocast else logits
@@ -176,8 +179,8 @@ class Run:
         return {name: parameter.grad for name, parameter in self.model.named_parameters()}
 
     def train(self, config, make_update=torch_adamw):
-        """Losses and gradient norms of the steps of `config`. make_update(groups, config of the optimizer) is PyTorch's
-        optimizer; each group of parameters has its weight_decay."""
+        """Trains the steps of `config`; returns losses and gradient norms. make_update(groups, config of the
+        optimizer) makes PyTorch's optimizer; each group of parameters has its weight_decay."""
         optimizer = config["optimizer"]
         parameters = list(self.model.parameters())
         groups = [{"params": [p for p in parameters if p.dim() == 2], "weight_decay": optimizer["weight_decay"]},
@@ -197,8 +200,8 @@ class Run:
 
 
 def transformers_place(name, model):
-    """[(label, transformers' name, rows of its tensor as gptrain lays it out, rows of gptrain's tensor)] of a tensor;
-    written apart from `checkpoint export`, which it checks. Queries, keys and values are told apart."""
+    """Returns [(label, transformers' name, rows of its tensor in gptrain's layout, rows of gptrain's tensor)] for a
+    tensor, with queries, keys and values separate. Written independently of `checkpoint export`, which it checks."""
     gpt2 = model["positions"] == "learned"
     kv_size = model["hidden_size"] // model["num_heads"] * model.get("num_kv_heads", model["num_heads"])
     outer = {"embedding.token": "transformer.wte.weight" if gpt2 else "model.embed_tokens.weight",
@@ -231,7 +234,7 @@ def transformers_place(name, model):
 
 
 def paired(stored, theirs, model):
-    """{label: (gptrain's, transformers')}, both [out, in]; `stored` is gptrain's tensors by name."""
+    """Returns {label: (gptrain's, transformers')}, both [out, in]; `stored` is gptrain's tensors by name."""
     pairs = {}
     for name, ours in stored.items():
         for label, hf_name, hf_rows, rows in transformers_place(name, model):
@@ -256,7 +259,7 @@ class Report:
         return "" if holds else "  MISSED"
 
     def gradients(self, title, reference, torch_run, ours, model):
-        """A table of each tensor's distance from the reference."""
+        """Prints a table of each tensor's distance from the reference."""
         print(f"\n{title}\n{'tensor':<36}{'elements':>9}{'norm':>11}{'gptrain':>11}{'PyTorch':>11}{'ratio':>7}")
         expected, theirs = paired(ours, reference, model), paired(ours, torch_run, model)
         total = math.sqrt(sum(g.square().sum().item() for g in reference.values()))
@@ -274,13 +277,13 @@ class Report:
         print(f"largest ratio {worst:.2f}, allowed {FACTOR}")
 
     def equal(self, what, own, other):
-        """That two lists of losses agree to LOSS_TOLERANCE."""
+        """Checks that two lists of losses agree to LOSS_TOLERANCE."""
         worst = max(abs(a - b) for a, b in zip(own, other, strict=True))
         missed = self.check(worst <= LOSS_TOLERANCE, f"{what}: {worst:.3g}")
         print(f"{what}: largest difference {worst:.2e}, allowed {LOSS_TOLERANCE}{missed}")
 
     def as_close(self, what, own, other, reference):
-        """That losses are at most FACTOR times as far from the reference as PyTorch's."""
+        """Checks that losses are at most FACTOR times as far from the reference as PyTorch's."""
         def distance(losses):
             return math.sqrt(sum((a - b)**2 for a, b in zip(losses, reference, strict=True)) / len(reference))
         ratio = distance(own) / distance(other)
@@ -329,14 +332,14 @@ def compare_steps(report, gptrain, folder, name, model, golden):
     report.equal(f"{name}, fp32: losses against float64", losses, exact)
     report.equal(f"{name}, fp32: losses against PyTorch's in float32", losses, single)
     if golden:
-        record = {"made_by": "tools/compare_torch.py --write-golden", "torch": torch.__version__.split("+")[0],
+        record = {"made_by": "tools/compare/compare_torch.py --write-golden", "torch": torch.__version__.split("+")[0],
                   "transformers": transformers.__version__, "dtype": "float64", "tolerance": LOSS_TOLERANCE,
                   "config": {**config, "run": {**config["run"], "out": name}}, "losses": exact, "grad_norms": norms}
         (GOLDEN / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def compare_mixed_losses(report, gptrain, folder, name, model):
-    """bf16: every loss of gptrain's 20 steps against those of PyTorch at the weights that the step found."""
+    """Compares, in bf16, every loss of gptrain's 20 steps with PyTorch's at the weights before that step."""
     out = f"{name}-bf16-steps"
     config = run_config(model, precision=PRECISIONS["bf16"], run={"out": out})
     config["checkpoint"] = {"every_steps": 1, "keep_last": STEPS}

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Whether model.mup keeps what a step does the same in every width: the coordinate check of arXiv 2203.03466.
+"""Checks that with model.mup a step has the same effect in every width: the coordinate check of arXiv 2203.03466.
 
-Run as mup_check.py [--program FILE] [--family gpt2|llama] [--widths W,W,..] [--steps N] [--lr X] [--out PAGE.html]
-with the program `coordinates` of a build with tests.
+Run as mup_check.py [--program FILE] [--family gpt2|llama] [--widths W,W,..] [--steps N] [--lr X] [--out PAGE.html],
+where --program is `coordinates` of a build with tests.
 
-Trains small models of several widths for a few steps on one batch, with model.mup at the smallest width and without it,
-and looks at how far the steps move the activations. The slope of a line is that of log2(distance) over log2(width): near
-zero with muP, so that what a learning rate does is the same in every width. Prints the slopes, writes a page with the
-plots, and ends with 1 if a slope with muP is beyond the bound.
+Trains small models of several widths for a few steps on one batch, with model.mup at the smallest width and without
+it, and measures how far the steps move the activations. The slope of a line is that of log2(distance) over
+log2(width). With muP it is near zero: a learning rate has the same effect in every width. Prints the slopes, writes a
+page with the plots, and exits with 1 if a slope with muP exceeds the bound.
 """
 import argparse
 import json
@@ -19,8 +19,8 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 import plots  # noqa: E402
 
-# Of slopes with muP: what is left of them at widths that a check can afford. Scores are products of what has moved with
-# what has not: how these go together takes more steps to show.
+# Bounds of slopes with muP, at widths that a check can afford. Scores have a wider bound: they are products of moved
+# and unmoved activations, whose alignment takes more steps to show.
 BOUND, BOUND_OF_SCORES = 0.3, 0.6
 NAMES = ("embedding", "queries", "scores", "attention", "ffn", "residual stream", "logits")
 
@@ -30,7 +30,7 @@ def bound_of(name):
 
 
 def moved(program, family, width, steps, overrides):
-    """{name: [distance after each step]}"""
+    """Returns {name: [distance after each step]}."""
     done = subprocess.run([program, family, str(width), str(steps), *overrides], capture_output=True, text=True,
                           check=False)
     if done.returncode != 0:
@@ -39,14 +39,14 @@ def moved(program, family, width, steps, overrides):
 
 
 def slope(widths, values):
-    """Of the straight line through (log2 width, log2 value), by least squares."""
+    """Returns the slope of the least-squares line through (log2 width, log2 value)."""
     xs, ys = [math.log2(width) for width in widths], [math.log2(value) for value in values]
     x, y = sum(xs) / len(xs), sum(ys) / len(ys)
     return sum((a - x) * (b - y) for a, b in zip(xs, ys)) / sum((a - x) ** 2 for a in xs)
 
 
 def check(program, family, widths, steps, lr):
-    """{with muP: {name: ([[distance by width] by step], slope after the last step)}}"""
+    """Returns {with muP: {name: ([[distance by width] by step], slope after the last step)}}."""
     result = {}
     for mup in (True, False):
         overrides = [f"optimizer.lr={lr}", f"model.mup={widths[0] if mup else 0}"]
@@ -57,7 +57,7 @@ def check(program, family, widths, steps, lr):
 
 
 def plot(widths, lines, low, high):
-    """A line for each step, the last one darkest."""
+    """Draws a line for each step, the last one darkest."""
     drawn = [([(math.log2(width), math.log2(value)) for width, value in zip(widths, values)], plots.COLORS[0],
               0.3 + 0.7 * (i + 1) / len(lines)) for i, values in enumerate(lines)]
     exponents = range(math.ceil(low), math.floor(high) + 1, max(1, round((high - low) / 4)))
