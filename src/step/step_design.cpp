@@ -38,7 +38,7 @@ StepShape step_shape(const RunConfig& config, const StepChoices& choices, bool t
           .codes_inputs = choices.codes_inputs};
 }
 
-// Over one data rank a piece is the whole, whatever the stage.
+// Returns the sharding. With one rank that holds the parameters, ZeRO is off.
 Sharding make_sharding(const RunConfig& config, const RankGroups& groups) {
   return {groups.num_copies() > 1 ? config.parallel.zero : 0,
           groups.num_copies(),
@@ -84,7 +84,7 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
     of(BufferKind::saved_for_weight).push_back(records.saved_for_weight_bytes);
     of(BufferKind::gradients).push_back(records.gradients_bytes);
     of(BufferKind::stream_gradient).push_back(model.carrier_bytes());
-    // What the schedule has no use for is nothing, so that ranks that differ in it alone have equal programs.
+    // Buffers that the schedule does not use get 0 bytes, so that ranks that differ only there share a program.
     const bool gathers = design.sharding.zero == 3;
     const bool apart = design.sharding.makes_gradients_apart();
     of(BufferKind::weights).push_back(gathers ? align_up(elements * dtype_bytes(design.sharding.compute)) : 0);
@@ -98,7 +98,7 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
   return bytes;
 }
 
-// The model as this rank holds it.
+// Makes the part of the design about parameters: the model and this rank's share of it.
 StepDesign begin_design(const RunConfig& config, TensorPlace tensor, const Stages& stages, const Sharding& sharding,
                         const StateColumns& columns) {
   StepDesign design;
@@ -121,7 +121,7 @@ StepDesign begin_design(const RunConfig& config, TensorPlace tensor, const Stage
   return design;
 }
 
-// For each unit, the first unit that has an equal design.
+// Returns for each unit the first unit of equal design.
 std::vector<int32_t> find_alike(const Model& model) {
   std::vector<int32_t> firsts, alike;
   for (int32_t unit = 0; unit < model.num_layers(); ++unit) {
@@ -134,7 +134,7 @@ std::vector<int32_t> find_alike(const Model& model) {
   return alike;
 }
 
-// The model of a plan, for what its layers say of themselves: it exchanges nothing.
+// Makes a model on the `plan` backend without groups, to ask its layers for their records.
 Model planned_model(const StepDesign& design, const StepShape& shape, PlanBackend& backend) {
   return {shape,   design.spec,   design.shards, design.layout, {design.tensor, design.sequence, nullptr, nullptr},
           backend};
