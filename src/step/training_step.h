@@ -25,7 +25,7 @@ struct StepResult {
   double loss = 0;        // mean cross-entropy of the counted tokens, nats
   double grad_norm = 0;   // before clipping
   bool skipped = false;   // the loss or the norm was not finite; nothing was updated
-  bool stop = false;      // a rank wants to stop
+  bool stop = false;      // some rank wants to stop
   int64_t updates = 0;    // steps of the run that were not skipped
   double loss_scale = 1;  // scale of the step's gradients; always 1 except in fp16
   int64_t counted_targets = 0;  // in the global batch
