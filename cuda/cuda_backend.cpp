@@ -7,27 +7,18 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include "base/error.h"
 #include "fused_attention.h"
 #include "kernels/attention.h"
-#include "kernels/block_codes.h"
 #include "kernels/documents.h"
-#include "kernels/elements.h"
-#include "kernels/embedding.h"
-#include "kernels/loss.h"
-#include "kernels/norms.h"
-#include "kernels/projection.h"
-#include "kernels/quantize.h"
-#include "kernels/query_key.h"
-#include "kernels/update.h"
+#include "kernels/run.h"
 #include "ops/backend.h"
 #include "ops/check.h"
 #include "ops/footprint.h"
 #include "ops/fused_attention_policy.h"
-#include "ops/shape_text.h"
+#include "ops/op_event.h"
 #include "products.h"
 #include "runtime.h"
 
@@ -114,11 +105,7 @@ class CudaBackend final : public Backend {
   template <typename Op>
   void start(const Op& op) {
     if (choosing_) return;
-    if constexpr (requires { cuda_run(op, runtime_->stream(), scratch_); }) {
-      cuda_run(op, runtime_->stream(), scratch_);
-    } else {
-      cuda_run(op, runtime_->stream());
-    }
+    cuda_run(op, runtime_->stream(), scratch_);
   }
   void start(const LinearForward& op) { start_product(op); }
   void start(const LinearBackwardInput& op) { start_product(op); }
@@ -162,11 +149,7 @@ class CudaBackend final : public Backend {
     const DocumentTable table(scratch_, op.batch, sequences, op.mask.max_documents);
     list_documents(table, op, runtime_->stream());
     fused_attention_->run(op, &table, rest);
-    if constexpr (std::is_same_v<Op, AttentionForward>) {
-      cuda_run(op, runtime_->stream(), table.overflow());
-    } else {
-      cuda_run(op, runtime_->stream(), rest, table.overflow());
-    }
+    cuda_run(op, runtime_->stream(), rest, table.overflow());
   }
 
   void warn(const std::string& warning) {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/call.h"
+#include "comm/gathered_transfers.h"
 #include "kernels/rank_sum.h"
 
 namespace gptrain {
@@ -26,14 +26,7 @@ int64_t half_bytes(int64_t scratch_bytes, int size) {
   return aligned >= least_half_bytes(size) ? aligned : scratch_bytes / 16 * 8;
 }
 
-const std::byte* place(const void* data, int64_t element, DType dtype) {
-  return static_cast<const std::byte*>(data) + element * dtype_bytes(dtype);
-}
-std::byte* place(void* data, int64_t element, DType dtype) {
-  return static_cast<std::byte*>(data) + element * dtype_bytes(dtype);
-}
-
-class DeviceCommunicator final : public Communicator {
+class DeviceCommunicator final : public GatheredTransfers {
  public:
   DeviceCommunicator(std::unique_ptr<Links> links, DeviceMemory& scratch)
       : links_(std::move(links)),
@@ -51,7 +44,7 @@ class DeviceCommunicator final : public Communicator {
   int size() const override { return links_->size(); }
 
   void all_reduce(void* data, int64_t count, DType dtype, ReduceOp op) override {
-    check({Operation::all_reduce, dtype, op, 0, count});
+    check_collective({Operation::all_reduce, dtype, op, 0, count});
     if (count * dtype_bytes(dtype) * size() <= std::min(small_bytes, scratch_bytes_))
       return reduce_whole(data, count, dtype, op);
     const auto slice = [&](int rank) { return count * rank / size(); };
@@ -65,17 +58,17 @@ class DeviceCommunicator final : public Communicator {
   }
 
   void reduce_scatter(const void* in, void* out, int64_t count, DType dtype, ReduceOp op) override {
-    check({Operation::reduce_scatter, dtype, op, 0, count});
+    check_collective({Operation::reduce_scatter, dtype, op, 0, count});
     reduce_slices(in, out, [&](int rank) { return count * rank; }, dtype, op);
   }
 
   void all_gather(const void* in, void* out, int64_t count, DType dtype) override {
-    check({Operation::all_gather, dtype, ReduceOp::sum, 0, count});
+    check_collective({Operation::all_gather, dtype, ReduceOp::sum, 0, count});
     if (count > 0) links_->all_gather(in, out, count * dtype_bytes(dtype));
   }
 
   void all_to_all(const void* in, void* out, int64_t count, DType dtype) override {
-    check({Operation::all_to_all, dtype, ReduceOp::sum, 0, count});
+    check_collective({Operation::all_to_all, dtype, ReduceOp::sum, 0, count});
     const int64_t bytes = count * dtype_bytes(dtype);
     for_each_distance(0, [&](int to, int from) {
       transfers_.push_back({to, place(in, to * count, dtype), nullptr, bytes});
@@ -87,7 +80,7 @@ class DeviceCommunicator final : public Communicator {
   void all_to_all_v(const void* in, std::span<const PeerPart> sent, void* out, std::span<const PeerPart> received,
                     DType dtype) override {
     check_parts(sent, received, dtype, rank(), size());
-    check({Operation::all_to_all_v, dtype, ReduceOp::sum, 0, 0});
+    check_collective({Operation::all_to_all_v, dtype, ReduceOp::sum, 0, 0});
     for_each_distance(0, [&](int to, int from) {
       const PeerPart& leaves = sent[static_cast<size_t>(to)];
       const PeerPart& comes = received[static_cast<size_t>(from)];
@@ -98,29 +91,12 @@ class DeviceCommunicator final : public Communicator {
   }
 
   void broadcast(void* data, int64_t count, DType dtype, int root) override {
-    check({Operation::broadcast, dtype, ReduceOp::sum, root, count});
+    check_collective({Operation::broadcast, dtype, ReduceOp::sum, root, count});
     if (count > 0) links_->broadcast(data, count * dtype_bytes(dtype), root);
   }
 
-  void send(const void* data, int64_t count, DType dtype, int peer) override {
-    transfer({Operation::send, dtype, ReduceOp::sum, peer, count}, {peer, data, nullptr, count * dtype_bytes(dtype)});
-  }
-  void receive(void* data, int64_t count, DType dtype, int peer) override {
-    transfer({Operation::receive, dtype, ReduceOp::sum, peer, count},
-             {peer, nullptr, data, count * dtype_bytes(dtype)});
-  }
-  void group_start() override {
-    if (grouping_) throw Error(ExitCode::device, "group_start inside a group of transfers");
-    grouping_ = true;
-  }
-  void group_end() override {
-    if (!grouping_) throw Error(ExitCode::device, "group_end without group_start");
-    grouping_ = false;
-    exchange();
-  }
-
   void barrier() override {
-    check({});
+    check_collective({});
     links_->all_gather(scratch_ + rank(), scratch_, 1);
     links_->synchronize();
   }
@@ -135,16 +111,10 @@ class DeviceCommunicator final : public Communicator {
       body((rank() + distance) % size(), (rank() + size() - distance) % size());
   }
 
-  void check(const Call& call) const {
-    check_call(call, size());
-    if (grouping_) throw Error(ExitCode::device, "{} inside a group of transfers", describe(call));
+  void add_transfer(const Call& call, const void* in, void* out) override {
+    transfers_.push_back({call.peer, in, out, call.count * dtype_bytes(call.dtype)});
   }
-
-  void transfer(const Call& call, const Links::Transfer& transfer) {
-    check_call(call, size());
-    transfers_.push_back(transfer);
-    if (!grouping_) exchange();
-  }
+  void run_transfers() override { exchange(); }
 
   // Of nothing nothing is moved: both sides know.
   void exchange() {
@@ -215,7 +185,6 @@ class DeviceCommunicator final : public Communicator {
   std::unique_ptr<Links> links_;
   std::byte* const scratch_;
   const int64_t scratch_bytes_, half_bytes_;
-  bool grouping_ = false;
   std::vector<Links::Transfer> transfers_;  // gathered for the next exchange
 };
 

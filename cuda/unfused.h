@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "kernels/column_sums.h"
-#include "kernels/elements.h"
+#include "kernels/run.h"
 #include "ops/fused_product.h"
 #include "stream.h"
 

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cublasLt.h>
 #include <fmt/format.h>
@@ -15,7 +14,8 @@
 #include <string_view>
 
 #include "base/dtype.h"
-#include "kernels/elements.h"
+#include "base/enum_array.h"
+#include "kernels/run.h"
 #include "kernels/tiled_product.h"
 #include "ops/gpu_scratch.h"
 #include "unfused.h"
@@ -39,15 +39,13 @@ struct EpilogueName {
   std::string_view text;  // in records
   cublasLtEpilogue_t library;
 };
-// By Epilogue.
-inline constexpr std::array epilogue_names{EpilogueName{"", CUBLASLT_EPILOGUE_DEFAULT},
-                                           EpilogueName{" bias", CUBLASLT_EPILOGUE_BIAS},
-                                           EpilogueName{" gelu", CUBLASLT_EPILOGUE_GELU_AUX},
-                                           EpilogueName{" bias gelu", CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
-                                           EpilogueName{" gelu gradient", CUBLASLT_EPILOGUE_DGELU},
-                                           EpilogueName{" bias gradient", CUBLASLT_EPILOGUE_BGRADB}};
-
-inline const EpilogueName& name_of(Epilogue epilogue) { return epilogue_names[static_cast<size_t>(epilogue)]; }
+inline constexpr EnumArray<Epilogue, EpilogueName, 6> epilogue_names = {
+    EpilogueName{"", CUBLASLT_EPILOGUE_DEFAULT},
+    EpilogueName{" bias", CUBLASLT_EPILOGUE_BIAS},
+    EpilogueName{" gelu", CUBLASLT_EPILOGUE_GELU_AUX},
+    EpilogueName{" bias gelu", CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
+    EpilogueName{" gelu gradient", CUBLASLT_EPILOGUE_DGELU},
+    EpilogueName{" bias gradient", CUBLASLT_EPILOGUE_BGRADB}};
 
 inline bool is_more_than_bias(Epilogue epilogue) { return epilogue > Epilogue::bias; }
 

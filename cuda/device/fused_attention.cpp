@@ -26,8 +26,8 @@
 #include <cudnn_frontend.h>
 
 #include "device/status.h"
+#include "ops/footprint.h"
 #include "ops/fused_attention_policy.h"
-#include "ops/shape_text.h"
 
 namespace gptrain {
 namespace {

@@ -31,7 +31,7 @@
 #include "device/epilogues.h"
 #include "device/product_key.h"
 #include "device/scaled_products.h"
-#include "kernels/elements.h"
+#include "kernels/run.h"
 #include "ops/check.h"
 #include "ops/gpu_scratch.h"
 

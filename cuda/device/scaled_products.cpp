@@ -12,8 +12,8 @@
 
 #include "base/error.h"
 #include "ops/check.h"
+#include "ops/footprint.h"
 #include "ops/gpu_scratch.h"
-#include "ops/shape_text.h"
 
 namespace gptrain {
 namespace {

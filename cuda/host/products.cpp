@@ -52,7 +52,7 @@ class HostProducts final : public Products {
   void run(const ScaledProduct& op, std::byte*, int64_t) override {
     simt::start(stream_, [op] {
       const simt::DeviceAccess access;
-      cpu_scaled_product(op, 1);
+      cpu_run(op, CpuContext{.num_threads = 1});
     });
   }
 

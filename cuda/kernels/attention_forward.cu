@@ -136,7 +136,9 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 1)
 }  // namespace
 }  // namespace attention
 
-void cuda_run(const AttentionForward& op, Stream stream, const int32_t* wanted) {
+void cuda_run(const AttentionForward& op, Stream stream, std::byte* scratch) { cuda_run(op, stream, scratch, nullptr); }
+
+void cuda_run(const AttentionForward& op, Stream stream, std::byte*, const int32_t* wanted) {
   attention::with_engine(op.q.dtype, op.head_size, [&](auto engine, auto chunks) {
     using E = decltype(engine);
     using T = typename E::Element;

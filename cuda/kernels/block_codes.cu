@@ -1,5 +1,5 @@
 // Codes of 8 bits with a scale for each block of a row: a warp finds the scale of a block and codes it.
-#include "kernels/block_codes.h"
+#include "kernels/run.h"
 
 #include <bit>
 
@@ -74,7 +74,7 @@ __global__ void decode(Rows<const uint8_t> codes, Rows<const float> scales, Rows
 
 }  // namespace
 
-void cuda_run(const EncodeBlocks& op, Stream stream) {
+void cuda_run(const EncodeBlocks& op, Stream stream, std::byte*) {
   with_type(op.x.dtype, [&](auto type) {
     using T = decltype(type);
     const int64_t rows = op.x.rows, cols = op.x.cols;
@@ -84,7 +84,7 @@ void cuda_run(const EncodeBlocks& op, Stream stream) {
   });
 }
 
-void cuda_run(const DecodeBlocks& op, Stream stream) {
+void cuda_run(const DecodeBlocks& op, Stream stream, std::byte*) {
   with_type(op.x.dtype, [&](auto type) {
     using T = decltype(type);
     const int64_t rows = op.x.rows, cols = op.x.cols;

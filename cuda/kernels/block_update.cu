@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "kernels/segments.h"
-#include "kernels/update.h"
+#include "kernels/run.h"
 #include "kernels/values.h"
 #include "launch.h"
 #include "ops/adamw_8bit.h"
@@ -168,7 +168,7 @@ void run_block_update(const Op& op, Stream stream) {
 }  // namespace
 
 #define GPTRAIN_CUDA_BLOCK_UPDATE(Op) \
-  void cuda_run(const Op& op, Stream stream) { run_block_update(op, stream); }
+  void cuda_run(const Op& op, Stream stream, std::byte*) { run_block_update(op, stream); }
 GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_CUDA_BLOCK_UPDATE)
 #undef GPTRAIN_CUDA_BLOCK_UPDATE
 

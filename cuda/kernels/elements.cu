@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "kernels/amax.h"
-#include "kernels/elements.h"
+#include "kernels/run.h"
 #include "kernels/rows.h"
 #include "ops/few_bits.h"
 
@@ -404,7 +404,7 @@ void with_width(std::initializer_list<Matrix> operands, const Body& body) {
 
 }  // namespace
 
-void cuda_run(const Cast& op, Stream stream) {
+void cuda_run(const Cast& op, Stream stream, std::byte*) {
   with_type(op.from.dtype, [&](auto from) {
     with_type(op.to.dtype, [&](auto to) {
       with_width({op.from, op.to}, [&](auto width) {
@@ -418,7 +418,7 @@ void cuda_run(const Cast& op, Stream stream) {
   });
 }
 
-void cuda_run(const WeightedSum& op, Stream stream) {
+void cuda_run(const WeightedSum& op, Stream stream, std::byte*) {
   const Matrix& b = op.b.given() ? op.b : op.a;
   const float b_factor = op.b.given() ? static_cast<float>(op.b_factor) : 0.0F;
   with_type(op.a.dtype, [&](auto from) {
@@ -435,7 +435,7 @@ void cuda_run(const WeightedSum& op, Stream stream) {
   });
 }
 
-void cuda_run(const Add& op, Stream stream) {
+void cuda_run(const Add& op, Stream stream, std::byte*) {
   with_width({op.from, op.to}, [&](auto width) {
     constexpr int n = decltype(width)::value;
     const LaunchShape shape = shape_of_elements(op.to.rows, op.to.cols, n);
@@ -448,12 +448,12 @@ void cuda_run(const Add& op, Stream stream) {
   });
 }
 
-void cuda_run(const AddSums& op, Stream stream) {
+void cuda_run(const AddSums& op, Stream stream, std::byte*) {
   launch(stream, shape_of_elements(1, op.gradient.cols, 1), add_sums, op.sums.as<const double>(),
          op.gradient.as<float>(), op.gradient.cols, op.accumulate);
 }
 
-void cuda_run(const ResidualAdd& op, Stream stream) {
+void cuda_run(const ResidualAdd& op, Stream stream, std::byte*) {
   with_type(op.x.dtype, [&](auto residual) {
     with_type_beside(residual, op.branch.dtype, [&](auto compute) {
       with_width({op.x, op.branch, op.x_out}, [&](auto width) {
@@ -468,7 +468,7 @@ void cuda_run(const ResidualAdd& op, Stream stream) {
   });
 }
 
-void cuda_run(const BranchBackward& op, Stream stream) {
+void cuda_run(const BranchBackward& op, Stream stream, std::byte*) {
   with_type(op.dx.dtype, [&](auto residual) {
     with_type_beside(residual, op.d_branch.dtype, [&](auto compute) {
       with_width({op.dx, op.d_branch}, [&](auto width) {
@@ -483,14 +483,14 @@ void cuda_run(const BranchBackward& op, Stream stream) {
   });
 }
 
-void cuda_run(const ActivationForward& op, Stream stream) {
+void cuda_run(const ActivationForward& op, Stream stream, std::byte*) {
   with_type(op.y.dtype, [&](auto compute) {
     with_width({op.x, op.bias, op.y},
                [&](auto width) { launch_activation<decltype(compute), decltype(width)::value>(op, stream); });
   });
 }
 
-void cuda_run(const ActivationBackward& op, Stream stream) {
+void cuda_run(const ActivationBackward& op, Stream stream, std::byte*) {
   with_type(op.dy.dtype, [&](auto compute) {
     with_width({op.x, op.bias, op.dy, op.dx},
                [&](auto width) { launch_activation<decltype(compute), decltype(width)::value>(op, stream); });

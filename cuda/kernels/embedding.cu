@@ -3,7 +3,7 @@
 #include <limits>
 #include <utility>
 
-#include "kernels/embedding.h"
+#include "kernels/run.h"
 #include "kernels/rows.h"
 #include "ops/gpu_scratch.h"
 
@@ -215,7 +215,8 @@ void launch_backward(const EmbeddingBackward& op, Stream stream, const Key* keys
 
 }  // namespace
 
-void cuda_run(const EmbeddingForward& op, Stream stream) {
+// A token outside the vocabulary, which a device cannot report, contributes nothing.
+void cuda_run(const EmbeddingForward& op, Stream stream, std::byte*) {
   with_type(op.x.dtype, [&](auto residual) {
     with_type_beside(residual, op.token_table.dtype, [&](auto compute) {
       using R = decltype(residual);

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "kernels/segments.h"
-#include "kernels/update.h"
+#include "kernels/run.h"
 #include "launch.h"
 
 namespace gptrain {
@@ -121,7 +121,7 @@ LaunchShape shape_of(int64_t num_ranges, int64_t shared_bytes) {
 
 }  // namespace
 
-void cuda_run(const FactoredSums& op, Stream stream) {
+void cuda_run(const FactoredSums& op, Stream stream, std::byte*) {
   auto* const sums = op.sums.as<double>();
   const auto* const gradients = op.gradients.as<const float>();
   launch(stream, shape_for((op.sums.cols + threads - 1) / threads), clear_sums, sums, op.sums.cols);
@@ -132,13 +132,13 @@ void cuda_run(const FactoredSums& op, Stream stream) {
   launch(stream, tiles, sum_columns, op.matrices, op.ranges, op.num_ranges, gradients, sums);
 }
 
-void cuda_run(const FactoredMoments& op, Stream stream) {
+void cuda_run(const FactoredMoments& op, Stream stream, std::byte*) {
   if (op.num_matrices == 0) return;
   launch(stream, {op.num_matrices, threads, sizeof(WarpSums)}, advance_moments, op.matrices, op.state, op.beta2_decay,
          op.eps, op.sums.as<const double>(), op.rows.as<float>(), op.cols.as<float>(), op.means.as<double>());
 }
 
-void cuda_run(const FactoredDirection& op, Stream stream) {
+void cuda_run(const FactoredDirection& op, Stream stream, std::byte*) {
   launch(stream, shape_of(op.num_ranges, 0), divide_by_moments, op.matrices, op.ranges, op.num_ranges, op.state,
          op.rows.as<const float>(), op.cols.as<const float>(), op.means.as<const double>(), op.gradients.as<float>());
 }

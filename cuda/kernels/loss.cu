@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "kernels/loss.h"
+#include "kernels/run.h"
 #include "kernels/rows.h"
 
 namespace gptrain {
@@ -287,7 +287,9 @@ LaunchShape shape_of_rows(const Matrix& logits, int width) {
 
 }  // namespace
 
-void cuda_run(const CrossEntropyStatistics& op, Stream stream) {
+// A target past the vocabulary, which a device cannot report, gives a loss that is not a number, so that the step is
+// skipped.
+void cuda_run(const CrossEntropyStatistics& op, Stream stream, std::byte*) {
   with_type(op.logits.dtype, [&](auto type) {
     using L = decltype(type);
     const auto start = [&](auto* kernel, int width) {
@@ -299,7 +301,7 @@ void cuda_run(const CrossEntropyStatistics& op, Stream stream) {
   });
 }
 
-void cuda_run(const CrossEntropy& op, Stream stream) {
+void cuda_run(const CrossEntropy& op, Stream stream, std::byte*) {
   // Kernels without gradients are those with gradients of the logits' type.
   const DType gradients = op.d_logits.given() ? op.d_logits.dtype : op.logits.dtype;
   with_type(op.logits.dtype, [&](auto logits_type) {
@@ -319,7 +321,7 @@ void cuda_run(const CrossEntropy& op, Stream stream) {
   });
 }
 
-void cuda_run(const AccumulateLoss& op, Stream stream) {
+void cuda_run(const AccumulateLoss& op, Stream stream, std::byte*) {
   launch(stream, {1, threads_of_losses, sizeof(WarpSums)}, accumulate_loss, op.losses.as<const float>(), op.losses.cols,
          op.state);
 }

@@ -6,7 +6,7 @@
 
 #include "kernels/amax.h"
 #include "kernels/column_sums.h"
-#include "kernels/norms.h"
+#include "kernels/run.h"
 #include "kernels/rows.h"
 #include "ops/gpu_scratch.h"
 
@@ -338,7 +338,7 @@ void with_row_shape(int64_t cols, bool packs, const Body& body) {
 
 }  // namespace
 
-void cuda_run(const NormForward& op, Stream stream) {
+void cuda_run(const NormForward& op, Stream stream, std::byte*) {
   with_type(op.x.dtype, [&](auto residual) {
     with_type_beside(residual, op.y.dtype, [&](auto compute) {
       using R = decltype(residual);

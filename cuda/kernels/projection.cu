@@ -1,5 +1,5 @@
 // Random projections of rows, drawn where they are needed.
-#include "kernels/projection.h"
+#include "kernels/run.h"
 
 #include <cmath>
 
@@ -100,7 +100,7 @@ __global__ void sample(Rows<const T> x, Rows<T> y, Draw draw, int64_t tokens, Di
 
 }  // namespace
 
-void cuda_run(const ProjectionMatrix& op, Stream stream) {
+void cuda_run(const ProjectionMatrix& op, Stream stream, std::byte*) {
   with_type(op.s.dtype, [&](auto type) {
     using T = decltype(type);
     auto* kernel = op.kind == ProjectionKind::gauss        ? fill_projection<ProjectionKind::gauss, T>
@@ -111,7 +111,7 @@ void cuda_run(const ProjectionMatrix& op, Stream stream) {
   });
 }
 
-void cuda_run(const SampleRows& op, Stream stream) {
+void cuda_run(const SampleRows& op, Stream stream, std::byte*) {
   const int64_t runs = op.y.rows / (op.x.rows / op.sequence_length);
   with_type(op.x.dtype, [&](auto type) {
     using T = decltype(type);

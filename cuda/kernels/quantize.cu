@@ -3,7 +3,7 @@
 #include "base/fp8.h"
 #include "kernels/amax.h"
 #include "kernels/column_sums.h"
-#include "kernels/quantize.h"
+#include "kernels/run.h"
 #include "kernels/rows.h"
 #include "ops/gpu_scratch.h"
 
@@ -155,7 +155,7 @@ void launch_quantize(const Quantize& op, Stream stream, float* partials) {
 
 }  // namespace
 
-void cuda_run(const Amax& op, Stream stream) {
+void cuda_run(const Amax& op, Stream stream, std::byte*) {
   LaunchShape shape = shape_of_elements(op.x.rows, op.x.cols, pack_width);
   shape.shared_bytes = sizeof(WarpMaxima);
   launch(stream, shape, find_amax, Rows<const bf16>(op.x), op.x.rows, op.x.cols, op.amax.as<float>());

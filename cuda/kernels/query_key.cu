@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "kernels/column_sums.h"
-#include "kernels/query_key.h"
+#include "kernels/run.h"
 #include "kernels/rows.h"
 #include "ops/gpu_scratch.h"
 
@@ -357,7 +357,8 @@ void launch_backward(const QueryKeyBackward& op, const Matrix& x, const Matrix& 
 
 }  // namespace
 
-void cuda_run(const QueryKeyForward& op, Stream stream) {
+// Heads of more than 1024 features throw std::logic_error.
+void cuda_run(const QueryKeyForward& op, Stream stream, std::byte*) {
   const int64_t q_heads = op.q.cols / op.head_size;
   const Matrix k_rstd = op.rstd.given() ? op.rstd.column_range(q_heads, op.k.cols / op.head_size) : Matrix();
   with_type(op.q.dtype, [&](auto type) {

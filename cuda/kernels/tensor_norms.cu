@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "kernels/segments.h"
-#include "kernels/update.h"
+#include "kernels/run.h"
 #include "kernels/values.h"
 #include "launch.h"
 #include "ops/gpu_scratch.h"

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "kernels/segments.h"
-#include "kernels/update.h"
+#include "kernels/run.h"
 #include "kernels/values.h"
 #include "launch.h"
 #include "ops/gpu_scratch.h"
@@ -267,12 +267,12 @@ void cuda_run(const SquaredNorm& op, Stream stream, std::byte* scratch) {
          sums, op.partials.as<double>(), op.partials.cols);
 }
 
-void cuda_run(const PrepareUpdate& op, Stream stream) {
+void cuda_run(const PrepareUpdate& op, Stream stream, std::byte*) {
   launch(stream, {1, 1, 0}, decide_update, op.partials.as<const double>(), op.partials.cols, op.clip_norm,
          op.loss_scale_window, op.state);
 }
 
-void cuda_run(const KeepGradients& op, Stream stream) {
+void cuda_run(const KeepGradients& op, Stream stream, std::byte*) {
   const auto start = [&](auto kernel) {
     launch(stream, shape_for(gpu_norm_chunks_bound(op.gradients.cols, op.num_segments)), kernel, op.segments,
            op.num_segments, op.gradients.as<const float>(), op.kept.as<bf16>(), op.state, op.draw);
@@ -282,7 +282,7 @@ void cuda_run(const KeepGradients& op, Stream stream) {
 }
 
 #define GPTRAIN_CUDA_UPDATE(Op) \
-  void cuda_run(const Op& op, Stream stream) { run_update(op, stream); }
+  void cuda_run(const Op& op, Stream stream, std::byte*) { run_update(op, stream); }
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CUDA_UPDATE)
 #undef GPTRAIN_CUDA_UPDATE
 

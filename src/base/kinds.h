@@ -1,9 +1,10 @@
 // Choices that a run config names and that model code and ops implement.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string_view>
+
+#include "base/enum_array.h"
 
 namespace gptrain {
 
@@ -17,26 +18,26 @@ enum class RecomputeKind : uint8_t { none, selective, block, every_nth, optimal 
 // AdamW: arXiv 1711.05101, and its moments in 8 bits: 2110.02861; SGD with momentum; Lion: arXiv 2302.06675; LAMB: arXiv 1904.00962; LARS: arXiv 1708.03888;
 // Muon: arXiv 2502.16982; Adafactor: arXiv 1804.04235. And their names in configs.
 enum class OptimizerKind : uint8_t { adamw, adamw_8bit, sgd, lion, lamb, lars, muon, adafactor };
-constexpr std::array<std::string_view, 8> optimizer_names = {"adamw", "adamw-8bit", "sgd",  "lion",
-                                                             "lamb",  "lars",       "muon", "adafactor"};
+constexpr EnumArray<OptimizerKind, std::string_view, 8> optimizer_names = {"adamw", "adamw-8bit", "sgd",  "lion",
+                                                                           "lamb",  "lars",       "muon", "adafactor"};
 // What Muon's orthogonalisation multiplies in: bf16 where the products of the model are in bf16, or always fp32.
 enum class NewtonSchulzProducts : uint8_t { as_compute, fp32 };
 // How the learning rate follows the size of the batch: linear (arXiv 1706.02677) or by the root (arXiv 1404.5997).
 enum class LrScaling : uint8_t { none, linear, sqrt };
 // The order of passes on the stages of a pipeline (schedule/pipeline), and its name in configs.
 enum class PipelineOrder : uint8_t { one_f_one_b, gpipe, interleaved, varuna, zero_bubble, zero_bubble_v };
-constexpr std::array<std::string_view, 6> pipeline_order_names = {"1f1b",   "gpipe",       "interleaved",
-                                                                  "varuna", "zero-bubble", "zero-bubble-v"};
+constexpr EnumArray<PipelineOrder, std::string_view, 6> pipeline_order_names = {
+    "1f1b", "gpipe", "interleaved", "varuna", "zero-bubble", "zero-bubble-v"};
 // Which ranks are neighbours (mesh/mesh.h), and its name in configs.
 enum class RankOrder : uint8_t { tensor_data_pipeline, tensor_pipeline_data };
-constexpr std::array<std::string_view, 2> rank_order_names = {"tensor-data-pipeline", "tensor-pipeline-data"};
+constexpr EnumArray<RankOrder, std::string_view, 2> rank_order_names = {"tensor-data-pipeline", "tensor-pipeline-data"};
 // What projects the rows of a linear's input (arXiv 2201.13195): a matrix of normal numbers, or of signs, or of cosines of
 // some frequencies, or a choice of rows. And their names in configs.
 enum class ProjectionKind : uint8_t { gauss, rademacher, dct, rows };
-constexpr std::array<std::string_view, 4> projection_names = {"gauss", "rademacher", "dct", "rows"};
+constexpr EnumArray<ProjectionKind, std::string_view, 4> projection_names = {"gauss", "rademacher", "dct", "rows"};
 // The linears of a block, and their names in configs.
 enum class LinearSite : uint8_t { qkv, attention_out, ffn_in, ffn_out };
-constexpr std::array<std::string_view, 4> linear_site_names = {"qkv", "out", "ffn_in", "ffn_out"};
+constexpr EnumArray<LinearSite, std::string_view, 4> linear_site_names = {"qkv", "out", "ffn_in", "ffn_out"};
 enum class DeviceKind : uint8_t { automatic, cpu, cuda };
 
 // A gated activation reads two halves of its input: gate and up.

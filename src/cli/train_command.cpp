@@ -21,7 +21,7 @@
 #include "config/load.h"
 #include "data/dataset.h"
 #include "data/run_tokenizer.h"
-#include "data/token_file.h"
+#include "data/token_paths.h"
 #include "parallel/groups.h"
 #include "planner/dry_run.h"
 #include "planner/predict.h"

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "comm/gathered_transfers.h"
 #include "comm/reduce.h"
 
 namespace gptrain {
@@ -31,7 +32,7 @@ void copy(void* out, const void* in, int64_t bytes) {
 const std::byte* at(const void* data, int64_t bytes) { return static_cast<const std::byte*>(data) + bytes; }
 std::byte* at(void* data, int64_t bytes) { return static_cast<std::byte*>(data) + bytes; }
 
-class ExchangeCommunicator final : public Communicator {
+class ExchangeCommunicator final : public GatheredTransfers {
  public:
   ExchangeCommunicator(std::unique_ptr<Transport> transport, std::shared_ptr<Activity> activity, std::string group,
                        std::shared_ptr<ExchangeScratch> scratch)
@@ -114,28 +115,6 @@ class ExchangeCommunicator final : public Communicator {
     if (!small) gather_slices(at(data, first(rank_)), data, slice);
   }
 
-  void send(const void* data, int64_t count, DType dtype, int peer) override {
-    transfer(
-        {{Operation::send, dtype, ReduceOp::sum, peer, count}, peer, true, data, nullptr, count * dtype_bytes(dtype)});
-  }
-  void receive(void* data, int64_t count, DType dtype, int peer) override {
-    transfer({{Operation::receive, dtype, ReduceOp::sum, peer, count},
-              peer,
-              false,
-              nullptr,
-              data,
-              count * dtype_bytes(dtype)});
-  }
-  void group_start() override {
-    if (grouping_) throw Error(ExitCode::device, "group_start inside a group of transfers");
-    grouping_ = true;
-  }
-  void group_end() override {
-    if (!grouping_) throw Error(ExitCode::device, "group_end without group_start");
-    grouping_ = false;
-    run_transfers();
-  }
-
   void barrier() override {
     const Running running(*this, {});
     for (int distance = 1; distance < size_; distance *= 2) {
@@ -152,8 +131,7 @@ class ExchangeCommunicator final : public Communicator {
   class Running {
    public:
     Running(ExchangeCommunicator& group, const Call& call) : group_(group) {
-      check_call(call, group.size_);
-      if (group.grouping_) throw Error(ExitCode::device, "{} inside a group of transfers", describe(call));
+      group.check_collective(call);
       if (group.scratch_ == nullptr && is_reduction(call.operation))
         throw Error(ExitCode::device, "{} in a group without memory to reduce in", describe(call));
       group.start(call);
@@ -255,14 +233,17 @@ class ExchangeCommunicator final : public Communicator {
     reduce(inputs_, out, count, call_.dtype, call_.op);
   }
 
-  void transfer(const Message& message) {
-    check_call(message.call, size_);
+  void add_transfer(const Call& call, const void* in, void* out) override {
     if (!failure_.empty()) throw Error(ExitCode::device, failure_);
-    messages_.push_back(message);
-    if (!grouping_) run_transfers();
+    messages_.push_back({.call = call,
+                         .peer = call.peer,
+                         .sending = call.operation == Operation::send,
+                         .in = in,
+                         .out = out,
+                         .bytes = call.count * dtype_bytes(call.dtype)});
   }
 
-  void run_transfers() {
+  void run_transfers() override {
     if (messages_.empty()) return;
     const Call call = messages_.front().call;
     deliver_own();
@@ -302,7 +283,6 @@ class ExchangeCommunicator final : public Communicator {
   std::vector<const void*> inputs_;  // of a sum
   std::vector<Message> messages_;    // gathered for the next exchange
   Call call_;                        // the one that runs
-  bool grouping_ = false;
   std::string failure_;  // empty: none
 };
 

@@ -217,7 +217,7 @@ class Heartbeat::Watch {
     for (int candidate = 1; candidate < rank_; ++candidate) {
       const auto patience = Clock::now() + 3 * interval_ + farewell_time;
       PeerCall call = call_peer(meeting_.peers[static_cast<size_t>(candidate)], candidate, self(), PeerPort::heartbeat,
-                                meeting_.key, takeover_greeting(), Clock::now() + gathering_time, patience);
+                                meeting_.key, takeover_greeting(), {Clock::now() + gathering_time, patience});
       // It reports and ends the run once it has heard of all it can; one that is stopped does not.
       const bool heard = call.end == CallEnd::proven && (call.channel.receive(patience) || !call.channel.open());
       if (heard || call.end == CallEnd::closed) end_(false);

@@ -16,8 +16,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "comm/call.h"
-#include "comm/communicator.h"
+#include "comm/gathered_transfers.h"
 #include "comm/reduce.h"
 
 namespace gptrain {
@@ -246,7 +245,7 @@ void copy_part(std::byte* out, const std::byte* in, int64_t bytes) {
   if (bytes > 0 && out != in) std::memcpy(out, in, static_cast<size_t>(bytes));
 }
 
-class LocalCommunicator final : public Communicator {
+class LocalCommunicator final : public GatheredTransfers {
  public:
   LocalCommunicator(std::shared_ptr<LocalGroup> group, int rank)
       : group_(std::move(group)), rank_(rank), inputs_(static_cast<size_t>(group_->size())) {}
@@ -311,33 +310,11 @@ class LocalCommunicator final : public Communicator {
     group_->meet(rank_);
   }
 
-  void send(const void* data, int64_t count, DType dtype, int peer) override {
-    transfer({{Operation::send, dtype, ReduceOp::sum, peer, count}, data, nullptr});
-  }
-  void receive(void* data, int64_t count, DType dtype, int peer) override {
-    transfer({{Operation::receive, dtype, ReduceOp::sum, peer, count}, nullptr, data});
-  }
-  void group_start() override {
-    if (grouping_) throw Error(ExitCode::device, "group_start inside a group of transfers");
-    grouping_ = true;
-  }
-  void group_end() override {
-    if (!grouping_) throw Error(ExitCode::device, "group_end without group_start");
-    grouping_ = false;
-    group_->exchange(rank_, transfers_);
-  }
   void barrier() override { begin({}); }
   void synchronize() override {}  // every call has finished when it returns
   void abort() override { group_->give_up(rank_); }
 
  private:
-  static const std::byte* place(const void* data, int64_t element, DType dtype) {
-    return static_cast<const std::byte*>(data) + element * dtype_bytes(dtype);
-  }
-  static std::byte* place(void* data, int64_t element, DType dtype) {
-    return static_cast<std::byte*>(data) + element * dtype_bytes(dtype);
-  }
-
   // out = reduction over ranks of elements [first, first + count) of what they published.
   void reduce_peers(int64_t first, int64_t count, void* out, DType dtype, ReduceOp op) {
     for (int rank = 0; rank < size(); ++rank)
@@ -346,22 +323,19 @@ class LocalCommunicator final : public Communicator {
   }
 
   void begin(const LocalCall& call) {
-    check_call(call, size());
-    if (grouping_) throw Error(ExitCode::device, "{} inside a group of transfers", describe(call));
+    check_collective(call);
     group_->meet(rank_, call);
   }
 
-  void transfer(const LocalCall& call) {
-    check_call(call, size());
-    transfers_.push_back({.call = call});
-    if (!grouping_) group_->exchange(rank_, transfers_);
+  void add_transfer(const Call& call, const void* in, void* out) override {
+    transfers_.push_back({.call = {call, in, out}});
   }
+  void run_transfers() override { group_->exchange(rank_, transfers_); }
 
   std::shared_ptr<LocalGroup> group_;
   int rank_;
-  bool grouping_ = false;
   std::vector<const void*> inputs_;  // of a reduction
-  std::vector<Transfer> transfers_;  // gathered since group_start
+  std::vector<Transfer> transfers_;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The arithmetic of all reductions, the same for every transport.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "comm/communicator.h"

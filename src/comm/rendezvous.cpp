@@ -346,16 +346,16 @@ Meeting meet(const Launch& launch, Socket master, const std::vector<std::string>
 }
 
 PeerCall call_peer(const Peer& peer, int rank, const Peer& self, PeerPort port, const Secret& key,
-                   const std::string& greeting, Clock::time_point connected_by, Clock::time_point proven_by) {
+                   const std::string& greeting, const CallDeadlines& by) {
   std::vector<std::string> addresses = peer.addresses;
   if (peer.machine == self.machine) addresses.insert(addresses.begin(), "127.0.0.1");
   PeerCall call;
   for (const std::string& address : addresses) {
-    auto socket = connect_to(address, port == PeerPort::group ? peer.group_port : peer.heartbeat_port, connected_by);
+    auto socket = connect_to(address, port == PeerPort::group ? peer.group_port : peer.heartbeat_port, by.connected);
     if (!socket) continue;
     call.channel = FrameChannel(std::move(*socket));
-    call.end = prove_to(call.channel, key, purpose_of(port, rank), proven_by);
-    if (call.end == CallEnd::proven && !call.channel.send(greeting, proven_by)) call.end = CallEnd::closed;
+    call.end = prove_to(call.channel, key, purpose_of(port, rank), by.proven);
+    if (call.end == CallEnd::proven && !call.channel.send(greeting, by.proven)) call.end = CallEnd::closed;
     if (call.end == CallEnd::proven) return call;
   }
   return call;

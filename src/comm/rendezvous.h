@@ -69,13 +69,15 @@ Meeting meet(const Launch& launch, Socket master, const std::vector<std::string>
 enum class PeerPort { heartbeat, group };
 
 // A connection to that port of `peer`, which is rank `rank`, on which both sides have proved `key` and `greeting` was
-// sent; tries all addresses, to reach one until `connected_by`, for a proof until `proven_by`. Else `end` says why
-// there is none at the last address that could be reached.
+// sent; tries all addresses. Else `end` says why there is none at the last address that could be reached.
 struct PeerCall {
   CallEnd end = CallEnd::unreachable;
   FrameChannel channel{Socket()};
 };
+struct CallDeadlines {
+  Clock::time_point connected, proven;
+};
 PeerCall call_peer(const Peer& peer, int rank, const Peer& self, PeerPort port, const Secret& key,
-                   const std::string& greeting, Clock::time_point connected_by, Clock::time_point proven_by);
+                   const std::string& greeting, const CallDeadlines& by);
 
 }  // namespace gptrain

@@ -4,12 +4,12 @@
 #include <cstddef>
 #include <vector>
 
-#include "comm/call.h"
+#include "comm/gathered_transfers.h"
 
 namespace gptrain {
 namespace {
 
-class StagedCommunicator final : public Communicator {
+class StagedCommunicator final : public GatheredTransfers {
  public:
   StagedCommunicator(Communicator& host, SideQueue& queue, DeviceMemory& staging)
       : host_(host), queue_(queue), staging_(staging.data()), staging_bytes_(staging.bytes()) {}
@@ -82,22 +82,6 @@ class StagedCommunicator final : public Communicator {
     });
   }
 
-  void send(const void* data, int64_t count, DType dtype, int peer) override {
-    transfer({{Operation::send, dtype, ReduceOp::sum, peer, count}, data, nullptr});
-  }
-  void receive(void* data, int64_t count, DType dtype, int peer) override {
-    transfer({{Operation::receive, dtype, ReduceOp::sum, peer, count}, nullptr, data});
-  }
-  void group_start() override {
-    if (grouping_) throw Error(ExitCode::device, "group_start inside a group of transfers");
-    grouping_ = true;
-  }
-  void group_end() override {
-    if (!grouping_) throw Error(ExitCode::device, "group_end without group_start");
-    grouping_ = false;
-    while (!transfers_.empty()) run_round();
-  }
-
   void barrier() override { host_.barrier(); }
   void synchronize() override { host_.synchronize(); }
   void abort() override { host_.abort(); }
@@ -114,12 +98,6 @@ class StagedCommunicator final : public Communicator {
     bool sends() const { return call.operation == Operation::send; }
   };
 
-  static const std::byte* place(const void* data, int64_t element, DType dtype) {
-    return static_cast<const std::byte*>(data) + element * dtype_bytes(dtype);
-  }
-  static std::byte* place(void* data, int64_t element, DType dtype) {
-    return static_cast<std::byte*>(data) + element * dtype_bytes(dtype);
-  }
   void download(void* to, const void* from, int64_t count, DType dtype) {
     queue_.download(to, from, count * dtype_bytes(dtype));
   }
@@ -131,8 +109,7 @@ class StagedCommunicator final : public Communicator {
   // peers that disagree are found.
   template <typename Body>
   void in_pieces(const Call& call, int64_t parts, const Body& body) {
-    check_call(call, size());
-    if (grouping_) throw Error(ExitCode::device, "{} inside a group of transfers", describe(call));
+    check_collective(call);
     const int64_t longest = staging_bytes_ / (parts * dtype_bytes(call.dtype));
     if (call.count > longest) check_count(call);
     int64_t first = 0;
@@ -153,10 +130,8 @@ class StagedCommunicator final : public Communicator {
                 describe(call), -most_and_least[1], most_and_least[0]);
   }
 
-  void transfer(const Transfer& transfer) {
-    check_call(transfer.call, size());
-    transfers_.push_back(transfer);
-    if (grouping_) return;
+  void add_transfer(const Call& call, const void* in, void* out) override { transfers_.push_back({call, in, out}); }
+  void run_transfers() override {
     while (!transfers_.empty()) run_round();
   }
 
@@ -200,7 +175,6 @@ class StagedCommunicator final : public Communicator {
   SideQueue& queue_;
   std::byte* const staging_;
   const int64_t staging_bytes_;
-  bool grouping_ = false;
   std::vector<Transfer> transfers_;  // of a group, in the order of the calls
 };
 

@@ -160,7 +160,7 @@ class TcpLinks final : public Links {
     for (size_t i = 0; i < ranks.size(); ++i) {
       if (ranks[i] >= rank_) continue;
       const Peer& peer = peers_[static_cast<size_t>(ranks[i])];
-      PeerCall call = call_peer(peer, ranks[i], self(), PeerPort::group, key_, greeting, deadline, deadline);
+      PeerCall call = call_peer(peer, ranks[i], self(), PeerPort::group, key_, greeting, {deadline, deadline});
       if (call.end != CallEnd::proven)
         throw Error(ExitCode::device,
                     "rank {} ({}) cannot connect to rank {} ({}) at any of its addresses: is there a "

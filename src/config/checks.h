@@ -1,6 +1,7 @@
 // What no single field can tell: derived values, and the rules between keys.
 #pragma once
 
+#include <cstdint>
 #include <set>
 #include <string>
 

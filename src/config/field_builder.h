@@ -3,12 +3,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "config/fields.h"
+#include "config/field.h"
 
 namespace gptrain {
 

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/output_file.h"
 #include "data/token_file.h"
+#include "data/token_paths.h"
 #include "data/token_writer.h"
 
 namespace gptrain {

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "data/sample_order.h"
 #include "data/token_file.h"
+#include "data/token_paths.h"
 
 namespace gptrain {
 namespace {

@@ -15,6 +15,7 @@
 #include "data/pack.h"
 #include "data/token_file.h"
 #include "data/token_meta.h"
+#include "data/token_paths.h"
 
 namespace gptrain {
 namespace {

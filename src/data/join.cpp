@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "data/token_file.h"
 #include "data/token_meta.h"
+#include "data/token_paths.h"
 #include "data/token_writer.h"
 
 namespace gptrain {

@@ -1,6 +1,7 @@
 // Which tokenizer made the tokens that a run reads.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>

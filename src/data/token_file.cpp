@@ -10,6 +10,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "data/damaged.h"
+#include "data/token_paths.h"
 
 namespace gptrain {
 namespace {
@@ -37,22 +38,6 @@ std::string_view dtype_code_name(uint8_t code) {
 }
 
 }  // namespace
-
-std::filesystem::path token_file_path(const std::filesystem::path& prefix, std::string_view suffix) {
-  return prefix.native() + std::string(suffix);
-}
-
-bool is_flat_token_file(const std::filesystem::path& path) {
-  std::error_code ignored;
-  return !std::filesystem::exists(token_file_path(path, ".idx"), ignored) &&
-         std::filesystem::is_regular_file(path, ignored);
-}
-
-bool is_token_file(const std::filesystem::path& path) {
-  std::error_code ignored;
-  return is_flat_token_file(path) || (std::filesystem::exists(token_file_path(path, ".idx"), ignored) &&
-                                      std::filesystem::exists(token_file_path(path, ".bin"), ignored));
-}
 
 TokenFile::TokenFile(FlatTokens flat)
     : tokens_(std::move(flat.file)), first_byte_(flat.first_byte), format_(flat.format), dtype_(flat.dtype) {

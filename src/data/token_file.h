@@ -35,14 +35,6 @@ constexpr int64_t any_vocabulary = int64_t{1} << 31;
 // Tokens that are read at once by what goes through a whole file.
 constexpr int64_t chunk_tokens = int64_t{1} << 18;
 
-// PREFIX with ".bin" or ".idx" put behind it; a dot inside PREFIX is part of the name.
-std::filesystem::path token_file_path(const std::filesystem::path& prefix, std::string_view suffix);
-
-// Whether `path` leads to one: a PREFIX, or a file without an index.
-bool is_token_file(const std::filesystem::path& path);
-// Whether it is a file without an index (flat_tokens.h); false where nothing is there.
-bool is_flat_token_file(const std::filesystem::path& path);
-
 // The files mapped. All documents joined end to end form one run of num_tokens() tokens, unless they lie in samples.
 class TokenFile {
  public:

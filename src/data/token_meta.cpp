@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "data/mapped_file.h"
-#include "data/token_file.h"
+#include "data/token_paths.h"
 
 namespace gptrain {
 namespace {

@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "data/token_file.h"
 #include "data/token_meta.h"
+#include "data/token_paths.h"
 
 namespace gptrain {
 namespace {

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "config/faults.h"
 #include "config/load.h"
 #include "fit/plan_world.h"
 #include "ops/fused_product.h"
@@ -281,7 +282,7 @@ class DeviceShortage {
  private:
   // Returns the bytes of the rank that takes the most with this config, which may be on another stage than before.
   Bytes bytes_with(const RunConfig& changed) const {
-    const int64_t stage = mesh_.coordinates(world_.largest_rank)[MeshAxis::pipeline];
+    const int64_t stage = mesh_.stage_of(world_.largest_rank);
     const RankBytes bytes = largest_rank_bytes(changed, target_, world_size_, stage);
     return {bytes.on_device, fullest_host(bytes.on_host, mesh_, world_.node_of_rank).total()};
   }
@@ -322,7 +323,7 @@ class DeviceShortage {
   }
 
   double seconds_of(const RunConfig& config) const {
-    const int64_t stage = mesh_.coordinates(world_.largest_rank)[MeshAxis::pipeline];
+    const int64_t stage = mesh_.stage_of(world_.largest_rank);
     return nominal_step_seconds(config, target_, world_size_, static_cast<int32_t>(stage));
   }
 

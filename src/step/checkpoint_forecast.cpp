@@ -5,7 +5,7 @@
 
 #include "base/units.h"
 #include "model/spec/shard.h"
-#include "optim/optimizer.h"
+#include "optim/types.h"
 
 namespace gptrain {
 

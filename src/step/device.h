@@ -1,6 +1,7 @@
 // Chooses the device that a rank computes on.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 

@@ -1,6 +1,8 @@
 // Measures the machine's limits, which MFU, profiles and benches are compared with.
 #pragma once
 
+#include <cstdint>
+
 #include "base/dtype.h"
 #include "ops/backend.h"
 

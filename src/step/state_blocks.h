@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/slice.h"
 #include "step/training_step.h"
 
 namespace gptrain {

@@ -5,8 +5,8 @@
 
 #include "model/micro_batch.h"
 #include "ops/plan/plan_backend.h"
-#include "optim/optimizer.h"
 #include "optim/step_agreement.h"
+#include "optim/types.h"
 #include "parallel/make_stages.h"
 #include "parallel/micro_batch_uploads.h"
 #include "step/step_readback.h"
@@ -236,11 +236,11 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns);
   StateTables& tables = design.tables;
   tables.agreement = align_up(sizeof(StepState));
-  tables.optimizer = tables.agreement + StepAgreement::table_bytes(design.spec, design.shards, store);
+  tables.optimizer = tables.agreement + StepAgreement::table_bytes(store);
   tables.kept_gradients =
-      tables.optimizer + optimizer_type(config.optimizer.type).table_bytes(design.spec, design.shards, store);
+      tables.optimizer + optimizer_type(config.optimizer.type).table_bytes(store);
   memory[MemoryClass::state] =
-      tables.kept_gradients + KeptGradients::table_bytes(design.spec, design.shards, store);
+      tables.kept_gradients + KeptGradients::table_bytes(store);
   design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
   if (config.checkpoint.keeps_snapshot()) design.snapshot_bytes = store.snapshot_bytes();
   design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] = design.snapshot_bytes;

@@ -1,6 +1,7 @@
 // Times one step event by event and action by action.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "base/event_log.h"

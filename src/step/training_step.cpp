@@ -8,6 +8,7 @@
 
 #include "model/spec/init.h"
 #include "ops/device_crc32c.h"
+#include "optim/types.h"
 #include "step/arena_fill.h"
 #include "step/choosing_pass.h"
 
@@ -51,14 +52,18 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
   model_ = make_model(*design_, design_->training_shape, backend_, groups_);
   evaluation_model_ = make_model(*design_, design_->evaluation_shape, backend_, groups_);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
-  const UpdateContext context{design_->spec, design_->shards, *parameters_, state_, backend_, groups_, workspace_};
+  const UpdateContext context{.parameters = *parameters_,
+                              .state = state_,
+                              .backend = backend_,
+                              .groups = groups_,
+                              .workspace = workspace_};
   std::byte* const state = arena(MemoryClass::state);
   const StateTables& tables = design_->tables;
   agreement_ = std::make_unique<StepAgreement>(context, config.optimizer.clip_norm, loss_scale_window,
                                                state + tables.agreement, groups_, copies_.get());
   optimizer_ = optimizer.make(config.optimizer, context, config.run.seed, state + tables.optimizer);
   if (design_->sharding.gradients != DType::f32) {
-    kept_ = std::make_unique<KeptGradients>(design_->spec, design_->shards, *parameters_, config.run.seed,
+    kept_ = std::make_unique<KeptGradients>(*parameters_, config.run.seed,
                                             config.batch.accumulation, state + tables.kept_gradients, state_, backend_);
   }
   update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_, groups_);

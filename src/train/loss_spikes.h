@@ -1,7 +1,7 @@
 // Decides when a loss has spiked (run.rollback). Arithmetic only.
 #pragma once
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
 #include "config/run_config.h"
 
 namespace gptrain {

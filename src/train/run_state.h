@@ -1,6 +1,7 @@
 // Saves a training step's state to checkpoints and loads it, and chooses the checkpoint to resume from.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>

@@ -29,7 +29,6 @@
 #include "ops/footprint.h"
 #include "ops/fused_attention_policy.h"
 #include "ops/gpu_scratch.h"
-#include "ops/shape_text.h"
 #include "runtime.h"
 #include "unfused.h"
 

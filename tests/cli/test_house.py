@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The rules of the house: each folder includes only what stands above it, functions of one file have names of their own,
-no file is too long, none names a machine.
+"""The rules of the house: each folder includes only what stands above it, no units include each other in a ring, functions
+of one file have names of their own, no file is too long, none names a machine.
 
 Run as test_house.py SOURCE_ROOT. Prints each offending line as PATH:LINE: what is wrong.
 """
@@ -58,6 +58,34 @@ def include_faults(root):
                 yield f"{path}:{number}: \"{included}\" is no file of src/ by its full name"
             elif ROOMS.index(room) > ROOMS.index(own):
                 yield f"{path}:{number}: {own} may not include {room}, which stands below it"
+
+
+def units_reached_from(unit, includes):
+    """The units that UNIT includes, and those that they include; UNIT itself where they lead back to it."""
+    reached, open_units = set(), [unit]
+    while open_units:
+        for included in includes.get(open_units.pop(), ()):
+            if included not in reached:
+                reached.add(included)
+                open_units.append(included)
+    return reached
+
+
+def ring_faults(root):
+    """X.h and X.cpp are one unit."""
+    includes = {}
+    for path in sorted((root / "src").rglob("*")):
+        if path.suffix not in SOURCE_SUFFIXES:
+            continue
+        unit = path.relative_to(root / "src").with_suffix("").as_posix()
+        matches = map(INCLUDE.match, path.read_text(encoding="utf-8").splitlines())
+        units = {Path(match.group(1)).with_suffix("").as_posix() for match in matches if match}
+        includes.setdefault(unit, set()).update(units - {unit})
+    reached = {unit: units_reached_from(unit, includes) for unit in includes}
+    for unit in includes:
+        ring = sorted(other for other in reached[unit] if unit in reached.get(other, ()))
+        if ring and unit == ring[0]:
+            yield f"{root / 'src' / unit}: units include each other in a ring: {', '.join(ring)}"
 
 
 def cuda_include_faults(root):
@@ -138,8 +166,8 @@ def file_faults(root):
 
 
 def all_faults(root):
-    return [*include_faults(root), *cuda_include_faults(root), *map_faults(root), *printing_faults(root), *name_faults(root),
-            *file_faults(root)]
+    return [*include_faults(root), *ring_faults(root), *cuda_include_faults(root), *map_faults(root),
+            *printing_faults(root), *name_faults(root), *file_faults(root)]
 
 
 def check_that_faults_are_found():
@@ -158,6 +186,11 @@ def check_that_faults_are_found():
             "src/data/i.cpp": "int twice(char x) {\n}\nint call() {\n  return once(1);\n}\n",
             "src/comm/j.h": "int shared(char x);\n",
             "src/train/k.h": "int once(int x);\n",
+            "src/optim/l.h": '#include "optim/m.h"\n',
+            "src/optim/m.cpp": '#include "optim/m.h"\n#include "optim/n.h"\n',
+            "src/optim/m.h": "\n",
+            "src/optim/n.h": '#include "base/o.h"\n#include "optim/l.h"\n',
+            "src/base/o.h": "\n",
             "tests/long.cpp": "\n" * (MAX_LINES + 1),
             ROOM_LIST: "base   errors\n",
             "README.md": "see /" + "work/notes and src/work/notes\n",
@@ -168,7 +201,7 @@ def check_that_faults_are_found():
             (root / name).write_text(text, encoding="utf-8")
         found = {fault.removeprefix(folder + "/").split(": ")[0] for fault in all_faults(root)}
     expected = {"src/base/a.h:2", "src/ops/b.h:3", "src/ops/b.h:4", "src/model/spec/c.h:1", "src/model/spec/c.h:2", "src/elsewhere/e.h", "cuda/f.cu:3",
-                "src/data/h.cpp:2", "src/data/h.cpp:4",
+                "src/base/a", "src/data/h.cpp:2", "src/data/h.cpp:4", "src/optim/l",
                 "tests/long.cpp", "README.md", "README.md:1"}
     if found != expected:
         sys.exit(f"the check itself is wrong: found {sorted(found)}, expected {sorted(expected)}")

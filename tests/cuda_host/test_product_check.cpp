@@ -12,7 +12,7 @@
 #include "base/fp8.h"
 #include "base/philox.h"
 #include "catch.h"
-#include "kernels/elements.h"
+#include "kernels/run.h"
 #include "known_algorithms.h"
 #include "product_check.h"
 #include "tensor_core.h"

@@ -6,8 +6,8 @@
 
 #include "base/dynamic_map.h"
 #include "base/philox.h"
-#include "harness.h"
 #include "reference.h"
+#include "updates.h"
 
 namespace gptrain::ops_test::cases_adamw_8bit {
 namespace {
@@ -24,8 +24,6 @@ std::vector<UpdateSegment> segments_of(int64_t whole) {
           {end + 190, 301, 1, 0.25F, {3, 4}, one},
           {end + 512, 509, 1, 1, {7, 8}, rows}};
 }
-
-enum class Writes : uint8_t { masters, masters_and_weights, weights };
 
 struct Buffers {
   const Operand& gradients;

@@ -11,7 +11,7 @@ namespace gptrain::ops_test::cases_projection {
 namespace {
 
 constexpr ProjectionKind matrix_kinds[] = {ProjectionKind::gauss, ProjectionKind::rademacher, ProjectionKind::dct};
-constexpr std::string_view name_of(ProjectionKind kind) { return projection_names[static_cast<size_t>(kind)]; }
+constexpr std::string_view name_of(ProjectionKind kind) { return projection_names[kind]; }
 
 constexpr PhiloxKey key{0x12345678U, 0x9abcdef0U};
 

@@ -208,8 +208,17 @@ double Operand::at(int64_t row, int64_t col) const { return read_element(element
 
 void Operand::set(int64_t row, int64_t col, double value) { write_element(element(row, col), dtype_, value); }
 
-std::string Operand::damage() const {
-  if (!writable_) return host_ == before_ ? "" : "an input was written to";
+bool Operand::holds(const void* address) const {
+  const auto* const at = static_cast<const std::byte*>(address);
+  return at >= device_->data() && at < device_->data() + host_.size();
+}
+
+void DescribedOperands::operand(std::string_view name, const Matrix& matrix, Access access, const Form&) {
+  if (matrix.given()) uses_.push_back({std::string(name), matrix.data, is_written(access)});
+}
+
+std::string Operand::damage(bool writable) const {
+  if (!writable) return host_ == before_ ? "" : "it is only read, and was written to";
   const auto same = [&](const std::byte* from, const std::byte* to) {
     return std::equal(from, to, before_.data() + (from - host_.data()));
   };
@@ -222,7 +231,7 @@ std::string Operand::damage() const {
 }
 
 Operand& Trial::add(DType dtype, int64_t rows, int64_t cols, int64_t gap, bool writable) {
-  if (dtype == DType::f16 && !backend_.f16) throw NotOnThisBackend();
+  if (dtype == DType::f16 && !backend_.f16) throw NotOnThisBackend{"f16"};
   if (wide_gaps_ && cols % 8 == 0) gap *= 8;
   Operand& operand = operands_.emplace_back(backend(), dtype, rows, cols, cols + gap);
   operand.writable_ = writable;
@@ -283,8 +292,25 @@ void Trial::download_all(Backend& backend) {
     backend.download(operand.host_.data(), operand.device_->data(), static_cast<int64_t>(operand.host_.size()));
 }
 
-void Trial::run_variants(const Runner& runner, const ScratchBytes& scratch_bytes, bool same_bits) {
+std::vector<bool> Trial::writable_operands(const DescribedOperands& described) {
+  std::vector<bool> writable;
+  for (const Operand& operand : operands_) {
+    bool read = false, written = false;
+    for (const auto& use : described.uses()) {
+      if (!operand.holds(use.data)) continue;
+      (use.written ? written : read) = true;
+      if (use.written && !operand.writable_)
+        fail(fmt::format("{} is written by its description, and an input", use.name));
+    }
+    writable.push_back(operand.writable_ && (written || !read));
+  }
+  return writable;
+}
+
+void Trial::run_variants(const Runner& runner, const ScratchBytes& scratch_bytes, const DescribedOperands& described,
+                         bool same_bits) {
   for (Operand& operand : operands_) operand.before_ = operand.host_;
+  const std::vector<bool> writable = writable_operands(described);
   std::vector<std::vector<std::byte>> first_results;
   for (const auto& variant : backend_.variants) {
     GuardedScratch scratch(*variant, scratch_bytes(variant->target()));
@@ -295,7 +321,7 @@ void Trial::run_variants(const Runner& runner, const ScratchBytes& scratch_bytes
     if (!scratch.intact()) fail(fmt::format("{}: memory outside the scratch memory was written to", with));
     const bool first = first_results.empty() && &variant == &backend_.variants.front();
     for (size_t i = 0; i < operands_.size(); ++i) {
-      if (const std::string damage = operands_[i].damage(); !damage.empty())
+      if (const std::string damage = operands_[i].damage(writable[i]); !damage.empty())
         fail(fmt::format("operand {} in the order they were made, {}: {}", i, with, damage));
       if (first) {
         first_results.push_back(operands_[i].host_);

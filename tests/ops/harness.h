@@ -2,8 +2,9 @@
 //
 // A case is one op on one shape. It makes its operands with a Trial, runs the op, and compares what came out with a
 // float64 reference. The Trial does the rest: operands lie between guard bands (also between rows, where a stride is
-// asked for), outputs start as NaN, inputs must be unchanged, and the op is run again with other thread counts, which
-// must give the same bits (but for the linears of a backend that is not thread-independent).
+// asked for), outputs start as NaN, inputs and what the op's description only reads must be unchanged, and the op is
+// run again with other thread counts, which must give the same bits (but for the linears of a backend that is not
+// thread-independent).
 //
 //   void add_cases(Suite& suite) {
 //     suite.add<Cast>("N=3 f32 to bf16", [](Trial& trial) {
@@ -27,6 +28,7 @@
 
 #include "ops/backend.h"
 #include "ops/footprint.h"
+#include "ops/operands.h"
 
 namespace gptrain::ops_test {
 
@@ -63,8 +65,9 @@ class Operand {
   std::byte* element(int64_t row, int64_t col);
   const std::byte* element(int64_t row, int64_t col) const;
   void poison();
-  // What an op must leave alone: the guard bands and, in an input, everything.
-  std::string damage() const;
+  bool holds(const void* address) const;
+  // Changes where an op must leave memory alone: the guard bands and, where it writes nothing, everything.
+  std::string damage(bool writable) const;
 
   DType dtype_;
   int64_t rows_, cols_, stride_;
@@ -87,8 +90,25 @@ template <typename Op>
 constexpr bool bits_depend_on_threads = std::is_same_v<Op, LinearForward> || std::is_same_v<Op, LinearBackwardInput> ||
                                         std::is_same_v<Op, LinearBackwardWeight>;
 
-// Thrown where a case asks for f16 and the backend under test is without it: the case is skipped.
-struct NotOnThisBackend {};
+// Places of the operands that an op describes.
+class DescribedOperands final : public OperandVisitor {
+ public:
+  struct Use {
+    std::string name;
+    const void* data;
+    bool written;
+  };
+  void operand(std::string_view name, const Matrix& matrix, Access access, const Form& form) override;
+  const std::vector<Use>& uses() const { return uses_; }
+
+ private:
+  std::vector<Use> uses_;
+};
+
+// Thrown where a case asks for more than the backend under test has: the case is skipped, and counted as such.
+struct NotOnThisBackend {
+  std::string_view missing;
+};
 
 // The run of one case: its operands, its random numbers and what went wrong.
 class Trial {
@@ -145,7 +165,9 @@ class Trial {
   // results of the first in the operands.
   template <typename Op>
   void run(const Op& op) {
-    run_variants([&op](Backend& backend) { backend.run(op); }, scratch_bytes(op),
+    DescribedOperands described;
+    for_each_operand(op, described);
+    run_variants([&op](Backend& backend) { backend.run(op); }, scratch_bytes(op), described,
                  backend_.thread_independent || !bits_depend_on_threads<Op>);
   }
 
@@ -198,7 +220,10 @@ class Trial {
   static void copy_bytes(const Operand& operand, void* to, size_t bytes);
   void upload_all(Backend& backend);
   void download_all(Backend& backend);
-  void run_variants(const Runner& runner, const ScratchBytes& scratch_bytes, bool same_bits);
+  // Tells for each operand whether the op may write to it. Fails where the case made that an input.
+  std::vector<bool> writable_operands(const DescribedOperands& described);
+  void run_variants(const Runner& runner, const ScratchBytes& scratch_bytes, const DescribedOperands& described,
+                    bool same_bits);
   void run_rejected(const Runner& runner, const ScratchBytes& scratch_bytes, std::string_view why);
   void time_op(const Runner& runner, const Footprint& footprint);
 

@@ -1,7 +1,8 @@
 // test_ops [--backend cpu|cuda] [--repeats N] [--filter TEXT] [--bench] [--seed N] [--instruction-set NAME]
 //          [--matrix-kernels NAME] [--without-f16] [--list-ops] [--op NAME] [--every N] [--of-each-kind N]
 //
-// Exit status: 0 all passed; 1 something failed; 2 bad command line; 77 a check that was asked for cannot run here.
+// Exit status: 0 all passed, or were skipped beside some that passed; 1 something failed; 2 bad command line; 77 a
+// check that was asked for cannot run here.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
@@ -77,20 +78,23 @@ bool uses_matrix_kernels(std::string_view op) {
   return is_linear(op) || op == AttentionForward::name || op == AttentionBackward::name || op == BiasGradient::name;
 }
 
-enum class Outcome : uint8_t { passed, failed, skipped };
+struct Outcome {
+  bool failed = false;
+  std::string missing;  // of the backend, so that the case was skipped
+};
 
 Outcome run_case(const Suite::Case& test, BackendUnderTest& backend, const Options& options) {
   Trial trial(backend, case_seed(options.seed, test));
   try {
     test.body(trial);
-  } catch (const NotOnThisBackend&) {
-    return Outcome::skipped;
+  } catch (const NotOnThisBackend& backend_lacks) {
+    return {.missing = std::string(backend_lacks.missing)};
   } catch (const std::exception& error) {
     trial.fail(fmt::format("threw: {}", error.what()));
   }
   for (const std::string& failure : trial.failures())
     fmt::print("FAIL {} backend={} seed={}: {}\n", title(test), backend.name, options.seed, failure);
-  return trial.failures().empty() ? Outcome::passed : Outcome::failed;
+  return {.failed = !trial.failures().empty()};
 }
 
 // Every op must have a case and a bench; an empty filter asks for all of them.
@@ -141,6 +145,7 @@ int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& opt
   if (options.filter.empty() && options.op.empty())
     failed = count_ops_without("case", suite.cases()) + count_ops_without("bench", suite.benches());
   int run = 0, skipped = 0, seen = 0;
+  std::map<std::string, int> skipped_without;
   for (const Suite::Case* chosen : some_of_each_kind(suite.cases(), options.of_each_kind)) {
     const Suite::Case& test = *chosen;
     if (title(test).find(options.filter) == std::string::npos) continue;
@@ -150,10 +155,14 @@ int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& opt
     if (seen++ % options.every != 0) continue;
     ++run;
     const Outcome outcome = run_case(test, backend, options);
-    if (outcome == Outcome::failed) ++failed;
-    if (outcome == Outcome::skipped) ++skipped;
+    if (outcome.failed) ++failed;
+    if (outcome.missing.empty()) continue;
+    ++skipped;
+    ++skipped_without[outcome.missing];
   }
-  const std::string left_out = skipped > 0 ? fmt::format(", {} skipped: without f16", skipped) : "";
+  std::string left_out;
+  for (const auto& [missing, count] : skipped_without)
+    left_out += fmt::format(", {} skipped: without {}", count, missing);
   fmt::print("{} cases on {} ({}), {} failed{}\n", run, backend.name, device_text(*backend.variants.front()), failed,
              left_out);
   if (run == 0 && !backend.thread_independent) {
@@ -161,7 +170,8 @@ int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& opt
                options.op.empty() ? "" : fmt::format(" and is of the op \"{}\"", options.op));
     return 2;
   }
-  return failed == 0 ? 0 : 1;
+  if (failed > 0) return 1;
+  return run > 0 && skipped == run ? exit_skipped : 0;
 }
 
 int run_benches(const Suite& suite, BackendUnderTest& backend, const Options& options) {
@@ -179,7 +189,8 @@ int run_benches(const Suite& suite, BackendUnderTest& backend, const Options& op
     Trial trial(backend, case_seed(options.seed, bench));
     try {
       bench.body(trial);
-    } catch (const NotOnThisBackend&) {
+    } catch (const NotOnThisBackend& backend_lacks) {
+      fmt::print("{:<60} skipped: without {}\n", title(bench), backend_lacks.missing);
       continue;
     } catch (const std::exception& error) {
       fmt::print("FAIL {}: threw: {}\n", title(bench), error.what());
@@ -229,7 +240,8 @@ int run_suite(const Options& options) {
   const int status = run_checks(suite, backend, options);
   if (options.backend == "cuda") return status;
   BackendUnderTest thread_independent = cpu_backend(true);
-  return std::max(status, run_checks(suite, thread_independent, options));
+  const int of_linears = run_checks(suite, thread_independent, options);
+  return of_linears == 0 || of_linears == exit_skipped ? status : of_linears;
 }
 
 }  // namespace

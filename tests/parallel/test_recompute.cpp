@@ -13,7 +13,6 @@
 #include "ops/side_queue.h"
 #include "machine/profiles.h"
 #include "same_outcomes.h"
-#include "schedule/offload.h"
 #include "fit/nominal_times.h"
 #include "fit/offload_plan.h"
 #include "fit/recompute_plan.h"
@@ -316,7 +315,7 @@ TEST_CASE("a plan that copies to the host keeps its budget, and is no slower tha
         faster += !other || best->again_share < other->again_share ? 1 : 0;
         for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::block}) {
           for (const int64_t blocks : {1, 2, 3, 4, 6, 8}) {
-            const RecomputePoint even = planner.fixed(kind, 0, blocks);
+            const RecomputePoint even = planner.fixed(kind, 0, OffloadChoice::of_blocks(blocks));
             if (even.bytes <= budget) CHECK(best->again_share <= even.again_share + 0.002);
           }
         }

@@ -32,8 +32,10 @@ std::byte* aligned(Bytes& bytes) {
 std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, bool joint) {
   constexpr int64_t plenty = int64_t{8} << 20;
   const auto backend = make_cpu_backend(1);
-  const StepDesign design = design_step(
-      config, backend->target(), groups, choose_step(config, backend->target(), groups.mesh().world_size(), groups.stage()));
+  const auto stage = static_cast<int32_t>(groups.stage());
+  const StepDesign design =
+      design_step(config, backend->target(), groups,
+                  choose_step(config, backend->target(), groups.mesh().world_size(), stage));
   const int64_t elements = design.layout.elements;
   Bytes weights = room(elements * 4);
   Bytes gradients = room(elements * 4);

@@ -19,7 +19,7 @@ class ParquetTexts {
   ParquetTexts(const ParquetTexts&) = delete;
   ParquetTexts& operator=(const ParquetTexts&) = delete;
 
-  // Appends rows, each with append_row_text() of block_texts.h, until `bytes` has `wanted_bytes` or there are no more. Returns how many.
+  // Appends rows, each with append_row_text() of row_texts.h, until `bytes` has `wanted_bytes` or there are no more. Returns how many.
   // Throws Error(data) naming the file.
   int64_t read(std::string& bytes, size_t wanted_bytes);
 

@@ -64,11 +64,11 @@ TEST_CASE("A checkpoint gives back every field and every bit", "[checkpoint]") {
 
   const Manifest expected = make_manifest(120);
   const Manifest manifest = read_manifest(listed[0].path);
-  CHECK(manifest.step == expected.step);
-  CHECK(manifest.samples == expected.samples);
-  CHECK(manifest.updates == expected.updates);
-  CHECK(manifest.skipped == expected.skipped);
-  CHECK(manifest.skipped_in_a_row == expected.skipped_in_a_row);
+  CHECK(manifest.progress.step == expected.step);
+  CHECK(manifest.progress.samples == expected.samples);
+  CHECK(manifest.progress.updates == expected.updates);
+  CHECK(manifest.progress.skipped == expected.skipped);
+  CHECK(manifest.progress.skipped_in_a_row == expected.skipped_in_a_row);
   CHECK(manifest.seed == expected.seed);
   CHECK(manifest.world_size == expected.world_size);
   CHECK(manifest.config == expected.config);
@@ -77,12 +77,12 @@ TEST_CASE("A checkpoint gives back every field and every bit", "[checkpoint]") {
   REQUIRE(manifest.loss_scale);
   CHECK(manifest.loss_scale->value == expected.loss_scale->value);
   CHECK(manifest.loss_scale->good_steps == expected.loss_scale->good_steps);
-  CHECK(manifest.losses.window == expected.losses.window);
-  REQUIRE(manifest.losses.above.size() == 2);
-  CHECK(std::isnan(manifest.losses.above[0]));
-  CHECK(manifest.losses.above[1] == 1e300);
-  CHECK(manifest.rollbacks == expected.rollbacks);
-  CHECK(manifest.left_out == expected.left_out);
+  CHECK(manifest.progress.losses.window == expected.losses.window);
+  REQUIRE(manifest.progress.losses.above.size() == 2);
+  CHECK(std::isnan(manifest.progress.losses.above[0]));
+  CHECK(manifest.progress.losses.above[1] == 1e300);
+  CHECK(manifest.progress.rollbacks == expected.rollbacks);
+  CHECK(manifest.progress.left_out == expected.left_out);
 
   verify_checkpoint(listed[0].path);
   Parts loaded = empty_parts(tensors);
@@ -217,7 +217,7 @@ TEST_CASE("Slices that cannot be a checkpoint are refused, and nothing is left",
   manifest.config = "\xFF";
   CHECK(lacking(error_of([&] { save_checkpoint(out.path(), manifest, {}); }), {"config", "not valid UTF-8"}) == "");
   manifest = make_manifest(5);
-  manifest.samples = -1;
+  manifest.progress.samples = -1;
   CHECK(lacking(error_of([&] { save_checkpoint(out.path(), manifest, {}); }), {"\"samples\" is -1"}) == "");
   CHECK(folder_names(out.path()).empty());
 }

@@ -137,20 +137,21 @@ std::vector<Box> flat_range(const std::vector<int64_t>& shape, int64_t begin, in
 
 Manifest make_manifest(int64_t step) {
   Manifest manifest;
-  manifest.step = step;
-  manifest.samples = step * 512;
-  manifest.updates = step * 9 / 10;
-  manifest.skipped = step - manifest.updates;
-  manifest.skipped_in_a_row = 1;
+  const int64_t updates = step * 9 / 10;
+  manifest.progress = {.step = step,
+                       .samples = step * 512,
+                       .updates = updates,
+                       .skipped = step - updates,
+                       .skipped_in_a_row = 1,
+                       .losses = {{3.25, 0.1}, {std::numeric_limits<double>::quiet_NaN(), 1e300}},
+                       .rollbacks = 2,
+                       .left_out = {{640, 64}, {9000, 1}}};
   manifest.seed = 0xFEDCBA9876543210U;
   manifest.world_size = 3;
   manifest.config = "{\"model\": {\"hidden_size\": 7}}\n\"quoted\" \xC3\xA9";
   manifest.build = "0.1.0";
   manifest.algorithms = "{\n  \"device\": \"a\"\n}";
   manifest.loss_scale = {4096, 17};
-  manifest.losses = {{3.25, 0.1}, {std::numeric_limits<double>::quiet_NaN(), 1e300}};
-  manifest.rollbacks = 2;
-  manifest.left_out = {{640, 64}, {9000, 1}};
   return manifest;
 }
 

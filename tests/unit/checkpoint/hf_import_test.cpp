@@ -7,7 +7,7 @@
 #include <set>
 
 #include "catch.h"
-#include "checkpoint/contents.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/hf_export.h"
 #include "checkpoint/model_check.h"
 #include "checkpoint/safetensors.h"
@@ -55,7 +55,7 @@ TEST_CASE("What is exported and imported is the same model, and is exported agai
       check_model(hf.checkpoint());
       verify_checkpoint(hf.checkpoint());
       const Manifest manifest = read_manifest(hf.checkpoint());
-      CHECK(manifest.step == 0);
+      CHECK(manifest.progress.step == 0);
       CHECK(make_spec(saved_config(hf.checkpoint(), manifest).model).parameters() == read.parameters);
       if (dtype == DType::f32) {
         for (const TensorSpec& tensor : hf.model().spec().tensors) {

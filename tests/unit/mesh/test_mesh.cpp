@@ -42,6 +42,16 @@ TEST_CASE("stages may be nearer than data ranks") {
           Ranks{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23});
 }
 
+TEST_CASE("a stage's ranks know it, its first ones have no other coordinate but the tensor axis's") {
+  const Mesh near(point(2, 1, 1, 3, 4), 24, RankOrder::tensor_pipeline_data);
+  REQUIRE(near.stage_of(11) == 1);
+  REQUIRE(near.first_rank_of_stage(1) == 2);
+  REQUIRE(near.first_rank_of_stage(3, 1) == 7);
+  const Mesh far(point(2, 1, 1, 3, 4), 24);
+  REQUIRE(far.stage_of(11) == 1);
+  REQUIRE(far.first_rank_of_stage(3, 1) == 19);
+}
+
 TEST_CASE("groups along one axis and along several") {
   const Mesh mesh(point(2, 1, 1, 3, 2), 12);
   REQUIRE(mesh.group(3, {MeshAxis::tensor}) == Ranks{2, 3});

@@ -5,7 +5,7 @@
 
 #include "catch.h"
 #include "schedule/pipeline/check_passes.h"
-#include "schedule/pipeline/pipeline.h"
+#include "schedule/pipeline/schedules.h"
 #include "schedule/pipeline/simulate.h"
 
 using namespace gptrain;

@@ -1,5 +1,9 @@
-// The generators, each in a file of its own.
+// The pipeline schedules, each of a file of its own.
 #pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
 
 #include "schedule/pipeline/pipeline.h"
 
@@ -14,5 +18,10 @@ PipelineSchedule zero_bubble_v();  // ZB-V of the same
 
 // Chunk c is on stage c, counted round the stages.
 int32_t stage_in_turn(const PipelineShape& shape, int32_t chunk);
+
+// All of them; the first is the default.
+std::span<const PipelineSchedule> pipeline_schedules();
+// Null if there is none of that name.
+const PipelineSchedule* find_pipeline_schedule(std::string_view name);
 
 }  // namespace gptrain

@@ -1,9 +1,7 @@
-#include "optim/optimizer.h"
+#include "optim/types.h"
 
 #include <algorithm>
 #include <array>
-
-#include "optim/types.h"
 
 namespace gptrain {
 
