@@ -9,6 +9,7 @@
 #include "comm/texts.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/unicode.h"
+#include "step/inference.h"
 #include "train/generate.h"
 
 namespace gptrain {
