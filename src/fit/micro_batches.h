@@ -11,7 +11,7 @@ namespace gptrain {
 RunConfig with_micro_batches(RunConfig config, int64_t micro_batches);
 // Returns the config with two micro-batches. The second has the usual cost; the first also prepares weights.
 RunConfig with_few_micro_batches(RunConfig config);
-// Returns the config with the fewest micro-batches that give the same memory and choices. Without a pipeline no buffer
+// Returns the config with fewer micro-batches if that gives the same memory and choices. Without a pipeline no buffer
 // outlives its micro-batch, so later ones reuse the offsets of earlier ones (schedule/allocator.h).
 RunConfig with_enough_micro_batches(RunConfig config);
 

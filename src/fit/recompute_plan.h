@@ -55,7 +55,7 @@ class RecomputePlanner {
   // Returns the cost of given choices.
   RecomputePoint cost_of(UnitChoices choices) const;
   RecomputeCounts counts(const UnitChoices& choices) const;
-  // Returns true if blocks can keep the outputs of their linears alone without a change of bits.
+  // Returns true if blocks can keep only the outputs of their linears, with results equal to the bit.
   bool keeps_parts() const { return in_parts_.has_value(); }
 
  private:
@@ -85,7 +85,7 @@ class RecomputePlanner {
   Played play(const UnitChoices& choices, int32_t micro_batches, RecomputeKind kind = RecomputeKind::optimal) const;
   // Returns the point with these choices, or null.
   static const RecomputePoint* find_point(const std::vector<RecomputePoint>& points, const UnitChoices& choices);
-  // Returns the cost with few_micro_batches_, which is quick and mostly has the bytes of the whole step.
+  // Returns the cost of a step with few_micro_batches_. It is quick, and its bytes are mostly those of the whole step.
   RecomputePoint cost_with_few(UnitChoices choices) const;
   UnitChoices choices_of(RecomputeKind kind, int64_t interval = 0, OffloadChoice offloaded = {}) const;
   std::vector<UnitChoices> usual_choices() const;

@@ -330,7 +330,7 @@ class DeviceShortage {
   // Returns the remedies that save memory, the one with the fewest bytes first.
   std::vector<Remedy> helpful() const {
     std::vector<Remedy> remedies;
-    const int64_t noticed = peak_ - (peak_ - room_) / 100;
+    const int64_t worth_a_line = peak_ - (peak_ - room_) / 100;
     const bool others_fit = peak_ - world_.largest[MemoryClass::activations] < room_;
     for (Remedy& remedy : Remedies(config_, target_, world_size_).possible()) {
       const std::optional<RunConfig> changed = changed_by(remedy, config_, world_size_);
@@ -339,7 +339,7 @@ class DeviceShortage {
           remedies.back().bytes.on_device <= room_)
         continue;
       remedy.bytes = bytes_with(*changed);
-      if (remedy.bytes.on_device >= (remedy.uses_all_free_memory ? room_ + 1 : noticed)) continue;
+      if (remedy.bytes.on_device >= (remedy.uses_all_free_memory ? room_ + 1 : worth_a_line)) continue;
       // If the host lacks memory already, host_shortage says so; drop only remedies that need more of it.
       if (!host_holds(remedy.bytes) && remedy.bytes.on_host > use_.total()) continue;
       if (remedy.one_of_several && !remedies.empty() && remedies.back().one_of_several) remedies.pop_back();

@@ -22,7 +22,7 @@ namespace gptrain {
 int64_t most_tokens_of_sample(const RunConfig& config);
 
 // Computes in f32 on the ranks that share a model: its tensor ranks and pipeline stages, each with its part of the
-// weights. Every function is collective over these ranks.
+// weights. Every function except `bytes` is collective over these ranks.
 // REQUIRES: a CPU backend, whose memory the groups work on.
 class Inference {
  public:

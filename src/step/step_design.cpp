@@ -14,7 +14,7 @@
 namespace gptrain {
 namespace {
 
-bool memory_apart(const Target& target) { return target.kind == Target::Kind::gpu; }
+bool has_own_memory(const Target& target) { return target.kind == Target::Kind::gpu; }
 
 int64_t micro_batch_bytes(const RunConfig& config) { return micro_batch_shape(config).bytes(); }
 
@@ -122,7 +122,7 @@ StepDesign begin_design(const RunConfig& config, TensorPlace tensor, const Stage
 }
 
 // Returns for each unit the first unit of equal design.
-std::vector<int32_t> find_alike(const Model& model) {
+std::vector<int32_t> find_equal_designs(const Model& model) {
   std::vector<int32_t> firsts, alike;
   for (int32_t unit = 0; unit < model.num_layers(); ++unit) {
     const auto same = std::find_if(firsts.begin(), firsts.end(), [&](int32_t first) {
@@ -150,7 +150,7 @@ PrefetchRing prefetch_ring(const RunConfig& config, const Target& target) {
   constexpr int read_ahead = 3;
   const int64_t in_flight =
       std::min(StepReadback::most_ahead * config.batch.accumulation, MicroBatchUploads::most_kept);
-  const int kept = memory_apart(target) ? static_cast<int>(in_flight) : 1;
+  const int kept = has_own_memory(target) ? static_cast<int>(in_flight) : 1;
   return {kept, kept + read_ahead};
 }
 
@@ -163,7 +163,7 @@ int64_t all_rings_bytes(const RunConfig& config, const Target& target) {
 }
 
 MemoryPlace host_place(const Target& target) {
-  return memory_apart(target) ? MemoryPlace::host : MemoryPlace::device;
+  return has_own_memory(target) ? MemoryPlace::host : MemoryPlace::device;
 }
 
 MemoryPlace arena_place(MemoryClass memory_class, const Target& target) {
@@ -179,7 +179,7 @@ MemoryPlan memory_outside(const RunConfig& config, const Target& target, const E
 }
 
 int64_t landing_bytes(const RunConfig& config, const Target& target) {
-  return memory_apart(target) ? micro_batch_bytes(config) : 0;
+  return has_own_memory(target) ? micro_batch_bytes(config) : 0;
 }
 
 void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice) {
@@ -210,7 +210,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   PlanBackend backend(target);
   {
     const Model model = planned_model(design, design.training_shape, backend);
-    design.first_alike = find_alike(model);
+    design.first_alike = find_equal_designs(model);
     const ScheduleOptions options = schedule_options(design, model);
     BufferBytes bytes = buffer_bytes(design, options.units, model);
     const bool is_like = like != nullptr && like->schedule.options == options && like->bytes == bytes;

@@ -175,8 +175,8 @@ void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
     // Draws runs of elements that are contiguous in the global tensor: whole rows together, parts of rows one by one.
     const int64_t row = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
     const int64_t width = piece.shape.back();
-    const bool together = piece.shape.size() == 1 || width == row;
-    const int64_t run = together ? piece.count() : width;
+    const bool whole_rows = piece.shape.size() == 1 || width == row;
+    const int64_t run = whole_rows ? piece.count() : width;
     for (int64_t start = 0; start < piece.count(); start += run) {
       const int64_t first =
           piece.shape.size() == 1 ? piece.offset[0] : (piece.offset[0] + start / width) * row + piece.offset[1];

@@ -36,8 +36,8 @@ struct StepResult {
   bool lowered_loss_scale() const { return skipped && loss_scale > static_cast<double>(least_loss_scale); }
 };
 
-// Unless a comment says otherwise, every function is collective: all ranks of the world call it in the same order. One
-// thread calls it, the thread of the backend.
+// All functions that do not just return a value are collective unless their comment says otherwise: all ranks of the
+// world call them in the same order. One thread calls them, the thread of the backend.
 class TrainingStep {
  public:
   // Takes the design's arenas from `backend`. Borrows the backend and the groups. REQUIRES: the design is for the rank
