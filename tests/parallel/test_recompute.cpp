@@ -183,8 +183,8 @@ TEST_CASE("a budget that is too small is refused with the smallest that is not")
     };
     CHECK(refusal(least) == "");
     CHECK(refusal(least - 1) ==
-          fmt::format("memory.activation_budget = {}: activations of a rank{} take at least {} bytes, whatever is run "
-                      "again (try {})",
+          fmt::format("memory.activation_budget = {}: activations of a rank{} take at least {} bytes, however much is "
+                      "recomputed (try {})",
                       least - 1, layout.ranks > 1 ? fmt::format(" of stage {}", stage) : "", least, least));
   }
 }

@@ -249,7 +249,7 @@ class Device(unittest.TestCase):
         self.assertLess(large["peak_bytes"], large["target_memory_bytes"])
         self.assertGreater(large["host_bytes_of_node"], large["host_memory_bytes"])
         self.assertFalse(large["fits"])
-        lines = [r"Does not fit into the host's memory: .*B are missing\. Beside their devices the 1 rank of the machine ",
+        lines = [r"Does not fit into the host's memory: .*B are missing\. The 1 rank of the machine would take ",
                  r"\n *[\d.]+ [GT]iB for memory\.offload_activations; "]
         for line in lines:
             self.assertRegex(plan(many), line)

@@ -222,7 +222,7 @@ TEST_CASE("what the ranks of a machine take of its memory is weighed, where that
   CHECK(host_shortage(config, all, 0).empty());
   CHECK(host_shortage(config, all, all.total()).empty());
   const std::string text = host_shortage(config, all, all.total() - (int64_t{1} << 30));
-  CHECK(text.starts_with("Does not fit into the host's memory: 1.0 GiB are missing. Beside their devices the 4 ranks of "));
+  CHECK(text.starts_with("Does not fit into the host's memory: 1.0 GiB are missing. The 4 ranks of the machine would "));
   const auto asked = [&](MemoryClass memory_class) {
     return format_bytes(static_cast<double>(all.bytes[static_cast<size_t>(memory_class)]));
   };
@@ -285,7 +285,7 @@ TEST_CASE("what a host lacks already is told of beside what would help the devic
   CHECK(line_with(shortage_of(config, target), micro) == micro + bytes_text(target.memory_bytes) + ", which fits");
   --target.host_bytes;
   const std::string text = shortage_of(config, target);
-  CHECK(line_with(text, micro) == micro + bytes_text(target.memory_bytes) + ", which fits the device alone");
+  CHECK(line_with(text, micro) == micro + bytes_text(target.memory_bytes) + ", which fits the device but not the host");
   CHECK(text.ends_with("\n" + host_shortage(config, host_of(config, target), target.host_bytes)));
 }
 

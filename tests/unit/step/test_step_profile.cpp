@@ -122,7 +122,7 @@ TEST_CASE("The table gives time, rate and share of the limit") {
 
 TEST_CASE("Shares above 100% are explained") {
   StepProfile profile = example_profile();
-  const char* const why = "\nAbove 100%: a limit is what a short measurement found when the run began.";
+  const char* const why = "\nA rate above 100% of its limit means";
   CHECK(step_profile_table(profile).find(why) == std::string::npos);
   profile.matrix_flops = 100e9;  // linear_forward had 400e9
   CHECK(step_profile_table(profile).find(why) != std::string::npos);
