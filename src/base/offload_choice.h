@@ -1,5 +1,5 @@
-// The value of the key memory.offload_activations: which blocks of a stage keep their saved activations on the host until their
-// backward pass.
+// Value of the key memory.offload_activations: the blocks of a stage whose saved activations stay on the host until
+// their backward pass.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ class OffloadChoice {
   constexpr bool is_number() const { return value_ >= 0; }
   // REQUIRES: is_number().
   constexpr int64_t blocks() const { return value_; }
-  // A number that differs from every other choice's, as a key of tables.
+  // Returns a number that no other choice has, for use in tables.
   constexpr int64_t code() const { return value_; }
   constexpr bool operator==(const OffloadChoice&) const = default;
 
@@ -30,19 +30,19 @@ class OffloadChoice {
   int64_t value_ = 0;  // a number of blocks, or the negative index of a word
 };
 
-// The words that a config may have in place of a number, by index.
+// Words that a config may have in place of a number, by index.
 constexpr std::array<std::string_view, 4> offload_words = {"none", "hidden", "all", "optimal"};
 
 namespace offload {
 constexpr OffloadChoice none;
-constexpr OffloadChoice hidden = OffloadChoice::of_word(1);   // as many blocks as copy while others compute
+constexpr OffloadChoice hidden = OffloadChoice::of_word(1);   // as many blocks as can be copied while others compute
 constexpr OffloadChoice all = OffloadChoice::of_word(2);
 constexpr OffloadChoice optimal = OffloadChoice::of_word(3);  // chosen together with recomputation
 }  // namespace offload
 
-// The word of a choice, or its number of blocks.
+// Returns the word of a choice, or its number of blocks.
 std::string offload_name(OffloadChoice choice);
-// The choice that a word stands for; none if it is no such word.
+// Returns nullopt if `word` is not one of offload_words.
 std::optional<OffloadChoice> parse_offload(std::string_view word);
 
 }  // namespace gptrain

@@ -1,4 +1,4 @@
-// Parts that several reports in words are made of.
+// Pieces of text that several reports use.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@ inline std::string text_row(std::string_view label, const std::string& value, co
 }
 
 inline std::string bytes_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
-// Of a run: `amount` is what it takes without failures.
+// Returns "1.2k with failures". `amount`: need of a run without failures, in any unit. `goodput`: share of time that
+// failures leave.
 inline std::string with_failures_text(double amount, double goodput) {
   return goodput > 0 ? fmt::format("{} with failures", format_count(amount / goodput)) : "without end where nodes fail";
 }
@@ -35,7 +36,7 @@ inline std::string goodput_text(double goodput) {
   }
   return ">99.9999%";
 }
-// "312 TFLOP/s", below one TFLOP/s "84.2 GFLOP/s", with so many digits after the point.
+// "312 TFLOP/s" with `digits` digits after the point; below one TFLOP/s "84.2 GFLOP/s".
 inline std::string flops_rate_text(double rate, int digits) {
   const bool small = rate < 1e12;
   return fmt::format("{:.{}f} {}FLOP/s", rate / (small ? 1e9 : 1e12), small ? 1 : digits, small ? "G" : "T");

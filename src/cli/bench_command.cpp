@@ -52,7 +52,7 @@ void print_row(const BenchRow& row) {
   std::fflush(stdout);
 }
 
-// All groups of a kind measure at the same time; that of rank 0 is shown.
+// Measures one group. All groups of a kind measure at the same time; only rank 0's is printed.
 void bench_group(const BenchGroup& group, const CommArguments& arguments, bool shows, const std::string& title) {
   if (shows) {
     print_out("{}, {}; results are checked bit by bit\n", title, arguments.dtype);
@@ -63,7 +63,7 @@ void bench_group(const BenchGroup& group, const CommArguments& arguments, bool s
   });
 }
 
-// The groups of a config's mesh, one kind after the other, on the device that its ranks would train on.
+// Measures the groups of a config's mesh, one kind after the other, on the device that its ranks would train on.
 void bench_mesh(World& world, const CommArguments& arguments, const std::string& how) {
   const RunConfig config = load_config(arguments.config, arguments.overrides, world.size());
   RankGroups groups(config, world);
@@ -74,7 +74,7 @@ void bench_mesh(World& world, const CommArguments& arguments, const std::string&
   const bool on_gpu = backend.target().kind == Target::Kind::gpu;
   const std::string where =
       on_gpu ? fmt::format(", {}{}", backend.target().name, groups.has_links() ? " by NCCL" : " through the host") : "";
-  // A kind that several lanes have is measured on the first.
+  // A kind of group that several lanes have is measured on the first of these lanes.
   const std::vector<LaneGroup> all = lane_groups(config);
   for (size_t i = 0; i < num_group_kinds; ++i) {
     const auto kind = static_cast<GroupKind>(i);
@@ -105,7 +105,7 @@ void bench_world(World& world, const CommArguments& arguments, const std::string
               fmt::format("{} ({}) in groups of {}", format_counted(world.size(), "rank"), how, size));
 }
 
-constexpr double rows_of_links = 48;  // that a profile has for a number of ranks
+constexpr double rows_of_links = 48;  // number of rows in a profile of links
 
 std::string source_of_figures() {
   double load[1] = {0};
@@ -113,9 +113,9 @@ std::string source_of_figures() {
   return fmt::format("measured: gptrain bench{}", loaded);
 }
 
-// The links of all ranks, written into the profile of a machine.
+// Measures the links between all ranks and adds them to the machine profile `--into`.
 void bench_links(World& world, const CommArguments& arguments, LinkWay way) {
-  // Whether the file is one is found before anything is measured, and by all.
+  // Checks the profile file before measuring, and on all ranks.
   std::vector<int> ranks(static_cast<size_t>(world.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto group = world.make_group(ranks);
@@ -165,7 +165,7 @@ void bench_device(const DeviceArguments& arguments) {
                 describe(launch));
   const fs::path path = arguments.out;
   if (fs::is_directory(path)) throw Error(ExitCode::usage, "--out {}: is a folder, not a file", arguments.out);
-  AtomicFile file(path);  // which cannot be written is found before anything is measured
+  AtomicFile file(path);  // a path that cannot be written fails before the measurement
   const auto all = static_cast<int64_t>(std::ceil(arguments.seconds));
   Progress progress("measuring for some seconds", all);
   const auto show = [&](double seconds) { progress.update(std::min(static_cast<int64_t>(seconds), all - 1)); };

@@ -1,4 +1,4 @@
-// Whole texts that a command reads.
+// Reads whole texts for commands.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 namespace gptrain {
 
 std::string read_standard_input();
-// Error(usage), naming the file: it cannot be read.
+// Throws Error(usage), which names the file, if it cannot be read.
 std::string read_text_file(const std::string& path);
 
 }  // namespace gptrain

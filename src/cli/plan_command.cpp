@@ -39,14 +39,14 @@ struct PlanArguments {
   bool methods = false, json = false;
 };
 
-// As the dry run of a winner has it (dry_run_of).
+// Returns the machine as the dry run of a winner gets it (dry_run_of).
 Machine machine_for(const PlanArguments& arguments, const std::string& target, int64_t gpus) {
   Machine machine = machine_named(target, arguments.cluster, true);
   require_links(machine, gpus);
   return machine;
 }
 
-// Error(usage): it has neither nodes nor devices of its own for its ranks.
+// Throws Error(usage) if the machine is a measured one, without nodes or one device per rank.
 void require_nodes(const Machine& machine, const std::string& option, std::string_view what) {
   if (machine.cluster.measured)
     throw Error(ExitCode::usage, "{}: {} is one machine, {}", option, machine.device.name, what);
@@ -60,7 +60,7 @@ void write_file(const std::string& path, const std::string& text) {
 
 std::string stem_of(const PlanArguments& arguments) { return std::filesystem::path(arguments.config).stem().string(); }
 
-// More than any machine has, and few enough to list the ranks of a group.
+// Upper limit of --gpus: more than any machine has, few enough to list the ranks of a group.
 constexpr int64_t most_gpus = int64_t{1} << 17;
 
 int64_t at_most_all(std::string_view option, int64_t gpus) {
@@ -83,7 +83,7 @@ void print_study(const PlanArguments& arguments, const Study& study) {
 
 constexpr std::string_view elastic_key = "parallel.elastic";
 
-// The keys that are set, and the value of each.
+// The keys set by --set, with their values.
 std::vector<std::pair<std::string, std::string>> settings_of(const PlanArguments& arguments) {
   std::vector<std::pair<std::string, std::string>> settings;
   for (const std::string& text : arguments.overrides) {
@@ -95,7 +95,8 @@ std::vector<std::pair<std::string, std::string>> settings_of(const PlanArguments
   return settings;
 }
 
-// No device of a plan idles, whatever the file says.
+// Sets parallel.elastic to false, whatever the file says: a plan uses all devices. Throws Error(usage) if --set or
+// --sweep asks for it.
 void plan_all_devices(PlanArguments& arguments) {
   constexpr std::string_view rule = "a plan uses all devices and cannot be elastic";
   for (const auto& [key, value] : settings_of(arguments)) {
@@ -107,7 +108,7 @@ void plan_all_devices(PlanArguments& arguments) {
   arguments.overrides.push_back(fmt::format("{}=false", elastic_key));
 }
 
-// The settings that leave a search less to change.
+// The --set settings that fix a value of the layout, which the search then keeps.
 std::vector<std::string> held_keys(const PlanArguments& arguments) {
   std::vector<std::string> held;
   for (const auto& [key, value] : settings_of(arguments)) {
@@ -122,14 +123,14 @@ std::vector<std::string> held_keys(const PlanArguments& arguments) {
   return held;
 }
 
-// The search owns the budget as it owns memory.recompute: it is that of the layouts whose value of that is "optimal".
-// Error(usage): there are none, and it was asked for.
+// Checks that --set memory.activation_budget has an effect. The search applies the budget to layouts with
+// memory.recompute = "optimal" only. Throws Error(usage) if a budget is set and no searched layout has that value.
 void require_use_of_budget(const PlanArguments& arguments) {
   const auto settings = settings_of(arguments);
   const auto value_of = [&](std::string_view key) -> std::string {
     const auto found = std::find_if(settings.begin(), settings.end(), [&](const auto& set) { return set.first == key; });
     if (found == settings.end() || found->second == "null") return "";
-    const std::string& text = found->second;  // a word may stand in quotes
+    const std::string& text = found->second;  // a word may be quoted
     return text.size() > 1 && text.front() == '"' && text.back() == '"' ? text.substr(1, text.size() - 2) : text;
   };
   const std::string budget = value_of(budget_key), recompute = value_of("memory.recompute");
@@ -147,8 +148,8 @@ bool sets_a_layout(const PlanArguments& arguments) {
   });
 }
 
-// Of so many ranks, as the dry run of the config has it; where its own layout suits them not, of one: how the batch is
-// spread over data ranks is then a matter of the layout that is found.
+// Loads the config for `gpus` ranks, as its dry run does. If its own layout does not suit that number, loads it for one
+// rank: the search then decides how the batch is spread over data ranks.
 RunConfig load_for(const PlanArguments& arguments, int64_t gpus) {
   try {
     return load_config(arguments.config, arguments.overrides, gpus);
@@ -157,9 +158,9 @@ RunConfig load_for(const PlanArguments& arguments, int64_t gpus) {
   }
 }
 
-// A value that is held may break a rule together with the config's own layout and none together with others, as
-// parallel.sequence does where parallel.tensor is 1: the search then starts from the config without a layout. Where that
-// is refused, too, or no layout has that value, the first rule is what is told.
+// Loads the config that a search starts from. A value that --set fixes may conflict with the config's own layout but
+// not with others (parallel.sequence needs parallel.tensor > 1): the search then starts from the config without a
+// layout. If that is refused too, or no layout has the value, the first fault is reported.
 RunConfig load_for_search(PlanArguments& arguments, int64_t gpus) {
   try {
     return load_for(arguments, gpus);
@@ -168,7 +169,7 @@ RunConfig load_for_search(PlanArguments& arguments, int64_t gpus) {
     arguments.search.refused = refused.what();
     PlanArguments without = arguments;
     for (const std::string_view key : layout_key_paths()) without.overrides.push_back(fmt::format("{}=null", key));
-    without.overrides.emplace_back("memory.recompute=optimal");  // with which a budget may stand in the file
+    without.overrides.emplace_back("memory.recompute=optimal");  // the value with which a file may set a budget
     try {
       return with_values(load_for(without, gpus), arguments.search.held);
     } catch (const Error&) {
@@ -178,7 +179,7 @@ RunConfig load_for_search(PlanArguments& arguments, int64_t gpus) {
 }
 
 
-// Whole numbers from 1 on with `separator` between them.
+// Parses whole numbers >= 1 between `separator`s.
 std::vector<int64_t> numbers_of(std::string_view option, std::string_view text, std::string_view separator,
                                 std::string_view example) {
   std::vector<int64_t> numbers;
@@ -194,7 +195,8 @@ std::vector<int64_t> numbers_of(std::string_view option, std::string_view text, 
   return numbers;
 }
 
-// Of the value that begins there: the next comma outside of its brackets and quotes, or the end of the word.
+// Returns the end of the value that starts at `begin`: the next comma outside brackets and quotes, or the end of the
+// word.
 size_t end_of_value(const std::string& word, size_t begin) {
   int depth = 0;
   bool quoted = false;
@@ -293,7 +295,7 @@ void scale(const PlanArguments& arguments) {
   print_study(arguments, scale_devices(load_for(arguments, ends[0]), machine, ends[0], ends[1], arguments.search.price));
 }
 
-// The command that confirms a config's plan.
+// Returns the command that confirms the plan of a config.
 std::string dry_run_of(const PlanArguments& arguments, int64_t world_size) {
   std::string command = fmt::format("--dry-run --world-size {} --target {}", world_size, arguments.target);
   if (!arguments.cluster.empty()) command += " --cluster " + arguments.cluster;
@@ -329,9 +331,9 @@ void search(PlanArguments& arguments) {
     throw Error(ExitCode::device, "no layout of {} fits {} x {}", arguments.config, gpus, arguments.target);
 }
 
-// What a call asks for, and the options that have a place in it.
+// A task of `gptrain plan` and the options that it takes.
 struct Task {
-  const char* option;  // that names it; empty: the search
+  const char* option;  // the option that selects the task; empty: the search
   std::vector<std::string_view> options;
 };
 const std::vector<Task>& tasks() {
@@ -347,7 +349,7 @@ const std::vector<Task>& tasks() {
   return all;
 }
 
-// One task, and no option that has no effect on it.
+// Refuses a second task and options without effect on the chosen task.
 void check_options(const CLI::App& command) {
   const Task* task = &tasks().front();
   for (const Task& other : tasks()) {

@@ -21,7 +21,7 @@
 #include "config/load.h"
 #include "data/dataset.h"
 #include "data/run_tokenizer.h"
-#include "data/token_file.h"
+#include "data/token_paths.h"
 #include "parallel/groups.h"
 #include "planner/dry_run.h"
 #include "planner/predict.h"
@@ -64,7 +64,7 @@ struct TrainArguments {
   bool json = false;
 };
 
-// Median speed of an earlier run in the same folder.
+// Median speed of an earlier run in the folder `out`; nullopt if it has no metrics.
 std::optional<TokenRate> measured_rate(const fs::path& out) {
   const fs::path metrics = out / "metrics.jsonl";
   std::error_code unreadable;
@@ -83,14 +83,15 @@ std::optional<TokenRate> measured_rate(const fs::path& out) {
   return TokenRate{*middle, fmt::format("measured in {}", out.string())};
 }
 
-// Epochs are computed from the token files, which a dry run may do without.
+// Shares and epochs of the data sources. Epochs need the token files and are left out if these are missing, which a dry
+// run allows.
 std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   std::vector<SourceForecast> forecasts;
   const auto& sources = config.data.train;
   const bool present =
       std::all_of(sources.begin(), sources.end(), [](const DataSource& source) { return is_token_file(source.path); });
   if (present) {
-    find_run_tokenizer(config);  // refuses what a run would refuse
+    find_run_tokenizer(config);  // refuses what training would refuse
     const Dataset dataset = open_training_data(config);
     check_length(config, dataset);
     for (const auto& report : dataset.report(config.run.steps * config.batch.global)) {
@@ -100,14 +101,14 @@ std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   }
   double total = 0;
   for (const DataSource& source : sources) total += source.weight;
-  // What depends on sizes is not known either.
+  // Shares that depend on file sizes are unknown as well.
   const bool known = sources.front().epochs == 0 && config.data.temperature == 0;
   for (const DataSource& source : sources)
     forecasts.push_back({source.path, known ? source.weight / total : std::nan(""), std::nullopt});
   return forecasts;
 }
 
-// As many ranks as were asked for, else the fewest that the mesh can have.
+// Returns the number of ranks asked for, else the fewest that the mesh can have.
 int64_t planned_world_size(const TrainArguments& arguments) {
   if (arguments.world_size > 0) return arguments.world_size;
   if (arguments.ranks > 0) return arguments.ranks;
@@ -115,7 +116,7 @@ int64_t planned_world_size(const TrainArguments& arguments) {
   return parallel.tensor * parallel.pipeline;
 }
 
-// Writes planned steps into a trace, rank by rank.
+// Writes planned steps to a trace, rank by rank.
 class PlannedTrace {
  public:
   explicit PlannedTrace(const fs::path& path) : file_(path) { file_.write(trace_head); }
@@ -129,7 +130,7 @@ class PlannedTrace {
     write_trace_events(profile, [this](std::string_view text) { write(text); });
   }
 
-  // Returns the table of the first rank; empty where the target has no rates.
+  // Ends the file and returns the profile table of the first rank; empty if the target has no rates.
   std::string finish() {
     file_.write(text_ + std::string(trace_tail));
     file_.commit();
@@ -151,7 +152,7 @@ class PlannedTrace {
   bool is_first_ = true;
 };
 
-// Without --target it is this machine, of whose rates nothing is known.
+// Returns the machine to plan for. Without --target it is this machine, and `rates` is empty.
 PlannedMachine planned_machine(const TrainArguments& arguments, const RunConfig& config, int64_t world_size) {
   PlannedMachine machine;
   if (arguments.target.empty()) {
@@ -250,7 +251,7 @@ RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) 
 void add_train_command(CLI::App& app, ExitCode& result) {
   auto arguments = std::make_shared<TrainArguments>();
   CLI::App* command = app.add_subcommand("train", "train a model, or show what training would cost");
-  // Wide enough for most names and what they need, so that the help fits a screen.
+  // Wide enough for most names and their values, so that the help fits a screen.
   auto formatter = std::make_shared<CLI::Formatter>();
   formatter->column_width(44);
   command->formatter(formatter);
@@ -259,7 +260,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       command
           ->add_option("--resume", arguments->resume, "go on from the newest checkpoint, or from a folder")
           ->expected(0, 1)
-          ->default_str(latest)  // where nothing follows
+          ->default_str(latest)  // value of --resume without an argument
           ->type_name("[DIR]");
   CLI::Option* init = command
                           ->add_option("--init-from", arguments->init_from,

@@ -27,7 +27,7 @@ Builder layers_per_stage_field() {
   return builder.usually("[2, 2]");
 }
 
-// Bytes, or the word for what the device leaves.
+// Takes a number of bytes, or the word for all memory that the device has left.
 Builder activation_budget_field() {
   static constexpr const char* fit = "fit";
   Builder builder;
@@ -51,7 +51,7 @@ Builder activation_budget_field() {
       .changeable();
 }
 
-// A number of blocks, or a word.
+// Takes a number of blocks, or a word.
 Builder offload_activations_field() {
   Builder builder;
   builder.path = "memory.offload_activations";
@@ -76,7 +76,7 @@ Builder offload_activations_field() {
 
 constexpr const char* pure = "bf16-pure";
 
-// "bf16-pure" is bf16 and a flag. Only the update reads the flag.
+// "bf16-pure" stands for bf16 and a flag, which only the optimizer's update reads.
 Builder compute_field(const Words<DType>& dtypes, std::vector<RefusedWord> refused) {
   Builder builder = words<PrecisionConfig, DType>("precision.compute", &RunConfig::precision, &PrecisionConfig::compute,
                                                   dtypes, std::move(refused),

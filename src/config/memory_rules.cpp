@@ -38,7 +38,7 @@ class MemoryRules : Rules {
       fault("memory.saved_inputs", "has no place with " + fp8 + " = \"fp8\", which saves inputs in 8 bits itself", "16");
   }
 
-  // What asks for inputs of linears in FP8; empty: nothing.
+  // Returns the key that asks for FP8 inputs of linears; empty: none.
   std::string fp8_key() const {
     for (const auto& [path, dtype] : {std::pair{"precision.linears", config_.precision.linears},
                                       {"precision.weight_gradients", config_.precision.weight_gradients}})

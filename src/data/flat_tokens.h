@@ -1,4 +1,4 @@
-// Files that hold tokens and nothing else but a header: those of llm.c and nanoGPT, and arrays of numpy.
+// Files of tokens with at most a header: those of llm.c and nanoGPT, and numpy arrays.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace gptrain {
 
 enum class TokenFormat : uint8_t {
   megatron,  // PREFIX.bin and PREFIX.idx
-  llmc,      // 256 i32 of header, then u16 (GPT-2) or u32 (Llama 3)
-  nanogpt,   // u16 and nothing else
+  llmc,      // header of 256 i32, then u16 (GPT-2) or u32 (Llama 3)
+  nanogpt,   // u16 without a header
   npy,       // numpy.save: one dimension, u16, u32 or i32
 };
 std::string format_name(TokenFormat format);
@@ -26,18 +26,19 @@ constexpr int32_t version_u16 = 1;
 constexpr int32_t version_u32 = 7;
 }  // namespace llmc
 
-// The bytes that numpy.save (2.x) writes before an array of so many u16 or, from DType::i32, u32.
+// Returns the bytes that numpy.save (2.x) writes before an array of `tokens` u16 or, for DType::i32, u32.
 std::string npy_header(DType dtype, int64_t tokens);
 
 struct FlatTokens {
   MappedFile file;
   TokenFormat format;
-  DType dtype;         // u16, or i32 for any of four bytes
-  int64_t first_byte;  // of the tokens, a multiple of their size
+  DType dtype;         // u16, or i32 for any four-byte type
+  int64_t first_byte;  // start of the tokens, a multiple of their size
 };
 
-// Told by the content; what has no header is nanoGPT's, and its name must end in ".bin". Throws Error(data) naming file
-// and byte for headers that do not fit their file, and for half of a token file with an index.
+// Opens a file and identifies its format by content. A file without a header is nanoGPT's and must be named *.bin.
+// Throws Error(data), with file and byte, for a header that does not match the file, and for a .bin or .idx of an
+// indexed file.
 FlatTokens open_flat_tokens(const std::filesystem::path& path);
 
 }  // namespace gptrain

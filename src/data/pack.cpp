@@ -17,7 +17,7 @@
 #include "data/best_fit.h"
 #include "data/ingest/inputs.h"
 #include "data/ingest/pipeline.h"
-#include "data/token_file.h"
+#include "data/token_paths.h"
 #include "data/token_writer.h"
 #include "data/tokenizer/record.h"
 

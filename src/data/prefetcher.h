@@ -1,4 +1,4 @@
-// Micro-batches of a dataset, read ahead.
+// Reads micro-batches of a dataset ahead.
 #pragma once
 
 #include <cstddef>
@@ -10,23 +10,23 @@
 
 namespace gptrain {
 
-// The ring into which micro-batches are read ahead, in micro-batches.
+// Sizes of the ring of micro-batches that are read ahead.
 struct PrefetchRing {
-  int kept;   // that are in use, or on their way to a device: of those that were returned last; less than depth, or 1
-  int depth;  // all
+  int kept;   // last returned micro-batches that must stay valid (in use, or being copied to a device); < depth, or 1
+  int depth;  // micro-batches in the ring
 };
 
-// Reads micro-batches ahead on one background thread (nice 19) into a ring in the caller's memory, `depth` times
-// shape.bytes(). Micro-batch k holds samples first_sample + k stride ... + B - 1: with a stride
-// of B all samples, with more those of one of several ranks that take turns. No allocation after the constructor.
+// Reads micro-batches ahead on one background thread (nice 19) into a ring in the caller's memory, of `depth` times
+// shape.bytes(). Micro-batch k holds samples first_sample + k stride ... + B - 1: a stride of B reads all samples; with
+// several ranks that take turns, a larger stride reads one rank's. Does not allocate after construction.
 class Prefetcher : public MicroBatchSource {
  public:
   Prefetcher(const Dataset& dataset, const MicroBatchShape& shape, int64_t first_sample, int64_t stride,
              std::byte* memory, PrefetchRing ring);
   ~Prefetcher() override;
 
-  // The next micro-batch; the one returned `kept` calls before is given back for reuse. Rethrows what the reader threw.
-  // Adds the time spent waiting to waited_seconds().
+  // Returns the next micro-batch; the one returned `kept` calls before is reused. Rethrows the reader's exception. Adds
+  // the waiting time to waited_seconds().
   const MicroBatch& next() override;
   int64_t kept() const override;
   double waited_seconds() const;

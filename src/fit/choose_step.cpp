@@ -39,8 +39,8 @@ UnitChoices choose_units(const RunConfig& config, const Target& target, int64_t 
   const std::string of_which = config.parallel.pipeline == 1 ? "" : fmt::format(" of stage {}", of_stage);
   Faults faults;
   faults.add("memory.activation_budget", fmt::format("{}", config.memory.activation_budget),
-             fmt::format("activations of a rank{} take at least {} bytes, whatever is run again{}", of_which, least,
-                         offloads ? " or offloaded" : ""),
+             fmt::format("activations of a rank{} take at least {} bytes, however much is recomputed{}", of_which,
+                         least, offloads ? " or offloaded" : ""),
              fmt::format("{}", least));
   throw Error(ExitCode::usage, "{}", faults.text());
 }

@@ -11,7 +11,7 @@
 namespace gptrain {
 namespace {
 
-// Offloads blocks of each stage, spread evenly.
+// Makes each stage offload `offloaded` blocks (a number or "all"), spread evenly.
 UnitChoices with_offloaded(const RunConfig& config, UnitChoices choices, OffloadChoice offloaded) {
   if (!offloaded.any()) return choices;
   const int64_t count = offloaded == offload::all ? config.model.num_layers : offloaded.blocks();
@@ -23,21 +23,22 @@ UnitChoices with_offloaded(const RunConfig& config, UnitChoices choices, Offload
   return choices;
 }
 
-// Each chunk reads and writes the head's whole f32 gradient. The more rows, the less that is beside the products: a
-// GPU's are so fast that it shows (tests/bench/NOTES.md).
+// Returns the rows of logits that exist at a time. Each chunk reads and writes the head's whole f32 gradient, so larger
+// chunks move fewer bytes. On a GPU, with its fast products, this is noticeable (tests/bench/NOTES.md).
 int64_t loss_chunk_tokens(const RunConfig& config, const Target& target) {
   if (config.memory.loss_chunk_tokens > 0) return config.memory.loss_chunk_tokens;
   return target.kind == Target::Kind::gpu ? 8192 : 2048;
 }
 
-// Returns a line about copies that do no good on the target, or nothing.
+// Returns a warning if copies to the host save nothing on the target, else an empty string.
 std::string warning_of_useless_copies(const RunConfig& config, const Target& target) {
   const OffloadChoice choice = config.memory.offload;
   const bool copies = choice == offload::all || (choice.is_number() && choice.any());
   if (target.kind != Target::Kind::cpu || !copies) return {};
-  return fmt::format("memory.offload_activations = {}: on the CPU, whose memory is the host's, copies take memory and time and "
-                     "save none (try \"none\")",
-                     choice == offload::all ? "\"all\"" : offload_name(choice));
+  return fmt::format(
+      "memory.offload_activations = {}: on the CPU, activations are in the host's memory already; copies "
+      "take memory and time and save none (try \"none\")",
+      choice == offload::all ? "\"all\"" : offload_name(choice));
 }
 
 }  // namespace
@@ -45,8 +46,8 @@ std::string warning_of_useless_copies(const RunConfig& config, const Target& tar
 UnitChoices fixed_units(const RunConfig& config) {
   UnitChoices choices(static_cast<size_t>(config.model.num_layers) + 2);
   const RecomputeKind kind = config.memory.recompute;
-  if (kind == RecomputeKind::optimal) throw std::logic_error("what is optimal is not chosen yet");
-  if (config.memory.offload == offload::hidden) throw std::logic_error("what hides is not chosen yet");
+  if (kind == RecomputeKind::optimal) throw std::logic_error("memory.recompute = optimal needs a search");
+  if (config.memory.offload == offload::hidden) throw std::logic_error("offload = hidden needs a number of blocks");
   if (kind == RecomputeKind::none) return with_offloaded(config, std::move(choices), config.memory.offload);
   const int64_t interval = kind == RecomputeKind::every_nth ? config.memory.recompute_interval : 1;
   for (int64_t layer = 0; layer < config.model.num_layers; layer += interval)

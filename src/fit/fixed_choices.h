@@ -1,4 +1,4 @@
-// The choices of a config whose section `memory` leaves nothing to be chosen.
+// The choices of a config whose section `memory` determines them without a search.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,19 @@
 
 namespace gptrain {
 
-// Whether blocks are run again as a rule. "optimal" keeps all of them where it can.
+// Returns true if this value recomputes blocks regardless of memory; "optimal" recomputes only to fit its budget.
 constexpr bool backward_runs_again(RecomputeKind kind) {
   return kind != RecomputeKind::none && kind != RecomputeKind::optimal;
 }
 
-// The choices for all units of the model. REQUIRES: memory.recompute is not "optimal", and offload neither "optimal" nor "hidden".
+// Returns the choices for all units of the model. REQUIRES: memory.recompute is not "optimal", and
+// memory.offload_activations neither "optimal" nor "hidden".
 UnitChoices fixed_units(const RunConfig& config);
 
-// The choices for units with everything else that the section `memory` sets.
+// Adds to the units' choices all others that the section `memory` sets.
 StepChoices choices_with(const RunConfig& config, const Target& target, UnitChoices units);
 
-// The plan of a rank whose config has fixed choices. REQUIRES: as fixed_units.
+// Plans a step of a rank whose config has fixed choices. REQUIRES: the same as fixed_units.
 StepPlan plan_fixed(const RunConfig& config, const Target& target, int64_t world_size, int64_t rank);
 
 }  // namespace gptrain

@@ -1,4 +1,4 @@
-// Configs with fewer micro-batches, whose plans tell what a step of all of them takes.
+// Configs with fewer micro-batches, whose plans are quick and show the time or memory of the whole step.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,12 @@
 
 namespace gptrain {
 
-// The config with that number of micro-batches in a step.
+// Returns the config with `micro_batches` micro-batches in a step, and a global batch to match.
 RunConfig with_micro_batches(RunConfig config, int64_t micro_batches);
-// With two micro-batches: passes of the second have the usual cost, as weights are prepared in the first.
+// Returns the config with two micro-batches. The second has the usual cost; the first also prepares weights.
 RunConfig with_few_micro_batches(RunConfig config);
-// With only as many micro-batches as change the memory of a rank and the choices for it. Without a pipeline nothing of a
-// micro-batch outlives it, so all later ones have the places of earlier ones (schedule/allocator.h).
+// Returns the config with fewer micro-batches if that gives the same memory and choices. Without a pipeline no buffer
+// outlives its micro-batch, so later ones reuse the offsets of earlier ones (schedule/allocator.h).
 RunConfig with_enough_micro_batches(RunConfig config);
 
 }  // namespace gptrain

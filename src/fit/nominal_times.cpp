@@ -9,16 +9,19 @@
 namespace gptrain {
 namespace {
 
-// Per second: of products, of memory, of what ranks send each other, of copies from and to the host.
 struct NominalRates {
-  double f32, half, fp8, bytes, sent, launches, copied;
+  double f32, half, fp8;  // FLOP/s of matrix products, by dtype
+  double bytes;           // bytes/s of device memory
+  double sent;            // bytes/s sent to other ranks
+  double launches;        // ops started per second
+  double copied;          // bytes/s between device and host, each way
   double multiprocessors;
 };
 constexpr NominalRates cpu_rates = {1e11, 2e11, 2e11, 2e10, 5e9, 1e7, 2e10, 1};
-// Of generations of GPUs, by the least compute capability, by NVIDIA's data sheets, and of PCIe 3, 4 and 5 with 16 lanes as
-// measured: V100, RTX 2080 Ti, A100, RTX 3090, RTX 4090, H100, B200, RTX 5090.
+// Rates of GPU generations from NVIDIA's data sheets, and measured rates of PCIe 3, 4 and 5 with 16 lanes: V100, RTX
+// 2080 Ti, A100, RTX 3090, RTX 4090, H100, B200, RTX 5090.
 struct Generation {
-  double least;
+  double least;  // compute capability
   NominalRates rates;
 };
 constexpr std::array generations{
@@ -30,14 +33,14 @@ constexpr std::array generations{
     Generation{9.0, {6.7e13, 9e14, 1.8e15, 3.2e12, 3e11, 5e5, 5e10, 132}},
     Generation{10.0, {7.5e13, 2.2e15, 4.5e15, 7.5e12, 6e11, 5e5, 5e10, 148}},
     Generation{12.0, {1.05e14, 2.1e14, 4.2e14, 1.7e12, 4e10, 5e5, 5e10, 170}}};
-constexpr double share_of_rates = 0.6;  // that ops reach
+constexpr double share_of_rates = 0.6;  // ops reach this part of the rates
 constexpr double fill_depth = 128;      // as in configs/devices, assumed
 constexpr double half_rate_bytes = 1e6;
 
 const NominalRates& rates_of(const Target& target) {
   if (target.kind == Target::Kind::cpu) return cpu_rates;
   size_t found = 0;
-  // A thousandth, as 8.9 is no binary fraction.
+  // The thousandth allows for rounding: 8.9 is not a binary fraction.
   for (size_t i = 0; i < generations.size(); ++i)
     if (generations[i].least <= target.compute_capability + 1e-3) found = i;
   return generations[found].rates;

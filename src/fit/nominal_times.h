@@ -1,5 +1,5 @@
-// What ops and copies take on a usual device of a target's kind and generation: so that a plan for a named device and a run
-// on it choose the same, whatever is known of the device.
+// Times of ops and copies at nominal rates of the target's kind and generation of device. Measured rates are not used,
+// so that a plan for a named device and a run on it make the same choices.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,15 @@
 
 namespace gptrain {
 
-// The ops and collectives of an action.
+// Returns the time of an action's ops and collectives in seconds.
 double nominal_pass_seconds(const EventBlock& events, const Target& target);
-// Of the actions of such a plan's units in their forward and backward passes, what is run again included.
+// Seconds by kind of action and unit.
 using PassSeconds = std::map<std::pair<ActionKind, int32_t>, double>;
+// Returns the times of the forward, backward and recomputation actions of the second micro-batch. REQUIRES: the plan
+// has at least two micro-batches (with_few_micro_batches).
 PassSeconds nominal_pass_seconds(const StepPlan& plan, const Target& target);
-// A copy between a GPU and its host, each way by itself.
+// Returns the time of a copy between a GPU and its host in seconds. Copies in opposite directions do not share the
+// rate.
 double nominal_copy_seconds(int64_t bytes, const Target& target);
 
 }  // namespace gptrain

@@ -15,8 +15,8 @@
 namespace gptrain {
 namespace {
 
-constexpr double most_waited = 0.005;  // of the passes' time, that copies still count as hidden
-// Each pass begins one copy at most: no more are ever under way than a queue has marks.
+constexpr double most_waited = 0.005;  // copies that cost a smaller share of the passes' time count as hidden
+// Each pass begins at most one copy, and a queue has a limited number of marks for copies in flight.
 constexpr size_t most_passes_ahead = SideQueue::num_marks / 2;
 
 // The passes of a stage, with the times of their actions.
@@ -30,7 +30,7 @@ class HiddenBlocks {
         plan_fixed(few, target, world_size, make_mesh(config, world_size).first_rank_of_stage(stage));
     options_ = plan.design->training->schedule.options;
     bytes_ = plan.design->training->bytes;
-    // As many as all stages have in flight, and as many again.
+    // Twice as many micro-batches as all stages can have in flight.
     options_.micro_batches =
         static_cast<int32_t>(std::min<int64_t>(config.batch.accumulation, 2 * options_.stages.shape.chunks()));
     seconds_ = nominal_pass_seconds(plan, target);
@@ -47,7 +47,6 @@ class HiddenBlocks {
   }
 
  private:
-  // Whether copies of so many blocks do.
   bool hides(int64_t count) const {
     ScheduleOptions options = options_;
     const EvenOffload even = spread_evenly(options.stages, count);
@@ -70,7 +69,7 @@ class HiddenBlocks {
 PlayedPasses play_passes(const Schedule& schedule, const BufferBytes& bytes, const Target& target,
                          const ActionSeconds& seconds) {
   PlayedPasses played;
-  std::array<double, 2> lanes{};  // to the host, and back
+  std::array<double, 2> lanes{};  // seconds at which each copy lane is free: to the host, and back
   std::map<std::pair<int32_t, int32_t>, double> ends;
   for (const Action& action : schedule.actions) {
     const std::pair record(action.unit, action.micro_batch);
@@ -108,7 +107,7 @@ void time_copies(UnitChoices& choices, ScheduleOptions options, const BufferByte
   options.micro_batches = 1;
   const Schedule schedule = training_schedule(options);
   const std::vector<size_t> starts = first_actions_of_passes(schedule.actions);
-  std::vector<double> begins;  // of each pass, and the end of all
+  std::vector<double> begins;  // seconds at which each pass begins; the last element is the end of the last pass
   double now = 0;
   for (size_t i = 0; i < schedule.actions.size(); ++i) {
     if (begins.size() < starts.size() && starts[begins.size()] == i) begins.push_back(now);
@@ -126,7 +125,7 @@ void time_copies(UnitChoices& choices, ScheduleOptions options, const BufferByte
     while (end + 1 < begins.size() && begins[end] < lane && end - pass - 1 < most_passes_ahead) ++end;
     choices[unit_of(pass)].offload.leaves_for = static_cast<int32_t>(end - pass - 1);
   }
-  // From the last pass that reads a record to the first, each copied right before the next.
+  // Copies back are planned from the last pass that reads a record to the first, each right before the next.
   std::vector<size_t> first_reads(copies.size(), 0);
   for (size_t pass = starts.size(); pass-- > 0;)
     if (goes_back(pass)) first_reads[unit_of(pass)] = pass;

@@ -1,5 +1,5 @@
-// What copies of saved activations to the host and back cost a step: of how many blocks they hide behind what the device
-// computes, and when they are best begun and awaited.
+// The cost of copies of saved activations to the host and back: for how many blocks compute hides them, and when each
+// copy is best begun and awaited.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +14,23 @@ namespace gptrain {
 
 using ActionSeconds = std::function<double(const Action&)>;
 
-// The passes of a stage one after another, with copies beside them. Waits for other stages would leave more time.
 struct PlayedPasses {
   double seconds = 0;
-  double waited = 0;  // of those: for copies
+  double waited = 0;  // the part of `seconds` spent waiting for copies
 };
+// Simulates the schedule of one stage: its passes one after another, with copies beside them. Ignores waits for other
+// stages, which would leave copies more time.
 PlayedPasses play_passes(const Schedule& schedule, const BufferBytes& bytes, const Target& target,
                          const ActionSeconds& seconds);
 
-// Of the units that `choices` offload: lets copies end, and begin, as many passes after and before as they take in the
-// order in which they follow each other, but no more than there may be copies under way. `options`: a schedule's, with these choices.
+// Sets leaves_for and comes_ahead of all units that `choices` offload: as many passes as the copy and those queued with
+// it take, at most as many as may be in flight. `options`: of a schedule with these choices.
 void time_copies(UnitChoices& choices, ScheduleOptions options, const BufferBytes& bytes, const Target& target,
                  const ActionSeconds& seconds);
 
-// For offload "hidden": the most blocks of a rank of the stage whose copies the passes hardly wait
-// for, by the times of ops and copies on a usual device of the target's kind. None on the CPU, whose copies are made among
-// the ops. The stage's first rank is planned, so that all ranks of a stage come to the same number.
+// Returns the number of blocks for offload "hidden": the most whose copies cost the passes of the stage at most 0.5% in
+// waits, at nominal rates. 0 on the CPU, where copies run among the ops. Plans the stage's first rank, so that all
+// ranks of a stage get the same number.
 int64_t hidden_blocks(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage);
 
 }  // namespace gptrain

@@ -38,8 +38,8 @@ StagePlan describe_stage(const StepDesign& design, int64_t rank) {
 // The tensor ranks of a stage whose plans are equal.
 using TensorRanks = std::vector<int64_t>;
 
-// Groups the tensor ranks of a stage by kind. Plans differ by the slice of the vocabulary, the first rank's biases and
-// positions, and whether the keys and values are another rank's as well.
+// Groups the tensor ranks of a stage by kind. Plans differ by the rows of the vocabulary, by the biases and positions
+// of the first rank, and by whether the rank's keys and values are a copy of another rank's.
 std::vector<TensorRanks> kinds_of_tensor_ranks(const ModelConfig& model, int64_t tensor_size) {
   std::map<std::tuple<bool, int64_t, bool>, size_t> numbers;
   std::vector<TensorRanks> kinds;
@@ -54,12 +54,12 @@ std::vector<TensorRanks> kinds_of_tensor_ranks(const ModelConfig& model, int64_t
   return kinds;
 }
 
-// Plans the first rank of each kind of a stage and calls body(tensor ranks of the kind, rank, plan) until that returns
-// false. Returns false if it did.
+// Plans the first rank of each kind of a stage and calls body(tensor ranks of the kind, rank, plan). Stops and returns
+// false if `body` returns false.
 template <typename Body>
 bool for_each_rank_kind(const RunConfig& config, const Target& target, const Mesh& mesh, int64_t stage,
                         const StepChoices& choices, const Body& body) {
-  std::shared_ptr<const Program> program;  // of the stage's first rank; others share it where it is equal
+  std::shared_ptr<const Program> program;  // the first rank's; ranks with an equal program share it
   for (const TensorRanks& kind : kinds_of_tensor_ranks(config.model, mesh.size(MeshAxis::tensor))) {
     const int64_t rank = mesh.first_rank_of_stage(stage, kind.front());
     StepPlan plan = plan_step(config, target, choices, mesh.world_size(), rank, program);

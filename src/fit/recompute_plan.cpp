@@ -48,7 +48,7 @@ bool may_keep_parts(const RunConfig& config, const Target& target) {
          !fused_activation(config.model.activation, config.precision.compute, width, target);
 }
 
-// False: it takes too much.
+// Makes `best` the candidate if that is better. Returns false if the candidate exceeds the budget.
 bool take_better(RecomputePoint candidate, int64_t budget_bytes, std::optional<RecomputePoint>& best) {
   if (candidate.bytes > budget_bytes) return false;
   if (!best || std::pair(candidate.again_share, candidate.bytes) < std::pair(best->again_share, best->bytes))
@@ -97,19 +97,19 @@ RecomputePlanner::RecomputePlanner(const RunConfig& config, const Target& target
   std::optional<PassSeconds> in_parts;
   if (may_keep_parts(config, target)) {
     const StepPlan plan = plan_fixed(config_of(RecomputeKind::selective), target, world_size, rank_);
-    in_parts_ = Planned{plan.design->training->schedule.options, plan.design->training->bytes};
+    in_parts_ = ProgramInput{plan.design->training->schedule.options, plan.design->training->bytes};
     in_parts = nominal_pass_seconds(plan, target);
   }
   seconds_ = nominal_pass_seconds(whole, target);
   for (const auto& [action, seconds] : seconds_) work_seconds_ += is_again(action.first) ? 0 : seconds;
   make_chains(whole, in_parts ? &*in_parts : nullptr);
-  // Passes of as many micro-batches as it takes to have all in flight that ever are.
+  // Find the fewest micro-batches with which as many are in flight as in the whole step.
   const auto micro_batches = static_cast<int32_t>(config_.batch.accumulation);
   Stages stages = whole_.options.stages;
   stages.shape.micro_batches = micro_batches;
   const int64_t in_flight = most_in_flight(stages);
   for (Chain& chain : chains_) chain.in_flight = in_flight;
-  // Where gradients of weights are made apart, the places of buffers differ from one micro-batch to the next.
+  // If backward-weight passes are separate, the offsets of buffers differ from one micro-batch to the next.
   const int32_t at_a_time = (stages.schedule->splits_backward ? 16 : 2) * stages.shape.stages;
   do {
     few_micro_batches_ += at_a_time;
@@ -136,7 +136,7 @@ ChainUnit RecomputePlanner::chain_unit(int32_t unit, const StepPlan& whole, cons
                  .forward_seconds = seconds_of_pass(seconds_, ActionKind::forward, unit),
                  .saved_seconds = seconds_of_pass(seconds_, ActionKind::recompute, unit),
                  .always_kept = kind == UnitKind::head};
-  if (whole_.options.zero == 3)  // its weights are gathered once more
+  if (whole_.options.zero == 3)  // recomputation gathers the weights once more
     made.forward_seconds += gather_seconds(whole, unit, target_);
   if (in_parts == nullptr || kind != UnitKind::block) return made;
   made.part_bytes = unit_bytes(in_parts_->bytes, BufferKind::kept, unit);
@@ -155,7 +155,8 @@ void RecomputePlanner::make_chains(const StepPlan& whole, const PassSeconds* in_
     for (int32_t unit = first; unit < end; ++unit) {
       ChainUnit& made = chain.units.emplace_back(chain_unit(unit, whole, in_parts));
       if (!may_offload_ || whole_.options.units[static_cast<size_t>(unit)].kind != UnitKind::block) continue;
-      // Those that leave first have most time, and of equal ones some are copied and some are run again.
+      // Units that leave first have the most time for their copies. Rising prices also make the solver copy some of
+      // equal units and recompute others.
       made.copy_seconds = nominal_copy_seconds(1, target_) * (unit - first + 1) / (end - first);
     }
     first_units_.push_back(stages.first_unit(chunk));
@@ -163,8 +164,9 @@ void RecomputePlanner::make_chains(const StepPlan& whole, const PassSeconds* in_
   }
 }
 
-RecomputePlanner::Planned RecomputePlanner::planned(const UnitChoices& choices, int32_t micro_batches) const {
-  Planned made = whole_;
+RecomputePlanner::ProgramInput RecomputePlanner::program_input(const UnitChoices& choices,
+                                                               int32_t micro_batches) const {
+  ProgramInput made = whole_;
   made.options.micro_batches = micro_batches;
   for (size_t unit = 0; unit < choices.size(); ++unit) {
     const UnitChoice& choice = choices[unit];
@@ -194,7 +196,7 @@ double RecomputePlanner::seconds_of(const Action& action, const UnitChoices& cho
 }
 
 RecomputePlanner::Played RecomputePlanner::play(const UnitChoices& choices, int32_t micro_batches, RecomputeKind kind) const {
-  Planned made = planned(choices, micro_batches);
+  ProgramInput made = program_input(choices, micro_batches);
   made.options.stages.shape.recompute = backward_runs_again(kind);
   constexpr auto activations = MemoryClass::activations;
   const auto training = make_program(training_schedule(made.options), made.bytes, MemoryPlace::host);
@@ -223,31 +225,32 @@ double RecomputePlanner::again_share(const UnitChoices& choices) const {
   return seconds / work_seconds_;
 }
 
-const RecomputePoint* RecomputePlanner::known(const std::vector<RecomputePoint>& points, const UnitChoices& choices) {
+const RecomputePoint* RecomputePlanner::find_point(const std::vector<RecomputePoint>& points,
+                                                   const UnitChoices& choices) {
   const auto found = std::find_if(points.begin(), points.end(),
                                   [&](const RecomputePoint& point) { return point.choices == choices; });
   return found == points.end() ? nullptr : &*found;
 }
 
-RecomputePoint RecomputePlanner::of_few(UnitChoices choices) const {
-  if (const RecomputePoint* const point = known(of_few_, choices)) return *point;
+RecomputePoint RecomputePlanner::cost_with_few(UnitChoices choices) const {
+  if (const RecomputePoint* const point = find_point(points_with_few_, choices)) return *point;
   const Played played = play(choices, few_micro_batches_);
   const double share = added_share(choices, *played.training);
-  return of_few_.emplace_back(RecomputePoint{std::move(choices), played.bytes, share});
+  return points_with_few_.emplace_back(RecomputePoint{std::move(choices), played.bytes, share});
 }
 
-RecomputePoint RecomputePlanner::weighed(UnitChoices choices) const {
+RecomputePoint RecomputePlanner::cost_of(UnitChoices choices) const {
   const auto all = static_cast<int32_t>(config_.batch.accumulation);
-  if (all == few_micro_batches_) return of_few(std::move(choices));
-  if (const RecomputePoint* const point = known(of_all_, choices)) return *point;
-  RecomputePoint point = of_few(std::move(choices));
+  if (all == few_micro_batches_) return cost_with_few(std::move(choices));
+  if (const RecomputePoint* const point = find_point(points_, choices)) return *point;
+  RecomputePoint point = cost_with_few(std::move(choices));
   point.bytes = play(point.choices, all).bytes;
-  return of_all_.emplace_back(std::move(point));
+  return points_.emplace_back(std::move(point));
 }
 
 RecomputePoint RecomputePlanner::fixed(RecomputeKind kind, int64_t interval, OffloadChoice offloaded) const {
-  RecomputePoint point = weighed(choices_of(kind, interval, offloaded));
-  // The one order of passes that depends on whether they run again.
+  RecomputePoint point = cost_of(choices_of(kind, interval, offloaded));
+  // Varuna's is the only order of passes that depends on recomputation.
   if (config_.parallel.pipeline_schedule == PipelineOrder::varuna)
     point.bytes = play(point.choices, static_cast<int32_t>(config_.batch.accumulation), kind).bytes;
   return point;
@@ -277,7 +280,8 @@ UnitChoices RecomputePlanner::choices_of(RecomputeKind kind, int64_t interval, O
   return choices;
 }
 
-// One for all budgets up to a power of two, with a resolution that a long chain has time for.
+// Returns one solver for all budgets up to a power of two. Its resolution falls with the chain's length, to bound the
+// time.
 ChainSolver& RecomputePlanner::solver(size_t chain, int64_t budget) const {
   const int64_t most = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(budget)));
   const auto found = solvers_.find({chain, most});
@@ -288,8 +292,8 @@ ChainSolver& RecomputePlanner::solver(size_t chain, int64_t budget) const {
   return solvers_.emplace(std::pair(chain, most), ChainSolver(chains_[chain], most, resolution)).first->second;
 }
 
-// By the chains alone: chunks of one stage are each thought to be all that is in flight.
-std::optional<UnitChoices> RecomputePlanner::chosen(int64_t budget, std::optional<Copies> copies) const {
+// Lets the solver choose for each chain by itself: each chunk gets the budget as if it were the stage's only one.
+std::optional<UnitChoices> RecomputePlanner::solve_chains(int64_t budget, std::optional<Copies> copies) const {
   UnitChoices choices(whole_.options.units.size());
   for (size_t chain = 0; chain < chains_.size(); ++chain) {
     const std::optional<double> price = copies ? std::optional(copies->price) : std::nullopt;
@@ -301,8 +305,8 @@ std::optional<UnitChoices> RecomputePlanner::chosen(int64_t budget, std::optiona
       if (choice.again_from >= 0) choice.again_from += first_units_[chain];
     }
   }
-  if (offloads_any(choices) && !copies->takes_least) {
-    const Planned one = planned(choices, 1);
+  if (offloads_any(choices) && !copies->shortest) {
+    const ProgramInput one = program_input(choices, 1);
     time_copies(choices, one.options, one.bytes, target_,
                 [&](const Action& action) { return seconds_of(action, choices); });
   }
@@ -310,40 +314,41 @@ std::optional<UnitChoices> RecomputePlanner::chosen(int64_t budget, std::optiona
 }
 
 RecomputePoint RecomputePlanner::least_with(std::optional<Copies> copies) const {
-  // By halves: the smallest budget for which the chains have a schedule.
+  // Find the smallest budget for which the chains have a schedule, by bisection.
   int64_t enough = 1;
   for (const Chain& chain : chains_)
     for (const ChainUnit& unit : chain.units) enough = std::max(enough, unit.saved_bytes + unit.backward_bytes);
-  while (!chosen(enough, copies)) enough *= 2;
+  while (!solve_chains(enough, copies)) enough *= 2;
   int64_t too_small = enough / 2;
   while (enough - too_small > 1 + enough / 512) {
     const int64_t between = too_small + (enough - too_small) / 2;
-    (chosen(between, copies) ? enough : too_small) = between;
+    (solve_chains(between, copies) ? enough : too_small) = between;
   }
-  return weighed(chosen(enough, copies).value());
+  return cost_of(solve_chains(enough, copies).value());
 }
 
 const RecomputePoint& RecomputePlanner::least() const {
   if (least_) return *least_;
   least_ = least_with({});
   if (!may_offload_) return *least_;
-  for (RecomputePoint other : {least_with(Copies{.price = 0, .takes_least = true}),
-                               weighed(choices_of(RecomputeKind::none, 0, offload::all)),
-                               weighed(choices_of(RecomputeKind::block, 0, offload::all))}) {
+  for (RecomputePoint other :
+       {least_with(Copies{.price = 0, .shortest = true}), cost_of(choices_of(RecomputeKind::none, 0, offload::all)),
+        cost_of(choices_of(RecomputeKind::block, 0, offload::all))}) {
     if (std::pair(other.bytes, other.again_share) < std::pair(least_->bytes, least_->again_share)) least_ = std::move(other);
   }
   return *least_;
 }
 
-// Of a few micro-batches, whose buffers mostly have the places that those of all have: where all take more, as much less
-// is sought. False: that was so, and what others offer may have been passed by.
-bool RecomputePlanner::correct(int64_t budget_bytes, bool may_copy, std::optional<RecomputePoint>& best) const {
+// Searches with few micro-batches, whose activations mostly take the bytes of all. If the choices exceed the budget
+// with all micro-batches, lowers the budget by the excess and retries, up to four times. Returns false if it had to:
+// other choices may then be better.
+bool RecomputePlanner::search(int64_t budget_bytes, bool may_copy, std::optional<RecomputePoint>& best) const {
   constexpr int most_corrections = 4;
   int64_t budget = budget_bytes;
   for (int i = 0; i < most_corrections && budget > 0; ++i) {
-    std::optional<RecomputePoint> found = best_of_few(budget, may_copy);
+    std::optional<RecomputePoint> found = best_with_few(budget, may_copy);
     if (!found) break;
-    found = weighed(std::move(found->choices));
+    found = cost_of(std::move(found->choices));
     const int64_t over = found->bytes - budget_bytes;
     if (take_better(std::move(*found), budget_bytes, best)) break;
     budget -= over;
@@ -353,13 +358,13 @@ bool RecomputePlanner::correct(int64_t budget_bytes, bool may_copy, std::optiona
 
 std::optional<RecomputePoint> RecomputePlanner::best(int64_t budget_bytes) const {
   std::optional<RecomputePoint> best;
-  const bool passes_none_by = correct(budget_bytes, may_offload_, best);
+  const bool is_complete = search(budget_bytes, may_offload_, best);
   const auto offer = [&](UnitChoices choices) {
     if (best && !offloads_any(choices) && again_share(choices) >= best->again_share) return;
-    take_better(weighed(std::move(choices)), budget_bytes, best);
+    take_better(cost_of(std::move(choices)), budget_bytes, best);
   };
-  if (!passes_none_by) {
-    if (may_offload_) correct(budget_bytes, false, best);
+  if (!is_complete) {
+    if (may_offload_) search(budget_bytes, false, best);
     for (UnitChoices& choices : usual_choices()) offer(std::move(choices));
     for (int64_t interval = config_.model.num_layers; interval >= 1; --interval)
       offer(choices_of(RecomputeKind::every_nth, interval));
@@ -370,7 +375,7 @@ std::optional<RecomputePoint> RecomputePlanner::best(int64_t budget_bytes) const
   return best;
 }
 
-// What other values of the two keys choose, but for every_nth.
+// Returns the choices of the other values of memory.recompute and memory.offload_activations, without every_nth.
 std::vector<UnitChoices> RecomputePlanner::usual_choices() const {
   std::vector<RecomputeKind> kinds = {RecomputeKind::none};
   if (keeps_parts()) kinds.push_back(RecomputeKind::selective);
@@ -393,15 +398,15 @@ int64_t RecomputePlanner::hidden_count(RecomputeKind kind) const {
   return hidden_[kind] = hidden_blocks(config, target_, world_size_, whole_.options.stages.stage);
 }
 
-// What the allocator makes of a schedule is not what the chain has alive, so that the chain's budget is sought.
-int64_t RecomputePlanner::seek(int64_t budget_bytes, int64_t begin, int most_tries, std::optional<Copies> copies,
-                               std::optional<RecomputePoint>& best) const {
+// The allocator takes other bytes for a schedule than the chain counts, so the chain's budget has to be searched for.
+int64_t RecomputePlanner::search_chain_budget(int64_t budget_bytes, int64_t begin, int most_tries,
+                                              std::optional<Copies> copies, std::optional<RecomputePoint>& best) const {
   int64_t fits = 0;
   int64_t too_large = 0;
   int64_t budget = begin;
   for (int i = 0; i < most_tries && budget > 0 && (too_large == 0 || too_large - fits > 1 + too_large / 512); ++i) {
-    const std::optional<UnitChoices> choices = chosen(budget, copies);
-    if (!choices || take_better(of_few(*choices), budget_bytes, best)) {
+    const std::optional<UnitChoices> choices = solve_chains(budget, copies);
+    if (!choices || take_better(cost_with_few(*choices), budget_bytes, best)) {
       fits = budget;
     } else {
       too_large = budget;
@@ -411,16 +416,18 @@ int64_t RecomputePlanner::seek(int64_t budget_bytes, int64_t begin, int most_tri
   return fits;
 }
 
-// Copies cost nothing as long as they hide, and what they wait for beyond that: the price of a byte that makes the step
-// the shortest is sought. At 1 the first of equal blocks are copied, as many as a forward pass has time for.
-void RecomputePlanner::seek_copies(int64_t budget_bytes, std::optional<RecomputePoint>& best) const {
-  // What the chain may take changes little from one price to the next.
+// Copies cost nothing while they are hidden by compute, and beyond that the time of the waits. Searches for the price
+// of a copied byte that gives the shortest step. At price 1 the first of equal blocks are copied, as many as a forward
+// pass has time for.
+void RecomputePlanner::search_copies(int64_t budget_bytes, std::optional<RecomputePoint>& best) const {
+  // The chain's budget changes little from one price to the next, so later searches begin with the last one.
   constexpr int first_tries = 9, more_tries = 7;
-  int64_t of_chain = 0;
-  const auto share_at = [&](double price, bool takes_least = false) {
+  int64_t chain_budget = 0;
+  const auto share_at = [&](double price, bool shortest = false) {
     std::optional<RecomputePoint> found;
-    of_chain = of_chain == 0 || price == 0 ? seek(budget_bytes, budget_bytes, first_tries, Copies{price, takes_least}, found)
-                             : seek(budget_bytes, of_chain, more_tries, Copies{price, takes_least}, found);
+    chain_budget = chain_budget == 0 || price == 0
+                       ? search_chain_budget(budget_bytes, budget_bytes, first_tries, Copies{price, shortest}, found)
+                       : search_chain_budget(budget_bytes, chain_budget, more_tries, Copies{price, shortest}, found);
     if (!found) return std::numeric_limits<double>::infinity();
     const double share = found->again_share;
     take_better(std::move(*found), budget_bytes, best);
@@ -435,21 +442,21 @@ void RecomputePlanner::seek_copies(int64_t budget_bytes, std::optional<Recompute
     }
   }
   share_at(at, true);
-  for (const bool takes_least : {false, true}) share_at(0, takes_least);
+  for (const bool shortest : {false, true}) share_at(0, shortest);
 }
 
-std::optional<RecomputePoint> RecomputePlanner::best_of_few(int64_t budget_bytes, bool may_copy) const {
+std::optional<RecomputePoint> RecomputePlanner::best_with_few(int64_t budget_bytes, bool may_copy) const {
   std::optional<RecomputePoint> best;
-  if (take_better(of_few(choices_of(RecomputeKind::none)), budget_bytes, best)) return best;
+  if (take_better(cost_with_few(choices_of(RecomputeKind::none)), budget_bytes, best)) return best;
   constexpr int most_tries = 9;
-  seek(budget_bytes, budget_bytes, most_tries, {}, best);
-  for (UnitChoices& choices : usual_choices()) take_better(of_few(std::move(choices)), budget_bytes, best);
+  search_chain_budget(budget_bytes, budget_bytes, most_tries, {}, best);
+  for (UnitChoices& choices : usual_choices()) take_better(cost_with_few(std::move(choices)), budget_bytes, best);
   for (int64_t interval = config_.model.num_layers; interval >= 1; --interval) {
-    RecomputePoint every = of_few(choices_of(RecomputeKind::every_nth, interval));
+    RecomputePoint every = cost_with_few(choices_of(RecomputeKind::every_nth, interval));
     if (best && every.again_share >= best->again_share) break;
     take_better(std::move(every), budget_bytes, best);
   }
-  if (may_copy) seek_copies(budget_bytes, best);
+  if (may_copy) search_copies(budget_bytes, best);
   return best;
 }
 
@@ -472,7 +479,7 @@ int64_t activation_room(const RunConfig& config, const Target& target, int64_t w
     RunConfig fixed = with_enough_micro_batches(config);
     fixed.memory.recompute = kind;
     fixed.memory.offload = offload::none;
-    // The first has the biases and positions, the last the padding of the vocabulary.
+    // The first tensor rank has the biases and positions, the last the padding of the vocabulary.
     for (const int64_t tensor_rank : {int64_t{0}, tensor / 2, tensor - 1}) {
       if (tensor_rank > 0 && tensor == 1) continue;
       const int64_t rank = mesh.first_rank_of_stage(stage, tensor_rank);

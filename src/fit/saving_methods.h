@@ -1,4 +1,4 @@
-// The methods that train a larger model in the same memory, as settings of a config: what `plan --methods` compares.
+// The methods that train a larger model in the same memory, as settings of a config; `plan --methods` compares them.
 #pragma once
 
 #include <array>
@@ -13,10 +13,10 @@ namespace gptrain {
 
 struct SavingMethod {
   std::string_view name;
-  std::array<std::string_view, 4> settings;  // as --set takes them; empty: none
+  std::array<std::string_view, 4> settings;  // in the form of --set; unused elements are empty
 
-  // Those, behind what takes back the keys of such a config that do not go with them: one that has a value of
-  // memory.recompute of its own takes back what goes with others only. A budget of activations stays with "optimal".
+  // Returns the settings to apply to a config with this section `memory`. A setting of memory.recompute comes after
+  // resets (KEY=null) of the keys that its value excludes. An activation budget stays if that value is "optimal".
   std::vector<std::string> on(const MemoryConfig& memory) const {
     std::vector<std::string> all;
     for (const std::string_view setting : settings) {
@@ -42,7 +42,7 @@ constexpr std::string_view activation = "memory.activation_bits=3";
 constexpr std::string_view inputs = "memory.saved_inputs=8";
 }  // namespace saving
 
-// Settings that change what is trained, take less memory, and that the config goes with and does not have.
+// Returns settings that save memory but change training, fit the config and are not part of it yet.
 inline std::vector<std::string> untried_methods(const RunConfig& config, const Target& target) {
   std::vector<std::string> settings;
   const auto add = [&settings](bool applies, std::string_view setting) {
@@ -60,11 +60,11 @@ inline std::vector<std::string> untried_methods(const RunConfig& config, const T
   return settings;
 }
 
-// The first one is the config as it is.
+// The first method is the config as it is.
 constexpr std::array<SavingMethod, 18> saving_methods = {{
     {"as given", {}},
     {"8-bit AdamW", {saving::moments}},
-    // Whose betas and eps mean something else, or nothing.
+    // Resets betas and eps, which AdamW and Adafactor use differently.
     {"Adafactor", {"optimizer.type=adafactor", "optimizer.betas=null", "optimizer.eps=null"}},
     {"pure bf16", {saving::pure}},
     {"pure bf16, 8-bit AdamW", {saving::pure, saving::moments}},

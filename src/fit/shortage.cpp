@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "config/faults.h"
 #include "config/load.h"
 #include "fit/plan_world.h"
 #include "ops/fused_product.h"
@@ -19,30 +20,31 @@
 namespace gptrain {
 namespace {
 
-// With more rows of logits than this, no device is noticeably faster.
+// Rows of logits per chunk above which no device is noticeably faster.
 constexpr int64_t small_chunk = 2048;
 
 using Change = std::function<void(RunConfig&)>;
 
-// The most that a rank takes of its device, and that the ranks of a node take of its host.
 struct Bytes {
-  int64_t on_device = 0, on_host = 0;
+  int64_t on_device = 0;  // most of a rank
+  int64_t on_host = 0;    // most of the ranks of a node together
 };
 
-// What a setting makes of what is trained. In rising order: of several settings together the last counts.
+// How a setting affects the trained model, mildest first. A combination has its members' strongest effect.
 enum class Outcome : uint8_t { exact, rounding, changed };
 constexpr std::array<std::string_view, 3> outcome_texts = {"exact", "exact but for rounding", "changes training"};
 
-// Settings that may shrink a plan.
+// A setting that may save memory.
 struct Remedy {
   std::string setting;
   Change change;
   Outcome outcome;
-  bool fills = false;    // it takes what others leave: of use where it fits, and no part of what all do together
-  bool alone = false;    // together with others the host cannot hold it
-  bool in_turn = false;  // of several values of the key, of which the first that fits is told, or the last
-  bool exchanges_more = false;  // ranks, beside their passes
-  Bytes bytes = {};             // with it
+  // The setting uses all free memory. Offered only if it fits, and never combined with others.
+  bool uses_all_free_memory = false;
+  bool overfills_host = false;      // combined with others, it exceeds the host's memory
+  bool one_of_several = false;      // one of several values of a key: print the first that fits, else the last
+  bool adds_communication = false;  // ranks exchange more, in time that price() does not count
+  Bytes bytes = {};                 // memory with the setting
 
   std::string key() const { return setting.substr(0, setting.find(' ')); }
 };
@@ -62,11 +64,11 @@ class Remedies {
   }
 
  private:
-  void add(std::string setting, Outcome outcome, Change change, bool fills = false) {
-    remedies_.push_back({std::move(setting), std::move(change), outcome, fills});
+  void add(std::string setting, Outcome outcome, Change change, bool uses_all_free_memory = false) {
+    remedies_.push_back({std::move(setting), std::move(change), outcome, uses_all_free_memory});
   }
 
-  // Only "selective" may have other bits than the other kinds: where its activation is an op of its own.
+  // Only "selective" may differ in bits from the other values: if they compute the activation inside a matrix product.
   Outcome outcome_of(RecomputeKind kind) const {
     const bool changes_kind = (kind == RecomputeKind::selective) != (config_.memory.recompute == RecomputeKind::selective);
     const int64_t width = config_.model.ffn_hidden_size / config_.parallel.tensor;
@@ -75,8 +77,8 @@ class Remedies {
                : Outcome::exact;
   }
 
-  // What the config may give that another recomputation is refused with, taken back.
-  std::string taken_back() const {
+  // Returns resets of keys that other values of memory.recompute exclude, for display behind a setting.
+  std::string resets() const {
     if (config_.memory.recompute == RecomputeKind::every_nth) return ", memory.recompute_interval = null";
     return config_.memory.recompute == RecomputeKind::optimal ? ", memory.activation_budget = null" : "";
   }
@@ -89,7 +91,7 @@ class Remedies {
       add("memory.recompute = \"selective\"", outcome_of(RecomputeKind::selective),
           [](RunConfig& run) { run.memory.recompute = RecomputeKind::selective; });
     if (memory.recompute != RecomputeKind::block && memory.offload != offload::optimal)
-      add("memory.recompute = \"block\"" + taken_back(), outcome_of(RecomputeKind::block),
+      add("memory.recompute = \"block\"" + resets(), outcome_of(RecomputeKind::block),
           [](RunConfig& run) { run.memory.recompute = RecomputeKind::block; });
     if (is_gpu && !is_optimal)
       add("memory.offload_activations = \"all\"", Outcome::exact,
@@ -110,7 +112,8 @@ class Remedies {
     if (is_optimal) return;
     const std::string_view copied = !offloads ? "" : is_gpu ? ", memory.offload_activations = \"optimal\""
                                                             : ", memory.offload_activations = \"none\"";
-    add(fmt::format("memory.recompute = \"optimal\"{}{}", taken_back(), copied), outcome_of(RecomputeKind::optimal),
+    add(
+        fmt::format("memory.recompute = \"optimal\"{}{}", resets(), copied), outcome_of(RecomputeKind::optimal),
         [=](RunConfig& run) {
           run.memory.recompute = RecomputeKind::optimal;
           run.memory.offload = offloads && is_gpu ? offload::optimal : offload::none;
@@ -129,7 +132,7 @@ class Remedies {
       if (micro % smaller == 0) change(changed);
       if (micro % smaller != 0 || !settled(changed, world_size_)) continue;
       add(fmt::format("batch.micro = {} instead of {}", smaller, micro), Outcome::rounding, change);
-      remedies_.back().in_turn = true;
+      remedies_.back().one_of_several = true;
     }
   }
 
@@ -156,7 +159,7 @@ class Remedies {
   }
 
   void add_saved() {
-    constexpr int64_t code_bits = 3;  // with which losses are those without codes, nearly
+    constexpr int64_t code_bits = 3;  // keeps the loss nearly the same
     if (config_.memory.activation_bits > code_bits)
       add(fmt::format("memory.activation_bits = {}", code_bits), Outcome::changed,
           [](RunConfig& run) { run.memory.activation_bits = code_bits; });
@@ -175,10 +178,10 @@ class Remedies {
           [](RunConfig& run) { run.checkpoint.asynchronous = false; });
     if (world_size_ > config_.parallel.tensor * config_.parallel.pipeline)
       for (int64_t stage = config_.parallel.zero + 1; stage <= 3; ++stage) {
-        // From 2 on the sums of gradients are made in another order.
+        // ZeRO 2 and 3 add up gradients in another order.
         const Outcome outcome = (stage >= 2) == (config_.parallel.zero >= 2) ? Outcome::exact : Outcome::rounding;
         add(fmt::format("parallel.zero = {}", stage), outcome, [stage](RunConfig& run) { run.parallel.zero = stage; });
-        remedies_.back().exchanges_more = stage >= 2;
+        remedies_.back().adds_communication = stage >= 2;
       }
   }
 
@@ -188,25 +191,26 @@ class Remedies {
   std::vector<Remedy> remedies_;
 };
 
-// With the change, all rules applied. None: one forbids it.
+// Returns the config with the remedy, checked by all rules; none if a rule forbids it.
 std::optional<RunConfig> changed_by(const Remedy& remedy, RunConfig config, int64_t world_size) {
   remedy.change(config);
   return settled(std::move(config), world_size);
 }
 
-// Remedies that can be set at once, the best first: one for each key.
-struct Together {
+// Remedies that can be applied at once, at most one for each key.
+struct Combination {
   RunConfig config;
   std::vector<Remedy*> remedies;
-  std::vector<std::string> others;
+  std::vector<std::string> others;  // settings that are not part of it
 };
 
-Together together(std::vector<Remedy>& remedies, const RunConfig& config, int64_t world_size) {
-  Together all{config, {}, {}};
+// Adds the remedies one by one, so the first have priority.
+Combination combine(std::vector<Remedy>& remedies, const RunConfig& config, int64_t world_size) {
+  Combination all{config, {}, {}};
   std::set<std::string> keys;
   for (Remedy& remedy : remedies) {
     const std::string key = remedy.key();
-    const bool has_place = !remedy.fills && !remedy.alone && !keys.contains(key);
+    const bool has_place = !remedy.uses_all_free_memory && !remedy.overfills_host && !keys.contains(key);
     if (std::optional<RunConfig> more = has_place ? changed_by(remedy, all.config, world_size) : std::nullopt) {
       all.config = std::move(*more);
       keys.insert(key);
@@ -223,7 +227,7 @@ std::string share_of(const Target& target) {
   return fmt::format("{} for each of the {} ranks that share it", target.name, target.sharing);
 }
 
-// What would help where the largest rank does not fit its device.
+// Makes the message for a largest rank that does not fit its device.
 class DeviceShortage {
  public:
   DeviceShortage(const RunConfig& config, const Target& target, const WorldMemory& world, const HostMemoryUse& use)
@@ -250,16 +254,16 @@ class DeviceShortage {
     for (const Remedy& remedy : remedies)
       text += fmt::format("\n  {}: {}; {}", remedy.setting, verdict(remedy.bytes), price_of(remedy));
     int64_t least = remedies.empty() ? peak_ : remedies.front().bytes.on_device;
-    Together all = together(remedies, config_, world_size_);
+    Combination all = combine(remedies, config_, world_size_);
     Bytes bytes = all.remedies.size() > 1 ? bytes_with(all.config) : Bytes();
-    // Each alone leaves the host enough, but all may not.
+    // The host holds each remedy by itself, but maybe not all of them.
     while (all.remedies.size() > 1 && !host_holds(bytes)) {
       Remedy& most = **std::max_element(all.remedies.begin(), all.remedies.end(), [](const Remedy* a, const Remedy* b) {
         return a->bytes.on_host < b->bytes.on_host;
       });
       if (most.bytes.on_host <= use_.total()) break;
-      most.alone = true;
-      all = together(remedies, config_, world_size_);
+      most.overfills_host = true;
+      all = combine(remedies, config_, world_size_);
       bytes = bytes_with(all.config);
     }
     if (all.remedies.size() > 1) {
@@ -269,14 +273,16 @@ class DeviceShortage {
                           price_of(all));
     }
     return text + (least <= room_
-                       ? "\ngptrain plan finds the quickest of what fits; with --methods it compares what changes training, too."
-                       : "\nMore ranks with parallel.tensor or parallel.zero share it, or choose a smaller model.");
+                       ? "\nFor the fastest layout that fits, run gptrain plan; --methods also compares settings that "
+                         "change training."
+                       : "\nSplit the model over more ranks with parallel.tensor or parallel.zero, or choose a smaller "
+                         "model.");
   }
 
  private:
-  // Of the rank that takes the most then: with another recomputation it may be one of another stage.
+  // Returns the bytes of the rank that takes the most with this config, which may be on another stage than before.
   Bytes bytes_with(const RunConfig& changed) const {
-    const int64_t stage = mesh_.coordinates(world_.largest_rank)[MeshAxis::pipeline];
+    const int64_t stage = mesh_.stage_of(world_.largest_rank);
     const RankBytes bytes = largest_rank_bytes(changed, target_, world_size_, stage);
     return {bytes.on_device, fullest_host(bytes.on_host, mesh_, world_.node_of_rank).total()};
   }
@@ -285,55 +291,58 @@ class DeviceShortage {
 
   std::string verdict(const Bytes& bytes) const {
     std::string text = bytes_text(bytes.on_device);
-    if (bytes.on_device <= room_) text += host_holds(bytes) ? ", which fits" : ", which fits the device alone";
+    if (bytes.on_device <= room_)
+      text += host_holds(bytes) ? ", which fits" : ", which fits the device but not the host";
     const int64_t more_on_host = bytes.on_host - use_.total();
     if (more_on_host <= 0) return text;
     text += fmt::format("; and {} of the host's memory", bytes_text(more_on_host));
     return use_.ranks > 1 ? text + fmt::format(" for the {} ranks of a node", use_.ranks) : text;
   }
 
-  // What it does to training and to the time of a step.
-  std::string price(Outcome outcome, bool exchanges_more, const RunConfig& changed) const {
+  // Describes the effect on training and on the time of a step.
+  std::string price(Outcome outcome, bool adds_communication, const RunConfig& changed) const {
     const double ratio = seconds_of(changed) / seconds_now_;
     const std::string text = fmt::format("{:.2f}", ratio);
     return fmt::format("{}, a step {}{}", outcome_texts[static_cast<size_t>(outcome)],
                        text == "1.00" ? "as long" : text + " times as long",
-                       exchanges_more ? ", but ranks exchange more" : "");
+                       adds_communication ? ", but ranks exchange more" : "");
   }
 
   std::string price_of(const Remedy& remedy) const {
-    return price(remedy.outcome, remedy.exchanges_more, changed_by(remedy, config_, world_size_).value());
+    return price(remedy.outcome, remedy.adds_communication, changed_by(remedy, config_, world_size_).value());
   }
 
-  std::string price_of(const Together& all) const {
+  std::string price_of(const Combination& all) const {
     Outcome worst = Outcome::exact;
-    bool exchanges_more = false;
+    bool adds_communication = false;
     for (const Remedy* const remedy : all.remedies) {
       worst = std::max(worst, remedy->outcome);
-      exchanges_more |= remedy->exchanges_more;
+      adds_communication |= remedy->adds_communication;
     }
-    return price(worst, exchanges_more, all.config);
+    return price(worst, adds_communication, all.config);
   }
 
   double seconds_of(const RunConfig& config) const {
-    const int64_t stage = mesh_.coordinates(world_.largest_rank)[MeshAxis::pipeline];
+    const int64_t stage = mesh_.stage_of(world_.largest_rank);
     return nominal_step_seconds(config, target_, world_size_, static_cast<int32_t>(stage));
   }
 
-  // The most helpful first.
+  // Returns the remedies that save memory, the one with the fewest bytes first.
   std::vector<Remedy> helpful() const {
     std::vector<Remedy> remedies;
-    const int64_t noticed = peak_ - (peak_ - room_) / 100;
+    const int64_t worth_a_line = peak_ - (peak_ - room_) / 100;
     const bool others_fit = peak_ - world_.largest[MemoryClass::activations] < room_;
     for (Remedy& remedy : Remedies(config_, target_, world_size_).possible()) {
       const std::optional<RunConfig> changed = changed_by(remedy, config_, world_size_);
-      if (!changed || (remedy.fills && !others_fit)) continue;
-      if (remedy.in_turn && !remedies.empty() && remedies.back().in_turn && remedies.back().bytes.on_device <= room_) continue;
+      if (!changed || (remedy.uses_all_free_memory && !others_fit)) continue;
+      if (remedy.one_of_several && !remedies.empty() && remedies.back().one_of_several &&
+          remedies.back().bytes.on_device <= room_)
+        continue;
       remedy.bytes = bytes_with(*changed);
-      if (remedy.bytes.on_device >= (remedy.fills ? room_ + 1 : noticed)) continue;
-      // What a host already lacks is told apart.
+      if (remedy.bytes.on_device >= (remedy.uses_all_free_memory ? room_ + 1 : worth_a_line)) continue;
+      // If the host lacks memory already, host_shortage says so; drop only remedies that need more of it.
       if (!host_holds(remedy.bytes) && remedy.bytes.on_host > use_.total()) continue;
-      if (remedy.in_turn && !remedies.empty() && remedies.back().in_turn) remedies.pop_back();
+      if (remedy.one_of_several && !remedies.empty() && remedies.back().one_of_several) remedies.pop_back();
       remedies.push_back(std::move(remedy));
     }
     std::stable_sort(remedies.begin(), remedies.end(),
@@ -351,7 +360,7 @@ class DeviceShortage {
   const double seconds_now_;
 };
 
-// What asks for a class of memory of the host, and what takes less.
+// Names the setting that uses a class of host memory, and values that take less.
 std::string_view host_remedy(const RunConfig& config, MemoryClass memory_class) {
   const OffloadChoice offloaded = config.memory.offload;
   switch (memory_class) {
@@ -367,7 +376,7 @@ std::string_view host_remedy(const RunConfig& config, MemoryClass memory_class) 
       return config.batch.micro > 1 ? "micro-batches that are read ahead; a smaller batch.micro takes less"
                                     : "micro-batches that are read ahead";
     default:
-      return "what ranks exchange";
+      return "communication between ranks";
   }
 }
 
@@ -406,10 +415,10 @@ std::string memory_shortage(const RunConfig& config, const Target& target, const
 std::string host_shortage(const RunConfig& config, const HostMemoryUse& use, int64_t host_bytes) {
   const int64_t total = use.total();
   if (host_bytes == 0 || total <= host_bytes) return "";
-  std::string text = fmt::format("Does not fit into the host's memory: {} are missing. Beside their devices the {} of "
-                                 "the machine would take {} of the {} that it has, most of it pinned:",
-                                 bytes_text(total - host_bytes), format_counted(use.ranks, "rank"), bytes_text(total),
-                                 bytes_text(host_bytes));
+  std::string text = fmt::format(
+      "Does not fit into the host's memory: {} are missing. The {} of the machine would "
+      "take {} of the {} that it has, most of it pinned:",
+      bytes_text(total - host_bytes), format_counted(use.ranks, "rank"), bytes_text(total), bytes_text(host_bytes));
   std::vector<size_t> classes;
   for (size_t c = 0; c < num_memory_classes; ++c)
     if (use.bytes[c] > 0) classes.push_back(c);

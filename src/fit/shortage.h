@@ -1,4 +1,4 @@
-// What is said of a run that does not fit into memory.
+// The message for a run that does not fit into memory: how much is missing, and settings that would help.
 #pragma once
 
 #include <cstdint>
@@ -13,30 +13,32 @@
 
 namespace gptrain {
 
-// What the ranks of a run take, and where they are.
+// The memory that the ranks of a run take.
 struct WorldMemory {
-  int64_t largest_rank = 0;                  // what is said of devices is said of it
-  MemoryPlan largest;                        // its plan
-  std::vector<MemoryPlan::ByClass> on_host;  // as WorldPlan has it
-  std::vector<int64_t> node_of_rank;         // by rank, the number of its node: what shares a host's memory
+  int64_t largest_rank = 0;                  // the rank that messages about device memory describe
+  MemoryPlan largest;                        // plan of that rank
+  std::vector<MemoryPlan::ByClass> on_host;  // by kind of rank, like WorldPlan::on_host
+  std::vector<int64_t> node_of_rank;         // by rank: number of its node, whose ranks share one host memory
 };
 
-// Of ranks that have planned themselves (`plans`, by rank) for devices that have `rooms` for them. The largest is the
-// first of those that lack the most. The first data ranks stand for the others, as in a plan of the world; one of the
-// others is it only where these fit.
+// Combines the plans that the ranks made for themselves. `plans` and `rooms` are by rank; a room is the bytes of device
+// memory for the rank. largest_rank is the first rank that lacks the most bytes. Only the first data rank of each stage
+// and tensor rank is considered, like in plan_world; the others are if all of these fit.
 WorldMemory world_memory(const std::vector<MemoryPlan>& plans, const std::vector<int64_t>& rooms, const Mesh& mesh,
                          std::vector<int64_t> node_of_rank);
 
-// Empty if what ranks take fits: of devices the largest rank into its share of the target's memory, of hosts the
-// fullest node's into the target's (nodes are thought to be alike). Else lines. Of devices: how much is missing, what
-// each setting that shrinks the plan, and that the rules of configs allow beside the others, makes of it (planned with
-// no other change; the most helpful first), whether it changes what is trained, and how many times as long a step then
-// is (by fit/step_times.h, so that a run and its dry run say the same), and what all do that go together; nothing for
-// which a host would have too little, unless it has already and takes no more. Then those of host_shortage.
+// Returns an empty string if the run fits: the largest rank into its share of the target's device memory, and the ranks
+// of the fullest node into the target's host memory (all nodes have the same). Otherwise returns lines for the user.
+//
+// For a device: the missing bytes, then a line for each setting that saves memory and obeys the rules of configs, the
+// most helpful first: the bytes with this setting alone, whether it changes training, and the step time as a multiple
+// (by fit/step_times.h, so that a run and its dry run print the same). The last line is for all settings that can be
+// combined. Leaves out settings that need more host memory than there is. Then follow the lines of host_shortage.
 std::string memory_shortage(const RunConfig& config, const Target& target, const WorldMemory& world);
 
-// Empty if what ranks of one machine take of its memory beside their devices is at most `host_bytes` (Target; 0: nobody
-// knows). Else lines: how much is missing, and the keys that ask for it, with what takes less that the rules allow.
+// Returns an empty string if the ranks of one node fit into `host_bytes` of host memory (Target::host_bytes; 0:
+// unknown, not checked). Otherwise returns lines: the missing bytes, and the keys that cause the use, with values that
+// take less.
 std::string host_shortage(const RunConfig& config, const HostMemoryUse& use, int64_t host_bytes);
 
 }  // namespace gptrain

@@ -10,7 +10,7 @@
 namespace gptrain {
 
 double nominal_step_seconds(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage) {
-  // Of the whole run: with fewer micro-batches in flight more might be kept.
+  // The choices are those of the whole step: with fewer micro-batches in flight more activations might be kept.
   const StepChoices choices = choose_step(config, target, world_size, stage);
   const RunConfig few = with_few_micro_batches(config);
   const int64_t rank = make_mesh(config, world_size).first_rank_of_stage(stage);

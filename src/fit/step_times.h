@@ -1,5 +1,5 @@
-// What a step takes by usual rates (fit/nominal_times.h): of use as a ratio of two settings' times, which a run and a
-// dry run for its device then agree on.
+// The time of a step at nominal rates (fit/nominal_times.h). Use it as the ratio of two settings' times: a run and a
+// dry run for its device compute the same ratio.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,9 @@
 
 namespace gptrain {
 
-// The passes of a stage's first rank one after another, with copies of activations beside them, and the update. Without
-// waits for other stages, and without gathers and reductions, which passes mostly hide.
+// Returns the seconds of a step of the stage's first rank: its passes one after another, with copies of activations
+// beside them, and the update. Leaves out waits for other stages, and gathers and reductions, which mostly run beside
+// passes.
 double nominal_step_seconds(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage);
 
 }  // namespace gptrain

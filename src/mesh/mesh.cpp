@@ -41,7 +41,7 @@ Mesh::Mesh(const MeshPoint& sizes, int64_t world_size, RankOrder order)
     const int64_t size = sizes[axis];
     if (size < 1) throw Error(ExitCode::usage, "parallel.{} = {}: must be at least 1", axis_name(axis), size);
     product += fmt::format("{}{} {}", product.empty() ? "" : " x ", axis_name(axis), size);
-    // Dividing instead of multiplying cannot overflow.
+    // Dividing cannot overflow, unlike multiplying.
     fits = fits && rest % size == 0;
     rest /= size;
   }

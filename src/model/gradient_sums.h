@@ -1,6 +1,7 @@
 // Gradients of small tensors that ops of B find on their way: B leaves their sums, W adds them.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 

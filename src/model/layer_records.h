@@ -7,12 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "model/layer_call.h"
 #include "model/record.h"
 #include "schedule/operands.h"
 
 namespace gptrain {
-
-struct LayerCall;
 
 // Which pass reads a saved tensor last: B, the gradient of the layer's input, or W, the gradients of its weights.
 enum class LastReader : uint8_t { input_gradient, weight_gradient };

@@ -1,6 +1,7 @@
 // The kinds of layers. Each is made from its unit of the spec and in a context that outlives it.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "model/branch.h"

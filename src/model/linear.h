@@ -6,6 +6,7 @@
 // its y and a column-parallel one's dx are parts of a sum over the ranks. Each kind has a version with FP8 products.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 

@@ -2,6 +2,7 @@
 // LLaMA, arXiv 2302.13971), every choice of ModelConfig independent of the others.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 

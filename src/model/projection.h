@@ -2,6 +2,8 @@
 // projections over the tokens of each sequence (ops/projection.h).
 #pragma once
 
+#include <cstdint>
+
 #include "model/layer.h"
 
 namespace gptrain {

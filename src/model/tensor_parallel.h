@@ -1,6 +1,8 @@
 // What the model's layers know of the tensor axis (arXiv 1909.08053; sequence parallelism: arXiv 2205.05198).
 #pragma once
 
+#include <cstdint>
+
 #include "base/matrix.h"
 #include "comm/lane.h"
 #include "model/record.h"

@@ -1,5 +1,6 @@
-// The best piecewise constant derivatives of GELU; made by tools/make_activation_tables.py, which says how.
+// The best piecewise constant derivatives of GELU; made by tools/generate/make_activation_tables.py, which says how.
 #pragma once
+// clang-format off
 
 namespace gptrain::activation_tables {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "ops/every_op.h"
+#include "ops/ops.h"
 #include "ops/target.h"
 
 namespace gptrain {

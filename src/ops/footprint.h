@@ -1,12 +1,13 @@
-// What an op costs: one function per op, used by the plan, by reports, by the profile, and by the real backends for the
-// size of their scratch.
+// Costs and sizes of each op: used by the plan, by reports, by the profile, and by the real backends for the size of
+// their scratch.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "base/event.h"
 #include "base/int128.h"
-#include "ops/every_op.h"
+#include "ops/ops.h"
 #include "ops/target.h"
 
 namespace gptrain {
@@ -21,7 +22,11 @@ struct Footprint {
 };
 
 // Model FLOPs count 2 per multiply-add of a matrix product; norms, softmax, activations, biases and the update count 0.
-#define GPTRAIN_DECLARE_FOOTPRINT(Op) Footprint footprint(const Op& op, const Target& target);
+// The text, for profiles, has sizes and dtypes by the letters of ops.h, which tell two calls of an op apart: "N=8192
+// in=768 out=2304 bf16", "B=8 T=1024 H=12 G=12 D=64 bf16".
+#define GPTRAIN_DECLARE_FOOTPRINT(Op)                      \
+  Footprint footprint(const Op& op, const Target& target); \
+  std::string shape_text(const Op& op);
 GPTRAIN_FOR_EACH_OP(GPTRAIN_DECLARE_FOOTPRINT)
 #undef GPTRAIN_DECLARE_FOOTPRINT
 

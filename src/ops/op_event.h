@@ -1,13 +1,14 @@
-// What backends write into the event log of the ops and copies that they run.
+// Events and warnings by which backends report the ops and copies that they run.
 #pragma once
 
 #include <cstdint>
+#include <fmt/format.h>
+#include <string>
 #include <string_view>
 
 #include "base/event.h"
 #include "base/units.h"
 #include "ops/footprint.h"
-#include "ops/shape_text.h"
 
 namespace gptrain {
 
@@ -19,6 +20,12 @@ Event op_event(const Op& op, const Footprint& cost) {
           .executed_flops = cost.executed_flops,
           .bytes_moved = cost.bytes_moved,
           .products = cost.products};
+}
+
+// A warning that a GPU's own kernels compute attention that its library might have. `refusal`: why it does not.
+template <typename Op>
+std::string own_kernels_warning(const Op& op, std::string_view refusal) {
+  return fmt::format("{} {}: {}; own kernels compute it", Op::name, shape_text(op), refusal);
 }
 
 // A copy's footprint is its bytes. Its name says whither it goes.

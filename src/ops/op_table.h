@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "base/int128.h"
-#include "ops/every_op.h"
+#include "ops/ops.h"
 
 namespace gptrain {
 

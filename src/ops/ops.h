@@ -1,7 +1,7 @@
 // Every op of a training step: what it computes, on which shapes and dtypes, and what it overwrites.
 //
-// An op is a struct of its operands. `Backend` has one `run` for each; `footprint.h` has one footprint for each;
-// `tests/ops` has one case for each (ops/every_op.h lists them).
+// An op is a struct of its operands. `Backend` has one `run` for each; `operands.h` has one description for each;
+// `footprint.h` has one footprint for each; `tests/ops` has cases for each.
 //
 // Notation: B sequences of T tokens in a micro-batch, N = B T rows, h hidden size, V true vocabulary, Vp padded
 // vocabulary (Vp >= V), H query heads, G key/value heads (G divides H), D head size. C is the compute dtype (f32,
@@ -360,3 +360,15 @@ struct AddSums {
 };
 
 }  // namespace gptrain
+
+// List of all ops, from which backends, descriptions and tests are made.
+// clang-format off
+#define GPTRAIN_FOR_EACH_OP(X) \
+  X(EmbeddingForward) X(EmbeddingBackward) X(NormForward) X(NormBackward) X(ResidualAdd) X(BranchBackward) \
+  X(LinearForward) X(LinearBackwardInput) X(LinearBackwardWeight) X(QueryKeyForward) X(QueryKeyBackward) \
+  X(AttentionForward) X(AttentionBackward) X(ActivationForward) X(ActivationBackward) X(CrossEntropyStatistics) \
+  X(CrossEntropy) X(AccumulateLoss) X(SquaredNorm) X(PrepareUpdate) GPTRAIN_FOR_EACH_FACTORED(X) \
+  GPTRAIN_FOR_EACH_NORMS(X) GPTRAIN_FOR_EACH_UPDATE(X) GPTRAIN_FOR_EACH_BLOCK_UPDATE(X) X(Cast) X(WeightedSum) \
+  X(Add) X(AddSums) X(KeepGradients) GPTRAIN_FOR_EACH_FP8_OP(X) X(EncodeBlocks) X(DecodeBlocks) \
+  GPTRAIN_FOR_EACH_PROJECTION(X)
+// clang-format on

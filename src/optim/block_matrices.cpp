@@ -51,7 +51,7 @@ MatrixExchange::MatrixExchange(const UpdateContext& context)
     : context_(context),
       group_(context.groups.stage_group()),
       place_(context.groups.stage_place()),
-      matrices_(block_matrices(context.spec, context.parameters.layout())) {
+      matrices_(block_matrices(context.parameters.spec(), context.parameters.layout())) {
   std::stable_sort(matrices_.begin(), matrices_.end(),
                    [](const BlockMatrix& a, const BlockMatrix& b) { return work_of(a) > work_of(b); });
   for (const BlockMatrix& matrix : matrices_) {
@@ -63,7 +63,7 @@ MatrixExchange::MatrixExchange(const UpdateContext& context)
   std::vector<std::vector<TensorShard>> shards;  // by tensor rank
   const int64_t tensor_size = context.groups.tensor_place().size;
   for (int64_t rank = 0; rank < tensor_size; ++rank)
-    shards.push_back(shard_tensors(context.spec, {tensor_size, rank}));
+    shards.push_back(shard_tensors(context.parameters.spec(), {tensor_size, rank}));
   const bool holds_all = context.parameters.sharding().zero == 0;
   for (int64_t i = 0; i < std::ssize(matrices_); ++i) {
     if (i % ranks == 0) {
@@ -90,7 +90,7 @@ MatrixPart MatrixExchange::part_of(const BlockMatrix& matrix, const std::vector<
                                    int64_t copy) const {
   const ParameterStore& parameters = context_.parameters;
   const auto tensor = static_cast<size_t>(matrix.tensor);
-  const int64_t unit = context_.spec.tensors[tensor].unit;
+  const int64_t unit = context_.parameters.spec().tensors[tensor].unit;
   const UnitRange& range = parameters.layout().units[static_cast<size_t>(unit)];
   const bool pieces = parameters.sharding().zero > 0;
   const int64_t held_first = pieces ? copy * parameters.piece_elements(unit) : 0;
@@ -114,7 +114,7 @@ MatrixPart MatrixExchange::part_of(const BlockMatrix& matrix, const std::vector<
 
 int64_t MatrixExchange::in_gradients(const BlockMatrix& matrix, const MatrixPart& part) const {
   const ParameterStore& parameters = context_.parameters;
-  const int64_t unit = context_.spec.tensors[static_cast<size_t>(matrix.tensor)].unit;
+  const int64_t unit = context_.parameters.spec().tensors[static_cast<size_t>(matrix.tensor)].unit;
   const UpdateRange range = parameters.update_range(unit);
   const auto* const gradients = reinterpret_cast<const float*>(range.gradients);
   return gradients - parameters.summed_gradients().as<const float>() + part.in_unit - range.first;

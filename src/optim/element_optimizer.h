@@ -73,11 +73,9 @@ class ElementUpdates {
   std::vector<int64_t> first_segment_;  // of a unit's norms, of others, of what comes last; by unit, and the end
 };
 
-int64_t element_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                            const ParameterStore& parameters);
+int64_t element_table_bytes(const ParameterStore& parameters);
 // With SummedParts::parts.
-int64_t part_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                         const ParameterStore& parameters);
+int64_t part_table_bytes(const ParameterStore& parameters);
 
 template <typename Op>
 class ElementOptimizer final : public Optimizer {

@@ -32,10 +32,10 @@ int64_t segments_size(const std::vector<SquaredNorm::Segment>& segments) {
   return std::ssize(segments) * static_cast<int64_t>(sizeof(SquaredNorm::Segment));
 }
 
-int64_t muon_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                         const ParameterStore& parameters) {
-  return element_table_bytes(spec, shards, parameters) +
-         align_up(segments_size(matrix_segments(spec, parameters.layout()))) + align_up(dtype_bytes(DType::f64));
+int64_t muon_table_bytes(const ParameterStore& parameters) {
+  return element_table_bytes(parameters) +
+         align_up(segments_size(matrix_segments(parameters.spec(), parameters.layout()))) +
+         align_up(dtype_bytes(DType::f64));
 }
 
 DType products_dtype(const OptimizerConfig& config, DType compute) {
@@ -54,10 +54,10 @@ class MuonOptimizer final : public Optimizer {
         context_(context),
         updates_(context, seed, tables, true),
         exchange_(context),
-        segments_(matrix_segments(context.spec, context.parameters.layout())) {
+        segments_(matrix_segments(context.parameters.spec(), context.parameters.layout())) {
     momentum_.momentum = config.momentum;
     momentum_.nesterov = config.nesterov;
-    std::byte* const own = tables + element_table_bytes(context.spec, context.shards, context.parameters);
+    std::byte* const own = tables + element_table_bytes(context.parameters);
     device_segments_ = reinterpret_cast<const SquaredNorm::Segment*>(own);
     squared_norm_ = reinterpret_cast<double*>(own + align_up(segments_size(segments_)));
     if (!segments_.empty()) context.backend.upload(own, segments_.data(), segments_size(segments_));

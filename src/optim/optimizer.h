@@ -17,8 +17,6 @@ namespace gptrain {
 
 // What an update reads and writes. All of it is borrowed.
 struct UpdateContext {
-  const ModelSpec& spec;
-  const std::vector<TensorShard>& shards;
   const ParameterStore& parameters;
   StepState* state;  // device memory
   Backend& backend;
@@ -39,21 +37,15 @@ class Optimizer {
   virtual void update(int64_t unit) = 0;
 };
 
-// A kind of optimizer: a row of the table in optimizer.cpp.
+// A kind of optimizer: a row of the table in types.cpp.
 struct OptimizerType {
   OptimizerKind kind;
   StateColumns columns;  // without that of the weights' average
   // Bytes of device memory that the optimizer takes beside its columns, for tables of segments.
-  int64_t (*table_bytes)(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                         const ParameterStore& parameters);
+  int64_t (*table_bytes)(const ParameterStore& parameters);
   // `tables` is device memory of table_bytes. `seed` is that of stochastic rounding.
   std::unique_ptr<Optimizer> (*make)(const OptimizerConfig& config, const UpdateContext& context, uint64_t seed,
                                      std::byte* tables);
 };
-
-const OptimizerType& optimizer_type(OptimizerKind kind);
-
-// The type's columns; with OptimizerConfig::ema that of the weights' average comes last.
-StateColumns optimizer_columns(const OptimizerConfig& config);
 
 }  // namespace gptrain

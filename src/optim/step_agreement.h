@@ -27,8 +27,7 @@ class StepAgreement {
                 RankGroups& groups, SideQueue* copies);
 
   // Bytes of the partial sums of the norm, the number of ranks that want to stop, and the segments.
-  static int64_t table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                             const ParameterStore& parameters);
+  static int64_t table_bytes(const ParameterStore& parameters);
 
   // Call it after all gradients are summed. It writes the loss, the norm, the clipping factor and the decision to skip
   // into the step's state. One rank adds the square of each element: the rank that holds the element's piece, or the

@@ -8,13 +8,13 @@ namespace gptrain {
 namespace {
 
 // Adds the segments of a tensor among elements [first, end) of its unit, which are counted from `first`.
-void add_measured(const ModelSpec& spec, const TensorShard& shard, const ParameterLayout& layout,
-                  const PartNumbers& numbers, int64_t index, int64_t first, int64_t end,
-                  std::vector<UpdateSegment>& segments) {
+void add_measured(const ParameterStore& parameters, const PartNumbers& numbers, int64_t index, int64_t first,
+                  int64_t end, std::vector<UpdateSegment>& segments) {
   const auto i = static_cast<size_t>(index);
-  const TensorSpec& tensor = spec.tensors[i];
+  const ParameterLayout& layout = parameters.layout();
+  const TensorSpec& tensor = parameters.spec().tensors[i];
   const int64_t start = layout.segments[i].offset - layout.units[static_cast<size_t>(tensor.unit)].offset;
-  for (const ShardBox& whole : shard.boxes) {
+  for (const ShardBox& whole : parameters.shards()[i].boxes) {
     if (!whole.owned) continue;
     for (const auto& [box, part] : numbers.cut(tensor, index, whole)) {
       const int64_t from = std::max(first, start + box.local_offset);
@@ -32,8 +32,8 @@ int64_t TensorSums::Measured::segment_bytes() const {
 }
 
 // What this rank adds the squares of is its piece, also where it updates the whole unit. Norms lie first in a unit.
-TensorSums::Measured TensorSums::measured(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                                          const ParameterStore& parameters, SummedParts summed) {
+TensorSums::Measured TensorSums::measured(const ParameterStore& parameters, SummedParts summed) {
+  const ModelSpec& spec = parameters.spec();
   const PartNumbers numbers(spec, summed);
   const ParameterLayout& layout = parameters.layout();
   const bool all = summed == SummedParts::parts, norms_apart = parameters.sharding().pure;
@@ -47,7 +47,7 @@ TensorSums::Measured TensorSums::measured(const ModelSpec& spec, const std::vect
       const int64_t first_segment = std::ssize(measured.segments);
       for (int64_t i = first_tensor; i < first_tensor + num_tensors; ++i) {
         if (all || spec.tensors[static_cast<size_t>(i)].decay)
-          add_measured(spec, shards[static_cast<size_t>(i)], layout, numbers, i, first, end, measured.segments);
+          add_measured(parameters, numbers, i, first, end, measured.segments);
       }
       const int64_t num_segments = std::ssize(measured.segments) - first_segment;
       const int64_t first_row = numbers.first(first_tensor);
@@ -69,16 +69,15 @@ TensorSums::Measured TensorSums::measured(const ModelSpec& spec, const std::vect
 
 TensorSums::TensorSums(const UpdateContext& context, std::byte* tables, SummedParts summed)
     : context_(context), segments_(reinterpret_cast<const UpdateSegment*>(tables)) {
-  Measured all = measured(context.spec, context.shards, context.parameters, summed);
+  Measured all = measured(context.parameters, summed);
   const int64_t bytes = all.segment_bytes();
   if (bytes > 0) context.backend.upload(tables, all.segments.data(), bytes);
   parts_ = std::move(all.parts);
   sums_ = all.sums(tables + align_up(bytes));
 }
 
-int64_t TensorSums::table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                                const ParameterStore& parameters, SummedParts summed) {
-  const Measured all = measured(spec, shards, parameters, summed);
+int64_t TensorSums::table_bytes(const ParameterStore& parameters, SummedParts summed) {
+  const Measured all = measured(parameters, summed);
   return align_up(all.segment_bytes()) + align_up(all.sums(nullptr).bytes());
 }
 
@@ -102,9 +101,8 @@ void TensorSums::measure(const std::function<void(const ElementUpdate&, int64_t,
   }
 }
 
-int64_t tensor_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                           const ParameterStore& parameters) {
-  return element_table_bytes(spec, shards, parameters) + TensorSums::table_bytes(spec, shards, parameters);
+int64_t tensor_table_bytes(const ParameterStore& parameters) {
+  return element_table_bytes(parameters) + TensorSums::table_bytes(parameters);
 }
 
 }  // namespace gptrain

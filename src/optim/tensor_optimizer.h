@@ -21,8 +21,7 @@ class TensorSums {
   // Uploads its segments to `tables`, which is device memory of table_bytes. The context's references are borrowed.
   TensorSums(const UpdateContext& context, std::byte* tables, SummedParts summed = SummedParts::tensors);
 
-  static int64_t table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                             const ParameterStore& parameters, SummedParts summed = SummedParts::tensors);
+  static int64_t table_bytes(const ParameterStore& parameters, SummedParts summed = SummedParts::tensors);
 
   const Matrix& sums() const { return sums_; }
 
@@ -46,8 +45,7 @@ class TensorSums {
     int64_t segment_bytes() const;
     Matrix sums(std::byte* data) const { return {data, DType::f64, num_rows, 2}; }
   };
-  static Measured measured(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                           const ParameterStore& parameters, SummedParts summed);
+  static Measured measured(const ParameterStore& parameters, SummedParts summed);
 
   UpdateContext context_;
   const UpdateSegment* segments_;  // device memory
@@ -56,8 +54,7 @@ class TensorSums {
 };
 
 // Of element_table_bytes and TensorSums::table_bytes.
-int64_t tensor_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                           const ParameterStore& parameters);
+int64_t tensor_table_bytes(const ParameterStore& parameters);
 
 // `Op` is `Update` or its average.
 template <typename Update, typename Op>
@@ -66,7 +63,7 @@ class TensorOptimizer final : public Optimizer {
   TensorOptimizer(const Op& op, const UpdateContext& context, uint64_t seed, std::byte* tables)
       : update_(op),
         backend_(context.backend),
-        sums_(context, tables + element_table_bytes(context.spec, context.shards, context.parameters)),
+        sums_(context, tables + element_table_bytes(context.parameters)),
         second_pass_(with_sums(op, sums_.sums()), context, seed, tables) {}
 
   Matrix measure() override {

@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 #include <stdexcept>
 
-#include "schedule/offload.h"
-
 namespace gptrain {
 
 Executor::Executor(Model& model, const Program& program, const ParameterStore& parameters, const Workplace& place,

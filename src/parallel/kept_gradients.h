@@ -22,11 +22,10 @@ namespace gptrain {
 class KeptGradients {
  public:
   // Uploads the segments to `table`, device memory of table_bytes. All else is borrowed.
-  KeptGradients(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterStore& parameters,
-                uint64_t seed, int64_t micro_batches, std::byte* table, const StepState* state, Backend& backend);
+  KeptGradients(const ParameterStore& parameters, uint64_t seed, int64_t micro_batches, std::byte* table,
+                const StepState* state, Backend& backend);
   // 0 where gradients are kept as they are made.
-  static int64_t table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                             const ParameterStore& parameters);
+  static int64_t table_bytes(const ParameterStore& parameters);
 
   // `whole` are the unit's gradients of one micro-batch, f32. With ZeRO 0 and 1, of all micro-batches but the last:
   void add_own(int64_t unit, std::byte* whole, int64_t micro_batch) const;

@@ -106,6 +106,8 @@ class ParameterStore {
   ParameterStore(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterLayout& layout,
                  const Sharding& sharding, const ParameterBuffers& buffers, StateColumns columns = {});
 
+  const ModelSpec& spec() const { return spec_; }
+  const std::vector<TensorShard>& shards() const { return shards_; }
   const Sharding& sharding() const { return sharding_; }
   const ParameterLayout& layout() const { return layout_; }
   int64_t num_units() const { return static_cast<int64_t>(layout_.units.size()); }

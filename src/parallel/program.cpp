@@ -5,7 +5,6 @@
 
 #include "model/record.h"
 #include "schedule/allocator.h"
-#include "schedule/offload.h"
 
 namespace gptrain {
 

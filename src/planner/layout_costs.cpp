@@ -7,7 +7,7 @@
 #include "model/spec/spec.h"
 #include "ops/op_event.h"
 #include "ops/updates.h"
-#include "optim/optimizer.h"
+#include "optim/types.h"
 #include "parallel/parameters.h"
 #include "planner/layouts.h"
 #include "planner/rank_clock.h"
@@ -45,12 +45,6 @@ void add_pass(PassCost& cost, ActionKind kind, UnitPart part, double seconds) {
       cost.backward_input += seconds;
   }
   cost.backward += seconds;
-}
-
-int64_t first_rank(const Mesh& mesh, size_t stage) {
-  MeshPoint point;
-  point[MeshAxis::pipeline] = static_cast<int64_t>(stage);
-  return mesh.rank_of(point);
 }
 
 bool is_pass(ActionKind kind) { return kind <= ActionKind::backward; }
@@ -200,7 +194,7 @@ std::vector<size_t> LayoutCosts::stages_alike(const RunLayout& layout) const {
   std::vector<size_t> first;
   std::vector<double> nodes;
   for (size_t stage = 0; stage < static_cast<size_t>(layout.pipeline); ++stage) {
-    const std::vector<int64_t> ranks = group_ranks(config, mesh, first_rank(mesh, stage), GroupKind::copies);
+    const std::vector<int64_t> ranks = group_ranks(config, mesh, mesh.first_rank_of_stage(static_cast<int64_t>(stage)), GroupKind::copies);
     nodes.push_back(place_of(ranks, machine_.cluster.gpus_per_node, mesh.world_size()).nodes);
     first.push_back(static_cast<size_t>(std::find(nodes.begin(), nodes.end(), nodes.back()) - nodes.begin()));
   }
@@ -235,7 +229,7 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) cons
   // bytes. Links are those of the whole mesh.
   const RunConfig whole = with_layout(config_, layout);
   const Mesh mesh = make_mesh(whole, layout.world_size());
-  const EventTimes times(machine_, whole, mesh, first_rank(mesh, stage));
+  const EventTimes times(machine_, whole, mesh, mesh.first_rank_of_stage(static_cast<int64_t>(stage)));
   const double piece = layout.zero >= 1 ? 2.0 / static_cast<double>(layout.data) : 1;
   // A rank measures only a piece of each unit, even if it updates the whole unit.
   const std::vector<double> measured = first_pass_of(

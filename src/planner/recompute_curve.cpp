@@ -69,7 +69,7 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
                                    activation_room(config, target, world_size, static_cast<int32_t>(stage)));
     const RecomputePlanner& planner =
         planners.emplace_back(config, target, world_size, static_cast<int32_t>(stage));
-    const RecomputePoint chosen = planner.weighed(plan.choices[stage].units);
+    const RecomputePoint chosen = planner.cost_of(plan.choices[stage].units);
     const RecomputeCounts counts = planner.counts(chosen.choices);
     forecast.stages.push_back({counts.kept, counts.in_part, counts.alone, counts.from_before, counts.offloaded, chosen.bytes,
                                planner.least().bytes, chosen.again_share});

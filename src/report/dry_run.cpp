@@ -10,7 +10,7 @@
 #include "base/units.h"
 #include "config/faults.h"
 #include "model/spec/shard.h"
-#include "optim/optimizer.h"
+#include "optim/types.h"
 #include "report/recompute_page.h"
 #include "step/flops_json.h"
 #include "report/formulas.h"

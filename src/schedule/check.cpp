@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "schedule/offload.h"
 #include "schedule/schedule.h"
 
 namespace gptrain {

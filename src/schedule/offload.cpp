@@ -165,22 +165,6 @@ std::vector<size_t> first_actions_of_passes(const std::vector<Action>& actions) 
   return starts;
 }
 
-OperandSet record_of(const UnitTraits& unit) {
-  if (unit.offload.part == OffloadedPart::input) return {Operand::input};
-  const auto use = [&](UnitPass pass) -> const OperandUse& { return unit.uses[static_cast<size_t>(pass)]; };
-  OperandSet record;
-  for (const Operand operand : record_operands) {
-    const bool is_made_again = unit.recomputed && use(UnitPass::recompute).writes.contains(operand);
-    const bool is_read = (unit.recomputed && use(UnitPass::recompute).reads.contains(operand)) ||
-                         use(UnitPass::backward_input).reads.contains(operand) ||
-                         use(UnitPass::backward_weight).reads.contains(operand);
-    const OperandUse& forward = use(UnitPass::forward);
-    const bool is_there = forward.reads.contains(operand) || forward.writes.contains(operand);
-    if (is_there && is_read && !is_made_again) record.add(operand);
-  }
-  return record;
-}
-
 void add_offloading(Schedule& schedule) {
   const bool any = std::any_of(schedule.options.units.begin(), schedule.options.units.end(),
                                [](const UnitTraits& unit) { return unit.offload.any(); });

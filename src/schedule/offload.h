@@ -1,24 +1,12 @@
 // Copies of what offloaded units save, to the host and back: for generators.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
 #include "schedule/schedule.h"
 
 namespace gptrain {
-
-// What a unit's forward pass finds or leaves on the device that its backward pass reads, and that is copied where the
-// unit is offloaded: its record, or its input alone.
-OperandSet record_of(const UnitTraits& unit);
-inline constexpr std::array<Operand, 4> record_operands = {Operand::input, Operand::kept, Operand::saved_for_input,
-                                                           Operand::saved_for_weight};  // that it may have
-
-// Whether the action copies a record: the first of two begins that, the second waits until it is over.
-constexpr bool copies_record(ActionKind kind) {
-  return kind >= ActionKind::offload && kind <= ActionKind::await_fetched;
-}
 
 // Adds actions and buffers around the units' passes. A record leaves after its unit's forward pass, and comes back into
 // other memory ahead of the pass that reads it, as many passes of units as its unit's UnitOffload says.

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "schedule/offload.h"
-
 namespace gptrain {
 
 std::string_view action_name(ActionKind kind) {
@@ -54,6 +52,22 @@ std::string_view operand_name(Operand operand) {
       "gradients",       "d_output", "d_input", "weights", "whole_gradients", "prepared_weights",
       "narrow_gradients", "host"};
   return names[static_cast<size_t>(operand)];
+}
+
+OperandSet record_of(const UnitTraits& unit) {
+  if (unit.offload.part == OffloadedPart::input) return {Operand::input};
+  const auto use = [&](UnitPass pass) -> const OperandUse& { return unit.uses[static_cast<size_t>(pass)]; };
+  OperandSet record;
+  for (const Operand operand : record_operands) {
+    const bool is_made_again = unit.recomputed && use(UnitPass::recompute).writes.contains(operand);
+    const bool is_read = (unit.recomputed && use(UnitPass::recompute).reads.contains(operand)) ||
+                         use(UnitPass::backward_input).reads.contains(operand) ||
+                         use(UnitPass::backward_weight).reads.contains(operand);
+    const OperandUse& forward = use(UnitPass::forward);
+    const bool is_there = forward.reads.contains(operand) || forward.writes.contains(operand);
+    if (is_there && is_read && !is_made_again) record.add(operand);
+  }
+  return record;
 }
 
 namespace {

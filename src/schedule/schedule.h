@@ -41,7 +41,7 @@ enum class ActionKind : uint8_t {
   await_d_input_sent,
   receive_d_output,    // unit u: the gradient of its output
   await_d_output,
-  // Copies of an offloaded unit's record (schedule/offload.h), to the host and back to other memory of the device.
+  // Copies of an offloaded unit's record (record_of), to the host and back to other memory of the device.
   offload, await_offloaded, fetch, await_fetched,
   sum_tied,            // unit 0: its gradients over the first and the last stage, which both hold a tied head's table
   norm,             // global gradient norm; decides clipping and skipping
@@ -52,6 +52,11 @@ constexpr int num_action_kinds = static_cast<int>(ActionKind::update) + 1;
 std::string_view action_name(ActionKind kind);
 // Whether its ops are no part of the model's, but run once more.
 constexpr bool is_again(ActionKind kind) { return kind == ActionKind::forward_again || kind == ActionKind::recompute; }
+
+// Whether the action copies a record: the first of two begins that, the second waits until it is over.
+constexpr bool copies_record(ActionKind kind) {
+  return kind >= ActionKind::offload && kind <= ActionKind::await_fetched;
+}
 
 // The direction of a transfer, its operand, and whether the action begins it.
 struct Transfer {
@@ -129,6 +134,12 @@ struct UnitTraits {
 
   bool operator==(const UnitTraits&) const = default;
 };
+
+// What a unit's forward pass finds or leaves on the device that its backward pass reads, and that is copied where the
+// unit is offloaded: its record, or its input alone.
+OperandSet record_of(const UnitTraits& unit);
+inline constexpr std::array<Operand, 4> record_operands = {Operand::input, Operand::kept, Operand::saved_for_input,
+                                                           Operand::saved_for_weight};  // that it may have
 
 // What the order of actions depends on.
 struct ScheduleOptions {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "schedule/pipeline/pipeline.h"
+#include "schedule/pipeline/schedules.h"
 
 namespace gptrain {
 

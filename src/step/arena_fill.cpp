@@ -14,7 +14,7 @@ constexpr int64_t zeros_bytes = int64_t{4} << 20;
 }  // namespace
 
 std::vector<std::byte> numbers_for_products(uint32_t key, int64_t most_bytes) {
-  constexpr uint32_t use = 2;  // of keys that no run's numbers have
+  constexpr uint32_t use = 2;  // second word of the Philox key, which no random number of a run has
   const int64_t count = std::min(most_numbers, most_bytes / number_bytes);
   std::vector<std::byte> numbers;
   numbers.reserve(static_cast<size_t>(count * number_bytes));

@@ -12,7 +12,7 @@ Matrix weights_of(const StatePiece& piece) {
   return piece.weight != nullptr ? row(piece.weight, DType::f32, piece) : row(piece.narrow_weight, DType::bf16, piece);
 }
 
-// What is not wider than f32 comes back from there as it was.
+// The weights saved in the memory of the gradients. No weight is wider than f32, so none is rounded.
 Matrix kept_weights_of(const StatePiece& piece) { return row(piece.gradient, DType::f32, piece); }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The average of the weights that the optimizer keeps (optimizer.ema) in the weights' place, for an evaluation.
+// Puts the average of the weights (optimizer.ema) in the place of the weights, for an evaluation.
 #pragma once
 
 #include "step/training_step.h"
@@ -7,11 +7,11 @@ namespace gptrain {
 
 class AveragedWeights {
  public:
-  // Puts the average where the step's weights are, rounded as they are, and the weights where its gradients are, which
-  // nobody reads between two steps. The optimizer has the column; no step is under way, and none begins before
-  // `restore`. Borrows the step. Collective over the world, as TrainingStep::weights_changed is.
+  // Saves the weights in the memory of the gradients, which is free between two steps, and writes the average, rounded
+  // to their dtype, in their place. Borrows the step. Collective over the world.
+  // REQUIRES: the optimizer has the column `ema`; no step runs until `restore`.
   explicit AveragedWeights(TrainingStep& step);
-  // The weights again, to the bit. Collective over the world.
+  // Restores the weights, to the bit. Collective over the world.
   void restore();
 
  private:

@@ -5,7 +5,7 @@
 
 #include "base/units.h"
 #include "model/spec/shard.h"
-#include "optim/optimizer.h"
+#include "optim/types.h"
 
 namespace gptrain {
 
@@ -41,7 +41,7 @@ CheckpointForecast forecast_checkpoint(int64_t bytes, const std::vector<int64_t>
     forecast.rank_bytes = std::max(forecast.rank_bytes, of_rank);
     forecast.node_bytes = std::max(forecast.node_bytes, node);
   }
-  // The shares of all are taken for as large as that of the first, but together they are no more than there is.
+  // All data ranks were counted like the first, so the sum may exceed the checkpoint.
   forecast.node_bytes = std::min(forecast.node_bytes, bytes);
   const auto written = static_cast<double>(forecast.node_bytes);
   if (rates.shared > 0) forecast.seconds = written / rates.shared;

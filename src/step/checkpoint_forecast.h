@@ -1,4 +1,4 @@
-// What a checkpoint takes, and for how long it is written.
+// The size of a checkpoint and the time to write it.
 #pragma once
 
 #include <cstdint>
@@ -12,30 +12,32 @@
 
 namespace gptrain {
 
-// Bytes of an element of the tensor's weights in a checkpoint: f32, with bf16-pure bf16 but for norms.
+// Returns the bytes per element of a tensor's weights in a checkpoint: 4 (f32), or 2 with bf16-pure except for norms.
 int64_t weight_bytes(const TensorSpec& tensor, const PrecisionConfig& precision);
 
-// Bytes of one checkpoint's tensors: weights and the optimizer's columns.
+// Returns the bytes of one checkpoint's tensors: weights and optimizer state.
 int64_t checkpoint_bytes(const ModelSpec& spec, const RunConfig& config);
 
 struct CheckpointForecast {
-  int64_t bytes = 0;
-  int64_t rank_bytes = 0;    // of the rank that writes the most
-  int64_t node_bytes = 0;    // likewise of the node
-  double seconds = 0;        // for the node that writes the most; 0: its rate is not known
-  double local_seconds = 0;  // likewise to drives of its own
+  int64_t bytes = 0;         // written by all ranks
+  int64_t rank_bytes = 0;    // written by the rank that writes the most
+  int64_t node_bytes = 0;    // written by the node that writes the most
+  double seconds = 0;        // time of this node to write to the shared storage; 0: the rate is not known
+  double local_seconds = 0;  // time of this node to write to its own drives; 0: the rate is not known
 };
 
-// Bytes per second that a node writes, to the storage of checkpoints and to its own drives; 0: not known.
+// Bytes per second that a node writes; 0: not known.
 struct StorageRates {
-  double shared = 0, local = 0;
+  double shared = 0;  // to the storage of checkpoints
+  double local = 0;   // to drives of its own
 };
 
-// `of_ranks`: as WorldPlan::written_bytes of step/plan_step.h. `ranks_per_node`: 0 for all.
+// Forecasts a checkpoint of `bytes` bytes. `of_ranks`: WorldPlan::written_bytes (fit/plan_world.h). `ranks_per_node`: 0
+// means that all ranks are on one node.
 CheckpointForecast forecast_checkpoint(int64_t bytes, const std::vector<int64_t>& of_ranks, const Mesh& mesh,
                                        int64_t ranks_per_node, const StorageRates& rates);
 
-// The dry run's remark beside the bytes, and its keys.
+// The forecast in the dry run: a remark beside the checkpoint's size, and keys of its JSON.
 std::string checkpoint_remark(const CheckpointForecast& forecast);
 Json checkpoint_json(const CheckpointForecast& forecast);
 

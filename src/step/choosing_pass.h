@@ -1,4 +1,5 @@
-// A pass in which a backend only chooses algorithms (Backend::set_choosing): whose ops, and of which micro-batches.
+// Parts of a pass in which a backend only chooses algorithms (Backend::set_choosing): the actions to run, and
+// micro-batches without data.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 
 namespace gptrain {
 
-// Leaves out what is not a unit's own work: collectives between data ranks, the norm and the update.
+// Runs the passes of units only: no collectives between data ranks, no gradient norm, no update.
 class ComputeOnly final : public ActionObserver {
  public:
   bool before(const Action& action) override {
@@ -20,7 +21,7 @@ class ComputeOnly final : public ActionObserver {
   void after(const Action&) override {}
 };
 
-// Micro-batches of token 0, for steps whose values nobody looks at.
+// Returns micro-batches of token 0, for passes whose results are not used.
 class NoTokens final : public MicroBatchSource {
  public:
   explicit NoTokens(const StepShape& shape)

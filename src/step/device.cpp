@@ -19,7 +19,7 @@
 namespace gptrain {
 namespace {
 
-// 0: the run is on the CPU.
+// Returns the number of CUDA devices to use; 0: the run is on the CPU.
 int num_devices_to_use(const RunConfig& config) {
   const int num_devices = config.run.device == DeviceKind::cpu ? 0 : num_cuda_devices();
   if (config.run.device == DeviceKind::cuda && num_devices == 0) {
@@ -37,7 +37,7 @@ int num_devices_to_use(const RunConfig& config) {
 std::unique_ptr<Backend> make_backend(const RunConfig& config, const World& world, int num_threads) {
   const int num_devices = num_devices_to_use(config);
   if (num_devices == 0) return make_cpu_backend(num_threads, config.run.thread_independent);
-  int earlier = 0;  // ranks of this node that chose before
+  int earlier = 0;  // number of lower ranks on this node
   for (int rank = 0; rank < world.rank(); ++rank) earlier += world.host(rank) == world.host(world.rank()) ? 1 : 0;
   return make_cuda_backend(earlier % num_devices, config.run.algorithm_cache);
 }

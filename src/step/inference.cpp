@@ -18,22 +18,22 @@ namespace fs = std::filesystem;
 // Arenas of a pass, beside weights and scratch.
 constexpr MemoryClass pass_classes[] = {MemoryClass::activations, MemoryClass::data, MemoryClass::workspace};
 
-// Passes over one sequence have few rows, and weights that nobody updates.
+// Turns off ZeRO and sequence parallelism: a pass over one sequence has few rows, and updates no weights.
 RunConfig for_inference(RunConfig config) {
   config.parallel.zero = 0;
   config.parallel.sequence = false;
   return config;
 }
 
-// The tokens of one sequence as a micro-batch of one.
+// Returns one sequence as a micro-batch.
 class OneSequence : public MicroBatchSource {
  public:
   explicit OneSequence(int64_t capacity)
       : tokens_(static_cast<size_t>(capacity)), targets_(tokens_.size(), -1), document_starts_(tokens_.size()) {
     batch_ = {tokens_.data(), targets_.data(), &sample_, document_starts_.data()};
   }
-  // Only the last tokens fit. Behind them is padding, to which no earlier position attends. `begin`: where the document
-  // begins in the sequence.
+  // Sets the tokens of `sequence` from index `first` on. Padding follows, to which no earlier position attends.
+  // `begin`: index in `sequence` at which the document begins.
   void set(const std::vector<int32_t>& sequence, int64_t first, int64_t begin) {
     std::fill(tokens_.begin(), tokens_.end(), 0);
     std::copy(sequence.begin() + first, sequence.end(), tokens_.begin());
@@ -68,7 +68,7 @@ void load_weights_alone(const StepDesign& design, const fs::path& checkpoint, Wh
 
 }  // namespace
 
-// Those over sequences of one length, in the memory that is there.
+// Passes over sequences of one length, in memory of the caller.
 class Inference::Pass {
  public:
   Pass(const RunConfig& config, int64_t length, RankGroups& groups, Backend& backend)
@@ -81,7 +81,7 @@ class Inference::Pass {
   }
 
   int64_t length() const { return design_.evaluation_shape.sequence_length; }
-  // By class, as far as passes take it.
+  // Returns the bytes of each class that passes take, without scratch.
   MemoryPlan memory() const {
     MemoryPlan memory = design_.memory.arenas;
     memory[MemoryClass::workspace] = frame_bytes_;
@@ -89,7 +89,7 @@ class Inference::Pass {
   }
   int64_t scratch_bytes() const { return align_up(scratch_bytes_); }
 
-  // Before the first pass, and whenever the memory has moved.
+  // Sets the memory. Call before the first pass, and whenever the memory has moved.
   void set_memory(std::byte* weights, const std::array<std::unique_ptr<DeviceMemory>, num_memory_classes>& arenas) {
     const DeviceMemory& frames = *arenas[static_cast<size_t>(MemoryClass::workspace)];
     workspace_ = Workspace(frames.data(), frames.bytes());
@@ -120,11 +120,11 @@ class Inference::Pass {
   }
 
  private:
-  // Of the vocabulary, a tensor rank's.
+  // Returns the rows of the vocabulary on a tensor rank.
   int64_t slice_size() const {
     return vocabulary_rows(design_.config.model.vocab_size, groups_.num_ranks(GroupKind::tensor));
   }
-  // For one row of them, slice by slice.
+  // Takes memory for the logits of one position, with a row for each tensor rank's slice of the vocabulary.
   Matrix room_for_logits(WorkspaceFrame& frame) const {
     return frame.take(DType::f32, groups_.num_ranks(GroupKind::tensor), slice_size());
   }
@@ -136,7 +136,7 @@ class Inference::Pass {
     });
   }
 
-  // Plays the pass on the `plan` backend: bytes of its frames, and of its scratch.
+  // Plays the pass on the `plan` backend to find the bytes of its frames and scratch.
   void plan_workspace() {
     PlanBackend plan(backend_.target());
     RankGroups groups(design_.config, groups_.mesh().world_size(), groups_.rank());

@@ -1,4 +1,4 @@
-// Forward passes of a checkpoint's model over one sequence, for what comes next in it.
+// Forward passes of a checkpoint's model over one sequence, to predict the next token.
 #pragma once
 
 #include <array>
@@ -17,36 +17,39 @@
 
 namespace gptrain {
 
-// Tokens of one text of run.sample_every_steps that memory is planned for, its prompt included. A byte of the prompt is
-// one token at most, and one token may stand before it.
+// Returns the most tokens of one text of run.sample_every_steps, prompt included; memory is planned for it. Each byte
+// of the prompt is at most one token, and two more may precede it.
 int64_t most_tokens_of_sample(const RunConfig& config);
 
-// In f32, on the ranks that share a model: its tensor ranks and pipeline stages, each with its part of the weights.
-// Everything is collective over these ranks. On a CPU, whose memory the groups work on.
+// Computes in f32 on the ranks that share a model: its tensor ranks and pipeline stages, each with its part of the
+// weights. Every function except `bytes` is collective over these ranks.
+// REQUIRES: a CPU backend, whose memory the groups work on.
 class Inference {
  public:
-  // Loads the weights. Borrows the backend and the groups, which are those of `config`, of which ZeRO and sequence
-  // parallelism do not count. Error(checkpoint), and Error(usage) where the checkpoint has no average.
+  // Loads the weights. Borrows the backend and the groups. REQUIRES: the groups are those of `config`, whose ZeRO and
+  // sequence parallelism are ignored. THROWS Error(checkpoint), and Error(usage) if averaged weights are asked for and
+  // the checkpoint has none.
   Inference(const RunConfig& config, const std::filesystem::path& checkpoint, WhichWeights weights, RankGroups& groups,
             Backend& backend);
   ~Inference();
   Inference(const Inference&) = delete;
   Inference& operator=(const Inference&) = delete;
 
-  // What it takes on a rank after reserve(size), on such a CPU.
+  // Returns the bytes that it takes on a rank after reserve(size) on the CPU `target`.
   static int64_t bytes(const RunConfig& config, const Target& target, RankGroups& groups, int64_t size);
 
-  // Makes ready for passes over `size` tokens, or as many as the model sees at once. Memory that has been taken is kept;
-  // a pass over more tokens takes more.
+  // Takes memory for passes over `size` tokens, at most the model's sequence length. Later passes over fewer tokens
+  // keep this memory; a pass over more tokens takes more.
   void reserve(int64_t size);
-  // Logits over the true vocabulary after `sequence`, of which the last tokens that the model sees count, and whose
-  // document begins at `begin`. On the first tensor rank of the last stage; nothing on others.
+  // Returns the logits of the true vocabulary after `sequence`, on the first tensor rank of the last stage; empty on
+  // other ranks. Only the last tokens count, as many as the model's sequence length. `begin`: index in `sequence` at
+  // which its last document begins.
   std::vector<float> next_logits(const std::vector<int32_t>& sequence, int64_t begin);
 
  private:
   class Pass;
 
-  // Lengths grow in steps, so that short texts do not pay for the model's whole length.
+  // Rounds up to a multiple of 64, at most the model's sequence length: short texts run shorter passes.
   static int64_t length_for(const RunConfig& config, int64_t size);
 
   const RunConfig config_;

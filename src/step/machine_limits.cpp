@@ -15,10 +15,11 @@
 namespace gptrain {
 namespace {
 
-// Seconds of a run: the lower quartile of several samples. Work of others only ever lengthens a sample, so that the
-// quartile stands where a median of so short a time would not; the least would be a clock that is still high. A sample is
-// as many runs as make the wait at its end short against it. Two runs before them, which are not counted, set up
-// primitives and touch memory for the first time. Every run of gptrain waits for this, so that it has to be short.
+// Returns the seconds of one call of `once`: the lower quartile of several samples. Other work on the machine only
+// lengthens samples, so the quartile is steadier than the median; the minimum would catch a clock that is still
+// boosted. Each sample makes enough calls for the wait at its end to be short in comparison. Two calls before, which
+// are not counted, set up primitives and touch memory for the first time. Every run of gptrain waits for this, so it is
+// short.
 double usual_seconds(Backend& backend, const std::function<void()>& once) {
   constexpr size_t least_samples = 5;
   constexpr double enough_seconds = 0.025;
@@ -30,7 +31,7 @@ double usual_seconds(Backend& backend, const std::function<void()>& once) {
     backend.synchronize();
     return steady_seconds() - start;
   };
-  backend.set_choosing(true);  // of a product's algorithms, the fastest
+  backend.set_choosing(true);  // lets the backend choose the product's fastest algorithm
   once();
   backend.set_choosing(false);
   seconds_of(1);
@@ -43,7 +44,7 @@ double usual_seconds(Backend& backend, const std::function<void()>& once) {
   return *quartile / runs;
 }
 
-// Scratch memory that an op needs, while it lives.
+// Gives the backend the scratch memory that `op` needs, for the lifetime of this object.
 template <typename Op>
 class ScratchOf {
  public:
@@ -60,8 +61,9 @@ class ScratchOf {
   std::unique_ptr<DeviceMemory> memory_;
 };
 
-// Uniform in (-1, 1]. What a product's operands hold changes its speed: the fewer bits change from one to the next, the
-// less power a device draws and the higher its clock. They repeat after a number of elements that no size divides.
+// Returns random values, uniform in (-1, 1]. The values of a product's operands change its speed: the fewer bits change
+// from one to the next, the less power a device draws and the higher its clock. The values repeat with a prime period,
+// so that no two rows of a matrix are equal.
 std::vector<float> random_values(int64_t count) {
   constexpr int64_t period = 1'048'573;
   std::vector<float> values(static_cast<size_t>(count));
@@ -77,7 +79,8 @@ std::vector<float> random_values(int64_t count) {
 struct ProductSize {
   int64_t rows, inputs, outputs;
 
-  constexpr int64_t elements() const { return rows * inputs + 2 * outputs * inputs + rows * outputs; }  // w packed, too
+  // Elements of all operands, with the weights twice: plain and packed.
+  constexpr int64_t elements() const { return rows * inputs + 2 * outputs * inputs + rows * outputs; }
 };
 constexpr ProductSize usual_product{512, 1024, 1024};
 constexpr ProductSize large_product{8192, 8192, 8192};
@@ -89,7 +92,7 @@ static_assert(dtype_bytes(DType::f32) * std::max(large_product.elements(), 2 * c
                   most_scratch_bytes <=
               measuring_bytes);
 
-// FLOP/s of it, with weights as they lie or packed beforehand, whichever is faster.
+// Returns the product's FLOP/s with plain or packed weights, whichever are faster.
 double product_rate(Backend& backend, DType dtype, const ProductSize& size) {
   const auto [rows, inputs, outputs] = size;
   const auto bytes = [&](int64_t r, int64_t c) { return align_up(r * c * dtype_bytes(dtype)); };
@@ -118,7 +121,7 @@ double product_rate(Backend& backend, DType dtype, const ProductSize& size) {
 
 double measure_matrix_rate(Backend& backend, DType dtype) {
   const double rate = product_rate(backend, dtype, usual_product);
-  // A device that is done with that at once needs more of it to be full.
+  // The usual product does not fill a fast device, so measure a larger one there.
   constexpr double large_device = 10e12;
   return rate < large_device ? rate : product_rate(backend, dtype, large_product);
 }
@@ -130,7 +133,7 @@ double measure_copy_rate(Backend& backend) {
   const auto memory = backend.allocate(2 * bytes);
   const Cast copy{.from = Matrix(memory->data(), DType::f32, rows, cols),
                   .to = Matrix(memory->data() + bytes, DType::f32, rows, cols)};
-  // Memory that was never written to is one page of zeros, which is read from a cache.
+  // Write the source first: pages never written to all map to one page of zeros, which stays in a cache.
   const std::vector<float> row(cols, 0.25F);
   for (int64_t i = 0; i < rows; ++i) backend.upload(copy.from.row_range(i, 1).data, row.data(), bytes / rows);
   const ScratchOf scratch(backend, copy);

@@ -1,32 +1,33 @@
-// The machine's own limits, which MFU, profiles and benches are measured against.
+// Measures the machine's limits, which MFU, profiles and benches are compared with.
 #pragma once
+
+#include <cstdint>
 
 #include "base/dtype.h"
 #include "ops/backend.h"
 
 namespace gptrain {
 
-// What this rank's speed is held against.
 struct MachineLimits {
   DType compute;            // dtype of the matrix products
   double matrix_flops;      // FLOP/s
-  double bytes_per_second;  // of copying memory; 0: not measured
+  double bytes_per_second;  // rate of memory copies, reads and writes together; 0: not measured
 };
 
-// Each of what follows borrows memory of the device and gives it back, and leaves the backend without scratch memory. A
-// run measures before it takes its arenas, so that this is no part of what it takes and has only to fit by itself.
-constexpr int64_t measuring_bytes = int64_t{5} << 28;  // borrowed at most
+// The functions below take device memory and return it, and leave the backend without scratch memory. A run calls them
+// before it takes its arenas, so this memory does not add to theirs.
+constexpr int64_t measuring_bytes = int64_t{5} << 28;  // most device memory that they take
 
-// FLOP/s of large products of random numbers in `dtype` on this backend, the upper quartile, measured now: of plain
-// weights and of packed ones, whichever is faster, so that a slow path does not look good beside itself (on a CPU less
-// than a tenth of a second).
+// Returns the FLOP/s of large products of random numbers in `dtype` on this backend: the upper quartile of several
+// samples, with plain or packed weights, whichever are faster. So MFU compares training with the backend's best path.
+// On a CPU it takes less than 0.1 s.
 double measure_matrix_rate(Backend& backend, DType dtype);
 
-// Bytes/s, read and written together, of copies that are larger than caches, measured now in the same way (a fraction of
-// a second).
+// Returns the bytes/s, read and written together, of copies that exceed the caches, measured in the same way. It takes
+// a fraction of a second.
 double measure_copy_rate(Backend& backend);
 
-// Both, but copies only where `measure_copies`.
+// Measures both limits, the copy rate only if `measure_copies`.
 MachineLimits measure_limits(Backend& backend, DType compute, bool measure_copies);
 
 }  // namespace gptrain

@@ -14,7 +14,7 @@
 namespace gptrain {
 namespace {
 
-// Runs equal actions once: the others have the block of events that the first of them wrote.
+// Runs only the first of equal actions. The others refer to its block of events.
 class PlanObserver : public ActionObserver {
  public:
   PlanObserver(EventLog& log, const StepDesign& design)
@@ -38,7 +38,7 @@ class PlanObserver : public ActionObserver {
     step_.blocks.push_back(log_.take(log_.end()));
   }
 
-  // Of the whole step, when that is over.
+  // Returns the log of the whole step. Call once, at its end.
   StepLog finish() {
     log_.stop();
     step_.after = log_.take(log_.end());
@@ -46,11 +46,12 @@ class PlanObserver : public ActionObserver {
   }
 
  private:
-  // Actions with equal keys run equal ops: of units of equal designs; the first micro-batch overwrites gradients where
-  // others add, and the first action to name copies of weights makes them.
+  // Returns a number that is equal for actions that run equal ops. They belong to units of equal design. The first
+  // micro-batch differs, as it overwrites gradients to which others add, and so does the first action that reads
+  // prepared weights, which prepares them.
   size_t key(const Action& action) const {
     const Schedule& schedule = design_.training->schedule;
-    // What is copied of a unit is its own affair: of equal ones some may be run again.
+    // Copies to and from the host differ between units of equal design, as some of them may be recomputed.
     const bool is_own = action.unit < 0 || copies_record(action.kind);
     const int32_t unit = is_own ? action.unit : design_.first_alike[static_cast<size_t>(action.unit)];
     const int32_t prepared = action[Operand::prepared_weights];
@@ -64,7 +65,7 @@ class PlanObserver : public ActionObserver {
   EventLog& log_;
   const StepDesign& design_;
   StepLog step_;
-  std::vector<int32_t> block_of_;  // by key; -1: none yet
+  std::vector<int32_t> block_of_;  // by key: index of the block; -1: none yet
 };
 
 class NoMicroBatches : public MicroBatchSource {
@@ -75,7 +76,8 @@ class NoMicroBatches : public MicroBatchSource {
   MicroBatch none_;
 };
 
-// The texts that a run writes, on the host's CPU: of the ranks that hold the same weights, the first writes.
+// Adds the memory for the sample texts of a run, which the host's CPU computes. Only the first of the ranks with the
+// same weights writes texts.
 void add_samples(const RunConfig& config, const Target& target, RankGroups& groups, StepMemory& memory) {
   if (config.run.sample_every_steps == 0 || groups.copy_rank() > 0) return;
   Target host;
@@ -117,7 +119,7 @@ StepPlan plan_step(const RunConfig& config, const Target& target, const StepChoi
   const auto design = std::make_shared<StepDesign>(design_step(config, target, groups, choices, like));
   plan.design = design;
   StepMemory& memory = design->memory;
-  // The arena has no limit: running the pass shows how much it takes.
+  // Give the workspace no limit: its size is only known when the step has run.
   memory.arenas[MemoryClass::workspace] = std::numeric_limits<int64_t>::max() / 4;
   TrainingStep step(design, backend, groups);
   PlanObserver observer(log, *design);
@@ -127,7 +129,7 @@ StepPlan plan_step(const RunConfig& config, const Target& target, const StepChoi
   plan.log = observer.finish();
   plan.ops = op_table(plan.log);
   plan.traffic = lane_traffic(plan.log);
-  // Evaluation has no dropout. So attention may use a library that does not support it, and other scratch space.
+  // Evaluation has no dropout, so its attention may use a library that does not support dropout, with other scratch.
   step.evaluate(1, source);
   plan.warnings = backend.take_warnings();
   if (!choices.warning.empty()) plan.warnings += choices.warning + '\n';

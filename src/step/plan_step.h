@@ -1,4 +1,4 @@
-// The dry run of a training step: the step itself, on the `plan` backend.
+// Plans a training step: runs the step itself on the `plan` backend, without memory or arithmetic.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,21 @@
 
 namespace gptrain {
 
-// What one rank's step does and takes.
+// The plan of one rank's step.
 struct StepPlan {
   std::shared_ptr<const StepDesign> design;
   StepLog log;
-  OpTable ops{};          // of the log
-  LaneTraffic traffic{};  // of the log: what the rank sends
-  std::string warnings;   // lines, as of Backend::take_warnings
-  int64_t written_bytes = 0;  // of a checkpoint's tensors, by this rank
+  OpTable ops{};              // sums of the log by op
+  LaneTraffic traffic{};      // bytes that the rank sends in the log
+  std::string warnings;       // lines, like those of Backend::take_warnings; empty: none
+  int64_t written_bytes = 0;  // bytes of a checkpoint's tensors that this rank writes
 
   const StepMemory& memory() const { return design->memory; }
   OpTotals total() const;
 };
 
-// Runs one step of `config` for `rank` of `world_size` ranks on the `plan` backend of `target`. `choices`: those of the
-// rank's stage. `like`: as of design_step.
+// Plans one step of `config` for `rank` of `world_size` ranks on `target`. `choices`: the choices for the rank's stage.
+// `like`: see design_step.
 StepPlan plan_step(const RunConfig& config, const Target& target, const StepChoices& choices, int64_t world_size = 1,
                    int64_t rank = 0, const std::shared_ptr<const Program>& like = nullptr);
 

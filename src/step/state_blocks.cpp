@@ -14,10 +14,10 @@ constexpr auto unsigned_encoding = make_encode_table<false>();
 constexpr auto signed_decoding = make_decode_table<true>();
 constexpr auto unsigned_decoding = make_decode_table<false>();
 
-// Codes and scale of a block whose elements have the scales that are given.
+// Encodes a block anew. `scales` are the saved scales of its elements. Replaces the codes and returns the new scale.
 template <bool has_sign>
-float code_anew(const DecodeTable<has_sign>& decoding, const EncodeTable<has_sign>& encoding, const float* scales,
-                uint8_t* codes, int64_t count) {
+float encode_anew(const DecodeTable<has_sign>& decoding, const EncodeTable<has_sign>& encoding, const float* scales,
+                  uint8_t* codes, int64_t count) {
   float values[state_block];
   float largest = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -49,7 +49,7 @@ void OtherBlocks::take_scales(std::vector<Slice>& slices) {
       if (columns[i].granularity != StateGranularity::block) continue;
       const std::string name = fmt::format("{}/{}", columns[i].name, spec.name);
       std::erase_if(slices, [&name](const Slice& slice) { return slice.name == name; });
-      std::vector<float>& scales = of_saved_[{index, i}];
+      std::vector<float>& scales = saved_scales_[{index, i}];
       scales.resize(static_cast<size_t>(total));
       slices.push_back({.name = name, .global_shape = {total}, .offset = {0}, .shape = {total}, .data = scales.data()});
     }
@@ -73,7 +73,7 @@ void OtherBlocks::settle() {
   }
 }
 
-// For each element that this rank has of the tensor, the block that it was saved in.
+// Returns the saved block of each element that this rank has of the tensor.
 std::vector<int64_t> OtherBlocks::saved_blocks(const Pieces& pieces) const {
   const TensorSpec& spec = step_.spec().tensors[static_cast<size_t>(pieces.front().tensor)];
   std::vector<TensorShard> saved;
@@ -104,7 +104,7 @@ void OtherBlocks::settle(const Pieces& pieces, size_t codes, size_t scales, cons
   const StatePiece& first = pieces.front();
   const StatePiece& with_blocks = *std::find_if(pieces.begin(), pieces.end(),
                                                 [](const StatePiece& piece) { return piece.num_blocks > 0; });
-  const std::vector<float>& of_saved = of_saved_.at({static_cast<size_t>(first.tensor), scales});
+  const std::vector<float>& saved_scales = saved_scales_.at({static_cast<size_t>(first.tensor), scales});
   const bool has_sign = step_.parameters().columns()[codes].has_sign;
   const auto elements = std::ssize(saved);
   std::vector<uint8_t> coded(saved.size());
@@ -114,15 +114,15 @@ void OtherBlocks::settle(const Pieces& pieces, size_t codes, size_t scales, cons
     const int64_t begin = block * state_block;
     const int64_t count = std::min(elements - begin, state_block);
     const int64_t* const from = saved.data() + begin;
-    float of_elements[state_block];
-    for (int64_t i = 0; i < count; ++i) of_elements[i] = of_saved[static_cast<size_t>(from[i])];
+    float element_scales[state_block];
+    for (int64_t i = 0; i < count; ++i) element_scales[i] = saved_scales[static_cast<size_t>(from[i])];
     float& scale = own[static_cast<size_t>(block)];
     if (std::all_of(from, from + count, [from](int64_t other) { return other == *from; })) {
-      scale = of_elements[0];
+      scale = element_scales[0];
     } else if (has_sign) {
-      scale = code_anew(signed_decoding, signed_encoding, of_elements, coded.data() + begin, count);
+      scale = encode_anew(signed_decoding, signed_encoding, element_scales, coded.data() + begin, count);
     } else {
-      scale = code_anew(unsigned_decoding, unsigned_encoding, of_elements, coded.data() + begin, count);
+      scale = encode_anew(unsigned_decoding, unsigned_encoding, element_scales, coded.data() + begin, count);
     }
   }
   step_.backend().upload(first.columns[codes], coded.data(), elements);

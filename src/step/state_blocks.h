@@ -1,4 +1,5 @@
-// State in blocks that another number of tensor ranks has saved: theirs were made of other elements.
+// Loads 8-bit optimizer state that another number of tensor ranks has saved. Their blocks, each with one scale, consist
+// of other elements than this run's.
 #pragma once
 
 #include <cstddef>
@@ -7,32 +8,33 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/slice.h"
 #include "step/training_step.h"
 
 namespace gptrain {
 
 class OtherBlocks {
  public:
-  // Does nothing where as many tensor ranks have saved the state, or where it has no blocks. Borrows the step.
+  // Borrows the step. All functions do nothing if the number of tensor ranks is the same or the state has no blocks.
   OtherBlocks(TrainingStep& step, int64_t saved_tensor_ranks);
 
-  // Puts all scales of the tensors that this rank has in the place of its own, in memory of this.
+  // Replaces the slices for this rank's own scales by slices that load all saved scales of its tensors into this
+  // object.
   void take_scales(std::vector<Slice>& slices);
-  // Once the slices are filled. A block of this rank that lies in one that was saved keeps its codes, and has that one's
-  // scale. Any other is coded anew: what its elements then are differs from what was saved as much as a step's rounding
-  // makes it differ.
+  // Writes this rank's codes and scales. REQUIRES: the slices have been loaded. A block that lies within one saved
+  // block keeps its codes and gets that block's scale. Any other block is encoded anew, with rounding like that of a
+  // step.
   void settle();
 
  private:
-  using Pieces = std::vector<StatePiece>;  // that this rank has of a tensor, one behind the other in memory
+  using Pieces = std::vector<StatePiece>;  // this rank's pieces of a tensor, contiguous in memory
   std::vector<int64_t> saved_blocks(const Pieces& pieces) const;
   void settle(const Pieces& pieces, size_t codes, size_t scales, const std::vector<int64_t>& saved) const;
 
   TrainingStep& step_;
   int64_t saved_tensor_ranks_;
-  std::map<size_t, Pieces> tensors_;                                   // by index in the spec
-  std::map<std::pair<size_t, size_t>, std::vector<float>> of_saved_;  // scales by tensor and column
+  std::map<size_t, Pieces> tensors_;                                      // by index in the spec
+  std::map<std::pair<size_t, size_t>, std::vector<float>> saved_scales_;  // by tensor and column
 };
 
 }  // namespace gptrain

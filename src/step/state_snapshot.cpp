@@ -11,7 +11,7 @@ StateSnapshot::StateSnapshot(Backend& backend, int64_t bytes)
       memory_(memory_for("checkpoint.asynchronous", [&] {
         return copies_ != nullptr ? copies_->allocate_host(bytes) : backend.allocate(bytes);
       })) {
-  if (copies_ != nullptr) return;  // pinned memory is there
+  if (copies_ != nullptr) return;  // pinned memory has its pages already
   constexpr int64_t page_bytes = 4096;
   for (int64_t at = 0; at < memory_->bytes(); at += page_bytes) backend.upload(memory_->data() + at, "", 1);
 }

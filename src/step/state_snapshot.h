@@ -1,4 +1,4 @@
-// A copy of a rank's training state, from which a checkpoint is written while training goes on.
+// A copy of a rank's training state in host memory, from which a checkpoint is written while training goes on.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ namespace gptrain {
 
 class StateSnapshot {
  public:
-  // Takes the memory: the host's, and pinned beside a device whose memory is apart. It is touched at once: the first copy
-  // waits for no pages, and a machine that does not have them shows that at the start. Error(device). Borrows the
-  // backend.
+  // Takes `bytes` of host memory, pinned if a device has its own memory. Touches all pages, so that the first copy is
+  // fast and a machine without enough memory fails at the start. Borrows the backend. THROWS Error(device).
   StateSnapshot(Backend& backend, int64_t bytes);
 
-  // Copies weights and columns of the pieces, which the memory has room for; on a device in a queue of its own. They stay
-  // as they are until the next call. Returns the pieces with all in the host's memory, and without gradients.
+  // Copies weights and optimizer state of the pieces, on a device in a queue of its own, and waits for the copies.
+  // Returns the pieces with pointers to the copies, which are valid until the next call, and null gradients. REQUIRES:
+  // the memory has room for them.
   std::vector<StatePiece> copy(std::vector<StatePiece> pieces, const StateColumns& columns);
 
   int64_t bytes() const { return memory_->bytes(); }

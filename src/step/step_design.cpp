@@ -5,8 +5,8 @@
 
 #include "model/micro_batch.h"
 #include "ops/plan/plan_backend.h"
-#include "optim/optimizer.h"
 #include "optim/step_agreement.h"
+#include "optim/types.h"
 #include "parallel/make_stages.h"
 #include "parallel/micro_batch_uploads.h"
 #include "step/step_readback.h"
@@ -14,7 +14,7 @@
 namespace gptrain {
 namespace {
 
-bool memory_apart(const Target& target) { return target.kind == Target::Kind::gpu; }
+bool has_own_memory(const Target& target) { return target.kind == Target::Kind::gpu; }
 
 int64_t micro_batch_bytes(const RunConfig& config) { return micro_batch_shape(config).bytes(); }
 
@@ -38,7 +38,7 @@ StepShape step_shape(const RunConfig& config, const StepChoices& choices, bool t
           .codes_inputs = choices.codes_inputs};
 }
 
-// Over one data rank a piece is the whole, whatever the stage.
+// Returns the sharding. With one rank that holds the parameters, ZeRO is off.
 Sharding make_sharding(const RunConfig& config, const RankGroups& groups) {
   return {groups.num_copies() > 1 ? config.parallel.zero : 0,
           groups.num_copies(),
@@ -84,7 +84,7 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
     of(BufferKind::saved_for_weight).push_back(records.saved_for_weight_bytes);
     of(BufferKind::gradients).push_back(records.gradients_bytes);
     of(BufferKind::stream_gradient).push_back(model.carrier_bytes());
-    // What the schedule has no use for is nothing, so that ranks that differ in it alone have equal programs.
+    // Buffers that the schedule does not use get 0 bytes, so that ranks that differ only there share a program.
     const bool gathers = design.sharding.zero == 3;
     const bool apart = design.sharding.makes_gradients_apart();
     of(BufferKind::weights).push_back(gathers ? align_up(elements * dtype_bytes(design.sharding.compute)) : 0);
@@ -98,7 +98,7 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
   return bytes;
 }
 
-// The model as this rank holds it.
+// Makes the part of the design about parameters: the model and this rank's share of it.
 StepDesign begin_design(const RunConfig& config, TensorPlace tensor, const Stages& stages, const Sharding& sharding,
                         const StateColumns& columns) {
   StepDesign design;
@@ -121,8 +121,8 @@ StepDesign begin_design(const RunConfig& config, TensorPlace tensor, const Stage
   return design;
 }
 
-// For each unit, the first unit that has an equal design.
-std::vector<int32_t> find_alike(const Model& model) {
+// Returns for each unit the first unit of equal design.
+std::vector<int32_t> find_equal_designs(const Model& model) {
   std::vector<int32_t> firsts, alike;
   for (int32_t unit = 0; unit < model.num_layers(); ++unit) {
     const auto same = std::find_if(firsts.begin(), firsts.end(), [&](int32_t first) {
@@ -134,7 +134,7 @@ std::vector<int32_t> find_alike(const Model& model) {
   return alike;
 }
 
-// The model of a plan, for what its layers say of themselves: it exchanges nothing.
+// Makes a model on the `plan` backend without groups, to ask its layers for their records.
 Model planned_model(const StepDesign& design, const StepShape& shape, PlanBackend& backend) {
   return {shape,   design.spec,   design.shards, design.layout, {design.tensor, design.sequence, nullptr, nullptr},
           backend};
@@ -150,7 +150,7 @@ PrefetchRing prefetch_ring(const RunConfig& config, const Target& target) {
   constexpr int read_ahead = 3;
   const int64_t in_flight =
       std::min(StepReadback::most_ahead * config.batch.accumulation, MicroBatchUploads::most_kept);
-  const int kept = memory_apart(target) ? static_cast<int>(in_flight) : 1;
+  const int kept = has_own_memory(target) ? static_cast<int>(in_flight) : 1;
   return {kept, kept + read_ahead};
 }
 
@@ -163,7 +163,7 @@ int64_t all_rings_bytes(const RunConfig& config, const Target& target) {
 }
 
 MemoryPlace host_place(const Target& target) {
-  return memory_apart(target) ? MemoryPlace::host : MemoryPlace::device;
+  return has_own_memory(target) ? MemoryPlace::host : MemoryPlace::device;
 }
 
 MemoryPlace arena_place(MemoryClass memory_class, const Target& target) {
@@ -179,7 +179,7 @@ MemoryPlan memory_outside(const RunConfig& config, const Target& target, const E
 }
 
 int64_t landing_bytes(const RunConfig& config, const Target& target) {
-  return memory_apart(target) ? micro_batch_bytes(config) : 0;
+  return has_own_memory(target) ? micro_batch_bytes(config) : 0;
 }
 
 void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice) {
@@ -210,7 +210,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   PlanBackend backend(target);
   {
     const Model model = planned_model(design, design.training_shape, backend);
-    design.first_alike = find_alike(model);
+    design.first_alike = find_equal_designs(model);
     const ScheduleOptions options = schedule_options(design, model);
     BufferBytes bytes = buffer_bytes(design, options.units, model);
     const bool is_like = like != nullptr && like->schedule.options == options && like->bytes == bytes;
@@ -236,11 +236,11 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns);
   StateTables& tables = design.tables;
   tables.agreement = align_up(sizeof(StepState));
-  tables.optimizer = tables.agreement + StepAgreement::table_bytes(design.spec, design.shards, store);
+  tables.optimizer = tables.agreement + StepAgreement::table_bytes(store);
   tables.kept_gradients =
-      tables.optimizer + optimizer_type(config.optimizer.type).table_bytes(design.spec, design.shards, store);
+      tables.optimizer + optimizer_type(config.optimizer.type).table_bytes(store);
   memory[MemoryClass::state] =
-      tables.kept_gradients + KeptGradients::table_bytes(design.spec, design.shards, store);
+      tables.kept_gradients + KeptGradients::table_bytes(store);
   design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
   if (config.checkpoint.keeps_snapshot()) design.snapshot_bytes = store.snapshot_bytes();
   design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] = design.snapshot_bytes;

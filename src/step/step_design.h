@@ -1,5 +1,5 @@
-// Everything that decides what a rank's step does and where, made once, before any memory is taken: the only input of
-// the dry run, training, evaluation and generation.
+// The design of a rank's step: all decisions about its work and memory, made once, before any memory is taken. It is
+// the only input of the dry run, training, evaluation and generation.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,15 @@
 
 namespace gptrain {
 
-// The memory of a rank's step. The workspace is known when the step has run on the `plan` backend.
+// The memory of a rank's step. The size of the workspace is known once the step has run on the `plan` backend.
 struct StepMemory {
-  MemoryPlan arenas;
-  MemoryPlan outside;         // of `arenas`, what is not taken with them: see memory_outside; the snapshot, and samples
+  MemoryPlan arenas;   // all memory of the step, `outside` included
+  MemoryPlan outside;  // the part that TrainingStep's constructor does not take: memory_outside, snapshot, samples
   int64_t frame_bytes = 0;    // high-water mark of tensors inside actions
-  int64_t scratch_bytes = 0;  // the most any op asks for; workspace = scratch + frames
+  int64_t scratch_bytes = 0;  // largest scratch of an op; workspace = scratch + frames
 };
 
-// Offsets of tables in the arena `state`, in bytes; it begins with the StepState.
+// Byte offsets of tables in the arena `state`, which begins with the StepState.
 struct StateTables {
   int64_t agreement = 0;
   int64_t optimizer = 0;
@@ -43,50 +43,54 @@ struct StepDesign {
   std::vector<TensorShard> shards;
   Sharding sharding;
   ParameterLayout layout;
-  StateColumns columns;  // of the optimizer; empty for inference
+  StateColumns columns;  // the optimizer's state; empty for inference
   StepShape training_shape, evaluation_shape;
-  // For each unit, the first unit whose design is equal in training. The actions of both run the same ops.
+  // By unit: the first unit of equal design, whose training actions run the same ops.
   std::vector<int32_t> first_alike;
   StepChoices choices;
-  std::shared_ptr<const Program> training, evaluation;  // of one step, and of one micro-batch; they share the arenas
+  std::shared_ptr<const Program> training;    // one step
+  std::shared_ptr<const Program> evaluation;  // one micro-batch, in the same arenas
   StepMemory memory;
   StateTables tables;
-  int64_t snapshot_bytes = 0;  // of the host's copy of the rank's state (TrainingStep::copy_state); 0: there is none
+  int64_t snapshot_bytes = 0;  // host's copy of the rank's state (TrainingStep::copy_state); 0: there is none
 };
 
-// The design for the rank of `groups`. `like` is the program of a rank of the same stage, or null. Where this rank's
-// program would be equal, the design shares that one, and no second one is made. `choices`: those of the rank's stage.
+// Makes the design for the rank of `groups`. `choices`: the choices for the rank's stage. `like`: the training program
+// of another rank of this stage, or null; the design shares it if this rank's program would be equal.
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
                        const std::shared_ptr<const Program>& like = nullptr);
 
+// Sets the traits of `unit` that follow from its choice: recomputation and offload.
 void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice);
 
-// The forward pass over one sequence of `length` tokens, on one rank with all weights in f32: the program is the
-// design's `evaluation`, and ends before the logits. It has no memory for training.
+// Makes the design of a forward pass over one sequence of `length` tokens, with weights in f32 and without data
+// parallelism. The program is the design's `evaluation` and ends before the logits. There is no memory for training.
 StepDesign design_inference(const RunConfig& config, const Target& target, const RankGroups& groups, int64_t length);
 
-// The model of a design on a backend. The groups outlive it.
+// Makes the model of a design on a backend. Borrows the design, the backend and the groups.
 std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& shape, Backend& backend,
                                   RankGroups& groups);
 
-// Of a rank's micro-batches.
+// Returns the shape of a rank's micro-batches.
 MicroBatchShape micro_batch_shape(const RunConfig& config);
 
-// For a device whose memory is apart, those of two steps are kept, as many as the host may have queued.
+// Returns the size of a ring of micro-batches. For a device with its own memory it keeps the micro-batches of two
+// steps, as many as the host may have queued.
 PrefetchRing prefetch_ring(const RunConfig& config, const Target& target);
 int64_t prefetch_ring_bytes(const RunConfig& config, const Target& target);
-// One ring for training, and one for validation where the config has some.
+// Returns the bytes of the ring for training, and of the one for validation if the config has validation data.
 int64_t all_rings_bytes(const RunConfig& config, const Target& target);
 
-// Where the host's memory counts: beside a device whose memory is apart it is a place of its own; and where an arena lies.
+// Returns the place at which host memory is counted: `device` if the device's memory is the host's.
 MemoryPlace host_place(const Target& target);
+// Returns the place of an arena.
 MemoryPlace arena_place(MemoryClass memory_class, const Target& target);
 
-// What a step does not take itself: the rings, which belong to whoever reads micro-batches, and what its groups exchange
-// through.
+// Returns the memory that belongs to others than the step: the rings of micro-batches (to their readers), and the
+// memory of exchanges between ranks (to the groups).
 MemoryPlan memory_outside(const RunConfig& config, const Target& target, const ExchangeBytes& exchanged);
 
-// Where an uploaded micro-batch lands on a device whose memory is apart; 0 elsewhere.
+// Returns the bytes in which uploaded micro-batches arrive on a device with its own memory; 0 if it has none.
 int64_t landing_bytes(const RunConfig& config, const Target& target);
 
 }  // namespace gptrain

@@ -7,7 +7,7 @@
 namespace gptrain {
 namespace {
 
-// body(event, times that the step has it)
+// Calls body(event, number of times that it happens in the step).
 template <typename Body>
 void for_each_repeated(const StepLog& log, const Body& body) {
   std::vector<int64_t> times(log.blocks.size());
@@ -42,7 +42,7 @@ LaneTraffic lane_traffic(const StepLog& log) {
   LaneTraffic table{};
   for_each_repeated(log, [&](const Event& event, int64_t times) {
     const size_t operation = index_of(operation_names, event.name);
-    // A transfer counts with its sender; a barrier moves nothing.
+    // A transfer counts at its sender, and a barrier sends nothing.
     if (event.kind != Event::Kind::collective || operation >= static_cast<size_t>(Operation::receive)) return;
     Traffic& traffic = table[static_cast<size_t>(event.place.lane)][static_cast<size_t>(event.place.group)][operation];
     traffic.calls += times;

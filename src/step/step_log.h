@@ -1,5 +1,4 @@
-// What a rank does in a step, event by event: of a plan, or of a step that ran. FLOPs, traffic and times are derived
-// from it.
+// The events of a rank's step, planned or run. FLOPs, traffic and times are derived from them.
 #pragma once
 
 #include <array>
@@ -20,20 +19,21 @@ struct LoggedAction {
   ActionKind kind;
   int32_t micro_batch = -1;
   int32_t unit = -1;
-  int32_t block = 0;  // of its events
+  int32_t block = 0;  // index of its events in StepLog::blocks
 };
 
-// A step of a million actions has few that differ: those that ask for equal events share a block.
+// A step may have a million actions, but few that differ: actions with equal events share a block.
 struct StepLog {
-  Stages stages = {};  // where the units of the actions run, and which stage's step it is
+  Stages stages = {};  // the stages of all units, and the stage of this rank
   std::vector<EventBlock> blocks = {};
   std::vector<LoggedAction> actions = {};
-  EventBlock before = {}, after = {};  // of no action: how the step begins and ends
+  EventBlock before = {};  // events before the first action
+  EventBlock after = {};   // events after the last action
 };
 
-// By op.
+// Returns the sums by op.
 OpTable op_table(const StepLog& log);
-// By lane, kind of group and operation.
+// Returns the bytes that the rank sends by lane, kind of group and operation.
 LaneTraffic lane_traffic(const StepLog& log);
 
 }  // namespace gptrain

@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t most_shapes = 12;  // in the second table: the rest is in the trace
+constexpr size_t most_shapes = 12;  // rows of the second table; the trace has all shapes
 
 using LabelOf = std::function<std::string(const Event&)>;
 
@@ -25,12 +25,13 @@ std::string name_and_shape_of(const Event& event) {
   return event.shape.empty() ? name_of(event) : fmt::format("{} {}", event.name, event.shape);
 }
 
-// In a step that ran with its log on, copies beside the ops were waited for.
+// Returns true if the event takes no time of the step itself. A profiled step waits for copies beside the ops; a
+// planned step does not.
 bool runs_beside_ops(const StepProfile& profile, const Event& event) {
   return event.kind == Event::Kind::collective || (profile.planned && event.beside_ops);
 }
 
-// Rows of the events that run beside the ops, or of the others.
+// Adds up the events that run beside the ops, or all others.
 class Rows {
  public:
   Rows(const StepProfile& profile, bool beside_ops, LabelOf label_of)
@@ -57,7 +58,7 @@ class Rows {
     for (size_t i = 0; i < part.events.size(); ++i) {
       if (places[i] == no_row) continue;
       const Event& event = part.events[i];
-      // A planned step writes every wait down, one that ran those that had to wait.
+      // A planned step logs every wait, a profiled step only those that took time.
       if (event.kind == Event::Kind::wait && part.times[i].seconds() == 0) continue;
       ProfileRow& row = rows_[places[i]];
       row.calls += 1;
@@ -91,7 +92,7 @@ class Rows {
   std::vector<std::vector<size_t>> known_;  // by block: the row of each event
 };
 
-// Far enough above the limit that it needs to be explained.
+// Returns true if the rate is so far above its limit that the table has to explain it.
 bool beats_its_limit(const ProfileRow& row) {
   constexpr double rounding = 1.005;
   const Flops amount = row.executed_flops > 0 ? row.executed_flops : static_cast<Flops>(row.bytes_moved);
@@ -122,11 +123,11 @@ size_t widest_label(const std::vector<ProfileRow>& rows) {
   return width;
 }
 
-// Rows of the trace.
+// Row numbers of the trace; 1 to 3 are ops, copies and waits.
 constexpr size_t actions_row = 0;
 constexpr size_t first_lane_row = 4;
-constexpr size_t offload_row = first_lane_row + num_lanes;  // copies of what is offloaded, to the host
-constexpr size_t fetch_row = offload_row + 1;               // and back
+constexpr size_t offload_row = first_lane_row + num_lanes;  // copies of offloaded activations to the host
+constexpr size_t fetch_row = offload_row + 1;               // copies back
 constexpr size_t num_rows = fetch_row + 1;
 
 size_t trace_row(const Event& event, const LoggedAction* action) {
@@ -203,14 +204,14 @@ class TraceWriter {
     write_line({{"name", kind}, {"ph", "M"}, {"pid", profile_.rank}, {"tid", row}, {"args", std::move(arguments)}});
   }
 
-  // One event a line: a trace of a long step stays readable in any editor.
+  // Writes one event a line, so that any editor can show the trace of a long step.
   void write_line(const Json& event) {
     if (!is_first_) write_(trace_between);
     is_first_ = false;
     write_(json_text(event));
   }
 
-  // Whole ones from the step's start, so that an event that starts where another ends does not seem to overlap it.
+  // Returns whole nanoseconds since the step's start. Rounding keeps adjacent events from seeming to overlap.
   int64_t nanoseconds(double seconds) const { return std::llround((seconds - profile_.start_seconds) * 1e9); }
 
   const StepProfile& profile_;
@@ -219,7 +220,7 @@ class TraceWriter {
   std::array<bool, num_rows> named_{};
 };
 
-// The times that a step's events have themselves.
+// The clock of a profiled step, whose events have their times.
 class MeasuredTimes final : public StepClock {
  public:
   explicit MeasuredTimes(const StepProfile& profile) : profile_(profile) {}
@@ -311,8 +312,9 @@ std::string step_profile_table(const StepProfile& profile) {
   for (const ProfileRow& row : shapes) text += table_row(row, profile.seconds(), width);
   if (!profile.planned && std::any_of(ops.begin(), ops.end(), beats_its_limit)) {
     text +=
-        "Above 100%: a limit is what a short measurement found when the run began. Other work on the machine made that low, "
-        "or the data of an op lie in caches.\n";
+        "A rate above 100% of its limit means that the data of the op were in caches, or that other work on the "
+        "machine "
+        "disturbed the short measurement of the limit when the run began.\n";
   }
   return text;
 }

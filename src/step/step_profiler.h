@@ -1,6 +1,7 @@
 // Times one step event by event and action by action.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "base/event_log.h"
@@ -12,11 +13,11 @@
 
 namespace gptrain {
 
-// The step must run on `backend()` and be observed by this object. Between `finish` and the next `start` neither costs
-// more than a branch per op.
+// REQUIRES: the step runs on `backend()` with this object as its observer. Between `finish` and the next `start` this
+// costs one branch per op.
 class StepProfiler final : public ActionObserver {
  public:
-  // Borrows both, and has the groups' lanes write to its log.
+  // Borrows the backend and the groups, whose lanes then write to this object's log.
   StepProfiler(Backend& backend, RankGroups& groups);
   ~StepProfiler() { groups_.set_log(nullptr); }
   StepProfiler(const StepProfiler&) = delete;
@@ -24,13 +25,14 @@ class StepProfiler final : public ActionObserver {
 
   Backend& backend() { return backend_; }
 
-  void start();  // right before the step
-  // Right after it. Waits for what is still on the lanes. `data_seconds`: of the step, waiting for data; `stages`: of
-  // its design.
+  // Call right before the step.
+  void start();
+  // Waits for the lanes and returns the profile. Call right after the step. `data_seconds`: time of the step spent
+  // waiting for data; `stages`: StepDesign::stages.
   StepProfile finish(int64_t step, double data_seconds, const MachineLimits& limits,
                      const Stages& stages);
 
-  // From here on copies are part of a save, or no longer.
+  // Begins or ends a save: copies in between are logged as "save_copy".
   void set_saving(bool saving) { log_.name_copies(saving ? "save_copy" : ""); }
 
   bool before(const Action& action) override;
@@ -42,9 +44,9 @@ class StepProfiler final : public ActionObserver {
   TimedBackend backend_;
   double start_seconds_ = 0;
   double action_start_seconds_ = 0;
-  int64_t first_event_ = 0;  // of the first action
+  int64_t first_event_ = 0;  // number of the first action's first event
   std::vector<LoggedAction> actions_;
-  std::vector<int64_t> ends_;  // by action: the number of the event after its last one
+  std::vector<int64_t> ends_;  // by action: number of the event after its last one
   std::vector<TimeSpan> times_;
 };
 

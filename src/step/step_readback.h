@@ -1,4 +1,4 @@
-// What the host reads of a step when the step is over, which may be while it queues the next one.
+// Reads the results of a step on the host once the step is over. The host may have queued the next step by then.
 #pragma once
 
 #include <array>
@@ -13,31 +13,35 @@ namespace gptrain {
 
 class StepReadback {
  public:
-  // Steps that may be queued before the first of them is read.
+  // The most steps queued and not yet read.
   static constexpr int64_t most_ahead = 2;
 
   struct Values {
     StepState state;
-    double stops = 0;    // ranks that want to stop
-    double seconds = 0;  // since the step before was over, or, where none was left to end, since this one began
+    double stops = 0;    // number of ranks that want to stop
+    double seconds = 0;  // time since the step began, or since the step before ended if that was not read by then
   };
 
-  // `copies` is null where the device's memory is the host's: ops have run then when their calls return. Borrows both.
+  // `copies`: the device's queue; null if the device's memory is the host's, where ops have run when their calls
+  // return. Borrows both.
   StepReadback(Backend& backend, SideQueue* copies);
 
-  // Before a step's first op, and after its last. std::logic_error: most_ahead have not been read.
+  // Call before a step's first op. THROWS std::logic_error if most_ahead steps have not been read.
   void begin();
+  // Queues copies of the results. Call after the step's last op.
   void queue(const StepState* state, const double* stops);
-  // Waits for the oldest step that has been queued and not been read. std::logic_error: there is none.
+  // Waits for the oldest step that has been queued and not read, and returns its results. THROWS std::logic_error if
+  // there is none.
   Values read();
-  int64_t ahead() const { return queued_ - read_; }  // steps
+  // Returns the number of steps queued and not yet read.
+  int64_t ahead() const { return queued_ - read_; }
 
  private:
   struct Copied {
     StepState state;
     double stops;
   };
-  // A step's end is needed until the next one is read, and another may have been queued by then.
+  // Number of ends kept: a step's end is needed until the next step is read, and another may be queued by then.
   static constexpr int64_t most_ends = most_ahead + 1;
 
   static int end_of(int64_t step) { return 1 + static_cast<int>(step % most_ends); }
@@ -46,11 +50,11 @@ class StepReadback {
 
   Backend& backend_;
   SideQueue* const copies_;
-  std::unique_ptr<DeviceMemory> pinned_;           // with `copies`
-  std::array<Copied, most_ahead> here_{};          // without
-  std::array<double, most_ahead> host_seconds_{};  // without: at a step's start, then its time
-  Copied* const copied_;
-  std::array<bool, most_ahead> follows_{};  // began before the step before was read
+  std::unique_ptr<DeviceMemory> pinned_;           // results, if there is a queue
+  std::array<Copied, most_ahead> here_{};          // results, if there is none
+  std::array<double, most_ahead> host_seconds_{};  // if there is no queue: the start of a step, then its time
+  Copied* const copied_;                           // the one in use
+  std::array<bool, most_ahead> follows_{};         // true: the step began before the step before was read
   int64_t queued_ = 0, read_ = 0;
 };
 

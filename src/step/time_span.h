@@ -1,4 +1,4 @@
-// A stretch of time in a step.
+// A span of time in a step.
 #pragma once
 
 namespace gptrain {

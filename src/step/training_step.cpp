@@ -8,6 +8,7 @@
 
 #include "model/spec/init.h"
 #include "ops/device_crc32c.h"
+#include "optim/types.h"
 #include "step/arena_fill.h"
 #include "step/choosing_pass.h"
 
@@ -51,14 +52,18 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
   model_ = make_model(*design_, design_->training_shape, backend_, groups_);
   evaluation_model_ = make_model(*design_, design_->evaluation_shape, backend_, groups_);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
-  const UpdateContext context{design_->spec, design_->shards, *parameters_, state_, backend_, groups_, workspace_};
+  const UpdateContext context{.parameters = *parameters_,
+                              .state = state_,
+                              .backend = backend_,
+                              .groups = groups_,
+                              .workspace = workspace_};
   std::byte* const state = arena(MemoryClass::state);
   const StateTables& tables = design_->tables;
   agreement_ = std::make_unique<StepAgreement>(context, config.optimizer.clip_norm, loss_scale_window,
                                                state + tables.agreement, groups_, copies_.get());
   optimizer_ = optimizer.make(config.optimizer, context, config.run.seed, state + tables.optimizer);
   if (design_->sharding.gradients != DType::f32) {
-    kept_ = std::make_unique<KeptGradients>(design_->spec, design_->shards, *parameters_, config.run.seed,
+    kept_ = std::make_unique<KeptGradients>(*parameters_, config.run.seed,
                                             config.batch.accumulation, state + tables.kept_gradients, state_, backend_);
   }
   update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_, groups_);
@@ -87,7 +92,7 @@ TrainingStep::~TrainingStep() {
     groups_.wait_all();
     backend_.synchronize();
   } catch (const std::exception&) {
-    // A group that has failed has been reported where it was waited for; its transfers are over.
+    // A failed group was reported by the wait that found it, and its transfers are over.
   }
 }
 
@@ -143,7 +148,7 @@ void TrainingStep::choose_algorithms() {
   backend_.set_choosing(true);
   executor_->play(source, &compute_only);
   evaluation_executor_->play(source, &compute_only);
-  backend_.synchronize();  // with the source
+  backend_.synchronize();  // before `source` is destroyed
   backend_.set_choosing(false);
 }
 
@@ -153,7 +158,7 @@ void TrainingStep::clear_state() {
     zero_memory(backend_, copies_.get(), arena(c), arenas_[static_cast<size_t>(c)]->bytes());
 }
 
-// A chunk of at most upload_chunk_elements, rounded to nearest where the piece's weights are bf16.
+// Uploads at most upload_chunk_elements weights, rounded to nearest if the piece's weights are bf16.
 void TrainingStep::upload_weights(const StatePiece& piece, int64_t first, const float* values, int64_t count) {
   if (piece.weight != nullptr) return backend_.upload(piece.weight + first, values, count * dtype_bytes(DType::f32));
   std::vector<bf16> rounded(static_cast<size_t>(count));
@@ -167,11 +172,11 @@ void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
   int64_t drawn = 0;
   for (const StatePiece& piece : state()) {
     const TensorSpec& tensor = design_->spec.tensors[static_cast<size_t>(piece.tensor)];
-    // Elements that follow one another in the global tensor: whole rows together, parts of rows one by one.
+    // Draws runs of elements that are contiguous in the global tensor: whole rows together, parts of rows one by one.
     const int64_t row = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
     const int64_t width = piece.shape.back();
-    const bool together = piece.shape.size() == 1 || width == row;
-    const int64_t run = together ? piece.count() : width;
+    const bool whole_rows = piece.shape.size() == 1 || width == row;
+    const int64_t run = whole_rows ? piece.count() : width;
     for (int64_t start = 0; start < piece.count(); start += run) {
       const int64_t first =
           piece.shape.size() == 1 ? piece.offset[0] : (piece.offset[0] + start / width) * row + piece.offset[1];

@@ -1,5 +1,5 @@
-// Everything one rank needs to run the training steps of a design: the arenas, the model, the executors and the
-// optimizer, on a given backend. On the `plan` backend the very same object is the dry run.
+// Runs the training steps of a design on one rank: owns the arenas, the model, the executors and the optimizer. On the
+// `plan` backend the same class is the dry run.
 #pragma once
 
 #include <array>
@@ -27,26 +27,24 @@ struct StepResult {
   bool skipped = false;   // the loss or the norm was not finite; nothing was updated
   bool stop = false;      // some rank wants to stop
   int64_t updates = 0;    // steps of the run that were not skipped
-  double loss_scale = 1;  // that the gradients were made with (not 1 only with fp16)
-  int64_t counted_targets = 0;  // of the global batch
-  // Since the step before was over, or, where that was before this one began, since then.
-  double seconds = 0;
+  double loss_scale = 1;  // scale of the step's gradients; always 1 except in fp16
+  int64_t counted_targets = 0;  // in the global batch
+  double seconds = 0;           // since the step began, or since the step before ended if that was later
 
-  // Gradients overflowed, and the loss scale, which is now halved, could still be: an ordinary part of training in
-  // fp16.
+  // Returns true if gradients overflowed and the loss scale was halved, an ordinary event in fp16. Returns false if the
+  // scale was at its minimum already.
   bool lowered_loss_scale() const { return skipped && loss_scale > static_cast<double>(least_loss_scale); }
 };
 
-// Everything here is the same on every rank but for `write`: the ranks of a world call the same functions in the same
-// order.
-
+// All functions that do not just return a value are collective unless their comment says otherwise: all ranks of the
+// world call them in the same order. One thread calls them, the thread of the backend.
 class TrainingStep {
  public:
-  // Takes the arenas that the design names from `backend`. Borrows the backend and the groups, whose place the design is
-  // for. Weights and state are undefined until initialize or the caller's writes to `state` (followed by
-  // weights_changed).
+  // Takes the design's arenas from `backend`. Borrows the backend and the groups. REQUIRES: the design is for the rank
+  // of the groups. Weights and state are undefined until `initialize`, or until the caller has written `state()` and
+  // called weights_changed.
   TrainingStep(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups);
-  // Waits until the peers have what is being gathered from this rank's memory.
+  // Waits until no other rank reads this rank's memory.
   ~TrainingStep();
   TrainingStep(const TrainingStep&) = delete;
   TrainingStep& operator=(const TrainingStep&) = delete;
@@ -55,63 +53,70 @@ class TrainingStep {
   const ModelSpec& spec() const { return design_->spec; }
   Backend& backend() const { return backend_; }
   const RankGroups& groups() const { return groups_; }
-  // Bytes that the arenas really took, the host's ring of micro-batches included.
+  // Returns the bytes that the arenas really took, and memory_outside. Not collective.
   MemoryPlan taken() const;
 
-  // Finds the algorithms of all products of a step and of an evaluation that the backend has a choice for, by timing
-  // them on these arenas, which hold anything afterwards; nothing where it has none. Before anything else; collective as
-  // a step is.
+  // Times the library algorithms of every matrix product of a step and an evaluation, and selects the fastest. No
+  // effect if the backend offers no choice. Overwrites the arenas. REQUIRES: called first.
   void choose_algorithms();
-  // Initial weights, zero optimizer state, no updates done. `progress(elements)`, if given, hears of the elements drawn so far.
+  // Sets initial weights, zero optimizer state and 0 updates. Calls `progress`, if given, with the number of elements
+  // drawn so far.
   void initialize(const std::function<void(int64_t)>& progress = {});
-  // Zero weights and optimizer state, padding too, which no tensor's values reach. Before they are written from outside.
-  // Waits for what is still being gathered.
+  // Zeroes weights and optimizer state, padding included. Call before loading a checkpoint. Waits for gathers.
   void clear_state();
-  // Call after the state's weights were written from outside: makes the compute weights from them, on all ranks.
+  // Makes the compute weights from the weights in `state()`. Call after writing these.
   void weights_changed();
-  void set_updates(int64_t updates);  // continues a run
-  int64_t updates() const { return host_state_.updates; }  // of the steps that have ended
+  // Sets the number of updates done, to continue a run.
+  void set_updates(int64_t updates);
+  // Returns the number of updates by steps that have ended.
+  int64_t updates() const { return host_state_.updates; }
   void set_loss_scale(const LossScale& scale);
-  // Of the next step; none but with fp16.
+  // Returns the loss scale of the next step; none except in fp16.
   std::optional<LossScale> loss_scale() const {
     return design_->config.precision.scales_loss() ? std::optional(host_state_.loss_scale) : std::nullopt;
   }
 
-  // Begins a step. The source brings this rank's micro-batches. `stop_wanted` is asked late in the step, and is kept
-  // until the next one; what any rank answers, all find in the result, and a rank that wants to stop goes on wanting
-  // it. `counted_targets`: those of the global batch, above 0, which the loss is the mean over; none: all of them count.
+  // Begins a step; on a device it only queues the step. `source` provides this rank's micro-batches and must live until
+  // all steps that have begun have ended. `observer`: called before and after each action; may be null. `stop_wanted`:
+  // called late in the step, and until the next step begins; StepResult::stop is true on every rank if it returned true
+  // on any. Once true, it must stay true. `counted_targets`: number of targets in the global batch that the loss is the
+  // mean over, above 0; none: all.
   void begin(double learning_rate, MicroBatchSource& source, ActionObserver* observer = nullptr,
              const std::function<bool()>& stop_wanted = {}, std::optional<int64_t> counted_targets = {});
-  // Waits for the oldest step that has begun and not ended. `source` is done with when all have.
+  // Waits for the oldest step that has begun and not ended, and returns its result.
   StepResult end();
-  int64_t begun() const { return readback_.ahead(); }  // steps that have not ended
-  // How many of them there may be when another one begins. 0 on the CPU, where a step is over when `begin` returns.
-  // Where it is 1, the device has work while the host reads a result and begins the next step. Everything but begin and
-  // end is to be called with none.
+  // Returns the number of steps that have begun and not ended. All functions that use the device, except begin and end,
+  // REQUIRE it to be 0.
+  int64_t begun() const { return readback_.ahead(); }
+  // Returns the largest value of begun() with which `begin` may be called. 0 on the CPU, where a step is over when
+  // `begin` returns. With 1, a device has work while the host reads a result and begins the next step.
   int64_t most_ahead() const { return copies_ != nullptr ? StepReadback::most_ahead - 1 : 0; }
-  // One whole step.
+  // Begins and ends one step.
   StepResult run(double learning_rate, MicroBatchSource& source, ActionObserver* observer = nullptr,
                  const std::function<bool()>& stop_wanted = {}, std::optional<int64_t> counted_targets = {});
-  // Whether any rank wants to stop. Collective over the world.
+  // Returns true if any rank wants to stop.
   bool agree_to_stop(bool wanted) { return agreement_->agree_to_stop(wanted); }
-  // Sum of the cross-entropy over `micro_batches` micro-batches of every data rank, without dropout. Weights do not
-  // change.
+  // Returns the sum of the cross-entropy over `micro_batches` micro-batches of every data rank, in nats, without
+  // dropout.
   double evaluate(int64_t micro_batches, MicroBatchSource& source);
 
-  // This rank's training state, in device memory (see ParameterStore::state). Waits for what is still being gathered.
+  // Returns this rank's training state, in device memory (see ParameterStore::state). Waits for gathers. Not
+  // collective.
   std::vector<StatePiece> state(bool written_only = false) const;
   const ParameterStore& parameters() const { return *parameters_; }
-  // Takes the memory of copy_state, which the design has planned. Error(device).
+  // Takes the memory of copy_state. Not collective. THROWS Error(device).
   void take_snapshot_memory();
-  // A copy of what this rank writes to a checkpoint, `state(true)`: see StateSnapshot::copy.
+  // Copies the part of the state that this rank writes to a checkpoint, `state(true)`: see StateSnapshot::copy. Not
+  // collective. REQUIRES: take_snapshot_memory was called.
   std::vector<StatePiece> copy_state();
-  // CRC-32C of what other ranks hold alike: the weights, norms kept apart included, over the data axis (0 with ZeRO 3,
-  // where none does), and the norms over the tensor axis.
+  // Returns the CRC-32C of the weights, which is the same on all data ranks. 0 with ZeRO 3, where no two ranks hold the
+  // same weights. Not collective.
   uint32_t weights_checksum() const;
+  // Returns the CRC-32C of the norms' weights, which is the same on all tensor ranks. 0 with ZeRO 3. Not collective.
   uint32_t norms_checksum() const;
 
   Workspace& workspace() { return workspace_; }
-  // Memory of the host for micro-batches.
+  // Takes host memory for micro-batches, from which uploads are fast. Not collective.
   std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes);
 
  private:
@@ -124,20 +129,20 @@ class TrainingStep {
   RankGroups& groups_;
   const std::unique_ptr<SideQueue> copies_;  // null: the backend's memory is the host's
   StepReadback readback_;
-  std::unique_ptr<MicroBatchUploads> uploads_;  // null, too
-  std::optional<OffloadLanes> offloads_;        // empty: nothing is offloaded
-  std::optional<StateSnapshot> snapshot_;       // empty: its memory is not taken
+  std::unique_ptr<MicroBatchUploads> uploads_;  // null in the same case
+  std::optional<OffloadLanes> offloads_;        // empty if nothing is offloaded
+  std::optional<StateSnapshot> snapshot_;       // empty until take_snapshot_memory
   std::array<std::unique_ptr<DeviceMemory>, num_memory_classes> arenas_;
   Workspace workspace_;
-  StepState* state_;  // device
+  StepState* state_;  // in device memory
   StepState host_state_;
   std::unique_ptr<ParameterStore> parameters_;
   UnitTickets gathers_;
   std::unique_ptr<Model> model_, evaluation_model_;
   std::unique_ptr<StepAgreement> agreement_;
   std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<KeptGradients> kept_;  // null where gradients are kept as they are made
-  std::unique_ptr<StepUpdate> update_;  // the two of them
+  std::unique_ptr<KeptGradients> kept_;  // null with precision.gradients = fp32
+  std::unique_ptr<StepUpdate> update_;   // agreement_ and optimizer_
   std::unique_ptr<Executor> executor_, evaluation_executor_;
 };
 

@@ -1,6 +1,7 @@
 // What becomes of a run whose loss is not finite (run.max_skipped_steps), or spikes (run.rollback).
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 

@@ -8,12 +8,12 @@
 namespace gptrain {
 
 struct TrainOptions {
-  // "latest" or a folder. None: the run starts from scratch, which is refused where run.out holds checkpoints.
+  // "latest" or a folder. None: the run starts from scratch, which is refused if run.out holds checkpoints.
   std::optional<std::string> resume;
-  std::optional<std::string> init_from;  // a checkpoint whose weights the run starts with where it resumes none
-  std::optional<int64_t> steps;          // steps to run, and stop as at the end
-  int64_t ranks = 1;                     // threads of this process, each a rank where it is needed
-  std::optional<int64_t> profile_step;   // a step to time op by op: a table on standard output, and a trace in run.out
+  std::optional<std::string> init_from;  // checkpoint whose weights the run starts with if it resumes no checkpoint
+  std::optional<int64_t> steps;          // number of steps to run in this call; none: to the end
+  int64_t ranks = 1;                     // threads of this process, each a rank if the run needs it
+  std::optional<int64_t> profile_step;   // step to profile: a table on standard output, and a trace in run.out
 };
 
 }  // namespace gptrain

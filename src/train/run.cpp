@@ -144,7 +144,7 @@ ExitCode train_as_process(const RunConfig& config, const TrainOptions& options, 
     if (idle.is_one()) return idle.wait(signals);
     return idle.tell([&] { return run_rank(config, options, signals, *world); });
   } catch (const Error& error) {
-    if (*error.what() == '\0') let_rank_0_speak();
+    if (*error.what() == '\0') wait_for_rank_0_message();
     throw;
   }
 }

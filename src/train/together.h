@@ -1,4 +1,4 @@
-// The common end of the processes of a run that cannot go on.
+// Ends all processes of a run that cannot start, with one message.
 #pragma once
 
 #include "base/error.h"
@@ -6,16 +6,17 @@
 
 namespace gptrain {
 
-// The fact (comm/rendezvous.h) by which ranks compare what they were started with.
+// Name of the fact (comm/rendezvous.h) by which ranks compare their configs and options.
 inline constexpr const char* config_fact_name = "config";
 
-// Rank 0 says what has happened on all. A launcher that sees another process fail first might kill it before.
-void let_rank_0_speak();
+// Gives rank 0 half a second to print its message. If another process failed first, the launcher might kill rank 0
+// before.
+void wait_for_rank_0_message();
 
-// For a process that cannot train because of `error`, which is most often so on all ranks: rank 0 prints it for all, at
-// once, and then meets the others, which waits for a bounded time. Throws an Error of its code. That has a message
-// where the ranks differ in what is wrong, or do not meet: how they do on rank 0, and before it the error itself on
-// others.
+// Ends a process that cannot train because of `error`, which most often happens on all ranks. Rank 0 prints the error
+// at once; then the ranks meet, for at most ten seconds. THROWS an Error with the code of `error`. Its message is empty
+// if all ranks met and have the same error. Otherwise it is the difference, or the reason why they did not meet, on
+// rank 0; on other ranks the same behind their own error.
 [[noreturn]] void refuse_together(const Launch& launch, const Error& error);
 
 }  // namespace gptrain

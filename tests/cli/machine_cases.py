@@ -1,4 +1,4 @@
-"""This machine as a profile: what `bench device` and `bench comm --into` write, and what is predicted by it."""
+"""This machine as a profile: the output of `bench device` and `bench comm --into`, and predictions from it."""
 import json
 import shutil
 import subprocess
@@ -16,7 +16,7 @@ OTHER_OPS = ["norm_forward layernorm", "norm_backward rmsnorm", "embedding_forwa
 
 
 def figures_of(value, path=""):
-    """Path and content of each [value, source] in a profile."""
+    """Yields path and content of each [value, source] in a profile."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from figures_of(inner, f"{path}.{key}" if path else key)
@@ -60,7 +60,7 @@ class Machine(CliCase):
                 self.assertTrue(all(number > 0 for row in rows for number in row), name)
             for name in LINEAR_OPS + ["linear_backward_weight bias", "attention_forward", "attention_backward"]:
                 rows, _ = shares["1"]["in_steps"][f"{dtype} {name}"]
-                # Beside other work, either half of a ratio may take many times its own.
+                # Beside other work, either half of a ratio may take many times its usual time.
                 self.assertTrue(all(flops > 0 and 0.001 < ratio < 1000 for flops, ratio in rows), (name, rows))
         self.assertGreaterEqual(shares["1"]["between_ops_seconds"][0], 0)
         self.assertEqual(list(profile["links"]["threads"]), ["2", "4"])
@@ -140,7 +140,7 @@ class Machine(CliCase):
                 self.assertEqual(ran, planned)
 
     def timeline(self, name):
-        """Actions and ops of rank 0 in their order."""
+        """Returns actions and ops of rank 0 in order."""
         events = json.loads(self.path(name).read_text(encoding="utf-8"))["traceEvents"]
         spans = [event for event in events if event["ph"] == "X" and event["pid"] == 0 and event["tid"] in (0, 1)]
         self.assertTrue(all(event["dur"] >= 0 for event in spans))

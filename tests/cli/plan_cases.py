@@ -1,4 +1,4 @@
-"""`gptrain plan`: the search for a layout, comparisons of plans, and what their messages say."""
+"""`gptrain plan`: the search for a layout, comparisons of plans, and messages."""
 import html
 import json
 import re
@@ -58,7 +58,8 @@ class Search(PlanCase):
             for objective in ["time", "memory", "cost"]:
                 plan = self.plan(*search, "--objective", objective, *overrides(saved))
                 self.assertNotIn("selective", json.dumps(plan), saved)
-        # Whole sequences are projected, which tensor ranks have where a micro-batch has as many as there are ranks.
+        # Projections need whole sequences, which tensor ranks have if a micro-batch has at least as many as there are
+        # ranks.
         held = overrides("parallel.tensor=2", "batch.micro=1")
         projected = overrides('memory.linear_projection={"kind": "dct"}')
         self.assertEqual(self.plan(*search, *held)["layouts"], 2 * self.plan(*search, *held, *projected)["layouts"])
@@ -70,7 +71,7 @@ class Search(PlanCase):
         self.assertIn("The nearest lacks ", result.out)
         self.assertIn("no layout of ", result.err)
         self.assertRegex(result.out, r"each of [\d,]+ layouts needs more than the 74\.5 GiB of a device")
-        # It points at what a search leaves alone: each setting is taken.
+        # The advice names settings that a search does not try; each can be set.
         advice = result.out.split("Use more devices")[1]
         self.assertIn("--methods", advice)
         missing = json.loads(self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--json").out)
@@ -88,7 +89,7 @@ class Search(PlanCase):
             self.assertFalse(plan["fits"])
             self.assertGreater(plan["missing_bytes"], 10 ** 9)
             self.assertEqual(plan["exact"], 0)
-        # Of layouts that have what is held; a budget that many records are too large for is not what is missing.
+        # Names layouts with the fixed value; a budget that many records exceed is not reported as missing.
         budget = ["memory.activation_budget=4000000000"]
         for held, words in [(["parallel.tensor=1"], ": tensor 1,"), (["memory.recompute=none"], "recompute none."),
                             (["memory.recompute=optimal", *budget], "recompute optimal"), (budget, "The nearest lacks")]:
@@ -105,7 +106,7 @@ class Search(PlanCase):
         self.assertLess(by["memory"]["peak_bytes"], by["time"]["peak_bytes"])
         self.assertLess(by["time"]["step_seconds"], by["memory"]["step_seconds"])
         self.assertLess(by["cost"]["gpu_hours"] / by["cost"]["goodput"], by["time"]["gpu_hours"] / by["time"]["goodput"])
-        # Others lost in what was looked for, and by no less than nothing.
+        # Other layouts are worse in the objective, and by more than nothing.
         for word, loss in [("memory", r"  [~>]?[\d.]+ [MG]iB \(\+[\d.]+%\), "), ("cost", r" s on \d devices \(\+[\d.]+% device-hours\)")]:
             text = self.succeed("plan", config, "--gpus", 8, "--target", "a100-80g", "--objective", word)
             lost = text.split("why others lost")[1]
@@ -178,7 +179,7 @@ class Search(PlanCase):
         self.assertRegex(self.succeed("plan", name, *optimal, "--html", "page.html"),
                          r"\n  [\d.]+ [MG]iB for activations with memory.recompute optimal\n")
         self.assertIn("for activations with memory.recompute optimal", self.path("page.html").read_text(encoding="utf-8"))
-        # In the file, too, and where other values of the key are tried or held.
+        # Also when the file sets it, and when other values of the key are tried or fixed.
         file = self.write_config(config | {"batch": {"global": 16, "micro": 4},
                                            "memory": {"recompute": "optimal", "activation_budget": budget}}, "budget.json")
         self.assertEqual(self.plan(file, "--gpus", 1, "--top", 1, *overrides("memory.recompute=optimal", "batch.micro=4"))
@@ -245,7 +246,7 @@ class Search(PlanCase):
             self.assertEqual(plan["held"], [setting])
             self.assertEqual({row["layout"][key] for row in plan["best"]}, {value})
             self.assertGreaterEqual(min(row["layout"][least[0]] for row in plan["best"]), least[1])
-        # The file's own layout is no hindrance: it is searched.
+        # The file's own layout does not restrict the search.
         file = plan_config() | {"parallel": {"tensor": 2, "sequence": True}}
         plan = self.plan(self.write_config(file), "--gpus", 4, "--top", 1, "--set", "parallel.tensor=1")
         self.assertEqual(plan["best"][0]["layout"]["tensor"], 1)
@@ -329,7 +330,7 @@ class Comparisons(PlanCase):
 
     @staticmethod
     def settings_of_page(page):
-        """{method: its settings} as the table of all points has them."""
+        """Returns {method: its settings} from the table of all points."""
         rows = re.findall(r'<tr><td>([^<]*)</td>.*<td class="settings">([^<]*)</td></tr>', page.read_text(encoding="utf-8"))
         return {method: html.unescape(settings) for method, settings in rows}
 
@@ -339,7 +340,7 @@ class Comparisons(PlanCase):
             CONFIGS / "gpt2-1.5b.json", "--gpus", 1, "--target", "a100-80g", "--methods", "--html", page)["points"]}
         given = of_method["as given"]["peak_bytes"]
         moments = of_method["8-bit AdamW"]["peak_bytes"]
-        # Two moments of four bytes become two of one, and a scale of four for 256 of each.
+        # Two moments of four bytes become two of one byte, and a four-byte scale per 256 elements of each.
         self.assertAlmostEqual((given - moments) / of_method["as given"]["total_parameters"], 6 - 2 * 4 / 256, delta=0.02)
         self.assertEqual(given, self.plan(CONFIGS / "gpt2-1.5b.json", "--gpus", 1, "--target", "a100-80g", "--sweep",
                                           "batch.accumulation=null")["points"][0]["peak_bytes"])
@@ -355,7 +356,7 @@ class Comparisons(PlanCase):
         largest = {point["method"]: point for point in self.plan("--fit", "v100-32g", "--methods", "--html", page)["points"]}
         self.assertGreater(largest["8-bit AdamW"]["total_parameters"], 1.3 * largest["as given"]["total_parameters"])
         self.assertIn("v100-32g has no bf16", largest["pure bf16"]["refused"])
-        # A row that is refused says what would be set, too.
+        # A refused row also shows the settings.
         self.assertEqual(self.settings_of_page(page)["pure bf16"], "precision.compute=bf16-pure")
 
     def test_sizes_of_encoders(self):
@@ -475,7 +476,7 @@ class Pages(PlanCase):
             self.assertNotRegex(text, r"<script|src=|href=|@import|url\(")
             self.assertRegex(text, r"</html>\n$")
         self.assertIn('class="large"', (self.folder / "sweep.html").read_text(encoding="utf-8"))
-        # On a narrow page these have a row's cells below each other.
+        # On a narrow page a row's cells are stacked in these tables.
         for name, table in [("search", "best"), ("sweep", "points"), ("links", "points")]:
             text = (self.folder / f"{name}.html").read_text(encoding="utf-8")
             self.assertIn(f'<table class="{table}">', text)
@@ -500,7 +501,8 @@ class Pages(PlanCase):
 
 class Offered(CliCase):
     def offered(self, config, *arguments):
-        """What the message of a run that does not fit says: {the setting: its bytes in words, "which fits" or not}."""
+        """Returns the remedies in a message about a run that does not fit: {setting: its bytes in words, "which fits"
+        or not}."""
         text = self.succeed("train", config, "--dry-run", "--target", "a100-40g", *arguments)
         lines = text.split("with one of these settings:\n")[1].split("with all ")[0].splitlines()
         return dict(re.fullmatch(r" *(.*): ([\d.]+ GiB(?:, which fits)?)(?:; and .* of the host's memory.*)?"

@@ -1,38 +1,38 @@
 #!/usr/bin/env python3
-"""The rules of the house: each folder includes only what stands above it, functions of one file have names of their own,
-no file is too long, none names a machine.
+"""The rules of the source tree: each folder includes only from folders above it, no units include each other in a ring,
+functions local to a file have unique names, no file is too long, none names a machine.
 
-Run as test_house.py SOURCE_ROOT. Prints each offending line as PATH:LINE: what is wrong.
+Run as test_house.py SOURCE_ROOT. Prints each fault as PATH:LINE: MESSAGE.
 """
 import re
 import sys
 import tempfile
 from pathlib import Path
 
-# The rooms of src in the order of the house: a room includes from itself and from those before it.
+# Folders of src/ in order: a folder includes from itself and from earlier ones.
 ROOM_LIST = "src/rooms.txt"
 ROOMS = [line.split()[0] for line in (Path(__file__).parents[2] / ROOM_LIST).read_text(encoding="utf-8").splitlines()]
-# What cuda/ implements, and what it stands on; nothing includes it.
+# Folders that cuda/ implements or uses; nothing includes cuda/.
 CUDA_ROOMS = ["base", "config", "ops", "comm"]
 MAX_LINES = 600
 SOURCE_SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".inc", ".py", ".sh"}
 TEXT_SUFFIXES = SOURCE_SUFFIXES | {".build", ".json", ".md", ".supp", ".txt", ".yml", ""}
-# Printing throws where a stream is closed or full, also on the way out of an error: src/base/output.h does not.
+# Printing throws if a stream is closed or full, also while an error is reported; src/base/output.h does not throw.
 PRINTING = re.compile(r"\bfmt::print\(|std::(cout|cerr)\b")
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
-# A function at the start of a line; the heads of the code's functions begin there.
+# A function that starts at the beginning of a line, as the code's functions do.
 FUNCTION = re.compile(r"(?!using |#|//|struct |class |enum |return |static_assert)[\w\[][^=(;{]*?[ &*](\w+)\((?![^;]*: )")
 MACHINE_PATH = re.compile(r"(?<![\w.*-])/(?:work|home|root|Users)/")
 
 
 def room_of(path):
-    """The room that holds PATH (relative to src/), by its longest prefix; None outside of the house."""
+    """Returns the room that holds PATH (relative to src/), by its longest prefix; None if there is none."""
     parents = [parent.as_posix() for parent in Path(path).parents]
     return next((parent for parent in parents if parent in ROOMS), None)
 
 
 def repository_files(root):
-    """Files of the source tree, without what builds and runs leave behind."""
+    """Yields the files of the source tree, without output of builds and runs."""
     for path in sorted(root.rglob("*")):
         parts = path.relative_to(root).parts
         if path.is_file() and not (parts[0].startswith(("build", ".git", "runs")) or parts[:2] == ("data", "corpus")
@@ -58,6 +58,34 @@ def include_faults(root):
                 yield f"{path}:{number}: \"{included}\" is no file of src/ by its full name"
             elif ROOMS.index(room) > ROOMS.index(own):
                 yield f"{path}:{number}: {own} may not include {room}, which stands below it"
+
+
+def units_reached_from(unit, includes):
+    """The units that UNIT includes, and those that they include; UNIT itself where they lead back to it."""
+    reached, open_units = set(), [unit]
+    while open_units:
+        for included in includes.get(open_units.pop(), ()):
+            if included not in reached:
+                reached.add(included)
+                open_units.append(included)
+    return reached
+
+
+def ring_faults(root):
+    """X.h and X.cpp are one unit."""
+    includes = {}
+    for path in sorted((root / "src").rglob("*")):
+        if path.suffix not in SOURCE_SUFFIXES:
+            continue
+        unit = path.relative_to(root / "src").with_suffix("").as_posix()
+        matches = map(INCLUDE.match, path.read_text(encoding="utf-8").splitlines())
+        units = {Path(match.group(1)).with_suffix("").as_posix() for match in matches if match}
+        includes.setdefault(unit, set()).update(units - {unit})
+    reached = {unit: units_reached_from(unit, includes) for unit in includes}
+    for unit in includes:
+        ring = sorted(other for other in reached[unit] if unit in reached.get(other, ()))
+        if ring and unit == ring[0]:
+            yield f"{root / 'src' / unit}: units include each other in a ring: {', '.join(ring)}"
 
 
 def cuda_include_faults(root):
@@ -90,7 +118,7 @@ def printing_faults(root):
 
 
 def functions_of(path):
-    """(line, name, whether it is its file's own) of each function in a source file."""
+    """Yields (line, name, True if local to the file) for each function in a source file."""
     own = False
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line.startswith("namespace {"):
@@ -102,11 +130,12 @@ def functions_of(path):
 
 
 def name_faults(root):
-    """Files of a folder are compiled together: a function of one file must not take part in the calls of another's."""
+    """Finds name clashes: files of a folder are compiled together, so a function of one file must not be a candidate
+    in another."""
     declared, defined, own_functions = {}, {}, []
     for path in sorted((root / "src").rglob("*")):
         room = room_of(path.relative_to(root / "src"))
-        # What is compiled for several instruction sets is a unit of its own.
+        # Files compiled for several instruction sets are separate units.
         if room is None or "kernels" in path.relative_to(root).as_posix():
             continue
         if path.suffix == ".h":
@@ -138,12 +167,12 @@ def file_faults(root):
 
 
 def all_faults(root):
-    return [*include_faults(root), *cuda_include_faults(root), *map_faults(root), *printing_faults(root), *name_faults(root),
-            *file_faults(root)]
+    return [*include_faults(root), *ring_faults(root), *cuda_include_faults(root), *map_faults(root),
+            *printing_faults(root), *name_faults(root), *file_faults(root)]
 
 
 def check_that_faults_are_found():
-    """A check that finds nothing must be one that would have found something."""
+    """Checks the checks: each must find a planted fault."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         files = {
@@ -158,6 +187,11 @@ def check_that_faults_are_found():
             "src/data/i.cpp": "int twice(char x) {\n}\nint call() {\n  return once(1);\n}\n",
             "src/comm/j.h": "int shared(char x);\n",
             "src/train/k.h": "int once(int x);\n",
+            "src/optim/l.h": '#include "optim/m.h"\n',
+            "src/optim/m.cpp": '#include "optim/m.h"\n#include "optim/n.h"\n',
+            "src/optim/m.h": "\n",
+            "src/optim/n.h": '#include "base/o.h"\n#include "optim/l.h"\n',
+            "src/base/o.h": "\n",
             "tests/long.cpp": "\n" * (MAX_LINES + 1),
             ROOM_LIST: "base   errors\n",
             "README.md": "see /" + "work/notes and src/work/notes\n",
@@ -168,7 +202,7 @@ def check_that_faults_are_found():
             (root / name).write_text(text, encoding="utf-8")
         found = {fault.removeprefix(folder + "/").split(": ")[0] for fault in all_faults(root)}
     expected = {"src/base/a.h:2", "src/ops/b.h:3", "src/ops/b.h:4", "src/model/spec/c.h:1", "src/model/spec/c.h:2", "src/elsewhere/e.h", "cuda/f.cu:3",
-                "src/data/h.cpp:2", "src/data/h.cpp:4",
+                "src/base/a", "src/data/h.cpp:2", "src/data/h.cpp:4", "src/optim/l",
                 "tests/long.cpp", "README.md", "README.md:1"}
     if found != expected:
         sys.exit(f"the check itself is wrong: found {sorted(found)}, expected {sorted(expected)}")

@@ -1,5 +1,5 @@
-// The events of a step that ran are those of its plan, action by action; what is derived from them is what they add up
-// to; and planned times follow from lanes and waits.
+// Events of a real step are those of its plan, action by action; derived figures are their sums; planned times follow
+// from lanes and waits.
 #include <array>
 #include <cmath>
 #include <fmt/format.h>
@@ -62,7 +62,7 @@ Target gpu_of(int64_t ranks_per_node) {
   return target;
 }
 
-// Ops are as fast beside collectives as without.
+// Returns a machine on which ops are as fast beside collectives as without.
 Machine machine_of(int64_t gpus_per_node) {
   const DeviceProfile device = find_device("h100");
   Machine machine{device, find_cluster(device.cluster)};
@@ -153,7 +153,7 @@ TEST_CASE("planned collectives run on their lanes beside the ops, which wait for
       const Event& event = part.events[i];
       const TimeSpan& time = part.times[i];
       if (event.kind == Event::Kind::collective) {
-        // In order on its lane, and not before it is called.
+        // Starts in order on its lane, and not before it is issued.
         CHECK(time.start_seconds >= lane_end[static_cast<size_t>(event.place.lane)]);
         CHECK(time.start_seconds >= ops_end);
         CHECK(time.seconds() == Approx(known.seconds_of(event)));
@@ -172,7 +172,7 @@ TEST_CASE("planned collectives run on their lanes beside the ops, which wait for
   CHECK(waits_seconds > 0);
   CHECK(waits_seconds < lanes_seconds);  // some of it is hidden
   CHECK(profile.seconds() == Approx(ops_seconds + waits_seconds).epsilon(0.01));
-  // Links of no length: no waits.
+  // Infinitely fast links: no waits.
   Machine quick = machine_of(1);
   quick.cluster.nic_bytes_per_second = INFINITY;
   quick.cluster.nic_latency_seconds = 0;

@@ -1,6 +1,5 @@
-// Methods that save memory, together with each other and with every optimizer and precision, on layouts of all kinds: what
-// they take, and what they give.
-#include <cstdlib>
+// Memory-saving methods in combination, with every optimizer and precision, on layouts of all kinds: their memory and
+// their results.
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -8,13 +7,14 @@
 #include "catch.h"
 #include "fit/choose_step.h"
 #include "fit/micro_batches.h"
+#include "fit/recompute_plan.h"
+#include "machine/profiles.h"
 #include "methods.h"
 #include "same_outcomes.h"
-#include "machine/profiles.h"
-#include "touched.h"
 #include "step/plan_step.h"
-#include "fit/recompute_plan.h"
+#include "touched.h"
 #include "train/run_state.h"
+#include "unit/temporary_folder.h"
 
 namespace test_methods {
 
@@ -25,23 +25,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "gptrain-methods-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  ~Folder() { fs::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
-// Rows of the test's matrices are no whole blocks: where tensor ranks cut them, moments of 8 bits are coded anew.
+// Returns true if 8-bit moments keep their blocks: rows of the test's matrices are not whole blocks, so a change of the
+// tensor size encodes them anew.
 bool keeps_blocks(const RunConfig& from, const RunConfig& to) {
   return from.optimizer.type != OptimizerKind::adamw_8bit || from.parallel.tensor == to.parallel.tensor;
 }
@@ -52,7 +37,7 @@ TEST_CASE("every pair of methods takes the bytes of its plan, has the bits of ke
   const Target target = this_machine(1);
   for (const MethodCase& method : method_cases()) {
     INFO(method.name());
-    const Folder folder;
+    const TemporaryFolder folder;
     const auto in_folder = [&](const MethodCase& which) {
       RunConfig config = which.config(target);
       config.run.out = folder.path().string();

@@ -1,5 +1,5 @@
-// memory.recompute = "optimal", without and with memory.offload_activations = "optimal": the bits of keeping all, within
-// its budget, no slower than the other ways.
+// memory.recompute = "optimal", alone and with memory.offload_activations = "optimal": the bits of keeping all, within
+// its budget, and no slower than other modes.
 #include <algorithm>
 #include <fmt/format.h>
 #include <map>
@@ -13,7 +13,6 @@
 #include "ops/side_queue.h"
 #include "machine/profiles.h"
 #include "same_outcomes.h"
-#include "schedule/offload.h"
 #include "fit/nominal_times.h"
 #include "fit/offload_plan.h"
 #include "fit/recompute_plan.h"
@@ -75,7 +74,7 @@ std::vector<RecomputePlanner> planners_of(const RunConfig& config, int64_t ranks
   return planners;
 }
 
-// Copies beside the ops, as a GPU makes them.
+// Copies run beside ops, as on a GPU.
 Target with_copy_lanes() {
   Target target = this_machine(1);
   target.kind = Target::Kind::gpu;
@@ -143,7 +142,7 @@ TEST_CASE("an optimal plan keeps within its budget, and is no slower than what t
         CHECK(best->bytes <= point.bytes);
         CHECK(best->again_share <= point.again_share);
       }
-      // Less time with more memory.
+      // More memory needs less time.
       std::vector<RecomputePoint> curve;
       for (const int64_t budget : curve_budgets(planner.least().bytes, planner.fixed(RecomputeKind::none).bytes, 5)) {
         const RecomputePoint point = planner.best(budget).value_or(planner.least());
@@ -184,8 +183,8 @@ TEST_CASE("a budget that is too small is refused with the smallest that is not")
     };
     CHECK(refusal(least) == "");
     CHECK(refusal(least - 1) ==
-          fmt::format("memory.activation_budget = {}: activations of a rank{} take at least {} bytes, whatever is run "
-                      "again (try {})",
+          fmt::format("memory.activation_budget = {}: activations of a rank{} take at least {} bytes, however much is "
+                      "recomputed (try {})",
                       least - 1, layout.ranks > 1 ? fmt::format(" of stage {}", stage) : "", least, least));
   }
 }
@@ -196,7 +195,7 @@ TEST_CASE("a budget that fits the device leaves nothing of it that a block could
   const RunConfig fit = config_of(layout, {"memory.recompute=optimal"});
   Target target = this_machine(1);
   target.memory_bytes = plan_rank(plain, target).memory().arenas.total();
-  // All is kept where there is room.
+  // Everything is kept if there is room.
   CHECK(plan_rank(fit, target).design->choices.units == UnitChoices(static_cast<size_t>(plain.model.num_layers) + 2));
   const RecomputePlanner planner(plain, target, 1, 0);
   const int64_t least = planner.least().bytes;
@@ -209,7 +208,7 @@ TEST_CASE("a budget that fits the device leaves nothing of it that a block could
     CHECK(activation_room(plain, target, 1, 0) == activations);
     CHECK(plan.design->choices.units == planner.best(activations)->choices);
   }
-  // Too small a device: as little as there can be.
+  // On a device that is too small the plan takes the least possible.
   target.memory_bytes = others;
   CHECK(plan_rank(fit, target).memory().arenas[MemoryClass::activations] == least);
 }
@@ -295,7 +294,7 @@ TEST_CASE("a plan that copies to the host keeps its budget, and is no slower tha
   int faster = 0, much_faster = 0, plans = 0, some_hidden = 0;
   for (const size_t of : {1, 4, 8, 12, 13}) {
     const Layout& layout = layouts[of];
-    // Of a size for which copies take about as long as the passes.
+    // Copies take about as long as the passes at this size.
     const Overrides large = {"model.hidden_size=1024", "model.num_heads=8", "model.ffn_hidden_size=4096",
                              "model.sequence_length=512"};
     Overrides mixing = large;
@@ -316,7 +315,7 @@ TEST_CASE("a plan that copies to the host keeps its budget, and is no slower tha
         faster += !other || best->again_share < other->again_share ? 1 : 0;
         for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::block}) {
           for (const int64_t blocks : {1, 2, 3, 4, 6, 8}) {
-            const RecomputePoint even = planner.fixed(kind, 0, blocks);
+            const RecomputePoint even = planner.fixed(kind, 0, OffloadChoice::of_blocks(blocks));
             if (even.bytes <= budget) CHECK(best->again_share <= even.again_share + 0.002);
           }
         }
@@ -348,7 +347,7 @@ TEST_CASE("a plan that copies to the host keeps its budget, and is no slower tha
 }
 
 TEST_CASE("a plan of a deep model that copies to the host is no slower than as many blocks as hide", "[long]") {
-  // Of few of many equal blocks, where prices of bytes lead to plans that pass the even one by.
+  // Many equal blocks, of which few are moved: pricing bytes leads to plans that miss the even one.
   for (const char* device : {"a100-80g", "h100"}) {
     for (const int64_t micro : {4, 8, 16}) {
       const Target target = find_target(device);
@@ -367,7 +366,7 @@ TEST_CASE("a plan of a deep model that copies to the host is no slower than as m
         REQUIRE(best);
         CHECK(best->bytes <= hidden.bytes);
         CHECK(best->again_share <= hidden.again_share);
-        // As many as a run with these keys has.
+        // The planner offloads as many blocks as a run with these keys.
         RunConfig same = config;
         same.memory.recompute = kind;
         same.memory.offload = offload::hidden;

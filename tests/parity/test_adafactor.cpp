@@ -1,4 +1,4 @@
-// That Adafactor's steps are as long as the config says, matrix by matrix.
+// Adafactor's steps have the length that the config gives, matrix by matrix.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -44,7 +44,7 @@ double root_mean_square(const std::vector<float>& values, size_t first, size_t c
   return std::sqrt(squares / static_cast<double>(count));
 }
 
-// body(first, count) for the elements of each matrix or vector in a tensor.
+// Calls body(first, count) for the elements of each matrix or vector in a tensor.
 template <typename Body>
 void for_each_part(const TensorSpec& tensor, const Body& body) {
   std::vector<Section> parts = tensor.sections;

@@ -1,4 +1,4 @@
-// The process's anonymous resident memory is the plan's, but for a stated constant.
+// The process's anonymous resident memory is the plan's plus at most a stated constant.
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
@@ -10,7 +10,7 @@
 
 namespace {
 
-// Programs' and libraries' own data, thread stacks, and oneDNN's generated code and argument packs.
+// Allowance for data of the program and libraries, thread stacks, and oneDNN's generated code and argument packs.
 constexpr int64_t constant_bytes = int64_t{48} << 20;
 
 int64_t anonymous_resident_bytes() {

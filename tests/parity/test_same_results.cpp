@@ -1,4 +1,4 @@
-// "Same results" as far as one rank goes: what must be equal to the bit, and what to rounding (DESIGN.md).
+// "Same results" of DESIGN.md on one rank: results equal to the bit, and results equal up to rounding.
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -65,8 +65,8 @@ void require_same_bits(const Outcome& a, const Outcome& b) {
   REQUIRE(a.norms == b.norms);
 }
 
-// After ten steps the state is general; then one step with fresh moments from equal weights: exp_avg is (1 - beta1)
-// times the clipped gradient.
+// Returns the first moments after one step from a general state (ten steps), with fresh moments and equal weights:
+// exp_avg is (1 - beta1) times the clipped gradient.
 std::map<std::string, std::vector<float>> first_moments(const RunConfig& config, const Outcome& start) {
   const auto backend = make_cpu_backend(2);
   testing::OneRank rank(config);

@@ -1,4 +1,4 @@
-// Presets' runs, and a machine that holds most of them.
+// Runs of presets, and a machine on which most of them fit.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A folder that lives as long as a test, and short ways to read and write what is in it.
+// A folder that lives as long as a test, and helpers to read and write its files.
 #pragma once
 
 #include <algorithm>

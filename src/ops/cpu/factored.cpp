@@ -3,16 +3,10 @@
 #include <cmath>
 
 #include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/parallel.h"
-#include "ops/cpu/scratch.h"
 
 namespace gptrain {
 
-int64_t cpu_scratch_bytes(const FactoredSums&, int) { return 0; }
-int64_t cpu_scratch_bytes(const FactoredMoments&, int) { return 0; }
-int64_t cpu_scratch_bytes(const FactoredDirection&, int) { return 0; }
-
-void cpu_factored(const FactoredSums& op, const CpuContext& context) {
+void cpu_run(const FactoredSums& op, const CpuContext& context) {
   auto* const sums = op.sums.as<double>();
   const auto* const gradients = op.gradients.as<const float>();
   std::fill_n(sums, op.sums.cols, 0.0);
@@ -38,7 +32,7 @@ void cpu_factored(const FactoredSums& op, const CpuContext& context) {
   }
 }
 
-void cpu_factored(const FactoredMoments& op, const CpuContext& context) {
+void cpu_run(const FactoredMoments& op, const CpuContext& context) {
   const StepState& state = *op.state;
   if (state.skip != 0) return;
   const double share = std::pow(static_cast<double>(state.updates), op.beta2_decay);
@@ -65,7 +59,7 @@ void cpu_factored(const FactoredMoments& op, const CpuContext& context) {
   });
 }
 
-void cpu_factored(const FactoredDirection& op, const CpuContext& context) {
+void cpu_run(const FactoredDirection& op, const CpuContext& context) {
   if (op.state->skip != 0) return;
   const auto scale = static_cast<double>(op.state->gradient_scale);
   for (int64_t i = 0; i < op.num_ranges; ++i) {

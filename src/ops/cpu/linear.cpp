@@ -11,9 +11,12 @@
 #include <vector>
 
 #include "base/error.h"
-#include "ops/cpu/kernels/matrix_kernels.h"
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/kernels/matrix_kernel_table.h"
 #include "ops/cpu/parallel.h"
+#include "ops/cpu/scratch.h"
 #include "ops/cpu/scratch_carver.h"
+#include "ops/fused_product.h"
 
 namespace gptrain {
 namespace {
@@ -143,8 +146,6 @@ TiledLinearBuffers carve_tiled(ScratchCarver& carver) {
 int64_t cpu_scratch_bytes(const LinearForward&, int num_threads) { return linear_scratch_bytes(num_threads); }
 int64_t cpu_scratch_bytes(const LinearBackwardInput&, int num_threads) { return linear_scratch_bytes(num_threads); }
 int64_t cpu_scratch_bytes(const LinearBackwardWeight&, int num_threads) { return linear_scratch_bytes(num_threads); }
-
-int64_t cpu_scratch_bytes(const BiasGradient&, int) { return 0; }
 
 class CpuLinear::Products {
  public:
@@ -443,5 +444,21 @@ void CpuLinear::run(const LinearBackwardWeight& op, std::byte* scratch, int64_t 
 }
 
 void CpuLinear::run(const BiasGradient& op) { products_->add_column_sums(op.dy, op.d_bias, op.accumulate); }
+
+void cpu_run(const LinearForward& op, const CpuContext& context) {
+  context.linear->run(product_alone(op), context.scratch, context.scratch_bytes);
+  if (op.pre_activation.given()) cpu_run(activation_of(op), context);
+}
+
+void cpu_run(const LinearBackwardInput& op, const CpuContext& context) {
+  context.linear->run(product_alone(op), context.scratch, context.scratch_bytes);
+  if (op.pre_activation.given()) cpu_run(activation_of(op), context);
+}
+
+void cpu_run(const LinearBackwardWeight& op, const CpuContext& context) {
+  context.linear->run(op, context.scratch, context.scratch_bytes);
+}
+
+void cpu_run(const BiasGradient& op, const CpuContext& context) { context.linear->run(op); }
 
 }  // namespace gptrain

@@ -21,11 +21,6 @@ namespace gptrain {
 // slices that fit the bound.
 constexpr int64_t linear_scratch_bytes(int num_threads) { return num_threads * (int64_t{4} << 20); }
 
-int64_t cpu_scratch_bytes(const LinearForward& op, int num_threads);
-int64_t cpu_scratch_bytes(const LinearBackwardInput& op, int num_threads);
-int64_t cpu_scratch_bytes(const LinearBackwardWeight& op, int num_threads);
-int64_t cpu_scratch_bytes(const BiasGradient& op, int num_threads);
-
 // Holds oneDNN's primitives: one is made the first time a shape is run (about a millisecond) and kept. One thread calls
 // it at a time; ops run on `num_threads` OpenMP threads. Operands are as ops.h says (the caller checks shapes). Throws
 // Error(device) when scratch is smaller than linear_scratch_bytes or oneDNN fails.

@@ -1,7 +1,6 @@
 #include <cmath>
 
 #include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/parallel.h"
 #include "ops/cpu/scratch.h"
 
 namespace gptrain {
@@ -41,9 +40,8 @@ void for_each_chunk(int num_threads, const Segment* segments, int64_t num_segmen
 int64_t cpu_scratch_bytes(const SquaredNorm& op, int) {
   return (op.gradients.cols / chunk + op.num_segments) * dtype_bytes(DType::f64);
 }
-int64_t cpu_scratch_bytes(const PrepareUpdate&, int) { return 0; }
 
-void cpu_squared_norm(const SquaredNorm& op, const CpuContext& context) {
+void cpu_run(const SquaredNorm& op, const CpuContext& context) {
   auto* const sums = reinterpret_cast<double*>(context.scratch);
   for_each_chunk(context.num_threads, op.segments, op.num_segments,
                  [&](const SquaredNorm::Segment&, int64_t first, int64_t end, int64_t index) {
@@ -58,7 +56,7 @@ void cpu_squared_norm(const SquaredNorm& op, const CpuContext& context) {
   }
 }
 
-void cpu_prepare_update(const PrepareUpdate& op) {
+void cpu_run(const PrepareUpdate& op, const CpuContext&) {
   StepState& state = *op.state;
   double squared_norm = 0;
   for (int64_t i = 0; i < op.partials.cols; ++i) squared_norm += op.partials.as<const double>()[i];
@@ -79,9 +77,7 @@ void cpu_prepare_update(const PrepareUpdate& op) {
   if (state.skip == 0) state.updates += 1;
 }
 
-int64_t cpu_scratch_bytes(const KeepGradients&, int) { return 0; }
-
-void cpu_keep_gradients(const KeepGradients& op, const CpuContext& context) {
+void cpu_run(const KeepGradients& op, const CpuContext& context) {
   for_each_chunk(context.num_threads, op.segments, op.num_segments,
                  [&](const KeptSegment& segment, int64_t first, int64_t end, int64_t) {
                    context.kernels->keep_gradients(op, segment, first, end);
@@ -102,21 +98,18 @@ void run_update(const Op& op, const CpuContext& context, const Kernel& kernel) {
                  });
 }
 
-#define GPTRAIN_CPU_UPDATE(Op)                            \
-  int64_t cpu_scratch_bytes(const Op&, int) { return 0; } \
-  void cpu_update(const Op& op, const CpuContext& context) { run_update(op, context, context.kernels->update_##Op); }
+#define GPTRAIN_CPU_UPDATE(Op) \
+  void cpu_run(const Op& op, const CpuContext& context) { run_update(op, context, context.kernels->update_##Op); }
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CPU_UPDATE)
 #undef GPTRAIN_CPU_UPDATE
 
-#define GPTRAIN_CPU_BLOCK_UPDATE(Op)                                                                        \
-  int64_t cpu_scratch_bytes(const Op&, int) { return 0; }                                                   \
-  void cpu_update(const Op& op, const CpuContext& context) {                                                \
-    if (op.state->skip != 0) return;                                                                        \
-    Op::Formula formula(op);                                                                                \
-    formula.begin_step(*op.state);                                                                          \
-    parallel_shares(context.num_threads, op.gradients.cols / state_block, [&](int64_t first, int64_t end) { \
-      context.kernels->update_##Op(op, formula, first, end);                                                \
-    });                                                                                                     \
+#define GPTRAIN_CPU_BLOCK_UPDATE(Op)                                                                             \
+  void cpu_run(const Op& op, const CpuContext& context) {                                                        \
+    if (op.state->skip != 0) return;                                                                             \
+    Op::Formula formula(op);                                                                                     \
+    formula.begin_step(*op.state);                                                                               \
+    parallel_shares(context.num_threads, op.gradients.cols / state_block,                                        \
+                    [&](int64_t first, int64_t end) { context.kernels->update_##Op(op, formula, first, end); }); \
   }
 GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_CPU_BLOCK_UPDATE)
 #undef GPTRAIN_CPU_BLOCK_UPDATE
@@ -152,9 +145,7 @@ void run_tensor_norms(const Op& op, const CpuContext& context, const Kernel& ker
   int64_t cpu_scratch_bytes(const Op& op, int) {                                                      \
     return 2 * (op.update.gradients.cols / chunk + op.update.num_segments) * dtype_bytes(DType::f64); \
   }                                                                                                   \
-  void cpu_tensor_norms(const Op& op, const CpuContext& context) {                                    \
-    run_tensor_norms(op, context, context.kernels->norms_##Op);                                       \
-  }
+  void cpu_run(const Op& op, const CpuContext& context) { run_tensor_norms(op, context, context.kernels->norms_##Op); }
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_CPU_TENSOR_NORMS)
 #undef GPTRAIN_CPU_TENSOR_NORMS
 

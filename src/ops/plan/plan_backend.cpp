@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "ops/fused_attention_policy.h"
-#include "ops/shape_text.h"
 
 namespace gptrain {
 

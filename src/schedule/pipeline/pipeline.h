@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,11 +52,6 @@ struct PipelineSchedule {
   // that make gradients of weights: sums of gradients do not depend on the schedule.
   std::vector<std::vector<Pass>> (*passes)(const PipelineShape& shape) = nullptr;
 };
-
-// All of them; the first is the default.
-std::span<const PipelineSchedule> pipeline_schedules();
-// Null if there is none of that name.
-const PipelineSchedule* find_pipeline_schedule(std::string_view name);
 
 // By stage, as PipelineSchedule::passes has them.
 using PassLists = std::vector<std::vector<Pass>>;

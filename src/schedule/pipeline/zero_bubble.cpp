@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "schedule/pipeline/generators.h"
+#include "schedule/pipeline/schedules.h"
 
 namespace gptrain {
 namespace {

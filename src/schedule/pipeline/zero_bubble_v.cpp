@@ -1,4 +1,4 @@
-#include "schedule/pipeline/generators.h"
+#include "schedule/pipeline/schedules.h"
 #include "schedule/pipeline/list_schedule.h"
 
 namespace gptrain {

@@ -1,4 +1,4 @@
-// The map of 8-bit state: its values are those that are published, and every number finds the nearest.
+// The map of 8-bit state: its values are the published ones, and every number gets the nearest.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -12,8 +12,8 @@ using namespace gptrain;
 
 namespace {
 
-// create_dynamic_map of bitsandbytes, of eight bits of which seven are exponent bits: for each decade the middles between
-// neighbours of a range from 0.1 to 1.
+// create_dynamic_map of bitsandbytes, of eight bits of which seven are exponent bits: in each decade the midpoints
+// between neighbours of an even division from 0.1 to 1.
 std::vector<double> published_map(bool has_sign) {
   std::vector<double> values{0, 1};
   for (int i = 0; i < 7; ++i) {
@@ -47,7 +47,7 @@ void check_map() {
   }
 }
 
-// The nearest value, the larger of two magnitudes that are as near; and whether a border is that near.
+// Checks that x gets the nearest value, the larger magnitude of two equally near ones, or that a border is that close.
 template <bool has_sign>
 void check_code(float x) {
   static const auto table = make_encode_table<has_sign>();
@@ -57,7 +57,7 @@ void check_code(float x) {
   double least = 2;
   for (const float value : map) least = std::min(least, distance(value));
   INFO(x << " has code " << int{code});
-  // Without a sign nothing but zero becomes zero.
+  // Without a sign only zero becomes zero.
   if (!has_sign && x < map[1]) {
     CHECK(code == 1);
     return;
@@ -94,7 +94,7 @@ TEST_CASE("a number's code is that of the nearest value") {
     check_code<true>(-x);
     check_code<false>(x);
   }
-  // Each border, and the number before it.
+  // Checks each border, and the number below it.
   for (int n = 1; n <= 128; ++n) {
     const uint32_t bits = DynamicMap<true>::border_bits(n);
     CHECK(code_of(make_encode_table<true>(), std::bit_cast<float>(bits), 1.0F) == zero_code + n);

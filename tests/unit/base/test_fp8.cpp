@@ -14,7 +14,7 @@ T code(int bits) {
   return {static_cast<uint8_t>(bits)};
 }
 
-// By the format's definition (arXiv 2209.05433, table 1), without the sign.
+// Value by the format's definition (arXiv 2209.05433, table 1), without the sign.
 template <typename T>
 double defined_value(int bits) {
   const int exponent = bits >> T::mantissa_bits;
@@ -42,7 +42,7 @@ void check_all_codes() {
   }
 }
 
-// Halfway between two neighbours, and one f32 to either side of it.
+// Checks the midpoint between two neighbours, and the f32 number on either side of it.
 template <typename T>
 void check_all_halves() {
   for (int bits = 0; bits < T::largest_code; ++bits) {
@@ -72,7 +72,7 @@ TEST_CASE("FP8 rounds to nearest, ties to even") {
   CHECK(to_float(to_fp8<f8e4m3>(1.1875F)) == 1.25F);      // tie, even above
   CHECK(to_float(to_fp8<f8e5m2>(1.125F)) == 1.0F);        // tie, even below
   CHECK(to_float(to_fp8<f8e5m2>(1.375F)) == 1.5F);        // tie, even above
-  CHECK(to_float(to_fp8<f8e4m3>(0x1p-10F)) == 0);         // tie of zero and the least subnormal
+  CHECK(to_float(to_fp8<f8e4m3>(0x1p-10F)) == 0);         // tie of zero and the smallest subnormal
   CHECK(to_float(to_fp8<f8e4m3>(0x1.8p-9F)) == 0x1p-8F);  // tie of subnormals
 }
 
@@ -100,7 +100,7 @@ TEST_CASE("the scale is the greatest power of two that takes the largest element
     CHECK(largest * fp8_scale<f8e5m2>(largest) > 28672);
   }
   CHECK(fp8_scale<f8e4m3>(0) == 1);
-  CHECK(fp8_scale<f8e4m3>(0x1p-133F) == 0x1p126F);  // its inverse is no subnormal
+  CHECK(fp8_scale<f8e4m3>(0x1p-133F) == 0x1p126F);  // its inverse is not subnormal
   CHECK(std::isnan(fp8_scale<f8e4m3>(std::numeric_limits<float>::infinity())));
   CHECK(std::isnan(fp8_scale<f8e5m2>(std::nanf(""))));
 }

@@ -1,4 +1,4 @@
-// Amounts that saturate, text that fits a message, JSON that is not too deep.
+// Amounts that saturate, texts that fit a message, JSON that is not too deep.
 #include <string>
 
 #include "base/amount.h"

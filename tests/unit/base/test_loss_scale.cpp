@@ -1,4 +1,4 @@
-// The course of the loss scale.
+// Loss scales over the steps.
 #include "base/loss_scale.h"
 #include "catch.h"
 

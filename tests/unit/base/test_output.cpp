@@ -1,4 +1,4 @@
-// The parts of base that the files and lines of this area rest on.
+// Parts of base that the files and lines of this room use.
 #include <cstdio>
 #include <cstdlib>
 #include <fcntl.h>
@@ -16,7 +16,7 @@ using namespace gptrain;
 
 namespace {
 
-// What `write` leaves on a terminal.
+// Returns the text that `write` leaves on a terminal.
 std::string on_terminal(const std::function<void(std::FILE*)>& write) {
   const int controller = ::posix_openpt(O_RDWR | O_NOCTTY);
   REQUIRE(controller >= 0);
@@ -26,7 +26,7 @@ std::string on_terminal(const std::function<void(std::FILE*)>& write) {
   REQUIRE(terminal != nullptr);
   write(terminal);
   std::fclose(terminal);
-  // What was written comes in pieces of any size, and EIO ends it.
+  // Reads pieces of any size until EIO.
   std::string text;
   char piece[4096];
   for (ssize_t bytes = 0; (bytes = ::read(controller, piece, sizeof(piece))) > 0;) {

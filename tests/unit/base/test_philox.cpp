@@ -1,4 +1,4 @@
-// Philox against published answers.
+// Philox against published test vectors.
 #include <array>
 #include <cstdint>
 

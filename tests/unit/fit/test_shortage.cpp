@@ -1,4 +1,4 @@
-// What is said of runs that do not fit into memory.
+// Messages about runs that do not fit into memory.
 #include <algorithm>
 #include <cstdint>
 #include <fmt/format.h>
@@ -24,7 +24,7 @@ using gptrain::testing::preset_config;
 
 namespace {
 
-// As a dry run has it.
+// Returns the message of a dry run.
 std::string shortage_of(const RunConfig& config, const Target& target, int64_t world_size = 1) {
   const WorldPlan plan = plan_world(config, target, world_size);
   return memory_shortage(config, target, {plan.largest_rank, plan.largest.arenas, plan.on_host,
@@ -38,19 +38,19 @@ HostMemoryUse host_of(const RunConfig& config, const Target& target, int64_t wor
 
 bool has(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
-// The line of a setting, or of what all do together, without its end; empty: there is none.
+// Returns the line of a setting, or of all together, without its end; empty if there is none.
 std::string whole_line_of(const std::string& text, const std::string& begin) {
   const size_t at = text.find("\n  " + begin);
   return at == std::string::npos ? "" : text.substr(at + 3, text.find('\n', at + 1) - at - 3);
 }
 
-// What it does to training and to a step's time.
+// Returns the line's part about training and step time.
 std::string price_of(const std::string& text, const std::string& begin) {
   const std::string line = whole_line_of(text, begin);
   return line.empty() ? "" : line.substr(line.rfind("; ") + 2);
 }
 
-// The line up to that.
+// Returns the line up to that part.
 std::string line_with(const std::string& text, const std::string& begin) {
   const std::string line = whole_line_of(text, begin);
   return line.substr(0, std::min(line.rfind("; "), line.size()));
@@ -81,7 +81,7 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
   CHECK(has(on_gpu, "memory.loss_chunk_tokens = 2048: "));
   CHECK(has(on_gpu, "memory.offload_activations = \"all\": "));
 
-  // With blocks run again the most is a stage's of which rank 0 takes less than half.
+  // With recomputed blocks, the stage with the most memory takes more than twice rank 0's.
   const std::vector<std::string> in_a_v = {"parallel.pipeline=4", "parallel.pipeline_schedule=zero-bubble-v",
                                            "batch.global=256", "batch.micro=16"};
   RunConfig again = preset_config("gpt2-1.5b", in_a_v);
@@ -94,9 +94,9 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
   const std::string too_large = shortage_on(config, cpu_target(), 4);
   CHECK(has(too_large, "\"bf16-pure\": "));
   CHECK(!has(too_large, "precision.gradients"));
-  CHECK(!has(too_large, "\"optimal\""));  // without activations it would be too large, too
+  CHECK(!has(too_large, "\"optimal\""));  // too large even without activations
   CHECK(has(too_large, "with all but memory.recompute = \"selective\": "));
-  // Less than a hundredth of what is missing is not worth a line.
+  // A setting that saves less than 1% of the excess gets no line.
   CHECK(has(too_large, "memory.activation_bits"));
   CHECK(!has(shortage_on(preset_config("gpt3-175b", {"batch.micro=1"}), cpu_target(), 40), "memory.activation_bits"));
   for (const char* optimizer : {"adamw-8bit", "lamb"}) {
@@ -125,7 +125,7 @@ TEST_CASE("settings that help say what they do to training and to the time of a 
     const Target target = find_target("a100-80g");
     return nominal_step_seconds(then, target, 1, 0) / nominal_step_seconds(now, target, 1, 0);
   };
-  // With four micro-batches in flight a budget for two makes the first stage run blocks again.
+  // With four micro-batches in flight, a budget for two makes the first stage recompute blocks.
   const RunConfig kept = preset_config("gpt2-1.5b", {"parallel.pipeline=4", "batch.global=16"}, 4);
   const Target of_four = find_target("a100-80g");
   RunConfig optimal = kept;
@@ -133,7 +133,7 @@ TEST_CASE("settings that help say what they do to training and to the time of a 
   optimal.memory.activation_budget =
       plan_rank(with_few_micro_batches(kept), of_four, 4, 0).memory().arenas[MemoryClass::activations];
   CHECK(nominal_step_seconds(optimal, of_four, 4, 0) > 1.05 * nominal_step_seconds(kept, of_four, 4, 0));
-  // A block's forward pass is a third of its FLOPs, of which the head and the update take some.
+  // A block's forward is a third of its FLOPs; head and update take part of the rest.
   CHECK(ratio(RecomputeKind::block, offload::none) > 1.15);
   CHECK(ratio(RecomputeKind::block, offload::none) < 1.35);
   CHECK(price("memory.recompute = \"block\"") ==
@@ -143,12 +143,12 @@ TEST_CASE("settings that help say what they do to training and to the time of a 
         fmt::format("exact, a step {:.2f} times as long", ratio(RecomputeKind::none, offload::all)));
   CHECK(price("memory.recompute = \"optimal\"").starts_with("exact, a step "));
   for (const char* setting : {"optimizer.type = \"adamw-8bit\"", "precision.compute = \"bf16-pure\""})
-    CHECK(price(setting).starts_with("changes training, a step 0.9"));  // of one micro-batch, and less is updated
+    CHECK(price(setting).starts_with("changes training, a step 0.9"));  // one micro-batch a step, a smaller update
   for (const char* setting : {"memory.saved_inputs = 8", "memory.activation_bits = 3", "with all but "})
     CHECK(price(setting).starts_with("changes training, a step 1."));
   CHECK(price("batch.micro = 4 instead of 8").starts_with("exact but for rounding, a step "));
   CHECK(price("memory.loss_chunk_tokens = 2048").starts_with("exact but for rounding, a step "));
-  // GELU's tanh form is of sums that are not rounded where a product has it.
+  // GELU's tanh form uses unrounded sums if a product computes it.
   CHECK(price("memory.recompute = \"selective\"").starts_with("exact but for rounding, a step 1."));
   CHECK(price_of(text_of("llama-7b", {}, "a100-80g", 100), "memory.recompute = \"selective\"").starts_with("exact, a step 1."));
   CHECK(price_of(text_of("gpt2-1.5b", {"batch.micro=8", "memory.recompute=selective"}, "a100-80g", 30), "memory.recompute = \"block\"")
@@ -183,7 +183,7 @@ TEST_CASE("what would help is what a plan with it takes, and nothing that does n
   CHECK(text.find("parallel.zero = 2: " + fits) != std::string::npos);
   CHECK(text.find("parallel.zero = 3: ") != std::string::npos);
   CHECK(text.find("memory.recompute") == std::string::npos);
-  // A chunk of more rows than a micro-batch has, is the micro-batch.
+  // A chunk of more rows than a micro-batch is the micro-batch.
   const RunConfig chunked = config("parallel.zero=1", "memory.loss_chunk_tokens=4096");
   CHECK(shortage_of(chunked, target, 8) == text);
   // Ranks that share memory have a part of it each.
@@ -208,13 +208,13 @@ TEST_CASE("what the ranks of a machine take of its memory is weighed, where that
     sum += plan_rank(config, target, 4, rank).memory().arenas.total(MemoryPlace::host);
   // Data ranks' shares of a checkpoint differ a little.
   CHECK(static_cast<double>(all.total()) == Approx(static_cast<double>(sum)).epsilon(1e-3));
-  // The first stage has the most micro-batches under way: the node that it is on takes the most.
+  // The first stage has the most micro-batches in flight: its node takes the most.
   const HostMemoryUse two = of_nodes(nodes_of_ranks(4, 2));
   CHECK(two.ranks == 2);
   CHECK(2 * two.total() > all.total());
   CHECK(two.total() == 2 * plan_rank(config, target, 4, 0).memory().arenas.total(MemoryPlace::host));
 
-  // A launcher may deal ranks out to nodes in turn: each has one of both stages then.
+  // A launcher may deal ranks to nodes in turn: each node then has ranks of both stages.
   const HostMemoryUse dealt = of_nodes({0, 1, 0, 1});
   CHECK(dealt.ranks == 2);
   CHECK(2 * dealt.total() == all.total());
@@ -222,7 +222,7 @@ TEST_CASE("what the ranks of a machine take of its memory is weighed, where that
   CHECK(host_shortage(config, all, 0).empty());
   CHECK(host_shortage(config, all, all.total()).empty());
   const std::string text = host_shortage(config, all, all.total() - (int64_t{1} << 30));
-  CHECK(text.starts_with("Does not fit into the host's memory: 1.0 GiB are missing. Beside their devices the 4 ranks of "));
+  CHECK(text.starts_with("Does not fit into the host's memory: 1.0 GiB are missing. The 4 ranks of the machine would "));
   const auto asked = [&](MemoryClass memory_class) {
     return format_bytes(static_cast<double>(all.bytes[static_cast<size_t>(memory_class)]));
   };
@@ -285,12 +285,12 @@ TEST_CASE("what a host lacks already is told of beside what would help the devic
   CHECK(line_with(shortage_of(config, target), micro) == micro + bytes_text(target.memory_bytes) + ", which fits");
   --target.host_bytes;
   const std::string text = shortage_of(config, target);
-  CHECK(line_with(text, micro) == micro + bytes_text(target.memory_bytes) + ", which fits the device alone");
+  CHECK(line_with(text, micro) == micro + bytes_text(target.memory_bytes) + ", which fits the device but not the host");
   CHECK(text.ends_with("\n" + host_shortage(config, host_of(config, target), target.host_bytes)));
 }
 
 TEST_CASE("settings that a host holds one by one are not offered together where it does not") {
-  // Copies of activations, and what ranks receive in where processes share gradients out, are both the host's.
+  // Copies of activations, and the memory in which processes receive gradient shares, are both on the host.
   Target target = find_target("h100");
   target.of_processes = true;
   target.device_links = false;
@@ -329,7 +329,7 @@ TEST_CASE("copies are offered to a run that recomputation alone does not make fi
   REQUIRE(bytes <= target.memory_bytes);
   const std::string setting = "memory.offload_activations = \"optimal\"", text = shortage_of(config, target, 16);
   CHECK(line_with(text, setting + ": ").starts_with(setting + ": " + bytes_text(bytes) + ", which fits; and "));
-  CHECK(has(text, "\n  with all but " + setting + ": "));  // it takes what the others leave
+  CHECK(has(text, "\n  with all but " + setting + ": "));  // uses the memory that the others leave
   Target cpu = cpu_target();
   cpu.memory_bytes = target.memory_bytes;
   CHECK(shortage_of(config, cpu, 16).starts_with("Does not fit: "));
@@ -359,13 +359,13 @@ TEST_CASE("of ranks the first that lacks the most is said to, a first data rank 
     set(rank(0, 0, 0), 101);
     set(rank(0, 0, 1), 120);
     set(rank(1, 0, 1), 120);
-    set(rank(0, 1, 1), 121);  // such as the padding of a piece
+    set(rank(0, 1, 1), 121);  // e.g. the padding of a piece
     CHECK(weighed().largest_rank == rank(0, 0, 1));
     CHECK(weighed().largest == plans[static_cast<size_t>(rank(0, 0, 1))]);
     CHECK(weighed().node_of_rank == std::vector<int64_t>{0, 0, 0, 0, 1, 1, 1, 1});
     for (const auto& [number, bytes] : {std::pair<size_t, int64_t>{0, 202}, {1, 180}, {2, 240}, {3, 240}})
       CHECK(weighed().on_host.at(number)[0] == bytes);
-    // Of devices that have less.
+    // Devices with less memory.
     rooms[static_cast<size_t>(rank(1, 0, 0))] = 60;
     CHECK(weighed().largest_rank == rank(1, 0, 0));
     rooms.assign(8, 120);

@@ -1,4 +1,4 @@
-// Times of collectives against the closed formulas that are their limits.
+// Times of collectives compared with closed formulas, which are their limits.
 #include <cmath>
 #include <numeric>
 #include <vector>
@@ -9,7 +9,7 @@
 namespace gptrain::test_collective_times {
 namespace {
 
-// Round figures: 100 GB/s between the GPUs of a node, 8 NICs of 10 GB/s, 1 and 10 microseconds.
+// Round figures: 100 GB/s between the GPUs of a node, 8 NICs of 10 GB/s, latencies of 1 and 10 microseconds.
 ClusterProfile round_cluster() {
   ClusterProfile cluster = find_cluster("dgx-a100");
   cluster.link_bytes_per_second = 100e9;
@@ -54,7 +54,7 @@ TEST_CASE("a ring takes 2 n (r - 1) / r bytes and 2 (r - 1) latencies") {
     CHECK(ring(cluster, place, Operation::all_gather, n) == Approx((r - 1) / r * n / 100e9 + (r - 1) * 1e-6));
     CHECK(ring(cluster, place, Operation::reduce_scatter, n) == ring(cluster, place, Operation::all_gather, n));
   }
-  // One rank on each node: with 8 such groups each has one NIC, alone all of them.
+  // One rank on each node: with 8 such groups each has one NIC, a single group has all of them.
   GroupPlace apart = place_of(every(8, 4), 8, 32);
   CHECK(ring(cluster, apart, Operation::all_reduce, 1e9) == Approx(1.5 / 10 + 6 * 10e-6));
   apart.sharing = 1;
@@ -80,7 +80,7 @@ TEST_CASE("between whole nodes each rank carries its part of the data") {
   const double n = 1e9;
   CHECK(collective_seconds(cluster, place, Operation::all_reduce, n, Algorithm::hierarchical) ==
         Approx(2 * (7.0 / 8 * n / 100e9 + 7e-6 + 3.0 / 4 * n / 8 / 10e9 + 3 * 10e-6)));
-  // A node's 80 GB/s are the narrowest place of the ring.
+  // A node's 80 GB/s are the bottleneck of the ring.
   CHECK(ring(cluster, place, Operation::all_reduce, n) == Approx(2 * 31.0 / 32 * (n / 80e9 + 28 * 1e-6 + 4 * 10e-6)));
   CHECK(std::isinf(
       collective_seconds(cluster, place_of(every(1, 8), 8, 8), Operation::all_reduce, n, Algorithm::hierarchical)));
@@ -94,7 +94,7 @@ TEST_CASE("transfers take their bytes at the rank's part of the NICs") {
   CHECK(seconds({0, 1}, Operation::send, 1e8) == Approx(1e8 / 100e9 + 1e-6));
   CHECK(seconds({0, 8}, Operation::send, 1e8) == Approx(1e8 / 10e9 + 10e-6));
   CHECK(seconds({0, 8}, Operation::receive, 1e8) == seconds({0, 8}, Operation::send, 1e8));
-  // 8 ranks exchange 1 MB with each other one: 7 MB leave each.
+  // 8 ranks exchange 1 MB with each other: 7 MB leave each.
   CHECK(seconds(every(1, 8), Operation::all_to_all, 64e6) == Approx(7e6 / 100e9 + 1e-6));
   CHECK(seconds(every(8, 8), Operation::all_to_all, 64e6) == Approx(7e6 / 10e9 + 10e-6));
 }

@@ -1,4 +1,4 @@
-// Tables of measured rates, the file that holds them, and what steps are predicted to take by it.
+// Tables of measured rates, their file, and step times predicted from them.
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -24,7 +24,7 @@ constexpr const char* source = "measured: by a test";
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// So many GFLOP/s in all products, and seconds for a byte of other ops.
+// Returns a share with `gflops` in all products and `byte_seconds` for other ops.
 MeasuredShare share_of(int64_t ranks, int64_t threads, double gflops, double byte_seconds) {
   MeasuredShare share{.ranks = ranks, .threads = threads};
   for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -41,7 +41,7 @@ MeasuredShare share_of(int64_t ranks, int64_t threads, double gflops, double byt
   return share;
 }
 
-// Four cores.
+// Returns a machine of four cores.
 MeasuredMachine machine_of(double gflops = 100) {
   MeasuredMachine machine{.name = "mine",
                           .cores = 4,
@@ -69,7 +69,7 @@ class File {
   static std::string path() { return "./measured-profile-of-a-test.json"; }
 };
 
-// The message of what the body throws; empty: nothing.
+// Returns the message of the exception that the body throws; empty: none.
 template <typename Body>
 std::string message_of(const Body& body) {
   try {
@@ -104,9 +104,9 @@ RunConfig config_of(const std::vector<std::string>& overrides, int64_t world_siz
 TEST_CASE("rates are interpolated between sizes, and go on beyond them") {
   const RateTable rates(RateTable::Kind::rate, {{400, 4}, {100, 1}});
   CHECK(rates.at({100}) == Approx(1));
-  CHECK(rates.at({200}) == Approx(2));  // half way of the logarithms
+  CHECK(rates.at({200}) == Approx(2));  // half-way on a logarithmic scale
   CHECK(rates.at({400}) == Approx(4));
-  CHECK(rates.at({4000}) == Approx(4));   // no quicker
+  CHECK(rates.at({4000}) == Approx(4));   // no faster
   CHECK(rates.at({50}) == Approx(0.5));   // half the work in the same time
   const RateTable seconds(RateTable::Kind::seconds, {{100, 1}, {400, 4}});
   CHECK(seconds.at({10}) == Approx(1));
@@ -211,7 +211,7 @@ TEST_CASE("ops with products take longer in a step than alone") {
   constexpr int64_t matrix = 4 * 256 * 256;
   Event op{.name = LinearBackwardWeight::name,
            .executed_flops = 1'000'000,
-           .bytes_moved = 4 * matrix,  // two factors; the gradient is read and written
+           .bytes_moved = 4 * matrix,  // two operands; the gradient is read and written
            .products = {.kind = ProductShape::Kind::plain, .m = 256, .n = 256, .k = 256}};
   const RankShare share = share_of_rank(machine, 4, 1);
   const double alone = *measured_op_seconds(share, op, DType::f32, {});
@@ -226,14 +226,14 @@ TEST_CASE("ops with products take longer in a step than alone") {
 TEST_CASE("the matrix rate is no less than the best that the tables give on all cores") {
   MeasuredMachine machine = machine_of();
   CHECK(best_product_rate(machine, DType::bf16) == Approx(1e11));
-  machine.f32_flops = machine.half_flops = 1e9;  // measured while something else had the cores
+  machine.f32_flops = machine.half_flops = 1e9;  // measured while other work had the cores
   const auto rate = [&] {
     const File file(machine_text(machine, source));
     return find_device(File::path()).f32.flops_per_second;
   };
   CHECK(rate() == Approx(1e11));
   machine.shares[1].ops.insert_or_assign("f32 linear_forward", RateTable(RateTable::Kind::rate, {{256, 256, 256, 4e10}}));
-  CHECK(rate() == Approx(1.6e11));  // four ranks of a thread each
+  CHECK(rate() == Approx(1.6e11));  // four ranks of one thread each
   machine.half_flops = 0;
   const File file(machine_text(machine, source));
   CHECK(find_device(File::path()).half.flops_per_second == 0);
@@ -272,9 +272,9 @@ TEST_CASE("ranks share what was measured of the machine") {
   CHECK(share_of_rank(machine, 4, 1).share->ranks == 4);
   CHECK(factor(1, 4) == 1);
   CHECK(factor(4, 1) == 1);
-  CHECK(factor(8, 1) == 2);  // two take turns on a core
+  CHECK(factor(8, 1) == 2);  // two share a core
   CHECK(factor(2, 4) == 2);
-  CHECK(factor(1, 3) == Approx(4.0 / 3));  // fewer threads than were measured
+  CHECK(factor(1, 3) == Approx(4.0 / 3));  // fewer threads than measured
   MeasuredMachine busy = machine;
   busy.shares[0].stretch = 1.5;
   CHECK(share_of_rank(busy, 1, 4).factor == 1.5);
@@ -314,7 +314,7 @@ TEST_CASE("predictions change with the profile") {
   const double quick = predicted_seconds(machine_of(200));
   CHECK(quick < 0.8 * usual);
   CHECK(quick > 0.4 * usual);
-  // A thread of four has a quarter of the rate, and a rank of four such a thread.
+  // One thread of four has a quarter of the rate; a rank of four has one such thread.
   CHECK(predicted_seconds(machine_of(), {"run.threads=1"}) == Approx(4 * usual).epsilon(0.2));
   CHECK(predicted_seconds(machine_of(), {"batch.global=16"}, 4) > 3 * usual);
   MeasuredMachine slow_links = machine_of();

@@ -1,4 +1,4 @@
-// Times of ops against the limits that they have by themselves.
+// Times of ops compared with their known limits.
 #include "catch.h"
 #include "machine/op_times.h"
 
@@ -30,11 +30,11 @@ TEST_CASE("large products reach the sustained rate, none reaches more") {
 TEST_CASE("a tile more than whole waves costs a wave") {
   DeviceProfile device = find_device("a100-80g");
   device.multiprocessors = 4;
-  const int64_t k = 1000;  // too little to be cut
+  const int64_t k = 1000;  // too short to be split
   const double whole = product_seconds(device, product(4 * 256, 128, k), 0);
   CHECK(product_seconds(device, product(4 * 256 - 255, 128, k), 0) == Approx(whole));
   const double more = product_seconds(device, product(4 * 256 + 1, 128, k), 0);
-  // A row more: smaller tiles keep that below another wave of large ones.
+  // One row more: smaller tiles cost less than another wave of large ones.
   CHECK(more > 1.5 * whole);
   CHECK(more < 2 * whole);
   CHECK(product_seconds(device, product(256, 128, k, 4), 0) == Approx(whole));
@@ -43,7 +43,7 @@ TEST_CASE("a tile more than whole waves costs a wave") {
 TEST_CASE("few outputs with a great depth are cut along the depth") {
   const DeviceProfile device = find_device("a100-80g");
   const ProductShape narrow = product(256, 256, 1 << 20);
-  // Without cuts 4 tiles of 108 multiprocessors would work.
+  // Without splits only 4 tiles would keep 108 multiprocessors busy.
   CHECK(efficiency(device, narrow) > 0.3);
 }
 
@@ -86,7 +86,7 @@ TEST_CASE("no sequence takes less time in attention than a shorter one") {
   const DeviceProfile device = find_device("a100-80g");
   double before = 0;
   for (int64_t tokens = 1; tokens < 400; ++tokens) {
-    // Whole tiles of 64 x 64 pairs, those on the diagonal among them.
+    // Whole tiles of 64 x 64 pairs, including those on the diagonal.
     const int64_t tiles = (tokens + 63) / 64;
     const ProductShape heads{.kind = ProductShape::Kind::attention_forward,
                              .dtype = DType::bf16,

@@ -1,4 +1,4 @@
-// The profiles that the program carries, and what is wrong with files that are none.
+// The built-in profiles, and messages about files that are not profiles.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>

@@ -42,6 +42,16 @@ TEST_CASE("stages may be nearer than data ranks") {
           Ranks{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23});
 }
 
+TEST_CASE("a stage's ranks know it, its first ones have no other coordinate but the tensor axis's") {
+  const Mesh near(point(2, 1, 1, 3, 4), 24, RankOrder::tensor_pipeline_data);
+  REQUIRE(near.stage_of(11) == 1);
+  REQUIRE(near.first_rank_of_stage(1) == 2);
+  REQUIRE(near.first_rank_of_stage(3, 1) == 7);
+  const Mesh far(point(2, 1, 1, 3, 4), 24);
+  REQUIRE(far.stage_of(11) == 1);
+  REQUIRE(far.first_rank_of_stage(3, 1) == 19);
+}
+
 TEST_CASE("groups along one axis and along several") {
   const Mesh mesh(point(2, 1, 1, 3, 2), 12);
   REQUIRE(mesh.group(3, {MeshAxis::tensor}) == Ranks{2, 3});
@@ -75,7 +85,7 @@ TEST_CASE("sizes that do not make the world are refused") {
       "as the product, or change a size");
   REQUIRE_THROWS_AS(Mesh(point(2, 1, 1, 2, 1), 8), Error);
   REQUIRE_THROWS_AS(Mesh(point(1, 1, 1, 1, 1), 0), Error);
-  // The product is 2^64: wrapped around it would look like nothing.
+  // The product is 2^64, which would wrap around to 0.
   REQUIRE_THROWS_AS(Mesh(point(1LL << 32, 1, 1, 1LL << 32, 1), 1), Error);
   try {
     Mesh(point(0, 1, 1, 1, 1), 1);

@@ -17,7 +17,7 @@ using gptrain::testing::small_config;
 
 namespace {
 
-// Sizes that divide over the tensor ranks; the vocabulary does not.
+// Sizes that divide over the tensor ranks, except for the vocabulary.
 ModelConfig model_of(Family family, int64_t tensor_size, int64_t num_kv_heads) {
   const int64_t heads = tensor_size == 5 ? 10 : tensor_size == 8 ? 8 : 12;
   const auto set = [](const char* key, int64_t value) { return key + std::string("=") + std::to_string(value); };
@@ -50,7 +50,7 @@ std::vector<ShardedModel> sharded_models() {
   return models;
 }
 
-// The global row-major indices of a box's elements, in order.
+// Returns the global row-major indices of a box's elements, in order.
 std::vector<int64_t> indices_of(const TensorSpec& tensor, const ShardBox& box) {
   std::vector<int64_t> indices;
   const int64_t global_cols = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
@@ -61,7 +61,7 @@ std::vector<int64_t> indices_of(const TensorSpec& tensor, const ShardBox& box) {
   return indices;
 }
 
-// By local element: the global index, or -1 for padding.
+// Returns the global index of each local element, -1 for padding.
 std::vector<int64_t> local_contents(const TensorSpec& tensor, const TensorShard& shard) {
   std::vector<int64_t> contents(static_cast<size_t>(shard.count()), -1);
   for (const ShardBox& box : shard.boxes) {
@@ -75,7 +75,7 @@ const TensorShard& shard_of(const ShardedModel& model, int64_t rank, const std::
   return model.ranks.at(static_cast<size_t>(rank)).at(static_cast<size_t>(model.spec.find(tensor)));
 }
 
-// The rows of a tensor that a rank holds, in local order.
+// Returns the rows of a tensor that a rank holds, in local order.
 std::vector<int64_t> rows_of(const ShardedModel& model, int64_t rank, const std::string& name) {
   const TensorSpec& tensor = model.spec.tensors[static_cast<size_t>(model.spec.find(name))];
   const int64_t cols = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
@@ -128,7 +128,7 @@ TEST_CASE("column-parallel linears are cut section by section, between heads") {
     const int64_t heads = m.num_heads / model.tensor_size;
     const int64_t kv_heads = std::max<int64_t>(m.num_kv_heads / model.tensor_size, 1);
     for (int64_t rank = 0; rank < model.tensor_size; ++rank) {
-      // The key/value heads that the rank's query heads read.
+      // Lists the key-value heads that the rank's query heads use.
       const int64_t first_kv_head = rank * heads / (m.num_heads / m.num_kv_heads);
       std::vector<int64_t> expected;
       append_range(expected, rank * heads * head, heads * head);

@@ -1,4 +1,4 @@
-// Bytes that the library's attention takes of a GPU.
+// Device memory of the library's attention, in bytes.
 #include <cstdint>
 
 #include "catch.h"

@@ -1,4 +1,4 @@
-// The course of the learning rate.
+// Learning rates over the steps.
 #include "catch.h"
 #include "model_fixture.h"
 #include "optim/learning_rate.h"
@@ -46,7 +46,7 @@ TEST_CASE("a larger batch scales the course of the learning rate and stretches i
   config.optimizer.lr_scaling = LrScaling::linear;
   CHECK(learning_rate(config, 15) == Approx(0.4));
   CHECK(learning_rate(config, 29) == Approx(0.04));
-  config.batch.global = 8;  // a smaller one, too
+  config.batch.global = 8;  // also with a smaller batch
   CHECK(learning_rate(config, 1) == Approx(0.05));
 }
 
@@ -72,5 +72,5 @@ TEST_CASE("learning rates have what the page of optimizers says of their first a
   CHECK(rates(LrCurve::wsd, 5, 2, 3) == Rates{0.5, 1, 0.7, 0.4, 0.1});  // no step at the peak after the warm-up
   CHECK(rates(LrCurve::constant, 3, 1, 0) == Rates{1, 1, 1});
   for (const LrCurve curve : {LrCurve::constant, LrCurve::linear, LrCurve::cosine})
-    CHECK(rates(curve, 4, 4, 0) == Rates{0.25, 0.5, 0.75, 1});  // nothing but a warm-up
+    CHECK(rates(curve, 4, 4, 0) == Rates{0.25, 0.5, 0.75, 1});  // warm-up only
 }

@@ -22,7 +22,7 @@ using Ranks = std::vector<int64_t>;
 
 TEST_CASE("tensor ranks lie next to each other, data ranks see other samples") {
   const RunConfig config =
-      small_config(Family::llama, {"parallel.tensor=4", "batch.micro=2"}, 8);  // two key/value heads
+      small_config(Family::llama, {"parallel.tensor=4", "batch.micro=2"}, 8);  // two key-value heads
   const Mesh mesh = make_mesh(config, 8);
   CHECK(mesh.size(MeshAxis::tensor) == 4);
   CHECK(mesh.size(MeshAxis::data) == 2);
@@ -71,7 +71,7 @@ TEST_CASE("stages pass numbers on and back, in a chain or a ring, and sum what b
         groups.lane(lane).send(groups.group(lane, neighbours_of(lane)), &number, 1, DType::i64,
                                RankGroups::peer_on(lane));
       };
-      // Receives first: no lane waits for another one's.
+      // Receives come first: no lane waits for another one.
       receive(LaneKind::receive_previous, &from_previous);
       receive(LaneKind::receive_next, &from_next);
       send(LaneKind::send_next);
@@ -86,7 +86,7 @@ TEST_CASE("stages pass numbers on and back, in a chain or a ring, and sum what b
       expect(table == static_cast<float>(stage == 1 ? world.rank() : 2 * (world.rank() % 4) + 8));
       expect(from_previous == (stage == 0 && !ring ? -1 : at_stage + 400 * ((stage + 2) % 3)));
       expect(from_next == (stage == 2 && !ring ? -1 : at_stage + 400 * ((stage + 1) % 3)));
-      expect(groups.exchanged_bytes() == ExchangeBytes{});  // threads reduce where the data are
+      expect(groups.exchanged_bytes() == ExchangeBytes{});  // threads reduce in place
     });
   }
 }
@@ -110,7 +110,7 @@ TEST_CASE("a lane has what its largest group takes, and only lanes that reduce t
   processes.of_processes = true;
   const int64_t scratch = (4 + 8 + 2) * (int64_t{256} << 10);
   CHECK(planned_exchange_bytes(processes, groups) == ExchangeBytes{scratch, 0});
-  // Beside a device both are the host's, unless devices exchange by themselves.
+  // With a device both are host memory, unless devices exchange data directly.
   Target devices = find_target("h100");
   devices.of_processes = true;
   devices.device_links = false;
@@ -148,7 +148,7 @@ TEST_CASE("a world that does not divide into model replicas is refused") {
   const std::string replicas = " into model replicas of parallel.tensor * parallel.pipeline = 3 * 1 ranks (try ";
   CHECK(refusal(1) == "1 rank does not divide" + replicas + "3)");
   CHECK(refusal(4) == "4 ranks do not divide" + replicas + "6 or 3)");
-  // Six micro-batches are not shared by four or five data ranks, and not by more than six.
+  // Six micro-batches cannot be divided over four, five or more than six data ranks.
   CHECK(refusal(11) == "11 ranks do not divide" + replicas + "18 or 9)");
   CHECK(refusal(19) == "19 ranks do not divide" + replicas + "18)");
   constexpr int64_t most = std::numeric_limits<int64_t>::max();
@@ -171,7 +171,7 @@ TEST_CASE("a planned rank knows its place, and has no groups of one") {
     REQUIRE(groups.group(LaneKind::gradients, kind) != nullptr);
   CHECK(groups.group(LaneKind::gradients, GroupKind::replicas)->rank() == 1);
   CHECK(groups.group(LaneKind::gradients, GroupKind::replicas)->size() == 2);
-  // A group that a lane does not work in must not pass for one of a single rank.
+  // A group that a lane does not use must not pass for a group of one rank.
   CHECK_THROWS_WITH(groups.group(LaneKind::weights, GroupKind::world), "the lane weights has no group world");
   CHECK(groups.group(LaneKind::send_next, GroupKind::next) == nullptr);
   const RankGroups alone(small_config(Family::llama), 1, 0);

@@ -1,4 +1,4 @@
-// What choices take of a chain's memory, by playing the passes of a micro-batch action by action.
+// Memory of a chain with given choices, computed by running the passes of a micro-batch action by action.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace gptrain::testing {
 
-// The actions of one micro-batch, and how long what they leave is needed.
+// The actions of one micro-batch, and the lifetimes of their outputs.
 class Play {
  public:
   Play(const Chain& chain, const UnitChoices& choices) : chain_(chain), choices_(choices), places_(chain.units.size()) {}
@@ -44,7 +44,7 @@ class Play {
     size_t first, last;  // actions
     bool away = false;   // on the host until it is used
   };
-  // Of a unit, the places in held_ of what its last pass left; -1: none.
+  // For a unit, the positions in held_ of the outputs of its last pass; -1: none.
   struct Places {
     int64_t output = -1, saved = -1, part = -1;
   };
@@ -110,14 +110,14 @@ class Play {
   const UnitChoices& choices_;
   std::vector<Places> places_;  // by unit
   std::vector<Place> held_;
-  std::vector<int64_t> beside_;  // by action: bytes that are there in it alone
+  std::vector<int64_t> beside_;  // by action: bytes that exist during it only
 };
 
-// The most bytes that are alive at a time, where copies take no time. What the others in flight keep is theirs at the end
-// of their forward passes.
+// Returns the peak of live bytes, if copies take no time. For other micro-batches in flight, the bytes at the end of
+// their forward passes count.
 inline int64_t peak_bytes(const Chain& chain, const UnitChoices& choices) { return Play(chain, choices).peak(); }
 
-// What a unit's part that is offloaded takes on the host.
+// Returns the host bytes of a unit's offloaded part.
 inline int64_t offloaded_bytes(const Chain& chain, const UnitChoices& choices, size_t unit) {
   const ChainUnit& u = chain.units[unit];
   const OffloadedPart part = choices[unit].offload.part;

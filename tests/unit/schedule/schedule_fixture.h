@@ -8,7 +8,7 @@
 
 namespace gptrain::testing {
 
-// What the passes of units like a transformer's read and write.
+// Reads and writes of the passes of transformer-like units.
 inline UnitUses uses_of(UnitKind kind) {
   using enum Operand;
   switch (kind) {
@@ -43,7 +43,7 @@ inline std::vector<UnitTraits> units_of(const std::vector<bool>& recomputed) {
 }
 inline std::vector<UnitTraits> plain_units(size_t count) { return units_of(std::vector<bool>(count, false)); }
 
-// The place of the n-th action of a kind and unit.
+// Returns the position of the n-th action of a kind and unit.
 inline size_t find(const Schedule& schedule, ActionKind kind, int32_t unit, int nth = 0) {
   for (size_t i = 0; i < schedule.actions.size(); ++i) {
     const Action& action = schedule.actions[i];
@@ -53,7 +53,7 @@ inline size_t find(const Schedule& schedule, ActionKind kind, int32_t unit, int 
   return 0;
 }
 
-// Without lifetimes set anew: what is wrong is to be found in the actions first.
+// Erases an action without updating lifetimes: the checker must find the fault in the actions.
 inline void erase(Schedule& schedule, size_t place) {
   schedule.actions.erase(schedule.actions.begin() + static_cast<std::ptrdiff_t>(place));
 }

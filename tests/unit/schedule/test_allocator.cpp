@@ -1,4 +1,4 @@
-// Places of buffers by lifetime: sound, and close to the least that any placement takes.
+// Offsets of buffers by lifetime: sound, and close to the least possible memory.
 #include <algorithm>
 #include <random>
 #include <vector>

@@ -1,4 +1,4 @@
-// Schedules of all stages of a pipeline together: they fit, and end without any buffering.
+// Schedules of all stages of a pipeline together: they match, and end without any buffering.
 #include <algorithm>
 #include <functional>
 #include <optional>
@@ -16,7 +16,7 @@ namespace {
 
 using Make = Schedule (*)(const ScheduleOptions&);
 
-// Chunks of one or two blocks in turn; the first has the embedding, too, and the last the head.
+// Chunks of one or two blocks in turn; the first also has the embedding, the last the head.
 Stages stages_of(const PipelineSchedule& schedule, const PipelineShape& shape) {
   Stages stages;
   stages.schedule = &schedule;
@@ -51,7 +51,7 @@ std::vector<Schedule> training(const std::string& name, const PipelineShape& sha
   return schedules_of(std::move(options), stages_of(*schedule, shape), training_schedule);
 }
 
-// The first fault of a stage by itself, or of all together.
+// Returns the first fault of a single stage, or of all stages together.
 std::string fault_of(const std::vector<Schedule>& schedules) {
   for (const Schedule& schedule : schedules) {
     if (const std::string fault = check(schedule); !fault.empty())
@@ -103,7 +103,7 @@ TEST_CASE("training schedules of all stages are sound, fit together and end with
       for (const int32_t zero : {0, 1, 2, 3}) {
         for (const bool tied : {false, true}) {
           if (tied != recompute && shape.stages > 4) continue;
-          // Every other combination with the rest turned on, too.
+          // Every other combination also has the remaining options.
           const bool more = (zero + shape.micro_batches) % 2 == 0;
           const ScheduleOptions options{.zero = zero, .narrow_sums = more, .tied_head = tied, .joint_backward = more,
                                        .keeps_narrow = more != tied};
@@ -130,7 +130,7 @@ TEST_CASE("evaluation and inference schedules of all stages are sound, fit toget
   });
 }
 
-// A chunk at either end may have the embedding or the head alone.
+// A chunk at either end may have only the embedding or the head.
 TEST_CASE("stages without a block fit together, too") {
   for (const PipelineSchedule& schedule : pipeline_schedules()) {
     Stages stages = stages_of(schedule, {3, schedule.least_chunks, 5, false});
@@ -185,7 +185,7 @@ TEST_CASE("a send or a receive that is left out, and one in another place, is fo
         std::vector<Schedule> bad = good;
         erase(bad[stage], place);
         CHECK(check_stages(bad) != "");
-        // Before the norm: what nobody sends in time.
+        // Moves it before the norm, where the data are not sent in time.
         bad = good;
         move(bad[stage], place, places_of(good[stage], ActionKind::norm).front() - 1);
         CHECK(fault_of(bad) != "");
@@ -195,7 +195,7 @@ TEST_CASE("a send or a receive that is left out, and one in another place, is fo
 }
 
 TEST_CASE("two stages that each wait for the other's receive are found") {
-  // Each awaits at once what it sends; the receives of what comes from the other begin after that.
+  // Each stage waits for its send at once and begins to receive the other's data only after that.
   std::vector<Schedule> schedules = training("1f1b", {2, 1, 2, false});
   CHECK(check_stages(schedules) == "");
   for (Schedule& schedule : schedules) {
@@ -210,7 +210,7 @@ TEST_CASE("two stages that each wait for the other's receive are found") {
       move(schedule, i, begins.front() + 1);
     }
   }
-  // Stage 0 sends the second output where stage 1 sends the first gradient: both receives have begun before.
+  // Stage 0 sends the second output while stage 1 sends the first gradient: both receives have begun before.
   CHECK(check_stages(schedules) == "");
   for (Schedule& schedule : schedules) {
     for (size_t i = schedule.actions.size(); i-- > 0;) {

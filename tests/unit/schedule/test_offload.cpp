@@ -1,4 +1,4 @@
-// Copies of what offloaded units save: where they stand in a step, and what they leave of its memory.
+// Copies of offloaded units' saved tensors: their position in a step, and the memory they free.
 #include <algorithm>
 #include <set>
 #include <string>
@@ -24,7 +24,7 @@ ScheduleOptions options_of(int64_t count, const std::vector<bool>& recomputed, i
   return options;
 }
 
-// A record of 10 bytes, a stream of 1.
+// Every record has 10 bytes, every stream 1.
 std::vector<Lifetime> on_device(const Schedule& schedule) {
   std::vector<Lifetime> lifetimes;
   for (const Buffer& buffer : schedule.buffers) {
@@ -61,7 +61,7 @@ TEST_CASE("before one pass, copies that began earlier are awaited before others 
                                                                        : action.kind;
       const std::tuple copy(of, action.unit, action.micro_batch);
       if (begins) begun.insert(copy);
-      // One that is not among those begun here began before.
+      // A copy that was not begun here began earlier.
       if (!begins && !begun.contains(copy)) CHECK(begun.empty());
       at_once += !begins ? 1 : 0;
     }
@@ -129,7 +129,7 @@ TEST_CASE("each offloaded unit takes its record from the device's peak, until tw
   CHECK(peak(4, 12) < none - 38);
   CHECK(peak(12, 12) < 40);
   CHECK(peak(12, 24) < peak(0, 24) - 110);
-  // That does not grow with the model.
+  // Does not grow with the model.
   CHECK(peak(40, 40) == peak(12, 12));
 }
 
@@ -154,7 +154,7 @@ TEST_CASE("the checker finds what is wrong with copies") {
   CHECK(broken(without(await_fetched, 2)).find("is not awaited") != std::string::npos);
   CHECK(broken(without(fetch, 2)).find("has not begun") != std::string::npos);
   CHECK(broken(without(offload, 2)).find("not begun") != std::string::npos);
-  // A record that is used where it was, while it is somewhere else.
+  // Uses a record at its old place while it is elsewhere.
   CHECK(broken([](Schedule& schedule) {
           Action& backward = schedule.actions[find(schedule, backward_input, 2)];
           backward[Operand::saved_for_input] = schedule.actions[find(schedule, offload, 2)][Operand::saved_for_input];

@@ -1,11 +1,11 @@
-// Pipeline schedules: that their orders are whole, end, and have the bubbles and the memory that they are known for.
+// Pipeline schedules: their orders are complete, end, and have the published bubbles and memory.
 #include <algorithm>
 #include <string>
 #include <vector>
 
 #include "catch.h"
 #include "schedule/pipeline/check_passes.h"
-#include "schedule/pipeline/pipeline.h"
+#include "schedule/pipeline/schedules.h"
 #include "schedule/pipeline/simulate.h"
 
 using namespace gptrain;
@@ -25,7 +25,7 @@ std::string text(const PipelineShape& shape) {
          std::to_string(shape.micro_batches) + (shape.recompute ? " recompute" : "");
 }
 
-// Calls visit(shape) for each shape that the schedule has an order for.
+// Calls visit(shape) for each shape for which the schedule has an order.
 template <typename Visit>
 void for_shapes(const PipelineSchedule& schedule, Visit visit) {
   for (int32_t p = 1; p <= 8; ++p) {
@@ -36,7 +36,7 @@ void for_shapes(const PipelineSchedule& schedule, Visit visit) {
   }
 }
 
-// Times of a stage, shared evenly by its chunks.
+// Times of a stage, divided evenly over its chunks.
 PipelineTimes even(const PipelineShape& shape, double forward, double input, double weight) {
   const double chunk = 1.0 / shape.chunks_per_stage;
   return {.chunks = {{.forward = forward * chunk,
@@ -97,7 +97,7 @@ TEST_CASE("the V schedule of equal passes has no bubble but the way to the last 
     if (shape.micro_batches < shape.stages) return;
     INFO(text(shape));
     const PipelineTimes ticks = {.chunks = {PassTimes{.forward = 1, .backward_input = 1, .backward_weight = 1}}};
-    // The last stage cannot begin before its first input has gone through all chunks before.
+    // The last stage cannot begin before its first input has passed all earlier chunks.
     REQUIRE(simulate(shape, named("zero-bubble-v"), ticks).makespan == 6 * shape.micro_batches + shape.stages - 1);
   });
 }
@@ -168,7 +168,7 @@ TEST_CASE("activations in flight are those that each pipeline schedule is known 
         if (schedule.name == "1f1b") REQUIRE(stage.most_in_flight == std::min(p - i, m));
         if (schedule.name == "interleaved") {
           if (v > 1) REQUIRE(stage.most_in_flight <= std::min(m * v, (v - 1) * p + 2 * (p - 1 - i) + 1));
-          // 1 + (p - 1) / (p v) of 1F1B's on the first stage, where there is enough to do.
+          // 1 + (p - 1) / (p v) times 1F1B's on the first stage, if there is enough work.
           if (v > 1 && i == 0 && m % p == 0 && m > p) REQUIRE(stage.most_in_flight == p * v + p - 1);
         }
         if (schedule.name == "varuna")
@@ -202,7 +202,7 @@ TEST_CASE("a swapped, dropped, repeated or misplaced pass is found in each sched
         bad[stage].erase(bad[stage].begin() + static_cast<std::ptrdiff_t>(place));
         bad[(stage + 1) % 3].push_back(good[stage][place]);
         REQUIRE(check_passes(shape, schedule, bad) != "");
-        // The next pass of the same kind and chunk takes its place.
+        // Moves it to the position of the next pass of the same kind and chunk.
         for (size_t other = place + 1; other < good[stage].size(); ++other) {
           const Pass &a = good[stage][place], &b = good[stage][other];
           if (a.kind != b.kind || a.chunk != b.chunk || a.kind == PassKind::backward_input) continue;
@@ -256,7 +256,7 @@ TEST_CASE("faults of passes are told with their stage and pass") {
 }
 
 TEST_CASE("lists that wait for each other are told") {
-  // Stage 0 wants a gradient before it gives the input that the gradient comes from.
+  // Stage 0 waits for a gradient before it sends the input from which the gradient is computed.
   const PipelineShape shape = {.stages = 2, .micro_batches = 2};
   const Pass f00{PassKind::forward, 0, 0}, f01{PassKind::forward, 0, 1}, f10{PassKind::forward, 1, 0},
       f11{PassKind::forward, 1, 1}, b00{PassKind::backward, 0, 0}, b01{PassKind::backward, 0, 1},

@@ -1,4 +1,4 @@
-// The optimal schedule of a chain against all persistent schedules there are, and what every schedule takes.
+// The optimal schedule of a chain, compared with all persistent schedules, and the memory of every schedule.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -17,13 +17,13 @@ namespace {
 
 using Visit = std::function<void()>;
 
-// All persistent schedules of a chain, one after the other; with `copies` those with all that may be offloaded, too.
+// Enumerates all persistent schedules of a chain; with `copies` also all possible offloads.
 class Schedules {
  public:
   explicit Schedules(const Chain& chain, bool copies = false)
       : chain_(chain), copies_(copies), choices_(chain.units.size()) {}
 
-  // body(choices)
+  // Calls body(choices) for each.
   template <typename Body>
   void for_each(const Body& body) {
     forward(0, [&] { body(choices_); });
@@ -58,7 +58,7 @@ class Schedules {
     }
   }
 
-  // A pass that began with `begin` has come to the input of `first`, and goes on to `last`.
+  // Continues a pass that began with `begin`, has reached the input of `first`, and goes on to `last`.
   void again(int32_t first, int32_t last, int32_t begin, const Visit& visit) {
     if (first == last) {
       choice(last) = {false, begin};
@@ -149,7 +149,7 @@ TEST_CASE("with a price on each byte that is copied the schedule is the best of 
     for (ChainUnit& unit : chain.units) {
       unit.copy_seconds = unit.always_kept || random() % 4 == 0 ? -1 : static_cast<double>(random() % 4);
       if (i % 2 == 0) continue;
-      // Where inputs weigh most and little time runs units again, inputs alone are copied.
+      // If inputs are the largest and recomputing units takes little time, only inputs are copied.
       unit.output_bytes *= 3;
       unit.forward_seconds = unit.saved_seconds = 1;
     }
@@ -211,7 +211,7 @@ TEST_CASE("with ever less memory a chain of equal units is run again from its st
   };
   CHECK(seconds(most_bytes(chain)) == 0);
   CHECK(seconds(most_bytes(chain) - 1) == 1);
-  CHECK(seconds(27) == 15);      // the last unit is still there when its backward pass begins
-  CHECK(seconds(13) == 15 * 16 / 2);  // of each unit all before it, but of the last
+  CHECK(seconds(27) == 15);      // the last unit's data still exist when its backward begins
+  CHECK(seconds(13) == 15 * 16 / 2);  // for each unit except the last, all units before it
   CHECK(seconds(12) == -1);
 }

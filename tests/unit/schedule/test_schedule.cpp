@@ -15,7 +15,7 @@ Schedule with_recompute() {
   return training_schedule({.micro_batches = 3, .units = units_of({false, true, false, true, false})});
 }
 
-// The most buffers of a kind that are alive in one action.
+// Returns the most buffers of a kind that are alive in one action.
 int most_alive(const Schedule& schedule, BufferKind kind) {
   int most = 0;
   for (size_t i = 0; i < schedule.actions.size(); ++i) {
@@ -103,7 +103,7 @@ TEST_CASE("units run again from the input of one before them, as often as is ask
         text += fmt::format("{}{} ", action.kind == ActionKind::forward_again ? "f" : is_again(action.kind) ? "r" : "B",
                             action.unit);
     CHECK(text == "B6 B5 f2 f3 r4 B4 f0 f1 f2 r3 B3 r2 B2 r1 B1 ");
-    // Of the streams before unit 5 those stay that unit 2 begins a pass with, and that unit 5 reads.
+    // Before unit 5 only the input streams of unit 2's pass and of unit 5 stay.
     const size_t last = find(schedule, ActionKind::forward, 5);
     const auto alive = std::count_if(schedule.buffers.begin(), schedule.buffers.end(), [&](const Buffer& buffer) {
       return buffer.kind == BufferKind::stream && buffer.first < static_cast<int32_t>(last) &&

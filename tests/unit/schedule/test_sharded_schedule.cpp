@@ -60,14 +60,14 @@ bool writes_gradients(ActionKind kind) {
   return kind == ActionKind::loss || kind == ActionKind::backward_weight || kind == ActionKind::backward;
 }
 
-// Units whose parameters an action touches.
+// Returns the units whose parameters an action touches.
 std::vector<int32_t> units_of_action(const Schedule& schedule, const Action& action) {
   const bool head_matrix = action.kind == ActionKind::loss || action.kind == ActionKind::evaluate;
   return {head_matrix && schedule.options.tied_head ? 0 : action.unit};
 }
 
-// Plays ZeRO 3's weights by the plainest of rules: what was gathered and awaited is there until its buffer ends, and of
-// the blocks two at most have theirs.
+// Simulates ZeRO 3's weights by simple rules: gathered and awaited weights exist until their buffer ends, and at most
+// two blocks have theirs. Returns the first violation.
 std::string misused_weights(const Schedule& schedule) {
   std::set<int32_t> arrived;
   for (size_t i = 0; i < schedule.actions.size(); ++i) {
@@ -87,7 +87,8 @@ std::string misused_weights(const Schedule& schedule) {
   return {};
 }
 
-// Plays the sums: what is being summed is not written, and of the blocks' two at most are under way.
+// Simulates the sums: gradients being summed are not written, and at most two blocks' are in flight. Returns the first
+// violation.
 std::string misused_sums(const Schedule& schedule) {
   std::set<int32_t> summing;  // whole gradients
   std::set<std::pair<int32_t, int32_t>> sums_done;
@@ -139,7 +140,7 @@ TEST_CASE("units are summed once a step, or with ZeRO 2 and 3 once a micro-batch
       for (size_t i = 0; i < schedule.actions.size(); ++i) {
         if (schedule.actions[i].kind != ActionKind::reduce || schedule.actions[i].unit != unit) continue;
         ++found;
-        // A narrow sum may have to wait for one before it.
+        // A narrow sum may have to wait for an earlier one.
         const size_t last = schedule.actions[i - 1].kind == ActionKind::await_gradients ? i - 2 : i - 1;
         const Action& before = schedule.actions[last];
         CHECK(before.unit == unit);
@@ -158,7 +159,7 @@ TEST_CASE("with ZeRO 3 the next unit's weights are on their way before a unit is
   for (int32_t unit = 0; unit + 1 < schedule.num_units(); ++unit) {
     CHECK(find(schedule, ActionKind::gather, unit + 1) < find(schedule, ActionKind::forward, unit));
   }
-  // Backwards too: the block before.
+  // Checks backward too: the block before.
   for (int32_t unit = 3; unit > 1; --unit)
     CHECK(find(schedule, ActionKind::gather, unit - 1, unit > 2 ? 0 : 1) <
           find(schedule, ActionKind::backward_input, unit));
@@ -204,7 +205,7 @@ TEST_CASE("the checker finds every kind of unsound sharded schedule") {
     CHECK(fault.find("its weights is not awaited") != std::string::npos);
   }
   SECTION("the head's matrix of a tied head is not there") {
-    // Nothing of the embedding's own use shows that the loss still needs its weights.
+    // The embedding's own use does not show that the loss still needs its weights.
     const std::string fault = fault_after(schedule_of(3, true), [](Schedule& s) {
       Action gather{.kind = ActionKind::gather, .unit = 0};
       gather[Operand::weights] = s.actions[find(s, ActionKind::loss, 5)][Operand::weights];

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t gibibyte = int64_t{1} << 30;
 
-// How many of `count` bytes from these places on are, as FP8, of the same sign.
+// Returns how many of `count` bytes from these positions have the same sign as FP8 numbers.
 int64_t same_signs(const std::vector<std::byte>& a, int64_t at_a, const std::vector<std::byte>& b, int64_t at_b,
                    int64_t count) {
   int64_t same = 0;
@@ -50,7 +50,7 @@ TEST_CASE("no row of one matrix has the signs of a row of another, in this memor
                                workspace = numbers_for_products(8, gibibyte);
   const auto period = static_cast<int64_t>(weights.size());
   for (const int64_t width : {768, 1600, 2048, 4096, 6400, 16384}) {
-    const auto most = static_cast<int64_t>(6 * std::sqrt(static_cast<double>(width)));  // of a count, from half of them
+    const auto most = static_cast<int64_t>(6 * std::sqrt(static_cast<double>(width)));  // largest distance from half
     for (int64_t row = 0; row < 100'000; row += 997) {
       const int64_t at = row * width;
       CHECK(std::abs(same_signs(weights, at, workspace, at, width) - width / 2) < most);

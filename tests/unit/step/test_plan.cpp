@@ -31,7 +31,7 @@ int64_t padded_elements(const ModelSpec& spec) {
   return sum;
 }
 
-// Bytes that a block keeps beside the published formula's: log-sum-exp and norm statistics, f32.
+// Bytes that a block saves beyond the published formula: log-sum-exp and norm statistics, f32.
 int64_t small_terms(const ModelConfig& m, int64_t micro) {
   const int64_t statistics = m.norm == NormKind::layernorm ? 4 : 2;
   return 4 * micro * m.sequence_length * (m.num_heads + statistics);
@@ -63,7 +63,7 @@ TEST_CASE("an attention window takes model FLOPs by pairs and executed ones by t
       pairs += std::min(query + 1, window);
       if (query % 64 == 0 && query >= window) tiles_less += (query - window + 1) / 64;
     }
-    // Forward two products and backward four, or five as executed; the half of the square is that of no window.
+    // Two products in forward and four in backward, or five as executed; half the square counts without a window.
     const int64_t pairs_less = window == length ? 0 : length * length / 2 - pairs;
     CHECK(static_cast<int64_t>(all.model_flops - total.model_flops) == 2 * 64 * 6 * heads * pairs_less);
     CHECK(static_cast<int64_t>(all.executed_flops - total.executed_flops) == 2 * 64 * 7 * heads * 64 * 64 * tiles_less);
@@ -82,19 +82,19 @@ TEST_CASE("bf16-pure has no master weights but of norms: 14 bytes for a paramete
     const MemoryPlan &a = mixed.memory().arenas, &b = pure.memory().arenas;
     CHECK(a[MemoryClass::master] > 0);
     CHECK(b[MemoryClass::master] == 0);
-    // Masters of all norms lie beside the weights: 25 layer norms with bias, on every rank.
+    // Master weights of all norms are beside the weights: 25 layer norms with bias, on every rank.
     CHECK(b[MemoryClass::weights] - a[MemoryClass::weights] == (zero == 0 ? 4 * 25 * 2 * 768 : 0));
     for (const MemoryClass c : {MemoryClass::gradients, MemoryClass::optimizer, MemoryClass::gathered,
                                 MemoryClass::buckets, MemoryClass::activations})
       CHECK(a[c] == b[c]);
-    // The update reads and writes 2 bytes of weights each, where it reads and writes 4 and writes 2.
+    // The update reads and writes 2 bytes of weights each, instead of reading 4 and writing 4 + 2.
     const auto moved = [](const StepPlan& plan) { return plan.ops[op_index<AdamW>].bytes_moved; };
     CHECK(moved(pure) < moved(mixed) * 27 / 32);
   }
 }
 
 TEST_CASE("codes of 8 bits are moved with the scales of their blocks") {
-  constexpr int64_t rows = 3, cols = 300, scales_of_row = 3;  // a scale for each 128 columns
+  constexpr int64_t rows = 3, cols = 300, scales_of_row = 3;  // one scale per 128 columns
   const auto matrix = [](DType dtype, int64_t of_rows, int64_t of_cols) {
     return Matrix(nullptr, dtype, of_rows, of_cols);
   };
@@ -109,7 +109,7 @@ TEST_CASE("codes of 8 bits are moved with the scales of their blocks") {
   update.gradients = update.master = matrix(DType::f32, 1, elements);
   update.columns[0] = update.columns[1] = matrix(DType::u8, 1, elements);
   update.scales[0] = update.scales[1] = matrix(DType::f32, 1, blocks);
-  // Read: gradients. Read and written: masters, codes of two moments, and their scales.
+  // Read: gradients. Read and written: master weights, codes of two moments, and their scales.
   CHECK(footprint(update, cpu_target()).bytes_moved == elements * (4 + 2 * 4 + 2 * 2 * 1) + 2 * 2 * blocks * 4);
 }
 
@@ -118,13 +118,13 @@ TEST_CASE("documents cost the memory of their places, and count as if nothing we
   const RunConfig masked = preset_config("gpt2-124m", {"batch.micro=8", "batch.global=8", "data.mask_documents=true"});
   const StepPlan before = plan_rank(plain, cpu_target()), after = plan_rank(masked, cpu_target());
   CHECK(after.total().model_flops == before.total().model_flops);
-  // One micro-batch on the device, and those that are read ahead.
+  // One micro-batch on the device, and those read ahead.
   CHECK(after.memory().arenas[MemoryClass::data] - before.memory().arenas[MemoryClass::data] ==
         (1 + prefetch_ring(masked, cpu_target()).depth) * 8 * 1024 * 4);
-  // The library has no part in masks of documents: its workspace for the gradients of the scores is not needed.
+  // The library does not serve document masks: its workspace for score gradients is not needed.
   const Target gpu = find_target("h100");
   CHECK(plan_rank(masked, gpu).memory().scratch_bytes < plan_rank(plain, gpu).memory().scratch_bytes);
-  // With room for documents it has: gradients of the scores for each, as large pieces of them as before, and the table.
+  // With room for documents it does: score gradients for each document, in pieces as large as before, and the table.
   const auto with_room = [&](int64_t documents) {
     const RunConfig config =
         preset_config("gpt2-124m", {"batch.micro=8", "batch.global=8", "data.mask_documents=true",
@@ -138,7 +138,7 @@ TEST_CASE("documents cost the memory of their places, and count as if nothing we
     return table + (8 << 20) + sequences * heads * documents * (2 * length * length + 4 * length);
   };
   CHECK(with_room(2) == needed(micro, 2));
-  CHECK(with_room(33) == needed(1, 33));  // more sequences in a piece would take more than is preferred
+  CHECK(with_room(33) == needed(1, 33));  // more sequences in a piece would exceed the preferred size
 }
 
 TEST_CASE("a plan for a GPU warns of room for documents that its library never serves") {
@@ -155,9 +155,9 @@ TEST_CASE("a plan for a GPU warns of room for documents that its library never s
   CHECK(both.find("\nattention_forward ") != std::string::npos);
   CHECK(both.find(": a library wants 16 bits, no dropout, ") != std::string::npos);
   CHECK(both.ends_with("; own kernels compute it\n"));
-  CHECK(std::count(both.begin(), both.end(), '\n') == 2);  // each once, of twelve blocks
+  CHECK(std::count(both.begin(), both.end(), '\n') == 2);  // each once, for twelve blocks
   CHECK(warnings({"data.max_documents=8", "model.attention_dropout=0.1"}, cpu_target()) == "");
-  // Gradients of the scores of 1024 documents: 2 GiB for each head. Of 4096: more than a piece may have.
+  // Score gradients of 1024 documents: 2 GiB per head. For 4096: more than a piece may have.
   CHECK(warnings({"data.max_documents=1024"}, gpu) == "");
   const std::string backward = warnings({"data.max_documents=4096", "model.sequence_length=4096"}, gpu);
   CHECK(backward.starts_with("attention_backward "));
@@ -212,7 +212,7 @@ TEST_CASE("weights, gradients, master weights and optimizer state take the bytes
   const RunConfig mixed = preset_config("gpt2-124m");
   const StepPlan plan = plan_rank(mixed, cpu_target());
   const int64_t elements = padded_elements(plan.design->spec);
-  CHECK(elements - plan.design->spec.parameters() == 47 * 768);  // rows of padded vocabulary; nothing else needs padding
+  CHECK(elements - plan.design->spec.parameters() == 47 * 768);  // padding rows of the vocabulary, and no others
   CHECK(plan.memory().arenas[MemoryClass::weights] == 2 * elements);
   CHECK(plan.memory().arenas[MemoryClass::gradients] == 4 * elements);
   CHECK(plan.memory().arenas[MemoryClass::master] == 4 * elements);
@@ -247,7 +247,7 @@ TEST_CASE("full recomputation keeps 2 s b h bytes of a block, every other block 
 TEST_CASE("a GPU's products take the tanh form of GELU along in 16 bits, which saves a buffer") {
   const auto calls = [](const StepPlan& plan, size_t op) { return plan.ops[op].calls; };
   const auto plan_of = [](const Target& target, const std::string& changed) {
-    // A short chunk of logits, so that the FFN's gradient is the largest of what lives inside one op.
+    // A short chunk of logits, so that the FFN's gradient is the largest temporary.
     return plan_rank(preset_config("gpt2-124m", {"memory.loss_chunk_tokens=64", changed}), target);
   };
   const Target gpu = find_target("h100");
@@ -327,10 +327,10 @@ TEST_CASE("with gradients in bf16 and moments of 8 bits a parameter takes six by
     return memory[MemoryClass::weights] + memory[MemoryClass::gradients] + memory[MemoryClass::master] +
            memory[MemoryClass::optimizer];
   };
-  // Norms have masters and moments in f32 besides.
+  // Norms also have master weights and moments in f32.
   CHECK(state_bytes(plan.memory().arenas) == 6 * large + 8 * large / 256 + (2 + 2 + 4 + 8) * norms);
   CHECK(state_bytes(wide.memory().arenas) - state_bytes(plan.memory().arenas) == 2 * (large + norms));
-  // On a rank alone one unit after the other has its gradients in f32 for a while.
+  // On a single rank, one unit after another has f32 gradients for a while.
   int64_t largest = 0;
   for (const UnitRange& unit : plan.design->layout.units) largest = std::max(largest, unit.elements);
   CHECK(wide.memory().arenas[MemoryClass::buckets] == 0);

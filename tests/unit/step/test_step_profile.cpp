@@ -12,8 +12,8 @@ using namespace gptrain;
 
 namespace {
 
-// 10 ms: two products and a copy in one action, another waits 2 ms for a collective of 4 ms; 1 ms of waiting for data,
-// the rest outside.
+// 10 ms: two products and a copy in one action; another waits 2 ms for a collective of 4 ms; 1 ms of waiting for data;
+// the rest is outside actions.
 StepProfile example_profile() {
   const auto product = [](const char* shape, double start, double end) {
     return Event{.name = "linear_forward",
@@ -63,7 +63,7 @@ std::string line_of(const std::string& text, const std::string& start) {
   return "";
 }
 
-// The words of the line that starts with `start`.
+// Returns the words of the line that starts with `start`.
 std::vector<std::string> words_of(const std::string& text, const std::string& start) {
   std::istringstream line(line_of(text, start));
   std::vector<std::string> words;
@@ -122,7 +122,7 @@ TEST_CASE("The table gives time, rate and share of the limit") {
 
 TEST_CASE("Shares above 100% are explained") {
   StepProfile profile = example_profile();
-  const char* const why = "\nAbove 100%: a limit is what a short measurement found when the run began.";
+  const char* const why = "\nA rate above 100% of its limit means";
   CHECK(step_profile_table(profile).find(why) == std::string::npos);
   profile.matrix_flops = 100e9;  // linear_forward had 400e9
   CHECK(step_profile_table(profile).find(why) != std::string::npos);

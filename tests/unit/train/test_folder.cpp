@@ -13,7 +13,7 @@
 
 using namespace gptrain;
 
-// Every lock is that of a run that is refused, and takes its folders with it again.
+// Every lock here belongs to a refused run, which removes its folders again.
 TEST_CASE("runs that are refused do not take a folder away from one that is about to use it") {
   const TemporaryFolder folder;
   const std::filesystem::path out = folder.path() / "of-a-user" / "out";
@@ -59,11 +59,11 @@ TEST_CASE("room is wanted for the checkpoints that a run holds at a time") {
   CHECK(shortage(often, 0, 0, 4095) ==
         "run.out = none: 4.0 KiB are free there, but 4 checkpoints of 1.0 KiB will take 4.0 KiB "
         "(checkpoint.keep_last = 3, and one while it is written)");
-  // Those that are there take no more, and only those that retention keeps will stay.
+  // Existing checkpoints take no more room, and retention keeps only some.
   CHECK(shortage(often, 50, 2, 2048) == "");
   CHECK(shortage(often, 50, 2, 2047).find("but 2 more checkpoints of 1.0 KiB will take 2.0 KiB") != std::string::npos);
   CHECK(shortage(often, 50, 9, 1024) == "");
-  // A run near its end writes fewer than it might keep, one that is done writes none.
+  // A run near its end writes fewer checkpoints than it may keep, a finished one none.
   CHECK(shortage(often, 80, 0, 2048) == "");
   CHECK(shortage(often, 79, 0, 2048) != "");
   CHECK(shortage({}, 0, 0, 1024) == "");

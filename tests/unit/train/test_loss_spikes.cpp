@@ -1,4 +1,4 @@
-// When a loss has spiked.
+// Detection of loss spikes.
 #include <limits>
 #include <vector>
 
@@ -9,7 +9,7 @@ using namespace gptrain;
 
 namespace {
 
-// 1 and 3 in turns: a mean of 2, and a deviation of 1.
+// 1 and 3 in turn: a mean of 2 and a deviation of 1.
 LossHistory full_window() { return {{1, 3, 1, 3}, {}}; }
 
 RollbackConfig rollback_config() { return {.spike = 2, .window = 4, .skip_samples = 8, .steps = 2, .limit = 1}; }

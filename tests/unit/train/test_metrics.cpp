@@ -6,9 +6,9 @@
 #include "base/error.h"
 #include "catch.h"
 #include "count_allocations.h"
+#include "train/metrics.h"
 #include "unit/not_a_number.h"
 #include "unit/temporary_folder.h"
-#include "train/metrics.h"
 
 using namespace gptrain;
 using nlohmann::json;
@@ -193,7 +193,7 @@ TEST_CASE("Resuming drops what came after the checkpoint, and what is no record"
   }
   CHECK(steps_of(out / "metrics.jsonl") == std::vector<int64_t>{1, 2, 3, 4, 4, 5});
   CHECK(parse_lines(out / "metrics.jsonl")[4] == json{{"step", 4}, {"validation_loss", 2.5}});
-  // What is kept is kept to the byte.
+  // Kept records are kept to the byte.
   CHECK(read_file(out / "metrics.jsonl").substr(0, 200) == whole.substr(0, 200));
   CHECK(read_file(out / "metrics.jsonl.unreadable") == "garbage\n[1]\n{\"loss\":1}\n{\"step\":\"2\"}\n\n");
   CHECK(file_names(out.path()) == std::vector<std::string>{"metrics.jsonl", "metrics.jsonl.unreadable", "tb"});

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::array<int, 4> stop_signals = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
 
-// Whatever the tests were started by did with it.
+// Restores SIGHUP's handler, whatever the test's parent set.
 struct HangUp {
   explicit HangUp(void (*handler)(int)) : before(signal(SIGHUP, handler)) {}
   ~HangUp() { signal(SIGHUP, before); }
@@ -35,7 +35,7 @@ int blocked_here() {
   return blocked;
 }
 
-// How a process ends that gets `late` after a run, one after another.
+// Returns the exit status of a process that gets the signals `late` after a run, one after another.
 int status_after(std::initializer_list<int> late) {
   const pid_t child = fork();
   if (child == 0) {

@@ -1,5 +1,5 @@
-// Event files are read back here by a reader of its own: framing, bitwise CRC-32C and protobuf fields share nothing
-// with the writer.
+// Reads event files back with an independent reader: framing, bitwise CRC-32C and protobuf fields share nothing with
+// the writer.
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -8,9 +8,9 @@
 #include <map>
 
 #include "catch.h"
-#include "unit/temporary_folder.h"
 #include "train/metrics.h"
 #include "train/tensorboard.h"
+#include "unit/temporary_folder.h"
 
 using namespace gptrain;
 

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "ops/cpu/kernels/matrix_kernels.h"
+#include "ops/cpu/kernels/matrix_kernel_table.h"
 
 namespace gptrain {
 namespace {

@@ -1,7 +1,6 @@
 // Compiled once per instruction set; GPTRAIN_MATRIX_KERNELS names the table of this one.
-#include "ops/cpu/kernels/matrix_kernels.h"
-
 #include "ops/cpu/kernels/attention_kernels.h"
+#include "ops/cpu/kernels/matrix_kernel_table.h"
 #include "ops/cpu/kernels/tile.h"
 
 namespace gptrain {

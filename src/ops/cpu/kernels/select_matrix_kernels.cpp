@@ -4,7 +4,7 @@
 #include <unistd.h>
 #endif
 
-#include "ops/cpu/kernels/matrix_kernels.h"
+#include "ops/cpu/kernels/matrix_kernel_table.h"
 
 namespace gptrain {
 

@@ -16,7 +16,7 @@
 
 #include "base/dtype.h"
 #include "ops/cpu/kernels/amx_tiles.h"
-#include "ops/cpu/kernels/matrix_kernels.h"
+#include "ops/cpu/kernels/matrix_kernel_table.h"
 
 namespace gptrain {
 namespace {
