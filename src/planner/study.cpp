@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "base/units.h"
+#include "config/faults.h"
 
 namespace gptrain {
 namespace {
