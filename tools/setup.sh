@@ -147,3 +147,13 @@ if command -v nvcc >/dev/null && ! has_cudnn_frontend &&
   ! run_logged pip-cudnn-frontend.log python3 -m pip install --no-deps --target build-deps/site "$(cudnn_frontend_wheel)"; then
   say "no cudnn-frontend headers: gptrain will be built without CUDA"
 fi
+
+# A test compares the format of files with that of this version; without it, the test is skipped.
+has_formatter() {
+  command -v clang-format-14 >/dev/null || [[ $(clang-format --version 2>/dev/null) == *' version 14.'* ]]
+}
+install_formatter() { apt_get update && apt_get install --no-install-recommends clang-format-14; }
+if [[ $tests == yes ]] && ! has_formatter &&
+  ! { command -v apt-get >/dev/null && run_logged apt-clang-format.log install_formatter; }; then
+  say "no clang-format 14: the format of files will not be tested"
+fi

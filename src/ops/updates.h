@@ -30,7 +30,9 @@ using LarsNorms = TensorNorms<Lars>;
 
 }  // namespace gptrain
 
+// clang-format off
 #define GPTRAIN_FOR_EACH_UPDATE(X) \
   X(Adafactor) X(AdafactorEma) X(AdafactorVectors) X(AdamW) X(AdamWEma) X(Lamb) X(LambEma) X(Lars) X(LarsEma) \
   X(Lion) X(LionEma) X(Muon) X(MuonEma) X(MuonMomentum) X(Sgd) X(SgdEma)
+// clang-format on
 #define GPTRAIN_FOR_EACH_NORMS(X) X(AdafactorNorms) X(LambNorms) X(LarsNorms)

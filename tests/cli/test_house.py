@@ -22,6 +22,8 @@ PRINTING = re.compile(r"\bfmt::print\(|std::(cout|cerr)\b")
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 # A function that starts at the beginning of a line, as the code's functions do.
 FUNCTION = re.compile(r"(?!using |#|//|struct |class |enum |return |static_assert)[\w\[][^=(;{]*?[ &*](\w+)\((?![^;]*: )")
+# Two files or more in a list of meson.build.
+FILE_LIST = re.compile(r"'[\w./-]+\.cpp'(?:,\s*'[\w./-]+\.cpp')+")
 MACHINE_PATH = re.compile(r"(?<![\w.*-])/(?:work|home|root|Users)/")
 
 
@@ -117,6 +119,19 @@ def printing_faults(root):
                 yield f"{path}:{number}: prints by itself, not by base/output.h"
 
 
+def list_faults(root):
+    """Yields the lists of files in meson.build that are not one file a line and sorted."""
+    for path in sorted([*(root / "src").rglob("meson.build"), *(root / "tests" / "unit").rglob("meson.build")]):
+        text = path.read_text(encoding="utf-8")
+        for match in FILE_LIST.finditer(text):
+            files = [line.strip(" ,") for line in match[0].split("\n")]
+            has_lines = all(file.count("'") == 2 for file in files)
+            begins_line = not text[:match.start()].rpartition("\n")[2].strip()
+            if not (has_lines and begins_line and files == sorted(files)):
+                number = text.count("\n", 0, match.start()) + 1
+                yield f"{path}:{number}: a list of files has each on a line of its own, sorted"
+
+
 def functions_of(path):
     """Yields (line, name, True if local to the file) for each function in a source file."""
     own = False
@@ -168,7 +183,7 @@ def file_faults(root):
 
 def all_faults(root):
     return [*include_faults(root), *ring_faults(root), *cuda_include_faults(root), *map_faults(root),
-            *printing_faults(root), *name_faults(root), *file_faults(root)]
+            *printing_faults(root), *name_faults(root), *list_faults(root), *file_faults(root)]
 
 
 def check_that_faults_are_found():
@@ -185,6 +200,9 @@ def check_that_faults_are_found():
             "cuda/g.h": "\n",
             "src/data/h.cpp": "namespace {\nint twice(int x) {\n}\nint shared(int x) {\n}\nint once() {\n}\n}  // namespace\n",
             "src/data/i.cpp": "int twice(char x) {\n}\nint call() {\n  return once(1);\n}\n",
+            "src/data/meson.build": "files('i.cpp', 'h.cpp')\nfiles(\n  'h.cpp',\n  'i.cpp',\n)\n"
+                                    "files(\n  'i.cpp',\n  'h.cpp',\n)\n",
+            "src/comm/meson.build": "files('a.cpp',\n  'b.cpp')\nx ? files('a.cpp') : files('b.cpp')\n",
             "src/comm/j.h": "int shared(char x);\n",
             "src/train/k.h": "int once(int x);\n",
             "src/optim/l.h": '#include "optim/m.h"\n',
@@ -203,6 +221,7 @@ def check_that_faults_are_found():
         found = {fault.removeprefix(folder + "/").split(": ")[0] for fault in all_faults(root)}
     expected = {"src/base/a.h:2", "src/ops/b.h:3", "src/ops/b.h:4", "src/model/spec/c.h:1", "src/model/spec/c.h:2", "src/elsewhere/e.h", "cuda/f.cu:3",
                 "src/base/a", "src/data/h.cpp:2", "src/data/h.cpp:4", "src/optim/l",
+                "src/data/meson.build:1", "src/data/meson.build:7", "src/comm/meson.build:1",
                 "tests/long.cpp", "README.md", "README.md:1"}
     if found != expected:
         sys.exit(f"the check itself is wrong: found {sorted(found)}, expected {sorted(expected)}")
