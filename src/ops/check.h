@@ -1,4 +1,4 @@
-// Checks of an op's operands and options, the same for every backend. Contents of memory are not looked at.
+// Checks of an op's operands and options, the same for every backend. They read no operand's memory.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace gptrain {
 
-// Throws std::logic_error, naming the op, at the first fault.
+// THROWS std::logic_error, naming the op, at the first fault.
 class Checker final : public OperandVisitor {
  public:
-  // `missing`: a dtype that the backend does not have.
+  // `missing`: a dtype that the backend does not support.
   explicit Checker(std::string_view op, std::optional<DType> missing = {}) : op_(op), missing_(missing) {}
 
   void operand(std::string_view name, const Matrix& matrix, Access access, const Form& form) override;
@@ -23,14 +23,15 @@ class Checker final : public OperandVisitor {
   std::optional<DType> missing_;
 };
 
-// Throws std::logic_error, naming the op and the operand, when the op is not as `ops.h` says.
+// THROWS std::logic_error, naming the op and the operand, if the op violates the rules of ops.h. `missing` as in
+// Checker.
 template <typename Op>
 void check(const Op& op, std::optional<DType> missing = {}) {
   Checker checker(Op::name, missing);
   for_each_operand(op, checker);
 }
 
-// Throws Error(device) when a backend has less scratch memory than an op needs there.
+// THROWS Error(device) if the backend's scratch memory, `available` bytes, is smaller than the `needed` bytes.
 void require_scratch(std::string_view op, int64_t needed, int64_t available);
 
 }  // namespace gptrain

@@ -12,22 +12,23 @@
 
 namespace gptrain {
 
-// Use of an operand by an op. Uncounted: in places that depend on the data, or so small that footprints leave it out.
+// Use of an operand by an op. Footprints do not count uncounted_ uses: the places depend on the data, or the operand is
+// small.
 enum class Access : uint8_t { read, write, update, uncounted_read, uncounted_write };
 constexpr bool is_written(Access access) { return access != Access::read && access != Access::uncounted_read; }
 constexpr Access summed(bool accumulate) { return accumulate ? Access::update : Access::write; }
 
-// Requirements on an operand.
+// Required dtype, shape and alignment of an operand.
 struct Form {
-  enum class Types : uint8_t { one, real, fp8 };
-  static constexpr int64_t any = -1;  // size above 0
+  enum class Types : uint8_t { one, real, fp8 };  // one: `dtype`; real: f32, bf16 or f16
+  static constexpr int64_t any = -1;              // any size above 0
 
   Types types = Types::one;
-  DType dtype = DType::f32;  // the type, if `types` is `one`
+  DType dtype = DType::f32;  // used with Types::one
   int64_t rows = any, cols = any;
   int64_t least_rows = 0;
   bool optional = false;  // it may not be given
-  bool in_tiles = false;  // as tensor cores take it: multiples of 16 elements, and rows at multiples of 16 bytes
+  bool in_tiles = false;  // for tensor cores: sizes are multiples of 16 elements, rows begin at multiples of 16 bytes
 };
 
 namespace forms {
@@ -35,7 +36,6 @@ namespace forms {
 constexpr Form exactly(DType dtype, int64_t rows, int64_t cols) { return {.dtype = dtype, .rows = rows, .cols = cols}; }
 constexpr Form vector(DType dtype, int64_t count) { return exactly(dtype, 1, count); }
 inline Form like(const Matrix& other) { return exactly(other.dtype, other.rows, other.cols); }
-// Any of f32, bf16 and f16.
 constexpr Form real(int64_t rows = Form::any, int64_t cols = Form::any) {
   return {.types = Form::Types::real, .rows = rows, .cols = cols};
 }
@@ -77,7 +77,7 @@ class OperandVisitor {
   }
 };
 
-// The first operand is the one that tells calls of the op apart (see shape_text).
+// The first operand visited is the one whose shape distinguishes calls of the op (see shape_text).
 #define GPTRAIN_DECLARE_OPERANDS(Op) void for_each_operand(const Op& op, OperandVisitor& visit);
 GPTRAIN_FOR_EACH_OP(GPTRAIN_DECLARE_OPERANDS)
 #undef GPTRAIN_DECLARE_OPERANDS
