@@ -1,4 +1,4 @@
-// Names of all ops, and calls of each added up.
+// Names of all ops, and totals of the calls of each.
 #pragma once
 
 #include <array>
@@ -35,7 +35,7 @@ constexpr std::array<std::string_view, num_ops> op_names = {
 #undef GPTRAIN_OP_NAME
 };
 
-// Calls of one op, added up.
+// Totals of the calls of one op.
 struct OpTotals {
   int64_t calls = 0;
   Flops model_flops = 0;
