@@ -12,7 +12,7 @@
 namespace gptrain {
 namespace {
 
-// Bytes of the operands that are counted: those that are read and written count twice.
+// Adds up the bytes of counted operands. Operands both read and written count twice.
 class ByteCounter final : public OperandVisitor {
  public:
   void operand(std::string_view, const Matrix& matrix, Access access, const Form&) override {
@@ -40,23 +40,23 @@ ProductShape product_shape(DType dtype, int64_t m, int64_t n, int64_t k) {
   return {.kind = ProductShape::Kind::plain, .dtype = dtype, .m = m, .n = n, .k = k};
 }
 
-// One [rows, in] x [in, out] product, whichever of the three it is.
+// Counts one [rows, in] x [in, out] product: any of a linear's three.
 template <typename Op>
 void count_linear(const Op& op, const Matrix& w, int64_t rows, Footprint& footprint) {
   footprint.model_flops = product_flops(rows, op.true_out >= 0 ? op.true_out : w.rows, w.cols);
   footprint.executed_flops = product_flops(rows, w.rows, w.cols);
 }
 
-// Twice the (query, key) pairs of a sequence that attend: the square, by the field's custom its half when causal, the
-// sum over queries of min(query + 1, window) with a window that is shorter.
+// RETURNS twice the number of attending (query, key) pairs in a sequence: tokens^2 without a mask; by the field's
+// custom half of that if causal; with a shorter window, the sum over queries of min(query + 1, window).
 Flops twice_attended_pairs(const AttentionMask& mask, int64_t tokens) {
   const auto t = static_cast<Flops>(tokens), window = static_cast<Flops>(mask.window);
   if (!mask.causal) return 2 * t * t;
   return mask.window > 0 && mask.window < tokens ? window * (2 * t - window + 1) : t * t;
 }
 
-// Products of attention, each over the (query, key) pairs of one head: `model` counts those that attend, `executed`
-// whole tiles. What documents leave out is known to the device only, and counts.
+// Counts products of attention over the (query, key) pairs of each head: model FLOPs over attending pairs, executed
+// FLOPs over whole tiles. Pairs in different documents count as attending, since only the device knows them.
 template <typename Op>
 void count_attention(const Op& op, int64_t products_in_model, int64_t products_executed, Footprint& footprint) {
   footprint.products.dtype = op.q.dtype;
@@ -77,7 +77,7 @@ void count_attention(const Op& op, int64_t products_in_model, int64_t products_e
                              static_cast<Flops>(tiles) * heads * static_cast<Flops>(products_executed);
 }
 
-// Adds costs beside those of counted operands and scratch memory: for most ops none.
+// Adds an op's costs beside those of counted operands and scratch memory. Most ops have none.
 template <typename Op>
 void add_cost(const Op&, const Target&, Footprint&) {}
 
@@ -111,15 +111,15 @@ void add_cost(const AttentionForward& op, const Target&, Footprint& footprint) {
   footprint.products.kind = ProductShape::Kind::attention_forward;
 }
 
-// dv, dp, dq, dk; executed: q k^T once more. The own GPU kernel, which adds nothing up with atomics, has the scores and
-// dp once for dk and dv and once for dq.
+// dv, dp, dq, dk; executed: q k^T once more. gptrain's own GPU kernel uses no atomics, so it computes the scores and dp
+// twice: for dk and dv, and for dq.
 void add_cost(const AttentionBackward& op, const Target& target, Footprint& footprint) {
   const bool twice = !on_cpu(target) && !fused_attention_shape(op);
   count_attention(op, 4, twice ? 7 : 5, footprint);
   footprint.products.kind = ProductShape::Kind::attention_backward;
 }
 
-// Rows and columns are summed one after the other.
+// Rows and columns are summed in two passes.
 void add_cost(const FactoredSums& op, const Target&, Footprint& footprint) {
   footprint.bytes_moved += 2 * op.elements * dtype_bytes(DType::f32);
 }
@@ -136,7 +136,7 @@ void add_cost(const ScaledProduct& op, const Target&, Footprint& footprint) {
 
 void add_cost(const SampleRows& op, const Target&, Footprint& footprint) { footprint.bytes_moved += op.y.bytes(); }
 
-// [rows, cols] of a matrix of hidden vectors.
+// RETURNS the text of sizes of a matrix of hidden vectors.
 std::string rows_text(const Matrix& x) { return fmt::format("N={} h={} {}", x.rows, x.cols, dtype_name(x.dtype)); }
 
 std::string linear_text(int64_t rows, const Matrix& w, DType compute, const Matrix& pre_activation = {}) {

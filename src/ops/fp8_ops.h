@@ -52,7 +52,7 @@ struct ScaledProduct {
   Matrix bias;              // [1, n] bf16 or not given
   Matrix c;                 // [m, n] bf16 or f32 out
   bool accumulate;          // adds to c; REQUIRES c to be f32
-  int64_t true_terms = -1;  // of the m n k multiply-adds, the number without padding, for model FLOPs only; -1: all
+  int64_t true_terms = -1;  // multiply-adds without padding, at most m n k, for model FLOPs only; -1: m n k
 };
 
 }  // namespace gptrain

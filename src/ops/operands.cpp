@@ -27,7 +27,7 @@ void visit_vocabulary_slice(int64_t first_token, int64_t num_tokens, int64_t row
                 "the token table is no slice of the vocabulary");
 }
 
-// The amax of an output, where it is asked for.
+// Visits the optional amax of an output.
 void visit_amax(const Matrix& amax, const Matrix& output, OperandVisitor& visit) {
   visit.writes("amax", amax, optional(in_tiles(vector(DType::f32, amax_parts))));
   visit.require(!amax.given() || output.dtype == DType::bf16, "an amax is had of bf16 only");
@@ -72,7 +72,8 @@ void visit_attention(const Op& op, Access results, OperandVisitor& visit) {
                 "room for documents is negative, or given without documents");
 }
 
-// The gammas, rstd and sizes of both directions; q and k are what is turned.
+// Visits the operands of QueryKeyForward and QueryKeyBackward that belong to heads. q and k: the matrices that the
+// rotation changes.
 template <typename Op>
 void visit_heads(const Op& op, const Matrix& q, const Matrix& k, Access statistics, OperandVisitor& visit) {
   visit.require(op.head_size > 0, "head_size is not positive");

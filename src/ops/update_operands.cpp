@@ -7,13 +7,13 @@ using namespace forms;
 
 namespace {
 
-// `takes_bf16`: gradients may be bf16.
+// RETURNS the form of gradients. `takes_bf16`: the op accepts bf16.
 Form gradient_form(const Matrix& gradients, bool takes_bf16) {
   return vector(takes_bf16 && gradients.dtype == DType::bf16 ? DType::bf16 : DType::f32, gradients.cols);
 }
 
-// Operands of an update but for its columns. `updated`: how masters are used, or weights without them; `rounded`:
-// weights beside masters.
+// Visits the operands of an update other than its columns. `updated`: use of the masters, or of weights without
+// masters; `rounded`: use of weights beside masters.
 void visit_parameters(const ElementUpdate& op, bool takes_bf16, Access updated, Access rounded, OperandVisitor& visit) {
   const int64_t elements = op.gradients.cols;
   visit.reads("gradients", op.gradients, gradient_form(op.gradients, takes_bf16));
@@ -30,7 +30,8 @@ void visit_columns(const ElementUpdate& op, size_t first, size_t end, Access acc
     visit.operand("a column of state", op.columns[i], access, vector(DType::f32, op.gradients.cols));
 }
 
-// Number of an update's columns, those of an average of the weights too, which the sums of norms count but do not need.
+// RETURNS the number of an update's columns, an average of the weights included; norm sums count it, too, but do not
+// need it.
 template <typename Op>
 size_t given_columns(const Op& op) {
   size_t count = Op::num_columns;

@@ -54,11 +54,12 @@ AttentionBackwardBuffers carve_backward(ScratchCarver& carver, const AttentionBa
   return buffers;
 }
 
-// Query tiles per task: as many as share a packing of the keys, fewer when threads would stay idle.
+// RETURNS the query tiles per task: the largest number that shares a packing of the keys, or fewer if threads would be
+// idle.
 int64_t query_tiles_per_task(const AttentionForward& op, int num_threads) {
   const int64_t heads = op.batch * op.num_heads;
   const int64_t tiles = num_tiles(op.sequence_length);
-  constexpr int64_t tasks_per_thread = 4;  // they differ in size under a causal mask
+  constexpr int64_t tasks_per_thread = 4;  // tasks differ in size under a causal mask
   int64_t count = max_query_tiles;
   while (count > 1 && heads * ((tiles + count - 1) / count) < tasks_per_thread * num_threads) count /= 2;
   return count;
@@ -66,7 +67,7 @@ int64_t query_tiles_per_task(const AttentionForward& op, int num_threads) {
 
 void* at(const Matrix& matrix, int64_t row, int64_t col) { return matrix.row_range(row, 1).column_range(col, 1).data; }
 
-// What forward and backward have in common.
+// RETURNS the operands of one sequence and head that forward and backward have in common.
 template <typename Op>
 AttentionHead head_of(const Op& op, int64_t sequence, int64_t head) {
   const int64_t row = sequence * op.sequence_length;
@@ -102,14 +103,14 @@ AttentionHead head_of(const Op& op, int64_t sequence, int64_t head) {
 
 }  // namespace
 
-// Some tiles of the head size for each thread.
+// Bytes of a few tiles of the head size for each thread.
 int64_t cpu_scratch_bytes(const AttentionForward& op, int num_threads) {
   ScratchCarver carver(nullptr);
   carve_forward(carver, op.head_size);
   return num_threads * carver.bytes();
 }
 
-// For each thread about five times tokens * head size floats.
+// Bytes of about five times tokens * head size floats for each thread.
 int64_t cpu_scratch_bytes(const AttentionBackward& op, int num_threads) {
   ScratchCarver carver(nullptr);
   carve_backward(carver, op);

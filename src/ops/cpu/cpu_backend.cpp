@@ -14,7 +14,7 @@
 namespace gptrain {
 namespace {
 
-// Below this size a huge page would mostly be waste.
+// Allocations below this size would waste most of a huge page.
 constexpr int64_t huge_page_bytes = int64_t{2} << 20;
 
 class MappedMemory final : public DeviceMemory {
@@ -25,7 +25,7 @@ class MappedMemory final : public DeviceMemory {
   }
 };
 
-// oneDNN leaves out the part of a product that a thread was to do which OpenMP does not give it.
+// oneDNN leaves a part of a product uncomputed if OpenMP starts fewer threads than it expects.
 void require_team(int num_threads) {
   const TeamSize size(num_threads);
   int team = 1;
@@ -59,7 +59,7 @@ std::unique_ptr<DeviceMemory> CpuBackend::allocate(int64_t bytes) {
                 format_bytes(static_cast<double>(bytes)), std::strerror(errno),
                 format_bytes(static_cast<double>(target_.memory_bytes)));
   }
-  // Only advice: where the system has no huge pages, small ones work too.
+  // Advice only: without huge pages, small ones work too.
   if (bytes >= huge_page_bytes) madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);
   return std::make_unique<MappedMemory>(data, bytes);
 }
@@ -77,7 +77,7 @@ void CpuBackend::download(void* host, const void* device, int64_t bytes) {
   if (bytes > 0) std::memcpy(host, device, static_cast<size_t>(bytes));
 }
 
-// No kernel here has f16: oneDNN 2.6 has no products in it.
+// No CPU kernel supports f16, since oneDNN 2.6 has no f16 products.
 template <typename Op>
 void CpuBackend::prepare(const Op& op) const {
   check(op, DType::f16);

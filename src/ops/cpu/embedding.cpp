@@ -23,8 +23,8 @@ void cpu_run(const EmbeddingForward& op, const CpuContext& context) {
   run_rows(op, op.x.rows, context.kernels->embedding_forward, context);
 }
 
-// A table row belongs to one thread in each block of columns, so that its sum is taken in row order: threads share the
-// work by columns first and, where there are more threads than blocks of columns, by classes of tokens.
+// In each block of columns one thread sums all of a table row, so that sums are in row order. Threads divide the work
+// by columns and, if there are more threads than blocks of columns, by classes of tokens.
 void cpu_run(const EmbeddingBackward& op, const CpuContext& context) {
   check_tokens(EmbeddingBackward::name, op.tokens, op.dx.rows,
                op.num_tokens > 0 ? op.num_tokens : op.d_token_table.rows);

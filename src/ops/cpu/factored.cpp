@@ -1,4 +1,4 @@
-// Second moments by row and column (ops/factored.h). Every sum has one order, whatever the number of threads.
+// Second moments by row and column (ops/factored.h). The order of every sum is the same for any number of threads.
 #include <algorithm>
 #include <cmath>
 
@@ -38,7 +38,7 @@ void cpu_run(const FactoredMoments& op, const CpuContext& context) {
   const double share = std::pow(static_cast<double>(state.updates), op.beta2_decay);
   const double squared_scale = static_cast<double>(state.gradient_scale) * static_cast<double>(state.gradient_scale);
   const auto* const sums = op.sums.as<const double>();
-  // The moments of `count` rows or columns, whose sums are of `summed` elements each; their sum.
+  // Updates the moments of `count` rows or columns, each of whose sums has `summed` elements. RETURNS the moments' sum.
   const auto advance = [&](float* moments, const double* of_squares, int64_t count, int64_t summed) {
     double sum = 0;
     for (int64_t i = 0; i < count; ++i) {

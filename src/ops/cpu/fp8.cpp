@@ -1,5 +1,5 @@
-// Ops of FP8 linears. Training with them is for GPUs: here they are the same arithmetic, element by element, for tests
-// and for the host harness of the CUDA backend.
+// Ops of FP8 linears, element by element with the arithmetic of GPUs. For tests and the host harness of the CUDA
+// backend, not for training.
 #include "base/fp8.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ void quantize(const Quantize& op, int num_threads) {
   });
 }
 
-using Numbers = std::array<float, 256>;  // by code
+using Numbers = std::array<float, 256>;  // value of each code
 
 template <typename T>
 constexpr Numbers numbers_of() {
@@ -52,7 +52,7 @@ const Numbers& numbers(DType dtype) {
 
 void cpu_run(const Amax& op, const CpuContext&) {
   constexpr uint16_t infinity = 0x7f80;
-  uint16_t largest = 0;  // magnitudes of bf16 are ordered as their bits are
+  uint16_t largest = 0;  // magnitudes of bf16 compare like their bits
   for (int64_t row = 0; row < op.x.rows; ++row) {
     const bf16* const from = scaled_row<bf16>(op.x, row);
     for (int64_t col = 0; col < op.x.cols; ++col)
@@ -81,7 +81,7 @@ void cpu_run(const Quantize& op, const CpuContext& context) {
   });
 }
 
-// Products of two FP8 numbers are exact in f32, and their sums in f64 as good as exact.
+// Products of two FP8 numbers are exact in f32; their sums in f64 are almost exact.
 void cpu_run(const ScaledProduct& op, const CpuContext& context) {
   const Numbers& of_a = numbers(op.a.dtype);
   const Numbers& of_b = numbers(op.b.dtype);

@@ -3,7 +3,7 @@
 
 namespace gptrain {
 
-// Per block of rows: the sums for gamma and beta, [h] each.
+// RETURNS the floats of a block of rows: sums for gamma and beta, [h] each.
 int64_t cpu_scratch_bytes(const NormBackward& op, int) {
   return RowBlocks(op.x.rows).num_blocks * 2 * op.x.cols * dtype_bytes(DType::f32);
 }

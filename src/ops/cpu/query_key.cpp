@@ -6,7 +6,7 @@
 namespace gptrain {
 namespace {
 
-// What a block of rows needs: the sums for both gammas and a vector to work on.
+// RETURNS the floats of a block of rows: sums for both gammas, and a work vector.
 int64_t block_floats(const QueryKeyBackward& op) { return 3 * op.head_size; }
 
 template <typename Op>

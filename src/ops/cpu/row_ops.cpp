@@ -1,4 +1,4 @@
-// Ops in which each row stands for itself.
+// Ops that compute each row independently of the others.
 #include <algorithm>
 #include <cmath>
 
@@ -77,7 +77,7 @@ void cpu_run(const WeightedSum& op, const CpuContext& context) {
   });
 }
 
-// As small as a norm's weights or a bias: not worth a second thread.
+// Runs on one thread: matrices of the size of a norm's weights or a bias do not pay for a second.
 void cpu_run(const AddSums& op, const CpuContext&) {
   const auto* const sums = op.sums.as<const double>();
   auto* const gradient = op.gradient.as<float>();

@@ -1,5 +1,5 @@
 // Scratch memory that each op needs on the CPU backend, in bytes; 0 for most. The footprints report these sizes, the
-// plan reserves them, and CpuBackend refuses an op that finds less. Each is defined beside its op.
+// plan reserves them, and CpuBackend throws if an op has less. Each function is defined beside its op.
 #pragma once
 
 #include <cstdint>

@@ -6,7 +6,7 @@
 namespace gptrain {
 namespace {
 
-// Segments are cut into chunks of this many elements, the same for any number of threads.
+// Elements of a chunk of a segment, the same for any number of threads.
 constexpr int64_t chunk = 1 << 14;
 
 int64_t num_chunks(int64_t count) { return (count + chunk - 1) / chunk; }
@@ -18,11 +18,11 @@ int64_t total_chunks(const Segment* segments, int64_t num_segments) {
   return total;
 }
 
-// Calls body(segment, first, end, index of the chunk) for the chunks of all segments, shared over threads.
+// Calls body(segment, first, end, index of the chunk) for the chunks of all segments, divided among threads.
 template <typename Segment, typename Body>
 void for_each_chunk(int num_threads, const Segment* segments, int64_t num_segments, const Body& body) {
   parallel_shares(num_threads, total_chunks(segments, num_segments), [&](int64_t first, int64_t end) {
-    int64_t index = 0;  // of the first chunk of a segment
+    int64_t index = 0;  // index of the segment's first chunk
     for (int64_t i = 0; i < num_segments && index < end; index += num_chunks(segments[i].count), ++i) {
       const int64_t end_of_segment = segments[i].offset + segments[i].count;
       const int64_t end_here = std::min(end, index + num_chunks(segments[i].count));
@@ -36,7 +36,8 @@ void for_each_chunk(int num_threads, const Segment* segments, int64_t num_segmen
 
 }  // namespace
 
-// One partial sum for each chunk; the segments, which only the device knows, leave at most one chunk each unfilled.
+// RETURNS the bytes of one partial sum for each chunk. Segment sizes are unknown here; each segment has at most one
+// partial chunk.
 int64_t cpu_scratch_bytes(const SquaredNorm& op, int) {
   return (op.gradients.cols / chunk + op.num_segments) * dtype_bytes(DType::f64);
 }
@@ -69,7 +70,7 @@ void cpu_run(const PrepareUpdate& op, const CpuContext&) {
   state.gradient_scale /= state.loss_scale.value;
   state.step_loss_scale = state.loss_scale.value;
   if (op.loss_scale_window > 0) {
-    // Not as a whole: equal states have equal bytes between their fields, too.
+    // Assigns field by field, not the whole struct, which might change padding bytes between the fields.
     const LossScale next = next_loss_scale(state.loss_scale, state.skip != 0, op.loss_scale_window);
     state.loss_scale.value = next.value;
     state.loss_scale.good_steps = next.good_steps;
@@ -84,7 +85,7 @@ void cpu_run(const KeepGradients& op, const CpuContext& context) {
                  });
 }
 
-// `kernel` is the instruction set's.
+// `kernel`: the selected kernel table's.
 template <typename Op, typename Kernel>
 void run_update(const Op& op, const CpuContext& context, const Kernel& kernel) {
   if (op.state->skip != 0) return;
@@ -114,7 +115,7 @@ GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CPU_UPDATE)
 GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_CPU_BLOCK_UPDATE)
 #undef GPTRAIN_CPU_BLOCK_UPDATE
 
-// `kernel` is the instruction set's.
+// `kernel`: the selected kernel table's.
 template <typename Op, typename Kernel>
 void run_tensor_norms(const Op& op, const CpuContext& context, const Kernel& kernel) {
   auto* const sums = op.sums.template as<double>();
