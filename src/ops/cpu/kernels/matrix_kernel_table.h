@@ -1,5 +1,5 @@
-// The serial kernels behind attention and behind the linears that oneDNN does not serve, one table per instruction set.
-// attention.cpp and linear.cpp split the work over threads and give each thread its buffers.
+// The serial kernels of attention and of the linears that oneDNN does not support, one table per instruction set.
+// attention.cpp and linear.cpp divide the work among threads and give each thread its buffers.
 #pragma once
 
 #include <cstddef>
@@ -15,27 +15,27 @@ constexpr int64_t tile_size = 64;
 constexpr int64_t max_query_tiles = 4;
 // Columns that one call of column_sums may cover.
 constexpr int64_t column_sum_width = 256;
-// Rows of a product that share registers; row counts are rounded up to it.
+// Rows of a product that share registers; row counts are rounded up to a multiple.
 constexpr int product_rows = 4;
 
 // 32 bits of a packed tile: a float or a pair of bfloat16.
 using Unit [[gnu::may_alias]] = uint32_t;
 
 // The operands of one sequence and one query head. Pointers are at token 0 of the head; strides are in elements.
-// Elements are bf16 or f32, all the same.
+// Elements are all bf16 or all f32.
 struct AttentionHead {
   int64_t tokens;
   int64_t head_size;
   float scale;
   bool causal;
-  int64_t window;                  // 0: none
-  const int32_t* document_starts;  // of the sequence, or nullptr
+  int64_t window;                  // tokens that a query sees; 0: all
+  const int32_t* document_starts;  // the sequence's (see AttentionMask), or nullptr
   const void *q, *k, *v, *d_o;
   void* o;
   float* lse;
   void *dq, *dk, *dv;
   int64_t q_stride, k_stride, v_stride, o_stride, d_o_stride, dq_stride, dk_stride, dv_stride;
-  // Dropout: an element is dropped when its word is below the threshold (0: no dropout), else scaled by keep_scale.
+  // Dropout: an element is dropped if its word is below the threshold (0: no dropout), else scaled by keep_scale.
   uint32_t drop_threshold;
   float keep_scale;
   uint32_t key0, key1;
@@ -58,7 +58,7 @@ struct AttentionForwardBuffers {
 struct AttentionBackwardBuffers {
   Unit *q, *d_o;             // [tiles of the sequence][tile]
   float* dq;                 // [tiles of the sequence][tile]
-  float *dk, *dv;            // [tiles of the sequence][tile], or one tile where each query head has its own keys
+  float *dk, *dv;            // [tiles of the sequence][tile], or one tile if each query head has its own keys
   float* delta;              // [tokens rounded up to tiles], d_o . o of each query
   Unit *k_rows, *k, *v;      // [tile]
   float *scores, *d_scores;  // [tile_size][tile_size]
@@ -66,7 +66,8 @@ struct AttentionBackwardBuffers {
   bool grouped;                        // several query heads share the keys
 };
 
-// One product c (+)= a b of matrices whose elements lie at row * row_stride + col * col_stride, one of the two 1.
+// Product c (+)= a b. Element (row, col) of a and b lies at row * row_stride + col * col_stride. REQUIRES: one stride
+// is 1.
 struct TiledLinear {
   int64_t rows, cols, depth;
   const void *a, *b;
@@ -77,7 +78,7 @@ struct TiledLinear {
   void* c;                             // rows contiguous
   DType c_dtype;
   int64_t c_stride;
-  bool accumulate;  // c is f32
+  bool accumulate;  // adds to c; REQUIRES c to be f32
 };
 
 struct TiledLinearBuffers {
@@ -86,24 +87,25 @@ struct TiledLinearBuffers {
 };
 
 struct MatrixKernels {
-  // Query tiles [first, first + count), count <= max_query_tiles.
+  // Computes query tiles [first_tile, first_tile + count). REQUIRES: count <= max_query_tiles.
   void (*attention_forward)(const AttentionHead& head, DType dtype, int64_t first_tile, int64_t count,
                             const AttentionForwardBuffers& buffers);
-  // One query head; the first of those that share keys overwrites dk and dv of the buffers, the last stores them.
+  // Computes one query head. The first of the heads that share keys overwrites the buffers' dk and dv, the last stores
+  // them.
   void (*attention_backward)(const AttentionHead& head, DType dtype, bool first_of_group, bool last_of_group,
                              const AttentionBackwardBuffers& buffers);
-  // The tile of c that starts at (row, col).
+  // Computes the tile of c that starts at (row, col).
   void (*tiled_linear)(const TiledLinear& op, int64_t row, int64_t col, const TiledLinearBuffers& buffers);
-  // sums[c] (+)= sum over rows of values[row][c], for cols <= column_sum_width: in float over a few rows, those in
-  // double.
+  // sums[c] (+)= sum over rows of values[row][c], for cols <= column_sum_width: in float over groups of a few rows, in
+  // double over the groups.
   void (*column_sums)(const void* values, DType dtype, int64_t stride, int64_t rows, int64_t cols, bool accumulate,
                       float* sums);
 };
 
-// The best table that this CPU can run and ONEDNN_MAX_CPU_ISA allows.
+// RETURNS the best table that this CPU supports and ONEDNN_MAX_CPU_ISA allows.
 const MatrixKernels& select_matrix_kernels();
 
-// For tests: what select_matrix_kernels returns from now on; nullptr: its own choice.
+// Makes select_matrix_kernels return this table, for tests; nullptr: its own choice again.
 void use_matrix_kernels(const MatrixKernels* kernels);
 
 }  // namespace gptrain
