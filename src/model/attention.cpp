@@ -20,13 +20,13 @@ class AttentionBranch final : public Branch {
   Factor core_backward(const LayerCall& call, const Factor& d_branch, WorkspaceFrame& frame) override;
   void add_norm_gradients(const LayerCall& call) override;
 
-  // q, k and v as attention reads them, and the parts of a fused [N, q + 2 kv] matrix.
+  // Operands of attention, or the column ranges of a fused [N, q + 2 kv] matrix.
   struct QueryKeyValue {
     Matrix q, k, v;
   };
 
   const ModelConfig& model() const { return context_.shape.model; }
-  // Heads of this rank.
+  // RETURN the heads of this rank.
   int64_t num_heads() const { return model().num_heads / context_.tensor.size(); }
   int64_t num_kv_heads() const { return std::max<int64_t>(1, model().num_kv_heads / context_.tensor.size()); }
   int64_t q_width() const { return num_heads() * model().head_size; }
@@ -37,16 +37,16 @@ class AttentionBranch final : public Branch {
   AttentionMask mask(const LayerCall& call) const;
   QueryKeyValue split(const Matrix& qkv) const;
   QueryKeyValue operands(const LayerCall& call) const;
-  // QK-norm and rotary embedding, from the fused matrix to the operands.
+  // Computes the operands from the fused matrix by QK-norm and rotary embedding.
   void transform_queries(const LayerCall& call);
-  // Keeps attention's output, which lies in `frame` or in a record, and returns it.
+  // Computes and saves attention's output. RETURNS it, in `frame` or a record.
   Matrix attend(const LayerCall& call, WorkspaceFrame& frame);
-  // From the gradient of attention's output o to that of the fused queries, keys and values.
+  // Computes d_qkv, the gradient of the fused queries, keys and values, from d_o, the gradient of attention's output o.
   void attend_backward(const LayerCall& call, const Matrix& o, const Matrix& d_o, const Matrix& d_qkv);
 
   Parameter q_norm_, k_norm_;
-  GradientSums head_sums_;  // of both
-  // The fused matrix; with QK-norm, whose backward needs its inputs, its outputs have a place of their own.
+  GradientSums head_sums_;  // sums for q_norm_ and k_norm_
+  // The fused matrix, and with QK-norm, whose backward needs its inputs, a second one for its outputs.
   LayerLayout::Field fused_, normed_ = LayerLayout::none, head_rstd_ = LayerLayout::none;
   std::unique_ptr<SavedMatrix> attention_;
   LayerLayout::Field lse_;
@@ -128,7 +128,7 @@ void AttentionBranch::forward(const LayerCall& call, const NormInput& in, const 
 }
 
 void AttentionBranch::recompute_core(const LayerCall& call) {
-  // Without QK-norm what is kept has been transformed in its place.
+  // Without QK-norm, forward has transformed the `kept` matrix in place.
   if (model().qk_norm) transform_queries(call);
   WorkspaceFrame frame(*call.workspace);
   out_->keep_input(call, {attend(call, frame)});
@@ -173,7 +173,7 @@ Matrix AttentionBranch::attend(const LayerCall& call, WorkspaceFrame& frame) {
 }
 
 Factor AttentionBranch::core_backward(const LayerCall& call, const Factor& d_branch, WorkspaceFrame& frame) {
-  const Matrix d_qkv = in_->output_gradient_room(call, frame).x;  // no op sees all of it
+  const Matrix d_qkv = in_->output_gradient_room(call, frame).x;  // without its amax, as no op writes all of it
   WorkspaceFrame inner(*call.workspace);
   const Matrix d_attention = inner.take(context_.compute(), context_.tensor.all_rows(), q_width());
   out_->backward_input(call, d_branch, d_attention);

@@ -21,17 +21,19 @@ class FfnBranch final : public Branch {
   int64_t width() const { return context_.shape.model.ffn_hidden_size / context_.tensor.size(); }
   int64_t hidden_width() const { return is_gated(activation()) ? 2 * width() : width(); }
   int code_bits() const { return context_.shape.code_bits; }
-  // Of the activation's input, which is saved without it, unless the products compute the activation too.
+  // RETURNS the bias of the activation's input. The input is saved without it, unless the products compute the
+  // activation.
   Matrix bias(const LayerCall& call) const { return context_.weight(call, in_bias_); }
 
   Matrix codes(const LayerCall& call) const { return hidden_ ? Matrix() : layout_.at(call, codes_); }
 
-  // Where the products do not compute it.
+  // Computes the activation if the products do not.
   void activate(const LayerCall& call, const Matrix& hidden, const Factor& activated);
 
   Parameter in_bias_;
   std::unique_ptr<SavedMatrix> hidden_;           // the activation's input
-  LayerLayout::Field codes_ = LayerLayout::none;  // with code_bits of its derivative, in place of that
+  LayerLayout::Field codes_ =
+      LayerLayout::none;  // with code_bits: codes of the activation's derivative, in place of hidden_
   bool activation_is_fused_ = false;
 };
 
@@ -58,7 +60,7 @@ FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t l
                       .bias = tensors.find("ffn.out.bias"),
                       .row_parallel = true,
                       .gradient_is_shared = shares_gradient(context)});
-  // Products that compute the activation do not code its derivative.
+  // Products that compute the activation cannot write codes of its derivative.
   activation_is_fused_ = !layout.keeps_products() && code_bits() == 0 && in_->fuses(activation(), width()) &&
                          out_->fuses(activation(), width());
   if (code_bits() != 0) {

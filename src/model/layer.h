@@ -45,7 +45,7 @@ struct StepShape {
   bool mask_documents = false;  // tokens attend within their document only
   int64_t max_documents = 0;    // AttentionMask::max_documents
   bool deterministic = true;    // the same bits in every run
-  // For each layer of the model, whether it keeps its products' outputs, so that its recompute runs no product. Such
+  // For each layer of the model, whether it keeps its products' outputs, so that its recompute runs no product. These
   // products do not compute activations, since recompute needs the activations' inputs. Empty: no layer does.
   std::vector<bool> with_kept_products = {};
   int code_bits = 0;  // bits of the activation's derivative (ops/few_bits.h); 0: its input is saved instead

@@ -42,8 +42,8 @@ class Block final : public Layer {
   void backward_input(const LayerCall& call, bool with_weights);
   void backward_weight(const LayerCall& call);
   void prepare_weights(const LayerCall& call);
-  // Runs both branches. RETURNS this rank's part of the FFN's output; if not with_output, only fills the records.
-  // `mid`: memory for the stream between the branches.
+  // Runs both branches. RETURNS this rank's part of the FFN's output, [N, h] C; without with_output it only fills the
+  // records, and the result is undefined. `mid`: memory for the stream between the branches.
   Matrix run_branches(const LayerCall& call, WorkspaceFrame& frame, const Matrix& mid, bool with_output);
 
   std::unique_ptr<Branch> attention_, ffn_;

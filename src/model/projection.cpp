@@ -4,7 +4,7 @@
 
 namespace gptrain {
 
-// Rounds up larger sizes to a multiple that suits libraries' products.
+// RETURNS the share of the tokens, from 64 rows on rounded up to a multiple that suits libraries' products.
 int64_t Projection::rows_of_sequence() const {
   constexpr int64_t large = 64, multiple = 8;
   const int64_t tokens = context_.shape.sequence_length;

@@ -9,7 +9,7 @@
 // batch to the library, described by a table of lengths and offsets that a kernel writes. A piece of n sequences has n
 // * max_documents entries; unused ones are sequences of length 0. Backward has a T x T gradient of the scores for each
 // entry, as a document may be as long as a sequence. If a piece holds more documents than entries, the own kernels
-// compute its sequences instead.
+// compute its sequences again.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Adafactor: second moments of matrices by row and column (ops/factored.h), of vectors in whole. Steps are as long as the
-// norms of whole matrices and vectors ask (ops/adafactor.h).
+// Adafactor: second moments per row and column for matrices (ops/factored.h), per element for vectors. Steps are scaled
+// by norms of whole matrices and vectors (ops/adafactor.h).
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -13,14 +13,15 @@
 namespace gptrain {
 namespace {
 
-constexpr size_t of_vectors = 0, of_rows = 1, of_cols = 2, of_average = 1;  // columns; the last among those of elements
+constexpr size_t of_vectors = 0, of_rows = 1, of_cols = 2,
+                 of_average = 1;  // indices of columns; of_average among the columns of elements
 
-// What the ops look up in device memory.
+// Tables that the ops read in device memory.
 struct FactoredTables {
-  std::vector<FactoredMatrix> matrices;         // of the units that this rank holds
-  std::vector<MatrixRange> summed, updated;     // what it counts for sums; what it updates
-  std::vector<double> counts;                   // of all matrices and vectors of the model
-  int64_t num_sums = 0, num_rows = 0, num_cols = 0;  // sums are of the whole model, rows and columns of these matrices
+  std::vector<FactoredMatrix> matrices;              // matrices of the units that this rank holds
+  std::vector<MatrixRange> summed, updated;          // ranges that this rank adds to sums; ranges that it updates
+  std::vector<double> counts;                        // elements of each matrix and vector of the model
+  int64_t num_sums = 0, num_rows = 0, num_cols = 0;  // num_sums: whole model; rows and cols: held matrices
 
   explicit FactoredTables(const ParameterStore& parameters);
 
@@ -67,11 +68,11 @@ void FactoredTables::add_ranges(const ParameterStore& parameters, int64_t index,
   const int64_t unit = tensor.unit, piece = parameters.piece_elements(unit);
   const int64_t piece_first = parameters.sharding().data_rank * piece;
   const UpdateRange held = parameters.update_range(unit);
-  const int64_t unit_start = parameters.offset_in_summed(unit) - piece_first;  // in the buffer of gradients
+  const int64_t unit_start = parameters.offset_in_summed(unit) - piece_first;  // offset in the buffer of gradients
   const ParameterLayout& layout = parameters.layout();
   const int64_t start =
       layout.segments[static_cast<size_t>(index)].offset - layout.units[static_cast<size_t>(unit)].offset;
-  int64_t first_row = 0, part = numbers.first(index);  // of the matrix of a box
+  int64_t first_row = 0, part = numbers.first(index);  // first row, and number, of the matrix that contains a box
   for (const ShardBox& whole : parameters.shards()[static_cast<size_t>(index)].boxes) {
     for (const auto& [box, number] : numbers.cut(tensor, index, whole)) {
       for (; part < number; ++part) first_row += tensor.sections[static_cast<size_t>(part - numbers.first(index))].rows;
@@ -104,7 +105,7 @@ int64_t adafactor_table_bytes(const ParameterStore& parameters) {
          FactoredTables(parameters).bytes();
 }
 
-// `Op` is Adafactor, or that with an average.
+// `Op` is Adafactor or AdafactorEma.
 template <typename Op>
 class AdafactorOptimizer final : public Optimizer {
  public:
@@ -160,7 +161,7 @@ class AdafactorOptimizer final : public Optimizer {
     vectors_.eps = config.eps;
   }
 
-  // Leaves what the step is made of where the gradients were.
+  // Replaces the gradients by u (ops/adafactor.h).
   Matrix measure() override {
     measure_matrices();
     for (int64_t unit = 0; unit < context_.parameters.num_units(); ++unit) {

@@ -1,11 +1,11 @@
-// AdamW with two moments of 8 bits for matrices that are not small. Norms, biases and small tensors have those of AdamW.
+// AdamW with 8-bit moments for matrices that are not small. Norms, biases and small tensors have f32 moments.
 #include "optim/element_optimizer.h"
 #include "optim/types.h"
 
 namespace gptrain {
 namespace {
 
-// Places among the columns.
+// Indices of columns.
 constexpr size_t first_codes = 2, first_scales = 4;
 
 StateColumns adamw_8bit_columns() {

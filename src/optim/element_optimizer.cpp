@@ -11,10 +11,10 @@ namespace {
 
 struct Segments {
   std::vector<UpdateSegment> all;
-  std::vector<int64_t> first;  // as ElementUpdates::first_segment_
+  std::vector<int64_t> first;  // see ElementUpdates::first_segment_
 };
 
-// Tensors of a unit, in the order of the layout.
+// Groups of a unit's tensors, in the order of the layout.
 enum class UnitTensors : uint8_t { norms, others, last };
 constexpr std::array all_unit_tensors = {UnitTensors::norms, UnitTensors::others, UnitTensors::last};
 constexpr size_t num_unit_tensors = all_unit_tensors.size();
@@ -24,15 +24,15 @@ UnitTensors kind_of(const TensorSpec& tensor, UnitEnd end) {
   return comes_last(tensor, end) ? UnitTensors::last : UnitTensors::others;
 }
 
-// Elements of this rank's part of the unit that are before what comes last.
+// RETURNS the elements of this rank's part of the unit before the tensors of UnitEnd.
 int64_t elements_before_last(const ParameterStore& parameters, int64_t unit) {
   const UpdateRange range = parameters.update_range(unit);
   const int64_t before = parameters.layout().units[static_cast<size_t>(unit)].before_last;
   return std::clamp<int64_t>(before - range.first, 0, range.elements);
 }
 
-// Offsets are from the unit's range in the update, or, where norms or what comes last is updated apart, from where the
-// tensors begin that are updated together.
+// Adds the segments of one group of tensors. Offsets count from the start of this rank's part of the unit, or, if norms
+// or the tensors of UnitEnd are updated separately, from the start of the tensors that are updated together.
 void add_segments(const ParameterStore& parameters, uint64_t seed, int64_t unit, UnitTensors kind, bool last_apart,
                   const PartNumbers& numbers, std::vector<UpdateSegment>& segments) {
   const ParameterLayout& layout = parameters.layout();
@@ -45,7 +45,7 @@ void add_segments(const ParameterStore& parameters, uint64_t seed, int64_t unit,
     const TensorSpec& tensor = parameters.spec().tensors[static_cast<size_t>(i)];
     if (kind_of(tensor, layout.end) != kind) continue;
     const int64_t start = layout.segments[static_cast<size_t>(i)].offset - range.offset;
-    // What is not in a box is padding: weights and gradients are zero there, and no update is needed to keep them so.
+    // Elements outside boxes are padding, whose weights and gradients stay zero without an update.
     for (const ShardBox& whole : parameters.shards()[static_cast<size_t>(i)].boxes) {
       for (const auto& [box, part] : numbers.cut(tensor, i, whole)) {
         const int64_t in_unit = start + box.local_offset;

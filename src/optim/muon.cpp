@@ -1,4 +1,4 @@
-// Muon: the momentum of a block's matrix is orthogonalised whole, by one rank. Everything else has AdamW's update.
+// Muon: one rank orthogonalises the whole momentum of a block's matrix. All other tensors have AdamW's update.
 #include <algorithm>
 #include <cmath>
 
@@ -11,13 +11,13 @@
 namespace gptrain {
 namespace {
 
-// arXiv 2502.16982: the root mean square of AdamW's steps is 0.2 to 0.4, that of an orthogonal matrix 1 /
-// sqrt(max(rows, columns)).
+// RETURNS the scale of arXiv 2502.16982: the root mean square of AdamW's steps is 0.2 to 0.4, that of an orthogonal
+// matrix 1 / sqrt(max(rows, columns)).
 double step_scale(const BlockMatrix& matrix) {
   return 0.2 * std::sqrt(static_cast<double>(std::max(matrix.rows, matrix.cols)));
 }
 
-// Sizes of the stage's matrices, for which SquaredNorm has a segment each.
+// RETURNS a SquaredNorm segment for each distinct size of the stage's matrices.
 std::vector<SquaredNorm::Segment> matrix_segments(const ModelSpec& spec, const ParameterLayout& layout) {
   std::vector<int64_t> counts;
   for (const BlockMatrix& matrix : block_matrices(spec, layout)) counts.push_back(matrix.count());
@@ -42,7 +42,7 @@ DType products_dtype(const OptimizerConfig& config, DType compute) {
   return compute == DType::bf16 && config.newton_schulz == NewtonSchulzProducts::as_compute ? DType::bf16 : DType::f32;
 }
 
-// `Step` is Muon, `Rest` is AdamW, or both with averages.
+// `Step` and `Rest` are Muon and AdamW, or MuonEma and AdamWEma.
 template <typename Step, typename Rest>
 class MuonOptimizer final : public Optimizer {
  public:
@@ -63,7 +63,7 @@ class MuonOptimizer final : public Optimizer {
     if (!segments_.empty()) context.backend.upload(own, segments_.data(), segments_size(segments_));
   }
 
-  // Leaves what Muon's step is made of where the gradients of the blocks' matrices were.
+  // Replaces the gradients of the blocks' matrices by the orthogonalised momentum.
   Matrix measure() override {
     for (int64_t unit = 0; unit < context_.parameters.num_units(); ++unit) {
       updates_.update_last(unit, [this](const ElementUpdate& operands) {
@@ -75,14 +75,14 @@ class MuonOptimizer final : public Optimizer {
         context_.backend.run(op);
       });
     }
-    // As much on every rank, though some may have no matrix, or none of the largest.
+    // Workspace of equal size on every rank, though some may have no matrix, or none of the largest.
     const int64_t elements = exchange_.most_elements(), square = exchange_.most_square();
     WorkspaceFrame frame(context_.workspace);
     const auto take = [&frame](DType dtype, int64_t count) {
       return static_cast<std::byte*>(frame.take(dtype, 1, count).data);
     };
     std::byte* const whole = exchange_.gathers() ? take(DType::f32, elements) : nullptr;
-    // Parts are on their way only while nothing is multiplied.
+    // Transfers and products never run at the same time, so `parts` serves both.
     std::byte* const parts = take(exchange_.gathers() ? DType::f32 : products_, elements);
     const OrthogonaliseMemory memory{
         products_, take(products_, elements), parts, take(products_, square), take(products_, square)};
@@ -103,7 +103,7 @@ class MuonOptimizer final : public Optimizer {
     updates_.update_last(unit, [this](const ElementUpdate& operands) {
       Step op = step_;
       static_cast<ElementUpdate&>(op) = operands;
-      op.columns = {operands.columns[2]};  // the average, where there is one
+      op.columns = {operands.columns[2]};  // the average, if there is one
       context_.backend.run(op);
     });
   }

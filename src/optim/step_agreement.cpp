@@ -14,7 +14,7 @@ int64_t array_bytes(int64_t count) {
   return align_up(count * static_cast<int64_t>(sizeof(T)));
 }
 
-// What this rank sums the squares of, tensor by tensor.
+// RETURNS the segments whose squares this rank sums, in the order of tensors.
 std::vector<SquaredNorm::Segment> norm_segments(const ParameterStore& parameters) {
   std::vector<SquaredNorm::Segment> segments;
   const ModelSpec& spec = parameters.spec();

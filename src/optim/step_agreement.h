@@ -1,5 +1,5 @@
-// At the end of a step all ranks agree on the loss, on the norm of the gradients and their clipping, on whether the
-// step is skipped, and on whether the run stops. This is the same for every optimizer.
+// Agreement of all ranks at the end of a step on the loss, the norm of the gradients and their clipping, whether the
+// step is skipped, and whether the run stops. The same for every optimizer.
 #pragma once
 
 #include <cstddef>
@@ -46,7 +46,7 @@ class StepAgreement {
 
  private:
   struct Tables {
-    double* partials;  // by tensor; then the number of ranks that ask to stop
+    double* partials;  // partial norm of each tensor, then the number of ranks that ask to stop
     SquaredNorm::Segment* segments;
     int64_t bytes;
   };
@@ -62,7 +62,7 @@ class StepAgreement {
   Tables tables_;
   RankGroups& groups_;
   std::function<bool()> stop_wanted_;
-  SideQueue* const copies_;                      // null, too, where there is nobody to agree with
+  SideQueue* const copies_;                      // null also with one rank
   std::unique_ptr<DeviceMemory> wants_to_stop_;  // a double that the device reads: 1 once this rank wants to
 };
 

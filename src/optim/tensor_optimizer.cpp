@@ -7,7 +7,7 @@
 namespace gptrain {
 namespace {
 
-// Adds the segments of a tensor among elements [first, end) of its unit, which are counted from `first`.
+// Adds the segments of a tensor in elements [first, end) of its unit. Their offsets count from `first`.
 void add_measured(const ParameterStore& parameters, const PartNumbers& numbers, int64_t index, int64_t first,
                   int64_t end, std::vector<UpdateSegment>& segments) {
   const auto i = static_cast<size_t>(index);
@@ -31,7 +31,8 @@ int64_t TensorSums::Measured::segment_bytes() const {
   return std::ssize(segments) * static_cast<int64_t>(sizeof(UpdateSegment));
 }
 
-// What this rank adds the squares of is its piece, also where it updates the whole unit. Norms lie first in a unit.
+// RETURNS the segments and ops of this rank's piece of every unit, even if it updates the whole unit. Norms lie first
+// in a unit.
 TensorSums::Measured TensorSums::measured(const ParameterStore& parameters, SummedParts summed) {
   const ModelSpec& spec = parameters.spec();
   const PartNumbers numbers(spec, summed);
@@ -39,7 +40,7 @@ TensorSums::Measured TensorSums::measured(const ParameterStore& parameters, Summ
   const bool all = summed == SummedParts::parts, norms_apart = parameters.sharding().pure;
   Measured measured;
   measured.num_rows = numbers.all();
-  std::vector<Part> apart;  // come last: a reader of the plan finds units in their order
+  std::vector<Part> apart;  // norms' ops, run last, so that readers of the plan find units in order
   for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
     const UnitRange& range = layout.units[static_cast<size_t>(unit)];
     const int64_t piece = parameters.piece_elements(unit), begin = parameters.sharding().data_rank * piece;
@@ -83,7 +84,7 @@ int64_t TensorSums::table_bytes(const ParameterStore& parameters, SummedParts su
 
 void TensorSums::measure(const std::function<void(const ElementUpdate&, int64_t, const Matrix&)>& run) const {
   const ParameterStore& parameters = context_.parameters;
-  // Rows of tensors that this rank has nothing of hold the sums of the step before.
+  // Clears the last step's sums of tensors of which this rank has no elements.
   const Matrix nothing(nullptr, DType::f32, 1, 0);
   ElementUpdate none{.state = context_.state, .gradients = nothing, .master = nothing, .columns = {}, .weights = {}};
   std::fill(none.columns.begin(), none.columns.end(), nothing);

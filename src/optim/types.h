@@ -1,4 +1,4 @@
-// The table of optimizers, each row of a file of its own.
+// The table of optimizers. Each row is defined in the optimizer's file.
 #pragma once
 
 #include "optim/optimizer.h"
@@ -16,7 +16,7 @@ OptimizerType sgd_type();
 
 const OptimizerType& optimizer_type(OptimizerKind kind);
 
-// The type's columns; with OptimizerConfig::ema that of the weights' average comes last.
+// RETURNS the type's columns; with OptimizerConfig::ema, the column of the weights' average comes last.
 StateColumns optimizer_columns(const OptimizerConfig& config);
 
 }  // namespace gptrain
