@@ -117,7 +117,7 @@ def header():
         "",
         "namespace gptrain::activation_tables {",
         "",
-        "// Of 2^bits pieces, those above 0: the borders between them, and the derivative in each. Below 0 the derivative is",
+        "// Borders between the pieces above 0, half of all 2^bits pieces, and the derivative in each. Below 0 the derivative is",
         "// 1 minus that of the mirrored piece.",
     ]
     for kind in KINDS:
