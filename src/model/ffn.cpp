@@ -32,8 +32,8 @@ class FfnBranch final : public Branch {
 
   Parameter in_bias_;
   std::unique_ptr<SavedMatrix> hidden_;           // the activation's input
-  LayerLayout::Field codes_ =
-      LayerLayout::none;  // with code_bits: codes of the activation's derivative, in place of hidden_
+  // With code_bits: codes of the derivative, in place of hidden_.
+  LayerLayout::Field codes_ = LayerLayout::none;
   bool activation_is_fused_ = false;
 };
 

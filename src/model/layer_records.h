@@ -127,7 +127,7 @@ class LayerLayout {
   const bool keeps_products_;
   LayerRecords records_;
   std::array<RecordLayout, num_record_kinds> layouts_;
-  std::vector<Stored> stored_;  // by field; filled by finish
+  std::vector<Stored> stored_;  // one for each field; filled by finish
 };
 
 }  // namespace gptrain

@@ -18,7 +18,8 @@ template <typename Op>
 struct Averaged : Op {
   static constexpr std::string_view name = Op::averaged_name;
   static constexpr size_t num_columns = Op::num_columns + 1;  // columns of Op, then the average
-  static constexpr bool takes_bf16_gradients = false;  // an evaluation of the average keeps f32 weights in their place
+  // False: an evaluation of the average saves the f32 weights in the memory of f32 gradients.
+  static constexpr bool takes_bf16_gradients = false;
   static_assert(num_columns <= most_update_columns);
   class Formula;
 

@@ -24,7 +24,7 @@ struct BlockScale {
 // and NaN are the largest.
 constexpr BlockScale block_scale(uint32_t largest_bits) {
   constexpr uint32_t infinity = 0x7f800000U, quiet_nan = 0x7fc00000U;
-  constexpr uint32_t least = (127U - 100U) << 23;  // 2^-100: the inverse of less might be infinite
+  constexpr uint32_t least = (127U - 100U) << 23;  // 2^-100: a smaller number's inverse might be infinite
   constexpr float largest_code = 127.0F;
   if (largest_bits >= infinity) return {std::bit_cast<float>(quiet_nan), 0.0F};
   if (largest_bits < least) return {0.0F, 0.0F};

@@ -11,7 +11,7 @@ namespace {
 
 bool is_real(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16; }
 
-// Empty where the matrix is as the form says.
+// RETURNS why the matrix violates the form, for messages; empty if it does not.
 std::string fault_of(const Matrix& matrix, const Form& form) {
   const std::string_view dtype = dtype_name(matrix.dtype);
   if (form.types == Form::Types::one && matrix.dtype != form.dtype)

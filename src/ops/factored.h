@@ -5,7 +5,7 @@
 //   FactoredMoments:    r_i = b r_i + (1 - b) (mean of row i of g^2 + eps),
 //                       c_j = b c_j + (1 - b) (mean of column j of g^2 + eps)
 //   FactoredDirection:  g_ij becomes u_ij = g_ij / sqrt(r_i / mean(r)) / sqrt(c_j)
-// Sums and means are f64. When the step is skipped, moments and gradients stay as they are.
+// Sums and means are f64. If the step is skipped, moments and gradients do not change.
 #pragma once
 
 #include <cstdint>

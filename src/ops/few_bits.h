@@ -20,7 +20,7 @@ constexpr int64_t code_bytes(int64_t cols, int bits) { return (cols + codes_in_g
 
 constexpr bool is_code_width(int64_t bits) { return bits >= 2 && bits <= 4; }
 
-// The pieces of |x|: a border belongs to the piece below it. Below 0 the derivative is 1 minus that of the mirrored
+// The pieces of |x|. A border belongs to the piece below it. Below 0 the derivative is 1 minus that of the mirrored
 // piece.
 template <int bits>
 struct ActivationPieces {

@@ -13,7 +13,7 @@
 
 namespace gptrain {
 
-// A tensor's part of the range.
+// A tensor's part of the range of elements.
 struct KeptSegment {
   int64_t offset;  // elements from the range's start
   int64_t count;

@@ -16,7 +16,7 @@ namespace gptrain {
 constexpr size_t num_ops = 0 GPTRAIN_FOR_EACH_OP(GPTRAIN_ONE_OP);
 #undef GPTRAIN_ONE_OP
 
-// Position of an op in GPTRAIN_FOR_EACH_OP.
+// Index of an op in GPTRAIN_FOR_EACH_OP.
 template <typename Wanted>
 constexpr size_t op_index = [] {
   size_t index = 0, found = num_ops;
@@ -28,7 +28,6 @@ constexpr size_t op_index = [] {
   return found;
 }();
 
-// Names of all ops, by index.
 constexpr std::array<std::string_view, num_ops> op_names = {
 #define GPTRAIN_OP_NAME(Op) Op::name,
     GPTRAIN_FOR_EACH_OP(GPTRAIN_OP_NAME)

@@ -1,6 +1,5 @@
-// Descriptions of each op's operands: their use by the op, their required form, and the op's other rules. The checks, a
-// backend's refusals, the bytes that footprints count, the texts of events, and the operands that a test must find
-// unchanged all follow from these descriptions.
+// Descriptions of each op's operands: their use by the op, their required form, and the op's other rules. Checks,
+// footprints' bytes, events' texts, and tests that read-only operands stay unchanged all use these descriptions.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +26,7 @@ struct Form {
   DType dtype = DType::f32;  // used with Types::one
   int64_t rows = any, cols = any;
   int64_t least_rows = 0;
-  bool optional = false;  // it may not be given
+  bool optional = false;  // the operand need not be given
   bool in_tiles = false;  // for tensor cores: sizes are multiples of 16 elements, rows begin at multiples of 16 bytes
 };
 

@@ -20,7 +20,7 @@ struct Target {
   double bf16_flops = 0;     // rate of bf16 and f16 products
   double fp8_flops = 0;
   bool fp8_products = false;      // supports them, at any rate
-  bool bf16_products = true;      // GPUs below compute capability 8.0, which gptrain does not run on, have none
+  bool bf16_products = true;      // false for GPUs below compute capability 8.0, on which gptrain does not run
   double compute_capability = 0;  // NVIDIA's: 9.0, ...; 0: not known
   double bytes_per_second = 0;    // memory bandwidth; 0: not measured
   int num_threads = 1;            // CPU: threads of an op; some scratch sizes depend on them

@@ -13,8 +13,8 @@
 namespace gptrain {
 namespace {
 
-constexpr size_t of_vectors = 0, of_rows = 1, of_cols = 2,
-                 of_average = 1;  // indices of columns; of_average among the columns of elements
+// Indices of columns; of_average counts columns of elements only.
+constexpr size_t of_vectors = 0, of_rows = 1, of_cols = 2, of_average = 1;
 
 // Tables that the ops read in device memory.
 struct FactoredTables {

@@ -18,7 +18,7 @@ StateColumns adamw_8bit_columns() {
           {"exp_avg_sq_scales", DType::f32, block}};
 }
 
-// `Wide` is AdamW and `Coded` AdamW8bit, or both with averages.
+// `Wide` and `Coded` are AdamW and AdamW8bit, or AdamWEma and AdamW8bitEma.
 template <typename Wide, typename Coded>
 class AdamW8bitOptimizer final : public Optimizer {
  public:

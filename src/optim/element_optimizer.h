@@ -73,8 +73,8 @@ class ElementUpdates {
                     const std::function<void(const ElementUpdate&)>& run) const;
 
   UpdateContext context_;
-  const UpdateSegment*
-      segments_;  // device memory; unit after unit, in each the norms, other tensors, tensors of UnitEnd
+  // Device memory; unit after unit, in each the norms, other tensors, tensors of UnitEnd.
+  const UpdateSegment* segments_;
   std::vector<int64_t> first_segment_;  // for each unit first segment of norms, others, UnitEnd; then the end
 };
 

@@ -39,7 +39,7 @@ class Optimizer {
   virtual void update(int64_t unit) = 0;
 };
 
-// A kind of optimizer: a row of the table in types.cpp.
+// Description of an optimizer: a row of the table in types.cpp.
 struct OptimizerType {
   OptimizerKind kind;
   StateColumns columns;  // without the column of the weights' average

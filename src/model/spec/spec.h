@@ -70,7 +70,7 @@ int64_t element_count(const std::vector<int64_t>& shape);
 
 struct ModelSpec {
   std::vector<Unit> units;
-  std::vector<TensorSpec> tensors;  // by unit, in a fixed order
+  std::vector<TensorSpec> tensors;  // unit after unit, in a fixed order within each
 
   int64_t parameters() const;                   // elements of all tensors, without padding, each counted once
   int64_t find(const std::string& name) const;  // index, or -1

@@ -128,7 +128,7 @@ void cpu_run(const AttentionForward& op, const CpuContext& context) {
   {
     ScratchCarver carver(context.scratch + omp_get_thread_num() * thread_bytes);
     const AttentionForwardBuffers buffers = carve_forward(carver, op.head_size);
-    // The last queries first: under a causal mask they see the most keys.
+    // Starts with the last queries, which see the most keys under a causal mask.
 #pragma omp for schedule(dynamic, 1)
     for (int64_t task = 0; task < heads * tasks_per_head; ++task) {
       const int64_t head = task % heads;
@@ -139,7 +139,7 @@ void cpu_run(const AttentionForward& op, const CpuContext& context) {
   }
 }
 
-// Threads share sequences and key/value heads.
+// Divides sequences and key/value heads among threads.
 void cpu_run(const AttentionBackward& op, const CpuContext& context) {
   const MatrixKernels& kernels = select_matrix_kernels();
   const int64_t groups = op.batch * op.num_kv_heads;
