@@ -6,9 +6,10 @@
 //
 //                     reads                                                writes
 //   forward           input                                                output, kept, saved_for_input,
-//   saved_for_weight recompute         input, kept                                          saved_for_input,
-//   saved_for_weight loss (head)       saved_for_input                                      gradients backward_input
-//   input, kept, saved_for_input, saved_for_weight,      gradients, d_input
+//                                                                          saved_for_weight
+//   recompute         input, kept                                          saved_for_input, saved_for_weight
+//   loss (head)       saved_for_input                                      gradients
+//   backward_input    input, kept, saved_for_input, saved_for_weight,      gradients, d_input
 //                     gradients (the head), d_output (not the head)
 //   backward_weight   saved_for_weight, gradients, d_output (where an op of W reads it)
 //
