@@ -1,4 +1,5 @@
-// What has to happen to parameters around the actions that use them, by ZeRO stage (arXiv 1910.02054): for generators.
+// Gathers of weights and sums of gradients around the actions that use them, by ZeRO stage (arXiv 1910.02054), for
+// functions that make schedules.
 #pragma once
 
 #include <cstdint>
@@ -8,22 +9,23 @@
 
 namespace gptrain {
 
-// Of the blocks, two have their whole weights (ZeRO 3) at a time, and two sums of whole or narrow gradients are under
-// way: one is in use while the other is on its way. The embedding and the head keep theirs beside them.
+// At most two blocks have gathered weights (ZeRO 3) at a time, one in use and one on its way, and at most two sums of
+// blocks' whole or narrow gradients are under way. Embedding and head are not counted.
 class ParameterTraffic {
  public:
-  // Adds actions and buffers to `schedule`, which outlives this.
+  // Borrows `schedule`, to which all methods add actions and buffers.
   explicit ParameterTraffic(Schedule& schedule);
 
-  // The weights of `unit` are used next, those of `following` (-1: none) after them. Returns the buffer of whole
-  // weights; -1 where the rank holds them all.
+  // Awaits the weights of `unit`, which the next action uses, and begins to gather those of `following` (-1: none),
+  // used after them. Returns the buffer of gathered weights, or -1 if the rank itself holds the whole weights.
   int32_t use(int32_t unit, int32_t following);
 
-  // The gradients of `unit` are written next, in the buffer that is returned; -1 where the rank holds them whole. The
-  // loss of a tied head may begin those of later micro-batches before the embedding has ended these.
+  // Returns the buffer into which the next action writes the gradients of `unit`, or -1 if the rank itself holds the
+  // whole gradients. A tied table may have several buffers at a time, as the loss writes to it for later micro-batches
+  // before the embedding has finished earlier ones.
   int32_t claim_gradients(int32_t unit, int32_t micro_batch);
 
-  // All gradients that this micro-batch has for `unit` are written.
+  // Begins to sum the gradients of `unit`. REQUIRES: the micro-batch's last action that adds to them has been added.
   void gradients_done(int32_t unit, int32_t micro_batch);
 
   void await_all_gradients();
@@ -55,10 +57,10 @@ class ParameterTraffic {
   void await(size_t sum);
 
   Schedule& schedule_;
-  std::vector<bool> awaited_;       // by unit: weights updated in the step before are known to be there (ZeRO 1 and 2)
-  std::vector<Gathered> gathered_;  // in the order in which they began
+  std::vector<bool> awaited_;       // by unit: the gather of the last step's weights was awaited (ZeRO 1 and 2)
+  std::vector<Gathered> gathered_;  // gathers that have begun, oldest first
   std::vector<Claim> claims_;       // whole gradients that are being written
-  std::vector<Sum> sums_;           // under way, in the order in which they began
+  std::vector<Sum> sums_;           // sums under way, oldest first
 };
 
 }  // namespace gptrain
