@@ -16,18 +16,20 @@ class ParameterTraffic {
   // Borrows `schedule`, to which all methods add actions and buffers.
   explicit ParameterTraffic(Schedule& schedule);
 
-  // Awaits the weights of `unit`, which the next action uses, and begins to gather those of `following` (-1: none),
-  // used after them. Returns the buffer of gathered weights, or -1 if the rank itself holds the whole weights.
+  // Makes the weights of `unit` ready for the next action. With ZeRO 3 also begins to gather the weights that are used
+  // after them, of unit `following` (-1: none). Returns the buffer of gathered weights; -1 without ZeRO 3.
   int32_t use(int32_t unit, int32_t following);
 
-  // Returns the buffer into which the next action writes the gradients of `unit`, or -1 if the rank itself holds the
-  // whole gradients. A tied table may have several buffers at a time, as the loss writes to it for later micro-batches
-  // before the embedding has finished earlier ones.
+  // Returns the buffer into which the next action writes the gradients of `unit`, or -1 if it adds them to the rank's
+  // own. A tied table may have several buffers at a time: the loss writes gradients of later micro-batches before the
+  // embedding has finished earlier ones.
   int32_t claim_gradients(int32_t unit, int32_t micro_batch);
 
-  // Begins to sum the gradients of `unit`. REQUIRES: the micro-batch's last action that adds to them has been added.
+  // Begins to sum or keep the gradients of `unit`, if the options ask for either after this micro-batch. REQUIRES: the
+  // last action that writes them for this micro-batch has been added.
   void gradients_done(int32_t unit, int32_t micro_batch);
 
+  // Waits for all sums under way.
   void await_all_gradients();
 
  private:

@@ -14,9 +14,9 @@
 namespace gptrain {
 
 struct ChainUnit {
-  int64_t output_bytes = 0;    // the residual stream that leaves the unit
-  int64_t saved_bytes = 0;     // values that its backward pass reads, except its input
-  int64_t backward_bytes = 0;  // gradients of its input and output, and other buffers of its backward pass
+  int64_t output_bytes = 0;  // the residual stream that leaves the unit
+  int64_t saved_bytes = 0;   // values that its backward pass reads, except its input
+  int64_t backward_bytes = 0;  // gradients in its backward pass: of its input and output, and BufferKind::gradients
   double forward_seconds = 0;  // running its forward pass again, with its output
   double saved_seconds = 0;    // running its forward pass again only for the saved values
   // The unit may keep a part of its saved values and recompute the rest from it before its backward pass.
@@ -32,7 +32,7 @@ struct ChainUnit {
 
 struct Chain {
   std::vector<ChainUnit> units;  // in forward order
-  int64_t input_bytes = 0;       // input of the first unit; its memory is not part of the budget
+  int64_t input_bytes = 0;       // input of the first unit: counts in the time of its copy, not in the budget
   int64_t gradient_bytes = 0;    // gradient of the residual stream, alive while units run again
   // Micro-batches between forward and backward pass at one time, at least 1.
   int64_t in_flight = 1;

@@ -20,7 +20,7 @@ namespace gptrain {
 enum class ActionKind : uint8_t {
   load,             // copies a micro-batch in
   forward,          // unit u: from its input to its output; the head: up to its norm
-  loss,             // head: logits chunk by chunk, the loss, and both products of the logits' gradients
+  loss,             // head: logits chunk by chunk (not kept), the loss, and both products of the logits' gradients
   evaluate,         // head: logits and loss only
   forward_again,    // unit u: forward run again for its output, the input of a later unit that is recomputed
   recompute,        // unit u: forward run again for the values that it saves
@@ -137,8 +137,9 @@ struct UnitTraits {
   bool operator==(const UnitTraits&) const = default;
 };
 
-// Returns the operands that are copied to the host if the unit is offloaded: its record, which is everything that its
-// backward pass reads of its forward pass, or its input alone.
+// Returns the operands that are copied to the host if the unit is offloaded: its input alone, or its record. The record
+// has the inputs and results of its forward pass that its recompute or backward pass reads and its recompute does not
+// write.
 OperandSet record_of(const UnitTraits& unit);
 inline constexpr std::array<Operand, 4> record_operands = {Operand::input, Operand::kept, Operand::saved_for_input,
                                                            Operand::saved_for_weight};  // all that a record may have
@@ -163,7 +164,9 @@ struct ScheduleOptions {
   // Whether a micro-batch's gradients are written to a buffer of their own and then added to the sum that is kept.
   bool makes_gradients_apart() const { return zero >= 2 || keeps_narrow; }
   // Whether this stage holds the unit's parameters. The last stage holds unit 0's as well if the head is tied.
-  bool holds(int32_t unit) const { return stages.runs(unit) || (unit == 0 && tied_head && stages.last()); }
+  bool holds(int32_t unit) const {
+    return stages.runs(unit) || (unit == 0 && tied_head && stages.last());
+  }
   // Whether two stages, the first and the last, hold the table of a tied head.
   bool table_twice() const { return tied_head && stages.shape.stages > 1 && stages.first() != stages.last(); }
   bool operator==(const ScheduleOptions&) const = default;

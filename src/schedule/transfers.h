@@ -21,8 +21,7 @@ class StageTransfers {
 
   // Begins the first receive in each direction.
   void begin();
-  // Awaits the message and returns its buffer. REQUIRES: another stage sends it, and messages of one direction are
-  // received in the order in which they are sent.
+  // Awaits the message and returns its buffer. REQUIRES: another stage sends it.
   int32_t receive(const StageMessage& message);
   // Begins to send the buffer. REQUIRES: the actions that fill it have been added.
   void send(const StageMessage& message, int32_t buffer);
