@@ -117,7 +117,7 @@ class ChainSolver::Tables {
     for (int64_t m = 0; m <= pieces_; ++m) least[static_cast<size_t>(m)] = best_again(first, last, m).first;
   }
 
-  // The first decision for a segment: keep all or a part of its first unit, or run forward and keep only a later output.
+  // The first decision for a segment: keep all or part of its first unit, or run forward and keep only a later output.
   struct Step {
     How how = How::keep;
     int32_t split = -1;  // How::again: the unit whose output is kept
