@@ -30,14 +30,14 @@ class KeptGradients {
   // Returns the size of the table; 0 if gradients are kept in f32.
   static int64_t table_bytes(const ParameterStore& parameters);
 
-  // In all three, `whole` has the unit's f32 gradients of one micro-batch.
+  // All three methods take `whole`, a unit's f32 gradients of one micro-batch.
   //
-  // Adds them to the kept sum. With ZeRO 0 and 1, for all micro-batches but the last.
+  // Adds `whole` to the kept sum. REQUIRES: ZeRO 0 or 1, and not the last micro-batch.
   void add_own(int64_t unit, std::byte* whole, int64_t micro_batch) const;
-  // Adds the kept sum to them. With ZeRO 0 and 1, for the last micro-batch; no effect with ZeRO 2 and 3.
+  // Adds the kept sum to `whole`, for the last micro-batch. No effect with ZeRO 2 and 3 or a single micro-batch.
   void add_kept_to(int64_t unit, std::byte* whole) const;
-  // Keeps the part of them that this rank updates. Call once the ranks have summed them: with ZeRO 0 and 1 in the last
-  // micro-batch, with ZeRO 2 and 3 in each.
+  // Keeps the part of `whole` that this rank updates; with ZeRO 2 and 3 adds it to the part of earlier micro-batches.
+  // REQUIRES: the ranks have summed `whole`. Called with ZeRO 0 and 1 for the last micro-batch, else for each.
   void add_sum(int64_t unit, std::byte* whole, int64_t micro_batch) const;
 
  private:

@@ -24,15 +24,14 @@ namespace gptrain {
 // each parameter. Two things stay in f32:
 // - Norms. Their ops read f32 (see NormUse), and they are some ten thousandths of the parameters. Near 1, bf16 numbers
 //   are 2^-7 or 2^-8 apart, and a random step of that size in a norm's weight moves a whole feature.
-// - Gradients, as in the other precisions: the sum over micro-batches is rounded once, when it is used. With
-// `gradients`
-//   bf16 the sum is kept in bf16 (see KeptGradients). This saves 2 more bytes for each parameter, but needs f32
+// - Gradients, as in the other precisions: the sum over micro-batches is rounded once, when it is used. If `gradients`
+//   is bf16, the sum is kept in bf16 (see KeptGradients). This saves 2 more bytes for each parameter, but needs f32
 //   gradients of a whole unit while they are computed.
 struct Sharding {
-  int64_t zero = 0;
-  int64_t data_size = 1;
+  int64_t zero = 0;       // ZeRO stage, 0 to 3
+  int64_t data_size = 1;  // number of data ranks
   int64_t data_rank = 0;
-  DType compute = DType::f32;
+  DType compute = DType::f32;  // dtype of weights
   DType reduce = DType::f32;  // dtype in which gradients are summed over the data axis
   bool pure = false;          // compute is bf16, and only norms have masters
   DType gradients = DType::f32;  // dtype of the gradients that the rank keeps: f32, or with `pure` bf16
@@ -76,12 +75,12 @@ struct UpdateRange {
 struct StatePiece {
   int64_t tensor = 0;  // index in the spec
   std::vector<int64_t> offset, shape;
-  // The weights that are updated: `weight`, or with `pure`, for tensors that are not norms, `narrow_weight`. The other
-  // is null.
+  // The weights that are updated. `narrow_weight` is used with `pure` for tensors other than norms, else `weight`. The
+  // other is null.
   float* weight = nullptr;
   bf16* narrow_weight = nullptr;
   std::vector<std::byte*> columns;  // by column of the optimizer; null if it has no values for the elements
-  // Gradients of the last step, summed, before clipping, in dtype Sharding::gradients. The other is null.
+  // Gradients of the last step, summed, before clipping. Sharding::gradients says which is used. The other is null.
   float* gradient = nullptr;
   bf16* narrow_gradient = nullptr;
   // Blocks of the tensor in columns with a value for each block; numbered as in TensorShard. All blocks that the rank
@@ -98,7 +97,6 @@ struct StatePiece {
 // Returns the map from elements of a box, counted from its element `first`, to elements of the tensor.
 IndexMap index_map(const TensorSpec& tensor, const ShardBox& box, int64_t first);
 
-// This rank's part of a unit's norms.
 struct NormPiece {
   int64_t first = 0;        // elements from the unit's start
   int64_t count = 0;        // number of elements
@@ -125,6 +123,7 @@ class ParameterStore {
   std::byte* weights_piece(int64_t unit) const;
   // Returns the number of a unit's f32 norms that are kept apart from its weights; 0 unless keeps_norms_apart().
   int64_t apart_norm_elements(int64_t unit) const;
+  // Returns this rank's part of a unit's norms.
   NormPiece norm_piece(int64_t unit) const;
   // Returns zeros in host memory, as many as any unit has norms.
   const float* zeros() const { return zeros_.data(); }

@@ -13,6 +13,7 @@
 
 namespace gptrain {
 
+// Memory and time of a unit of the chain.
 struct ChainUnit {
   int64_t output_bytes = 0;  // the residual stream that leaves the unit
   int64_t saved_bytes = 0;   // values that its backward pass reads, except its input

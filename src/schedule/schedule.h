@@ -42,9 +42,9 @@ enum class ActionKind : uint8_t {
   receive_d_output,  // unit u: the gradient of its output
   await_d_output,
   // Copies of an offloaded unit's record (record_of): to the host, and back to other memory of the device.
-  offload,
+  offload,  // begins the copy to the host
   await_offloaded,
-  fetch,
+  fetch,  // begins the copy back
   await_fetched,
   sum_tied,  // unit 0: sums its gradients over the first and the last stage, which both hold a tied table
   norm,      // global gradient norm; decides clipping and whether the step is skipped
@@ -84,7 +84,7 @@ enum class BufferKind : uint8_t {
   stream_gradient,   // the gradient of the stream that leaves the unit
   weights,           // whole weights, gathered from pieces (ZeRO 3)
   prepared_weights,  // FP8 copies of weights, read by products instead of the weights
-  whole_gradients,   // gradients of the whole unit; the rank keeps its piece of them (ZeRO 2 and 3) or rounds them
+  whole_gradients,   // f32 gradients of the whole unit; the rank adds them, or with ZeRO 2 and 3 its piece, to its own
   narrow_gradients,  // gradients in the narrower dtype in which they are summed
   offloaded,         // the unit's record, on the host
   count
@@ -93,8 +93,8 @@ constexpr size_t num_buffer_kinds = static_cast<size_t>(BufferKind::count);
 
 std::string_view buffer_name(BufferKind kind);
 
-// One value in memory, alive from the first to the last action that names it, both included. Values that are computed
-// again, as by recomputation, are another buffer.
+// One value in memory, alive from the first to the last action that names it, both included. A value that is computed
+// again, as in recomputation, is another buffer.
 struct Buffer {
   BufferKind kind;
   int32_t micro_batch = -1;  // -1: all

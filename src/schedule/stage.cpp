@@ -376,8 +376,8 @@ class Stage {
     weights_done(unit, flight.micro_batch);
   }
 
-  // Ends the unit's gradients of a micro-batch. With the head's end those of a tied table whose unit runs on another
-  // stage: the loss is its only use here.
+  // Notes that a unit's gradients of a micro-batch are complete. After the head's, a tied table's are complete as well
+  // if its unit runs on another stage, as only the loss uses the table here.
   void weights_done(int32_t unit, int32_t m) {
     traffic_.gradients_done(unit, m);
     if (unit == head() && matrix_unit() != head() && !stages_.runs(matrix_unit())) traffic_.gradients_done(0, m);

@@ -1,4 +1,4 @@
-// How the units of a model are cut into chunks, and which stage of a pipeline runs which of them.
+// Division of a model's units into chunks, and of the chunks over the stages of a pipeline.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +51,7 @@ struct Route {
 // THROWS std::logic_error if the two stages are not neighbours, which is a mistake of the pipeline schedule.
 Route route_of(const Stages& stages, const StageMessage& message);
 
-// The message that a pass makes. `made` is false if it makes none: `message` then means nothing.
+// The message that a pass sends. If it sends none, `made` is false and `message` has no meaning.
 struct MadeMessage {
   bool made = false;
   StageMessage message;

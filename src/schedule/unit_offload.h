@@ -12,7 +12,7 @@ enum class OffloadedPart : uint8_t { none, input, record };
 
 struct UnitOffload {
   OffloadedPart part = OffloadedPart::none;
-  // Both count passes of units, at least 1.
+  // Times of the two copies, in passes of units. Each is at least 1.
   int32_t leaves_for = 1;   // from the forward pass to the end of the copy to the host, which frees the device memory
   int32_t comes_ahead = 1;  // from the beginning of the copy back to the pass that reads it
 

@@ -28,8 +28,6 @@ MOST = {
     "src/model": (32, 30, 51),
     "src/ops": (56, 43, 100),
     "src/optim": (13, 10, 26),
-    "src/parallel": (38, 17, 77),
-    "src/schedule": (48, 33, 89),
     "src/step": (20, 24, 38),
     "src/train": (45, 18, 89),
     "tests": (0, 0, 1),
