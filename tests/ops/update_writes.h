@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "harness.h"
-#include "ops/updates.h"
+#include "ops/update_writes.h"
 
 namespace gptrain::ops_test {
 
