@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "harness.h"
-#include "ops/update_writes.h"
+#include "ops/updates.h"
 
 namespace gptrain::ops_test {
 
