@@ -29,8 +29,8 @@ enum class GroupKind : uint8_t {
   stage,     // hold parts of the same layers: matrices are gathered from them (optim/muon.cpp)
   loss,      // have the same rank on the tensor axis, on all stages: losses are summed over them
   tied,      // the first and the last stage of one pipeline, where both hold the table of a tied head
-  next,      // a stage and the one after it in the ring: the first of the two sends on to_next lanes
-  previous,  // a stage and the one before it in the ring: the second of the two sends on to_previous lanes
+  next,      // a stage and the one after it in the ring: for the lanes send_next and receive_next
+  previous,  // a stage and the one before it in the ring: for the lanes send_previous and receive_previous
   count
 };
 constexpr size_t num_group_kinds = static_cast<size_t>(GroupKind::count);
@@ -42,7 +42,7 @@ constexpr std::array<std::string_view, num_group_kinds> group_names = {"world", 
 // Kinds of communication in a step. Each has a lane of its own (comm/lane.h).
 enum class LaneKind : uint8_t {
   tensor,     // collectives inside layers
-  gradients,  // sums of gradients, the gradient norm and losses
+  gradients,  // sums of gradients, and for the update the gradient norm, losses and Muon's matrices
   weights,    // gathers of whole weights from pieces
   // Transfers between stages. Each direction has its own send lane and receive lane, so that opposing transfers never
   // wait for each other.
