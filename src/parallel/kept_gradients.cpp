@@ -8,8 +8,8 @@
 namespace gptrain {
 namespace {
 
-// What the tensor's roundings here are for. Two stages that have the table of a tied head each round a sum of their own,
-// and add these up: with the same random bits their errors would not be independent of each other.
+// Returns the use that the roundings of a tensor's gradients draw random bits for. Two stages with a tied table each
+// round a sum of their own, and these are added: with equal random bits their errors would not be independent.
 RandomUse rounding_of(const TensorSpec& tensor, const UnitRange& unit, const ShardBox& box) {
   const auto is_tied = [](const Reduction& sum) { return sum.group == ReductionGroup::tied; };
   const bool two_have_it = tensor.split == Split::vocabulary &&
@@ -17,7 +17,7 @@ RandomUse rounding_of(const TensorSpec& tensor, const UnitRange& unit, const Sha
   return two_have_it && !box.owned ? RandomUse::tied_gradient_rounding : RandomUse::gradient_rounding;
 }
 
-// Adds those of elements [first, first + elements) of the unit.
+// Adds the segments of elements [first, first + elements) of the unit.
 void add_kept_segments(const ParameterStore& parameters, uint64_t seed, int64_t unit, int64_t first, int64_t elements,
                        std::vector<KeptSegment>& segments) {
   const ParameterLayout& layout = parameters.layout();
@@ -39,7 +39,7 @@ void add_kept_segments(const ParameterStore& parameters, uint64_t seed, int64_t 
 
 }  // namespace
 
-// A rank that updates whole units has one range of each, else its piece; with ZeRO 1 it has both.
+// Counts the segments that the constructor makes: of summed_, and with ZeRO 1 of own_.
 int64_t KeptGradients::table_bytes(const ParameterStore& parameters) {
   const Sharding& sharding = parameters.sharding();
   if (sharding.gradients == DType::f32) return 0;

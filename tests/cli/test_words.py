@@ -25,8 +25,6 @@ MOST = {
     "src/data": (11, 15, 22),
     "src/fit": (28, 23, 51),
     "src/machine": (0, 0, 1),
-    "src/parallel": (38, 17, 77),
-    "src/schedule": (48, 33, 89),
     "src/step": (20, 24, 38),
     "src/train": (45, 18, 89),
     "tests": (0, 0, 1),

@@ -7,7 +7,7 @@
 #include "base/dynamic_map.h"
 #include "base/philox.h"
 #include "reference.h"
-#include "updates.h"
+#include "update_writes.h"
 
 namespace gptrain::ops_test::cases_adamw_8bit {
 namespace {

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "reference.h"
-#include "updates.h"
+#include "update_writes.h"
 
 namespace gptrain::ops_test::cases_lamb_lars {
 namespace {

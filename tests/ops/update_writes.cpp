@@ -1,4 +1,4 @@
-#include "updates.h"
+#include "update_writes.h"
 
 #include <cmath>
 #include <fmt/format.h>
