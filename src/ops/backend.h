@@ -41,8 +41,8 @@ class PackedLinear {
   virtual void run() = 0;
 };
 
-// Identifies a sequence of ops and the addresses of their operands. Equal keys mean equal sequences. Holds up to 24
-// words.
+// Key of a sequence of ops: up to 24 words that identify the ops and the addresses of their operands. Keys are equal if
+// all words are.
 class RecordingKey {
  public:
   RecordingKey() = default;
@@ -90,14 +90,14 @@ class Backend {
   // RETURNS the library algorithms chosen by timing for the linears and FP8 products, as a text for checkpoints and
   // other ranks; empty if the backend offers no choice. They decide speed, and the bits of results.
   virtual std::string algorithms() const { return {}; }
-  // Uses the algorithms that another backend's algorithms() returned. Entries of another device or library version are
-  // ignored, with a warning. REQUIRES: called before the first step.
+  // Uses the algorithms that another backend's algorithms() returned. Ignores, with a warning, a record of another
+  // device or library version. REQUIRES: called before the first step.
   virtual void use_algorithms(const std::string& /*record*/) {}
   // While on, a linear or FP8 product only times its algorithms, if none is chosen yet, and leaves its outputs
   // undefined. All other ops do nothing.
   virtual void set_choosing(bool /*choosing*/) {}
   // RETURNS the op with its present weights packed into memory from `allocate`, using the present scratch memory; null
-  // if the backend only has run(op). Benches compare the rate of run(op) with it.
+  // if the backend only has run(op). The machine's rate of products is measured with the faster of it and run(op).
   using Allocate = std::function<std::unique_ptr<DeviceMemory>(int64_t bytes)>;
   virtual std::unique_ptr<PackedLinear> pack(const LinearForward& /*op*/, const Allocate& /*allocate*/) {
     return nullptr;

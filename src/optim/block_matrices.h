@@ -14,7 +14,7 @@ namespace gptrain {
 // A weight of a block, or one of its sections: queries, keys, values, gate and up are separate matrices.
 struct BlockMatrix {
   int64_t tensor;
-  int64_t first_row;  // in the tensor
+  int64_t first_row;  // first row in the tensor
   int64_t rows, cols;
 
   int64_t count() const { return rows * cols; }
@@ -47,8 +47,9 @@ class MatrixExchange {
   bool gathers() const { return group_ != nullptr; }
 
   // Gathers this rank's matrix of the round from the ranks' gradients, calls work(matrix, values) with values [rows,
-  // cols] f32, and returns the values to the gradients. No call if the rank has no matrix. `whole` and `parts` are
-  // memory for most_elements f32, used only if gathers(); `work` may use `parts`.
+  // cols] f32, and returns the values to the gradients. Does not call `work` if the rank has no matrix, but still takes
+  // part in the transfers. `whole` and `parts` are memory for most_elements f32, used only if gathers(); `work` may use
+  // `parts`.
   void play(int64_t round, std::byte* whole, std::byte* parts,
             const std::function<void(const BlockMatrix&, const Matrix&)>& work);
 
