@@ -110,7 +110,7 @@ class Machine(CliCase):
         search = ["plan", config, "--target", "machine.json", "--gpus"]
         for command in [[*search, 2], ["train", config, "--dry-run", "--target", "machine.json", "--world-size", 2]]:
             self.refuse(USAGE, "has no measured links between processes", *command)
-            self.refuse(USAGE, "--cluster dgx-h100: this-machine is one machine", *command, "--cluster", "dgx-h100")
+            self.refuse(USAGE, "--cluster dgx-h100: leave this out: this-machine is one machine", *command, "--cluster", "dgx-h100")
         profile = self.profile()
         profile["links"]["tcp"] = {"2": profile["links"]["threads"]["2"]}
         self.path("machine.json").write_text(json.dumps(profile), encoding="utf-8")

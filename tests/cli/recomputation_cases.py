@@ -177,7 +177,7 @@ class Recomputation(CliCase):
         self.assertRegex(text, r"\n  stages 0 to 3 +0\.00%   more time; 3 saved whole\n")
         self.assertRegex(text, r"\ntime against memory +most activations of a stage +more time +step\n  optimal +[\d,]+ +[\d.]+ [MK]iB ")
         self.assertIn(f" {none['activations_bytes']:,} ", text)
-        self.assertIn("of the activations of the stage that takes the most", self.path("curve.html").read_text(encoding="utf-8"))
+        self.assertIn("for activations on the stage that needs the most", self.path("curve.html").read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

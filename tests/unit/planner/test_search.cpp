@@ -302,7 +302,8 @@ TEST_CASE("keys that are held keep the config's value") {
   } catch (const Error& error) {
     refusal = error.what();
   }
-  CHECK(refusal.ends_with("and is one of those searched, with parallel.tensor=2, batch.micro=4, memory.recompute=selective"));
+  CHECK(refusal.find("with parallel.tensor=2, batch.micro=4, memory.recompute=selective divides batch.global") !=
+        std::string::npos);
 }
 
 TEST_CASE("what takes too much memory is cut, and the least that is missing is named") {
