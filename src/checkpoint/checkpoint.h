@@ -25,6 +25,8 @@
 #include "base/loss_scale.h"
 #include "checkpoint/boxes.h"
 #include "config/run_config.h"
+#include "data/sample_order.h"
+#include "data/source_record.h"
 #include "data/tokenizer/record.h"
 
 namespace gptrain {
@@ -51,6 +53,19 @@ struct LossHistory {
   std::vector<double> above;   // of the last steps: those too far above these; NaN where one was not finite
 };
 
+// Changes with which a run went on from a checkpoint.
+struct ResumeRecord {
+  int64_t step = 0;  // of that checkpoint
+  std::vector<std::string> changes = {};  // one line each: "run.steps: 12 -> 24"
+};
+
+// The course of a run so far, which its config alone does not tell.
+struct RunRecord {
+  std::vector<SourceRecord> sources = {};  // training data; empty in checkpoints of older programs
+  std::vector<MixturePhase> mixture = {};  // the whole order's, once a resume has changed it; else empty
+  std::vector<ResumeRecord> history = {};
+};
+
 // What a checkpoint says about the run beside the tensors.
 struct Manifest {
   int64_t step = 0;     // steps done, skipped ones included
@@ -74,6 +89,8 @@ struct Manifest {
   LossHistory losses = {};
   int64_t rollbacks = 0;
   std::vector<SampleRange> left_out = {};
+  std::optional<double> loss = {};  // of the last step; nothing: not known, NaN: not finite
+  RunRecord run = {};
 };
 
 // Writes OUT/checkpoints/step-N. Slices are streamed: at most a few MiB of memory beside them. Throws Error(checkpoint)

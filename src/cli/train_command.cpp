@@ -48,6 +48,7 @@ struct TrainArguments {
   std::vector<std::string> overrides;
   std::string resume = latest;
   std::string init_from;
+  std::vector<std::string> accepted;
   int64_t steps = 0;
   int64_t profile_step = 0;
   int64_t world_size = 0;  // not given
@@ -326,6 +327,13 @@ void add_train_command(CLI::App& app, ExitCode& result) {
                           ->add_option("--init-from", arguments->init_from,
                                        "start with a checkpoint's weights, where none is resumed")
                           ->type_name("DIR");
+  CLI::Option* accept =
+      command
+          ->add_option("--accept-changes", arguments->accepted,
+                       "resume although the data are others (data), or the rate jumps (schedule); repeatable")
+          ->check(CLI::IsMember({"data", "schedule"}))
+          ->type_name("KIND")
+          ->allow_extra_args(false);
   CLI::Option* steps =
       command->add_option("--steps", arguments->steps, "end after N steps; 0: save the initial state")
           ->check(whole_number_from(0))
@@ -341,7 +349,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->allow_extra_args(false);
   CLI::Option* dry =
       command->add_flag("--dry-run", arguments->dry_run, "print parameters, memory, FLOPs and time; no training");
-  dry->excludes(resume)->excludes(init)->excludes(steps)->excludes(profile_step);
+  dry->excludes(resume)->excludes(init)->excludes(accept)->excludes(steps)->excludes(profile_step);
   CLI::Option* ranks = command->add_option("--ranks", arguments->ranks, "ranks as threads of this process (1)")
                            ->check(whole_number_from(1))
                            ->type_name("N");
@@ -403,6 +411,10 @@ void add_train_command(CLI::App& app, ExitCode& result) {
     load_kernels_at_start(std::max<int64_t>(launch.size, options.ranks));
     if (*resume) options.resume = arguments->resume;
     if (*init) options.init_from = arguments->init_from;
+    const auto accepts = [&](const char* kind) {
+      return std::find(arguments->accepted.begin(), arguments->accepted.end(), kind) != arguments->accepted.end();
+    };
+    options.accepted = {.data = accepts("data"), .schedule = accepts("schedule")};
     if (*steps) options.steps = arguments->steps;
     if (*profile_step) options.profile_step = arguments->profile_step;
     result = train(config, options, launch);

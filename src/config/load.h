@@ -59,8 +59,12 @@ ModelChanges model_changes(const RunConfig& saved, const RunConfig& asked);
 
 // Where the two configs describe different models or training state, one line each ("model.num_layers: 12 in the
 // checkpoint, 6 in the config"); empty if a checkpoint of `saved` can be resumed as `asked`. What may change on resume
-// (Field::may_change): paths of data and learning-rate keys; the layout; what changes the course by rounding or noise;
-// and what only looks at the run or gives the same bits. src/checkpoint/README.md lists it.
+// (Field::may_change): all that does not change the meaning of weights, moments and the order of the data.
+// src/checkpoint/README.md lists it.
 std::string resume_conflicts(const RunConfig& saved, const RunConfig& asked);
+// Every key with another value, one line each: "run.steps: 12 -> 24".
+std::vector<std::string> resume_changes(const RunConfig& saved, const RunConfig& asked);
+// Whether sources come in the same shares at the same samples, wherever they lie.
+bool has_same_mixture(const RunConfig& saved, const RunConfig& asked);
 
 }  // namespace gptrain

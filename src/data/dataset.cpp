@@ -97,8 +97,33 @@ std::vector<int64_t> limits_of(const std::vector<DataSource>& sources, const std
 }
 
 std::vector<MixturePhase> phases_of(const Mixture& mixture, const std::vector<double>& weights) {
-  std::vector<MixturePhase> phases = mixture.phases;
+  std::vector<MixturePhase> phases = mixture.past;
+  if (!phases.empty() && phases.back().until_sample == 0) return phases;
+  phases.insert(phases.end(), mixture.phases.begin(), mixture.phases.end());
   phases.push_back({0, weights});
+  return phases;
+}
+
+// A smaller max_epochs than a source has been given already ends it at the mixture's change, and not before.
+std::vector<int64_t> limits_after(const std::vector<MixturePhase>& past, const std::vector<int64_t>& samples,
+                                  std::vector<int64_t> limits) {
+  if (past.empty() || past.back().until_sample == 0) return limits;
+  const int64_t place = past.back().until_sample;
+  const std::vector<int64_t> given = SampleOrder(past, samples, 0, false).taken_by(place);
+  for (size_t i = 0; i < limits.size(); ++i) limits[i] = std::max({limits[i], given[i], int64_t{1}});
+  return limits;
+}
+
+// The phases of `mixture` up to a place of the order.
+std::vector<MixturePhase> phases_until(const std::vector<MixturePhase>& mixture, int64_t place) {
+  std::vector<MixturePhase> phases;
+  int64_t first = 0;
+  for (const MixturePhase& phase : mixture) {
+    const bool is_last = phase.until_sample == 0 || phase.until_sample >= place;
+    if (first < place) phases.push_back({is_last ? place : phase.until_sample, phase.weights});
+    if (is_last) break;
+    first = phase.until_sample;
+  }
   return phases;
 }
 
@@ -124,7 +149,8 @@ struct Dataset::Impl {
         files(open_files(sources, sequence_length, checksums)),
         samples(samples_of(files, sequence_length)),
         weights(weights_of(sources, samples, mixture.temperature)),
-        order(phases_of(mixture, weights), samples, seed, shuffle, limits_of(sources, samples)) {}
+        order(phases_of(mixture, weights), samples, seed, shuffle,
+              limits_after(mixture.past, samples, limits_of(sources, samples))) {}
 
   std::vector<DataSource> sources;
   int64_t sequence_length;
@@ -215,6 +241,18 @@ int64_t Dataset::count_targets(int64_t first, int64_t count) const {
               first + count - 1);
 }
 
+std::vector<SourceRecord> Dataset::sources() const {
+  std::vector<SourceRecord> records;
+  for (size_t i = 0; i < impl_->files.size(); ++i) {
+    records.push_back(impl_->files[i].identity());
+    records.back().path = impl_->sources[i].path;
+    records.back().samples = impl_->samples[i];
+  }
+  return records;
+}
+
+std::vector<MixturePhase> Dataset::mixture() const { return impl_->order.mixture(); }
+
 std::vector<Dataset::SourceReport> Dataset::report(int64_t num_samples) const {
   const SampleOrder& order = impl_->order;
   const double weight_sum = std::accumulate(impl_->weights.begin(), impl_->weights.end(), 0.0);
@@ -256,11 +294,16 @@ int64_t Dataset::num_samples() const {
   return places == std::numeric_limits<int64_t>::max() ? places : places - impl_->left_out.before(places);
 }
 
-Dataset open_training_data(const RunConfig& config) {
+Dataset open_training_data(const RunConfig& config, const MixtureSoFar& so_far) {
   check_documents(config.data.train, config.data.mask_documents);
-  Mixture mixture{config.data.temperature, {}};
-  for (const DataPhase& phase : config.data.phases)
-    mixture.phases.push_back({phase.until_step * config.batch.global, phase.weights});
+  const auto change = so_far.change.value_or(MixtureSoFar::Change{0, 0});
+  Mixture mixture{.temperature = config.data.temperature,
+                  .phases = {},
+                  .past = so_far.change ? phases_until(so_far.phases, change.place) : so_far.phases};
+  for (const DataPhase& phase : config.data.phases) {
+    if (phase.until_step <= change.step) continue;
+    mixture.phases.push_back({change.place + (phase.until_step - change.step) * config.batch.global, phase.weights});
+  }
   Dataset data(config.data.train, config.model.sequence_length, config.model.vocab_size, config.run.seed, true,
                config.data.checksums, mixture);
   data.leave_out(LeftOutSamples(config.data.skip_samples));

@@ -11,6 +11,7 @@
 #include "config/run_config.h"
 #include "data/left_out_samples.h"
 #include "data/sample_order.h"
+#include "data/source_record.h"
 #include "model/micro_batch.h"
 
 namespace gptrain {
@@ -19,6 +20,18 @@ namespace gptrain {
 struct Mixture {
   double temperature = 0;            // see DataConfig
   std::vector<MixturePhase> phases;  // those of the config, in places of the order
+  // Phases that come before, as a resumed run has had them. Where the last one has no end, there are no others.
+  std::vector<MixturePhase> past = {};
+};
+
+// The mixture of a run that goes on from a checkpoint.
+struct MixtureSoFar {
+  std::vector<MixturePhase> phases;  // of Dataset::mixture(), in the run that saved
+  // The step and the place in the order from which on the config's mixture holds; none: `phases` hold on.
+  struct Change {
+    int64_t step, place;
+  };
+  std::optional<Change> change;
 };
 
 // A sample is T + 1 consecutive tokens of one source, its documents joined end to end; neighbours overlap by one token.
@@ -69,6 +82,10 @@ class Dataset {
     int64_t taken;    // of those samples
     std::optional<int64_t> first_repeat;  // the sample from which on the source gives some again, if it ever does
   };
+  // The identity of each source. Throws Error(data): a file cannot be read.
+  std::vector<SourceRecord> sources() const;
+  // The phases of the order, in places (SampleOrder::mixture).
+  std::vector<MixturePhase> mixture() const;
   std::vector<SourceReport> report(int64_t num_samples) const;
   // Bytes of text that the targets of the first `num_samples` samples stand for; `bytes` has those of each id. Reads
   // them all.
@@ -83,7 +100,7 @@ class Dataset {
 
 // The data of a run, opened as Dataset does. Error(usage), too: documents are to be masked, and a source has no index
 // that tells them apart.
-Dataset open_training_data(const RunConfig& config);
+Dataset open_training_data(const RunConfig& config, const MixtureSoFar& so_far = {});
 Dataset open_validation_data(const RunConfig& config);
 
 // The ring into which micro-batches are read ahead, in micro-batches.

@@ -13,6 +13,7 @@
 #include "base/dtype.h"
 #include "data/flat_tokens.h"
 #include "data/mapped_file.h"
+#include "data/source_record.h"
 #include "data/token_meta.h"
 
 namespace gptrain {
@@ -77,6 +78,9 @@ class TokenFile {
   // Copies tokens [range.first, range.first + range.count), which must exist, to `out`. Throws Error(data) naming file
   // and byte for a token that is negative or >= vocab_size. Does not allocate otherwise; safe from several threads.
   void read(Range range, int64_t vocab_size, int32_t* out) const;
+
+  // The file's identity, but for its path and samples. Throws Error(data): it cannot be read.
+  SourceRecord identity() const;
 
   // Blocks of PREFIX.meta.json; 0 where there is none, or none to compare with.
   int64_t num_checksums() const { return checked_ ? static_cast<int64_t>(meta_->blocks.size()) : 0; }

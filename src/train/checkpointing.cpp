@@ -4,6 +4,7 @@
 #include <exception>
 #include <fmt/format.h>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -37,8 +38,8 @@ int64_t elements_of(const std::vector<StatePiece>& state) {
 }  // namespace
 
 Checkpointing::Checkpointing(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter,
-                             const std::optional<TokenizerRecord>& tokenizer)
-    : context_(context), folder_(folder), step_(step), reporter_(reporter), tokenizer_(tokenizer) {
+                             DataFacts data)
+    : context_(context), folder_(folder), step_(step), reporter_(reporter), data_(data) {
   if (!context.config.checkpoint.keeps_snapshot()) return;
   World& world = context.world;
   agree_on(context.all(), world, [&] {
@@ -99,7 +100,7 @@ void Checkpointing::start_from_weights(const fs::path& checkpoint) {
   print_out("with the weights of {} (step {} of its run)\n", checkpoint.string(), read_manifest(checkpoint).step);
   for (const std::string& change : changes) print_out("  {}\n", change);
   const std::optional<TokenizerRecord> before = read_tokenizer(checkpoint);
-  if (before && tokenizer_ && before->sha256 != tokenizer_->sha256)
+  if (before && data_.tokenizer && before->sha256 != data_.tokenizer->sha256)
     print_err("warning: the data have another tokenizer than {}\n", checkpoint.string());
 }
 
@@ -201,8 +202,10 @@ Checkpointing::Writing Checkpointing::begin_writing(const RunProgress& progress,
   saved_step_ = progress.step;
   saved_at_ = began;
   save_due_ = false;
-  return {.save = make_state_save(context_.config, step_, progress, folder_.out(), tokenizer_,
-                                  slices_of(step_, pieces, StatePart::all, memory)),
+  StateSave save = make_state_save(context_.config, step_, progress, folder_.out(), data_.tokenizer,
+                                   slices_of(step_, pieces, StatePart::all, memory));
+  save.manifest.run = data_.record;
+  return {.save = std::move(save),
           // No good checkpoint is given up for what may be wrong.
           .retains = !doubtful_ && progress.skipped_in_a_row == 0,
           .began = began};

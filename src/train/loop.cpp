@@ -1,6 +1,7 @@
 #include "train/loop.h"
 
 #include <filesystem>
+#include <limits>
 #include <utility>
 
 #include "base/output.h"
@@ -21,11 +22,11 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
                           context.world)),
       folder_(context.config.run.out, start_.lock.get()),
       stop_(signals, folder_, context.world.activity()),
-      data_(open_data(context.config, start_.checkpoint, context.all(), context.world)),
+      data_(open_data(context.config, start_, context.all(), context.world)),
       limits_(measure_limits(context.backend, context.config.precision.compute, profiler != nullptr)),
       step_(make_step(std::move(design), context.backend, context.groups, context.world)),
       reporter_(context, folder_, *step_, limits_, start_.last_step),
-      checkpoints_(context, folder_, *step_, reporter_, data_.tokenizer.record),
+      checkpoints_(context, folder_, *step_, reporter_, {data_.tokenizer.record, data_.record}),
       losses_(context, folder_, checkpoints_, reporter_, data_.train),
       samples_(context, folder_, *step_, reporter_, data_.tokenizer) {
   const Target& target = context.backend.target();
@@ -35,6 +36,8 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
   choose_algorithms(*step_, start_.checkpoint, context.all());
   reporter_.warn();
   progress_ = checkpoints_.start(start_.checkpoint, start_.weights);
+  for (const std::string& change : data_.changes)
+    if (context.leads()) print_out("  {}\n", change);
   losses_.begin(progress_);
   reporter_.find_memory();
   first_step_ = progress_.step;
@@ -138,6 +141,7 @@ void TrainingLoop::end_step() {
 }
 
 void TrainingLoop::count(const StepResult& result) {
+  progress_.loss = result.skipped ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(result.loss);
   progress_.step += 1;
   progress_.samples += context_.config.batch.global;
   progress_.updates = result.updates;

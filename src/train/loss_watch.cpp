@@ -16,7 +16,7 @@ namespace gptrain {
 
 void LossWatch::begin(const RunProgress& progress) {
   data_.leave_out(LeftOutSamples(join(context_.config.data.skip_samples, progress.left_out)));
-  agree_on(context_.all(), context_.world, [&] { check_length(context_.config, data_, progress.left_out); });
+  agree_on(context_.all(), context_.world, [&] { check_length(context_.config, data_, progress); });
 }
 
 void LossWatch::look(RunProgress& progress, const StepResult& result) {

@@ -125,6 +125,8 @@ std::string config_fact(const RunConfig& config, const TrainOptions& options) {
   if (options.resume) lines += fmt::format("--resume {}\n", *options.resume);
   if (options.init_from) lines += fmt::format("--init-from {}\n", *options.init_from);
   if (options.steps) lines += fmt::format("--steps {}\n", *options.steps);
+  if (options.accepted.data) lines += "--accept-changes data\n";
+  if (options.accepted.schedule) lines += "--accept-changes schedule\n";
   if (options.profile_step) lines += fmt::format("--profile-step {}\n", *options.profile_step);
   return lines;
 }

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "comm/bootstrap.h"
 #include "config/run_config.h"
+#include "train/resume_changes.h"
 
 namespace gptrain {
 
@@ -17,6 +18,7 @@ struct TrainOptions {
   std::optional<std::string> init_from;  // a checkpoint whose weights the run starts with where it resumes none
   std::optional<int64_t> steps;         // run this many and stop as at the end
   int64_t ranks = 1;                    // threads of this process, each a rank where it is needed
+  AcceptedChanges accepted = {};
   std::optional<int64_t> profile_step;  // time this step op by op: a table on standard output, and a trace in run.out
 };
 

@@ -153,7 +153,7 @@ RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const Ran
   if (manifest.loss_scale) step.set_loss_scale(*manifest.loss_scale);
   step.weights_changed();
   return {manifest.step,   manifest.samples,   manifest.updates, manifest.skipped, manifest.skipped_in_a_row,
-          manifest.losses, manifest.rollbacks, manifest.left_out};
+          manifest.losses, manifest.rollbacks, manifest.left_out, manifest.loss};
 }
 
 std::vector<std::string> load_weights(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups,
@@ -209,7 +209,8 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
   const Manifest& manifest = contents.stored.manifest;
   const RunConfig saved = saved_config(checkpoint, manifest);
   with_other_to_resume([&] { check_model(contents, saved); });
-  if (Amount(manifest.step) * saved.batch.global != manifest.samples) {
+  // After a change of batch.global, which the history tells, earlier steps had other batches.
+  if (manifest.run.history.empty() && Amount(manifest.step) * saved.batch.global != manifest.samples) {
     throw Error(ExitCode::checkpoint, "{} cannot be used: {} samples are not those of {} steps of {}",
                 (checkpoint / "manifest.json").string(), manifest.samples, manifest.step, saved.batch.global);
   }
@@ -227,7 +228,10 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
   if (const std::string of_samples = left_out_conflict(saved, config, manifest); !of_samples.empty())
     conflicts += (conflicts.empty() ? "" : "\n") + of_samples;
   if (!conflicts.empty()) {
-    throw Error(ExitCode::usage, "cannot resume {} with this config:\n{}", checkpoint.string(), conflicts);
+    throw Error(ExitCode::usage,
+                "cannot resume {} with this config:\n{}\ngive these keys the checkpoint's values, or start a new run from "
+                "its weights with --init-from and another run.out",
+                checkpoint.string(), conflicts);
   }
   return checkpoint;
 }

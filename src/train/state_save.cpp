@@ -122,7 +122,8 @@ StateSave make_state_save(const RunConfig& config, const TrainingStep& step, con
                        .tokenizer = tokenizer,
                        .losses = progress.losses,
                        .rollbacks = progress.rollbacks,
-                       .left_out = progress.left_out},
+                       .left_out = progress.left_out,
+                       .loss = progress.loss},
           .slices = std::move(slices),
           .num_tensors = num_tensors};
 }

@@ -24,6 +24,7 @@ struct RunProgress {
   LossHistory losses = {};
   int64_t rollbacks = 0;  // how often the run has gone back (run.rollback)
   std::vector<SampleRange> left_out = {};  // for that
+  std::optional<double> loss = {};         // of the last step; NaN: not finite
 };
 
 enum class StatePart { all, weights };
