@@ -8,12 +8,20 @@
 #include <memory>
 #include <string>
 
+#include "base/error.h"
+
 namespace gptrain {
 
-// A new file, written from front to back.
+// A failure that another try may not meet: EIO or ESTALE, as network file systems give them at times.
+class TransientError : public Error {
+ public:
+  explicit TransientError(const std::string& message) : Error(ExitCode::checkpoint, message) {}
+};
+
+// A file written from front to back, in a folder that nobody else writes to.
 class SyncedFile {
  public:
-  explicit SyncedFile(std::filesystem::path path);  // the file must not exist
+  explicit SyncedFile(std::filesystem::path path);
   ~SyncedFile();
   SyncedFile(const SyncedFile&) = delete;
   SyncedFile& operator=(const SyncedFile&) = delete;

@@ -166,7 +166,8 @@ void parse_run(const json& root, RunRecord& run) {
 FileRecord parse_file(const json& object) {
   FileRecord file;
   file.name = text_of(object, "name");
-  if (file.name.empty() || file.name.find('/') != std::string::npos || file.name == "." || file.name == "..") {
+  if (file.name.empty() || file.name.find('/') != std::string::npos ||
+      file.name.find('\0') != std::string::npos || file.name == "." || file.name == "..") {
     fault("\"{}\" is not the name of a file in the checkpoint's folder", file.name);
   }
   file.bytes = count_of(object, "bytes");

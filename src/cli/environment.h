@@ -10,6 +10,9 @@ namespace gptrain {
 // once, with a short spin. Returns if there is nothing to do or the program cannot be started over.
 void shorten_openmp_spinning(char** argv);
 
+// Raises the soft limit of open files to the hard one: each rank over TCP takes several sockets for each other one.
+void raise_file_limit();
+
 // As many hardware queues of a GPU as CUDA allows, unless the user has chosen (CUDA_DEVICE_MAX_CONNECTIONS). Before any
 // call of CUDA, in a program of one thread.
 void give_streams_queues();

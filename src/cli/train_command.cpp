@@ -303,7 +303,7 @@ RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) 
     throw Error(ExitCode::usage, "--resume \"\": names no folder (give {}, a folder, or nothing behind it)", latest);
   const int64_t num_ranks = std::max<int64_t>(launch.size, arguments.ranks);
   RunConfig config = load_config(arguments.config, arguments.overrides, num_ranks);
-  make_mesh(config, training_ranks(config, num_ranks), launch.size > 1 ? ExitCode::device : ExitCode::usage);
+  make_mesh(config, training_ranks(config, num_ranks));
   return config;
 }
 

@@ -8,7 +8,7 @@
 namespace gptrain {
 
 struct Launch {
-  enum class Source { alone, variables, slurm, open_mpi };
+  enum class Source { alone, variables, slurm, open_mpi, other_mpi };
   Source source = Source::alone;
   int rank = 0;
   int size = 1;
@@ -18,6 +18,7 @@ struct Launch {
   std::string host;                           // this node's name
   std::vector<std::string> master_addresses;  // where rank 0 may be, the likeliest first; empty: MPI tells
   int master_port = 0;
+  int tasks_of_job = 1;  // tasks that the job has, where this process was started without a launcher of tasks
   std::string job;  // tells this run from others that may listen at the same place
 };
 
@@ -31,6 +32,10 @@ using Environment = std::function<const char*(const char*)>;
 //     Rank 0 is on the first node of the step. The network may not know that node's name; often srun itself runs there,
 //     so its address is tried, too. The port follows from the numbers of job and step. MASTER_ADDR and MASTER_PORT
 //     override both. A batch script is not a step.
+//   launchers of other MPIs: JSM_NAMESPACE_RANK, FLUX_TASK_RANK, MV2_COMM_WORLD_RANK, PALS_RANKID, PMI_RANK and what
+//     goes with them. On several nodes MASTER_ADDR and MASTER_PORT must be set: Error(usage).
+// With TORCHELASTIC_USE_AGENT_STORE, by which torchrun says that its agent listens at MASTER_PORT, rank 0 listens at a
+// port that follows from it. An address may stand in brackets.
 // Without any of them the process is alone. Error(device): a variable is missing, is no number, is out of range, or
 // contradicts another one.
 Launch find_launch(const Environment& environment);

@@ -23,6 +23,10 @@ std::span<const Aliases> word_aliases();
 std::string key_meant(std::string_view section, std::string_view key);
 std::string section_meant(std::string_view name);
 
+// The reason why gptrain has no such key, and the way to its purpose, for keys of other trainers that have no counterpart;
+// else empty. Found as key_meant.
+std::string key_absent(std::string_view section, std::string_view key);
+
 // The one of `choices` that `word` means elsewhere; empty if there is none.
 std::string word_meant(std::string_view word, std::span<const std::string> choices);
 

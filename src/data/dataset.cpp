@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fmt/format.h>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -37,12 +38,14 @@ void check_length(const DataSource& source, int64_t best_fit_length, int64_t seq
               sequence_length, source.path, best_fit_length, best_fit_length, sequence_length);
 }
 
-std::vector<TokenFile> open_files(const std::vector<DataSource>& sources, int64_t sequence_length, bool checksums) {
+std::vector<TokenFile> open_files(const std::vector<DataSource>& sources, int64_t sequence_length, int64_t vocab_size,
+                                  bool checksums) {
   check_sources(sources);
   std::vector<TokenFile> files;
   files.reserve(sources.size());
   for (const DataSource& source : sources) {
     const TokenFile& file = files.emplace_back(source.path, checksums);
+    require_vocabulary(source.path, file.largest_id(), vocab_size, ExitCode::data);
     if (file.best_fit_length() > 0) {
       check_length(source, file.best_fit_length(), sequence_length);
       continue;
@@ -146,7 +149,8 @@ struct Dataset::Impl {
       : sources(sources_),
         sequence_length(sequence_length_),
         vocab_size(vocab_size_),
-        files(open_files(sources, sequence_length, checksums)),
+        shuffled(shuffle),
+        files(open_files(sources, sequence_length, vocab_size, checksums)),
         samples(samples_of(files, sequence_length)),
         weights(weights_of(sources, samples, mixture.temperature)),
         order(phases_of(mixture, weights), samples, seed, shuffle,
@@ -155,11 +159,44 @@ struct Dataset::Impl {
   std::vector<DataSource> sources;
   int64_t sequence_length;
   int64_t vocab_size;
+  bool shuffled;
   std::vector<TokenFile> files;
   std::vector<int64_t> samples;  // per epoch
   std::vector<double> weights;
   SampleOrder order;
   LeftOutSamples left_out;
+
+  TokenFile::Range tokens_of(const SampleLocation& location) const {
+    const TokenFile& file = files[location.source];
+    if (file.best_fit_length() > 0) return file.sample(location.index);
+    return {location.index * sequence_length, sequence_length + 1};
+  }
+
+  void read(const SampleLocation& location, int32_t* tokens, int32_t* targets, int32_t* document_starts) const {
+    const TokenFile& file = files[location.source];
+    const int64_t length = sequence_length;
+    const TokenFile::Range sample_tokens = tokens_of(location);
+    const int64_t first = sample_tokens.first;
+    const int64_t inputs = std::min(sample_tokens.count, length);
+    const int64_t counted = sample_tokens.count - 1;  // targets
+    file.read({first, inputs}, vocab_size, tokens);
+    std::copy(tokens + 1, tokens + inputs, targets);
+    if (counted == inputs) file.read({first + inputs, 1}, vocab_size, targets + inputs - 1);
+    std::fill(tokens + inputs, tokens + length, 0);
+    std::fill(targets + counted, targets + length, -1);
+    if (document_starts == nullptr) return;
+    file.document_starts({first, inputs}, document_starts);
+    std::fill(document_starts + inputs, document_starts + length, static_cast<int32_t>(inputs));
+  }
+
+  // Tells where a sample that cannot be read lies, and how a run goes on without it.
+  std::string unread(const std::string& why, int64_t place, const SampleLocation& location) const {
+    const TokenFile& file = files[location.source];
+    std::string text = fmt::format("{}; sample {} of the order, in document {} of {}", why, place,
+                                   file.document_of(tokens_of(location).first), sources[location.source].path);
+    if (shuffled) text += fmt::format("; add {{\"first\": {}, \"count\": 1}} to data.skip_samples to leave it out", place);
+    return text;
+  }
 
   // Targets that count of one sample.
   int64_t targets_of(const TokenFile& file, int64_t sample) const {
@@ -208,23 +245,13 @@ void Dataset::leave_out(LeftOutSamples samples) { impl_->left_out = std::move(sa
 const LeftOutSamples& Dataset::left_out() const { return impl_->left_out; }
 
 void Dataset::read(int64_t sample, int32_t* tokens, int32_t* targets, int32_t* document_starts) const {
-  const SampleLocation location = impl_->order.locate(impl_->left_out.place_of(sample));
-  const TokenFile& file = impl_->files[location.source];
-  const int64_t length = impl_->sequence_length;
-  const TokenFile::Range sample_tokens = file.best_fit_length() > 0
-                                             ? file.sample(location.index)
-                                             : TokenFile::Range{location.index * length, length + 1};
-  const int64_t first = sample_tokens.first;
-  const int64_t inputs = std::min(sample_tokens.count, length);
-  const int64_t counted = sample_tokens.count - 1;  // targets
-  file.read({first, inputs}, impl_->vocab_size, tokens);
-  std::copy(tokens + 1, tokens + inputs, targets);
-  if (counted == inputs) file.read({first + inputs, 1}, impl_->vocab_size, targets + inputs - 1);
-  std::fill(tokens + inputs, tokens + length, 0);
-  std::fill(targets + counted, targets + length, -1);
-  if (document_starts == nullptr) return;
-  file.document_starts({first, inputs}, document_starts);
-  std::fill(document_starts + inputs, document_starts + length, static_cast<int32_t>(inputs));
+  const int64_t place = impl_->left_out.place_of(sample);
+  const SampleLocation location = impl_->order.locate(place);
+  try {
+    impl_->read(location, tokens, targets, document_starts);
+  } catch (const Error& error) {
+    throw Error(error.code(), "{}", impl_->unread(error.what(), place, location));
+  }
 }
 
 int64_t Dataset::count_targets(int64_t first, int64_t count) const {

@@ -121,6 +121,8 @@ class Prefetcher {
   // The next micro-batch; the one returned `kept` calls before is given back for reuse. Rethrows what the reader threw.
   // Adds the time spent waiting to waited_seconds().
   const MicroBatch& next();
+  // After next() has thrown: a micro-batch of tokens 0 without targets in the place of the one that cannot be read.
+  const MicroBatch& blank();
   double waited_seconds() const;
 
  private:

@@ -66,6 +66,10 @@ class TokenFile {
   };
   // The tokens of a document, 0 <= document < num_documents().
   Range document(int64_t document) const;
+  // The document that holds a token.
+  int64_t document_of(int64_t token) const;
+  // The largest token, where PREFIX.meta.json tells it.
+  std::optional<int64_t> largest_id() const { return meta_ ? meta_->largest_id : std::nullopt; }
   // Above 0: the documents lie in samples, each of 1 to so many inputs and one target more. 0: they do not.
   int64_t best_fit_length() const { return meta_ ? meta_->best_fit_length : 0; }
   // Of a file with a best_fit_length: its samples, and the tokens of one, 0 <= sample < num_samples().
@@ -104,7 +108,6 @@ class TokenFile {
   int64_t offset_at(int64_t sequence) const;    // bytes into .idx
   int64_t boundary_at(int64_t boundary) const;  // bytes into .idx
   int64_t sequence_start(int64_t sequence) const;
-  int64_t document_of(int64_t token) const;
   template <typename T>
   void read_as(Range range, int64_t vocab_size, int32_t* out) const;
 

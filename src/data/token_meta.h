@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "data/tokenizer/record.h"
 
 namespace gptrain {
@@ -21,6 +22,7 @@ struct TokenMeta {
   // Above 0: the documents lie in samples of at most so many inputs, each of which the index gives as a document, with
   // the documents as its sequences.
   int64_t best_fit_length = 0;
+  std::optional<int64_t> largest_id = {};  // none in files of older programs
 };
 
 constexpr int64_t checksum_block_bytes = int64_t{64} << 20;
@@ -38,6 +40,9 @@ class BlockChecksums {
 };
 
 std::string format_token_meta(const TokenMeta& meta);
+
+// Throws Error(`code`): tokens up to `largest_id`, where it is known, are not all below `vocab_size`.
+void require_vocabulary(const std::string& path, std::optional<int64_t> largest_id, int64_t vocab_size, ExitCode code);
 
 // Nothing where there is no PREFIX.meta.json. Error(data): it cannot be read, or is none.
 std::optional<TokenMeta> read_token_meta(const std::filesystem::path& prefix);

@@ -49,6 +49,8 @@ class MicroBatchSource {
   // How many of those that `next` returned last stay as they are, until it is called again: what copies that nobody
   // waits for may still read.
   virtual int64_t kept() const { return 1; }
+  // Whether one of them held no data: they could not be read, and nothing that is computed with them counts.
+  virtual bool is_void() const { return false; }
 };
 
 }  // namespace gptrain

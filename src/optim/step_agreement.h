@@ -40,6 +40,11 @@ class StepAgreement {
   // it has returned true, the rank wants to stop for good. Where the host runs ahead of a device, every wait for the
   // device calls it, and the device reads the answer when it reaches the norm. An empty function never wants to stop.
   void ask_for_stop(const std::function<bool()>& stop_wanted) { stop_wanted_ = stop_wanted; }
+  // `is_void` tells whether this rank has computed the step with data that do not count. It is called once a step, when
+  // the rank has taken all its micro-batches; once true, it stays so. The step is then skipped on all ranks, as one that
+  // is not finite, and the rank counts void_count times among those that want to stop.
+  void ask_for_void(const std::function<bool()>& is_void) { is_void_ = is_void; }
+  static constexpr double void_count = 4294967296.0;  // more than there are ranks
   // The number of ranks that wanted to stop at the last call of `agree`. It lies in device memory.
   const double* stops() const { return tables_.partials + num_tensors_; }
   // Whether any rank wants to stop. This is called between steps. Collective over the world.
@@ -52,7 +57,7 @@ class StepAgreement {
     int64_t bytes;
   };
   static Tables tables_at(std::byte* memory, int64_t num_tensors, size_t num_segments);
-  void put_stop(bool wanted);
+  void put_stop(double count);
   void look_for_stop();
 
   UpdateContext context_;
@@ -63,6 +68,7 @@ class StepAgreement {
   Tables tables_;
   RankGroups& groups_;
   std::function<bool()> stop_wanted_;
+  std::function<bool()> is_void_;
   SideQueue* const copies_;                      // null, too, where there is nobody to agree with
   std::unique_ptr<DeviceMemory> wants_to_stop_;  // a double that the device reads: 1 once this rank wants to
 };

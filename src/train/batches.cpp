@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+
 namespace gptrain {
 
 PrefetchedBatches::PrefetchedBatches(const RunConfig& config, const Dataset& dataset, int64_t first_sample,
@@ -9,6 +11,15 @@ PrefetchedBatches::PrefetchedBatches(const RunConfig& config, const Dataset& dat
     : prefetcher_(dataset, micro_batch_shape(config), first_sample + place.rank * config.batch.micro,
                   place.size * config.batch.micro, memory, ring),
       kept_(ring.kept) {}
+
+const MicroBatch& PrefetchedBatches::next() {
+  try {
+    return prefetcher_.next();
+  } catch (const Error& error) {
+    if (fault_.empty()) fault_ = error.what();
+    return prefetcher_.blank();
+  }
+}
 
 FirstSamples::FirstSamples(MicroBatchSource& source, int64_t samples, const RunConfig& config, DataPlace place)
     : source_(source),

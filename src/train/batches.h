@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "config/run_config.h"
 #include "data/dataset.h"
@@ -25,13 +26,18 @@ class PrefetchedBatches : public MicroBatchSource {
   PrefetchedBatches(const RunConfig& config, const Dataset& dataset, int64_t first_sample, DataPlace place,
                     PrefetchRing ring, std::byte* memory);
 
-  const MicroBatch& next() override { return prefetcher_.next(); }
+  // Micro-batches that cannot be read come without targets, so that ranks which wait for this one are not left alone.
+  const MicroBatch& next() override;
+  // The reason why a micro-batch could not be read; empty: all could. Such a step or evaluation must not count.
+  const std::string& fault() const { return fault_; }
+  bool is_void() const override { return !fault_.empty(); }
   int64_t kept() const override { return kept_; }
   double waited_seconds() const { return prefetcher_.waited_seconds(); }
 
  private:
   Prefetcher prefetcher_;
   const int64_t kept_;
+  std::string fault_;
 };
 
 // Only the first `samples` samples of a source count, whatever the micro-batch and the number of ranks: the targets of

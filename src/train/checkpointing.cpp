@@ -12,6 +12,7 @@
 #include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/losses.h"
 #include "checkpoint/model_check.h"
 #include "comm/agree.h"
 #include "comm/texts.h"
@@ -65,6 +66,7 @@ RunProgress Checkpointing::start(const std::optional<fs::path>& checkpoint, cons
     if (context_.leads()) {
       print_out("resumed from {} (step {})\n", checkpoint->string(), progress.step);
       say_layout_changes(*checkpoint);
+      if (const std::string warning = rise_warning(*checkpoint); !warning.empty()) print_err("warning: {}\n", warning);
     }
     return progress;
   }

@@ -209,21 +209,7 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
   const Manifest& manifest = contents.stored.manifest;
   const RunConfig saved = saved_config(checkpoint, manifest);
   with_other_to_resume([&] { check_model(contents, saved); });
-  // After a change of batch.global, which the history tells, earlier steps had other batches.
-  if (manifest.run.history.empty() && Amount(manifest.step) * saved.batch.global != manifest.samples) {
-    throw Error(ExitCode::checkpoint, "{} cannot be used: {} samples are not those of {} steps of {}",
-                (checkpoint / "manifest.json").string(), manifest.samples, manifest.step, saved.batch.global);
-  }
-  if (Amount(manifest.updates) + manifest.skipped != manifest.step || manifest.skipped_in_a_row > manifest.skipped) {
-    throw Error(ExitCode::checkpoint,
-                "{} cannot be used: {} updates and {} skipped steps, {} in a row, are not {} steps",
-                (checkpoint / "manifest.json").string(), manifest.updates, manifest.skipped, manifest.skipped_in_a_row,
-                manifest.step);
-  }
-  if (manifest.seed != saved.run.seed) {
-    throw Error(ExitCode::checkpoint, "{} cannot be used: its seed {} is not that of its config, {}",
-                (checkpoint / "manifest.json").string(), manifest.seed, saved.run.seed);
-  }
+  check_progress(checkpoint, manifest, saved);
   std::string conflicts = resume_conflicts(saved, config);
   if (const std::string of_samples = left_out_conflict(saved, config, manifest); !of_samples.empty())
     conflicts += (conflicts.empty() ? "" : "\n") + of_samples;

@@ -198,8 +198,6 @@ class TokenizerOfARun(TextCase):
             (f"cannot read {'x' * 200}...", [f"data.tokenizer={'x' * 5000}"]),
             (f"model.vocab_size = 280: the tokenizer of corpus has {self.size} tokens; set model.vocab_size to "
              f"{self.size}", ["model.vocab_size=280"]),
-            (["model.vocab_size = 9000", f"set model.vocab_size to {self.size} (up to 1024 more"],
-             ["model.vocab_size=9000"]),
         ]:
             with self.subTest(settings=settings):
                 self.refuse(USAGE, messages, "train", config, *overrides(*settings))
