@@ -56,7 +56,8 @@ std::string rise_warning(const fs::path& checkpoint) {
     const std::optional<CheckpointLoss> last = last_before_rise(folder.parent_path().parent_path());
     if (last && last->checkpoint.step >= *step) return "";
     if (last) {
-      other = fmt::format("; the last one before it rose: {} (loss {:.4f})", last->checkpoint.path.string(), last->loss);
+      other =
+          fmt::format("; the last one before it rose: {} (loss {:.4f})", last->checkpoint.path.string(), last->loss);
     }
   }
   if (std::isfinite(*loss) && other.empty()) return "";

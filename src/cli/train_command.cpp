@@ -293,6 +293,14 @@ void dry_run(const TrainArguments& arguments) {
   write_out(dry_run_text(input) + (table.empty() ? "" : "\n" + table));
 }
 
+CLI::Validator change_kind() {
+  return CLI::Validator(
+      [](std::string& text) {
+        return text == "data" || text == "schedule" ? std::string() : text + " is neither data nor schedule";
+      },
+      "");
+}
+
 // The config, for as many ranks as the launcher started or this process will start.
 RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) {
   if (launch.size > 1 && arguments.ranks > 1) {
@@ -327,13 +335,10 @@ void add_train_command(CLI::App& app, ExitCode& result) {
                           ->add_option("--init-from", arguments->init_from,
                                        "start with a checkpoint's weights, where none is resumed")
                           ->type_name("DIR");
-  CLI::Option* accept =
-      command
-          ->add_option("--accept-changes", arguments->accepted,
-                       "resume although the data are others (data), or the rate jumps (schedule); repeatable")
-          ->check(CLI::IsMember({"data", "schedule"}))
-          ->type_name("KIND")
-          ->allow_extra_args(false);
+  command->add_option("--accept-changes", arguments->accepted, "resume with other data or schedule (KIND); repeatable")
+      ->check(change_kind())
+      ->type_name("KIND")
+      ->allow_extra_args(false);
   CLI::Option* steps =
       command->add_option("--steps", arguments->steps, "end after N steps; 0: save the initial state")
           ->check(whole_number_from(0))
@@ -349,7 +354,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->allow_extra_args(false);
   CLI::Option* dry =
       command->add_flag("--dry-run", arguments->dry_run, "print parameters, memory, FLOPs and time; no training");
-  dry->excludes(resume)->excludes(init)->excludes(accept)->excludes(steps)->excludes(profile_step);
+  dry->excludes(resume)->excludes(init)->excludes(steps)->excludes(profile_step);
   CLI::Option* ranks = command->add_option("--ranks", arguments->ranks, "ranks as threads of this process (1)")
                            ->check(whole_number_from(1))
                            ->type_name("N");
@@ -395,6 +400,8 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->needs(dry);
   command->add_flag("--json", arguments->json, "the dry run as JSON")->needs(dry);
   command->callback([arguments, resume, init, steps, profile_step, &result] {
+    if (arguments->dry_run && !arguments->accepted.empty())
+      throw Error(ExitCode::usage, "--accept-changes: a dry run resumes nothing; leave it out");
     if (arguments->dry_run) {
       dry_run(*arguments);
       return;

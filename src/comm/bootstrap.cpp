@@ -95,7 +95,8 @@ void read_master(const Variables& variables, Launch& launch) {
                 launch.size);
   launch.master_addresses = {address_of(variables.text("MASTER_ADDR"))};
   launch.master_port = variables.integer("MASTER_PORT", 1, 65535);
-  if (is_true(variables.text("TORCHELASTIC_USE_AGENT_STORE"))) launch.master_port = port_beside_agent(launch.master_port);
+  if (is_true(variables.text("TORCHELASTIC_USE_AGENT_STORE")))
+    launch.master_port = port_beside_agent(launch.master_port);
   launch.job = variables.text("TORCHELASTIC_RUN_ID");
 }
 
@@ -130,20 +131,22 @@ bool read_other_launcher(const Variables& variables, Launch& launch) {
   for (const OtherLauncher& other : other_launchers) {
     if (!variables.has(other.rank)) continue;
     if (!variables.has(other.size)) {
-      throw Error(ExitCode::usage,
-                  "{}={}: started by {}, which does not say how many ranks there are: set RANK, WORLD_SIZE, MASTER_ADDR "
-                  "and MASTER_PORT",
-                  other.rank, variables.text(other.rank), other.name);
+      throw Error(
+          ExitCode::usage,
+          "{}={}: started by {}, which does not say how many ranks there are: set RANK, WORLD_SIZE, MASTER_ADDR "
+          "and MASTER_PORT",
+          other.rank, variables.text(other.rank), other.name);
     }
     launch.source = Launch::Source::other_mpi;
     read_place(variables, launch, other.rank, other.size, other.local_rank, other.local_size);
     if (launch.size == 1) return true;
     const bool on_one_node = launch.local_size == launch.size;
     if (!on_one_node && !(variables.has("MASTER_ADDR") && variables.has("MASTER_PORT"))) {
-      throw Error(ExitCode::usage,
-                  "{}={} and {}={}: started by {} on several nodes, and MASTER_ADDR and MASTER_PORT do not say where rank "
-                  "0 is: set them to its host and to a port that is free there",
-                  other.rank, launch.rank, other.size, launch.size, other.name);
+      throw Error(
+          ExitCode::usage,
+          "{}={} and {}={}: started by {} on several nodes, and MASTER_ADDR and MASTER_PORT do not say where rank "
+          "0 is: set them to its host and to a port that is free there",
+          other.rank, launch.rank, other.size, launch.size, other.name);
     }
     launch.master_addresses = {variables.has("MASTER_ADDR") ? address_of(variables.text("MASTER_ADDR")) : "127.0.0.1"};
     launch.master_port = variables.integer_or(
@@ -242,7 +245,8 @@ Launch find_launch(const Environment& environment) {
     }
   } else if (in_slurm_step(variables)) {
     read_slurm(variables, launch);
-  } else if (!read_other_launcher(variables, launch) && variables.has("SLURM_JOB_ID") && variables.has("SLURM_NTASKS")) {
+  } else if (!read_other_launcher(variables, launch) && variables.has("SLURM_JOB_ID") &&
+             variables.has("SLURM_NTASKS")) {
     launch.tasks_of_job = variables.integer("SLURM_NTASKS", 1);
   }
   return launch;

@@ -166,10 +166,11 @@ void require_files(const Launch& launch) {
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
   const auto allowed = static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, std::numeric_limits<int32_t>::max()));
   if (needed <= allowed) return;
-  throw Error(ExitCode::machine,
-              "{} ranks over TCP take about {} open files in each process, and {} are allowed on {}: raise the hard limit "
-              "(ulimit -Hn), or start fewer ranks, or ranks as threads (--ranks)",
-              launch.size, needed, allowed, launch.host);
+  throw Error(
+      ExitCode::machine,
+      "{} ranks over TCP take about {} open files in each process, and {} are allowed on {}: raise the hard limit "
+      "(ulimit -Hn), or start fewer ranks, or ranks as threads (--ranks)",
+      launch.size, needed, allowed, launch.host);
 }
 
 std::unique_ptr<World> world_of_one() { return std::move(make_local_world(1).front()); }

@@ -29,7 +29,8 @@ std::string look_up(std::span<const Aliases> table, const std::string& name) {
 // Keys of other trainers that have no counterpart, under what is said of them.
 std::span<const Aliases> absent_keys() {
   static const std::vector<Aliases> table = {
-      {"gptrain has no context parallelism: long sequences are cut by parallel.sequence, and memory.recompute saves memory",
+      {"gptrain has no context parallelism: long sequences are cut by parallel.sequence, and memory.recompute saves "
+       "memory",
        {"context_parallel_size", "context_parallel_degree", "cp", "cp_size", "ulysses_degree", "ring_attention"}},
       {"gptrain has no mixture of experts",
        {"num_experts", "num_local_experts", "expert_parallel_degree", "expert_model_parallel_size", "moe_router_topk",
@@ -153,7 +154,8 @@ std::span<const Aliases> key_aliases() {
        {"activation_offload", "activation_offloading", "cpu_offload_activations", "cpu_offloading", "offload_layers"}},
       {"memory.activation_bits", {"few_bit_activations", "activation_compression"}},
       {"checkpoint.every_steps",
-       {"save_interval", "save_steps", "save_every", "checkpoint_interval", "checkpoint_every", "save_strategy", "enable_checkpoint"}},
+       {"save_interval", "save_steps", "save_every", "checkpoint_interval", "checkpoint_every", "save_strategy",
+        "enable_checkpoint"}},
       {"checkpoint.keep_last", {"save_total_limit", "keep_latest_k", "keep_last_k"}},
       {"checkpoint.asynchronous", {"async_mode", "async_save"}},
       {"log.every_steps", {"log_interval", "logging_steps", "log_every", "log_freq"}},
@@ -166,7 +168,8 @@ std::span<const Aliases> key_aliases() {
       {"run.threads", {"num_threads"}},
       {"run.rollback", {"loss_spike", "spike_rollback", "rollback_on_spike"}},
       {"run.validate_every_steps",
-       {"eval_interval", "eval_steps", "eval_every", "val_check_interval", "eval_strategy", "validation_freq", "eval_freq"}},
+       {"eval_interval", "eval_steps", "eval_every", "val_check_interval", "eval_strategy", "validation_freq",
+        "eval_freq"}},
       {"run.validation_samples", {"eval_iters", "validation_steps", "max_eval_samples"}},
   };
   return table;

@@ -39,9 +39,8 @@ std::string nearest_path(const std::string& section, const std::string& key) {
   const auto distance = [&](const Field& field) {
     return 2 * word_distance(word, field.key()) + (section == field.section() ? 0 : 1);
   };
-  const auto nearest = std::min_element(table.begin(), table.end(), [&](const Field& a, const Field& b) {
-    return distance(a) < distance(b);
-  });
+  const auto nearest = std::min_element(table.begin(), table.end(),
+                                        [&](const Field& a, const Field& b) { return distance(a) < distance(b); });
   return may_mean(word, nearest->key()) ? nearest->path : "";
 }
 
@@ -54,7 +53,8 @@ void add_unknown_key(const std::string& path, const std::string& section, const 
   if (const std::string why = is_short ? key_absent(section, last) : ""; !why.empty())
     return faults.add(path, show_value(value), "unknown key; " + why, "");
   const std::string nearest = nearest_path(section, key);
-  faults.add(path, show_value(value), nearest.empty() ? "unknown key, and gptrain has none like it" : "unknown key", nearest);
+  faults.add(path, show_value(value), nearest.empty() ? "unknown key, and gptrain has none like it" : "unknown key",
+             nearest);
 }
 
 // `name` is no section of the config.
@@ -64,8 +64,8 @@ void add_unknown_section(const std::string& name, const Json& value, Faults& fau
     std::string meant = section_meant(name);
     const std::string nearest = nearest_word(name, section_names());
     if (meant.empty() && name.size() <= longest_misspelling && may_mean(name, nearest)) meant = nearest;
-    faults.add(name, show_value(value), meant.empty() ? "unknown section, and gptrain has none like it" : "unknown section",
-               meant);
+    faults.add(name, show_value(value),
+               meant.empty() ? "unknown section, and gptrain has none like it" : "unknown section", meant);
   } else {
     add_unknown_key(name, "", name, value, faults);
   }

@@ -194,7 +194,8 @@ struct Dataset::Impl {
     const TokenFile& file = files[location.source];
     std::string text = fmt::format("{}; sample {} of the order, in document {} of {}", why, place,
                                    file.document_of(tokens_of(location).first), sources[location.source].path);
-    if (shuffled) text += fmt::format("; add {{\"first\": {}, \"count\": 1}} to data.skip_samples to leave it out", place);
+    if (shuffled)
+      text += fmt::format("; add {{\"first\": {}, \"count\": 1}} to data.skip_samples to leave it out", place);
     return text;
   }
 

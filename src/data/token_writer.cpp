@@ -146,7 +146,8 @@ struct TokenWriter::Impl {
         fits = fits && values[i] >= 0 && static_cast<int32_t>(stored[i]) == values[i];
       }
       if (!fits) throw_unfit(values.first(count));
-      largest_id = std::max<int64_t>(largest_id, *std::max_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count)));
+      largest_id = std::max<int64_t>(
+          largest_id, *std::max_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count)));
       tokens.put_bytes(stored.data(), count * sizeof(T));
       values = values.subspan(count);
     }

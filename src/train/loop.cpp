@@ -48,7 +48,8 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
     start_.lock->keep();
     // The checkpoint or the weights have the rows already.
     const bool chosen = start_.checkpoint || start_.weights;
-    for (const std::string& warning : {start_.warning, chosen ? std::string() : data_.tokenizer.warning, useless_copies_warning(context.config, target)})
+    for (const std::string& warning : {start_.warning, chosen ? std::string() : data_.tokenizer.warning,
+                                       useless_copies_warning(context.config, target)})
       if (!warning.empty()) print_err("warning: {}\n", warning);
     if (start_.checkpoint) checkpoints_.set_later_aside(progress_.step);
     reporter_.open(start_.checkpoint ? progress_.step : -1);
@@ -62,9 +63,10 @@ ExitCode TrainingLoop::run() {
     checkpoints_.settle();
     throw;
   } catch (const Error& error) {
-    if (error.code() != ExitCode::data) checkpoints_.settle();
-    if (error.code() != ExitCode::data) throw;
-    return save_and_end(error);
+    // A run without a step of its own has nothing to save.
+    if (error.code() == ExitCode::data && progress_.step > first_step_) save_and_end(error);
+    checkpoints_.settle();
+    throw;
   } catch (...) {
     checkpoints_.settle();
     throw;
@@ -72,7 +74,7 @@ ExitCode TrainingLoop::run() {
 }
 
 // Data that cannot be read leave weights and moments as they were after the last step.
-ExitCode TrainingLoop::save_and_end(const Error& error) {
+void TrainingLoop::save_and_end(const Error& error) {
   checkpoints_.save_at_end(progress_);
   if (!context_.leads()) throw Error(error.code(), std::string());
   throw Error(error.code(), "{}\nthe state after step {} is saved; go on with --resume latest", error.what(),
@@ -187,8 +189,9 @@ void TrainingLoop::warn_of_no_checkpoints(double step_seconds) {
   if (progress_.step != first_step_ + first_steps) return;
   const double seconds = step_seconds * static_cast<double>(start_.last_step - progress_.step);
   if (seconds < some_minutes) return;
-  print_err("warning: no checkpoint is saved for about {}, until the end: checkpoint.every_steps and every_seconds are 0\n",
-            format_duration(seconds));
+  print_err(
+      "warning: no checkpoint is saved for about {}, until the end: checkpoint.every_steps and every_seconds are 0\n",
+      format_duration(seconds));
 }
 
 void TrainingLoop::count(const StepResult& result) {

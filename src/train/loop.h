@@ -38,7 +38,8 @@ class TrainingLoop {
                StepProfiler* profiler, std::shared_ptr<const StepDesign> design);
 
   // Trains to the last step of this call, or until a stop. Returns finished, or requeue after a stop (the state is
-  // saved). Error(data), which names step and sample, comes with the state of the last step saved. Error(diverged), Error(device) and Error(checkpoint) end it with the state of the last checkpoint.
+  // saved). Error(data), which names step and sample, comes with the state of the last step saved. Error(diverged),
+  // Error(device) and Error(checkpoint) end it with the state of the last checkpoint.
   ExitCode run();
 
  private:
@@ -51,7 +52,7 @@ class TrainingLoop {
   void begin_step(PrefetchedBatches& batches);
   void end_step(const PrefetchedBatches& batches);
   void end_unread(const PrefetchedBatches& batches);
-  ExitCode save_and_end(const Error& error);
+  [[noreturn]] void save_and_end(const Error& error);
   void count(const StepResult& result);
   void warn_of_no_checkpoints(double step_seconds);
   void do_what_is_due();

@@ -55,7 +55,7 @@ std::vector<std::string> config_changes(const RunConfig& saved, const RunConfig&
   const int64_t step = manifest.step;
   if (step >= asked.run.steps) return lines;
   const double planned = learning_rate(saved, std::min(step, saved.run.steps - 1)), now = learning_rate(asked, step);
-  if (planned != now || saved.run.steps <= step)
+  if (planned != now)
     lines.push_back(fmt::format("learning rate of step {}: {:.2e} -> {:.2e}", step + 1, planned, now));
   if (step == 0) return lines;
   const double last = learning_rate(saved, std::min(step, saved.run.steps) - 1);

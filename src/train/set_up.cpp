@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <fmt/format.h>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -137,8 +137,8 @@ Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t
   const std::vector<std::string> seen = agree(all, world, [&] {
     if (start.checkpoint) {
       start.manifest = load_manifest(*start.checkpoint).manifest;
-      start.changes = config_changes(saved_config(*start.checkpoint, *start.manifest), config, *start.manifest,
-                                     options.accepted);
+      start.changes =
+          config_changes(saved_config(*start.checkpoint, *start.manifest), config, *start.manifest, options.accepted);
     }
     const int64_t done = start.manifest ? start.manifest->step : 0;
     start.last_step = last_step_of_call(config, options, done);
