@@ -52,9 +52,9 @@ int run_program(int argc, char** argv) {
     return "gptrain: " + CLI::FailureMessage::simple(command, error);
   });
   app.footer(
-      "Exit codes: 0 finished, 1 internal error, 2 bad command line or config, 3 bad data,\n"
-      "4 bad checkpoint, 5 device or communication failure, 6 training diverged,\n"
-      "7 this machine or build cannot do it, 75 stopped by a signal after saving.");
+      "Exit codes: 0 finished, 1 internal error, 2 bad command line or config,\n"
+      "3 bad data, 4 bad checkpoint, 5 device or communication failure,\n"
+      "6 training diverged, 7 machine or build cannot do it, 75 stopped and saved.");
   ExitCode result = ExitCode::finished;
   add_train_command(app, result);
   add_plan_command(app);
