@@ -54,7 +54,8 @@ int run_program(int argc, char** argv) {
   app.footer(
       "Exit codes: 0 finished, 1 internal error, 2 bad command line or config,\n"
       "3 bad data, 4 bad checkpoint, 5 device or communication failure,\n"
-      "6 training diverged, 7 machine or build cannot do it, 75 stopped and saved.");
+      "6 training diverged, 7 this machine or build cannot do it,\n"
+      "75 stopped by a signal after saving.");
   ExitCode result = ExitCode::finished;
   add_train_command(app, result);
   add_plan_command(app);
