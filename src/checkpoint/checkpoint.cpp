@@ -72,6 +72,16 @@ auto with_more_tries(const Write& write) {
   }
 }
 
+// Removes the files of a folder whose names begin so, which an earlier try has left.
+void remove_files(const fs::path& folder, const std::vector<std::string>& beginnings) {
+  std::error_code ignored;
+  for (const fs::path& path : paths_in(folder, ignored)) {
+    const std::string name = path.filename().string();
+    const auto begins = [&](const std::string& beginning) { return name.starts_with(beginning); };
+    if (std::any_of(beginnings.begin(), beginnings.end(), begins)) fs::remove(path, ignored);
+  }
+}
+
 fs::path temporary_folder(const fs::path& out, int64_t step) {
   return checkpoints_folder(out) / temporary_folder_name(step);
 }
@@ -124,8 +134,12 @@ void begin_checkpoint(const fs::path& out, int64_t step) {
 }
 
 std::string write_checkpoint_part(const fs::path& out, int64_t step, int64_t rank, const std::vector<Slice>& slices) {
-  return with_more_tries(
-      [&] { return format_file_records(write_rank_files(temporary_folder(out, step), rank, slices)); });
+  const fs::path temporary = temporary_folder(out, step);
+  const std::string name = fmt::format("rank-{:05}", rank);
+  return with_more_tries([&] {
+    remove_files(temporary, {name + ".", name + "-"});
+    return format_file_records(write_rank_files(temporary, rank, slices));
+  });
 }
 
 void publish_checkpoint(const fs::path& out, const Manifest& manifest, int64_t num_tensors,
@@ -136,6 +150,7 @@ void publish_checkpoint(const fs::path& out, const Manifest& manifest, int64_t n
     for (FileRecord& record : parse_file_records(part)) stored.files.push_back(std::move(record));
   }
   with_more_tries([&] {
+    remove_files(temporary, {std::string(tokenizer_name), std::string(manifest_name)});
     if (manifest.tokenizer && !manifest.tokenizer->text.empty() && !manifest.tokenizer->is_bytes()) {
       const std::string& text = manifest.tokenizer->text;
       SyncedFile file(temporary / tokenizer_name);

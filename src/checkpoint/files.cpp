@@ -68,7 +68,7 @@ void replace_in_two_steps(const fs::path& temporary, const fs::path& target) {
 }  // namespace
 
 SyncedFile::SyncedFile(fs::path path) : path_(std::move(path)) {
-  descriptor_ = retry([&] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666); });
+  descriptor_ = retry([&] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
   if (descriptor_ < 0) fail("create", path_, errno);
 }
 

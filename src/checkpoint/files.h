@@ -18,10 +18,10 @@ class TransientError : public Error {
   explicit TransientError(const std::string& message) : Error(ExitCode::checkpoint, message) {}
 };
 
-// A file written from front to back, in a folder that nobody else writes to.
+// A new file, written from front to back.
 class SyncedFile {
  public:
-  explicit SyncedFile(std::filesystem::path path);
+  explicit SyncedFile(std::filesystem::path path);  // the file must not exist
   ~SyncedFile();
   SyncedFile(const SyncedFile&) = delete;
   SyncedFile& operator=(const SyncedFile&) = delete;
