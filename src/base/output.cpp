@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 namespace gptrain {
@@ -12,10 +13,30 @@ namespace {
 
 std::atomic<int> out_error = 0;  // errno of the first write that failed; 0: none
 
+// Whoever made the descriptor non-blocking shares it with others, so it stays so: full means that its reader is slow.
+bool wait_until_writable(int descriptor) {
+  pollfd waiting{descriptor, POLLOUT, 0};
+  while (poll(&waiting, 1, -1) < 0) {
+    if (errno != EINTR) return false;
+  }
+  return true;
+}
+
+// Past the stream's own buffer, which loses what a full descriptor does not take.
 void write_to(std::FILE* stream, std::string_view text) {
-  errno = 0;
-  const bool written = std::fwrite(text.data(), 1, text.size(), stream) == text.size();
-  if (!written && stream == stdout && out_error == 0) out_error = errno;
+  const int descriptor = stream == stdout ? STDOUT_FILENO : STDERR_FILENO;
+  std::fflush(stream);
+  while (!text.empty()) {
+    const ssize_t written = ::write(descriptor, text.data(), text.size());
+    if (written >= 0) {
+      text.remove_prefix(static_cast<size_t>(written));
+    } else if (errno == EINTR || (errno == EAGAIN && wait_until_writable(descriptor))) {
+      continue;
+    } else {
+      if (stream == stdout && out_error == 0) out_error = errno;
+      return;
+    }
+  }
 }
 
 }  // namespace
@@ -26,6 +47,23 @@ void open_missing_standard_streams() {
     // open() returns the lowest free descriptor, which is `stream`: the lower ones are open.
     (void)open("/dev/null", stream == STDERR_FILENO ? O_WRONLY : O_RDONLY);
   }
+}
+
+std::string without_controls(std::string_view text) {
+  std::string shown;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto code = static_cast<unsigned char>(text[i]);
+    const bool is_plain = text[i] == '\n' || text[i] == '\t' || (code >= 0x20 && code != 0x7f);
+    // The control characters from U+0080 to U+009F, which some terminals obey, too.
+    const bool is_second_set = code == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
+    if (is_plain && !is_second_set) {
+      shown += text[i];
+      continue;
+    }
+    shown += fmt::format("\\x{:02x}", code);
+    if (is_second_set) shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[++i]));
+  }
+  return shown;
 }
 
 void write_out(std::string_view text) { write_to(stdout, text); }

@@ -1,9 +1,12 @@
 #include "base/output_file.h"
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fcntl.h>
 #include <string>
+#include <sys/stat.h>
+#include <thread>
 #include <unistd.h>
 #include <utility>
 
@@ -70,8 +73,20 @@ void OutputFile::write(std::string_view bytes) {
   }
 }
 
+bool OutputFile::is_in_place() const {
+  struct stat ours {
+  }, there{};
+  return ::fstat(descriptor_, &ours) == 0 && ::stat(path_.c_str(), &there) == 0 && ours.st_dev == there.st_dev &&
+         ours.st_ino == there.st_ino;
+}
+
 void OutputFile::sync() {
-  if (retry([&] { return ::fsync(descriptor_); }) != 0) fail(code_, "sync", path_, errno);
+  constexpr int most_tries = 3;
+  for (int tries = 1; retry([&] { return ::fsync(descriptor_); }) != 0; ++tries) {
+    // Network file systems fail so at times.
+    if ((errno != EIO && errno != ESTALE) || tries == most_tries) fail(code_, "sync", path_, errno);
+    std::this_thread::sleep_for(std::chrono::milliseconds(500) * tries);
+  }
 }
 
 namespace {

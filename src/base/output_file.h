@@ -29,6 +29,7 @@ class OutputFile {
 
   void write(std::string_view bytes);
   void sync();  // fsync
+  bool is_in_place() const;  // false: another file is at its path now, or none
   const std::filesystem::path& path() const { return path_; }
   ExitCode code() const { return code_; }
 

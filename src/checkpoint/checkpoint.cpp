@@ -1,14 +1,17 @@
 #include "checkpoint/checkpoint.h"
 
 #include <algorithm>
+#include <chrono>
 #include <fmt/format.h>
 #include <map>
 #include <set>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "base/directory.h"
 #include "base/json.h"
+#include "base/output.h"
 #include "base/sha256.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
@@ -47,6 +50,31 @@ auto with_hint(const fs::path& checkpoint, Read read) {
     return read();
   } catch (const Error& e) {
     throw with_way_out(e, checkpoint);
+  }
+}
+
+// Runs `write`, which begins its files anew, again where it fails as network file systems do at times.
+template <typename Write>
+auto with_more_tries(const Write& write) {
+  constexpr int most_tries = 3;
+  for (int tries = 1;; ++tries) {
+    try {
+      return write();
+    } catch (const TransientError& error) {
+      if (tries == most_tries) throw;
+      print_err("warning: {}; it is tried again\n", error.what());
+      std::this_thread::sleep_for(std::chrono::milliseconds(500) * tries);
+    }
+  }
+}
+
+// Removes the files of a folder whose names begin so, which an earlier try has left.
+void remove_files(const fs::path& folder, const std::vector<std::string>& beginnings) {
+  std::error_code ignored;
+  for (const fs::path& path : paths_in(folder, ignored)) {
+    const std::string name = path.filename().string();
+    const auto begins = [&](const std::string& beginning) { return name.starts_with(beginning); };
+    if (std::any_of(beginnings.begin(), beginnings.end(), begins)) fs::remove(path, ignored);
   }
 }
 
@@ -89,12 +117,12 @@ void save_checkpoint(const fs::path& out, const Manifest& manifest, const std::v
 
 void begin_checkpoint(const fs::path& out, int64_t step) {
   const fs::path temporary = temporary_folder(out, step);
-  create_folders(temporary.parent_path());
+  with_more_tries([&] { create_folders(temporary.parent_path()); });
   if (const std::string leftover = remove_folder(temporary); !leftover.empty()) {
     throw Error(ExitCode::checkpoint, leftover);
   }
   try {
-    create_folders(temporary);
+    with_more_tries([&] { create_folders(temporary); });
   } catch (...) {
     remove_folder(temporary);
     throw;
@@ -102,7 +130,12 @@ void begin_checkpoint(const fs::path& out, int64_t step) {
 }
 
 std::string write_checkpoint_part(const fs::path& out, int64_t step, int64_t rank, const std::vector<Slice>& slices) {
-  return format_file_records(write_rank_files(temporary_folder(out, step), rank, slices));
+  const fs::path temporary = temporary_folder(out, step);
+  const std::string name = fmt::format("rank-{:05}", rank);
+  return with_more_tries([&] {
+    remove_files(temporary, {name + ".", name + "-"});
+    return format_file_records(write_rank_files(temporary, rank, slices));
+  });
 }
 
 void publish_checkpoint(const fs::path& out, const Manifest& manifest, int64_t num_tensors,
@@ -112,16 +145,19 @@ void publish_checkpoint(const fs::path& out, const Manifest& manifest, int64_t n
   for (const std::string& part : parts) {
     for (FileRecord& record : parse_file_records(part)) stored.files.push_back(std::move(record));
   }
-  if (manifest.tokenizer && !manifest.tokenizer->text.empty() && !manifest.tokenizer->is_bytes()) {
-    const std::string& text = manifest.tokenizer->text;
-    SyncedFile file(temporary / tokenizer_name);
-    file.write(text.data(), static_cast<int64_t>(text.size()));
-    file.sync_and_close();
-  }
-  // The name of every file is durable before the manifest says that they are there.
-  sync_folder(temporary);
-  write_manifest(temporary, stored);
-  sync_folder(temporary);
+  with_more_tries([&] {
+    remove_files(temporary, {std::string(tokenizer_name), std::string(manifest_name)});
+    if (manifest.tokenizer && !manifest.tokenizer->text.empty() && !manifest.tokenizer->is_bytes()) {
+      const std::string& text = manifest.tokenizer->text;
+      SyncedFile file(temporary / tokenizer_name);
+      file.write(text.data(), static_cast<int64_t>(text.size()));
+      file.sync_and_close();
+    }
+    // The name of every file is durable before the manifest says that they are there.
+    sync_folder(temporary);
+    write_manifest(temporary, stored);
+    sync_folder(temporary);
+  });
   publish_folder(temporary, checkpoints_folder(out) / step_folder_name(manifest.progress.step));
 }
 

@@ -97,6 +97,12 @@ class AveragedTensor final : public SliceMemory {
     using Value = decltype(round(0.0));
     average_.resize(sums.size() * sizeof(Value));
     std::transform(sums.begin(), sums.end(), reinterpret_cast<Value*>(average_.data()), round);
+    constexpr double largest_bf16 = 3.3895313892515355e38;
+    const double most = dtype_ == DType::bf16 ? largest_bf16 : double{std::numeric_limits<float>::max()};
+    const bool fits = std::all_of(sums.begin(), sums.end(), [most](double sum) { return std::abs(sum) <= most; });
+    if (fits) return;
+    throw Error(ExitCode::checkpoint, "{}: the weighted sum holds numbers that are not finite in {}; choose other --shares",
+                printable(name_), dtype_name(dtype_));
   }
 
   const std::vector<Contents>& all_;

@@ -21,6 +21,8 @@ namespace fs = std::filesystem;
 namespace {
 
 [[noreturn]] void fail(const char* action, const fs::path& path, int error) {
+  if (error == EIO || error == ESTALE)
+    throw TransientError(fmt::format("cannot {} {}: {}", action, path.string(), std::strerror(error)));
   throw Error(ExitCode::checkpoint, "cannot {} {}: {}", action, path.string(), std::strerror(error));
 }
 
@@ -172,15 +174,15 @@ void sync_folder(const fs::path& folder) {
   const int result = retry([&] { return ::fsync(descriptor); });
   const int error = errno;
   ::close(descriptor);
-  // Some file systems cannot sync a folder and say so with EINVAL; their entries are durable by themselves.
-  if (result != 0 && error != EINVAL) fail("sync", folder, error);
+  // Some file systems cannot sync a folder and say so; their entries are durable by themselves.
+  if (result != 0 && error != EINVAL && error != ENOSYS && error != EOPNOTSUPP) fail("sync", folder, error);
 }
 
 void create_folders(const fs::path& folder) {
   std::error_code unreadable;  // then mkdir fails too and says why
   if (folder.empty() || fs::is_directory(folder, unreadable)) return;
   const fs::path parent = folder.has_filename() ? folder.parent_path() : folder.parent_path().parent_path();
-  create_folders(parent);
+  if (parent != folder) create_folders(parent);
   if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) fail("create", folder, errno);
   sync_folder(parent.empty() ? fs::path(".") : parent);
 }
@@ -197,7 +199,7 @@ void publish_folder(const fs::path& temporary, const fs::path& target) {
     remove_folder(temporary);
     return;
   }
-  if (errno != EINVAL && errno != ENOSYS) fail("replace", target, errno);
+  if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) fail("replace", target, errno);
   replace_in_two_steps(temporary, target);
 }
 

@@ -8,7 +8,15 @@
 #include <memory>
 #include <string>
 
+#include "base/error.h"
+
 namespace gptrain {
+
+// A failure that another try may not meet: EIO or ESTALE, as network file systems give them at times.
+class TransientError : public Error {
+ public:
+  explicit TransientError(const std::string& message) : Error(ExitCode::checkpoint, message) {}
+};
 
 // A new file, written from front to back.
 class SyncedFile {

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <fmt/format.h>
+#include <system_error>
 
 namespace gptrain {
 namespace {
@@ -26,7 +27,9 @@ std::string rank_part_name(int64_t rank, int64_t part) {
 std::filesystem::path plain_path(const std::filesystem::path& path) {
   const auto plain = without_trailing_slash(path.lexically_normal());
   if (plain.has_parent_path() && plain.filename() != "..") return plain;
-  return without_trailing_slash(std::filesystem::absolute(path).lexically_normal());
+  std::error_code no_working_folder;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, no_working_folder);
+  return no_working_folder ? plain : without_trailing_slash(absolute.lexically_normal());
 }
 
 std::optional<int64_t> step_of_folder_name(std::string_view name) {

@@ -128,10 +128,46 @@ void parse_rollback(const json& object, RunProgress& progress) {
     fault("one of \"losses\" is not a number");
 }
 
+ordered_json number_or_null(double value) { return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr); }
+
+// The members "data", "mixture" and "history", where there are any.
+void add_run(const RunRecord& run, ordered_json& root) {
+  if (!run.sources.empty()) root["data"] = ordered_json::array();
+  for (const SourceRecord& source : run.sources) root["data"].push_back(source_record_json(source));
+  if (!run.mixture.empty()) root["mixture"] = ordered_json::array();
+  for (const MixturePhase& phase : run.mixture)
+    root["mixture"].push_back({{"until_sample", phase.until_sample}, {"weights", phase.weights}});
+  if (!run.history.empty()) root["history"] = ordered_json::array();
+  for (const ResumeRecord& resume : run.history)
+    root["history"].push_back({{"step", resume.step}, {"changes", resume.changes}});
+}
+
+void parse_run(const json& root, RunRecord& run) {
+  try {
+    for (const json& source : root.value("data", json::array())) run.sources.push_back(parse_source_record(source));
+    for (const json& phase : root.value("mixture", json::array()))
+      run.mixture.push_back({count_of(phase, "until_sample"), phase.at("weights").get<std::vector<double>>()});
+    for (const json& resume : root.value("history", json::array()))
+      run.history.push_back({count_of(resume, "step"), resume.at("changes").get<std::vector<std::string>>()});
+  } catch (const json::exception& e) {
+    fault("its \"data\", \"mixture\" or \"history\" cannot be used: {}", e.what());
+  }
+  const auto is_weight = [](double weight) { return weight >= 0; };
+  for (size_t i = 0; i < run.mixture.size(); ++i) {
+    const std::vector<double>& weights = run.mixture[i].weights;
+    const bool follows = i == 0 || i + 1 == run.mixture.size() ||
+                         run.mixture[i - 1].until_sample < run.mixture[i].until_sample;
+    if (!follows || weights.size() != run.sources.size() || !std::all_of(weights.begin(), weights.end(), is_weight) ||
+        std::none_of(weights.begin(), weights.end(), [](double weight) { return weight > 0; }))
+      fault("its \"mixture\" is none of its sources");
+  }
+}
+
 FileRecord parse_file(const json& object) {
   FileRecord file;
   file.name = text_of(object, "name");
-  if (file.name.empty() || file.name.find('/') != std::string::npos || file.name == "." || file.name == "..") {
+  if (file.name.empty() || file.name.find('/') != std::string::npos ||
+      file.name.find('\0') != std::string::npos || file.name == "." || file.name == "..") {
     fault("\"{}\" is not the name of a file in the checkpoint's folder", file.name);
   }
   file.bytes = count_of(object, "bytes");
@@ -191,6 +227,11 @@ StoredManifest parse_manifest(const std::string& text) {
   if (root.contains("loss_scale")) manifest.loss_scale = parse_loss_scale(root["loss_scale"]);
   if (root.contains("tokenizer")) parse_tokenizer(root["tokenizer"], manifest);
   if (root.contains("rollback")) parse_rollback(root["rollback"], progress);
+  if (root.contains("loss")) {
+    if (!root["loss"].is_number() && !root["loss"].is_null()) fault("\"loss\" is not a number");
+    progress.loss = root["loss"].is_null() ? std::numeric_limits<double>::quiet_NaN() : root["loss"].get<double>();
+  }
+  parse_run(root, manifest.run);
   stored.num_tensors = count_of(root, "tensors");
   if (!member(root, "files").is_array()) fault("\"files\" is not a list");
   std::set<std::string> names;
@@ -240,6 +281,8 @@ std::string format_manifest(const StoredManifest& stored) {
   }
   if (manifest.tokenizer) root["tokenizer"] = tokenizer_object(*manifest.tokenizer);
   if (progress.rollbacks > 0 || !progress.losses.window.empty()) root["rollback"] = rollback_object(progress);
+  if (progress.loss) root["loss"] = number_or_null(*progress.loss);
+  add_run(manifest.run, root);
   root["tensors"] = stored.num_tensors;
   root["files"] = ordered_json::array();
   for (const FileRecord& file : stored.files) root["files"].push_back(file_object(file));

@@ -11,6 +11,8 @@
 
 #include "base/loss_scale.h"
 #include "config/run_config.h"
+#include "data/sample_order.h"
+#include "data/source_record.h"
 #include "data/tokenizer/record.h"
 
 namespace gptrain {
@@ -31,9 +33,23 @@ struct RunProgress {
   LossHistory losses = {};
   int64_t rollbacks = 0;                   // how often the run has gone back (run.rollback)
   std::vector<SampleRange> left_out = {};  // samples skipped for that, beside data.skip_samples
+  std::optional<double> loss = {};         // of the last step; none: not known, NaN: not finite
 };
 
-// What a checkpoint says about the run beside the tensors.
+// Changes with which a run went on from a checkpoint.
+struct ResumeRecord {
+  int64_t step = 0;                       // step of that checkpoint
+  std::vector<std::string> changes = {};  // one line each: "run.steps: 12 -> 24"
+};
+
+// The course of a run so far, as far as its config does not tell it.
+struct RunRecord {
+  std::vector<SourceRecord> sources = {};  // training data; empty in checkpoints of older programs
+  std::vector<MixturePhase> mixture = {};  // mixture of the whole order once a resume has changed it; else empty
+  std::vector<ResumeRecord> history = {};
+};
+
+// Facts about the run that a checkpoint holds beside the tensors.
 struct Manifest {
   RunProgress progress = {};
   uint64_t seed = 0;
@@ -47,6 +63,7 @@ struct Manifest {
   // "bytes".
   std::optional<TokenizerRecord> tokenizer = {};
   bool has_tokenizer_file = false;  // as read; saving looks at the text
+  RunRecord run = {};
 };
 
 // One safetensors file of a checkpoint.

@@ -15,7 +15,9 @@ RunConfig saved_config(const std::filesystem::path& checkpoint, const Manifest& 
 // Every tensor that is stored must be one of the model's, or of the optimizer's state, with its shape and dtype, and
 // stored whole; every weight must be there. Error(checkpoint), which lists what differs.
 void check_model(const Contents& contents, const RunConfig& config);
-// The same for a checkpoint of which nothing has been read.
+// Whether steps, samples, updates and seed of a manifest belong together. Error(checkpoint).
+void check_progress(const std::filesystem::path& checkpoint, const Manifest& manifest, const RunConfig& saved);
+// Both for a checkpoint of which nothing has been read.
 void check_model(const std::filesystem::path& checkpoint);
 
 }  // namespace gptrain

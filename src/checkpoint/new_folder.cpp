@@ -3,7 +3,6 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
@@ -11,6 +10,7 @@
 
 #include "base/directory.h"
 #include "base/error.h"
+#include "base/file_lock.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 
@@ -28,7 +28,10 @@ void refuse_existing(const fs::path& target, const fs::path& given, const std::s
 std::vector<fs::path> missing_folders(fs::path folder) {
   std::vector<fs::path> missing;
   std::error_code unreadable;
-  for (; !folder.empty() && !fs::exists(folder, unreadable); folder = folder.parent_path()) missing.push_back(folder);
+  for (; !folder.empty() && !fs::exists(folder, unreadable); folder = folder.parent_path()) {
+    if (folder == folder.parent_path()) break;
+    missing.push_back(folder);
+  }
   return missing;
 }
 
@@ -67,13 +70,12 @@ void NewFolder::take() {
     lock_ = ::open(temporary_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (lock_ < 0 && errno == ENOENT) continue;
     if (lock_ < 0) throw Error(ExitCode::checkpoint, "cannot open {}: {}", temporary_.string(), std::strerror(errno));
-    if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-      const int error = errno;
+    // Where the file system has no locks the folder is not protected from another process with the same target.
+    if (const std::error_code error = lock_file(lock_); error && error != std::errc::not_supported) {
       ::close(std::exchange(lock_, -1));
-      if (error == EINTR) continue;
-      if (error == EWOULDBLOCK)
+      if (error == std::errc::operation_would_block)
         throw Error(ExitCode::usage, "{} {}: another gptrain is writing this folder", option_, given_.string());
-      throw Error(ExitCode::checkpoint, "cannot lock {}: {}", temporary_.string(), std::strerror(error));
+      throw Error(ExitCode::checkpoint, "cannot lock {}: {}", temporary_.string(), error.message());
     }
     if (is_folder_of(lock_, temporary_)) break;
     ::close(std::exchange(lock_, -1));

@@ -1,8 +1,13 @@
+#include <algorithm>
+#include <filesystem>
 #include <fmt/format.h>
 #include <memory>
 #include <string>
+#include <system_error>
+#include <unistd.h>
 #include <vector>
 
+#include "base/directory.h"
 #include "base/output.h"
 #include "base/progress.h"
 #include "base/units.h"
@@ -10,6 +15,7 @@
 #include "checkpoint/compare.h"
 #include "checkpoint/hf_export.h"
 #include "checkpoint/hf_import.h"
+#include "checkpoint/losses.h"
 #include "checkpoint/model_check.h"
 #include "cli/commands.h"
 #include "cli/option_checks.h"
@@ -100,6 +106,7 @@ void add_checkpoint_verify_command(CLI::App& checkpoint) {
       if (!report.sound) throw Error(ExitCode::checkpoint, "{} holds numbers that are not finite", directory.string());
     }
     print_out("{}: sound\n", directory.string());
+    if (const std::string warning = rise_warning(directory); !warning.empty()) print_err("warning: {}\n", warning);
   });
 }
 
@@ -140,6 +147,14 @@ void add_average_command(CLI::App& checkpoint) {
   });
 }
 
+// Whether every file can be opened; a manifest that is missing is no matter of permissions.
+bool is_readable(const std::filesystem::path& checkpoint) {
+  std::error_code error;
+  const std::vector<std::filesystem::path> files = paths_in(checkpoint, error);
+  return !error && std::all_of(files.begin(), files.end(),
+                               [](const auto& file) { return ::access(file.c_str(), R_OK) == 0; });
+}
+
 void prune(const std::string& run, int64_t keep_last, int64_t keep_every) {
   const size_t before = list_checkpoints(run).size();
   const size_t abandoned = list_abandoned(run).size();
@@ -153,8 +168,12 @@ void prune(const std::string& run, int64_t keep_last, int64_t keep_every) {
   if (const size_t removed = abandoned - list_abandoned(run).size(); removed > 0)
     print_out("{}: {} removed that had been set aside\n", run, format_counted(static_cast<int64_t>(removed), "checkpoint"));
   for (const CheckpointInfo& info : kept) {
-    if (!is_sound_checkpoint(info.path))
+    if (is_sound_checkpoint(info.path)) continue;
+    if (is_readable(info.path)) {
       print_err("warning: {} is damaged: it does not count, and stays until you remove it\n", info.path.string());
+    } else {
+      print_err("warning: {} cannot be read: it does not count, and stays; see its permissions\n", info.path.string());
+    }
   }
   if (!warning.empty()) throw Error(ExitCode::checkpoint, "{}", warning);
 }

@@ -1,8 +1,10 @@
 #include "cli/command_line.h"
 
 #include <csignal>
+#include <filesystem>
 #include <cstdio>
 #include <exception>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,6 +41,7 @@ int end_output(int code) {
 int run_program(int argc, char** argv) {
   shorten_openmp_spinning(argv);
   give_streams_queues();
+  raise_file_limit();
   open_missing_standard_streams();
   // Turns writes beyond the file size limit, or to a pipe without a reader, into errors of the write, like those of a
   // full disk.
@@ -53,7 +56,8 @@ int run_program(int argc, char** argv) {
   app.footer(
       "Exit codes: 0 finished, 1 internal error, 2 bad command line or config,\n"
       "3 bad data, 4 bad checkpoint, 5 device or communication failure,\n"
-      "6 training diverged, 75 stopped by a signal after saving.");
+      "6 training diverged, 7 this machine or build cannot do it,\n"
+      "75 stopped by a signal after saving.");
   ExitCode result = ExitCode::finished;
   add_train_command(app, result);
   add_plan_command(app);
@@ -77,14 +81,23 @@ int run_program(int argc, char** argv) {
       return static_cast<int>(ExitCode::usage);
     }
     // CLI11 reports help and version by this exception with code 0.
-    return app.exit(error) == 0 ? end_output(0) : static_cast<int>(ExitCode::usage);
+    std::ostringstream out, err;
+    const int code = app.exit(error, out, err);
+    write_out(out.str());
+    write_err(without_controls(err.str()));
+    return code == 0 ? end_output(0) : static_cast<int>(ExitCode::usage);
   } catch (const Error& error) {
     flush_out();
     if (*error.what() != '\0') print_err("gptrain: {}\n", error.what());
     return static_cast<int>(error.code());
   } catch (const std::bad_alloc&) {
-    print_err("gptrain: the machine is out of memory\n");
-    return static_cast<int>(ExitCode::device);
+    print_err("gptrain: the machine is out of memory, or a limit of the process is (ulimit -v)\n");
+    return static_cast<int>(ExitCode::machine);
+  } catch (const std::filesystem::filesystem_error& error) {
+    flush_out();
+    print_err("gptrain: cannot use {}: {}\n", error.path1().empty() ? "the working folder" : error.path1().string(),
+              error.code().message());
+    return static_cast<int>(ExitCode::checkpoint);
   } catch (const std::exception& error) {
     flush_out();
     print_err("gptrain: internal error: {}\n", error.what());

@@ -7,8 +7,22 @@
 #include "cli/commands.h"
 #include "config/key_table.h"
 #include "config/load.h"
+#include "data/token_meta.h"
 
 namespace gptrain {
+namespace {
+
+// Sources that are there must hold no token outside the vocabulary, as far as their PREFIX.meta.json tells.
+void check_tokens(const RunConfig& config) {
+  for (const auto* sources : {&config.data.train, &config.data.validation}) {
+    for (const DataSource& source : *sources) {
+      if (const auto meta = read_token_meta(source.path))
+        require_vocabulary(source.path, meta->largest_id, config.model.vocab_size, ExitCode::usage);
+    }
+  }
+}
+
+}  // namespace
 
 void add_config_commands(CLI::App& app) {
   CLI::App* config = app.add_subcommand("config", "check and show run configs")->require_subcommand(1);
@@ -26,7 +40,7 @@ void add_config_commands(CLI::App& app) {
   CLI::App* check_command = config->add_subcommand("check", "report every fault of a config");
   add_file(check_command);
   check_command->callback([arguments] {
-    load_config(arguments->file, arguments->overrides);
+    check_tokens(load_config(arguments->file, arguments->overrides));
     print_out("{}: valid\n", arguments->file);
   });
   CLI::App* show_command = config->add_subcommand("show", "every value after presets and defaults");

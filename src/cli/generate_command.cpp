@@ -37,7 +37,7 @@ void generate_texts(GenerateArguments& arguments) {
   std::string text;
   size_t begun = 0;
   const auto end = [&] {
-    if (begun > 0) print_out("{}\n", text);
+    if (begun > 0) write_out(text + "\n");
     text.clear();
   };
   generate(options, [&](size_t prompt, std::string_view piece) {

@@ -20,6 +20,7 @@
 #include "data/join.h"
 #include "data/pack.h"
 #include "data/run_tokenizer.h"
+#include "data/token_file.h"
 #include "data/tokenizer/files.h"
 
 namespace gptrain {
@@ -41,10 +42,15 @@ auto with_bar(const std::string& what, Work work) {
 
 void add_data_verify_command(CLI::App& data) {
   auto prefix = std::make_shared<std::string>();
+  auto vocabulary = std::make_shared<int64_t>(any_vocabulary);
   CLI::App* command = data.add_subcommand("verify", "check a token file's index and checksums");
   command->add_option("PREFIX", *prefix, "PREFIX of PREFIX.bin and PREFIX.idx")->required();
-  command->callback([prefix] {
-    write_out(with_bar("verifying blocks", [&](const auto& progress) { return verify_tokens(*prefix, progress); }));
+  command->add_option("--vocabulary", *vocabulary, "every token must be below N, as model.vocab_size is")
+      ->check(whole_number_from(1))
+      ->type_name("N");
+  command->callback([prefix, vocabulary] {
+    write_out(with_bar("verifying blocks",
+                       [&](const auto& progress) { return verify_tokens(*prefix, *vocabulary, progress); }));
   });
 }
 

@@ -54,7 +54,7 @@ void tokenize(const TokenizeArguments& arguments) {
       ids.push_back(id);
       at = end;
     }
-    print_out("{}", tokenizer->decode(ids));
+    write_out(tokenizer->decode(ids));
     return;
   }
   if (const size_t invalid = find_invalid_utf8(text); invalid < text.size() && !tokenizer->is_bytes()) {

@@ -48,6 +48,7 @@ struct TrainArguments {
   std::vector<std::string> overrides;
   std::string resume = latest;
   std::string init_from;
+  std::vector<std::string> accepted;
   int64_t steps = 0;
   int64_t profile_step = 0;
   int64_t world_size = 0;  // not given
@@ -232,6 +233,14 @@ void dry_run(const TrainArguments& arguments) {
   write_out(dry_run_text(result) + (table.empty() ? "" : "\n" + table));
 }
 
+CLI::Validator change_kind() {
+  return CLI::Validator(
+      [](std::string& text) {
+        return text == "data" || text == "schedule" ? std::string() : text + " is neither data nor schedule";
+      },
+      "");
+}
+
 // The config, for as many ranks as the launcher started or this process will start.
 RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) {
   if (launch.size > 1 && arguments.ranks > 1) {
@@ -242,7 +251,7 @@ RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) 
     throw Error(ExitCode::usage, "--resume \"\": names no folder (give {}, a folder, or nothing behind it)", latest);
   const int64_t num_ranks = std::max<int64_t>(launch.size, arguments.ranks);
   RunConfig config = load_config(arguments.config, arguments.overrides, num_ranks);
-  make_mesh(config, training_ranks(config, num_ranks), launch.size > 1 ? ExitCode::device : ExitCode::usage);
+  make_mesh(config, training_ranks(config, num_ranks));
   return config;
 }
 
@@ -266,6 +275,10 @@ void add_train_command(CLI::App& app, ExitCode& result) {
                           ->add_option("--init-from", arguments->init_from,
                                        "start with a checkpoint's weights, where none is resumed")
                           ->type_name("DIR");
+  command->add_option("--accept-changes", arguments->accepted, "resume with other data or schedule (KIND); repeatable")
+      ->check(change_kind())
+      ->type_name("KIND")
+      ->allow_extra_args(false);
   CLI::Option* steps =
       command->add_option("--steps", arguments->steps, "end after N steps; 0: save the initial state")
           ->check(whole_number_from(0))
@@ -329,6 +342,8 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->needs(dry);
   command->add_flag("--json", arguments->json, "print the dry run as JSON")->needs(dry);
   command->callback([arguments, resume, init, steps, profile_step, &result] {
+    if (arguments->dry_run && !arguments->accepted.empty())
+      throw Error(ExitCode::usage, "--accept-changes: a dry run resumes nothing; leave it out");
     if (arguments->dry_run) {
       dry_run(*arguments);
       return;
@@ -345,6 +360,10 @@ void add_train_command(CLI::App& app, ExitCode& result) {
     load_kernels_at_start(std::max<int64_t>(launch.size, options.ranks));
     if (*resume) options.resume = arguments->resume;
     if (*init) options.init_from = arguments->init_from;
+    const auto accepts = [&](const char* kind) {
+      return std::find(arguments->accepted.begin(), arguments->accepted.end(), kind) != arguments->accepted.end();
+    };
+    options.accepted = {.data = accepts("data"), .schedule = accepts("schedule")};
     if (*steps) options.steps = arguments->steps;
     if (*profile_step) options.profile_step = arguments->profile_step;
     result = train(config, options, launch);

@@ -71,6 +71,21 @@ void read_place(const Variables& variables, Launch& launch, const char* rank, co
                 launch.local_size);
 }
 
+// Rank 0 takes another port where torchrun's agent serves MASTER_PORT itself, the same on all ranks.
+int port_beside_agent(int port) {
+  constexpr int step = 4001;
+  const int beside = lowest_job_port + (port * 7 + step) % num_job_ports;
+  return beside == port ? beside + 1 : beside;
+}
+
+bool is_true(const std::string& word) { return word == "True" || word == "true" || word == "1"; }
+
+// Without the brackets of "[::1]".
+std::string address_of(const std::string& text) {
+  const bool bracketed = text.size() > 2 && text.front() == '[' && text.back() == ']';
+  return bracketed ? text.substr(1, text.size() - 2) : text;
+}
+
 void read_master(const Variables& variables, Launch& launch) {
   if (!variables.has("MASTER_ADDR"))
     throw Error(ExitCode::device, "MASTER_ADDR is not set: with WORLD_SIZE={} it must name the host of rank 0",
@@ -78,9 +93,67 @@ void read_master(const Variables& variables, Launch& launch) {
   if (!variables.has("MASTER_PORT"))
     throw Error(ExitCode::device, "MASTER_PORT is not set: with WORLD_SIZE={} it must be a port that rank 0 can take",
                 launch.size);
-  launch.master_addresses = {variables.text("MASTER_ADDR")};
+  launch.master_addresses = {address_of(variables.text("MASTER_ADDR"))};
   launch.master_port = variables.integer("MASTER_PORT", 1, 65535);
+  if (is_true(variables.text("TORCHELASTIC_USE_AGENT_STORE")))
+    launch.master_port = port_beside_agent(launch.master_port);
   launch.job = variables.text("TORCHELASTIC_RUN_ID");
+}
+
+// Variables by which launchers of other MPIs tell a process's place.
+struct OtherLauncher {
+  const char* name;
+  const char* rank;
+  const char* size;
+  const char* local_rank;
+  const char* local_size;  // null: not told
+};
+constexpr OtherLauncher other_launchers[] = {
+    {"jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"},
+    {"Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", nullptr},
+    {"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
+    {"PALS", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"},
+    {"MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+};
+
+// The number of a job, by which the ranks of one machine agree on a port: two jobs seldom have the same.
+int64_t job_number(const Variables& variables) {
+  std::string job = fmt::format("{}", getuid());
+  for (const char* name : {"PMI_JOBID", "FLUX_JOB_ID", "PALS_APID", "LSB_JOBID", "PBS_JOBID", "PWD"})
+    if (variables.has(name)) job += variables.text(name);
+  int64_t number = 0;
+  for (const char letter : job) number = (number * 31 + static_cast<unsigned char>(letter)) % 1'000'003;
+  return number;
+}
+
+// Whether a launcher of another MPI started this process together with others.
+bool read_other_launcher(const Variables& variables, Launch& launch) {
+  for (const OtherLauncher& other : other_launchers) {
+    if (!variables.has(other.rank)) continue;
+    if (!variables.has(other.size)) {
+      throw Error(
+          ExitCode::usage,
+          "{}={}: started by {}, which does not say how many ranks there are: set RANK, WORLD_SIZE, MASTER_ADDR "
+          "and MASTER_PORT",
+          other.rank, variables.text(other.rank), other.name);
+    }
+    launch.source = Launch::Source::other_mpi;
+    read_place(variables, launch, other.rank, other.size, other.local_rank, other.local_size);
+    if (launch.size == 1) return true;
+    const bool on_one_node = launch.local_size == launch.size;
+    if (!on_one_node && !(variables.has("MASTER_ADDR") && variables.has("MASTER_PORT"))) {
+      throw Error(
+          ExitCode::usage,
+          "{}={} and {}={}: started by {} on several nodes, and MASTER_ADDR and MASTER_PORT do not say where rank "
+          "0 is: set them to its host and to a port that is free there",
+          other.rank, launch.rank, other.size, launch.size, other.name);
+    }
+    launch.master_addresses = {variables.has("MASTER_ADDR") ? address_of(variables.text("MASTER_ADDR")) : "127.0.0.1"};
+    launch.master_port = variables.integer_or(
+        "MASTER_PORT", lowest_job_port + static_cast<int>(job_number(variables) % num_job_ports), 1, 65535);
+    return true;
+  }
+  return false;
 }
 
 // Returns element `node` of Slurm's short form of a list ("4(x2),3" is 4, 4, 3); 0 if the list is shorter.
@@ -118,7 +191,7 @@ void read_slurm(const Variables& variables, Launch& launch) {
   const std::string first_node = first_host(variables.text(nodes));
   for (const std::string& address : {first_node, variables.text("SLURM_LAUNCH_NODE_IPADDR")})
     if (!address.empty()) launch.master_addresses.push_back(address);
-  if (variables.has("MASTER_ADDR")) launch.master_addresses = {variables.text("MASTER_ADDR")};
+  if (variables.has("MASTER_ADDR")) launch.master_addresses = {address_of(variables.text("MASTER_ADDR"))};
   if (launch.master_addresses.empty() && launch.size > 1)
     throw Error(ExitCode::device, "neither SLURM_STEP_NODELIST nor MASTER_ADDR tells the node of rank 0");
   launch.master_port = variables.integer_or(
@@ -173,6 +246,9 @@ Launch find_launch(const Environment& environment) {
     }
   } else if (in_slurm_step(variables)) {
     read_slurm(variables, launch);
+  } else if (!read_other_launcher(variables, launch) && variables.has("SLURM_JOB_ID") &&
+             variables.has("SLURM_NTASKS")) {
+    launch.tasks_of_job = variables.integer("SLURM_NTASKS", 1);
   }
   return launch;
 }
@@ -182,7 +258,7 @@ Launch find_launch() {
 }
 
 std::string describe(const Launch& launch) {
-  static constexpr const char* names[] = {"alone", "RANK and WORLD_SIZE", "Slurm", "mpirun"};
+  static constexpr const char* names[] = {"alone", "RANK and WORLD_SIZE", "Slurm", "mpirun", "another MPI"};
   return fmt::format("rank {} of {} ({})", launch.rank, launch.size, names[static_cast<int>(launch.source)]);
 }
 

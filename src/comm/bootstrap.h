@@ -8,7 +8,7 @@
 namespace gptrain {
 
 struct Launch {
-  enum class Source { alone, variables, slurm, open_mpi };
+  enum class Source { alone, variables, slurm, open_mpi, other_mpi };
   Source source = Source::alone;
   int rank = 0;
   int size = 1;
@@ -18,6 +18,7 @@ struct Launch {
   std::string host;                           // this node's name
   std::vector<std::string> master_addresses;  // candidate addresses of rank 0, likeliest first; empty: MPI tells
   int master_port = 0;
+  int tasks_of_job = 1;  // tasks of the job if this process was started without a launcher of tasks
   std::string job;  // identifies this run among others that listen at the same address
 };
 
@@ -31,6 +32,10 @@ using Environment = std::function<const char*(const char*)>;
 //     Rank 0 is on the first node of the step. The network may not know that node's name; the address of srun, which
 //     often runs there, is tried as well. The port is derived from the numbers of job and step. MASTER_ADDR and
 //     MASTER_PORT override both. A batch script is not a step.
+//   launchers of other MPIs: JSM_NAMESPACE_RANK, FLUX_TASK_RANK, MV2_COMM_WORLD_RANK, PALS_RANKID, PMI_RANK and their
+//     companions. On several nodes MASTER_ADDR and MASTER_PORT must be set: THROWS Error(usage) otherwise.
+// TORCHELASTIC_USE_AGENT_STORE says that torchrun's agent listens at MASTER_PORT: rank 0 then listens at a port derived
+// from it. An address may stand in brackets.
 // Without any of them the process is alone. THROWS Error(device) if a variable is missing, not a number, out of range,
 // or contradicts another.
 Launch find_launch(const Environment& environment);

@@ -6,9 +6,11 @@
 #include <cstdio>
 #include <exception>
 #include <fmt/format.h>
+#include <limits>
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <sys/resource.h>
 #include <thread>
 #include <unistd.h>
 #include <utility>
@@ -156,6 +158,21 @@ std::vector<Fact> all_facts(const WorldOptions& options) {
   return facts;
 }
 
+// Refuses, before the ranks meet, a number of ranks for which this process may not open enough files.
+void require_files(const Launch& launch) {
+  constexpr int64_t sockets_of_peer = 7, other_files = 40;  // measured for data-parallel ranks
+  const int64_t needed = sockets_of_peer * launch.size + other_files;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  const auto allowed = static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, std::numeric_limits<int32_t>::max()));
+  if (needed <= allowed) return;
+  throw Error(
+      ExitCode::machine,
+      "{} ranks over TCP take about {} open files in each process, and {} are allowed on {}: raise the hard limit "
+      "(ulimit -Hn), or start fewer ranks, or ranks as threads (--ranks)",
+      launch.size, needed, allowed, launch.host);
+}
+
 std::unique_ptr<World> world_of_one() { return std::move(make_local_world(1).front()); }
 
 }  // namespace
@@ -163,6 +180,7 @@ std::unique_ptr<World> world_of_one() { return std::move(make_local_world(1).fro
 std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& options) {
   if (launch.size == 1) return world_of_one();
   settle_on_node(launch);
+  require_files(launch);
   const Doors doors{find_secret(), options.interface};
   Socket master = launch.rank == 0 ? listen_as_master(launch, doors) : Socket();
   if (launch.rank == 0 && !doors.secret.given()) {

@@ -13,6 +13,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/output.h"
 #include "base/units.h"
 #include "base/version.h"
 #include "comm/frames.h"
@@ -92,6 +93,32 @@ std::string first_lines(std::vector<std::string> lines) {
   return listed(lines, ", ") + (more > 0 ? fmt::format(" and {} more", more) : "");
 }
 
+// Says once what a rank waits for, when that takes long, and ends the wait when the process is to stop.
+class PatientWait {
+ public:
+  PatientWait(const Launch& launch, const Timeout& timeout) : launch_(launch), timeout_(timeout) {}
+
+  // `awaited` tells for whom: "rank 0 at node7 port 20001".
+  template <typename Awaited>
+  void look(const Awaited& awaited) {
+    if (timeout_.stop_wanted && timeout_.stop_wanted()) {
+      throw Error(ExitCode::requeue, "rank {} ({}) was stopped by a signal while it waited for {}: nothing was begun",
+                  launch_.rank, launch_.host, awaited());
+    }
+    if (told_ || Clock::now() < began_ + patience) return;
+    told_ = true;
+    print_err("rank {} ({}) waits for {}\n", launch_.rank, launch_.host, awaited());
+  }
+
+ private:
+  static constexpr auto patience = 5s;
+
+  const Launch& launch_;
+  const Timeout& timeout_;
+  const Clock::time_point began_ = Clock::now();
+  bool told_ = false;
+};
+
 // The meeting on rank 0, with one entry per rank that has arrived.
 class Assembly {
  public:
@@ -104,6 +131,13 @@ class Assembly {
 
   bool complete() const { return std::find(came_.begin(), came_.end(), false) == came_.end(); }
   bool faulty() const { return !faults_.empty(); }
+  // "ranks 1, 3"
+  std::string missing() const {
+    std::vector<std::string> missing;
+    for (size_t rank = 0; rank < came_.size(); ++rank)
+      if (!came_[rank]) missing.push_back(std::to_string(rank));
+    return (missing.size() == 1 ? "rank " : "ranks ") + listed(missing, ", ");
+  }
 
   // Handles a caller that has proved the secret; without a secret that is anybody. Ignores text that is not a hello.
   void arrive(FrameChannel channel, const std::string& address, const std::string& text) {
@@ -213,7 +247,9 @@ void assemble(const Launch& launch, Gate gate, const std::vector<Fact>& facts, c
   auto deadline = Clock::now() + seconds_duration(timeout.seconds);
   Assembly assembly(launch, meeting, facts);
   meeting.peers[0] = self;
+  PatientWait wait(launch, timeout);
   while (!assembly.complete()) {
+    wait.look([&] { return assembly.missing(); });
     // Waits a little for later ranks, so that they are told too.
     if (assembly.faulty()) deadline = std::min(deadline, Clock::now() + latecomers_grace);
     if (Clock::now() >= deadline) assembly.refuse(timeout, gate);
@@ -236,7 +272,11 @@ void report_to_master(const Launch& launch, const std::vector<std::string>& addr
              {"size", launch.size}, {"peer", to_json(self)}, {"facts", Json::object()}};
   for (const Fact& fact : facts) hello["facts"][fact.name] = fact.value;
   std::string found = "nobody listens there";
+  PatientWait wait(launch, timeout);
   do {
+    wait.look([&] {
+      return fmt::format("rank 0 at {} port {}: {}", listed(addresses, " or "), launch.master_port, found);
+    });
     for (const std::string& address : addresses) {
       auto socket = connect_to(address, launch.master_port, std::min(deadline, Clock::now() + 2s));
       if (!socket) continue;
@@ -244,7 +284,8 @@ void report_to_master(const Launch& launch, const std::vector<std::string>& addr
       const CallEnd end = prove_to(channel, secret, meeting_purpose, std::min(deadline, Clock::now() + proof_patience));
       if (end != CallEnd::proven) {
         found =
-            "what listens there does not know the secret of this run (GPTRAIN_SECRET must be the same for all ranks)";
+            "what listens there does not know the secret of this run: it is another program, such as a launcher's agent, or "
+            "GPTRAIN_SECRET is not the same for all ranks";
         continue;
       }
       channel.take_frames_up_to(max_table_bytes);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,7 @@ struct Meeting {
 struct Timeout {
   double seconds = 60;
   std::string set_by = "comm.timeout_seconds";  // empty: not set by the user
+  std::function<bool()> stop_wanted = {};       // ends the wait for peers to come: Error(requeue)
 };
 std::string describe(const Timeout& timeout);  // "60 s (comm.timeout_seconds)"
 

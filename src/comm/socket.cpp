@@ -134,7 +134,7 @@ Socket listen_on(int port, const std::string& address) {
   if (listener) return listener;
   const int error = errno;
   throw Error(ExitCode::device, "cannot listen on port {}: {} ({})", port, std::strerror(error),
-              error == EADDRINUSE || address.empty() ? "is another run using it?" : "at " + address);
+              error == EADDRINUSE || address.empty() ? "is another run or a launcher using it?" : "at " + address);
 }
 
 std::string address_towards(const std::string& host) {

@@ -26,6 +26,47 @@ std::string look_up(std::span<const Aliases> table, const std::string& name) {
   return look_up(table, name, [](const std::string&) { return true; });
 }
 
+// Keys of other trainers that have no counterpart, under what is said of them.
+std::span<const Aliases> absent_keys() {
+  static const std::vector<Aliases> table = {
+      {"gptrain has no context parallelism: long sequences are cut by parallel.sequence, and memory.recompute saves "
+       "memory",
+       {"context_parallel_size", "context_parallel_degree", "cp", "cp_size", "ulysses_degree", "ring_attention"}},
+      {"gptrain has no mixture of experts",
+       {"num_experts", "num_local_experts", "expert_parallel_degree", "expert_model_parallel_size", "moe_router_topk",
+        "num_experts_per_tok", "moe_aux_loss_coeff", "router_aux_loss_coef", "moe_grouped_gemm"}},
+      {"gptrain has no ramp of the batch: stop the run, and go on with --resume and another batch.global",
+       {"rampup_batch_size", "batch_size_rampup", "batch_size_schedule"}},
+      {"attention is always fused, and there is nothing to choose",
+       {"use_flash_attn", "flash_attention", "use_flash_attention", "attn_implementation", "attention_backend",
+        "use_sdpa", "flash_attn"}},
+      {"gptrain caps no logits",
+       {"softcap", "logit_softcap", "attn_logit_softcapping", "final_logit_softcapping", "attn_softcap"}},
+      {"gptrain compiles nothing: its kernels are fused already",
+       {"compile", "torch_compile", "compile_enable", "use_compile", "cuda_graph", "enable_cuda_graph"}},
+      {"gptrain reads data on one thread of its own, and has no workers to number",
+       {"num_workers", "dataloader_num_workers", "dataloader_pin_memory", "prefetch_factor"}},
+      {"--resume goes on from a checkpoint, and --init-from starts with its weights",
+       {"resume_from_checkpoint", "load", "initial_load_path", "load_checkpoint", "pretrained_checkpoint", "init_from",
+        "finetune"}},
+      {"metrics.jsonl and tb/ in run.out are always written, and nothing else is reported to",
+       {"report_to", "enable_tensorboard", "enable_wandb", "wandb_project", "wandb_log", "tensorboard_dir", "use_wandb",
+        "wandb_run_name", "run_name"}},
+      {"gptrain has no adapters: all weights are trained", {"lora", "lora_rank", "lora_alpha", "peft", "use_peft"}},
+      {"gptrain smooths no labels", {"label_smoothing", "label_smoothing_factor"}},
+      {"gptrain keeps every checkpoint that checkpoint.keep_last and keep_every say, and looks at no metric",
+       {"load_best_model_at_end", "metric_for_best_model", "early_stopping_patience", "early_stopping"}},
+      {"gptrain writes to local folders alone: `checkpoint export --hf` makes one to upload",
+       {"push_to_hub", "hub_model_id", "hub_token"}},
+      {"gradients need no such setting", {"ddp_find_unused_parameters", "ddp_backend", "ddp_bucket_cap_mb"}},
+      {"the optimizer runs where its state lies; memory.offload_activations moves activations to the host",
+       {"offload_optimizer", "offload_param", "optimizer_cpu_offload", "cpu_offload"}},
+      {"train --profile-step N times a step", {"profile", "enable_profiling", "profile_freq", "use_pytorch_profiler"}},
+      {"matrix products of fp32 are computed in fp32", {"tf32", "allow_tf32", "float32_matmul_precision"}},
+  };
+  return table;
+}
+
 }  // namespace
 
 std::span<const Aliases> key_aliases() {
@@ -65,6 +106,7 @@ std::span<const Aliases> key_aliases() {
       {"model.mup", {"mup_base_width", "mup_base_hidden_size", "mup_base_size", "base_width"}},
       {"data.train", {"data_path", "train_data_path", "train_data", "train_files", "dataset", "dataset_path"}},
       {"data.validation", {"valid_data_path", "validation_data", "val_data", "eval_data"}},
+      {"data.tokenizer", {"tokenizer_path", "tokenizer_name", "hf_assets_path", "tokenizer_model"}},
       {"data.mask_documents", {"reset_attention_mask"}},
       {"batch.global", {"global_batch_size", "train_batch_size"}},
       {"batch.micro",
@@ -86,7 +128,7 @@ std::span<const Aliases> key_aliases() {
       {R"(precision.linears = "fp8")", {"fp8", "fp8_format"}},
       {R"(precision.reduce = "bf16")", {"grad_reduce_in_bf16"}},
       {"precision.loss_scale", {"initial_loss_scale", "initial_scale_power"}},
-      {"optimizer.type", {"optim", "optimizer_type"}},
+      {"optimizer.type", {"optim", "optimizer_type", "optimizer_name"}},
       {"optimizer.lr", {"learning_rate", "max_lr", "peak_lr"}},
       {"optimizer.lr_scaling", {"scale_lr", "lr_scale"}},
       {"optimizer.betas", {"beta1", "beta2", "adam_beta1", "adam_beta2"}},
@@ -99,9 +141,10 @@ std::span<const Aliases> key_aliases() {
       {"optimizer.ema", {"ema_decay", "ema_rate", "weight_ema", "model_ema"}},
       {"optimizer.clip_norm",
        {"grad_clip", "clip_grad", "gradient_clipping", "gradient_clip_val", "max_grad_norm", "max_norm"}},
-      {"schedule.type", {"lr_decay_style", "lr_scheduler", "lr_scheduler_type", "scheduler", "decay_lr"}},
+      {"schedule.type", {"lr_decay_style", "lr_scheduler", "lr_scheduler_type", "scheduler", "decay_lr", "decay_type"}},
       {"schedule.warmup_steps", {"warmup_iters", "lr_warmup_iters", "num_warmup_steps", "warmup_ratio"}},
-      {"schedule.decay_steps", {"lr_wsd_decay_iters"}},
+      {"schedule.decay_steps", {"lr_wsd_decay_iters", "decay_ratio", "num_decay_steps"}},
+      {"schedule.min_lr", {"min_lr_factor", "min_lr_ratio", "end_lr", "lr_end"}},
       {"memory.recompute",
        {"recompute_granularity", "recompute_activations", "activation_checkpointing", "activation_checkpoint",
         "checkpoint_activations", "gradient_checkpointing"}},
@@ -111,18 +154,23 @@ std::span<const Aliases> key_aliases() {
        {"activation_offload", "activation_offloading", "cpu_offload_activations", "cpu_offloading", "offload_layers"}},
       {"memory.activation_bits", {"few_bit_activations", "activation_compression"}},
       {"checkpoint.every_steps",
-       {"save_interval", "save_steps", "save_every", "checkpoint_interval", "checkpoint_every"}},
-      {"checkpoint.keep_last", {"save_total_limit"}},
+       {"save_interval", "save_steps", "save_every", "checkpoint_interval", "checkpoint_every", "save_strategy",
+        "enable_checkpoint"}},
+      {"checkpoint.keep_last", {"save_total_limit", "keep_latest_k", "keep_last_k"}},
+      {"checkpoint.asynchronous", {"async_mode", "async_save"}},
       {"log.every_steps", {"log_interval", "logging_steps", "log_every", "log_freq"}},
-      {"comm.timeout_seconds", {"distributed_timeout_minutes"}},
+      {"comm.timeout_seconds",
+       {"distributed_timeout_minutes", "ddp_timeout", "init_timeout_seconds", "train_timeout_seconds"}},
       {"run.steps",
        {"train_iters", "max_iters", "num_iterations", "max_steps", "num_steps", "total_steps", "training_steps",
         "train_steps", "num_train_epochs", "epochs", "max_epochs"}},
-      {"run.out", {"out_dir", "output_dir", "save_dir", "save"}},
+      {"run.out", {"out_dir", "output_dir", "save_dir", "save", "dump_folder"}},
       {"run.threads", {"num_threads"}},
       {"run.rollback", {"loss_spike", "spike_rollback", "rollback_on_spike"}},
-      {"run.validate_every_steps", {"eval_interval", "eval_steps", "eval_every", "val_check_interval"}},
-      {"run.validation_samples", {"eval_iters"}},
+      {"run.validate_every_steps",
+       {"eval_interval", "eval_steps", "eval_every", "val_check_interval", "eval_strategy", "validation_freq",
+        "eval_freq"}},
+      {"run.validation_samples", {"eval_iters", "validation_steps", "max_eval_samples"}},
   };
   return table;
 }
@@ -164,6 +212,11 @@ std::span<const Aliases> word_aliases() {
 std::string key_meant(std::string_view section, std::string_view key) {
   const std::string alone = look_up(key_aliases(), plain(key));
   return alone.empty() ? look_up(key_aliases(), plain(std::string(section) + "." + std::string(key))) : alone;
+}
+
+std::string key_absent(std::string_view section, std::string_view key) {
+  const std::string alone = look_up(absent_keys(), plain(key));
+  return alone.empty() ? look_up(absent_keys(), plain(std::string(section) + "." + std::string(key))) : alone;
 }
 
 std::string section_meant(std::string_view name) {

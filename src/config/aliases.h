@@ -24,6 +24,10 @@ std::span<const Aliases> word_aliases();
 std::string key_meant(std::string_view section, std::string_view key);
 std::string section_meant(std::string_view name);
 
+// Returns the reason why gptrain has no such key and how to reach its purpose, for keys of other trainers without a
+// counterpart; empty otherwise. Searched as key_meant.
+std::string key_absent(std::string_view section, std::string_view key);
+
 // Returns the one of `choices` that `word` means in other trainers; empty if there is none.
 std::string word_meant(std::string_view word, std::span<const std::string> choices);
 

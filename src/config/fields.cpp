@@ -100,7 +100,7 @@ void add_data_and_batch(std::vector<Field>& table) {
       table.end(),
       {
           field("data.train", &RunConfig::data, &DataConfig::train, SourcesRule{},
-                "token files to train on; on resume paths may change, the number of sources and weights may not")
+                "token files to train on; on resume paths and weights may change, the number of sources may not")
               .required(example),
           field("data.validation", &RunConfig::data, &DataConfig::validation,
                 SourcesRule{.may_be_empty = true, .counts_epochs = false}, "token files to validate on")
@@ -109,10 +109,12 @@ void add_data_and_batch(std::vector<Field>& table) {
           field(
               "data.temperature", &RunConfig::data, &DataConfig::temperature, NumberRule{.min = 0, .max = 1e6},
               "T: the weights of training data are multiplied with size^(1/T), so that 1 takes sources by their size, "
-              "and larger ones evenly; 0: not multiplied"),
+              "and larger ones evenly; 0: not multiplied")
+              .changeable(),
           field("data.phases", &RunConfig::data, &DataConfig::phases, PhasesRule{},
                 "weights of the training data until given steps, after the last of which their own weights hold")
-              .usually(R"([{"until_step": 1000, "weights": [1, 2]}])"),
+              .usually(R"([{"until_step": 1000, "weights": [1, 2]}])")
+              .changeable(),
           field("data.skip_samples", &RunConfig::data, &DataConfig::skip_samples, SampleRangesRule{},
                 "ranges of samples that the run leaves out, by their places in the order of the training data, from 0; "
                 "on resume only what lies ahead may change")
@@ -138,7 +140,8 @@ void add_data_and_batch(std::vector<Field>& table) {
           field("batch.global", &RunConfig::batch, &BatchConfig::global,
                 IntegerRule{1, static_cast<uint64_t>(max_batch_sequences), {}},
                 "sequences per step; default: micro * accumulation")
-              .derived("16"),
+              .derived("16")
+              .changeable(),
           field("batch.micro", &RunConfig::batch, &BatchConfig::micro, IntegerRule{1, 1 << 20, {}},
                 "sequences per micro-batch and rank; default: global / accumulation, or the largest divisor of global "
                 "up to 8")

@@ -19,30 +19,54 @@
 namespace gptrain {
 namespace {
 
+constexpr size_t longest_misspelling = 100;
+
+// Returns true if `word` may be a misspelling of `other`: a third of its letters are wrong, or two of a short word.
+bool may_mean(std::string_view word, std::string_view other) {
+  const auto wrong = std::max<int64_t>(2, static_cast<int64_t>(word.size()) / 3);
+  return word_distance(word, other) <= wrong;
+}
+
 // Returns the field that "section.key" probably means: another trainer's name for it, else the most similar path. A
-// right key in the wrong section is nearer than a misspelt key.
+// right key in the wrong section is nearer than a misspelt key. Empty if none is near.
 std::string nearest_path(const std::string& section, const std::string& key) {
-  constexpr size_t longest_misspelling = 100;
   if (key.size() > longest_misspelling) return "";
   const std::string last = key.substr(key.rfind('.') + 1);  // last component of a path deeper than ours
   if (const std::string meant = key_meant(section, last); !meant.empty()) return meant;
   const auto& table = fields();
   const bool is_ours = std::any_of(table.begin(), table.end(), [&](const Field& field) { return field.key() == last; });
+  const std::string word = is_ours ? last : key.substr(0, key.find_first_of(".["));
   const auto distance = [&](const Field& field) {
-    return 2 * word_distance(is_ours ? last : key, field.key()) + (section == field.section() ? 0 : 1);
+    return 2 * word_distance(word, field.key()) + (section == field.section() ? 0 : 1);
   };
-  return std::min_element(table.begin(), table.end(),
-                          [&](const Field& a, const Field& b) { return distance(a) < distance(b); })
-      ->path;
+  const auto nearest = std::min_element(table.begin(), table.end(),
+                                        [&](const Field& a, const Field& b) { return distance(a) < distance(b); });
+  return may_mean(word, nearest->key()) ? nearest->path : "";
+}
+
+// `key` of `section`, which may be empty, is none of ours.
+void add_unknown_key(const std::string& path, const std::string& section, const std::string& key, const Json& value,
+                     Faults& faults) {
+  if (faults.is_full()) return faults.add(path, "", "", "");
+  const std::string last = key.substr(key.rfind('.') + 1);
+  const bool is_short = key.size() <= longest_misspelling;
+  if (const std::string why = is_short ? key_absent(section, last) : ""; !why.empty())
+    return faults.add(path, show_value(value), "unknown key; " + why, "");
+  const std::string nearest = nearest_path(section, key);
+  faults.add(path, show_value(value), nearest.empty() ? "unknown key, and gptrain has none like it" : "unknown key",
+             nearest);
 }
 
 void add_unknown_section(const std::string& name, const Json& value, Faults& faults) {
   if (faults.is_full()) return faults.add(name, "", "", "");
   if (value.is_object()) {
-    const std::string meant = section_meant(name);
-    faults.add(name, show_value(value), "unknown section", meant.empty() ? nearest_word(name, section_names()) : meant);
+    std::string meant = section_meant(name);
+    const std::string nearest = nearest_word(name, section_names());
+    if (meant.empty() && name.size() <= longest_misspelling && may_mean(name, nearest)) meant = nearest;
+    faults.add(name, show_value(value),
+               meant.empty() ? "unknown section, and gptrain has none like it" : "unknown section", meant);
   } else {
-    faults.add(name, show_value(value), "unknown key", nearest_path("", name));
+    add_unknown_key(name, "", name, value, faults);
   }
 }
 
@@ -89,10 +113,18 @@ class Overrides {
       document_.erase(path);
       return;
     }
+    if (std::find(sections.begin(), sections.end(), path) != sections.end()) return refuse_section(path, value);
     const size_t dot = path.find('.');
     const std::string section = dot == std::string::npos ? "" : path.substr(0, dot);
-    faults_.add(path, show_value(value), "unknown key",
-                nearest_path(section, dot == std::string::npos ? path : path.substr(dot + 1)));
+    add_unknown_key(path, section, dot == std::string::npos ? path : path.substr(dot + 1), value, faults_);
+  }
+
+  void refuse_section(const std::string& name, const Json& value) {
+    const auto first = std::find_if(fields().begin(), fields().end(), [&](const Field& field) {
+      return field.section() == name && !field.example.empty();
+    });
+    faults_.add(name, show_value(value), "is a section, whose keys are set one by one",
+                first == fields().end() ? "" : fmt::format("--set {}={}", first->path, first->example));
   }
 
   // Sets a key of an object field, which is created if absent.
@@ -158,7 +190,7 @@ std::set<std::string> check_keys(const Json& document, Faults& faults) {
       const std::string path = name + "." + key;
       const Field* field = find_field(path);
       if (field == nullptr) {
-        faults.add(path, show_value(value), "unknown key", faults.is_full() ? "" : nearest_path(name, key));
+        add_unknown_key(path, name, key, value, faults);
         continue;
       }
       given.insert(path);
@@ -166,6 +198,17 @@ std::set<std::string> check_keys(const Json& document, Faults& faults) {
     }
   }
   return given;
+}
+
+// For whoever wants a short try of a run whose schedule is longer.
+std::string shorter_run_hint(std::span<const std::string> overrides, const RunConfig& config, const Faults& faults) {
+  const bool of_schedule = faults.concern("schedule.warmup_steps") || faults.concern("schedule.decay_steps");
+  const bool overridden = std::any_of(overrides.begin(), overrides.end(),
+                                      [](const std::string& text) { return text.starts_with("run.steps="); });
+  if (!of_schedule || !overridden) return "";
+  return fmt::format(
+      "for a short try keep run.steps and give train --steps {}, which ends early on the same schedule; as it is:\n",
+      config.run.steps);
 }
 
 }  // namespace
@@ -197,7 +240,7 @@ RunConfig parse_config(std::string_view text, std::span<const std::string> overr
     field.set(config, document[field.section()][field.key()]);
   }
   settle(config, given, world_size, faults);
-  if (!faults.empty()) throw Error(ExitCode::usage, faults.text());
+  if (!faults.empty()) throw Error(ExitCode::usage, "{}{}", shorter_run_hint(overrides, config, faults), faults.text());
   return config;
 }
 

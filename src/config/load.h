@@ -58,8 +58,12 @@ ModelChanges model_changes(const RunConfig& saved, const RunConfig& asked);
 
 // Returns the differences in model or training state that forbid resuming a checkpoint of `saved` as `asked`, a line
 // each ("model.num_layers: 12 in the checkpoint, 6 in the config"); empty if it can be resumed. A resumed run may
-// change (Field::may_change) paths of data, learning-rate keys, the layout, keys that change results by rounding or
-// noise only, and keys that do not change results. src/checkpoint/README.md lists them.
+// change (Field::may_change) all keys that do not change the meaning of weights, moments and the order of the data.
+// src/checkpoint/README.md lists them.
 std::string resume_conflicts(const RunConfig& saved, const RunConfig& asked);
+// Every key with another value, one line each: "run.steps: 12 -> 24".
+std::vector<std::string> resume_changes(const RunConfig& saved, const RunConfig& asked);
+// Whether sources come in the same shares at the same samples, wherever they lie.
+bool has_same_mixture(const RunConfig& saved, const RunConfig& asked);
 
 }  // namespace gptrain

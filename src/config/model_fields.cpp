@@ -122,16 +122,19 @@ void add_model_fields(std::vector<Field>& table) {
           dropout_field(),
           field("model.residual_dropout", section, &M::residual_dropout, probability,
                 "dropout of the embedding and of both branches of a block")
-              .usually("0.1"),
+              .usually("0.1")
+              .changeable(),
           field("model.attention_dropout", section, &M::attention_dropout, probability,
                 "dropout of the attention probabilities")
-              .usually("0.1"),
+              .usually("0.1")
+              .changeable(),
           field("model.norm_eps", section, &M::norm_eps, NumberRule{.min = 0, .max = 1, .min_excluded = true},
                 "added to the variance or mean square in a norm"),
           field("model.init_std", section, &M::init_std, NumberRule{.min = 0, .max = 10, .min_excluded = true},
                 "standard deviation of initial weights"),
           field("model.z_loss", section, &M::z_loss, NumberRule{.min = 0, .max = 1},
-                "weight of the squared log-sum-exp of the logits in the loss"),
+                "weight of the squared log-sum-exp of the logits in the loss")
+              .changeable(),
           field("model.mup", section, &M::mup, IntegerRule{0, 1 << 20, {}},
                 "hidden_size of the model that init_std and the learning rate were tuned on: muP carries them over to "
                 "this width; 0: no scaling by width")

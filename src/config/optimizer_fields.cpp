@@ -1,5 +1,6 @@
 // The section "optimizer".
 #include "config/field_builder.h"
+#include "config/fields.h"
 
 namespace gptrain {
 namespace {
@@ -64,12 +65,13 @@ void add_optimizer_fields(std::vector<Field>& table) {
                        .only_with(scales)
                        .changeable(),
                    betas_field().derived("[0.9,0.95]").only_with(
-                       of_type<adamw, adamw_8bit, lion, lamb, muon>("adamw, adamw-8bit, lion, lamb or muon")),
+                       of_type<adamw, adamw_8bit, lion, lamb, muon>("adamw, adamw-8bit, lion, lamb or muon")).changeable(),
                    field("optimizer.eps", section, &O::eps, NumberRule{.min = least_normal, .max = 1},
                          "added to the root of the second moment, by adafactor to the square of each gradient; default: 1e-8, "
                          "lamb's 1e-6, adafactor's 1e-30")
                        .derived("1e-08")
-                       .only_with(of_type<adamw, adamw_8bit, lamb, muon, adafactor>("adamw, adamw-8bit, lamb, muon or adafactor")),
+                       .only_with(of_type<adamw, adamw_8bit, lamb, muon, adafactor>("adamw, adamw-8bit, lamb, muon or adafactor"))
+                       .changeable(),
                    field("optimizer.momentum", section, &O::momentum,
                          NumberRule{.min = 0, .max = 1, .max_excluded = true},
                          "share of the moment that each step keeps; default: 0.9, muon's 0.95")
@@ -87,21 +89,25 @@ void add_optimizer_fields(std::vector<Field>& table) {
                          NumberRule{.min = 0, .max = 1, .min_excluded = true},
                          "what the step of a matrix is scaled to, as a share of the matrix's norm, per unit of learning "
                          "rate")
-                       .only_with(of_type<lars>("lars")),
+                       .only_with(of_type<lars>("lars"))
+                       .changeable(),
                    words<O, NewtonSchulzProducts>(
                        "optimizer.newton_schulz", section, &O::newton_schulz,
                        {{"auto", NewtonSchulzProducts::as_compute}, {"fp32", NewtonSchulzProducts::fp32}}, {},
                        "what muon's orthogonalisation multiplies in: bf16 if precision.compute is bf16 or bf16-pure, "
                        "otherwise fp32; or always fp32")
-                       .only_with(of_type<muon>("muon")),
+                       .only_with(of_type<muon>("muon"))
+                       .changeable(),
                    field("optimizer.beta2_decay", section, &O::beta2_decay,
                          NumberRule{.min = -1, .max = 0, .max_excluded = true},
                          "step t keeps 1 - t^beta2_decay of the second moments")
-                       .only_with(of_type<adafactor>("adafactor")),
+                       .only_with(of_type<adafactor>("adafactor"))
+                       .changeable(),
                    field("optimizer.clip_threshold", section, &O::clip_threshold,
                          NumberRule{.min = least_normal, .max = 1e9},
                          "largest root mean square of the step of a matrix or vector, before rates")
-                       .only_with(of_type<adafactor>("adafactor")),
+                       .only_with(of_type<adafactor>("adafactor"))
+                       .changeable(),
                    field("optimizer.scale_parameter", section, &O::scale_parameter, BooleanRule{},
                          "lr is a share: of the root mean square of each matrix or vector, or of eps2 if that is larger")
                        .only_with(of_type<adafactor>("adafactor")),
@@ -113,10 +119,12 @@ void add_optimizer_fields(std::vector<Field>& table) {
                                    }}),
                    field("optimizer.weight_decay", section, &O::weight_decay, NumberRule{.min = 0, .max = 10},
                          "decay per unit of learning rate, decoupled from the gradient (lars: added to it); never of norms "
-                         "and biases"),
+                         "and biases")
+                       .changeable(),
                    field("optimizer.clip_norm", section, &O::clip_norm,
                          NumberRule{.min = least_normal, .max = 1e9, .may_be_zero = true},
-                         "largest global norm of the gradients; 0: no clipping"),
+                         "largest global norm of the gradients; 0: no clipping")
+                       .changeable(),
                    field("optimizer.ema", section, &O::ema, NumberRule{.min = 0, .max = 1, .max_excluded = true},
                          "decay rate of an exponential moving average of the weights, which is kept beside them, as "
                          "0.999; 0: none is kept")

@@ -4,23 +4,17 @@
 #include <vector>
 
 #include "base/json.h"
+#include "config/field_builder.h"
 #include "config/fields.h"
 #include "config/load.h"
 
 namespace gptrain {
 namespace {
 
-// Returns the part of a field's value that must not change on resume: the value itself, or for data sources everything
-// except their paths.
+// Returns the part of a field's value that must not change on resume: the value itself, or for data sources their number.
 Json resume_state(const Field& field, const RunConfig& config) {
   Json value = field.get(config);
-  if (!std::holds_alternative<SourcesRule>(field.rule)) return value;
-  Json weights = Json::array();
-  for (Json& source : value) {
-    source.erase("path");
-    weights.push_back(source.size() == 1 && source.contains("weight") ? source["weight"] : source);
-  }
-  return weights;
+  return std::holds_alternative<SourcesRule>(field.rule) ? Json(value.size()) : value;
 }
 
 }  // namespace
@@ -87,10 +81,30 @@ std::string resume_conflicts(const RunConfig& saved, const RunConfig& asked) {
     const Json now = resume_state(field, asked);
     if (before == now) continue;
     const bool sources = std::holds_alternative<SourcesRule>(field.rule);
-    lines.push_back(fmt::format("{}{}: {} in the checkpoint, {} in the config", field.path, sources ? "[].weight" : "",
-                                json_text(before), json_text(now)));
+    lines.push_back(fmt::format("{}{}: {} in the checkpoint, {} in the config", field.path,
+                                sources ? " (number of sources)" : "", json_text(before), json_text(now)));
   }
   return join(lines, "\n");
+}
+
+std::vector<std::string> resume_changes(const RunConfig& saved, const RunConfig& asked) {
+  std::vector<std::string> lines;
+  for (const Field& field : fields()) {
+    if (!field.get) continue;
+    const Json before = field.get(saved), now = field.get(asked);
+    if (before != now) lines.push_back(fmt::format("{}: {} -> {}", field.path, json_text(before), json_text(now)));
+  }
+  return lines;
+}
+
+bool has_same_mixture(const RunConfig& saved, const RunConfig& asked) {
+  const auto mixture = [](const RunConfig& config) {
+    Json sources = value_json(config.data.train);
+    for (Json& source : sources) source.erase("path");
+    return Json{sources, config.data.temperature, value_json(config.data.phases)};
+  };
+  const bool same_steps = saved.batch.global == asked.batch.global || asked.data.phases.empty();
+  return same_steps && mixture(saved) == mixture(asked);
 }
 
 }  // namespace gptrain

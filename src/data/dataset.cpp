@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fmt/format.h>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -38,12 +39,14 @@ void check_length(const DataSource& source, int64_t best_fit_length, int64_t seq
               sequence_length, source.path, best_fit_length, best_fit_length, sequence_length);
 }
 
-std::vector<TokenFile> open_files(const std::vector<DataSource>& sources, int64_t sequence_length, bool checksums) {
+std::vector<TokenFile> open_files(const std::vector<DataSource>& sources, int64_t sequence_length, int64_t vocab_size,
+                                  bool checksums) {
   check_sources(sources);
   std::vector<TokenFile> files;
   files.reserve(sources.size());
   for (const DataSource& source : sources) {
     const TokenFile& file = files.emplace_back(source.path, checksums);
+    require_vocabulary(source.path, file.largest_id(), vocab_size, ExitCode::data);
     if (file.best_fit_length() > 0) {
       check_length(source, file.best_fit_length(), sequence_length);
       continue;
@@ -98,8 +101,33 @@ std::vector<int64_t> limits_of(const std::vector<DataSource>& sources, const std
 }
 
 std::vector<MixturePhase> phases_of(const Mixture& mixture, const std::vector<double>& weights) {
-  std::vector<MixturePhase> phases = mixture.phases;
+  std::vector<MixturePhase> phases = mixture.past;
+  if (!phases.empty() && phases.back().until_sample == 0) return phases;
+  phases.insert(phases.end(), mixture.phases.begin(), mixture.phases.end());
   phases.push_back({0, weights});
+  return phases;
+}
+
+// A smaller max_epochs than a source has been given already ends it at the mixture's change, and not before.
+std::vector<int64_t> limits_after(const std::vector<MixturePhase>& past, const std::vector<int64_t>& samples,
+                                  std::vector<int64_t> limits) {
+  if (past.empty() || past.back().until_sample == 0) return limits;
+  const int64_t place = past.back().until_sample;
+  const std::vector<int64_t> given = SampleOrder(past, samples, 0, false).taken_by(place);
+  for (size_t i = 0; i < limits.size(); ++i) limits[i] = std::max({limits[i], given[i], int64_t{1}});
+  return limits;
+}
+
+// The phases of `mixture` up to a place of the order.
+std::vector<MixturePhase> phases_until(const std::vector<MixturePhase>& mixture, int64_t place) {
+  std::vector<MixturePhase> phases;
+  int64_t first = 0;
+  for (const MixturePhase& phase : mixture) {
+    const bool is_last = phase.until_sample == 0 || phase.until_sample >= place;
+    if (first < place) phases.push_back({is_last ? place : phase.until_sample, phase.weights});
+    if (is_last) break;
+    first = phase.until_sample;
+  }
   return phases;
 }
 
@@ -122,19 +150,55 @@ struct Dataset::Impl {
       : sources(sources_),
         sequence_length(sequence_length_),
         vocab_size(vocab_size_),
-        files(open_files(sources, sequence_length, checksums)),
+        shuffled(shuffle),
+        files(open_files(sources, sequence_length, vocab_size, checksums)),
         samples(samples_of(files, sequence_length)),
         weights(weights_of(sources, samples, mixture.temperature)),
-        order(phases_of(mixture, weights), samples, seed, shuffle, limits_of(sources, samples)) {}
+        order(phases_of(mixture, weights), samples, seed, shuffle,
+              limits_after(mixture.past, samples, limits_of(sources, samples))) {}
 
   std::vector<DataSource> sources;
   int64_t sequence_length;
   int64_t vocab_size;
+  bool shuffled;
   std::vector<TokenFile> files;
   std::vector<int64_t> samples;  // per epoch
   std::vector<double> weights;
   SampleOrder order;
   LeftOutSamples left_out;
+
+  TokenFile::Range tokens_of(const SampleLocation& location) const {
+    const TokenFile& file = files[location.source];
+    if (file.best_fit_length() > 0) return file.sample(location.index);
+    return {location.index * sequence_length, sequence_length + 1};
+  }
+
+  void read(const SampleLocation& location, int32_t* tokens, int32_t* targets, int32_t* document_starts) const {
+    const TokenFile& file = files[location.source];
+    const int64_t length = sequence_length;
+    const TokenFile::Range sample_tokens = tokens_of(location);
+    const int64_t first = sample_tokens.first;
+    const int64_t inputs = std::min(sample_tokens.count, length);
+    const int64_t counted = sample_tokens.count - 1;  // targets
+    file.read({first, inputs}, vocab_size, tokens);
+    std::copy(tokens + 1, tokens + inputs, targets);
+    if (counted == inputs) file.read({first + inputs, 1}, vocab_size, targets + inputs - 1);
+    std::fill(tokens + inputs, tokens + length, 0);
+    std::fill(targets + counted, targets + length, -1);
+    if (document_starts == nullptr) return;
+    file.document_starts({first, inputs}, document_starts);
+    std::fill(document_starts + inputs, document_starts + length, static_cast<int32_t>(inputs));
+  }
+
+  // Tells where a sample that cannot be read lies, and how a run goes on without it.
+  std::string unread(const std::string& why, int64_t place, const SampleLocation& location) const {
+    const TokenFile& file = files[location.source];
+    std::string text = fmt::format("{}; sample {} of the order, in document {} of {}", why, place,
+                                   file.document_of(tokens_of(location).first), sources[location.source].path);
+    if (shuffled)
+      text += fmt::format("; add {{\"first\": {}, \"count\": 1}} to data.skip_samples to leave it out", place);
+    return text;
+  }
 
   // Returns the counted targets of a sample.
   int64_t targets_of(const TokenFile& file, int64_t sample) const {
@@ -183,23 +247,13 @@ void Dataset::leave_out(LeftOutSamples samples) { impl_->left_out = std::move(sa
 const LeftOutSamples& Dataset::left_out() const { return impl_->left_out; }
 
 void Dataset::read(int64_t sample, int32_t* tokens, int32_t* targets, int32_t* document_starts) const {
-  const SampleLocation location = impl_->order.locate(impl_->left_out.place_of(sample));
-  const TokenFile& file = impl_->files[location.source];
-  const int64_t length = impl_->sequence_length;
-  const TokenFile::Range sample_tokens = file.best_fit_length() > 0
-                                             ? file.sample(location.index)
-                                             : TokenFile::Range{location.index * length, length + 1};
-  const int64_t first = sample_tokens.first;
-  const int64_t inputs = std::min(sample_tokens.count, length);
-  const int64_t counted = sample_tokens.count - 1;  // targets
-  file.read({first, inputs}, impl_->vocab_size, tokens);
-  std::copy(tokens + 1, tokens + inputs, targets);
-  if (counted == inputs) file.read({first + inputs, 1}, impl_->vocab_size, targets + inputs - 1);
-  std::fill(tokens + inputs, tokens + length, 0);
-  std::fill(targets + counted, targets + length, -1);
-  if (document_starts == nullptr) return;
-  file.document_starts({first, inputs}, document_starts);
-  std::fill(document_starts + inputs, document_starts + length, static_cast<int32_t>(inputs));
+  const int64_t place = impl_->left_out.place_of(sample);
+  const SampleLocation location = impl_->order.locate(place);
+  try {
+    impl_->read(location, tokens, targets, document_starts);
+  } catch (const Error& error) {
+    throw Error(error.code(), "{}", impl_->unread(error.what(), place, location));
+  }
 }
 
 int64_t Dataset::count_targets(int64_t first, int64_t count) const {
@@ -215,6 +269,18 @@ int64_t Dataset::count_targets(int64_t first, int64_t count) const {
   throw Error(ExitCode::data, "samples {} to {} are documents of one token each, which predict nothing", first,
               first + count - 1);
 }
+
+std::vector<SourceRecord> Dataset::sources() const {
+  std::vector<SourceRecord> records;
+  for (size_t i = 0; i < impl_->files.size(); ++i) {
+    records.push_back(impl_->files[i].identity());
+    records.back().path = impl_->sources[i].path;
+    records.back().samples = impl_->samples[i];
+  }
+  return records;
+}
+
+std::vector<MixturePhase> Dataset::mixture() const { return impl_->order.mixture(); }
 
 std::vector<Dataset::SourceReport> Dataset::report(int64_t num_samples) const {
   const SampleOrder& order = impl_->order;
@@ -257,11 +323,16 @@ int64_t Dataset::num_samples() const {
   return places == std::numeric_limits<int64_t>::max() ? places : places - impl_->left_out.before(places);
 }
 
-Dataset open_training_data(const RunConfig& config) {
+Dataset open_training_data(const RunConfig& config, const MixtureSoFar& so_far) {
   check_documents(config.data.train, config.data.mask_documents);
-  Mixture mixture{config.data.temperature, {}};
-  for (const DataPhase& phase : config.data.phases)
-    mixture.phases.push_back({phase.until_step * config.batch.global, phase.weights});
+  const auto change = so_far.change.value_or(MixtureSoFar::Change{0, 0});
+  Mixture mixture{.temperature = config.data.temperature,
+                  .phases = {},
+                  .past = so_far.change ? phases_until(so_far.phases, change.place) : so_far.phases};
+  for (const DataPhase& phase : config.data.phases) {
+    if (phase.until_step <= change.step) continue;
+    mixture.phases.push_back({change.place + (phase.until_step - change.step) * config.batch.global, phase.weights});
+  }
   Dataset data(config.data.train, config.model.sequence_length, config.model.vocab_size, config.run.seed, true,
                config.data.checksums, mixture);
   data.leave_out(LeftOutSamples(config.data.skip_samples));

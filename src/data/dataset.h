@@ -11,6 +11,7 @@
 #include "config/run_config.h"
 #include "data/left_out_samples.h"
 #include "data/sample_order.h"
+#include "data/source_record.h"
 #include "model/micro_batch.h"
 
 namespace gptrain {
@@ -19,6 +20,18 @@ namespace gptrain {
 struct Mixture {
   double temperature = 0;            // see DataConfig
   std::vector<MixturePhase> phases;  // the config's phases, in places of the order
+  // Earlier phases of a resumed run. If the last one has no end, there are no others.
+  std::vector<MixturePhase> past = {};
+};
+
+// The mixture of a run that goes on from a checkpoint.
+struct MixtureSoFar {
+  std::vector<MixturePhase> phases;  // Dataset::mixture() of the run that saved
+  // First step and place in the order of the config's mixture; none: `phases` continue.
+  struct Change {
+    int64_t step, place;
+  };
+  std::optional<Change> change;
 };
 
 // A sample is T + 1 consecutive tokens of one source, whose documents are joined end to end; neighbours overlap by one
@@ -68,6 +81,10 @@ class Dataset {
     int64_t taken;    // number of those samples
     std::optional<int64_t> first_repeat;  // first sample of the run that repeats one of this source; nullopt: never
   };
+  // The identity of each source. Throws Error(data): a file cannot be read.
+  std::vector<SourceRecord> sources() const;
+  // The phases of the order, in places (SampleOrder::mixture).
+  std::vector<MixturePhase> mixture() const;
   std::vector<SourceReport> report(int64_t num_samples) const;
   // Returns the bytes of text of the first `num_samples` samples' targets. `bytes`: text bytes of each id. Reads all of
   // them.
@@ -83,7 +100,7 @@ class Dataset {
 
 // Open the data of a run as Dataset does. Throw Error(usage) as well if documents are to be masked and a source has no
 // index that separates them.
-Dataset open_training_data(const RunConfig& config);
+Dataset open_training_data(const RunConfig& config, const MixtureSoFar& so_far = {});
 Dataset open_validation_data(const RunConfig& config);
 
 }  // namespace gptrain

@@ -247,8 +247,14 @@ std::string inspect(const std::filesystem::path& prefix, int64_t sample, std::sh
   return tokenizer ? text + byte_table(counts, num_tokens, *tokenizer) : text;
 }
 
-std::string verify_tokens(const std::filesystem::path& prefix, const std::function<void(int64_t, int64_t)>& progress) {
+std::string verify_tokens(const std::filesystem::path& prefix, int64_t vocab_size,
+                          const std::function<void(int64_t, int64_t)>& progress) {
   const TokenFile file(prefix);
+  if (vocab_size < any_vocabulary) {
+    std::vector<int32_t> ids(chunk_tokens);
+    for (int64_t first = 0; first < file.num_tokens(); first += chunk_tokens)
+      file.read({first, std::min(chunk_tokens, file.num_tokens() - first)}, vocab_size, ids.data());
+  }
   const std::string what =
       fmt::format("{}: {}, {} tokens: ", prefix.native(), format_counted(file.num_documents(), "document"),
                   format_grouped(file.num_tokens()));

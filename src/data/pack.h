@@ -68,9 +68,10 @@ std::string inspect(const std::filesystem::path& prefix, int64_t sample,
                     std::shared_ptr<const Tokenizer> tokenizer = nullptr);
 
 // What `data verify` prints: the index is sound, and every block of the .bin has its checksum, or there are none to
-// compare with. Throws Error(data) naming file and byte for what is damaged. `progress(done, total)` gets
+// compare with; with a vocab_size below any_vocabulary every token is read, too. Throws Error(data) naming file and byte for what is damaged. `progress(done, total)` gets
 // numbers of blocks.
-std::string verify_tokens(const std::filesystem::path& prefix, const std::function<void(int64_t, int64_t)>& progress);
+std::string verify_tokens(const std::filesystem::path& prefix, int64_t vocab_size,
+                          const std::function<void(int64_t, int64_t)>& progress);
 
 // Entropy of the token distribution of a file, in nats: the loss of the best context-free guess.
 double unigram_entropy(const std::filesystem::path& prefix);

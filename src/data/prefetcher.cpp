@@ -76,13 +76,24 @@ struct Prefetcher::Impl {
     std::unique_lock lock(mutex);
     num_released = std::max<int64_t>(num_taken + 1 - kept, 0);
     changed.notify_all();
-    if (num_filled == num_taken && !failure) {
+    if (num_filled <= num_taken && !failure) {
       const auto start = std::chrono::steady_clock::now();
       changed.wait(lock, [&] { return num_filled > num_taken || failure; });
       waited_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
-    if (num_filled == num_taken) std::rethrow_exception(failure);
+    if (num_filled <= num_taken) std::rethrow_exception(failure);
     return slot(num_taken++);
+  }
+
+  // The reader has ended, so that nobody else writes to slots.
+  const MicroBatch& blank() {
+    const MicroBatch& target = slot(num_taken++);
+    const int64_t places = shape.batch * shape.sequence_length;
+    std::fill_n(target.tokens, places, 0);
+    std::fill_n(target.targets, places, -1);
+    std::fill_n(target.sample_ids, shape.batch, first_sample);
+    if (target.document_starts != nullptr) std::fill_n(target.document_starts, places, 0);
+    return target;
   }
 
   const Dataset& dataset;
@@ -111,6 +122,8 @@ Prefetcher::Prefetcher(const Dataset& dataset, const MicroBatchShape& shape, int
 Prefetcher::~Prefetcher() = default;
 
 const MicroBatch& Prefetcher::next() { return impl_->next(); }
+
+const MicroBatch& Prefetcher::blank() { return impl_->blank(); }
 
 int64_t Prefetcher::kept() const { return impl_->kept; }
 

@@ -41,13 +41,17 @@ void merge(std::optional<Claim>& claim, Claim other) {
   if (!claim->record.end_token) claim->record.end_token = other.record.end_token;
 }
 
-void check_vocabulary(const RunConfig& config, const Claim& claim) {
+// Returns a warning, or nothing.
+std::string check_vocabulary(const RunConfig& config, const Claim& claim) {
   const int64_t has = config.model.vocab_size;
   const int64_t needs = claim.record.vocab_size;
-  if (needs <= has && has <= needs + max_spare_ids) return;
-  throw Error(ExitCode::usage, "model.vocab_size = {}: {} has {} tokens; set model.vocab_size to {}{}", has,
-              claim.source, needs, needs,
-              has > needs ? fmt::format(" (up to {} more are allowed as padding)", max_spare_ids) : "");
+  if (has < needs) {
+    throw Error(ExitCode::usage, "model.vocab_size = {}: {} has {} tokens; set model.vocab_size to {}", has, claim.source,
+                needs, needs);
+  }
+  if (has <= needs + max_spare_ids) return "";
+  return fmt::format("model.vocab_size = {}: {} has {} tokens, so that {} rows of the vocabulary are never trained", has,
+                     claim.source, needs, has - needs);
 }
 
 }  // namespace
@@ -71,7 +75,7 @@ RunTokenizer find_run_tokenizer(const RunConfig& config, const std::optional<Tok
   }
   if (known) merge(claim, {*known, "the tokenizer of the checkpoint"});
   if (!claim) return result;
-  check_vocabulary(config, *claim);
+  result.warning = check_vocabulary(config, *claim);
   if (!result.tokenizer && !claim->record.text.empty()) result.tokenizer = tokenizer_of(claim->record, claim->source);
   result.record = std::move(claim->record);
   // Data without a record most likely end their documents as others do.

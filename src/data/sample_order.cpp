@@ -89,7 +89,11 @@ SampleOrder::SampleOrder(const std::vector<MixturePhase>& phases, std::vector<in
 }
 
 void SampleOrder::begin_phase(int64_t first, const std::vector<double>& weights, std::vector<int64_t> before) {
-  Phase phase{first, round_to_slots(weights), std::move(before), std::vector<Position>(slots_per_cycle)};
+  Phase phase{.first = first,
+              .weights = weights,
+              .slots = round_to_slots(weights),
+              .before = std::move(before),
+              .cycle = std::vector<Position>(slots_per_cycle)};
   std::vector<int64_t> slot_ends(phase.slots.size());
   std::partial_sum(phase.slots.begin(), phase.slots.end(), slot_ends.begin());
   std::vector<uint16_t> owned(phase.slots.size(), 0);
@@ -145,6 +149,13 @@ SampleLocation SampleOrder::locate(int64_t sample) const {
   const int64_t samples = samples_[source];
   const int64_t epoch = ordinal / samples;
   return {source, epoch, permute(shuffle_, source_keys_[source], epoch, samples, ordinal % samples)};
+}
+
+std::vector<MixturePhase> SampleOrder::mixture() const {
+  std::vector<MixturePhase> mixture;
+  for (size_t i = 0; i < phases_.size(); ++i)
+    mixture.push_back({i + 1 < phases_.size() ? phases_[i + 1].first : 0, phases_[i].weights});
+  return mixture;
 }
 
 std::vector<int64_t> SampleOrder::taken_by(int64_t num_samples) const {

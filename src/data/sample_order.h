@@ -60,6 +60,8 @@ class SampleOrder {
   // Slots of a cycle in the first phase.
   const std::vector<int64_t>& first_slots() const { return phases_.front().slots; }
   size_t num_phases() const { return phases_.size(); }
+  // The phases as they come, with weight 0 for sources that are used up. Given as `phases`, they make the same order.
+  std::vector<MixturePhase> mixture() const;
 
  private:
   // Both fit 16 bits: a cycle has 65,536 positions, and every source owns at least one.
@@ -70,6 +72,7 @@ class SampleOrder {
 
   struct Phase {
     int64_t first;                // first sample
+    std::vector<double> weights;
     std::vector<int64_t> slots;   // positions of a cycle that each source owns
     std::vector<int64_t> before;  // samples given by each source before this phase
     std::vector<Position> cycle;

@@ -13,6 +13,7 @@
 #include "base/dtype.h"
 #include "data/flat_tokens.h"
 #include "data/mapped_file.h"
+#include "data/source_record.h"
 #include "data/token_meta.h"
 
 namespace gptrain {
@@ -58,6 +59,10 @@ class TokenFile {
   };
   // Returns the tokens of a document. REQUIRES: 0 <= document < num_documents().
   Range document(int64_t document) const;
+  // Returns the document that holds a token.
+  int64_t document_of(int64_t token) const;
+  // Returns the largest token; nullopt if PREFIX.meta.json does not tell it.
+  std::optional<int64_t> largest_id() const { return meta_ ? meta_->largest_id : std::nullopt; }
   // Returns the most inputs of a sample if documents are packed into samples, each of at least 1 input and one more
   // target; 0: not packed.
   int64_t best_fit_length() const { return meta_ ? meta_->best_fit_length : 0; }
@@ -71,6 +76,9 @@ class TokenFile {
   // Copies tokens [range.first, range.first + range.count), which must exist, to `out`. Throws Error(data), with file
   // and byte, for a token that is negative or >= vocab_size. Does not allocate otherwise; thread-safe.
   void read(Range range, int64_t vocab_size, int32_t* out) const;
+
+  // Returns the file's identity without its path and samples. Throws Error(data) if it cannot be read.
+  SourceRecord identity() const;
 
   // Returns the number of checksummed blocks; 0 without PREFIX.meta.json, or if nothing is compared.
   int64_t num_checksums() const { return checked_ ? static_cast<int64_t>(meta_->blocks.size()) : 0; }
@@ -94,7 +102,6 @@ class TokenFile {
   int64_t offset_at(int64_t sequence) const;    // offset in bytes in .idx
   int64_t boundary_at(int64_t boundary) const;  // offset in bytes in .idx
   int64_t sequence_start(int64_t sequence) const;
-  int64_t document_of(int64_t token) const;
   template <typename T>
   void read_as(Range range, int64_t vocab_size, int32_t* out) const;
 

@@ -44,6 +44,10 @@ TokenMeta parse(const std::string& text) {
     if (meta.best_fit_length < 1)
       throw json::other_error::create(507, "its best_fit_length is no length of a sample", nullptr);
   }
+  if (root.contains("largest_id")) {
+    meta.largest_id = root["largest_id"].get<int64_t>();
+    if (*meta.largest_id < 0) throw json::other_error::create(509, "its largest_id is no token", nullptr);
+  }
   if (root.contains("tokenizer")) meta.tokenizer = parse_tokenizer_record(root["tokenizer"]);
   return meta;
 }
@@ -71,8 +75,17 @@ std::string format_token_meta(const TokenMeta& meta) {
     append(text, "{}\n  \"{:08x}\"", i > 0 ? "," : "", meta.blocks[i]);
   text += "\n]";
   if (meta.best_fit_length > 0) text += fmt::format(",\n \"best_fit_length\": {}", meta.best_fit_length);
+  if (meta.largest_id) text += fmt::format(",\n \"largest_id\": {}", *meta.largest_id);
   if (meta.tokenizer) text += ",\n \"tokenizer\": " + json_text(tokenizer_record_json(*meta.tokenizer));
   return text + "}\n";
+}
+
+void require_vocabulary(const std::string& path, std::optional<int64_t> largest_id, int64_t vocab_size, ExitCode code) {
+  if (!largest_id || *largest_id < vocab_size) return;
+  throw Error(code,
+              "{} holds token {}, which is outside the vocabulary of {}: set model.vocab_size above it, or pack the texts "
+              "with the model's tokenizer",
+              path, *largest_id, vocab_size);
 }
 
 std::optional<TokenMeta> read_token_meta(const std::filesystem::path& prefix) {

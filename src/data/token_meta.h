@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "data/tokenizer/record.h"
 
 namespace gptrain {
@@ -21,6 +22,7 @@ struct TokenMeta {
   // > 0: documents are packed into samples of at most this many inputs; the index has each sample as a document, and
   // its documents as sequences.
   int64_t best_fit_length = 0;
+  std::optional<int64_t> largest_id = {};  // none in files of older programs
 };
 
 constexpr int64_t checksum_block_bytes = int64_t{64} << 20;
@@ -38,6 +40,9 @@ class BlockChecksums {
 };
 
 std::string format_token_meta(const TokenMeta& meta);
+
+// Throws Error(`code`) unless all tokens up to `largest_id`, if it is known, are below `vocab_size`.
+void require_vocabulary(const std::string& path, std::optional<int64_t> largest_id, int64_t vocab_size, ExitCode code);
 
 // Returns nullopt if there is no PREFIX.meta.json. Throws Error(data) if it cannot be read or is invalid.
 std::optional<TokenMeta> read_token_meta(const std::filesystem::path& prefix);

@@ -147,6 +147,8 @@ struct TokenWriter::Impl {
         fits = fits && values[i] >= 0 && static_cast<int32_t>(stored[i]) == values[i];
       }
       if (!fits) throw_unfit(values.first(count));
+      largest_id = std::max<int64_t>(
+          largest_id, *std::max_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count)));
       tokens.put_bytes(stored.data(), count * sizeof(T));
       values = values.subspan(count);
     }
@@ -189,7 +191,12 @@ struct TokenWriter::Impl {
   void put_meta() {
     const BlockChecksums& made = tokens.checksums();
     const std::string text =
-        format_token_meta({made.bytes(), made.bytes() / dtype_bytes(dtype), made.blocks(), tokenizer, best_fit_length});
+        format_token_meta({.bytes = made.bytes(),
+                           .tokens = made.bytes() / dtype_bytes(dtype),
+                           .blocks = made.blocks(),
+                           .tokenizer = tokenizer,
+                           .best_fit_length = best_fit_length,
+                           .largest_id = made.bytes() > 0 ? std::optional(largest_id) : std::nullopt});
     meta.put_bytes(text.data(), text.size());
   }
 
@@ -200,6 +207,7 @@ struct TokenWriter::Impl {
   int32_t max_sequence_tokens;
   std::optional<TokenizerRecord> tokenizer;
   int64_t best_fit_length = 0;
+  int64_t largest_id = 0;
   bool in_sequence = false;  // the last of `lengths` can still grow
   std::vector<int32_t> lengths;
   std::vector<int64_t> boundaries = {0};
@@ -220,6 +228,8 @@ void TokenWriter::append(std::span<const int32_t> tokens) {
 }
 
 void TokenWriter::append(std::span<const uint16_t> tokens) {
+  if (!tokens.empty())
+    impl_->largest_id = std::max<int64_t>(impl_->largest_id, *std::max_element(tokens.begin(), tokens.end()));
   impl_->tokens.put_bytes(tokens.data(), tokens.size_bytes());
   impl_->lengthen(tokens.size());
 }

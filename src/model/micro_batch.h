@@ -48,6 +48,8 @@ class MicroBatchSource {
   // RETURNS how many of the micro-batches that `next` returned last remain unchanged until its next call, so that
   // queued copies may still read them.
   virtual int64_t kept() const { return 1; }
+  // Whether one of them held no data: they could not be read, and nothing that is computed with them counts.
+  virtual bool is_void() const { return false; }
 };
 
 }  // namespace gptrain

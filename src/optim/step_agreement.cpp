@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <new>
 
 #include "model/record.h"
@@ -56,7 +57,7 @@ StepAgreement::StepAgreement(const UpdateContext& context, double clip_norm, int
   tables_ = tables_at(tables, num_tensors_, segments.size());
   context_.backend.upload(tables_.segments, segments.data(),
                           static_cast<int64_t>(segments.size() * sizeof(SquaredNorm::Segment)));
-  put_stop(false);
+  put_stop(0);
   if (copies_ == nullptr) return;
   wants_to_stop_ = copies_->allocate_host(sizeof(double));
   new (wants_to_stop_->data()) double(0);
@@ -68,8 +69,7 @@ int64_t StepAgreement::table_bytes(const ParameterStore& parameters) {
   return tables_at(nullptr, num_tensors, norm_segments(parameters).size()).bytes;
 }
 
-void StepAgreement::put_stop(bool wanted) {
-  const double count = wanted ? 1 : 0;
+void StepAgreement::put_stop(double count) {
   context_.backend.upload(tables_.partials + num_tensors_, &count, sizeof count);
 }
 
@@ -79,7 +79,7 @@ void StepAgreement::look_for_stop() {
 }
 
 bool StepAgreement::agree_to_stop(bool wanted) {
-  put_stop(wanted);
+  put_stop(wanted ? 1 : 0);
   Lane& lane = groups_.lane(LaneKind::gradients);
   Communicator* const all = groups_.group(LaneKind::gradients, GroupKind::world);
   lane.wait(lane.all_reduce(all, tables_.partials + num_tensors_, 1, DType::f64));
@@ -95,11 +95,17 @@ void StepAgreement::agree() {
                                    .num_segments = num_segments_,
                                    .gradients = context_.parameters.summed_gradients(),
                                    .partials = partials});
+  const bool is_void = is_void_ && is_void_();
+  if (is_void) {
+    constexpr double not_finite = std::numeric_limits<double>::quiet_NaN();
+    context_.backend.upload(tables_.partials, &not_finite, sizeof not_finite);
+  }
   if (copies_ != nullptr) {
     look_for_stop();
+    if (is_void) std::atomic_ref(*reinterpret_cast<double*>(wants_to_stop_->data())).store(void_count);
     copies_->copy_among_ops(tables_.partials + num_tensors_, wants_to_stop_->data(), sizeof(double));
   } else {
-    put_stop(stop_wanted_ && stop_wanted_());
+    put_stop(is_void ? void_count : stop_wanted_ && stop_wanted_() ? 1 : 0);
   }
   Lane& lane = groups_.lane(LaneKind::gradients);
   lane.all_reduce(groups_.group(LaneKind::gradients, GroupKind::world), tables_.partials, num_tensors_ + 1, DType::f64);

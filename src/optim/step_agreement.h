@@ -38,6 +38,11 @@ class StepAgreement {
   // agree. If the host runs ahead of a device, every wait for the device calls it, and the device reads the answer when
   // it reaches the norm. Once true, the rank's wish to stop is permanent. Empty function: never stop.
   void ask_for_stop(const std::function<bool()>& stop_wanted) { stop_wanted_ = stop_wanted; }
+  // Sets the function that tells whether this rank has computed the step with data that do not count. It is called once a
+  // step, after the rank's last micro-batch; once true, it stays true. All ranks then skip the step, as one that is not
+  // finite, and the rank counts void_count times among those that want to stop.
+  void ask_for_void(const std::function<bool()>& is_void) { is_void_ = is_void; }
+  static constexpr double void_count = 4294967296.0;  // more than there are ranks
   // RETURNS the number of ranks that wanted to stop at the last call of `agree`, in device memory.
   const double* stops() const { return tables_.partials + num_tensors_; }
   // RETURNS whether any rank wants to stop. Call between steps. Collective over the world.
@@ -50,7 +55,7 @@ class StepAgreement {
     int64_t bytes;
   };
   static Tables tables_at(std::byte* memory, int64_t num_tensors, size_t num_segments);
-  void put_stop(bool wanted);
+  void put_stop(double count);
   void look_for_stop();
 
   UpdateContext context_;
@@ -61,6 +66,7 @@ class StepAgreement {
   Tables tables_;
   RankGroups& groups_;
   std::function<bool()> stop_wanted_;
+  std::function<bool()> is_void_;
   SideQueue* const copies_;                      // null also with one rank
   std::unique_ptr<DeviceMemory> wants_to_stop_;  // a double that the device reads: 1 once this rank wants to
 };

@@ -23,10 +23,10 @@ namespace {
 int num_devices_to_use(const RunConfig& config) {
   const int num_devices = config.run.device == DeviceKind::cpu ? 0 : num_cuda_devices();
   if (config.run.device == DeviceKind::cuda && num_devices == 0) {
-    throw Error(ExitCode::device, "run.device = cuda: {}; cpu and auto run on the CPU", why_no_cuda_device());
+    throw Error(ExitCode::machine, "run.device = cuda: {}; cpu and auto run on the CPU", why_no_cuda_device());
   }
   if (config.precision.compute == DType::f16 && num_devices == 0) {
-    throw Error(ExitCode::device,
+    throw Error(ExitCode::machine,
                 "precision.compute = fp16: {}, and the CPU backend has no fp16 (it has bf16; --dry-run --target NAME "
                 "plans for a GPU)",
                 why_no_cuda_device());
@@ -79,7 +79,7 @@ Target planned_device(const RunConfig& config, int64_t world_size, int64_t ranks
   const int num_devices = num_devices_to_use(config);
   Target target =
       num_devices == 0 ? this_machine(threads_of_rank(config, ranks_of_process, world_size)) : cuda_target(0);
-  require_target(config, target, ExitCode::device);
+  require_target(config, target, ExitCode::machine);
   if (target.kind != Target::Kind::cpu) {
     target.device_links = has_device_links();
     target.num_threads = threads_of_rank(config, ranks_of_process, world_size);
@@ -106,7 +106,7 @@ RankDevice take_device(const RunConfig& config, Communicator* all, const World& 
   // A launcher may show a different device as number 0 to every rank, so devices are compared by their identity.
   const std::vector<std::string> identities = agree(all, world, [&] {
     device.backend = make_backend(config, world, num_threads);
-    require_target(config, device.backend->target(), ExitCode::device);
+    require_target(config, device.backend->target(), ExitCode::machine);
     return world.host(world.rank()) + " " + device.backend->target().identity;
   });
   const Target& target = device.backend->target();

@@ -229,6 +229,7 @@ void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionO
   host_state_.skip = 0;
   backend_.upload(state_, &host_state_, offsetof(StepState, updates));
   agreement_->ask_for_stop(stop_wanted);
+  agreement_->ask_for_void([&source] { return source.is_void(); });
   executor_->play(source, observer);
   readback_.queue(state_, agreement_->stops());
 }
@@ -236,14 +237,15 @@ void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionO
 StepResult TrainingStep::end() {
   const StepReadback::Values values = readback_.read();
   host_state_ = values.state;
-  return {host_state_.loss_sum / static_cast<double>(host_state_.counted_targets),
-          std::sqrt(host_state_.squared_norm),
-          host_state_.skip != 0,
-          values.stops > 0,
-          host_state_.updates,
-          static_cast<double>(host_state_.step_loss_scale),
-          host_state_.counted_targets,
-          values.seconds};
+  return {.loss = host_state_.loss_sum / static_cast<double>(host_state_.counted_targets),
+          .grad_norm = std::sqrt(host_state_.squared_norm),
+          .skipped = host_state_.skip != 0,
+          .stop = values.stops > 0,
+          .is_void = values.stops >= StepAgreement::void_count,
+          .updates = host_state_.updates,
+          .loss_scale = static_cast<double>(host_state_.step_loss_scale),
+          .counted_targets = host_state_.counted_targets,
+          .seconds = values.seconds};
 }
 
 StepResult TrainingStep::run(double learning_rate, MicroBatchSource& source, ActionObserver* observer,

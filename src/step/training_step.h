@@ -26,6 +26,7 @@ struct StepResult {
   double grad_norm = 0;   // before clipping
   bool skipped = false;   // the loss or the norm was not finite; nothing was updated
   bool stop = false;      // some rank wants to stop
+  bool is_void = false;   // some rank could not read its data; nothing was updated
   int64_t updates = 0;    // steps of the run that were not skipped
   double loss_scale = 1;  // scale of the step's gradients; always 1 except in fp16
   int64_t counted_targets = 0;  // in the global batch

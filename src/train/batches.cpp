@@ -2,14 +2,23 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "step/step_design.h"
 
 namespace gptrain {
 
-Prefetcher read_ahead(const RunConfig& config, const Dataset& dataset, int64_t first_sample, DataPlace place,
-                      PrefetchRing ring, std::byte* memory) {
-  return {dataset, micro_batch_shape(config), first_sample + place.rank * config.batch.micro,
-          place.size * config.batch.micro, memory, ring};
+PrefetchedBatches::PrefetchedBatches(const RunConfig& config, const Dataset& dataset, int64_t first_sample,
+                                     DataPlace place, PrefetchRing ring, std::byte* memory)
+    : prefetcher_(dataset, micro_batch_shape(config), first_sample + place.rank * config.batch.micro,
+                  place.size * config.batch.micro, memory, ring) {}
+
+const MicroBatch& PrefetchedBatches::next() {
+  try {
+    return prefetcher_.next();
+  } catch (const Error& error) {
+    if (fault_.empty()) fault_ = error.what();
+    return prefetcher_.blank();
+  }
 }
 
 FirstSamples::FirstSamples(MicroBatchSource& source, int64_t samples, const RunConfig& config, DataPlace place)

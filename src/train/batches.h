@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "config/run_config.h"
 #include "data/dataset.h"
@@ -17,10 +18,26 @@ struct DataPlace {
   int64_t size = 1;
 };
 
-// Reads a rank's micro-batches ahead into the caller's memory. The data ranks take micro-batches in turns: micro-batch m
-// of rank d of D holds the samples from first_sample + (m D + d) B on.
-Prefetcher read_ahead(const RunConfig& config, const Dataset& dataset, int64_t first_sample, DataPlace place,
-                      PrefetchRing ring, std::byte* memory);
+// The data ranks take micro-batches in turns: micro-batch m of rank d of D holds the samples from
+// first_sample + (m D + d) B on.
+class PrefetchedBatches : public MicroBatchSource {
+ public:
+  // `memory`: that of the ring, of the caller.
+  PrefetchedBatches(const RunConfig& config, const Dataset& dataset, int64_t first_sample, DataPlace place,
+                    PrefetchRing ring, std::byte* memory);
+
+  // Micro-batches that cannot be read come without targets, so that ranks which wait for this one are not left alone.
+  const MicroBatch& next() override;
+  // The reason why a micro-batch could not be read; empty: all could. Such a step or evaluation must not count.
+  const std::string& fault() const { return fault_; }
+  bool is_void() const override { return !fault_.empty(); }
+  int64_t kept() const override { return prefetcher_.kept(); }
+  double waited_seconds() const { return prefetcher_.waited_seconds(); }
+
+ private:
+  Prefetcher prefetcher_;
+  std::string fault_;
+};
 
 // Only the first `samples` samples of a source count, whatever the micro-batch and the number of ranks: the targets of
 // the others are marked as not counted.

@@ -4,6 +4,7 @@
 #include <exception>
 #include <fmt/format.h>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -11,6 +12,7 @@
 #include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/losses.h"
 #include "checkpoint/model_check.h"
 #include "comm/agree.h"
 #include "comm/texts.h"
@@ -37,8 +39,8 @@ int64_t elements_of(const std::vector<StatePiece>& state) {
 }  // namespace
 
 Checkpointing::Checkpointing(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter,
-                             const std::optional<TokenizerRecord>& tokenizer)
-    : context_(context), folder_(folder), step_(step), reporter_(reporter), tokenizer_(tokenizer) {
+                             DataFacts data)
+    : context_(context), folder_(folder), step_(step), reporter_(reporter), data_(data) {
   if (!context.config.checkpoint.keeps_snapshot()) return;
   World& world = context.world;
   agree_on(context.all(), world, [&] {
@@ -64,6 +66,7 @@ RunProgress Checkpointing::start(const std::optional<fs::path>& checkpoint, cons
     if (context_.leads()) {
       print_out("resumed from {} (step {})\n", checkpoint->string(), progress.step);
       say_layout_changes(*checkpoint);
+      if (const std::string warning = rise_warning(*checkpoint); !warning.empty()) print_err("warning: {}\n", warning);
     }
     return progress;
   }
@@ -99,7 +102,7 @@ void Checkpointing::start_from_weights(const fs::path& checkpoint) {
   print_out("with the weights of {} (step {} of its run)\n", checkpoint.string(), read_manifest(checkpoint).progress.step);
   for (const std::string& change : changes) print_out("  {}\n", change);
   const std::optional<TokenizerRecord> before = read_tokenizer(checkpoint);
-  if (before && tokenizer_ && before->sha256 != tokenizer_->sha256)
+  if (before && data_.tokenizer && before->sha256 != data_.tokenizer->sha256)
     print_err("warning: the data have another tokenizer than {}\n", checkpoint.string());
 }
 
@@ -201,8 +204,10 @@ Checkpointing::Writing Checkpointing::begin_writing(const RunProgress& progress,
   saved_step_ = progress.step;
   saved_at_ = began;
   save_due_ = false;
-  return {.save = make_state_save(context_.config, step_, progress, folder_.out(), tokenizer_,
-                                  slices_of(step_, pieces, StatePart::all, memory)),
+  StateSave save = make_state_save(context_.config, step_, progress, folder_.out(), data_.tokenizer,
+                                   slices_of(step_, pieces, StatePart::all, memory));
+  save.manifest.run = data_.record;
+  return {.save = std::move(save),
           // No good checkpoint is given up for what may be wrong.
           .retains = !doubtful_ && progress.skipped_in_a_row == 0,
           .began = began};

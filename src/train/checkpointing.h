@@ -34,9 +34,13 @@ namespace gptrain {
 // the end.
 class Checkpointing {
  public:
-  // Borrows all. `tokenizer`: of the data, where it is known. Error(device): no memory for the copy.
-  Checkpointing(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter,
-                const std::optional<TokenizerRecord>& tokenizer);
+  // What manifests say of the data.
+  struct DataFacts {
+    const std::optional<TokenizerRecord>& tokenizer;  // where it is known
+    const RunRecord& record;
+  };
+  // Borrows all. Error(device): no memory for the copy.
+  Checkpointing(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter, DataFacts data);
 
   // Gives the step its state: the checkpoint's, or the initial one, with other weights where they are given. Returns how
   // far the run has come.
@@ -110,7 +114,7 @@ class Checkpointing {
   FolderWatch& folder_;
   TrainingStep& step_;
   Reporter& reporter_;
-  const std::optional<TokenizerRecord>& tokenizer_;
+  const DataFacts data_;
   std::optional<std::filesystem::path> started_from_;
   int64_t started_step_ = 0;               // of that checkpoint
   int64_t saved_step_ = -1;                // or being written

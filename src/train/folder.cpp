@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/magic.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <system_error>
@@ -13,6 +12,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/file_lock.h"
+#include "base/output.h"
 #include "base/output_file.h"
 #include "base/units.h"
 #include "checkpoint/files.h"
@@ -23,6 +24,8 @@ namespace gptrain {
 namespace fs = std::filesystem;
 
 FolderLock::FolderLock(const fs::path& out) : out_(out), path_(out / ".lock") {
+  std::error_code no_working_folder;
+  absolute_ = fs::absolute(out, no_working_folder);
   // Another run may have made the folder. If it is refused, it may remove the folder between any two of these calls.
   constexpr int max_attempts = 100;
   std::error_code fault;
@@ -51,8 +54,10 @@ FolderLock::FolderLock(const fs::path& out) : out_(out), path_(out / ".lock") {
 void FolderLock::note_missing_folders(const fs::path& out) {
   std::vector<fs::path> missing;
   std::error_code error;
-  for (fs::path folder = out; !folder.empty() && !fs::exists(folder, error); folder = folder.parent_path())
+  for (fs::path folder = out; !folder.empty() && !fs::exists(folder, error); folder = folder.parent_path()) {
+    if (folder == folder.parent_path()) break;
     missing.push_back(folder);
+  }
   // The longest list counts: outer folders that an earlier attempt made may still be there.
   if (missing.size() > made_folders_.size()) made_folders_ = std::move(missing);
 }
@@ -61,15 +66,18 @@ std::error_code FolderLock::lock() {
   const auto fault = [] { return std::error_code(errno, std::generic_category()); };
   for (;;) {
     made_lock_ = true;
-    descriptor_ = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    descriptor_ = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (descriptor_ < 0 && errno == EEXIST) {
       made_lock_ = false;
       descriptor_ = open(path_.c_str(), O_RDWR | O_CLOEXEC);
+      // Another user of the group may have made it; the right to read is enough for flock.
+      if (descriptor_ < 0 && errno == EACCES) descriptor_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
     }
     if (descriptor_ < 0 && errno == EINTR) continue;
     if (descriptor_ < 0) return fault();
-    if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
-      const std::error_code why = fault();
+    const std::error_code why = lock_file(descriptor_);
+    is_protected_ = why != std::errc::not_supported;
+    if (why && is_protected_) {
       close(std::exchange(descriptor_, -1));
       return why;
     }
@@ -89,6 +97,10 @@ FolderLock::~FolderLock() {
 
 void FolderLock::keep() {
   kept_ = true;
+  if (!is_protected_) {
+    print_err("warning: run.out = {}: its file system has no locks, so that nothing keeps a second run out of the folder\n",
+              out_.string());
+  }
   for (const fs::path& folder : made_folders_) {
     const fs::path parent = folder.parent_path();
     sync_folder(parent.empty() ? fs::path(".") : parent);
@@ -100,6 +112,24 @@ bool FolderLock::is_there(const fs::path& path) const {
   }, there{};
   return fstat(folder_, &ours) == 0 && stat(path.c_str(), &there) == 0 && ours.st_dev == there.st_dev &&
          ours.st_ino == there.st_ino;
+}
+
+// Locks the folder again where its lock's file is gone.
+bool FolderLock::is_taken_over() {
+  struct stat ours {
+  }, there{};
+  if (fstat(descriptor_, &ours) != 0 ||
+      (stat(path_.c_str(), &there) == 0 && ours.st_dev == there.st_dev && ours.st_ino == there.st_ino))
+    return false;
+  const int before = descriptor_;
+  const std::error_code fault = lock();
+  if (!fault) {
+    close(before);
+    print_err("warning: {} was removed while the run held it; the run has made it again\n", path_.string());
+    return false;
+  }
+  descriptor_ = before;
+  return fault == std::errc::operation_would_block;
 }
 
 bool FolderLock::is_removed() const {
@@ -122,8 +152,9 @@ fs::path FolderLock::found_at() const {
   return !unknown && is_there(now) ? now : by_descriptor;
 }
 
-std::string FolderLock::whats_wrong() const {
-  if (folder_ < 0 || is_there(out_)) return "";
+std::string FolderLock::whats_wrong() {
+  if (folder_ < 0) return "";
+  if (is_there(out_)) return is_taken_over() ? "was taken by another gptrain, after its .lock was removed" : "";
   if (is_removed()) return "was removed while the run wrote to it";
   const fs::path now = found_at();
   return is_out_of_sight(now) ? "is not the run's folder any more, which was unmounted or is hidden by a mount"
@@ -137,9 +168,11 @@ std::vector<fs::path> FolderLock::places_to_save() const {
   std::vector<fs::path> places;
   if (const fs::path now = found_at(); !is_removed() && !(is_out_of_sight(now) && is_in_memory()))
     places.push_back(now);
-  std::error_code error;
-  if (!fs::exists(out_, error) || (fs::is_directory(out_, error) && fs::is_empty(out_, error))) places.push_back(out_);
-  places.emplace_back(plain_path(out_).string() + ".saved");
+  std::error_code error, no_working_folder;
+  static_cast<void>(fs::current_path(no_working_folder));
+  const fs::path& path = no_working_folder ? absolute_ : out_;
+  if (!fs::exists(path, error) || (fs::is_directory(path, error) && fs::is_empty(path, error))) places.push_back(path);
+  places.emplace_back(plain_path(path).string() + ".saved");
   return places;
 }
 

@@ -29,7 +29,7 @@ class FolderLock {
   const std::filesystem::path& out() const { return out_; }
   // What has become of the folder since: "was renamed to ...", "was removed", "is another one now"; empty while its
   // path leads to it.
-  std::string whats_wrong() const;
+  std::string whats_wrong();
   // Where what must not be lost goes, the best first: the folder, wherever it is now, and unmounted, too, if its disk
   // has it when it is mounted again; its path, if nothing is there or an empty folder; PATH.saved.
   std::vector<std::filesystem::path> places_to_save() const;
@@ -42,15 +42,18 @@ class FolderLock {
   void remove_what_was_made() const;
 
   bool is_there(const std::filesystem::path& path) const;  // the folder itself
+  bool is_taken_over();
   bool is_removed() const;
   bool is_in_memory() const;
   std::filesystem::path found_at() const;
 
   const std::filesystem::path out_;
+  std::filesystem::path absolute_;  // the same, for when the working folder is gone
   const std::filesystem::path path_;                 // of the lock
   std::vector<std::filesystem::path> made_folders_;  // the innermost first
   bool made_lock_ = false;
   bool kept_ = false;
+  bool is_protected_ = true;  // false: the file system has no locks
   int descriptor_ = -1;
   int folder_ = -1;
 };
@@ -60,7 +63,7 @@ class FolderLock {
 class FolderWatch {
  public:
   // `out`: run.out. The lock is borrowed, and null on ranks that do not write.
-  FolderWatch(std::filesystem::path out, const FolderLock* lock) : out_(std::move(out)), lock_(lock) {}
+  FolderWatch(std::filesystem::path out, FolderLock* lock) : out_(std::move(out)), lock_(lock) {}
 
   // Where the run writes: run.out until `move_to`.
   const std::filesystem::path& out() const { return out_; }
@@ -88,7 +91,7 @@ class FolderWatch {
 
  private:
   std::filesystem::path out_;
-  const FolderLock* lock_;
+  FolderLock* lock_;
   std::string fault_;
   std::vector<std::filesystem::path> places_;  // once the folder is lost: those that are left, the next first
 };

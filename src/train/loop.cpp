@@ -1,9 +1,11 @@
 #include "train/loop.h"
 
 #include <filesystem>
+#include <limits>
 #include <utility>
 
 #include "base/output.h"
+#include "base/units.h"
 #include "comm/agree.h"
 #include "optim/learning_rate.h"
 #include "report/dry_run.h"
@@ -21,11 +23,11 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
                           context.world)),
       folder_(context.config.run.out, start_.lock.get()),
       stop_(signals, folder_, context.world.activity()),
-      data_(open_data(context.config, start_.checkpoint, context.all(), context.world)),
+      data_(open_data(context.config, start_, context.all(), context.world)),
       limits_(measure_limits(context.backend, context.config.precision.compute, profiler != nullptr)),
       step_(make_step(std::move(design), context.backend, context.groups, context.world)),
       reporter_(context, folder_, *step_, limits_, start_.last_step),
-      checkpoints_(context, folder_, *step_, reporter_, data_.tokenizer.record),
+      checkpoints_(context, folder_, *step_, reporter_, {data_.tokenizer.record, data_.record}),
       losses_(context, folder_, checkpoints_, reporter_, data_.train),
       samples_(context, folder_, *step_, reporter_, data_.tokenizer) {
   const Target& target = context.backend.target();
@@ -35,13 +37,19 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
   choose_algorithms(*step_, start_.checkpoint, context.all());
   reporter_.warn();
   progress_ = checkpoints_.start(start_.checkpoint, start_.weights);
+  for (const std::string& change : data_.changes)
+    if (context.leads()) print_out("  {}\n", change);
+  loss_scale_ = step_->loss_scale();
   losses_.begin(progress_);
   reporter_.find_memory();
   first_step_ = progress_.step;
   agree_on(context.all(), context.world, [&] {
     if (!context.leads()) return;
     start_.lock->keep();
-    for (const std::string& warning : {start_.warning, step_->design().choices.warning})
+    // The checkpoint or the weights have the rows already.
+    const bool chosen = start_.checkpoint || start_.weights;
+    for (const std::string& warning : {start_.warning, chosen ? std::string() : data_.tokenizer.warning,
+                                       step_->design().choices.warning})
       if (!warning.empty()) print_err("warning: {}\n", warning);
     if (start_.checkpoint) checkpoints_.set_later_aside(progress_.step);
     reporter_.open(start_.checkpoint ? progress_.step : -1);
@@ -51,10 +59,26 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
 ExitCode TrainingLoop::run() {
   try {
     return train();
+  } catch (const PeerGone&) {
+    checkpoints_.settle();
+    throw;
+  } catch (const Error& error) {
+    // A run without a step of its own has nothing to save.
+    if (error.code() == ExitCode::data && progress_.step > first_step_) save_and_end(error);
+    checkpoints_.settle();
+    throw;
   } catch (...) {
     checkpoints_.settle();
     throw;
   }
+}
+
+// Data that cannot be read leave weights and moments as they were after the last step.
+void TrainingLoop::save_and_end(const Error& error) {
+  checkpoints_.save_at_end(progress_);
+  if (!context_.leads()) throw Error(error.code(), std::string());
+  throw Error(error.code(), "{}\nthe state after step {} is saved; go on with --resume latest", error.what(),
+              progress_.step);
 }
 
 ExitCode TrainingLoop::train() {
@@ -81,14 +105,14 @@ ExitCode TrainingLoop::train() {
 
 void TrainingLoop::run_steps() {
   do {
-    Prefetcher batches = read_ahead(context_.config, data_.train, progress_.samples, context_.place(),
-                                    prefetch_ring(context_.config, context_.backend.target()), rings_->data());
+    PrefetchedBatches batches(context_.config, data_.train, progress_.samples, context_.place(),
+                              prefetch_ring(context_.config, context_.backend.target()), rings_->data());
     while (begun_steps() < start_.last_step && !is_stopping() && !losses_.has_spiked()) {
       begin_step(batches);
       const int64_t ahead = needs_result(begun_steps()) ? 0 : step_->most_ahead();
-      while (step_->begun() > ahead) end_step();
+      while (step_->begun() > ahead) end_step(batches);
     }
-    while (step_->begun() > 0) end_step();
+    while (step_->begun() > 0) end_step(batches);
   } while (go_back());
 }
 
@@ -100,7 +124,7 @@ bool TrainingLoop::go_back() {
   return true;
 }
 
-void TrainingLoop::begin_step(Prefetcher& batches) {
+void TrainingLoop::begin_step(PrefetchedBatches& batches) {
   const int64_t step = begun_steps() + 1;
   const double waited_before = batches.waited_seconds();
   const double lr = learning_rate(context_.config, step - 1);
@@ -110,14 +134,22 @@ void TrainingLoop::begin_step(Prefetcher& batches) {
   context_.world.activity().set_phase("step");
   const int64_t batch = context_.config.batch.global;
   // Every rank finds the same, before the batch is read.
-  const int64_t targets = data_.train.count_targets(progress_.samples + step_->begun() * batch, batch);
-  step_->begin(lr, batches, profiler, [this] { return wants_to_stop(); }, targets);
+  int64_t targets = 0;
+  try {
+    targets = data_.train.count_targets(progress_.samples + step_->begun() * batch, batch);
+  } catch (const Error&) {
+    while (step_->begun() > 0) end_step(batches);
+    throw;
+  }
+  const auto ask = [this, &batches] { return wants_to_stop() || batches.is_void(); };
+  step_->begin(lr, batches, profiler, ask, targets);
   begun_.push_back({lr, batches.waited_seconds() - waited_before});
 }
 
 // Ends the oldest step that has begun, and does what is due after it.
-void TrainingLoop::end_step() {
+void TrainingLoop::end_step(const PrefetchedBatches& batches) {
   const StepResult result = step_->end();
+  if (result.is_void) end_unread(batches);
   const BegunStep begun = begun_.front();
   begun_.pop_front();
   stop_.note(result.stop);
@@ -131,13 +163,40 @@ void TrainingLoop::end_step() {
     profile = profiler_->finish(progress_.step, begun.data_seconds, limits_, step_->design().stages);
   reporter_.report_step(progress_, result, begun);
   folder_.look();
+  if (context_.leads() && folder_.fault().empty()) folder_.record([this] { reporter_.look_for_files(); });
   reporter_.warn();
+  warn_of_no_checkpoints(result.seconds);
   if (profile) reporter_.report_profile(*profile);
   do_what_is_due();
   flush_lines();
 }
 
+// A step for which some rank could not read its data did not change the state, and no later one has.
+void TrainingLoop::end_unread(const PrefetchedBatches& batches) {
+  while (step_->begun() > 0) step_->end();
+  if (loss_scale_) step_->set_loss_scale(*loss_scale_);
+  agree_on(context_.all(), context_.world, [&] {
+    if (batches.is_void()) throw Error(ExitCode::data, "step {}: {}", progress_.step + 1, batches.fault());
+  });
+}
+
+// Once the time of a step is known.
+void TrainingLoop::warn_of_no_checkpoints(double step_seconds) {
+  constexpr double some_minutes = 300;
+  constexpr int64_t first_steps = 3;
+  const CheckpointConfig& checkpoint = context_.config.checkpoint;
+  if (!context_.leads() || checkpoint.every_steps > 0 || checkpoint.every_seconds > 0) return;
+  if (progress_.step != first_step_ + first_steps) return;
+  const double seconds = step_seconds * static_cast<double>(start_.last_step - progress_.step);
+  if (seconds < some_minutes) return;
+  print_err(
+      "warning: no checkpoint is saved for about {}, until the end: checkpoint.every_steps and every_seconds are 0\n",
+      format_duration(seconds));
+}
+
 void TrainingLoop::count(const StepResult& result) {
+  progress_.loss = result.skipped ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(result.loss);
+  loss_scale_ = step_->loss_scale();
   progress_.step += 1;
   progress_.samples += context_.config.batch.global;
   progress_.updates = result.updates;

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/loss_scale.h"
 #include "train/batches.h"
 #include "train/checkpointing.h"
 #include "train/folder.h"
@@ -37,7 +38,8 @@ class TrainingLoop {
                StepProfiler* profiler, std::shared_ptr<const StepDesign> design);
 
   // Trains to the last step of this call, or until a stop. Returns finished, or requeue after a stop (the state is
-  // saved). Error(diverged), Error(device) and Error(checkpoint) end it with the state of the last checkpoint.
+  // saved). Error(data), which names step and sample, comes with the state of the last step saved. Error(diverged),
+  // Error(device) and Error(checkpoint) end it with the state of the last checkpoint.
   ExitCode run();
 
  private:
@@ -47,9 +49,12 @@ class TrainingLoop {
   bool go_back();
   bool wants_to_stop() const { return stop_.is_wanted() || checkpoints_.has_failed(); }
   bool is_stopping();
-  void begin_step(Prefetcher& batches);
-  void end_step();
+  void begin_step(PrefetchedBatches& batches);
+  void end_step(const PrefetchedBatches& batches);
+  void end_unread(const PrefetchedBatches& batches);
+  [[noreturn]] void save_and_end(const Error& error);
   void count(const StepResult& result);
+  void warn_of_no_checkpoints(double step_seconds);
   void do_what_is_due();
   bool needs_result(int64_t step) const;
   bool is_last() const { return progress_.step == start_.last_step; }
@@ -72,6 +77,7 @@ class TrainingLoop {
   Samples samples_;
   std::optional<Validation> validation_;  // from the constructor's end on
   RunProgress progress_;
+  std::optional<LossScale> loss_scale_;  // after the last step, with fp16
   int64_t first_step_;           // steps done before this call
   std::deque<BegunStep> begun_;  // the oldest first
 };

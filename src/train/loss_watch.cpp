@@ -8,6 +8,7 @@
 #include "base/output.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/losses.h"
 #include "comm/agree.h"
 #include "train/loss_spikes.h"
 #include "train/set_up.h"
@@ -16,7 +17,7 @@ namespace gptrain {
 
 void LossWatch::begin(const RunProgress& progress) {
   data_.leave_out(LeftOutSamples(join(context_.config.data.skip_samples, progress.left_out)));
-  agree_on(context_.all(), context_.world, [&] { check_length(context_.config, data_, progress.left_out); });
+  agree_on(context_.all(), context_.world, [&] { check_length(context_.config, data_, progress); });
 }
 
 void LossWatch::look(RunProgress& progress, const StepResult& result) {
@@ -37,19 +38,15 @@ void LossWatch::end_if_diverged(const RunProgress& progress) {
   if (progress.skipped_in_a_row <= most) return;
   folder_.record([&] { reporter_.write_page(); });
   checkpoints_.settle();
-  const std::string checkpoints =
-      context_.leads() && list_checkpoints(folder_.out()).empty()
-          ? "no checkpoint was saved before"
-          : fmt::format("the last checkpoint in {} is untouched", (folder_.out() / "checkpoints").string());
   throw diverged(fmt::format("loss or gradients were not finite for {} in a row (run.max_skipped_steps = {}); {}",
-                             format_counted(progress.skipped_in_a_row, "step"), most, checkpoints));
+                             format_counted(progress.skipped_in_a_row, "step"), most, way_back()));
 }
 
 void LossWatch::end_if_skipped_last(const RunProgress& progress) const {
   if (progress.skipped_in_a_row == 0) return;
-  throw diverged(fmt::format("loss or gradients were not finite in the last {}; earlier checkpoints in {} are kept",
+  throw diverged(fmt::format("loss or gradients were not finite in the last {}; earlier checkpoints in {} are kept{}",
                              format_counted(progress.skipped_in_a_row, "step"),
-                             (folder_.out() / "checkpoints").string()));
+                             (folder_.out() / "checkpoints").string(), before_rise()));
 }
 
 RunProgress LossWatch::go_back(const RunProgress& progress) {
@@ -81,6 +78,20 @@ RunProgress LossWatch::go_back(const RunProgress& progress) {
   reporter_.report_rollback({back.rollbacks, spike_end_, back.step, progress.losses.above.back(), more, spike});
   checkpoints_.save_again(back);
   return back;
+}
+
+// On rank 0, which alone speaks.
+std::string LossWatch::way_back() const {
+  if (!context_.leads()) return "";
+  if (list_checkpoints(folder_.out()).empty()) return "no checkpoint was saved before";
+  return fmt::format("the last checkpoint in {} is untouched{}", (folder_.out() / "checkpoints").string(), before_rise());
+}
+
+std::string LossWatch::before_rise() const {
+  const auto last = context_.leads() ? last_before_rise(folder_.out()) : std::nullopt;
+  if (!last) return "";
+  return fmt::format("; the last one before the loss rose is of step {}, with loss {:.4f}: --resume {} goes on from it",
+                     last->checkpoint.step, last->loss, last->checkpoint.path.string());
 }
 
 // For people.

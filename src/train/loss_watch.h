@@ -49,6 +49,8 @@ class LossWatch {
   RunProgress go_back(const RunProgress& progress);
 
  private:
+  std::string way_back() const;
+  std::string before_rise() const;  // the checkpoint to go back to, where the manifests tell it
   std::string spike_text(const LossHistory& losses) const;
   Error diverged(const std::string& what) const;
 

@@ -4,8 +4,10 @@
 #include <cmath>
 #include <fmt/format.h>
 #include <fstream>
+#include <optional>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "base/append.h"
 #include "base/error.h"
@@ -70,7 +72,8 @@ void move_earlier_run_aside(const fs::path& out) {
   int number = 1;
   while (is_used(number)) ++number;
   for (const char* name : run_files) {
-    if (fs::exists(out / name)) fs::rename(out / name, moved_aside(out / name, number));
+    // A link that leads nowhere, too: writing would make a file where it leads.
+    if (fs::exists(fs::symlink_status(out / name))) fs::rename(out / name, moved_aside(out / name, number));
   }
 }
 
@@ -151,7 +154,7 @@ std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, in
 struct MetricsWriter::Impl {
   Impl(const fs::path& folder, int64_t resume_step)
       : out(folder),
-        records(prepare(folder, resume_step, warning) / metrics_file_name, OutputFile::Mode::append),
+        records(std::in_place, prepare(folder, resume_step, warning) / metrics_file_name, OutputFile::Mode::append),
         tensorboard(folder / tensor_board_folder, resume_step) {}
 
   // Starts a record. The buffer is kept from record to record, so that a step allocates nothing.
@@ -175,12 +178,12 @@ struct MetricsWriter::Impl {
 
   void end() {
     append(line, "}}\n");
-    records.write(line);
+    records->write(line);
   }
 
   fs::path out;
   std::string warning;
-  OutputFile records;
+  std::optional<OutputFile> records;  // always; begun anew where somebody has removed it
   TensorBoardWriter tensorboard;
   std::string line;
 };
@@ -221,7 +224,15 @@ void MetricsWriter::write_step(const StepMetrics& metrics) {
   if (metrics.loss_scale > 0) impl_->tensorboard.write(metrics.step, {{"loss_scale", metrics.loss_scale}});
 }
 
-void MetricsWriter::sync() const { impl_->records.sync(); }
+void MetricsWriter::sync() const { impl_->records->sync(); }
+
+std::string MetricsWriter::begin_again_if_gone() {
+  if (impl_->records->is_in_place()) return "";
+  const fs::path path = impl_->records->path();
+  impl_->records.emplace(path, OutputFile::Mode::append);
+  return fmt::format("{} was removed or replaced while the run wrote to it: a new one begins with the next step",
+                     path.string());
+}
 
 void MetricsWriter::write_validation(int64_t step, const ValidationMetrics& metrics) {
   impl_->begin(step);

@@ -73,6 +73,8 @@ class MetricsWriter {
   // What was written survives a crash of the machine after this. Called before a checkpoint is saved, so that no
   // checkpoint is ever ahead of its metrics.
   // Any thread, beside the others.
+  // Begins metrics.jsonl anew where its path leads to it no more. Returns a warning then. Error(usage): it cannot.
+  std::string begin_again_if_gone();
   void sync() const;
 
  private:

@@ -72,6 +72,11 @@ void Reporter::open(int64_t resumed_step) {
   write_whole_file(out / "run.json", memory_json(context_.config, step_.spec(), taken_));
 }
 
+void Reporter::look_for_files() {
+  if (!metrics_) return;
+  if (const std::string warning = metrics_->begin_again_if_gone(); !warning.empty()) print_err("warning: {}\n", warning);
+}
+
 // " x 4 pipeline (1f1b)", or nothing.
 std::string Reporter::pipeline_text() const {
   const ParallelConfig& parallel = context_.config.parallel;

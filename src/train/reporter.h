@@ -46,6 +46,8 @@ class Reporter {
   // Opens the metrics and writes config.json and run.json. `resumed_step`: the step that the run goes on from; -1: it
   // starts from scratch. Not collective. Before any of what follows, `announce` and `warn` apart.
   void open(int64_t resumed_step);
+  // Rank 0 begins files anew that somebody has removed, with a warning. Error(usage): it cannot.
+  void look_for_files();
 
   // What the run computes on, and what of that is unwise.
   void announce() const;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/output.h"
+#include "base/thread.h"
 #include "comm/agree.h"
 #include "comm/process_world.h"
 #include "config/elastic.h"
@@ -79,7 +80,7 @@ void refuse_shortage(const RunConfig& config, const Target& share, const MemoryP
   agree_on(all, world, [&] {
     if (world.rank() != memory.largest_rank) return;
     const std::string shortage = memory_shortage(config, share, memory);
-    if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
+    if (!shortage.empty()) throw Error(ExitCode::machine, "{}", shortage);
   });
   // Nodes may have less than that rank's.
   agree_on(all, world, [&] {
@@ -87,7 +88,7 @@ void refuse_shortage(const RunConfig& config, const Target& share, const MemoryP
     for (int rank = 0; rank < world.size(); ++rank)
       if (world.host(rank) == world.host(world.rank())) use.add(plans[static_cast<size_t>(rank)].on(MemoryPlace::host));
     const std::string shortage = host_shortage(config, use, share.host_bytes);
-    if (!shortage.empty()) throw Error(ExitCode::device, "{}", shortage);
+    if (!shortage.empty()) throw Error(ExitCode::machine, "{}", shortage);
   });
 }
 
@@ -98,6 +99,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
   const int local_ranks = ranks_on_this_host(world);
   const int threads = threads_of_rank(config, options.ranks, local_ranks);
   Communicator* const all = groups.group(GroupKind::world);
+  agree_on(all, world, [&] { require_threads(threads - 1); });
   const RankDevice device = take_device(config, all, world, threads);
   groups.use_memory_of(*device.backend, device.apart, config.comm.timeout_seconds);
   StepPlan plan;
@@ -126,6 +128,8 @@ std::string config_fact(const RunConfig& config, const TrainOptions& options) {
   if (options.resume) lines += fmt::format("--resume {}\n", *options.resume);
   if (options.init_from) lines += fmt::format("--init-from {}\n", *options.init_from);
   if (options.steps) lines += fmt::format("--steps {}\n", *options.steps);
+  if (options.accepted.data) lines += "--accept-changes data\n";
+  if (options.accepted.schedule) lines += "--accept-changes schedule\n";
   if (options.profile_step) lines += fmt::format("--profile-step {}\n", *options.profile_step);
   return lines;
 }
@@ -137,6 +141,7 @@ ExitCode train_as_process(const RunConfig& config, const TrainOptions& options, 
     world_options.facts.push_back({config_fact_name, config_fact(config, options)});
     world_options.same_instruction_set = !config.comm.mixed_machines;
     world_options.timeout.seconds = config.comm.timeout_seconds;
+    world_options.timeout.stop_wanted = [&signals] { return signals.requested(); };
     world_options.interface = config.comm.interface;
     world_options.ranks = static_cast<int>(training_ranks(config, launch.size));
     const auto world = make_process_world(launch, world_options);
@@ -157,6 +162,10 @@ ExitCode train(const RunConfig& config, const TrainOptions& options, const Launc
   const int64_t started = std::max<int64_t>(launch.size, options.ranks);
   const std::string elastic = elastic_line(config, started);
   if (launch.rank == 0 && !elastic.empty()) print_out("{}\n", elastic);
+  if (launch.tasks_of_job > started) {
+    print_err("warning: this job has {} tasks (SLURM_NTASKS), and {} of this run: start it with srun, or with --ranks\n",
+              launch.tasks_of_job, started == 1 ? "one rank is all" : fmt::format("{} ranks are all", started));
+  }
   if (launch.size > 1) return train_as_process(config, options, signals, launch);
   TrainOptions of_threads = options;
   of_threads.ranks = training_ranks(config, options.ranks);

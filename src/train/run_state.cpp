@@ -209,25 +209,15 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
   const RunProgress& progress = manifest.progress;
   const RunConfig saved = saved_config(checkpoint, manifest);
   with_other_to_resume([&] { check_model(contents, saved); });
-  if (Amount(progress.step) * saved.batch.global != progress.samples) {
-    throw Error(ExitCode::checkpoint, "{} cannot be used: {} samples are not those of {} steps of {}",
-                (checkpoint / "manifest.json").string(), progress.samples, progress.step, saved.batch.global);
-  }
-  if (Amount(progress.updates) + progress.skipped != progress.step || progress.skipped_in_a_row > progress.skipped) {
-    throw Error(ExitCode::checkpoint,
-                "{} cannot be used: {} updates and {} skipped steps, {} in a row, are not {} steps",
-                (checkpoint / "manifest.json").string(), progress.updates, progress.skipped, progress.skipped_in_a_row,
-                progress.step);
-  }
-  if (manifest.seed != saved.run.seed) {
-    throw Error(ExitCode::checkpoint, "{} cannot be used: its seed {} is not that of its config, {}",
-                (checkpoint / "manifest.json").string(), manifest.seed, saved.run.seed);
-  }
+  check_progress(checkpoint, manifest, saved);
   std::string conflicts = resume_conflicts(saved, config);
   if (const std::string of_samples = left_out_conflict(saved, config, progress); !of_samples.empty())
     conflicts += (conflicts.empty() ? "" : "\n") + of_samples;
   if (!conflicts.empty()) {
-    throw Error(ExitCode::usage, "cannot resume {} with this config:\n{}", checkpoint.string(), conflicts);
+    throw Error(ExitCode::usage,
+                "cannot resume {} with this config:\n{}\ngive these keys the checkpoint's values, or start a new run from "
+                "its weights with --init-from and another run.out",
+                checkpoint.string(), conflicts);
   }
   return checkpoint;
 }

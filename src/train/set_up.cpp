@@ -1,8 +1,9 @@
 #include "train/set_up.h"
 
 #include <algorithm>
-#include <limits>
+#include <cstring>
 #include <fmt/format.h>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/files.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/model_check.h"
 #include "comm/agree.h"
 #include "comm/texts.h"
 #include "train/run_state.h"
@@ -56,6 +58,20 @@ std::string describe_checkpoint(const fs::path& checkpoint) {
   return fmt::format("of step {}, checksum {:08x}", load_manifest(checkpoint).manifest.progress.step, crc32c(text.data(), text.size()));
 }
 
+// The data as the run sees them from its first step on.
+ResumedData training_data(const RunConfig& config, const Start& start) {
+  if (!start.manifest) {
+    Dataset train = open_training_data(config);
+    RunRecord record{.sources = train.sources()};
+    return {.train = std::move(train), .record = std::move(record), .changes = {}};
+  }
+  const RunConfig saved = saved_config(*start.checkpoint, *start.manifest);
+  ResumedData resumed = resume_data(saved, config, *start.manifest, start.accepted);
+  resumed.changes.insert(resumed.changes.begin(), start.changes.begin(), start.changes.end());
+  if (!resumed.changes.empty()) resumed.record.history.push_back({start.manifest->progress.step, resumed.changes});
+  return resumed;
+}
+
 // What tells two datasets apart: their sizes, and a checksum of a few samples from all over them.
 std::string describe_data(const Dataset& data, int64_t sequence_length) {
   int64_t tokens = 0, documents = 0, samples = 0;
@@ -68,22 +84,28 @@ std::string describe_data(const Dataset& data, int64_t sequence_length) {
   std::vector<int32_t> ids(static_cast<size_t>(2 * sequence_length));
   uint32_t checksum = 0;
   for (int64_t i = 0; i < num_compared; ++i) {
-    data.read(samples / num_compared * i, ids.data(), ids.data() + sequence_length);
-    checksum = crc32c(ids.data(), ids.size() * sizeof(int32_t), checksum);
+    try {
+      data.read(samples / num_compared * i, ids.data(), ids.data() + sequence_length);
+      checksum = crc32c(ids.data(), ids.size() * sizeof(int32_t), checksum);
+    } catch (const Error& error) {
+      // The run may never come to it, or leave it out.
+      checksum = crc32c(error.what(), std::strlen(error.what()), checksum);
+    }
   }
   return fmt::format("{} tokens in {}, checksum {:08x}", tokens, format_counted(documents, "document"), checksum);
 }
 
 }  // namespace
 
-void check_length(const RunConfig& config, const Dataset& data, const std::vector<SampleRange>& by_rollbacks) {
-  const int64_t steps = data.num_samples() / config.batch.global;
+void check_length(const RunConfig& config, const Dataset& data, const RunProgress& progress) {
+  const int64_t left = std::max<int64_t>(data.num_samples() - progress.samples, 0);
+  const int64_t steps = progress.step + left / config.batch.global;
   if (steps >= config.run.steps) return;
   constexpr int64_t everywhere = std::numeric_limits<int64_t>::max();
   std::string left_out;
   if (const int64_t all = data.left_out().before(everywhere); all > 0) {
     left_out = fmt::format(" without the {} that data.skip_samples and rollbacks leave out ({} for rollbacks)",
-                           format_counted(all, "sample"), LeftOutSamples(by_rollbacks).before(everywhere));
+                           format_counted(all, "sample"), LeftOutSamples(progress.left_out).before(everywhere));
   }
   throw Error(
       ExitCode::usage,
@@ -101,6 +123,7 @@ int ranks_on_this_host(const World& world) {
 Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t bytes, Communicator* all,
                    const World& world) {
   Start start;
+  start.accepted = options.accepted;
   constexpr char resumed = 'r', begun_with = 'w';  // before the path
   const std::string chosen = agree(all, world, [&] {
                                if (world.rank() > 0) return std::string();
@@ -112,7 +135,12 @@ Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t
                              }).front();
   if (!chosen.empty()) (chosen[0] == resumed ? start.checkpoint : start.weights) = chosen.substr(1);
   const std::vector<std::string> seen = agree(all, world, [&] {
-    const int64_t done = start.checkpoint ? load_manifest(*start.checkpoint).manifest.progress.step : 0;
+    if (start.checkpoint) {
+      start.manifest = load_manifest(*start.checkpoint).manifest;
+      start.changes =
+          config_changes(saved_config(*start.checkpoint, *start.manifest), config, *start.manifest, options.accepted);
+    }
+    const int64_t done = start.manifest ? start.manifest->progress.step : 0;
     start.last_step = last_step_of_call(config, options, done);
     if (start.lock) start.warning = warning_of_room(config, done, bytes);
     if (start.weights) return describe_checkpoint(*start.weights);
@@ -129,15 +157,22 @@ Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t
   return start;
 }
 
-RunData open_data(const RunConfig& config, const std::optional<fs::path>& checkpoint, Communicator* all,
-                  const World& world) {
+RunData open_data(const RunConfig& config, const Start& start, Communicator* all, const World& world) {
   const int64_t length = config.model.sequence_length;
   std::optional<RunData> data;
   const std::vector<std::string> found = agree(all, world, [&] {
-    RunTokenizer tokenizer = find_run_tokenizer(config, checkpoint ? read_tokenizer(*checkpoint) : std::nullopt);
+    RunTokenizer tokenizer =
+        find_run_tokenizer(config, start.checkpoint ? read_tokenizer(*start.checkpoint) : std::nullopt);
     require_tokenizer_of_samples(config, tokenizer);
-    data.emplace(RunData{std::move(tokenizer), open_training_data(config), std::nullopt});
-    check_length(config, data->train);
+    ResumedData resumed = training_data(config, start);
+    data.emplace(RunData{.tokenizer = std::move(tokenizer),
+                         .train = std::move(resumed.train),
+                         .validation = std::nullopt,
+                         .record = std::move(resumed.record),
+                         .changes = std::move(resumed.changes)});
+    const RunProgress progress =
+        start.manifest ? RunProgress{.step = start.manifest->progress.step, .samples = start.manifest->progress.samples} : RunProgress{};
+    check_length(config, data->train, progress);
     if (!config.data.validation.empty()) data->validation.emplace(open_validation_data(config));
     if (all == nullptr) return std::string();
     const std::string train = "training data: " + describe_data(data->train, length);

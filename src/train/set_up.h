@@ -14,6 +14,8 @@
 #include "data/run_tokenizer.h"
 #include "train/folder.h"
 #include "train/options.h"
+#include "train/resume_changes.h"
+#include "train/state_save.h"
 #include "step/training_step.h"
 
 namespace gptrain {
@@ -27,6 +29,10 @@ struct Start {
   std::optional<std::filesystem::path> weights;     // or whose weights it starts with
   int64_t last_step = 0;  // of this call
   std::string warning;    // on rank 0: of too little room for checkpoints; else empty
+  // Of a run that goes on: the checkpoint's, and what the config has otherwise, one line each.
+  std::optional<Manifest> manifest = {};
+  AcceptedChanges accepted = {};
+  std::vector<std::string> changes = {};
 };
 // Rank 0 takes the folder and chooses, the others follow. `bytes`: of a checkpoint. Error(usage), Error(checkpoint),
 // which is thrown where the folder's disk has no room for one, too.
@@ -37,15 +43,17 @@ struct RunData {
   RunTokenizer tokenizer;
   Dataset train;
   std::optional<Dataset> validation;
+  RunRecord record;
+  std::vector<std::string> changes;  // of the config and the sources since the checkpoint, one line each
 };
 // Every rank reads its own files. With other data than rank 0's it would train another model: Error(device). With
-// another tokenizer than the checkpoint's, where the run goes on from one: Error(usage).
-RunData open_data(const RunConfig& config, const std::optional<std::filesystem::path>& checkpoint, Communicator* all,
-                  const World& world);
+// another tokenizer than the checkpoint's, where the run goes on from one: Error(usage). With other tokens than the
+// checkpoint's sources had: Error(data), unless that is accepted.
+RunData open_data(const RunConfig& config, const Start& start, Communicator* all, const World& world);
 
-// Error(usage): the run goes on when every source has been seen as often as it may be. `by_rollbacks`: what of the samples
-// that the data leave out is left out because the run has gone back.
-void check_length(const RunConfig& config, const Dataset& data, const std::vector<SampleRange>& by_rollbacks = {});
+// Error(usage): the run goes on when every source has been seen as often as it may be. `progress`: of the run so far,
+// whose steps may have had other batches.
+void check_length(const RunConfig& config, const Dataset& data, const RunProgress& progress = {});
 
 // Error(device): no memory on some rank.
 std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,

@@ -15,7 +15,7 @@
 namespace gptrain {
 namespace {
 
-constexpr std::array<int, 4> stop_signals = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+constexpr std::array<int, 6> stop_signals = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, SIGHUP};
 constexpr std::chrono::seconds one_request{5};
 
 std::atomic<int> received = 0;
@@ -50,14 +50,20 @@ bool is_repeated_term(int number) {
   return now - std::chrono::steady_clock::duration(earlier) < one_request;
 }
 
+// Announcements never end the process: the kernel repeats XCPU every second, and LSF sends INT and TERM after it, the
+// first of which is then no second request.
+bool is_announcement(int number) { return number == SIGUSR2 || number == SIGXCPU; }
+
 // A library's thread, which does not block the signals, may take one at the same time as the thread below: one of the
 // two is the second. A terminal that is lost is told of by the kernel and by the shell.
 void on_signal(int number) {
-  int none = 0;
-  const bool is_first = received.compare_exchange_strong(none, number);
+  int before = 0;
+  bool is_first = received.compare_exchange_strong(before, number);
+  if (!is_first && is_announcement(before) && !is_announcement(number))
+    is_first = received.compare_exchange_strong(before, number);
   if (number == SIGHUP) {
     leave_lost_terminal();
-  } else if (!is_repeated_term(number) && !is_first) {
+  } else if (!is_repeated_term(number) && !is_announcement(number) && !is_first) {
     _exit(128 + number);
   }
 }
@@ -124,6 +130,10 @@ const char* StopSignals::name() const {
       return "SIGTERM";
     case SIGUSR1:
       return "SIGUSR1";
+    case SIGUSR2:
+      return "SIGUSR2";
+    case SIGXCPU:
+      return "SIGXCPU";
     case SIGHUP:
       return "SIGHUP";
     default:

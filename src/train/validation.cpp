@@ -2,8 +2,10 @@
 
 #include <numbers>
 
+#include "base/error.h"
 #include "base/output.h"
 #include "base/units.h"
+#include "comm/agree.h"
 #include "step/averaged_weights.h"
 #include "train/batches.h"
 #include "step/step_design.h"
@@ -42,6 +44,9 @@ bool Validation::run(int64_t step) {
   if (context_.config.run.validate_ema && step_.updates() > 0) average.emplace(step_);
   const std::optional<double> sum = evaluate();
   if (average) average->restore();
+  agree_on(context_.all(), context_.world, [&] {
+    if (!fault_.empty()) throw Error(ExitCode::data, "validation after step {}: {}", step, fault_);
+  });
   if (!sum) return false;
   validated_step_ = step;
   reporter_.report_validation(step, metrics_of(*sum, average.has_value()), context_.config.run.validation_samples);
@@ -53,13 +58,13 @@ std::optional<double> Validation::evaluate() {
   const RunConfig& config = context_.config;
   const int64_t samples = config.run.validation_samples;
   const DataPlace place = context_.place();
-  Prefetcher batches =
-      read_ahead(config, *data_, 0, place, prefetch_ring(config, context_.backend.target()), ring_);
+  PrefetchedBatches batches(config, *data_, 0, place, prefetch_ring(config, context_.backend.target()), ring_);
   FirstSamples counted(batches, samples, config, place);
   double sum = 0;
   for (int64_t first = 0; first < samples; first += config.batch.micro * place.size) {
     if (stop_.agree(step_)) return std::nullopt;
     sum += step_.evaluate(1, counted);
+    fault_ = batches.fault();
   }
   return sum;
 }
@@ -71,7 +76,12 @@ ValidationMetrics Validation::metrics_of(double sum, bool of_average) {
   ValidationMetrics metrics{.loss = sum / static_cast<double>(data_->count_targets(0, samples)),
                             .ema = of_average};
   if (tokenizer_ == nullptr || !context_.leads()) return metrics;
-  if (!text_bytes_) text_bytes_ = data_->count_bytes(samples, tokenizer_->text_bytes());
+  try {
+    if (!text_bytes_) text_bytes_ = data_->count_bytes(samples, tokenizer_->text_bytes());
+  } catch (const Error& error) {
+    print_err("warning: bits per byte are not known: {}\n", error.what());
+    return metrics;
+  }
   if (*text_bytes_ > 0) metrics.bits_per_byte = sum / (std::numbers::ln2 * static_cast<double>(*text_bytes_));
   return metrics;
 }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "data/dataset.h"
 #include "data/tokenizer/tokenizer.h"
@@ -44,6 +45,7 @@ class Validation {
   std::byte* const ring_;
   Reporter& reporter_;
   StopRequest& stop_;
+  std::string fault_;  // the reason why some data could not be read
   int64_t validated_step_ = -1;
   std::optional<int64_t> text_bytes_;  // of what is evaluated; on rank 0, once it has been counted
 };

@@ -16,7 +16,7 @@ EXECUTABLE = Path(os.environ.get("GPTRAIN", "build/gptrain")).resolve()
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(SOURCE_ROOT / "tests"))
 
-FINISHED, USAGE, DATA, CHECKPOINT, DEVICE, DIVERGED, REQUEUE = 0, 2, 3, 4, 5, 6, 75
+FINISHED, USAGE, DATA, CHECKPOINT, DEVICE, DIVERGED, MACHINE, REQUEUE = 0, 2, 3, 4, 5, 6, 7, 75
 
 # Ids 0-255 are bytes, 256 ends a document.
 BYTES_VOCABULARY = 257

@@ -13,7 +13,7 @@ COMMANDS = [[], ["train"], ["data"], ["data", "pack"], ["data", "inspect"], ["da
             ["checkpoint", "average"], ["checkpoint", "prune"], ["generate"], ["config"], ["config", "check"],
             ["config", "show"], ["config", "schema"], ["config", "keys"], ["bench"], ["bench", "comm"],
             ["bench", "device"]]
-SCREEN_LINES = 31
+SCREEN_LINES = 33
 SCREEN_COLUMNS = 100
 
 
@@ -31,7 +31,7 @@ class Help(CliCase):
         text = self.succeed("--help")
         for word in ["train", "data", "checkpoint", "generate", "config", "0 finished", "1 internal error",
                      "2 bad command line or config", "3 bad data", "4 bad checkpoint", "5 device",
-                     "6 training diverged", "75 stopped by a signal"]:
+                     "6 training diverged", "7 this machine", "75 stopped by a signal"]:
             self.assertIn(word, text)
 
     def test_names_every_option(self):

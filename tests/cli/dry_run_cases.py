@@ -5,7 +5,7 @@ import re
 import sys
 import unittest
 
-from cli_case import (BYTES_VOCABULARY, DEVICE, EXECUTABLE, FINISHED, SOURCE_ROOT, USAGE, CliCase, is_sanitized, large_config,
+from cli_case import (BYTES_VOCABULARY, MACHINE, EXECUTABLE, FINISHED, SOURCE_ROOT, USAGE, CliCase, is_sanitized, large_config,
                       not_of_some_cases, overrides,
                       tiny_config)
 
@@ -169,7 +169,7 @@ class DryRun(CliCase):
         self.assertEqual(fp8["model_flops_per_step"], bf16["model_flops_per_step"])
         self.refuse(USAGE, "precision.linears = fp8: a100-80g has no FP8 matrix products", "train", config, "--dry-run",
                     "--target", "a100-80g", *overrides("precision.linears=fp8"))
-        self.refuse(DEVICE, "precision.linears = fp8: this-machine has no FP8 matrix products", "train", config,
+        self.refuse(MACHINE, "precision.linears = fp8: this-machine has no FP8 matrix products", "train", config,
                     "--dry-run", *overrides("precision.linears=fp8"))
 
     def test_what_ranks_exchange_through(self):

@@ -295,7 +295,8 @@ class Data(CliCase):
         os.truncate(self.path("corpus.bin"), 4096)
         _, error = process.communicate(timeout=TIMEOUT_SECONDS)
         self.assertEqual(process.returncode, DATA, error)
-        self.assertRegex(error, r"gptrain: corpus\.bin, byte \d+: cannot be read: the file was cut short while it was open")
+        self.assertRegex(error, r"gptrain: step \d+: corpus\.bin, byte \d+: cannot be read: the file was cut short while it was open")
+        self.assertEqual(len(self.checkpoint_steps()), 1)
 
     def test_the_index_of_a_multimodal_dataset(self):
         write_tokens(self.path("images"), list(range(60)), sequence_lengths=[20, 30, 10])

@@ -3,7 +3,7 @@ import json
 import os
 import unittest
 
-from cli_case import DEVICE, DIVERGED, USAGE, CliCase, overrides, tiny_config
+from cli_case import MACHINE, DIVERGED, USAGE, CliCase, overrides, tiny_config
 
 VALIDATED = {"data": {"validation": [{"path": "corpus"}]}, "run": {"validate_every_steps": 2, "validation_samples": 7}}
 
@@ -96,7 +96,7 @@ class Threads(CliCase):
                 planned = [line.strip() for line in planned[planned.index("Does not fit"):].split("\n\n")[0].splitlines()]
                 self.assertGreater(len(planned), 4)
                 self.assertTrue(any(line.startswith("batch.micro = 1 instead of 64: ") for line in planned), planned)
-                error = self.refuse(DEVICE, "Does not fit", "train", config, *arguments)
+                error = self.refuse(MACHINE, "Does not fit", "train", config, *arguments)
                 name = rf"rank {largest} \(.*\): " if largest > 0 else ""
                 self.assertRegex(error, rf"^gptrain: {name}Does not fit: ")
                 self.assertEqual([line.strip() for line in error[error.index("Does not fit"):].splitlines()], planned)

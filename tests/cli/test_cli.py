@@ -12,7 +12,8 @@ from pathlib import Path
 
 MODULES = ["command_line", "config_commands", "data_commands", "dry_run", "recomputation", "training", "checkpoints",
            "learned", "ranks", "streams", "hostile_files", "faults", "second_nets", "tokenizer", "text",
-           "best_fit", "parquet", "sentencepiece", "weights", "ema", "optimizer", "rollback", "plan", "machine", "elastic"]
+           "best_fit", "parquet", "sentencepiece", "weights", "ema", "optimizer", "rollback", "plan", "machine", "elastic",
+           "resume", "mishap"]
 
 
 def main():

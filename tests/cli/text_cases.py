@@ -198,8 +198,6 @@ class TokenizerOfARun(TextCase):
             (f"cannot read {'x' * 200}...", [f"data.tokenizer={'x' * 5000}"]),
             (f"model.vocab_size = 280: the tokenizer of corpus has {self.size} tokens; set model.vocab_size to "
              f"{self.size}", ["model.vocab_size=280"]),
-            (["model.vocab_size = 9000", f"set model.vocab_size to {self.size} (up to 1024 more"],
-             ["model.vocab_size=9000"]),
         ]:
             with self.subTest(settings=settings):
                 self.refuse(USAGE, messages, "train", config, *overrides(*settings))
@@ -392,7 +390,7 @@ class Mixtures(TextCase):
         self.train(self.two, "--steps", "6", *overrides(*phases))
         self.train(self.two, "--resume", *overrides(*phases))
         self.assert_same_checkpoint(self.checkpoint(10), self.checkpoint(10, "whole"))
-        self.refuse(USAGE, "data.phases", "train", self.two, "--resume", *overrides("run.steps=12"))
+        self.assertIn("  data.phases: ", self.train(self.two, "--resume", *overrides("run.steps=12")))
         for messages, setting in [
             ("data.phases[0].weights = [1.0]: must hold a weight for each of the 2 sources",
              'data.phases=[{"until_step": 4, "weights": [1]}]'),

@@ -8,7 +8,7 @@ import time
 import unittest
 import unittest.mock
 
-from cli_case import (CHECKPOINT, DATA, DEVICE, DIVERGED, EXECUTABLE, FINISHED, REQUEUE, SOURCE_ROOT, USAGE, CliCase, large_config,
+from cli_case import (CHECKPOINT, DATA, MACHINE, DIVERGED, EXECUTABLE, FINISHED, REQUEUE, SOURCE_ROOT, USAGE, CliCase, large_config,
                       overrides, tiny_config)
 
 STEP_KEYS = ["step", "loss", "grad_norm", "lr", "tokens", "samples", "step_seconds", "data_seconds",
@@ -106,7 +106,7 @@ class Runs(CliCase):
     def test_more_than_the_machine_holds(self):
         config = self.write_config(large_config())
         started = time.monotonic()
-        error = self.refuse(DEVICE, ["Does not fit: ", "TiB are missing on this-machine", "choose a smaller model"],
+        error = self.refuse(MACHINE, ["Does not fit: ", "TiB are missing on this-machine", "choose a smaller model"],
                             "train", config)
         self.assertLess(time.monotonic() - started, 20)
         missing = float(error.split("Does not fit: ")[1].split(" TiB")[0])
@@ -116,7 +116,7 @@ class Runs(CliCase):
     def test_settings_that_would_make_it_fit_are_named(self):
         config = self.write_run(model={"num_layers": 64, "hidden_size": 256, "sequence_length": 65536},
                                 batch={"global": 64, "micro": 64})
-        self.refuse(DEVICE, ['memory.recompute = "block": ', "batch.micro = 1 instead of 64: ",
+        self.refuse(MACHINE, ['memory.recompute = "block": ', "batch.micro = 1 instead of 64: ",
                              'precision.compute = "bf16": '], "train", config)
 
 
@@ -136,7 +136,7 @@ class Threads(CliCase):
     def test_fewer_threads_than_asked_for(self):
         for variable, value in [("OMP_THREAD_LIMIT", "1"), ("OMP_MAX_ACTIVE_LEVELS", "0")]:
             with unittest.mock.patch.dict(os.environ, {variable: value}):
-                self.refuse(DEVICE, ["OpenMP gives 1 of the 2 threads", variable, "run.threads = 1"], "train", self.config)
+                self.refuse(MACHINE, ["OpenMP gives 1 of the 2 threads", variable, "run.threads = 1"], "train", self.config)
                 self.train(self.config, *overrides("run.threads=1", f"run.out={variable}"))
 
 

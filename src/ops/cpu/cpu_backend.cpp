@@ -33,7 +33,7 @@ void require_team(int num_threads) {
 #pragma omp single
   team = omp_get_num_threads();
   if (team == num_threads) return;
-  throw Error(ExitCode::device,
+  throw Error(ExitCode::machine,
               "OpenMP gives {} of the {} threads asked for: unset OMP_THREAD_LIMIT and OMP_MAX_ACTIVE_LEVELS, or set "
               "run.threads = {}",
               team, num_threads, team);
@@ -55,7 +55,7 @@ std::unique_ptr<DeviceMemory> CpuBackend::allocate(int64_t bytes) {
   void* const data =
       mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
-    throw Error(ExitCode::device, "cannot allocate {} of memory: {}; this machine has {} that a process may use",
+    throw Error(ExitCode::machine, "cannot allocate {} of memory: {}; this machine has {} that a process may use",
                 format_bytes(static_cast<double>(bytes)), std::strerror(errno),
                 format_bytes(static_cast<double>(target_.memory_bytes)));
   }

@@ -1,6 +1,7 @@
 // Rank and size of a process from each launcher's variables, and every way in which these can be wrong.
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -61,6 +62,47 @@ TEST_CASE("a process without a launcher is alone") {
   REQUIRE(launch.size == 1);
   REQUIRE_FALSE(launch.host.empty());
   REQUIRE(describe(launch) == "rank 0 of 1 (alone)");
+}
+
+TEST_CASE("launchers of other MPIs") {
+  const Settings hydra = {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}};
+  const Launch launch = launch_with(hydra);
+  REQUIRE(launch.source == Launch::Source::other_mpi);
+  REQUIRE(launch.rank == 1);
+  REQUIRE(launch.size == 2);
+  REQUIRE(launch.local_size == 2);
+  REQUIRE(launch.master_addresses == std::vector<std::string>{"127.0.0.1"});
+  REQUIRE(launch.master_port == launch_with(with(hydra, {{"PMI_RANK", "0"}, {"MPI_LOCALRANKID", "0"}})).master_port);
+  REQUIRE(launch_with(with(hydra, {{"PMI_SIZE", "1"}, {"PMI_RANK", "0"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "1"}}))
+              .size == 1);
+  for (const auto& [rank, size] : {std::pair{"FLUX_TASK_RANK", "FLUX_JOB_SIZE"},
+                                   {"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"},
+                                   {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"},
+                                   {"PALS_RANKID", "PMI_SIZE"},
+                                   {"PMI_RANK", "PMI_SIZE"}}) {
+    const Settings place = {{rank, "3"}, {size, "8"}};
+    REQUIRE_THROWS_AS(launch_with(place), Error);  // nobody says where rank 0 is
+    const Launch found = launch_with(with(place, {{"MASTER_ADDR", "[fe80::1]"}, {"MASTER_PORT", "5000"}}));
+    REQUIRE(found.rank == 3);
+    REQUIRE(found.size == 8);
+    REQUIRE(found.master_addresses == std::vector<std::string>{"fe80::1"});
+    REQUIRE_THROWS_AS(launch_with({{rank, "3"}}), Error);
+  }
+  // Slurm's own variables, and those of a plain start, come first.
+  REQUIRE(launch_with(with(slurm, hydra)).source == Launch::Source::slurm);
+  REQUIRE(launch_with(with(plain, hydra)).source == Launch::Source::variables);
+}
+
+TEST_CASE("torchrun's agent, brackets, and a job of several tasks") {
+  const Launch beside = launch_with(with(plain, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}}));
+  REQUIRE(beside.master_port != 29500);
+  REQUIRE(launch_with(with(plain, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}})).master_port == 29500);
+  for (int port = 20000; port < 32000; ++port)
+    REQUIRE(launch_with(with(plain, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"MASTER_PORT", std::to_string(port)}}))
+                .master_port != port);
+  REQUIRE(launch_with(with(plain, {{"MASTER_ADDR", "[::1]"}})).master_addresses == std::vector<std::string>{"::1"});
+  REQUIRE(launch_with({{"SLURM_JOB_ID", "1"}, {"SLURM_NTASKS", "4"}}).tasks_of_job == 4);
+  REQUIRE(launch_with(slurm).tasks_of_job == 1);
 }
 
 TEST_CASE("RANK and WORLD_SIZE") {

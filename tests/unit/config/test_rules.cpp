@@ -443,13 +443,12 @@ TEST_CASE("resume refuses what changes the model or the training state") {
   CHECK(resume_conflicts(saved, saved).empty());
   CHECK(resume_conflicts(saved, parse({"model.num_layers=6", "run.seed=2"})) ==
         "model.num_layers: 12 in the checkpoint, 6 in the config\nrun.seed: 1 in the checkpoint, 2 in the config");
-  CHECK(resume_conflicts(saved, parse({"optimizer.betas=[0.9, 0.99]"})) ==
-        "optimizer.betas: [0.9,0.95] in the checkpoint, [0.9,0.99] in the config");
+  CHECK(resume_conflicts(saved, parse({"model.norm_eps=1e-6"})) ==
+        "model.norm_eps: 1e-05 in the checkpoint, 1e-06 in the config");
   CHECK(resume_conflicts(saved, parse({"optimizer.type=sgd"})).starts_with(
       R"(optimizer.type: "adamw" in the checkpoint, "sgd" in the config)"));
-  CHECK(resume_conflicts(saved, parse({"batch.global=32"})) == "batch.global: 16 in the checkpoint, 32 in the config");
   CHECK(resume_conflicts(saved, parse({R"(data.train=[{"path": "a"}, {"path": "b", "weight": 2}])"})) ==
-        "data.train[].weight: [1.0] in the checkpoint, [1.0,2.0] in the config");
+        "data.train (number of sources): 1 in the checkpoint, 2 in the config");
 }
 
 TEST_CASE("the page of checkpoints lists the keys that may change on resume, and no others") {
@@ -497,6 +496,13 @@ TEST_CASE("resume accepts what changes neither") {
                                  "comm.mixed_machines=true",
                                  "comm.compare_every_steps=0",
                                  "optimizer.lr=0.01",
+                                 "optimizer.betas=[0.9, 0.99]",
+                                 "optimizer.weight_decay=0.2",
+                                 "optimizer.clip_norm=2",
+                                 "batch.global=32",
+                                 "model.dropout=0.1",
+                                 "model.z_loss=0.01",
+                                 "data.temperature=2",
                                  "schedule.type=wsd",
                                  "schedule.warmup_steps=10",
                                  "schedule.decay_steps=20",

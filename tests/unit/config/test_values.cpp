@@ -95,11 +95,48 @@ TEST_CASE("what other trainers call a key is answered with ours") {
   CHECK(fault({"optimizer.params.beta1=1"}) == "optimizer.params.beta1 = 1: unknown key (try optimizer.betas)");
   CHECK(fault({"fp16=true"}) == R"(fp16 = true: unknown key (try precision.compute = "fp16"))");
   CHECK(refusal(R"({"optimizer": {"params": 1, "grad_clip": 1}, "training": {}, "zero_optimization": {"stage": 1}})")
-            .starts_with(R"(optimizer.params = 1: unknown key (try optimizer.betas)
+            .starts_with(R"(optimizer.params = 1: unknown key, and gptrain has none like it
 optimizer.grad_clip = 1: unknown key (try optimizer.clip_norm)
 training = {}: unknown section (try run)
 zero_optimization = {...}: unknown section (try parallel.zero)
 )"));
+}
+
+TEST_CASE("a key that gptrain has not is answered with the reason, and with no key that is not near") {
+  for (const auto& [setting, words] :
+       {std::pair{"parallel.context_parallel_size=2", "unknown key; gptrain has no context parallelism"},
+        {"batch.rampup_batch_size=2", "unknown key; gptrain has no ramp of the batch"},
+        {"model.use_flash_attn=true", "unknown key; attention is always fused"},
+        {"model.softcap=30", "unknown key; gptrain caps no logits"},
+        {"run.report_to=wandb", "unknown key; metrics.jsonl and tb/ in run.out"},
+        {"model.zzzzqqq=1", "unknown key, and gptrain has none like it"},
+        {"zzzzqqq=1", "unknown key, and gptrain has none like it"}}) {
+    INFO(setting);
+    CHECK(fault({setting}).find(words) != std::string::npos);
+    CHECK(fault({setting}).find("(try ") == std::string::npos);
+  }
+  CHECK(fault({R"(parallel={"tensor": 2})"}).starts_with("parallel = {...}: is a section, whose keys are set one by one (try --set parallel."));
+  CHECK(refusal(R"({"weights_and_biases": {"x": 1}})").starts_with(
+      "weights_and_biases = {...}: unknown section, and gptrain has none like it\n"));
+}
+
+TEST_CASE("keys of torchtitan and of the HF Trainer are answered with ours") {
+  for (const auto& [setting, ours] : {std::pair{"training.local_batch_size=1", "batch.micro"},
+                                      {"parallelism.data_parallel_shard_degree=1", "parallel.zero"},
+                                      {"lr_scheduler.min_lr_factor=1", "schedule.min_lr"},
+                                      {"checkpoint.keep_latest_k=1", "checkpoint.keep_last"},
+                                      {"job.dump_folder=x", "run.out"},
+                                      {"save_strategy=steps", "checkpoint.every_steps"},
+                                      {"ddp_timeout=5", "comm.timeout_seconds"}}) {
+    INFO(setting);
+    CHECK(fault({setting}).ends_with(std::string("unknown key (try ") + ours + ")"));
+  }
+}
+
+TEST_CASE("a short try of a run is offered --steps first") {
+  CHECK(fault({"run.steps=5", "schedule.warmup_steps=10"})
+            .starts_with("for a short try keep run.steps and give train --steps 5, which ends early on the same schedule"));
+  CHECK(fault({"schedule.warmup_steps=1001"}).starts_with("schedule.warmup_steps"));
 }
 
 TEST_CASE("what other trainers call a value is answered with ours") {

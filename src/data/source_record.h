@@ -1,0 +1,40 @@
+// The identity of a source of training data, kept in checkpoints: how much it holds, and a checksum.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+
+namespace gptrain {
+
+struct SourceRecord {
+  // Bytes that the checksum covers: the block checksums of PREFIX.meta.json, all of PREFIX.idx, or, of a file without
+  // an index, its size and its first, middle and last MiB.
+  enum class Covered : uint8_t { blocks, index, ends };
+
+  std::string path = {};
+  int64_t tokens = 0;
+  int64_t samples = 0;  // per epoch
+  Covered covered = Covered::blocks;
+  uint32_t checksum = 0;
+};
+
+// {"path", "tokens", "samples", "covered", "crc32c"}. The reader throws nlohmann::json::exception for anything else.
+nlohmann::ordered_json source_record_json(const SourceRecord& record);
+SourceRecord parse_source_record(const nlohmann::json& object);
+
+// Whether both describe the same tokens, wherever the file lies now. Checksums of different kinds are not compared.
+bool is_same_source(const SourceRecord& before, const SourceRecord& now);
+// "d/train: 96,659 tokens in 755 samples, checksum 01234567 of its blocks"
+std::string describe_source(const SourceRecord& record);
+
+// Samples of the epoch under way that come a second time, and that never come, where a source whose first `given`
+// samples were seen changes its number of samples per epoch. Expected values: the order is a random permutation.
+struct ChangedEpoch {
+  int64_t repeated, missed;
+};
+ChangedEpoch changed_epoch(int64_t given, int64_t samples_before, int64_t samples_now);
+
+}  // namespace gptrain

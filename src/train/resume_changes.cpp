@@ -1,0 +1,95 @@
+#include "train/resume_changes.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <utility>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "config/faults.h"
+#include "config/load.h"
+#include "data/left_out_samples.h"
+#include "data/source_record.h"
+#include "optim/learning_rate.h"
+
+namespace gptrain {
+namespace {
+
+constexpr double most_rise = 2;
+
+// The samples that the run has had end before this place of the order.
+int64_t place_after(const RunConfig& config, const Manifest& manifest) {
+  if (manifest.progress.samples == 0) return 0;
+  return LeftOutSamples(join(config.data.skip_samples, manifest.progress.left_out)).place_of(manifest.progress.samples - 1) + 1;
+}
+
+// Lines for the sources that hold other tokens than before. `data`: with the new files.
+std::vector<std::string> source_changes(const Manifest& manifest, const std::vector<SourceRecord>& now,
+                                        const Dataset& data, AcceptedChanges accepted) {
+  std::vector<std::string> lines;
+  std::string refused;
+  for (size_t i = 0; i < now.size() && i < manifest.run.sources.size(); ++i) {
+    const SourceRecord& before = manifest.run.sources[i];
+    if (is_same_source(before, now[i])) continue;
+    const int64_t given = data.report(manifest.progress.samples)[i].taken;
+    const ChangedEpoch epoch = changed_epoch(given, before.samples, now[i].samples);
+    const std::string repeats = fmt::format("about {} repeat in this epoch and {} never come in it",
+                                            format_counted(epoch.repeated, "sample"), epoch.missed);
+    lines.push_back(
+        fmt::format("data.train[{}]: {} -> {}; {}", i, describe_source(before), describe_source(now[i]), repeats));
+    refused += fmt::format("\ndata.train[{}] in the checkpoint: {}\ndata.train[{}] now: {}", i, describe_source(before),
+                           i, describe_source(now[i]));
+  }
+  if (refused.empty() || accepted.data) return lines;
+  throw Error(ExitCode::data,
+              "the training data are not those that the run was trained on:{}\ngive the path of the old file, or go on "
+              "with --accept-changes data, which changes the order and says how many samples repeat",
+              refused);
+}
+
+}  // namespace
+
+std::vector<std::string> config_changes(const RunConfig& saved, const RunConfig& asked, const Manifest& manifest,
+                                        AcceptedChanges accepted) {
+  std::vector<std::string> lines = resume_changes(saved, asked);
+  const int64_t step = manifest.progress.step;
+  if (step >= asked.run.steps) return lines;
+  const double planned = learning_rate(saved, std::min(step, saved.run.steps - 1)), now = learning_rate(asked, step);
+  if (planned != now)
+    lines.push_back(fmt::format("learning rate of step {}: {:.2e} -> {:.2e}", step + 1, planned, now));
+  if (step == 0) return lines;
+  const double last = learning_rate(saved, std::min(step, saved.run.steps) - 1);
+  double peak = 0;
+  for (const int64_t earlier : {saved.warmup_steps(), saved.warmup_steps() - 1})
+    if (earlier >= 0 && earlier < step) peak = std::max(peak, learning_rate(saved, earlier));
+  const bool has_decayed = last < peak;
+  if (!has_decayed || now <= most_rise * last || planned == now || accepted.schedule) return lines;
+  throw Error(
+      ExitCode::usage,
+      "the learning rate, which has fallen to {:.2e} at step {}, would jump to {:.2e}:\n{}\nkeep the checkpoint's "
+      "schedule, or go on with --accept-changes schedule",
+      last, step, now, join(lines, "\n"));
+}
+
+ResumedData resume_data(const RunConfig& saved, const RunConfig& asked, const Manifest& manifest,
+                        AcceptedChanges accepted) {
+  Dataset as_asked = open_training_data(asked);
+  RunRecord record = manifest.run;
+  record.sources = as_asked.sources();
+  std::vector<std::string> changes = source_changes(manifest, record.sources, as_asked, accepted);
+  const bool same = has_same_mixture(saved, asked) && changes.empty();
+  MixtureSoFar so_far{.phases = manifest.run.mixture, .change = {}};
+  if (!same) {
+    RunConfig before = saved;
+    for (size_t i = 0; i < before.data.train.size(); ++i) before.data.train[i].path = asked.data.train[i].path;
+    if (so_far.phases.empty()) so_far.phases = open_training_data(before).mixture();
+    so_far.change = {.step = manifest.progress.step, .place = place_after(asked, manifest)};
+  }
+  if (so_far.phases.empty())
+    return {.train = std::move(as_asked), .record = std::move(record), .changes = std::move(changes)};
+  Dataset train = open_training_data(asked, so_far);
+  record.mixture = train.mixture();
+  return {.train = std::move(train), .record = std::move(record), .changes = std::move(changes)};
+}
+
+}  // namespace gptrain

@@ -1,0 +1,143 @@
+"""Runs that go on with something changed: other data, another config, another schedule."""
+import json
+import struct
+
+from cli_case import DATA, USAGE, CliCase, overrides, tiny_config, write_tokens
+
+
+class Data(CliCase):
+    """The identity of the data behind a checkpoint."""
+
+    def setUp(self):
+        super().setUp()
+        self.config = self.write_run()
+        self.train(self.config, "--steps", "3")
+
+    def resume(self, *arguments):
+        return self.run_gptrain("train", self.config, "--resume", *arguments)
+
+    def test_longer_source(self):
+        self.write_corpus(num_tokens=4400)
+        error = self.refuse(DATA, ["the training data are not those that the run was trained on",
+                                   "data.train[0] in the checkpoint: corpus: 4,000 tokens in 249 samples, checksum ",
+                                   "data.train[0] now: corpus: 4,400 tokens in 274 samples, checksum ",
+                                   "give the path of the old file, or go on with --accept-changes data"],
+                            "train", self.config, "--resume")
+        self.assertNotIn("internal", error)
+        self.assertEqual(self.checkpoint_steps(), [3])
+        out = self.train(self.config, "--resume", "--accept-changes", "data")
+        self.assertRegex(out, r"  data.train\[0\]: corpus: 4,000 tokens .* -> corpus: 4,400 tokens .*; "
+                              r"about \d+ samples? repeat in this epoch and \d+ never come in it\n")
+        # From here on the new file is the run's.
+        self.train(self.config, "--resume", "latest", "--set", "run.steps=8")
+
+    def test_same_size(self):
+        tokens = [5] * 4000
+        write_tokens(self.path("corpus"), tokens, sequence_lengths=[1000, 3000])
+        self.refuse(DATA, "the training data are not those", "train", self.config, "--resume")
+
+    def test_moved(self):
+        for suffix in (".bin", ".idx"):
+            self.path(f"corpus{suffix}").rename(self.path(f"elsewhere{suffix}"))
+        out = self.train(self.config, "--resume", "latest", "--set", "data.train[0].path=elsewhere")
+        self.assertIn('  data.train: [{"path":"corpus","weight":1.0}] -> [{"path":"elsewhere","weight":1.0}]\n', out)
+
+    def test_repacked_blocks(self):
+        """With PREFIX.meta.json the content counts, not only the index."""
+        for text, out in (("one two three four\n" * 60, "packed"), ("one two three five\n" * 60, "other")):
+            self.path("text.txt").write_text(text, encoding="utf-8")
+            self.succeed("data", "pack", "text.txt", "--out", out, "--tokenizer", "bytes")
+        config = self.write_config(tiny_config(data={"train": [{"path": "packed"}]}, run={"out": "second"}), "second.json")
+        self.train(config, "--steps", "3")
+        self.train(config, "--resume", "latest", "--steps", "1")
+        for suffix in (".bin", ".idx", ".meta.json"):
+            self.path(f"other{suffix}").replace(self.path(f"packed{suffix}"))
+        self.refuse(DATA, ["checksum ", " of its blocks"], "train", config, "--resume")
+
+    def test_flat(self):
+        """A file without an index: its size and its ends."""
+        for value in (1, 2):
+            self.path(f"flat{value}.bin").write_bytes(struct.pack("<4000H", *([value] * 4000)))
+        config = self.write_config(tiny_config(data={"train": [{"path": "flat1.bin"}]}, run={"out": "flat"}), "flat.json")
+        self.train(config, "--steps", "3")
+        self.train(config, "--resume", "latest", "--steps", "1")
+        self.path("flat2.bin").replace(self.path("flat1.bin"))
+        self.refuse(DATA, "of its first, middle and last MiB alone", "train", config, "--resume")
+
+    def test_every_rank(self):
+        self.write_corpus(num_tokens=4400)
+        self.refuse(DATA, "the training data are not those", "train", self.config, "--resume", "latest", "--ranks", "2",
+                    *overrides("batch.micro=1"))
+
+
+class Keys(CliCase):
+    """Changed keys are printed and kept, and nothing jumps unasked."""
+
+    def history(self, step):
+        return json.loads(self.checkpoint(step).joinpath("manifest.json").read_text(encoding="utf-8")).get("history", [])
+
+    def test_printed_and_kept(self):
+        config = self.write_run()
+        self.train(config, "--steps", "3")
+        out = self.train(config, "--resume", "latest",
+                         *overrides("optimizer.lr=0.005", "optimizer.clip_norm=0.5", "optimizer.betas=[0.8,0.9]",
+                                    "optimizer.weight_decay=0.2", "model.z_loss=0.001", "model.dropout=0.1"))
+        lines = ["optimizer.lr: 0.01 -> 0.005", "optimizer.clip_norm: 1.0 -> 0.5", "optimizer.betas: [0.9,0.95] -> [0.8,0.9]",
+                 "optimizer.weight_decay: 0.1 -> 0.2", "model.z_loss: 0.0 -> 0.001", "model.residual_dropout: 0.0 -> 0.1",
+                 "learning rate of step 4: 1.00e-02 -> 5.00e-03"]
+        for line in lines:
+            self.assertIn(f"  {line}\n", out)
+        [record] = self.history(6)
+        self.assertEqual(record["step"], 3)
+        self.assertLessEqual(set(lines), set(record["changes"]))
+
+    def test_nothing_changed(self):
+        config = self.write_run()
+        self.train(config, "--steps", "3")
+        self.assertNotIn("->", self.train(config, "--resume", "latest"))
+        self.assertEqual(self.history(6), [])
+
+    def test_rate_jumps(self):
+        config = self.write_run(schedule={"type": "cosine", "min_lr": 0.0001}, run={"steps": 12})
+        self.train(config)
+        longer = overrides("run.steps=24")
+        self.refuse(USAGE, ["the learning rate, which has fallen to 1.00e-04 at step 12, would jump to ",
+                            "run.steps: 12 -> 24", "--accept-changes schedule"], "train", config, "--resume", "latest", *longer)
+        out = self.train(config, "--resume", "latest", *longer, "--accept-changes", "schedule")
+        self.assertIn("  run.steps: 12 -> 24\n", out)
+        self.assertRegex(out, r"  learning rate of step 13: 1\.00e-04 -> \d\.\d\de-03\n")
+        self.assertEqual(self.checkpoint_steps()[-1], 24)
+
+    def test_another_batch(self):
+        config = self.write_run()
+        self.train(config, "--steps", "3")
+        self.assertIn("  batch.global: 4 -> 8\n", self.train(config, "--resume", "latest", *overrides("batch.global=8")))
+        self.assertEqual([record["samples"] for record in self.records()], [4, 8, 12, 20, 28, 36])
+        self.train(config, "--resume", "latest", *overrides("batch.global=8", "run.steps=7"))
+
+    def test_what_must_not_change(self):
+        config = self.write_run()
+        self.train(config, "--steps", "3")
+        self.refuse(USAGE, ["run.seed: 1 in the checkpoint, 2 in the config", "give these keys the checkpoint's values",
+                            "--init-from"], "train", config, "--resume", "latest", *overrides("run.seed=2"))
+
+
+class Mixtures(CliCase):
+    """A changed mixture begins a phase: each source goes on at the ordinal that it has reached."""
+
+    def config_of(self, weights, name):
+        return self.write_config(tiny_config(data={"train": [{"path": "a", "weight": weights[0]}, {"path": "b", "weight": weights[1]}]},
+                                             run={"steps": 40}), name)
+
+    def test_each_source_goes_on(self):
+        self.write_corpus("a", num_tokens=16 * 100 + 1)
+        self.write_corpus("b", num_tokens=16 * 60 + 1)
+        first, second = self.config_of((1, 1), "first.json"), self.config_of((3, 1), "second.json")
+        self.train(first, "--steps", "10")
+        out = self.train(second, "--resume", "latest", "--steps", "10")
+        self.assertRegex(out, r'  data.train: .*"weight":1.0.* -> .*"weight":3.0')
+        # Interrupted or not, the order after the change is the same.
+        self.train(second, "--resume", "latest")
+        self.train(first, "--steps", "10", *overrides("run.out=whole"))
+        self.train(second, "--resume", "latest", *overrides("run.out=whole"))
+        self.assert_same_checkpoint(self.checkpoint(40), self.checkpoint(40, "whole"))
