@@ -10,6 +10,7 @@
 #include "base/units.h"
 #include "cli/commands.h"
 #include "cli/option_checks.h"
+#include "cli/reading_options.h"
 #include "data/pack.h"
 #include "data/tokenizer/files.h"
 
@@ -18,6 +19,7 @@ namespace {
 
 struct PackArguments {
   PackOptions options;
+  ReadingArguments reading;
   std::string out;
   std::string tokenizer;
   std::string pattern;
@@ -49,6 +51,7 @@ std::string best_fit_text(int64_t length, const PackResult& packed) {
 
 void pack_inputs(PackArguments& arguments) {
   PackOptions& options = arguments.options;
+  options.reading = read_options(arguments.reading);
   options.out_prefix = arguments.out;
   options.tokenizer = load_tokenizer(arguments.tokenizer, arguments.pattern);
   options.skip_faults = arguments.on_bad_line == "skip";
@@ -58,10 +61,12 @@ void pack_inputs(PackArguments& arguments) {
     bar->update(done.done_bytes, done.tokens);
   });
   if (bar) bar->finish();
+  print_formats(packed.formats);
   for (const std::string& fault : packed.first_faults) print_err("left out: {}\n", fault);
   if (packed.faults > 0) {
     print_err("left out: {} that could not be read\n", format_counted(packed.faults, "document"));
   }
+  if (packed.empty_documents > 0) print_err("left out: {}\n", format_counted(packed.empty_documents, "empty document"));
   if (packed.removed_shards > 0)
     print_err("removed: {} of an earlier pack\n", format_counted(packed.removed_shards, "shard"));
   if (packed.was_finished) {
@@ -82,7 +87,7 @@ void add_pack_command(CLI::App& data) {
   options.threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   CLI::App* command = data.add_subcommand("pack", "texts to PREFIX.bin and PREFIX.idx");
   command
-      ->add_option("INPUT", options.inputs, "files, folders, patterns, -: text, JSON, CSV, Parquet; gz, zst, xz")
+      ->add_option("INPUT", options.inputs, "files, folders, patterns, -: text, JSON, CSV, Parquet; gz, zst, xz, bz2")
       ->required();
   command->add_option("--out", packing->out, "where to write")->required()->type_name("PREFIX");
   command
@@ -91,7 +96,7 @@ void add_pack_command(CLI::App& data) {
       ->required()
       ->type_name("NAME");
   command->add_option("--pattern", packing->pattern, "pattern of a rank file: gpt2, gpt4, o200k, llama3, qwen2, REGEX");
-  command->add_option("--field", options.field, "member or column that holds the text")->type_name("NAME");
+  add_reading_options(*command, packing->reading);
   command->add_flag("--append-eod", options.append_end, "an end-of-document token behind each document");
   command->add_option("--shards-of", options.shard_tokens, "PREFIX-00000, PREFIX-00001, ... of so many tokens")
       ->check(whole_number_from(1))

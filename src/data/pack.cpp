@@ -15,6 +15,7 @@
 #include "base/json.h"
 #include "base/output_file.h"
 #include "data/best_fit.h"
+#include "data/ingest/input_format.h"
 #include "data/ingest/inputs.h"
 #include "data/ingest/pipeline.h"
 #include "data/token_file.h"
@@ -84,7 +85,8 @@ nlohmann::json identity_of(const PackOptions& options, const std::vector<TextInp
   }
   return {{"inputs", std::move(files)},
           {"tokenizer_sha256", tokenizer.sha256},
-          {"field", options.field},
+          {"field", options.reading.fields.words()},
+          {"format", options.reading.kind ? format_name(*options.reading.kind) : "auto"},
           {"end_token", tokenizer.end_token.value_or(-1)},
           {"shard_tokens", options.shard_tokens},
           {"best_fit_length", options.best_fit_length},
@@ -144,7 +146,6 @@ class Packer {
  public:
   Packer(const PackOptions& options, const std::function<void(const PackProgress&)>& progress)
       : options_(options), progress_(progress), inputs_(find_inputs(options)) {
-    encode_.field = options.field;
     encode_.replace_invalid_utf8 = options.replace_invalid_utf8;
     encode_.narrow = options.tokenizer->vocab_size() < first_vocabulary_of_i32;
     if (options.append_end || options.tokenizer->is_bytes()) {
@@ -176,7 +177,7 @@ class Packer {
   PackResult run() {
     if (result_.was_finished) return result_;
     BlockReader reader(
-        inputs_, options_.field, [this](std::string_view text) { return options_.tokenizer->last_safe_cut(text); },
+        inputs_, options_.reading, [this](std::string_view text) { return options_.tokenizer->last_safe_cut(text); },
         start_);
     IngestPipeline pipeline(reader, options_.tokenizer, encode_, options_.threads);
     open_shard();
@@ -184,8 +185,11 @@ class Packer {
       write(*item);
       pipeline.give_back(std::move(*item));
     }
+    result_.formats = formats_.lines();
     if (result_.documents == 0) {
-      throw Error(ExitCode::data, "nothing to pack: the inputs, {} first, hold no text", inputs_[0].path.native());
+      const std::string why = result_.first_faults.empty() ? "" : fmt::format(" ({})", result_.first_faults[0]);
+      throw Error(ExitCode::data, "nothing to pack: the inputs, {} first, hold no text{}", inputs_[0].path.native(),
+                  why);
     }
     if (shard_has_documents_) close_shard();
     writer_.reset();
@@ -222,6 +226,7 @@ class Packer {
 
   void write(const IngestPipeline::Item& item) {
     const EncodedBlock& encoded = item.encoded;
+    formats_.add(item.block, inputs_[item.block.input].path);
     // A pack that goes on has counted the block in which it stopped.
     const auto to_skip = static_cast<size_t>(std::exchange(documents_to_skip_, 0));
     if (to_skip == 0) count(item);
@@ -266,9 +271,15 @@ class Packer {
       const std::string text =
           fmt::format("{}, {} {}: {}", inputs_[item.block.input].path.native(),
                       item.block.kind == InputKind::rows ? "row" : "line", fault.line, fault.reason);
-      if (!options_.skip_faults || !item.encoded.is_whole) throw Error(ExitCode::data, text);
+      if (!options_.skip_faults || !item.encoded.is_whole) throw Error(ExitCode::data, text + of_a_guess(item.block));
       if (result_.first_faults.size() < EncodedBlock::max_faults) result_.first_faults.push_back(text);
     }
+  }
+
+  // Says for which format a file was taken, in case it is another.
+  static std::string of_a_guess(const TextBlock& block) {
+    if (block.kind == InputKind::rows || block.kind == InputKind::text || block.kind_was_asked) return {};
+    return fmt::format(" (read as {}; --format says otherwise)", format_name(block.kind));
   }
 
   void save_state(const BlockPosition& position, int64_t documents_done, bool finished) const {
@@ -341,6 +352,7 @@ class Packer {
   std::optional<TokenWriter> writer_;
   int64_t shard_tokens_ = 0;
   bool shard_has_documents_ = false;
+  InputFormats formats_;
   PackResult result_;
 };
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "data/ingest/inputs.h"
 #include "data/tokenizer/tokenizer.h"
 
 namespace gptrain {
@@ -16,7 +17,7 @@ struct PackOptions {
   std::vector<std::string> inputs;   // words of expand_inputs()
   std::filesystem::path out_prefix;  // writes PREFIX.bin and PREFIX.idx, each through a temporary file and rename
   std::shared_ptr<const Tokenizer> tokenizer;
-  std::string field = "text";  // of JSON objects and CSV records
+  ReadOptions reading;
   bool append_end = false;     // an end-of-document token behind each document; always with tokenizer "bytes"
   int64_t shard_tokens = 0;  // above 0: PREFIX-00000, PREFIX-00001, ..., each closed by the document that reaches this
   int64_t best_fit_length = 0;  // above 0: whole documents are put into samples of so many inputs (best_fit.h)
@@ -46,6 +47,7 @@ struct PackResult {
   int64_t cut_documents = 0;    // longer than one
   int64_t faults = 0;
   std::vector<std::string> first_faults;  // "FILE, line N: reason", ten at most
+  std::vector<std::string> formats;       // InputFormats::lines(); of a resumed pack, since then
   bool was_finished = false;              // resume found nothing left to do
 };
 

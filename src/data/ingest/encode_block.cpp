@@ -29,9 +29,9 @@ BlockEncoder::BlockEncoder(std::shared_ptr<const Tokenizer> tokenizer, const Enc
     : tokenizer_(std::move(tokenizer)),
       options_(options),
       encoder_(tokenizer_),
-      texts_(options.field, options.replace_invalid_utf8, tokenizer_->is_bytes()) {}
+      texts_(options.replace_invalid_utf8, tokenizer_->is_bytes()) {}
 
-EncodedBlock BlockEncoder::encode(const Block& block, TokenBuffer memory) {
+EncodedBlock BlockEncoder::encode(const TextBlock& block, TokenBuffer memory) {
   out_ = {};
   if (memory.narrow() == options_.narrow) out_.ids = std::move(memory);
   else out_.ids = TokenBuffer(options_.narrow);
@@ -40,13 +40,15 @@ EncodedBlock BlockEncoder::encode(const Block& block, TokenBuffer memory) {
   texts_.read(
       block,
       [&](std::string_view text, int64_t) {
-        if (tokenizer_->is_bytes()) out_.ids.append_bytes(text);
-        else out_.ids.append(encoder_.encode(text));
+        if (tokenizer_->is_bytes())
+          out_.ids.append_bytes(text);
+        else
+          out_.ids.append(encoder_.encode(text));
         if (!is_text) end_document(false);
       },
-      [&](int64_t line, const std::string& reason) {
+      [&](int64_t line, const std::string& reason, bool is_one_document) {
         fault(line, reason);
-        if (is_text) out_.is_whole = false;
+        if (!is_one_document) out_.is_whole = false;
       });
   // What came in the blocks before is the document's, too.
   if (is_text && block.ends_document) end_document(block.offset > 0);

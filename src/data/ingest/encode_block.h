@@ -40,7 +40,6 @@ class TokenBuffer {
 };
 
 struct EncodeOptions {
-  std::string field = "text";
   std::optional<int32_t> end_token;   // put behind each document
   bool replace_invalid_utf8 = false;  // by U+FFFD; else a document that is not UTF-8 is a fault
   bool narrow = false;                // as of TokenBuffer
@@ -57,7 +56,7 @@ struct EncodedBlock {
   static constexpr size_t max_faults = 10;
   std::vector<Fault> faults;  // the first max_faults
   int64_t num_faults = 0;
-  bool is_whole = true;  // false where a fault leaves a document without its end, which nothing can make good
+  bool is_whole = true;  // false where a fault takes more than one document with it, or leaves one without its end
 };
 
 // One thread at a time.
@@ -66,7 +65,7 @@ class BlockEncoder {
   BlockEncoder(std::shared_ptr<const Tokenizer> tokenizer, const EncodeOptions& options);
 
   // `memory`: of an earlier result, whose memory the new one takes over.
-  EncodedBlock encode(const Block& block, TokenBuffer memory = {});
+  EncodedBlock encode(const TextBlock& block, TokenBuffer memory = {});
 
  private:
   void end_document(bool has_more);

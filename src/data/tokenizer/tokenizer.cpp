@@ -119,7 +119,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
 }
 
 size_t Tokenizer::last_safe_cut(std::string_view text) const {
-  if (is_bytes()) return text.size();
+  if (is_bytes()) return whole_characters_size(text);
   return can_cut_ ? gptrain::last_safe_cut(text) : 0;
 }
 

@@ -102,6 +102,17 @@ size_t ill_formed_length(std::string_view text) {
 
 }  // namespace
 
+size_t whole_characters_size(std::string_view text) {
+  constexpr size_t most_bytes = 4;
+  for (size_t length = 1; length <= std::min(most_bytes - 1, text.size()); ++length) {
+    const auto byte = static_cast<uint8_t>(text[text.size() - length]);
+    if ((byte & 0xC0U) == 0x80U) continue;
+    const size_t wanted = byte < 0xC0 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : most_bytes;
+    return wanted > length ? text.size() - length : text.size();
+  }
+  return text.size();
+}
+
 std::string replace_invalid_utf8(std::string_view text) {
   std::string result;
   while (!text.empty()) {

@@ -51,6 +51,8 @@ void append_utf8(std::string& text, uint32_t code_point);
 // The first byte that is not part of a UTF-8 character (surrogates, overlong forms and what lies past U+10FFFF are
 // none); text.size() where there is none.
 size_t find_invalid_utf8(std::string_view text);
+// The size of `text` without the beginning of a character at its end, whose other bytes may follow.
+size_t whole_characters_size(std::string_view text);
 // Each maximal ill-formed part becomes U+FFFD, as WHATWG and Python's errors="replace" do it.
 std::string replace_invalid_utf8(std::string_view text);
 
