@@ -1,11 +1,9 @@
 #include "data/pack.h"
 
 #include <algorithm>
-#include <fstream>
 #include <iterator>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -13,11 +11,11 @@
 #include "base/directory.h"
 #include "base/error.h"
 #include "base/json.h"
-#include "base/output_file.h"
 #include "data/best_fit.h"
 #include "data/ingest/input_format.h"
 #include "data/ingest/inputs.h"
 #include "data/ingest/pipeline.h"
+#include "data/pack_state.h"
 #include "data/token_file.h"
 #include "data/token_writer.h"
 #include "data/tokenizer/record.h"
@@ -219,6 +217,7 @@ class Packer {
       result_.samples += fitted.samples;
       result_.cut_documents += fitted.cut_documents;
     }
+    if (keeps_state()) shards_checksum_ = add_shard_checksum(shard_prefix(options_, result_.shards), shards_checksum_);
     if (options_.shard_tokens == 0) return;
     if (result_.shards == 0) result_.removed_shards = remove_shards_behind_the_first(options_);
     ++result_.shards;
@@ -286,6 +285,7 @@ class Packer {
     const nlohmann::json state = {{"identity", identity_},
                                   {"finished", finished},
                                   {"shards", result_.shards},
+                                  {"shards_crc32c", shards_checksum_},
                                   {"documents", result_.documents},
                                   {"empty_documents", result_.empty_documents},
                                   {"tokens", result_.tokens},
@@ -297,19 +297,14 @@ class Packer {
                                   {"offset", position.offset},
                                   {"line", position.line},
                                   {"documents_done", documents_done}};
-    AtomicFile file(state_path(options_), ExitCode::data);
-    file.write(json_text(state, 1) + "\n");
-    file.commit();
+    write_pack_state(state_path(options_), state);
   }
 
   void resume() {
     const fs::path path = state_path(options_);
     std::error_code ignored;
     if (!fs::exists(path, ignored)) return;
-    std::ifstream stream(path, std::ios::binary);
-    std::ostringstream text;
-    text << stream.rdbuf();
-    const nlohmann::json state = parse_json_or_discard(text.str());
+    const nlohmann::json state = read_pack_state(path);
     try {
       for (const auto& [key, value] : state.at("identity").items()) {
         if (identity_.at(key) == value) continue;
@@ -320,6 +315,7 @@ class Packer {
       }
       result_.was_finished = state.at("finished");
       result_.shards = state.at("shards");
+      shards_checksum_ = state.at("shards_crc32c");
       result_.documents = state.at("documents");
       result_.empty_documents = state.at("empty_documents");
       result_.tokens = state.at("tokens");
@@ -332,7 +328,10 @@ class Packer {
     } catch (const nlohmann::json::exception&) {
       throw Error(ExitCode::data, "{} is damaged; start anew without --resume", path.native());
     }
-    if (start_.input > inputs_.size()) throw Error(ExitCode::data, "{} is damaged", path.native());
+    const bool is_one_file = options_.shard_tokens == 0 && result_.was_finished;
+    check_shards(
+        is_one_file ? 1 : result_.shards, [this](int64_t shard) { return shard_prefix(options_, shard); },
+        shards_checksum_);
     for (size_t i = 0; i < start_.input; ++i) start_bytes_ += inputs_[i].size_bytes;
     start_tokens_ = result_.tokens;
   }
@@ -350,6 +349,7 @@ class Packer {
   int64_t total_bytes_ = 0;
   int64_t next_report_bytes_ = progress_step_bytes;
   std::optional<TokenWriter> writer_;
+  uint32_t shards_checksum_ = 0;  // add_shard_checksum() of the whole ones
   int64_t shard_tokens_ = 0;
   bool shard_has_documents_ = false;
   InputFormats formats_;

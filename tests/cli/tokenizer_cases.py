@@ -245,6 +245,48 @@ class Packing(TokenizerCase):
         self.refuse(USAGE, "the standard input cannot be read a second time", "data", "pack", "-", "--out", "k",
                     "--tokenizer", "bytes", "--resume")
 
+    def test_a_pack_does_not_go_on_behind_what_is_not_whole(self):
+        """Every file that a killed pack has left, gone, emptied, cut, or with one byte changed."""
+        self.write_jsonl("big.jsonl", documents(15000) + [333])
+        times = self.path("big.jsonl").stat()
+        command = ["data", "pack", "big.jsonl", "--tokenizer", "t.json", "--shards-of", "100000", "--append-eod", "--out", "k"]
+        self.refuse(DATA, "big.jsonl, line 15001", *command)
+        self.write_jsonl("big.jsonl", documents(15000) + ["b"])
+        os.utime(self.path("big.jsonl"), ns=(times.st_atime_ns, times.st_mtime_ns))
+        left = {path.name: path.read_bytes() for path in self.folder.glob("k*")}
+        self.assertGreater(len(left), 6)
+        draw = random.Random(1)
+        for name, content in sorted(left.items()):
+            at = draw.randrange(len(content))
+            damages = [None, b"", content[:-3], content[:at] + bytes([content[at] ^ 1]) + content[at + 1:]]
+            if name == "k.pack.json":
+                damages = [damages[1], content.replace(b'"shards": ', b'"shards": 1'), content.replace(b'"tokens": ', b'"tokens": 1'),
+                           content.replace(b'"offset": ', b'"offset": 1')]
+            for damage in damages:
+                self.path(name).unlink()
+                if damage is not None:
+                    self.path(name).write_bytes(damage)
+                with self.subTest(name=name, damage=damage if damage is None else len(damage)):
+                    self.refuse(DATA, "k", *command, "--resume")
+                self.path(name).write_bytes(content)
+        self.succeed(*command, "--resume")
+        # Of a pack that has ended, too.
+        self.path("k-00001.bin").unlink()
+        self.refuse(DATA, "k-00001.bin", *command, "--resume")
+
+    def test_inputs_without_an_end(self):
+        self.path("folder").mkdir()
+        for name in ("vocab.json", "merges.txt"):
+            self.path("folder/" + name).symlink_to("/dev/zero")
+        limit = "is larger than"
+        self.refuse(USAGE, ["folder/vocab.json", limit], "data", "tokenize", "--tokenizer", "folder", "x")
+        self.refuse(USAGE, ["/dev/zero", limit], "data", "tokenize", "--tokenizer", "/dev/zero", "x")
+        with open("/dev/zero", "rb") as zeros:
+            done = subprocess.run([EXECUTABLE, "data", "tokenize", "--tokenizer", "bytes", "-"], stdin=zeros,
+                                  capture_output=True, timeout=100, check=False)
+        self.assertEqual(done.returncode, USAGE)
+        self.assertIn(b"the standard input is larger than 64.0 MiB", done.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()

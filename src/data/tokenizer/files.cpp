@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
-#include <fstream>
 #include <numeric>
 #include <optional>
 #include <sstream>
@@ -14,23 +12,12 @@
 #include "base/base64.h"
 #include "base/error.h"
 #include "base/json.h"
-#include "base/printable.h"
+#include "base/text_file.h"
 
 namespace gptrain {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string read_text(const fs::path& path) {
-  errno = 0;
-  std::ifstream stream(path, std::ios::binary);
-  std::ostringstream text;
-  if (stream) text << stream.rdbuf();
-  if (!stream) {
-    throw Error(ExitCode::usage, "cannot read {}: {}", printable(path.native()), std::generic_category().message(errno));
-  }
-  return std::move(text).str();
-}
 
 // What a published rank file leaves unsaid.
 struct Published {
@@ -197,7 +184,7 @@ TokenizerParts read_gpt2_folder(const fs::path& folder) {
   parts.stages.emplace_back(PatternKind::gpt2);
   std::error_code unreadable;
   if (const fs::path config = folder / "tokenizer_config.json"; fs::exists(config, unreadable)) {
-    const nlohmann::json content = parse_json_or_discard(read_text(config));
+    const nlohmann::json content = parse_json_or_discard(read_text_file(config, max_tokenizer_bytes));
     const nlohmann::json given =
         content.is_object() ? content.value("tokenizer_class", nlohmann::json("GPT2Tokenizer")) : nlohmann::json();
     const std::string name = given.is_string() ? given.get<std::string>() : "";
@@ -209,9 +196,9 @@ TokenizerParts read_gpt2_folder(const fs::path& folder) {
     }
   }
   // The same members as in a tokenizer.json, so that one reader checks both.
-  nlohmann::json model = {{"vocab", parse_json_or_discard(read_text(folder / "vocab.json"))}};
+  nlohmann::json model = {{"vocab", parse_json_or_discard(read_text_file(folder / "vocab.json", max_tokenizer_bytes))}};
   auto merges = nlohmann::json::array();
-  std::istringstream lines(read_text(folder / "merges.txt"));
+  std::istringstream lines(read_text_file(folder / "merges.txt", max_tokenizer_bytes));
   for (std::string line; std::getline(lines, line);) {
     if (line.ends_with('\r')) line.pop_back();
     if (!line.empty() && !line.starts_with("#version")) merges.push_back(line);
@@ -249,7 +236,7 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const s
       throw Error(ExitCode::usage, "{}: the folder holds neither tokenizer.json nor vocab.json and merges.txt", name);
     }
   }
-  const std::string text = read_text(path);
+  const std::string text = read_text_file(path, max_tokenizer_bytes);
   if (looks_like_ranks(text)) return std::make_shared<Tokenizer>(read_ranks(text, path.native(), pattern));
   if (looks_like_sentencepiece(text)) {
     return std::make_shared<Tokenizer>(std::make_unique<SentencePiece>(text, path.native()), path.native());
