@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 #include <fmt/format.h>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -17,6 +18,9 @@
 namespace gptrain {
 namespace {
 
+const std::map<std::string, SpecialInText> special_choices = {
+    {"tokens", SpecialInText::tokens}, {"text", SpecialInText::text}, {"refuse", SpecialInText::refuse}};
+
 struct PackArguments {
   PackOptions options;
   ReadingArguments reading;
@@ -24,6 +28,7 @@ struct PackArguments {
   std::string tokenizer;
   std::string pattern;
   std::string on_bad_line = "stop";
+  std::string special_in_text = "tokens";
   std::string part = "1/1";
 };
 
@@ -55,6 +60,7 @@ void pack_inputs(PackArguments& arguments) {
   options.out_prefix = arguments.out;
   options.tokenizer = load_tokenizer(arguments.tokenizer, arguments.pattern);
   options.skip_faults = arguments.on_bad_line == "skip";
+  options.special_in_text = special_choices.at(arguments.special_in_text);
   std::unique_ptr<Progress> bar;
   const PackResult packed = pack(options, [&](const PackProgress& done) {
     if (!bar) bar = std::make_unique<Progress>("packing", done.total_bytes, ProgressUnit::bytes);
@@ -67,6 +73,11 @@ void pack_inputs(PackArguments& arguments) {
     print_err("left out: {} that could not be read\n", format_counted(packed.faults, "document"));
   }
   if (packed.empty_documents > 0) print_err("left out: {}\n", format_counted(packed.empty_documents, "empty document"));
+  if (packed.special_in_text > 0) {
+    print_err("special tokens in texts: {}, {}\n", format_grouped(packed.special_in_text),
+              options.special_in_text == SpecialInText::refuse ? "whose documents are left out"
+                                                               : "taken as " + arguments.special_in_text);
+  }
   if (packed.removed_shards > 0)
     print_err("removed: {} of an earlier pack\n", format_counted(packed.removed_shards, "shard"));
   if (packed.was_finished) {
@@ -112,6 +123,11 @@ void add_pack_command(CLI::App& data) {
       ->check(CLI::IsMember({"stop", "skip"}))
       ->type_name("WORD");
   command->add_flag("--replace-invalid", options.replace_invalid_utf8, "U+FFFD for what is not UTF-8");
+  command
+      ->add_option("--special-in-text", packing->special_in_text,
+                   "what the text of a special token within a document becomes: tokens, text, refuse")
+      ->check(CLI::IsMember({"tokens", "text", "refuse"}))
+      ->type_name("WORD");
   command->add_option("--part", packing->part, "of N machines this is the I-th: every N-th input file")
       ->check(CLI::Validator(
           [packing](const std::string& text) {

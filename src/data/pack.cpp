@@ -89,7 +89,8 @@ nlohmann::json identity_of(const PackOptions& options, const std::vector<TextInp
           {"shard_tokens", options.shard_tokens},
           {"best_fit_length", options.best_fit_length},
           {"skip_faults", options.skip_faults},
-          {"replace_invalid_utf8", options.replace_invalid_utf8}};
+          {"replace_invalid_utf8", options.replace_invalid_utf8},
+          {"special_in_text", options.special_in_text}};
 }
 
 // Of many shards only the first holds the tokenizer's text.
@@ -145,6 +146,7 @@ class Packer {
   Packer(const PackOptions& options, const std::function<void(const PackProgress&)>& progress)
       : options_(options), progress_(progress), inputs_(find_inputs(options)) {
     encode_.replace_invalid_utf8 = options.replace_invalid_utf8;
+    encode_.special_in_text = options.special_in_text;
     encode_.narrow = options.tokenizer->vocab_size() < first_vocabulary_of_i32;
     if (options.append_end || options.tokenizer->is_bytes()) {
       encode_.end_token = options.tokenizer->end_of_document_id();
@@ -266,6 +268,7 @@ class Packer {
   void count(const IngestPipeline::Item& item) {
     result_.empty_documents += item.encoded.empty_documents;
     result_.faults += item.encoded.num_faults;
+    result_.special_in_text += item.encoded.special_in_text;
     for (const EncodedBlock::Fault& fault : item.encoded.faults) {
       const std::string text =
           fmt::format("{}, {} {}: {}", inputs_[item.block.input].path.native(),
@@ -292,6 +295,7 @@ class Packer {
                                   {"samples", result_.samples},
                                   {"cut_documents", result_.cut_documents},
                                   {"faults", result_.faults},
+                                  {"special_in_text", result_.special_in_text},
                                   {"first_faults", result_.first_faults},
                                   {"input", position.input},
                                   {"offset", position.offset},
@@ -322,6 +326,7 @@ class Packer {
       result_.samples = state.at("samples");
       result_.cut_documents = state.at("cut_documents");
       result_.faults = state.at("faults");
+      result_.special_in_text = state.at("special_in_text");
       result_.first_faults = state.at("first_faults").get<std::vector<std::string>>();
       start_ = {state.at("input"), state.at("offset"), state.at("line")};
       documents_to_skip_ = state.at("documents_done");

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "data/ingest/encode_block.h"
 #include "data/ingest/inputs.h"
 #include "data/tokenizer/tokenizer.h"
 
@@ -25,6 +26,7 @@ struct PackOptions {
   bool resume = false;       // goes on behind the last shard of a pack that was killed
   bool skip_faults = false;  // documents that cannot be read are left out and counted; else the first one is an error
   bool replace_invalid_utf8 = false;
+  SpecialInText special_in_text = SpecialInText::tokens;
   int part = 1;  // of the input files, every num_parts-th, from the part-th on
   int num_parts = 1;
 };
@@ -46,6 +48,7 @@ struct PackResult {
   int64_t samples = 0;          // with best_fit_length
   int64_t cut_documents = 0;    // longer than one
   int64_t faults = 0;
+  int64_t special_in_text = 0;            // texts of special tokens within documents
   std::vector<std::string> first_faults;  // "FILE, line N: reason", ten at most
   std::vector<std::string> formats;       // InputFormats::lines(); of a resumed pack, since then
   bool was_finished = false;              // resume found nothing left to do

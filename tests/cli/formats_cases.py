@@ -154,6 +154,41 @@ class Recognition(FormatCase):
         self.assertIn("left out: 1 document that could not be read", error)
 
 
+class SpecialTokens(FormatCase):
+    def test_special_tokens_in_texts(self):
+        """Texts with any number of special tokens anywhere: their ids, how many, and what is left out."""
+        draw = random.Random(5)
+        self.write("plain.txt", "the quick brown fox " * 20)
+        self.succeed("data", "train-tokenizer", "plain.txt", "--vocab-size", "280", "--out", "t.json", "--special", "<|endoftext|>",
+                     "--special", "<|pad|>")
+        def text():
+            return "".join(draw.choice(["the ", "fox", "<|", "|>", "<|endoftext|>", "<|pad|>", "quick\n"])
+                           for _ in range(draw.randrange(1, 8)))
+        texts = [text() for _ in range(200)]
+        found = sum(one.count("<|endoftext|>") + one.count("<|pad|>") for one in texts)
+        plain = [one for one in texts if "<|endoftext|>" not in one and "<|pad|>" not in one]
+        self.assertTrue(found > 100 and plain)
+        self.write("a.jsonl", "".join(json.dumps({"text": one}) + "\n" for one in texts))
+        ids = {}
+        for choice, line in [("tokens", f"special tokens in texts: {found}, taken as tokens"),
+                             ("text", f"special tokens in texts: {found}, taken as text"),
+                             ("refuse", f"left out: {len(texts) - len(plain)} documents that could not be read")]:
+            result = self.run_gptrain("data", "pack", "a.jsonl", "--out", choice, "--tokenizer", "t.json", "--on-bad-line", "skip",
+                                      "--special-in-text", choice)
+            self.assertEqual(result.code, FINISHED, result.err)
+            self.assertIn(line, result.err)
+            ids[choice] = tokens_of(self.path(choice))
+        self.assertEqual(sum(token < 2 for token in ids["tokens"]), found)
+        self.assertFalse(any(token < 2 for token in ids["text"] + ids["refuse"]))
+        decoded = self.succeed("data", "tokenize", "--tokenizer", "t.json", "--decode", " ".join(map(str, ids["text"])))
+        self.assertEqual(decoded, "".join(texts))
+        self.assertEqual(self.succeed("data", "tokenize", "--tokenizer", "t.json", "--decode", " ".join(map(str, ids["refuse"]))),
+                         "".join(plain))
+        result = self.run_gptrain("data", "pack", "a.jsonl", "--out", "x", "--tokenizer", "t.json", "--special-in-text", "refuse")
+        self.assertEqual(result.code, DATA)
+        self.assertRegex(result.err, r"a.jsonl, line \d+: its text holds the special token <\|")
+
+
 class PythonJson(FormatCase):
     def value(self, draw, depth):
         kind = draw.randrange(10 if depth < 4 else 8)

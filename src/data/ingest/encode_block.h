@@ -39,10 +39,18 @@ class TokenBuffer {
   std::vector<int32_t> ids32_;
 };
 
+// What becomes of a text of a special token within a document's text.
+enum class SpecialInText : uint8_t {
+  tokens,  // the token
+  text,    // text like any other
+  refuse,  // the document is left out
+};
+
 struct EncodeOptions {
   std::optional<int32_t> end_token;   // put behind each document
   bool replace_invalid_utf8 = false;  // by U+FFFD; else a document that is not UTF-8 is a fault
   bool narrow = false;                // as of TokenBuffer
+  SpecialInText special_in_text = SpecialInText::tokens;
 };
 
 struct EncodedBlock {
@@ -56,6 +64,7 @@ struct EncodedBlock {
   static constexpr size_t max_faults = 10;
   std::vector<Fault> faults;  // the first max_faults
   int64_t num_faults = 0;
+  int64_t special_in_text = 0;  // texts of special tokens that the documents held
   bool is_whole = true;  // false where a fault takes more than one document with it, or leaves one without its end
 };
 
@@ -68,6 +77,7 @@ class BlockEncoder {
   EncodedBlock encode(const TextBlock& block, TokenBuffer memory = {});
 
  private:
+  bool append_encoded(std::string_view text, int64_t line);
   void end_document(bool has_more);
   void fault(int64_t line, const std::string& reason);
 

@@ -161,6 +161,10 @@ struct Encoder::Impl {
       const Tokenizer::Finder::Found found = finder.find(text, from);
       if (found.index >= 0) {
         const AddedToken& added = tokenizer->parts().added[static_cast<size_t>(found.index)];
+        if (added.special) {
+          ++num_special;
+          last_special = added.content;
+        }
         if (added.special && special_as_text) {
           from = found.end;
           continue;
@@ -192,6 +196,8 @@ struct Encoder::Impl {
   std::vector<int32_t> ids;
   size_t used = 0;
   bool special_as_text = false;
+  int64_t num_special = 0;
+  std::string_view last_special;
 };
 
 Encoder::Encoder(std::shared_ptr<const Tokenizer> tokenizer) : impl_(std::make_unique<Impl>(std::move(tokenizer))) {}
@@ -201,6 +207,8 @@ Encoder::~Encoder() = default;
 std::span<const int32_t> Encoder::encode(std::string_view text, bool special_as_text) {
   impl_->used = 0;
   impl_->special_as_text = special_as_text;
+  impl_->num_special = 0;
+  impl_->last_special = {};
   if (impl_->tokenizer->is_bytes()) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(text.data());
     impl_->ids.assign(bytes, bytes + text.size());
@@ -213,5 +221,9 @@ std::span<const int32_t> Encoder::encode(std::string_view text, bool special_as_
   }
   return std::span<const int32_t>(impl_->ids).first(impl_->used);
 }
+
+int64_t Encoder::num_special() const { return impl_->num_special; }
+
+std::string_view Encoder::special_in_text() const { return impl_->last_special; }
 
 }  // namespace gptrain

@@ -135,6 +135,11 @@ class Encoder {
   // the next call. `text` is UTF-8; with the well-known patterns a byte that is not is a symbol of its own. Throws
   // Error(data) where a regular expression cannot be matched.
   std::span<const int32_t> encode(std::string_view text, bool special_as_text = false);
+  // How often the last text held the text of a special token, whatever became of it; 0 with models of SentencePiece and
+  // "bytes", which have no such tokens in texts.
+  int64_t num_special() const;
+  // One of them; empty for none.
+  std::string_view special_in_text() const;
 
  private:
   struct Impl;
