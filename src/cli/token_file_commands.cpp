@@ -20,6 +20,7 @@
 #include "data/join.h"
 #include "data/pack.h"
 #include "data/run_tokenizer.h"
+#include "data/token_set.h"
 #include "data/tokenizer/files.h"
 
 namespace gptrain {
@@ -114,14 +115,13 @@ void add_join_command(CLI::App& data) {
   };
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = data.add_subcommand("join", "several token files as one");
-  command->add_option("PREFIX", arguments->inputs, "inputs, in their order; PREFIX.idx means PREFIX")->required();
+  command
+      ->add_option("PREFIX", arguments->inputs,
+                   "inputs, in their order: token files, PREFIXes of shards, folders, patterns")
+      ->required();
   command->add_option("--out", arguments->out, "where to write")->required()->type_name("PREFIX");
   command->callback([arguments] {
-    std::vector<fs::path> inputs;
-    for (const std::string& input : arguments->inputs) {
-      const fs::path path = input;
-      inputs.push_back(path.extension() == ".idx" ? fs::path(path).replace_extension() : path);
-    }
+    const std::vector<fs::path> inputs = token_files_of(arguments->inputs);
     const JoinResult result =
         with_bar("joining", [&](const auto& progress) { return join_token_files(inputs, arguments->out, progress); });
     print_out("{}: {}, {} tokens from {}\n", arguments->out, format_counted(result.documents, "document"),

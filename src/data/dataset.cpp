@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "data/sample_order.h"
 #include "data/token_file.h"
+#include "data/token_set.h"
 
 namespace gptrain {
 namespace {
@@ -29,40 +30,16 @@ void check_sources(const std::vector<DataSource>& sources) {
   }
 }
 
-void check_length(const DataSource& source, int64_t best_fit_length, int64_t sequence_length) {
-  if (best_fit_length == sequence_length) return;
-  throw Error(ExitCode::usage,
-              "model.sequence_length = {}: {} was packed with --best-fit {}; set model.sequence_length to {}, or pack it "
-              "again with --best-fit {}",
-              sequence_length, source.path, best_fit_length, best_fit_length, sequence_length);
-}
-
-std::vector<TokenFile> open_files(const std::vector<DataSource>& sources, int64_t sequence_length, bool checksums) {
+std::vector<TokenSet> open_sets(const std::vector<DataSource>& sources, int64_t sequence_length, bool checksums) {
   check_sources(sources);
-  std::vector<TokenFile> files;
-  files.reserve(sources.size());
-  for (const DataSource& source : sources) {
-    const TokenFile& file = files.emplace_back(source.path, checksums);
-    if (file.best_fit_length() > 0) {
-      check_length(source, file.best_fit_length(), sequence_length);
-      continue;
-    }
-    if (samples_per_epoch(file.num_tokens(), sequence_length) == 0) {
-      throw Error(ExitCode::data,
-                  "{}: {} tokens are too few for one sample of model.sequence_length + 1 = {} tokens; use more text or "
-                  "shorter sequences",
-                  token_file_path(source.path, ".bin").native(), file.num_tokens(), sequence_length + 1);
-    }
-  }
-  return files;
+  std::vector<TokenSet> sets;
+  for (const DataSource& source : sources) sets.emplace_back(source.path, sequence_length, checksums);
+  return sets;
 }
 
-std::vector<int64_t> samples_of(const std::vector<TokenFile>& files, int64_t sequence_length) {
+std::vector<int64_t> samples_of(const std::vector<TokenSet>& sets) {
   std::vector<int64_t> samples;
-  for (const TokenFile& file : files) {
-    samples.push_back(file.best_fit_length() > 0 ? file.num_samples()
-                                                 : samples_per_epoch(file.num_tokens(), sequence_length));
-  }
+  for (const TokenSet& set : sets) samples.push_back(set.num_samples());
   return samples;
 }
 
@@ -104,12 +81,15 @@ std::vector<MixturePhase> phases_of(const Mixture& mixture, const std::vector<do
 
 void check_documents(const std::vector<DataSource>& sources, bool mask_documents) {
   for (const DataSource& source : sources) {
-    if (!mask_documents || !is_flat_token_file(source.path)) continue;
-    throw Error(
-        ExitCode::usage,
-        "data.mask_documents: {} has no index that tells its documents apart; `gptrain data convert --end-token "
-        "ID` makes a token file with one",
-        source.path);
+    if (!mask_documents) continue;
+    for (const std::filesystem::path& file : token_files_of(source.path)) {
+      if (!is_flat_token_file(file)) continue;
+      throw Error(
+          ExitCode::usage,
+          "data.mask_documents: {} has no index that tells its documents apart; `gptrain data convert --end-token "
+          "ID` makes a token file with one",
+          file.native());
+    }
   }
 }
 
@@ -121,24 +101,19 @@ struct Dataset::Impl {
       : sources(sources_),
         sequence_length(sequence_length_),
         vocab_size(vocab_size_),
-        files(open_files(sources, sequence_length, checksums)),
-        samples(samples_of(files, sequence_length)),
+        sets(open_sets(sources, sequence_length, checksums)),
+        samples(samples_of(sets)),
         weights(weights_of(sources, samples, mixture.temperature)),
         order(phases_of(mixture, weights), samples, seed, shuffle, limits_of(sources, samples)) {}
 
   std::vector<DataSource> sources;
   int64_t sequence_length;
   int64_t vocab_size;
-  std::vector<TokenFile> files;
+  std::vector<TokenSet> sets;
   std::vector<int64_t> samples;  // per epoch
   std::vector<double> weights;
   SampleOrder order;
   LeftOutSamples left_out;
-
-  // Targets that count of one sample.
-  int64_t targets_of(const TokenFile& file, int64_t sample) const {
-    return file.best_fit_length() > 0 ? file.sample(sample).count - 1 : sequence_length;
-  }
 
   // Of the first `num_samples` samples of the run, how many each source gives.
   std::vector<int64_t> taken_by(int64_t num_samples) const {
@@ -183,11 +158,8 @@ const LeftOutSamples& Dataset::left_out() const { return impl_->left_out; }
 
 void Dataset::read(int64_t sample, int32_t* tokens, int32_t* targets, int32_t* document_starts) const {
   const SampleLocation location = impl_->order.locate(impl_->left_out.place_of(sample));
-  const TokenFile& file = impl_->files[location.source];
+  const auto [file, sample_tokens] = impl_->sets[location.source].place_of(location.index);
   const int64_t length = impl_->sequence_length;
-  const TokenFile::Range sample_tokens = file.best_fit_length() > 0
-                                             ? file.sample(location.index)
-                                             : TokenFile::Range{location.index * length, length + 1};
   const int64_t first = sample_tokens.first;
   const int64_t inputs = std::min(sample_tokens.count, length);
   const int64_t counted = sample_tokens.count - 1;  // targets
@@ -202,13 +174,13 @@ void Dataset::read(int64_t sample, int32_t* tokens, int32_t* targets, int32_t* d
 }
 
 int64_t Dataset::count_targets(int64_t first, int64_t count) const {
-  const std::vector<TokenFile>& files = impl_->files;
-  if (std::none_of(files.begin(), files.end(), [](const TokenFile& file) { return file.best_fit_length() > 0; }))
+  const std::vector<TokenSet>& sets = impl_->sets;
+  if (std::none_of(sets.begin(), sets.end(), [](const TokenSet& set) { return set.is_best_fit(); }))
     return count * impl_->sequence_length;
   int64_t targets = 0;
   for (int64_t sample = first; sample < first + count; ++sample) {
     const SampleLocation location = impl_->order.locate(impl_->left_out.place_of(sample));
-    targets += impl_->targets_of(files[location.source], location.index);
+    targets += sets[location.source].place_of(location.index).tokens.count - 1;
   }
   if (targets > 0) return targets;
   throw Error(ExitCode::data, "samples {} to {} are documents of one token each, which predict nothing", first,
@@ -222,17 +194,17 @@ std::vector<Dataset::SourceReport> Dataset::report(int64_t num_samples) const {
   std::vector<SourceReport> reports;
   for (size_t i = 0; i < impl_->sources.size(); ++i) {
     const double slots_share = static_cast<double>(order.first_slots()[i]) / static_cast<double>(slots_per_cycle);
-    const TokenFile& file = impl_->files[i];
+    const TokenSet& set = impl_->sets[i];
     const auto places = static_cast<double>(impl_->samples[i] * impl_->sequence_length);
-    const auto targets = static_cast<double>(file.num_tokens() - impl_->samples[i]);
+    const auto targets = static_cast<double>(set.num_tokens() - impl_->samples[i]);
     const double seen_share = static_cast<double>(taken[i]) / static_cast<double>(std::max<int64_t>(num_samples, 1));
     reports.push_back({.path = impl_->sources[i].path,
                        .asked_share = impl_->weights[i] / weight_sum,
                        .share = order.num_phases() > 1 ? seen_share : slots_share,
-                       .tokens = file.num_tokens(),
-                       .documents = file.num_documents(),
+                       .tokens = set.num_tokens(),
+                       .documents = set.num_documents(),
                        .samples = impl_->samples[i],
-                       .padding = file.best_fit_length() > 0 ? 1 - targets / places : 0,
+                       .padding = set.is_best_fit() ? 1 - targets / places : 0,
                        .epochs = static_cast<double>(taken[i]) / static_cast<double>(impl_->samples[i]),
                        .taken = taken[i],
                        .first_repeat = impl_->first_repeat(i)});

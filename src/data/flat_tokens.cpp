@@ -88,7 +88,10 @@ FlatTokens open_flat_tokens(const fs::path& path) {
     if (magic == llmc::magic_u16 || magic == llmc::magic_u32) return read_llmc(std::move(file));
   }
   if (path.extension() != ".bin") {
-    throw Error(ExitCode::data, "{}: no token file of llm.c, no .npy, and not the .bin of nanoGPT", path.native());
+    throw Error(ExitCode::data,
+                "{}: no token file of llm.c, no .npy, and not the .bin of nanoGPT; `gptrain data pack` makes token "
+                "files of texts",
+                path.native());
   }
   std::error_code ignored;
   if (fs::exists(fs::path(path).replace_extension(".idx"), ignored)) {
