@@ -79,6 +79,7 @@ void add_convert_command(CLI::App& data) {
   struct Arguments {
     ConvertOptions options;
     std::string to;
+    std::string dtype;
     int32_t end_token = -1;
   };
   auto arguments = std::make_shared<Arguments>();
@@ -92,12 +93,16 @@ void add_convert_command(CLI::App& data) {
   command->add_option("--to", arguments->to, "megatron, llm.c, nanogpt, npy; default: as OUT's name says")
       ->check(CLI::IsMember({"megatron", "llm.c", "nanogpt", "npy"}))
       ->type_name("FORMAT");
+  command->add_option("--dtype", arguments->dtype, "IN is tokens of this type and nothing else: u16, u32")
+      ->check(CLI::IsMember({"u16", "u32"}))
+      ->type_name("TYPE");
   command->add_option("--end-token", arguments->end_token, "to megatron: a document ends behind each of this id")
       ->check(whole_number_from(0))
       ->type_name("ID");
   command->callback([arguments] {
     ConvertOptions& options = arguments->options;
     options.to = arguments->to.empty() ? format_of_name(options.out) : formats.at(arguments->to);
+    if (!arguments->dtype.empty()) options.dtype = arguments->dtype == "u16" ? DType::u16 : DType::i32;
     if (arguments->end_token >= 0) options.end_token = arguments->end_token;
     const ConvertResult result =
         with_bar("converting", [&](const auto& progress) { return convert_tokens(options, progress); });

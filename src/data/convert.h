@@ -16,6 +16,7 @@ struct ConvertOptions {
   TokenFormat to = TokenFormat::megatron;
   // With it, a document of a format without documents ends behind this id; else the whole file is one.
   std::optional<int32_t> end_token;
+  std::optional<DType> dtype = {};  // `in` is tokens of this type and nothing else; u16, or i32 for any of four bytes
 };
 
 struct ConvertResult {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "base/dtype.h"
@@ -37,7 +38,11 @@ struct FlatTokens {
 };
 
 // Told by the content; what has no header is nanoGPT's, and its name must end in ".bin". Throws Error(data) naming file
-// and byte for headers that do not fit their file, and for half of a token file with an index.
-FlatTokens open_flat_tokens(const std::filesystem::path& path);
+// and byte for headers that do not fit their file, and for half of a token file with an index. With a `dtype` the file
+// is tokens of that type and nothing else, whatever its name; Error(usage) where it has a header.
+FlatTokens open_flat_tokens(const std::filesystem::path& path, std::optional<DType> dtype = {});
+
+// Whether tokens of u16 are most likely those of u32: every second one is 0.
+bool looks_like_u32(const FlatTokens& tokens);
 
 }  // namespace gptrain

@@ -50,6 +50,8 @@ class TokenFile {
   // the .bin are compared with PREFIX.meta.json, where there is one, as they are first read. A file without an index is
   // one document. Throws Error(data) naming file and byte.
   explicit TokenFile(const std::filesystem::path& path, bool checksums = true);
+  // A file of tokens of that type and nothing else.
+  TokenFile(const std::filesystem::path& path, DType dtype);
 
   TokenFormat format() const { return format_; }
   DType dtype() const { return dtype_; }  // u16 or i32

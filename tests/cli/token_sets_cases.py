@@ -4,7 +4,7 @@ import random
 import struct
 import unittest
 
-from cli_case import DATA, CliCase, overrides, tiny_config, write_tokens
+from cli_case import DATA, USAGE, CliCase, overrides, tiny_config, write_tokens
 
 
 class TokenSets(CliCase):
@@ -66,6 +66,46 @@ class TokenSets(CliCase):
         self.refuse(DATA, "s.idx does not exist", "train", "run.json", "--resume", *overrides("run.steps=3"))
         self.refuse(DATA, ["a.jsonl", "`gptrain data pack` makes token files of texts"], "train", "run.json",
                     *overrides('data.train=[{"path": "a.jsonl"}]', "run.out=new"))
+
+class Widths(CliCase):
+    def test_tokens_without_a_header(self):
+        """Files of u32 under the name of one of u16: a warning, once, and --dtype gives the ids; none for sound u16."""
+        draw = random.Random(3)
+        for size in (40, 1000, 20_000):
+            ids = [draw.randrange(50_000) for _ in range(size)]
+            self.path("wide.bin").write_bytes(struct.pack(f"<{size}I", *ids))
+            self.path("ids.dat").write_bytes(struct.pack(f"<{size}I", *ids))
+            self.path("narrow.bin").write_bytes(struct.pack(f"<{size}H", *ids))
+            result = self.run_gptrain("data", "inspect", "wide.bin")
+            self.assertEqual((result.code, result.err.count("warning: wide.bin is read as u16")), (0, 1), result.err)
+            self.assertNotIn("warning", self.run_gptrain("data", "inspect", "narrow.bin").err)
+            for name in ("wide.bin", "ids.dat"):
+                self.succeed("data", "convert", name, "out", "--dtype", "u32")
+                self.assertEqual(self.path("out.bin").read_bytes(), struct.pack(f"<{size}i", *ids))
+            self.succeed("data", "convert", "narrow.bin", "out", "--dtype", "u16")
+            self.assertEqual(self.path("out.bin").read_bytes(), struct.pack(f"<{size}H", *ids))
+            # A header says the type, whatever the name.
+            self.succeed("data", "convert", "narrow.bin", "a.npy")
+            self.path("a.npy").rename(self.path("a.bin"))
+            self.assertIn(f"{size:,} tokens", self.succeed("data", "inspect", "a.bin"))
+            self.refuse(USAGE, "a.bin has a header that says its type", "data", "convert", "a.bin", "out", "--dtype", "u32")
+        self.path("odd.bin").write_bytes(bytes(6))
+        self.refuse(DATA, "6 bytes are no tokens of", "data", "convert", "odd.bin", "out", "--dtype", "u32")
+
+
+class OutputsFirst(CliCase):
+    def test_what_cannot_be_written_is_found_first(self):
+        """Before anything is read: the inputs are not there either."""
+        self.path("file").touch()
+        config = self.write_config(tiny_config())
+        for code, arguments in [
+                (DATA, ["data", "train-tokenizer", "absent", "--vocab-size", "300", "--out", "nowhere/t.json"]),
+                (DATA, ["data", "train-tokenizer", "absent", "--vocab-size", "300", "--out", "file/t.json"]),
+                (USAGE, ["plan", config, "--gpus", "8", "--target", "absent", "--out", "nowhere/best.json"]),
+                (USAGE, ["plan", config, "--gpus", "8", "--target", "absent", "--html", "nowhere/page.html"])]:
+            with self.subTest(arguments=arguments):
+                self.refuse(code, arguments[-1], *arguments)
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["file", "run.json"])
 
 
 if __name__ == "__main__":
