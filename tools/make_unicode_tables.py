@@ -18,6 +18,10 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 CLASSES = [r"\p{Lu}", r"\p{Lt}", r"\p{Ll}", r"\p{Lm}", r"\p{Lo}", r"\p{M}", r"\p{N}", r"[\r\n]", r"\s"]
 CHARACTERS = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
 BLOCK = 4096
+# More that patterns name. Where the two differ, which is in four code points of \\w, Hugging Face's counts.
+PROPERTIES = {"P": r"\p{P}", "S": r"\p{S}", "Z": r"\p{Z}", "Nd": r"\p{Nd}", "word": r"\w", "Han": r"\p{Han}",
+              "Hiragana": r"\p{Hiragana}", "Katakana": r"\p{Katakana}", "Hangul": r"\p{Hangul}", "Latin": r"\p{Latin}",
+              "Greek": r"\p{Greek}", "Cyrillic": r"\p{Cyrillic}", "Arabic": r"\p{Arabic}", "Thai": r"\p{Thai}"}
 
 
 def matches_of_tiktoken(pattern):
@@ -44,6 +48,32 @@ def class_table():
     return table
 
 
+def property_ranges(pattern):
+    """First and last code points of each range."""
+    found = sorted(map(ord, matches_of_hugging_face(pattern)))
+    ranges = []
+    for code in found:
+        if ranges and ranges[-1][1] + 1 == code:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    return [code for pair in ranges for code in pair]
+
+
+def write_properties(path):
+    lines = ["// Ranges of code points, first and last, by property. Made by tools/make_unicode_tables.py."]
+    for name, pattern in PROPERTIES.items():
+        line = f'{{"{name}", {{'
+        for code in property_ranges(pattern):
+            word = f"{code:#x},"
+            if len(line) + len(word) > 116:
+                lines.append(line)
+                line = ""
+            line += word
+        lines.append(line + "}},")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def write(path, comment, numbers):
     lines, line = [f"// {comment} Made by tools/make_unicode_tables.py."], ""
     for number in numbers:
@@ -64,6 +94,7 @@ def main():
     folder = Path(sys.argv[1]) / "src" / "data" / "tokenizer"
     write(folder / "unicode_classes.inc", "Where each run of a class starts: code point << 4 | class.",
           runs(class_table()))
+    write_properties(folder / "unicode_properties.inc")
     nfc = normalizers.NFC()
     for character in CHARACTERS:
         if nfc.normalize_str(character) != unicodedata.normalize("NFC", character):

@@ -11,6 +11,18 @@ constexpr uint32_t class_runs[] = {
 #include "data/tokenizer/unicode_classes.inc"
 };
 
+struct Property {
+  std::string_view name;
+  std::vector<uint32_t> ends;  // first and last code point of each range
+};
+
+const std::vector<Property>& properties() {
+  static const std::vector<Property> known = {
+#include "data/tokenizer/unicode_properties.inc"
+  };
+  return known;
+}
+
 std::vector<uint8_t> make_classes() {
   std::vector<uint8_t> classes(num_code_points + 1);
   for (size_t i = 0; i < std::size(class_runs); ++i) {
@@ -137,6 +149,15 @@ std::vector<std::pair<uint32_t, uint32_t>> ranges_of_classes(uint32_t classes) {
     } else {
       ranges.emplace_back(first, last);
     }
+  }
+  return ranges;
+}
+
+std::vector<std::pair<uint32_t, uint32_t>> ranges_of_unicode_property(std::string_view name) {
+  std::vector<std::pair<uint32_t, uint32_t>> ranges;
+  for (const Property& property : properties()) {
+    if (property.name != name) continue;
+    for (size_t i = 0; i < property.ends.size(); i += 2) ranges.emplace_back(property.ends[i], property.ends[i + 1]);
   }
   return ranges;
 }

@@ -62,5 +62,7 @@ bool normalize_nfc(std::string_view text, std::string& normalized);
 
 // The code points of a set of classes as ranges, both ends included, ascending.
 std::vector<std::pair<uint32_t, uint32_t>> ranges_of_classes(uint32_t classes);
+// The same of a property: P, S, Z, Nd, "word" (\w) and scripts, such as Han; none for one that is not known.
+std::vector<std::pair<uint32_t, uint32_t>> ranges_of_unicode_property(std::string_view name);
 
 }  // namespace gptrain
