@@ -95,11 +95,12 @@ def main():
     write(folder / "unicode_classes.inc", "Where each run of a class starts: code point << 4 | class.",
           runs(class_table()))
     write_properties(folder / "unicode_properties.inc")
+    write_compatibility(folder / "nfkc_decompositions.inc")
     nfc = normalizers.NFC()
     for character in CHARACTERS:
         if nfc.normalize_str(character) != unicodedata.normalize("NFC", character):
             sys.exit(f"NFC of {ord(character):#x} is another in tokenizers than in unicodedata")
-    combining = [ord(c) << 8 | unicodedata.combining(c) for c in CHARACTERS if unicodedata.combining(c)]
+    combining = [ord(c) << 8 | unicodedata.combining(c) for c in CHARACTERS if is_combining(c)]
     write(folder / "nfc_combining.inc", "Combining classes that are not 0: code point << 8 | class.", combining)
     # Hangul syllables are arithmetic and stand in no table.
     decompositions = []
@@ -112,6 +113,26 @@ def main():
         decompositions += [ord(character) | composes << 31, pair[0], pair[1] if len(pair) > 1 else 0]
     write(folder / "nfc_decompositions.inc", "Triples: code point (bit 31: also composed), first, second or 0.",
           decompositions)
+
+
+def is_combining(character):
+    """Whether Hugging Face's normalizer orders a mark by its class: it knows those of an older Unicode only."""
+    own = unicodedata.combining(character)
+    if not own:
+        return False
+    other = "\u0334" if own > 1 else "\u0345"  # of classes 1 and 240
+    first, second = (character, other) if own > unicodedata.combining(other) else (other, character)
+    return normalizers.NFD().normalize_str("a" + first + second)[1:] != first + second or own == 1
+
+
+def write_compatibility(path):
+    """As Hugging Face's normalizer has them, which is of an older Unicode than unicodedata."""
+    nfkd, nfd, runs = normalizers.NFKD(), normalizers.NFD(), []
+    for character in CHARACTERS:
+        parts = nfkd.normalize_str(character)
+        if parts != nfd.normalize_str(character):
+            runs += [len(parts) << 24 | ord(character), *map(ord, parts)]
+    write(path, "Full compatibility decompositions: count << 24 | code point, and so many code points.", runs)
 
 
 if __name__ == "__main__":

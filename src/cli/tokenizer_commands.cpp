@@ -89,7 +89,7 @@ void train_tokenizer(TokenizerTraining& arguments) {
     arguments.count.stage = *kind;
     arguments.count.nfc = *kind == PatternKind::qwen2;
   } else {
-    arguments.count.stage = RegexStage{arguments.pattern, false};
+    arguments.count.stage = RegexStage{arguments.pattern, SplitBehavior::isolated};
   }
   arguments.count.reading = read_options(arguments.reading);
   check_can_write(arguments.out, ExitCode::data);

@@ -135,7 +135,7 @@ bool looks_like_sentencepiece(std::string_view text) {
 Stage stage_of(const std::string& pattern) {
   if (const auto kind = pattern_of_name(pattern)) return *kind;
   if (const auto kind = pattern_of_regex(pattern)) return *kind;
-  return RegexStage{pattern, false};
+  return RegexStage{pattern, SplitBehavior::isolated};
 }
 
 TokenizerParts read_ranks(std::string_view text, const std::string& source, const std::string& pattern) {
@@ -238,7 +238,7 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const s
   }
   const std::string text = read_text_file(path, max_tokenizer_bytes);
   if (looks_like_ranks(text)) return std::make_shared<Tokenizer>(read_ranks(text, path.native(), pattern));
-  if (looks_like_sentencepiece(text)) {
+  if (looks_like_sentencepiece(text) || path.extension() == ".model") {
     return std::make_shared<Tokenizer>(std::make_unique<SentencePiece>(text, path.native()), path.native());
   }
   if (!pattern.empty()) throw Error(ExitCode::usage, "--pattern is for rank files; {} says its own", path.native());

@@ -81,6 +81,8 @@ class Translator {
         set();
       } else if (c == '(') {
         group();
+      } else if (c == ')') {
+        close_group();
       } else if (c == '{') {
         repeat();
       } else if (c == '$') {
@@ -240,6 +242,7 @@ class Translator {
     const std::string_view rest = pattern_.substr(at_);
     for (const std::string_view known : {"(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!", "(?>"}) {
       if (!rest.starts_with(known)) continue;
+      open_groups_.push_back(ignores_case_);
       if (known == "(?i:") ignores_case_ = true;
       out_ += known;
       at_ += known.size();
@@ -248,7 +251,16 @@ class Translator {
     if (rest.starts_with("(?") || rest.starts_with("(*")) {
       refuse(rest.substr(0, 4), "is read differently by regular expression engines");
     }
+    open_groups_.push_back(ignores_case_);
     out_ += '(';
+    ++at_;
+  }
+
+  void close_group() {
+    if (open_groups_.empty()) refuse(")", "closes nothing");
+    ignores_case_ = open_groups_.back();
+    open_groups_.pop_back();
+    out_ += ')';
     ++at_;
   }
 
@@ -271,6 +283,7 @@ class Translator {
   const std::string& where_;
   size_t at_ = 0;
   bool ignores_case_ = false;
+  std::vector<bool> open_groups_;  // ignores_case_ around each
   std::string out_;
 };
 

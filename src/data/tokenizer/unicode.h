@@ -59,6 +59,8 @@ std::string replace_invalid_utf8(std::string_view text);
 // Normalization form C (UAX 15). False where `text` is in it already: then `normalized` is not written. Bytes that are
 // not UTF-8 stay as they are.
 bool normalize_nfc(std::string_view text, std::string& normalized);
+// The same for form KC, in which characters that only look otherwise are one.
+bool normalize_nfkc(std::string_view text, std::string& normalized);
 
 // The code points of a set of classes as ranges, both ends included, ascending.
 std::vector<std::pair<uint32_t, uint32_t>> ranges_of_classes(uint32_t classes);
