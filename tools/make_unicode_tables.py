@@ -74,10 +74,10 @@ def write_properties(path):
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def write(path, comment, numbers):
+def write(path, comment, numbers, form="#x"):
     lines, line = [f"// {comment} Made by tools/make_unicode_tables.py."], ""
     for number in numbers:
-        word = f"{number:#x},"
+        word = f"{number:{form}},"
         if len(line) + len(word) > 118:
             lines.append(line)
             line = ""
@@ -132,7 +132,7 @@ def write_compatibility(path):
         parts = nfkd.normalize_str(character)
         if parts != nfd.normalize_str(character):
             runs += [len(parts) << 24 | ord(character), *map(ord, parts)]
-    write(path, "Full compatibility decompositions: count << 24 | code point, and so many code points.", runs)
+    write(path, "Full compatibility decompositions: count << 24 | code point, and so many code points.", runs, "d")
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ std::string best_fit_text(int64_t length, const PackResult& packed) {
 
 void pack_inputs(PackArguments& arguments) {
   PackOptions& options = arguments.options;
+  options.append_end = options.append_end || !options.end_token.empty();
   options.reading = read_options(arguments.reading);
   options.out_prefix = arguments.out;
   options.tokenizer = load_tokenizer(arguments.tokenizer, arguments.pattern);
@@ -109,6 +110,9 @@ void add_pack_command(CLI::App& data) {
   command->add_option("--pattern", packing->pattern, "pattern of a rank file: gpt2, gpt4, o200k, llama3, qwen2, REGEX");
   add_reading_options(*command, packing->reading);
   command->add_flag("--append-eod", options.append_end, "an end-of-document token behind each document");
+  command->add_option("--end-token", options.end_token, "this token, by its text or its id, behind each document")
+      ->check(some_text())
+      ->type_name("TOKEN");
   command->add_option("--shards-of", options.shard_tokens, "PREFIX-00000, PREFIX-00001, ... of so many tokens")
       ->check(whole_number_from(1))
       ->type_name("TOKENS");

@@ -1,6 +1,7 @@
 #include "data/pack.h"
 
 #include <algorithm>
+#include <charconv>
 #include <iterator>
 #include <optional>
 #include <set>
@@ -141,6 +142,24 @@ int64_t remove_shards_behind_the_first(const PackOptions& options) {
   return std::ssize(numbers);
 }
 
+int32_t find_end_token(const PackOptions& options) {
+  const Tokenizer& tokenizer = *options.tokenizer;
+  const std::string& name = options.end_token;
+  std::optional<int32_t> id = name.empty() ? tokenizer.end_of_document_id() : tokenizer.id_of(name);
+  int32_t number = -1;
+  const auto parsed = std::from_chars(name.data(), name.data() + name.size(), number);
+  if (!id && !name.empty() && parsed.ptr == name.data() + name.size() && tokenizer.has(number)) id = number;
+  if (id) return *id;
+  if (!name.empty())
+    throw Error(ExitCode::usage, "--end-token {}: is no token of {}", name,
+                tokenizer.is_bytes() ? "tokenizer bytes" : tokenizer.parts().source);
+  throw Error(
+      ExitCode::usage,
+      "--append-eod: {} has no special token that ends a document (<|endoftext|>, <|end_of_text|>, </s>, <eos>, "
+      "<|eot|>): name it with --end-token",
+      tokenizer.parts().source);
+}
+
 class Packer {
  public:
   Packer(const PackOptions& options, const std::function<void(const PackProgress&)>& progress)
@@ -149,13 +168,7 @@ class Packer {
     encode_.special_in_text = options.special_in_text;
     encode_.narrow = options.tokenizer->vocab_size() < first_vocabulary_of_i32;
     if (options.append_end || options.tokenizer->is_bytes()) {
-      encode_.end_token = options.tokenizer->end_of_document_id();
-      if (!encode_.end_token) {
-        throw Error(ExitCode::usage,
-                    "--append-eod: {} has no special token that ends a document (<|endoftext|>, <|end_of_text|>, </s>, "
-                    "<eos>, <|eot|>)",
-                    options.tokenizer->parts().source);
-      }
+      encode_.end_token = find_end_token(options);
     }
     tokenizer_ = make_tokenizer_record(*options.tokenizer, encode_.end_token);
     for (const TextInput& input : inputs_) total_bytes_ += input.path == "-" ? 0 : input.size_bytes;

@@ -20,6 +20,7 @@ struct PackOptions {
   std::shared_ptr<const Tokenizer> tokenizer;
   ReadOptions reading;
   bool append_end = false;     // an end-of-document token behind each document; always with tokenizer "bytes"
+  std::string end_token;       // the text or the id of this token; empty: Tokenizer::end_of_document_id()
   int64_t shard_tokens = 0;  // above 0: PREFIX-00000, PREFIX-00001, ..., each closed by the document that reaches this
   int64_t best_fit_length = 0;  // above 0: whole documents are put into samples of so many inputs (best_fit.h)
   int threads = 1;              // that encode; the output does not depend on it

@@ -5,14 +5,15 @@
 #include <charconv>
 #include <numeric>
 #include <optional>
-#include <sstream>
 #include <system_error>
 #include <unordered_map>
 
 #include "base/base64.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/printable.h"
 #include "base/text_file.h"
+#include "data/tokenizer/folder.h"
 
 namespace gptrain {
 namespace {
@@ -178,43 +179,6 @@ TokenizerParts read_ranks(std::string_view text, const std::string& source, cons
   return parts;
 }
 
-TokenizerParts read_gpt2_folder(const fs::path& folder) {
-  TokenizerParts parts;
-  parts.source = folder.native();
-  parts.stages.emplace_back(PatternKind::gpt2);
-  std::error_code unreadable;
-  if (const fs::path config = folder / "tokenizer_config.json"; fs::exists(config, unreadable)) {
-    const nlohmann::json content = parse_json_or_discard(read_text_file(config, max_tokenizer_bytes));
-    const nlohmann::json given =
-        content.is_object() ? content.value("tokenizer_class", nlohmann::json("GPT2Tokenizer")) : nlohmann::json();
-    const std::string name = given.is_string() ? given.get<std::string>() : "";
-    if (!name.starts_with("GPT2Tokenizer")) {
-      throw Error(ExitCode::usage,
-                  "{}: tokenizer_class {} is not GPT-2's; save its tokenizer.json with transformers "
-                  "(AutoTokenizer.from_pretrained(...).save_pretrained(...))",
-                  config.native(), name);
-    }
-  }
-  // The same members as in a tokenizer.json, so that one reader checks both.
-  nlohmann::json model = {{"vocab", parse_json_or_discard(read_text_file(folder / "vocab.json", max_tokenizer_bytes))}};
-  auto merges = nlohmann::json::array();
-  std::istringstream lines(read_text_file(folder / "merges.txt", max_tokenizer_bytes));
-  for (std::string line; std::getline(lines, line);) {
-    if (line.ends_with('\r')) line.pop_back();
-    if (!line.empty() && !line.starts_with("#version")) merges.push_back(line);
-  }
-  model["merges"] = std::move(merges);
-  auto added = nlohmann::json::array();
-  const std::string end = "<|endoftext|>";
-  if (model["vocab"].is_object() && model["vocab"].contains(end)) {
-    added.push_back({{"id", model["vocab"][end]}, {"content", end}, {"special", true}});
-  }
-  const nlohmann::json root = {{"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
-                               {"added_tokens", std::move(added)},
-                               {"model", std::move(model)}};
-  return parse_tokenizer_json(json_text(root), folder.native())->parts();
-}
-
 }  // namespace
 
 std::string tokenizer_text(const Tokenizer& tokenizer) {
@@ -227,14 +191,12 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const s
   if (name == "bytes") return std::make_shared<Tokenizer>();
   fs::path path = name;
   std::error_code unreadable;  // then opening it says why
-  if (fs::is_directory(path, unreadable)) {
-    if (fs::exists(path / "tokenizer.json", unreadable)) {
-      path /= "tokenizer.json";
-    } else if (fs::exists(path / "vocab.json", unreadable) && fs::exists(path / "merges.txt", unreadable)) {
-      return std::make_shared<Tokenizer>(read_gpt2_folder(path));
-    } else {
-      throw Error(ExitCode::usage, "{}: the folder holds neither tokenizer.json nor vocab.json and merges.txt", name);
-    }
+  if (fs::is_directory(path, unreadable)) return load_tokenizer_folder(path, pattern);
+  if (!fs::exists(path, unreadable) && name.find_first_of("/.") == std::string::npos) {
+    throw Error(ExitCode::usage,
+                "cannot read {}: no such file; the tokenizer of a model is a file of its folder (src/data/README.md, "
+                "\"Tokens of a published model\")",
+                printable(name));
   }
   const std::string text = read_text_file(path, max_tokenizer_bytes);
   if (looks_like_ranks(text)) return std::make_shared<Tokenizer>(read_ranks(text, path.native(), pattern));

@@ -113,6 +113,9 @@ std::optional<int32_t> Tokenizer::id_of(std::string_view text) const {
   for (const AddedToken& added : parts_.added) {
     if (added.content == text) return added.id;
   }
+  for (int32_t id = 0; sentencepiece_ && id < vocab_size_; ++id) {
+    if (sentencepiece_->text_of(id) == text) return id;
+  }
   for (size_t id = 0; id < parts_.tokens.size(); ++id) {
     if (!text.empty() && parts_.tokens[id] == text) return static_cast<int32_t>(id);
   }
