@@ -10,6 +10,13 @@ namespace gptrain {
 
 enum class ProgressUnit { items, bytes };
 
+// What the work has made so far, of which rates are shown, too.
+struct ProgressMade {
+  int64_t tokens = 0;
+  // Bytes of text that came out of compressed ones: then the rate of bytes is theirs.
+  int64_t text_bytes = 0;
+};
+
 // On a terminal one line is redrawn in place at most ten times a second; elsewhere a line is written at most every five
 // seconds. finish() always leaves one last line. Destroyed unfinished (an error is on its way), it ends the bar's line
 // so that the message starts on its own. One thread at a time; update() costs a clock read, so call it per block of
@@ -22,8 +29,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // Since the start, not since the last call. `tokens`: what was made of it, if it is tokens that are made.
-  void update(int64_t done, int64_t tokens = 0);
+  // Since the start, not since the last call.
+  void update(int64_t done, const ProgressMade& made = {});
   void finish();              // the work is complete, whatever update() last said
 
  private:
@@ -36,7 +43,7 @@ class Progress {
   std::string label_;
   int64_t total_;
   int64_t done_ = 0;
-  int64_t tokens_ = 0;
+  ProgressMade made_;
   ProgressUnit unit_;
   std::FILE* stream_;
   bool is_terminal_;
@@ -51,11 +58,11 @@ class Progress {
 // Bar:  `packing [=========>           ]  45% 1.2 GiB/2.7 GiB 125.1 MiB/s 31.2M tokens/s eta 12.0 s`
 // Line: `packing: 45% (1.2 GiB of 2.7 GiB, 125.1 MiB/s, 31.2M tokens/s), eta 12.0 s`
 std::string format_progress_bar(const std::string& label, int64_t done, int64_t total, ProgressUnit unit,
-                                double elapsed_seconds, int64_t tokens = 0);
+                                double elapsed_seconds, const ProgressMade& made = {});
 std::string format_progress_line(const std::string& label, int64_t done, int64_t total, ProgressUnit unit,
-                                 double elapsed_seconds, int64_t tokens = 0);
+                                 double elapsed_seconds, const ProgressMade& made = {});
 // `packing: 2.7 GiB in 22.1 s (125.1 MiB/s, 31.2M tokens/s)`
 std::string format_progress_end(const std::string& label, int64_t done, ProgressUnit unit, double elapsed_seconds,
-                                int64_t tokens = 0);
+                                const ProgressMade& made = {});
 
 }  // namespace gptrain

@@ -65,7 +65,7 @@ void pack_inputs(PackArguments& arguments) {
   std::unique_ptr<Progress> bar;
   const PackResult packed = pack(options, [&](const PackProgress& done) {
     if (!bar) bar = std::make_unique<Progress>("packing", done.total_bytes, ProgressUnit::bytes);
-    bar->update(done.done_bytes, done.tokens);
+    bar->update(done.done_bytes, {.tokens = done.tokens, .text_bytes = done.text_bytes});
   });
   if (bar) bar->finish();
   print_formats(packed.formats);

@@ -240,6 +240,7 @@ class Packer {
 
   void write(const IngestPipeline::Item& item) {
     const EncodedBlock& encoded = item.encoded;
+    text_bytes_ += encoded.text_bytes;
     formats_.add(item.block, inputs_[item.block.input].path);
     // A pack that goes on has counted the block in which it stopped.
     const auto to_skip = static_cast<size_t>(std::exchange(documents_to_skip_, 0));
@@ -268,7 +269,8 @@ class Packer {
     if (!progress_) return;
     progress_({.done_bytes = done_bytes - start_bytes_,
                .total_bytes = std::max<int64_t>(total_bytes_ - start_bytes_, 0),
-               .tokens = result_.tokens - start_tokens_});
+               .tokens = result_.tokens - start_tokens_,
+               .text_bytes = text_bytes_});
   }
 
   void append(const TokenBuffer& ids, size_t begin, size_t end) {
@@ -370,6 +372,7 @@ class Packer {
   uint32_t shards_checksum_ = 0;  // add_shard_checksum() of the whole ones
   int64_t shard_tokens_ = 0;
   bool shard_has_documents_ = false;
+  int64_t text_bytes_ = 0;  // in this call
   InputFormats formats_;
   PackResult result_;
 };

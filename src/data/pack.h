@@ -37,6 +37,7 @@ struct PackProgress {
   int64_t done_bytes = 0;   // of the inputs as they lie on the disk
   int64_t total_bytes = 0;  // 0: not known
   int64_t tokens = 0;
+  int64_t text_bytes = 0;  // of documents
 };
 
 struct PackResult {

@@ -41,6 +41,7 @@ EncodedBlock BlockEncoder::encode(const TextBlock& block, TokenBuffer memory) {
   texts_.read(
       block,
       [&](std::string_view text, int64_t line) {
+        out_.text_bytes += static_cast<int64_t>(text.size());
         if (tokenizer_->is_bytes()) {
           out_.ids.append_bytes(text);
         } else if (!append_encoded(text, line)) {

@@ -57,6 +57,7 @@ struct EncodedBlock {
   TokenBuffer ids;
   std::vector<size_t> ends;  // of each document, in ids; what is behind the last one goes on in the next block
   int64_t empty_documents = 0;
+  int64_t text_bytes = 0;
   struct Fault {
     int64_t line;
     std::string reason;
