@@ -20,6 +20,7 @@
 #include "data/join.h"
 #include "data/pack.h"
 #include "data/run_tokenizer.h"
+#include "data/token_meta.h"
 #include "data/token_set.h"
 #include "data/tokenizer/files.h"
 
@@ -110,6 +111,11 @@ void add_convert_command(CLI::App& data) {
         options.to == TokenFormat::megatron ? fmt::format(" in {}", format_counted(result.documents, "document")) : "";
     print_out("{}: {} tokens{}, from {} to {}\n", options.out.native(), format_grouped(result.tokens), documents,
               format_name(result.from), format_name(options.to));
+    const bool from_megatron = result.from == TokenFormat::megatron;
+    if (!from_megatron || read_token_meta(options.in).value_or(TokenMeta{}).tokenizer) {
+      print_out("note: {}: name it in data.tokenizer, or with --tokenizer\n",
+                from_megatron ? "the tokenizer does not go along" : "the tokenizer of these tokens is not known");
+    }
   });
 }
 
