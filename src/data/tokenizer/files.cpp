@@ -139,6 +139,20 @@ Stage stage_of(const std::string& pattern) {
   return RegexStage{pattern, SplitBehavior::isolated};
 }
 
+// Says what of a pattern tiktoken reads otherwise than Hugging Face's tokenizers, which are followed here; empty:
+// nothing.
+std::string_view read_otherwise_by_tiktoken(std::string_view regex) {
+  for (size_t at = 0; at < regex.size(); ++at) {
+    if (regex[at] == '\\') {
+      if (const std::string_view escape = regex.substr(at, 2); escape == "\\w" || escape == "\\W") return escape;
+      ++at;
+    } else if (regex[at] == '$' || (regex[at] == '^' && (at == 0 || regex[at - 1] != '['))) {
+      return regex.substr(at, 1);
+    }
+  }
+  return {};
+}
+
 TokenizerParts read_ranks(std::string_view text, const std::string& source, const std::string& pattern) {
   constexpr size_t max_ranks = size_t{1} << 24;
   TokenizerParts parts;
@@ -167,6 +181,9 @@ TokenizerParts read_ranks(std::string_view text, const std::string& source, cons
   const auto published = published_with(num_ranks);
   if (!pattern.empty()) {
     parts.stages.push_back(stage_of(pattern));
+    const auto* const own = std::get_if<RegexStage>(&parts.stages.back());
+    if (const auto other = own != nullptr ? read_otherwise_by_tiktoken(pattern) : std::string_view(); !other.empty())
+      throw Error(ExitCode::usage, "{}: {} in --pattern is not matched as tiktoken matches it", source, other);
   } else if (published) {
     parts.stages.emplace_back(published->pattern);
     parts.nfc = published->nfc;

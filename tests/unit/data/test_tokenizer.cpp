@@ -244,6 +244,11 @@ TEST_CASE("A byte without a token, and ranks without a pattern, are refused") {
   CHECK(
       contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r"); }), "257 ranks is none of the published"));
   CHECK(encode(load_tokenizer(folder / "r", "gpt2"), "ab b") == std::vector<int32_t>{256, ' ', 'b'});
+  for (const std::string pattern : {"a$", "^a|b", "\\w+", "[^a]|\\W"}) {
+    CHECK(
+        contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r", pattern); }), "as tiktoken matches it"));
+  }
+  CHECK(encode(load_tokenizer(folder / "r", "[^\\s\\p{P}]+|\\$"), "ab$b") == std::vector<int32_t>{256, '$', 'b'});
   write_file(folder / "r", ranks + "YWI= 7\n");
   CHECK(contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r", "gpt2"); }), "line 257: rank 7 again"));
   write_file(folder / "r", "hello\n");
