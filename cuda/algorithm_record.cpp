@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// As part of a file's name.
+// Makes a text usable in a file name.
 std::string file_name_part(std::string_view text) {
   std::string part;
   for (const char c : text) {
@@ -28,7 +28,7 @@ std::string file_name_part(std::string_view text) {
   return part;
 }
 
-// gptrain's, as the XDG base directory specification asks; empty where the user has none.
+// Returns gptrain's cache folder by the XDG base directory specification; empty if the user has no home.
 fs::path user_cache_folder() {
   const char* const cache = std::getenv("XDG_CACHE_HOME");
   const char* const home = std::getenv("HOME");
@@ -37,7 +37,7 @@ fs::path user_cache_folder() {
   return fs::path(home) / ".cache" / "gptrain";
 }
 
-// Runs and ranks may write the same file at the same time.
+// Returns a unique temporary name: runs and ranks may write the same file at the same time.
 fs::path temporary_of(const fs::path& file) {
   static std::atomic<int> count{0};
   return file.string() + fmt::format(".{}-{}.tmp", getpid(), count++);
@@ -113,7 +113,7 @@ std::string AlgorithmRecord::write(const fs::path& file) const {
     output.write(all.text());
     output.sync();
     fs::rename(temporary, file);
-  } catch (const std::exception& error) {  // of the file system, or Error of OutputFile
+  } catch (const std::exception& error) {  // from the file system, or an Error of OutputFile
     std::error_code ignored;
     fs::remove(temporary, ignored);
     return fmt::format("the timed algorithms are not kept for the next run: {}", error.what());

@@ -1,5 +1,5 @@
-// The CUDA backend: own kernels, library products behind one seam, library attention behind another. The same code runs
-// on a device and, over the seams' other halves, on the host harness.
+// The CUDA backend: its own kernels, and two seams to libraries, for products and for attention. The same code runs on
+// a device and, with the seams' host implementations, on the host harness.
 #include <exception>
 #include <fmt/format.h>
 #include <functional>
@@ -7,27 +7,18 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include "base/error.h"
 #include "fused_attention.h"
 #include "kernels/attention.h"
-#include "kernels/block_codes.h"
 #include "kernels/documents.h"
-#include "kernels/elements.h"
-#include "kernels/embedding.h"
-#include "kernels/loss.h"
-#include "kernels/norms.h"
-#include "kernels/projection.h"
-#include "kernels/quantize.h"
-#include "kernels/query_key.h"
-#include "kernels/update.h"
+#include "kernels/run.h"
 #include "ops/backend.h"
 #include "ops/check.h"
 #include "ops/footprint.h"
 #include "ops/fused_attention_policy.h"
-#include "ops/shape_text.h"
+#include "ops/op_event.h"
 #include "products.h"
 #include "runtime.h"
 
@@ -49,12 +40,13 @@ class CudaBackend final : public Backend {
   void set_scratch(std::byte* data, int64_t bytes) override {
     scratch_ = data;
     scratch_bytes_ = bytes;
-    recordings_.clear();  // their kernels know the other memory
+    recordings_.clear();  // the recorded kernels refer to the old scratch memory
   }
   void upload(void* device, const void* host, int64_t bytes) override { runtime_->upload(device, host, bytes); }
   void download(void* host, const void* device, int64_t bytes) override { runtime_->download(host, device, bytes); }
   void synchronize() override { runtime_->synchronize(); }
-  // The first time ops run as they are: libraries make then what they keep, which a capture would not let them.
+  // Runs the ops directly the first time, when libraries create state that a capture would forbid; captures them the
+  // second time.
   void run_recorded(const RecordingKey& key, const std::function<void()>& ops) override {
     if (choosing_) return ops();
     const auto [found, first_time] = recordings_.try_emplace(key);
@@ -82,8 +74,8 @@ class CudaBackend final : public Backend {
 #undef GPTRAIN_CUDA_RUN
 
  private:
-  // Null, and a warning, where one of the ops cannot be captured. A fault of another kind goes to the caller, once the
-  // capture has ended: it would take in all that comes later.
+  // Returns null, and adds a warning, if an op cannot be captured. Other exceptions are rethrown after the capture has
+  // ended; an open capture would take in all later work.
   std::unique_ptr<LaunchGraph> capture(const std::function<void()>& ops) {
     std::string fault;
     std::exception_ptr other;
@@ -114,11 +106,7 @@ class CudaBackend final : public Backend {
   template <typename Op>
   void start(const Op& op) {
     if (choosing_) return;
-    if constexpr (requires { cuda_run(op, runtime_->stream(), scratch_); }) {
-      cuda_run(op, runtime_->stream(), scratch_);
-    } else {
-      cuda_run(op, runtime_->stream());
-    }
+    cuda_run(op, runtime_->stream(), scratch_);
   }
   void start(const LinearForward& op) { start_product(op); }
   void start(const LinearBackwardInput& op) { start_product(op); }
@@ -147,26 +135,22 @@ class CudaBackend final : public Backend {
     fused_attention_->run(op, nullptr, scratch_);
   }
 
-  // cuDNN never serves f32 or dropout, so no warning says so. A warning says where data.max_documents has no effect.
+  // Does not warn for f32 and dropout, which cuDNN never serves. Warns if data.max_documents has no effect.
   template <typename Op>
   AttentionPieces pieces_of(const Op& op) {
     if (fused_attention_shape(op)) return fused_attention_->pieces(op);
     return {0, op.mask.max_documents > 0 ? fused_attention_rule : ""};
   }
 
-  // Which sequences hold more documents than there is room for, is known to the device only: the own kernels run, too,
-  // and compute those.
+  // Only the device knows which sequences hold more documents than there is room for. Our own kernels therefore run as
+  // well and compute those sequences.
   template <typename Op>
   void start_documents(const Op& op, int64_t sequences) {
     std::byte* const rest = scratch_ + fused_attention_table_bytes(op);
     const DocumentTable table(scratch_, op.batch, sequences, op.mask.max_documents);
     list_documents(table, op, runtime_->stream());
     fused_attention_->run(op, &table, rest);
-    if constexpr (std::is_same_v<Op, AttentionForward>) {
-      cuda_run(op, runtime_->stream(), table.overflow());
-    } else {
-      cuda_run(op, runtime_->stream(), rest, table.overflow());
-    }
+    cuda_run(op, runtime_->stream(), rest, table.overflow());
   }
 
   void warn(const std::string& warning) {
@@ -180,7 +164,7 @@ class CudaBackend final : public Backend {
   int64_t scratch_bytes_ = 0;
   bool choosing_ = false;
   struct Recording {
-    std::unique_ptr<LaunchGraph> graph;  // null: the ops have run once, or cannot be captured
+    std::unique_ptr<LaunchGraph> graph;  // null: not captured yet, or not capturable
     bool possible = true;
   };
   std::map<RecordingKey, Recording> recordings_;

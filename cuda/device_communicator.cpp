@@ -5,20 +5,20 @@
 #include <utility>
 #include <vector>
 
-#include "comm/call.h"
+#include "comm/gathered_transfers.h"
 #include "kernels/rank_sum.h"
 
 namespace gptrain {
 namespace {
 
-// All ranks' parts of an all-reduce that costs less as one exchange than as two.
+// Total bytes of all ranks up to which an all-reduce is faster as one exchange than as two.
 constexpr int64_t small_bytes = 256 * 1024;
 
-// An element of every rank in each half.
+// Returns the size of one element per rank: the least for each half.
 int64_t least_half_bytes(int size) { return int64_t{8} * size; }
 
-// Halves, and what ranks send into them, begin at multiples of it where they can: a kernel reads 16 bytes at a time only
-// of what begins at multiples of 16, and a device's memory delivers 32.
+// Alignment of the halves and of messages within them, where possible: a kernel reads 16 bytes at a time only from
+// multiples of 16, and device memory delivers 32.
 constexpr int64_t piece_alignment = 256;
 
 int64_t half_bytes(int64_t scratch_bytes, int size) {
@@ -26,14 +26,7 @@ int64_t half_bytes(int64_t scratch_bytes, int size) {
   return aligned >= least_half_bytes(size) ? aligned : scratch_bytes / 16 * 8;
 }
 
-const std::byte* place(const void* data, int64_t element, DType dtype) {
-  return static_cast<const std::byte*>(data) + element * dtype_bytes(dtype);
-}
-std::byte* place(void* data, int64_t element, DType dtype) {
-  return static_cast<std::byte*>(data) + element * dtype_bytes(dtype);
-}
-
-class DeviceCommunicator final : public Communicator {
+class DeviceCommunicator final : public GatheredTransfers {
  public:
   DeviceCommunicator(std::unique_ptr<Links> links, DeviceMemory& scratch)
       : links_(std::move(links)),
@@ -51,7 +44,7 @@ class DeviceCommunicator final : public Communicator {
   int size() const override { return links_->size(); }
 
   void all_reduce(void* data, int64_t count, DType dtype, ReduceOp op) override {
-    check({Operation::all_reduce, dtype, op, 0, count});
+    check_collective({Operation::all_reduce, dtype, op, 0, count});
     if (count * dtype_bytes(dtype) * size() <= std::min(small_bytes, scratch_bytes_))
       return reduce_whole(data, count, dtype, op);
     const auto slice = [&](int rank) { return count * rank / size(); };
@@ -65,17 +58,17 @@ class DeviceCommunicator final : public Communicator {
   }
 
   void reduce_scatter(const void* in, void* out, int64_t count, DType dtype, ReduceOp op) override {
-    check({Operation::reduce_scatter, dtype, op, 0, count});
+    check_collective({Operation::reduce_scatter, dtype, op, 0, count});
     reduce_slices(in, out, [&](int rank) { return count * rank; }, dtype, op);
   }
 
   void all_gather(const void* in, void* out, int64_t count, DType dtype) override {
-    check({Operation::all_gather, dtype, ReduceOp::sum, 0, count});
+    check_collective({Operation::all_gather, dtype, ReduceOp::sum, 0, count});
     if (count > 0) links_->all_gather(in, out, count * dtype_bytes(dtype));
   }
 
   void all_to_all(const void* in, void* out, int64_t count, DType dtype) override {
-    check({Operation::all_to_all, dtype, ReduceOp::sum, 0, count});
+    check_collective({Operation::all_to_all, dtype, ReduceOp::sum, 0, count});
     const int64_t bytes = count * dtype_bytes(dtype);
     for_each_distance(0, [&](int to, int from) {
       transfers_.push_back({to, place(in, to * count, dtype), nullptr, bytes});
@@ -87,7 +80,7 @@ class DeviceCommunicator final : public Communicator {
   void all_to_all_v(const void* in, std::span<const PeerPart> sent, void* out, std::span<const PeerPart> received,
                     DType dtype) override {
     check_parts(sent, received, dtype, rank(), size());
-    check({Operation::all_to_all_v, dtype, ReduceOp::sum, 0, 0});
+    check_collective({Operation::all_to_all_v, dtype, ReduceOp::sum, 0, 0});
     for_each_distance(0, [&](int to, int from) {
       const PeerPart& leaves = sent[static_cast<size_t>(to)];
       const PeerPart& comes = received[static_cast<size_t>(from)];
@@ -98,76 +91,53 @@ class DeviceCommunicator final : public Communicator {
   }
 
   void broadcast(void* data, int64_t count, DType dtype, int root) override {
-    check({Operation::broadcast, dtype, ReduceOp::sum, root, count});
+    check_collective({Operation::broadcast, dtype, ReduceOp::sum, root, count});
     if (count > 0) links_->broadcast(data, count * dtype_bytes(dtype), root);
   }
 
-  void send(const void* data, int64_t count, DType dtype, int peer) override {
-    transfer({Operation::send, dtype, ReduceOp::sum, peer, count}, {peer, data, nullptr, count * dtype_bytes(dtype)});
-  }
-  void receive(void* data, int64_t count, DType dtype, int peer) override {
-    transfer({Operation::receive, dtype, ReduceOp::sum, peer, count},
-             {peer, nullptr, data, count * dtype_bytes(dtype)});
-  }
-  void group_start() override {
-    if (grouping_) throw Error(ExitCode::device, "group_start inside a group of transfers");
-    grouping_ = true;
-  }
-  void group_end() override {
-    if (!grouping_) throw Error(ExitCode::device, "group_end without group_start");
-    grouping_ = false;
-    exchange();
-  }
-
   void barrier() override {
-    check({});
+    check_collective({});
     links_->all_gather(scratch_ + rank(), scratch_, 1);
     links_->synchronize();
   }
   void synchronize() override { links_->synchronize(); }
-  void abort() override {}  // the links end the work of their groups
+  void abort() override {}  // Links abort the work of their groups themselves
 
  private:
-  // body(to, from) for each distance in the circle of ranks, from `first` on.
+  // Calls body(to, from) for each distance in the ring of ranks, from `first` on.
   template <typename Body>
   void for_each_distance(int first, const Body& body) {
     for (int distance = first; distance < size(); ++distance)
       body((rank() + distance) % size(), (rank() + size() - distance) % size());
   }
 
-  void check(const Call& call) const {
-    check_call(call, size());
-    if (grouping_) throw Error(ExitCode::device, "{} inside a group of transfers", describe(call));
+  void add_transfer(const Call& call, const void* in, void* out) override {
+    transfers_.push_back({call.peer, in, out, call.count * dtype_bytes(call.dtype)});
   }
+  void run_transfers() override { exchange(); }
 
-  void transfer(const Call& call, const Links::Transfer& transfer) {
-    check_call(call, size());
-    transfers_.push_back(transfer);
-    if (!grouping_) exchange();
-  }
-
-  // Of nothing nothing is moved: both sides know.
+  // Skips empty transfers, as the peer does.
   void exchange() {
     std::erase_if(transfers_, [](const Links::Transfer& transfer) { return transfer.bytes == 0; });
     if (!transfers_.empty()) links_->exchange(transfers_);
     transfers_.clear();
   }
 
-  // Elements of a rank in a half.
+  // Returns the number of elements per rank in one half.
   int64_t longest_piece(int64_t width) const {
     const int64_t most = half_bytes_ / (size() * width), whole = piece_alignment / width;
     return most > whole ? most / whole * whole : most;
   }
 
-  // out = this rank's slice of the reduction of in; slices are [slice(r), slice(r + 1)), which differ by at most one
-  // element. `out` may be that slice of in.
+  // out = this rank's slice of the reduction of `in`. Slices are [slice(r), slice(r + 1)), of lengths that differ by at
+  // most one element. `out` may be this rank's slice of `in`.
   template <typename Slice>
   void reduce_slices(const void* in, void* out, const Slice& slice, DType dtype, ReduceOp op) {
     const int64_t width = dtype_bytes(dtype);
     const int64_t longest = longest_piece(width);
     int64_t end = 0;
     for (int rank = 0; rank < size(); ++rank) end = std::max(end, slice(rank + 1) - slice(rank));
-    // A piece comes while the one before is summed; where there is only one, nothing waits for another queue.
+    // Receives a piece while the previous one is summed. A single piece needs no second queue.
     const bool overlaps = end > longest;
     int half = 0;
     for (int64_t start = 0; start < end; start += longest, half = 1 - half) {
@@ -190,11 +160,11 @@ class DeviceCommunicator final : public Communicator {
       }
       if (overlaps) links_->mark_sums(half);
     }
-    // Sums run in their order: after the last one all have.
+    // Sums run in order, so the last one comes after all others.
     if (overlaps) links_->moves_follow_sums(1 - half);
   }
 
-  // Slices of other ranks from them; this rank's own is in its place.
+  // Gathers the other ranks' slices. This rank's own must be in place.
   template <typename Slice>
   void gather_slices(void* data, const Slice& slice, DType dtype) {
     const auto bytes_of = [&](int rank) { return (slice(rank + 1) - slice(rank)) * dtype_bytes(dtype); };
@@ -205,7 +175,7 @@ class DeviceCommunicator final : public Communicator {
     exchange();
   }
 
-  // data = the reduction of all of it.
+  // data = reduction of the ranks' data; every rank receives all of it.
   void reduce_whole(void* data, int64_t count, DType dtype, ReduceOp op) {
     if (count == 0) return;
     links_->all_gather(data, scratch_, count * dtype_bytes(dtype));
@@ -215,8 +185,7 @@ class DeviceCommunicator final : public Communicator {
   std::unique_ptr<Links> links_;
   std::byte* const scratch_;
   const int64_t scratch_bytes_, half_bytes_;
-  bool grouping_ = false;
-  std::vector<Links::Transfer> transfers_;  // gathered for the next exchange
+  std::vector<Links::Transfer> transfers_;  // queued for the next exchange
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Collectives on device memory, queued and not awaited.
+// Collectives on device memory that are queued and not waited for.
 #pragma once
 
 #include <memory>
@@ -9,13 +9,14 @@
 
 namespace gptrain {
 
-// The links only move: all arithmetic is the kernel's of kernels/rank_sum.h, in rank order and with 16-bit numbers
-// rounded once, so that results are those that Communicator promises, whatever algorithms the links' library chooses.
-//   reduce_scatter: every rank sends each its part (no more bytes than a ring), and sums its own in pieces that come into
-//     one half of `scratch` while those in the other half are summed
-//   all_reduce: reduce_scatter and all-gather of slices, in place; of what is small, everybody sums everything
-// Groups of one rank that are used in one stream may share the scratch memory (borrowed), which is device memory of at
-// least 16 * size bytes. A call returns when its work is queued; its buffers are free when that is over.
+// Returns a communicator in which the links only move data. All arithmetic is in kernels/rank_sum.h, in rank order and
+// with 16-bit numbers rounded once, so that results are as Communicator promises, whatever algorithms the links'
+// library chooses.
+//   reduce_scatter: every rank sends each other its part (no more bytes than a ring) and sums its own in pieces: one
+//     half of `scratch` receives while the other is summed
+//   all_reduce: reduce_scatter and all-gather of slices, in place; small data are summed by every rank
+// `scratch` is borrowed device memory of at least 16 * size bytes; a rank's groups on one stream may share it. A call
+// returns once its work is queued; its buffers are free when that work is done.
 std::unique_ptr<Communicator> make_device_communicator(std::unique_ptr<Links> links, DeviceMemory& scratch);
 
 }  // namespace gptrain

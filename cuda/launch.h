@@ -1,4 +1,4 @@
-// The one way by which kernels start.
+// The one function by which kernels are launched.
 #pragma once
 
 #include <cstddef>
@@ -16,26 +16,26 @@ namespace gptrain {
 
 struct LaunchShape {
   int64_t blocks = 1;
-  unsigned threads = 256;  // of a block
+  unsigned threads = 256;  // per block
   size_t shared_bytes = 0;
 };
 
 #ifdef __CUDACC__
 
-// What a grid has at most where blocks take further rounds: several for each multiprocessor of any device.
+// Most blocks of a grid whose blocks can take further rounds: several per multiprocessor of any device.
 constexpr int64_t most_grid_blocks = 1024;
 
-// What a block may have of shared memory without being asked for.
+// Shared memory that a block may have without an opt-in.
 constexpr size_t plain_shared_bytes = 48 << 10;
 
-// Throws Error (device) for a kernel that may not have so much shared memory.
+// Throws Error(device) if the kernel cannot have so much shared memory.
 void allow_shared_memory(const void* kernel, size_t bytes);
-// Throws Error (device) for a launch that the device has refused.
+// Throws Error(device) if the device has refused a launch.
 void check_launch();
-// Of the current device; asked once of each kernel and shape.
+// Asks the current device, once per kernel and shape.
 int64_t resident_blocks(const void* kernel, unsigned threads, size_t shared_bytes);
 
-// How many blocks of the shape's size run at a time on the whole device.
+// Returns the number of blocks of this shape that run at a time on the whole device.
 template <typename... Parameters>
 int64_t resident_blocks(void (*kernel)(Parameters...), const LaunchShape& shape) {
   return resident_blocks(reinterpret_cast<const void*>(kernel), shape.threads, shape.shared_bytes);
@@ -53,11 +53,11 @@ void launch(Stream stream, const LaunchShape& shape, void (*kernel)(Parameters..
 
 #else
 
-// Few: so that small cases take further rounds, too. No result depends on it: chunks, rows and tiles have sums of their
-// own, and these are added in one order, whichever block took them.
+// Small, so that small cases need further rounds too. No result depends on it: chunks, rows and tiles have sums of
+// their own, which are added in a fixed order whichever block computed them.
 constexpr int64_t most_grid_blocks = 2;
 
-// Few: so that blocks have several rows of a small matrix, too.
+// Small, so that blocks take several rows even of a small matrix.
 template <typename... Parameters>
 int64_t resident_blocks(void (*)(Parameters...), const LaunchShape&) {
   return 12;

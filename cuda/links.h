@@ -1,6 +1,6 @@
-// What moves bytes between the devices of a group: the seam between collectives on devices and a library.
+// Moves bytes between the devices of a group: the seam between device collectives and a library.
 //
-// device/nccl.cpp is NCCL's. Tests on the host harness have their own.
+// device/nccl.cpp implements it with NCCL. Tests on the host harness have their own.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace gptrain {
 
-// One rank's end. What is queued on the stream runs in order, and meets what the peers queue in the same order. Nothing
-// here computes with what it moves. Error(device), PeerGone: of no use from then on.
+// One rank's end of the links. Work queued on the stream runs in order and pairs with the peers' work in the same
+// order. Moves data without arithmetic. After an Error(device) or PeerGone the links are unusable.
 class Links {
  public:
   virtual ~Links() = default;
@@ -19,12 +19,12 @@ class Links {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual Stream stream() const = 0;
-  // A second queue of the device, which computes with what has come while the stream moves the next.
+  // Returns a second queue of the device, which computes with received data while the stream moves the next.
   virtual Stream sums() const = 0;
-  // What is queued in sums() from now on runs after what is queued on the stream.
+  // Makes later work in sums() wait for all work queued on the stream so far.
   virtual void sums_follow_moves() = 0;
-  // Marks what is queued in sums() as that of one half of the memory that it reads, 0 or 1; what is queued on the stream
-  // from then on runs after what was last marked so.
+  // mark_sums: marks the work in sums() so far as reading one half of the memory, 0 or 1. moves_follow_sums: makes
+  // later work on the stream wait for the half's last mark.
   virtual void mark_sums(int half) = 0;
   virtual void moves_follow_sums(int half) = 0;
 
@@ -35,12 +35,12 @@ class Links {
     void* out;       // null: a send
     int64_t bytes;
   };
-  // Queues all together. Those of an ordered pair of ranks meet in their order.
+  // Queues all transfers together. Transfers of an ordered pair of ranks pair up in list order.
   virtual void exchange(std::span<const Transfer> transfers) = 0;
-  // out[r * bytes ...] = in of rank r. `in` may be its own place in out.
+  // out[r * bytes ...] = `in` of rank r. `in` may be this rank's piece of `out`.
   virtual void all_gather(const void* in, void* out, int64_t bytes) = 0;
   virtual void broadcast(void* data, int64_t bytes, int root) = 0;
-  // Waits for what is queued.
+  // Waits for all queued work.
   virtual void synchronize() = 0;
 };
 

@@ -1,4 +1,4 @@
-// What takes NCCL's place in a build without it, and on the host harness.
+// Replaces NCCL in a build without it and on the host harness.
 #include "base/error.h"
 #include "comm/device_groups.h"
 

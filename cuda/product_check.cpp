@@ -5,7 +5,7 @@
 namespace gptrain {
 namespace {
 
-// The sums of a [1, n] bias' gradient as a product: a row of ones times the factor.
+// Returns the column sums of a [1, n] bias gradient as a product: a row of ones times the operand.
 ExpectedProduct sums_of_rows(const Matrix& factor, const Matrix& sums) {
   return {.product = {.a = Matrix(nullptr, factor.dtype, 1, factor.rows), .b = factor, .bias = {}, .c = sums}};
 }
@@ -21,7 +21,7 @@ std::string ProductCheck::fault(const ExpectedProduct& expected, const Matrix& b
   uint64_t unwritten = 0;
   for (const Bits& bits : first) unwritten += bits.unwritten;
   if (unwritten > 0) return fmt::format("it leaves {} elements of the result as they were", unwritten);
-  // Written so that a NaN is a fault.
+  // The comparison is false for NaN, which is thus a fault.
   if (!(worst <= 1)) return fmt::format("its result is off by {:.3g} times what rounding explains", worst);
   if (run_and_take_bits(expected, bias_gradient, run, scratch) != first)
     return "it gives other bits when it runs again";

@@ -1,9 +1,9 @@
-// Whether a library's algorithm may be used for a product.
+// Decides if a library's algorithm may be used for a product.
 //
-// Libraries have had algorithms that left out the end of a sum's depth, or gave other bits from run to run, at shapes
-// that their own tests had not. So what timing chose is run twice before it is used, on the product's own operands:
-// tiles of the result, the corners' and others, must be what the own kernel sums, every element must have been written,
-// and all bits must be the same both times. Otherwise it is struck out, and the next fastest takes its place.
+// Libraries have had algorithms that omitted the end of a sum's depth, or gave different bits from run to run, at
+// shapes that their own tests did not cover. So a chosen algorithm runs twice before use, on the product's own
+// operands: the corner tiles and other tiles of the result must equal the own kernel's sums, every element must be
+// written, and all bits must be equal both times. Otherwise it is rejected, and the next fastest is tried.
 #pragma once
 
 #include <algorithm>
@@ -22,15 +22,14 @@ namespace gptrain {
 
 class ProductCheck {
  public:
-  // Waits for the stream, then copies from the device.
+  // Waits for the stream, then copies from the device to the host.
   using Download = std::function<void(void* host, const void* device, int64_t bytes)>;
 
   ProductCheck(Stream stream, Download download) : stream_(stream), download_(std::move(download)) {}
 
-  // What is wrong with the algorithm that `run` queues; empty: nothing. What it leaves in the results is undefined
-  // afterwards. `bias_gradient`: a second result [1, n], the sums over rows of the product's factor [depth, m] that is
-  // stored transposed; not given: there is none. `scratch`: product_check_bytes, which `run` may use, too, aligned to 8
-  // bytes. Waits for the device.
+  // Returns the fault of the algorithm that `run` queues; empty: none. Leaves the results undefined. `bias_gradient`: a
+  // second result [1, n], the sums over the rows of the operand [depth, m] that is stored transposed; not given: none.
+  // `scratch`: product_check_bytes, aligned to 8 bytes; `run` may use it as well. Waits for the device.
   std::string fault(const ExpectedProduct& expected, const Matrix& bias_gradient, const std::function<void()>& run,
                     std::byte* scratch) const;
 
@@ -48,9 +47,9 @@ class ProductCheck {
   Download download_;
 };
 
-// The fastest of the candidates, each of which has its `milliseconds`, that has no fault. One that comes earlier is
-// better unless a later one is faster by a factor of `clearly`. fault_of(candidate): a text, empty for none.
-// strike(candidate, fault) is told of those that were to be used and must not be.
+// Returns the fastest candidate (by `milliseconds`) without a fault; nullopt if there is none. An earlier candidate is
+// preferred unless a later one is faster by the factor `clearly`. fault_of(candidate) returns a text, empty if there is
+// no fault. strike(candidate, fault) is called for each rejected candidate.
 template <typename Candidate, typename FaultOf, typename Strike>
 std::optional<Candidate> fastest_sound(std::vector<Candidate> candidates, float clearly, const FaultOf& fault_of,
                                        const Strike& strike) {
@@ -66,8 +65,8 @@ std::optional<Candidate> fastest_sound(std::vector<Candidate> candidates, float 
   return std::nullopt;
 }
 
-// Why cuBLASLt serves a product by none of its algorithms: it offers none that starts, or `last_fault` was that of the
-// last one that was struck out.
+// Returns the reason why no cuBLASLt algorithm serves a product: none starts, or all were rejected, the last with
+// `last_fault`.
 std::string why_unserved(const std::string& last_fault);
 
 }  // namespace gptrain

@@ -1,6 +1,6 @@
 // A device's memory, copies and stream.
 //
-// device/runtime.cpp is CUDA's. host/runtime.cpp is this machine's own memory, for kernels on the host harness.
+// device/runtime.cpp implements it with CUDA. host/runtime.cpp uses this machine's memory, for the host harness.
 #pragma once
 
 #include <cstddef>
@@ -15,14 +15,14 @@
 
 namespace gptrain {
 
-// Launches that were captured, to be queued again in one go: a CUDA graph. Operands and parameters are as they were.
+// Captured launches that can be queued again together: a CUDA graph. Operands and parameters stay as captured.
 class LaunchGraph {
  public:
   virtual ~LaunchGraph() = default;
   virtual void launch() = 0;
 };
 
-// As Backend says of the same functions.
+// Implements the functions of Backend with the same names.
 class Runtime {
  public:
   virtual ~Runtime() = default;
@@ -34,20 +34,20 @@ class Runtime {
   virtual void download(void* host, const void* device, int64_t bytes) = 0;
   virtual void synchronize() = 0;
 
-  // What is queued on the stream from now on is kept and not run; nothing else may be done with the runtime meanwhile.
-  // Error (device) from either, or from what is queued meanwhile: something cannot be captured. The runtime is then as
-  // before, once end_capture has been called.
+  // Captures work queued on the stream from now on instead of running it; no other use of the runtime is allowed until
+  // end_capture. If something cannot be captured, either function or the queueing in between throws Error(device);
+  // after end_capture the runtime is usable again.
   virtual void begin_capture() = 0;
   virtual std::unique_ptr<LaunchGraph> end_capture() = 0;
   virtual std::unique_ptr<SideQueue> make_side_queue() = 0;
 };
 
-// What SideQueue::allocate_host throws where the host cannot pin so many bytes.
+// Returns the Error that SideQueue::allocate_host throws if the host cannot pin that much memory.
 inline Error cannot_pin(int64_t bytes) {
   return {ExitCode::device, "cannot pin {} of the host's memory", format_bytes(static_cast<double>(bytes))};
 }
 
-// Of device number `device`. Error (device): there is no such device, or it cannot be used.
+// Opens device number `device`. Throws Error(device) if it does not exist or cannot be used.
 std::unique_ptr<Runtime> make_runtime(int device);
 
 }  // namespace gptrain

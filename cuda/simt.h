@@ -1,7 +1,7 @@
-// What a kernel's source includes: CUDA's built-ins on a device, or on a machine without one their host equivalents.
+// Included by every kernel: CUDA's built-ins on a device, their host equivalents elsewhere.
 //
-// Kernels are plain SIMT CUDA. Two things go through here so that the same source runs on both: shared memory comes
-// from `shared<T>()`, and every launch goes through `launch`.
+// Kernels are plain SIMT CUDA. Two things go through this header so that the same source runs on both: shared memory
+// comes from `shared<T>()`, and every launch from `launch`.
 #pragma once
 
 #ifdef __CUDACC__
@@ -10,7 +10,7 @@
 
 namespace gptrain {
 
-// The block's dynamic shared memory, of the size that `launch` was given.
+// Returns the block's dynamic shared memory, of the size given to `launch`.
 template <typename T>
 __device__ T& shared() {
   extern __shared__ __align__(16) unsigned char dynamic_shared_memory[];

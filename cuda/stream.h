@@ -1,4 +1,4 @@
-// The queue that kernels and copies of one backend run in.
+// The queue in which one backend's kernels and copies run.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ namespace simt {
 class DeviceQueues;
 }
 
-// On the host harness a queue of a device, or of none, where a launch has ended when it returns. The seed fixes the
-// order in which a block's threads run.
+// On the host harness: a queue of a device, or of none (null), in which case a launch has ended when it returns. The
+// seed determines the order in which a block's threads run.
 struct Stream {
   uint64_t seed = 1;
   simt::DeviceQueues* device = nullptr;

@@ -1,4 +1,4 @@
-// What takes the CUDA backend's place in a build without it.
+// Replaces the CUDA backend in a build without it.
 #include "base/error.h"
 #include "ops/backend.h"
 #include "ops/cuda_devices.h"

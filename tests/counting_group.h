@@ -1,4 +1,4 @@
-// A group that moves nothing and adds up what each call would send, by the rule that plans and profiles count by.
+// A group that moves nothing and adds up the bytes of each call, by the rule of plans and profiles.
 #pragma once
 
 #include "comm/communicator.h"
@@ -6,7 +6,7 @@
 
 namespace gptrain::testing {
 
-// One rank of a group of `size`; `traffic` is the caller's.
+// One rank of a group of `size`. Borrows `traffic`.
 class CountingGroup final : public Communicator {
  public:
   CountingGroup(int rank, int size, TrafficTable& traffic) : rank_(rank), size_(size), traffic_(traffic) {}

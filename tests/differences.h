@@ -1,4 +1,4 @@
-// Where two large values differ. Catch prints both sides of a comparison that fails whole, which takes minutes.
+// Finds the first difference of two large values. Catch prints both sides of a failed comparison, which takes minutes.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace gptrain::testing {
 
-// "" where they are equal: "element 7 of 12 and 12: 0.5 and 0.25".
+// Returns "" if they are equal, else e.g. "element 7 of 12 and 12: 0.5 and 0.25".
 template <typename T>
 std::string first_difference(const std::vector<T>& a, const std::vector<T>& b) {
   const auto [in_a, in_b] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
@@ -22,7 +22,7 @@ std::string first_difference(const std::vector<T>& a, const std::vector<T>& b) {
                      text(in_b, b.end()));
 }
 
-// The same by name: "weight/head.weight: element ...".
+// Does the same by name: "weight/head.weight: element ...".
 template <typename T>
 std::string first_difference(const std::map<std::string, T>& a, const std::map<std::string, T>& b) {
   for (const auto& [name, values] : a) {

@@ -17,7 +17,7 @@ namespace gptrain::testing {
 
 enum class Family { gpt2, llama };
 
-// A config whose sizes are no multiples of anything convenient. `overrides` as on the command line.
+// Returns a config whose sizes are not multiples of anything convenient. `overrides` as on the command line.
 inline RunConfig small_config(Family family, const std::vector<std::string>& overrides = {}, int64_t world_size = 1) {
   const std::string model =
       family == Family::gpt2
@@ -37,12 +37,12 @@ inline RunConfig small_config(Family family, const std::vector<std::string>& ove
   return parse_config(text, overrides, "small_config", world_size);
 }
 
-// One of the optimizer's columns of state, f32; on a device an address there.
+// Returns one of the optimizer's f32 state columns; on a device, an address there.
 inline float* column(const StatePiece& piece, size_t index) {
   return reinterpret_cast<float*>(piece.columns.at(index));
 }
 
-// The groups of a rank that is alone.
+// The groups of a single rank.
 struct OneRank {
   explicit OneRank(const RunConfig& config) : world(std::move(make_local_world(1).front())), groups(config, *world) {}
 
@@ -50,11 +50,11 @@ struct OneRank {
   RankGroups groups;
 };
 
-// Sample n is a fixed function of n, whatever the micro-batch: tokens follow a noisy repeating pattern, so that there
-// is something to learn.
+// Random batches: sample n is a fixed function of n, whatever the micro-batch. Tokens follow a noisy repeating pattern,
+// so that there is something to learn.
 class RandomBatches : public MicroBatchSource {
  public:
-  // Those of one of `data_size` data ranks, which take micro-batches in turns.
+  // Returns the batches of one of `data_size` data ranks, which take micro-batches in turn.
   explicit RandomBatches(const RunConfig& config, int64_t first_sample = 0, int64_t data_rank = 0,
                          int64_t data_size = 1)
       : batch_(config.batch.micro),

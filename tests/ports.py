@@ -1,11 +1,11 @@
-"""Ports of this machine that nobody listens at."""
+"""Finds ports of this machine that nobody listens at."""
 import random
 import socket
 
 
 def free_ports(count):
-    """The first of `count` ports in a row. They lie below those that the system gives to connections, so that none of
-    these takes one before who asked for it listens there."""
+    """Returns the first of `count` consecutive ports. They are below those that the system assigns to connections, so
+    that no connection takes one before the caller listens there."""
     while True:
         first = random.SystemRandom().randrange(17000, 32000 - count)
         listeners = [socket.socket() for _ in range(count)]

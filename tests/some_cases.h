@@ -1,4 +1,4 @@
-// The fast suite's share of a test that has a `whole` one beside it.
+// Tells a test to run the fast suite's share of its cases; a `whole` test runs all.
 #pragma once
 
 #include <cstdlib>
@@ -6,7 +6,7 @@
 
 namespace gptrain::testing {
 
-// Whether to take one case of each kind only, because TEST_CASES=some is in the environment.
+// Returns true if TEST_CASES=some is set: take one case of each kind only.
 inline bool some_cases() {
   const char* const wanted = std::getenv("TEST_CASES");
   return wanted != nullptr && std::string_view(wanted) == "some";

@@ -1,5 +1,5 @@
-// Sums as a Hopper's tensor cores have them (arXiv 2511.10909), for tests on machines without one: the host harness,
-// like the CPU, rounds to nearest.
+// Sums as Hopper's tensor cores compute them (arXiv 2511.10909), for tests on machines without one: the CPU and the
+// host harness round to nearest.
 #pragma once
 
 #include <algorithm>
@@ -10,18 +10,18 @@ namespace gptrain::testing {
 
 struct TensorCore {
   int64_t products_of_step;
-  int bits;         // after the binary point of the largest addend, to which all are aligned
-  int result_bits;  // of a step's result
+  int bits;         // kept after the binary point of the largest addend, to which all are aligned
+  int result_bits;  // kept of the result of a step
 };
-// Of FP8 with fast accumulation, where sums stay in the tensor core.
+// The second is for FP8 with fast accumulation, where sums stay in the tensor core.
 inline constexpr TensorCore tensor_core_16_bit{16, 25, 23}, tensor_core_fp8{32, 13, 13};
 
-// Towards zero, to a multiple of 2^exponent.
+// Truncates towards zero, to a multiple of 2^exponent.
 inline double cut_off(double value, int exponent) {
   return std::ldexp(std::trunc(std::ldexp(value, -exponent)), exponent);
 }
 
-// The sum over k < depth of a(k) b(k), which are exact in double.
+// Returns the sum over k < depth of a(k) b(k); the products are exact in double.
 template <typename A, typename B>
 float tensor_core_sum(const TensorCore& core, int64_t depth, const A& a, const B& b) {
   constexpr int least_exponent = -126;

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Times whole training steps of gptrain and of PyTorch on this CPU, side by side, and prints one table.
 
-Run by tools/bench_cpu.sh. For each shape and precision the contenders (gptrain; PyTorch eager; PyTorch compiled) take
-turns for some rounds, a new process each, so that a machine that slows down slows all of them. A figure is the median
-over all timed steps of all rounds; the ratio is that of gptrain to the faster of the two PyTorchs. MFU is gptrain's,
-model FLOPs over the matrix rate that it measures at its start.
+Run by tools/bench_cpu.sh. For each shape and precision, gptrain, PyTorch eager and PyTorch compiled take turns for
+several rounds, in a new process each, so that a slowdown of the machine affects all three. A figure is the median over
+all timed steps of all rounds; the ratio compares gptrain with the faster PyTorch. MFU is gptrain's: model FLOPs over
+the matrix rate that it measures at its start.
 
---against names another gptrain, such as one of an older commit. The two then take turns instead, each round in the
-other order, and the table shows by how much the first is faster: the median of the rounds' ratios, and the interval
-that holds the true median with a probability of 90%.
+--against names another gptrain binary, e.g. of an older commit. The two binaries then take turns, in alternating
+order, and the table shows how much faster the first is: the median of the rounds' ratios, and the interval that holds
+the true median with a probability of 90%.
 """
 
 import argparse
@@ -26,15 +26,15 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-# Sequences, tokens, steps that are not timed, steps that are.
+# Sequences, tokens, untimed steps, timed steps.
 SHAPES = {"small": (4, 64, 3, 8), "long": (1, 1024, 2, 4), "large": (8, 1024, 1, 2)}
-# Threads that wait spin as long as gptrain's do: OpenMP's default makes PyTorch several times slower when other work
+# Waiting threads spin as briefly as gptrain's: OpenMP's default makes PyTorch several times slower when other work
 # shares the cores.
 TORCH_ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
 
 
 def write_tokens(prefix, count, vocab):
-    """A Megatron .bin/.idx pair of one document of random 16-bit tokens."""
+    """Writes a Megatron .bin/.idx pair with one document of random 16-bit tokens."""
     rng = random.Random(1)
     with open(f"{prefix}.bin", "wb") as file:
         file.write(struct.pack(f"<{count}H", *(rng.randrange(vocab) for _ in range(count))))
@@ -44,7 +44,7 @@ def write_tokens(prefix, count, vocab):
 
 
 def output_of(command, environment=None):
-    """What the command prints; ends the program with its messages when it fails."""
+    """Returns the command's output; ends the program with the command's messages if it fails."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     if done.returncode != 0:
         sys.exit(f"{done.stderr}error: {' '.join(command)} failed (exit {done.returncode})")
@@ -52,7 +52,7 @@ def output_of(command, environment=None):
 
 
 def train_124m(gptrain, folder, settings, *arguments):
-    """Trains on the tokens of the folder without saving; what it printed, and its records."""
+    """Trains on the folder's tokens without saving; returns the output and the step records."""
     out = folder / "run"
     settings = {
         "data.train": json.dumps([{"path": str(folder / "tokens")}]),
@@ -70,7 +70,7 @@ def train_124m(gptrain, folder, settings, *arguments):
 
 
 def run_gptrain(gptrain, options, folder, shape, dtype):
-    """The seconds and the MFU of each timed step."""
+    """Returns the seconds and the MFU of each timed step."""
     batch, length, untimed, timed = SHAPES[shape]
     _, records = train_124m(gptrain, folder, {
         "model.sequence_length": length,
@@ -84,16 +84,16 @@ def run_gptrain(gptrain, options, folder, shape, dtype):
 
 
 def run_torch(options, shape, dtype, compiled):
-    """The seconds of each timed step."""
+    """Returns the seconds of each timed step."""
     batch, length, untimed, timed = SHAPES[shape]
-    command = [options.python, str(HERE / "bench_torch.py"), "--batch", str(batch), "--length", str(length)]
+    command = [options.python, str(HERE / "bench" / "bench_torch.py"), "--batch", str(batch), "--length", str(length)]
     command += ["--dtype", dtype, "--untimed", str(untimed), "--steps", str(timed), "--threads", str(options.threads)]
     command += ["--compile"] if compiled else []
     return json.loads(output_of(command, TORCH_ENVIRONMENT | os.environ).splitlines()[-1])["seconds"]
 
 
 def measure(options, folder, shape, dtype):
-    """One row of the table."""
+    """Prints one row of the table."""
     batch, length = SHAPES[shape][:2]
     seconds = {"gptrain": [], "eager": [], "compiled": []}
     utilizations = []
@@ -111,13 +111,13 @@ def measure(options, folder, shape, dtype):
 
 
 def interval_of_median(values):
-    """Order statistics of the values between which their true median lies with a probability of at least 90%.
+    """Returns the order statistics between which the true median lies with a probability of at least 90%.
 
-    The number of values below the true median is binomial, so this supposes nothing about how they are spread.
+    The number of values below the true median is binomial, so no distribution of the values is assumed.
     """
     values = sorted(values)
     count = len(values)
-    below = 0  # the most values that can be left out at each end
+    below = 0  # most values that can be left out at each end
     tail = 0.5**count
     while below + 1 < (count + 1) // 2:
         tail += math.comb(count, below + 1) * 0.5**count
@@ -128,7 +128,7 @@ def interval_of_median(values):
 
 
 def compare(options, folder, shape, dtype):
-    """One row of the table of two gptrains."""
+    """Prints one row of the table that compares two gptrain binaries."""
     batch, length = SHAPES[shape][:2]
     programs = [options.gptrain, options.against]
     medians = {program: [] for program in programs}
@@ -143,7 +143,7 @@ def compare(options, folder, shape, dtype):
 
 
 def print_comparison(options):
-    """The table of two gptrains."""
+    """Prints the table that compares two gptrain binaries."""
     print(f"GPT-2 124M, {options.threads} threads, forward + backward + update; milliseconds a step, medians of "
           f"{options.rounds} rounds of {options.gptrain} and {options.against}")
     print(f"{'shape':<11}{'dtype':<7}{'first':>10}{'against':>10}{'ratio':>8}{'90% interval':>17}{'load':>7}")
@@ -155,7 +155,7 @@ def print_comparison(options):
 
 @contextlib.contextmanager
 def prepared_tokens():
-    """A temporary folder that holds the tokens."""
+    """Yields a temporary folder that holds the tokens."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         write_tokens(folder / "tokens", 1 << 18, 50257)

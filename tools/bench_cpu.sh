@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Times whole training steps of gptrain and of PyTorch on this machine, side by side: GPT-2 124M, bf16 and fp32, three
-# shapes of batch. Builds gptrain in build-bench/ and, unless PYTHON names a Python that has torch, installs the newest
-# torch in build-bench/torch. Ends with one table of medians and ratios. Options are those of tools/bench_cpu.py.
+# batch shapes. Builds gptrain in build-bench/. Installs the newest torch in build-bench/torch, unless PYTHON names a
+# Python that has torch. Ends with one table of medians and ratios. Takes the options of tools/bench_cpu.py.
 #   tools/bench_cpu.sh
 #   PYTHON=/path/to/python tools/bench_cpu.sh --shapes small --rounds 5
 set -euo pipefail

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Holds predicted steps against measured ones on this machine: `gptrain bench device` and then ten configs, in turns.
+"""Compares predicted with measured steps on this machine: runs `gptrain bench device` and then ten configs, in turns.
 
-Each turn measures the profile and then runs every config once, a process each; the prediction of a config is the median
-over the turns' profiles, its measured step the median over all steps but the first two of each run. Where other work
-takes turns with all this, that says more of the other work; so the shortest step stands beside what is predicted by the
-profile's quick runs alone, without its stretch. Then the timeline of a profiled step of each config is held against the
-simulated one: the actions must be the same, in the same order; of the lengths of those that take at least a thousandth of
-the step, the median error is shown, by the profile and by its quick runs alone: what other work on the machine adds to a
-step is in a few of its actions, which the median of several runs leaves out.
+Each turn measures a profile and then runs every config once, in a process each. A config's prediction is the median
+over the turns' profiles; its measured step is the median over all steps except the first two of each run. If other
+work shares the machine, these figures mostly describe that work; the shortest step is therefore shown beside the
+prediction from the profile's quick runs alone, without its stretch. Then the timeline of a profiled step of each
+config is compared with the simulated one: actions and their order must be the same. For actions that take at least a
+thousandth of the step, the median error of their lengths is shown, by the profile and by its quick runs alone. Other
+work on the machine lengthens a few actions of a step, which the median over several runs leaves out.
 """
 
 import argparse
@@ -116,14 +116,14 @@ class Bench:
         return profile
 
     def actions(self, trace):
-        """Name and length of each action of rank 0."""
+        """Returns the name and length of each action of rank 0."""
         events = json.loads((self.folder / trace).read_text(encoding="utf-8"))["traceEvents"]
         return [((event["name"], event["args"]["unit"], event["args"]["micro_batch"]), event["dur"])
                 for event in events if event["ph"] == "X" and event["pid"] == 0 and event["tid"] == 0]
 
     def error_of_actions(self, one, profile):
-        """Median errors of the actions' lengths, each the median of those in several runs' profiles: as predicted by the
-        profile, and by its quick runs."""
+        """Returns the median errors of the actions' predicted lengths, by the profile and by its quick runs. An
+        action's measured length is the median over several runs' profiles."""
         step = self.options.steps
         planned, quick = [], []
         for actions, name in ((planned, profile), (quick, "quick.json")):

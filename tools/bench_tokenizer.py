@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Speed of gptrain's tokenizer beside tiktoken and Hugging Face tokenizers.
+"""Measures the speed of gptrain's tokenizer beside tiktoken and Hugging Face tokenizers.
 
-    V/bin/python tools/bench_tokenizer.py GPTRAIN FOLDER [--part encode|train]   (V as of compare_tokenizers.py)
+    V/bin/python tools/bench_tokenizer.py GPTRAIN FOLDER [--part encode|train]   (V: see compare_tokenizers.py)
 
-FOLDER gets the corpus, once: 100 MB of text, the Collaborative International Dictionary of English and the pages of
-Debian's documentation packages below, without their markup (apt-get downloads what FOLDER/packages does not hold).
+The first run creates a corpus in FOLDER: 100 MB of text from the Collaborative International Dictionary of English and
+the pages of Debian's documentation packages listed below, without markup (apt-get downloads packages that are not in
+FOLDER/packages).
 
-encode: 20 MB of it, English, in documents of 10 KB, with a vocabulary of 50,257, in one thread each; processor time. Of
-gptrain the whole command `data pack` counts, less that of packing one word: reading JSONL, encoding and writing. Then
-the elapsed time of `data pack` for the whole corpus, with one and with two threads that encode.
-train: 32,000 tokens from all of it, with one and with two threads, each trainer in a process of its own: elapsed and
-processor time, and the most memory that it had. Then gptrain's memory for the same corpus three times over, which
-has the same words.
+encode: 20 MB of English in documents of 10 KB, with a vocabulary of 50,257, one thread each; processor time. For
+gptrain, the whole `data pack` command (reading JSONL, encoding, writing) counts, less the time to pack one word. Then
+the elapsed time of `data pack` for the whole corpus, with one and with two encoding threads.
+train: 32,000 tokens from the whole corpus, with one and with two threads, each trainer in its own process: elapsed and
+processor time and peak memory. Then gptrain's peak memory for the same corpus repeated three times, which has the same
+words.
 """
 import argparse
 import gzip
@@ -25,6 +26,8 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parent / "compare"))
+
 PACKAGES = ["dict-gcide", "perl-doc", "postgresql-doc-15", "git-doc", "python3.11-doc", "linux-doc-6.1"]
 CORPUS_BYTES, ENCODED_BYTES, DOCUMENT_CHARACTERS = 100_000_000, 20_000_000, 10_000
 ENCODE_VOCABULARY, TRAIN_VOCABULARY = 50_257, 32_000
@@ -37,7 +40,7 @@ def run(*command, **options):
 
 
 def pages_of(package, folder):
-    """The texts of a package's pages."""
+    """Returns the texts of a package's pages."""
     found = sorted(folder.glob(f"{package}_*.deb"))
     if not found:
         run("apt-get", "-q", "download", package, cwd=folder, stdout=subprocess.DEVNULL)
@@ -60,7 +63,7 @@ def pages_of(package, folder):
 
 
 def make_corpus(folder):
-    """FOLDER/corpus.jsonl, a document a line."""
+    """Returns the path of FOLDER/corpus.jsonl, one document a line; creates it if missing."""
     path = folder / "corpus.jsonl"
     if path.exists():
         return path
@@ -90,7 +93,7 @@ def write_documents(path, texts):
 
 
 def measured(*command, **environment):
-    """Elapsed and processor seconds of a command, and its peak memory in MB."""
+    """Runs a command; returns its elapsed and processor seconds and its peak memory in MB."""
     start = time.monotonic()
     with subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                           env=os.environ | environment) as child:
@@ -172,7 +175,7 @@ def main():
     parser.add_argument("--part", choices=["encode", "train"], action="append", help="only this; default: both")
     parser.add_argument("--reference", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.reference:  # FOLDER is the corpus, and this the process of its own
+    if arguments.reference:  # runs in the separate process; FOLDER is then the corpus
         train_reference(arguments.folder)
         return
     corpus = make_corpus(arguments.folder)

@@ -1,19 +1,19 @@
 # shellcheck shell=bash
-# What the scripts of this folder share; sourced, never run. Changes to the top of the source tree.
+# Functions shared by the scripts of this folder. Sourced, never run. Changes to the top of the source tree.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 LOGS=build/logs
 mkdir -p "$LOGS"
 
-# A compiler's cache that is empty costs less where it goes by the files that the compiler names, and runs no
-# preprocessor of its own.
+# Dependency mode of ccache: with an empty cache it costs less, as it uses the compiler's list of headers and runs no
+# preprocessor.
 export CCACHE_DEPEND=${CCACHE_DEPEND-1}
 
-# A version whose backward of attention is known to keep its fast way to fixed bits on Hopper: others may take the slow
-# one of cuDNN 9.25 (github.com/NVIDIA/cudnn-frontend/pull/398).
+# A version whose attention backward is known to keep its fast path with fixed bits on Hopper; others may take cuDNN
+# 9.25's slow one (github.com/NVIDIA/cudnn-frontend/pull/398).
 cudnn_frontend_wheel() { echo 'nvidia-cudnn-frontend==1.32.0'; }
 
-# Where pip puts a newer meson, on systems whose own is too old.
+# The folder into which pip installs a newer meson, on systems whose own is too old.
 PATH="$PATH:${HOME:-}/.local/bin"
 
 # Ubuntu 22.04's default compiler is too old; a newer one installed beside it is used instead.
@@ -30,13 +30,13 @@ die() {
   exit 1
 }
 
-# show_last_line LOG: on one line of the terminal, until it is killed or the script has ended.
+# show_last_line LOG: shows the log's last line on one line of the terminal, until killed or until the script ends.
 show_last_line() {
   while sleep 1 && kill -0 $$ 2>/dev/null; do printf '\r\e[K    %s' "$(tail -n 1 "$1" | cut -c 1-75)"; done
 }
 
-# run_logged LOG COMMAND...: keeps the command's output in $LOGS/LOG, and shows its last line on a terminal while it
-# runs; if it fails, shows the end of it and returns 1.
+# run_logged LOG COMMAND...: writes the command's output to $LOGS/LOG and shows its last line on a terminal while it
+# runs. If it fails, shows the end of the output and returns 1.
 run_logged() {
   local log=$LOGS/$1 watcher='' status=0
   shift

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Sums the results in meson's testlog.json files: names what failed, ends with "N passed, N failed, N skipped".
+"""Sums the results in meson's testlog.json files: lists failures, ends with "N passed, N failed, N skipped".
 
-A build that failed counts as one failed test, and so does a log that is missing or holds no test. Exits 1 if anything
+A failed build counts as one failed test, and so does a log that is missing or holds no test. Exits with 1 if anything
 failed.
 """
 import argparse
@@ -10,7 +10,7 @@ import sys
 
 
 def read_results(path):
-    """(name, result) of each test, or one made-up failure if there is none."""
+    """Returns (name, result) of each test, or one artificial failure if there is none."""
     try:
         with open(path, encoding="utf-8") as log:
             tests = [json.loads(line) for line in log if line.strip()]

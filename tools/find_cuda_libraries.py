@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Finds CUDA's libraries and their headers: in the toolkit of nvcc, on this system, or in NVIDIA's Python wheels, whose
-libraries have a version in their names and no link without one. Prints NAME|INCLUDE|LIBRARY for each that is there:
-INCLUDE is empty where a compiler looks there itself, LIBRARY the file to link.
+"""Finds CUDA's libraries and headers: in nvcc's toolkit, on this system, or in NVIDIA's Python wheels, whose file
+names have versions and no unversioned link. Prints NAME|INCLUDE|LIBRARY for each one found: INCLUDE is empty if the
+compiler searches that folder anyway; LIBRARY is the file to link.
 
-    find_cuda_libraries.py NVCC [NAME...]    of cudart, cublasLt, cudnn, nvrtc and nccl; all without one
+    find_cuda_libraries.py NVCC [NAME...]    NAME: cudart, cublasLt, cudnn, nvrtc or nccl; default: all
 """
 import os
 import re
@@ -15,13 +15,13 @@ from pathlib import Path
 
 HEADERS = {"cudart": "cuda_runtime.h", "cublasLt": "cublasLt.h", "cudnn": "cudnn.h", "nvrtc": "nvrtc.h",
            "nccl": "nccl.h"}
-OF_THE_TOOLKIT = ("cudart", "cublasLt", "nvrtc")  # one CUDA's do not go with another's
-OWN_SITE = Path(__file__).resolve().parent.parent / "build-deps" / "site"  # by tools/setup.sh
+OF_THE_TOOLKIT = ("cudart", "cublasLt", "nvrtc")  # must be from the same CUDA version as the toolkit
+OWN_SITE = Path(__file__).resolve().parent.parent / "build-deps" / "site"  # filled by tools/setup.sh
 
 
 def site_folders():
-    """Where Python packages may lie: those of this Python and of the python3 on the path, which may be another one's,
-    as meson brings its own."""
+    """Returns the folders of Python packages: those of this Python, and those of the python3 on the path, which may be
+    another one (meson may bring its own)."""
     paths = [str(OWN_SITE), *sys.path]
     other = shutil.which("python3")
     if other and Path(other).absolute() != Path(sys.executable).absolute():
@@ -36,7 +36,7 @@ def environment_folders(name):
 
 
 def toolkits(nvcc):
-    """nvcc's own, links followed or not, and what the environment names."""
+    """Returns nvcc's own toolkit, by its path and by its resolved link, and the ones named in the environment."""
     folders = [Path(nvcc).parent.parent, Path(nvcc).resolve().parent.parent]
     folders += [folder for name in ("CUDA_PATH", "CUDA_HOME") for folder in environment_folders(name)]
     return [folder for folder in dict.fromkeys(folders) if folder != Path("/usr")]
@@ -49,7 +49,8 @@ def cuda_major(nvcc):
 
 
 def library_in(folder, name, major):
-    """The file to link: the one without a version, else the shortest version. `major`: the one that it must be of."""
+    """Returns the file to link: the unversioned one, else the one with the shortest version. `major`: required
+    version."""
     found = [file for file in folder.glob(f"lib{name}.so*") if re.fullmatch(rf"lib{name}\.so(\.\d+)*", file.name)]
     if major:
         found = [file for file in found if file.name in (f"lib{name}.so", f"lib{name}.so.{major}")
@@ -62,7 +63,7 @@ def first(values):
 
 
 def places_of_toolkits(nvcc):
-    """Folders of headers, and what a compiler is to be told of them; folders of libraries"""
+    """Returns the header folders, each with the include option for it, and the library folders."""
     headers, libraries = [], []
     for toolkit in toolkits(nvcc):
         headers += [(folder, str(folder)) for folder in [toolkit / "include", *toolkit.glob("targets/*/include")]]
@@ -79,7 +80,7 @@ def places_of_system():
 
 
 def find_among(name, headers, libraries):
-    """(include folder or "", library)"""
+    """Returns (include folder or "", library)."""
     include = first(shown for folder, shown in headers if (folder / HEADERS[name]).is_file())
     library = first(library_in(folder, name, None) for folder in libraries)
     return (include, library) if include is not None and library else None

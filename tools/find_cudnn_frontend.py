@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Prints the include folder of NVIDIA's cudnn-frontend where its Python wheel has been installed: for this Python or
-the python3 on the path, or in build-deps/site by tools/setup.sh. Prints nothing where it has not."""
+"""Prints the include folder of NVIDIA's cudnn-frontend if its Python wheel is installed: for this Python or the
+python3 on the path, or in build-deps/site by tools/setup.sh. Prints nothing if it is not."""
 import importlib.metadata
 import pathlib
 import sys

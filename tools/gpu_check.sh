@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# Checks the CUDA backend on a machine with a GPU, in stages of at most ten minutes. Each is one command that needs no
-# other before it: it looks at the machine, builds in build-cuda/ what is not built, runs its parts, what is most likely
-# to fail first, and ends with one table. Installs nothing, needs no network; what the machine lacks is taken from
-# .gpu-deps/ where `tools/gpu_deps.sh collect` has put it. What fails does not stop what comes after it; what cannot run
-# is "skipped", with the reason. Exits 1 if anything failed, a mark of the table included.
-#   tools/gpu_check.sh probe      what is there, and whether a build would fail: seconds
+# Checks the CUDA backend on a machine with a GPU, in stages of at most ten minutes. Each stage is one command that
+# needs no other stage before it: it inspects the machine, builds in build-cuda/ whatever is missing, runs its parts,
+# likeliest failures first, and ends with one table. Installs nothing and needs no network; dependencies missing on the
+# machine are taken from .gpu-deps/ if `tools/gpu_deps.sh collect` has filled it. A failed part does not stop later
+# ones; a part that cannot run is "skipped", with the reason. Exits with 1 if anything failed, a mark of the table
+# included.
+#   tools/gpu_check.sh probe      lists what is installed, and tells if a build would fail: seconds
 #   tools/gpu_check.sh A          every op; a step of 124M with its profile; memcheck, racecheck; steps beside the CPU
-#   tools/gpu_check.sh B          products, by algorithm; kernels at their marks; attention; FP8 products
-#   tools/gpu_check.sh C          whole steps at their marks, and beside PyTorch where python3 has it
+#   tools/gpu_check.sh B          products by algorithm; kernels and their marks; attention; FP8 products
+#   tools/gpu_check.sh C          whole steps and their marks, and beside PyTorch if python3 has it
 #   tools/gpu_check.sh D          ranks: staged on one GPU, over NCCL, collectives; methods; stop and resume; memory
-#   tools/gpu_check.sh            probe, and all four one after the other
-#   --no-build                    takes what build-cuda/ holds; the executables alone may have been carried there
-#   GPU_CHECK_SECONDS=N           the time that a stage takes at most (570)
-#   GPU_CHECK_ARCHS=90a,...       what kernels are built for where there is no GPU to say it
-# In $OUT, or where that is not set in build-cuda/gpu-check/: STAGE.log, which is written as parts run, STAGE.tsv and
-# STAGE.txt, the table. build-cuda/gpu-check/ has each part's log, too.
+#   tools/gpu_check.sh            probe, then all four
+#   --no-build                    uses build-cuda/ as it is; the executables alone may have been copied there
+#   GPU_CHECK_SECONDS=N           most seconds of a stage (570)
+#   GPU_CHECK_ARCHS=90a,...       architectures to build for if there is no GPU to ask
+# Output, in $OUT or else build-cuda/gpu-check/: STAGE.log, written while parts run, and the table as STAGE.tsv and
+# STAGE.txt. build-cuda/gpu-check/ has each part's log, too.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
@@ -38,7 +39,7 @@ export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 toolkit=${CUDA_PATH:-${CUDA_HOME:-/usr/local/cuda}}
 PATH=$PATH:$toolkit/bin
 
-# What a process has printed before it hangs is in its log.
+# Line buffering keeps in the log all that a process printed before it hung.
 by_lines=()
 if command -v stdbuf >/dev/null; then by_lines=(stdbuf -oL); fi
 
@@ -52,10 +53,10 @@ skip() { # NAME REASON
   row "$1" '' '' "$2" skipped
 }
 
-# part NAME LOG SECONDS COMMAND...: runs it for that long at most, with its output in LOG, says how it ended and adds
-# its row, unless it has itself added rows that say what failed. Returns 1 if it did not pass. 77 is what a test ends
-# with that cannot run here. The output goes line by line to the log of all parts: what ends this script does not take
-# it along.
+# part NAME LOG SECONDS COMMAND...: runs the command for at most that time, with its output in LOG, prints how it ended,
+# and adds its row, unless the command has added rows that name failures. Returns 1 if it did not pass. Exit code 77:
+# the test cannot run here. The output is also copied line by line to the log of all parts, so that it survives the end
+# of this script.
 part() {
   local name=$1 log=$LOGS/$2 limit=$3 start=$SECONDS status=0 outcome before all=$results/$stage.log from
   shift 3
@@ -94,7 +95,7 @@ part() {
   fi
 }
 
-# Kernels for this GPU only, which halves the time of nvcc; for the default ones where it does not say what it is.
+# Builds kernels for this GPU only, which halves nvcc's time; for the default architectures if it is unknown.
 configure() {
   local capability arch options=(-Dbuildtype=release -Dtests=true -Dcuda=enabled)
   capability=$(timeout 30 nvidia-smi --id=0 --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d .) || true
@@ -121,12 +122,12 @@ python_part() { # NAME LOG SECONDS PART [ARGUMENT...]
   local name=$1 log=$2 limit=$3
   shift 3
   if (($(left) < limit)); then limit=$(left); fi
-  part "$name" "$log" "$limit" python3 tools/gpu_check_parts.py "$@" --gptrain "$folder/gptrain" --rows "$rows" \
+  part "$name" "$log" "$limit" python3 tools/gpu/gpu_check_parts.py "$@" --gptrain "$folder/gptrain" --rows "$rows" \
     --seconds "$((limit - 5))"
 }
 
-# Each op and each case in a process of its own, several at once: what has brought the device down for one has not for
-# the next. With a cache of their own: algorithms that were timed beside others are not to serve the benches.
+# Runs each op and each case in its own process, several at once: a failure that breaks the device for one does not
+# break the next. Uses a separate cache: algorithms timed beside other processes must not serve the benches.
 stage_A() {
   local -x XDG_CACHE_HOME=$PWD/$LOGS/cache-of-tests
   python_part 'every op (test_ops)' ops.log 120 each "$folder/tests/ops/test_ops" || true
@@ -137,7 +138,7 @@ stage_A() {
     true
 }
 
-# Together the parts may take longer than there is, and then the last are cut: what has marks comes early.
+# Parts with marks come early: the parts together may take longer than the stage, and the last are then cut.
 stage_B() {
   part 'products, by algorithm' products.log 200 "$folder/tests/bench/bench_gpu_library" products || true
   python_part 'what the rules cost' products-rows.log 20 library "$LOGS/products.log" || true
@@ -153,11 +154,11 @@ stage_B() {
   fi
 }
 
-# The marks are of these shapes; tools/bench_gpu.py and tools/compare_torch_gpu.py by themselves do all.
+# These shapes have marks; tools/gpu/bench_gpu.py and tools/gpu/compare_torch_gpu.py run all shapes.
 stage_C() {
   local limit=230
   if (($(left) < limit)); then limit=$(left); fi
-  if part 'whole steps' steps.log "$limit" python3 tools/bench_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
+  if part 'whole steps' steps.log "$limit" python3 tools/gpu/bench_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
     --seconds "$((limit - 10))" --cases gpt2-124m-1024 gpt2-1.5b-1024 gpt2-1.5b-1024-fp8; then
     cut -c1-200 "$LOGS/steps.log"
   fi
@@ -171,7 +172,7 @@ beside_torch() {
   elif ! timeout 60 python3 -c "$sees_gpu" 2>/dev/null; then
     skip "$name" 'python3 has no torch that sees a GPU'
   elif
-    part "$name" torch.log "$(left)" python3 tools/compare_torch_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
+    part "$name" torch.log "$(left)" python3 tools/gpu/compare_torch_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
       --seconds "$(($(left) - 10))" --torch-seconds 80 --loss-cases gpt2-124m --cases gpt2-124m-1024 gpt2-1.5b-1024
   then
     cut -c1-200 "$LOGS/torch.log"
@@ -181,9 +182,9 @@ beside_torch() {
 stage_D() {
   local limit=270
   if (($(left) < limit)); then limit=$(left); fi
-  part ranks ranks.log "$limit" python3 tools/gpu_ranks.py --gptrain "$folder/gptrain" --rows "$rows" \
+  part ranks ranks.log "$limit" python3 tools/gpu/gpu_ranks.py --gptrain "$folder/gptrain" --rows "$rows" \
     --seconds "$((limit - 10))" || true
-  # As in stage A, with a cache of its own.
+  # Uses a separate cache, as stage A does.
   TEST_CASES=some XDG_CACHE_HOME=$PWD/$LOGS/cache-of-tests python_part \
     'ranks and methods on one device (test_cuda_ranks)' cuda-ranks.log 90 each \
     "$folder/tests/parallel/test_cuda_ranks" || true
@@ -198,7 +199,7 @@ print_table() {
           exit count["fail"] > 0 }' "$rows"
 }
 
-# begin STAGE: what all stages do first. Returns 1 where the stage's own parts cannot run, and why is in the table.
+# begin STAGE: starts any stage. Returns 1 if the stage's parts cannot run; the table then has the reason.
 begin() {
   stage=$1 stage_start=$SECONDS rows=$results/$1.tsv
   : >"$rows"
@@ -207,7 +208,7 @@ begin() {
   if [[ ${probed:-} ]]; then
     cp "$probed" "$rows"
   else
-    part 'what this machine has' machine.log 90 python3 tools/gpu_probe.py --rows "$rows" || sound=no
+    part 'what this machine has' machine.log 90 python3 tools/gpu/gpu_probe.py --rows "$rows" || sound=no
     probed=$LOGS/machine.tsv
     cp "$rows" "$probed"
   fi
@@ -215,8 +216,8 @@ begin() {
   if [[ $build == yes && $sound == no ]]; then
     skip build 'it would fail for what is missing'
   elif [[ $build == yes ]]; then
-    # A function cannot be run by timeout, but by a shell that it starts. The parts keep 270 s of a longer stage; a
-    # build that is ended goes on where it was in the next stage.
+    # timeout cannot run a function, only a shell that does. In a longer stage 270 s are reserved for the parts; a build
+    # that is cut off continues in the next stage.
     local limit=$(($(left) - 270))
     export -f configure build
     export folder

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Carries what gptrain is built with to a machine of which nothing is known but nvcc, a compiler, Python, meson and
-# ninja, and that reaches no network: Debian packages of this machine's release, cut down to what is used, and the
-# headers of cudnn-frontend. Not CUDA's libraries: see tools/find_cuda_libraries.py.
+# Carries gptrain's build dependencies to a machine without a network that has only nvcc, a compiler, Python, meson and
+# ninja: Debian packages of this machine's release, reduced to the files that are used, and the headers of
+# cudnn-frontend. CUDA's libraries are not carried: see tools/find_cuda_libraries.py.
 #   tools/gpu_deps.sh collect           here: writes .gpu-deps/root.tar.gz (git ignores it), about 13 MB
 #   source tools/gpu_deps.sh install    there, in bash: unpacks it into ${TMPDIR:-/tmp}/gptrain-gpu-deps, never over the
-#                                       system, and puts that on the paths of compiler, linker, loader and pkg-config
-# tools/gpu_check.sh does the second by itself where the file is there.
+#                                       system, and adds it to the paths of compiler, linker, loader and pkg-config
+# tools/gpu_check.sh installs by itself if the file exists.
 
-# What the build asks for, as packages of Debian and Ubuntu, and those of their dependencies that are carried, too.
+# Build dependencies as packages of Debian and Ubuntu, and those of their dependencies that are carried as well.
 gpu_deps_packages=(libfmt-dev libdnnl-dev nlohmann-json3-dev libcli11-dev libsodium-dev catch2 libboost-context-dev
   pkgconf)
 gpu_deps_carried='^(lib(fmt|dnnl|boost-context|boost1|cli11|sodium|pkgconf)|nlohmann-json|catch2|pkgconf|ocl-icd-libopencl)'
@@ -29,8 +29,8 @@ gpu_deps_collect() (
   python3 -m pip download -q --no-deps --dest "$scratch" "$frontend"
   python3 -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extractall(sys.argv[2])' \
     "$scratch"/nvidia_cudnn_frontend*.whl "$scratch/wheel"
-  # Of Boost, the headers that a fiber takes; of all else everything but documentation, and static libraries that are
-  # not linked.
+  # Carries of Boost only the headers that fibers need; of other packages everything except documentation and static
+  # libraries that are not linked.
   cd "$scratch"
   echo '#include <boost/context/fiber.hpp>' | CPATH=$PWD/all/usr/include g++ -std=c++20 -M -x c++ - |
     grep -oE '/all/usr/include/boost/[^ ]+' | sed 's#^/all/##' >headers

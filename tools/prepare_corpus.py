@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Turns a text into OUT/train.txt and OUT/heldout.txt: one block of text in twenty is held out.
+"""Splits a text into OUT/train.txt and OUT/heldout.txt: one block of text in twenty is held out.
 
     tools/prepare_corpus.py --format gcide|plain INPUT OUT
 
-gcide: the dictd text of the Collaborative International Dictionary of English; headers, source tags, pronunciations
-and link braces are dropped and hard line breaks undone. plain: UTF-8 text as it is. Blocks are contiguous and end
-between dictionary entries or paragraphs, so that no held-out passage is half seen in training; they are spread over
-the whole text.
+gcide: the dictd text of the Collaborative International Dictionary of English; drops headers, source tags,
+pronunciations and link braces, and joins hard line breaks. plain: UTF-8 text unchanged. Blocks are contiguous and end
+between dictionary entries or paragraphs, so that no held-out passage is partly in the training text; the held-out ones
+are spread over the whole text.
 """
 import argparse
 import os
@@ -15,19 +15,19 @@ import sys
 
 BLOCKS = 1000  # at most; a small text has fewer, of at least MIN_BLOCK characters
 MIN_BLOCK = 2048
-HELD_OUT = 20  # one block in so many
+HELD_OUT = 20  # one block in this many
 
 PRONUNCIATION = re.compile(r" \\[^\\]+\\(?: \([^()]*\))?")
 SOURCE_TAG = re.compile(r" ?\[(?:1913 Webster|Webster 1913 Suppl\.|WordNet 1\.5|PJC)[^\]]*\]")
-ACCENT = re.compile(r"\[[^\w\s\]]*([A-Za-z]{1,2}?)(?:mac|um)?[^\w\s\].]*\]")  # [=a], [ae], [imac]; not [L.]
+ACCENT = re.compile(r"\[[^\w\s\]]*([A-Za-z]{1,2}?)(?:mac|um)?[^\w\s\].]*\]")  # matches [=a], [ae], [imac]; not [L.]
 
 
 def gcide_entries(text):
-    """The dictionary's entries as text, one line per paragraph."""
+    """Returns the dictionary's entries as text, one line per paragraph."""
     start = re.search(r"^\S[^\\\n]* \\[^\\\n]+\\", text, re.MULTILINE)
     if not start:
         sys.exit("error: this is not the dictd text of GCIDE: it holds no headword")
-    # A headword stands in the first column; the rest of its entry is indented.
+    # A headword starts in the first column; the rest of its entry is indented.
     for entry in re.split(r"\n+(?=\S)", text[start.start():]):
         paragraphs = []
         for paragraph in re.split(r"\n\s*\n", entry):
@@ -41,7 +41,7 @@ def gcide_entries(text):
 
 
 def plain_paragraphs(text):
-    """Paragraphs with what ends them; a text without blank lines counts by lines."""
+    """Yields paragraphs with their ends; in a text without blank lines, its lines."""
     separator = r"(?<=\n)\n+" if "\n\n" in text else r"\n"
     start = 0
     for match in re.finditer(separator, text):
@@ -65,7 +65,7 @@ def split_blocks(pieces, block_size):
 
 
 def write_whole(path, parts):
-    """Writes through a temporary file: PATH is complete or not there."""
+    """Writes through a temporary file, so that PATH is either complete or absent."""
     with open(path + ".tmp", "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         file.writelines(parts)
     os.replace(path + ".tmp", path)
@@ -87,7 +87,7 @@ def main():
     if len(blocks) < 2:
         sys.exit(f"error: {arguments.input} is too short to hold anything out: {total} characters, "
                  f"at least {2 * MIN_BLOCK} in several paragraphs or lines are needed")
-    # The second block of twenty, so that a short text has one too.
+    # Holds out the second block of every twenty, so that a short text has one too.
     heldout = [block for i, block in enumerate(blocks) if i % HELD_OUT == 1]
     train = [block for i, block in enumerate(blocks) if i % HELD_OUT != 1]
     os.makedirs(arguments.out, exist_ok=True)

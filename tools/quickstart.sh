@@ -2,8 +2,8 @@
 # From a fresh Debian or Ubuntu machine to a trained model.
 #   tools/quickstart.sh            trains configs/demo.json on an English dictionary (package dict-gcide)
 #   tools/quickstart.sh MY.txt     the same on a text of yours
-# Installs what is missing, builds build/gptrain, packs the corpus, prints the dry run, trains, stops half-way by a
-# signal and resumes, writes a sample of generated text. What is done already is not done again.
+# Installs missing packages, builds build/gptrain, packs the corpus, prints the dry run, trains, stops half-way by a
+# signal and resumes, and writes a sample of generated text. Finished steps are not repeated.
 set -euo pipefail
 text=
 if (($#)); then
@@ -33,7 +33,7 @@ build_program() {
   run_logged build.log ninja -C build -j "$(nproc)" gptrain || exit 1
 }
 
-# Prints the path of the dictionary's text, compressed, in folder $1; installs nothing.
+# Prints the path of the compressed dictionary text in folder $1; installs nothing.
 fetch_gcide() {
   local folder=$1 installed=/usr/share/dictd/gcide.dict.dz
   if [[ -f $installed ]]; then
@@ -62,7 +62,7 @@ prepare_text() {
   echo "source: the Collaborative International Dictionary of English, Debian package dict-gcide"
   echo "licence: GNU General Public License, version 2 or later ($corpus/copyright)"
   local folder archive
-  rm -rf "$corpus"/download.*  # of a call that was interrupted
+  rm -rf "$corpus"/download.*  # left by an interrupted call
   folder=$(mktemp -d "$corpus/download.XXXXXX")
   archive=$(fetch_gcide "$folder")
   gzip -dc <"$archive" >"$folder/gcide.txt"
@@ -87,8 +87,8 @@ get_corpus() {
   [[ $packed == yes ]] || echo "packed already"
 }
 
-# bf16 takes about half as long as fp32 where the CPU has instructions for it, and longer elsewhere. A run keeps what it
-# began with.
+# bf16 takes about half as long as fp32 if the CPU has instructions for it, and longer otherwise. A run keeps its first
+# choice.
 choose_precision() {
   local begun=$run/config.json
   if [[ -f $begun ]]; then
@@ -98,7 +98,7 @@ choose_precision() {
   fi
 }
 
-# The newest value of a member in the run's metrics; nothing if there is none.
+# Prints the newest value of a member in the run's metrics; nothing if there is none.
 last_metric() {
   [[ -f $run/metrics.jsonl ]] || return 0
   { grep -oE "\"$1\": *[-+.0-9eE]+" "$run/metrics.jsonl" || true; } | tail -n 1 | sed 's/.*: *//'
@@ -111,7 +111,7 @@ last_step() {
 
 # The child must not outlive an interrupted script: it saves and ends.
 child=
-# Ctrl-C reaches it by itself, and a second signal would end it at once.
+# Ctrl-C reaches the child directly; a second signal would end it at once.
 trap '[[ -z $child ]] || wait "$child" || true; exit 130' INT
 trap '[[ -z $child ]] || { kill -TERM "$child" 2>/dev/null; wait "$child" || true; }; exit 143' TERM
 
@@ -171,7 +171,7 @@ SUMMARY
 }
 
 if [[ -n $text ]]; then
-  # Another text, or a changed one, is another corpus and another run.
+  # A changed text is another corpus and another run.
   name=own-$(sha256sum -- "$text" | cut -c 1-12)
   corpus=data/corpus/$name
   run=runs/$name

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Installs what building gptrain needs and is not there yet (Debian 12 and later, Ubuntu 22.04 and later). With
-# everything in place it changes nothing and needs neither root nor a network.
-#   tools/setup.sh           what the build needs
-#   tools/setup.sh --tests   and what the tests need
-#   tools/setup.sh --tests --slurm   and the Slurm that tests/slurm brings up
-#   tools/setup.sh --tests --full    and what the full suite needs: Slurm, strace, clang's libFuzzer
-#   tools/setup.sh --parquet   what the build needs, and Arrow's library, with which gptrain reads Parquet files
+# Installs missing packages for building gptrain (Debian 12 and later, Ubuntu 22.04 and later). If nothing is missing,
+# changes nothing and needs neither root nor a network.
+#   tools/setup.sh           packages for the build
+#   tools/setup.sh --tests   also those for the tests
+#   tools/setup.sh --tests --slurm   also Slurm, which tests/slurm starts
+#   tools/setup.sh --tests --full    also those for the full suite: Slurm, strace, clang's libFuzzer
+#   tools/setup.sh --parquet   packages for the build, and Arrow's library, with which gptrain reads Parquet files
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
@@ -29,14 +29,14 @@ has_header() {
   command -v "$compiler" >/dev/null && echo "#include <$1>" | "$compiler" -x c++ -std=c++20 -E - >/dev/null 2>&1
 }
 
-# libFuzzer comes with clang, on some systems in a package of its own that clang brings along.
+# libFuzzer comes with clang, on some systems in a separate package that clang depends on.
 has_fuzzer() {
   echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |
     clang++ -fsanitize=fuzzer -x c++ - -o "$LOGS/fuzzer-probe" >/dev/null 2>&1
 }
 has_library() { compgen -G "/usr/lib/*/$1" >/dev/null; }
 
-# What is missing, one line each: the packages that can bring it, the preferred first.
+# Prints the missing packages, one line each with alternatives, the preferred first.
 missing() {
   has_compiler || echo 'g++ g++-12'
   command -v ninja >/dev/null || echo 'ninja-build'
@@ -50,7 +50,7 @@ missing() {
   has_header oneapi/dnnl/dnnl.hpp || echo 'libdnnl-dev libonednn-dev'
   if [[ $tests == yes ]]; then
     has_header catch2/catch.hpp || has_header catch2/catch_all.hpp || echo 'catch2'
-    # Fibers, as which the threads of CUDA kernels run on the host.
+    # Provides the fibers on which threads of CUDA kernels run on the host.
     has_header boost/context/fiber.hpp || echo 'libboost-context-dev'
   fi
   if [[ $slurm == yes ]]; then
@@ -59,7 +59,7 @@ missing() {
     command -v slurmd >/dev/null || echo 'slurmd'
     command -v srun >/dev/null || echo 'slurm-client'
     has_library 'slurm*/accounting_storage_none.so' || echo 'slurm-wlm-basic-plugins'
-    # The library that srun --mpi=pmix opens comes with the headers only.
+    # The library that srun --mpi=pmix opens comes only with the headers' package.
     has_library 'pmix*/lib/libpmix.so' || echo 'libpmix-dev'
   fi
   if [[ $full == yes ]]; then
@@ -72,7 +72,7 @@ apt_get() {
   as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o Dpkg::Use-Pty=0 -o Acquire::Retries=3 "$@"
 }
 
-# The first of the packages that this system offers.
+# Prints the first of the packages that this system offers.
 offered() {
   local package
   for package in "$@"; do
@@ -97,7 +97,7 @@ install_packages() {
   run_logged apt-install.log apt_get install --no-install-recommends "${packages[@]}" || exit 1
 }
 
-# A system whose own compiler or meson is too old: the versioned package, and PyPI.
+# Used if the system's compiler or meson is too old: installs the versioned package, or from PyPI.
 install_newer() {
   if ! has_compiler; then
     run_logged apt-g++-12.log apt_get install --no-install-recommends g++-12 || exit 1
@@ -121,12 +121,12 @@ if [[ -n $wanted ]]; then
   wanted=$(missing)
   [[ -z $wanted ]] || die "still missing after installing: ${wanted//$'\n'/, }"
 fi
-# The build goes on without it.
+# The build works without MPI.
 if ! has_mpi && ! { command -v apt-get >/dev/null && run_logged apt-mpi.log install_mpi; }; then
   say "no Open MPI: ranks will be threads, or processes that TCP connects"
 fi
 
-# What `gptrain data` reads and tokenizes with; a build without one of them refuses what needs it.
+# Libraries with which `gptrain data` reads and tokenizes; a build without one of them refuses data that need it.
 data_libraries=(libpcre2-dev libsimdjson-dev zlib1g-dev libzstd-dev liblzma-dev libbz2-dev libsentencepiece-dev)
 has_data_libraries() { pkg-config --exists libpcre2-8 simdjson zlib libzstd liblzma sentencepiece && has_header bzlib.h; }
 install_data_libraries() { apt_get update && apt_get install --no-install-recommends "${data_libraries[@]}"; }
@@ -134,16 +134,26 @@ if ! has_data_libraries && ! { command -v apt-get >/dev/null && run_logged apt-d
   say "not all of ${data_libraries[*]}: some inputs and tokenizers of \`gptrain data\` will be refused"
 fi
 
-# Debian has no package of it; pyarrow's wheel (50 MB, 170 MB unpacked) holds its headers and libraries.
+# Debian has no package of Arrow; pyarrow's wheel (50 MB, 170 MB unpacked) holds its headers and libraries.
 has_arrow() { pkg-config --exists parquet || [[ -n $(python3 tools/find_pyarrow.py) ]]; }
 if [[ $parquet == yes ]] && ! has_arrow; then
   say "fetching pyarrow"
   run_logged pip-pyarrow.log python3 -m pip install --no-deps --target build-deps/site pyarrow || exit 1
 fi
 
-# The CUDA backend's headers that no CUDA toolkit brings. Without them, too, the build goes on, for the CPU.
+# Headers for the CUDA backend that no CUDA toolkit has. Without them the build goes on, for the CPU.
 has_cudnn_frontend() { has_header cudnn_frontend.h || [[ -n $(python3 tools/find_cudnn_frontend.py) ]]; }
 if command -v nvcc >/dev/null && ! has_cudnn_frontend &&
   ! run_logged pip-cudnn-frontend.log python3 -m pip install --no-deps --target build-deps/site "$(cudnn_frontend_wheel)"; then
   say "no cudnn-frontend headers: gptrain will be built without CUDA"
+fi
+
+# A test compares the format of files with that of this version; without it, the test is skipped.
+has_formatter() {
+  command -v clang-format-14 >/dev/null || [[ $(clang-format --version 2>/dev/null) == *' version 14.'* ]]
+}
+install_formatter() { apt_get update && apt_get install --no-install-recommends clang-format-14; }
+if [[ $tests == yes ]] && ! has_formatter &&
+  ! { command -v apt-get >/dev/null && run_logged apt-clang-format.log install_formatter; }; then
+  say "no clang-format 14: the format of files will not be tested"
 fi

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Builds with warnings as errors and runs the tests; then builds with AddressSanitizer and UndefinedBehaviorSanitizer
 # and runs the fast ones again. The last line counts both: "N passed, N failed, N skipped".
-#   tools/test.sh                  the fast tests and the slow ones: the quickstart, and Slurm where it is installed
-#   tools/test.sh --suite fast     without the slow ones
-#   tools/test.sh --suite full     also the whole of what the fast tests take one case of each kind of, in both builds; and
-#                                  the product of all layouts, meshes over TCP and MPI, and many rounds of killed ranks,
-#                                  which take hours more
+#   tools/test.sh                  the fast tests and the slow ones: the quickstart, and Slurm if it is installed
+#   tools/test.sh --suite fast     the fast tests only
+#   tools/test.sh --suite full     also all cases of the fast tests, which by default run one of each kind, in both
+#                                  builds, and tests that take hours: the product of all layouts, meshes over TCP and
+#                                  MPI, and many rounds of killed ranks
 #   tools/test.sh --no-sanitize    without the second build
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
@@ -29,7 +29,7 @@ done
 failed_builds=0
 test_logs=()
 
-# configure BUILD OPTION...: sets the build folder up, or gives an existing one these options.
+# configure BUILD OPTION...: sets up the build folder, or changes the options of an existing one.
 configure() {
   local build=$1
   shift
@@ -40,7 +40,8 @@ configure() {
   fi
 }
 
-# build_and_test BUILD all|needed "SUITE..." TIMEOUT_MULTIPLIER OPTION...: builds all, or only what these tests need
+# build_and_test BUILD all|needed "SUITE..." TIMEOUT_MULTIPLIER OPTION...: builds all targets, or only those of the
+# tests
 build_and_test() {
   local build=$1 what=$2 suites=$3 multiplier=$4 suite targets=() options=()
   shift 4
@@ -58,8 +59,8 @@ build_and_test() {
   fi
   say "testing in $build/ (suites: $suites)"
   rm -f "$build/meson-logs/testlog.json"
-  # Two more than there are cores: many tests wait for processes, clocks and disks. A failing test is counted from the log
-  # below, so that the second build is still tested.
+  # Runs two more tests than there are cores, as many wait for processes, clocks and disks. A failing test is counted
+  # from the log below, so that the second build is still tested.
   meson test -C "$build" --no-rebuild --print-errorlogs --timeout-multiplier "$multiplier" \
     --num-processes $(($(nproc) + 2)) "${options[@]}" </dev/null || true
   test_logs+=("$build/meson-logs/testlog.json")
@@ -70,12 +71,12 @@ case "$suite" in
   slow) suites='fast slow' sanitized_suites=fast ;;
   full) suites='fast whole slow full' sanitized_suites='fast whole' ;;
 esac
-# A machine without a GPU runs no kernel: it is enough that the compiler takes them all, for one architecture (the newest,
-# beside the PTX of the oldest).
+# Without a GPU no kernel runs: it is enough to compile all of them for one architecture (the newest, beside the PTX of
+# the oldest).
 archs=80,90a
 has_gpu || archs=90a
 
-# Threads that wait must not burn the cores that other tests run on.
+# Waiting threads must not use the cores on which other tests run.
 export OMP_WAIT_POLICY=passive
 
 if [[ $suite == full ]]; then
@@ -90,8 +91,8 @@ if [[ $sanitize == yes ]]; then
   export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1}
   export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
   export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=$PWD/tests/lsan.supp:print_suppressions=0}
-  # Compiled in half the time that -O2 -g would take, with the lines of a stack trace all the same. A null pointer that is
-  # read ends the program anyway; checks of every pointer would be a quarter of the compiler's time.
+  # Compiles in half the time of -O2 -g, still with line numbers in stack traces. Null checks are off: reading a null
+  # pointer ends the program anyway, and they would take a quarter of the compile time.
   # The first build has compiled the rest.
   build_and_test build-asan needed "$sanitized_suites" 10 -Doptimization=1 -Ddebug=false -Dtests=true -Dcuda=disabled \
     -Db_sanitize=address,undefined -Db_lundef=false '-Dcpp_args=-g1 -fno-sanitize=null -fno-sanitize-recover=all'

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints what `ninja` has to build for the tests of some suites, one target a line.
+"""Prints the targets that `ninja` must build for the tests of some suites, one a line.
 
 Run as test_targets.py BUILD SUITE...; BUILD is a build folder of Meson.
 """
@@ -19,7 +19,7 @@ def main():
     build, suites = sys.argv[1], set(sys.argv[2:])
     needed = set()
     for test in introspect(build, "--tests"):
-        # A suite's name follows that of the project: gptrain:fast.
+        # A suite's name has the project's as prefix: gptrain:fast.
         if suites & {suite.split(":")[-1] for suite in test["suite"]}:
             needed |= set(test["depends"])
     for target in introspect(build, "--targets"):

@@ -13,7 +13,7 @@
 namespace gptrain {
 namespace {
 
-// The library's serialized form, word by word.
+// Returns the library's serialized form, word by word.
 std::string algorithm_text(const cublasLtMatmulAlgo_t& algorithm) {
   std::string text;
   for (const uint64_t word : algorithm.data) text += fmt::format("{}{:x}", text.empty() ? "" : " ", word);
@@ -34,8 +34,8 @@ std::optional<cublasLtMatmulAlgo_t> parse_algorithm(const std::string& text) {
 
 bool names_no_algorithm(const std::string& recorded) { return recorded == own_kernel || recorded == apart; }
 
-// How parts of a sum may be added up: in f32, in an order that is always the same. A result in f32 may hold the sum
-// itself, which the library adds to in turns.
+// Returns the allowed ways to add up partial sums: in f32, in a fixed order. An f32 result may also serve as the
+// accumulator, to which the library adds the parts in turn.
 uint32_t reduction_schemes(Served& served) {
   uint32_t type = 0;
   size_t written = 0;
@@ -46,7 +46,7 @@ uint32_t reduction_schemes(Served& served) {
   return in_f32 | CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
 }
 
-// Within the planned workspace, and sums of parts, if any, whole and in f32.
+// Returns true if the algorithm needs at most the planned workspace and sums its parts, if any, completely and in f32.
 bool is_allowed(const cublasLtMatmulAlgo_t& algorithm, size_t workspace_bytes, Served& served) {
   if (static_cast<int64_t>(workspace_bytes) > gpu_product_workspace_bytes || !sums_are_whole(algorithm, served.depth))
     return false;
@@ -63,7 +63,7 @@ AlgorithmRecord empty_record() {
   check_cuda(cudaGetDevice(&device), "asking for the device");
   cudaDeviceProp properties;
   check_cuda(cudaGetDeviceProperties(&properties, device), "asking what the device is");
-  // Which algorithm is fast depends on the number of multiprocessors, which differs between devices of a name.
+  // The fastest algorithm depends on the number of multiprocessors, in which devices of one name differ.
   return {fmt::format("{}, {} multiprocessors", properties.name, properties.multiProcessorCount),
           fmt::format("cuBLASLt {}", cublasLtGetVersion())};
 }
@@ -239,7 +239,7 @@ std::vector<Algorithms::Surveyed> Algorithms::survey(Served& served, const LtOpe
 void Algorithms::choose(Served& served, const LtOperands& operands, const Expected& expected) {
   if (recall(served, operands, expected)) return;
   const std::optional<Candidate> best = fastest(served, operands, expected);
-  if (!best) return settle(served, std::nullopt);  // not kept on disk: the next run asks again
+  if (!best) return settle(served, std::nullopt);  // not stored on disk: the next run tries again
   settle_timed(served, best->algorithm);
 }
 
@@ -260,7 +260,7 @@ void Algorithms::settle_timed(Served& served, const std::optional<cublasLtMatmul
   known_.keep_timed(served.name, *known_.find(served.name));
 }
 
-// What the library offers, which it thinks fastest first.
+// Returns the algorithms that the library offers, in its order of expected speed.
 std::vector<cublasLtMatmulHeuristicResult_t> Algorithms::ask(Served& served, const Offers& offers) const {
   cublasLtMatmulPreferenceOpaque_t preference;
   const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
@@ -278,7 +278,7 @@ std::vector<cublasLtMatmulHeuristicResult_t> Algorithms::ask(Served& served, con
   const cublasStatus_t status =
       cublasLtMatmulAlgoGetHeuristic(library_, &served.operation, &served.a, &served.b, &served.d, &served.d,
                                      &preference, offers.count, results.data(), &count);
-  // What is more than a bias has a way without the library, whatever that says of it.
+  // An epilogue with more than a bias has a replacement, so any refusal by the library is accepted.
   if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
       (status != CUBLAS_STATUS_SUCCESS && served.otherwise == apart))
     return {};
@@ -300,8 +300,8 @@ void Algorithms::start(Served& served, const LtOperands& operands, const cublasL
   check_cublas(try_to_start(served, operands, algorithm), served.text);
 }
 
-// Queues the product, or nothing where the library does not take it with this algorithm, for whatever reason. Throws
-// when the device has failed for good.
+// Queues the product. Queues nothing and returns an error status if the library refuses the algorithm. Throws if the
+// device has failed permanently.
 cublasStatus_t Algorithms::try_to_start(Served& served, const LtOperands& operands,
                                         const cublasLtMatmulAlgo_t& algorithm) const {
   const float alpha = 1;
@@ -310,7 +310,7 @@ cublasStatus_t Algorithms::try_to_start(Served& served, const LtOperands& operan
       library_, &served.operation, &alpha, operands.a, &served.a, operands.b, &served.b, &beta, operands.d, &served.d,
       operands.d, &served.d, &algorithm, operands.workspace, static_cast<size_t>(operands.workspace_bytes), stream_);
   if (status != CUBLAS_STATUS_SUCCESS) {
-    cudaGetLastError();  // else the next kernel would be blamed
+    cudaGetLastError();  // clears the error, which the next kernel launch would report otherwise
     if (const cudaError_t stays = cudaGetLastError(); stays != cudaSuccess) check_cuda(stays, served.text);
   }
   return status;

@@ -1,4 +1,4 @@
-// Which of cuBLASLt's algorithms serve which products: found by timing, and remembered (see products.h).
+// Chooses cuBLASLt algorithms for products by timing and remembers them (see products.h).
 #pragma once
 
 #include <cstddef>
@@ -19,35 +19,35 @@
 
 namespace gptrain {
 
-// In a record, the algorithm of a product that cuBLASLt does not take, and of a product with more than a bias in its
-// epilogue where the product alone and own kernels take its place.
+// Entries of a record in place of an algorithm. own_kernel: cuBLASLt does not serve the product. apart: instead of an
+// epilogue with more than a bias, the product runs alone, followed by our own kernels.
 inline constexpr std::string_view own_kernel = "own kernel";
 inline constexpr std::string_view apart = "apart";
 
-// A product as the library knows it, D [m, n] = op(A) op(B) (+ D), and the algorithm once there is one.
+// A product as cuBLASLt describes it, D [m, n] = op(A) op(B) (+ D), with its algorithm once chosen.
 struct Served {
   cublasLtMatmulDescOpaque_t operation;
   cublasLtMatrixLayoutOpaque_t a, b, d;
   int64_t depth = 0;
-  uint32_t align_a = 0, align_b = 0, align_d = 0;  // bytes, of the addresses
-  std::string name;                                // in records
-  std::string text;                                // for people: the op and its shape
-  std::string_view otherwise;                      // own_kernel or apart; empty: nothing takes the library's place
+  uint32_t align_a = 0, align_b = 0, align_d = 0;  // alignment of the addresses in bytes
+  std::string name;                                // key in records
+  std::string text;                                // the op and its shape, for messages
+  std::string_view otherwise;                      // replacement for the library: own_kernel or apart; empty: none
   bool known = false;
-  std::optional<cublasLtMatmulAlgo_t> algorithm;  // known, and none: what is there otherwise
-  std::string fault;                              // of the algorithm that was struck out last
+  std::optional<cublasLtMatmulAlgo_t> algorithm;  // nullopt while `known`: use `otherwise`
+  std::string fault;                              // fault of the algorithm rejected last
 
-  // f32 sums, and scales in f32. Errors of these name the product.
+  // Initialises the operation: f32 sums and scales. Errors name the product.
   void begin();
   template <typename Value>
   void set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
     check_cublas(cublasLtMatmulDescSetAttribute(&operation, attribute, &value, sizeof value), text);
   }
-  // Of the memory by columns, before its operation.
+  // Describes a matrix as it lies in memory (column-major), before its transposition.
   void lay_out(cublasLtMatrixLayoutOpaque_t& matrix, DType dtype, int64_t rows, int64_t cols, int64_t ld) const;
 };
 
-// What one run of a product works on.
+// Operands of one run of a product.
 struct LtOperands {
   const void *a, *b;
   void* d;
@@ -56,7 +56,7 @@ struct LtOperands {
   int64_t workspace_bytes = gpu_product_workspace_bytes;
 };
 
-// What the library calls an algorithm's settings, for people.
+// An algorithm's settings in the library's terms, for messages.
 struct AlgorithmSettings {
   int32_t id = -1, tile = -1, stages = -1, split_k = -1, reduction_scheme = -1, cluster = -1;
 
@@ -64,63 +64,65 @@ struct AlgorithmSettings {
 };
 AlgorithmSettings settings_of(const cublasLtMatmulAlgo_t& algorithm);
 
-// What the product must come to (see ProductCheck::fault).
+// The reference for a product's result (see ProductCheck::fault).
 struct Expected {
   ExpectedProduct product;
   Matrix bias_gradient;
 };
 
-// All functions that take a product want its descriptors complete. Throws Error(device).
+// Chooses, checks and runs algorithms. REQUIRES: the descriptors of a passed product are complete. Methods throw
+// Error(device).
 class Algorithms {
  public:
-  Algorithms(Stream stream, const std::string& cache);  // of run.algorithm_cache
+  Algorithms(Stream stream, const std::string& cache);  // `cache`: run.algorithm_cache
   ~Algorithms() { cublasLtDestroy(library_); }
   Algorithms(const Algorithms&) = delete;
   Algorithms& operator=(const Algorithms&) = delete;
 
-  // See Products.
+  // Implement the methods of Products.
   std::string text() const { return known_.text(); }
   void use(const std::string& record) { known_.use(record); }
   std::string take_warnings() { return known_.take_warnings(); }
 
-  // Whether what serves the product is settled by a record, the run's or that of earlier ones, and has passed the check
-  // of `fastest` in this process, which is done now if it has not been. What fails it is forgotten, with a warning.
+  // Returns true if a record (of this run or earlier ones) names the product's algorithm and it passes the check of
+  // `fastest`, which runs once per process. A recorded algorithm that fails is removed, with a warning.
   bool recall(Served& served, const LtOperands& operands, const Expected& expected);
-  // False: the library does not serve it. Without a choice, the one of the run's record, which was checked by the rank
-  // that chose it, or else the library's own first one that starts.
+  // Runs the product. Returns false if the library does not serve it. Without a previous choice, uses the run's
+  // recorded algorithm, which the rank that chose it has checked, or else the first of the library's offers that
+  // starts.
   bool run(Served& served, const LtOperands& operands);
 
   struct Candidate {
     cublasLtMatmulAlgo_t algorithm;
     float milliseconds;
   };
-  // Of those that start and compute what they must, twice the same bits; none where there is none. Those that do not
-  // are warned of.
+  // Returns the fastest algorithm that starts and computes the right result, with the same bits twice; nullopt if there
+  // is none. Warns about faulty ones.
   std::optional<Candidate> fastest(Served& served, const LtOperands& operands, const Expected& expected);
-  // Whatever the rules say, for benches: all that the library offers within operands.workspace_bytes, timed.
+  // Times all algorithms that the library offers within operands.workspace_bytes, allowed or not. For benches.
   struct Surveyed {
     Candidate candidate;
     int64_t workspace_bytes;
-    bool allowed;  // by the rules, which `fastest` keeps
+    bool allowed;  // true: `fastest` would consider it
   };
   std::vector<Surveyed> survey(Served& served, const LtOperands& operands) const;
-  // As ProductCheck::fault has it.
+  // Returns a fault as ProductCheck::fault does.
   std::string fault_of(Served& served, const LtOperands& operands, const Expected& expected,
                        const cublasLtMatmulAlgo_t& algorithm) const;
-  // Queues the product. Throws where the library does not take it with this algorithm.
+  // Queues the product. Throws if the library refuses this algorithm.
   void start(Served& served, const LtOperands& operands, const cublasLtMatmulAlgo_t& algorithm) const;
-  // Finds and settles the fastest, where `recall` does not.
+  // Chooses the fastest algorithm, unless `recall` finds a recorded one.
   void choose(Served& served, const LtOperands& operands, const Expected& expected);
-  // None: what is there otherwise.
+  // Fixes the algorithm for this run; nullopt: the replacement `otherwise`.
   void settle(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm);
-  // The same, for this run and later ones on such a device.
+  // Fixes it also for later runs on such a device.
   void settle_timed(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm);
 
-  // What is timed is timed several times by turns, so that what slows the device down for a while slows all.
+  // Algorithms are timed in several rounds, so that a temporary slowdown of the device affects all of them.
   static constexpr int timing_rounds = 3;
-  // What is within 2% of what the library thinks better loses: what is measured differs by as much.
+  // A candidate must be 2% faster than one that the library ranks higher: measurements vary by as much.
   static constexpr float clearly = 0.98F;
-  // Of several runs of the body, one after another.
+  // Returns the time of several consecutive runs of the body.
   template <typename Body>
   float milliseconds(const Body& body) const {
     constexpr int runs = 4;
@@ -140,25 +142,25 @@ class Algorithms {
     Event& operator=(const Event&) = delete;
 
     void record(Stream stream) const;
-    float milliseconds_since(const Event& before) const;  // waits for this one
+    float milliseconds_since(const Event& before) const;  // waits for this event
 
    private:
     cudaEvent_t event_ = nullptr;
   };
 
-  // Takes the algorithm from the run's record, where that has one that this device takes.
+  // Takes the algorithm from the run's record, if this device accepts it.
   void look_up(Served& served);
   bool is_taken_here(Served& served, const cublasLtMatmulAlgo_t& algorithm) const;
   std::string fault_of_recorded(Served& served, const LtOperands& operands, const Expected& expected,
                                 const std::string& recorded) const;
   struct Offers {
     int64_t workspace_bytes;
-    uint32_t reduction_schemes;  // a mask; unsplit sums are allowed with any
+    uint32_t reduction_schemes;  // bit mask; unsplit sums are always allowed
     int count;
   };
   std::vector<cublasLtMatmulHeuristicResult_t> ask(Served& served, const Offers& offers) const;
   std::vector<Candidate> candidates(Served& served) const;
-  // Times those that start, and leaves the others out.
+  // Times all algorithms and removes those that do not start.
   template <typename Entry, typename CandidateOf>
   void time_all(Served& served, const LtOperands& operands, std::vector<Entry>& entries,
                 const CandidateOf& candidate_of) const;

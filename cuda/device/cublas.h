@@ -1,4 +1,4 @@
-// What all of cuBLASLt's products share.
+// Helpers for all cuBLASLt products.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +11,9 @@
 namespace gptrain {
 
 constexpr uintptr_t workspace_alignment = 256;
-constexpr int most_candidates = 24;  // algorithms that are looked at for a product
+constexpr int most_candidates = 24;  // most algorithms considered for a product
 
-// Throws Error(device) unless the call has succeeded. `what`: the thing that was done.
+// Throws Error(device) unless the call succeeded. `what`: the action, for the message.
 void check_cublas(cublasStatus_t status, std::string_view what);
 
 inline cudaDataType_t cuda_type(DType dtype) {
@@ -31,9 +31,9 @@ inline cudaDataType_t cuda_type(DType dtype) {
   }
 }
 
-// Whether the algorithm's sums of `depth` products are whole. Some versions that take a sum in parts leave out what is
-// past the last whole tile of the depth (github.com/facebookexperimental/triton/pull/2767): parts are for depths that
-// every tile divides.
+// Returns true if the algorithm sums all `depth` products. Some library versions that split a sum omit the products
+// after the last whole tile of the depth (github.com/facebookexperimental/triton/pull/2767), so split sums are only for
+// depths that every tile size divides.
 inline bool sums_are_whole(const cublasLtMatmulAlgo_t& algorithm, int64_t depth) {
   constexpr int64_t deepest_tile = 128;
   int32_t parts = 1;

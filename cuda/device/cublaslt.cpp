@@ -1,5 +1,5 @@
-// cuBLASLt's functions, as its header declares them, from the library that is opened when the first of them is called:
-// loading it takes a twentieth of a second and more, which a command that computes nothing need not wait for.
+// Defines cuBLASLt's functions as its header declares them. The library is opened at the first call: loading takes at
+// least a twentieth of a second, which commands that compute nothing save.
 #include <cublasLt.h>
 #include <dlfcn.h>
 #include <string>

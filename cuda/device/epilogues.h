@@ -1,13 +1,12 @@
-// What cuBLASLt does in a product's epilogue.
+// Epilogues of cuBLASLt products.
 //
-// Of 16-bit operands: GELU_AUX is the tanh form, and its auxiliary matrix, with D's dtype and order and a leading
-// dimension that eight divides, the pre-activation with the bias; DGELU multiplies D by the slope at such a matrix.
-// BGRADB sums B as multiplied, which for a weight's gradient is dy, over the depth: [out], one element for each column
-// of D, in D's dtype. It overwrites, even where D is added to. (The letters are those of products.cpp.)
+// Rules for 16-bit operands: GELU_AUX is the tanh form; its auxiliary matrix is the pre-activation, bias included, in
+// D's dtype and order, with a leading dimension that 8 divides. DGELU multiplies D by GELU's slope at such a matrix.
+// BGRADB sums B as multiplied, which for a weight's gradient is dy, over the depth: the result is [out], one element
+// per column of D, in D's dtype. It overwrites, even if D is accumulated. (products.cpp explains the letters.)
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cublasLt.h>
 #include <fmt/format.h>
@@ -15,49 +14,48 @@
 #include <string_view>
 
 #include "base/dtype.h"
-#include "kernels/elements.h"
+#include "base/enum_array.h"
+#include "kernels/run.h"
 #include "kernels/tiled_product.h"
 #include "ops/gpu_scratch.h"
 #include "unfused.h"
 
 namespace gptrain {
 
-constexpr uintptr_t most_alignment = 16;  // no kernel reads more bytes at a time
+constexpr uintptr_t most_alignment = 16;  // bytes: the widest access of any kernel
 
 inline uint32_t alignment_of(const void* data) {
   const auto address = reinterpret_cast<uintptr_t>(data);
   return static_cast<uint32_t>(std::min(most_alignment, address & (~address + 1)));
 }
 
-// The stride of a single row means nothing and may be anything.
+// Returns the matrix's stride; the stride of a single row is meaningless and replaced by its length.
 inline int64_t leading_dimension(const Matrix& matrix) { return matrix.rows > 1 ? matrix.stride : matrix.cols; }
 
-// What the library does with the product before it is stored.
+// Operation of the library on the product before it is stored.
 enum class Epilogue : uint8_t { none, bias, gelu, gelu_bias, gelu_gradient, bias_gradient };
 
 struct EpilogueName {
-  std::string_view text;  // in records
+  std::string_view text;  // suffix of a product's name in records
   cublasLtEpilogue_t library;
 };
-// By Epilogue.
-inline constexpr std::array epilogue_names{EpilogueName{"", CUBLASLT_EPILOGUE_DEFAULT},
-                                           EpilogueName{" bias", CUBLASLT_EPILOGUE_BIAS},
-                                           EpilogueName{" gelu", CUBLASLT_EPILOGUE_GELU_AUX},
-                                           EpilogueName{" bias gelu", CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
-                                           EpilogueName{" gelu gradient", CUBLASLT_EPILOGUE_DGELU},
-                                           EpilogueName{" bias gradient", CUBLASLT_EPILOGUE_BGRADB}};
-
-inline const EpilogueName& name_of(Epilogue epilogue) { return epilogue_names[static_cast<size_t>(epilogue)]; }
+inline constexpr EnumArray<Epilogue, EpilogueName, 6> epilogue_names = {
+    EpilogueName{"", CUBLASLT_EPILOGUE_DEFAULT},
+    EpilogueName{" bias", CUBLASLT_EPILOGUE_BIAS},
+    EpilogueName{" gelu", CUBLASLT_EPILOGUE_GELU_AUX},
+    EpilogueName{" bias gelu", CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
+    EpilogueName{" gelu gradient", CUBLASLT_EPILOGUE_DGELU},
+    EpilogueName{" bias gradient", CUBLASLT_EPILOGUE_BGRADB}};
 
 inline bool is_more_than_bias(Epilogue epilogue) { return epilogue > Epilogue::bias; }
 
-// One op's product, and the memory that cuBLASLt may use for it.
+// One op's product, with cuBLASLt's workspace.
 struct Call {
   std::string_view op;
   Product product;
   Epilogue epilogue = Epilogue::none;
-  void* bias = nullptr;        // in the result's dtype, aligned: what is added, or where the gradient goes
-  Matrix pre_activation = {};  // where the epilogue has one
+  void* bias = nullptr;        // in the result's dtype, aligned: bias to add, or destination of its gradient
+  Matrix pre_activation = {};  // given if the epilogue needs one
   std::byte* workspace = nullptr;
 
   std::string text() const {
@@ -66,7 +64,7 @@ struct Call {
   }
 };
 
-// Whether the library may be asked for more than the product and its bias.
+// Returns true if the library's epilogues can use the pre-activation matrix.
 inline bool takes_pre_activation(const Matrix& matrix) {
   return dtype_bytes(matrix.dtype) == 2 && leading_dimension(matrix) % fused_activation_multiple == 0 &&
          matrix.cols % fused_activation_multiple == 0 && alignment_of(matrix.data) == most_alignment;
@@ -78,7 +76,7 @@ inline bool may_fuse(const LinearBackwardWeight& op) {
          op.x.cols % fused_activation_multiple == 0;
 }
 
-// The op with the whole epilogue, where `call` is that of its product and bias.
+// Adds the op's full epilogue to `call`, which describes the product and its bias.
 inline void fuse(const LinearForward& op, std::byte*, Call& call) {
   call.epilogue = op.bias.given() ? Epilogue::gelu_bias : Epilogue::gelu;
   call.pre_activation = op.pre_activation;
@@ -93,7 +91,7 @@ inline void fuse(const LinearBackwardWeight& op, std::byte* scratch, Call& call)
   call.bias = in_place ? op.d_bias.data : scratch + gpu_bias_gradient_offset(op);
 }
 
-// Brings the bias' gradient from where the epilogue left it to its place.
+// Moves the bias gradient from the epilogue's output to its destination.
 inline void finish(const LinearForward&, const Call&, Stream) {}
 inline void finish(const LinearBackwardInput&, const Call&, Stream) {}
 inline void finish(const LinearBackwardWeight& op, const Call& call, Stream stream) {
@@ -103,7 +101,7 @@ inline void finish(const LinearBackwardWeight& op, const Call& call, Stream stre
   cuda_run(Cast{sums, op.d_bias}, stream);
 }
 
-// The op as it is timed: leaves the bias' gradient alone.
+// Returns the op for timing, which leaves the bias gradient unchanged.
 template <typename Op>
 Op for_timing(const Op& op, std::byte*) {
   return op;

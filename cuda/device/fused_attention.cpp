@@ -1,13 +1,13 @@
 // Attention by cuDNN's graph API, through its header-only C++ frontend.
 //
-// cuDNN describes operands as [B, H, T, D] with a stride for each dimension: our [B T, H D] matrix of row stride s is
-// {T s, D, s, 1}. Its `stats` [B, H, T, 1] is our lse: the natural log-sum-exp of scaled, masked scores. Backward wants
-// it packed.
+// cuDNN describes operands as [B, H, T, D] with a stride for each dimension: our [B T, H D] matrix of row stride s has
+// strides {T s, D, s, 1}. Its `stats` [B, H, T, 1] is our lse: the natural log-sum-exp of scaled, masked scores.
+// Backward needs it packed.
 //
-// Documents are sequences of at most T tokens under a padding mask of their lengths, the same for queries and keys,
-// with a ragged offset for each operand, lse too, which tells where a document begins in the place of the batch's
-// stride. Causal masks and bands count from a document's first token. Those for which nothing is left have length 0 and
-// come last. No bound of all lengths' sum is set: it would let backward take lse's rows for packed ones.
+// Each document is a sequence of at most T tokens in a ragged batch: a padding mask has its length (equal for queries
+// and keys), and a ragged offset per operand, lse included, gives its start in place of the batch stride. Causal masks
+// and windows count from a document's first token. Unused sequences have length 0 and come last. The total length is
+// not given, because backward would then take lse's rows for packed ones.
 #include "fused_attention.h"
 
 #include <algorithm>
@@ -21,13 +21,14 @@
 #include <unordered_map>
 #include <utility>
 
-// The frontend's JSON is for saved graphs, and a copy of the library that other sources take from the system.
+// Leaves out the frontend's JSON support: it is for saved graphs, and needs a copy of the library that we take from the
+// system.
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
 #include <cudnn_frontend.h>
 
 #include "device/status.h"
+#include "ops/footprint.h"
 #include "ops/fused_attention_policy.h"
-#include "ops/shape_text.h"
 
 namespace gptrain {
 namespace {
@@ -37,18 +38,18 @@ using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
 static_assert(CUDNN_FRONTEND_VERSION >= 11300, "cudnn-frontend 1.13 or later is needed");
 
-// 9.10.0 and 9.10.1 are known to compute wrong results.
+// cuDNN 9.10.0 and 9.10.1 are known to compute wrong results.
 constexpr size_t oldest_cudnn = 91002;
 constexpr size_t oldest_cudnn_deterministic_on_blackwell = 91801;
-// Before it, backward of ragged batches on Hopper may read workspace that nobody has written, and so make NaN
+// Earlier versions' backward of ragged batches on Hopper may read uninitialised workspace and give NaN
 // (github.com/NVIDIA/TransformerEngine/issues/2186).
 constexpr size_t oldest_cudnn_ragged_on_hopper = 91800;
-// What a kernel reads at a time. cuDNN does not check it.
+// Bytes that a kernel reads at a time; cuDNN does not check the alignment.
 constexpr int64_t operand_alignment = 16;
 
 enum Operand : int64_t { id_q = 1, id_k, id_v, id_o, id_lse, id_d_o, id_dq, id_dk, id_dv };
 constexpr int64_t id_query_lengths = 10, id_key_lengths = 11;
-constexpr int64_t id_offsets = 20;  // of operand n: id_offsets + n
+constexpr int64_t id_offsets = 20;  // the offsets of operand n have id id_offsets + n
 static_assert(id_dv - id_q == static_cast<int64_t>(DocumentOperand::dv));
 
 void check_cudnn(cudnnStatus_t status, std::string_view what) {
@@ -78,7 +79,7 @@ bool operands_fit(const Op& op) {
   return op.lse.stride == op.sequence_length && in_packs(op.lse) && std::all_of(all.begin(), all.end(), in_packs);
 }
 
-// All that a graph depends on.
+// Everything that a graph depends on.
 struct Shape {
   DType dtype;
   int64_t batch, length, heads, kv_heads, head_size;
@@ -129,7 +130,7 @@ void check_graph(const Op& op, const fe::error_t& status) {
 
 fe::DataType_t data_type(DType dtype) { return dtype == DType::bf16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::HALF; }
 
-// Gives a tensor its place in memory: `heads` heads of [B T, heads D] rows, or of a wider matrix's.
+// Describes a tensor's layout: `heads` heads of [B T, heads D] rows, which may be part of a wider matrix.
 void describe(fe::graph::Tensor_attributes& tensor, Operand id, int64_t batch, const Matrix& matrix, int64_t heads,
               int64_t length, int64_t head_size) {
   tensor.set_uid(id)
@@ -138,7 +139,7 @@ void describe(fe::graph::Tensor_attributes& tensor, Operand id, int64_t batch, c
       .set_data_type(data_type(matrix.dtype));
 }
 
-// Lengths or offsets of documents.
+// Describes a list of document lengths or offsets.
 Tensor list_tensor(fe::graph::Graph& graph, const char* name, int64_t id, int64_t count, fe::DataType_t type) {
   return graph.tensor(fe::graph::Tensor_attributes()
                           .set_name(name)
@@ -148,7 +149,8 @@ Tensor list_tensor(fe::graph::Graph& graph, const char* name, int64_t id, int64_
                           .set_data_type(type));
 }
 
-// The one place that knows masks. The left bound is a length: keys with key + bound > query are seen.
+// Sets the mask: the only code that translates masks. The left bound is a length: keys with key + bound > query are
+// visible.
 template <typename Attributes>
 void set_mask(Attributes& attributes, const AttentionMask& mask, int64_t length) {
   if (mask.causal)
@@ -156,7 +158,7 @@ void set_mask(Attributes& attributes, const AttentionMask& mask, int64_t length)
   if (mask.window > 0 && mask.window < length) attributes.set_diagonal_band_left_bound(static_cast<int>(mask.window));
 }
 
-// Builds the graph of a piece of an op.
+// Builds the graph for one piece of an op.
 template <typename Op>
 class GraphBuilder {
  public:
@@ -251,7 +253,7 @@ void GraphBuilder<AttentionBackward>::add_attention() {
   describe_keys(dv->set_output(true), id_dv, op_.dv);
 }
 
-// A graph, ready to run on any piece of an op's.
+// A graph that can run on each piece of an op.
 struct Plan {
   AttentionPiece piece;
   std::shared_ptr<fe::graph::Graph> graph;
@@ -273,7 +275,7 @@ int64_t most_groups_of(const AttentionBackward& op, const FusedAttentionOptions&
   return std::max<int64_t>(1, room / fused_attention_group_bytes(op));
 }
 
-// Takes smaller pieces than planned where cuDNN wants more workspace than it was expected to.
+// Builds a plan, with smaller pieces if cuDNN needs more workspace than planned.
 template <typename Op>
 Plan build_plan(const Op& op, cudnnHandle_t handle, const FusedAttentionOptions& options) {
   const int64_t scratch_bytes = scratch_bytes_of(op, options);
@@ -291,7 +293,8 @@ Plan build_plan(const Op& op, cudnnHandle_t handle, const FusedAttentionOptions&
 
 using Pointers = std::unordered_map<int64_t, void*>;
 
-// Where sequence `sequence`'s rows of key/value head `kv_head`, or of the query heads that read it, begin.
+// Returns the address of the rows of sequence `sequence` and of key-value head `kv_head`, or of the query heads that
+// use it.
 template <typename Op>
 void* at_queries(const Op& op, const Matrix& matrix, int64_t sequence, int64_t kv_head) {
   const int64_t column = kv_head * (op.num_heads / op.num_kv_heads) * op.head_size;
@@ -322,7 +325,7 @@ void set_pointers(Pointers& pointers, const AttentionBackward& op, int64_t seque
   pointers[id_dv] = at_keys(op, op.dv, sequence, kv_head);
 }
 
-// `last` is the last of the op's operands.
+// Adds the document lengths and offsets of a piece. `last`: the op's last operand.
 void add_documents(Pointers& pointers, const DocumentTable& documents, int64_t piece, Operand last) {
   pointers[id_query_lengths] = pointers[id_key_lengths] = documents.lengths(piece);
   for (int64_t id = id_q; id <= last; ++id)
@@ -332,7 +335,7 @@ void add_documents(Pointers& pointers, const DocumentTable& documents, int64_t p
 Operand last_operand(const AttentionForward&) { return id_lse; }
 Operand last_operand(const AttentionBackward&) { return id_dv; }
 
-// One op's graphs, by shape.
+// Graphs of one op by shape.
 template <typename Op>
 class Plans {
  public:
@@ -345,7 +348,7 @@ class Plans {
     try {
       return {plan(op, shape, handle).piece.batch, ""};
     } catch (const Error& error) {
-      const std::string reason = error.what();  // of many lines, one for each engine and more
+      const std::string reason = error.what();  // many lines, at least one per engine
       return {0, refused_[shape] = reason.substr(0, reason.find('\n'))};
     }
   }
@@ -371,7 +374,7 @@ class Plans {
 
   FusedAttentionOptions options_;
   std::map<Shape, Plan> plans_;
-  std::map<Shape, std::string> refused_;  // and why
+  std::map<Shape, std::string> refused_;  // reason of the refusal by shape
 };
 
 struct DestroyHandle {
@@ -424,7 +427,7 @@ class CudnnAttention final : public FusedAttention {
   static constexpr const char* not_this_device = "this cuDNN has no attention with fixed bits for this device";
   static constexpr const char* not_these_places = "cuDNN wants rows that begin at multiples of 16 bytes";
 
-  std::unique_ptr<cudnnContext, DestroyHandle> handle_;  // declared first: graphs go before it
+  std::unique_ptr<cudnnContext, DestroyHandle> handle_;  // declared first: destroyed after the graphs
   bool forward_ = false, fixed_backward_ = false, ragged_backward_ = false;
   Plans<AttentionForward> forward_plans_;
   Plans<AttentionBackward> backward_plans_;

@@ -14,7 +14,8 @@ void allow_shared_memory(const void* kernel, size_t bytes);
 void check_launch();
 int64_t resident_blocks(const void* kernel, unsigned threads, size_t shared_bytes);
 
-// The largest size stays allowed: a kernel that was given it once is not asked about again.
+// Raises a kernel's shared memory limit. The largest size so far stays allowed, so that CUDA is called only for a
+// larger one.
 void allow_shared_memory(const void* kernel, size_t bytes) {
   static std::mutex mutex;
   static std::set<std::pair<const void*, int>> allowed;

@@ -1,8 +1,8 @@
-// NCCL as the links of a group of devices.
+// Implements Links with NCCL.
 //
-// A communicator that has failed, or whose peer is gone, leaves work on the device that never ends: it is aborted, and
-// what waits for it ends. Peers in other processes are watched over by the heartbeat, which ends this process; peers in
-// this one share a flag.
+// A communicator that has failed, or whose peer is gone, leaves work on the device that never ends; aborting it ends
+// that work and everything that waits for it. The heartbeat watches peers in other processes and ends this process;
+// peers in this process share a flag.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -36,7 +36,7 @@ void check_nccl(ncclResult_t result, const char* what) {
   if (is_fault(result)) throw Error(ExitCode::device, "{}: NCCL error: {}", what, ncclGetErrorString(result));
 }
 
-// Whether a rank of the group `id` in this process has failed.
+// Returns the flag that says whether a rank of group `id` in this process has failed.
 std::shared_ptr<Flag> flag_of(const std::string& id) {
   static std::mutex mutex;
   static std::map<std::string, std::weak_ptr<Flag>> flags;
@@ -47,23 +47,23 @@ std::shared_ptr<Flag> flag_of(const std::string& id) {
   return flag;
 }
 
-// One rank's NCCL communicator, which checks and failures share with the links that use it. Of one thread.
+// One rank's NCCL communicator, shared by the links that use it. Used by one thread.
 class Group {
  public:
   Group(int rank, int size, const std::string& id, int most_blocks, double timeout_seconds);
-  // Waits for its work, unless it was aborted.
+  // Waits for the communicator's work, unless it was aborted.
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
   ncclComm_t handle() const { return handle_; }
-  // Returns once what `result` is of has been queued.
+  // Returns once the call with status `result` has queued its work.
   void settle(ncclResult_t result, const char* what);
-  // Throws if the group is of no use any more.
+  // Throws if the group is unusable.
   void check();
-  // Whether nobody is to wait for the group's work: a rank of this process has failed, or exceptions are in flight.
+  // Returns true if its work must not be waited for: a rank of this process has failed, or an exception is in flight.
   bool is_lost() const { return *failed_ || std::uncaught_exceptions() > exceptions_; }
-  // Ends the group's work on the device, and tells the peers in this process.
+  // Aborts the group's work on the device and sets the flag for peers in this process.
   void abort();
 
  private:
@@ -93,7 +93,7 @@ Group::Group(int rank, int size, const std::string& id, int most_blocks, double 
 
 Group::~Group() {
   if (handle_ == nullptr) return;
-  // Errors have nobody to hear of them.
+  // Ignores errors: nothing can be reported here.
   ncclResult_t state = ncclCommFinalize(handle_);
   const auto start = Clock::now();
   while (state == ncclInProgress && Clock::now() - start < timeout_) {
@@ -136,8 +136,8 @@ void Group::check() {
               ncclGetErrorString(asked == ncclSuccess ? state : asked), ncclGetLastError(handle_));
 }
 
-// The groups of one rank, on all its lanes. When one fails, the work of all is ended: the device would not come to rest
-// otherwise.
+// All groups of one rank, on all its lanes. If one fails, the work of all is aborted; otherwise the device would never
+// become idle.
 class Groups {
  public:
   Groups() = default;
@@ -166,8 +166,8 @@ class Groups {
   }
 
  private:
-  // One by one each would wait for the device, on which another one's work may stand before its own
-  // (github.com/NVIDIA/nccl/issues/1013). NCCL takes them together from 2.22 on.
+  // Aborts all groups together (possible from NCCL 2.22 on): one by one, each abort would wait for the device, where
+  // another group's work may be queued before its own (github.com/NVIDIA/nccl/issues/1013).
   void abort() {
     int version = 0;
     const bool together = ncclGetVersion(&version) == ncclSuccess && version >= NCCL_VERSION(2, 22, 0);
@@ -179,7 +179,7 @@ class Groups {
   std::vector<std::unique_ptr<Group>> groups_;
 };
 
-// The second queue of a lane, for sums, and how far it and the lane's own have come.
+// A lane's second stream, for sums, with events that order it with the lane's own stream.
 class SumQueue {
  public:
   explicit SumQueue(Stream moves) : moves_(moves) {
@@ -189,7 +189,7 @@ class SumQueue {
     for (cudaEvent_t* const event : {&moved_, &summed_[0], &summed_[1]})
       check_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "making an event");
   }
-  // Errors have nobody to hear of them.
+  // Ignores errors: nothing can be reported here.
   ~SumQueue() {
     for (const cudaEvent_t event : {moved_, summed_[0], summed_[1]}) cudaEventDestroy(event);
     cudaStreamDestroy(stream_);
@@ -238,7 +238,7 @@ class NcclLinks final : public Links {
         queued = t.in != nullptr ? ncclSend(t.in, bytes, ncclInt8, t.peer, group, stream_)
                                  : ncclRecv(t.out, bytes, ncclInt8, t.peer, group, stream_);
       }
-      // After a fault, too: what aborts the group would else only be one more call of it.
+      // Ends the group after a fault too: an abort would otherwise only be queued as one more call in it.
       const ncclResult_t ended = ncclGroupEnd();
       return is_fault(queued) ? queued : ended;
     });
@@ -273,10 +273,10 @@ class NcclLinks final : public Links {
   Group& group_;
   const int rank_, size_;
   const Stream stream_;
-  const std::shared_ptr<SumQueue> sums_;  // of the lane
+  const std::shared_ptr<SumQueue> sums_;  // shared by the lane's groups
 };
 
-// On rank 0; empty on the others.
+// Returns a new id on rank 0, "" on others.
 std::string new_id(int rank) {
   if (rank > 0) return {};
   ncclUniqueId id;
@@ -284,8 +284,8 @@ std::string new_id(int rank) {
   return {id.internal, sizeof id.internal};
 }
 
-// How many blocks a group may run, so that one of every lane and all its peers' find room on a device together. NCCL's
-// own choice is the limit where there is more.
+// Returns the thread blocks that a group may use, so that blocks of every lane's groups fit on the device together; at
+// most NCCL's own maximum.
 int blocks_of_group(size_t num_lanes) {
   constexpr int most = 32;
   int device = 0, processors = 0;

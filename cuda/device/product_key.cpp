@@ -7,7 +7,8 @@ namespace gptrain {
 std::string ProductKey::text() const {
   return fmt::format("{}{} m={} n={} k={} ld={},{},{} align={},{},{} {} to {}{}{}", transpose_a ? 'T' : 'N',
                      transpose_b ? 'T' : 'N', m, n, k, lda, ldb, ldd, align_a, align_b, align_d, dtype_name(operands),
-                     dtype_name(result), name_of(epilogue).text, ld_aux > 0 ? fmt::format(" ld={}", ld_aux) : "");
+                     dtype_name(result), epilogue_names[epilogue].text,
+                     ld_aux > 0 ? fmt::format(" ld={}", ld_aux) : "");
 }
 
 ProductKey key_of(const Call& call) {
@@ -36,7 +37,7 @@ LtOperands operands_of(const Call& call) {
 
 Expected expected_of(const Call& call) {
   Expected expected{.product = {.product = call.product, .pre_activation = call.pre_activation}, .bias_gradient = {}};
-  // What the library is given, which may be rounded.
+  // Uses the bias as the library gets it, which may be rounded.
   if (call.product.bias.given())
     expected.product.product.bias = Matrix(call.bias, call.product.c.dtype, 1, call.product.c.cols);
   if (call.epilogue == Epilogue::gelu || call.epilogue == Epilogue::gelu_bias) {
@@ -61,7 +62,7 @@ void describe(const ProductKey& key, const Call& call, Served& served) {
   const cublasOperation_t plain = CUBLAS_OP_N, transposed = CUBLAS_OP_T;
   served.set(CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_a ? transposed : plain);
   served.set(CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_b ? transposed : plain);
-  served.set(CUBLASLT_MATMUL_DESC_EPILOGUE, name_of(key.epilogue).library);
+  served.set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_names[key.epilogue].library);
   if (key.ld_aux > 0) served.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.ld_aux);
   served.lay_out(served.a, key.operands, key.transpose_a ? key.k : key.m, key.transpose_a ? key.m : key.k, key.lda);
   served.lay_out(served.b, key.operands, key.transpose_b ? key.n : key.k, key.transpose_b ? key.k : key.n, key.ldb);

@@ -1,4 +1,4 @@
-// A product as cuBLASLt is told of it.
+// A product as cuBLASLt needs it described.
 #pragma once
 
 #include <compare>
@@ -11,7 +11,7 @@
 
 namespace gptrain {
 
-// What an algorithm is chosen for. Alignments are in bytes, of the addresses; strides speak for themselves.
+// All properties that an algorithm is chosen by. Alignments of addresses are in bytes.
 struct ProductKey {
   int64_t m, n, k;
   int64_t lda, ldb, ldd;
@@ -19,14 +19,14 @@ struct ProductKey {
   bool transpose_a, transpose_b;
   DType operands, result;
   Epilogue epilogue;
-  int64_t ld_aux;  // of the pre-activation; 0: there is none
+  int64_t ld_aux;  // leading dimension of the pre-activation; 0: none
   auto operator<=>(const ProductKey&) const = default;
 
   std::string text() const;
 };
 
 ProductKey key_of(const Call& call);
-// Completes the descriptors, but for the pointers and for the algorithm.
+// Completes the descriptors, except for pointers and algorithm.
 void describe(const ProductKey& key, const Call& call, Served& served);
 void set_pointers(const Call& call, Served& served);
 LtOperands operands_of(const Call& call);

@@ -1,20 +1,20 @@
 // Products by cuBLASLt.
 //
-// cuBLASLt computes D [m, n] = op(A) [m, k] op(B) [k, n] (+ D) on matrices that lie in memory by columns: element (i,
-// j) of a matrix of leading dimension ld is at i + j ld. Ours lie by rows: element (i, j) is at i stride + j. So our
-// [r, c] matrix of stride s is, to cuBLASLt, its transpose: a [c, r] matrix with ld = s. To get c = a b it computes
-// D = c^T = b^T a^T: A is our second factor, B our first. A factor that we store as it is multiplied is, by columns,
-// the transpose that D needs (N); one that we store transposed still has to be turned (T). In the letters of ops.h:
+// cuBLASLt computes D [m, n] = op(A) [m, k] op(B) [k, n] (+ D) on column-major matrices: element (i, j) of a matrix
+// with leading dimension ld is at i + j ld. Ours are row-major: element (i, j) is at i stride + j. Our [r, c] matrix of
+// stride s is therefore the column-major transpose [c, r] with ld = s. For c = a b, cuBLASLt computes D = c^T = b^T
+// a^T: A is our second factor, B our first. A factor stored as it is multiplied is, column-major, already the transpose
+// that D needs (N); a factor stored transposed must be transposed (T). In the letters of ops.h:
 //
 //   op                     ours           D = op(A) op(B)        m, n, k      A (as stored)     B (as stored)     ldd
 //   LinearForward          y = x w^T      y^T  = (w^T)^T x^T     out, N, in   w  [in, out] T    x  [in, N]   N    y
 //   LinearBackwardInput    dx = dy w      dx^T = w^T dy^T        in, N, out   w  [in, out] N    dy [out, N]  N    dx
 //   LinearBackwardWeight   dw = dy^T x    dw^T = x^T (dy^T)^T    in, out, N   x  [in, N]   N    dy [out, N]  T    dw
 //
-// where "as stored" is what the memory is by columns (ld: the operand's stride), and T or N the operation on it. The
-// bias has one element for each row of D: [out], which is what CUBLASLT_EPILOGUE_BIAS adds. It takes the bias in D's
-// dtype, and may pick a kernel that reads 16 bytes of it at a time, whatever its alignment: it is given a copy where
-// either does not hold. CUBLAS_COMPUTE_32F multiplies f32 in f32, never in TF32, and 16-bit types with f32 sums.
+// "As stored" is the column-major view of the memory (ld: the operand's stride); T or N is the operation on it. The
+// bias has one element per row of D: [out], as CUBLASLT_EPILOGUE_BIAS adds it. The library requires the bias in D's
+// dtype and may read it 16 bytes at a time whatever its alignment; if either does not hold, it gets a copy.
+// CUBLAS_COMPUTE_32F multiplies f32 in f32, never in TF32, and sums 16-bit types in f32.
 #include "products.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@
 #include "device/epilogues.h"
 #include "device/product_key.h"
 #include "device/scaled_products.h"
-#include "kernels/elements.h"
+#include "kernels/run.h"
 #include "ops/check.h"
 #include "ops/gpu_scratch.h"
 
@@ -125,7 +125,7 @@ void CublasProducts::run_product(const Op& op, std::byte* scratch, int64_t scrat
   if (!run_call(call)) cuda_run(call.product, stream_);
 }
 
-// False: the library does not serve it.
+// Returns false if the library does not serve the product.
 bool CublasProducts::run_call(const Call& call) { return algorithms_.run(served(call), operands_of(call)); }
 
 template <typename Op>
@@ -133,7 +133,7 @@ void CublasProducts::choose_for(const Op& op, std::byte* scratch, int64_t scratc
   if (!has_more_than_product(op)) return choose_product(op, scratch, scratch_bytes);
   const Op timed = for_timing(op, scratch);
   if (!may_fuse(timed)) return choose_product(product_alone(timed), scratch, scratch_bytes);
-  // The key is that of the op itself: neither depends on where the bias' gradient goes.
+  // Uses the key of the op itself, which does not depend on the destination of the bias gradient.
   Call call = call_of(timed, scratch, scratch_bytes);
   fuse(timed, scratch, call);
   Served& served = this->served(call);

@@ -18,21 +18,21 @@
 namespace gptrain {
 namespace {
 
-// Kernels are compiled for this compute capability and later ones.
+// Lowest compute capability for which kernels are compiled.
 constexpr int least_major = 8;
-// Of a device's memory, for what no plan has: the context, kernels of cuBLASLt, cuDNN and our own, CUDA graphs. Reckoned;
-// stage D of tools/gpu_check.sh measures what a run takes beside its arenas.
+// Device memory reserved for all that no plan counts: the context, kernels of cuBLASLt, cuDNN and our own, CUDA graphs.
+// An estimate; stage D of tools/gpu_check.sh measures the memory that a run uses beyond its arenas.
 constexpr int64_t outside_plans_bytes = 1 << 30;
 
-// What is called while the host waits for a device's ops, and the side queue that it is for. Of the one thread that
-// calls the backend.
+// Functions to call while the host waits for the device, each with its side queue. Used by the thread that calls the
+// backend.
 using Checks = std::vector<std::pair<const SideQueue*, std::function<void()>>>;
 
-// Waits, by `wait` where there is nothing to check meanwhile, until `query` says that the device is ready.
+// Waits until `query` reports that the device is ready, calling the checks meanwhile; without checks, waits by `wait`.
 template <typename Wait, typename Query>
 void wait_for(const Checks& checks, const Wait& wait, const Query& query) {
   using Clock = std::chrono::steady_clock;
-  constexpr auto interval = std::chrono::milliseconds(1);  // of checks
+  constexpr auto interval = std::chrono::milliseconds(1);  // between checks
   const char* const what = "waiting for the device";
   if (checks.empty()) return check_cuda(wait(), what);
   auto checked_at = Clock::now();
@@ -55,7 +55,7 @@ void wait_for_event(const Checks& checks, cudaEvent_t event) {
 class CudaMemory final : public DeviceMemory {
  public:
   using DeviceMemory::DeviceMemory;
-  // What fails here has failed before, in a call that has thrown.
+  // Ignores errors: an earlier call has thrown them.
   ~CudaMemory() override { cudaFree(data_); }
 };
 
@@ -94,8 +94,8 @@ class CudaRuntime final : public Runtime {
   const int device_;
   Target target_;
   Stream stream_ = nullptr;
-  std::optional<UploadRing> uploads_;  // from the moment that the device is this thread's
-  const std::shared_ptr<Checks> checks_ = std::make_shared<Checks>();  // of the side queues
+  std::optional<UploadRing> uploads_;  // created once the device is current in this thread
+  const std::shared_ptr<Checks> checks_ = std::make_shared<Checks>();  // checks of the side queues
 };
 
 class PinnedMemory final : public DeviceMemory {
@@ -158,7 +158,7 @@ class CudaSideQueue final : public SideQueue {
 
 CudaSideQueue::CudaSideQueue(int device, Stream ops, std::shared_ptr<Checks> checks)
     : device_(device), ops_(ops), checks_(std::move(checks)) {
-  // Before the ops wherever both have blocks to run: what moves data for other ranks, or for later ops, is short.
+  // Highest priority: copies and transfers are short, and other ranks or later ops wait for them.
   int least = 0, greatest = 0;
   check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities of streams");
   check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), "making a stream beside the ops");
@@ -178,7 +178,7 @@ CudaSideQueue::~CudaSideQueue() {
   cudaStreamDestroy(stream_);
 }
 
-// The first call of what a thread does here: which device it uses is the thread's own.
+// Sets the device first: the current device is a property of the thread, and this is a thread's first call here.
 void CudaSideQueue::follow_ops(int mark) {
   check_cuda(cudaSetDevice(device_), "taking the device");
   check_cuda(cudaStreamWaitEvent(stream_, ops_at_[static_cast<size_t>(mark)]), "waiting for the ops of a stream");
@@ -205,7 +205,7 @@ std::unique_ptr<DeviceMemory> CudaSideQueue::allocate_host(int64_t bytes) {
   void* data = nullptr;
   const cudaError_t status = cudaMallocHost(&data, static_cast<size_t>(bytes));
   if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // as CudaRuntime::allocate does
+    cudaGetLastError();  // clears the error, as in CudaRuntime::allocate
     throw cannot_pin(bytes);
   }
   check_cuda(status, "allocating pinned host memory");
@@ -214,7 +214,7 @@ std::unique_ptr<DeviceMemory> CudaSideQueue::allocate_host(int64_t bytes) {
 
 CudaRuntime::CudaRuntime(int device) : device_(device), target_(cuda_target(device)) {
   check_cuda(cudaSetDevice(device), "taking the device");
-  // The default stream would wait for every other one.
+  // A non-blocking stream: the default stream would wait for all others.
   check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
   uploads_.emplace();
 }
@@ -226,7 +226,7 @@ std::unique_ptr<DeviceMemory> CudaRuntime::allocate(int64_t bytes) {
   void* data = nullptr;
   const cudaError_t status = cudaMalloc(&data, static_cast<size_t>(bytes));
   if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // the device is sound: what it could not do is reported here
+    cudaGetLastError();  // clears the error: the device is sound, and the exception reports it
     size_t free = 0, total = 0;
     check_cuda(cudaMemGetInfo(&free, &total), "asking for free memory");
     throw Error(ExitCode::device, "cannot allocate {} on {}: {} of {} are free",
@@ -243,7 +243,7 @@ void CudaRuntime::upload(void* device, const void* host, int64_t bytes) {
 
 void CudaRuntime::download(void* host, const void* device, int64_t bytes) {
   if (bytes == 0) return;
-  // The call waits for what comes before the copy; what is to be checked meanwhile is checked here.
+  // cudaMemcpyAsync into pageable memory blocks until earlier work is done. Waits here instead, where checks run.
   if (!checks_->empty()) synchronize();
   check_cuda(cudaMemcpyAsync(host, device, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream_),
              "copying from the device");
@@ -266,7 +266,7 @@ void CudaRuntime::begin_capture() {
 std::unique_ptr<LaunchGraph> CudaRuntime::end_capture() {
   cudaGraph_t graph = nullptr;
   const cudaError_t status = cudaStreamEndCapture(stream_, &graph);
-  // What a capture has refused is reported here or has been, not by the next launch that asks how it went.
+  // Clears an error of the capture, which would otherwise be reported by the next launch's check.
   cudaGetLastError();
   check_cuda(status, "capturing a CUDA graph");
   return std::make_unique<CudaGraph>(graph, stream_);
@@ -276,7 +276,7 @@ std::unique_ptr<LaunchGraph> CudaRuntime::end_capture() {
 
 int num_cuda_devices() {
   int count = 0;
-  // Without a driver, or with one that is too old, there is no device to use.
+  // Returns 0 without a driver or with one that is too old.
   if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
   cudaGetLastError();
   return 0;

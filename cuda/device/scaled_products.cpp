@@ -1,10 +1,10 @@
 // FP8 products by cuBLASLt.
 //
-// To cuBLASLt, which knows matrices by columns (see products.cpp), c = a b^T is D = c^T [n, m] = (b as stored)^T times
-// (a as stored): its A is our b, [k, n] by columns, transposed; its B our a, [k, m], as it is. That is the one form in
-// which Ada's and Hopper's tensor cores take FP8 factors. The scales of A and B are read on the device when the product
-// runs. Fast accumulation keeps sums in the tensor cores, to 14 bits; without it they are moved to f32 registers on the
-// way, which costs speed: it is for forward products; gradients, which are sums of more and smaller terms, do without.
+// cuBLASLt works on column-major matrices (see products.cpp), so c = a b^T is D = c^T [n, m] = (b as stored)^T (a as
+// stored): A is our b, [k, n] column-major, transposed; B is our a, [k, m], as stored. This is the only form in which
+// the tensor cores of Ada and Hopper take FP8 operands. The scales of A and B are read on the device when the product
+// runs. Fast accumulation keeps sums in the tensor cores with 14 bits; without it, sums move to f32 registers on the
+// way, which is slower. Forward products use it; gradients, which sum more and smaller terms, do not.
 #include "device/scaled_products.h"
 
 #include <fmt/format.h>
@@ -12,8 +12,8 @@
 
 #include "base/error.h"
 #include "ops/check.h"
+#include "ops/footprint.h"
 #include "ops/gpu_scratch.h"
-#include "ops/shape_text.h"
 
 namespace gptrain {
 namespace {
@@ -34,7 +34,7 @@ void check_workspace(const ScaledProduct& op, const std::byte* scratch, int64_t 
 }  // namespace
 
 void describe(const ScaledProduct& op, Served& served) {
-  const Matrix &a = op.b, &b = op.a, &d = op.c;  // the library's
+  const Matrix &a = op.b, &b = op.a, &d = op.c;  // the library's letters
   const int64_t m = a.rows, n = b.rows, k = b.cols;
   served.text = fmt::format("{}, {}", ScaledProduct::name, shape_text(op));
   served.name =

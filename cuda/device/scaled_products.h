@@ -1,4 +1,4 @@
-// FP8 products by cuBLASLt: those of Products that have operands and scales of their own.
+// FP8 products by cuBLASLt: the products with scales of Products.
 #pragma once
 
 #include <compare>
@@ -12,25 +12,25 @@
 
 namespace gptrain {
 
-// What cuBLASLt is told of the op, but for the algorithm and the pointers; the pointers.
+// Fill in the descriptors, without algorithm and pointers, and the pointers.
 void describe(const ScaledProduct& op, Served& served);
 void set_pointers(const ScaledProduct& op, Served& served);
 LtOperands operands_of(const ScaledProduct& op, std::byte* workspace);
 Expected expected_of(const ScaledProduct& op);
 
-// See Products. The algorithms are the caller's, and outlive it.
+// Implements Products for ScaledProduct. Borrows the algorithms.
 class ScaledProducts {
  public:
   explicit ScaledProducts(Algorithms& algorithms) : algorithms_(algorithms) {}
 
-  // Throws Error(device), naming the op and its shape, where the device or the library has no such products.
+  // Throws Error(device), with the op and its shape, if the device or the library has no such products.
   void run(const ScaledProduct& op, std::byte* scratch, int64_t scratch_bytes);
   void choose(const ScaledProduct& op, std::byte* scratch, int64_t scratch_bytes);
-  // Asks the records again.
+  // Discards all choices, so that the records are read again.
   void forget() { served_.clear(); }
 
  private:
-  // What an algorithm is chosen for: all operands are alike in their alignment.
+  // Properties by which an algorithm is chosen. All operands have the same alignment.
   struct Key {
     int64_t m, n, k;
     int64_t lda, ldb, ldd;

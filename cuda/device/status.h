@@ -1,4 +1,4 @@
-// What CUDA's calls return.
+// Checks of CUDA's return values.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,7 +8,7 @@
 
 namespace gptrain {
 
-// Throws Error (device) unless the call has succeeded. `what`: the thing that was done, "copying to the device".
+// Throws Error(device) unless the call succeeded. `what`: the action, e.g. "copying to the device".
 inline void check_cuda(cudaError_t status, std::string_view what) {
   if (status != cudaSuccess)
     throw Error(ExitCode::device, "{}: CUDA error {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));

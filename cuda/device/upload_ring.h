@@ -1,4 +1,4 @@
-// Pinned memory through which what lies anywhere in host memory goes to the device, so that nobody waits for it.
+// Pinned memory through which pageable host memory is copied to the device without waiting.
 #pragma once
 
 #include <array>
@@ -11,8 +11,8 @@
 
 namespace gptrain {
 
-// Of the device that is current when it is made, where all of its uploads go. A call copies to the ring and returns; it
-// waits, by `wait`, only for a piece that has not left the ring after all the others were used.
+// Uploads to the device that is current at construction. A call copies to the ring and returns. It waits, by `wait`,
+// only if the next piece of the ring has not reached the device yet.
 class UploadRing {
  public:
   UploadRing();
@@ -24,12 +24,12 @@ class UploadRing {
               const std::function<void(cudaEvent_t)>& wait);
 
  private:
-  // 8 MiB in all. A step uploads a piece or two, and with ZeRO 1 and 2 one for each unit.
+  // 8 MiB in total. A step uploads one or two pieces, with ZeRO 1 and 2 one per unit.
   static constexpr int64_t num_pieces = 128;
   static constexpr int64_t piece_bytes = int64_t{64} << 10;
 
   std::byte* memory_ = nullptr;
-  std::array<cudaEvent_t, num_pieces> left_{};  // the ring
+  std::array<cudaEvent_t, num_pieces> left_{};  // one per piece: set when the piece has left the ring
   int64_t used_ = 0;
 };
 

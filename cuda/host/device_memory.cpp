@@ -10,7 +10,7 @@ namespace gptrain::simt {
 namespace {
 
 struct Pages {
-  std::mutex mutex;  // of what follows
+  std::mutex mutex;  // guards the members below
   std::map<void*, size_t> taken;
   int accesses = 0;
 };
@@ -31,9 +31,9 @@ void* take_pages(size_t bytes) {
   const std::lock_guard lock(pages.mutex);
   void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) throw std::bad_alloc();
-  // Only advice: access to all of it is taken away and given back with every kernel, page by page.
+  // A hint: access to all pages is revoked and restored with every kernel, which is faster for large pages.
   madvise(data, bytes, MADV_HUGEPAGE);
-  // A device does not clear what it gives: not a number, as a float of any size.
+  // A device does not clear memory. All bits set is NaN in every float type.
   std::memset(data, 0xff, bytes);
   if (pages.accesses == 0) mprotect(data, bytes, PROT_NONE);
   pages.taken[data] = bytes;

@@ -1,16 +1,16 @@
-// Memory of the host harness's devices, which only kernels and copies can reach: host code that reads or writes it,
-// as it must not on a machine with a device, is stopped by the system.
+// Memory of the host harness's devices, accessible only to kernels and copies. Host code that reads or writes it, which
+// would fail with a real device, gets a segmentation fault.
 #pragma once
 
 #include <cstddef>
 
 namespace gptrain::simt {
 
-// Pages of zeros; throws std::bad_alloc.
+// Allocates pages of zeros; throws std::bad_alloc.
 void* take_pages(size_t bytes);
 void give_back_pages(void* pages, size_t bytes);
 
-// While one lives, the memory can be reached, by every thread.
+// Makes the memory accessible to every thread while an object lives.
 class DeviceAccess {
  public:
   DeviceAccess();

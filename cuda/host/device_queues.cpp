@@ -10,7 +10,7 @@
 namespace gptrain::simt {
 namespace {
 
-// Of the moments at which something is queued: how many of so many let the queue run.
+// One in this many queueing calls lets the queue run.
 constexpr uint64_t one_in = 4;
 
 std::atomic<int64_t> waits = 0;

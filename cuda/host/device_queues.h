@@ -1,8 +1,8 @@
-// The queues of one device of the host harness, and the orders in which a device may run what is in them.
+// The queues of one device of the host harness, and the orders in which a device may run their work.
 //
-// Work that is queued runs when a wait of the host needs it, when it is queued, or at any moment between, as random
-// numbers decide: nothing but the order inside a queue and what one queue follows of another's is kept, as on a device.
-// So where a wait is missing, sooner or later somebody finds what was there before, or what has come since.
+// Queued work runs at a random moment between its queueing and the wait of the host that needs it. As on a device, only
+// the order within a queue and the dependencies between queues hold. So code with a missing wait sooner or later reads
+// old data, or data that came later.
 #pragma once
 
 #include <chrono>
@@ -18,39 +18,39 @@ namespace gptrain::simt {
 
 using Work = std::function<void()>;
 
-// A place in a queue: reached once all that was queued there before it has run.
+// A position in a queue: reached once all work queued before it has run.
 struct Point {
   int queue;
   bool reached = false;
   std::chrono::steady_clock::time_point when = {};
 };
-using Mark = std::shared_ptr<Point>;  // null: nothing has been marked
+using Mark = std::shared_ptr<Point>;  // null: nothing marked
 
-// Threads may share one. What work throws, whoever made it run gets.
+// Thread-safe. An exception of queued work is thrown in the thread that made it run.
 class DeviceQueues {
  public:
-  static constexpr int ops = 0;  // of the device's backend; always there
+  static constexpr int ops = 0;  // the queue of the device's backend; always exists
 
   explicit DeviceQueues(uint64_t seed) : random_(seed) {}
 
   int add_queue();
-  // With what is left in it.
+  // Removes a queue and the work left in it.
   void remove_queue(int queue);
   void add(int queue, Work work);
   Mark mark(int queue);
-  // What is added to the queue from now on runs after what is marked.
+  // Makes work added to the queue from now on wait for the mark.
   void follow(int queue, const Mark& mark);
 
-  // The host waits for what is marked.
+  // Makes the host wait for the mark.
   void wait(const Mark& mark);
   double seconds_between(const Mark& from, const Mark& to);
-  // Brings the device to rest, as memory that is given back does.
+  // Runs all queued work, as happens when device memory is freed.
   void run_all();
-  // What is queued is never run.
+  // Discards all queued work.
   void drop_all();
 
  private:
-  // Work, or a point of this queue, or one of another queue that comes first.
+  // Work, a point of this queue, or a point of another queue to wait for.
   struct Item {
     Work work;
     Mark own, other;
@@ -61,17 +61,17 @@ class DeviceQueues {
   void drop(int queue);
   void run_as_far_as_possible(int queue);
   void run_to_the_end(int queue);
-  // No more than has to be.
+  // Runs only the work that the point needs.
   void run_until(const Point& point);
   void run_in_random_order_until(const Point& point);
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::map<int, std::deque<Item>> queues_{{ops, {}}};
   int last_queue_ = ops;
   std::mt19937_64 random_;
 };
 
-// How often the host has waited for a device so far, in all threads: for what was not over already.
+// Returns how often the host has waited for unfinished work of a device, in all threads.
 int64_t host_waits();
 
 }  // namespace gptrain::simt

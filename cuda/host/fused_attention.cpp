@@ -1,5 +1,5 @@
-// The host harness' library for attention serves documents only, so that what tells a library about them is tested: it
-// knows of an op's documents what the table says. All else goes to the own kernels.
+// The host harness's attention library. It serves ops with documents only and reads everything about documents from the
+// table, so that the table is tested. All other attention uses our own kernels.
 #include "fused_attention.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 using Vector = std::vector<float>;
 
-// Rows of 16-bit numbers, one head of a document's.
+// Rows of 16-bit numbers: one head of a document.
 class HeadRows {
  public:
   HeadRows(const Matrix& first, int64_t offset, int64_t head, int64_t head_size)
@@ -43,7 +43,7 @@ class HeadRows {
     for (int64_t i = 0; i < size_; ++i) sum += at(row, i) * other.at(other_row, i);
     return sum;
   }
-  // sums of row `to` += factor times a row.
+  // Adds factor * row to row `to` of sums.
   void add(int64_t row, float factor, Vector& sums, int64_t to) const {
     for (int64_t i = 0; i < size_; ++i) sums[static_cast<size_t>(to * size_ + i)] += factor * at(row, i);
   }
@@ -53,7 +53,7 @@ class HeadRows {
   int64_t begin_, size_;
 };
 
-// One document of a piece, for one head of its queries.
+// One document of a piece, for one query head.
 template <typename Op>
 struct Document {
   const Op& op;
@@ -98,7 +98,7 @@ void attend(const Document<AttentionForward>& document) {
   o.put_all(sums);
 }
 
-// dk and dv gather the shares of the heads of a group.
+// Adds to dk and dv the shares of all query heads of a group.
 void attend_back(const Document<AttentionBackward>& document, Vector& dk, Vector& dv) {
   const AttentionBackward& op = document.op;
   const HeadRows q = document.queries(op.q, DocumentOperand::q), k = document.keys(op.k, DocumentOperand::k);
@@ -122,7 +122,7 @@ class HostFusedAttention final : public FusedAttention {
  public:
   explicit HostFusedAttention(Stream stream) : stream_(stream) {}
 
-  // Backward in smaller pieces than forward, as memory may ask for.
+  // Backward has smaller pieces than forward, as limited memory may require.
   AttentionPieces pieces(const AttentionForward& op) override { return pieces_of(op, op.batch); }
   AttentionPieces pieces(const AttentionBackward& op) override {
     return pieces_of(op, op.batch % 2 == 0 ? op.batch / 2 : 1);

@@ -1,5 +1,5 @@
-// Products on the host harness: the CPU backend's, and of f16 those of its operands in f32. What an epilogue may do is
-// left to the device's own kernels.
+// Products on the host harness, by the CPU backend; f16 operands are computed in f32. Epilogues with more than a bias
+// are left to the device's own kernels.
 #include "products.h"
 
 #include <utility>
@@ -16,7 +16,7 @@
 namespace gptrain {
 namespace {
 
-// An operand in f32, on the host. What is f16 is rounded again and put back when the product is done.
+// An operand in f32 on the host. An f16 operand is rounded and copied back when the product is done.
 class Widened {
  public:
   explicit Widened(const Matrix& matrix) : narrow_(matrix), wide_(matrix) {
@@ -52,7 +52,7 @@ class HostProducts final : public Products {
   void run(const ScaledProduct& op, std::byte*, int64_t) override {
     simt::start(stream_, [op] {
       const simt::DeviceAccess access;
-      cpu_scaled_product(op, 1);
+      cpu_run(op, CpuContext{.num_threads = 1});
     });
   }
 
@@ -105,15 +105,15 @@ class HostProducts final : public Products {
   }
 
   Stream stream_;
-  CpuLinear linear_{1, true};                              // one thread, as the harness has
-  AlgorithmRecord record_{"host harness", "CPU backend"};  // which has no choice
+  CpuLinear linear_{1, true};                              // one thread, as the harness
+  AlgorithmRecord record_{"host harness", "CPU backend"};  // there is only one algorithm
   std::string warnings_;
 };
 
 }  // namespace
 
 std::unique_ptr<Products> make_products(Stream stream, const std::string&) {
-  return std::make_unique<HostProducts>(stream);  // which times nothing
+  return std::make_unique<HostProducts>(stream);  // nothing is timed
 }
 
 }  // namespace gptrain

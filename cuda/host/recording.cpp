@@ -8,7 +8,7 @@
 #include <tuple>
 #include <utility>
 
-extern "C" const char __executable_start;  // the linker's
+extern "C" const char __executable_start;  // defined by the linker
 
 namespace gptrain::simt {
 namespace {

@@ -1,4 +1,4 @@
-// Work of the host harness' streams: queued, or recorded, as a CUDA graph is, to be queued later and again.
+// Work of the host harness's streams: queued, or recorded like a CUDA graph to be queued later, any number of times.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@
 
 namespace gptrain::simt {
 
-// Queues the work (does it at once on a stream of no device), or keeps it where this thread records.
+// Queues the work (runs it at once on a stream without a device), or records it if this thread is recording.
 void start(const Stream& stream, const Work& work);
 void begin_recording();
 std::vector<Work> end_recording();
 bool recording();
 
-// Where GPTRAIN_LAUNCH_LOG names a file, adds a line for each kernel and shape that is new: the kernel's place in the
-// program, blocks, threads of a block, bytes of its shared memory. tools/kernel_report.sh reads it.
+// If GPTRAIN_LAUNCH_LOG names a file, appends a line for each new kernel and shape: the kernel's offset in the program,
+// blocks, threads per block, bytes of shared memory. tools/gpu/kernel_report.sh reads it.
 void note_launch(const void* kernel, int64_t blocks, unsigned threads, size_t shared_bytes);
 
 }  // namespace gptrain::simt

@@ -1,5 +1,5 @@
-// The host harness's devices: this machine's memory. They differ in the order in which a block's threads run, and in
-// when what is queued runs, which must not show in any result.
+// Devices of the host harness, in this machine's memory. They vary the order of a block's threads and the time when
+// queued work runs, which must not affect any result.
 #include "runtime.h"
 
 #include <array>
@@ -31,7 +31,7 @@ void copy(void* to, const void* from, int64_t bytes) {
   if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
-// What CUDA refuses of a thread that captures, or would take into the graph where nothing of it is meant.
+// Throws for calls that CUDA refuses, or would wrongly capture, in a thread that is capturing.
 void require_no_capture(const char* call) {
   if (simt::recording()) throw std::logic_error(std::string(call) + " amid a capture");
 }
@@ -41,7 +41,7 @@ void queue_copy(simt::DeviceQueues& device, int queue, void* to, const void* fro
   device.add(queue, [=] { copy(to, from, bytes); });
 }
 
-// Memory and queues are given back once nothing uses them.
+// Runs all queued work before memory and queues are freed.
 void bring_to_rest(simt::DeviceQueues& device) {
   try {
     device.run_all();
@@ -166,7 +166,7 @@ class HostRuntime final : public Runtime {
       : target_(cuda_target(device)),
         device_(std::make_shared<simt::DeviceQueues>(static_cast<uint64_t>(device) + 1)),
         stream_{static_cast<uint64_t>(device) + 1, device_.get(), simt::DeviceQueues::ops} {}
-  // Work that nobody has waited for refers to what is gone now.
+  // Drops work that was never waited for: it refers to freed objects.
   ~HostRuntime() override { device_->drop_all(); }
 
   const Target& target() const override { return target_; }

@@ -1,4 +1,4 @@
-// Compiled without ThreadSanitizer, which then sees what kernels do to memory and nothing of what is done here.
+// Compiled without ThreadSanitizer, which thus sees the kernels' memory accesses but none of this file's.
 #include "host/simt.h"
 
 #include <algorithm>
@@ -26,11 +26,11 @@ namespace {
 namespace context = boost::context;
 
 constexpr size_t stack_bytes = 256 << 10;
-// Of a block on the smallest device that kernels are written for.
+// Limits of a block on the smallest supported device.
 constexpr uint64_t most_threads = 1024;
 constexpr size_t most_shared_bytes = 99 << 10;
 
-// Sanitizers are told of every switch between fibers.
+// Tells the sanitizers about every switch between fibers.
 class SanitizerFiber {
  public:
 #if defined(GPTRAIN_TSAN)
@@ -42,8 +42,8 @@ class SanitizerFiber {
   SanitizerFiber(const SanitizerFiber&) = delete;
   SanitizerFiber& operator=(const SanitizerFiber&) = delete;
 
-  // Boost enters a fiber while it makes it. What runs there then must not be taken for the scheduler's frames, which
-  // it would be if that had its fake stack.
+  // Boost enters a fiber while creating it. The scheduler's fake stack is put away meanwhile, so that frames of that
+  // visit are not taken for the scheduler's.
   template <class Make>
   void make(Make make_fiber) {
 #if defined(__SANITIZE_ADDRESS__)
@@ -59,7 +59,7 @@ class SanitizerFiber {
 #endif
   }
 
-  // From the scheduler to this fiber, and what runs first there.
+  // Switches from the scheduler to this fiber. `entered` must be the first call on the fiber.
   void enter() {
 #if defined(GPTRAIN_TSAN)
     scheduler_tsan_ = __tsan_get_current_fiber();
@@ -74,7 +74,7 @@ class SanitizerFiber {
     __sanitizer_finish_switch_fiber(own_stack_, &scheduler_bottom_, &scheduler_size_);
 #endif
   }
-  // Back to the scheduler, for good if `ends`.
+  // Switches back to the scheduler, for good if `ends`.
   void leave([[maybe_unused]] bool ends) {
 #if defined(GPTRAIN_TSAN)
     __tsan_switch_to_fiber(scheduler_tsan_, __tsan_switch_to_fiber_no_sync);
@@ -105,13 +105,13 @@ class SanitizerFiber {
 #endif
 };
 
-// The track has the stack; a fiber that ends leaves it alone.
+// A stack that its Track owns: the fiber does not free it.
 struct BorrowedStack {
   void deallocate(context::stack_context&) const {}
 };
 
-// A fiber that CUDA threads run on, one after another: a grid has thousands of them, and making a stack, or what a
-// sanitizer wants to know of it, takes longer than most of them run.
+// A fiber on which CUDA threads run one after another. A grid has thousands of threads, and creating a stack, or its
+// sanitizer state, takes longer than most of them run.
 class Track {
  public:
   explicit Track(context::stack_context stack) : stack_(stack) {
@@ -125,15 +125,15 @@ class Track {
   Track(const Track&) = delete;
   Track& operator=(const Track&) = delete;
 
-  // What the next resume() starts. Nothing: the fiber ends there.
+  // Sets the function that the next resume() starts; none: the fiber ends.
   void set_body(std::function<void()> body) { body_ = std::move(body); }
-  // The scheduler's: runs the body until it pauses, or to its end.
+  // Called by the scheduler: runs the body until it pauses or ends.
   void resume() {
     sanitizer_.enter();
     other_ = std::move(other_).resume();
     sanitizer_.left();
   }
-  // The body's: back to the scheduler, until that resumes it.
+  // Called by the body: returns to the scheduler until resumed.
   void pause() {
     sanitizer_.leave(false);
     other_ = std::move(other_).resume();
@@ -156,7 +156,7 @@ class Track {
 
   context::stack_context stack_;
   SanitizerFiber sanitizer_;
-  context::fiber other_;  // the scheduler while the body runs, the body while the scheduler does
+  context::fiber other_;  // the side that is not running: scheduler or body
   std::function<void()> body_;
 };
 
@@ -171,7 +171,7 @@ class TrackPool {
       track->resume();
       context::stack_context stack = track->stack();
 #if defined(__SANITIZE_ADDRESS__)
-      // The outermost frames of a fiber do not return.
+      // The outermost frames of a fiber never return.
       __asan_unpoison_memory_region(static_cast<std::byte*>(stack.sp) - stack.size, stack.size);
 #endif
       allocator_.deallocate(stack);
@@ -196,7 +196,7 @@ TrackPool& track_pool() {
   return pool;
 }
 
-// Orders what threads did before a point with what they do after it, one object for each time they meet.
+// Orders actions before a meeting of threads with those after it; one sanitizer object per meeting.
 class Meetings {
  public:
   void arrive([[maybe_unused]] uint64_t meeting) {
@@ -230,7 +230,7 @@ std::string text_of(const Site& site) { return std::string(site.file_name()) + "
 
 bool same(const Site& a, const Site& b) { return a.line() == b.line() && a.column() == b.column(); }
 
-// One block, from its first thread's start to its last one's end.
+// One block, from the start of its first thread to the end of its last.
 class Block {
  public:
   Block(const Place& place, std::mt19937_64& order, const std::function<void()>& kernel);
@@ -242,7 +242,7 @@ class Block {
 
   Thread& running() { return *threads_[running_]; }
   unsigned running_lane() const { return static_cast<unsigned>(running_ % warp_size); }
-  // The running thread waits until the others have come where it is.
+  // Suspends the running thread until the others have reached the same place.
   void suspend(State state, uint32_t mask, uint64_t value, const Site& site);
 
  private:
@@ -254,9 +254,9 @@ class Block {
 
   std::mt19937_64& order_;
   Meetings barriers_;
-  // Apart from them: a thread that has ended has met none that begins later.
+  // Separate from the others: a thread that has ended takes part in no later meeting.
   Meetings ends_;
-  Meetings faults_;  // where threads stopped that will never go on
+  Meetings faults_;  // meetings of threads that will never continue
   uint64_t num_barriers_ = 1;
   std::vector<std::unique_ptr<Thread>> threads_;
   size_t running_ = 0;
@@ -280,8 +280,8 @@ Block::Block(const Place& place, std::mt19937_64& order, const std::function<voi
 
 Block::~Block() {
   block_now = nullptr;
-  // After a fault there are threads that will never go on. Unwinding them would run the kernel's frames where no
-  // sanitizer expects them: they are kept, to the end of the process and past it.
+  // After a fault some threads never continue. Unwinding them would run kernel frames that no sanitizer expects, so
+  // they are leaked.
   static auto& abandoned = *new std::vector<std::unique_ptr<Thread>>;
   const bool all_ended =
       std::all_of(threads_.begin(), threads_.end(), [](const auto& thread) { return thread->state == State::ended; });
@@ -348,7 +348,7 @@ void Block::run() {
   ends_.depart(0);
 }
 
-// Lets those lanes go on that have all come to the same warp function with the same mask.
+// Releases lanes that have all reached the same warp function with the same mask.
 bool Block::release_warps() {
   bool released = false;
   for (size_t first = 0; first < threads_.size(); first += warp_size) {
@@ -428,7 +428,7 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, uint64_t seed, const s
     for (unsigned y = 0; y < grid.y; ++y)
       for (unsigned x = 0; x < grid.x; ++x) {
         const std::unique_ptr<std::byte[]> memory(new std::byte[shared_bytes]);
-        std::memset(memory.get(), 0xff, shared_bytes);  // not a number, as a float of any size
+        std::memset(memory.get(), 0xff, shared_bytes);  // NaN in every float type
         Block(Place{{}, {x, y, z}, block, grid, memory.get(), shared_bytes}, order, kernel).run();
       }
 }

@@ -1,11 +1,10 @@
-// CUDA's built-ins for kernels that run on the host: one block after another, its threads as fibers.
+// CUDA's built-ins for kernels on the host: blocks run one after another, their threads as fibers.
 //
-// A thread runs until it comes to a barrier, a warp function, or its end; then another one goes on, in a random order
-// that a seed fixes. What a device leaves undefined is a fault here, with file and line: a thread that leaves while
-// others wait at a barrier, threads of a block at different barriers, a warp function whose lanes do not all come with
-// the same mask. Races are found by ThreadSanitizer, to which every CUDA thread is a thread of its own that only
-// barriers order; reads and writes out of bounds by AddressSanitizer: shared memory has its own allocation, new and
-// poisoned for every block.
+// A thread runs until it reaches a barrier, a warp function, or its end; then another continues, in a random order
+// determined by a seed. Behaviour that a device leaves undefined is a fault with file and line: a thread that exits
+// while others wait at a barrier, threads of a block at different barriers, a warp function that not all lanes reach
+// with the same mask. ThreadSanitizer finds races: it sees every CUDA thread as a thread, ordered only by barriers.
+// AddressSanitizer finds accesses out of bounds: shared memory is allocated anew and poisoned for every block.
 #pragma once
 
 #include <array>
@@ -32,7 +31,7 @@ struct dim3 {
 
 namespace gptrain::simt {
 
-// A kernel did what a device leaves undefined.
+// A kernel did something that a device leaves undefined.
 class Fault : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -40,7 +39,7 @@ class Fault : public std::runtime_error {
 
 constexpr unsigned warp_size = 32;
 
-// Where the running thread is. Valid inside a kernel only.
+// Position of the running thread in the grid. Valid inside a kernel only.
 struct Place {
   dim3 thread, block, block_size, grid_size;
   std::byte* shared_memory = nullptr;
@@ -52,11 +51,11 @@ using Site = std::source_location;
 
 void barrier(const Site& site);
 void warp_barrier(uint32_t mask, const Site& site);
-// Gives `value` to the lanes of `mask`, which all come here, and returns what each of the warp's lanes gave.
+// Gives `value` to the lanes of `mask`, all of which must call it, and returns the values of the warp's lanes.
 const std::array<uint64_t, warp_size>& exchange(uint32_t mask, uint64_t value, const Site& site);
 unsigned lane();
 
-// Runs all blocks of a grid. `seed` fixes the order of threads. Throws Fault.
+// Runs all blocks of a grid. `seed` determines the order of threads. Throws Fault.
 void run_grid(dim3 grid, dim3 block, size_t shared_bytes, uint64_t seed, const std::function<void()>& kernel);
 
 template <typename T>

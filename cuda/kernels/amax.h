@@ -1,4 +1,4 @@
-// The amax of a bf16 matrix (see ops/ops.h), found by the kernel that stores it.
+// The amax of a bf16 matrix (see ops/ops.h), computed by the kernel that stores the matrix.
 #pragma once
 
 #include <bit>
@@ -15,7 +15,7 @@ struct WarpMaxima {
   uint32_t of_warp[32];
 };
 
-// The largest over the block, on every thread, all of which come here. A block has whole warps.
+// Returns the maximum over the block to every thread. REQUIRES: all threads call it; the block has whole warps.
 __device__ inline uint32_t block_maximum(uint32_t value, WarpMaxima& maxima) {
   for (unsigned lanes = 16; lanes > 0; lanes /= 2) {
     const uint32_t other = __shfl_xor_sync(0xffffffff, value, lanes);
@@ -29,7 +29,7 @@ __device__ inline uint32_t block_maximum(uint32_t value, WarpMaxima& maxima) {
   return value;
 }
 
-// Of what one thread stores. Without parts, or of another type than bf16, it does nothing.
+// The maximum of all elements that a thread stores. Does nothing without `parts` or for another type than bf16.
 class RunningAmax {
  public:
   __device__ explicit RunningAmax(float* parts) : parts_(parts) {}
@@ -38,7 +38,7 @@ class RunningAmax {
   __device__ void see(const Pack<T, N>& stored) {
     if constexpr (std::is_same_v<T, bf16>) {
       if (parts_ == nullptr) return;
-      // Magnitudes of bf16 are ordered as their bits are, those that are not finite above all others.
+      // Magnitudes of bf16 are ordered as their bits, with infinity and NaN above all others.
       for (const bf16 element : stored.at) {
         const uint32_t magnitude = element.bits & 0x7fffU;
         largest_ = magnitude > largest_ ? magnitude : largest_;
@@ -46,8 +46,8 @@ class RunningAmax {
     }
   }
 
-  // Leaves the block's part; the parts that are no block's become 0. All of the block's threads call it, last, when
-  // shared memory (WarpMaxima) is free.
+  // Writes the block's maximum; unused parts become 0. REQUIRES: all threads of the block call it, last, when shared
+  // memory (WarpMaxima) is free.
   __device__ void leave() const {
     if (parts_ == nullptr) return;
     constexpr uint32_t infinity = 0x7f80;

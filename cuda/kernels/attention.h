@@ -1,17 +1,17 @@
-// Launches of the own attention (see ops/ops.h): any head size up to 256, any length, with or without dropout, f32,
-// bf16 or f16. Operands are device memory; nothing waits. A longer head throws std::logic_error.
+// Launches of our own attention kernels: head size up to 256, any length, with or without dropout, f32, bf16 or f16.
+// Throws std::logic_error for a longer head.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
-#include "ops/ops.h"
-#include "stream.h"
+#include "kernels/run.h"
 
 namespace gptrain {
 
-// `wanted`, [B] in device memory: sequences with 0 are left as they are. Null: none is.
-void cuda_run(const AttentionForward& op, Stream stream, const int32_t* wanted = nullptr);
-// `scratch` has gpu_scratch_bytes(op) bytes, or as many without documents' room.
-void cuda_run(const AttentionBackward& op, Stream stream, std::byte* scratch, const int32_t* wanted = nullptr);
+// `wanted`: [B] in device memory; sequences with 0 are skipped. Null: all are computed. `scratch`:
+// gpu_scratch_bytes(op) bytes, of the op with or without max_documents.
+void cuda_run(const AttentionForward& op, Stream stream, std::byte* scratch, const int32_t* wanted);
+void cuda_run(const AttentionBackward& op, Stream stream, std::byte* scratch, const int32_t* wanted);
 
 }  // namespace gptrain

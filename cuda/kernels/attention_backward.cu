@@ -1,7 +1,7 @@
-// Attention, backward. One kernel has 64 keys to a block and goes over the queries (of all query heads that read these
-// keys) for dk and dv; another has 64 queries and goes over the keys for dq. Each recomputes the probabilities p and
-// the gradients dp of the kept ones: with the four products that are needed that makes seven, two more than a single
-// pass that adds to dq by atomics, whose bits would not be fixed.
+// Attention, backward. One kernel has 64 keys per block and loops over the queries (of all query heads that use these
+// keys) for dk and dv; another has 64 queries and loops over the keys for dq. Both recompute the probabilities p and
+// the gradients dp of the kept ones. With the four products that are needed this makes seven, two more than a single
+// pass that adds to dq by atomics, whose bits would vary.
 //   ds = p (dp - delta), delta = sum over features of d_o o      dq = scale ds k      dk = scale ds^T q      dv = p^T
 //   d_o
 #include "kernels/attention.h"
@@ -23,7 +23,7 @@ struct BackwardOperands {
 
 constexpr unsigned delta_threads = 256;
 
-// A warp has a row of one head.
+// One warp per row of one head.
 template <typename T>
 __global__ void row_sums(BackwardOperands<T> op) {
   const Sizes& sizes = op.sizes;
@@ -41,7 +41,7 @@ __global__ void row_sums(BackwardOperands<T> op) {
   }
 }
 
-// Of a query that does not exist the log-sum-exp is infinite, which makes its probabilities zero.
+// The log-sum-exp of a query past the end is infinite, which makes its probabilities zero.
 struct QuerySums {
   float lse, delta;
 };
@@ -52,7 +52,8 @@ __device__ QuerySums query_sums(const BackwardOperands<T>& op, int64_t head_of_b
   return {*op.lse.at(head_of_batch, query), op.delta[head_of_batch * op.sizes.tokens + query]};
 }
 
-// From a score and the gradient of its (dropped) probability: the dropped probability without its scale, and ds.
+// Computed from a score and the gradient of its (dropped) probability. p: the probability after dropout, without
+// dropout's scale.
 struct Gradients {
   float p, ds;
 };
@@ -67,11 +68,12 @@ template <typename E, int chunks>
 struct KeysMemory : BlockMemory<E, chunks, 2> {
   QuerySums sums[tile_size];
 };
-// What a block may have without being asked for.
+// The limit for shared memory without an opt-in.
 static_assert(sizeof(KeysMemory<MmaEngine<bf16>, 2>) <= 48 << 10 &&
               sizeof(KeysMemory<FmaEngine<float>, 4>) <= 48 << 10);
 
-// Rows are keys, columns queries. Rows past the last key may hold anything: they stay apart and are not stored.
+// Rows are keys, columns are queries. Rows past the last key may hold anything: they do not affect others and are not
+// stored.
 template <typename E, int chunks>
 __device__ __forceinline__ void gradients_by_key(typename E::Values& values, typename E::Values& gradients,
                                                  const KeysMemory<E, chunks>& memory, const Sizes& sizes, bool drops,
@@ -100,7 +102,7 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(2 * chunks 
   const int64_t group = blockIdx.x % groups;
   const int64_t sequence = group / sizes.kv_heads, kv_head = group % sizes.kv_heads;
   if (sizes.leaves_out(sequence)) return;
-  // The first keys first: under a causal mask the most queries see them.
+  // Blocks take the first keys first: under a causal mask these are seen by the most queries.
   const int64_t key = blockIdx.x / groups * tile_size;
   const Head<const T> k = sizes.head(op.k, sequence, kv_head);
   const Head<const T> v = sizes.head(op.v, sequence, kv_head);
@@ -135,7 +137,7 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(2 * chunks 
   store_sums<E>(dv, factors, sizes.head(op.dv, sequence, kv_head), key);
 }
 
-// Rows are queries, columns keys.
+// Rows are queries, columns are keys.
 template <typename E>
 __device__ __forceinline__ void gradients_by_query(typename E::Values& values, const typename E::Values& gradients,
                                                    const QuerySums (&sums)[E::rows], const KeptBits& kept_bits,
@@ -193,6 +195,8 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 2)
 
 }  // namespace
 }  // namespace attention
+
+void cuda_run(const AttentionBackward& op, Stream stream, std::byte* scratch) { cuda_run(op, stream, scratch, nullptr); }
 
 void cuda_run(const AttentionBackward& op, Stream stream, std::byte* scratch, const int32_t* wanted) {
   attention::with_engine(op.q.dtype, op.head_size, [&](auto engine, auto chunks) {

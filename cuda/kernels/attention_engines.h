@@ -1,9 +1,8 @@
-// Products of 64 x 64 tiles, as a block computes them from shared memory: what the attention kernels are made of.
-//
-// An engine says how a block's threads share a product (each has `rows` x `cols` of its elements in registers) and how
-// tiles lie in shared memory. The kernels, written once over engines, know two products:
+// Products of 64 x 64 tiles in shared memory, the building blocks of the attention kernels.
+// An engine defines how a block's threads divide a product (each holds `rows` x `cols` elements in registers) and how
+// tiles lie in shared memory. The kernels, written once for all engines, use two products:
 //   scores        left right^T, a sum over features: both tiles have tokens as rows
-//   weighted sums weights right, a sum over right's tokens: the weights are an earlier product's elements
+//   weighted sums weights right, a sum over right's tokens: the weights are the elements of an earlier product
 #pragma once
 
 #include <algorithm>
@@ -18,16 +17,16 @@ namespace gptrain::attention {
 
 constexpr int tile_size = 64;
 
-// Up to 64 x 64 elements of a matrix of tokens and features.
+// A tile of up to 64 x 64 elements of a [tokens, features] matrix.
 template <typename T>
 struct TileSource {
   const T* data;
   int64_t stride;
-  int rows, cols;  // what there is of it: the rest counts as zero
-  bool packs;      // rows are whole packs of 16 bytes
+  int rows, cols;  // elements that exist; the rest counts as zero
+  bool packs;      // true: rows are whole packs of 16 bytes
 };
 
-// What a thread fetches of a tile: some packs, and those of the next token below them.
+// The elements of a tile that a thread loads: some packs, and those of the next token below them.
 template <typename T, int threads>
 struct Fetched {
   static constexpr int width = 16 / sizeof(T);
@@ -36,12 +35,12 @@ struct Fetched {
 
   Pack<T, width> even[count], odd[count];
 
-  // Where the thread's i-th packs lie.
+  // Row and column of the thread's i-th packs.
   __device__ static int even_row(int i) { return (i * threads + static_cast<int>(threadIdx.x)) / packs_of_row * 2; }
   __device__ static int column(int i) { return (i * threads + static_cast<int>(threadIdx.x)) % packs_of_row * width; }
 };
 
-// Not inline, so that what is needed for rows that are not whole packs takes no registers where they are.
+// Not inlined, so that the code for rows without whole packs takes no registers from the fast path.
 template <int width, typename T>
 [[gnu::noinline]] __device__ Pack<T, width> fetch_elements(const T* place, int count) {
   Pack<T, width> pack{};
@@ -71,17 +70,17 @@ __device__ __forceinline__ Fetched<T, threads> fetch_tile(const TileSource<T>& f
   return fetched;
 }
 
-// f32 by multiply-adds: 16 x 16 threads, each with 4 x 4 elements. A row's 16 threads are half a warp.
+// f32 by multiply-adds: 16 x 16 threads with 4 x 4 elements each. The 16 threads of a row are half a warp.
 template <typename T>
 struct FmaEngine {
   using Element = T;
   static constexpr int threads = 256;
   static constexpr int rows = 4, cols = 4;
   static constexpr int lanes_of_row = 16;
-  // Left tiles are brought in anew for every product: they are too large to stay.
+  // Left tiles are loaded again for every product: they are too large to stay in shared memory.
   static constexpr bool keeps_left = false;
 
-  // Four floats more than a row's, so that neighbouring rows begin in other banks.
+  // Rows are padded by four floats, so that neighbouring rows start in different banks.
   struct Tile {
     alignas(16) float at[tile_size][tile_size + 4];
   };
@@ -127,7 +126,7 @@ struct FmaEngine {
     }
   }
 
-  // The weights are in `left`, put there by all threads. Columns past the last are computed as any other.
+  // All threads have stored the weights in `left`. Columns past the last are computed like any other.
   __device__ __forceinline__ static void add_weighted(Values& values, const Tile& left, const Weights&,
                                                       const Tile& right, int depth, int) {
 #pragma unroll 2
@@ -152,8 +151,8 @@ struct FmaEngine {
   }
 };
 
-// bf16 or f16 by tensor cores: four warps, each with 16 rows. A thread's elements are those of the fragments (see
-// mma.h): rows g and g + 8, and of every eight columns 2t and 2t + 1. A row's four threads are neighbours.
+// bf16 or f16 by tensor cores: four warps with 16 rows each. A thread's elements are those of the fragments (see
+// mma.h): rows g and g + 8, and columns 2t and 2t + 1 of every eight. The four threads of a row are neighbours.
 template <typename T>
 struct MmaEngine {
   using Element = T;
@@ -162,8 +161,8 @@ struct MmaEngine {
   static constexpr int lanes_of_row = 4;
   static constexpr bool keeps_left = true;
 
-  // Pairs of numbers along the dimension that is summed over: for scores along features, [64][32 and 4 more]; for sums
-  // along tokens, [32][64 and 8 more]. With that many more, the lanes of a fragment read 32 different banks.
+  // Pairs of numbers along the summed dimension: features for scores, [64][32 + 4]; tokens for weighted sums, [32][64 +
+  // 8]. With this padding the lanes of a fragment read 32 different banks.
   static constexpr int row_words = tile_size / 2 + 4;
   static constexpr int pair_words = tile_size + 8;
   struct Tile {
@@ -174,7 +173,7 @@ struct MmaEngine {
   struct Values {
     float at[rows][cols] = {};
   };
-  // The same elements as left fragments: what a thread has of a product is what it gives to the next one.
+  // A product's elements in the layout of a left operand: the thread that computed them already holds them.
   struct Weights {
     uint32_t at[4][4];
   };
@@ -257,8 +256,8 @@ struct MmaEngine {
   }
 };
 
-// Blocks that a multiprocessor should hold side by side, which bounds a thread's registers: those of the products that
-// it keeps, and some more.
+// Blocks that a multiprocessor should hold at a time, which bounds the registers per thread: those of the `products` it
+// keeps and some more.
 template <typename E>
 constexpr int blocks_side_by_side(int products) {
   constexpr int registers = 65536;

@@ -1,4 +1,4 @@
-// Attention, forward: a block has 64 queries of a head and goes over its keys with an online softmax (arXiv
+// Attention, forward. A block has 64 queries of a head and loops over its keys with an online softmax (arXiv
 // 2307.08691).
 #include "kernels/attention.h"
 #include "kernels/attention_tiles.h"
@@ -16,7 +16,7 @@ struct ForwardOperands {
   DropoutOfHeads dropout;
 };
 
-// Of a thread's rows: the largest score yet, and the sum of e^(score - largest) over the thread's own columns.
+// State per row of a thread: the largest score so far, and the sum of e^(score - largest) over the thread's columns.
 template <typename E>
 struct RunningSoftmax {
   float largest[E::rows], sum[E::rows];
@@ -34,7 +34,7 @@ __device__ inline float sum_of_row(float value, int lanes_of_row) {
   return value;
 }
 
-// Products become scaled scores; those of later keys than a query may see, or that do not exist, minus infinity.
+// Turns products into scaled scores. Scores of keys after the query, or past the end, become minus infinity.
 template <typename E>
 __device__ __forceinline__ void scale_and_mask(typename E::Values& values, const Sizes& sizes, int64_t query,
                                                int64_t key) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ void scale_and_mask(typename E::Values& values, const
   }
 }
 
-// Scores become e^(score - largest); what has been summed is brought to the new largest.
+// Turns scores into e^(score - largest) and rescales earlier sums to the new maximum.
 template <typename E, int chunks>
 __device__ __forceinline__ void online_softmax(typename E::Values& values, typename E::Values (&o)[chunks],
                                                RunningSoftmax<E>& running) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ void online_softmax(typename E::Values& values, typen
     float largest = running.largest[i];
     for (int j = 0; j < E::cols; ++j) largest = fmaxf(largest, values.at[i][j]);
     largest = larger_of_row(largest, E::lanes_of_row);
-    // A row that has seen no key yet has nothing to reduce.
+    // A row that has seen no key yet has the base 0, to avoid infinity - infinity.
     const float base = largest == -infinity ? 0.0F : largest;
     const float shrink = exp2f((running.largest[i] - base) * log2_e);
     running.largest[i] = largest;
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 1)
   const int64_t block_head = blockIdx.x % heads;
   const int64_t sequence = block_head / sizes.heads, head = block_head % sizes.heads;
   if (sizes.leaves_out(sequence)) return;
-  // The last queries first: under a causal mask they see the most keys.
+  // Blocks take the last queries first: under a causal mask these see the most keys.
   const int64_t query = (num_tiles(sizes.tokens) - 1 - blockIdx.x / heads) * tile_size;
   const int64_t kv_head = head / sizes.heads_of_group();
   const Head<const T> q = sizes.head(op.q, sequence, head);
@@ -136,7 +136,9 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 1)
 }  // namespace
 }  // namespace attention
 
-void cuda_run(const AttentionForward& op, Stream stream, const int32_t* wanted) {
+void cuda_run(const AttentionForward& op, Stream stream, std::byte* scratch) { cuda_run(op, stream, scratch, nullptr); }
+
+void cuda_run(const AttentionForward& op, Stream stream, std::byte*, const int32_t* wanted) {
   attention::with_engine(op.q.dtype, op.head_size, [&](auto engine, auto chunks) {
     using E = decltype(engine);
     using T = typename E::Element;

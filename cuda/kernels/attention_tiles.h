@@ -1,5 +1,4 @@
-// What the attention kernels, forward and backward, have in common: heads of a matrix, products of their tiles by an
-// engine, and dropout.
+// Shared by the attention kernels: heads of a matrix, products of their tiles by an engine, and dropout.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +39,7 @@ struct Sizes {
   int head_size;
   float scale;
   bool causal, packs;
-  int window;                      // 0: none
+  int window;                      // tokens that a query sees; 0: no window
   const int32_t* document_starts;  // [batch, tokens] or null
   const int32_t* wanted;           // [batch] or null
 
@@ -50,29 +49,30 @@ struct Sizes {
   }
   __device__ bool leaves_out(int64_t sequence) const { return wanted != nullptr && wanted[sequence] == 0; }
   __device__ int64_t heads_of_group() const { return heads / kv_heads; }
-  // The keys that the queries of a tile see end here.
+  // Returns the end of the keys that the queries of a tile see.
   __device__ int64_t end_key(int64_t first_query) const {
     return causal && first_query + tile_size < tokens ? first_query + tile_size : tokens;
   }
-  // The first key that a query sees. It never decreases from one query to the next; past the last query it stays.
+  // Returns the first key that a query sees. It never decreases from one query to the next, and stays the same past the
+  // last query.
   __device__ int first_seen(int64_t sequence, int64_t query) const {
     const int own = static_cast<int>(query < tokens ? query : tokens - 1);
     const int of_window = window > 0 && own >= window ? own - window + 1 : 0;
     const int of_document = document_starts != nullptr ? document_starts[sequence * tokens + own] : 0;
     return of_window > of_document ? of_window : of_document;
   }
-  // Where the first tile of keys begins that a tile of queries sees.
+  // Returns the start of the first tile of keys that a tile of queries sees.
   __device__ int first_seen_tile(int64_t sequence, int64_t first_query) const {
     return first_seen(sequence, first_query) / tile_size * tile_size;
   }
-  // Whether some queries of a tile see no key as early as a tile of keys begins.
+  // Returns true if some query of the tile does not see the first key of the tile of keys.
   __device__ bool starts_late(int64_t sequence, int64_t first_query, int64_t first_key) const {
     return first_seen(sequence, first_query + tile_size - 1) > first_key;
   }
 };
 
-// Scores of keys that come before the first that a query sees become minus infinity, and so their probabilities zero:
-// where rows are queries, and where rows are keys.
+// Sets scores of keys before the first visible one to minus infinity, so that their probabilities are zero. Two
+// versions: rows are queries, or rows are keys.
 template <typename E>
 __device__ __forceinline__ void hide_before_first(typename E::Values& values, const Sizes& sizes, int64_t sequence,
                                                   int64_t query, int64_t key) {
@@ -101,21 +101,21 @@ __device__ __forceinline__ void hide_before_first_by_key(typename E::Values& val
   }
 }
 
-// A probability from its score q . k.
+// Returns the probability of a key from its score q . k.
 __device__ inline float probability(float score, float scale, float lse) {
   return exp2f((score * scale - lse) * log2_e);
 }
 
-// Dropout of the probabilities of one head of one sequence.
+// Dropout of the probabilities of one head and sequence.
 struct HeadDropout {
   uint32_t threshold;
   PhiloxKey key;
   uint32_t sample_low, sample_high;
 };
 
-// Dropout as ops/ops.h describes it. Attention takes whole sequences, so that its row 0 is a sequence's token 0.
+// Dropout as ops/ops.h describes it. Attention has whole sequences, so that row 0 is token 0 of a sequence.
 struct DropoutOfHeads {
-  uint32_t threshold;  // 0: none
+  uint32_t threshold;  // 0: no dropout
   float keep_scale;
   PhiloxKey key;
   const int64_t* sample_ids;
@@ -137,8 +137,8 @@ struct DropoutOfHeads {
   }
 };
 
-// Which probabilities of a tile are kept, a bit each: drawn once by all threads, in groups of four keys as Philox gives
-// them, whatever elements of the tile a thread has.
+// Bits of the kept probabilities of a tile. All threads draw them once, in Philox's groups of four keys, independent of
+// the elements that a thread holds.
 struct KeptBits {
   uint16_t of_query[tile_size][tile_size / 16];
 
@@ -164,7 +164,7 @@ struct KeptBits {
   }
 };
 
-// A block's shared memory. `operands`: how many left factors of scores a kernel has.
+// A block's shared memory. `operands`: number of a kernel's left operands of scores.
 template <typename E, int chunks, int operands>
 struct BlockMemory {
   typename E::Tile left[E::keeps_left ? operands * chunks : 1];
@@ -172,7 +172,7 @@ struct BlockMemory {
   KeptBits kept;
 };
 
-// Brings in a left factor that stays for the life of the block. The next product's barriers come before its use.
+// Loads a left operand that stays for the life of the block. The barriers of the next product come before its use.
 template <typename E, int chunks, typename Memory, typename T>
 __device__ __forceinline__ void keep_left(Memory& memory, int operand, const Head<T>& left, int64_t token) {
   if constexpr (E::keeps_left) {
@@ -183,7 +183,7 @@ __device__ __forceinline__ void keep_left(Memory& memory, int operand, const Hea
   }
 }
 
-// values = left right^T of two tiles of tokens. `operand` is left's place where it stays.
+// values = left right^T of two tiles of tokens. `operand`: index of `left` among the operands that stay.
 template <typename E, int chunks, typename Memory, typename T>
 __device__ __forceinline__ typename E::Values scores(Memory& memory, int operand, const Head<T>& left,
                                                      int64_t left_token, const Head<T>& right, int64_t right_token) {
@@ -194,13 +194,13 @@ __device__ __forceinline__ typename E::Values scores(Memory& memory, int operand
     const auto source = right.tile(right_token, feature);
     const auto fetched = E::fetch(source);
     if constexpr (E::keeps_left) {
-      __syncthreads();  // until all have done with what the tiles held
+      __syncthreads();  // until no thread reads the tiles' old content
       E::put_for_scores(memory.right, fetched);
       __syncthreads();
       E::add_scores(values, memory.left[operand * chunks + c], memory.right, source.cols);
     } else {
       const auto left_fetched = E::fetch(left.tile(left_token, feature));
-      __syncthreads();  // until all have done with what the tiles held
+      __syncthreads();  // until no thread reads the tiles' old content
       E::put_for_scores(memory.right, fetched);
       E::put_for_scores(memory.left[0], left_fetched);
       __syncthreads();
@@ -210,7 +210,7 @@ __device__ __forceinline__ typename E::Values scores(Memory& memory, int operand
   return values;
 }
 
-// sums += weights right, right being a tile of tokens; sums[c] has 64 of the features.
+// sums += weights right, where `right` is a tile of tokens; sums[c] holds features [64 c, 64 c + 64).
 template <typename E, int chunks, typename Memory, typename T>
 __device__ __forceinline__ void add_weighted(typename E::Values (&sums)[chunks], Memory& memory,
                                              const typename E::Weights& weights, const Head<T>& right, int64_t token) {
@@ -219,7 +219,7 @@ __device__ __forceinline__ void add_weighted(typename E::Values (&sums)[chunks],
     if (c * tile_size >= right.head_size) continue;
     const auto source = right.tile(token, c * tile_size);
     const auto fetched = E::fetch(source);
-    __syncthreads();  // until all have done with what the tiles held
+    __syncthreads();  // until no thread reads the tiles' old content
     if (c == 0) E::put_weights(memory.left[0], weights);
     E::put_for_sums(memory.right, fetched);
     __syncthreads();
@@ -227,7 +227,7 @@ __device__ __forceinline__ void add_weighted(typename E::Values (&sums)[chunks],
   }
 }
 
-// Stores sums[c] times the factor of its row.
+// Stores sums[c], multiplied by the factor of each row.
 template <typename E, int chunks, typename T>
 __device__ __forceinline__ void store_sums(const typename E::Values (&sums)[chunks], const float (&factors)[E::rows],
                                            const Head<T>& to, int64_t token) {
@@ -246,7 +246,7 @@ __device__ __forceinline__ void store_sums(const typename E::Values (&sums)[chun
   }
 }
 
-// What both ops say of their sizes. `operands`: all matrices of heads.
+// Returns the sizes of either op. `operands`: all its matrices of heads.
 template <typename Op>
 Sizes sizes_of(const Op& op, std::initializer_list<Matrix> operands, const int32_t* wanted) {
   return {op.batch,
@@ -262,8 +262,8 @@ Sizes sizes_of(const Op& op, std::initializer_list<Matrix> operands, const int32
           wanted};
 }
 
-// Calls body(engine, number of 64 features' chunks as a constant). Tensor cores up to the head size whose backward sums
-// fit in registers.
+// Calls body(engine, number of 64-feature chunks as a constant). Tensor cores serve head sizes whose backward sums fit
+// in registers.
 template <typename Body>
 void with_engine(DType dtype, int64_t head_size, const Body& body) {
   using One = std::integral_constant<int, 1>;

@@ -1,5 +1,5 @@
-// Codes of 8 bits with a scale for each block of a row: a warp finds the scale of a block and codes it.
-#include "kernels/block_codes.h"
+// 8-bit codes with one scale per block of a row. A warp finds a block's scale and encodes it.
+#include "kernels/run.h"
 
 #include <bit>
 
@@ -8,9 +8,10 @@
 namespace gptrain {
 namespace {
 
-constexpr int lane_columns = code_block / 32;  // of a block, one after the other
+constexpr int lane_columns = code_block / 32;  // consecutive columns of a block per lane
 
-// N neighbours of a row; those past its last column are 0. `wide`: rows begin with, and have, whole packs of pack_width.
+// Loads N neighbours of a row; columns past the end are 0. `wide`: all rows start at, and consist of, whole packs of
+// pack_width.
 template <bool wide, int N, typename T>
 __device__ Pack<T, N> neighbours(const Rows<const T>& rows, int64_t row, int64_t column, int64_t cols) {
   if constexpr (wide) {
@@ -32,12 +33,12 @@ __device__ void store_neighbours(const Rows<T>& rows, int64_t row, int64_t colum
   }
 }
 
-// Whole blocks are shared over the grid, so the lanes of a warp come to the same one.
+// The grid divides whole blocks, so the lanes of a warp work on the same block.
 template <bool wide, typename T>
 __global__ void encode(Rows<const T> x, Rows<uint8_t> codes, Rows<float> scales, int64_t rows, int64_t cols) {
   for_each_pack<lane_columns>(rows, code_blocks(cols) * code_block, [&](int64_t row, int64_t column) {
     const auto in = neighbours<wide, lane_columns>(x, row, column, cols);
-    uint32_t largest = 0;  // magnitudes are ordered as their bits are
+    uint32_t largest = 0;  // magnitudes are ordered as their bits
 #pragma unroll
     for (int i = 0; i < lane_columns; ++i) {
       const uint32_t magnitude = std::bit_cast<uint32_t>(to_float(in.at[i])) & 0x7fffffffU;
@@ -74,7 +75,7 @@ __global__ void decode(Rows<const uint8_t> codes, Rows<const float> scales, Rows
 
 }  // namespace
 
-void cuda_run(const EncodeBlocks& op, Stream stream) {
+void cuda_run(const EncodeBlocks& op, Stream stream, std::byte*) {
   with_type(op.x.dtype, [&](auto type) {
     using T = decltype(type);
     const int64_t rows = op.x.rows, cols = op.x.cols;
@@ -84,7 +85,7 @@ void cuda_run(const EncodeBlocks& op, Stream stream) {
   });
 }
 
-void cuda_run(const DecodeBlocks& op, Stream stream) {
+void cuda_run(const DecodeBlocks& op, Stream stream, std::byte*) {
   with_type(op.x.dtype, [&](auto type) {
     using T = decltype(type);
     const int64_t rows = op.x.rows, cols = op.x.cols;

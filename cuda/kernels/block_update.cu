@@ -1,11 +1,11 @@
-// Updates whose moments are kept in blocks of 8 bits (see ops/adamw_8bit.h).
+// Updates with moments in 8-bit blocks (see ops/adamw_8bit.h).
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <type_traits>
 
 #include "kernels/segments.h"
-#include "kernels/update.h"
+#include "kernels/run.h"
 #include "kernels/values.h"
 #include "launch.h"
 #include "ops/adamw_8bit.h"
@@ -14,12 +14,12 @@ namespace gptrain {
 namespace {
 
 constexpr unsigned warps_of_block = threads / 32;
-constexpr int of_lane = static_cast<int>(state_block / 32);  // elements of a block, 32 apart
+constexpr int of_lane = static_cast<int>(state_block / 32);  // elements of a block per lane, 32 apart
 
 template <bool has_sign>
 struct MapTables {
   float values[256];
-  uint32_t borders[256];  // of each magnitude but zero
+  uint32_t borders[256];  // lower border of each magnitude except zero
 
   __device__ void fill() {
     using Map = DynamicMap<has_sign>;
@@ -45,14 +45,14 @@ struct BlockUpdateMemory {
   MapTables<false> without_sign;
 };
 
-// A moment of the warp's block, in each lane's elements.
+// One moment of the warp's block, in each lane's elements.
 template <bool has_sign>
 struct BlockMoment {
   uint8_t* codes;
   float* scales;
   float values[of_lane] = {};
 
-  // Lane 0 alone reads and writes it.
+  // Only lane 0 accesses the scale in memory.
   __device__ float scale(int64_t block) const {
     return __shfl_sync(0xffffffff, threadIdx.x % 32 == 0 ? scales[block] : 0.0F, 0);
   }
@@ -69,11 +69,11 @@ struct BlockMoment {
   }
 };
 
-// G is the type of gradients.
+// G is the type of the gradients.
 template <typename G>
 struct BlockBuffers {
   const G* gradients;
-  float* master;  // null: weights are updated themselves
+  float* master;  // null: the weights themselves are updated
   float* averages;
   uint8_t* codes[2];
   float* scales[2];
@@ -89,7 +89,7 @@ __device__ float updated_in_block(const Formula& formula, float gradient, float 
   }
 }
 
-// A warp takes a block at a time. C is that of the weights, which may be null where there are masters.
+// A warp takes one block at a time. C is the type of the weights, which may be null if there are master weights.
 template <typename Op, typename G, typename C>
 __global__ void update_blocks(const UpdateSegment* segments, int64_t num_segments, int64_t num_blocks,
                               typename Op::Formula formula, const StepState* state, BlockBuffers<G> buffers,
@@ -168,7 +168,7 @@ void run_block_update(const Op& op, Stream stream) {
 }  // namespace
 
 #define GPTRAIN_CUDA_BLOCK_UPDATE(Op) \
-  void cuda_run(const Op& op, Stream stream) { run_block_update(op, stream); }
+  void cuda_run(const Op& op, Stream stream, std::byte*) { run_block_update(op, stream); }
 GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_CUDA_BLOCK_UPDATE)
 #undef GPTRAIN_CUDA_BLOCK_UPDATE
 

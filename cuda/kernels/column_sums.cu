@@ -1,4 +1,4 @@
-// Sums over the rows of a matrix in two launches: of chunks of rows, and of the chunks.
+// Sums over the rows of a matrix in two launches: over chunks of rows, then over the chunks.
 #include "kernels/column_sums.h"
 #include "kernels/rows.h"
 #include "ops/gpu_scratch.h"
@@ -6,12 +6,12 @@
 namespace gptrain {
 namespace {
 
-constexpr int lanes = 32;  // of neighbouring columns, so that a warp reads whole lines of memory
-constexpr int warps = 8;   // of different rows
+constexpr int lanes = 32;  // threads on neighbouring columns: a warp reads whole memory lines
+constexpr int warps = 8;   // warps on different rows
 constexpr unsigned threads = lanes * warps;
-constexpr int group = 8;  // rows or partials that a thread has under way at once
+constexpr int group = 8;  // rows or partials that a thread loads at once
 
-// Of blocks that add up partials: each warp has a round or two of loads, for there may be a thousand partials.
+// Warps of a block that adds partials, of which there may be a thousand: each warp has one or two rounds of loads.
 constexpr int partial_warps = 32;
 
 template <int N, int num_warps = warps>
@@ -19,7 +19,7 @@ struct WarpSums {
   double of_warp[num_warps][lanes * N];
 };
 
-// partials[chunk][column]: of the rows of a chunk. A thread takes N columns of every eighth row.
+// partials[chunk][column] = sum over the rows of a chunk. A thread takes N columns of every eighth row.
 template <typename T, int N>
 __global__ void sum_chunks(Rows<const T> values, int64_t rows, int64_t cols, int64_t chunk_rows, float* partials) {
   WarpSums<N>& sums = shared<WarpSums<N>>();
@@ -54,7 +54,7 @@ __global__ void sum_chunks(Rows<const T> values, int64_t rows, int64_t cols, int
   }
 }
 
-// A block adds up 32 columns, a warp of it every 32nd partial.
+// A block adds 32 columns; each of its warps takes every 32nd partial.
 template <typename Sum>
 __global__ void add_partials(PartialSums<Sum> op) {
   auto& sums = shared<WarpSums<1, partial_warps>>();

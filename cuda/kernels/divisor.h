@@ -1,5 +1,5 @@
-// Division by a number that is known before the kernel starts, as a product and a shift: a device has no instruction
-// that divides whole numbers, and takes some twenty for 32 bits, and a hundred for 64.
+// Division by a number known before the kernel starts, as a product and a shift. A device has no instruction for
+// integer division; it takes about twenty for 32 bits and a hundred for 64.
 //
 // Granlund and Montgomery, "Division by invariant integers using multiplication" (PLDI 1994), theorem 4.2: with
 // l = ceil(log2 d) and m = ceil(2^(31 + l) / d), floor(m n / 2^(31 + l)) = floor(n / d) for all 0 <= n < 2^31.
@@ -15,7 +15,7 @@ namespace gptrain {
 
 class Divisor {
  public:
-  // value < 2^31. By a 0 nothing may be divided. Throws std::logic_error.
+  // REQUIRES: 0 <= value < 2^31, else throws std::logic_error. A Divisor of 0 must not divide.
   explicit Divisor(int64_t value) : value_(static_cast<uint32_t>(value)) {
     if (value < 0 || value > INT32_MAX)
       throw std::logic_error("a kernel divides by a number that has more than 31 bits");
@@ -27,7 +27,7 @@ class Divisor {
   struct Parts {
     uint32_t quotient, remainder;
   };
-  // Of n < 2^31.
+  // REQUIRES: n < 2^31.
   __host__ __device__ Parts divide(uint32_t n) const {
     const auto quotient = static_cast<uint32_t>(static_cast<uint64_t>(n) * multiplier_ >> shift_);
     return {quotient, n - quotient * value_};

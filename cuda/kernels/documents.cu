@@ -1,5 +1,5 @@
-// A block has the sequences of one piece: it goes over their tokens, numbers those at which a document begins, and
-// writes the table from their places.
+// Builds a DocumentTable. One block per piece walks over the tokens of its sequences, numbers those at which a document
+// starts, and writes the table from their positions.
 #include <initializer_list>
 
 #include "kernels/documents.h"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr unsigned num_threads = 256;
 constexpr int num_warps = num_threads / 32;
-constexpr int tokens_of_thread = 8;  // at a time, neighbours
+constexpr int tokens_of_thread = 8;  // neighbouring tokens per thread and round
 
 // Elements from one sequence of an operand to the next, and from one token to the next.
 struct Steps {
@@ -20,10 +20,10 @@ struct Steps {
 struct TableOperands {
   const int32_t* document_starts;  // [batch, tokens]
   int64_t tokens;
-  int64_t sequences, room;  // of a piece: its sequences, and for how many documents there is room
+  int64_t sequences, room;  // sequences per piece, and documents that fit
   int32_t* overflow;        // [batch]
-  // Of the first piece (see DocumentTable). Those of the next one, and the next operand's offsets, come so many bytes
-  // later.
+  // Addresses for the first piece (see DocumentTable). The next piece is piece_bytes further, the next operand's
+  // offsets array_bytes.
   int32_t *first_rows, *lengths;
   int64_t* offsets;
   int64_t piece_bytes, array_bytes;
@@ -40,7 +40,7 @@ struct WarpCounts {
   int begun[num_warps];
 };
 
-// The sum over the lanes up to the own one.
+// Returns the sum over lanes 0 to the own one.
 __device__ inline int sum_up_to_lane(int value) {
   const unsigned lane = threadIdx.x % 32;
   for (unsigned lanes = 1; lanes < 32; lanes *= 2) {
@@ -50,7 +50,7 @@ __device__ inline int sum_up_to_lane(int value) {
   return value;
 }
 
-// Writes the first rows of the documents for which there is room, and of the next one. Returns how many there are.
+// Writes the first rows of the documents that fit, and of one more. Returns the number of documents.
 __device__ inline int number_documents(const TableOperands& op, int32_t* first_rows) {
   auto& counts = shared<WarpCounts>();
   const int64_t rows = op.sequences * op.tokens;
@@ -77,7 +77,7 @@ __device__ inline int number_documents(const TableOperands& op, int32_t* first_r
       if (number <= op.room) first_rows[number] = static_cast<int32_t>(row + i);
       ++number;
     }
-    __syncthreads();  // until all have done with the counts
+    __syncthreads();  // until no thread reads the counts
   }
   return begun_before;
 }
@@ -108,7 +108,7 @@ void add_steps(TableOperands& operands, std::initializer_list<Matrix> matrices) 
     operands.steps[operands.num_steps++] = {operands.tokens * matrix.stride, matrix.stride};
 }
 
-// Of the operands that both ops have.
+// Fills in the operands that both ops have.
 template <typename Op>
 TableOperands operands_of(const DocumentTable& table, const Op& op) {
   TableOperands operands{.document_starts = op.mask.document_starts,

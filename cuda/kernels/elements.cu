@@ -1,8 +1,8 @@
-// Ops that make each element of the output from the same place of their inputs.
+// Element-wise ops.
 #include <cmath>
 
 #include "kernels/amax.h"
-#include "kernels/elements.h"
+#include "kernels/run.h"
 #include "kernels/rows.h"
 #include "ops/few_bits.h"
 
@@ -19,7 +19,7 @@ __global__ void cast(Rows<const From> from, Rows<To> to, int64_t rows, int64_t c
   });
 }
 
-// Without b it is a, and its factor 0: what is not finite in a stays so.
+// Without b, b is a and its factor 0; infinities and NaNs of a remain.
 template <typename From, typename To, int N>
 __global__ void weighted_sum(Rows<const From> a, double a_factor, Rows<const From> b, float b_factor, Rows<To> to,
                              const double* squared_norm, double least_norm, int64_t rows, int64_t cols) {
@@ -96,7 +96,8 @@ struct ValueAndSlope {
   float value, slope;
 };
 
-// Of 1 <= x. On a device one instruction, off by a unit in the last place at most; an exact division takes ten.
+// Returns 1 / x for x >= 1. On a device one instruction with an error of at most one unit in the last place; exact
+// division takes ten.
 __device__ float reciprocal(float x) {
 #ifdef __CUDACC__
   float result;
@@ -107,7 +108,7 @@ __device__ float reciprocal(float x) {
 #endif
 }
 
-// With e^-|x|, which neither overflows nor leaves the slope to a difference of nearly equal numbers.
+// Uses e^-|x|, which does not overflow and avoids computing the slope as a difference of nearly equal numbers.
 __device__ ValueAndSlope sigmoid(float x) {
   const float e = exp2_of(-log2_e * fabsf(x));
   const float r = reciprocal(1.0F + e);
@@ -118,8 +119,8 @@ struct NormalTail {
   float probability, bell;
 };
 
-// Phi(-a) and e^(-a^2 / 2) of a >= 0. Their ratio is t P(t), t = 1 / (1 + 0.31 a), where P is the polynomial of degree 9
-// of the least relative error over all a, 6e-8: so the small values keep their accuracy, without a branch.
+// Returns Phi(-a) and e^(-a^2 / 2) for a >= 0. Their ratio is t P(t), t = 1 / (1 + 0.31 a), with the polynomial P of
+// degree 9 of least relative error over all a, 6e-8. Small values keep their accuracy, without a branch.
 __device__ NormalTail normal_tail(float a) {
   constexpr float coefficients[] = {-0.0176121784F, 0.0886339691F, -0.155023961F,  0.0882024067F, -0.0145632792F,
                                     0.0642488347F,  0.0869122951F, 0.111859536F, 0.123670292F,  0.123672114F};
@@ -131,7 +132,7 @@ __device__ NormalTail normal_tail(float a) {
   return {ratio * t * bell, bell};
 }
 
-// x Phi(x); the derivative adds x times the normal density.
+// x Phi(x); its derivative is Phi(x) plus x times the normal density.
 struct Gelu {
   static constexpr ActivationKind kind = ActivationKind::gelu;
   __device__ static ValueAndSlope of(float x) {
@@ -197,7 +198,7 @@ __host__ __device__ constexpr int64_t align_up_to_group(int64_t cols) {
   return (cols + codes_in_group - 1) / codes_in_group * codes_in_group;
 }
 
-// A thread's share of a row where codes are beside it. `wide`: rows are whole packs of codes_in_group elements.
+// Loads a thread's part of a row that is stored beside codes. `wide`: rows are whole packs of codes_in_group elements.
 template <bool wide, typename C>
 __device__ auto load_group(const Rows<const C>& rows, int64_t row, int64_t column, int64_t cols) {
   if constexpr (wide) {
@@ -265,7 +266,7 @@ __global__ void activation_backward_coded(Rows<const uint8_t> codes, Rows<const 
 #pragma unroll
     for (int i = 0; i < codes_in_group; ++i) {
       const uint32_t code = word >> (bits * i), piece = code & (pieces.count - 1);
-      // Comparisons with constants: a table that is looked into by a number would lie in memory.
+      // Compares with constants: an indexed table would be placed in memory.
       float level = pieces.levels[0];
 #pragma unroll
       for (int j = 1; j < pieces.count; ++j) level = piece >= static_cast<uint32_t>(j) ? pieces.levels[j] : level;
@@ -294,8 +295,8 @@ __global__ void swiglu_forward(Rows<const C> x, const C* bias, Rows<C> y, int64_
   amax.leave();
 }
 
-// Both halves of the gradient of x come as matrices of their own: of stores through one pointer, the compiler takes
-// those of the second half for single words.
+// The halves of x's gradient are separate matrices: with stores through one pointer, the compiler would split those of
+// the second half into single words.
 template <typename C, int N>
 __global__ void swiglu_backward(Rows<const C> x, const C* bias, Rows<const C> dy, Rows<C> d_gates, Rows<C> d_ups,
                                 int64_t rows, int64_t cols, float* parts) {
@@ -320,14 +321,14 @@ __global__ void swiglu_backward(Rows<const C> x, const C* bias, Rows<const C> dy
   amax.leave();
 }
 
-// With room for the maxima, where the amax is asked for.
+// Returns the launch shape, with shared memory for the maxima if the amax is requested.
 LaunchShape shape_with_amax(int64_t rows, int64_t cols, int width, const Matrix& amax) {
   LaunchShape shape = shape_of_elements(rows, cols, width);
   if (amax.given()) shape.shared_bytes = sizeof(WarpMaxima);
   return shape;
 }
 
-// Calls body with the bits of a code as a constant.
+// Calls body with the bits per code as a constant.
 template <typename Body>
 void with_code_width(int bits, const Body& body) {
   if (bits == 2) return body(std::integral_constant<int, 2>{});
@@ -395,7 +396,7 @@ void launch_activation(const ActivationBackward& op, Stream stream) {
   start(activation_backward<GeluTanh, C, N>);
 }
 
-// Calls body with the width of a pack as a constant: wide where all operands allow it.
+// Calls body with the pack width as a constant: wide if all operands allow it.
 template <typename Body>
 void with_width(std::initializer_list<Matrix> operands, const Body& body) {
   if (in_packs(operands)) return body(std::integral_constant<int, pack_width>{});
@@ -404,7 +405,7 @@ void with_width(std::initializer_list<Matrix> operands, const Body& body) {
 
 }  // namespace
 
-void cuda_run(const Cast& op, Stream stream) {
+void cuda_run(const Cast& op, Stream stream, std::byte*) {
   with_type(op.from.dtype, [&](auto from) {
     with_type(op.to.dtype, [&](auto to) {
       with_width({op.from, op.to}, [&](auto width) {
@@ -418,7 +419,7 @@ void cuda_run(const Cast& op, Stream stream) {
   });
 }
 
-void cuda_run(const WeightedSum& op, Stream stream) {
+void cuda_run(const WeightedSum& op, Stream stream, std::byte*) {
   const Matrix& b = op.b.given() ? op.b : op.a;
   const float b_factor = op.b.given() ? static_cast<float>(op.b_factor) : 0.0F;
   with_type(op.a.dtype, [&](auto from) {
@@ -435,7 +436,7 @@ void cuda_run(const WeightedSum& op, Stream stream) {
   });
 }
 
-void cuda_run(const Add& op, Stream stream) {
+void cuda_run(const Add& op, Stream stream, std::byte*) {
   with_width({op.from, op.to}, [&](auto width) {
     constexpr int n = decltype(width)::value;
     const LaunchShape shape = shape_of_elements(op.to.rows, op.to.cols, n);
@@ -448,12 +449,12 @@ void cuda_run(const Add& op, Stream stream) {
   });
 }
 
-void cuda_run(const AddSums& op, Stream stream) {
+void cuda_run(const AddSums& op, Stream stream, std::byte*) {
   launch(stream, shape_of_elements(1, op.gradient.cols, 1), add_sums, op.sums.as<const double>(),
          op.gradient.as<float>(), op.gradient.cols, op.accumulate);
 }
 
-void cuda_run(const ResidualAdd& op, Stream stream) {
+void cuda_run(const ResidualAdd& op, Stream stream, std::byte*) {
   with_type(op.x.dtype, [&](auto residual) {
     with_type_beside(residual, op.branch.dtype, [&](auto compute) {
       with_width({op.x, op.branch, op.x_out}, [&](auto width) {
@@ -468,7 +469,7 @@ void cuda_run(const ResidualAdd& op, Stream stream) {
   });
 }
 
-void cuda_run(const BranchBackward& op, Stream stream) {
+void cuda_run(const BranchBackward& op, Stream stream, std::byte*) {
   with_type(op.dx.dtype, [&](auto residual) {
     with_type_beside(residual, op.d_branch.dtype, [&](auto compute) {
       with_width({op.dx, op.d_branch}, [&](auto width) {
@@ -483,14 +484,14 @@ void cuda_run(const BranchBackward& op, Stream stream) {
   });
 }
 
-void cuda_run(const ActivationForward& op, Stream stream) {
+void cuda_run(const ActivationForward& op, Stream stream, std::byte*) {
   with_type(op.y.dtype, [&](auto compute) {
     with_width({op.x, op.bias, op.y},
                [&](auto width) { launch_activation<decltype(compute), decltype(width)::value>(op, stream); });
   });
 }
 
-void cuda_run(const ActivationBackward& op, Stream stream) {
+void cuda_run(const ActivationBackward& op, Stream stream, std::byte*) {
   with_type(op.dy.dtype, [&](auto compute) {
     with_width({op.x, op.bias, op.dy, op.dx},
                [&](auto width) { launch_activation<decltype(compute), decltype(width)::value>(op, stream); });

@@ -1,9 +1,9 @@
-// Rows of the embedding tables: looked up, and their gradients. The backward pass sorts the rows of the batch by token.
-// Those of one token then lie side by side, in order, and a warp adds them up: always in that order, without atomics.
+// Embedding tables: look-up of rows, and gradients. Backward sorts the rows of the batch by token, so that rows of one
+// token are adjacent and in order; a warp adds them in that order, without atomics.
 #include <limits>
 #include <utility>
 
-#include "kernels/embedding.h"
+#include "kernels/run.h"
 #include "kernels/rows.h"
 #include "ops/gpu_scratch.h"
 
@@ -15,7 +15,7 @@ constexpr unsigned threads = 256;
 template <typename R, typename C>
 struct ForwardOperands {
   const int32_t* tokens;
-  Rows<const C> token_table, position_table;  // null data: no positions
+  Rows<const C> token_table, position_table;  // null position data: no position table
   Rows<R> x;
   int64_t first_token, table_rows;
   Divisor sequence_length;
@@ -43,23 +43,23 @@ __global__ void embedding_forward(ForwardOperands<R, C> op, DropoutMask dropout)
   });
 }
 
-// What rows are sorted by: the row of the table that the token has, above the row of the batch. No two are equal.
+// Sort key: the token's row in the table in the upper bits, the row of the batch in the lower. No two are equal.
 using Key = uint64_t;
 
-constexpr uint32_t no_token = std::numeric_limits<uint32_t>::max();  // not in the table
+constexpr uint32_t no_token = std::numeric_limits<uint32_t>::max();  // a token outside the table
 constexpr Key no_key = std::numeric_limits<Key>::max();
 
 __device__ uint32_t token_of(Key key) { return static_cast<uint32_t>(key >> 32); }
 __device__ uint32_t row_of(Key key) { return static_cast<uint32_t>(key); }
 
 constexpr int tile_keys = 512;
-constexpr int64_t runs_merged = 16;  // in one pass
+constexpr int64_t runs_merged = 16;  // sorted runs merged in one pass
 
 struct Tile {
   Key keys[tile_keys];
 };
 
-// Makes the keys, and sorts each tile of them: a key's place is the number of those that are smaller.
+// Creates the keys and sorts each tile of them: a key's rank is the number of smaller keys.
 __global__ void sort_tiles(const int32_t* tokens, int64_t first_token, int64_t table_rows, Key* keys, int64_t rows) {
   Tile& tile = shared<Tile>();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * tile_keys;
@@ -77,7 +77,7 @@ __global__ void sort_tiles(const int32_t* tokens, int64_t first_token, int64_t t
   if (row < rows) keys[first + place] = key;
 }
 
-// The number of keys of a sorted run that are smaller.
+// Returns the number of smaller keys in a sorted run.
 __device__ int64_t count_smaller(const Key* run, int64_t count, Key key) {
   int64_t first = 0, end = count;
   while (first < end) {
@@ -91,7 +91,7 @@ __device__ int64_t count_smaller(const Key* run, int64_t count, Key key) {
   return first;
 }
 
-// Merges groups of neighbouring sorted runs: a key's place in its group is the number of smaller keys in every run.
+// Merges groups of neighbouring sorted runs: a key's rank in its group is the number of smaller keys in all its runs.
 __global__ void merge_runs(const Key* from, Key* to, int64_t run, int64_t rows) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= rows) return;
@@ -104,7 +104,7 @@ __global__ void merge_runs(const Key* from, Key* to, int64_t run, int64_t rows) 
   to[place] = key;
 }
 
-// Returns the sorted keys of all rows, which are one half of the scratch memory.
+// Returns the sorted keys of all rows, in one half of the scratch memory.
 const Key* sort_rows(const EmbeddingBackward& op, Stream stream, std::byte* scratch) {
   const int64_t rows = op.dx.rows;
   auto* keys = reinterpret_cast<Key*>(scratch);
@@ -145,14 +145,14 @@ __device__ void store_sums(float* to, const float (&sums)[N]) {
   store(to, pack);
 }
 
-// Warps that share the columns of a row.
+// Returns the number of warps that divide the columns of a row.
 __host__ __device__ constexpr int64_t warps_of_row(int64_t cols, int width) { return (cols / width + 31) / 32; }
 
-// The warps of the first key of each token add up the token's rows.
+// The warps at the first key of each token add that token's rows.
 template <typename R, int N>
 __global__ void sum_tokens(const Key* keys, Rows<const R> dx, DropoutMask dropout, Rows<float> d_table, int64_t rows,
                            int64_t cols, bool accumulate) {
-  constexpr int in_flight = 8;  // rows on their way from memory, of which only the sum has to wait for the one before
+  constexpr int in_flight = 8;  // rows loaded at once; only the additions depend on each other
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   const int64_t first = warp / warps_of_row(cols, N);
   const int64_t column = (warp % warps_of_row(cols, N) * 32 + threadIdx.x % 32) * N;
@@ -215,7 +215,8 @@ void launch_backward(const EmbeddingBackward& op, Stream stream, const Key* keys
 
 }  // namespace
 
-void cuda_run(const EmbeddingForward& op, Stream stream) {
+// A token outside the vocabulary, which a device cannot report, contributes nothing.
+void cuda_run(const EmbeddingForward& op, Stream stream, std::byte*) {
   with_type(op.x.dtype, [&](auto residual) {
     with_type_beside(residual, op.token_table.dtype, [&](auto compute) {
       using R = decltype(residual);

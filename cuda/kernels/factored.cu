@@ -1,19 +1,19 @@
-// Second moments by row and column (see ops/factored.h). Every sum has one order.
+// Second moments by row and column (see ops/factored.h). All sums have a fixed order.
 #include <cmath>
 #include <cstdint>
 
 #include "kernels/segments.h"
-#include "kernels/update.h"
+#include "kernels/run.h"
 #include "launch.h"
 
 namespace gptrain {
 namespace {
 
-constexpr int64_t tile_cols = 32;  // columns whose sums a block takes at a time
-constexpr int64_t tile_lanes = 32;  // threads that share a column's rows
+constexpr int64_t tile_cols = 32;  // columns that a block sums at a time
+constexpr int64_t tile_lanes = 32;  // threads that divide a column's rows
 
-// Calls body(range, index in the range) for this block's items: every gridDim.x-th of all ranges', of which a range has
-// count(range).
+// Calls body(range, index in the range) for this block's items: every gridDim.x-th over all ranges, where a range has
+// count(range) items.
 template <typename Count, typename Body>
 __device__ void for_each_item(const MatrixRange* ranges, int64_t num_ranges, const Count& count, const Body& body) {
   int64_t first_of_range = 0;
@@ -55,7 +55,7 @@ __global__ void sum_columns(const FactoredMatrix* matrices, const MatrixRange* r
   const auto tiles = [](const MatrixRange& range) { return (range.cols + tile_cols - 1) / tile_cols; };
   const int64_t in_tile = threadIdx.x % tile_cols, lane = threadIdx.x / tile_cols;
   for_each_item(ranges, num_ranges, tiles, [&](const MatrixRange& range, int64_t index) {
-    const int64_t col = range.col + index * tile_cols + in_tile;  // in the matrix
+    const int64_t col = range.col + index * tile_cols + in_tile;  // column in the matrix
     double sum = 0;
     for (int64_t i = lane; i < range.num_rows(); i += tile_lanes) {
       const MatrixRange::Row row = range.part_of_row(i);
@@ -70,11 +70,11 @@ __global__ void sum_columns(const FactoredMatrix* matrices, const MatrixRange* r
       for (int64_t i = 0; i < tile_lanes; ++i) total += tile.of_lane[i][in_tile];
       sums[matrices[range.matrix].col_sums + col] = total;
     }
-    __syncthreads();  // before the next tile is written
+    __syncthreads();  // until no thread reads the tile
   });
 }
 
-// A block for each matrix.
+// One block per matrix.
 __global__ void advance_moments(const FactoredMatrix* matrices, const StepState* state, double beta2_decay, double eps,
                                 const double* sums, float* rows, float* cols, double* means) {
   if (state->skip != 0) return;
@@ -112,7 +112,7 @@ __global__ void divide_by_moments(const FactoredMatrix* matrices, const MatrixRa
   });
 }
 
-// Only the device knows how many rows there are.
+// The grid has its maximum size, as only the device knows the number of rows.
 LaunchShape shape_of(int64_t num_ranges, int64_t shared_bytes) {
   LaunchShape shape = shape_for(num_ranges > 0 ? most_grid_blocks : 1);
   shape.shared_bytes = shared_bytes;
@@ -121,7 +121,7 @@ LaunchShape shape_of(int64_t num_ranges, int64_t shared_bytes) {
 
 }  // namespace
 
-void cuda_run(const FactoredSums& op, Stream stream) {
+void cuda_run(const FactoredSums& op, Stream stream, std::byte*) {
   auto* const sums = op.sums.as<double>();
   const auto* const gradients = op.gradients.as<const float>();
   launch(stream, shape_for((op.sums.cols + threads - 1) / threads), clear_sums, sums, op.sums.cols);
@@ -132,13 +132,13 @@ void cuda_run(const FactoredSums& op, Stream stream) {
   launch(stream, tiles, sum_columns, op.matrices, op.ranges, op.num_ranges, gradients, sums);
 }
 
-void cuda_run(const FactoredMoments& op, Stream stream) {
+void cuda_run(const FactoredMoments& op, Stream stream, std::byte*) {
   if (op.num_matrices == 0) return;
   launch(stream, {op.num_matrices, threads, sizeof(WarpSums)}, advance_moments, op.matrices, op.state, op.beta2_decay,
          op.eps, op.sums.as<const double>(), op.rows.as<float>(), op.cols.as<float>(), op.means.as<double>());
 }
 
-void cuda_run(const FactoredDirection& op, Stream stream) {
+void cuda_run(const FactoredDirection& op, Stream stream, std::byte*) {
   launch(stream, shape_of(op.num_ranges, 0), divide_by_moments, op.matrices, op.ranges, op.num_ranges, op.state,
          op.rows.as<const float>(), op.cols.as<const float>(), op.means.as<const double>(), op.gradients.as<float>());
 }

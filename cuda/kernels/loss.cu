@@ -1,31 +1,31 @@
-// Cross-entropy over the vocabulary. A block has a row of the logits: it finds maximum and sum in one pass over memory
-// and writes the gradient in a second one, which finds most of the row in the cache.
+// Cross-entropy over the vocabulary. One block per row of the logits: it finds maximum and sum in one pass over memory
+// and writes the gradient in a second, which finds most of the row in the cache.
 #include <algorithm>
 #include <limits>
 
-#include "kernels/loss.h"
+#include "kernels/run.h"
 #include "kernels/rows.h"
 
 namespace gptrain {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
-// Two such blocks fit a multiprocessor, with 64 registers a thread: while one adds up, the other loads.
+// Threads per block. Two such blocks, at 64 registers a thread, fit a multiprocessor: while one sums, the other loads.
 constexpr int64_t most_threads = 512;
 constexpr int blocks_at_once = 2;
-constexpr int packs_at_once = 2;  // of a thread: on their way from memory together
+constexpr int packs_at_once = 2;  // packs that a thread loads at once
 
-// sum: of e^(logit - maximum).
+// sum: sum of e^(logit - maximum).
 template <typename Sum>
 struct SoftmaxSums {
   float maximum;
   Sum sum;
 };
 
-// What thread 0 finds of a row and all threads need for its gradient.
+// Values that thread 0 computes for a row and all threads need for its gradient.
 struct GradientTerms {
   float maximum;
-  double scale;  // of e^(logit - maximum)
+  double scale;  // factor of e^(logit - maximum)
   double inverse_tokens;
 };
 
@@ -35,8 +35,8 @@ struct BlockSums {
   GradientTerms terms;
 };
 
-// A thread's packs of a row. All of them are loaded before the first is looked at: so they are under way together.
-// Columns from `cols` on are padding: minus infinity, whatever they hold. A pack of padding only is not read.
+// A thread's packs of a row. All loads are issued before the first value is used, so that they overlap. Columns from
+// `cols` on are padding: they count as minus infinity, and packs of padding only are not read.
 template <typename L, int N>
 class LoadedLogits {
  public:
@@ -62,13 +62,13 @@ class LoadedLogits {
   int first_, step_, cols_;
 };
 
-// e^(value - shift), where the shift is a maximum: minus infinity if there is nothing but minus infinities.
+// Returns e^(value - shift), where `shift` is a maximum: minus infinity if all values are minus infinity.
 __device__ float exponential(float value, float shift) {
   return exp2_of(log2_e * (value - (shift == -infinity ? 0.0F : shift)));
 }
 
-// Of the thread's columns. Where packs raise the maximum, what was summed before shrinks. A NaN is no maximum but makes
-// the sum NaN.
+// Returns maximum and sum over the thread's columns. When the maximum rises, the earlier sum is rescaled. A NaN never
+// becomes the maximum but makes the sum NaN.
 template <int N, typename L>
 __device__ SoftmaxSums<float> own_sums(const L* logits, int cols) {
   SoftmaxSums<float> own{-infinity, 0};
@@ -89,7 +89,7 @@ __device__ SoftmaxSums<float> own_sums(const L* logits, int cols) {
   return own;
 }
 
-// Of the block's threads together, on thread 0; the same order every time.
+// Combines the sums of the block's threads in a fixed order; result on thread 0.
 __device__ SoftmaxSums<double> block_sums(const SoftmaxSums<float>& own, BlockSums& block) {
   const unsigned warp = threadIdx.x / 32;
   const unsigned warps = blockDim.x / 32;
@@ -111,18 +111,18 @@ __device__ SoftmaxSums<double> block_sums(const SoftmaxSums<float>& own, BlockSu
   return {maximum, total};
 }
 
-// A slice of the vocabulary.
+// One rank's slice of the vocabulary.
 struct Slice {
   int64_t vocab_size, first_token;
-  int cols;       // of the logits
-  int true_cols;  // without padding
+  int cols;       // columns of the logits, padding included
+  int true_cols;  // columns without padding
 
   Slice(int64_t vocab_size_, int64_t first_token_, int64_t cols_)
       : vocab_size(vocab_size_),
         first_token(first_token_),
         cols(static_cast<int>(cols_)),
         true_cols(static_cast<int>(std::clamp<int64_t>(vocab_size_ - first_token_, 0, cols_))) {}
-  // The column of a token, or -1.
+  // Returns the column of a token, -1 if it is not in the slice.
   __device__ int column_of(int32_t token) const {
     const int64_t column = token - first_token;
     return token >= 0 && column >= 0 && column < true_cols ? static_cast<int>(column) : -1;
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(most_threads, blocks_at_once)
   *statistics.at(2, row) = target >= 0 ? to_float(in[target]) : 0.0F;
 }
 
-// Statistics of slices, in order, make those of the whole row.
+// Combines the statistics of slices, in order, into those of the whole row.
 struct AllSlices {
   Rows<const float> statistics;  // null data: the logits are whole
   int64_t count;
@@ -155,7 +155,8 @@ struct AllSlices {
     }
     for (int64_t i = 0; i < count; ++i) {
       const double sum = static_cast<double>(*statistics.at(3 * i + 1, row));
-      // A slice of padding has no share, and its minus infinity is not to meet another; a NaN is to be seen.
+      // Skips slices of padding, whose maximum is minus infinity: infinity - infinity would give NaN. A NaN sum is
+      // kept.
       if (sum != 0) whole.sum += sum * static_cast<double>(expf(*statistics.at(3 * i, row) - whole.maximum));
     }
     return whole;
@@ -170,7 +171,7 @@ struct AllSlices {
 template <typename L, typename C>
 struct LossOperands {
   Rows<const L> logits;
-  Rows<C> d_logits;  // null data: the losses only
+  Rows<C> d_logits;  // null data: losses only
   const int32_t* targets;
   const StepState* state;
   float* losses;
@@ -183,7 +184,7 @@ __device__ void clear_row(C* row, int cols) {
     store(row + column, Pack<C, N>{});
 }
 
-// The gradients of N columns, some of which are the target's or padding.
+// Returns the gradients of N columns that include the target or padding.
 template <typename C, int N>
 __device__ Pack<C, N> mixed_gradients(const float (&values)[N], int column, int true_cols, int target,
                                       const GradientTerms& terms) {
@@ -191,14 +192,14 @@ __device__ Pack<C, N> mixed_gradients(const float (&values)[N], int column, int 
   for (int i = 0; i < N; ++i) {
     double gradient = static_cast<double>(exponential(values[i], terms.maximum)) * terms.scale;
     if (column + i == target) gradient -= terms.inverse_tokens;
-    // A scale that is not finite is not to reach the padding.
+    // Keeps an infinite or NaN scale away from the padding.
     out.at[i] = rounded_to<C>(column + i < true_cols ? static_cast<float>(gradient) : 0.0F);
   }
   return out;
 }
 
-// d/dlogit of (lse - target logit + z lse^2) = p (1 + 2 z lse) - [target]. The logits may be where the gradient goes: a
-// thread writes nothing but what it alone has read.
+// Writes d/dlogit of (lse - target logit + z lse^2) = p (1 + 2 z lse) - [target]. The gradient may overwrite the
+// logits: a thread writes only elements that it alone has read.
 template <int N, typename L, typename C>
 __device__ void write_gradient(const L* logits, C* d_logits, const Slice& slice, int target, GradientTerms terms) {
   const auto scale = static_cast<float>(terms.scale);
@@ -239,7 +240,7 @@ __global__ void __launch_bounds__(most_threads, blocks_at_once)
   SoftmaxSums<double> sums{-infinity, 0};
   if (slices.statistics.data == nullptr) sums = block_sums(own_sums<N>(logits, slice.true_cols), block);
   if (threadIdx.x == 0) {
-    double target_logit = std::numeric_limits<double>::quiet_NaN();  // of a token past the vocabulary
+    double target_logit = std::numeric_limits<double>::quiet_NaN();  // for a token outside the vocabulary
     if (slices.statistics.data != nullptr) {
       sums = slices.sums(row);
       if (token < slice.vocab_size) target_logit = slices.target_logit(row);
@@ -265,8 +266,8 @@ struct WarpSums {
   double of_warp[threads_of_losses / 32];
 };
 
-// One block. A thread adds up every 1024th loss in order, and the threads' sums have one order, too: as fixed as one
-// sum after the other, and no further from it than f64 rounds.
+// One block. A thread adds every 1024th loss in order, and the threads' sums are added in a fixed order: reproducible,
+// and as accurate as f64.
 __global__ void __launch_bounds__(threads_of_losses) accumulate_loss(const float* losses, int64_t count, StepState* state) {
   WarpSums& sums = shared<WarpSums>();
   double sum = 0;
@@ -287,7 +288,9 @@ LaunchShape shape_of_rows(const Matrix& logits, int width) {
 
 }  // namespace
 
-void cuda_run(const CrossEntropyStatistics& op, Stream stream) {
+// A target past the vocabulary, which a device cannot report, gives a loss that is not a number, so that the step is
+// skipped.
+void cuda_run(const CrossEntropyStatistics& op, Stream stream, std::byte*) {
   with_type(op.logits.dtype, [&](auto type) {
     using L = decltype(type);
     const auto start = [&](auto* kernel, int width) {
@@ -299,8 +302,8 @@ void cuda_run(const CrossEntropyStatistics& op, Stream stream) {
   });
 }
 
-void cuda_run(const CrossEntropy& op, Stream stream) {
-  // Kernels without gradients are those with gradients of the logits' type.
+void cuda_run(const CrossEntropy& op, Stream stream, std::byte*) {
+  // The kernel without gradients is the one whose gradients would have the logits' type.
   const DType gradients = op.d_logits.given() ? op.d_logits.dtype : op.logits.dtype;
   with_type(op.logits.dtype, [&](auto logits_type) {
     with_type_beside(logits_type, gradients, [&](auto compute) {
@@ -319,7 +322,7 @@ void cuda_run(const CrossEntropy& op, Stream stream) {
   });
 }
 
-void cuda_run(const AccumulateLoss& op, Stream stream) {
+void cuda_run(const AccumulateLoss& op, Stream stream, std::byte*) {
   launch(stream, {1, threads_of_losses, sizeof(WarpSums)}, accumulate_loss, op.losses.as<const float>(), op.losses.cols,
          op.state);
 }

@@ -1,5 +1,5 @@
-// Tensor cores as a warp uses them: the PTX instruction mma.sync.aligned.m16n8k16.row.col.f32.T.T.f32 (sm_80 and
-// later), and on the host the same product by the same layout of fragments. T is bf16 or f16.
+// Tensor cores: the PTX instruction mma.sync.aligned.m16n8k16.row.col.f32.T.T.f32 (sm_80 and later), and on the host
+// the same product with the same layout of fragments. T is bf16 or f16.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace gptrain {
 
-// Two numbers rounded to T, the first in the low half.
+// Returns two numbers rounded to T, the first in the lower half.
 template <typename T>
 __device__ inline uint32_t rounded_pair(float first, float second) {
 #ifdef __CUDACC__
@@ -27,16 +27,16 @@ __device__ inline uint32_t rounded_pair(float first, float second) {
 #endif
 }
 
-// c [16, 8] += a [16, 16] b [16, 8], for all lanes of a warp together. With g = lane / 4 and t = lane % 4, a lane has
+// c [16, 8] += a [16, 16] b [16, 8], by all lanes of a warp together. With g = lane / 4 and t = lane % 4, a lane holds
 //   a[0]: row g, columns 2t, 2t + 1     a[1]: row g + 8, the same columns     a[2], a[3]: 8 columns further
 //   b0: rows 2t, 2t + 1 of column g     b1: 8 rows further
 //   c0, c1: row g, columns 2t, 2t + 1   c2, c3: row g + 8
-// with pairs of T in a and b, the first in the low half.
+// with pairs of T in a and b, the first in the lower half.
 template <typename T>
 __device__ inline void mma_16x8x16(float& c0, float& c1, float& c2, float& c3, const uint32_t (&a)[4], uint32_t b0,
                                    uint32_t b1) {
 #ifdef __CUDACC__
-  // Volatile: it must stay where all lanes come.
+  // Volatile: the compiler must not move it to where some lanes are absent.
   if constexpr (std::is_same_v<T, bf16>) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -55,7 +55,7 @@ __device__ inline void mma_16x8x16(float& c0, float& c1, float& c2, float& c3, c
   const auto a_front = simt::exchange(0xffffffff, both(a[0], a[1]), simt::Site::current());
   const auto a_back = simt::exchange(0xffffffff, both(a[2], a[3]), simt::Site::current());
   const auto b_all = simt::exchange(0xffffffff, both(b0, b1), simt::Site::current());
-  // Which of the four numbers of a lane's 64 bits: the word, and its half.
+  // Returns one of the four numbers in a lane's 64 bits, given the word and its half.
   const auto part = [](uint64_t words, unsigned word, unsigned half) {
     return to_float(T{static_cast<uint16_t>(words >> (32 * word + 16 * half))});
   };

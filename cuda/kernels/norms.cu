@@ -1,12 +1,12 @@
-// LayerNorm and RMSNorm. A block has a row in its registers, so that memory is read and written once; a thread keeps
-// the same columns of all rows that its block takes, so that it can sum them for the parameters' gradients. Rows that are
-// too long for that are read again from the cache in each pass, and their sums are a kernel's of their own.
+// LayerNorm and RMSNorm. A block holds a row in registers, so that memory is read and written once. A thread has the
+// same columns in all rows of its block, so that it can sum them for the parameters' gradients. Rows too long for
+// registers are read again from the cache in each pass, and a separate kernel sums their parameter gradients.
 #include <algorithm>
 #include <type_traits>
 
 #include "kernels/amax.h"
 #include "kernels/column_sums.h"
-#include "kernels/norms.h"
+#include "kernels/run.h"
 #include "kernels/rows.h"
 #include "ops/gpu_scratch.h"
 
@@ -16,8 +16,8 @@ namespace {
 constexpr int64_t most_threads = 512;
 static_assert(gpu_norm_most_blocks <= amax_parts);
 
-// A row's columns are shared by a block's threads: packs of N columns, at most P to a thread. A row of more than P = 2 can
-// hold in registers has P = 0: threads go over it again in each pass.
+// A block's threads divide a row's columns into packs of N, at most P per thread. A row too long for P = 2 has P = 0:
+// the threads read it again in each pass.
 constexpr int long_row = 0;
 
 unsigned threads_of_row(int64_t cols, int width, int packs_per_thread) {
@@ -26,7 +26,7 @@ unsigned threads_of_row(int64_t cols, int width, int packs_per_thread) {
   return static_cast<unsigned>((needed + 31) / 32 * 32);
 }
 
-// What a thread holds of a row, or nothing.
+// Packs of a row that a thread holds (at least 1, for array sizes).
 template <int P>
 constexpr int held = P == long_row ? 1 : P;
 
@@ -34,7 +34,7 @@ struct TwoSums {
   float of_warp[2][32];
 };
 
-// Both sums over the block, on every thread; the same order every time.
+// Sums a and b over the block, in a fixed order; results on every thread.
 __device__ void block_sums(float& a, float& b) {
   TwoSums& sums = shared<TwoSums>();
   for (unsigned lanes = 16; lanes > 0; lanes /= 2) {
@@ -53,10 +53,10 @@ __device__ void block_sums(float& a, float& b) {
     a += sums.of_warp[0][i];
     b += sums.of_warp[1][i];
   }
-  __syncthreads();  // before the next sums are written
+  __syncthreads();  // until no thread reads the sums
 }
 
-// Calls body(place in the thread's registers, column) for the thread's packs of a row.
+// Calls body(index in the thread's registers, column) for the thread's packs of a row.
 template <int N, int P, typename Body>
 __device__ void for_own_packs(int64_t packs, const Body& body) {
   if constexpr (P == long_row) {
@@ -70,7 +70,7 @@ __device__ void for_own_packs(int64_t packs, const Body& body) {
   }
 }
 
-// A row of parameters, of which a thread reads its packs once for all rows.
+// A row of parameters. A thread reads its packs once for all rows.
 template <int N, int P>
 class OwnParameters {
  public:
@@ -80,7 +80,7 @@ class OwnParameters {
     }
   }
 
-  // Zeros where there is no row.
+  // Returns zeros if there is no row.
   __device__ Pack<float, N> at(int p, int64_t column) const {
     if constexpr (P != long_row) {
       return packs_[p];
@@ -97,18 +97,18 @@ class OwnParameters {
 template <typename R, typename C>
 struct ForwardOperands {
   Rows<const R> x;
-  Rows<const C> branch;  // null data: none
+  Rows<const C> branch;  // null data: no branch
   Rows<R> x_out;
   Rows<C> y;
   const float *gamma, *beta;
   float *mean, *rstd;
   float eps;
   int64_t rows, cols;
-  float* amax;  // of y, or null
+  float* amax;  // amax parts of y; null: not requested
 };
 static_assert(sizeof(WarpMaxima) <= sizeof(TwoSums));
 
-// x, or what becomes of it where there is a branch. What it stores it alone reads again.
+// Computes x, or the sum of x and the branch if there is one. A thread reads back only elements that it stored.
 template <int N, typename R, typename C>
 __device__ void add_branch(const ForwardOperands<R, C>& op, const DropoutMask& dropout, int64_t row, int64_t column,
                            const Pack<R, N>& x, const Pack<C, N>& branch, float (&values)[N]) {
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(most_threads)
         take(p, column, x, op.branch.data == nullptr ? Pack<C, N>{} : load<N>(op.branch.at(row, column)));
       });
     } else {
-      // All of the row is on its way before any of it is looked at.
+      // Loads the whole row before using any of it, so that the loads overlap.
       Pack<R, N> x[P] = {};
       Pack<C, N> branch[P] = {};
       for_own_packs<N, P>(packs, [&](int p, int64_t column) {
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(most_threads)
       });
       for_own_packs<N, P>(packs, [&](int p, int64_t column) { take(p, column, x[p], branch[p]); });
     }
-    // Calls body with the values that are normed.
+    // Calls body with the values to normalise.
     const auto with_values = [&](int p, int64_t column, const auto& body) {
       if constexpr (P != long_row) {
         body(held_values[p]);
@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(most_threads)
       block_sums(sum, squares);
       mean = sum * inverse_cols;
     }
-    // The mean has been rounded: what that leaves over is found in the same pass as the squares. Where x is far from
-    // zero it matters.
+    // The mean has been rounded; the remaining offset is computed in the same pass as the squares. It matters if x is
+    // far from zero.
     float centred_squares = 0, rest = 0;
     for_own_packs<N, P>(packs, [&](int p, int64_t column) {
       with_values(p, column, [&](const float(&values)[N]) {
@@ -209,10 +209,10 @@ struct BackwardOperands {
   Rows<const R> x, dx_residual;  // null data: zero
   Rows<R> dx;
   const float *gamma, *mean, *rstd;
-  float* partials;  // [blocks, 2, cols] of d_gamma and d_beta, or [blocks, cols]
+  float* partials;  // [blocks, 2, cols] for d_gamma and d_beta, or [blocks, cols]
   bool has_beta;
   int64_t rows, cols;
-  float* amax;  // of dx, or null
+  float* amax;  // amax parts of dx; null: not requested
 };
 
 template <int N>
@@ -222,7 +222,7 @@ __device__ void store_sums(float* to, const float (&sums)[N]) {
   store(to, pack);
 }
 
-// x_hat of one element, and the loss' gradient of it.
+// x_hat of one element, and the loss gradient with respect to it.
 struct Slope {
   float normed, slope;
 
@@ -230,7 +230,7 @@ struct Slope {
       : normed((x - mean) * rstd), slope(gradient * gamma) {}
 };
 
-// Of long rows dx alone.
+// For long rows computes dx only.
 template <typename R, typename C, int N, int P>
 __global__ void __launch_bounds__(most_threads) norm_backward(BackwardOperands<R, C> op, bool centred) {
   const int64_t packs = op.cols / N;
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(most_threads) norm_backward(BackwardOperands<R
     const float mean = centred ? op.mean[row] : 0.0F;
     const float rstd = op.rstd[row];
     float normed[held<P>][N] = {}, slope[held<P>][N] = {};
-    Pack<R, N> residual[held<P>] = {};  // on its way while the block adds up
+    Pack<R, N> residual[held<P>] = {};  // loads while the block sums
     float sum = 0, product = 0;
     const auto read = [&](int p, int64_t column, const auto& body) {
       const auto x = load<N>(op.x.at(row, column));
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(most_threads) norm_backward(BackwardOperands<R
 
 constexpr unsigned sum_threads = 256;
 
-// The partials of long rows: chunk after chunk of rows, of N columns to a thread.
+// Parameter gradients of long rows: partial sums per chunk of rows, with N columns per thread.
 template <typename R, typename C, int N>
 __global__ void __launch_bounds__(sum_threads)
     norm_parameter_sums(BackwardOperands<R, C> op, bool centred, int64_t chunk_rows) {
@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(sum_threads)
   if (op.has_beta) store_sums(partials + op.cols + column, d_beta);
 }
 
-// Calls body(width, packs per thread) as constants.
+// Calls body(pack width, packs per thread) with constants.
 template <typename Body>
 void with_row_shape(int64_t cols, bool packs, const Body& body) {
   const auto with_width = [&](auto width) {
@@ -338,7 +338,7 @@ void with_row_shape(int64_t cols, bool packs, const Body& body) {
 
 }  // namespace
 
-void cuda_run(const NormForward& op, Stream stream) {
+void cuda_run(const NormForward& op, Stream stream, std::byte*) {
   with_type(op.x.dtype, [&](auto residual) {
     with_type_beside(residual, op.y.dtype, [&](auto compute) {
       using R = decltype(residual);
@@ -359,7 +359,8 @@ void cuda_run(const NormForward& op, Stream stream) {
       with_row_shape(op.x.cols, packs, [&](auto width, auto per_thread) {
         constexpr int n = decltype(width)::value;
         constexpr int p = decltype(per_thread)::value;
-        // Blocks that run at a time take row after row: so each reads the parameters once.
+        // The grid has the blocks that run at a time, each of which takes many rows, so that it reads the parameters
+        // once.
         LaunchShape shape{0, threads_of_row(op.x.cols, n, p), sizeof(TwoSums)};
         shape.blocks = std::min({op.x.rows, resident_blocks(norm_forward<R, C, n, p>, shape), amax_parts});
         launch(stream, shape, norm_forward<R, C, n, p>, operands, DropoutMask(op.dropout, op.sequence_length),

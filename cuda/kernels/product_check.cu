@@ -13,7 +13,7 @@ namespace {
 
 using namespace product_tile;
 
-// All bytes of it are alike, so that it is a number (about 0.75 in f32 and bf16) whatever the type.
+// All its bytes are equal, so that it is a number (about 0.75 in f32 and bf16) in every type.
 constexpr uint32_t start_of_sums = 0x3f3f3f3f;
 constexpr uint32_t nothing_written = 0xffffffff;
 
@@ -51,7 +51,7 @@ struct AnyMatrix {
 
 struct AnyFactor {
   AnyMatrix matrix;
-  bool along_rows;  // the result's side is the matrix's rows
+  bool along_rows;  // true: the matrix's rows lie along the result's side
   int64_t length;
 
   AnyFactor(const Matrix& from, bool along_rows_)
@@ -62,20 +62,20 @@ struct AnyFactor {
   }
 };
 
-// What a sum may be off by: `of_magnitudes` of the sum of its terms' magnitudes; and for each term of the depth, what
-// is always cut off towards zero: `of_results` and, where terms are of one sign, `of_products` of the sum.
+// Error bounds of a sum. `of_magnitudes` is relative to the sum of the terms' magnitudes. The others are truncations
+// towards zero per term, relative to the sum: `of_results` always, `of_products` for terms of one sign.
 struct SumAccuracy {
   float of_magnitudes, of_results, of_products;
 };
 
-// A tensor core aligns the products of a step and the sum so far to the largest of them, cuts off what lies more than
-// so many bits below that one's first, adds up, and cuts the result off, too. Hopper's (arXiv 2511.10909): 25 bits of
-// the products of f16 and bf16, 16 a step, and 23 of the result; of FP8, where the sum stays in the tensor core, 13
-// bits of both, 32 products a step. What is cut off of products of either sign cancels, but for the surplus of one
-// sign, which is about |sum| / magnitude of them; `of_magnitudes` covers the rest. While a sum of one sign grows evenly
-// to S, its power of two is at most 3/8 S on average. So each of its products loses 3/8 2^-25 S (FP8: 3/8 2^-13 S) at
-// most, and each result 3/8 2^-23 S (3/8 2^-13 S), one in 16 (32) terms. These are the next powers of two. Of a sum of
-// random signs, whose square is about magnitude^2 / depth, they allow hardly more than `of_magnitudes` does.
+// Derivation. In each step a tensor core aligns the products and the sum so far to the largest of them, truncates bits
+// a certain distance below its first bit, adds, and truncates the result. Hopper (arXiv 2511.10909): for f16 and bf16,
+// 16 products per step with 25 bits and a result of 23 bits; for FP8, whose sum stays in the tensor core, 32 products
+// per step and 13 bits for both. Truncations of products of opposite signs cancel, except for the surplus of one sign,
+// a share of about |sum| / magnitude; `of_magnitudes` covers the rest. While a sum of one sign grows evenly to S, its
+// power of two is 3/8 S on average, at most. So each product loses at most 3/8 2^-25 S (FP8: 3/8 2^-13 S), and each
+// result, once per 16 (32) terms, 3/8 2^-23 S (3/8 2^-13 S). The constants are the next powers of two. For a sum of
+// random signs, whose square is about magnitude^2 / depth, they allow hardly more than `of_magnitudes`.
 constexpr SumAccuracy f32_sums{.of_magnitudes = 0x1p-18F, .of_results = 0x1p-28F, .of_products = 0x1p-26F};
 constexpr SumAccuracy fp8_sums{.of_magnitudes = 0x1p-10F, .of_results = 0x1p-19F, .of_products = 0x1p-14F};
 
@@ -85,13 +85,13 @@ struct TileCheck {
   const float* a_scale;
   const float* b_scale;
   int64_t depth;
-  float start;  // what c held
+  float start;  // initial content of c
   SumAccuracy accuracy;
-  float unit, pre_activation_unit;  // a rounding's, against the number
+  float unit, pre_activation_unit;  // relative rounding errors of c's and the pre-activation's types
   ProductEnd end;
 };
 
-// exp2_of is as rough as what is checked.
+// Uses tanhf: exp2_of is no more accurate than the values under test.
 __device__ float gelu_tanh_inner(float x) {
   constexpr float c = 0.797884561F;  // sqrt(2 / pi)
   return tanhf(c * (x + 0.044715F * x * x * x));
@@ -103,7 +103,8 @@ __device__ float gelu_tanh_slope(float x) {
   return 0.5F * (1 + inner) + 0.5F * x * (1 - inner * inner) * c * (1 + 3 * 0.044715F * x * x);
 }
 
-// Where the expected number is not finite, nothing can be said.
+// Returns the distance as a multiple of `allowed`; 0 if the expected number is not finite, as nothing can be checked
+// then.
 __device__ float distance(float actual, float expected, float allowed) {
   if (!(fabsf(expected) <= 3e38F)) return 0;
   const float difference = fabsf(actual - expected);
@@ -118,8 +119,8 @@ __device__ float allowed_of_sum(const TileCheck& check, float sum, float magnitu
 }
 
 __device__ float element_distance(const TileCheck& check, int64_t row, int64_t col, float sum, float magnitude) {
-  constexpr float least = 1e-30F;                 // so that zero is as near as can be
-  constexpr float activation_accuracy = 0x1p-8F;  // of one instruction's tanh
+  constexpr float least = 1e-30F;                 // keeps the allowed distance above zero
+  constexpr float activation_accuracy = 0x1p-8F;  // accuracy of the hardware's tanh instruction
   float scale = 1;
   if (check.a_scale != nullptr) scale *= *check.a_scale;
   if (check.b_scale != nullptr) scale *= *check.b_scale;
@@ -134,13 +135,14 @@ __device__ float element_distance(const TileCheck& check, int64_t row, int64_t c
     allowed += activation_accuracy * (1 + fabsf(before)) * fabsf(value) + check.unit * fabsf(expected);
     return distance(actual, expected, allowed);
   }
-  // The pre-activation may be rounded before or after the function is taken of it.
+  // The library may round the pre-activation before or after computing GELU.
   const float of_kept = distance(before, value, allowed + check.pre_activation_unit * fabsf(value));
   allowed += (activation_accuracy + check.pre_activation_unit) * fabsf(value) + check.unit * fabsf(value);
   return fmaxf(of_kept, distance(actual, gelu_tanh(value), 2 * allowed));
 }
 
-// The tile of a block: the corners, then any; all in their order where there are no more.
+// Returns the tile of a block: the corners first, then random ones; all tiles in order if there are no more than
+// blocks.
 __device__ int64_t tile_of(int64_t block, int64_t blocks, int64_t down, int64_t across) {
   const int64_t tiles = down * across;
   if (tiles <= blocks) return block;
@@ -176,7 +178,7 @@ __global__ void compare_tile(TileCheck check, TileDistance* distances) {
       worst = fmaxf(worst, element_distance(check, row, col, sums[i][j], magnitudes[i][j]));
     }
   }
-  // Numbers that are not negative are ordered as their bits are.
+  // Non-negative floats are ordered as their bits.
   const uint32_t largest = block_maximum(std::bit_cast<uint32_t>(worst), memory.maxima);
   if (threadIdx.x == 0) distances[blockIdx.x] = std::bit_cast<float>(largest);
 }
@@ -186,7 +188,7 @@ __global__ void fill_words(Rows<Word> result, int64_t rows, int64_t cols, Word w
   for_each_pack<1>(rows, cols, [&](int64_t row, int64_t column) { *result.at(row, column) = word; });
 }
 
-// SplitMix64's, of the element's place and bits.
+// SplitMix64's mixing function, applied to an element's position and bits.
 __device__ uint64_t mixed(uint64_t z) {
   z += 0x9E3779B97F4A7C15U;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;

@@ -1,4 +1,4 @@
-// What is asked of a library's product before its algorithm is used: see product_check.h one folder up.
+// Kernels that check a library's product before its algorithm is used: see product_check.h one folder up.
 #pragma once
 
 #include <cstddef>
@@ -10,24 +10,24 @@
 
 namespace gptrain {
 
-// What a product's epilogue does beside adding the bias: nothing; c = gelu_tanh of it, which goes to pre_activation; c
-// = it times gelu_tanh'(pre_activation).
+// The epilogue after the bias. plain: nothing. gelu: stores the value in pre_activation; c = gelu_tanh(value).
+// gelu_slope: c = value * gelu_tanh'(pre_activation).
 enum class ProductEnd : uint8_t { plain, gelu, gelu_slope };
 
-// c is the product, times what a_scale and b_scale point to where they are given; where `accumulate`, added to what
-// product_start left there. FP8 operands may differ in their type. A factor without data is all ones.
+// The reference: the product, times *a_scale and *b_scale if given, plus, if `accumulate`, the values that start_result
+// left in c. FP8 operands may have different types. An operand without data is all ones.
 struct ExpectedProduct {
   Product product;
-  const float* a_scale = nullptr;  // of the device
+  const float* a_scale = nullptr;  // device memory; null: no scales
   const float* b_scale = nullptr;
   ProductEnd end = ProductEnd::plain;
   Matrix pre_activation = {};
 };
 
-// What a block found of its tile: the largest distance from what the own kernel sums, as a multiple of what rounding
-// explains; infinite for what is not finite and must be.
+// A block's result for its tile: the largest distance from the own kernel's sum, as a multiple of the explainable
+// rounding error; infinite if an element is wrongly infinite or NaN.
 using TileDistance = float;
-// Of all bits of a matrix: equal for equal ones. `unwritten`: elements that are still as product_start left them.
+// A hash of all bits of a matrix. `unwritten`: elements that still have the value of start_result.
 struct Fingerprint {
   uint64_t sum, unwritten;
 };
@@ -37,14 +37,14 @@ constexpr int64_t fingerprint_blocks = 1024;
 constexpr int64_t product_check_bytes = most_checked_tiles * static_cast<int64_t>(sizeof(TileDistance)) +
                                         fingerprint_blocks * static_cast<int64_t>(sizeof(Fingerprint));
 
-// Fills the result with what no product is made of: NaN of all ones, or, where the product is added to it, a number.
+// Fills the result with a value that no product has: NaN with all bits set, or a number if the product is accumulated.
 void start_result(const Matrix& result, bool accumulate, Stream stream);
 
-// distances[t], t < the tiles that are looked at, which is returned: all of the result's tiles of 64 x 64, or
-// most_checked_tiles of them, those at its corners first. Every tile is summed over the whole depth.
+// Computes distances[t] for each checked tile and returns their number: all 64 x 64 tiles of the result, or
+// most_checked_tiles of them, corners first. Every tile is summed over the whole depth.
 int64_t compare_tiles(const ExpectedProduct& expected, TileDistance* distances, Stream stream);
 
-// parts[b], b < the number that is returned, add up to the fingerprint.
+// Computes parts[b] of the fingerprint, which add up to it, and returns their number.
 int64_t take_fingerprint(const Matrix& result, Fingerprint* parts, Stream stream);
 
 }  // namespace gptrain

@@ -1,5 +1,5 @@
-// One tile of a matrix product, summed by a block in the order of the depth: what the own product, and the check of a
-// library's, share.
+// One tile of a matrix product, summed by a block in depth order. Used by our own product and by the check of a
+// library's.
 #pragma once
 
 #include <cstdint>
@@ -8,21 +8,22 @@
 
 namespace gptrain::product_tile {
 
-constexpr int side = 64;   // of the tile
-constexpr int slice = 16;  // of the depth, in shared memory at a time
+constexpr int side = 64;   // rows and columns of a tile
+constexpr int slice = 16;  // depth of the part in shared memory
 constexpr int per_thread = 4;
 constexpr int threads_across = side / per_thread;
 constexpr int threads = threads_across * threads_across;
 
 struct Slices {
-  float a[slice][side + 1], b[slice][side + 1];  // one more: a column's elements lie in different banks
+  float a[slice][side + 1], b[slice][side + 1];  // padded by one: a column's elements lie in different banks
 };
 
-// Of the tile, the row and column of a thread's first element; the others are threads_across further each.
+// Row and column, within the tile, of a thread's first element; its others are threads_across apart.
 __device__ inline int own_row() { return static_cast<int>(threadIdx.x) / threads_across; }
 __device__ inline int own_column() { return static_cast<int>(threadIdx.x) % threads_across; }
 
-// to[k][i] = the factor at (first + i, first_depth + k), zero outside it. Neighbouring threads read neighbours.
+// to[k][i] = element (first + i, first_depth + k) of the operand, zero outside it. Neighbouring threads read
+// neighbouring elements.
 template <typename Factor>
 __device__ void load_slice(float (&to)[slice][side + 1], const Factor& from, int64_t first, int64_t first_depth,
                            int64_t depth) {
@@ -34,9 +35,9 @@ __device__ void load_slice(float (&to)[slice][side + 1], const Factor& from, int
   }
 }
 
-// Calls add(i, j, x, y) for each product of the thread's element (i, j), per_thread squared of them. A factor has its
-// length along the result's side, whether neighbours along it lie side by side, and at(place along it, depth). All of
-// the block's threads come here.
+// Calls add(i, j, x, y) for each product of the thread's element (i, j), i and j < per_thread. An operand has `length`
+// along the result's side, is_contiguous() (true if neighbours along that side are adjacent in memory), and at(index
+// along the side, depth). REQUIRES: all threads of the block call it.
 template <typename A, typename B, typename Add>
 __device__ void for_each_product(const A& a, int64_t first_row, const B& b, int64_t first_column, int64_t depth,
                                  Slices& slices, const Add& add) {
@@ -52,7 +53,7 @@ __device__ void for_each_product(const A& a, int64_t first_row, const B& b, int6
         for (int j = 0; j < per_thread; ++j)
           add(i, j, slices.a[k][down + i * threads_across], slices.b[k][across + j * threads_across]);
     }
-    __syncthreads();  // before the next slice is written
+    __syncthreads();  // until no thread reads the slice
   }
 }
 

@@ -1,5 +1,5 @@
-// Random projections of rows, drawn where they are needed.
-#include "kernels/projection.h"
+// Random projections of rows, generated where they are used.
+#include "kernels/run.h"
 
 #include <cmath>
 
@@ -9,7 +9,7 @@
 namespace gptrain {
 namespace {
 
-// Numbers that a sample and a place in its projection give.
+// Random numbers of a sample and a position in its projection.
 struct Draw {
   PhiloxKey key;
   const int64_t* sample_ids;
@@ -26,7 +26,8 @@ __host__ __device__ constexpr int64_t whole_draws(int64_t cols) {
   return (cols + drawn_at_once - 1) / drawn_at_once * drawn_at_once;
 }
 
-// Of pi x. On a device a function of its own: those of x keep memory for the reduction of large numbers.
+// Computed for pi x by a device function: cos and sin of x would reserve local memory for the reduction of large
+// arguments.
 struct CosineAndSine {
   float cosine, sine;
 };
@@ -41,7 +42,7 @@ __device__ CosineAndSine of_half_turns(float x) {
 #endif
 }
 
-// Two normal numbers of two words.
+// Computes two normal numbers from two random words.
 __device__ void normals(uint32_t of_radius, uint32_t of_angle, float* to) {
   const float radius = std::sqrt(-2.0F * std::log(uniform_open_closed(of_radius)));
   const CosineAndSine at = of_half_turns(0x1p-23F * static_cast<float>(of_angle >> 8));
@@ -49,7 +50,7 @@ __device__ void normals(uint32_t of_radius, uint32_t of_angle, float* to) {
   to[1] = radius * at.sine;
 }
 
-// One of the sequence's cosines.
+// Returns one element of the sequence's random cosines.
 __device__ float cosine(const Draw& draw, uint32_t sequence, int64_t token, int64_t tokens, int64_t column, int64_t cols) {
   const uint32_t word = draw.words(static_cast<uint32_t>(column), dct_choice, sequence)[0];
   const DctElement element = dct_element(tokens, cols, sampled_row(tokens, cols, column, word), token);
@@ -100,7 +101,7 @@ __global__ void sample(Rows<const T> x, Rows<T> y, Draw draw, int64_t tokens, Di
 
 }  // namespace
 
-void cuda_run(const ProjectionMatrix& op, Stream stream) {
+void cuda_run(const ProjectionMatrix& op, Stream stream, std::byte*) {
   with_type(op.s.dtype, [&](auto type) {
     using T = decltype(type);
     auto* kernel = op.kind == ProjectionKind::gauss        ? fill_projection<ProjectionKind::gauss, T>
@@ -111,7 +112,7 @@ void cuda_run(const ProjectionMatrix& op, Stream stream) {
   });
 }
 
-void cuda_run(const SampleRows& op, Stream stream) {
+void cuda_run(const SampleRows& op, Stream stream, std::byte*) {
   const int64_t runs = op.y.rows / (op.x.rows / op.sequence_length);
   with_type(op.x.dtype, [&](auto type) {
     using T = decltype(type);

@@ -1,9 +1,9 @@
-// FP8 copies of a bf16 matrix, as it lies and transposed, tile by tile, with the sums of its columns; and the amax of one
-// that came without.
+// FP8 codes of a bf16 matrix, as stored and transposed, tile by tile, with its column sums; and the amax of a matrix
+// that comes without one.
 #include "base/fp8.h"
 #include "kernels/amax.h"
 #include "kernels/column_sums.h"
-#include "kernels/quantize.h"
+#include "kernels/run.h"
 #include "kernels/rows.h"
 #include "ops/gpu_scratch.h"
 
@@ -11,9 +11,9 @@ namespace gptrain {
 namespace {
 
 constexpr unsigned threads = 256;
-constexpr int tile = 128;             // rows and columns of x
-constexpr int group = 4;              // rows that a thread has at once: their codes in a column are one word
-constexpr int groups = tile / group;  // words of a column of the tile
+constexpr int tile = 128;             // rows and columns of a tile of x
+constexpr int group = 4;              // rows that a thread has at once; their codes in a column form one word
+constexpr int groups = tile / group;  // words per column of the tile
 constexpr int packs = tile / pack_width;
 constexpr int packs_of_thread = groups * packs / static_cast<int>(threads);
 static_assert(tile == gpu_quantize_tile && threads % (2 * packs) == 0);
@@ -26,11 +26,11 @@ __global__ void find_amax(Rows<const bf16> x, int64_t rows, int64_t cols, float*
   amax.leave();
 }
 
-// Largest of the parts, on every thread of the block.
+// Returns the largest of the parts on every thread of the block.
 __device__ float largest_of(const float* parts, WarpMaxima& maxima) {
   constexpr int width = 4;
   static_assert(amax_parts % width == 0);
-  uint32_t largest = 0;  // floats that are not negative are ordered as their bits are
+  uint32_t largest = 0;  // non-negative floats are ordered as their bits
   for (int64_t part = threadIdx.x * width; part < amax_parts; part += threads * width) {
     const auto pack = load<width>(parts + part);
     for (const float value : pack.at) {
@@ -41,7 +41,7 @@ __device__ float largest_of(const float* parts, WarpMaxima& maxima) {
   return std::bit_cast<float>(block_maximum(largest, maxima));
 }
 
-// The codes of two neighbours, the first in the lower byte.
+// Returns the codes of two neighbours, the first in the lower byte.
 template <typename T>
 __device__ uint32_t codes_of(float first, float second) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -57,25 +57,26 @@ __device__ uint32_t codes_of(float first, float second) {
 #endif
 }
 
-// The tile's codes by columns of x, in words of `group` rows. A column has one word more than its own, and words are
-// turned by two for every 32 columns, so that neither the writes of a warp nor its reads meet in a bank.
+// Codes of the tile by columns of x, in words of `group` rows. Columns are padded by one word, and words are rotated by
+// two for every 32 columns, so that neither reads nor writes of a warp have bank conflicts.
 struct Tile {
   WarpMaxima maxima;
   uint32_t words[tile][groups + 1];
-  float sums[threads / 32][tile];  // of columns: of each warp's rows
+  float sums[threads / 32][tile];  // column sums over each warp's rows
 
   __device__ uint32_t& word(int column, int rows) { return words[column][(rows + column / 32 * 2) % groups]; }
 };
 
 struct Copies {
-  uint8_t* rows;        // null: not asked for
-  uint8_t* transposed;  // null: not asked for
+  uint8_t* rows;        // null: not requested
+  uint8_t* transposed;  // null: not requested
   int64_t rows_stride, transposed_stride;
   float* inverse_scale;
-  float* partials;  // [row tiles, cols]: sums of a tile's columns; null: not asked for
+  float* partials;  // [row tiles, cols]: column sums of each tile; null: not requested
 };
 
-// The sums of a tile's columns, from those of each thread's rows in eight of them. A warp's halves have the same columns.
+// Writes the column sums of a tile from the threads' sums over their rows in eight columns. Both halves of a warp have
+// the same columns.
 __device__ void leave_column_sums(Tile& shared_tile, const float (&sums)[pack_width], int64_t columns_left, float* partials) {
   const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int j = 0; j < pack_width; ++j) {
@@ -155,7 +156,7 @@ void launch_quantize(const Quantize& op, Stream stream, float* partials) {
 
 }  // namespace
 
-void cuda_run(const Amax& op, Stream stream) {
+void cuda_run(const Amax& op, Stream stream, std::byte*) {
   LaunchShape shape = shape_of_elements(op.x.rows, op.x.cols, pack_width);
   shape.shared_bytes = sizeof(WarpMaxima);
   launch(stream, shape, find_amax, Rows<const bf16>(op.x), op.x.rows, op.x.cols, op.amax.as<float>());

@@ -1,12 +1,12 @@
-// Norm and rotary embedding of queries and keys, one launch for each of the two. A head's vector lies in the registers
-// of a few neighbouring threads, each of which has the same places of both halves, so that it can turn them. The
-// angles, in f64, are made once for all heads of a row.
+// Norm and rotary embedding of queries and keys, with a launch for each. A head's vector lies in the registers of a few
+// neighbouring threads; each has the same positions in both halves, so that it can rotate them. The angles, in f64, are
+// computed once for all heads of a row.
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
 #include "kernels/column_sums.h"
-#include "kernels/query_key.h"
+#include "kernels/run.h"
 #include "kernels/rows.h"
 #include "ops/gpu_scratch.h"
 
@@ -17,13 +17,13 @@ constexpr int most_threads = 256;
 constexpr int most_rows_at_once = 16;
 constexpr int64_t forward_blocks = 2112;
 
-// How a block's threads share the heads of the rows that it takes at once.
+// Division of the heads of several rows among a block's threads.
 struct HeadShape {
-  int size;  // D
-  int half;  // where the second half begins; of an odd head it is one shorter than the first
+  int size;  // features of a head, D
+  int half;  // start of the second half; for odd D the second half is one shorter
   int num_heads;
-  int lanes;         // threads of a head: a power of two, a warp at most
-  int rows_at_once;  // several where a row has too few heads for a block
+  int lanes;         // threads per head: a power of two, at most a warp
+  int rows_at_once;  // above 1 if a row has too few heads for a block
 
   HeadShape(int64_t head_size, int64_t cols, int width)
       : size(static_cast<int>(head_size)),
@@ -40,9 +40,9 @@ struct HeadShape {
   int64_t blocks(int64_t rows, int64_t most) const { return std::min((rows + rows_at_once - 1) / rows_at_once, most); }
 };
 
-// Pair i turns by t times its frequency (base/rotary.h).
+// Pair i rotates by t times its frequency (base/rotary.h).
 struct Rotary {
-  int pairs;  // D / 2, or 0: nothing turns
+  int pairs;  // D / 2; 0: no rotation
   RotaryAngles angles;
   double log2_theta;
   Divisor sequence_length;
@@ -53,15 +53,15 @@ struct Rotary {
         angles(op.angles),
         log2_theta(std::log2(op.angles.theta)),
         sequence_length(op.sequence_length) {}
-  // Of Turns; something even where nothing turns.
+  // Returns the shared memory of Turns; never 0, also without rotation.
   size_t shared_bytes(int rows_at_once) const {
     const size_t of_pair = sizeof(double) + 4 * static_cast<size_t>(rows_at_once) * sizeof(float);
     return std::max(static_cast<size_t>(pairs) * of_pair, sizeof(double));
   }
 };
 
-// The cosines and sines of the rows at hand, in shared memory, twice: while some threads turn the heads of these rows,
-// others are at the next.
+// Cosines and sines of the current rows in shared memory, double-buffered: while some threads rotate these rows' heads,
+// others prepare the next rows.
 class Turns {
  public:
   __device__ Turns(const Rotary& rotary, int rows_at_once)
@@ -73,14 +73,14 @@ class Turns {
       frequencies_[i] = rotary.angles.scaled(exp2(-static_cast<double>(i) / rotary.pairs * rotary.log2_theta));
   }
 
-  // Of the rows from `first` on. All of the block's threads call it.
+  // Prepares the rows from `first` on. REQUIRES: all threads of the block call it.
   __device__ void prepare(int64_t first, int64_t rows) {
     if (rotary_.pairs == 0) return;
     odd_ = !odd_;
     for (int k = 0; k < rows_at_once_ && first + k < rows; ++k) {
       const auto row = static_cast<uint32_t>(first + k);
       const auto token = static_cast<double>(rotary_.sequence_length.divide(row).remainder);
-      // A thread takes the pairs whose frequencies it has written.
+      // A thread uses only frequencies that it has written.
       for (int i = static_cast<int>(threadIdx.x); i < rotary_.pairs; i += static_cast<int>(blockDim.x)) {
         double sine, cosine;
         sincos(token * frequencies_[i], &sine, &cosine);
@@ -91,7 +91,7 @@ class Turns {
     __syncthreads();
   }
 
-  // (a, b) of row first + k, turned forward or back.
+  // Rotates (a, b) of row first + k, forward or back.
   template <int N>
   __device__ void turn(int k, int pair, float direction, float (&a)[N], float (&b)[N]) const {
     const auto cosines = load<N>(at(k) + pair);
@@ -110,17 +110,17 @@ class Turns {
   Rotary rotary_;
   int rows_at_once_;
   double* frequencies_;
-  float* values_;  // [2, rows at once, cosines and sines, pairs]
+  float* values_;  // [2 buffers, rows at once, cosines and sines, pairs]
   bool odd_ = false;
 };
 
-// What a thread has of a head's vector.
+// A thread's part of a head's vector.
 template <int N, int P>
 struct Halves {
   float a[P][N], b[P][N];
 };
 
-// Calls body(place in the thread's registers, column in the half).
+// Calls body(index in the thread's registers, column in the half).
 template <int N, int P, typename Body>
 __device__ void for_own_columns(const HeadShape& shape, const Body& body) {
   const int lane = static_cast<int>(threadIdx.x) % shape.lanes;
@@ -131,7 +131,7 @@ __device__ void for_own_columns(const HeadShape& shape, const Body& body) {
   }
 }
 
-// The columns of a head that are not the thread's, and the one that an odd head lacks, are zero.
+// Columns of other threads, and the one missing in an odd head's second half, are zero.
 template <int N, int P, typename T>
 __device__ Halves<N, P> load_halves(const T* head, const HeadShape& shape) {
   Halves<N, P> x{};
@@ -158,7 +158,7 @@ __device__ void store_halves(const Halves<N, P>& y, C* head, const HeadShape& sh
   });
 }
 
-// Calls body(a value of x, the value of y in the same place) for all of the thread's.
+// Calls body(value of x, value of y at the same position) for all of the thread's values.
 template <int N, int P, typename X, typename Body>
 __device__ void for_each_value(X& x, const Halves<N, P>& y, const Body& body) {
 #pragma unroll
@@ -183,14 +183,14 @@ __device__ void add_products(Halves<N, P>& sums, const Halves<N, P>& x, const Ha
   }
 }
 
-// Over the threads of a head, on each of them.
+// Returns the sum over the threads of a head to each of them.
 __device__ float sum_of_head(float value, const HeadShape& shape) {
   for (int lanes = shape.lanes / 2; lanes > 0; lanes /= 2) value += __shfl_xor_sync(0xffffffff, value, lanes);
   return value;
 }
 
-// Calls body(row - first, head, whether there is one) for the block's rows from `first` on. All lanes of a warp come
-// along, so that they can add up.
+// Calls body(row - first, head, true if that head exists) for the block's rows from `first` on. All lanes of a warp
+// take part, so that they can sum by shuffles.
 template <typename Body>
 __device__ void for_each_head(const HeadShape& shape, int64_t first, int64_t rows, const Body& body) {
   const int heads_at_once = static_cast<int>(blockDim.x) / shape.lanes;
@@ -203,13 +203,13 @@ __device__ void for_each_head(const HeadShape& shape, int64_t first, int64_t row
   }
 }
 
-// Queries or keys.
+// Operands for the queries, or for the keys.
 template <typename C>
 struct ForwardOperands {
   Rows<const C> x;
   Rows<C> y;
   const float* gamma;  // null: no norm
-  Rows<float> rstd;    // of these heads
+  Rows<float> rstd;    // columns of these heads
   float eps;
   int64_t rows;
 };
@@ -241,25 +241,25 @@ __global__ void query_key_forward(ForwardOperands<C> op, HeadShape shape, Rotary
   }
 }
 
-// Queries or keys.
+// Operands for the queries, or for the keys.
 template <typename C>
 struct BackwardOperands {
-  Rows<C> gradient;  // of y, then of x
+  Rows<C> gradient;  // in: gradient of y; out: gradient of x
   Rows<const C> x;
   const float* gamma;  // null: no norm
   Rows<const float> rstd;
-  float* partials;  // [blocks, D] of d_gamma
+  float* partials;  // [blocks, D] for d_gamma
   int64_t rows;
 };
 
-// Adds up what the block's threads have of each column, and leaves it in the block's row of the partial sums.
+// Sums each column over the block's threads and writes the block's row of partial sums.
 template <int N, int P>
 __device__ void leave_partials(Halves<N, P> sums, const HeadShape& shape, float* partials) {
   for_each_value(sums, sums, [&](float& value, float) {
     for (int lanes = 16; lanes >= shape.lanes; lanes /= 2) value += __shfl_xor_sync(0xffffffff, value, lanes);
   });
   float* const of_warps = &shared<float>();  // [warps, D]
-  __syncthreads();                           // until now it held the turns
+  __syncthreads();                           // until no thread reads the turns stored there
   if (static_cast<int>(threadIdx.x) % 32 < shape.lanes)
     store_halves(sums, of_warps + static_cast<int>(threadIdx.x) / 32 * shape.size, shape);
   __syncthreads();
@@ -305,7 +305,7 @@ __global__ void query_key_backward(BackwardOperands<C> op, HeadShape shape, Rota
   if (op.gamma != nullptr) leave_partials(d_gamma, shape, op.partials);
 }
 
-// Calls body(width, packs of a thread from each half) as constants, for heads that fit.
+// Calls body(pack width, packs of a thread per half) with constants, for heads that fit.
 template <typename Body>
 void with_head_shape(int64_t head_size, bool packs, const Body& body) {
   const int64_t half = (head_size + 1) / 2;
@@ -357,7 +357,8 @@ void launch_backward(const QueryKeyBackward& op, const Matrix& x, const Matrix& 
 
 }  // namespace
 
-void cuda_run(const QueryKeyForward& op, Stream stream) {
+// Heads of more than 1024 features throw std::logic_error.
+void cuda_run(const QueryKeyForward& op, Stream stream, std::byte*) {
   const int64_t q_heads = op.q.cols / op.head_size;
   const Matrix k_rstd = op.rstd.given() ? op.rstd.column_range(q_heads, op.k.cols / op.head_size) : Matrix();
   with_type(op.q.dtype, [&](auto type) {

@@ -1,4 +1,4 @@
-// The reduction over ranks: in rank order, and 16-bit numbers in f32, rounded once.
+// Reduction over ranks, in rank order; 16-bit numbers are summed in f32 and rounded once.
 #include <algorithm>
 #include <type_traits>
 
@@ -42,11 +42,11 @@ __device__ T combined(T a, T b) {
     return sum_of(a, b);
   } else {
     const bool keep = op == ReduceOp::max ? a > b : a < b;
-    return keep || a != a ? a : b;  // a NaN of any rank stays
+    return keep || a != a ? a : b;  // a NaN of any rank remains
   }
 }
 
-// A thread has N neighbours at a time.
+// A thread takes N neighbours at a time.
 template <typename T, ReduceOp op, int N>
 __global__ void reduce_ranks(const T* own, const T* received, int rank, int size, T* out, int64_t count) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * N;

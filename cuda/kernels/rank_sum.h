@@ -1,4 +1,4 @@
-// The reduction of what ranks have sent one of them. Operands are device memory; nothing waits.
+// Reduction of the data that other ranks have sent. Operands are device memory; nothing waits.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,8 @@
 
 namespace gptrain {
 
-// out[i] = reduction over ranks r, in their order, of `received`[r * count + i]; for r = rank of own[i] in its place.
-// `out` may be `own`. As `reduce` of comm/reduce.h, to the bit, but for those of
-// a NaN.
+// out[i] = reduction over ranks r, in order, of received[r * count + i], with own[i] for this rank. `out` may be `own`.
+// Has the bits of `reduce` (comm/reduce.h), except for the payload of a NaN.
 struct RankSum {
   const void* own;
   const void* received;

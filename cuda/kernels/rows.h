@@ -1,4 +1,4 @@
-// Matrices of rows, as element-wise kernels go over them.
+// Matrices as element-wise kernels traverse them.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +15,12 @@
 
 namespace gptrain {
 
-// Of a matrix, and before it in its micro-batch: so kernels count rows of both together in 31 bits.
+// Limit for the rows of a matrix and for the rows before it in its micro-batch, so that kernels count both together in
+// 31 bits.
 constexpr int64_t most_rows = int64_t{1} << 30;
 
-// A matrix on the device: its element type is the kernel's template argument. Throws std::logic_error for one of more
-// rows than kernels can count.
+// A matrix on the device; kernels take its element type as template argument. Throws std::logic_error for more rows
+// than kernels can count.
 template <typename T>
 struct Rows {
   T* data;
@@ -32,9 +33,9 @@ struct Rows {
   __device__ T* at(int64_t row, int64_t column) const { return data + row * stride + column; }
 };
 
-constexpr int pack_width = 8;  // 16 bytes of 16-bit types, 32 of f32
+constexpr int pack_width = 8;  // 16 bytes for 16-bit types, 32 for f32
 
-// Whether all rows of all matrices begin at a multiple of a pack, and hold whole packs only.
+// Returns true if all rows of all matrices start at a multiple of a pack and consist of whole packs.
 inline bool in_packs(std::initializer_list<Matrix> matrices) {
   return std::all_of(matrices.begin(), matrices.end(), [](const Matrix& matrix) {
     return !matrix.given() || (matrix.cols % pack_width == 0 && matrix.stride % pack_width == 0 &&
@@ -42,7 +43,7 @@ inline bool in_packs(std::initializer_list<Matrix> matrices) {
   });
 }
 
-// One thread a pack, some for each of many.
+// One thread per pack; in large matrices each thread takes several.
 inline LaunchShape shape_of_elements(int64_t rows, int64_t cols, int width) {
   constexpr unsigned threads = 256;
   constexpr int64_t most_blocks = 2048;
@@ -51,15 +52,15 @@ inline LaunchShape shape_of_elements(int64_t rows, int64_t cols, int width) {
   return {std::clamp<int64_t>((packs + threads - 1) / threads, 1, most_blocks), threads, 0};
 }
 
-// Calls body(row, column) for the first of every N columns, shared over the grid.
+// Calls body(row, column) for the first of every N columns, divided over the grid.
 template <int N, typename Body>
 __device__ void for_each_pack(int64_t rows, int64_t cols, const Body& body) {
   const int64_t packs_per_row = cols / N;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (first >= rows * packs_per_row) return;
-  // Divisions take longer than a pack: only the first place, and the way to the next one, are found by them. Both fit 32
-  // bits, and a row that does not has more packs than the grid has threads.
+  // Divisions are slower than a pack's work: only the first position and the step to the next are computed by division.
+  // Both fit 32 bits; a row that does not has more packs than the grid has threads.
   const auto divisor = static_cast<uint32_t>(packs_per_row < UINT32_MAX ? packs_per_row : UINT32_MAX);
   const auto place = static_cast<uint32_t>(first), stride = static_cast<uint32_t>(step);
   const int64_t row_step = stride / divisor, pack_step = stride % divisor;
@@ -73,7 +74,7 @@ __device__ void for_each_pack(int64_t rows, int64_t cols, const Body& body) {
   }
 }
 
-// Dropout as a kernel draws it (see ops/ops.h).
+// Dropout as kernels compute it (see ops/ops.h).
 struct DropoutMask {
   uint32_t threshold;
   float scale;
@@ -92,7 +93,7 @@ struct DropoutMask {
     if (first_row >= most_rows) throw std::logic_error("a matrix has more rows before it than kernels can count");
   }
 
-  // values[i], which is in (row, column + i), times 0 or the scale.
+  // Multiplies values[i], at (row, column + i), by 0 or the scale.
   template <int N>
   __device__ void apply(int64_t row, int64_t column, float (&values)[N]) const {
     if (threshold == 0) return;
@@ -105,7 +106,7 @@ struct DropoutMask {
                                       static_cast<uint32_t>(sample >> 32)});
 #pragma unroll
       for (int k = 0; k < drawn; ++k) {
-        const uint32_t word = word_of(words, N < 4 ? (column + i) % 4 : k);  // packs begin at multiples of four
+        const uint32_t word = word_of(words, N < 4 ? (column + i) % 4 : k);  // packs start at multiples of four
         values[i + k] = word < threshold ? 0.0F : values[i + k] * scale;
       }
     }
@@ -120,7 +121,7 @@ void with_type(DType dtype, const Body& body) {
   body(float{});
 }
 
-// The same for the second operand of two, of the first one's type T or of any where that is f32. Throws
+// Calls body for the second of two operands, whose type is the first one's, T, or any if T is f32. Throws
 // std::logic_error for another.
 template <typename T, typename Body>
 void with_type_beside(T first, DType dtype, const Body& body) {

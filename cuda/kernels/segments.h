@@ -1,4 +1,4 @@
-// Segments of a flat range of elements, as kernels of updates go over them: in chunks that blocks share.
+// Segments of a flat range of elements, which update kernels traverse in chunks divided over the blocks.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +13,14 @@
 namespace gptrain {
 
 constexpr unsigned threads = 256;
-constexpr int width = 4;  // elements of a thread's access: 16 bytes of f32
-// Segments are cut into chunks, whatever the number of blocks: sums have one order.
+constexpr int width = 4;  // elements per access of a thread: 16 bytes of f32
+// Chunks do not depend on the number of blocks, so that sums have a fixed order.
 constexpr int64_t chunk = gpu_norm_chunk;
 
-// At least one block: a rank's piece of a unit can be all padding, without a segment.
+// At least one block: a rank's piece of a unit may be padding only, without a segment.
 inline LaunchShape shape_for(int64_t chunks) { return {std::clamp<int64_t>(chunks, 1, most_grid_blocks), threads, 0}; }
 
-// Calls body(segment, first, end, index of the chunk) for this block's chunks: every gridDim.x-th of all segments'.
+// Calls body(segment, first, end, chunk index) for this block's chunks: every gridDim.x-th over all segments.
 template <typename Segment, typename Body>
 __device__ void for_each_chunk(const Segment* segments, int64_t num_segments, const Body& body) {
   int64_t first_of_segment = 0;
@@ -36,7 +36,7 @@ __device__ void for_each_chunk(const Segment* segments, int64_t num_segments, co
   }
 }
 
-// Whether packs can be read from here on: segments begin where they like.
+// Returns true if packs can be read from these addresses; segments may start anywhere.
 template <typename... T>
 __device__ bool in_whole_packs(const T*... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % sizeof(Pack<T, width>) == 0) && ...);
@@ -46,31 +46,31 @@ struct WarpSums {
   double of_warp[threads / 32];
 };
 
-// The sum over the block; the same order every time. `sums` lie in shared memory.
+// Returns the sum over the block, in a fixed order. `sums` is in shared memory.
 __device__ inline double block_sum(double value, WarpSums& sums) {
   for (unsigned lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(0xffffffff, value, lanes);
   if (threadIdx.x % 32 == 0) sums.of_warp[threadIdx.x / 32] = value;
   __syncthreads();
   double total = 0;
   for (const double sum : sums.of_warp) total += sum;
-  __syncthreads();  // before the next sum is written
+  __syncthreads();  // until no thread reads the sums
   return total;
 }
 
-// The word that element `index` of a tensor draws (see ElementUpdate in ops/element_update.h), and its three
-// neighbours'.
+// Returns the random words of element `index` of a tensor (see ElementUpdate in ops/element_update.h) and of its three
+// neighbours.
 __device__ inline auto rounding_words(PhiloxKey key, int64_t index, int64_t updates) {
   const auto counter = static_cast<uint64_t>(index) / 4, step = static_cast<uint64_t>(updates);
   return philox(key, {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), static_cast<uint32_t>(step),
                       static_cast<uint32_t>(step >> 32)});
 }
 
-// Whether a pack's elements from i on follow one another in the tensor, and draw the words of one counter.
+// Returns true if the elements of the pack at i are consecutive in the tensor and use one counter's words.
 __device__ inline bool is_one_counter(const IndexMap& map, int64_t i) {
   return map.index(i) % width == 0 && (map.cols == map.stride || (map.first + i) % map.cols + width <= map.cols);
 }
 
-// The formula in this step: one thread of the block makes it for all, in shared memory.
+// Computes this step's formula in shared memory, once for the whole block.
 template <typename Formula, typename State>
 __device__ Formula begun(const Formula& formula, const State& state, Formula& step) {
   if (threadIdx.x == 0) {

@@ -1,9 +1,9 @@
-// The sums by tensor that some updates take (see ops/tensor_norms.h).
+// Sums per tensor that some updates need (see ops/tensor_norms.h).
 #include <cstdint>
 #include <utility>
 
 #include "kernels/segments.h"
-#include "kernels/update.h"
+#include "kernels/run.h"
 #include "kernels/values.h"
 #include "launch.h"
 #include "ops/gpu_scratch.h"
@@ -11,7 +11,7 @@
 namespace gptrain {
 namespace {
 
-// For loops that may have nothing to do.
+// Loop bounds and array sizes; an array has at least one element even if the loop is empty.
 template <size_t n>
 constexpr int count_of = static_cast<int>(n);
 template <size_t n>
@@ -36,7 +36,7 @@ __device__ double square_of_measured(const Formula& formula, float gradient, flo
   return measured * measured;
 }
 
-// sums[2 c] and sums[2 c + 1]: of chunk c. W is f32 or bf16.
+// Writes sums[2 c] and sums[2 c + 1] for chunk c. W is f32 or bf16.
 template <typename Formula, typename W, size_t n>
 __global__ void measure_chunks(const UpdateSegment* segments, int64_t num_segments, Formula formula,
                                const StepState* state, MeasuredBuffers<n> buffers, const W* weights, double* sums) {
@@ -82,7 +82,7 @@ __global__ void measure_chunks(const UpdateSegment* segments, int64_t num_segmen
   });
 }
 
-// A block for each sum, which adds up the chunks of the tensor's segments in a fixed order.
+// One block per sum adds the chunks of the tensor's segments in a fixed order.
 __global__ void add_chunks(const UpdateSegment* segments, int64_t num_segments, const StepState* state,
                            const double* of_chunks, int64_t first_tensor, double* sums) {
   const int64_t tensor = first_tensor + blockIdx.x / 2;

@@ -1,4 +1,4 @@
-// A matrix product by tiles of 64 x 64 elements, 4 x 4 to a thread.
+// A matrix product in tiles of 64 x 64 elements, 4 x 4 per thread.
 #include "kernels/product_tile.h"
 #include "kernels/rows.h"
 #include "kernels/tiled_product.h"
@@ -8,15 +8,15 @@ namespace {
 
 using namespace product_tile;
 
-// An operand by (place along the result's side, depth).
+// An operand addressed by (index along the result's side, depth).
 template <typename T>
 struct Factor {
   const T* data;
-  int64_t length;  // of the result's side
-  int64_t step;    // elements from one place along it to the next
+  int64_t length;  // size along the result's side
+  int64_t step;    // elements from one index to the next
   int64_t depth_step;
 
-  // `along_rows`: the result's side is the matrix's rows.
+  // `along_rows`: the matrix's rows lie along the result's side.
   Factor(const Matrix& matrix, bool along_rows)
       : data(matrix.as<const T>()),
         length(along_rows ? matrix.rows : matrix.cols),

@@ -1,9 +1,9 @@
-// The end of a step: the norm of the gradients, the decision to skip, the updates of optimizers.
+// The end of a step: gradient norm, decision to skip, optimizer updates.
 #include <cmath>
 #include <utility>
 
 #include "kernels/segments.h"
-#include "kernels/update.h"
+#include "kernels/run.h"
 #include "kernels/values.h"
 #include "launch.h"
 #include "ops/gpu_scratch.h"
@@ -35,7 +35,7 @@ __global__ void chunk_norms(const SquaredNorm::Segment* segments, int64_t num_se
   });
 }
 
-// One thread for each partial adds up the chunks of its segments, in order.
+// One thread per partial adds the chunks of its segments in order.
 __global__ void segment_norms(const SquaredNorm::Segment* segments, int64_t num_segments, const double* sums,
                               double* partials, int64_t num_partials) {
   const int64_t partial = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -68,13 +68,13 @@ __global__ void decide_update(const double* partials, int64_t num_partials, doub
   if (state->skip == 0) state->updates += 1;
 }
 
-// For loops that may have nothing to do.
+// Loop bounds and array sizes; an array has at least one element even if the loop is empty.
 template <typename Op>
 constexpr int column_count = static_cast<int>(Op::num_columns);
 template <typename Op>
 constexpr int column_room = column_count<Op> > 0 ? column_count<Op> : 1;
 
-// G is the type of gradients.
+// G is the type of the gradients.
 template <typename G, size_t n>
 struct UpdateBuffers {
   const G* gradients;
@@ -82,7 +82,7 @@ struct UpdateBuffers {
   float* columns[n > 0 ? n : 1];
 };
 
-// What `of` gives for each column's element, as arguments of the formula.
+// Calls the formula with of(column) for each column's element.
 template <typename Formula, typename Of, size_t... column>
 __device__ float updated(const Formula& formula, float gradient, float weight, const Of& of,
                          std::index_sequence<column...>) {
@@ -130,7 +130,7 @@ __global__ void update(const UpdateSegment* segments, int64_t num_segments, type
   });
 }
 
-// Weights without masters.
+// Updates weights without master weights, by stochastic rounding.
 template <typename Op, typename G>
 __global__ void update_rounding(const UpdateSegment* segments, int64_t num_segments, typename Op::Formula formula,
                                 const StepState* state, UpdateBuffers<G, Op::num_columns> buffers, bf16* weights) {
@@ -176,7 +176,7 @@ __global__ void update_rounding(const UpdateSegment* segments, int64_t num_segme
   });
 }
 
-// The sum of the gradients that are kept, and what a micro-batch adds to it.
+// Adds a micro-batch's gradients to the stored bf16 sum.
 template <bool accumulate>
 __global__ void keep(const KeptSegment* segments, int64_t num_segments, const float* gradients, bf16* kept,
                      const StepState* state, uint32_t draw) {
@@ -267,12 +267,12 @@ void cuda_run(const SquaredNorm& op, Stream stream, std::byte* scratch) {
          sums, op.partials.as<double>(), op.partials.cols);
 }
 
-void cuda_run(const PrepareUpdate& op, Stream stream) {
+void cuda_run(const PrepareUpdate& op, Stream stream, std::byte*) {
   launch(stream, {1, 1, 0}, decide_update, op.partials.as<const double>(), op.partials.cols, op.clip_norm,
          op.loss_scale_window, op.state);
 }
 
-void cuda_run(const KeepGradients& op, Stream stream) {
+void cuda_run(const KeepGradients& op, Stream stream, std::byte*) {
   const auto start = [&](auto kernel) {
     launch(stream, shape_for(gpu_norm_chunks_bound(op.gradients.cols, op.num_segments)), kernel, op.segments,
            op.num_segments, op.gradients.as<const float>(), op.kept.as<bf16>(), op.state, op.draw);
@@ -282,7 +282,7 @@ void cuda_run(const KeepGradients& op, Stream stream) {
 }
 
 #define GPTRAIN_CUDA_UPDATE(Op) \
-  void cuda_run(const Op& op, Stream stream) { run_update(op, stream); }
+  void cuda_run(const Op& op, Stream stream, std::byte*) { run_update(op, stream); }
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CUDA_UPDATE)
 #undef GPTRAIN_CUDA_UPDATE
 

@@ -1,4 +1,4 @@
-// Elements of memory as kernels take them: computed with in f32, 16 bytes read and written at a time.
+// Loads and stores of kernels: elements are computed with in f32 and accessed 16 bytes at a time.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 
 namespace gptrain {
 
-// On a device one instruction of its own, which gives to_bf16's bits but for those of a NaN.
+// On a device one instruction, with to_bf16's bits except for a NaN's payload.
 __device__ inline bf16 rounded_to_bf16(float value) {
 #ifdef __CUDACC__
   bf16 rounded;
@@ -38,7 +38,7 @@ __device__ T rounded_to(float value) {
   }
 }
 
-// 2^x. On a device one instruction, off by two units in the last place at most.
+// Returns 2^x. On a device one instruction, with an error of at most two units in the last place.
 __device__ inline float exp2_of(float x) {
 #ifdef __CUDACC__
   float result;
@@ -50,7 +50,7 @@ __device__ inline float exp2_of(float x) {
 }
 constexpr float log2_e = 1.44269504F;
 
-// words[place] of four, by selections: a place that is not known beforehand would put them into local memory.
+// Returns words[place] of four by selections: an index unknown at compile time would place them in local memory.
 template <typename Words>
 __device__ uint32_t word_of(const Words& words, int64_t place) {
   const uint32_t of_first = place % 2 == 0 ? words[0] : words[1];
@@ -58,7 +58,7 @@ __device__ uint32_t word_of(const Words& words, int64_t place) {
   return place < 2 ? of_first : of_last;
 }
 
-// N neighbours, which lie at a multiple of their size, up to 16 bytes.
+// N neighbours at an address that is a multiple of their size, up to 16 bytes.
 template <typename T, int N>
 struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack {
   T at[N];

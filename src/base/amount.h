@@ -1,4 +1,4 @@
-// Counts of bytes, elements and operations whose products may go beyond 64 bits.
+// Counts of bytes, elements and operations whose sums and products may exceed 64 bits.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 namespace gptrain {
 
-// A whole number of at least 0 that stops at 2^63 - 1 instead of overflowing: a sum or product that is too large stays
-// so, whatever else is done with it.
+// A whole number >= 0 that saturates at 2^63 - 1 instead of overflowing. Once saturated it stays so, whatever is added
+// or multiplied.
 class Amount {
  public:
   constexpr Amount() = default;

@@ -9,7 +9,7 @@ std::string to_base64(std::string_view bytes) {
   std::string text(sodium_base64_ENCODED_LEN(bytes.size(), variant), '\0');
   sodium_bin2base64(text.data(), text.size(), reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
                     variant);
-  text.pop_back();  // the end of a C string
+  text.pop_back();  // the C string's terminating null
   return text;
 }
 

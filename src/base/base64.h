@@ -1,4 +1,4 @@
-// Bytes as text: base64 of RFC 4648, with padding.
+// Base64 of RFC 4648, with padding.
 #pragma once
 
 #include <optional>
@@ -8,7 +8,7 @@
 namespace gptrain {
 
 std::string to_base64(std::string_view bytes);
-// Nothing where `text` is none.
+// Returns nullopt if `text` is not base64.
 std::optional<std::string> from_base64(std::string_view text);
 
 }  // namespace gptrain

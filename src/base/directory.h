@@ -1,4 +1,4 @@
-// What is in a folder.
+// The entries of a folder.
 #pragma once
 
 #include <filesystem>
@@ -7,7 +7,8 @@
 
 namespace gptrain {
 
-// The paths of what is in a folder, in no order. Throws nothing: where not all of it can be read, `error` says why.
+// Returns the paths of the folder's entries, unordered. Throws nothing: `error` is set if the folder cannot be read to
+// its end.
 std::vector<std::filesystem::path> paths_in(const std::filesystem::path& folder, std::error_code& error);
 
 }  // namespace gptrain

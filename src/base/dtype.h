@@ -70,10 +70,9 @@ constexpr bf16 to_bf16(float value) {
   return {static_cast<uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16)};
 }
 
-// Stochastic rounding: away from zero with the probability that the value's distance from its neighbour towards zero
-// has in the distance of the two (the 16 bits cut off, over 2^16), so that the expectation is the value itself.
-// `random` is uniform over 32 bits, of which the upper 16 count. A value that bf16 holds, infinities included, is kept;
-// NaN stays NaN.
+// Stochastic rounding: rounds away from zero with probability (the 16 bits that are cut off) / 2^16, so that the
+// expected result is `value` itself. `random` is uniform over 32 bits; its upper 16 are used. A value that bf16
+// represents exactly, infinities included, is unchanged; NaN stays NaN.
 constexpr bf16 stochastic_bf16(float value, uint32_t random) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const bool is_nan = (bits & 0x7fffffffU) > 0x7f800000U;
@@ -108,9 +107,9 @@ constexpr f16 to_f16(float value) {
   uint32_t rounded = 0;
   if (magnitude > 0x7f800000U) {
     rounded = 0x7e00U;
-  } else if (magnitude >= 0x477ff000U) {  // 65520, half-way to what would be 65536
+  } else if (magnitude >= 0x477ff000U) {  // 65520, half-way between 65504 and 65536
     rounded = 0x7c00U;
-  } else if (magnitude < 0x38800000U) {  // 2^-14: multiples of 2^-24, which is the last place of 0.5 and more
+  } else if (magnitude < 0x38800000U) {  // 2^-14: adding 0.5 rounds to multiples of 2^-24
     rounded = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3f000000U;
   } else {
     rounded = (magnitude - (112U << 23) + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;

@@ -1,13 +1,14 @@
-// Eight bits for a number from -1 to 1, or from 0 to 1: the dynamic map of arXiv 2110.02861 (and 1511.04561). Blocks of
-// 256 elements have one scale, the largest magnitude among them; a code times it is what an element has become.
+// 8-bit codes for numbers in [-1, 1] or [0, 1]: the dynamic map of arXiv 2110.02861 (and 1511.04561). Each block of 256
+// elements has one scale, its largest magnitude; an element is stored as a code and decoded as value(code) * scale.
 //
-// Magnitude n = 0 is 0. Then come seven decades, from 10^-7 to 1, of which each has twice as many magnitudes as the one
-// below: its tenth to its whole is cut into equal cells, and their middles are the magnitudes. With a sign the first
-// decade has one of them, without one two; 1 itself is the last. Codes are in the order of the values:
-//   with a sign code 127 + n, n <= 128, and for values below zero 127 - n, n <= 127: there is no -1;
-//   without one code n, n <= 255.
-// A number takes the nearest value, the larger of two that are as near; borders between values have 15 bits after the
-// point, as EncodeTable says.
+// Magnitude n = 0 is 0. Seven decades from 10^-7 to 1 follow, each with twice as many magnitudes as the one below: the
+// interval from a tenth of the decade's end to its end is cut into equal cells, whose midpoints are the magnitudes. The
+// lowest decade has one magnitude with a sign and two without. The last magnitude is 1. Codes are in the order of their
+// values:
+//   with a sign: code 127 + n for values >= 0 (n <= 128), code 127 - n below zero (n <= 127), so -1 has no code;
+//   without: code n (n <= 255).
+// A number gets the code of the nearest value; a tie goes to the larger. Borders between values are rounded to 15 bits
+// after the binary point, as EncodeTable needs.
 #pragma once
 
 #include <bit>
@@ -15,20 +16,21 @@
 
 namespace gptrain {
 
-constexpr int64_t state_block = 256;  // elements that share a scale
-constexpr int zero_code = 127;        // of 0 with a sign
+constexpr int64_t state_block = 256;  // elements that share one scale
+constexpr int zero_code = 127;        // the code of 0 in the signed map
 
-// Blocks with nothing of that size are zero: products with codes stay normal numbers.
+// The scale of a block whose largest magnitude is below this is 0, so that no product of a code and a scale is
+// subnormal.
 constexpr float least_block_scale = 0x1p-100F;
 
 template <bool has_sign>
 struct DynamicMap {
-  static constexpr int most = has_sign ? 128 : 255;  // magnitude 1
+  static constexpr int most = has_sign ? 128 : 255;  // index of magnitude 1
 
   static constexpr float magnitude(int n) {
     if (n == 0) return 0;
     if (n == most) return 1;
-    const int place = has_sign ? n : n + 1;  // in the lowest decade 1, or 2 and 3
+    const int place = has_sign ? n : n + 1;  // lowest decade: 1 with a sign, 2 and 3 without
     const int log = static_cast<int>(std::bit_width(static_cast<unsigned>(place))) - 1;
     const double cells = 1 << log;
     double value = 0.1 + 0.9 * (place - cells + 0.5) / cells;
@@ -36,7 +38,7 @@ struct DynamicMap {
     return static_cast<float>(value);
   }
 
-  // The smallest number that becomes magnitude n > 0. Its lower 8 bits are zero.
+  // Returns the bits of the smallest number that is encoded as magnitude n > 0. Its lower 8 bits are zero.
   static constexpr uint32_t border_bits(int n) {
     const double middle = (static_cast<double>(magnitude(n - 1)) + static_cast<double>(magnitude(n))) / 2;
     return (std::bit_cast<uint32_t>(static_cast<float>(middle)) + 0x80U) & ~0xffU;
@@ -60,8 +62,8 @@ constexpr DecodeTable<has_sign> make_decode_table() {
   return table;
 }
 
-// Finds a number's magnitude with one look into a table: numbers whose upper 16 bits are equal have at most one border
-// among them. An entry has the magnitude below the border in its lower 8 bits, and in the others those of the border.
+// Encodes with one table look-up: among the numbers with the same upper 16 bits there is at most one border. An entry
+// holds the index of the magnitude below that border in its lower 8 bits and the border's bits in the others.
 template <bool has_sign>
 struct EncodeTable {
   static constexpr uint32_t first = 104U << 7;  // 2^-23, below every border
@@ -73,7 +75,7 @@ template <bool has_sign>
 constexpr EncodeTable<has_sign> make_encode_table() {
   using Map = DynamicMap<has_sign>;
   EncodeTable<has_sign> table{};
-  int n = 0;  // of the number with these upper bits and zeros
+  int n = 0;  // magnitude of the number with these upper 16 bits and zeros below
   for (uint32_t upper = table.first; upper <= table.last; ++upper) {
     while (n < Map::most && Map::border_bits(n + 1) <= upper << 16) ++n;
     const uint32_t border = n < Map::most ? Map::border_bits(n + 1) : 0x7fffff00U;
@@ -82,14 +84,15 @@ constexpr EncodeTable<has_sign> make_encode_table() {
   return table;
 }
 
-// Of a block whose largest magnitude is given; not a number and infinity make the block zero, too.
+// Returns the scale of a block whose largest magnitude is `largest`; 0, which zeroes the block, if that is NaN or
+// infinite.
 [[gnu::always_inline]] constexpr float block_scale(float largest) {
   return largest >= least_block_scale && largest < __builtin_inff() ? largest : 0.0F;
 }
 [[gnu::always_inline]] constexpr float inverse_of_scale(float scale) { return scale > 0 ? 1 / scale : 0.0F; }
 
-// The code of value * inverse, with `inverse` that of a scale. Without a sign nothing above zero becomes the code of
-// zero: see ops/adamw_8bit.h.
+// Returns the code of value * inverse, where `inverse` is inverse_of_scale of the block's scale. Without a sign, a
+// value above zero never gets the code of zero (the reason is in ops/adamw_8bit.h).
 template <bool has_sign>
 [[gnu::always_inline]] inline uint8_t code_of(const EncodeTable<has_sign>& table, float value, float inverse) {
   constexpr auto first = static_cast<int32_t>(EncodeTable<has_sign>::first);

@@ -19,9 +19,9 @@ enum class ExitCode : int {
   requeue = 75,    // stopped by a signal after saving
 };
 
-// Carries one clear message for the user and the exit code of the process. main() prints the message and exits; nobody
-// else turns an Error into output (but refuse_together of train/run.h, before it waits for other processes). what() may
-// hold several lines (all faults of a config at once); it is empty when the error has been reported already.
+// A message for the user and the exit code of the process. main() prints the message and exits. No other code prints an
+// Error, except refuse_together (train/together.h), which does so before it waits for other processes. what() may have
+// several lines (all faults of a config); it is empty if the error has been reported already.
 class Error : public std::runtime_error {
  public:
   Error(ExitCode code, const std::string& message) : std::runtime_error(message), code_(code) {}

@@ -1,4 +1,4 @@
-// One piece of a step's work, as plans and profiles write it down: an op, a copy, a collective, a wait.
+// One piece of a step's work as plans and profiles record it: an op, a copy, a collective or a wait.
 #pragma once
 
 #include <chrono>
@@ -11,16 +11,16 @@
 
 namespace gptrain {
 
-// The matrix products that an op consists of, which decide how fast its FLOPs go.
+// Shapes of the matrix products in an op, from which its speed in FLOPs is predicted.
 struct ProductShape {
   enum class Kind : uint8_t {
     none,
     plain,               // `count` products of [m, k] and [k, n]
-    attention_forward,   // of `count` heads with m queries and n keys, k is the size of a head
-    attention_backward,  // likewise
+    attention_forward,   // `count` heads with m queries and n keys; k is the head size
+    attention_backward,  // the same shapes, backward
   };
   Kind kind = Kind::none;
-  DType dtype = DType::f32;  // of the factors
+  DType dtype = DType::f32;  // type of the operands
   int64_t count = 1;
   int64_t m = 0, n = 0, k = 0;
 };
@@ -28,29 +28,30 @@ struct ProductShape {
 struct Event {
   enum class Kind : uint8_t {
     op,
-    copy,        // between the host's memory and the device's
+    copy,        // between host memory and device memory
     collective,  // or a transfer to or from one other rank
-    wait,        // of the rank for a collective
+    wait,        // the rank waits for a collective
   };
-  // Of a collective: the numbers of its lane and of the kind of its group, as the owner of the lanes counts them.
+  // Position of a collective: the index of its lane and the index of its group's kind, as numbered by the owner of the
+  // lanes. -1: not a collective.
   struct Place {
     int8_t lane = -1;
     int8_t group = -1;
   };
 
   Kind kind = Kind::op;
-  bool beside_ops = false;     // a copy in a queue of its own: ops run on meanwhile
+  bool beside_ops = false;     // the copy runs in its own queue while ops go on
   Place place = {};
-  int32_t ranks = 0;           // of a collective's group
-  int64_t awaits = -1;         // of a wait: the collective's number in the log; -1: it came before
-  std::string_view name = {};  // static storage
+  int32_t ranks = 0;           // size of the collective's group
+  int64_t awaits = -1;         // for a wait: event number of the collective; -1: it was issued before the log began
+  std::string_view name = {};  // borrowed: static storage
   std::string shape = {};      // sizes and dtypes, for people: "N=8192 in=768 out=2304 bf16"
   Flops model_flops = 0;
   Flops executed_flops = 0;
-  int64_t bytes_moved = 0;   // of a copy or collective: the bytes of its data
-  int64_t sent_bytes = 0;    // of a collective: by this rank, see comm/plan.h
-  ProductShape products = {};    // of an op
-  double start_seconds = 0;  // on the clock of steady_seconds; where nothing ran, both are 0
+  int64_t bytes_moved = 0;   // data of a copy or collective, in bytes
+  int64_t sent_bytes = 0;    // bytes that this rank sends in a collective (comm/plan.h)
+  ProductShape products = {};    // shapes of an op's matrix products
+  double start_seconds = 0;  // on the clock of steady_seconds; start and end are 0 if nothing ran (a plan)
   double end_seconds = 0;
 };
 

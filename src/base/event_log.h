@@ -1,5 +1,5 @@
-// The events of one rank, in the order in which its thread asks for the work. The backend and the lanes write to it; what
-// a plan writes and what a step writes that ran is the same but for the times.
+// The events of one rank, in the order in which its thread issues them. The backend and the lanes write to the log; a
+// planned step and a real one write the same events, except for the times.
 #pragma once
 
 #include <cstdint>
@@ -12,36 +12,37 @@
 
 namespace gptrain {
 
-// Everything but set_times is the rank's thread's.
+// One thread, the rank's, calls all methods; set_times may be called from any thread.
 class EventLog {
  public:
   bool on() const { return on_; }
-  void start();  // what was written before is gone
-  void stop();   // what was written stays
+  void start();  // discards all events recorded so far
+  void stop();   // keeps the events
 
-  // While true, ops count as executed but not as part of the model.
+  // While true, ops add to the executed FLOPs but not to the model's.
   void set_recomputing(bool recomputing) { recomputing_ = recomputing; }
 
-  // While this is not empty, copies have this name, and not one that says whither they go. Static storage.
+  // Name for copies from now on, in place of the one that gives their direction; empty: no change. Borrowed: static
+  // storage.
   void name_copies(std::string_view name) { copies_name_ = name; }
 
-  // Only while it is on. Returns the event's number: events are numbered as they come, on and on.
+  // Records an event and returns its number; numbers rise by one and are never reused. REQUIRES: on().
   int64_t add(Event event);
   int64_t end() const { return taken_ + static_cast<int64_t>(events_.size()); }  // the next event's number
 
-  // Any thread: when the event ran. One that was taken, or is gone, is left alone.
+  // Sets an event's times. Any thread. No effect if the event was taken or discarded.
   void set_times(int64_t number, double start_seconds, double end_seconds);
 
-  // Takes out the events before number `end`, of which none was taken before. What they await becomes an index among
-  // them, or -1.
+  // Removes and returns the events before number `end`. `awaits` of each becomes an index into the result, or -1 if the
+  // awaited event is not in it.
   std::vector<Event> take(int64_t end);
 
  private:
   bool on_ = false;
   bool recomputing_ = false;
   std::string_view copies_name_ = {};
-  int64_t taken_ = 0;  // number of the first event that is kept
-  std::mutex mutex_;   // of the events' times, and of where they lie
+  int64_t taken_ = 0;  // number of the first event still held
+  std::mutex mutex_;   // guards the times and positions of the events
   std::deque<Event> events_;
 };
 

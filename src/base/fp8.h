@@ -1,4 +1,4 @@
-// The two 8-bit floating-point formats of matrix products (arXiv 2209.05433), and the scale under which a tensor is
+// The two 8-bit floating-point formats of matrix products (arXiv 2209.05433), and the scale with which a tensor is
 // stored in one of them.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace gptrain {
 
-// Storage of one number. E4M3 has no infinities and, for each sign, one NaN; E5M2 is made as IEEE formats are.
+// One stored number. E4M3 has no infinities and one NaN per sign; E5M2 follows the IEEE rules.
 struct f8e4m3 {
   uint8_t bits;
   static constexpr DType dtype = DType::f8e4m3;
@@ -33,7 +33,7 @@ constexpr bool is_fp8_type = std::is_same_v<T, f8e4m3> || std::is_same_v<T, f8e5
 
 constexpr bool is_fp8(DType dtype) { return dtype == DType::f8e4m3 || dtype == DType::f8e5m2; }
 
-// Exact.
+// Converts exactly.
 template <typename T, std::enable_if_t<is_fp8_type<T>, int> = 0>
 constexpr float to_float(T value) {
   const uint32_t sign = uint32_t{value.bits} >> 7 << 31;
@@ -52,8 +52,8 @@ constexpr float to_float(T value) {
   return std::bit_cast<float>(sign | (shifted + (static_cast<uint32_t>(127 - T::exponent_bias) << 23)));
 }
 
-// Rounds to nearest, ties to even; what lies past the largest number, infinities too, becomes the largest number. NaN
-// becomes 0x7f, whatever its sign: as the conversions of a GPU (cvt.rn.satfinite) have it.
+// Rounds to nearest, ties to even. Magnitudes above the format's largest number, infinities included, become that
+// number. NaN of either sign becomes 0x7f, as a GPU converts (cvt.rn.satfinite).
 template <typename T>
 constexpr T to_fp8(float value) {
   static_assert(is_fp8_type<T>);
@@ -63,7 +63,7 @@ constexpr T to_fp8(float value) {
   if (magnitude > 0x7f800000U) return {0x7f};
   constexpr uint32_t least_normal = static_cast<uint32_t>(128 - T::exponent_bias) << 23;
   if (magnitude < least_normal) {
-    // In the sum with a number whose unit is that of the subnormals, f32 rounds to a multiple of it.
+    // Adding a number whose last place is the unit of the subnormals makes f32 round to a multiple of that unit.
     constexpr uint32_t rounder = static_cast<uint32_t>(128 - T::exponent_bias - T::mantissa_bits + 23) << 23;
     const float sum = std::bit_cast<float>(magnitude) + std::bit_cast<float>(rounder);
     return {static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(sum) - rounder))};
@@ -74,19 +74,19 @@ constexpr T to_fp8(float value) {
   return {static_cast<uint8_t>(sign | (code < T::largest_code ? code : T::largest_code))};
 }
 
-// What a tensor whose largest magnitude is `largest` is multiplied by when it is stored as T: the greatest power of two
-// that takes no element past the format's largest number, but at most 2^126. 1 where all is zero, NaN where anything is
-// not finite.
+// Returns the factor by which a tensor with largest magnitude `largest` is multiplied when stored as T: the greatest
+// power of two, at most 2^126, that keeps every element within the format's range. 1 if all elements are zero, NaN if
+// any is not finite.
 //
-// A power of two changes no mantissa: an element is rounded once, by the format, and the same way under any scale as
-// long as it stays above the subnormals. What the scale costs is at most one of the format's 16 (E4M3) or 31 (E5M2)
-// powers of two.
+// A power of two leaves mantissas unchanged, so an element is rounded once, by the format, and equally under every
+// scale that keeps it above the subnormals. Rounding the scale to a power of two loses at most one of the format's 16
+// (E4M3) or 31 (E5M2) binades.
 template <typename T>
 constexpr float fp8_scale(float largest) {
   const uint32_t bits = std::bit_cast<uint32_t>(largest) & 0x7fffffffU;
   if (bits == 0) return 1;
   if (bits >= 0x7f800000U) return std::bit_cast<float>(0x7fc00000U);
-  constexpr uint32_t largest_mantissa = 0x600000;  // of both formats: 1.75
+  constexpr uint32_t largest_mantissa = 0x600000;  // 1.75, the mantissa of both formats' largest numbers
   const int exponent = static_cast<int>(bits >> 23) - 127;
   const int room = T::largest_exponent - exponent - ((bits & 0x7fffffU) > largest_mantissa ? 1 : 0);
   return std::bit_cast<float>(static_cast<uint32_t>((room < 126 ? room : 126) + 127) << 23);

@@ -7,7 +7,7 @@ namespace {
 
 using nlohmann::json;
 
-// Of what begins with `quote`: the place behind the string, in which a backslash takes the next character with it.
+// Returns the position after the string that begins at `quote`. A backslash escapes the next character.
 size_t end_of_string(std::string_view text, size_t quote) {
   for (size_t at = quote + 1; at < text.size(); ++at) {
     if (text[at] == '\\')
@@ -25,8 +25,8 @@ size_t end_of_comment(std::string_view text, size_t slash) {
   return end == std::string_view::npos ? text.size() : end + 1;
 }
 
-// The place of the first bracket that opens one level too many; npos if there is none. Known before the parser begins,
-// so that nothing deep is ever built.
+// Returns the position of the first bracket that exceeds the depth limit, npos if there is none. Checked before
+// parsing, so that no deep value is built.
 size_t place_too_deep(std::string_view text) {
   int depth = 0;
   for (size_t at = 0; at < text.size();) {
@@ -46,8 +46,8 @@ size_t place_too_deep(std::string_view text) {
   return std::string_view::npos;
 }
 
-// Tells of the keys of the outer objects, and builds nothing: the parser that builds with a callback looks through
-// all members of an object after each that is an object, which takes quadratic time.
+// Calls on_key for keys of the outer objects and builds nothing. The library's building parser with a callback searches
+// all members of an object after each member that is an object: quadratic time.
 class OuterKeys final : public nlohmann::json_sax<json> {
  public:
   OuterKeys(const JsonKey& on_key, int most_depth) : on_key_(on_key), most_depth_(most_depth) {}
@@ -92,7 +92,7 @@ json parse_json(std::string_view text, const JsonKey& on_key, int most_depth) {
   if (place_too_deep(text) != std::string_view::npos) throw too_deep();
   if (on_key) {
     OuterKeys keys(on_key, most_depth);
-    json::sax_parse(text, &keys);  // faults are json::parse's to tell
+    json::sax_parse(text, &keys);  // json::parse below reports syntax errors
   }
   return json::parse(text);
 }

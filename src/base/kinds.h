@@ -1,42 +1,43 @@
-// Choices that a run config names and that model code and ops implement.
+// Enumerations that a run config names and that model code and ops implement, with their names in configs.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string_view>
+
+#include "base/enum_array.h"
 
 namespace gptrain {
 
 enum class NormKind : uint8_t { layernorm, rmsnorm };             // arXiv 1607.06450, 1910.07467
 enum class ActivationKind : uint8_t { gelu_tanh, gelu, swiglu };  // arXiv 1606.08415 (tanh form and exact), 2002.05202
 enum class PositionKind : uint8_t { learned, rope };              // rope: arXiv 2104.09864, halves rotated as in LLaMA
-// How the angles of rope are slowed down: not at all, all of them, or those of slow pairs as in Llama 3.1.
+// How RoPE's frequencies are lowered: not at all, all by one factor, or only the low ones as in Llama 3.1.
 enum class RopeScaling : uint8_t { none, linear, llama3 };
 enum class LrCurve : uint8_t { constant, linear, cosine, wsd };  // after a linear warm-up; wsd: arXiv 2404.06395
 enum class RecomputeKind : uint8_t { none, selective, block, every_nth, optimal };
-// AdamW: arXiv 1711.05101, and its moments in 8 bits: 2110.02861; SGD with momentum; Lion: arXiv 2302.06675; LAMB: arXiv 1904.00962; LARS: arXiv 1708.03888;
-// Muon: arXiv 2502.16982; Adafactor: arXiv 1804.04235. And their names in configs.
+// AdamW: arXiv 1711.05101; with 8-bit moments: 2110.02861. SGD with momentum. Lion: 2302.06675. LAMB: 1904.00962. LARS:
+// 1708.03888. Muon: 2502.16982. Adafactor: 1804.04235.
 enum class OptimizerKind : uint8_t { adamw, adamw_8bit, sgd, lion, lamb, lars, muon, adafactor };
-constexpr std::array<std::string_view, 8> optimizer_names = {"adamw", "adamw-8bit", "sgd",  "lion",
-                                                             "lamb",  "lars",       "muon", "adafactor"};
-// What Muon's orthogonalisation multiplies in: bf16 where the products of the model are in bf16, or always fp32.
+constexpr EnumArray<OptimizerKind, std::string_view, 8> optimizer_names = {"adamw", "adamw-8bit", "sgd",  "lion",
+                                                                           "lamb",  "lars",       "muon", "adafactor"};
+// Type of Muon's orthogonalisation products: bf16 if the model computes in bf16, or always fp32.
 enum class NewtonSchulzProducts : uint8_t { as_compute, fp32 };
-// How the learning rate follows the size of the batch: linear (arXiv 1706.02677) or by the root (arXiv 1404.5997).
+// Scaling of the learning rate with the batch size: linear (arXiv 1706.02677) or by its square root (arXiv 1404.5997).
 enum class LrScaling : uint8_t { none, linear, sqrt };
-// The order of passes on the stages of a pipeline (schedule/pipeline), and its name in configs.
+// Order of passes on the stages of a pipeline (schedule/pipeline).
 enum class PipelineOrder : uint8_t { one_f_one_b, gpipe, interleaved, varuna, zero_bubble, zero_bubble_v };
-constexpr std::array<std::string_view, 6> pipeline_order_names = {"1f1b",   "gpipe",       "interleaved",
-                                                                  "varuna", "zero-bubble", "zero-bubble-v"};
-// Which ranks are neighbours (mesh/mesh.h), and its name in configs.
+constexpr EnumArray<PipelineOrder, std::string_view, 6> pipeline_order_names = {
+    "1f1b", "gpipe", "interleaved", "varuna", "zero-bubble", "zero-bubble-v"};
+// Order of the mesh's axes in rank numbers (mesh/mesh.h).
 enum class RankOrder : uint8_t { tensor_data_pipeline, tensor_pipeline_data };
-constexpr std::array<std::string_view, 2> rank_order_names = {"tensor-data-pipeline", "tensor-pipeline-data"};
-// What projects the rows of a linear's input (arXiv 2201.13195): a matrix of normal numbers, or of signs, or of cosines of
-// some frequencies, or a choice of rows. And their names in configs.
+constexpr EnumArray<RankOrder, std::string_view, 2> rank_order_names = {"tensor-data-pipeline", "tensor-pipeline-data"};
+// The matrix that projects the rows of a linear's input (arXiv 2201.13195): normal numbers, signs, cosines of random
+// frequencies, or a selection of rows.
 enum class ProjectionKind : uint8_t { gauss, rademacher, dct, rows };
-constexpr std::array<std::string_view, 4> projection_names = {"gauss", "rademacher", "dct", "rows"};
-// The linears of a block, and their names in configs.
+constexpr EnumArray<ProjectionKind, std::string_view, 4> projection_names = {"gauss", "rademacher", "dct", "rows"};
+// The linears of a block.
 enum class LinearSite : uint8_t { qkv, attention_out, ffn_in, ffn_out };
-constexpr std::array<std::string_view, 4> linear_site_names = {"qkv", "out", "ffn_in", "ffn_out"};
+constexpr EnumArray<LinearSite, std::string_view, 4> linear_site_names = {"qkv", "out", "ffn_in", "ffn_out"};
 enum class DeviceKind : uint8_t { automatic, cpu, cuda };
 
 // A gated activation reads two halves of its input: gate and up.

@@ -1,4 +1,4 @@
-// The one view that ops take: a matrix of rows, each row contiguous.
+// The view that ops take as operand: a matrix whose rows are contiguous.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,9 @@
 
 namespace gptrain {
 
-// A view, never an owner. Row r starts `r * stride` elements after `data`; columns are contiguous. A vector is a matrix
-// of one row. A default-constructed Matrix means "not given" where an op takes an optional operand. On the `plan`
-// backend `data` is an address that nobody reads or writes.
+// A view that owns nothing. Row r starts `r * stride` elements after `data`. A vector is a matrix of one row. A
+// default-constructed Matrix means "not given" where an operand is optional. On the `plan` backend `data` is an address
+// that is never read or written.
 struct Matrix {
   void* data = nullptr;
   DType dtype = DType::f32;

@@ -10,7 +10,7 @@
 namespace gptrain {
 namespace {
 
-std::atomic<int> out_error = 0;  // of the first write that failed
+std::atomic<int> out_error = 0;  // errno of the first write that failed; 0: none
 
 void write_to(std::FILE* stream, std::string_view text) {
   errno = 0;
@@ -23,7 +23,7 @@ void write_to(std::FILE* stream, std::string_view text) {
 void open_missing_standard_streams() {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(stream, F_GETFD) >= 0 || errno != EBADF) continue;
-    // The lowest that is free is this one: those below it are open.
+    // open() returns the lowest free descriptor, which is `stream`: the lower ones are open.
     (void)open("/dev/null", stream == STDERR_FILENO ? O_WRONLY : O_RDONLY);
   }
 }
@@ -37,7 +37,7 @@ std::string flush_out() {
   errno = 0;
   if (std::fflush(stdout) != 0 && out_error == 0) out_error = errno;
   if (out_error == 0 && std::ferror(stdout) == 0) return "";
-  // A library that wrote there by itself, as that of options does, has left no more than errno.
+  // Output that a library (the option parser) writes by itself leaves only errno.
   return std::strerror(out_error != 0 ? out_error.load() : before);
 }
 

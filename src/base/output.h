@@ -1,5 +1,5 @@
-// Text for people on the standard streams. A stream that cannot be written to is no reason to end: what is printed on
-// the way out of an error must not throw another.
+// Text for people on the standard streams. A stream that cannot be written to does not end the program: printing an
+// error must not throw another.
 #pragma once
 
 #include <fmt/format.h>
@@ -9,12 +9,12 @@
 
 namespace gptrain {
 
-// Opens those of the descriptors 0, 1 and 2 that are closed, so that no file of the program becomes one of them. What
-// is read there is empty; writing to standard output fails, as its reader is missed, and standard error goes nowhere.
-// Before anything opens a file.
+// Opens each of the descriptors 0, 1 and 2 that is closed, so that no file of the program gets that number. Reading
+// such a stdin gives end of file; writing to stdout fails, so that flush_out reports the lost output; stderr is
+// discarded. REQUIRES: called before any file is opened.
 void open_missing_standard_streams();
 
-// A failure shows when the stream is flushed; see flush_out.
+// Never throws. flush_out reports whether writing failed.
 void write_out(std::string_view text);
 void write_err(std::string_view text);
 
@@ -28,10 +28,10 @@ void print_err(fmt::format_string<Args...> format, Args&&... args) {
   write_err(fmt::format(format, std::forward<Args>(args)...));
 }
 
-// Empty if all of standard output so far has been written, else why not, in the system's words.
+// Flushes standard output. Returns "" if all output so far was written, else the system's reason.
 std::string flush_out();
 
-// Lets standard output go nowhere from here on: nobody takes it.
+// Discards further standard output. Call once its reader is gone.
 void give_up_out();
 
 }  // namespace gptrain

@@ -14,7 +14,7 @@ namespace {
   throw Error(code, "cannot {} {}: {}", action, path.string(), std::strerror(error_number));
 }
 
-// Calls again what a signal interrupted.
+// Repeats a call that a signal interrupted.
 template <typename Call>
 int retry(Call call) {
   int result = 0;
@@ -36,7 +36,8 @@ int open_flags(OutputFile::Mode mode) {
   return 0;
 }
 
-// A rename is on disk only when its folder is. Some file systems refuse to sync a folder; the rename still holds there.
+// A rename is durable only once its folder is synced. Some file systems refuse to sync a folder; the rename is then
+// still done.
 void sync_folder(const std::filesystem::path& folder) {
   const int descriptor = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (descriptor < 0) return;
@@ -75,7 +76,7 @@ void OutputFile::sync() {
 
 namespace {
 
-// A rename would put a file in the place of a device or a pipe.
+// Returns the path that a rename may replace; refuses devices and pipes, which a rename would replace by a file.
 std::filesystem::path replaceable(std::filesystem::path path, ExitCode code) {
   std::error_code none;
   const std::filesystem::file_status there = std::filesystem::status(path, none);

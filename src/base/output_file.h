@@ -1,4 +1,4 @@
-// Files that are written whole: records that reach the kernel in one piece, and files that appear only when complete.
+// Files that are written whole: records that reach the kernel in one write, and files that appear only when complete.
 #pragma once
 
 #include <cstddef>
@@ -9,9 +9,9 @@
 
 namespace gptrain {
 
-// A file open for writing, without a buffer of its own: what write() was given is in the kernel's hands when it
-// returns, so a process that is killed later loses none of it. Movable, not copyable; closes itself. All methods throw
-// Error(code) naming the file and the system's reason: the code tells what could not be written, as on a full disk.
+// An unbuffered file for writing. The kernel has the data when write() returns, so a process that is killed later loses
+// none. Movable, not copyable; the destructor closes the file. All methods throw Error(code), with the file's name and
+// the system's reason, e.g. when the disk is full.
 class OutputFile {
  public:
   enum class Mode {
@@ -38,8 +38,8 @@ class OutputFile {
   int descriptor_ = -1;
 };
 
-// Collects the new content of `path` in a temporary file beside it. commit() syncs it and renames it over `path`;
-// without commit() the temporary file is removed and `path` stays as it was. Throws like OutputFile.
+// Collects the new content of `path` in a temporary file beside it. commit() syncs that file and renames it to `path`;
+// without commit() the destructor removes it and `path` is unchanged. Throws as OutputFile does.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path, ExitCode code = ExitCode::usage);

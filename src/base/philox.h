@@ -1,8 +1,8 @@
 // Philox4x32-10, the counter-based generator of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 //
-// Every random number of a run is a pure function of global indices (DESIGN rule 4): a key names the seed and what the
-// numbers are for, the counter names the element. Nothing is drawn from a sequence, so no layout, thread count or
-// resume can change a draw.
+// Every random number of a run is a pure function of global indices: the key is made of the seed and the number's use,
+// the counter of the element's indices. No number depends on earlier draws, so the layout, the thread count and
+// resuming change none.
 #pragma once
 
 #include <array>
@@ -28,7 +28,8 @@ constexpr std::array<uint32_t, 4> philox(PhiloxKey key, std::array<uint32_t, 4> 
   return c;
 }
 
-// What random numbers are for. The values are part of what makes a run reproducible: never renumber them.
+// Uses of random numbers, with the indices that form the counter. Never renumber them: the values determine the results
+// of a run.
 enum class RandomUse : uint32_t {
   initial_weights = 1,    // (tensor, element)
   embedding_dropout = 2,  // (sample, token, feature)
@@ -39,11 +40,11 @@ enum class RandomUse : uint32_t {
   update_rounding = 7,    // (tensor, element, update)
   linear_projection = 8,  // (sample, token, row of the projection), one key per layer and linear
   gradient_rounding = 9,  // (tensor, element, update, sum)
-  tied_gradient_rounding = 10,  // likewise, on the last of two stages that have the table of a tied head
+  tied_gradient_rounding = 10,  // the same, on the last stage where two pipeline stages hold a tied table
 };
 
-// A key for one use in one place: equal inputs give equal keys on every rank and device; distinct inputs give unrelated
-// ones.
+// Returns the key for one use in one layer and site: the same on every rank and device. Keys of different inputs are
+// unrelated.
 constexpr PhiloxKey random_key(uint64_t seed, RandomUse use, uint32_t layer = 0, uint32_t site = 0) {
   const auto words = philox({static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)},
                             {static_cast<uint32_t>(use), layer, site, 0x67707472U});

@@ -1,4 +1,4 @@
-// Text from outside within a message.
+// Untrusted text inside a message.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace gptrain {
 
-// The text on one line: control characters as \n, \t or \x1b, and what goes beyond `max_bytes` as "..." (no UTF-8
-// character is cut in two).
+// Returns the text on one line: control characters as
+// , \t or \x1b; text beyond `max_bytes` is cut at a UTF-8 character and ends in "...".
 std::string printable(std::string_view text, size_t max_bytes = 200);
 
 }  // namespace gptrain

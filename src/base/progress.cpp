@@ -39,7 +39,7 @@ std::string format_byte_rate(int64_t done, ProgressUnit unit, double elapsed_sec
   return format_rate(made.text_bytes, ProgressUnit::bytes, elapsed_seconds) + " of text";
 }
 
-// Those that are shown while the work goes on, each with `before` it.
+// Returns the rates in bytes and tokens per second, each preceded by `before`.
 std::string format_rates(std::string_view before, int64_t done, ProgressUnit unit, double elapsed_seconds,
                          const ProgressMade& made) {
   if (elapsed_seconds <= 0) return "";
@@ -117,14 +117,14 @@ void Progress::finish() {
   if (std::exchange(finished_, true)) return;
   const Clock::time_point now = Clock::now();
   if (total_ > 0) done_ = total_;
-  // On a terminal the last line takes the place of the bar.
+  // On a terminal the last line replaces the bar.
   write(fmt::format("{}{}{}\n", is_terminal_ ? "\r" : "",
                     format_progress_end(label_, done_, unit_, elapsed_seconds(now), made_),
                     is_terminal_ ? clear_to_end_of_line : ""));
   bar_is_open_ = false;
 }
 
-// A bar that cannot be shown is no fault of the work.
+// Ignores errors: a bar that cannot be shown must not fail the work.
 void Progress::write(const std::string& text) {
   std::fputs(text.c_str(), stream_);
   std::fflush(stream_);

@@ -1,4 +1,4 @@
-// Progress of a long piece of work on the standard error stream: a bar on a terminal, a few plain lines in a log.
+// Progress of a long task on standard error: a bar on a terminal, a few lines in a log.
 #pragma once
 
 #include <chrono>
@@ -17,21 +17,20 @@ struct ProgressMade {
   int64_t text_bytes = 0;
 };
 
-// On a terminal one line is redrawn in place at most ten times a second; elsewhere a line is written at most every five
-// seconds. finish() always leaves one last line. Destroyed unfinished (an error is on its way), it ends the bar's line
-// so that the message starts on its own. One thread at a time; update() costs a clock read, so call it per block of
-// work rather than per byte.
+// On a terminal the bar is redrawn at most ten times a second; elsewhere a line is printed at most every five seconds.
+// finish() prints one last line. If destroyed unfinished (an error is thrown), ends the bar's line so that the message
+// starts on a new one. Not thread-safe. update() reads the clock: call it per block of work, not per byte.
 class Progress {
  public:
-  // `total` as in update(); 0 or less means unknown: neither percentage nor ETA is shown. `stream` is borrowed.
+  // `total` has the unit of update(); 0 or less: unknown, so neither percentage nor ETA is shown. Borrows `stream`.
   Progress(std::string label, int64_t total, ProgressUnit unit = ProgressUnit::items, std::FILE* stream = stderr);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // Since the start, not since the last call.
+  // `done` counts from the start, not from the last call.
   void update(int64_t done, const ProgressMade& made = {});
-  void finish();              // the work is complete, whatever update() last said
+  void finish();              // prints the last line; the work is complete, whatever update() was last given
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -53,8 +52,8 @@ class Progress {
   Clock::time_point next_output_;
 };
 
-// The texts of a Progress. `elapsed_seconds` is the time since its start; the ETA assumes that the mean speed stays.
-// Rates are those of bytes, and of tokens where there are any.
+// The texts of a Progress. `elapsed_seconds` counts from its start; the ETA assumes the mean speed so far. Tokens per
+// second are left out if `tokens` is 0.
 // Bar:  `packing [=========>           ]  45% 1.2 GiB/2.7 GiB 125.1 MiB/s 31.2M tokens/s eta 12.0 s`
 // Line: `packing: 45% (1.2 GiB of 2.7 GiB, 125.1 MiB/s, 31.2M tokens/s), eta 12.0 s`
 std::string format_progress_bar(const std::string& label, int64_t done, int64_t total, ProgressUnit unit,

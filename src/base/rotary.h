@@ -7,13 +7,13 @@
 
 namespace gptrain {
 
-// Pair i of a head of D features turns by scaled(theta^(-2i/D)) radians from one token to the next.
+// Pair i of a head of D features is rotated by scaled(theta^(-2i/D)) radians per token.
 struct RotaryAngles {
   double theta = 10000;
   RopeScaling scaling = RopeScaling::none;
-  double factor = 1;  // frequencies are divided by it
-  // With llama3: pairs that turn at least high_freq_factor times within original_length tokens keep their frequency, those
-  // that turn at most low_freq_factor times have it divided, and between the two it goes over from one to the other.
+  double factor = 1;  // divisor of the frequencies
+  // llama3 only: pairs that turn at least high_freq_factor times within original_length tokens keep their frequency;
+  // pairs that turn at most low_freq_factor times have it divided by `factor`; in between the two are interpolated.
   double low_freq_factor = 1;
   double high_freq_factor = 4;
   double original_length = 0;

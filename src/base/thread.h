@@ -1,4 +1,4 @@
-// Threads whose start may fail.
+// Starts threads; a failure to start is an Error.
 #pragma once
 
 #include <string_view>
@@ -10,8 +10,8 @@
 
 namespace gptrain {
 
-// `purpose` completes "cannot start the thread that ..." of the Error (device) for a process that may have no more
-// threads.
+// Starts a thread that runs `body`. THROWS Error(device) "cannot start the thread that PURPOSE..." if the process may
+// have no more threads.
 template <typename Body>
 std::thread start_thread(std::string_view purpose, Body&& body) {
   try {

@@ -3,19 +3,15 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <map>
-#include <optional>
 #include <set>
 #include <system_error>
 #include <utility>
 
 #include "base/directory.h"
-#include "base/error.h"
 #include "base/json.h"
 #include "base/sha256.h"
-#include "checkpoint/contents.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
-#include "checkpoint/manifest.h"
 #include "checkpoint/transfers.h"
 
 namespace gptrain {
@@ -81,12 +77,12 @@ Error with_way_out(const Error& error, const fs::path& checkpoint) {
 void save_checkpoint(const fs::path& out, const Manifest& manifest, const std::vector<Slice>& slices) {
   std::set<std::string> tensors;
   for (const Slice& slice : slices) tensors.insert(slice.name);
-  begin_checkpoint(out, manifest.step);
+  begin_checkpoint(out, manifest.progress.step);
   try {
     publish_checkpoint(out, manifest, static_cast<int64_t>(tensors.size()),
-                       {write_checkpoint_part(out, manifest.step, 0, slices)});
+                       {write_checkpoint_part(out, manifest.progress.step, 0, slices)});
   } catch (...) {
-    discard_checkpoint(out, manifest.step);
+    discard_checkpoint(out, manifest.progress.step);
     throw;
   }
 }
@@ -111,7 +107,7 @@ std::string write_checkpoint_part(const fs::path& out, int64_t step, int64_t ran
 
 void publish_checkpoint(const fs::path& out, const Manifest& manifest, int64_t num_tensors,
                         const std::vector<std::string>& parts) {
-  const fs::path temporary = temporary_folder(out, manifest.step);
+  const fs::path temporary = temporary_folder(out, manifest.progress.step);
   StoredManifest stored{manifest, num_tensors, {}};
   for (const std::string& part : parts) {
     for (FileRecord& record : parse_file_records(part)) stored.files.push_back(std::move(record));
@@ -126,7 +122,7 @@ void publish_checkpoint(const fs::path& out, const Manifest& manifest, int64_t n
   sync_folder(temporary);
   write_manifest(temporary, stored);
   sync_folder(temporary);
-  publish_folder(temporary, checkpoints_folder(out) / step_folder_name(manifest.step));
+  publish_folder(temporary, checkpoints_folder(out) / step_folder_name(manifest.progress.step));
 }
 
 void discard_checkpoint(const fs::path& out, int64_t step) { remove_folder(temporary_folder(out, step)); }
@@ -190,6 +186,18 @@ void load_slices(const Contents& contents, const std::vector<Slice>& slices) {
 
 void load_slices(const fs::path& checkpoint, const std::vector<Slice>& slices) {
   load_slices(with_hint(checkpoint, [&] { return read_contents(checkpoint); }), slices);
+}
+
+std::vector<float> load_tensor(const Contents& contents, const std::string& name) {
+  const auto tensor = contents.tensors.find(name);
+  if (tensor == contents.tensors.end()) {
+    throw Error(ExitCode::checkpoint, "{} holds no tensor \"{}\", which its own config asks for",
+                contents.checkpoint.string(), name);
+  }
+  const std::vector<int64_t>& shape = tensor->second.global_shape;
+  std::vector<float> values(static_cast<size_t>(*num_elements(shape)));
+  load_slices(contents, {{name, shape, std::vector<int64_t>(shape.size(), 0), shape, values.data()}});
+  return values;
 }
 
 }  // namespace gptrain

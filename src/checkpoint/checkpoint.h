@@ -13,68 +13,19 @@
 // complete checkpoint as it was.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "base/loss_scale.h"
-#include "checkpoint/boxes.h"
-#include "config/run_config.h"
+#include "base/error.h"
+#include "checkpoint/contents.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/slice.h"
 #include "data/tokenizer/record.h"
 
 namespace gptrain {
-
-// Goes before a tensor's name in the name of its weights, as a column's name does in that of the optimizer's state.
-constexpr std::string_view weight_prefix = "weight/";
-
-// A box of one global tensor (true shape, never padding), f32, bf16 or u8, in row-major order at `data`, which the caller
-// owns and which lies in `memory`.
-struct Slice {
-  std::string name;  // "weight/blocks.0.qkv.weight"
-  std::vector<int64_t> global_shape;
-  std::vector<int64_t> offset;  // of the box in the global tensor
-  std::vector<int64_t> shape;   // of the box
-  void* data = nullptr;
-  SliceMemory* memory = nullptr;  // null: the host's
-  DType dtype = DType::f32;
-  bool rounds = false;  // of bf16 to be filled: from an f32 tensor, too, rounded to nearest
-};
-
-// Losses of a run that goes back where they spike (run.rollback), the oldest first.
-struct LossHistory {
-  std::vector<double> window;  // that the next one is compared with
-  std::vector<double> above;   // of the last steps: those too far above these; NaN where one was not finite
-};
-
-// What a checkpoint says about the run beside the tensors.
-struct Manifest {
-  int64_t step = 0;     // steps done, skipped ones included
-  int64_t samples = 0;  // consumed
-  int64_t updates = 0;  // steps not skipped
-  int64_t skipped = 0;
-  int64_t skipped_in_a_row = 0;
-  uint64_t seed = 0;
-  int64_t world_size = 1;
-  std::string config;  // show_config text
-  std::string build;   // version of the program that wrote it
-  // Backend::algorithms of rank 0: a run that goes on with the same ones gets the same bits. Empty on a CPU.
-  std::string algorithms;
-  std::optional<LossScale> loss_scale = {};  // of the next step, where the run has loss scaling
-  // Of the data, where it is known. Its text is saved in tokenizer.json, and not read with the manifest, but for
-  // "bytes".
-  std::optional<TokenizerRecord> tokenizer = {};
-  bool has_tokenizer_file = false;  // as read; saving looks at the text
-  // Of a run that goes back where its loss spikes: how often it has, and what it has left out for that, beside
-  // data.skip_samples.
-  LossHistory losses = {};
-  int64_t rollbacks = 0;
-  std::vector<SampleRange> left_out = {};
-};
 
 // Writes OUT/checkpoints/step-N. Slices are streamed: at most a few MiB of memory beside them. Throws Error(checkpoint)
 // with the path and the system's reason (disk full, no permission); the temporary folder is then removed and older
@@ -107,6 +58,11 @@ std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& out);
 // damaged file and what is wrong, and the newest older one of the same run that is complete.
 Manifest read_manifest(const std::filesystem::path& checkpoint);
 void verify_checkpoint(const std::filesystem::path& checkpoint);
+// The same, but for the checksums of the tensors' bytes, which are not read: whoever loads them checks those.
+Contents verify_structure(const std::filesystem::path& checkpoint);
+
+// The error, and which other checkpoint of the same run there is: the newest older one that is sound.
+Error with_way_out(const Error& error, const std::filesystem::path& checkpoint);
 
 // The tokenizer of the run's data with its text, where the checkpoint has it. Error(checkpoint): its file is missing or
 // is another one.
@@ -117,6 +73,11 @@ std::optional<TokenizerRecord> read_tokenizer(const std::filesystem::path& check
 // global shape, is not fully covered, or is f32 where bf16 is asked for (which would round) and the
 // slice does not allow that.
 void load_slices(const std::filesystem::path& checkpoint, const std::vector<Slice>& slices);
+// The same for callers that load a checkpoint in several parts.
+void load_slices(const Contents& contents, const std::vector<Slice>& slices);
+
+// All of one tensor, in f32; Error(checkpoint) if there is none of that name.
+std::vector<float> load_tensor(const Contents& contents, const std::string& name);
 
 // Removes what a save that was cut short has left, which nobody reads; the caller keeps others out of the folder. Never
 // throws for what it cannot remove: returns a warning text, else empty.

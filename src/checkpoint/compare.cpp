@@ -190,7 +190,7 @@ void average_checkpoints(const std::vector<fs::path>& checkpoints, const std::ve
   require_one_model(all);
   for (const Contents& contents : all) require_weights(contents, which);
   const auto newest = std::max_element(all.begin(), all.end(), [](const Contents& a, const Contents& b) {
-    return a.stored.manifest.step < b.stored.manifest.step;
+    return a.stored.manifest.progress.step < b.stored.manifest.progress.step;
   });
   Manifest manifest = newest->stored.manifest;
   manifest.build = version;

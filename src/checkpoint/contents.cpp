@@ -226,9 +226,9 @@ StoredManifest read_named_manifest(const fs::path& checkpoint) {
   StoredManifest stored = load_manifest(checkpoint);
   const fs::path name = plain_path(checkpoint).filename();
   const auto step = step_of_folder_name(name.string());
-  if (step && *step != stored.manifest.step) {
+  if (step && *step != stored.manifest.progress.step) {
     throw Error(ExitCode::checkpoint, "{} is of step {}, but its folder is named {}",
-                (checkpoint / manifest_name).string(), stored.manifest.step, name.string());
+                (checkpoint / manifest_name).string(), stored.manifest.progress.step, name.string());
   }
   return stored;
 }
@@ -296,18 +296,6 @@ void check_box(const InputFile& file, const StoredBox& stored, uint32_t crc) {
         damage_text(file.path(), fmt::format("the data of slice \"{}\" do not have the checksum in the manifest",
                                              printable(stored.entry.tensor.name))));
   }
-}
-
-std::vector<float> load_tensor(const Contents& contents, const std::string& name) {
-  const auto tensor = contents.tensors.find(name);
-  if (tensor == contents.tensors.end()) {
-    throw Error(ExitCode::checkpoint, "{} holds no tensor \"{}\", which its own config asks for",
-                contents.checkpoint.string(), name);
-  }
-  const std::vector<int64_t>& shape = tensor->second.global_shape;
-  std::vector<float> values(static_cast<size_t>(*num_elements(shape)));
-  load_slices(contents, {{name, shape, std::vector<int64_t>(shape.size(), 0), shape, values.data()}});
-  return values;
 }
 
 int64_t covered_elements(const StoredTensor& tensor, const Box& wanted) {

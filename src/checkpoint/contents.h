@@ -7,11 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "checkpoint/boxes.h"
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/slice.h"
 
 namespace gptrain {
 
@@ -45,16 +44,9 @@ struct Contents {
   std::map<std::string, StoredTensor> tensors;
 };
 
-// The error, and which other checkpoint of the same run there is: the newest older one that is sound.
-Error with_way_out(const Error& error, const std::filesystem::path& checkpoint);
-
 // Reads manifest and headers and checks them against each other: everything but the tensors' bytes. Throws
 // Error(checkpoint) naming the damaged file.
 Contents read_contents(const std::filesystem::path& checkpoint);
-
-// Checks all that verify_checkpoint does, but for the checksums of the tensors' bytes, which are not read: whoever loads
-// them checks those. Error(checkpoint), with the way out.
-Contents verify_structure(const std::filesystem::path& checkpoint);
 
 // The same as read_contents in parts, for ranks that read a share of the headers each and pass them on, so that no rank
 // opens the files of all: the manifest; the headers of every `ranks`-th file from the `rank`-th on, one behind the other; and the contents,
@@ -69,12 +61,6 @@ Contents contents_of(const std::filesystem::path& checkpoint, StoredManifest sto
 void read_box(const InputFile& file, const StoredBox& stored, const SafetensorsPiece& piece);
 // Error(checkpoint) unless `crc` is the checksum of the box.
 void check_box(const InputFile& file, const StoredBox& stored, uint32_t crc);
-
-// Fills every slice asked for; see load_slices in checkpoint.h. For callers that load a checkpoint in several parts.
-void load_slices(const Contents& contents, const std::vector<Slice>& slices);
-
-// All of one tensor, in f32; Error(checkpoint) if there is none of that name.
-std::vector<float> load_tensor(const Contents& contents, const std::string& name);
 
 // Loads the manifest and checks that every file it lists is there and has its size.
 StoredManifest read_manifest_and_sizes(const std::filesystem::path& checkpoint);

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "checkpoint/contents.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/hf_config.h"
 #include "checkpoint/model_check.h"

@@ -1,6 +1,7 @@
 // The tensors of a folder of the transformers library: model.safetensors, or the files that its index names.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <string>

@@ -22,7 +22,7 @@
 #include "config/load.h"
 #include "data/tokenizer/files.h"
 #include "model/spec/spec.h"
-#include "optim/optimizer.h"
+#include "optim/types.h"
 
 namespace gptrain {
 namespace fs = std::filesystem;

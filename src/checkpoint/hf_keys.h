@@ -1,6 +1,7 @@
 // Keys of config.json that say the same as one of gptrain's.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "checkpoint/hf_names.h"

@@ -40,7 +40,7 @@ std::string average_text(const Contents& contents, const std::optional<RunConfig
   const auto first = contents.tensors.lower_bound(prefix);
   if (first == contents.tensors.end() || !first->first.starts_with(prefix)) return "none";
   const std::string decay = config ? fmt::format("optimizer.ema = {}", config->optimizer.ema) : "is there";
-  return contents.stored.manifest.updates > 0 ? decay : decay + ", not begun: nothing has been updated";
+  return contents.stored.manifest.progress.updates > 0 ? decay : decay + ", not begun: nothing has been updated";
 }
 
 }  // namespace
@@ -58,13 +58,13 @@ std::string inspect_checkpoint(const std::filesystem::path& checkpoint) {
   }
   std::string text;
   append(text, "checkpoint   {}\n", checkpoint.string());
-  append(text, "step         {} ({} updates, {} skipped)\n", format_grouped(manifest.step),
-         format_grouped(manifest.updates), format_grouped(manifest.skipped));
-  append(text, "samples      {}\n", format_grouped(manifest.samples));
+  append(text, "step         {} ({} updates, {} skipped)\n", format_grouped(manifest.progress.step),
+         format_grouped(manifest.progress.updates), format_grouped(manifest.progress.skipped));
+  append(text, "samples      {}\n", format_grouped(manifest.progress.samples));
   append(text, "parameters   {}\n", format_grouped(parameters));
-  if (manifest.rollbacks > 0 || !manifest.left_out.empty()) {
-    append(text, "rollbacks    {}, {} left out\n", manifest.rollbacks,
-           format_counted(samples_in(manifest.left_out), "sample"));
+  if (manifest.progress.rollbacks > 0 || !manifest.progress.left_out.empty()) {
+    append(text, "rollbacks    {}, {} left out\n", manifest.progress.rollbacks,
+           format_counted(samples_in(manifest.progress.left_out), "sample"));
   }
   const std::optional<RunConfig> config = readable_config(contents);
   if (config && !config->data.skip_samples.empty())

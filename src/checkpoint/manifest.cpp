@@ -91,13 +91,13 @@ void parse_tokenizer(const json& object, Manifest& manifest) {
   manifest.has_tokenizer_file = true;
 }
 
-ordered_json rollback_object(const Manifest& manifest) {
+ordered_json rollback_object(const RunProgress& progress) {
   ordered_json left_out = ordered_json::array();
-  for (const SampleRange& range : manifest.left_out) left_out.push_back({{"first", range.first}, {"count", range.count}});
-  return {{"count", manifest.rollbacks},
+  for (const SampleRange& range : progress.left_out) left_out.push_back({{"first", range.first}, {"count", range.count}});
+  return {{"count", progress.rollbacks},
           {"left_out", std::move(left_out)},
-          {"losses", manifest.losses.window},
-          {"above", manifest.losses.above}};
+          {"losses", progress.losses.window},
+          {"above", progress.losses.above}};
 }
 
 // What is not finite is null in JSON.
@@ -112,19 +112,19 @@ std::vector<double> losses_of(const json& object, const std::string& key) {
   return losses;
 }
 
-void parse_rollback(const json& object, Manifest& manifest) {
-  manifest.rollbacks = count_of(object, "count");
+void parse_rollback(const json& object, RunProgress& progress) {
+  progress.rollbacks = count_of(object, "count");
   const json& left_out = member(object, "left_out");
   if (!left_out.is_array()) fault("\"left_out\" is not a list");
   for (const json& range : left_out) {
-    manifest.left_out.push_back({count_of(range, "first"), count_of(range, "count")});
+    progress.left_out.push_back({count_of(range, "first"), count_of(range, "count")});
     constexpr int64_t most = int64_t{1} << 60;  // so that sums of them are numbers, too
-    if (manifest.left_out.back().first > most || manifest.left_out.back().count > most)
+    if (progress.left_out.back().first > most || progress.left_out.back().count > most)
       fault("\"left_out\" is beyond any data");
   }
-  manifest.losses.window = losses_of(object, "losses");
-  manifest.losses.above = losses_of(object, "above");
-  if (std::any_of(manifest.losses.window.begin(), manifest.losses.window.end(), [](double x) { return std::isnan(x); }))
+  progress.losses.window = losses_of(object, "losses");
+  progress.losses.above = losses_of(object, "above");
+  if (std::any_of(progress.losses.window.begin(), progress.losses.window.end(), [](double x) { return std::isnan(x); }))
     fault("one of \"losses\" is not a number");
 }
 
@@ -175,11 +175,12 @@ StoredManifest parse_manifest(const std::string& text) {
   }
   StoredManifest stored;
   Manifest& manifest = stored.manifest;
-  manifest.step = count_of(root, "step");
-  manifest.samples = count_of(root, "samples");
-  manifest.updates = count_of(root, "updates");
-  manifest.skipped = count_of(root, "skipped");
-  manifest.skipped_in_a_row = count_of(root, "skipped_in_a_row");
+  RunProgress& progress = manifest.progress;
+  progress.step = count_of(root, "step");
+  progress.samples = count_of(root, "samples");
+  progress.updates = count_of(root, "updates");
+  progress.skipped = count_of(root, "skipped");
+  progress.skipped_in_a_row = count_of(root, "skipped_in_a_row");
   if (!member(root, "seed").is_number_unsigned()) fault("\"seed\" is not a number of 64 bits");
   manifest.seed = root["seed"].get<uint64_t>();
   manifest.world_size = count_of(root, "world_size");
@@ -189,7 +190,7 @@ StoredManifest parse_manifest(const std::string& text) {
   if (root.contains("algorithms")) manifest.algorithms = text_of(root, "algorithms");
   if (root.contains("loss_scale")) manifest.loss_scale = parse_loss_scale(root["loss_scale"]);
   if (root.contains("tokenizer")) parse_tokenizer(root["tokenizer"], manifest);
-  if (root.contains("rollback")) parse_rollback(root["rollback"], manifest);
+  if (root.contains("rollback")) parse_rollback(root["rollback"], progress);
   stored.num_tensors = count_of(root, "tensors");
   if (!member(root, "files").is_array()) fault("\"files\" is not a list");
   std::set<std::string> names;
@@ -220,13 +221,14 @@ std::vector<FileRecord> parse_file_records(const std::string& text) {
 
 std::string format_manifest(const StoredManifest& stored) {
   const Manifest& manifest = stored.manifest;
+  const RunProgress& progress = manifest.progress;
   ordered_json root = {{"format", manifest_format},
                        {"version", manifest_version},
-                       {"step", manifest.step},
-                       {"samples", manifest.samples},
-                       {"updates", manifest.updates},
-                       {"skipped", manifest.skipped},
-                       {"skipped_in_a_row", manifest.skipped_in_a_row},
+                       {"step", progress.step},
+                       {"samples", progress.samples},
+                       {"updates", progress.updates},
+                       {"skipped", progress.skipped},
+                       {"skipped_in_a_row", progress.skipped_in_a_row},
                        {"seed", manifest.seed},
                        {"world_size", manifest.world_size},
                        {"build", manifest.build},
@@ -237,7 +239,7 @@ std::string format_manifest(const StoredManifest& stored) {
                           {"good_steps", manifest.loss_scale->good_steps}};
   }
   if (manifest.tokenizer) root["tokenizer"] = tokenizer_object(*manifest.tokenizer);
-  if (manifest.rollbacks > 0 || !manifest.losses.window.empty()) root["rollback"] = rollback_object(manifest);
+  if (progress.rollbacks > 0 || !progress.losses.window.empty()) root["rollback"] = rollback_object(progress);
   root["tensors"] = stored.num_tensors;
   root["files"] = ordered_json::array();
   for (const FileRecord& file : stored.files) root["files"].push_back(file_object(file));

@@ -14,7 +14,7 @@
 #include "config/load.h"
 #include "model/spec/shard.h"
 #include "model/spec/spec.h"
-#include "optim/optimizer.h"
+#include "optim/types.h"
 
 namespace gptrain {
 namespace fs = std::filesystem;

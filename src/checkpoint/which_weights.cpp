@@ -17,7 +17,7 @@ void require_weights(const Contents& contents, WhichWeights which) {
   if (which == WhichWeights::trained) return;
   const bool is_there = first != contents.tensors.end() && first->first.starts_with(prefix);
   // The column holds zeros until then.
-  if (is_there && contents.stored.manifest.updates == 0) {
+  if (is_there && contents.stored.manifest.progress.updates == 0) {
     throw Error(ExitCode::usage, "--ema: {} holds no average of its weights yet, as nothing has updated them",
                 contents.checkpoint.string());
   }

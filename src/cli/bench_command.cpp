@@ -22,8 +22,8 @@
 #include "config/load.h"
 #include "parallel/groups.h"
 #include "planner/measure_machine.h"
-#include "planner/profiles.h"
-#include "train/device.h"
+#include "machine/profiles.h"
+#include "step/device.h"
 
 namespace gptrain {
 namespace {
@@ -52,7 +52,7 @@ void print_row(const BenchRow& row) {
   std::fflush(stdout);
 }
 
-// All groups of a kind measure at the same time; that of rank 0 is shown.
+// Measures one group. All groups of a kind measure at the same time; only rank 0's is printed.
 void bench_group(const BenchGroup& group, const CommArguments& arguments, bool shows, const std::string& title) {
   if (shows) {
     print_out("{}, {}; results are checked bit by bit\n", title, arguments.dtype);
@@ -63,7 +63,7 @@ void bench_group(const BenchGroup& group, const CommArguments& arguments, bool s
   });
 }
 
-// The groups of a config's mesh, one kind after the other, on the device that its ranks would train on.
+// Measures the groups of a config's mesh, one kind after the other, on the device that its ranks would train on.
 void bench_mesh(World& world, const CommArguments& arguments, const std::string& how) {
   const RunConfig config = load_config(arguments.config, arguments.overrides, world.size());
   RankGroups groups(config, world);
@@ -74,7 +74,7 @@ void bench_mesh(World& world, const CommArguments& arguments, const std::string&
   const bool on_gpu = backend.target().kind == Target::Kind::gpu;
   const std::string where =
       on_gpu ? fmt::format(", {}{}", backend.target().name, groups.has_links() ? " by NCCL" : " through the host") : "";
-  // A kind that several lanes have is measured on the first.
+  // A kind of group that several lanes have is measured on the first of these lanes.
   const std::vector<LaneGroup> all = lane_groups(config);
   for (size_t i = 0; i < num_group_kinds; ++i) {
     const auto kind = static_cast<GroupKind>(i);
@@ -105,7 +105,7 @@ void bench_world(World& world, const CommArguments& arguments, const std::string
               fmt::format("{} ({}) in groups of {}", format_counted(world.size(), "rank"), how, size));
 }
 
-constexpr double rows_of_links = 48;  // that a profile has for a number of ranks
+constexpr double rows_of_links = 48;  // number of rows in a profile of links
 
 std::string source_of_figures() {
   double load[1] = {0};
@@ -113,16 +113,17 @@ std::string source_of_figures() {
   return fmt::format("measured: gptrain bench{}", loaded);
 }
 
-// The links of all ranks, written into the profile of a machine.
+// Measures the links between all ranks and adds them to the machine profile `--into`.
 void bench_links(World& world, const CommArguments& arguments, LinkWay way) {
-  // Whether the file is one is found before anything is measured, and by all.
+  // Checks the profile file before measuring, and on all ranks.
   std::vector<int> ranks(static_cast<size_t>(world.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto group = world.make_group(ranks);
   agree_on(group.get(), world, [&] {
     if (world.size() == 1) throw Error(ExitCode::usage, "--into {}: one rank has no links", arguments.into);
     if (world.rank() == 0 && !find_machine(arguments.into).is_cpu)
-      throw Error(ExitCode::usage, "--into {}: is of a GPU, whose links --cluster names", arguments.into);
+      throw Error(ExitCode::usage, "--into {}: is the profile of a GPU; name the links between GPUs with --cluster",
+                  arguments.into);
   });
   RateTables tables = measure_links(world, arguments.options.seconds * rows_of_links);
   if (world.rank() > 0) return;
@@ -164,7 +165,7 @@ void bench_device(const DeviceArguments& arguments) {
                 describe(launch));
   const fs::path path = arguments.out;
   if (fs::is_directory(path)) throw Error(ExitCode::usage, "--out {}: is a folder, not a file", arguments.out);
-  AtomicFile file(path);  // which cannot be written is found before anything is measured
+  AtomicFile file(path);  // a path that cannot be written fails before the measurement
   const auto all = static_cast<int64_t>(std::ceil(arguments.seconds));
   Progress progress("measuring for some seconds", all);
   const auto show = [&](double seconds) { progress.update(std::min(static_cast<int64_t>(seconds), all - 1)); };
@@ -185,42 +186,44 @@ void bench_device(const DeviceArguments& arguments) {
 void add_bench_command(CLI::App& app) {
   CLI::App* bench = app.add_subcommand("bench", "measure this machine")->require_subcommand(1);
   auto device_arguments = std::make_shared<DeviceArguments>();
-  CLI::App* device = bench->add_subcommand("device", "this machine as a profile, by which steps on it are predicted");
-  device->add_option("--out", device_arguments->out, "the profile, for train --dry-run --target")
+  CLI::App* device =
+      bench->add_subcommand("device", "measure this machine, and write a profile that predicts its steps");
+  device->add_option("--out", device_arguments->out, "file for the profile, which train --dry-run --target reads")
       ->required()
       ->check(some_text())
       ->type_name("FILE");
-  device->add_option("--seconds", device_arguments->seconds, "to measure for, about (60)")
+  device->add_option("--seconds", device_arguments->seconds, "approximate time to measure (60)")
       ->check(positive_number())
       ->type_name("S");
   device->callback([device_arguments] { bench_device(*device_arguments); });
   auto arguments = std::make_shared<CommArguments>();
-  CLI::App* comm = bench->add_subcommand("comm", "speed of the collectives, whose results are checked");
+  CLI::App* comm = bench->add_subcommand("comm", "measure the speed of collectives, and check their results");
   CLI::Option* config =
-      comm->add_option("CONFIG", arguments->config, "run config whose mesh's groups are measured (all ranks as one)");
-  comm->add_option("--ranks", arguments->ranks, "ranks as threads of this process (2), where no launcher starts them")
+      comm->add_option("CONFIG", arguments->config, "config whose groups of ranks are measured (one group of all)");
+  comm->add_option("--ranks", arguments->ranks, "ranks as threads of this process, without a launcher (2)")
       ->check(whole_number_from(1))
       ->type_name("N");
-  comm->add_option("--group-size", arguments->group_size, "groups of this many neighbouring ranks (all)")
+  comm->add_option("--group-size", arguments->group_size, "number of neighbouring ranks in a group (all)")
       ->check(whole_number_from(1))
       ->type_name("N")
       ->excludes(config);
-  comm->add_option("--into", arguments->into, "the profile of bench device that gets the links, in place of a table")
+  comm->add_option("--into", arguments->into, "add the links to this profile of bench device; print no table")
       ->check(some_text())
       ->type_name("FILE")
       ->excludes(config);
-  comm->add_option("--set", arguments->overrides, "override a value of the config (null: its default); may be repeated")
+  comm->add_option("--set", arguments->overrides, "set a key of CONFIG (null: its default); repeatable")
       ->type_name("key.path=value")
       ->allow_extra_args(false)
       ->needs(config);
   comm->add_option("--dtype", arguments->dtype, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}));
-  comm->add_option("--max-bytes", arguments->options.max_bytes, "largest size, from 1 KiB on (268435456)")
+  comm->add_option("--max-bytes", arguments->options.max_bytes,
+                   "largest size in bytes; the smallest is 1 KiB (268435456)")
       ->check(whole_number_from(1))
       ->type_name("N");
-  comm->add_option("--seconds", arguments->options.seconds, "to measure each row for (0.2)")
+  comm->add_option("--seconds", arguments->options.seconds, "time to measure each row (0.2)")
       ->check(positive_number())
       ->type_name("S");
-  comm->add_option("--timeout", arguments->timeout_seconds, "to wait for peers, and for a silent one (60)")
+  comm->add_option("--timeout", arguments->timeout_seconds, "longest wait for other ranks (60)")
       ->check(positive_number())
       ->type_name("S");
   comm->callback([arguments] { bench_comm(*arguments); });

@@ -15,7 +15,8 @@
 namespace gptrain {
 namespace {
 
-// `--name=`, which CLI11 takes for `--name` and gives the next word to.
+// Returns the first word of the form `--name=`, which CLI11 would take as `--name` with the next word as value; empty
+// if there is none.
 std::string_view option_without_value(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
@@ -25,7 +26,7 @@ std::string_view option_without_value(int argc, char** argv) {
   return {};
 }
 
-// The exit code of a command that ends with `code`. A command whose output could not be written has not succeeded.
+// Flushes standard output and returns the process's exit code: `code`, or that of a failed write.
 int end_output(int code) {
   const std::string why = flush_out();
   if (why.empty()) return code;
@@ -39,7 +40,8 @@ int run_program(int argc, char** argv) {
   shorten_openmp_spinning(argv);
   give_streams_queues();
   open_missing_standard_streams();
-  // A file beyond the process's limit is then an error of the write, like a full disk; so is a pipe that nobody reads.
+  // Turns writes beyond the file size limit, or to a pipe without a reader, into errors of the write, like those of a
+  // full disk.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
   CLI::App app("gptrain: pretrains GPT models from a JSON run config", "gptrain");
@@ -67,14 +69,14 @@ int run_program(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    // CLI11 reports a missing subcommand before it looks at the unknown word in its place.
+    // CLI11 reports a missing subcommand before the unknown word in its place.
     const std::vector<std::string> words = app.remaining(true);
     if (error.get_name() == "RequiredError" && !words.empty() &&
         std::string_view(error.what()).find("subcommand") != std::string_view::npos) {
       print_err("gptrain: unknown command \"{}\" (see --help)\n", words.front());
       return static_cast<int>(ExitCode::usage);
     }
-    // Help and version are reported through the same exception, with code 0.
+    // CLI11 reports help and version by this exception with code 0.
     return app.exit(error) == 0 ? end_output(0) : static_cast<int>(ExitCode::usage);
   } catch (const Error& error) {
     flush_out();

@@ -1,10 +1,10 @@
-// The program: its command line, and how it ends.
+// The program: parses the command line and runs the command.
 #pragma once
 
 namespace gptrain {
 
-// Runs the command that the words ask for; the exit code of the process. Errors have become messages. May start the
-// executable over (environment.h), so nothing may have begun before it.
+// Runs the command that the arguments name and returns the exit code of the process. Throws nothing: errors are printed
+// as messages. May restart the executable (environment.h). REQUIRES: called first in main.
 int run_program(int argc, char** argv);
 
 }  // namespace gptrain

@@ -1,4 +1,4 @@
-// The subcommands of gptrain. Each adds itself to the application; when chosen, it runs and sets `result`.
+// The subcommands of gptrain. Each function adds one to the application; when chosen, it runs and sets `result`.
 #pragma once
 
 #include <CLI/CLI.hpp>

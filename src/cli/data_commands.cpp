@@ -32,7 +32,7 @@ struct PackArguments {
   std::string part = "1/1";
 };
 
-// "i/n" with 1 <= i <= n.
+// Parses "i/n" with 1 <= i <= n. Returns "" or the fault.
 std::string part_fault(const std::string& text, int& part, int& num_parts) {
   const char* end = text.data() + text.size();
   const auto first = std::from_chars(text.data(), end, part);

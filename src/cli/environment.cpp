@@ -8,11 +8,11 @@
 namespace gptrain {
 namespace {
 
-// Some ten microseconds: longer than the gap between two ops, far shorter than a scheduler's time slice.
+// About ten microseconds: longer than the gap between two ops, far shorter than a scheduler's time slice.
 constexpr const char* spin_count = "1000";
 
-// The most that a device offers: compute, copies and the lanes of communication are more streams than the 8 of the
-// default, and streams that share a queue wait for each other.
+// CUDA's maximum. The streams for compute, copies and lanes exceed the default of 8 queues, and streams that share a
+// queue wait for each other.
 constexpr const char* device_queues = "32";
 
 }  // namespace

@@ -1,22 +1,22 @@
-// The environment that libraries read before they first work.
+// Environment variables that libraries read when they start.
 #pragma once
 
 #include <cstdint>
 
 namespace gptrain {
 
-// OpenMP's threads spin between parallel regions, by default for milliseconds; where other work shares the cores that
-// slows a step up to fiftyfold. Unless the user has chosen (OMP_WAIT_POLICY, GOMP_SPINCOUNT), starts this program over,
-// once, with a short spin. Returns if there is nothing to do or the program cannot be started over.
+// Shortens the time for which idle OpenMP threads spin between parallel regions: by default milliseconds, which slows a
+// step up to fiftyfold when other work shares the cores. Restarts this program once with a short spin, unless the user
+// set OMP_WAIT_POLICY or GOMP_SPINCOUNT. Returns if nothing is to be done or the restart fails.
 void shorten_openmp_spinning(char** argv);
 
-// As many hardware queues of a GPU as CUDA allows, unless the user has chosen (CUDA_DEVICE_MAX_CONNECTIONS). Before any
-// call of CUDA, in a program of one thread.
+// Requests the most hardware queues of a GPU that CUDA allows, unless the user set CUDA_DEVICE_MAX_CONNECTIONS.
+// REQUIRES: no CUDA call yet, one thread.
 void give_streams_queues();
 
-// Where ranks exchange between their devices: kernels are loaded when a device is taken, unless the user has chosen
-// (CUDA_MODULE_LOADING), and not when they first run. Loading one may wait for the device, where another group's kernel
-// may be running that waits for a peer, which waits for this rank. Before any call of CUDA, in a program of one thread.
+// With several ranks, makes CUDA load kernels when a device is opened, not at their first launch, unless the user set
+// CUDA_MODULE_LOADING. Loading may wait for the device, which may be running another group's kernel that waits for a
+// peer that waits for this rank: a deadlock. REQUIRES: no CUDA call yet, one thread.
 void load_kernels_at_start(int64_t ranks);
 
 }  // namespace gptrain

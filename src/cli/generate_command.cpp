@@ -21,7 +21,7 @@ struct GenerateArguments {
   bool ema = false;
 };
 
-// An editor ends a file with a newline that is no part of the prompt.
+// Reads a prompt from a file and drops the newline that editors put at the end.
 std::string prompt_of_file(const std::string& path) {
   std::string text = path == "-" ? read_standard_input() : read_text_file(path);
   if (text.ends_with('\n')) text.pop_back();

@@ -13,7 +13,7 @@
 namespace gptrain {
 namespace {
 
-// The whole text as a T, or nothing.
+// Parses the whole text as a T; nullopt if that fails.
 template <typename T>
 std::optional<T> parse(const std::string& text) {
   T value{};
@@ -64,7 +64,7 @@ CLI::Validator some_text() {
 void refuse_same_file(const OutputPath& first, const OutputPath& second) {
   namespace fs = std::filesystem;
   if (first.path.empty() || second.path.empty()) return;
-  std::error_code unknown;  // a path that cannot be followed is refused when its file is made
+  std::error_code unknown;  // ignored: a path that cannot be resolved fails when its file is opened
   const fs::path place = fs::weakly_canonical(fs::absolute(first.path), unknown);
   if (!unknown && place == fs::weakly_canonical(fs::absolute(second.path), unknown))
     throw Error(ExitCode::usage, "{} and {} name the same file: {}", first.option, second.option, first.path);

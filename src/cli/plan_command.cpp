@@ -20,7 +20,7 @@
 #include "report/encoder_estimate.h"
 #include "report/layout_report.h"
 #include "report/plan_page.h"
-#include "report/study.h"
+#include "planner/study.h"
 
 namespace gptrain {
 namespace {
@@ -39,14 +39,14 @@ struct PlanArguments {
   bool methods = false, json = false;
 };
 
-// As the dry run of a winner has it (dry_run_of).
+// Returns the machine as the dry run of a winner gets it (dry_run_of).
 Machine machine_for(const PlanArguments& arguments, const std::string& target, int64_t gpus) {
   Machine machine = machine_named(target, arguments.cluster, true);
   require_links(machine, gpus);
   return machine;
 }
 
-// Error(usage): it has neither nodes nor devices of its own for its ranks.
+// Throws Error(usage) if the machine is a measured one, without nodes or one device per rank.
 void require_nodes(const Machine& machine, const std::string& option, std::string_view what) {
   if (machine.cluster.measured)
     throw Error(ExitCode::usage, "{}: {} is one machine, {}", option, machine.device.name, what);
@@ -60,7 +60,7 @@ void write_file(const std::string& path, const std::string& text) {
 
 std::string stem_of(const PlanArguments& arguments) { return std::filesystem::path(arguments.config).stem().string(); }
 
-// More than any machine has, and few enough to list the ranks of a group.
+// Upper limit of --gpus: more than any machine has, few enough to list the ranks of a group.
 constexpr int64_t most_gpus = int64_t{1} << 17;
 
 int64_t at_most_all(std::string_view option, int64_t gpus) {
@@ -69,21 +69,21 @@ int64_t at_most_all(std::string_view option, int64_t gpus) {
 }
 
 int64_t require_gpus(const PlanArguments& arguments) {
-  if (arguments.search.gpus == 0) throw Error(ExitCode::usage, "--gpus must be given: the devices to plan for");
+  if (arguments.search.gpus == 0) throw Error(ExitCode::usage, "--gpus is missing: the number of devices to plan for");
   return at_most_all("--gpus", arguments.search.gpus);
 }
 
 void print_study(const PlanArguments& arguments, const Study& study) {
   const bool has_result = std::any_of(study.points.begin(), study.points.end(),
                                       [](const StudyPoint& point) { return point.result.has_value(); });
-  if (!has_result) throw Error(ExitCode::usage, "nothing can be planned: {}", study.points.front().refused);
+  if (!has_result) throw Error(ExitCode::usage, "no point can be planned: {}", study.points.front().refused);
   if (!arguments.html.empty()) write_file(arguments.html, study_page(study.title, study));
   write_out(arguments.json ? study_json(study) : study_text(study));
 }
 
 constexpr std::string_view elastic_key = "parallel.elastic";
 
-// The keys that are set, and the value of each.
+// The keys set by --set, with their values.
 std::vector<std::pair<std::string, std::string>> settings_of(const PlanArguments& arguments) {
   std::vector<std::pair<std::string, std::string>> settings;
   for (const std::string& text : arguments.overrides) {
@@ -95,9 +95,10 @@ std::vector<std::pair<std::string, std::string>> settings_of(const PlanArguments
   return settings;
 }
 
-// No device of a plan idles, whatever the file says.
+// Sets parallel.elastic to false, whatever the file says: a plan uses all devices. Throws Error(usage) if --set or
+// --sweep asks for it.
 void plan_all_devices(PlanArguments& arguments) {
-  constexpr std::string_view rule = "a plan is for all devices, of which none idles";
+  constexpr std::string_view rule = "a plan uses all devices and cannot be elastic";
   for (const auto& [key, value] : settings_of(arguments)) {
     if (key == elastic_key && value != "false" && value != "null")
       throw Error(ExitCode::usage, "--set {}={}: {}", key, value, rule);
@@ -107,35 +108,37 @@ void plan_all_devices(PlanArguments& arguments) {
   arguments.overrides.push_back(fmt::format("{}=false", elastic_key));
 }
 
-// The settings that leave a search less to change.
+// The --set settings that fix a value of the layout, which the search then keeps.
 std::vector<std::string> held_keys(const PlanArguments& arguments) {
   std::vector<std::string> held;
   for (const auto& [key, value] : settings_of(arguments)) {
     if (layout_value(key) == nullptr || value == "null") continue;
     if (key == "parallel.layers_per_stage" && value != "[]")
-      throw Error(ExitCode::usage,
-                  "--set {}={}: a search spreads the layers evenly, or balanced with the head: [] holds the former", key,
-                  value);
+      throw Error(
+          ExitCode::usage,
+          "--set {}={}: a search tries only layers spread evenly, and balanced with the head; [] keeps them even", key,
+          value);
     held.push_back(key + "=" + value);
   }
   return held;
 }
 
-// The search owns the budget as it owns memory.recompute: it is that of the layouts whose value of that is "optimal".
-// Error(usage): there are none, and it was asked for.
+// Checks that --set memory.activation_budget has an effect. The search applies the budget to layouts with
+// memory.recompute = "optimal" only. Throws Error(usage) if a budget is set and no searched layout has that value.
 void require_use_of_budget(const PlanArguments& arguments) {
   const auto settings = settings_of(arguments);
   const auto value_of = [&](std::string_view key) -> std::string {
     const auto found = std::find_if(settings.begin(), settings.end(), [&](const auto& set) { return set.first == key; });
     if (found == settings.end() || found->second == "null") return "";
-    const std::string& text = found->second;  // a word may stand in quotes
+    const std::string& text = found->second;  // a word may be quoted
     return text.size() > 1 && text.front() == '"' && text.back() == '"' ? text.substr(1, text.size() - 2) : text;
   };
   const std::string budget = value_of(budget_key), recompute = value_of("memory.recompute");
   const bool is_optimal = (recompute.empty() && value_of("memory.recompute_interval").empty()) || recompute == "optimal";
   if (budget.empty() || (is_optimal && arguments.search.objective != Objective::memory)) return;
-  throw Error(ExitCode::usage, "--set {}={}: has no effect, as no layout that is searched has memory.recompute = \"optimal\"",
-              budget_key, budget);
+  throw Error(ExitCode::usage,
+              "--set {}={}: has no effect: no layout in this search has memory.recompute = \"optimal\"", budget_key,
+              budget);
 }
 
 bool sets_a_layout(const PlanArguments& arguments) {
@@ -145,8 +148,8 @@ bool sets_a_layout(const PlanArguments& arguments) {
   });
 }
 
-// Of so many ranks, as the dry run of the config has it; where its own layout suits them not, of one: how the batch is
-// spread over data ranks is then a matter of the layout that is found.
+// Loads the config for `gpus` ranks, as its dry run does. If its own layout does not suit that number, loads it for one
+// rank: the search then decides how the batch is spread over data ranks.
 RunConfig load_for(const PlanArguments& arguments, int64_t gpus) {
   try {
     return load_config(arguments.config, arguments.overrides, gpus);
@@ -155,9 +158,9 @@ RunConfig load_for(const PlanArguments& arguments, int64_t gpus) {
   }
 }
 
-// A value that is held may break a rule together with the config's own layout and none together with others, as
-// parallel.sequence does where parallel.tensor is 1: the search then starts from the config without a layout. Where that
-// is refused, too, or no layout has that value, the first rule is what is told.
+// Loads the config that a search starts from. A value that --set fixes may conflict with the config's own layout but
+// not with others (parallel.sequence needs parallel.tensor > 1): the search then starts from the config without a
+// layout. If that is refused too, or no layout has the value, the first fault is reported.
 RunConfig load_for_search(PlanArguments& arguments, int64_t gpus) {
   try {
     return load_for(arguments, gpus);
@@ -166,7 +169,7 @@ RunConfig load_for_search(PlanArguments& arguments, int64_t gpus) {
     arguments.search.refused = refused.what();
     PlanArguments without = arguments;
     for (const std::string_view key : layout_key_paths()) without.overrides.push_back(fmt::format("{}=null", key));
-    without.overrides.emplace_back("memory.recompute=optimal");  // with which a budget may stand in the file
+    without.overrides.emplace_back("memory.recompute=optimal");  // the value with which a file may set a budget
     try {
       return with_values(load_for(without, gpus), arguments.search.held);
     } catch (const Error&) {
@@ -176,7 +179,7 @@ RunConfig load_for_search(PlanArguments& arguments, int64_t gpus) {
 }
 
 
-// Whole numbers from 1 on with `separator` between them.
+// Parses whole numbers >= 1 between `separator`s.
 std::vector<int64_t> numbers_of(std::string_view option, std::string_view text, std::string_view separator,
                                 std::string_view example) {
   std::vector<int64_t> numbers;
@@ -192,7 +195,8 @@ std::vector<int64_t> numbers_of(std::string_view option, std::string_view text, 
   return numbers;
 }
 
-// Of the value that begins there: the next comma outside of its brackets and quotes, or the end of the word.
+// Returns the end of the value that starts at `begin`: the next comma outside brackets and quotes, or the end of the
+// word.
 size_t end_of_value(const std::string& word, size_t begin) {
   int depth = 0;
   bool quoted = false;
@@ -215,7 +219,7 @@ std::vector<SweepAxis> axes_of(const std::vector<std::string>& words) {
       throw Error(ExitCode::usage, "--sweep {}: must be a key and its values, as in batch.micro=1,2,4", word);
     SweepAxis axis{word.substr(0, equals), {}};
     if (!axes.empty() && axes.front().key == axis.key)
-      throw Error(ExitCode::usage, "--sweep {}: {} is swept already: give all its values at once", word, axis.key);
+      throw Error(ExitCode::usage, "--sweep {}: {} has a --sweep already: give all its values in one", word, axis.key);
     for (size_t begin = equals + 1; begin <= word.size();) {
       const size_t end = end_of_value(word, begin);
       if (end == begin) throw Error(ExitCode::usage, "--sweep {}: has an empty value", word);
@@ -235,7 +239,7 @@ void sweep(const PlanArguments& arguments) {
   const std::vector<SweepAxis> axes = axes_of(arguments.sweep);
   for (const auto& [key, value] : settings_of(arguments)) {
     if (std::any_of(axes.begin(), axes.end(), [&](const SweepAxis& axis) { return axis.key == key; }))
-      throw Error(ExitCode::usage, "--set {}={} has no effect: --sweep has the values of {}", key, value, key);
+      throw Error(ExitCode::usage, "--set {}={} has no effect: --sweep sets {}", key, value, key);
   }
   const int64_t gpus = require_gpus(arguments);
   const Machine machine = machine_for(arguments, arguments.target, gpus);
@@ -257,7 +261,7 @@ void vary(const PlanArguments& arguments) {
     if (std::find(nics.begin(), number, *number) != number)
       throw Error(ExitCode::usage, "--links {}: has the number {} twice", arguments.links, *number);
   if (gpus <= machine.cluster.gpus_per_node)
-    throw Error(ExitCode::usage, "--links {}: no NIC carries anything, as {} devices are in one node of {}, which has {}",
+    throw Error(ExitCode::usage, "--links {}: {} devices fit into one node of {}, which has {}, and need no NIC",
                 arguments.links, gpus, machine.cluster.name, machine.cluster.gpus_per_node);
   print_study(arguments, vary_links(load_config(arguments.config, arguments.overrides, gpus), machine, gpus, nics,
                                     arguments.search.price));
@@ -267,7 +271,7 @@ void fit(const PlanArguments& arguments) {
   const std::vector<std::string>& optimizers = arguments.optimizers;
   for (auto word = optimizers.begin(); word != optimizers.end(); ++word)
     if (std::find(optimizers.begin(), word, *word) != word)
-      throw Error(ExitCode::usage, "--optimizer: has {} twice", *word);
+      throw Error(ExitCode::usage, "--optimizer: {} is given twice", *word);
   const int64_t gpus = at_most_all("--gpus", std::max<int64_t>(arguments.search.gpus, 1));
   const Machine machine = machine_for(arguments, arguments.fit, gpus);
   print_study(arguments, arguments.methods ? fit_methods(machine, arguments.family, gpus)
@@ -291,7 +295,7 @@ void scale(const PlanArguments& arguments) {
   print_study(arguments, scale_devices(load_for(arguments, ends[0]), machine, ends[0], ends[1], arguments.search.price));
 }
 
-// The command that confirms a config's plan.
+// Returns the command that confirms the plan of a config.
 std::string dry_run_of(const PlanArguments& arguments, int64_t world_size) {
   std::string command = fmt::format("--dry-run --world-size {} --target {}", world_size, arguments.target);
   if (!arguments.cluster.empty()) command += " --cluster " + arguments.cluster;
@@ -327,9 +331,9 @@ void search(PlanArguments& arguments) {
     throw Error(ExitCode::device, "no layout of {} fits {} x {}", arguments.config, gpus, arguments.target);
 }
 
-// What a call asks for, and the options that have a place in it.
+// A task of `gptrain plan` and the options that it takes.
 struct Task {
-  const char* option;  // that names it; empty: the search
+  const char* option;  // the option that selects the task; empty: the search
   std::vector<std::string_view> options;
 };
 const std::vector<Task>& tasks() {
@@ -345,14 +349,14 @@ const std::vector<Task>& tasks() {
   return all;
 }
 
-// One task, and no option that has no effect on it.
+// Refuses a second task and options without effect on the chosen task.
 void check_options(const CLI::App& command) {
   const Task* task = &tasks().front();
   for (const Task& other : tasks()) {
     if (*other.option == '\0' || command.get_option(other.option)->count() == 0) continue;
     if (std::find(task->options.begin(), task->options.end(), other.option) != task->options.end()) continue;
     if (task != &tasks().front())
-      throw Error(ExitCode::usage, "{} and {}: one at a time", task->option, other.option);
+      throw Error(ExitCode::usage, "{} and {} cannot be combined: give one of them", task->option, other.option);
     task = &other;
   }
   for (const CLI::Option* option : command.get_options()) {
@@ -363,10 +367,10 @@ void check_options(const CLI::App& command) {
                 task->option[0] == '\0' ? "without --fit" : fmt::format("with {}", task->option));
   }
   if (command.get_option("--methods")->count() > 0 && command.get_option("--optimizer")->count() > 0)
-    throw Error(ExitCode::usage, "--optimizer has no effect with --methods, which has optimizers of its own");
+    throw Error(ExitCode::usage, "--optimizer has no effect with --methods, which chooses the optimizers");
   const bool needs_config = task->options.front() == "CONFIG";
   if (needs_config && command.get_option("CONFIG")->count() == 0)
-    throw Error(ExitCode::usage, "CONFIG is missing: the run to plan");
+    throw Error(ExitCode::usage, "CONFIG is missing: the config of the run to plan");
 }
 
 void plan(const CLI::App& command, PlanArguments& arguments) {
@@ -396,48 +400,50 @@ void add_plan_command(CLI::App& app) {
   command->add_option("--gpus", arguments->search.gpus, "devices to plan for")
       ->check(whole_number_from(1))
       ->type_name("N");
-  command->add_option("--target", arguments->target, "device: a100-80g, ..., or a file (h100)")
+  command->add_option("--target", arguments->target, "device, such as a100-80g, or a profile (h100)")
       ->check(some_text())
       ->type_name("NAME");
-  command->add_option("--cluster", arguments->cluster, "what it stands in, or a file (the device's usual one)")
+  command->add_option("--cluster", arguments->cluster, "cluster, such as dgx-h100, or a profile (device's own)")
       ->check(some_text())
       ->type_name("NAME");
-  command->add_option("--objective", arguments->objective, "time, memory, or cost, on at most N devices (time)")
+  command->add_option("--objective", arguments->objective, "least time, memory, or cost on up to N devices (time)")
       ->check(CLI::IsMember({"time", "memory", "cost"}))
       ->type_name("WORD");
-  command->add_option("--price", arguments->search.price, "of a device-hour")->check(positive_number())->type_name("P");
-  command->add_option("--top", arguments->search.top, "layouts to name (10)")
+  command->add_option("--price", arguments->search.price, "price of a device-hour")
+      ->check(positive_number())
+      ->type_name("P");
+  command->add_option("--top", arguments->search.top, "number of layouts to print (10)")
       ->check(whole_number_from(1))
       ->type_name("K");
-  command->add_option("--set", arguments->overrides, "override a value (null: its default); a search holds it; repeatable")
+  command->add_option("--set", arguments->overrides, "set a key (null: default); a search keeps it; repeatable")
       ->type_name("key.path=value")
       ->allow_extra_args(false);
   command->add_option("--out", arguments->out, "write the best layout's config")->check(some_text())->type_name("FILE");
-  command->add_option("--html", arguments->html, "write a page")->check(some_text())->type_name("FILE");
+  command->add_option("--html", arguments->html, "write an HTML page")->check(some_text())->type_name("FILE");
   command->add_flag("--json", arguments->json, "print JSON");
-  command->add_option("--sweep", arguments->sweep, "plan CONFIG with each value; of two keys with each pair")
+  command->add_option("--sweep", arguments->sweep, "plan CONFIG with each value; given twice: each pair")
       ->check(some_text())
       ->type_name("KEY=V,...")
       ->allow_extra_args(false);
-  command->add_flag("--methods", arguments->methods, "plan CONFIG, or fit models, with each method that saves memory");
-  command->add_option("--scale", arguments->scale, "weak and strong scaling, doubling the devices")
+  command->add_flag("--methods", arguments->methods, "plan CONFIG, or --fit, with each method that saves memory");
+  command->add_option("--scale", arguments->scale, "plan strong and weak scaling on N, 2N, ... M devices")
       ->check(some_text())
       ->type_name("N..M");
-  command->add_option("--links", arguments->links, "the step by number and rate of a node's NICs")
+  command->add_option("--links", arguments->links, "plan with these numbers of NICs per node, at 3 rates")
       ->check(some_text())
       ->type_name("N,...");
-  command->add_option("--fit", arguments->fit, "the largest models that a device trains (--gpus 1)")
+  command->add_option("--fit", arguments->fit, "find the largest models that fit the device (--gpus 1)")
       ->check(some_text())
       ->type_name("DEVICE");
-  command->add_option("--family", arguments->family, "of models to fit: gpt or llama (gpt)")
+  command->add_option("--family", arguments->family, "models to fit: gpt or llama (gpt)")
       ->check(CLI::IsMember({"gpt", "llama"}))
       ->type_name("NAME");
-  command->add_option("--optimizer", arguments->optimizers, "of models to fit: each optimizer.type (adamw)")
+  command->add_option("--optimizer", arguments->optimizers, "optimizers of the models to fit (adamw)")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(CLI::IsMember(std::vector<std::string>(optimizer_names.begin(), optimizer_names.end())))
       ->type_name("NAME,...");
-  command->add_option("--estimate", arguments->estimate, "shapes and FLOPs of bert-large or t5-11b")
+  command->add_option("--estimate", arguments->estimate, "print parameters and FLOPs of bert-large or t5-11b")
       ->check(CLI::IsMember(encoder_names()))
       ->type_name("MODEL");
   command->callback([arguments, command] { plan(*command, *arguments); });

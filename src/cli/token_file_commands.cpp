@@ -29,7 +29,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Runs what reports its progress, with a bar.
+// Runs a task that reports its progress, with a bar.
 template <typename Work>
 auto with_bar(const std::string& what, Work work) {
   std::unique_ptr<Progress> bar;
@@ -69,7 +69,7 @@ void add_inspect_command(CLI::App& data) {
   });
 }
 
-// What OUT is where --to does not say: its name decides.
+// Format of OUT without --to, from its name.
 TokenFormat format_of_name(const fs::path& out) {
   if (out.extension() == ".npy") return TokenFormat::npy;
   if (out.extension() != ".bin") return TokenFormat::megatron;
@@ -143,14 +143,14 @@ void add_join_command(CLI::App& data) {
 struct MixArguments {
   std::string config;
   std::vector<std::string> overrides;
-  int64_t steps = 0;  // 0: those of the config
+  int64_t steps = 0;  // 0: the config's
 };
 
 void print_mixture(const MixArguments& arguments) {
   constexpr double many_epochs = 4;
   RunConfig config = load_config(arguments.config, arguments.overrides);
   if (arguments.steps > 0) config.run.steps = arguments.steps;
-  find_run_tokenizer(config);  // refuses what a run would refuse
+  find_run_tokenizer(config);  // refuses what training would refuse
   const Dataset dataset = open_training_data(config);
   const int64_t samples = config.run.steps * config.batch.global;
   const auto reports = dataset.report(samples);

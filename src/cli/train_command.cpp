@@ -23,16 +23,16 @@
 #include "data/run_tokenizer.h"
 #include "data/token_set.h"
 #include "parallel/groups.h"
+#include "planner/dry_run.h"
 #include "planner/predict.h"
-#include "planner/recompute_curve.h"
 #include "report/dry_run.h"
-#include "report/step_profile.h"
+#include "report/recompute_page.h"
+#include "step/step_profile.h"
 #include "report/timeline_page.h"
-#include "train/device.h"
-#include "train/plan_step.h"
+#include "step/device.h"
 #include "train/run.h"
+#include "train/together.h"
 #include "train/set_up.h"
-#include "train/shortage.h"
 #include "train/signals.h"
 
 namespace gptrain {
@@ -64,7 +64,7 @@ struct TrainArguments {
   bool json = false;
 };
 
-// Median speed of an earlier run in the same folder.
+// Median speed of an earlier run in the folder `out`; nullopt if it has no metrics.
 std::optional<TokenRate> measured_rate(const fs::path& out) {
   const fs::path metrics = out / "metrics.jsonl";
   std::error_code unreadable;
@@ -83,14 +83,15 @@ std::optional<TokenRate> measured_rate(const fs::path& out) {
   return TokenRate{*middle, fmt::format("measured in {}", out.string())};
 }
 
-// Epochs are computed from the token files, which a dry run may do without.
+// Shares and epochs of the data sources. Epochs need the token files and are left out if these are missing, which a dry
+// run allows.
 std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   std::vector<SourceForecast> forecasts;
   const auto& sources = config.data.train;
   const bool present = std::all_of(sources.begin(), sources.end(),
                                    [](const DataSource& source) { return !token_files_of(source.path).empty(); });
   if (present) {
-    find_run_tokenizer(config);  // refuses what a run would refuse
+    find_run_tokenizer(config);  // refuses what training would refuse
     const Dataset dataset = open_training_data(config);
     check_length(config, dataset);
     for (const auto& report : dataset.report(config.run.steps * config.batch.global)) {
@@ -100,21 +101,14 @@ std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   }
   double total = 0;
   for (const DataSource& source : sources) total += source.weight;
-  // What depends on sizes is not known either.
+  // Shares that depend on file sizes are unknown as well.
   const bool known = sources.front().epochs == 0 && config.data.temperature == 0;
   for (const DataSource& source : sources)
     forecasts.push_back({source.path, known ? source.weight / total : std::nan(""), std::nullopt});
   return forecasts;
 }
 
-std::vector<StageForecast> stage_forecasts(const WorldPlan& plan) {
-  std::vector<StageForecast> stages;
-  for (const StagePlan& stage : plan.stages)
-    stages.push_back({stage.num_layers, stage.memory.arenas.total(), stage.in_flight, stage.num_offloaded});
-  return stages;
-}
-
-// As many ranks as were asked for, else the fewest that the mesh can have.
+// Returns the number of ranks asked for, else the fewest that the mesh can have.
 int64_t planned_world_size(const TrainArguments& arguments) {
   if (arguments.world_size > 0) return arguments.world_size;
   if (arguments.ranks > 0) return arguments.ranks;
@@ -122,7 +116,7 @@ int64_t planned_world_size(const TrainArguments& arguments) {
   return parallel.tensor * parallel.pipeline;
 }
 
-// Writes planned steps into a trace, rank by rank.
+// Writes planned steps to a trace, rank by rank.
 class PlannedTrace {
  public:
   explicit PlannedTrace(const fs::path& path) : file_(path) { file_.write(trace_head); }
@@ -136,7 +130,7 @@ class PlannedTrace {
     write_trace_events(profile, [this](std::string_view text) { write(text); });
   }
 
-  // Returns the table of the first rank; empty where the target has no rates.
+  // Ends the file and returns the profile table of the first rank; empty if the target has no rates.
   std::string finish() {
     file_.write(text_ + std::string(trace_tail));
     file_.commit();
@@ -158,12 +152,7 @@ class PlannedTrace {
   bool is_first_ = true;
 };
 
-// The machine to plan for. Without --target it is this one, of whose rates nothing is known.
-struct PlannedMachine {
-  Target target;
-  std::optional<Machine> rates;
-};
-
+// Returns the machine to plan for. Without --target it is this machine, and `rates` is empty.
 PlannedMachine planned_machine(const TrainArguments& arguments, const RunConfig& config, int64_t world_size) {
   PlannedMachine machine;
   if (arguments.target.empty()) {
@@ -177,22 +166,6 @@ PlannedMachine planned_machine(const TrainArguments& arguments, const RunConfig&
   machine.target.of_processes = arguments.ranks == 0;
   require_target(config, machine.target, ExitCode::usage);
   return machine;
-}
-
-// What a rank of that stage does, with the times of its events.
-struct TimedLog {
-  int64_t rank;
-  int32_t stage;
-  StepLog log;
-  EventTimes times;
-};
-
-// Plays the first log of each stage; others of a stage differ from it in a few rows.
-SimulatedStep simulate(const std::vector<TimedLog>& logs) {
-  std::vector<StageLog> stages;
-  for (const TimedLog& timed : logs)
-    if (timed.stage == std::ssize(stages)) stages.push_back({&timed.log, timed.times});
-  return simulate_step(stages);
 }
 
 StorageRates planned_storage(const TrainArguments& arguments, const PlannedMachine& machine) {
@@ -209,87 +182,54 @@ void write_memory_curve(const TrainArguments& arguments, const std::optional<Rec
   page.commit();
 }
 
+void write_timeline(const TrainArguments& arguments, const RunConfig& config, const PlannedPipeline& pipeline,
+                    bool has_times) {
+  const std::string name = fs::path(arguments.config).stem().string();
+  AtomicFile page(arguments.timeline);
+  page.write(timeline_page(pipeline, fmt::format("{} on {} stages", name, config.parallel.pipeline), has_times));
+  page.commit();
+}
+
+void add_to_trace(PlannedTrace& trace, const RunConfig& config, const PlannedMachine& machine, PlannedRun& run) {
+  for (TimedLog& timed : run.logs) {
+    trace.add(planned_profile(timed.rank, config.precision.compute, std::move(timed.log), machine.target, timed.times,
+                              run.step.pipeline.stages[static_cast<size_t>(timed.stage)].not_before),
+              machine.rates.has_value());
+  }
+}
+
 void dry_run(const TrainArguments& arguments) {
   const int64_t started = planned_world_size(arguments);
   const RunConfig config = load_config(arguments.config, arguments.overrides, started);
   const int64_t world_size = training_ranks(config, started);
   const PlannedMachine machine = planned_machine(arguments, config, world_size);
-  const Target& target = machine.target;
   refuse_same_file({"--trace", arguments.trace}, {"--timeline", arguments.timeline});
   refuse_same_file({"--trace", arguments.trace}, {"--memory-curve", arguments.memory_curve});
   refuse_same_file({"--timeline", arguments.timeline}, {"--memory-curve", arguments.memory_curve});
   std::optional<PlannedTrace> trace;
   if (!arguments.trace.empty()) trace.emplace(arguments.trace);
-  const bool pipelined = config.parallel.pipeline > 1;
-  if (!pipelined && !arguments.timeline.empty())
-    throw Error(ExitCode::usage, "--timeline draws the stages of a pipeline, and parallel.pipeline is 1");
-  const Mesh mesh = make_mesh(config, world_size);
-  const bool plays_step = machine.rates || trace || !arguments.timeline.empty();
-  std::vector<TimedLog> logs;
-  const WorldPlan plan = plan_world(config, target, world_size, [&](int64_t rank, StepPlan of_rank) {
-    if (!plays_step) return;
-    const int32_t stage = of_rank.design->stages.stage;
-    const bool is_first = logs.empty() || stage != logs.back().stage;
-    if (!is_first && !trace) return;
-    const EventTimes times = machine.rates ? EventTimes(*machine.rates, config, mesh, rank) : EventTimes();
-    logs.push_back({rank, stage, std::move(of_rank.log), times});
-  });
-  const SimulatedStep step = plays_step ? simulate(logs) : SimulatedStep{};
-  if (!arguments.timeline.empty()) {
-    AtomicFile page(arguments.timeline);
-    page.write(timeline_page(step.pipeline,
-                             fmt::format("{} on {} stages", fs::path(arguments.config).stem().string(),
-                                         config.parallel.pipeline),
-                             machine.rates.has_value()));
-    page.commit();
-  }
-  if (trace) {
-    for (TimedLog& timed : logs) {
-      trace->add(planned_profile(timed.rank, config.precision.compute, std::move(timed.log), target, timed.times,
-                                 step.pipeline.stages[static_cast<size_t>(timed.stage)].not_before),
-                 machine.rates.has_value());
-    }
-  }
-  std::optional<RecomputeForecast> recomputation;
-  if (config.memory.recompute == RecomputeKind::optimal)
-    recomputation = forecast_recomputation(config, target, machine.rates ? &*machine.rates : nullptr, world_size, plan);
-  if (!arguments.memory_curve.empty()) write_memory_curve(arguments, recomputation);
-  logs.clear();  // memory_shortage plans other settings, one after the other: no two plans are kept at a time
-  const std::vector<int64_t> nodes = nodes_of_ranks(world_size, target.ranks_per_node);
-  DryRunInput input{.config = config,
-                    .target = target,
-                    .spec = plan.spec,
-                    .memory = plan.largest.arenas,
-                    .ops = plan.ops,
-                    .checkpoint = forecast_checkpoint(checkpoint_bytes(plan.spec, config), plan.written_bytes, mesh,
-                                                      target.ranks_per_node, planned_storage(arguments, machine)),
-                    .rate = std::nullopt,
-                    .sources = forecast_sources(config),
-                    .world = {mesh, plan.traffic, plan.largest_rank},
-                    .on_host = fullest_host(plan.on_host, mesh, nodes),
-                    .stages = stage_forecasts(plan),
-                    .warnings = plan.warnings,
-                    .shortage = memory_shortage(config, target,
-                                                {plan.largest_rank, plan.largest.arenas, plan.on_host, nodes}),
-                    .price = arguments.price};
-  input.recomputation = std::move(recomputation);
-  if (world_size < started) input.warnings += elastic_line(config, started) + "\n";
-  if (machine.rates) {
-    if (pipelined) input.pipeline = step.pipeline;
-    input.forecast =
-        forecast_step(*machine.rates, step, world_size, input.checkpoint, config.checkpoint.asynchronous);
-    input.rate = TokenRate{static_cast<double>(config.batch.global * config.model.sequence_length) /
-                               input.forecast->step_seconds,
-                           "predicted"};
-  }
+  if (config.parallel.pipeline == 1 && !arguments.timeline.empty())
+    throw Error(ExitCode::usage, "--timeline draws the stages of a pipeline, but parallel.pipeline is 1");
+  const KeptLogs kept = trace                                                ? KeptLogs::all
+                        : machine.rates || !arguments.timeline.empty() ? KeptLogs::of_stages
+                                                                       : KeptLogs::none;
+  PlannedRun run = plan_run(config, machine, world_size, kept);
+  if (!arguments.timeline.empty()) write_timeline(arguments, config, run.step.pipeline, machine.rates.has_value());
+  if (trace) add_to_trace(*trace, config, machine, run);
+  run.logs.clear();
+  DryRun result = make_dry_run(config, machine, run, planned_storage(arguments, machine));
+  if (!arguments.memory_curve.empty()) write_memory_curve(arguments, result.recomputation);
+  result.sources = forecast_sources(config);
+  result.price = arguments.price;
+  if (world_size < started) result.warnings += elastic_line(config, started) + "\n";
   if (arguments.tokens_per_second > 0) {
-    input.rate = TokenRate{arguments.tokens_per_second, "given"};
+    result.rate = TokenRate{arguments.tokens_per_second, "given"};
   } else if (arguments.target.empty()) {
-    input.rate = measured_rate(config.run.out);
+    result.rate = measured_rate(config.run.out);
   }
   const std::string table = trace ? trace->finish() : "";
-  if (arguments.json) return write_out(dry_run_json(input));
-  write_out(dry_run_text(input) + (table.empty() ? "" : "\n" + table));
+  if (arguments.json) return write_out(dry_run_json(result));
+  write_out(dry_run_text(result) + (table.empty() ? "" : "\n" + table));
 }
 
 // The config, for as many ranks as the launcher started or this process will start.
@@ -311,7 +251,7 @@ RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) 
 void add_train_command(CLI::App& app, ExitCode& result) {
   auto arguments = std::make_shared<TrainArguments>();
   CLI::App* command = app.add_subcommand("train", "train a model, or show what training would cost");
-  // Wide enough for most names and what they need, so that the help fits a screen.
+  // Wide enough for most names and their values, so that the help fits a screen.
   auto formatter = std::make_shared<CLI::Formatter>();
   formatter->column_width(44);
   command->formatter(formatter);
@@ -320,7 +260,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       command
           ->add_option("--resume", arguments->resume, "go on from the newest checkpoint, or from a folder")
           ->expected(0, 1)
-          ->default_str(latest)  // where nothing follows
+          ->default_str(latest)  // value of --resume without an argument
           ->type_name("[DIR]");
   CLI::Option* init = command
                           ->add_option("--init-from", arguments->init_from,
@@ -353,23 +293,24 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->needs(dry)
       ->excludes(ranks);
   CLI::Option* target =
-      command->add_option("--target", arguments->target, "device to plan for: h100, ..., or a file (this one)")
+      command->add_option("--target", arguments->target, "device, such as h100, or a profile (this machine)")
           ->check(some_text())
           ->type_name("NAME")
           ->needs(dry);
-  command->add_option("--cluster", arguments->cluster, "what it stands in, or a file (the device's usual one)")
+  command->add_option("--cluster", arguments->cluster, "cluster, such as dgx-h100, or a profile (device's own)")
       ->check(some_text())
       ->type_name("NAME")
       ->needs(target);
-  command->add_option("--price", arguments->price, "of a device-hour, for the cost of the run")
+  command->add_option("--price", arguments->price, "price of a device-hour, for the cost of the run")
       ->check(positive_number())
       ->type_name("P")
       ->needs(target);
-  command->add_option("--storage-gbps", arguments->storage_gbps, "GB/s that a node writes, for the time of a checkpoint")
+  command->add_option("--storage-gbps", arguments->storage_gbps, "GB/s written by a node, for the time of a checkpoint")
       ->check(positive_number())
       ->type_name("R")
       ->needs(dry);
-  command->add_option("--tokens-per-second", arguments->tokens_per_second, "speed to reckon the run's length with")
+  command
+      ->add_option("--tokens-per-second", arguments->tokens_per_second, "speed from which the run's time is computed")
       ->check(positive_number())
       ->type_name("R")
       ->needs(dry);
@@ -381,11 +322,12 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->check(some_text())
       ->type_name("FILE")
       ->needs(dry);
-  command->add_option("--memory-curve", arguments->memory_curve, "draw time against memory of activations, as a page")
+  command
+      ->add_option("--memory-curve", arguments->memory_curve, "draw time over memory of activations, as an HTML page")
       ->check(some_text())
       ->type_name("FILE")
       ->needs(dry);
-  command->add_flag("--json", arguments->json, "the dry run as JSON")->needs(dry);
+  command->add_flag("--json", arguments->json, "print the dry run as JSON")->needs(dry);
   command->callback([arguments, resume, init, steps, profile_step, &result] {
     if (arguments->dry_run) {
       dry_run(*arguments);

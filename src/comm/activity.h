@@ -1,4 +1,4 @@
-// What one rank is doing, for the report about it when it goes missing.
+// Current work of one rank, for the report if the rank is lost.
 #pragma once
 
 #include <algorithm>
@@ -13,18 +13,18 @@
 
 namespace gptrain {
 
-// Any thread may call anything. Steps and phases are set by the training loop, operations by the communicators, of
-// which several may run at a time.
+// Thread-safe. The training loop sets steps and phases; communicators note their operations, of which several may run
+// at a time.
 class Activity {
  public:
   struct State {
     int64_t step = -1;         // -1: none yet
     std::string phase;         // "step", "checkpoint", ...
-    int64_t stage = -1;        // of a pipeline; -1: there is none
-    int64_t micro_batch = -1;  // that the stage works on; -1: none
-    std::string group;         // of the operation that has run longest, or else of the last; empty: none yet
-    Call call;                 // that operation
-    bool in_progress = false;  // whether it still runs
+    int64_t stage = -1;        // pipeline stage; -1: none
+    int64_t micro_batch = -1;  // micro-batch on that stage; -1: none
+    std::string group;         // group of the longest-running operation, else of the last one; empty: none yet
+    Call call;                 // the operation itself
+    bool in_progress = false;  // true: the operation still runs
   };
 
   void set_step(int64_t step) {
@@ -43,7 +43,7 @@ class Activity {
     const std::lock_guard lock(mutex_);
     micro_batch_ = micro_batch;
   }
-  // `group` outlives the operation.
+  // Borrows `group` until the operation ends.
   void begin(const std::string& group, const Call& call) {
     const std::lock_guard lock(mutex_);
     running_.push_back({&group, call});
@@ -56,8 +56,7 @@ class Activity {
     last_call_ = ended->call;
     running_.erase(ended);
   }
-  // That the run is to stop, as somebody has told a process that takes no part in its steps. All others hear of it with
-  // the next beat of the heart.
+  // Requests a stop from a process that does not train. The next heartbeat tells the other ranks.
   void ask_to_stop() { stop_asked_ = true; }
   bool stop_asked() const { return stop_asked_; }
   State state() const {
@@ -78,7 +77,7 @@ class Activity {
   std::string phase_;
   int64_t stage_ = -1;
   int64_t micro_batch_ = -1;
-  std::vector<Running> running_;  // the one that began first in front
+  std::vector<Running> running_;  // earliest first
   std::string last_group_;
   Call last_call_;
 };

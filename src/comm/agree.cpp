@@ -9,7 +9,7 @@ namespace gptrain {
 
 std::vector<std::string> agree(Communicator* group, const World& world, const std::function<std::string()>& work) {
   if (group == nullptr) return {work()};
-  // One byte with the exit code, then the result or the message.
+  // Encodes an outcome: one byte with the exit code, then the result or the message.
   std::string outcome;
   try {
     outcome = static_cast<char>(ExitCode::finished) + work();

@@ -15,7 +15,7 @@ constexpr int64_t smallest_bytes = 1024;
 constexpr int64_t growth = 4;
 constexpr double max_calls = 100'000;
 
-// Small integers, whose sums over any number of ranks that fits a machine are exact in f32.
+// Test data: small integers, whose sums are exact in f32 for any number of ranks on a machine.
 int value(int rank, int64_t element) { return static_cast<int>((element * 5 + rank * 3) % 13) - 4; }
 
 void store_number(void* data, int64_t element, int number, DType dtype) {
@@ -26,16 +26,16 @@ void store_number(void* data, int64_t element, int number, DType dtype) {
   }
 }
 
-// One operation over buffers of `count` elements for each piece.
+// An operation to measure, with buffers of `count` elements per piece.
 struct Subject {
   const char* name;
-  bool whole;  // the size is that of all ranks' pieces together
+  bool whole;  // the reported size counts all ranks' pieces together
   double (*bus_factor)(double num_ranks);
   void (*run)(Communicator& group, void* in, void* out, int64_t count, DType dtype);
   // Element i of the result on `rank`.
   int (*expected)(int rank, int size, int64_t count, int64_t i);
   bool in_place;  // the result is in `in`
-  bool many_out;  // the result is one piece of each rank
+  bool many_out;  // the result has one piece per rank
 };
 
 int sum_of(int size, int64_t element) {
@@ -107,7 +107,7 @@ void check_result(const Communicator& group, const Subject& subject, const void*
   }
 }
 
-// On the device, and what is copied to and from it.
+// Device buffers, and the host buffer that they are copied from and to.
 struct Buffers {
   std::byte* in;
   std::byte* out;
@@ -130,7 +130,7 @@ BenchRow bench_one(const BenchGroup& group, const Subject& subject, int64_t byte
   group.backend.download(buffers.host, subject.in_place ? buffers.in : buffers.out,
                          (subject.many_out ? count * size : count) * width);
   check_result(group.host, subject, buffers.host, count, options);
-  // All must measure the same number of calls.
+  // The slowest rank's time decides, so that all measure the same number of calls.
   group.host.barrier();
   double once = seconds_of(group.device, 1, call);
   group.host.all_reduce(&once, 1, DType::f64, ReduceOp::max);
@@ -147,7 +147,7 @@ BenchRow bench_one(const BenchGroup& group, const Subject& subject, int64_t byte
 
 void bench_collectives(const BenchGroup& group, const BenchOptions& options,
                        const std::function<void(const BenchRow&)>& on_row) {
-  // A piece is at least one element.
+  // The smallest piece is one element.
   const int64_t bytes = std::max(options.max_bytes, group.host.size() * dtype_bytes(options.dtype));
   const auto in = group.backend.allocate(bytes), out = group.backend.allocate(bytes);
   const auto host = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes));

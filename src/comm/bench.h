@@ -1,4 +1,4 @@
-// How fast the collectives of a group are, and that they are right.
+// Measures the speed of a group's collectives and checks their results.
 #pragma once
 
 #include <cstdint>
@@ -11,34 +11,35 @@
 namespace gptrain {
 
 struct BenchOptions {
-  int64_t max_bytes = 256 << 20;  // sizes are 1 KiB, 4 KiB, ... up to this
-  DType dtype = DType::f32;       // or bf16
-  double seconds = 0.2;           // to measure each row for, at least
+  int64_t max_bytes = 256 << 20;  // largest buffer; sizes are 1 KiB, 4 KiB, ... up to it
+  DType dtype = DType::f32;       // f32 or bf16
+  double seconds = 0.2;           // minimum measuring time per row
 };
 
-// The definitions are those of nccl-tests (doc/PERFORMANCE.md): with n ranks, `bytes` is the whole buffer, S, that
-// all ranks hold together after an all-gather or before a reduce-scatter, else that of one rank;
-// algorithm bandwidth = S / time; bus bandwidth = that times 2 (n - 1) / n for all_reduce, (n - 1) / n for
-// reduce_scatter, all_gather and all_to_all, 1 for broadcast and send.
+// A row with the definitions of nccl-tests (doc/PERFORMANCE.md). With n ranks, `bytes` is S: the whole buffer of all
+// ranks for all-gather and reduce-scatter, one rank's buffer for other operations. Algorithm bandwidth = S / time. Bus
+// bandwidth = that times 2 (n - 1) / n for all_reduce, (n - 1) / n for reduce_scatter, all_gather and all_to_all, 1 for
+// broadcast and send.
 struct BenchRow {
   std::string operation;
   int64_t bytes = 0;
-  double seconds = 0;  // of one call, on the slowest rank
+  double seconds = 0;  // per call, on the slowest rank
   double algorithm_bandwidth = 0;
   double bus_bandwidth = 0;  // bytes/s
 };
 
-// A group that works on memory of a backend's device, and the same ranks' group on the host, which they agree over. One
-// and the same where the device's memory is the host's.
+// A group on a backend's device memory, and the host group of the same ranks, over which they agree. Both are the same
+// object if device memory is host memory.
 struct BenchGroup {
   Communicator& host;
   Communicator& device;
   Backend& backend;
 };
 
-// Collective over the group. Before a row is measured, its result is compared with the exact one bit by bit; Error
-// (device) names the first element that differs. Every rank gets the same rows. "send" is a ring: each rank sends to
-// the next. What a device group only queues is waited for once for all calls that are measured together.
+// Measures all operations and sizes; every rank gets the same rows. Collective over the group. Each result is first
+// compared bit by bit with the exact one; THROWS Error(device) that names the first wrong element. "send" is a ring:
+// each rank sends to the next. If a device group only queues its work, one wait at the end of a measurement covers all
+// its calls.
 void bench_collectives(const BenchGroup& group, const BenchOptions& options,
                        const std::function<void(const BenchRow&)>& on_row);
 

@@ -19,10 +19,10 @@
 namespace gptrain {
 namespace {
 
-constexpr int lowest_job_port = 20000;  // below the ports that systems give out by themselves
+constexpr int lowest_job_port = 20000;  // below the ports that systems assign by themselves
 constexpr int num_job_ports = 12000;
 constexpr int max_ranks = 1 << 20;
-constexpr int64_t first_special_step = 0xfffffff0;  // Slurm's batch, external and interactive steps
+constexpr int64_t first_special_step = 0xfffffff0;  // from here on Slurm's batch, external and interactive steps
 
 class Variables {
  public:
@@ -54,7 +54,7 @@ class Variables {
   const Environment& environment_;
 };
 
-// rank, size and local rank from the variables of these names; the local ones may be missing, and local_size null.
+// Reads rank, size and local rank from the named variables. The local ones may be unset, and `local_size` may be null.
 void read_place(const Variables& variables, Launch& launch, const char* rank, const char* size, const char* local_rank,
                 const char* local_size) {
   if (!variables.has(rank) || !variables.has(size))
@@ -83,7 +83,7 @@ void read_master(const Variables& variables, Launch& launch) {
   launch.job = variables.text("TORCHELASTIC_RUN_ID");
 }
 
-// Element `node` of Slurm's short form of a list: "4(x2),3" is 4, 4, 3. 0 if it is not there.
+// Returns element `node` of Slurm's short form of a list ("4(x2),3" is 4, 4, 3); 0 if the list is shorter.
 int tasks_on_node(const std::string& list, int node) {
   const char* at = list.c_str();
   while (*at != '\0') {
@@ -125,7 +125,7 @@ void read_slurm(const Variables& variables, Launch& launch) {
       "MASTER_PORT", lowest_job_port + static_cast<int>((job * 7 + step) % num_job_ports), 1, 65535);
 }
 
-// That RANK and WORLD_SIZE, which are set besides, mean the same place.
+// Checks that RANK and WORLD_SIZE, if set as well, give the same rank and size.
 void check_same_place(const Variables& variables, const Launch& launch, const char* rank, const char* size) {
   if (!variables.has("RANK") || !variables.has("WORLD_SIZE")) return;
   const std::string given = variables.text("RANK") + " of " + variables.text("WORLD_SIZE");
@@ -165,7 +165,8 @@ Launch find_launch(const Environment& environment) {
     read_place(variables, launch, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
     if (launch.size > 1) read_master(variables, launch);
     if (in_slurm_step(variables)) {
-      // A launcher of its own may run in a Slurm step, once per node; but not with the same number of ranks.
+      // A launcher (torchrun) may run within a Slurm step, once per node; its number of ranks then differs from
+      // Slurm's.
       Launch slurm;
       read_slurm(variables, slurm);
       if (slurm.size == launch.size) check_same_place(variables, slurm, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
@@ -203,20 +204,20 @@ std::string first_host(const std::string& list) {
 bool settle_on_node(const Launch& launch) {
   const bool launched = launch.source == Launch::Source::open_mpi || launch.source == Launch::Source::slurm;
   if (launched) prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // A launcher that ends its ranks may first stop taking their output. They end with their own exit code all the same,
-  // by which a job's script knows whether to queue it again.
+  // A launcher that ends its ranks may stop reading their output first. The ranks must still exit with their own codes,
+  // which tell a job's script whether to requeue the job.
   if (launch.size > 1) std::signal(SIGPIPE, SIG_IGN);
   std::vector<int> cores = cores_of(0);
   const auto num_ranks = static_cast<size_t>(launch.local_size);
   const bool bound = static_cast<long>(cores.size()) < sysconf(_SC_NPROCESSORS_ONLN);
   if (launch.source == Launch::Source::open_mpi && bound) {
-    // mpirun itself is not bound.
+    // mpirun itself is not bound to cores.
     const std::vector<int> all = cores_of(getppid());
     if (all.size() > cores.size()) cores = all;
   } else if (bound) {
     return true;
   }
-  // Where nobody has said how many ranks this node has, no part can be told.
+  // The cores cannot be divided if the number of ranks on this node is unknown.
   if (cores.empty() || launch.size == 1 || launch.local_size == 0) return true;
   cpu_set_t share;
   CPU_ZERO(&share);

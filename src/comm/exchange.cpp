@@ -7,17 +7,19 @@
 #include <vector>
 
 #include "base/error.h"
+#include "comm/gathered_transfers.h"
 #include "comm/reduce.h"
 
 namespace gptrain {
 namespace {
 
-// Latency rules below, bandwidth above.
+// Messages below this size are limited by latency, above it by bandwidth.
 constexpr int64_t small_bytes = 16 * 1024;
-// What a rank may receive in one exchange to save a second one: beyond, all from all would grow with the group.
+// Most bytes that a rank may receive in one exchange to save a second one: with every rank sending all to all, they
+// grow with the group.
 constexpr int64_t small_exchange_bytes = 4 * small_bytes;
-// One peer's share of a group's own scratch memory: large enough that a message costs more than its start, small enough
-// that what arrived is still in the cache when it is summed, and that large groups need not much.
+// Scratch memory per peer: large enough that a message's time exceeds its latency, small enough that received data are
+// still in the cache when summed and that large groups need little memory.
 constexpr int64_t largest_slot_bytes = 256 * 1024;
 constexpr int64_t large_group_bytes = 16 << 20;
 int64_t slot_bytes(int group_size) {
@@ -31,7 +33,7 @@ void copy(void* out, const void* in, int64_t bytes) {
 const std::byte* at(const void* data, int64_t bytes) { return static_cast<const std::byte*>(data) + bytes; }
 std::byte* at(void* data, int64_t bytes) { return static_cast<std::byte*>(data) + bytes; }
 
-class ExchangeCommunicator final : public Communicator {
+class ExchangeCommunicator final : public GatheredTransfers {
  public:
   ExchangeCommunicator(std::unique_ptr<Transport> transport, std::shared_ptr<Activity> activity, std::string group,
                        std::shared_ptr<ExchangeScratch> scratch)
@@ -114,28 +116,6 @@ class ExchangeCommunicator final : public Communicator {
     if (!small) gather_slices(at(data, first(rank_)), data, slice);
   }
 
-  void send(const void* data, int64_t count, DType dtype, int peer) override {
-    transfer(
-        {{Operation::send, dtype, ReduceOp::sum, peer, count}, peer, true, data, nullptr, count * dtype_bytes(dtype)});
-  }
-  void receive(void* data, int64_t count, DType dtype, int peer) override {
-    transfer({{Operation::receive, dtype, ReduceOp::sum, peer, count},
-              peer,
-              false,
-              nullptr,
-              data,
-              count * dtype_bytes(dtype)});
-  }
-  void group_start() override {
-    if (grouping_) throw Error(ExitCode::device, "group_start inside a group of transfers");
-    grouping_ = true;
-  }
-  void group_end() override {
-    if (!grouping_) throw Error(ExitCode::device, "group_end without group_start");
-    grouping_ = false;
-    run_transfers();
-  }
-
   void barrier() override {
     const Running running(*this, {});
     for (int distance = 1; distance < size_; distance *= 2) {
@@ -148,12 +128,11 @@ class ExchangeCommunicator final : public Communicator {
   void abort() override { transport_->abort(); }
 
  private:
-  // Checks a call, and says while it lives that it runs.
+  // Checks a call and reports it to the activity while the object lives.
   class Running {
    public:
     Running(ExchangeCommunicator& group, const Call& call) : group_(group) {
-      check_call(call, group.size_);
-      if (group.grouping_) throw Error(ExitCode::device, "{} inside a group of transfers", describe(call));
+      group.check_collective(call);
       if (group.scratch_ == nullptr && is_reduction(call.operation))
         throw Error(ExitCode::device, "{} in a group without memory to reduce in", describe(call));
       group.start(call);
@@ -188,14 +167,14 @@ class ExchangeCommunicator final : public Communicator {
     }
   }
 
-  // body(to, from) for every distance: all ranks work on different pairs at a time.
+  // Calls body(to, from) for every distance, so that at any time all ranks work on different pairs.
   template <typename Body>
   void for_each_peer(const Body& body) {
     for (int distance = 1; distance < size_; ++distance)
       body((rank_ + distance) % size_, (rank_ - distance + size_) % size_);
   }
 
-  // data = reduction over ranks, each of which sends all of its own to all.
+  // data = reduction over ranks. Every rank sends all its data to all others.
   void reduce_whole(void* data, int64_t count) {
     const int64_t bytes = count * dtype_bytes(call_.dtype);
     for_each_peer([&](int to, int from) {
@@ -206,13 +185,13 @@ class ExchangeCommunicator final : public Communicator {
     sum(data, bytes, data, count);
   }
 
-  // out = this rank's slice of the reduction of in; slices are [slice(r), slice(r + 1)), which differ by at most one
-  // element. out may be that slice of in.
+  // out = this rank's slice of the reduction of `in`. Slices are [slice(r), slice(r + 1)), of lengths that differ by at
+  // most one element. `out` may be this rank's slice of `in`.
   template <typename Slice>
   void reduce_slices(const void* in, void* out, const Slice& slice) {
     const int64_t width = dtype_bytes(call_.dtype);
     const int64_t step = slot_bytes_ / width;
-    // PeerPart `start` of rank r's slice; may be empty for a shorter slice.
+    // Part of rank r's slice from `start` on; may be empty for a shorter slice.
     const auto part = [&](int rank, int64_t start) {
       const int64_t first = std::min(slice(rank) + start, slice(rank + 1));
       return std::pair{first, std::min(step, slice(rank + 1) - first)};
@@ -232,7 +211,7 @@ class ExchangeCommunicator final : public Communicator {
     }
   }
 
-  // out[slice r] = in of rank r; this rank's own is in its place already.
+  // out[slice r] = `in` of rank r. This rank's own slice must be in place already.
   template <typename Slice>
   void gather_slices(const void* in, void* out, const Slice& slice) {
     const int64_t width = dtype_bytes(call_.dtype);
@@ -244,10 +223,10 @@ class ExchangeCommunicator final : public Communicator {
     run();
   }
 
-  // Where the piece of a peer is received; neighbours are apart by whole cache lines.
+  // Receive buffer for a peer's piece, aligned to cache lines.
   std::byte* slot(int peer, int64_t bytes) { return scratch_->data() + peer * ((bytes + 63) / 64 * 64); }
 
-  // out = own op slots, in rank order.
+  // out = reduction of `own` and the other ranks' slots, in rank order.
   void sum(const void* own, int64_t bytes, void* out, int64_t count) {
     if (count == 0) return;
     for (int rank = 0; rank < size_; ++rank)
@@ -255,14 +234,17 @@ class ExchangeCommunicator final : public Communicator {
     reduce(inputs_, out, count, call_.dtype, call_.op);
   }
 
-  void transfer(const Message& message) {
-    check_call(message.call, size_);
+  void add_transfer(const Call& call, const void* in, void* out) override {
     if (!failure_.empty()) throw Error(ExitCode::device, failure_);
-    messages_.push_back(message);
-    if (!grouping_) run_transfers();
+    messages_.push_back({.call = call,
+                         .peer = call.peer,
+                         .sending = call.operation == Operation::send,
+                         .in = in,
+                         .out = out,
+                         .bytes = call.count * dtype_bytes(call.dtype)});
   }
 
-  void run_transfers() {
+  void run_transfers() override {
     if (messages_.empty()) return;
     const Call call = messages_.front().call;
     deliver_own();
@@ -270,7 +252,7 @@ class ExchangeCommunicator final : public Communicator {
     run();
   }
 
-  // Messages to oneself: the n-th send meets the n-th receive.
+  // Delivers messages from this rank to itself: the n-th send meets the n-th receive.
   void deliver_own() {
     const auto own = [&](bool sending) {
       return std::find_if(messages_.begin(), messages_.end(),
@@ -297,13 +279,12 @@ class ExchangeCommunicator final : public Communicator {
   std::string group_;
   int rank_;
   int size_;
-  const std::shared_ptr<ExchangeScratch> scratch_;  // null: no reductions
-  const int64_t slot_bytes_;                        // of it for each rank
-  std::vector<const void*> inputs_;  // of a sum
-  std::vector<Message> messages_;    // gathered for the next exchange
-  Call call_;                        // the one that runs
-  bool grouping_ = false;
-  std::string failure_;  // empty: none
+  const std::shared_ptr<ExchangeScratch> scratch_;  // null: the group cannot reduce
+  const int64_t slot_bytes_;                        // scratch bytes per rank
+  std::vector<const void*> inputs_;  // operands of a reduction, by rank
+  std::vector<Message> messages_;    // queued for the next exchange
+  Call call_;                        // the running call
+  std::string failure_;  // message of the first failure; empty: none
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What stands in a frame, which anybody may have written: nothing here throws for what it is.
+// Reads the content of frames, which may come from anyone: nothing here throws because of it.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 namespace gptrain {
 
-// Empty unless `json` is an object that has a text of that name.
+// Returns the string member `name`; empty if `json` is not an object or has none.
 std::string text_member(const nlohmann::json& json, const char* name);
 
-// Nothing unless `json` is an object that has a whole number from `least` to `most` of that name.
+// Returns the integer member `name` if it is in [least, most]; nullopt otherwise.
 std::optional<int64_t> number_member(const nlohmann::json& json, const char* name, int64_t least, int64_t most);
 
 }  // namespace gptrain

@@ -21,13 +21,13 @@ using Json = nlohmann::json;
 using namespace std::chrono_literals;
 
 constexpr size_t least_secret_chars = 16;
-constexpr size_t most_callers = 256;  // that have not proved themselves
+constexpr size_t most_callers = 256;  // callers that have not proved the secret yet
 constexpr size_t accepted_at_a_time = 64;
-constexpr auto time_to_prove = 10s;  // of a caller; a rank that is stopped for longer calls again
-constexpr auto frame_time = 100ms;    // for a frame that fits the connection's buffer
+constexpr auto time_to_prove = 10s;  // limit for a caller; a rank that is stopped for longer calls again
+constexpr auto frame_time = 100ms;    // limit for a frame that fits the connection's buffer
 
-// What each side states under the secret; the nonces keep a proof from being used twice, and `role` from being handed
-// back.
+// The text that each side authenticates with the secret. The nonces keep a proof from being used twice, and `role` from
+// being sent back to its author.
 std::string statement_of(std::string_view role, std::string_view purpose, std::string_view caller_nonce,
                          std::string_view listener_nonce) {
   return fmt::format("gptrain 1\n{}\n{}\n{}\n{}", role, purpose, caller_nonce, listener_nonce);
@@ -47,7 +47,7 @@ std::string to_hex(const std::array<unsigned char, N>& bytes) {
 
 std::string read_secret_file(const std::string& path) {
   struct stat status {};
-  // Not to wait for a writer where the path is a pipe's.
+  // O_NONBLOCK: opening a pipe must not wait for a writer.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   std::FILE* const file = descriptor < 0 ? nullptr : fdopen(descriptor, "r");
   const auto refuse = [&](const char* why) {

@@ -1,5 +1,5 @@
-// Who belongs to a run. Its ranks share a secret and prove to each other that they know it before anything else is
-// said; who does not know it costs a few bytes of memory until it is dropped. README.md of this folder says what is
+// Membership in a run. Its ranks share a secret and prove to each other that they know it before they exchange anything
+// else. A caller who does not know it costs a few bytes of memory until dropped. README.md of this folder says what is
 // protected.
 #pragma once
 
@@ -15,53 +15,55 @@
 
 namespace gptrain {
 
-// A key of HMAC-SHA256 (RFC 2104). Without one, proofs are made with an empty key, which everybody knows.
+// A key of HMAC-SHA256 (RFC 2104). Without a secret the key is empty, which everybody knows.
 class Secret {
  public:
   Secret() = default;
   explicit Secret(std::string key) : key_(std::move(key)) {}
 
   bool given() const { return !key_.empty(); }
-  // Of a statement: 64 hexadecimal digits.
+  // Returns the HMAC of a statement as 64 hexadecimal digits.
   std::string proof(std::string_view statement) const;
-  bool proves(std::string_view proof, std::string_view statement) const;  // in a time that says nothing of the proof
+  bool proves(std::string_view proof, std::string_view statement) const;  // compares in constant time
 
  private:
   std::string key_;
 };
 
-// The value of GPTRAIN_SECRET, or the content of the file that GPTRAIN_SECRET_FILE names, which nobody else may be
-// able to read; none where neither is set. Error(device): fewer than 16 characters, or a file that cannot be used.
+// Returns the value of GPTRAIN_SECRET, or the content of the file named by GPTRAIN_SECRET_FILE, which only its owner
+// may be able to read; an empty secret if neither is set. THROWS Error(device) if it has fewer than 16 characters or
+// the file cannot be used.
 Secret find_secret(const Environment& environment);
-Secret find_secret();  // of this process
+Secret find_secret();  // reads this process's environment
 
-// 32 bytes that nobody can guess, as 64 hexadecimal digits.
+// Returns 32 random bytes as 64 hexadecimal digits.
 std::string draw_secret();
 
-// Why a call has ended.
+// Outcome of a call to a listener.
 enum class CallEnd : uint8_t { proven, unreachable, closed, stranger };
 
-// The caller's side, on a new connection: both sides prove that they know `secret` for `purpose`, which names the
-// listener. Not `proven` by the deadline: the channel is closed.
+// Proves to a listener, on a new connection, that this process knows `secret`, and checks the listener's proof.
+// `purpose` names the listener. Closes the channel and returns another value than `proven` if that fails by the
+// deadline.
 CallEnd prove_to(FrameChannel& channel, const Secret& secret, std::string_view purpose, Clock::time_point deadline);
 
-// The listener's side, for any number of callers at a time. Each has a few seconds and kilobytes to prove itself, and
-// the first of them is dropped where too many wait. Never throws for what a caller does.
+// A listener for any number of callers at a time. Each has a few seconds and kilobytes to prove the secret; if too many
+// wait, the oldest is dropped. Never throws because of a caller.
 class Gate {
  public:
   Gate() = default;
   Gate(Socket listener, Secret secret, std::string purpose);
-  // What is to be proved from here on. Who has come before waits in the listener's queue.
+  // Sets the secret and purpose that callers must prove from now on. Earlier callers wait in the listener's queue.
   void open(Secret secret, std::string purpose);
 
   struct Guest {
     FrameChannel channel;
     std::string address;  // numeric
-    std::string text;     // its first frame after the proof
+    std::string text;     // first frame after the proof
   };
-  // Lets those in who have come, without waiting.
+  // Admits callers that have arrived, without waiting.
   void serve();
-  // The next guest; nothing if none comes before the deadline.
+  // Returns the next guest; nullopt if none arrives by the deadline.
   std::optional<Guest> admit(Clock::time_point deadline);
 
   const Socket& listener() const { return listener_; }
@@ -72,12 +74,12 @@ class Gate {
     FrameChannel channel;
     std::string address;
     Clock::time_point deadline;
-    std::string statement;  // what the caller has to prove; empty before it has greeted
+    std::string statement;  // text that the caller must prove; empty until it has greeted
     bool proven = false;
   };
 
   void accept_all();
-  bool advance(Caller& caller);  // false: it is done with, as a guest or dropped
+  bool advance(Caller& caller);  // false: the caller became a guest or was dropped
   bool answer(Caller& caller, const std::string& greeting);
   void drop(Caller& caller);
   void wait(Clock::time_point deadline) const;

@@ -23,17 +23,17 @@ using Json = nlohmann::json;
 using namespace std::chrono_literals;
 
 constexpr auto longest_interval = 250ms;  // between two beats
-constexpr auto gathering_time = 200ms;    // from a loss to its report: ranks of one node are lost together
-constexpr auto farewell_time = 1s;        // for a run that fails on all ranks to end by itself
-constexpr auto send_time = 200ms;         // for one small frame
+constexpr auto gathering_time = 200ms;    // time from a loss to its report, as ranks of one node are lost together
+constexpr auto farewell_time = 1s;        // time for a run that fails on all ranks to end by itself
+constexpr auto send_time = 200ms;         // limit for one small frame
 
 enum class Condition : uint8_t { alive, finished, failed, closed, silent };
 
-// What is known of one rank.
+// A rank as the others know it.
 struct Member {
   Condition condition = Condition::alive;
-  Clock::time_point heard;    // when it was last heard of
-  Clock::time_point changed;  // when its condition ceased to be alive
+  Clock::time_point heard;    // time of its last message
+  Clock::time_point changed;  // time when it stopped being alive
   std::string doing = "nothing is known of it";
 };
 
@@ -89,7 +89,7 @@ class Heartbeat::Watch {
   bool leading() const { return rank_ == 0; }
 
   void run() {
-    // Signals belong to the threads that can act on them.
+    // Blocks all signals in this thread: other threads handle them.
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, nullptr);
@@ -99,7 +99,8 @@ class Heartbeat::Watch {
       if (Clock::now() >= next_beat) {
         beat("beat");
         next_beat = Clock::now() + interval_;
-        // Strangers would fill the queue in which other ranks wait when rank 0 is lost.
+        // Empties the listener's queue of strangers, which would fill it when other ranks need it after a loss of rank
+        // 0.
         meeting_.heartbeat_gate.serve();
       }
       const bool somebody_lost = std::any_of(members_.begin(), members_.end(), lost);
@@ -107,7 +108,7 @@ class Heartbeat::Watch {
       wait_until(std::min(next_beat, next_look));
       const auto now = Clock::now();
       const bool was_stopped = now - last_look > interval_ + timeout_ / 2;
-      // Silence during which this process did not listen is no silence.
+      // While this process was stopped it could not hear the others: restarts their timers.
       if (was_stopped)
         for (Member& member : members_) member.heard = now;
       last_look = now;
@@ -121,7 +122,7 @@ class Heartbeat::Watch {
     beat(farewell_ == Condition::finished ? "finished" : "failed");
   }
 
-  // When the rank that has been silent for longest will have been so for too long.
+  // Time when the rank that has been silent for longest reaches the timeout.
   Clock::time_point next_silence() const {
     auto earliest = Clock::time_point::max();
     for (size_t rank = leading() ? 1 : 0; rank < (leading() ? members_.size() : 1); ++rank)
@@ -129,7 +130,7 @@ class Heartbeat::Watch {
     return earliest;
   }
 
-  // Sleeps until a frame comes, this rank leaves, or the time has come.
+  // Sleeps until a frame arrives, this rank leaves, or `time`.
   void wait_until(Clock::time_point time) {
     std::vector<pollfd> waiting{{wake_.descriptor(), POLLIN, 0}};
     for (const FrameChannel& channel : meeting_.channels)
@@ -148,7 +149,7 @@ class Heartbeat::Watch {
   void listen() {
     for (size_t i = 0; i < meeting_.channels.size(); ++i) {
       FrameChannel& channel = meeting_.channels[i];
-      Member& member = members_[i];  // a member's only channel is that to rank 0
+      Member& member = members_[i];  // a member's only channel leads to rank 0
       if (channel.open()) channel.read_available();
       while (const auto frame = channel.next_frame()) take(*frame, member);
       if (!channel.open() && (i > 0 || !leading())) set_condition(member, Condition::closed);
@@ -176,7 +177,7 @@ class Heartbeat::Watch {
     if (Clock::now() - member.heard >= timeout_) set_condition(member, Condition::silent);
   }
 
-  // Rank 0: reports when somebody has been lost for long enough to know who else is.
+  // On rank 0: reports lost ranks, after a delay in which further losses show.
   void look_at_members(bool was_stopped) {
     bool due = false;
     size_t num_closed = 0;
@@ -212,20 +213,20 @@ class Heartbeat::Watch {
     if (leader.condition == Condition::closed || leader.condition == Condition::silent) succeed();
   }
 
-  // Rank 0 is lost: the others turn to the lowest rank that answers, which reports; then all end.
+  // On other ranks, when rank 0 is lost: reports to the lowest rank that answers, or takes over if there is none.
   void succeed() {
     for (int candidate = 1; candidate < rank_; ++candidate) {
       const auto patience = Clock::now() + 3 * interval_ + farewell_time;
       PeerCall call = call_peer(meeting_.peers[static_cast<size_t>(candidate)], candidate, self(), PeerPort::heartbeat,
-                                meeting_.key, takeover_greeting(), Clock::now() + gathering_time, patience);
-      // It reports and ends the run once it has heard of all it can; one that is stopped does not.
+                                meeting_.key, takeover_greeting(), {Clock::now() + gathering_time, patience});
+      // The candidate reports and ends the run once it has heard from all it can; a stopped candidate does not.
       const bool heard = call.end == CallEnd::proven && (call.channel.receive(patience) || !call.channel.open());
       if (heard || call.end == CallEnd::closed) end_(false);
     }
-    // The others may have heard its last beat where this rank heard but the one before.
+    // Other ranks may have received a last beat of rank 0 that this rank missed.
     auto deadline = Clock::now() + gathering_time;
     if (members_[0].condition == Condition::silent) deadline += interval_;
-    size_t num_missing = 0;  // that may still turn to this rank
+    size_t num_missing = 0;  // ranks that may still turn to this rank
     for (size_t rank = 1; rank < members_.size(); ++rank) {
       if (static_cast<int>(rank) != rank_) set_condition(members_[rank], Condition::closed);
       num_missing += static_cast<int>(rank) > rank_ ? 1 : 0;
@@ -288,7 +289,7 @@ class Heartbeat::Watch {
   std::shared_ptr<Activity> activity_;
   End end_;
   std::vector<Member> members_;
-  Socket wake_;  // readable once this rank leaves
+  Socket wake_;  // becomes readable when this rank leaves
   std::atomic<bool> leaving_ = false;
   Condition farewell_ = Condition::failed;
   std::thread thread_;

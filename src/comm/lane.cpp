@@ -109,7 +109,7 @@ void Lane::work() {
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return stopping_ || finished_ < submitted_; });
-    // What was issued before the end runs before the end, unless a lane has failed: peers may be waiting for it.
+    // Items issued before the end still run, as peers may be waiting for them, unless a lane has failed.
     if (finished_ == submitted_) return;
     const size_t place = place_of(finished_);
     const Item item = ring_[place];
@@ -117,7 +117,7 @@ void Lane::work() {
     lock.unlock();
     std::exception_ptr thrown;
     const double start = steady_seconds();
-    // A failure that is set from here on finds this item running.
+    // A failure set after this check aborts the item through running_.
     if (!failure_->first()) {
       try {
         if (queue_ != nullptr) queue_->follow_ops(static_cast<int>(place));
@@ -169,7 +169,7 @@ int64_t Lane::event_of_ticket(Ticket ticket) const {
 Event Lane::event_of(const Item& item) const {
   const Call& call = item.call;
   const int size = item.group->size();
-  // `count` is that of a rank's piece where the ranks' pieces make up the whole.
+  // For these, `count` is one rank's piece of the whole.
   const bool of_pieces = call.operation == Operation::reduce_scatter || call.operation == Operation::all_gather ||
                          call.operation == Operation::all_to_all;
   const int64_t bytes = call.count * dtype_bytes(call.dtype) * (of_pieces ? size : 1);
@@ -221,7 +221,7 @@ Lane::Ticket Lane::issue(Item item) {
     return ++issued_;
   }
   if (!threaded_) {
-    // A mark that a later item has taken over is that of later work, which comes after this one's.
+    // A later item may have reused this mark. Waiting for that later work, which comes after this item's, is enough.
     const auto mark = static_cast<int>(place_of(issued_));
     queue_->mark_ops(mark);
     queue_->follow_ops(mark);

@@ -1,4 +1,4 @@
-// A kind of transport between the processes of a run: what makes the links of a group.
+// A kind of transport between the processes of a run; it creates the links of a group.
 #pragma once
 
 #include <memory>
@@ -15,31 +15,30 @@ class Links {
  public:
   virtual ~Links() = default;
 
-  // The links of the group of `ranks`, at least two, of which this rank is number `place`. Every member calls this;
-  // `index` counts the groups of the world. Error(device) if a member does not come within the timeout.
+  // Connects the group of `ranks`, at least two, in which this rank is number `place`. Called by every member; `index`
+  // counts the groups of the world. THROWS Error(device) if a member does not connect within the timeout.
   virtual std::unique_ptr<Transport> connect(const std::vector<int>& ranks, int place, int index) = 0;
-  // All groups are done with. `finished`: this holds on every rank; false: this rank has failed.
+  // Closes after all groups are done. `finished`: the run has ended well on every rank; false: this rank has failed.
   virtual void close(bool finished) = 0;
-  // Ends this process with exit code 5; on one of them, the reporter, also all others that the launcher can reach.
+  // Ends this process with exit code 5; the reporter also ends all others that the launcher can reach.
   [[noreturn]] virtual void end_process(bool reporter) = 0;
 };
 
-// Called after the loss of a peer, which the heartbeat notices as well: gives it time to report the loss and to end the
-// process.
+// Waits after the loss of a peer, so that the heartbeat, which notices it as well, can report it and end the process.
 void await_heartbeat();
 
-// Sockets between all pairs of a group's ranks. Takes the group listener from the meeting.
+// Uses a socket between each pair of a group's ranks. Takes the group listener from the meeting.
 std::unique_ptr<Links> make_tcp_links(Meeting& meeting, int rank, double timeout_seconds);
 
-// MPI, in a build and a process that have it.
+// Uses MPI, if the build and the launcher have it.
 class MpiLinks : public Links {
  public:
-  // Rank 0's text, on every rank; collective.
+  // Returns rank 0's text on every rank. Collective.
   virtual std::string share(const std::string& text) = 0;
 };
 
-// Starts MPI. `yielding`: waiting gives the core to other processes at once. Error(device): this build has no MPI, or
-// MPI counts other ranks than the launcher.
+// Starts MPI. `yielding`: waiting yields the core at once. THROWS Error(device) if this build has no MPI or MPI's
+// number of ranks is not the launcher's.
 std::unique_ptr<MpiLinks> start_mpi(const Launch& launch, bool yielding);
 
 }  // namespace gptrain

@@ -1,9 +1,9 @@
 // Communicator whose ranks are threads of one process.
 //
-// A collective is: publish the buffers, meet, read the peers' buffers and write one's own, meet again. The last rank to
-// arrive compares what everyone published, so a disagreement is found before any byte moves. Sends and receives meet in
-// one mailbox per ordered pair of ranks. Nothing waits for ever: when a rank leaves, those who need it fail, and when
-// every rank that is left waits, all fail with a list of what each waits for.
+// A collective: publish the buffers, meet, read the peers' buffers and write one's own, meet again. The last rank to
+// arrive compares all published calls, so a disagreement is found before any byte moves. Sends and receives meet in one
+// mailbox per ordered pair of ranks. Nothing waits for ever: when a rank leaves, ranks that need it fail; when every
+// remaining rank waits, all fail with a list of their calls.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -16,8 +16,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "comm/call.h"
-#include "comm/communicator.h"
+#include "comm/gathered_transfers.h"
 #include "comm/reduce.h"
 
 namespace gptrain {
@@ -25,20 +24,19 @@ namespace {
 
 constexpr int spins_per_yield = 200;
 
-// What one rank asks for, with its buffers.
 struct LocalCall : Call {
   const void* in = nullptr;
   void* out = nullptr;
-  std::span<const PeerPart> sent = {}, received = {};  // of an all_to_all_v
+  std::span<const PeerPart> sent = {}, received = {};  // for all_to_all_v
 };
 
 struct Transfer {
   LocalCall call;
-  bool posted = false;  // a send that is in its mailbox
+  bool posted = false;  // true: the send is in its mailbox
   bool done = false;
 };
 
-// The state that the ranks of a group share.
+// State shared by the ranks of a group.
 class LocalGroup {
  public:
   explicit LocalGroup(int size)
@@ -47,15 +45,15 @@ class LocalGroup {
         left_(static_cast<size_t>(size)),
         given_up_(static_cast<size_t>(size)),
         mailboxes_(calls_.size() * calls_.size()) {
-    // Spinning only steals time from the others when there are more ranks than cores.
+    // Spins only if each rank has a core; with fewer cores spinning delays the others.
     if (static_cast<unsigned>(size) <= std::thread::hardware_concurrency()) spins_ = 50 * spins_per_yield;
   }
 
   int size() const { return size_; }
-  // Valid between meet(rank, call) and the collective's last meet(rank).
+  // REQUIRES: called between meet(rank, call) and the collective's last meet(rank).
   const LocalCall& call(int rank) const { return calls_[static_cast<size_t>(rank)]; }
 
-  // Publishes `call` and returns when every rank has published the same one.
+  // Publishes `call` and returns when every rank has published the same.
   void meet(int rank, const LocalCall& call) {
     std::unique_lock lock(mutex_);
     calls_[static_cast<size_t>(rank)] = call;
@@ -66,11 +64,11 @@ class LocalGroup {
     arrive(lock, rank, false);
   }
 
-  // Runs the transfers together and empties the list.
+  // Runs the transfers together and clears the list.
   void exchange(int rank, std::vector<Transfer>& transfers) {
     std::unique_lock lock(mutex_);
     const auto finished = [&] {
-      if (!failure_.empty()) return false;  // a sender that failed may have freed what it offered
+      if (!failure_.empty()) return false;  // a sender that failed may have freed its buffer
       while (move_some(rank, transfers)) changed();
       std::erase_if(transfers, [](const Transfer& transfer) { return transfer.done; });
       if (transfers.empty()) return true;
@@ -90,8 +88,8 @@ class LocalGroup {
     ++num_left_;
     changed();
   }
-  // While the rank's thread may be in a call. A collective that all have begun goes on to its end: its ranks read each
-  // other's buffers, which nobody may free before.
+  // Gives up the group. Any thread, also while the rank's thread is in a call. A collective that all ranks have begun
+  // runs to its end: they read each other's buffers, which must not be freed before.
   void give_up(int rank) {
     const std::lock_guard lock(mutex_);
     given_up_[static_cast<size_t>(rank)] = true;
@@ -99,7 +97,7 @@ class LocalGroup {
   }
 
  private:
-  // The slot of one ordered pair. A sender clears its own slot, so that its next send waits for this one to be taken.
+  // The slot of one ordered pair. The sender clears its slot once the message is taken; its next send waits for that.
   struct Mailbox {
     enum class State : uint8_t { empty, offered, taken } state = State::empty;
     LocalCall offer;
@@ -107,8 +105,8 @@ class LocalGroup {
 
   bool is_gone(int rank) const { return left_[static_cast<size_t>(rank)] || given_up_[static_cast<size_t>(rank)]; }
 
-  // A barrier; generation_ plays the part of a reversing sense. At the first of a call the last to arrive checks for
-  // the others.
+  // Waits at a barrier; generation_ is its reversing sense. At the first barrier of a call the last to arrive compares
+  // the calls.
   void arrive(std::unique_lock<std::mutex>& lock, int rank, bool first) {
     const uint64_t mine = generation_;
     if (++num_arrived_ == size_ && failure_.empty()) {
@@ -146,9 +144,9 @@ class LocalGroup {
     }
   }
 
-  // Advances `rank`'s transfers by one pass; false if nothing could move. Sends go first, and both kinds in the order
-  // they were asked for, so that the n-th send of a pair meets its n-th receive. Copies are made under the lock: a
-  // sender can never leave, or fail, while its buffer is being read.
+  // Advances `rank`'s transfers by one pass; returns false if none could move. Sends go first; both kinds go in call
+  // order, so that the n-th send of a pair meets its n-th receive. Copies are made under the lock: a sender cannot
+  // leave or fail while its buffer is read.
   bool move_some(int rank, std::vector<Transfer>& transfers) {
     bool moved = false;
     for (Transfer& transfer : transfers) {
@@ -183,7 +181,7 @@ class LocalGroup {
     return mailboxes_[static_cast<size_t>(source) * calls_.size() + static_cast<size_t>(destination)];
   }
 
-  // Returns when `ready` holds; throws when the group has failed or nobody is left who could make it hold.
+  // Returns when `ready` holds. Throws if the group has failed or no remaining rank could make it hold.
   template <typename Ready>
   void wait(std::unique_lock<std::mutex>& lock, Ready ready) {
     while (!ready()) {
@@ -192,7 +190,7 @@ class LocalGroup {
       if (!failure_.empty()) throw Error(ExitCode::device, failure_);
       const uint64_t seen = change_;
       lock.unlock();
-      // Offering the core now and then, as the awaited rank may have been put on the same one.
+      // Yields the core now and then, as the awaited rank may run on the same one.
       for (int spin = 0; spin < spins_ && change_ == seen; ++spin)
         if (spin % spins_per_yield == spins_per_yield - 1) sched_yield();
       lock.lock();
@@ -200,14 +198,14 @@ class LocalGroup {
     }
   }
 
-  // Wakes everyone to look again; who looks in vain counts as stuck anew.
+  // Wakes all ranks to check their conditions again; a rank that checks in vain counts as stuck again.
   void changed() {
     ++change_;
     num_stuck_ = 0;
     change_seen_.notify_all();
   }
 
-  // The first failure is the cause; the group stays failed.
+  // Stores the first failure, which is the cause. The group stays failed.
   void fail(std::string message) {
     if (failure_.empty()) failure_ = std::move(message);
     changed();
@@ -227,7 +225,7 @@ class LocalGroup {
 
   const int size_;
   int spins_ = 0;
-  std::mutex mutex_;  // guards all that follows, but for the reads that call() allows
+  std::mutex mutex_;  // guards the members below, except for reads by call()
   std::condition_variable change_seen_;
   std::atomic<uint64_t> change_ = 0;
   std::vector<LocalCall> calls_;
@@ -235,18 +233,18 @@ class LocalGroup {
   std::vector<Mailbox> mailboxes_;  // [source * size + destination]
   uint64_t generation_ = 0;
   int num_arrived_ = 0;
-  int num_stuck_ = 0;  // looked since the last change and found nothing to do
+  int num_stuck_ = 0;  // ranks that checked in vain since the last change
   int num_left_ = 0;
-  std::string failure_;     // empty: none
-  bool peer_gone_ = false;  // the failure is that a rank left
+  std::string failure_;     // message of the first failure; empty: none
+  bool peer_gone_ = false;  // true: the failure is a rank that left
 };
 
-// Copies unless both are the same place (an operand that is already where it belongs).
+// Copies, unless both are the same address (data already in place).
 void copy_part(std::byte* out, const std::byte* in, int64_t bytes) {
   if (bytes > 0 && out != in) std::memcpy(out, in, static_cast<size_t>(bytes));
 }
 
-class LocalCommunicator final : public Communicator {
+class LocalCommunicator final : public GatheredTransfers {
  public:
   LocalCommunicator(std::shared_ptr<LocalGroup> group, int rank)
       : group_(std::move(group)), rank_(rank), inputs_(static_cast<size_t>(group_->size())) {}
@@ -261,7 +259,7 @@ class LocalCommunicator final : public Communicator {
     begin({{Operation::all_reduce, dtype, op, 0, count}, data, data});
     if (size() == 1) return;
     const auto slice = [&](int rank) { return count * rank / size(); };
-    // Nobody else touches slice r of rank r's data until it holds the result.
+    // Until it holds the result, only rank r touches slice r of its own data.
     const int64_t first = slice(rank_);
     reduce_peers(first, slice(rank_ + 1) - first, place(data, first, dtype), dtype, op);
     group_->meet(rank_);
@@ -311,34 +309,12 @@ class LocalCommunicator final : public Communicator {
     group_->meet(rank_);
   }
 
-  void send(const void* data, int64_t count, DType dtype, int peer) override {
-    transfer({{Operation::send, dtype, ReduceOp::sum, peer, count}, data, nullptr});
-  }
-  void receive(void* data, int64_t count, DType dtype, int peer) override {
-    transfer({{Operation::receive, dtype, ReduceOp::sum, peer, count}, nullptr, data});
-  }
-  void group_start() override {
-    if (grouping_) throw Error(ExitCode::device, "group_start inside a group of transfers");
-    grouping_ = true;
-  }
-  void group_end() override {
-    if (!grouping_) throw Error(ExitCode::device, "group_end without group_start");
-    grouping_ = false;
-    group_->exchange(rank_, transfers_);
-  }
   void barrier() override { begin({}); }
   void synchronize() override {}  // every call has finished when it returns
   void abort() override { group_->give_up(rank_); }
 
  private:
-  static const std::byte* place(const void* data, int64_t element, DType dtype) {
-    return static_cast<const std::byte*>(data) + element * dtype_bytes(dtype);
-  }
-  static std::byte* place(void* data, int64_t element, DType dtype) {
-    return static_cast<std::byte*>(data) + element * dtype_bytes(dtype);
-  }
-
-  // out = reduction over ranks of elements [first, first + count) of what they published.
+  // out = reduction over ranks of elements [first, first + count) of their published buffers.
   void reduce_peers(int64_t first, int64_t count, void* out, DType dtype, ReduceOp op) {
     for (int rank = 0; rank < size(); ++rank)
       inputs_[static_cast<size_t>(rank)] = place(group_->call(rank).in, first, dtype);
@@ -346,22 +322,19 @@ class LocalCommunicator final : public Communicator {
   }
 
   void begin(const LocalCall& call) {
-    check_call(call, size());
-    if (grouping_) throw Error(ExitCode::device, "{} inside a group of transfers", describe(call));
+    check_collective(call);
     group_->meet(rank_, call);
   }
 
-  void transfer(const LocalCall& call) {
-    check_call(call, size());
-    transfers_.push_back({.call = call});
-    if (!grouping_) group_->exchange(rank_, transfers_);
+  void add_transfer(const Call& call, const void* in, void* out) override {
+    transfers_.push_back({.call = {call, in, out}});
   }
+  void run_transfers() override { group_->exchange(rank_, transfers_); }
 
   std::shared_ptr<LocalGroup> group_;
   int rank_;
-  bool grouping_ = false;
-  std::vector<const void*> inputs_;  // of a reduction
-  std::vector<Transfer> transfers_;  // gathered since group_start
+  std::vector<const void*> inputs_;  // operands of a reduction
+  std::vector<Transfer> transfers_;  // queued since group_start
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// World whose ranks are threads of one process: the first rank that asks for a group makes it for all.
+// World whose ranks are threads of one process. The first rank that asks for a group creates it for all.
 #include <algorithm>
 #include <deque>
 #include <exception>
@@ -15,7 +15,7 @@
 namespace gptrain {
 namespace {
 
-// The state that the ranks of a world share.
+// State shared by the ranks of a world.
 class LocalWorldState {
  public:
   explicit LocalWorldState(int size) : num_made_(static_cast<size_t>(size)), left_(static_cast<size_t>(size)) {
@@ -27,7 +27,7 @@ class LocalWorldState {
   const std::string& host() const { return host_; }
   int size() const { return static_cast<int>(left_.size()); }
 
-  // `rank`'s next group.
+  // Returns the handle of `rank` in its next group.
   std::unique_ptr<Communicator> make(int rank, const std::vector<int>& ranks) {
     check_group(ranks, size());
     const std::lock_guard lock(mutex_);
@@ -53,7 +53,7 @@ class LocalWorldState {
  private:
   struct Group {
     std::vector<int> ranks;
-    std::vector<std::unique_ptr<Communicator>> handles;  // until their ranks ask for them
+    std::vector<std::unique_ptr<Communicator>> handles;  // unclaimed handles; null once claimed
     int first_to_ask;
   };
 
@@ -64,7 +64,7 @@ class LocalWorldState {
     return group;
   }
 
-  // Tells the peers that `rank` will not come.
+  // Tells the peers that `rank` will not claim its handle.
   static void drop_handle(Group& group, int rank) {
     const auto place = std::find(group.ranks.begin(), group.ranks.end(), rank);
     if (place != group.ranks.end()) group.handles[static_cast<size_t>(place - group.ranks.begin())].reset();
@@ -88,7 +88,7 @@ class LocalWorld final : public World {
   int size() const override { return state_->size(); }
   bool of_processes() const override { return false; }
   const std::string& host(int) const override { return state_->host(); }
-  // Threads reduce where the data are.
+  // `use` is ignored: threads reduce in place.
   std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks, const GroupUse&) override {
     return state_->make(rank_, ranks);
   }
@@ -113,7 +113,7 @@ void run_local_ranks(int size, const std::function<void(World&)>& body) {
   std::exception_ptr cause;
   bool cause_is_silent = false;
   std::exception_ptr consequence;
-  // A rank without all the others would wait for them: none begins before all are there.
+  // Holds all ranks back until all threads exist: a rank would wait for ever for one that could not be started.
   std::promise<bool> all_there;
   const std::shared_future<bool> begin = all_there.get_future().share();
   std::vector<std::thread> threads;

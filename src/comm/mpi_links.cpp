@@ -1,6 +1,6 @@
-// Groups over MPI. Only its point-to-point messages are used: the collectives are those of comm/exchange.h, which sum
-// in rank order and need no temporary buffers of MPI's own, whose page faults are slow. Waiting is done here as well,
-// so that ranks that share a core let each other run.
+// Groups over MPI. Only its point-to-point messages are used. The collectives are those of comm/exchange.h, which sum
+// in rank order and avoid MPI's temporary buffers, whose page faults are slow. Waiting is done here as well, so that
+// ranks that share a core yield to each other.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -19,8 +19,8 @@ namespace {
 
 constexpr int header_tag = 1;
 constexpr int payload_tag = 2;
-constexpr int64_t max_payload_bytes = 1 << 30;  // of one MPI message, whose length is an int; longer ones are split
-constexpr int num_spins = 200;                  // looks before the core is offered to others; some ten microseconds
+constexpr int64_t max_payload_bytes = 1 << 30;  // longer messages are split: MPI lengths are ints
+constexpr int num_spins = 200;                  // polls before the core is yielded; about ten microseconds
 
 std::string text_of(int status) {
   char text[MPI_MAX_ERROR_STRING] = "";
@@ -33,11 +33,11 @@ void check_mpi(int status, const char* call) {
   if (status != MPI_SUCCESS) throw Error(ExitCode::device, "{}: {}", call, text_of(status));
 }
 
-// MPI is started once per process, and ended when the last group is gone.
+// MPI in this process: started once, finalized when the last group is gone.
 class Session {
  public:
   explicit Session(bool yielding) : yielding_(yielding) {
-    // MPI waits by itself while it starts and ends.
+    // MPI itself waits while it starts and finalizes.
     if (yielding) setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
     int provided = MPI_THREAD_SINGLE;
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
@@ -46,15 +46,15 @@ class Session {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   }
   ~Session() {
-    // Ending needs all ranks. After a failure the launcher cleans up.
+    // MPI_Finalize needs all ranks. After a failure the launcher cleans up.
     if (finished) MPI_Finalize();
   }
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  bool finished = false;  // on every rank
+  bool finished = false;  // set on every rank
 
-  // Called while nothing happens, after `idle` looks in vain.
+  // Called while nothing arrives, after `idle` polls in vain.
   void pause(int idle) const {
     if (yielding_ || idle >= num_spins) sched_yield();
   }
@@ -81,7 +81,7 @@ class MpiTransport final : public Transport {
   void exchange(std::span<const Message> messages) override {
     requests_.clear();
     headers_.resize(messages.size());
-    // Headers come first in the list, each under its message's number, so that a completed one is easily told.
+    // The headers come first in the list, at their messages' indices, so that a completed one is easily identified.
     for (size_t i = 0; i < messages.size(); ++i) start_header(messages[i], headers_[i]);
     for (const Message& message : messages) start_payload(message);
     completed_.resize(requests_.size());
@@ -143,7 +143,7 @@ class MpiTransport final : public Transport {
     }
   }
 
-  // A peer that does something else is found by its header, before a payload that never comes is waited for.
+  // Checks each header, so that a peer's different call is found before its payload, which may never come, is awaited.
   void take_completed(std::span<const Message> messages, int count) {
     for (int i = 0; i < count; ++i) {
       const auto index = static_cast<size_t>(completed_[static_cast<size_t>(i)]);
@@ -156,8 +156,8 @@ class MpiTransport final : public Transport {
   MPI_Comm comm_;  // freed by MPI_Finalize
   int rank_ = 0;
   int size_ = 1;
-  std::vector<MpiHeader> headers_;     // of the messages of the exchange that runs
-  std::vector<MPI_Request> requests_;  // theirs, then those of the payloads
+  std::vector<MpiHeader> headers_;     // headers of the current exchange's messages
+  std::vector<MPI_Request> requests_;  // requests of the headers, then of the payloads
   std::vector<int> completed_;
   std::vector<MPI_Status> statuses_;
   bool patient_ = false;
@@ -195,7 +195,7 @@ class MpiWorldLinks final : public MpiLinks {
   void close(bool finished) override { session_->finished = finished; }
 
   void end_process(bool reporter) override {
-    // The launcher says something for everyone who aborts.
+    // The launcher prints a message for every process that aborts: the others give the reporter time to abort first.
     if (!reporter) std::this_thread::sleep_for(std::chrono::seconds(2));
     MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::device));
     _exit(static_cast<int>(ExitCode::device));

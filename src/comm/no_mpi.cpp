@@ -1,4 +1,4 @@
-// In place of mpi_links.cpp in a build without MPI.
+// Replaces mpi_links.cpp in a build without MPI.
 #include "base/error.h"
 #include "comm/links.h"
 #include "comm/process_world.h"

@@ -1,4 +1,4 @@
-// What ranks of a group do together: the names by which calls are compared, counted and reported.
+// Operations of a group, under the names by which calls are compared, counted and reported.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 
 namespace gptrain {
 
-// Reductions come first.
+// Reductions come first: is_reduction compares values.
 enum class Operation : uint8_t {
   all_reduce,
   reduce_scatter,

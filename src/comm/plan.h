@@ -1,4 +1,4 @@
-// What collectives send, and the communicator of the `plan` backend, which moves nothing.
+// Bytes that collectives send, and the communicator of the `plan` backend, which moves nothing.
 #pragma once
 
 #include <array>
@@ -12,24 +12,23 @@
 
 namespace gptrain {
 
-// Calls of one operation and the bytes that one rank of the group sends in them.
+// Number of calls of one operation and the bytes that one rank sends in them.
 struct Traffic {
   int64_t calls = 0;
-  int64_t sent_bytes = 0;  // an Amount: of what is too large, 2^63 - 1
+  int64_t sent_bytes = 0;  // saturates at 2^63 - 1 (see Amount)
 };
 using TrafficTable = std::array<Traffic, num_operations>;
 
-// The bytes that `rank` of a group of `size` sends in a call (all_to_all_v apart), by algorithms that send no more than
-// is needed (Thakur et al., IJHPCA 2005): n bytes of data and P ranks, an all-reduce sends 2 n (P - 1) / P, a
-// reduce-scatter or all-gather of n bytes in all n (P - 1) / P; a broadcast n / P to each other rank, as a scatter and
-// an all-gather, 2 n (P - 1) / P at most, and between two ranks n from its root. A transfer counts with its sender;
-// barriers do not. Of a few KiB, where the number of messages counts, processes send all to all in one step:
-// comm/exchange.h.
+// Returns the bytes that `rank` of a group of `size` sends in a call (not all_to_all_v), for algorithms that send no
+// more than needed (Thakur et al., IJHPCA 2005). For n bytes and P ranks: all_reduce 2 n (P - 1) / P; reduce_scatter
+// and all_gather of n bytes in total n (P - 1) / P; broadcast n / P to each other rank, as a scatter and an all-gather,
+// at most 2 n (P - 1) / P, and n from the root between two ranks. A transfer counts at its sender; a barrier sends
+// nothing. The real transport sends more for a few KiB, where the number of messages counts: see comm/exchange.h.
 int64_t sent_bytes(const Call& call, int rank, int size);
-// The same of an all_to_all_v: what it sends to others.
+// Returns the bytes that `rank` sends to others in an all_to_all_v.
 int64_t sent_bytes(std::span<const PeerPart> sent, DType dtype, int rank);
 
-// One rank of a group of `size`.
+// Returns the communicator of one rank in a group of `size`.
 std::unique_ptr<Communicator> make_plan_communicator(int rank, int size);
 
 }  // namespace gptrain

@@ -32,9 +32,9 @@ std::string name_of(const std::vector<int>& ranks) {
   return fmt::format("{} ranks from {} to {}", ranks.size(), ranks.front(), ranks.back());
 }
 
-// Where nobody watches over the processes yet, or any more, MPI waits without end for one that does not come. While one
-// of these lives, the timeout ends this process with a message; those of higher rank a little later, as the launcher
-// ends them with the first. `doing` completes "waits for others to ...".
+// Limits waits inside MPI, which has no timeout, while no heartbeat watches the processes. If the timeout passes while
+// the object lives, prints a message and ends this process; higher ranks end a little later, as the launcher ends them
+// with the first. `doing` completes "waits for others to ...".
 class Limit {
  public:
   Limit(const Launch& launch, const Timeout& timeout, const char* doing, const Refusal& refusal = {})
@@ -68,12 +68,12 @@ class Limit {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool done_ = false;
-  std::thread thread_;  // last: starts when everything else is there
+  std::thread thread_;  // last member: starts when the others exist
 };
 
 class ProcessWorld final : public World {
  public:
-  // The run ends with the first `needed` of the processes.
+  // The loss of one of the first `needed` processes ends the run.
   ProcessWorld(const Launch& launch, Meeting meeting, std::unique_ptr<Links> links, const WorldOptions& options,
                int needed)
       : launch_(launch),
@@ -94,7 +94,7 @@ class ProcessWorld final : public World {
   ~ProcessWorld() override {
     bool finished = std::uncaught_exceptions() == exceptions_at_start_;
     try {
-      // Nobody may leave while another still needs it, or the heartbeat.
+      // Waits until no rank needs another, or the heartbeat.
       if (finished && all_) all_->barrier();
     } catch (const Error&) {
       finished = false;
@@ -106,7 +106,7 @@ class ProcessWorld final : public World {
       const Limit limit(launch_, timeout_, "end");
       links_.reset();
     } catch (const Error&) {
-      // The end is not limited where there are no more threads.
+      // Without a thread for the limit, the end has no timeout.
     }
   }
 
@@ -144,7 +144,7 @@ class ProcessWorld final : public World {
   std::vector<std::string> hosts_;
   std::unique_ptr<Links> links_;
   std::unique_ptr<Heartbeat> heartbeat_;
-  std::unique_ptr<Communicator> all_;  // for the end; null on processes that are no ranks
+  std::unique_ptr<Communicator> all_;  // group of all ranks, for the end; null on processes that are not ranks
   int num_groups_ = 0;
 };
 
@@ -182,7 +182,7 @@ std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& 
   const bool yielding = !settle_on_node(launch);
   std::optional<Limit> limit(std::in_place, launch, options.timeout, "start MPI", options.refusal);
   std::unique_ptr<MpiLinks> links = start_mpi(launch, yielding);
-  // MPI knows where rank 0 is, and no port needs to be agreed on.
+  // MPI tells where rank 0 listens: no fixed address or port is needed.
   Launch meeting_place = launch;
   meeting_place.master_port = 0;
   Socket master;
@@ -193,7 +193,7 @@ std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& 
     master = listen_as_master(meeting_place, doors);
     std::vector<std::string> addresses = interface_addresses();
     addresses.push_back("127.0.0.1");
-    // MPI reaches none but the ranks.
+    // The secret goes over MPI, which only the ranks can read.
     place = json_text(
         Json{{"addresses", addresses}, {"port", port_of(master)}, {"host", launch.host}, {"secret", draw_secret()}});
   }

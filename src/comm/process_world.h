@@ -10,37 +10,39 @@
 
 namespace gptrain {
 
-// How a process ends that meets the others only to agree on a refusal, where they do not come.
+// Exit of a process that meets the others only to agree on a refusal, if they do not arrive.
 struct Refusal {
   ExitCode code = ExitCode::device;
-  std::string message;  // what it says before; empty: it has been said
+  std::string message;  // message to print first; empty: it has been printed
 };
 
 struct WorldOptions {
-  std::vector<Fact> facts;  // what must be the same on every rank, besides build and instruction set
+  std::vector<Fact> facts;  // properties that must be equal on every rank, besides build and instruction set
   bool same_instruction_set = true;
-  Timeout timeout;                 // for peers to come, and for a silent one to count as lost
-  std::string interface = "auto";  // where to listen; see Doors in rendezvous.h
-  Refusal refusal = {};            // for a wait in MPI that nothing but the process's end can end
-  int ranks = 0;                   // of the processes that the launcher started, the first so many are needed; 0: all
+  Timeout timeout;                 // limit for peers to arrive, and for a silent one to count as lost
+  std::string interface = "auto";  // network interface or address to listen at; see Doors in rendezvous.h
+  Refusal refusal = {};            // used if a wait in MPI times out and the process must end
+  int ranks = 0;                   // number of ranks: the first of the launched processes; 0: all
 };
 
-// Finds the peers, compares the facts, starts the heartbeat. A world of one process has no heartbeat. While the world
-// lives, a peer that is lost ends this process with exit code 5. Destroying it is collective (a barrier) unless an
-// exception is on its way: then the others end as well. Error(device): see rendezvous.h; an empty message if rank 0
-// reports it.
+// Finds the peers, compares the facts and starts the heartbeat; a world of one process has none. While the world lives,
+// the loss of a peer ends this process with exit code 5. Destroying it is collective (a barrier), unless an exception
+// is in flight: the other processes then end as well. THROWS Error(device) as meet() does (rendezvous.h), with an empty
+// message where rank 0 reports the fault.
 //
-// Processes beyond options.ranks are met and compared as all others, and then are no ranks of the world: the rank() of
-// theirs is at least its size(). They have the groups that they are listed in, take no part in the barrier at the end,
-// and over TCP one that is lost is reported and ends nothing (under MPI the launcher ends all).
+// Processes beyond options.ranks are met and compared like all others but are not ranks of the world: their rank() is
+// at least size(). They have the groups that list them, take no part in the barrier at the end, and over TCP the loss
+// of one is only reported (under MPI the launcher ends all).
 //
+// Uses MPI if uses_mpi(launch), else TCP.
 // Chooses MPI if uses_mpi(launch), else TCP.
 std::unique_ptr<World> make_process_world(const Launch& launch, const WorldOptions& options);
 std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& options);
-// Error(device): this build has no MPI, or the launcher does not start it.
+// Throws Error(device) if this build has no MPI or the launcher does not start it.
 std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& options);
 
-// Whether this build has MPI and the launcher starts it. mpirun has no other way; srun --mpi=pmix has.
+// built_with_mpi: this build has MPI. uses_mpi: the run uses it; under mpirun always, under srun --mpi=pmix if this
+// build has it.
 bool built_with_mpi();
 bool uses_mpi(const Launch& launch);
 

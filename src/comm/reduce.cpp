@@ -7,7 +7,7 @@
 namespace gptrain {
 namespace {
 
-// As ops/cpu chooses its kernels: what oneDNN would use, which the user may cap.
+// Selects the instruction set as ops/cpu does: the one oneDNN uses, which the user may cap.
 ReduceKernel select_kernel() {
 #ifdef __x86_64__
   if ((dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx2) == dnnl_cpu_isa_avx2) return x86_64_v3::reduce_kernel;

@@ -1,4 +1,4 @@
-// The rules of ops/cpu/kernels/isa.h hold here.
+// Follows the rules of ops/cpu/kernels/isa.h.
 #include "comm/reduce_kernels.h"
 
 #include "ops/cpu/kernels/isa.h"
@@ -13,7 +13,7 @@ inline void store(int32_t* to, int32_t value) { *to = value; }
 inline int64_t load(const int64_t* from) { return *from; }
 inline void store(int64_t* to, int64_t value) { *to = value; }
 
-// to_float and to_f16 of base/dtype.h without branches, which vectorises.
+// Branch-free to_float and to_f16 of base/dtype.h, which the compiler can vectorise.
 inline float load(const f16* from) {
   const uint32_t magnitude = static_cast<uint32_t>(from->bits & 0x7fff) << 13;
   const float finite = __builtin_bit_cast(float, magnitude) * 0x1p112F;
@@ -47,7 +47,7 @@ inline T combine(T a, T b) {
   return keep || a != a ? a : b;
 }
 
-// block[i] = block[i] op the next inputs, up to four in one pass; with `first`, the first of them starts the block.
+// Combines up to four inputs into the block in one pass; with `first`, the first input initialises the block.
 template <typename T, ReduceOp op, int num, bool first, typename Wide>
 inline void take(const void* const* inputs, int64_t start, int64_t n, Wide* block) {
   const T* a = static_cast<const T*>(inputs[0]) + start;
@@ -72,7 +72,7 @@ inline void take_some(const void* const* inputs, int64_t num, int64_t start, int
   if (num >= 4) take<T, op, 4, first>(inputs, start, n, block);
 }
 
-// Works through a block that stays in the nearest cache, which is read from every input before any of it is written.
+// Reduces block by block. A block fits the L1 cache, and all inputs of it are read before any of it is written.
 template <typename T, ReduceOp op>
 void reduce_blocks(const void* const* inputs, int64_t num_inputs, T* out, int64_t count) {
   constexpr int64_t block_size = 1024;

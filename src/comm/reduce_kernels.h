@@ -1,5 +1,4 @@
-// The loops of reductions, compiled once for each instruction set: GPTRAIN_REDUCE_ISAS lists them, meson.build builds
-// the same.
+// Reduction loops, compiled once per instruction set. GPTRAIN_REDUCE_ISAS and meson.build have the same list.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +14,7 @@
 
 namespace gptrain {
 
-// What `reduce` of comm/reduce.h does, for num_inputs >= 1.
+// Implements `reduce` of comm/reduce.h for num_inputs >= 1.
 using ReduceKernel = void (*)(const void* const* inputs, int64_t num_inputs, void* out, int64_t count, DType dtype,
                               ReduceOp op);
 

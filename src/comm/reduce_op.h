@@ -1,4 +1,4 @@
-// How a reduction combines what ranks have.
+// Operators of reductions over ranks.
 #pragma once
 
 #include <cstdint>

@@ -24,12 +24,12 @@ using Json = nlohmann::json;
 using namespace std::chrono_literals;
 
 constexpr auto retry_interval = 100ms;
-constexpr auto answer_grace = 5s;      // past the deadline, for rank 0's verdict to arrive
-constexpr auto latecomers_grace = 2s;  // once it is clear that the run cannot start
-constexpr auto proof_patience = 10s;   // for rank 0 to prove itself; it may be busy
-constexpr size_t max_listed = 8;       // ranks in one message
+constexpr auto answer_grace = 5s;      // time after the deadline for rank 0's verdict to arrive
+constexpr auto latecomers_grace = 2s;  // time for further ranks to report once the run cannot start
+constexpr auto proof_patience = 10s;   // limit for rank 0 to prove itself, as it may be busy
+constexpr size_t max_listed = 8;       // ranks listed in one message
 
-// What a proof is for, so that it is of no use at another listener.
+// Purpose of the proof to rank 0, which makes it useless at any other listener.
 constexpr const char* meeting_purpose = "to meet rank 0";
 
 std::string purpose_of(PeerPort port, int rank) {
@@ -49,7 +49,7 @@ Peer peer_from(const Json& json) {
 }
 
 Peer describe_self(const Launch& launch, const Meeting& meeting, const std::string& address) {
-  // Containers of one machine share the boot's id, but not the network.
+  // The boot id alone is not enough: containers of one machine share it but not the network.
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
   const std::vector<std::string> addresses =
@@ -68,7 +68,7 @@ std::string listed(const std::vector<std::string>& items, const char* separator)
   return text;
 }
 
-// The lines of `text` that `other` lacks.
+// Returns the lines of `text` that are not in `other`.
 std::vector<std::string> lines_missing_in(const std::string& other, const std::string& text) {
   const auto lines_of = [](const std::string& whole) {
     std::vector<std::string> lines;
@@ -83,7 +83,7 @@ std::vector<std::string> lines_missing_in(const std::string& other, const std::s
   return missing;
 }
 
-// At most three, and how many more there are.
+// Returns at most three lines, and the number of the others.
 std::string first_lines(std::vector<std::string> lines) {
   constexpr size_t most = 3;
   if (lines.empty()) return "without that";
@@ -92,7 +92,7 @@ std::string first_lines(std::vector<std::string> lines) {
   return listed(lines, ", ") + (more > 0 ? fmt::format(" and {} more", more) : "");
 }
 
-// Rank 0's side: one entry per rank that has come.
+// The meeting on rank 0, with one entry per rank that has arrived.
 class Assembly {
  public:
   Assembly(const Launch& launch, Meeting& meeting, const std::vector<Fact>& facts)
@@ -105,7 +105,7 @@ class Assembly {
   bool complete() const { return std::find(came_.begin(), came_.end(), false) == came_.end(); }
   bool faulty() const { return !faults_.empty(); }
 
-  // Whoever has proved the secret. Without one that is everybody: what is no hello is passed over.
+  // Handles a caller that has proved the secret; without a secret that is anybody. Ignores text that is not a hello.
   void arrive(FrameChannel channel, const std::string& address, const std::string& text) {
     try {
       arrive(std::move(channel), address, parse_json_or_discard(text));
@@ -114,7 +114,7 @@ class Assembly {
     }
   }
 
-  // A rank that came may have ended again.
+  // Notices ranks that arrived and ended again.
   void check_channels() {
     for (size_t rank = 1; rank < came_.size(); ++rank) {
       if (!came_[rank]) continue;
@@ -205,7 +205,7 @@ class Assembly {
   int64_t num_unintelligible_ = 0;
 };
 
-// The key of a run, of the secret and of what rank 0 has drawn for it.
+// Returns the key of a run, derived from the secret and the token that rank 0 has drawn.
 Secret run_key(const Secret& secret, const std::string& token) { return Secret(secret.proof("run " + token)); }
 
 void assemble(const Launch& launch, Gate gate, const std::vector<Fact>& facts, const Timeout& timeout,
@@ -214,7 +214,7 @@ void assemble(const Launch& launch, Gate gate, const std::vector<Fact>& facts, c
   Assembly assembly(launch, meeting, facts);
   meeting.peers[0] = self;
   while (!assembly.complete()) {
-    // Ranks that come a little later are told too.
+    // Waits a little for later ranks, so that they are told too.
     if (assembly.faulty()) deadline = std::min(deadline, Clock::now() + latecomers_grace);
     if (Clock::now() >= deadline) assembly.refuse(timeout, gate);
     if (auto guest = gate.admit(Clock::now() + retry_interval / 10))
@@ -324,7 +324,7 @@ Meeting meet(const Launch& launch, Socket master, const std::vector<std::string>
              const std::vector<Fact>& facts, const Timeout& timeout, const Doors& doors) {
   Meeting meeting;
   const std::string address = listening_address(launch, doors);
-  // Nobody calls there before the run's key is known: the gates are given it below.
+  // Callers come only once the run's key is known; the gates get it below.
   Socket heartbeat = listen_on(0, address), group = listen_on(0, address);
   meeting.heartbeat_gate = Gate(std::move(heartbeat), {}, "");
   meeting.group_gate = Gate(std::move(group), {}, "");
@@ -346,16 +346,16 @@ Meeting meet(const Launch& launch, Socket master, const std::vector<std::string>
 }
 
 PeerCall call_peer(const Peer& peer, int rank, const Peer& self, PeerPort port, const Secret& key,
-                   const std::string& greeting, Clock::time_point connected_by, Clock::time_point proven_by) {
+                   const std::string& greeting, const CallDeadlines& by) {
   std::vector<std::string> addresses = peer.addresses;
   if (peer.machine == self.machine) addresses.insert(addresses.begin(), "127.0.0.1");
   PeerCall call;
   for (const std::string& address : addresses) {
-    auto socket = connect_to(address, port == PeerPort::group ? peer.group_port : peer.heartbeat_port, connected_by);
+    auto socket = connect_to(address, port == PeerPort::group ? peer.group_port : peer.heartbeat_port, by.connected);
     if (!socket) continue;
     call.channel = FrameChannel(std::move(*socket));
-    call.end = prove_to(call.channel, key, purpose_of(port, rank), proven_by);
-    if (call.end == CallEnd::proven && !call.channel.send(greeting, proven_by)) call.end = CallEnd::closed;
+    call.end = prove_to(call.channel, key, purpose_of(port, rank), by.proven);
+    if (call.end == CallEnd::proven && !call.channel.send(greeting, by.proven)) call.end = CallEnd::closed;
     if (call.end == CallEnd::proven) return call;
   }
   return call;

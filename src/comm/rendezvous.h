@@ -1,5 +1,5 @@
-// How the processes of a run find each other: all report to rank 0 over TCP, which compares what they are and tells
-// everyone where everyone is.
+// Lets the processes of a run find each other: all report to rank 0 over TCP, which compares their facts and sends
+// everyone the addresses of all.
 #pragma once
 
 #include <optional>
@@ -12,7 +12,7 @@
 
 namespace gptrain {
 
-// Something that must be the same on every rank. Of a value of several lines, those that differ are reported.
+// A property that must be equal on every rank. If values have several lines, the lines that differ are reported.
 struct Fact {
   std::string name;
   std::string value;
@@ -20,62 +20,64 @@ struct Fact {
 
 struct Peer {
   std::string host;
-  std::string machine;                 // the same for processes of one machine
-  std::vector<std::string> addresses;  // the most promising first
+  std::string machine;                 // equal for processes of one machine
+  std::vector<std::string> addresses;  // likeliest to work first
   int heartbeat_port = 0;
   int group_port = 0;
 };
 
 struct Meeting {
-  std::vector<Peer> peers;  // of every rank
-  Secret key;               // which only the ranks of this run know; who connects later proves it
-  Gate heartbeat_gate;      // of this rank
+  std::vector<Peer> peers;  // by rank
+  Secret key;               // known only to the ranks of this run; later connections prove it
+  Gate heartbeat_gate;      // this rank's listener
   Gate group_gate;
-  std::vector<FrameChannel> channels;  // on rank 0 one to each rank (its own closed), else one to rank 0
+  std::vector<FrameChannel> channels;  // rank 0: one per rank (its own closed); others: one to rank 0
 };
 
-// How long ranks wait for each other, and what sets that: messages name it.
+// Time for which ranks wait for each other, and the setting that messages name as its source.
 struct Timeout {
   double seconds = 60;
-  std::string set_by = "comm.timeout_seconds";  // empty: nothing that a user sets
+  std::string set_by = "comm.timeout_seconds";  // empty: not set by the user
 };
 std::string describe(const Timeout& timeout);  // "60 s (comm.timeout_seconds)"
 
-// What every build knows of itself: version, a checksum of the executable, and the instruction set in use.
+// Returns the properties of the build: version, checksum of the executable, and instruction set in use.
 std::vector<Fact> build_facts();
 
-// Where the ranks of a run listen, and what they prove to each other before anything else.
+// The listening interface of a run's ranks, and the secret that they prove to each other.
 struct Doors {
   Secret secret;
   // A network interface or one of its addresses; "auto": the address from which launch.master_addresses are reached.
   std::string interface = "auto";
 };
 
-// The numeric address that `doors` names; empty: every interface, where MPI tells who listens where, or where the name
-// of rank 0's own host means the loopback there, which other hosts cannot reach. Error(device): there is no such
-// interface.
+// Returns the numeric address to listen at. Empty: all interfaces, because MPI tells the addresses, or because rank 0's
+// own host name resolves to the loopback, which other hosts cannot reach. THROWS Error(device) if the interface does
+// not exist.
 std::string listening_address(const Launch& launch, const Doors& doors);
 
-// Rank 0's listener: at launch.master_port, or with port 0 anywhere.
+// Returns rank 0's listener, at launch.master_port; port 0: any free port.
 Socket listen_as_master(const Launch& launch, const Doors& doors = {});
 
-// Collective over the run. `master`: rank 0's listener from listen_as_master, null elsewhere. `addresses`: where to
-// look for rank 0, at launch.master_port. Returns when all ranks have come and agree on every fact, or throws
-// Error(device) on all within the timeout and a little more: ranks that did not come, came twice, or differ are
-// named, with their hosts, by rank 0; the message on other ranks is then empty.
+// Meets all ranks of the run. Collective. `master`: rank 0's listener from listen_as_master, null elsewhere.
+// `addresses`: candidate addresses of rank 0, at launch.master_port. Returns when all ranks have arrived and agree on
+// every fact. Otherwise THROWS Error(device) on all ranks, shortly after the timeout: on rank 0 it names the ranks (and
+// hosts) that did not arrive, arrived twice or differ; on others the message is empty.
 Meeting meet(const Launch& launch, Socket master, const std::vector<std::string>& addresses,
              const std::vector<Fact>& facts, const Timeout& timeout, const Doors& doors = {});
 
 enum class PeerPort { heartbeat, group };
 
-// A connection to that port of `peer`, which is rank `rank`, on which both sides have proved `key` and `greeting` was
-// sent; tries all addresses, to reach one until `connected_by`, for a proof until `proven_by`. Else `end` says why
-// there is none at the last address that could be reached.
+// A connection to rank `rank` at a port of `peer`. call_peer tries all addresses; on success both sides have proved
+// `key` and `greeting` was sent. On failure `end` gives the reason at the last address that could be reached.
 struct PeerCall {
   CallEnd end = CallEnd::unreachable;
   FrameChannel channel{Socket()};
 };
+struct CallDeadlines {
+  Clock::time_point connected, proven;
+};
 PeerCall call_peer(const Peer& peer, int rank, const Peer& self, PeerPort port, const Secret& key,
-                   const std::string& greeting, Clock::time_point connected_by, Clock::time_point proven_by);
+                   const std::string& greeting, const CallDeadlines& by);
 
 }  // namespace gptrain

@@ -45,14 +45,14 @@ void set_option(int descriptor, int level, int option, int value) {
 std::string numeric_address(const sockaddr* address, socklen_t length) {
   char text[NI_MAXHOST] = "";
   getnameinfo(address, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
-  // An IPv4 peer of a listener for both families.
+  // An IPv4 peer, as a listener for both families shows it.
   constexpr std::string_view mapped = "::ffff:";
   return std::string_view(text).substr(0, mapped.size()) == mapped ? text + mapped.size() : text;
 }
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-// Of a host that has no address: none, and `fault` is one of getaddrinfo's codes.
+// Resolves a host. Returns an empty list and sets `fault` to one of getaddrinfo's codes if it has no address.
 AddressList resolve(const std::string& host, int port, int& fault) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -61,7 +61,7 @@ AddressList resolve(const std::string& host, int port, int& fault) {
   return {fault == 0 ? found : nullptr, &freeaddrinfo};
 }
 
-// Of the frame that `bytes`, at least a header, begins with.
+// Returns the length of the frame that `bytes` begins with. REQUIRES: a whole header.
 uint32_t frame_length(const std::string& bytes) {
   uint32_t length = 0;
   for (size_t i = 0; i < sizeof length; ++i)
@@ -72,7 +72,7 @@ uint32_t frame_length(const std::string& bytes) {
 }  // namespace
 
 Clock::duration seconds_duration(double seconds) {
-  constexpr double for_ever = 1e9;  // seconds; beyond some ten times that a clock's times overflow
+  constexpr double for_ever = 1e9;  // seconds; clocks overflow at about ten times this
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, for_ever)));
 }
 
@@ -92,7 +92,7 @@ int Socket::release() { return std::exchange(descriptor_, -1); }
 
 namespace {
 
-// Bound and listening, or none, and errno says why.
+// Binds and listens. Returns an empty socket, with errno set, on failure.
 Socket try_listening(const sockaddr* address, socklen_t length) {
   Socket listener(socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener) return {};
@@ -111,7 +111,7 @@ Socket try_listening_everywhere(int port) {
   any6.sin6_family = AF_INET6;
   any6.sin6_port = htons(static_cast<uint16_t>(port));
   Socket listener = try_listening(reinterpret_cast<const sockaddr*>(&any6), sizeof any6);
-  // A machine without IPv6 has no such sockets.
+  // A machine without IPv6 cannot open IPv6 sockets.
   if (listener || (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT)) return listener;
   sockaddr_in any{};
   any.sin_family = AF_INET;
@@ -139,7 +139,7 @@ Socket listen_on(int port, const std::string& address) {
 
 std::string address_towards(const std::string& host) {
   int fault = 0;
-  constexpr int any_port = 9;  // nothing is sent there
+  constexpr int any_port = 9;  // nothing is sent to this port
   const AddressList addresses = resolve(host, any_port, fault);
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     const Socket probe(socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
@@ -167,7 +167,7 @@ std::optional<Accepted> accept_from(const Socket& listener, Clock::time_point de
     Socket socket(
         accept4(listener.descriptor(), reinterpret_cast<sockaddr*>(&address), &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) return std::nullopt;
-    if (!socket) continue;  // it has gone again
+    if (!socket) continue;  // the caller has gone again
     set_option(socket.descriptor(), IPPROTO_TCP, TCP_NODELAY, 1);
     return Accepted{std::move(socket), numeric_address(reinterpret_cast<const sockaddr*>(&address), length)};
   }
@@ -257,7 +257,7 @@ bool FrameChannel::send(std::string_view text, Clock::time_point deadline) {
   return open();
 }
 
-// False if nothing more can be read at the moment.
+// Reads once. Returns false if no more can be read now.
 bool FrameChannel::read_some(size_t limit) {
   char buffer[16384];
   const ssize_t n = recv(socket_.descriptor(), buffer, std::min(limit, sizeof buffer), 0);
@@ -281,7 +281,7 @@ void FrameChannel::read_one_frame() {
   }
 }
 
-// Whether what begins is no frame, or too large a one.
+// Returns true if the received bytes are not a frame, or too large a frame.
 bool FrameChannel::broken() const {
   if (bytes_.size() < frame_header_bytes) return false;
   return std::memcmp(bytes_.data(), frame_magic, sizeof frame_magic) != 0 || frame_length(bytes_) > most_bytes_;

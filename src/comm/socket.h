@@ -1,4 +1,4 @@
-// TCP for the start of a run, for its heartbeats, and for collectives without MPI.
+// TCP sockets for the start of a run, for heartbeats, and for collectives without MPI.
 #pragma once
 
 #include <chrono>
@@ -32,46 +32,46 @@ class Socket {
   int descriptor_ = -1;
 };
 
-// Listens at that numeric address of this machine, or, if it is empty, on every interface; port 0: any free one.
-// Error(device) if the port is taken.
+// Listens at a numeric address of this machine; empty: on all interfaces. Port 0: any free port. THROWS Error(device)
+// if the port is taken.
 Socket listen_on(int port, const std::string& address = "");
 int port_of(const Socket& listener);
 
 struct Accepted {
   Socket socket;
-  std::string address;  // of the peer, numeric
+  std::string address;  // the peer's, numeric
 };
-// The next connection; nothing if none comes before the deadline.
+// Returns the next connection; nullopt if none arrives by the deadline.
 std::optional<Accepted> accept_from(const Socket& listener, Clock::time_point deadline);
 
-// One attempt at each address of that host (a name or a number), given up at the deadline. Nothing if there is none.
+// Tries each address of `host` (a name or number) once, until the deadline. Returns nullopt if none connects.
 std::optional<Socket> connect_to(const std::string& host, int port, Clock::time_point deadline);
 
-// Why that name has no address here, in the resolver's words; empty if it has one.
+// Returns the resolver's reason why `host` has no address; empty if it has one.
 std::string why_unresolved(const std::string& host);
 
-// The numeric address of this machine from which that host is reached; empty if there is none.
+// Returns this machine's numeric address that reaches `host`; empty if none does.
 std::string address_towards(const std::string& host);
 
-// Numeric addresses of that interface ("eth0"), or the address itself if it is one of this machine's; none if there is
-// no such interface.
+// Returns the numeric addresses of an interface ("eth0"), or the address itself if it belongs to this machine; none if
+// there is no such interface.
 std::vector<std::string> addresses_of_interface(const std::string& name_or_address);
 
-// Numeric addresses of this machine's interfaces, loopback left out.
+// Returns the numeric addresses of this machine's interfaces without the loopback.
 std::vector<std::string> interface_addresses();
 
-// Waits until the socket can be read (or written), or the deadline has passed; false then.
+// Return true when the socket can be read (or written), false at the deadline.
 bool wait_readable(const Socket& socket, Clock::time_point deadline);
 bool wait_writable(const Socket& socket, Clock::time_point deadline);
 
-// What a frame may hold: of one who has proved nothing yet, of a rank, and of rank 0 with the table of all ranks, in
-// which a hundred thousand fit.
+// Limits of a frame's text in bytes: from a caller that has proved nothing, from a rank, and from rank 0 with the table
+// of all ranks (enough for a hundred thousand).
 constexpr size_t most_stranger_bytes = 4096;
 constexpr size_t max_frame_bytes = 1'000'000;
 constexpr size_t max_table_bytes = size_t{64} << 20;
 
-// Frames of text over a connection: "GPTR", the length as 4 bytes, least first, and the text. What is no such frame, or
-// is larger than was agreed, counts as the end of the connection. No more than one frame is kept that nobody has taken.
+// Frames of text over a connection: "GPTR", the length as 4 bytes (little-endian), and the text. Anything else, or a
+// frame above the size limit, counts as the end of the connection. At most one unread frame is buffered.
 class FrameChannel {
  public:
   explicit FrameChannel(Socket socket, size_t most_bytes = max_frame_bytes)
@@ -83,27 +83,26 @@ class FrameChannel {
   void close() { socket_.close(); }
   void take_frames_up_to(size_t bytes) { most_bytes_ = bytes; }
 
-  // False, and the channel is closed, if the frame could not be sent before the deadline.
+  // Sends a frame. Returns false and closes the channel if that fails by the deadline.
   bool send(std::string_view text, Clock::time_point deadline);
-  // Takes in what has arrived. The channel closes when the peer has closed it.
+  // Reads all data that have arrived. Closes the channel if the peer has closed it.
   void read_available();
-  // Takes in what has arrived of the next frame, and no byte beyond it, so that the socket may be taken for something
-  // else.
+  // Reads data of the next frame that have arrived, and no byte beyond it, so that the socket can be handed over.
   void read_one_frame();
-  // The next frame that has been read.
+  // Returns the next frame that has been read; nullopt if there is none.
   std::optional<std::string> next_frame();
-  // The next frame, waiting for it; nothing if the peer closed or the deadline passed. Reads no byte beyond it, so that
-  // the socket may be taken for something else.
+  // Waits for the next frame; nullopt if the peer closes or the deadline passes. Reads no byte beyond it, so that the
+  // socket can be handed over.
   std::optional<std::string> receive(Clock::time_point deadline);
 
  private:
   bool broken() const;
-  size_t missing_bytes() const;  // of the frame that begins bytes_, as far as is known; 0: it is complete or broken
+  size_t missing_bytes() const;  // bytes missing from the frame in bytes_, as far as known; 0: complete or broken
   bool read_some(size_t limit);
 
   Socket socket_;
   size_t most_bytes_ = max_frame_bytes;
-  std::string bytes_;  // read, not yet taken
+  std::string bytes_;  // read but not taken yet
 };
 
 }  // namespace gptrain

@@ -4,12 +4,12 @@
 #include <cstddef>
 #include <vector>
 
-#include "comm/call.h"
+#include "comm/gathered_transfers.h"
 
 namespace gptrain {
 namespace {
 
-class StagedCommunicator final : public Communicator {
+class StagedCommunicator final : public GatheredTransfers {
  public:
   StagedCommunicator(Communicator& host, SideQueue& queue, DeviceMemory& staging)
       : host_(host), queue_(queue), staging_(staging.data()), staging_bytes_(staging.bytes()) {}
@@ -25,7 +25,7 @@ class StagedCommunicator final : public Communicator {
     });
   }
 
-  // Piece by piece of every rank's part. The sum lies where this rank's own part was.
+  // Reduces piece by piece. The host group leaves the sum in this rank's own piece of the staging memory.
   void reduce_scatter(const void* in, void* out, int64_t count, DType dtype, ReduceOp op) override {
     in_pieces({Operation::reduce_scatter, dtype, op, 0, count}, size(), [&](int64_t first, int64_t n) {
       for (int rank = 0; rank < size(); ++rank)
@@ -60,7 +60,7 @@ class StagedCommunicator final : public Communicator {
     });
   }
 
-  // As a group of transfers.
+  // Runs as a group of transfers.
   void all_to_all_v(const void* in, std::span<const PeerPart> sent, void* out, std::span<const PeerPart> received,
                     DType dtype) override {
     check_parts(sent, received, dtype, rank(), size());
@@ -82,22 +82,6 @@ class StagedCommunicator final : public Communicator {
     });
   }
 
-  void send(const void* data, int64_t count, DType dtype, int peer) override {
-    transfer({{Operation::send, dtype, ReduceOp::sum, peer, count}, data, nullptr});
-  }
-  void receive(void* data, int64_t count, DType dtype, int peer) override {
-    transfer({{Operation::receive, dtype, ReduceOp::sum, peer, count}, nullptr, data});
-  }
-  void group_start() override {
-    if (grouping_) throw Error(ExitCode::device, "group_start inside a group of transfers");
-    grouping_ = true;
-  }
-  void group_end() override {
-    if (!grouping_) throw Error(ExitCode::device, "group_end without group_start");
-    grouping_ = false;
-    while (!transfers_.empty()) run_round();
-  }
-
   void barrier() override { host_.barrier(); }
   void synchronize() override { host_.synchronize(); }
   void abort() override { host_.abort(); }
@@ -107,19 +91,13 @@ class StagedCommunicator final : public Communicator {
     Call call;
     const void* in;
     void* out;
-    int64_t moved = 0;           // elements
-    bool first_of_pair = false;  // in this round
-    int64_t moving = 0;          // elements of this round
+    int64_t moved = 0;           // elements moved in earlier rounds
+    bool first_of_pair = false;  // first pending transfer of its peer and direction: moves in this round
+    int64_t moving = 0;          // elements moved in this round
 
     bool sends() const { return call.operation == Operation::send; }
   };
 
-  static const std::byte* place(const void* data, int64_t element, DType dtype) {
-    return static_cast<const std::byte*>(data) + element * dtype_bytes(dtype);
-  }
-  static std::byte* place(void* data, int64_t element, DType dtype) {
-    return static_cast<std::byte*>(data) + element * dtype_bytes(dtype);
-  }
   void download(void* to, const void* from, int64_t count, DType dtype) {
     queue_.download(to, from, count * dtype_bytes(dtype));
   }
@@ -127,12 +105,11 @@ class StagedCommunicator final : public Communicator {
     queue_.upload(to, from, count * dtype_bytes(dtype));
   }
 
-  // body(first element, elements) for pieces of which `parts` fit the staging memory. Also of nothing there is a piece:
-  // peers that disagree are found.
+  // Calls body(first element, number of elements) for pieces of which `parts` fit the staging memory. Calls it once
+  // even for 0 elements, so that a disagreement with peers is found.
   template <typename Body>
   void in_pieces(const Call& call, int64_t parts, const Body& body) {
-    check_call(call, size());
-    if (grouping_) throw Error(ExitCode::device, "{} inside a group of transfers", describe(call));
+    check_collective(call);
     const int64_t longest = staging_bytes_ / (parts * dtype_bytes(call.dtype));
     if (call.count > longest) check_count(call);
     int64_t first = 0;
@@ -143,7 +120,7 @@ class StagedCommunicator final : public Communicator {
     } while (first < call.count);
   }
 
-  // Counts that differ by whole pieces would not show in any of them.
+  // Checks that all ranks have the same count: counts that differ by whole pieces would not be noticed in any piece.
   void check_count(const Call& call) {
     int64_t most_and_least[] = {call.count, -call.count};
     host_.all_reduce(most_and_least, 2, DType::i64, ReduceOp::max);
@@ -153,14 +130,13 @@ class StagedCommunicator final : public Communicator {
                 describe(call), -most_and_least[1], most_and_least[0]);
   }
 
-  void transfer(const Transfer& transfer) {
-    check_call(transfer.call, size());
-    transfers_.push_back(transfer);
-    if (grouping_) return;
+  void add_transfer(const Call& call, const void* in, void* out) override { transfers_.push_back({call, in, out}); }
+  void run_transfers() override {
     while (!transfers_.empty()) run_round();
   }
 
-  // The next piece of the first transfer to and from each peer. The n-th round of a pair is so on both sides.
+  // Moves the next piece of the first pending transfer of each peer and direction. The n-th round of a pair is so on
+  // both sides.
   void run_round() {
     const int64_t slot_bytes = staging_bytes_ / (2 * size());
     const auto slot = [&](const Transfer& t) {
@@ -200,8 +176,7 @@ class StagedCommunicator final : public Communicator {
   SideQueue& queue_;
   std::byte* const staging_;
   const int64_t staging_bytes_;
-  bool grouping_ = false;
-  std::vector<Transfer> transfers_;  // of a group, in the order of the calls
+  std::vector<Transfer> transfers_;  // queued since group_start, in call order
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Groups over TCP sockets, one for each pair of ranks and group.
+// Groups over TCP, with one socket for each pair of ranks and group.
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -21,18 +21,18 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Goes before every message. All processes are the same build on the same instruction set, so it is sent as it is.
+// Precedes every message. Sent as it lies in memory: all processes are the same build on the same instruction set.
 struct Header {
   Call call;
   int64_t bytes = 0;
 };
 
-// The messages of one exchange that go one way between this rank and a peer.
+// Messages of one exchange between this rank and a peer, in one direction.
 struct Flow {
   std::vector<const Message*> messages;
   size_t current = 0;
-  Header header;      // of the current message
-  int64_t moved = 0;  // bytes of it, header included
+  Header header;      // header of the current message
+  int64_t moved = 0;  // bytes moved of the current message, header included
 
   bool done() const { return current == messages.size(); }
 };
@@ -68,7 +68,7 @@ class TcpTransport final : public Transport {
   }
 
  private:
-  // Moves what can be moved without waiting; true when all is done.
+  // Moves all that can be moved without waiting. Returns true when everything is done.
   bool advance_all() {
     bool done = true;
     for (int peer = 0; peer < size(); ++peer) {
@@ -82,7 +82,7 @@ class TcpTransport final : public Transport {
     return done;
   }
 
-  // One system call; false if it would have to wait.
+  // Makes one system call. Returns false if it would block.
   bool advance(Flow& flow, int peer, bool sending) {
     const Message& message = *flow.messages[flow.current];
     constexpr int64_t header_bytes = sizeof(Header);
@@ -135,7 +135,7 @@ class TcpTransport final : public Transport {
                 describe(call));
   }
 
-  std::vector<Socket> sockets_;  // one to each rank, its own closed
+  std::vector<Socket> sockets_;  // one per rank, this rank's own closed
   int rank_;
   std::vector<Flow> sending_;
   std::vector<Flow> receiving_;
@@ -152,7 +152,7 @@ class TcpLinks final : public Links {
         rank_(rank),
         timeout_(seconds_duration(timeout_seconds)) {}
 
-  // In each pair the higher rank calls the lower.
+  // In each pair of ranks the higher one connects to the lower.
   std::unique_ptr<Transport> connect(const std::vector<int>& ranks, int place, int index) override {
     const auto deadline = Clock::now() + timeout_;
     std::vector<Socket> sockets(ranks.size());
@@ -160,7 +160,7 @@ class TcpLinks final : public Links {
     for (size_t i = 0; i < ranks.size(); ++i) {
       if (ranks[i] >= rank_) continue;
       const Peer& peer = peers_[static_cast<size_t>(ranks[i])];
-      PeerCall call = call_peer(peer, ranks[i], self(), PeerPort::group, key_, greeting, deadline, deadline);
+      PeerCall call = call_peer(peer, ranks[i], self(), PeerPort::group, key_, greeting, {deadline, deadline});
       if (call.end != CallEnd::proven)
         throw Error(ExitCode::device,
                     "rank {} ({}) cannot connect to rank {} ({}) at any of its addresses: is there a "
@@ -179,7 +179,7 @@ class TcpLinks final : public Links {
  private:
   const Peer& self() const { return peers_[static_cast<size_t>(rank_)]; }
 
-  // The connection that `rank` makes for that group. Others that come before it are kept for later.
+  // Returns the connection that `rank` makes for `group`. Keeps connections of others that arrive meanwhile.
   Socket await_call(int rank, int group, Clock::time_point deadline) {
     const std::pair wanted{group, rank};
     while (!calls_.contains(wanted)) {
@@ -203,7 +203,7 @@ class TcpLinks final : public Links {
   Gate gate_;
   int rank_;
   Clock::duration timeout_;
-  std::map<std::pair<int, int>, Socket> calls_;  // (group, rank) -> connection
+  std::map<std::pair<int, int>, Socket> calls_;  // early connections by (group, rank)
 };
 
 }  // namespace

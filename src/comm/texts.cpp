@@ -39,7 +39,7 @@ std::vector<std::string> gather_texts(Communicator* group, const std::string& te
   const auto size = static_cast<int64_t>(text.size());
   std::vector<int64_t> sizes(num_ranks);
   group->all_gather(&size, sizes.data(), 1, DType::i64);
-  // Pieces of one length, that of the longest text.
+  // Gathers pieces of equal length, that of the longest text.
   const int64_t longest = std::max<int64_t>(*std::max_element(sizes.begin(), sizes.end()), 1);
   std::string own = text;
   own.resize(static_cast<size_t>(longest));

@@ -1,4 +1,4 @@
-// Texts between ranks: what is decided on one and told to all, and what all tell one.
+// Exchanges texts between ranks.
 #pragma once
 
 #include <functional>
@@ -9,14 +9,14 @@
 
 namespace gptrain {
 
-// Collective over the group; a null group has one rank. Error(device) as for every collective.
+// All functions are collective over `group` (null: one rank) and throw Error(device) as every collective does.
 
-// The text of `root`, on every rank.
+// Returns the text of `root` on every rank.
 std::string broadcast_text(Communicator* group, const std::string& text, int root);
-// On rank 0 `body` gets every rank's text, in rank order and one at a time; on others it is not called.
+// Calls `body` on rank 0 with every rank's text, one at a time in rank order. Other ranks do not call it.
 void pass_texts_to_first(Communicator* group, const std::string& text,
                          const std::function<void(const std::string&)>& body);
-// Every rank's text, in rank order, on every rank.
+// Returns every rank's text, in rank order, on every rank.
 std::vector<std::string> gather_texts(Communicator* group, const std::string& text);
 
 }  // namespace gptrain

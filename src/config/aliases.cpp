@@ -13,7 +13,7 @@ std::string plain(std::string_view name) {
   return result;
 }
 
-// Ours for `name`, which is plain: the first in the table that `fits`.
+// Returns our key for `name` (lower case, _ for -): the first in the table that `fits`; "" if there is none.
 template <typename Fits>
 std::string look_up(std::span<const Aliases> table, const std::string& name, const Fits& fits) {
   const auto row = std::find_if(table.begin(), table.end(), [&](const Aliases& candidate) {

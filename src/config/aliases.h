@@ -1,5 +1,5 @@
-// What other trainers (Megatron-LM, DeepSpeed, transformers, nanoGPT, torchtitan, Lightning) call the keys and words of
-// a run config. Nothing is read under these names: an unknown one is answered with ours.
+// Names that other trainers (Megatron-LM, DeepSpeed, transformers, nanoGPT, torchtitan, Lightning) use for our keys and
+// words. A config cannot use them: they only serve to propose our name for an unknown one.
 #pragma once
 
 #include <span>
@@ -10,20 +10,21 @@
 namespace gptrain {
 
 struct Aliases {
-  std::string ours;                // as a fault proposes it: "optimizer.lr", `precision.compute = "fp16"`, "cuda"
-  std::vector<std::string> names;  // in lower case, with _ for -
+  std::string ours;  // our name, as a fault proposes it: "optimizer.lr", `precision.compute = "fp16"`, "cuda"
+  std::vector<std::string> names;  // other trainers' names in lower case, with _ for -
 };
 
 std::span<const Aliases> key_aliases();
 std::span<const Aliases> section_aliases();
 std::span<const Aliases> word_aliases();
 
-// Ours for "section.key" ("optimizer.learning_rate"; section may be empty), by the key alone or by both
-// ("checkpoint.interval" is checkpoint_interval); without case, - is _. Empty if nobody is known to say so.
+// Returns our key for "section.key" of another trainer ("optimizer.learning_rate"; `section` may be empty), found by
+// the key alone or by both ("checkpoint.interval" matches checkpoint_interval). Ignores case and takes - as _. Empty if
+// unknown.
 std::string key_meant(std::string_view section, std::string_view key);
 std::string section_meant(std::string_view name);
 
-// The one of `choices` that `word` means elsewhere; empty if there is none.
+// Returns the one of `choices` that `word` means in other trainers; empty if there is none.
 std::string word_meant(std::string_view word, std::span<const std::string> choices);
 
 }  // namespace gptrain

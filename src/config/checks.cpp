@@ -82,12 +82,12 @@ class Settler : Rules {
     }
   }
 
-  // Products that later code forms in 64 (tokens of the run) and 32 bits (rows of a matrix).
+  // Checks products that later code computes in 64 bits (tokens of the run) and 32 bits (rows of a matrix).
   void check_totals() {
     const BatchConfig& batch = config_.batch;
     const int64_t length = config_.model.sequence_length;
     if (!sound({"batch.global", "batch.micro", "batch.accumulation", "model.sequence_length"})) return;
-    if (batch.global == 0) return;  // left open by a fault elsewhere
+    if (batch.global == 0) return;  // a fault left the batch underived
     constexpr int64_t max_rows = std::numeric_limits<int32_t>::max();
     if (batch.micro > max_rows / length) {
       fault("batch.micro", fmt::format("times model.sequence_length = {} must be at most {} tokens", length, max_rows),
@@ -102,8 +102,8 @@ class Settler : Rules {
     }
   }
 
-  // What a run without any sharding would take, each part generously rounded up: below the limit no sum or product of
-  // bytes that a plan forms can leave 64 bits, and no machine comes near it.
+  // Checks an upper bound of a run's bytes without sharding. Below the limit no sum or product of bytes in a plan
+  // exceeds 64 bits; no machine comes near it.
   void check_size() {
     if (!faults_.empty()) return;
     constexpr Amount limit = int64_t{1} << 62;
@@ -111,10 +111,10 @@ class Settler : Rules {
     const Amount hidden = model.hidden_size, ffn = model.ffn_hidden_size, layers = model.num_layers;
     const Amount heads = Amount(model.num_heads) * model.head_size;
     const Amount vocabulary = model.vocab_size, length = model.sequence_length;
-    constexpr int64_t bytes_of_parameter = 64;  // weights, gradients and state in all their forms
+    constexpr int64_t bytes_of_parameter = 64;  // bytes of all forms of weight, gradient and optimizer state
     const Amount of_block = hidden * heads * 4 + hidden * ffn * 3 + (hidden + heads + ffn) * 16;
     const Amount parameters = (layers * of_block + vocabulary * hidden * 2 + length * hidden) * bytes_of_parameter;
-    constexpr int64_t bytes_of_feature = 64;  // of a row: what forward saves and backward adds
+    constexpr int64_t bytes_of_feature = 64;  // per row: saved activations and temporaries of backward
     const Amount features = (hidden + heads) * 32 + ffn * 16 + Amount(model.num_heads) * 32 + 64;
     const Amount rows = Amount(config_.batch.micro) * length;
     const Amount activations = rows * (layers + 4) * features * bytes_of_feature;
@@ -146,8 +146,8 @@ class Settler : Rules {
   const RuleContext context_;
 };
 
-// The most of `world_size` ranks for which the config has no fault. Where there are none: as few as hold one model, of
-// whose faults none is the number's.
+// Returns the largest number of ranks, at most `world_size`, for which the config has no fault. If there is none,
+// returns the ranks of one model replica, whose faults do not come from the number of ranks.
 int64_t most_ranks_without_fault(const RunConfig& config, const std::set<std::string>& given, int64_t world_size,
                                  const Faults& faults) {
   const int64_t of_model = config.parallel.tensor * config.parallel.pipeline;

@@ -1,6 +1,7 @@
-// What no single field can tell: derived values, and the rules between keys.
+// Derived values, and rules that involve several keys.
 #pragma once
 
+#include <cstdint>
 #include <set>
 #include <string>
 
@@ -9,9 +10,9 @@
 
 namespace gptrain {
 
-// `given`: the paths that the file or an override sets. Fills in what was not given, adds the faults between keys, and
-// sets keys that have no effect to their defaults; the batch is settled for `world_size` ranks, or with parallel.elastic
-// for the most of them over which it divides. Keys that `faults` already concerns take no part.
+// Fills in values that were not given, adds the faults of rules between keys, and resets keys without effect to their
+// defaults. `given`: paths set by the file or an override. The batch is derived for `world_size` ranks, or with
+// parallel.elastic for the largest number of them that divides it. Rules skip keys that already have a fault.
 void settle(RunConfig& config, const std::set<std::string>& given, int64_t world_size, Faults& faults);
 
 }  // namespace gptrain

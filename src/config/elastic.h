@@ -1,4 +1,4 @@
-// Runs that go on with the ranks that are there (parallel.elastic).
+// Runs that continue with however many ranks are available (parallel.elastic).
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,16 @@
 
 namespace gptrain {
 
-// Of `ranks` for which the config was loaded, those that train. With parallel.elastic they are the most over which
-// batch.global divides, and the others idle; else all. Where there are fewer than one model takes: `ranks`, of which
-// no mesh is made.
+// Returns how many of `ranks`, for which the config was loaded, train. With parallel.elastic this is the largest number
+// over which batch.global divides, and the others idle; without it all train. Returns `ranks` if they are fewer than
+// one model replica needs; no mesh can be made of them.
 int64_t training_ranks(const RunConfig& config, int64_t ranks);
 
-// Who trains and who idles, as a line; empty without parallel.elastic.
+// Returns a line that says which ranks train and which idle; empty without parallel.elastic.
 std::string elastic_line(const RunConfig& config, int64_t ranks);
 
-// What a run that goes on as `config`, on `ranks` that train, has otherwise than one of `saved_ranks` with the config
-// `saved`: "data ranks 4 -> 3, batch.accumulation 3 -> 4; batch.global stays 24". Empty if nothing.
+// Returns the differences in layout between the saved run and `config` on `ranks` training ranks: "data ranks 4 -> 3,
+// batch.accumulation 3 -> 4; batch.global stays 24". Empty if there are none.
 std::string layout_changes(const RunConfig& saved, int64_t saved_ranks, const RunConfig& config, int64_t ranks);
 
 }  // namespace gptrain

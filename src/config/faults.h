@@ -1,4 +1,4 @@
-// What is wrong with a config, collected so that all of it is reported at once.
+// The faults of a config, collected so that all are reported at once.
 #pragma once
 
 #include <cstdint>
@@ -13,22 +13,22 @@ namespace gptrain {
 
 class Faults {
  public:
-  // One line: "path = value: rule (try nearest)". `value` is what show_value gives and is empty for a key that is not
-  // there; `nearest` names the nearest valid value or values and may be empty.
+  // Adds the line "path = value: rule (try nearest)". `value` comes from show_value; empty: the key is absent.
+  // `nearest` names the nearest valid value or values; may be empty.
   void add(const std::string& path, const std::string& value, const std::string& rule, const std::string& nearest);
 
-  // Whether the key, its section, or an element of its value has a fault: its value is then not to be relied on.
+  // Returns true if the key, its section, or an element of its value has a fault; rules must then not use the value.
   bool concern(const std::string& path) const;
 
   bool empty() const { return lines_.empty(); }
-  // Further faults are only counted: nobody reads them, and to look for the nearest values takes its time.
+  // Returns true once further faults are only counted, so that callers need not search for nearest values.
   bool is_full() const { return lines_.size() >= max_lines; }
   std::string text() const;  // one line per fault, in the order of add, and how many more there are
 
  private:
   static constexpr size_t max_lines = 100;
 
-  std::set<std::string> paths_;  // of all faults
+  std::set<std::string> paths_;  // all paths with a fault
   std::vector<std::string> lines_;
   int64_t num_more_ = 0;
 };

@@ -1,14 +1,15 @@
-// How the rows of the table of fields are written.
+// Builders for the rows of the table of fields.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "config/fields.h"
+#include "config/field.h"
 
 namespace gptrain {
 
@@ -105,7 +106,7 @@ inline void set_value(const Json& json, ProjectionConfig& projection) {
     projection.sites.push_back(named<LinearSite>(linear_site_names, site.get<std::string>()));
 }
 
-// Puts the words of a field together row by row.
+// Builds a field step by step.
 struct Builder : Field {
   Builder& required(std::string usual) {
     presence = Presence::required;
@@ -172,7 +173,7 @@ Builder words(std::string path, Section RunConfig::*section, Enum Section::*memb
   return builder;
 }
 
-// The values of an enum by their names.
+// The names of an enum's values.
 template <typename E, size_t N>
 Words<E> named_words(const std::array<std::string_view, N>& names) {
   Words<E> words;
@@ -180,7 +181,6 @@ Words<E> named_words(const std::array<std::string_view, N>& names) {
   return words;
 }
 
-// The sections `model` and `optimizer`.
 void add_model_fields(std::vector<Field>& table);
 void add_optimizer_fields(std::vector<Field>& table);
 

@@ -27,7 +27,7 @@ Builder layers_per_stage_field() {
   return builder.usually("[2, 2]");
 }
 
-// Bytes, or the word for what the device leaves.
+// Takes a number of bytes, or the word for all memory that the device has left.
 Builder activation_budget_field() {
   static constexpr const char* fit = "fit";
   Builder builder;
@@ -51,10 +51,8 @@ Builder activation_budget_field() {
       .changeable();
 }
 
-// A number of blocks, or a word.
+// Takes a number of blocks, or a word.
 Builder offload_activations_field() {
-  static const std::vector<std::pair<std::string, int64_t>> words = {
-      {"none", no_offload}, {"hidden", hidden_offload}, {"all", all_offload}, {"optimal", optimal_offload}};
   Builder builder;
   builder.path = "memory.offload_activations";
   builder.description =
@@ -63,24 +61,22 @@ Builder offload_activations_field() {
   IntegerOrWordRule rule;
   rule.integer.min = 1;
   rule.integer.max = 10'000;
-  for (const auto& [word, value] : words) rule.words.push_back(word);
+  rule.words.assign(offload_words.begin(), offload_words.end());
   builder.rule = rule;
   builder.get = [](const RunConfig& config) {
-    for (const auto& [word, value] : words)
-      if (config.memory.offload_activations == value) return Json(word);
-    return Json(config.memory.offload_activations);
+    const OffloadChoice choice = config.memory.offload;
+    return choice.any() && choice.is_number() ? Json(choice.blocks()) : Json(offload_name(choice));
   };
   builder.set = [](RunConfig& config, const Json& json) {
-    if (!json.is_string()) config.memory.offload_activations = json.get<int64_t>();
-    for (const auto& [word, value] : words)
-      if (json == word) config.memory.offload_activations = value;
+    config.memory.offload = json.is_string() ? parse_offload(json.get<std::string>()).value()
+                                             : OffloadChoice::of_blocks(json.get<int64_t>());
   };
   return builder.usually(R"("hidden")").changeable();
 }
 
 constexpr const char* pure = "bf16-pure";
 
-// "bf16-pure" is bf16 and a flag. Only the update reads the flag.
+// "bf16-pure" stands for bf16 and a flag, which only the optimizer's update reads.
 Builder compute_field(const Words<DType>& dtypes, std::vector<RefusedWord> refused) {
   Builder builder = words<PrecisionConfig, DType>("precision.compute", &RunConfig::precision, &PrecisionConfig::compute,
                                                   dtypes, std::move(refused),

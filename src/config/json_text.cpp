@@ -11,7 +11,7 @@
 namespace gptrain {
 namespace {
 
-// "line:column" of the character that was read last, from the number of characters read.
+// Returns "line:column" of the last character read, given the number of characters read.
 std::string place(std::string_view text, size_t chars_read) {
   const std::string_view before = text.substr(0, std::min(text.size(), chars_read == 0 ? 0 : chars_read - 1));
   const auto line = std::count(before.begin(), before.end(), '\n') + 1;
@@ -27,7 +27,7 @@ std::string bare_message(std::string_view what) {
   return printable(what);
 }
 
-// Builds the document from parser events. A frame is an object or array that is still open.
+// Builds a document from parser events. A frame is an object or array that is still open.
 class TreeBuilder final : public nlohmann::json_sax<Json> {
  public:
   explicit TreeBuilder(std::string_view text) : text_(text) {}
@@ -62,9 +62,9 @@ class TreeBuilder final : public nlohmann::json_sax<Json> {
  private:
   struct Frame {
     Json* container;
-    std::string key;                     // of the value that comes next, in an object
-    std::map<std::string, size_t> seen;  // keys of an object and their places in it
-    bool repeated = false;               // `key` was there before
+    std::string key;                     // key of the next value, in an object
+    std::map<std::string, size_t> seen;  // the object's keys and their positions
+    bool repeated = false;               // `key` occurred before
   };
 
   bool leaf(Json value) {
@@ -93,12 +93,12 @@ class TreeBuilder final : public nlohmann::json_sax<Json> {
       return &frame.container->back();
     }
     if (frame.repeated) {
-      // An object or array has only been opened.
+      // An object or array has only been opened and has no content yet.
       result_.duplicates.push_back({path(), value.is_object()  ? "{...}"
                                             : value.is_array() ? "[...]"
                                                                : show_value(value)});
     }
-    // The object itself would look through all its keys for each one.
+    // Appends directly: the object's own insert would search all its keys.
     std::vector<Json::object_t::value_type>& members = frame.container->get_ref<Json::object_t&>();
     if (!frame.repeated) return &members.emplace_back(frame.key, std::move(value)).second;
     Json& slot = members[frame.seen.at(frame.key)].second;
@@ -107,7 +107,7 @@ class TreeBuilder final : public nlohmann::json_sax<Json> {
     return &slot;
   }
 
-  // Of the value that comes next in the innermost object.
+  // Path of the next value in the innermost object.
   std::string path() const {
     std::string result;
     for (const Frame& frame : frames_) {
@@ -137,7 +137,7 @@ JsonText read_json(std::string_view text) {
 
 std::string show_value(const Json& value) {
   constexpr size_t max_chars = 80;
-  // Nesting is not followed: a message has one line.
+  // Nested values are abbreviated: a message has one line.
   if (value.is_object()) return value.empty() ? "{}" : "{...}";
   if (value.is_array() && std::any_of(value.begin(), value.end(), [](const Json& v) { return v.is_structured(); })) {
     return "[...]";

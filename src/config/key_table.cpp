@@ -16,7 +16,7 @@ std::string row(const std::string& path, const std::string& default_value, const
   return fmt::format("| {} | {} | {} |\n", code(path), default_value, meaning);
 }
 
-// A description may end with "; default: " and the rule that a derived value follows.
+// A field's meaning. The description may end with "; default: " and the rule by which the value is derived.
 struct Meaning {
   std::string text;
   std::string derived_default;
@@ -31,7 +31,7 @@ Meaning split(const std::string& description) {
 
 std::string default_of(const Field& field, const Meaning& meaning) {
   if (field.presence == Presence::required) return "required";
-  // A shorthand has no value of its own, and no preset is the default.
+  // A shorthand has no value of its own, and no preset is set by default.
   if (field.presence == Presence::derived || !field.get || field.path == "model.preset") return meaning.derived_default;
   return code(json_text(field.get(RunConfig{})));
 }
@@ -40,7 +40,7 @@ std::string field_row(const Field& field) {
   const Meaning meaning = split(field.description);
   std::string text = meaning.text;
   const WordRule* words = std::get_if<WordRule>(&field.rule);
-  if (words != nullptr && field.path != "model.preset") {  // presets have a list of their own
+  if (words != nullptr && field.path != "model.preset") {  // presets are listed on their own
     std::vector<std::string> choices;
     for (const std::string& word : words->words) choices.push_back(code(word));
     text = join(choices, ", ") + ": " + text;
@@ -59,7 +59,7 @@ std::string config_key_table() {
       for (const ObjectKey& key : object->keys())
         table += row(field.path + "." + key.key, key.required ? "required" : code(key.example), key.description);
     }
-    if (field.path != "data.train") continue;  // data.validation has path and weight
+    if (field.path != "data.train") continue;  // data.validation has the keys path and weight only
     for (const SourceKey& key : source_keys()) {
       const std::string usual = key.counts_epochs ? "-" : code(key.example);
       table += row(field.path + "[]." + key.key, key.required ? "required" : usual, key.description);

@@ -5,7 +5,7 @@
 
 namespace gptrain {
 
-// A Markdown table with a row for each key, in the order of the table of fields: path, default, meaning.
+// Returns a Markdown table with a row for each key, in the order of the table of fields: path, default, meaning.
 std::string config_key_table();
 
 }  // namespace gptrain

@@ -19,12 +19,12 @@
 namespace gptrain {
 namespace {
 
-// The field that was meant by "section.key": what other trainers call so, else the one that is written most like it. A
-// key that stands in the wrong section is nearer than a misspelt one.
+// Returns the field that "section.key" probably means: another trainer's name for it, else the most similar path. A
+// right key in the wrong section is nearer than a misspelt key.
 std::string nearest_path(const std::string& section, const std::string& key) {
   constexpr size_t longest_misspelling = 100;
   if (key.size() > longest_misspelling) return "";
-  const std::string last = key.substr(key.rfind('.') + 1);  // of keys that lie deeper than ours
+  const std::string last = key.substr(key.rfind('.') + 1);  // last component of a path deeper than ours
   if (const std::string meant = key_meant(section, last); !meant.empty()) return meant;
   const auto& table = fields();
   const bool is_ours = std::any_of(table.begin(), table.end(), [&](const Field& field) { return field.key() == last; });
@@ -36,7 +36,6 @@ std::string nearest_path(const std::string& section, const std::string& key) {
       ->path;
 }
 
-// `name` is no section of the config.
 void add_unknown_section(const std::string& name, const Json& value, Faults& faults) {
   if (faults.is_full()) return faults.add(name, "", "", "");
   if (value.is_object()) {
@@ -47,7 +46,7 @@ void add_unknown_section(const std::string& name, const Json& value, Faults& fau
   }
 }
 
-// The overrides, one after the other, put into the document of the file.
+// Applies the overrides, in order, to the file's document.
 class Overrides {
  public:
   Overrides(Json& document, Faults& faults) : document_(document), faults_(faults) {}
@@ -96,16 +95,16 @@ class Overrides {
                 nearest_path(section, dot == std::string::npos ? path : path.substr(dot + 1)));
   }
 
-  // Of the object that is the field's value, which is made where there is none.
+  // Sets a key of an object field, which is created if absent.
   void set_member(const Field& field, const std::string& key, Json value) {
     Json& section = document_[field.section()];
     if (section.is_null()) section = Json::object();
-    if (!section.is_object()) return;  // reported when it is read
+    if (!section.is_object()) return;  // reported when the section is read
     if (!section.contains(field.key())) section[field.key()] = Json::object();
     put(section[field.key()], key, std::move(value));
   }
 
-  // `rest` of the path is "[N]", an element of the list that is the field's value, or "[N].member" of one.
+  // Sets an element of a list field. `rest` is "[N]", or "[N].member" for a member of the element.
   void set_element(const Field& field, const std::string& path, std::string_view rest, Json value) {
     size_t index = 0;
     const auto [end, error] = std::from_chars(rest.data() + 1, rest.data() + rest.size(), index);
@@ -128,7 +127,7 @@ class Overrides {
     }
   }
 
-  // An `object` that is none is reported as such when it is read.
+  // Sets or removes a member. Does nothing if `object` is not an object, which is reported when it is read.
   static void put(Json& object, const std::string& key, Json value) {
     if (!object.is_object()) return;
     if (value.is_null()) {
@@ -142,7 +141,7 @@ class Overrides {
   Faults& faults_;
 };
 
-// Checks each key by itself; the paths of those that are given and known.
+// Checks each key alone and returns the paths of the keys that are given and known.
 std::set<std::string> check_keys(const Json& document, Faults& faults) {
   const std::vector<std::string> sections = section_names();
   std::set<std::string> given;
@@ -234,7 +233,7 @@ RunConfig load_config(const std::filesystem::path& file, std::span<const std::st
     throw Error(ExitCode::usage, "config file {}: is a folder (give the path of a JSON file)", file.string());
   }
   std::ifstream stream(file, std::ios::binary);
-  // One byte more than there may be: a pipe has no size that could be asked for.
+  // Reads up to one byte beyond the limit: a pipe has no size to check beforehand.
   std::string text(static_cast<size_t>(max_config_bytes) + 1, '\0');
   stream.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(stream.gcount()));

@@ -1,9 +1,8 @@
-// From a JSON file (comments allowed) and --set overrides to a RunConfig, and back. One table of fields drives all of
-// it.
+// Loads a RunConfig from a JSON file (comments allowed) and --set overrides, and prints it. The table of fields drives
+// all of it.
 //
-// All faults are found before anything is thrown: the message of the Error(usage) holds one line per fault, each with
-// its JSON path, its value, the rule, and the nearest valid value: `model.num_heads = 5: must divide model.hidden_size
-// = 768 (try 6 or 4)`.
+// All faults are found before an Error(usage) is thrown. Its message has a line per fault with the JSON path, the
+// value, the rule and the nearest valid value: `model.num_heads = 5: must divide model.hidden_size = 768 (try 6 or 4)`.
 #pragma once
 
 #include <cstdint>
@@ -18,49 +17,49 @@
 
 namespace gptrain {
 
-// Precedence, low to high: defaults, the preset, the file, `overrides` ("key.path=value", value in JSON or a bare
-// word; of two overrides of one key the later one counts). A path may name an element of a list that is there, a
-// member of one ("data.train[0].path"), or a member of an object, which need not be there ("run.rollback.spike"). Null
-// takes out what the path names: a key, for which the default then holds, a section, an element. The batch is derived for
-// `world_size` ranks; a number of ranks that the mesh does not divide into is found when the mesh is made.
+// Loads a config. Precedence, low to high: defaults, the preset, the file, `overrides` ("key.path=value", value in JSON
+// or a bare word; the last override of a key counts). A path may name an existing element of a list, a member of one
+// ("data.train[0].path"), or a member of an object, which is created if absent ("run.rollback.spike"). The value null
+// removes the key (its default then holds), section or element that the path names. The batch is derived for
+// `world_size` ranks; a number of ranks that does not suit the mesh fails only when the mesh is made.
 RunConfig load_config(const std::filesystem::path& file, std::span<const std::string> overrides,
                       int64_t world_size = 1);
-// The same from text; `origin` names it in messages of syntax errors (with line and column).
+// Loads a config from text; `origin` names the text in messages of syntax errors.
 RunConfig parse_config(std::string_view text, std::span<const std::string> overrides, std::string_view origin,
                        int64_t world_size = 1);
 
-// The config with the values of `settings` ("key.path=value"), each by the rule of its own key alone: those between keys
-// are not applied. Error(usage): a key or a value is none.
+// Returns `config` with `settings` ("key.path=value") applied, each checked by its key's own rule; rules between keys
+// are not checked. Throws Error(usage) for an unknown key or invalid value.
 RunConfig with_values(RunConfig config, std::span<const std::string> settings);
 
-// What load_config makes of these values for `world_size` ranks, where each is given that has an effect. None: a rule
-// between keys forbids them.
+// Returns `config` as load_config would derive it for `world_size` ranks if every key with an effect were given.
+// nullopt if a rule between keys forbids the values.
 std::optional<RunConfig> settled(RunConfig config, int64_t world_size);
 
-// Every value as JSON text that load_config reads back, for as many ranks, to the same config; pretty-printed in the
-// order of the table. Derived values are printed too; keys without effect under the other values, which load_config
-// refuses, are not. `for_any_ranks` leaves out batch.accumulation, so that load_config derives it for its world size;
-// with parallel.elastic it is never there.
+// Returns every value as JSON text, pretty-printed in the order of the table; load_config with the same number of ranks
+// reads it back to the same config. Includes derived values; leaves out keys without effect, which load_config refuses.
+// `for_any_ranks` leaves out batch.accumulation, so that load_config derives it for its world size; parallel.elastic
+// always does.
 enum class ConfigText : uint8_t { every_value, for_any_ranks };
 std::string show_config(const RunConfig& config, ConfigText text = ConfigText::every_value);
 
-// The same values, one line "path = value" each.
+// Returns the same values, a line "path = value" each.
 std::string list_config(const RunConfig& config);
 
-// A JSON Schema (draft 2020-12) of the config file, with descriptions, ranges, defaults and valid words.
+// Returns a JSON Schema (draft 2020-12) of the config file, with descriptions, ranges, defaults and valid words.
 std::string config_schema();
 
-// What a run with the config `asked` makes of a model that was saved with `saved`, whose weights it starts from.
+// Differences between a saved model and the config `asked` of a run that starts from its weights.
 struct ModelChanges {
-  std::string refused;                // one line each, where the weights are of another model; empty if they fit
-  std::vector<std::string> accepted;  // keys that change what is computed with them: "model.vocab_size: 257 in ..."
+  std::string refused;                // differences that make the weights unusable, a line each; empty if they fit
+  std::vector<std::string> accepted;  // keys that change how the weights are used: "model.vocab_size: 257 in ..."
 };
 ModelChanges model_changes(const RunConfig& saved, const RunConfig& asked);
 
-// Where the two configs describe different models or training state, one line each ("model.num_layers: 12 in the
-// checkpoint, 6 in the config"); empty if a checkpoint of `saved` can be resumed as `asked`. What may change on resume
-// (Field::may_change): paths of data and learning-rate keys; the layout; what changes the course by rounding or noise;
-// and what only looks at the run or gives the same bits. src/checkpoint/README.md lists it.
+// Returns the differences in model or training state that forbid resuming a checkpoint of `saved` as `asked`, a line
+// each ("model.num_layers: 12 in the checkpoint, 6 in the config"); empty if it can be resumed. A resumed run may
+// change (Field::may_change) paths of data, learning-rate keys, the layout, keys that change results by rounding or
+// noise only, and keys that do not change results. src/checkpoint/README.md lists them.
 std::string resume_conflicts(const RunConfig& saved, const RunConfig& asked);
 
 }  // namespace gptrain

@@ -38,7 +38,7 @@ class MemoryRules : Rules {
       fault("memory.saved_inputs", "has no place with " + fp8 + " = \"fp8\", which saves inputs in 8 bits itself", "16");
   }
 
-  // What asks for inputs of linears in FP8; empty: nothing.
+  // Returns the key that asks for FP8 inputs of linears; empty: none.
   std::string fp8_key() const {
     for (const auto& [path, dtype] : {std::pair{"precision.linears", config_.precision.linears},
                                       {"precision.weight_gradients", config_.precision.weight_gradients}})
@@ -63,14 +63,14 @@ class MemoryRules : Rules {
 
   void check_offload() {
     const char* const path = "memory.offload_activations";
-    const int64_t blocks = config_.memory.offload_activations;
-    if (!sound({path}) || blocks == no_offload) return;
+    const OffloadChoice choice = config_.memory.offload;
+    if (!sound({path}) || !choice.any()) return;
     const bool is_optimal = config_.memory.recompute == RecomputeKind::optimal;
-    if (sound({"memory.recompute"}) && is_optimal && blocks != optimal_offload)
+    if (sound({"memory.recompute"}) && is_optimal && choice != offload::optimal)
       fault(path, "must be \"none\" or \"optimal\" with memory.recompute = \"optimal\"", "\"optimal\"");
-    if (sound({"memory.recompute"}) && !is_optimal && blocks == optimal_offload)
+    if (sound({"memory.recompute"}) && !is_optimal && choice == offload::optimal)
       fault(path, "needs memory.recompute = \"optimal\"", "\"hidden\"");
-    if (sound({"model.num_layers"}) && blocks > config_.model.num_layers)
+    if (sound({"model.num_layers"}) && choice.is_number() && choice.blocks() > config_.model.num_layers)
       fault(path, fmt::format("must be at most model.num_layers = {}", config_.model.num_layers), "\"all\"");
   }
 };

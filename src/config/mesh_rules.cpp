@@ -7,11 +7,11 @@
 namespace gptrain {
 namespace {
 
-// A step's schedule is a list of what is done with each of its micro-batches in each layer, the embedding and the head: at
-// some 700 bytes for each of these, no machine is short of memory because of its schedule.
+// Upper limit of a schedule's length: actions per micro-batch times layers, embedding and head. At about 700 bytes
+// each, the schedule then fits any machine's memory.
 constexpr int64_t max_passes = int64_t{1} << 22;
 
-// The largest divisor of a data rank's sequences up to 8.
+// Returns the largest divisor of a data rank's sequences, at most 8.
 int64_t default_micro(int64_t sequences) {
   int64_t micro = std::min<int64_t>(8, sequences);
   while (sequences % micro != 0) --micro;
@@ -29,7 +29,7 @@ class MeshRules : Rules {
   }
 
  private:
-  // Every rank of the tensor axis has as many heads, and as many columns of the MLP, as every other.
+  // Checks that heads and MLP columns divide evenly over the tensor ranks.
   void check_tensor_parallel() {
     const ModelConfig& model = config_.model;
     const int64_t tensor = config_.parallel.tensor;
@@ -94,7 +94,7 @@ class MeshRules : Rules {
     }
   }
 
-  // The first and the last chunk have the embedding and the head as well.
+  // Checks the list of layers. The first and the last chunk also hold the embedding and the head.
   void check_layers_per_stage(int64_t chunks) {
     const std::vector<int64_t>& layers = config_.parallel.layers_per_stage;
     if (!sound({"parallel.layers_per_stage"})) return;
@@ -161,7 +161,7 @@ class MeshRules : Rules {
       return fault("batch.global", fmt::format("must be a multiple of the {} data ranks", data),
                    nearest_integers(batch.global, data, max_batch_sequences, [&](int64_t n) { return n % data == 0; }));
     }
-    const int64_t sequences = batch.global / data;  // of a data rank
+    const int64_t sequences = batch.global / data;  // sequences per step of a data rank
     for (const auto& [path, value] :
          {std::pair{"batch.micro", batch.micro}, {"batch.accumulation", batch.accumulation}}) {
       if (is_given(path) && sequences % value != 0) {

@@ -38,7 +38,8 @@ class MethodRules : Rules {
     if (!is_given("optimizer.nesterov")) optimizer.nesterov = optimizer.momentum > 0;
   }
 
-  // Which updates read gradients in bf16. Where the average of weights is validated, fp32 weights lie in their place.
+  // Checks that the optimizer's update can read bf16 gradients, and that no average of the weights is kept: its
+  // validation puts fp32 weights in the gradients' place.
   void check_kept_gradients() {
     const OptimizerConfig& optimizer = config_.optimizer;
     if (!sound({"precision.gradients", "optimizer.ema"}) || config_.precision.gradients == DType::f32) return;
@@ -48,8 +49,8 @@ class MethodRules : Rules {
     if (optimizer.ema > 0) fault("precision.gradients", "needs optimizer.ema = 0", "\"fp32\"");
   }
 
-  // The learning rates of muP follow from how an update's size depends on that of the gradients: these have updates of
-  // one size, whatever the gradients'.
+  // muP's learning rates follow from how the size of an update depends on that of the gradients. These optimizers have
+  // updates whose size does not depend on it.
   void check_mup() {
     const OptimizerKind type = config_.optimizer.type;
     if (!sound({"model.mup"}) || config_.model.mup == 0) return;
@@ -57,7 +58,7 @@ class MethodRules : Rules {
     fault("model.mup", "needs optimizer.type = adamw, adamw-8bit or lion", "0");
   }
 
-  // A head of keys and values that several tensor ranks hold must be in the same blocks of state on each of them.
+  // Checks that a key-value head held by several tensor ranks falls into the same blocks of optimizer state on each.
   void check_replicated_blocks() {
     const ModelConfig& model = config_.model;
     if (!sound({"parallel.tensor", "model.num_heads", "model.num_kv_heads", "model.head_size", "model.hidden_size"}))
@@ -95,7 +96,7 @@ class MethodRules : Rules {
     settle_weight_gradients(dtype);
   }
 
-  // `dtype`: what precision.compute is.
+  // `dtype`: the name of precision.compute.
   void settle_weight_gradients(const std::string& dtype) {
     constexpr const char* path = "precision.weight_gradients";
     PrecisionConfig& precision = config_.precision;
@@ -126,7 +127,7 @@ class MethodRules : Rules {
     }
   }
 
-  // `path`: the key that asks for FP8; `dtype`: its value that works without.
+  // `path`: the key that asks for FP8; `dtype`: its value without FP8.
   void check_fp8(const std::string& path, const std::string& dtype) {
     if (config_.precision.compute != DType::bf16)
       return fault(path, fmt::format("needs precision.compute = bf16, not {}", dtype), dtype);
@@ -135,7 +136,7 @@ class MethodRules : Rules {
     check_fp8_sizes(path + " = fp8");
   }
 
-  // Tensor cores take FP8 matrices whose sizes are multiples of 16, on each of the tensor ranks.
+  // Tensor cores take FP8 matrices whose sizes, on each tensor rank, are multiples of 16.
   void check_fp8_sizes(const std::string& asked) {
     constexpr int64_t multiple = 16;
     const ModelConfig& model = config_.model;
@@ -157,7 +158,7 @@ class MethodRules : Rules {
                              [&](int64_t size) { return fits_ranks(size * model.num_heads); }));
     }
     if (sound({"model.hidden_size", "model.num_heads", "model.num_kv_heads"})) {
-      // A rank has whole heads of keys and values, and where there are more ranks than heads, a copy of one.
+      // A rank holds whole key-value heads; if there are more ranks than heads, a replica of one.
       const auto of_rank = [&](int64_t heads) { return std::max<int64_t>(1, heads / tensor); };
       const auto fits_heads = [&](int64_t heads) {
         return fits(2 * of_rank(heads) * model.head_size) && model.num_heads % heads == 0 &&

@@ -4,7 +4,7 @@
 namespace gptrain {
 namespace {
 
-// Updates are reckoned in f32, where the numbers below 1.18e-38 lose digits, or are taken for 0.
+// Updates are computed in f32, where numbers below 1.18e-38 are subnormal: they lose digits or count as 0.
 constexpr double least_normal = 1.2e-38;
 
 Builder betas_field() {

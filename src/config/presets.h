@@ -9,8 +9,8 @@
 
 namespace gptrain {
 
-// Every preset in the order of the table. `preset` holds the name; num_kv_heads and ffn_hidden_size are 0 where the
-// model has their default value.
+// Returns all presets in the order of the table. `preset` is the name; num_kv_heads and ffn_hidden_size are 0 if the
+// model has their defaults.
 std::span<const ModelConfig> presets();
 
 std::vector<std::string> preset_names();

@@ -1,8 +1,9 @@
-// Rules between keys, by area. Each area is a class of its own file, which sees the config and what is wrong with it
-// through Rules.
+// Rules between keys, by area. Each area is a class in its own file that reads the config and adds faults through
+// Rules.
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <initializer_list>
 #include <limits>
 #include <set>
@@ -15,7 +16,7 @@
 
 namespace gptrain {
 
-// What a rule works on. All of it is borrowed.
+// The inputs of a rule, all borrowed.
 struct RuleContext {
   RunConfig& config;
   const std::set<std::string>& given;  // paths that the file or an override sets
@@ -26,7 +27,7 @@ struct RuleContext {
 void settle_model(const RuleContext& context);   // shapes of the model
 void settle_mesh(const RuleContext& context);    // ranks, stages, and the batch that is divided over them
 void settle_method(const RuleContext& context);  // precision, optimizer, learning rate
-void check_memory(const RuleContext& context);   // what is saved for the backward pass
+void check_memory(const RuleContext& context);   // activations saved for backward
 
 inline constexpr int64_t max_int64 = std::numeric_limits<int64_t>::max();
 
@@ -37,7 +38,7 @@ class Rules {
 
   bool is_given(const std::string& path) const { return given_.contains(path); }
 
-  // Whether rules may use the values of the paths: none has a fault, and none comes from a preset that does not exist.
+  // Returns true if rules may use the paths' values: none has a fault, and none comes from an unknown preset.
   bool sound(std::initializer_list<const char*> paths) const {
     return std::none_of(paths.begin(), paths.end(), [&](const char* path) {
       const bool of_preset = std::string_view(path).starts_with("model.") && !is_given(path);
@@ -49,7 +50,7 @@ class Rules {
     faults_.add(path, show_value(find_field(path)->get(config_)), rule, nearest);
   }
 
-  // Ranks that see other samples. That the mesh does not fit the number of ranks is reported where the mesh is made.
+  // Number of data ranks; 1 if the mesh does not divide the ranks, which is reported when the mesh is made.
   int64_t data_ranks() const {
     const int64_t model_ranks = config_.parallel.tensor * config_.parallel.pipeline;
     return world_size_ % model_ranks == 0 ? world_size_ / model_ranks : 1;

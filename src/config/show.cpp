@@ -10,8 +10,8 @@
 namespace gptrain {
 namespace {
 
-// What of a field may not change on resume: its value, or for data sources (whose paths may) their weights, with what
-// else a source has.
+// Returns the part of a field's value that must not change on resume: the value itself, or for data sources everything
+// except their paths.
 Json resume_state(const Field& field, const RunConfig& config) {
   Json value = field.get(config);
   if (!std::holds_alternative<SourcesRule>(field.rule)) return value;
@@ -54,7 +54,7 @@ std::string list_config(const RunConfig& config) {
 }
 
 ModelChanges model_changes(const RunConfig& saved, const RunConfig& asked) {
-  // What acts in training only, and what says how weights of the same shapes are used.
+  // Keys that act in training only, and keys that change how weights of the same shapes are used.
   const std::vector<std::string> of_training = {"model.preset", "model.residual_dropout", "model.attention_dropout",
                                                 "model.init_std", "model.z_loss"};
   std::vector<std::string> of_use = {"model.attention_window",     "model.rope_theta",

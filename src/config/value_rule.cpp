@@ -93,7 +93,7 @@ void check(const TextRule& rule, const Subject& subject) {
 }
 
 void check(const WordRule& rule, const Subject& subject) {
-  constexpr size_t listed_words = 8;  // longer lists would bury the message
+  constexpr size_t listed_words = 8;  // a longer list would hide the message
   const std::string words =
       rule.words.size() <= listed_words
           ? fmt::format("must be one of {}", join(rule.words, ", "))
@@ -258,7 +258,7 @@ const std::vector<ObjectKey>& rollback_keys() {
 }
 
 const std::vector<ObjectKey>& projection_keys() {
-  // Attention's backward reads what it gave, whatever the linear behind it keeps.
+  // Attention's backward reads its output whatever the linear behind it saves.
   const RefusedWord out{"out", "saves nothing there: attention's backward reads the input of that linear anyway", "qkv"};
   static const std::vector<ObjectKey> keys = {
       {"kind",

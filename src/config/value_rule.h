@@ -1,4 +1,4 @@
-// What the value of one key may be, apart from which key it is: types, ranges and words.
+// Rules for the value of a single key: types, ranges and words.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace gptrain {
 struct IntegerRule {
   int64_t min = 0;
   uint64_t max = 0;
-  std::string refusal;  // why values above `max`, which later work brings, are refused; empty: `max` is the whole rule
+  std::string refusal;  // why values above `max` are refused; empty: `max` is the whole rule
 };
 
 struct NumberRule {
@@ -22,7 +22,7 @@ struct NumberRule {
   double max = 0;
   bool min_excluded = false;
   bool max_excluded = false;
-  bool may_be_zero = false;  // also where that is below `min`
+  bool may_be_zero = false;  // 0 is valid even if below `min`
 };
 
 struct BooleanRule {};
@@ -31,7 +31,7 @@ struct TextRule {  // UTF-8, no NUL
   bool may_be_empty = false;
 };
 
-// A word that the config language has and this build cannot honour.
+// A word of the config language that this build cannot honour.
 struct RefusedWord {
   std::string word;
   std::string reason;
@@ -43,7 +43,7 @@ struct WordRule {
   std::vector<RefusedWord> refused;
 };
 
-// An integer, or a word in its place.
+// An integer or one of some words.
 struct IntegerOrWordRule {
   IntegerRule integer;
   std::vector<std::string> words;
@@ -61,7 +61,7 @@ struct IntegerListRule {
 // An array of data sources, each an object with the keys of source_keys().
 struct SourcesRule {
   bool may_be_empty = false;
-  bool counts_epochs = true;  // has the keys that only training data have
+  bool counts_epochs = true;  // has the keys of training data, such as epochs
 };
 
 // An array of {"until_step", "weights"}.
@@ -77,7 +77,7 @@ struct WordListRule {
 
 struct ObjectKey;
 
-// An object with some of the keys, or none.
+// An object with any of the keys.
 struct ObjectRule {
   const std::vector<ObjectKey>& (*keys)();
 };
@@ -90,11 +90,11 @@ struct ObjectKey {
   std::string key;
   std::string description;
   ValueRule rule;
-  bool required;        // where the object is not empty
-  std::string example;  // JSON text: the default, where there is one
+  bool required;        // unless the object is empty
+  std::string example;  // JSON text: the default, if there is one
 };
 
-// Of the values of run.rollback and memory.linear_projection.
+// Keys of the objects run.rollback and memory.linear_projection.
 const std::vector<ObjectKey>& rollback_keys();
 const std::vector<ObjectKey>& projection_keys();
 
@@ -109,8 +109,8 @@ struct SourceKey {
 
 const std::vector<SourceKey>& source_keys();
 
-// Adds a fault for everything in `value` that breaks `rule`. `example` is the JSON text of a valid value, proposed
-// where no value is nearest.
+// Adds a fault for everything in `value` that breaks `rule`. `example` is the JSON text of a valid value, proposed if
+// there is no nearest one.
 void check_value(const ValueRule& rule, const std::string& path, const Json& value, const std::string& example,
                  Faults& faults);
 

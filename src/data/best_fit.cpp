@@ -13,10 +13,11 @@
 namespace gptrain {
 namespace {
 
-// Documents are read from all over a file, which leaves its pages in memory.
+// Tokens to read before the mapped pages are dropped: documents are read from all over the file, which would keep it in
+// memory.
 constexpr int64_t tokens_until_forgotten = int64_t{1} << 25;
 
-// Documents, and the parts of those that are longer than `capacity`, in their order.
+// Returns the documents in order; a document longer than `capacity` is cut into pieces.
 std::vector<TokenFile::Range> pieces_of(const TokenFile& file, int64_t capacity, int64_t& cut_documents) {
   std::vector<TokenFile::Range> pieces;
   for (int64_t i = 0; i < file.num_documents(); ++i) {
@@ -36,7 +37,7 @@ std::vector<int64_t> best_fit_decreasing(std::span<const int64_t> lengths, int64
   const auto length_of = [&](int64_t item) { return lengths[static_cast<size_t>(item)]; };
   std::stable_sort(by_length.begin(), by_length.end(),
                    [&](int64_t a, int64_t b) { return length_of(a) > length_of(b); });
-  std::map<int64_t, std::vector<int64_t>> bins_with_room;  // by the room that is left, above 0
+  std::map<int64_t, std::vector<int64_t>> bins_with_room;  // by remaining room, above 0
   std::vector<int64_t> bins(lengths.size());
   int64_t num_bins = 0;
   for (const int64_t item : by_length) {

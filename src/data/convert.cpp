@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/output_file.h"
 #include "data/token_file.h"
+#include "data/token_paths.h"
 #include "data/token_writer.h"
 
 namespace gptrain {
@@ -18,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Writes one of the formats without documents.
+// Writes a format without documents.
 class FlatWriter {
  public:
   FlatWriter(const ConvertOptions& options, DType dtype, int64_t tokens)
@@ -55,7 +56,7 @@ class FlatWriter {
   std::vector<uint16_t> stored_;
 };
 
-// Writes PREFIX.bin and PREFIX.idx, and ends a document behind each end token.
+// Writes PREFIX.bin and PREFIX.idx; each end token ends a document.
 class DocumentWriter {
  public:
   DocumentWriter(const ConvertOptions& options, DType dtype) : writer_(options.out, dtype), end_(options.end_token) {}

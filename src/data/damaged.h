@@ -1,4 +1,4 @@
-// What is wrong with a file of tokens, and where.
+// Errors for damaged token files.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace gptrain {
 
-// Throws Error(data), naming file and byte.
+// Throws Error(data) with file and byte.
 template <typename... Args>
 [[noreturn]] void damaged(const MappedFile& file, int64_t byte, fmt::format_string<Args...> format, Args&&... args) {
   throw Error(ExitCode::data, "{}, byte {}: {}", file.path().native(), byte,

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "data/sample_order.h"
 #include "data/token_file.h"
+#include "data/token_paths.h"
 #include "data/token_set.h"
 
 namespace gptrain {
@@ -19,7 +20,7 @@ void refuse_weight(const DataSource& source, double weight) {
               source.path);
 }
 
-// What can be refused before any file is opened.
+// Checks everything that can be refused before a file is opened.
 void check_sources(const std::vector<DataSource>& sources) {
   if (sources.empty() || sources.size() > static_cast<size_t>(slots_per_cycle))
     throw Error(ExitCode::usage, "{} data sources; there must be from 1 to {}", sources.size(), slots_per_cycle);
@@ -43,7 +44,7 @@ std::vector<int64_t> samples_of(const std::vector<TokenSet>& sets) {
   return samples;
 }
 
-// Weights at the beginning; see DataSource and DataConfig.
+// Returns the initial weights; see DataSource and DataConfig.
 std::vector<double> weights_of(const std::vector<DataSource>& sources, const std::vector<int64_t>& samples,
                                double temperature) {
   std::vector<double> weights;
@@ -61,7 +62,7 @@ std::vector<double> weights_of(const std::vector<DataSource>& sources, const std
   return weights;
 }
 
-// Samples that each source may give.
+// Returns the most samples that each source may give.
 std::vector<int64_t> limits_of(const std::vector<DataSource>& sources, const std::vector<int64_t>& samples) {
   constexpr double most = 9e18;
   std::vector<int64_t> limits;
@@ -115,7 +116,7 @@ struct Dataset::Impl {
   SampleOrder order;
   LeftOutSamples left_out;
 
-  // Of the first `num_samples` samples of the run, how many each source gives.
+  // Returns how many of the run's first `num_samples` samples come from each source.
   std::vector<int64_t> taken_by(int64_t num_samples) const {
     const int64_t end = num_samples > 0 ? left_out.place_of(num_samples - 1) + 1 : 0;
     std::vector<int64_t> taken = order.taken_by(end);
@@ -127,7 +128,7 @@ struct Dataset::Impl {
     return taken;
   }
 
-  // The sample with which a source begins the epoch after the first one of which anything is seen.
+  // Returns the sample at which a source repeats: it begins the epoch after the first one of which the run sees a part.
   std::optional<int64_t> first_repeat(size_t source) const {
     int64_t first_seen = 0;  // ordinal in the source
     for (const SampleRange& range : left_out.ranges()) {
@@ -139,7 +140,7 @@ struct Dataset::Impl {
     return sample_at(order.number_of(source, (first_seen / samples[source] + 1) * samples[source]));
   }
 
-  // The sample at that place, or the next one that is not left out.
+  // Returns the number of the sample at a place, or of the next one that is not left out.
   std::optional<int64_t> sample_at(std::optional<int64_t> place) const {
     return place ? std::optional(*place - left_out.before(*place)) : std::nullopt;
   }

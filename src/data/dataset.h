@@ -1,4 +1,4 @@
-// Samples of a weighted mixture of token files, in an order that depends on the seed and the sample number only.
+// Samples of a weighted mixture of token files, in an order that depends only on the seed and the sample number.
 #pragma once
 
 #include <cstdint>
@@ -15,65 +15,65 @@
 
 namespace gptrain {
 
-// How the sources of a run are mixed, beside their own weights.
+// Mixing of a run's sources beyond their own weights.
 struct Mixture {
   double temperature = 0;            // see DataConfig
-  std::vector<MixturePhase> phases;  // those of the config, in places of the order
+  std::vector<MixturePhase> phases;  // the config's phases, in places of the order
 };
 
-// A sample is T + 1 consecutive tokens of one source, its documents joined end to end; neighbours overlap by one token.
-// Source i holds floor((tokens - 1) / T) samples. Order with shuffle: weights are rounded to shares of a cycle of
-// 65,536 slots (every source at least one), the slots permuted by key, so that the source of sample n and its ordinal
-// there come in O(1), and each epoch of a source ends before its next; within an epoch a keyed permutation. Without
-// shuffle: the same mixture, each source in its own order. Weights can follow the sources' sizes, change at given
-// samples, and end where a source has been seen often enough.
+// A sample is T + 1 consecutive tokens of one source, whose documents are joined end to end; neighbours overlap by one
+// token. Source i has floor((tokens - 1) / T) samples. With shuffle, weights are rounded to shares of a cycle of 65,536
+// slots (at least one per source), which a key permutes. So the source of sample n and its ordinal there are found in
+// O(1), and each epoch of a source ends before its next begins; within an epoch samples are in a keyed permutation.
+// Without shuffle: the same mixture, each source in file order. Weights can depend on the sources' sizes, change at
+// given samples, and end once a source has been seen often enough.
 //
-// Of a source whose documents lie in samples (TokenFile::best_fit_length) a sample is one of these: up to T + 1 tokens,
-// no neighbour's among them. What is left of its T places is padding: token 0, of a document of its own, and a target
-// that does not count.
+// In a source packed into samples (TokenFile::best_fit_length) a sample is one of these: up to T + 1 tokens, without
+// overlap. The rest of its T positions is padding: token 0 in a document of its own, with a target that does not count.
 //
-// Samples that are left out have no number; the others keep their places in that order.
+// Left-out samples have no number; the others keep their places in the order.
 class Dataset {
  public:
-  // Opens and checks every file. Throws Error(data), naming file and byte, for what is missing, truncated,
-  // inconsistent, or too short for one sample, and Error(usage) for samples of another length. `checksums`: see
+  // Opens and checks every file. Throws Error(data), with file and byte, for files that are missing, truncated,
+  // inconsistent, or too short for one sample, and Error(usage) for packed samples of another length. `checksums`: see
   // TokenFile.
   Dataset(const std::vector<DataSource>& sources, int64_t sequence_length, int64_t vocab_size, uint64_t seed,
           bool shuffle, bool checksums = true, const Mixture& mixture = {});
   ~Dataset();
   Dataset(Dataset&&) noexcept;
 
-  // Leaves these samples out, and no others, from here on. While nobody reads.
+  // Leaves out these samples, and no others, from now on. REQUIRES: no concurrent read.
   void leave_out(LeftOutSamples samples);
   const LeftOutSamples& left_out() const;
 
-  // tokens[t] = sample[t], targets[t] = sample[t + 1], t < T, or -1 where that does not count. Safe from several threads.
-  // Throws Error(data) naming file and byte for a token >= vocab_size. Does not allocate. Where `document_starts` is
-  // given, document_starts[t] is the place in the sample where the document of tokens[t] begins, 0 for one that began
-  // before it.
+  // Reads a sample: tokens[t] = sample[t]; targets[t] = sample[t + 1], or -1 if it does not count; t < T. If
+  // `document_starts` is given, document_starts[t] is the position in the sample where the document of tokens[t]
+  // begins, 0 if it began earlier. Thread-safe; does not allocate. Throws Error(data), with file and byte, for a token
+  // >= vocab_size.
   void read(int64_t sample, int32_t* tokens, int32_t* targets, int32_t* document_starts = nullptr) const;
 
-  // Targets that count of samples [first, first + count), without reading them. Does not allocate. Throws Error(data)
-  // where there are none: each sample is a document of one token.
+  // Returns the number of counted targets of samples [first, first + count), without reading them. Does not allocate.
+  // Throws Error(data) if it is 0: each sample is a document of one token.
   int64_t count_targets(int64_t first, int64_t count) const;
 
   struct SourceReport {
     std::string path;
-    double asked_share;  // weight / sum of weights, as they are at the beginning
-    double share;        // slots / 65536 there, or, where that changes, what `num_samples` samples of the run show
-    int64_t tokens;      // in the file
+    double asked_share;  // weight / sum of weights, at the beginning
+    double share;        // slots / 65536, or if weights change, the share in the run's first `num_samples` samples
+    int64_t tokens;      // tokens in the file
     int64_t documents;
     int64_t samples;  // per epoch
-    double padding;   // share of their places
-    double epochs;    // seen by `num_samples` samples of the run
-    int64_t taken;    // of those samples
-    std::optional<int64_t> first_repeat;  // the sample from which on the source gives some again, if it ever does
+    double padding;   // padding's share of their positions
+    double epochs;    // seen in the first `num_samples` samples
+    int64_t taken;    // number of those samples
+    std::optional<int64_t> first_repeat;  // first sample of the run that repeats one of this source; nullopt: never
   };
   std::vector<SourceReport> report(int64_t num_samples) const;
-  // Bytes of text that the targets of the first `num_samples` samples stand for; `bytes` has those of each id. Reads
-  // them all.
+  // Returns the bytes of text of the first `num_samples` samples' targets. `bytes`: text bytes of each id. Reads all of
+  // them.
   int64_t count_bytes(int64_t num_samples, const std::vector<int32_t>& bytes) const;
-  // Samples until every source has been seen as often as it may be; the largest int64_t where there is no such end.
+  // Returns the number of samples until every source has been seen as often as allowed; the largest int64_t if
+  // unlimited.
   int64_t num_samples() const;
 
  private:
@@ -81,34 +81,9 @@ class Dataset {
   std::unique_ptr<Impl> impl_;
 };
 
-// The data of a run, opened as Dataset does. Error(usage), too: documents are to be masked, and a source has no index
-// that tells them apart.
+// Open the data of a run as Dataset does. Throw Error(usage) as well if documents are to be masked and a source has no
+// index that separates them.
 Dataset open_training_data(const RunConfig& config);
 Dataset open_validation_data(const RunConfig& config);
-
-// The ring into which micro-batches are read ahead, in micro-batches.
-struct PrefetchRing {
-  int kept;   // that are in use, or on their way to a device: of those that were returned last; less than depth, or 1
-  int depth;  // all
-};
-
-// Reads micro-batches ahead on one background thread (nice 19) into a ring in the caller's memory, `depth` times
-// shape.bytes(). Micro-batch k holds samples first_sample + k stride ... + B - 1: with a stride
-// of B all samples, with more those of one of several ranks that take turns. No allocation after the constructor.
-class Prefetcher {
- public:
-  Prefetcher(const Dataset& dataset, const MicroBatchShape& shape, int64_t first_sample, int64_t stride,
-             std::byte* memory, PrefetchRing ring);
-  ~Prefetcher();
-
-  // The next micro-batch; the one returned `kept` calls before is given back for reuse. Rethrows what the reader threw.
-  // Adds the time spent waiting to waited_seconds().
-  const MicroBatch& next();
-  double waited_seconds() const;
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
-};
 
 }  // namespace gptrain

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view npy_magic = "\x93NUMPY";
-constexpr int64_t npy_start_bytes = 10;  // magic, version, length of the text behind it
+constexpr int64_t npy_start_bytes = 10;  // magic, version, length of the following text
 
 FlatTokens read_llmc(MappedFile file) {
   const bool narrow = file.load<int32_t>(0) == llmc::magic_u16;
@@ -34,7 +34,7 @@ FlatTokens read_llmc(MappedFile file) {
   return {std::move(file), TokenFormat::llmc, dtype, llmc::header_bytes};
 }
 
-// 'descr' of the array: its dtype, or nothing for one that holds no tokens.
+// Returns the dtype in the array's 'descr'; null if it is not a dtype of tokens.
 const DType* dtype_of_npy(std::string_view text) {
   static constexpr DType narrow = DType::u16;
   static constexpr DType wide = DType::i32;

@@ -1,4 +1,4 @@
-// Files that hold tokens and nothing else but a header: those of llm.c and nanoGPT, and arrays of numpy.
+// Files of tokens with at most a header: those of llm.c and nanoGPT, and numpy arrays.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ namespace gptrain {
 
 enum class TokenFormat : uint8_t {
   megatron,  // PREFIX.bin and PREFIX.idx
-  llmc,      // 256 i32 of header, then u16 (GPT-2) or u32 (Llama 3)
-  nanogpt,   // u16 and nothing else
+  llmc,      // header of 256 i32, then u16 (GPT-2) or u32 (Llama 3)
+  nanogpt,   // u16 without a header
   npy,       // numpy.save: one dimension, u16, u32 or i32
 };
 std::string format_name(TokenFormat format);
@@ -27,14 +27,14 @@ constexpr int32_t version_u16 = 1;
 constexpr int32_t version_u32 = 7;
 }  // namespace llmc
 
-// The bytes that numpy.save (2.x) writes before an array of so many u16 or, from DType::i32, u32.
+// Returns the bytes that numpy.save (2.x) writes before an array of `tokens` u16 or, for DType::i32, u32.
 std::string npy_header(DType dtype, int64_t tokens);
 
 struct FlatTokens {
   MappedFile file;
   TokenFormat format;
-  DType dtype;         // u16, or i32 for any of four bytes
-  int64_t first_byte;  // of the tokens, a multiple of their size
+  DType dtype;         // u16, or i32 for any four-byte type
+  int64_t first_byte;  // start of the tokens, a multiple of their size
 };
 
 // Told by the content; what has no header is nanoGPT's, and its name must end in ".bin". Throws Error(data) naming file

@@ -15,11 +15,12 @@
 #include "data/pack.h"
 #include "data/token_file.h"
 #include "data/token_meta.h"
+#include "data/token_paths.h"
 
 namespace gptrain {
 namespace {
 
-// Counting takes a number for each id. No vocabulary is so large: an id above this means that the file is damaged.
+// Limit of an id: counts have an entry for each id, and a larger id is in no vocabulary, so the file is damaged.
 constexpr int64_t max_vocab_size = int64_t{1} << 24;
 constexpr size_t num_frequent_tokens = 10;
 constexpr int64_t bar_width = 40;
@@ -39,7 +40,7 @@ std::vector<int64_t> count_tokens(const TokenFile& file) {
   return counts;
 }
 
-// H = log N - sum c log c / N over the counts c, which add up to N.
+// Returns log N - sum c log c / N over the counts c, which add up to N.
 double entropy(const std::vector<int64_t>& counts) {
   double total = 0;
   double sum = 0;
@@ -52,15 +53,15 @@ double entropy(const std::vector<int64_t>& counts) {
   return std::max(0.0, std::log(total) - sum / total);
 }
 
-// The length in bytes of the printable UTF-8 character that `text` starts with (Unicode 15, table 3-7); 0 if there is
-// none. Control characters could change the terminal they are printed on; newline and tab are wanted.
+// Returns the length in bytes of the printable UTF-8 character at the start of `text` (Unicode 15, table 3-7); 0 if
+// there is none. Control characters are excluded, as they could change the terminal; newline and tab are allowed.
 size_t printable_length(std::string_view text) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : uint8_t{0}; };
   const auto continues = [&](size_t i) { return (byte(i) & 0xC0U) == 0x80U; };
   const uint8_t lead = byte(0);
   if (lead < 0x80) return lead == '\n' || lead == '\t' || (lead >= 0x20 && lead != 0x7F) ? 1 : 0;
   if (lead < 0xC2 || lead > 0xF4 || !continues(1)) return 0;
-  if (lead < 0xE0) return lead == 0xC2 && byte(1) < 0xA0 ? 0 : 2;  // U+0080 to U+009F are controls
+  if (lead < 0xE0) return lead == 0xC2 && byte(1) < 0xA0 ? 0 : 2;  // U+0080 to U+009F are control characters
   if (!continues(2)) return 0;
   if (lead < 0xF0) {
     const bool overlong = lead == 0xE0 && byte(1) < 0xA0;
@@ -126,7 +127,7 @@ std::string length_histogram(const TokenFile& file) {
   return text;
 }
 
-// A token's text in quotes, or nothing where the tokenizer is not known.
+// Returns a token's text in quotes; empty if the tokenizer is unknown.
 std::string piece_of(const Tokenizer* tokenizer, size_t id) {
   if (tokenizer == nullptr || !tokenizer->has(static_cast<int64_t>(id))) return "";
   const std::string text = readable_text(tokenizer->text_of(static_cast<int32_t>(id)));
@@ -161,7 +162,7 @@ std::string token_tables(const std::vector<int64_t>& counts, int64_t num_tokens,
                     [&](size_t a, size_t b) { return counts[a] != counts[b] ? counts[a] > counts[b] : a < b; });
   std::string text = fmt::format("\n{}", token_table({ids.begin(), last}, counts, num_tokens, tokenizer));
   if (seen > shown) {
-    // The rarest of the others, the most frequent of them first.
+    // The rarest of the others, most frequent first.
     const size_t rare = std::min(seen - shown, num_frequent_tokens);
     std::partial_sort(last, last + static_cast<std::ptrdiff_t>(rare), ids.end(),
                       [&](size_t a, size_t b) { return counts[a] != counts[b] ? counts[a] < counts[b] : a < b; });
@@ -189,7 +190,7 @@ size_t class_of(uint8_t byte) {
   return byte < 0x20 || byte == 0x7F ? 4 : 3;
 }
 
-// What the tokens stand for: bytes per token, and the share of each class of bytes.
+// Returns the bytes per token, and the share of each class of bytes.
 std::string byte_table(const std::vector<int64_t>& counts, int64_t num_tokens, const Tokenizer& tokenizer) {
   std::array<int64_t, byte_classes.size()> bytes{};
   int64_t total = 0;
@@ -210,7 +211,7 @@ std::string byte_table(const std::vector<int64_t>& counts, int64_t num_tokens, c
   return text;
 }
 
-// The one that was named, else the one of PREFIX.meta.json; null where neither is.
+// Returns the named tokenizer, else the one in PREFIX.meta.json; null if there is neither.
 std::shared_ptr<const Tokenizer> tokenizer_for(const std::filesystem::path& prefix, const TokenFile& file,
                                                std::shared_ptr<const Tokenizer> named) {
   const std::optional<TokenMeta> meta = file.format() == TokenFormat::megatron ? read_token_meta(prefix) : std::nullopt;

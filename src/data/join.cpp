@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "data/token_file.h"
 #include "data/token_meta.h"
+#include "data/token_paths.h"
 #include "data/token_writer.h"
 
 namespace gptrain {
@@ -17,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 
-// The tokenizer that all inputs agree on; nothing where one of them does not say.
+// Returns the tokenizer that all inputs name; nullopt if one of them names none.
 std::optional<TokenizerRecord> common_tokenizer(const std::vector<fs::path>& inputs) {
   std::optional<TokenizerRecord> common;
   bool all_say = true;

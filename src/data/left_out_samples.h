@@ -1,4 +1,4 @@
-// Samples of the data's order that a run leaves out: data.skip_samples, and those that it has gone back from
+// Samples of the data's order that a run leaves out: data.skip_samples, and those skipped after a rollback
 // (run.rollback).
 #pragma once
 
@@ -9,25 +9,25 @@
 
 namespace gptrain {
 
-// The order gives each sample a place, counted from 0. What a run sees is numbered on its own: sample n is the n-th whose
-// place is not left out. No call allocates, the constructor apart.
+// Maps a run's sample numbers to places of the data's order, both counted from 0: sample n is the n-th place that is
+// not left out. Only the constructor allocates.
 class LeftOutSamples {
  public:
   LeftOutSamples() = default;
-  // In any order; they may overlap.
+  // `ranges` may be in any order and overlap.
   explicit LeftOutSamples(std::vector<SampleRange> ranges);
 
-  // Ascending; none touches its neighbour.
+  // Ascending, with gaps between them.
   const std::vector<SampleRange>& ranges() const { return ranges_; }
   int64_t place_of(int64_t sample) const;
-  // How many of the places below `place` are left out.
+  // Returns the number of left-out places below `place`.
   int64_t before(int64_t place) const;
 
  private:
   std::vector<SampleRange> ranges_;
 };
 
-// Both together.
+// Returns the union.
 std::vector<SampleRange> join(std::vector<SampleRange> ranges, const std::vector<SampleRange>& others);
 
 }  // namespace gptrain

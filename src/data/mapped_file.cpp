@@ -14,18 +14,18 @@
 
 namespace gptrain {
 
-// A place in the list that the signal's handler looks through. It is never freed, but used again.
+// An entry of the list that the signal handler searches. Never freed, but reused.
 struct WatchedMapping {
   std::atomic<uintptr_t> begin = 0;  // 0: free
   std::atomic<uintptr_t> end = 0;
-  std::atomic<int64_t> unreadable = -1;  // a byte that could not be read
+  std::atomic<int64_t> unreadable = -1;  // first byte that could not be read; -1: none
   WatchedMapping* next = nullptr;
 };
 
 namespace {
 
 struct FileDescriptor {
-  // Not to wait for a writer where the path is a pipe's; of a file it changes nothing.
+  // O_NONBLOCK: opening a pipe must not wait for a writer; it has no effect on files.
   explicit FileDescriptor(const std::filesystem::path& path)
       : number(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {}
   ~FileDescriptor() {
@@ -44,7 +44,7 @@ struct FileDescriptor {
 std::atomic<WatchedMapping*> watched_mappings = nullptr;
 std::atomic<uintptr_t> page_bytes = 0;
 
-// On the thread that read. The page is given zeros, with which that thread goes on until it asks whether all was well.
+// Handles SIGBUS on the reading thread: maps zeros in place of the page, with which the thread continues until check().
 void on_bus_error(int number, siginfo_t* info, void*) {
   const int saved_errno = errno;
   const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
@@ -60,7 +60,7 @@ void on_bus_error(int number, siginfo_t* info, void*) {
     errno = saved_errno;
     return;
   }
-  // Not ours: the same access, made again, ends the process.
+  // Not a watched file: the repeated access ends the process.
   std::signal(number, SIG_DFL);
 }
 
@@ -107,7 +107,7 @@ MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
   if (file.number < 0 || ::fstat(file.number, &status) != 0) throw_read_error(path_);
   if (!S_ISREG(status.st_mode)) throw Error(ExitCode::data, "cannot read {}: not a regular file", path_.native());
   size_bytes_ = status.st_size;
-  if (size_bytes_ == 0) return;  // nothing can be mapped, and nothing will be read
+  if (size_bytes_ == 0) return;  // an empty file cannot be mapped, and is never read
   const auto length = static_cast<size_t>(size_bytes_);
   void* memory = ::mmap(nullptr, length, PROT_READ, MAP_SHARED, file.number, 0);
   if (memory == MAP_FAILED) throw_read_error(path_);

@@ -11,27 +11,25 @@ namespace gptrain {
 
 struct WatchedMapping;
 
-// A whole regular file, read-only. The size is that at opening: a file that somebody replaces by rename stays as it
-// was. One that somebody cuts short, or that the disk does not give, is read as zeros from there on: check() then
-// throws. The first object takes over the signal SIGBUS, by which the system says so; one that comes of anything else
-// ends the process, as it would have.
+// A whole regular file, read-only, of its size at opening; a file replaced by rename is read as it was. If the file is
+// truncated, or the disk fails, reads give zeros from there on and check() throws. The first object installs a handler
+// for SIGBUS, which signals this; a SIGBUS of any other cause ends the process as usual.
 class MappedFile {
  public:
-  // Throws Error(data), naming the file and the system's reason.
+  // Throws Error(data) with the file's name and the system's reason.
   explicit MappedFile(std::filesystem::path path);
 
   const std::filesystem::path& path() const { return path_; }
   int64_t size_bytes() const { return size_bytes_; }
   const std::byte* data() const { return memory_.get(); }
 
-  // Throws Error(data), naming file and byte, if anything that was read so far could not be. Who reads calls it before
-  // what was read is used.
+  // Throws Error(data), with file and byte, if any data read so far could not be read. Call before using the data.
   void check() const;
 
-  // Gives back the memory that holds what was read; it is read again where it is asked for.
+  // Frees the memory of pages that were read; they are read again when accessed.
   void forget() const;
 
-  // The value at `offset_bytes`, which needs no alignment but must lie inside the file.
+  // Returns the value at `offset_bytes`, which may be unaligned but must be inside the file.
   template <typename T>
   T load(int64_t offset_bytes) const {
     T value;

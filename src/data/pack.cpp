@@ -18,6 +18,7 @@
 #include "data/ingest/pipeline.h"
 #include "data/pack_state.h"
 #include "data/token_file.h"
+#include "data/token_paths.h"
 #include "data/token_writer.h"
 #include "data/tokenizer/record.h"
 

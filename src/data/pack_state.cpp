@@ -8,7 +8,7 @@
 #include "base/json.h"
 #include "base/output_file.h"
 #include "data/pack.h"
-#include "data/token_file.h"
+#include "data/token_paths.h"
 
 namespace gptrain {
 namespace {

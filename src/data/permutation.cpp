@@ -6,7 +6,7 @@
 namespace gptrain {
 namespace {
 
-// Four rounds look random when the halves are wide; small domains need more.
+// Four rounds look random if the halves are wide; small domains need more.
 constexpr uint32_t num_rounds = 8;
 
 constexpr uint32_t low_ones(int bits) { return static_cast<uint32_t>((uint64_t{1} << bits) - 1); }
@@ -30,7 +30,7 @@ uint64_t Permutation::operator()(uint64_t index) const {
 uint64_t Permutation::feistel(uint64_t value) const {
   auto high = static_cast<uint32_t>(value >> low_bits_);
   auto low = static_cast<uint32_t>(value) & low_mask_;
-  // The halves may differ in width by a bit, so they take turns instead of changing places.
+  // The halves may differ in width by a bit, so they are changed in turn instead of swapped.
   for (uint32_t round = 0; round < num_rounds; ++round) {
     const bool change_high = round % 2 == 0;
     const uint32_t word = philox(

@@ -1,4 +1,4 @@
-// A shuffle of [0, n) that is computed per index: no table, no memory, any n.
+// A shuffle of [0, n) computed per index: no table, no memory, any n.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +7,15 @@
 
 namespace gptrain {
 
-// A bijection of [0, size), chosen by key and tweak, in O(1) expected time and no memory: a Feistel network (Luby and
-// Rackoff, SIAM J. Comput. 1988) over the smallest power of two >= size, with Philox as its round function, applied
-// again while the result lies outside ("cycle walking", Black and Rogaway, CT-RSA 2002). Equal on every machine.
+// A bijection of [0, size), determined by key and tweak, in O(1) expected time without memory: a Feistel network (Luby
+// and Rackoff, SIAM J. Comput. 1988) over the smallest power of two >= size, with Philox as round function, applied
+// again while the result is outside ("cycle walking", Black and Rogaway, CT-RSA 2002). The same on every machine.
 class Permutation {
  public:
-  // 1 <= size <= 2^63.
+  // REQUIRES: 1 <= size <= 2^63.
   Permutation(PhiloxKey key, uint64_t tweak, uint64_t size);
 
-  uint64_t operator()(uint64_t index) const;  // index < size
+  uint64_t operator()(uint64_t index) const;  // REQUIRES: index < size
 
  private:
   uint64_t feistel(uint64_t value) const;

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/thread.h"
-#include "data/dataset.h"
+#include "data/prefetcher.h"
 
 namespace gptrain {
 
@@ -33,7 +33,7 @@ struct Prefetcher::Impl {
   MicroBatch& slot(int64_t micro_batch) { return slots[static_cast<size_t>(micro_batch) % slots.size()]; }
 
   void run() {
-    // On Linux this sets this thread only. It leaves the cores to the threads that compute; a refusal does not matter.
+    // On Linux this affects only this thread. Computing threads have priority; failure does not matter.
     ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), 19);
     try {
       for (int64_t k = 0; wait_for_room(k); ++k) {
@@ -53,7 +53,7 @@ struct Prefetcher::Impl {
     }
   }
 
-  // False: told to stop.
+  // Returns false if told to stop.
   bool wait_for_room(int64_t micro_batch) {
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return stopping || micro_batch < num_released + static_cast<int64_t>(slots.size()); });
@@ -93,15 +93,15 @@ struct Prefetcher::Impl {
   std::vector<MicroBatch> slots;
   double waited_seconds = 0;
 
-  std::mutex mutex;  // of what follows
+  std::mutex mutex;  // guards the members below
   std::condition_variable changed;
   int64_t num_filled = 0;
   int64_t num_taken = 0;     // returned by next()
-  int64_t num_released = 0;  // num_taken, but for those that are kept
+  int64_t num_released = 0;  // num_taken minus the micro-batches still kept
   std::exception_ptr failure;
   std::atomic<bool> stopping = false;  // also read without the lock, between samples
 
-  std::thread thread;  // last: starts when everything else is there
+  std::thread thread;  // last member: starts when the others exist
 };
 
 Prefetcher::Prefetcher(const Dataset& dataset, const MicroBatchShape& shape, int64_t first_sample, int64_t stride,
@@ -111,6 +111,8 @@ Prefetcher::Prefetcher(const Dataset& dataset, const MicroBatchShape& shape, int
 Prefetcher::~Prefetcher() = default;
 
 const MicroBatch& Prefetcher::next() { return impl_->next(); }
+
+int64_t Prefetcher::kept() const { return impl_->kept; }
 
 double Prefetcher::waited_seconds() const { return impl_->waited_seconds; }
 

@@ -15,7 +15,6 @@ namespace {
 
 constexpr const char* automatic = "auto";
 
-// A record and who says so.
 struct Claim {
   TokenizerRecord record;
   std::string source;
@@ -27,7 +26,7 @@ std::string described(const Claim& claim) {
                      claim.record.sha256.substr(0, shown_digits));
 }
 
-// Makes one claim of two that agree; what the first does not know, the second may.
+// Merges two claims that agree; the second fills in data that the first lacks.
 void merge(std::optional<Claim>& claim, Claim other) {
   if (!claim) {
     claim = std::move(other);
@@ -78,7 +77,7 @@ RunTokenizer find_run_tokenizer(const RunConfig& config, const std::optional<Tok
   check_vocabulary(config, *claim);
   if (!result.tokenizer && !claim->record.text.empty()) result.tokenizer = tokenizer_of(claim->record, claim->source);
   result.record = std::move(claim->record);
-  // Data that say nothing are most likely to end their documents as others do.
+  // Data without a record most likely end their documents as others do.
   if (!data_say && !known && result.tokenizer) result.record->end_token = result.tokenizer->end_of_document_id();
   return result;
 }

@@ -1,6 +1,7 @@
-// Which tokenizer made the tokens that a run reads.
+// Finds the tokenizer that made a run's tokens.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,17 +12,17 @@
 namespace gptrain {
 
 struct RunTokenizer {
-  std::optional<TokenizerRecord> record;       // nothing: neither the config nor the data say
-  std::shared_ptr<const Tokenizer> tokenizer;  // null, too, where only its hash is known
+  std::optional<TokenizerRecord> record;       // nullopt: neither the config nor the data name one
+  std::shared_ptr<const Tokenizer> tokenizer;  // null also if only its hash is known
 };
 
-// Ids behind the tokenizer's vocabulary that a model may have: padding, and room for special tokens to come.
+// Most ids above the tokenizer's vocabulary that a model may have: padding, and room for special tokens.
 constexpr int64_t max_spare_ids = 1024;
 
-// The tokenizer that data.tokenizer names; where it is "auto", the one that PREFIX.meta.json of the sources names, or
-// else `known`, that of a checkpoint. Error(usage): two of these differ; model.vocab_size is smaller than its
-// vocabulary, or larger by more than max_spare_ids; it cannot be read. Sources of which nothing is known are taken to
-// be like the others.
+// Returns the tokenizer named by data.tokenizer; if that is "auto", the one in the sources' PREFIX.meta.json, else
+// `known`, a checkpoint's. Sources without a record are assumed to be like the others. Throws Error(usage) if two of
+// these differ, if it cannot be read, or if model.vocab_size is smaller than its vocabulary or larger by more than
+// max_spare_ids.
 RunTokenizer find_run_tokenizer(const RunConfig& config, const std::optional<TokenizerRecord>& known = {});
 
 }  // namespace gptrain

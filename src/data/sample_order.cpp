@@ -11,7 +11,7 @@
 namespace gptrain {
 namespace {
 
-// Sites of RandomUse::data_order. Part of what makes a run reproducible: never renumber them.
+// Sites of RandomUse::data_order. Never renumber them: they determine the results of a run.
 constexpr uint32_t cycle_site = 0;
 constexpr uint32_t source_site = 1;
 
@@ -41,7 +41,8 @@ std::vector<int64_t> round_to_slots(std::span<const double> weights) {
   }
   std::stable_sort(by_remainder.begin(), by_remainder.end(),
                    [&](size_t a, size_t b) { return remainders[a] > remainders[b]; });
-  // Rounding of the division could make the floors add up to one too many or leave one more than there are sources.
+  // Rounding of the division could make the floors add up to one too many, or leave over one more than there are
+  // sources.
   int64_t left = slots_per_cycle - std::accumulate(slots.begin(), slots.end(), int64_t{0});
   for (size_t i = 0; left > 0; i = (i + 1) % by_remainder.size(), --left) ++slots[by_remainder[i]];
   for (; left < 0; ++left) --*std::max_element(slots.begin(), slots.end());
@@ -71,7 +72,7 @@ SampleOrder::SampleOrder(const std::vector<MixturePhase>& phases, std::vector<in
     }
     const bool is_last = i + 1 == phases.size();
     if (std::none_of(weights.begin(), weights.end(), [](double weight) { return weight > 0; })) {
-      // What a phase asks for is used up; a later one may ask for more.
+      // The phase's sources are used up; a later phase may have others.
       if (is_last) break;
       ++i;
       continue;
@@ -93,7 +94,7 @@ void SampleOrder::begin_phase(int64_t first, const std::vector<double>& weights,
   std::partial_sum(phase.slots.begin(), phase.slots.end(), slot_ends.begin());
   std::vector<uint16_t> owned(phase.slots.size(), 0);
   for (int64_t position = 0; position < slots_per_cycle; ++position) {
-    // Sources are interleaved without shuffle too. Otherwise one source could give all of the first 65,536 samples.
+    // Sources are interleaved also without shuffle: otherwise one source could give the first 65,536 samples.
     const int64_t slot = permute(true, cycle_key_, static_cast<int64_t>(phases_.size()), slots_per_cycle, position);
     const auto source =
         static_cast<size_t>(std::upper_bound(slot_ends.begin(), slot_ends.end(), slot) - slot_ends.begin());

@@ -1,4 +1,4 @@
-// Which sample of which source comes n-th: arithmetic only, no files.
+// Computes source and index of the n-th sample: arithmetic only, no files.
 #pragma once
 
 #include <cstdint>
@@ -12,70 +12,71 @@ namespace gptrain {
 
 constexpr int64_t slots_per_cycle = 65536;
 
-// Samples of sequence_length + 1 tokens in a run of `tokens` tokens, neighbours overlapping by one.
+// Returns the number of samples of sequence_length + 1 tokens in `tokens` tokens, neighbours overlapping by one.
 constexpr int64_t samples_per_epoch(int64_t tokens, int64_t sequence_length) {
   return tokens < 1 ? 0 : (tokens - 1) / sequence_length;
 }
 
-// Weights (finite, not negative, one above 0, at most slots_per_cycle of them) as slots of a cycle, by largest
-// remainder; ties go to the earlier source. A source with a weight above 0 that would get none takes one from the
-// source that has most.
+// Rounds weights to slots of a cycle, by largest remainder; ties go to the earlier source. A source with a weight above
+// 0 gets at least one slot, if need be from the source with the most. REQUIRES: weights finite, not negative, one above
+// 0, at most slots_per_cycle of them.
 std::vector<int64_t> round_to_slots(std::span<const double> weights);
 
 struct SampleLocation {
   size_t source;
-  int64_t epoch;  // of that source
-  int64_t index;  // of the sample in the source, < samples per epoch
+  int64_t epoch;  // epoch of the source
+  int64_t index;  // sample within the source, < samples per epoch
 };
 
-// Weights that hold from the samples before on, up to a sample number.
+// Weights from the end of the previous phase up to a sample number.
 struct MixturePhase {
-  int64_t until_sample = 0;  // of the last phase of a list: whatever it says, no end
+  int64_t until_sample = 0;  // ignored in the last phase, which has no end
   std::vector<double> weights;
 };
 
 // The order that dataset.h describes. Position n mod 65536 of every cycle belongs to one source, by one keyed
 // permutation of the slots: source i owns the positions whose slot is in [slot_starts[i], slot_starts[i + 1]). The
-// sample's ordinal in its source, cycle * slots + the owned positions before it in the cycle, counts up without gaps as
-// n does, so that one epoch of a source ends before the next begins; each epoch has a permutation of its own. With
-// phases each has cycles of its own, counted from its first sample, whose slots are permuted with its number as tweak;
-// ordinals count on. Where a source has given as many samples as it may, a phase ends, and the next one goes on without
-// it. The table of a cycle's positions takes 256 KiB a phase, whatever the data's size.
+// sample's ordinal in its source, cycle * slots + the owned positions before it in the cycle, rises without gaps with
+// n, so that one epoch of a source ends before the next begins; each epoch has its own permutation. Each phase has its
+// own cycles, counted from its first sample, with slots permuted by the phase's number as tweak; ordinals continue.
+// When a source has given all samples that it may, a phase ends and the next continues without it. The table of a
+// cycle's positions takes 256 KiB per phase, whatever the size of the data.
 class SampleOrder {
  public:
-  // `samples` per epoch of each source, all >= 1. `limits`: samples that each source may give; none: any number.
+  // `samples`: per epoch of each source, all >= 1. `limits`: most samples of each source; empty: unlimited.
   SampleOrder(const std::vector<MixturePhase>& phases, std::vector<int64_t> samples, uint64_t seed, bool shuffle,
               const std::vector<int64_t>& limits = {});
 
-  // sample >= 0; in the time of a search among phases. From num_samples() on, the last phase goes on without limits.
+  // Returns the location of sample >= 0, after a binary search among phases. From num_samples() on, the last phase
+  // continues without limits.
   SampleLocation locate(int64_t sample) const;
 
-  // Samples until no source may give any more; the largest int64_t where there is no such end.
+  // Returns the number of samples until no source may give more; the largest int64_t if unlimited.
   int64_t num_samples() const { return num_samples_; }
-  // How many of samples 0 ... num_samples - 1 each source gives.
+  // Returns how many of samples 0 ... num_samples - 1 come from each source.
   std::vector<int64_t> taken_by(int64_t num_samples) const;
-  // The number of the sample that is the `ordinal`-th of a source, from 0; nothing where it never comes.
+  // Returns the number of the sample that is the `ordinal`-th of a source, from 0; nullopt if it never comes.
   std::optional<int64_t> number_of(size_t source, int64_t ordinal) const;
-  // Slots of a cycle at the beginning.
+  // Slots of a cycle in the first phase.
   const std::vector<int64_t>& first_slots() const { return phases_.front().slots; }
   size_t num_phases() const { return phases_.size(); }
 
  private:
-  // Both fit: a cycle has 65,536 positions, and every source owns at least one.
+  // Both fit 16 bits: a cycle has 65,536 positions, and every source owns at least one.
   struct Position {
     uint16_t source;
-    uint16_t rank;  // positions of the same source before it in the cycle
+    uint16_t rank;  // earlier positions of the same source in the cycle
   };
 
   struct Phase {
-    int64_t first;                // sample
+    int64_t first;                // first sample
     std::vector<int64_t> slots;   // positions of a cycle that each source owns
-    std::vector<int64_t> before;  // samples that each source has given before it
+    std::vector<int64_t> before;  // samples given by each source before this phase
     std::vector<Position> cycle;
   };
 
   void begin_phase(int64_t first, const std::vector<double>& weights, std::vector<int64_t> before);
-  // Of the last phase: where the first source is used up; the largest int64_t if none ever is.
+  // Returns where the first source of the last phase is used up; the largest int64_t if none is.
   int64_t end_of_phase(const std::vector<int64_t>& limits) const;
   static int64_t number_in(const Phase& phase, size_t source, int64_t ordinal);
   static std::vector<int64_t> taken_in(const Phase& phase, int64_t end);

@@ -10,6 +10,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "data/damaged.h"
+#include "data/token_paths.h"
 
 namespace gptrain {
 namespace {
@@ -37,22 +38,6 @@ std::string_view dtype_code_name(uint8_t code) {
 }
 
 }  // namespace
-
-std::filesystem::path token_file_path(const std::filesystem::path& prefix, std::string_view suffix) {
-  return prefix.native() + std::string(suffix);
-}
-
-bool is_flat_token_file(const std::filesystem::path& path) {
-  std::error_code ignored;
-  return !std::filesystem::exists(token_file_path(path, ".idx"), ignored) &&
-         std::filesystem::is_regular_file(path, ignored);
-}
-
-bool is_token_file(const std::filesystem::path& path) {
-  std::error_code ignored;
-  return is_flat_token_file(path) || (std::filesystem::exists(token_file_path(path, ".idx"), ignored) &&
-                                      std::filesystem::exists(token_file_path(path, ".bin"), ignored));
-}
 
 TokenFile::TokenFile(FlatTokens flat)
     : tokens_(std::move(flat.file)), first_byte_(flat.first_byte), format_(flat.format), dtype_(flat.dtype) {
@@ -103,7 +88,7 @@ void TokenFile::check_header() {
   }
   dtype_ = code == u16_code ? DType::u16 : DType::i32;
 
-  // Divided, never multiplied: the counts may be any 64-bit numbers.
+  // Divides instead of multiplying: the counts may be any 64-bit numbers.
   const auto num_sequences = index_->load<uint64_t>(num_sequences_at);
   const auto num_boundaries = index_->load<uint64_t>(num_boundaries_at);
   const auto room_bytes = static_cast<uint64_t>(size - header_bytes);
@@ -139,7 +124,7 @@ void TokenFile::check_sequences() const {
       damaged(*index_, offset_at(i), "sequence {} starts at {} in the .bin, but the one before it ends at {}", i,
               offset, end);
     }
-    // No overflow: `end` is within the file, and a sequence takes less than 2^33 bytes.
+    // Cannot overflow: `end` is within the file, and a sequence takes less than 2^33 bytes.
     end += length * token_bytes;
     if (end > tokens_.size_bytes()) {
       damaged(tokens_, tokens_.size_bytes(), "the file ends here, but sequence {} of its index reaches to byte {}", i,
@@ -170,7 +155,7 @@ void TokenFile::check_boundaries() const {
   }
 }
 
-// PREFIX.meta.json says that there are samples; the index says which.
+// Checks that the index has the samples that PREFIX.meta.json announces.
 void TokenFile::check_samples() const {
   for (int64_t i = 0; i < num_samples(); ++i) {
     const int64_t tokens = sample(i).count;
@@ -198,7 +183,7 @@ TokenFile::Range TokenFile::sample(int64_t sample) const {
   return {first, end - first};
 }
 
-// The last document that begins at or before the token: any others that begin there are empty.
+// Returns the last document that begins at or before the token; earlier ones that begin there are empty.
 int64_t TokenFile::document_of(int64_t token) const {
   int64_t found = 0;
   for (int64_t end = num_documents(); end - found > 1;) {
@@ -212,7 +197,7 @@ void TokenFile::document_starts(Range range, int32_t* out) const {
   int64_t number = document_of(range.first);
   Range current = document(number);
   for (int64_t i = 0; i < range.count; ++i) {
-    // The index was found sound when it was opened; it ends here only if it cannot be read any more.
+    // The index was sound when opened; it ends here only if it has become unreadable.
     while (range.first + i >= current.first + current.count && number + 1 < num_documents())
       current = document(++number);
     out[i] = static_cast<int32_t>(std::clamp<int64_t>(current.first - range.first, 0, range.count));
@@ -253,9 +238,9 @@ void TokenFile::read(Range range, int64_t vocab_size, int32_t* out) const {
 
 template <typename T>
 void TokenFile::read_as(Range range, int64_t vocab_size, int32_t* out) const {
-  // The file is mapped at a page, and a header ends at a multiple of the tokens' size.
+  // Aligned: the file is mapped at a page, and a header ends at a multiple of the token size.
   const T* first = reinterpret_cast<const T*>(tokens_.data() + first_byte_) + range.first;
-  uint32_t largest = 0;  // a negative token counts as one past every vocabulary
+  uint32_t largest = 0;  // a negative token counts as larger than every vocabulary
   for (int64_t i = 0; i < range.count; ++i) {
     out[i] = static_cast<int32_t>(first[i]);
     largest = std::max(largest, static_cast<uint32_t>(first[i]));

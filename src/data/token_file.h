@@ -17,7 +17,7 @@
 
 namespace gptrain {
 
-// The layout of PREFIX.idx, shared by reader and writer.
+// The layout of PREFIX.idx, used by reader and writer.
 namespace token_index {
 constexpr std::string_view magic{"MMIDIDX\0\0", 9};
 constexpr uint64_t version = 1;
@@ -30,25 +30,18 @@ constexpr uint8_t i32_code = 4;
 constexpr uint8_t u16_code = 8;
 }  // namespace token_index
 
-// No vocabulary is larger: a file is read with it whose vocabulary does not matter.
+// Larger than every vocabulary: used to read a file whose vocabulary does not matter.
 constexpr int64_t any_vocabulary = int64_t{1} << 31;
-// Tokens that are read at once by what goes through a whole file.
+// Tokens read at a time by code that goes through a whole file.
 constexpr int64_t chunk_tokens = int64_t{1} << 18;
 
-// PREFIX with ".bin" or ".idx" put behind it; a dot inside PREFIX is part of the name.
-std::filesystem::path token_file_path(const std::filesystem::path& prefix, std::string_view suffix);
-
-// Whether `path` leads to one: a PREFIX, or a file without an index.
-bool is_token_file(const std::filesystem::path& path);
-// Whether it is a file without an index (flat_tokens.h); false where nothing is there.
-bool is_flat_token_file(const std::filesystem::path& path);
-
-// The files mapped. All documents joined end to end form one run of num_tokens() tokens, unless they lie in samples.
+// A mapped token file. Unless documents are packed into samples, all documents joined end to end are one run of
+// num_tokens() tokens.
 class TokenFile {
  public:
-  // Checks every field of the index against the sizes of both files and against each other. With `checksums`, blocks of
-  // the .bin are compared with PREFIX.meta.json, where there is one, as they are first read. A file without an index is
-  // one document. Throws Error(data) naming file and byte.
+  // Opens a file. Checks every field of the index against both files' sizes and each other. With `checksums`, compares
+  // each block of the .bin with PREFIX.meta.json, if it exists, when it is first read. A file without an index is one
+  // document. Throws Error(data) with file and byte.
   explicit TokenFile(const std::filesystem::path& path, bool checksums = true);
   // A file of tokens of that type and nothing else.
   TokenFile(const std::filesystem::path& path, DType dtype);
@@ -65,26 +58,27 @@ class TokenFile {
     int64_t first;
     int64_t count;
   };
-  // The tokens of a document, 0 <= document < num_documents().
+  // Returns the tokens of a document. REQUIRES: 0 <= document < num_documents().
   Range document(int64_t document) const;
-  // Above 0: the documents lie in samples, each of 1 to so many inputs and one target more. 0: they do not.
+  // Returns the most inputs of a sample if documents are packed into samples, each of at least 1 input and one more
+  // target; 0: not packed.
   int64_t best_fit_length() const { return meta_ ? meta_->best_fit_length : 0; }
-  // Of a file with a best_fit_length: its samples, and the tokens of one, 0 <= sample < num_samples().
+  // For packed files: the samples, and the tokens of one. REQUIRES: 0 <= sample < num_samples().
   int64_t num_samples() const { return num_boundaries_ - 1; }
   Range sample(int64_t sample) const;
-  // out[i] is how far into the range the document begins that holds its i-th token: 0 where it begins before the range.
-  // The range must exist. Does not allocate; safe from several threads.
+  // Sets out[i] to the position in the range where the document of the i-th token begins, 0 if before the range.
+  // REQUIRES: the range exists. Does not allocate; thread-safe.
   void document_starts(Range range, int32_t* out) const;
 
-  // Copies tokens [range.first, range.first + range.count), which must exist, to `out`. Throws Error(data) naming file
-  // and byte for a token that is negative or >= vocab_size. Does not allocate otherwise; safe from several threads.
+  // Copies tokens [range.first, range.first + range.count), which must exist, to `out`. Throws Error(data), with file
+  // and byte, for a token that is negative or >= vocab_size. Does not allocate otherwise; thread-safe.
   void read(Range range, int64_t vocab_size, int32_t* out) const;
 
-  // Blocks of PREFIX.meta.json; 0 where there is none, or none to compare with.
+  // Returns the number of checksummed blocks; 0 without PREFIX.meta.json, or if nothing is compared.
   int64_t num_checksums() const { return checked_ ? static_cast<int64_t>(meta_->blocks.size()) : 0; }
-  // Compares that block, unless it has been. Throws Error(data) naming file and bytes.
+  // Compares a block, unless done before. Throws Error(data) with file and bytes.
   void check_block(int64_t block) const;
-  // Lets go of the memory in which the system keeps what was read.
+  // Drops the pages that were read from memory.
   void forget() const { tokens_.forget(); }
 
  private:
@@ -98,9 +92,9 @@ class TokenFile {
   void check_sequences() const;
   void check_boundaries() const;
   void check_samples() const;
-  int64_t length_at(int64_t sequence) const;    // bytes into .idx
-  int64_t offset_at(int64_t sequence) const;    // bytes into .idx
-  int64_t boundary_at(int64_t boundary) const;  // bytes into .idx
+  int64_t length_at(int64_t sequence) const;    // offset in bytes in .idx
+  int64_t offset_at(int64_t sequence) const;    // offset in bytes in .idx
+  int64_t boundary_at(int64_t boundary) const;  // offset in bytes in .idx
   int64_t sequence_start(int64_t sequence) const;
   int64_t document_of(int64_t token) const;
   template <typename T>
@@ -108,12 +102,12 @@ class TokenFile {
 
   void compare_with_checksums() const;
 
-  std::optional<MappedFile> index_;  // nothing: the tokens are one document
+  std::optional<MappedFile> index_;  // nullopt: the tokens are one document
   MappedFile tokens_;
-  int64_t first_byte_ = 0;  // of the tokens
+  int64_t first_byte_ = 0;  // start of the tokens
   TokenFormat format_ = TokenFormat::megatron;
   std::optional<TokenMeta> meta_;
-  std::unique_ptr<std::atomic<bool>[]> checked_;  // of each block: it was compared; null where none is
+  std::unique_ptr<std::atomic<bool>[]> checked_;  // per block: true once compared; null: nothing is compared
   DType dtype_ = DType::u16;
   int64_t num_sequences_ = 0;
   int64_t num_boundaries_ = 0;

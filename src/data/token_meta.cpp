@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "data/mapped_file.h"
-#include "data/token_file.h"
+#include "data/token_paths.h"
 
 namespace gptrain {
 namespace {
@@ -19,7 +19,7 @@ using nlohmann::json;
 
 constexpr const char* meta_format = "gptrain tokens";
 constexpr int64_t format_version = 1;
-constexpr int64_t max_file_bytes = 100'000'000;  // of a .bin of some 500 TiB
+constexpr int64_t max_file_bytes = 100'000'000;  // enough for a .bin of some 500 TiB
 
 TokenMeta parse(const std::string& text) {
   const json root = parse_json(text);

@@ -1,5 +1,5 @@
-// PREFIX.meta.json: what PREFIX.bin must hold, by its size and a checksum of each 64 MiB, which tokenizer made it, and
-// whether its documents lie in samples (data/README.md). Other writers of token files know no such file; where there is none, nothing is compared.
+// PREFIX.meta.json: size and checksums (per 64 MiB) of PREFIX.bin, its tokenizer, and whether documents are packed into
+// samples (data/README.md). Other writers of token files do not have it; without it nothing is compared.
 #pragma once
 
 #include <cstddef>
@@ -14,18 +14,18 @@
 namespace gptrain {
 
 struct TokenMeta {
-  int64_t bytes = 0;  // of PREFIX.bin
+  int64_t bytes = 0;  // size of PREFIX.bin
   int64_t tokens = 0;
   std::vector<uint32_t> blocks;  // CRC-32C of each block; the last may be shorter
   std::optional<TokenizerRecord> tokenizer = {};
-  // Above 0: the documents lie in samples of at most so many inputs, each of which the index gives as a document, with
-  // the documents as its sequences.
+  // > 0: documents are packed into samples of at most this many inputs; the index has each sample as a document, and
+  // its documents as sequences.
   int64_t best_fit_length = 0;
 };
 
 constexpr int64_t checksum_block_bytes = int64_t{64} << 20;
 
-// Checksums of a file that comes in pieces, from front to back.
+// Computes the checksums of a file that comes in pieces, from front to back.
 class BlockChecksums {
  public:
   void add(const void* data, size_t bytes);
@@ -39,7 +39,7 @@ class BlockChecksums {
 
 std::string format_token_meta(const TokenMeta& meta);
 
-// Nothing where there is no PREFIX.meta.json. Error(data): it cannot be read, or is none.
+// Returns nullopt if there is no PREFIX.meta.json. Throws Error(data) if it cannot be read or is invalid.
 std::optional<TokenMeta> read_token_meta(const std::filesystem::path& prefix);
 
 }  // namespace gptrain

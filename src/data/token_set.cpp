@@ -10,6 +10,7 @@
 #include "base/directory.h"
 #include "base/error.h"
 #include "data/sample_order.h"
+#include "data/token_paths.h"
 
 namespace gptrain {
 namespace {

@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "data/token_file.h"
 #include "data/token_meta.h"
+#include "data/token_paths.h"
 
 namespace gptrain {
 namespace {
@@ -26,7 +27,7 @@ namespace {
   throw Error(ExitCode::data, "cannot write {}: {}", path.native(), std::generic_category().message(errno));
 }
 
-// Written under a temporary name in the folder of `path`, which it takes over when everything is on the disk.
+// A file written under a temporary name in the folder of `path`, and renamed to `path` once all data are on disk.
 class TokenOutput {
  public:
   explicit TokenOutput(std::filesystem::path path)
@@ -43,7 +44,7 @@ class TokenOutput {
   TokenOutput& operator=(const TokenOutput&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
-  const BlockChecksums& checksums() const { return checksums_; }  // once it is synced
+  const BlockChecksums& checksums() const { return checksums_; }  // complete once synced
 
   template <typename T>
   void put(T value) {
@@ -77,7 +78,7 @@ class TokenOutput {
   }
 
  private:
-  static constexpr size_t buffer_bytes = size_t{1} << 18;  // stays in the cache
+  static constexpr size_t buffer_bytes = size_t{1} << 18;  // small enough for the cache
 
   void flush() {
     checksums_.add(buffer_.data(), buffer_.size());
@@ -105,14 +106,14 @@ const std::filesystem::path& with_folder(const std::filesystem::path& prefix) {
   return prefix;
 }
 
-// Whether it was there.
+// Returns true if the file existed.
 bool remove_file(const std::filesystem::path& path) {
   if (::unlink(path.c_str()) == 0) return true;
   if (errno != ENOENT) throw_write_error(path);
   return false;
 }
 
-// A rename or removal survives a power cut only once its folder is on the disk.
+// A rename or removal survives a power failure only once its folder is synced.
 void sync_folder_of(const std::filesystem::path& path) {
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
   const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -121,7 +122,7 @@ void sync_folder_of(const std::filesystem::path& path) {
   const int reason = errno;
   ::close(file);
   errno = reason;
-  // Some file systems cannot sync a folder and say EINVAL; there is nothing more to be done on those.
+  // Some file systems cannot sync a folder and return EINVAL, which is ignored.
   if (result != 0 && errno != EINVAL) throw_write_error(folder);
 }
 
@@ -151,7 +152,7 @@ struct TokenWriter::Impl {
     }
   }
 
-  // So many more tokens belong to the current document.
+  // Adds `left` tokens to the current document.
   void lengthen(size_t left) {
     while (left > 0) {
       if (!in_sequence || lengths.back() == max_sequence_tokens) lengths.push_back(0);
@@ -242,7 +243,7 @@ void TokenWriter::finish() {
   impl_->index.sync();
   const std::filesystem::path& index_path = impl_->index.path();
   if (remove_file(index_path)) sync_folder_of(index_path);
-  // Another file's checksums must not outlive it beside a new .bin.
+  // Removes old checksums first: they must not exist beside the new .bin.
   if (remove_file(impl_->meta.path())) sync_folder_of(index_path);
   impl_->tokens.rename();
   impl_->meta.rename();

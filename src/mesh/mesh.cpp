@@ -41,7 +41,7 @@ Mesh::Mesh(const MeshPoint& sizes, int64_t world_size, RankOrder order)
     const int64_t size = sizes[axis];
     if (size < 1) throw Error(ExitCode::usage, "parallel.{} = {}: must be at least 1", axis_name(axis), size);
     product += fmt::format("{}{} {}", product.empty() ? "" : " x ", axis_name(axis), size);
-    // Dividing instead of multiplying cannot overflow.
+    // Dividing cannot overflow, unlike multiplying.
     fits = fits && rest % size == 0;
     rest /= size;
   }
@@ -71,6 +71,15 @@ int64_t Mesh::rank_of(const MeshPoint& coordinates) const {
     stride *= sizes_[axis];
   }
   return rank;
+}
+
+int32_t Mesh::stage_of(int64_t rank) const { return static_cast<int32_t>(coordinates(rank)[MeshAxis::pipeline]); }
+
+int64_t Mesh::first_rank_of_stage(int64_t stage, int64_t tensor_rank) const {
+  MeshPoint first;
+  first[MeshAxis::pipeline] = stage;
+  first[MeshAxis::tensor] = tensor_rank;
+  return rank_of(first);
 }
 
 std::vector<int64_t> Mesh::group(int64_t rank, std::initializer_list<MeshAxis> axes) const {

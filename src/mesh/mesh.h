@@ -25,10 +25,10 @@ struct MeshPoint {
   bool operator==(const MeshPoint&) const = default;
 };
 
-// For coordinates (t, c, e, d, p) and sizes (T, C, E, D, P):
-//   tensor_data_pipeline   rank = t + T (c + C (e + E (d + D p)))   stages fall on the borders of nodes
-//   tensor_pipeline_data   rank = t + T (c + C (e + E (p + P d)))   replicas do
-// Tensor neighbours, who exchange most, share the fastest links in both.
+// Order of ranks, for coordinates (t, c, e, d, p) and sizes (T, C, E, D, P):
+//   tensor_data_pipeline   rank = t + T (c + C (e + E (d + D p)))   stages begin at node borders
+//   tensor_pipeline_data   rank = t + T (c + C (e + E (p + P d)))   replicas begin at node borders
+// In both, tensor neighbours, which exchange most, share the fastest links.
 class Mesh {
  public:
   // Throws Error(usage) if a size is below 1 or the product of the sizes is not world_size.
@@ -38,18 +38,21 @@ class Mesh {
   RankOrder order() const { return order_; }
   int64_t size(MeshAxis axis) const { return sizes_[axis]; }
 
-  // rank in [0, world_size); coordinates in [0, size(axis)).
+  // REQUIRES: rank in [0, world_size), coordinates in [0, size(axis)).
   MeshPoint coordinates(int64_t rank) const;
   int64_t rank_of(const MeshPoint& coordinates) const;
+  int32_t stage_of(int64_t rank) const;
+  // Returns the stage's rank with coordinate `tensor_rank` on the tensor axis and 0 on all other axes.
+  int64_t first_rank_of_stage(int64_t stage, int64_t tensor_rank = 0) const;
 
-  // The ranks, in rising order, whose coordinates differ from `rank`'s along `axes` only; `rank` is one of them. A
-  // dense gradient, say, is summed over {context, expert, data}.
+  // Returns the ranks, in rising order, whose coordinates differ from `rank`'s along `axes` only, `rank` included.
+  // Example: a dense gradient is summed over {context, expert, data}.
   std::vector<int64_t> group(int64_t rank, std::initializer_list<MeshAxis> axes) const;
-  // Every such group once, ordered by first rank: the order in which all ranks make their communicators.
+  // Returns every such group once, ordered by first rank: the order in which all ranks create their communicators.
   std::vector<std::vector<int64_t>> groups(std::initializer_list<MeshAxis> axes) const;
 
  private:
-  // The fastest first.
+  // Axes ordered by how close in rank number their neighbours are, closest first.
   const std::array<MeshAxis, num_mesh_axes>& axes_in_order() const;
 
   MeshPoint sizes_;

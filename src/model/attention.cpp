@@ -13,20 +13,20 @@ class AttentionBranch final : public Branch {
  public:
   AttentionBranch(const LayerContext& context, LayerLayout& layout, int64_t layer, const UnitTensors& tensors);
 
-  void prepare_weights(const LayerCall& call) override;
   void forward(const LayerCall& call, const NormInput& in, const Matrix& part) override;
-  void recompute(const LayerCall& call, const Matrix& x) override;
-  void backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) override;
-  void backward_weight(const LayerCall& call, const Matrix& d_out) override;
 
  private:
-  // q, k and v as attention reads them, and the parts of a fused [N, q + 2 kv] matrix.
+  void recompute_core(const LayerCall& call) override;
+  Factor core_backward(const LayerCall& call, const Factor& d_branch, WorkspaceFrame& frame) override;
+  void add_norm_gradients(const LayerCall& call) override;
+
+  // Operands of attention, or the column ranges of a fused [N, q + 2 kv] matrix.
   struct QueryKeyValue {
     Matrix q, k, v;
   };
 
   const ModelConfig& model() const { return context_.shape.model; }
-  // Heads of this rank.
+  // RETURN the heads of this rank.
   int64_t num_heads() const { return model().num_heads / context_.tensor.size(); }
   int64_t num_kv_heads() const { return std::max<int64_t>(1, model().num_kv_heads / context_.tensor.size()); }
   int64_t q_width() const { return num_heads() * model().head_size; }
@@ -37,18 +37,16 @@ class AttentionBranch final : public Branch {
   AttentionMask mask(const LayerCall& call) const;
   QueryKeyValue split(const Matrix& qkv) const;
   QueryKeyValue operands(const LayerCall& call) const;
-  // QK-norm and rotary embedding, from the fused matrix to the operands.
+  // Computes the operands from the fused matrix by QK-norm and rotary embedding.
   void transform_queries(const LayerCall& call);
-  void core_forward(const LayerCall& call, const Matrix& o);
-  // From the gradient of attention's output o to that of the fused queries, keys and values.
-  void core_backward(const LayerCall& call, const Matrix& o, const Matrix& d_o, const Matrix& d_qkv);
-  // The gradients of all norms.
-  void add_sums(const LayerCall& call);
+  // Computes and saves attention's output. RETURNS it, in `frame` or a record.
+  Matrix attend(const LayerCall& call, WorkspaceFrame& frame);
+  // Computes d_qkv, the gradient of the fused queries, keys and values, from d_o, the gradient of attention's output o.
+  void attend_backward(const LayerCall& call, const Matrix& o, const Matrix& d_o, const Matrix& d_qkv);
 
-  std::unique_ptr<Linear> qkv_;
   Parameter q_norm_, k_norm_;
-  GradientSums head_sums_;  // of both
-  // The fused matrix; with QK-norm, whose backward needs its inputs, its outputs have a place of their own.
+  GradientSums head_sums_;  // sums for q_norm_ and k_norm_
+  // The fused matrix, and with QK-norm, whose backward needs its inputs, a second one for its outputs.
   LayerLayout::Field fused_, normed_ = LayerLayout::none, head_rstd_ = LayerLayout::none;
   std::unique_ptr<SavedMatrix> attention_;
   LayerLayout::Field lse_;
@@ -76,13 +74,13 @@ AttentionBranch::AttentionBranch(const LayerContext& context, LayerLayout& layou
   const LayerLayout::Field o = layout.save({"attention.o", c, n, q_width(), input_codec(context)});
   attention_ = make_saved_matrix(context, layout, o);
   lse_ = layout.save({"attention.lse", DType::f32, shape.batch * num_heads(), shape.sequence_length});
-  qkv_ = make_linear(context, layout,
-                     {.name = "attention.qkv",
-                      .site = LinearSite::qkv,
-                      .layer = layer_,
-                      .weight = tensors.find("attention.qkv.weight"),
-                      .bias = tensors.find("attention.qkv.bias"),
-                      .row_parallel = false});
+  in_ = make_linear(context, layout,
+                    {.name = "attention.qkv",
+                     .site = LinearSite::qkv,
+                     .layer = layer_,
+                     .weight = tensors.find("attention.qkv.weight"),
+                     .bias = tensors.find("attention.qkv.bias"),
+                     .row_parallel = false});
   out_ = make_linear(context, layout,
                      {.name = "attention.out",
                       .site = LinearSite::attention_out,
@@ -122,44 +120,18 @@ AttentionBranch::QueryKeyValue AttentionBranch::operands(const LayerCall& call) 
   return parts;
 }
 
-void AttentionBranch::prepare_weights(const LayerCall& call) {
-  qkv_->prepare_weight(call);
-  out_->prepare_weight(call);
-}
-
 void AttentionBranch::forward(const LayerCall& call, const NormInput& in, const Matrix& part) {
-  {
-    WorkspaceFrame frame(*call.workspace);
-    const Factor normed = qkv_->input_room(call, frame);
-    norm_.forward(call, in, normed);
-    qkv_->forward(call, normed, {layout_.at(call, fused_)});
-  }
+  begin_forward(call, in, {layout_.at(call, fused_)});
   if (transforms_queries()) transform_queries(call);
   WorkspaceFrame frame(*call.workspace);
-  const Matrix attention = attention_->room(call, frame);
-  core_forward(call, attention);
-  attention_->keep(call, attention);
-  if (part.given()) {
-    out_->forward(call, {attention}, {part});
-  } else {
-    out_->keep_input(call, {attention});
-  }
+  end_forward(call, {attend(call, frame)}, part);
 }
 
-void AttentionBranch::recompute(const LayerCall& call, const Matrix& x) {
-  {
-    WorkspaceFrame frame(*call.workspace);
-    const Factor normed = qkv_->input_room(call, frame);
-    norm_.forward(call, {.x = x}, normed);
-    qkv_->keep_input(call, normed);
-  }
-  // Without QK-norm what is kept has been transformed in its place.
+void AttentionBranch::recompute_core(const LayerCall& call) {
+  // Without QK-norm, forward has transformed the `kept` matrix in place.
   if (model().qk_norm) transform_queries(call);
   WorkspaceFrame frame(*call.workspace);
-  const Matrix attention = attention_->room(call, frame);
-  core_forward(call, attention);
-  attention_->keep(call, attention);
-  out_->keep_input(call, {attention});
+  out_->keep_input(call, {attend(call, frame)});
 }
 
 void AttentionBranch::transform_queries(const LayerCall& call) {
@@ -179,8 +151,9 @@ void AttentionBranch::transform_queries(const LayerCall& call) {
                                        .rstd = model().qk_norm ? layout_.at(call, head_rstd_) : Matrix{}});
 }
 
-void AttentionBranch::core_forward(const LayerCall& call, const Matrix& o) {
+Matrix AttentionBranch::attend(const LayerCall& call, WorkspaceFrame& frame) {
   const StepShape& shape = context_.shape;
+  const Matrix o = attention_->room(call, frame);
   const QueryKeyValue ready = operands(call);
   context_.backend.run(AttentionForward{.batch = shape.batch,
                                         .sequence_length = shape.sequence_length,
@@ -195,33 +168,20 @@ void AttentionBranch::core_forward(const LayerCall& call, const Matrix& o) {
                                         .v = ready.v,
                                         .o = o,
                                         .lse = layout_.at(call, lse_)});
+  attention_->keep(call, o);
+  return o;
 }
 
-void AttentionBranch::backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) {
-  TensorRows& tensor = context_.tensor;
-  WorkspaceFrame frame(*call.workspace);
-  const Factor d_branch = branch_gradient(call, gradient.d_out, frame);
-  TensorRows::Gathering normed;
-  if (with_weights) normed = qkv_->begin_weight(call, frame);
-  const Matrix d_qkv = qkv_->output_gradient_room(call, frame).x;  // no op sees all of it
-  {
-    WorkspaceFrame inner(*call.workspace);
-    const Matrix d_attention = inner.take(context_.compute(), tensor.all_rows(), q_width());
-    out_->backward_input(call, d_branch, d_attention);
-    core_backward(call, attention_->read(call, inner), d_attention, d_qkv);
-  }
-  const Matrix part = frame.take(context_.compute(), tensor.all_rows(), model().hidden_size);
-  qkv_->backward_input(call, {d_qkv}, part);
-  const TensorRows::Reduction d_norm = tensor.begin_sum(part, frame);
-  if (with_weights) {
-    out_->backward_weight(call, out_->begin_weight(call, frame), gradient.d_out.x);
-    qkv_->backward_weight(call, normed);
-  }
-  norm_.backward_input(call, {tensor.wait(d_norm), gradient.x, gradient.d_out.x, gradient.dx});
-  if (with_weights) add_sums(call);
+Factor AttentionBranch::core_backward(const LayerCall& call, const Factor& d_branch, WorkspaceFrame& frame) {
+  const Matrix d_qkv = in_->output_gradient_room(call, frame).x;  // without its amax, as no op writes all of it
+  WorkspaceFrame inner(*call.workspace);
+  const Matrix d_attention = inner.take(context_.compute(), context_.tensor.all_rows(), q_width());
+  out_->backward_input(call, d_branch, d_attention);
+  attend_backward(call, attention_->read(call, inner), d_attention, d_qkv);
+  return {d_qkv};
 }
 
-void AttentionBranch::core_backward(const LayerCall& call, const Matrix& o, const Matrix& d_o, const Matrix& d_qkv) {
+void AttentionBranch::attend_backward(const LayerCall& call, const Matrix& o, const Matrix& d_o, const Matrix& d_qkv) {
   const StepShape& shape = context_.shape;
   const QueryKeyValue ready = operands(call);
   const QueryKeyValue d_in = split(d_qkv);
@@ -261,15 +221,7 @@ void AttentionBranch::core_backward(const LayerCall& call, const Matrix& o, cons
                                         .k_gamma_sums = head_sums_.at(call, 1)});
 }
 
-void AttentionBranch::backward_weight(const LayerCall& call, const Matrix& d_out) {
-  WorkspaceFrame frame(*call.workspace);
-  const TensorRows::Gathering normed = qkv_->begin_weight(call, frame);
-  out_->backward_weight(call, out_->begin_weight(call, frame), d_out);
-  qkv_->backward_weight(call, normed);
-  add_sums(call);
-}
-
-void AttentionBranch::add_sums(const LayerCall& call) {
+void AttentionBranch::add_norm_gradients(const LayerCall& call) {
   head_sums_.add(call);
   norm_.backward_weight(call);
 }

@@ -24,9 +24,9 @@ Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tens
                                                {gradients, d_input}};
   if (!input_) records.use_of(UnitPass::backward_input).reads.add(input);
   records.use_of(UnitPass::backward_weight) = {{saved_for_weight, gradients}, {}};
-  // Projections are drawn by sample number.
+  // Projections depend on sample numbers, which lie in the batch.
   if (context.shape.projection.is_on()) records.use_of(UnitPass::backward_weight).reads.add(batch);
-  // Where the gradient of a branch is that of the stream, it has no copy of its own.
+  // If the branch's gradient equals the stream's, it has no copy, and W reads d_output.
   if (ffn_->weight_reads_output_gradient()) records.use_of(UnitPass::backward_weight).reads.add(d_output);
   if (layout_.keeps_products()) {
     records.use_of(UnitPass::forward).writes.add(kept);
@@ -48,7 +48,7 @@ Matrix Block::run_branches(const LayerCall& call, WorkspaceFrame& frame, const M
   if (input_) input_->keep(call, input);
   const Matrix part = frame.take(context_.compute(), tensor.all_rows(), input.cols);
   attention_->forward(call, {.x = input}, part);
-  // From here on the part is the FFN's.
+  // `part` is the FFN's from here on.
   const Matrix branch = tensor.wait(tensor.begin_sum(part, frame));
   ffn_->forward(call,
                 {.x = input, .branch = branch, .dropout = attention_->dropout(call), .x_out = mid},

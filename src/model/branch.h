@@ -1,7 +1,8 @@
-// A branch of a block: norm, what it computes of the normed residual stream, and a last linear whose output is added to
-// the stream: x + branch(norm(x)).
+// A branch of a block: norm, a first linear, a core (attention or an activation), and a last linear whose output is
+// added to the stream: x + branch(norm(x)).
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -10,11 +11,11 @@
 
 namespace gptrain {
 
-// The gradients around a branch. The one of the stream behind the branch comes in; the one before it goes out.
+// Operands of a branch's backward pass.
 struct BranchGradient {
-  Factor d_out;  // [N, h] R; with its amax where the branch wants that
-  Matrix x;      // the stream that entered the branch
-  Factor dx;     // [N, h] R, out
+  Factor d_out;  // [N, h] R: gradient of the stream after the branch, with its amax if the branch wants it
+  Matrix x;      // stream before the branch
+  Factor dx;     // [N, h] R, out: gradient of the stream before the branch
 };
 
 class Branch {
@@ -23,47 +24,58 @@ class Branch {
   Branch(const Branch&) = delete;
   Branch& operator=(const Branch&) = delete;
 
-  // Of the branch's output, where it is added to the stream.
+  // RETURNS the dropout applied to the branch's output when it is added to the stream.
   Dropout dropout(const LayerCall& call) const;
-  // W reads the gradient of the stream behind the branch.
+  // RETURNS whether W reads the gradient of the stream after the branch.
   bool weight_reads_output_gradient() const { return out_->weight_reads_shared_gradient(); }
   bool wants_output_gradient_amax() const { return out_->wants_amax() && !gradient_differs(context_); }
 
-  // Makes the copies of weights if the call asks for them.
-  virtual void prepare_weights(const LayerCall& call) = 0;
-  // Computes this rank's part of the branch for all rows into `part`, [N, h] C. Without `part` it only fills the
-  // records. `part` may lie where `in.branch` does.
+  // Fills the FP8 copies of weights if call.prepare_weights.
+  void prepare_weights(const LayerCall& call);
+  // Computes this rank's part of the branch for all rows into `part`, [N, h] C. If `part` is not given, only fills the
+  // records. `part` may alias `in.branch`.
   virtual void forward(const LayerCall& call, const NormInput& in, const Matrix& part) = 0;
-  // Runs everything but the products again: fills the saved records from what was kept and from the stream that entered
-  // the branch.
-  virtual void recompute(const LayerCall& call, const Matrix& x) = 0;
-  virtual void backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) = 0;
-  // `d_out`: of the stream, where weight_reads_output_gradient.
-  virtual void backward_weight(const LayerCall& call, const Matrix& d_out) = 0;
+  // Runs everything but the products again: fills the saved records from the `kept` record and from `x`, the stream
+  // before the branch.
+  void recompute(const LayerCall& call, const Matrix& x);
+  void backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights);
+  // `d_out`: gradient of the stream after the branch, used if weight_reads_output_gradient.
+  void backward_weight(const LayerCall& call, const Matrix& d_out);
 
  protected:
   struct Design {
-    uint32_t layer;  // of the model
-    uint32_t site;   // of the block: random numbers differ
+    uint32_t layer;  // number in the model
+    uint32_t site;   // number of the dropout site in the block, part of the random numbers' key
     Parameter norm, norm_bias;
     std::string norm_name;
   };
   Branch(const LayerContext& context, LayerLayout& layout, const Design& design);
 
-  // Whether the gradient of the branch differs from that of the stream (dropout, or another dtype).
+  // RETURNS whether the branch's gradient differs from the stream's (by dropout or dtype).
   static bool gradient_differs(const LayerContext& context);
-  // Whether the last linear takes the stream's gradient as it is.
+  // RETURNS whether the last linear uses the stream's gradient unchanged.
   static bool shares_gradient(const LayerContext& context);
-  // The gradient of the last linear's output, all rows, from that of the stream.
-  Factor branch_gradient(const LayerCall& call, const Factor& d_out, WorkspaceFrame& frame);
+  // Runs the norm and the first linear.
+  void begin_forward(const LayerCall& call, const NormInput& in, const LinearOutput& out);
+  // Runs the last linear on the core's output `x`. If `part` is not given, only saves the data for its backward pass.
+  void end_forward(const LayerCall& call, const Factor& x, const Matrix& part);
+  // Fills the records of the core and the last linear from the saved data.
+  virtual void recompute_core(const LayerCall& call) = 0;
+  // RETURNS the gradient of the first linear's output, in `frame`, from that of the last linear's output.
+  virtual Factor core_backward(const LayerCall& call, const Factor& d_branch, WorkspaceFrame& frame) = 0;
+  // Adds the gradients of norms.
+  virtual void add_norm_gradients(const LayerCall& call) { norm_.backward_weight(call); }
 
   const LayerContext& context_;
   LayerLayout& layout_;
   const uint32_t layer_;
   Norm norm_;
-  std::unique_ptr<Linear> out_;  // the last one
+  std::unique_ptr<Linear> in_, out_;  // the first and the last linear
 
  private:
+  // RETURNS the gradient of the last linear's output, all rows, from the stream's.
+  Factor branch_gradient(const LayerCall& call, const Factor& d_out, WorkspaceFrame& frame);
+
   const uint32_t site_;
 };
 

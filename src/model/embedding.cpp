@@ -16,7 +16,7 @@ Dropout Embedding::dropout(const LayerCall& call) const {
           call.sample_ids};
 }
 
-// Every rank looks up the tokens of its slice of the vocabulary; the first one adds the positions.
+// Every rank looks up the tokens of its slice of the vocabulary; rank 0 adds the positions.
 void Embedding::forward(const LayerCall& call) {
   TensorRows& tensor = context_.tensor;
   WorkspaceFrame frame(*call.workspace);
@@ -34,7 +34,7 @@ void Embedding::forward(const LayerCall& call) {
   tensor.sum_into(part, out);
 }
 
-// Nothing is saved.
+// The embedding saves nothing.
 void Embedding::recompute(const LayerCall&) {}
 
 void Embedding::backward(const LayerCall& call, BackwardPart part) {

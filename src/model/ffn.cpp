@@ -11,29 +11,29 @@ class FfnBranch final : public Branch {
  public:
   FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t layer, const UnitTensors& tensors);
 
-  void prepare_weights(const LayerCall& call) override;
   void forward(const LayerCall& call, const NormInput& in, const Matrix& part) override;
-  void recompute(const LayerCall& call, const Matrix& x) override;
-  void backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) override;
-  void backward_weight(const LayerCall& call, const Matrix& d_out) override;
 
  private:
+  void recompute_core(const LayerCall& call) override;
+  Factor core_backward(const LayerCall& call, const Factor& d_branch, WorkspaceFrame& frame) override;
+
   ActivationKind activation() const { return context_.shape.model.activation; }
   int64_t width() const { return context_.shape.model.ffn_hidden_size / context_.tensor.size(); }
   int64_t hidden_width() const { return is_gated(activation()) ? 2 * width() : width(); }
   int code_bits() const { return context_.shape.code_bits; }
-  // Of the activation's input, which is saved without it, unless the products compute the activation too.
+  // RETURNS the bias of the activation's input. The input is saved without it, unless the products compute the
+  // activation.
   Matrix bias(const LayerCall& call) const { return context_.weight(call, in_bias_); }
 
   Matrix codes(const LayerCall& call) const { return hidden_ ? Matrix() : layout_.at(call, codes_); }
 
-  // Where the products do not compute it.
+  // Computes the activation if the products do not.
   void activate(const LayerCall& call, const Matrix& hidden, const Factor& activated);
 
-  std::unique_ptr<Linear> in_;
   Parameter in_bias_;
   std::unique_ptr<SavedMatrix> hidden_;           // the activation's input
-  LayerLayout::Field codes_ = LayerLayout::none;  // with code_bits of its derivative, in place of that
+  // With code_bits: codes of the derivative, in place of hidden_.
+  LayerLayout::Field codes_ = LayerLayout::none;
   bool activation_is_fused_ = false;
 };
 
@@ -60,7 +60,7 @@ FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t l
                       .bias = tensors.find("ffn.out.bias"),
                       .row_parallel = true,
                       .gradient_is_shared = shares_gradient(context)});
-  // Products that compute the activation do not code its derivative.
+  // Products that compute the activation cannot write codes of its derivative.
   activation_is_fused_ = !layout.keeps_products() && code_bits() == 0 && in_->fuses(activation(), width()) &&
                          out_->fuses(activation(), width());
   if (code_bits() != 0) {
@@ -72,43 +72,23 @@ FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t l
   }
 }
 
-void FfnBranch::prepare_weights(const LayerCall& call) {
-  in_->prepare_weight(call);
-  out_->prepare_weight(call);
-}
-
 void FfnBranch::forward(const LayerCall& call, const NormInput& in, const Matrix& part) {
   WorkspaceFrame frame(*call.workspace);
   const Factor activated = out_->input_room(call, frame);
   const Matrix hidden =
       hidden_ ? hidden_->room(call, frame) : frame.take(context_.compute(), context_.shape.rows(), hidden_width());
-  {
-    WorkspaceFrame inner(*call.workspace);
-    const Factor normed = in_->input_room(call, inner);
-    norm_.forward(call, in, normed);
-    if (activation_is_fused_) {
-      in_->forward(call, normed, {.y = activated.x, .pre_activation = hidden});
-    } else {
-      in_->forward(call, normed, {.y = hidden, .with_bias = false});
-    }
-  }
-  if (!activation_is_fused_) activate(call, hidden, activated);
-  if (hidden_) hidden_->keep(call, hidden);
-  if (part.given()) {
-    out_->forward(call, activated, {part});
+  if (activation_is_fused_) {
+    begin_forward(call, in, {.y = activated.x, .pre_activation = hidden});
   } else {
-    out_->keep_input(call, activated);
+    begin_forward(call, in, {.y = hidden, .with_bias = false});
+    activate(call, hidden, activated);
   }
+  if (hidden_) hidden_->keep(call, hidden);
+  end_forward(call, activated, part);
 }
 
-void FfnBranch::recompute(const LayerCall& call, const Matrix& x) {
+void FfnBranch::recompute_core(const LayerCall& call) {
   WorkspaceFrame frame(*call.workspace);
-  {
-    WorkspaceFrame inner(*call.workspace);
-    const Factor normed = in_->input_room(call, inner);
-    norm_.forward(call, {.x = x}, normed);
-    in_->keep_input(call, normed);
-  }
   const Factor activated = out_->input_room(call, frame);
   activate(call, hidden_->read(call, frame), activated);
   out_->keep_input(call, activated);
@@ -124,19 +104,14 @@ void FfnBranch::activate(const LayerCall& call, const Matrix& hidden, const Fact
                                          .codes = codes(call)});
 }
 
-void FfnBranch::backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) {
-  TensorRows& tensor = context_.tensor;
-  WorkspaceFrame frame(*call.workspace);
-  const Factor d_branch = branch_gradient(call, gradient.d_out, frame);
-  TensorRows::Gathering normed;
-  if (with_weights) normed = in_->begin_weight(call, frame);
+Factor FfnBranch::core_backward(const LayerCall& call, const Factor& d_branch, WorkspaceFrame& frame) {
   const Matrix hidden = hidden_ ? hidden_->read(call, frame) : Matrix();
   const Factor d_hidden = in_->output_gradient_room(call, frame);
   if (activation_is_fused_) {
     out_->backward_input(call, d_branch, d_hidden.x, hidden);
   } else {
     WorkspaceFrame inner(*call.workspace);
-    const Matrix d_activated = inner.take(context_.compute(), tensor.all_rows(), width());
+    const Matrix d_activated = inner.take(context_.compute(), context_.tensor.all_rows(), width());
     out_->backward_input(call, d_branch, d_activated);
     context_.backend.run(ActivationBackward{.kind = activation(),
                                             .x = hidden,
@@ -147,23 +122,7 @@ void FfnBranch::backward_input(const LayerCall& call, const BranchGradient& grad
                                             .code_bits = code_bits(),
                                             .codes = codes(call)});
   }
-  const Matrix part = frame.take(context_.compute(), tensor.all_rows(), context_.shape.model.hidden_size);
-  in_->backward_input(call, d_hidden, part);
-  const TensorRows::Reduction d_norm = tensor.begin_sum(part, frame);
-  if (with_weights) {
-    out_->backward_weight(call, out_->begin_weight(call, frame), gradient.d_out.x);
-    in_->backward_weight(call, normed);
-  }
-  norm_.backward_input(call, {tensor.wait(d_norm), gradient.x, gradient.d_out.x, gradient.dx});
-  if (with_weights) norm_.backward_weight(call);
-}
-
-void FfnBranch::backward_weight(const LayerCall& call, const Matrix& d_out) {
-  WorkspaceFrame frame(*call.workspace);
-  const TensorRows::Gathering normed = in_->begin_weight(call, frame);
-  out_->backward_weight(call, out_->begin_weight(call, frame), d_out);
-  in_->backward_weight(call, normed);
-  norm_.backward_weight(call);
+  return d_hidden;
 }
 
 }  // namespace

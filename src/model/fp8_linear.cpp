@@ -1,10 +1,9 @@
-// Linears with FP8 products (arXiv 2209.05433): inputs and weights in E4M3, gradients of outputs in E5M2, each tensor
-// under a scale that it has itself asked for (current scaling), so that there is no state.
+// Linears with FP8 products (arXiv 2209.05433): inputs and weights in E4M3, gradients of outputs in E5M2. Each tensor's
+// scale follows from its present amax (current scaling), so there is no state.
 //
-// Every product wants factors whose rows run along its depth. So what the gradient of the weight is a product of is
-// stored transposed: that copy is what the records keep, in the place of the 16-bit input of the linear and the 16-bit
-// gradient of its output. Where the products that come at once are FP8's, too, they have copies of the tensors as they
-// are.
+// Every FP8 product needs factors whose rows run along its depth. So the records store both factors of the weight's
+// gradient transposed in FP8, in place of the linear's 16-bit input and the 16-bit gradient of its output. If the other
+// products are FP8, too, they use temporary copies that are not transposed.
 #include "base/fp8.h"
 #include "model/gradient_sums.h"
 #include "model/linear.h"
@@ -15,15 +14,15 @@ namespace {
 constexpr DType forward_dtype = DType::f8e4m3;
 constexpr DType gradient_dtype = DType::f8e5m2;
 
-// The gradient of the weight is an FP8 product, the others are products of 16 bits.
+// Linear whose weight gradient is an FP8 product; its other products are of 16 bits.
 class Fp8WeightLinear : public Linear {
  public:
   Fp8WeightLinear(const LayerContext& context, LayerLayout& layout, const LinearDesign& design)
       : context_(context),
         layout_(layout),
         design_(design),
-        // A row-parallel linear has its columns of x and all of y, a column-parallel one the other way round, and maybe
-        // only the amax of some rows.
+        // A rank of a row-parallel linear has some columns of x and all columns of y, a rank of a column-parallel
+        // linear the reverse. With sequence parallelism, an amax may be of some rows only.
         input_is_part_(design.row_parallel || context.tensor.has_own_rows()),
         gradient_is_part_(!design.row_parallel || context.tensor.has_own_rows()),
         bias_sums_(context, layout, design.name + ".bias", {design.bias}) {
@@ -42,7 +41,7 @@ class Fp8WeightLinear : public Linear {
   }
   bool wants_amax() const override { return true; }
   bool weight_reads_shared_gradient() const override { return false; }
-  // A product finds no amax of what it has activated.
+  // A product that computes the activation does not give its amax.
   bool fuses(ActivationKind, int64_t) const override { return false; }
 
   void prepare_weight(const LayerCall&) override {}
@@ -71,7 +70,7 @@ class Fp8WeightLinear : public Linear {
                                              .true_out = design_.weight.true_rows});
   }
 
-  // The transposed input is of all rows already.
+  // The saved input already has all rows.
   TensorRows::Gathering begin_weight(const LayerCall&, WorkspaceFrame&) override { return {}; }
 
   void backward_weight(const LayerCall& call, const TensorRows::Gathering&, const Matrix&) override {
@@ -87,23 +86,24 @@ class Fp8WeightLinear : public Linear {
   }
 
  protected:
-  // Of a product with the weight, the terms that count in the model.
+  // RETURNS the multiply-adds, without padding, of a product with the weight.
   int64_t true_terms() const { return context_.tensor.all_rows() * design_.weight.true_rows * design_.weight.cols; }
 
-  // A sum over ranks has the bias once.
+  // RETURNS the bias if this rank adds it, else a matrix that is not given: a sum over ranks has the bias once.
   Matrix added_bias(const LayerCall& call, const LinearOutput& out) const {
     const bool adds = out.with_bias && (!design_.row_parallel || context_.tensor.rank() == 0);
     return adds ? context_.weight(call, design_.bias) : Matrix{};
   }
 
-  // All rows of the input, in `frame` where they are gathered.
+  // RETURNS all rows of the input, in `frame` if they are gathered.
   Matrix whole_input(const Factor& x, WorkspaceFrame& frame) const {
     TensorRows& tensor = context_.tensor;
     if (design_.row_parallel) return x.x;
     return tensor.wait(tensor.begin_gather(x.x, tensor.room_for_all_rows(frame, x.x)));
   }
 
-  // Saves the input, of which `whole` is all rows, transposed; `rows`, if given, gets it as it is.
+  // Saves all rows of the input, `whole`, transposed in FP8. `rows`, if given, gets the FP8 copy that is not
+  // transposed.
   void save_input(const LayerCall& call, const Factor& x, const Matrix& whole, const Matrix& rows) {
     WorkspaceFrame frame(*call.workspace);
     context_.backend.run(Quantize{.x = whole,
@@ -113,7 +113,7 @@ class Fp8WeightLinear : public Linear {
                                   .inverse_scale = layout_.scale_at(call, input_)});
   }
 
-  // Leaves the gradient of the output, transposed, and the sums of the bias' gradient; `rows` as above.
+  // Saves the gradient of the output, transposed, and the sums of the bias' gradient, for W. `rows` as in save_input.
   void leave_gradient(const LayerCall& call, const Factor& dy, const Matrix& rows) {
     WorkspaceFrame frame(*call.workspace);
     context_.backend.run(Quantize{.x = dy.x,
@@ -124,8 +124,8 @@ class Fp8WeightLinear : public Linear {
                                   .column_sums = bias_sums_.at(call, 0)});
   }
 
-  // The factor's amax; taken here, in `frame`, where the factor comes without. Where that is of a part of the tensor,
-  // it becomes that of the whole: so that a tensor has one scale, however many ranks share it.
+  // RETURNS the amax of the whole tensor, computed in `frame` if the factor comes without. is_part: takes the maximum
+  // over the tensor ranks, so that a tensor has one scale for any number of ranks.
   Matrix whole_amax(const Factor& factor, bool is_part, WorkspaceFrame& frame) {
     Matrix amax = factor.amax;
     if (!amax.given()) {
@@ -150,7 +150,7 @@ class Fp8WeightLinear : public Linear {
   GradientSums bias_sums_;
 };
 
-// All three products are FP8's.
+// Linear with three FP8 products.
 class Fp8Linear final : public Fp8WeightLinear {
  public:
   Fp8Linear(const LayerContext& context, LayerLayout& layout, const LinearDesign& design)

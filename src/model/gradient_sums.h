@@ -1,6 +1,8 @@
-// Gradients of small tensors that ops of B find on their way: B leaves their sums, W adds them.
+// Gradients of small tensors that ops of B compute beside their main result: B stores sums, W adds them to the
+// gradients.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -8,27 +10,27 @@
 
 namespace gptrain {
 
-// Sums in f64, so that what W makes of them is rounded once, as if it had been added up in W.
+// Sums in f64, so that W's result is rounded once, as if W had computed the sums.
 class GradientSums {
  public:
-  // Of those parameters that the model has. Declares their place; context and layout outlive it.
+  // Declares the sums of the given `parameters` in `layout`. REQUIRES: context and layout outlive it.
   GradientSums(const LayerContext& context, LayerLayout& layout, const std::string& name,
                const std::vector<Parameter>& parameters);
 
-  // Where B leaves the sums of the parameter of that index, [1, n] f64; not given where the model has none.
+  // RETURNS the memory for B's sums of parameter `index`, [1, n] f64; not given if the model has no such parameter.
   Matrix at(const LayerCall& call, size_t index) const;
-  // gradients (+)= sums, for all of them.
+  // gradients (+)= sums, for all parameters.
   void add(const LayerCall& call);
 
  private:
-  // Parameters that follow one another without a gap are one in the record, too, and added by one op.
+  // Contiguous parameters, which are also contiguous in the record and added by one op.
   struct Run {
     Parameter parameters;
     LayerLayout::Field field;
   };
   struct Entry {
     size_t run;
-    int64_t first, count;  // elements of the run; a count of 0: not given
+    int64_t first, count;  // elements in the run; count 0: the model has no such parameter
   };
 
   const LayerContext& context_;

@@ -1,19 +1,20 @@
-// A layer of the model: what every kind of it (embedding, block, head) offers to a schedule.
+// A layer of the model: the interface of embedding, blocks and head to a schedule.
 //
-// A layer owns no memory. What it keeps between passes lies in records that it declares; every pointer of a call is the
-// caller's. Which of a call's buffers each pass reads and writes is LayerRecords::use, and is all that a schedule knows
+// A layer owns no memory. Data that it keeps between passes lie in records that it declares; the caller owns all memory
+// of a call. LayerRecords::use says which of a call's buffers each pass reads and writes. A schedule knows nothing else
 // of a layer:
 //
 //                     reads                                                writes
-//   forward           input                                                output, kept, saved_for_input, saved_for_weight
+//   forward           input                                                output, kept, saved_for_input,
+//                                                                          saved_for_weight
 //   recompute         input, kept                                          saved_for_input, saved_for_weight
 //   loss (head)       saved_for_input                                      gradients
 //   backward_input    input, kept, saved_for_input, saved_for_weight,      gradients, d_input
 //                     gradients (the head), d_output (not the head)
 //   backward_weight   saved_for_weight, gradients, d_output (where an op of W reads it)
 //
-// A layer leaves out what it does not have: the embedding has no input, saves nothing and has no backward_input; the
-// head has neither output nor d_output. Only a block keeps something, and only where StepShape::keeps_products.
+// Not every layer has all of these: the embedding has no input, saves nothing and has no backward_input; the head has
+// neither output nor d_output. `kept` exists in blocks with StepShape::keeps_products only.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "config/run_config.h"
+#include "model/layer_call.h"
 #include "model/layer_records.h"
 #include "model/micro_batch.h"
 #include "model/spec/layout.h"
@@ -39,16 +41,16 @@ struct StepShape {
   int64_t batch = 0;            // B, sequences of a micro-batch
   int64_t sequence_length = 0;  // T, <= model.sequence_length
   int64_t loss_chunk_tokens = 0;
-  uint64_t seed = 0;            // of dropout
+  uint64_t seed = 0;            // seed of dropout
   bool training = true;         // false: no dropout
-  bool mask_documents = false;  // tokens attend within their document only
-  int64_t max_documents = 0;    // of a sequence, as AttentionMask has it
-  bool deterministic = true;    // the same bits in every run
-  // Layers of the model that keep what their products computed, and whose recompute runs no product. Products then do not
-  // compute activations, which recompute could not get from them again. Empty: none does.
+  bool mask_documents = false;  // tokens attend only within their document
+  int64_t max_documents = 0;    // AttentionMask::max_documents
+  bool deterministic = true;    // true: the same bits in every run (AttentionBackward::fixed_bits)
+  // For each layer of the model, whether it keeps its products' outputs, so that its recompute runs no product. These
+  // products do not compute activations, since recompute needs the activations' inputs. Empty: no layer does.
   std::vector<bool> with_kept_products = {};
-  int code_bits = 0;  // of the derivative of the activation (ops/few_bits.h); 0: its input is kept
-  ProjectionConfig projection = {};  // of inputs of linears
+  int code_bits = 0;  // bits of the activation's derivative (ops/few_bits.h); 0: its input is saved instead
+  ProjectionConfig projection = {};  // projection of linears' saved inputs
   bool codes_inputs = false;  // inputs of linears and norms are saved as Codec::blocks
 
   int64_t rows() const { return batch * sequence_length; }
@@ -58,52 +60,14 @@ struct StepShape {
   MicroBatchShape micro_batch() const { return {batch, sequence_length, mask_documents}; }
 };
 
-// The parameters of one layer, laid out by ParameterLayout from its unit's offset on.
-struct UnitParameters {
-  std::byte* weights = nullptr;    // compute dtype
-  std::byte* norms = nullptr;      // f32, the unit's first norm_elements only
-  std::byte* gradients = nullptr;  // f32
-};
-
-// What one action works on. N is the number of rows in the residual stream, with sequence parallelism the rank's own.
-struct LayerCall {
-  UnitParameters parameters;            // of the layer
-  UnitParameters head_matrix;           // of the layer that holds the head's matrix: the head, or with a tied head the
-                                        // embedding
-  const int32_t* tokens = nullptr;      // device, [B, T]
-  const int32_t* targets = nullptr;     // device, [B, T]
-  const int64_t* sample_ids = nullptr;  // device, [B]
-  // Device, [B, T] (see AttentionMask); null without StepShape::mask_documents.
-  const int32_t* document_starts = nullptr;
-  StepState* state = nullptr;            // device
-  std::byte* input = nullptr;            // [N, h] R: the residual stream that enters the layer
-  std::byte* output = nullptr;           // [N, h] R: that leaves it
-  std::byte* kept = nullptr;             // the layer's records
-  std::byte* saved_for_input = nullptr;
-  std::byte* saved_for_weight = nullptr;
-  std::byte* gradients = nullptr;
-  std::byte* d_output = nullptr;     // carrier, [N, h] R; behind it, at the next multiple of 256 bytes, its amax,
-                                     // [1, amax_parts] f32, where the layer wants that
-  std::byte* d_input = nullptr;      // carrier, likewise for the layer before
-  bool table_begun = false;          // the loss has written the micro-batch's share of the token table's gradient
-  bool accumulate = false;           // gradients are added to; false for a step's first micro-batch
-  std::byte* fp8_weights = nullptr;  // the record of FP8 linears' weights
-  bool prepare_weights = false;      // the call fills that record first, as it does not hold these weights
-  Workspace* workspace = nullptr;
-};
-
-// Which of the two halves of a layer's backward pass a call is. Both at once: the products of the weights' gradients
-// run while the sums of the input's gradient over the tensor ranks are under way.
-enum class BackwardPart : uint8_t { input, weight, both };
-
 // One tensor of a layer on this rank.
 struct Parameter {
   int64_t offset = 0;          // elements from the start of the unit
-  int64_t rows = 0, cols = 0;  // a vector is one row; no rows: the model has no such tensor
-  int64_t true_rows = 0;       // that count in the model: all, but for keys' and values' heads that a lower rank has
+  int64_t rows = 0, cols = 0;  // a vector has one row; 0 rows: the model has no such tensor
+  int64_t true_rows = 0;       // rows counted for the model: all except keys' and values' heads that a lower rank holds
 
   bool given() const { return rows > 0; }
-  // Its place in one of a unit's buffers; not given if the model has no such tensor.
+  // RETURNS its matrix in one of a unit's buffers; not given if the model has no such tensor.
   Matrix in(std::byte* unit, DType dtype) const {
     return given() ? Matrix(unit + offset * dtype_bytes(dtype), dtype, rows, cols) : Matrix();
   }
@@ -113,27 +77,27 @@ struct Parameter {
   bool operator==(const Parameter&) const = default;
 };
 
-// The tensors of one unit on this rank, by their names in it ("norm1.weight").
+// The tensors of one unit on this rank, by their names in the unit ("norm1.weight").
 class UnitTensors {
  public:
   UnitTensors(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterLayout& layout,
               int64_t unit);
 
-  Parameter find(std::string_view name) const;  // not given where the unit has none of that name
+  Parameter find(std::string_view name) const;  // not given if the unit has no such tensor
   std::vector<Parameter> all() const;
 
  private:
   std::vector<std::pair<std::string, Parameter>> tensors_;
 };
 
-// What the layers of a model and their parts share.
+// Context shared by the layers of a model and their parts. Borrows its references.
 struct LayerContext {
   const StepShape& shape;
   TensorRows& tensor;
   Backend& backend;
 
   DType compute() const { return shape.precision.compute; }
-  // The residual stream of this rank in memory of the caller.
+  // RETURNS this rank's rows of the residual stream at `data`.
   Matrix stream(std::byte* data) const {
     return {data, shape.precision.residual, tensor.own_rows(), shape.model.hidden_size};
   }
@@ -141,21 +105,21 @@ struct LayerContext {
     return parameter.in(call.parameters.weights, compute());
   }
   int64_t stream_bytes() const { return align_up(stream(nullptr).bytes()); }
-  // The amax behind a carrier's matrix.
+  // RETURNS the amax after the matrix of a carrier, a buffer for the gradient of the residual stream.
   Matrix carrier_amax(std::byte* carrier) const { return {carrier + stream_bytes(), DType::f32, 1, amax_parts}; }
 };
 
 // A matrix that a linear multiplies by its weight: its input, or the gradient of its output. `amax`: [1, amax_parts]
-// f32, where the linear has asked for it (Linear::input_room); the op that computes x leaves it.
+// f32, written by the op that computes x; given only if the linear asked for it (Linear::input_room).
 struct Factor {
   Matrix x;
   Matrix amax = {};
 };
 
-// Everything that decides a layer's ops, but for what all layers of a model share.
+// Everything that determines a layer's ops beside the context shared by all layers.
 struct LayerDesign {
   UnitKind kind;
-  bool gives_amax;  // of d_input
+  bool gives_amax;  // its B writes the amax of d_input
   std::vector<Parameter> parameters;
   LayerRecords records;
 
@@ -173,8 +137,8 @@ class Layer {
   const LayerDesign& design() const { return design_; }
 
   virtual void forward(const LayerCall& call) = 0;
-  // Fills the saved records again, with the same bits, from the input and from what forward has kept. It does not
-  // compute the output.
+  // Fills the saved records again, with the same bits, from the input and the `kept` record. Does not compute the
+  // output.
   virtual void recompute(const LayerCall& call) = 0;
   virtual void backward(const LayerCall& call, BackwardPart part) = 0;
 

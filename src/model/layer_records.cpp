@@ -2,7 +2,6 @@
 
 #include <stdexcept>
 
-#include "model/layer.h"
 #include "ops/block_codes.h"
 
 namespace gptrain {

@@ -1,6 +1,7 @@
-// The kinds of layers. Each is made from its unit of the spec and in a context that outlives it.
+// The kinds of layers. REQUIRES: the context outlives the layer.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "model/branch.h"
@@ -9,7 +10,7 @@
 
 namespace gptrain {
 
-// Token and position tables. It saves nothing, and its backward pass is all W.
+// Token and position tables. Saves nothing; its backward pass is W only.
 class Embedding final : public Layer {
  public:
   Embedding(const LayerContext& context, const UnitTensors& tensors);
@@ -21,7 +22,7 @@ class Embedding final : public Layer {
  private:
   Dropout dropout(const LayerCall& call) const;
   int64_t first_token() const { return context_.tensor.rank() * tokens_.rows; }
-  // 0 where the table is whole.
+  // 0: the rank holds the whole table.
   int64_t num_tokens() const { return context_.tensor.is_split() ? context_.tensor.size() * tokens_.rows : 0; }
 
   Parameter tokens_, positions_;
@@ -30,7 +31,7 @@ class Embedding final : public Layer {
 // x -> mid = x + attention(norm1(x)) -> output = mid + ffn(norm2(mid)).
 class Block final : public Layer {
  public:
-  // `layer`: of the model. `gives_amax`: the layer before wants the amax of its d_output.
+  // `layer`: number in the model. `gives_amax`: the layer before reads the amax of its d_output.
   Block(const LayerContext& context, int64_t layer, const UnitTensors& tensors, bool gives_amax);
 
   void forward(const LayerCall& call) override;
@@ -41,42 +42,44 @@ class Block final : public Layer {
   void backward_input(const LayerCall& call, bool with_weights);
   void backward_weight(const LayerCall& call);
   void prepare_weights(const LayerCall& call);
-  // Both branches up to the FFN's part; without output only the records. `mid`: room for what is between both.
+  // Runs both branches. RETURNS this rank's part of the FFN's output, [N, h] C; without with_output it only fills the
+  // records, and the result is undefined. `mid`: memory for the stream between the branches.
   Matrix run_branches(const LayerCall& call, WorkspaceFrame& frame, const Matrix& mid, bool with_output);
 
   std::unique_ptr<Branch> attention_, ffn_;
-  std::unique_ptr<SavedMatrix> mid_;              // the stream between both branches
-  std::unique_ptr<SavedMatrix> input_;            // the stream that enters, where B reads codes of it
-  LayerLayout::Field d_mid_ = LayerLayout::none;  // its gradient, where W reads that
+  std::unique_ptr<SavedMatrix> mid_;              // the stream between the branches
+  std::unique_ptr<SavedMatrix> input_;            // codes of the block's input; null if B reads the input itself
+  LayerLayout::Field d_mid_ = LayerLayout::none;  // gradient of the stream between the branches, if W reads it
 };
 
-// Final norm, output projection and loss. Logits exist for one chunk of rows at a time; since the loss' scale is known
-// beforehand, a chunk's gradients are taken while its logits are there. Over tensor ranks each has the logits of its
-// slice of the vocabulary, and no rank all of them.
+// Final norm, output projection and loss. Logits exist for one chunk of rows at a time. The loss' scale is known
+// beforehand, so a chunk's gradients are computed right after its logits. Each tensor rank has only the logits of its
+// slice of the vocabulary.
 class Head final : public Layer {
  public:
-  // `matrix`: of the projection, in the unit that holds it.
+  // `matrix`: the projection's parameter in the unit that holds it (see LayerCall::head_matrix).
   Head(const LayerContext& context, const UnitTensors& tensors, const Parameter& matrix, bool gives_amax);
 
-  void forward(const LayerCall& call) override;  // up to the norm
+  void forward(const LayerCall& call) override;  // the norm only
   void recompute(const LayerCall& call) override;
-  // Adds to state->loss_sum; fills the gradients' record and makes the matrix' gradient, so that logits need not be
-  // kept for W.
+  // Adds the losses to state->loss_sum, fills the `gradients` record and computes the matrix' gradient, so that no
+  // logits are saved for W.
   void loss(const LayerCall& call);
-  void evaluate(const LayerCall& call);  // adds to state->loss_sum only
-  // Logits of one row, in C: out is [1, Vp], on a tensor rank its slice of them.
+  void evaluate(const LayerCall& call);  // only adds the losses to state->loss_sum
+  // Computes the logits of one row in C: out is [1, Vp], or the tensor rank's slice of it.
   void logits(const LayerCall& call, int64_t row, const Matrix& out);
   void backward(const LayerCall& call, BackwardPart part) override;
 
  private:
   void backward_input(const LayerCall& call);
-  // Logits and losses chunk by chunk; with d_norm given also the gradients of the head's input and matrix.
+  // Computes logits and losses chunk by chunk; if d_norm is given, also the gradients of the norm's output and of the
+  // matrix.
   void sum_losses(const LayerCall& call, const Matrix& d_norm);
-  // Losses of the rows from `first` on; with_gradient: logits become their gradients.
+  // Computes the losses of a chunk that begins at row `first`. with_gradient: replaces the logits by their gradients.
   void cross_entropy(const LayerCall& call, int64_t first, const Matrix& logits, bool with_gradient,
                      const Matrix& losses);
   Matrix matrix(const LayerCall& call) const { return matrix_.in(call.head_matrix.weights, context_.compute()); }
-  // Of the vocabulary: the first token of this rank's slice, and how many true ones it has.
+  // RETURN the first token of this rank's slice of the vocabulary, and the slice's number of tokens without padding.
   int64_t first_token() const { return context_.tensor.rank() * matrix_.rows; }
   int64_t true_tokens() const;
 

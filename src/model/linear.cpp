@@ -10,10 +10,10 @@
 namespace gptrain {
 namespace {
 
-// The gradient is kept as it is computed; of the input a projection, or what its codec says.
+// Linear that saves the output's gradient as computed, and the input as a projection or in the format of its codec.
 class PlainLinear : public Linear {
  public:
-  // The rows of the input, and where they begin in the micro-batch.
+  // `input_rows`, `first_row`: rows of the input, and the first one's number in the micro-batch.
   PlainLinear(const LayerContext& context, LayerLayout& layout, const LinearDesign& design, int64_t input_rows,
               int64_t first_row)
       : context_(context), layout_(layout), design_(design), input_rows_(input_rows), first_row_(first_row) {
@@ -54,7 +54,7 @@ class PlainLinear : public Linear {
   }
 
   void prepare_weight(const LayerCall&) override {}
-  // A field that is not its own is kept by who declared it.
+  // A field of another part (LinearDesign::saved_input) is filled by that part.
   void keep_input(const LayerCall& call, const Factor& x) override {
     if (design_.saved_input != LayerLayout::none) return;
     if (!projection_) return input_->keep(call, x.x);
@@ -90,7 +90,7 @@ class PlainLinear : public Linear {
       projection_->run(call, dy, 0, gradient.dy);
     }
     gradient.dy = as_factor(gradient.dy, frame);
-    // The sum of rows as they are.
+    // The bias' gradient is summed from the exact rows.
     if (gradient.d_bias.given())
       context_.backend.run(BiasGradient{.dy = dy, .d_bias = gradient.d_bias, .accumulate = call.accumulate});
     gradient.d_bias = {};
@@ -106,7 +106,7 @@ class PlainLinear : public Linear {
                                        .true_out = design_.weight.true_rows,
                                        .pre_activation = out.pre_activation});
   }
-  // As W multiplies it.
+  // RETURNS the saved input as W multiplies it.
   Matrix input(const LayerCall& call, WorkspaceFrame& frame) const {
     return as_factor(input_->read(call, frame), frame);
   }
@@ -126,7 +126,7 @@ class PlainLinear : public Linear {
   const LinearDesign design_;
   const int64_t input_rows_, first_row_;
   std::optional<Projection> projection_;
-  std::unique_ptr<SavedMatrix> input_;  // or its projection
+  std::unique_ptr<SavedMatrix> input_;  // the input or its projection
   LayerLayout::Field gradient_ = LayerLayout::none;
 };
 
@@ -135,8 +135,8 @@ class ColumnLinear final : public PlainLinear {
   ColumnLinear(const LayerContext& context, LayerLayout& layout, const LinearDesign& design)
       : PlainLinear(context, layout, design, context.tensor.own_rows(), context.tensor.first_row()) {}
 
-  // Where each rank holds its rows of x, they are gathered piece by piece: a piece is multiplied while the next is on
-  // its way.
+  // With sequence parallelism, the ranks' rows of x are gathered piece by piece: one piece is multiplied while the next
+  // is in flight.
   void forward(const LayerCall& call, const Factor& factor, const LinearOutput& out) override {
     keep_input(call, factor);
     const Matrix& x = factor.x;
@@ -177,7 +177,7 @@ class RowLinear final : public PlainLinear {
 
   void forward(const LayerCall& call, const Factor& x, const LinearOutput& out) override {
     keep_input(call, x);
-    const bool adds_bias = out.with_bias && context_.tensor.rank() == 0;  // in the sum once
+    const bool adds_bias = out.with_bias && context_.tensor.rank() == 0;  // added once in the sum
     product(call, x.x, {out.y, out.pre_activation, adds_bias});
   }
 

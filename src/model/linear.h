@@ -1,11 +1,13 @@
-// A linear of a layer, y = x w^T + b, over the tensor ranks: its three products, the collectives around them, and what
-// it keeps for W.
+// A linear of a layer, y = x w^T + b, over the tensor ranks: its three products, their collectives, and the data saved
+// for W.
 //
-// Its kind is chosen once, in make_linear. A column-parallel linear has some rows of w and so some columns of y; its
-// input is the residual stream's, and with sequence parallelism gathered. A row-parallel one has some columns of w, and
-// its y and a column-parallel one's dx are parts of a sum over the ranks. Each kind has a version with FP8 products.
+// make_linear chooses the kind. A rank of a column-parallel linear holds some rows of w and computes these columns of
+// y; its input comes from the residual stream and is gathered with sequence parallelism. A rank of a row-parallel
+// linear holds some columns of w. A row-parallel y and a column-parallel dx are parts of a sum over the ranks. Each
+// kind has a version with FP8 products.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -14,24 +16,24 @@
 namespace gptrain {
 
 struct LinearDesign {
-  std::string name;  // of what it saves
+  std::string name;  // prefix of its saved tensors' names
   LinearSite site;
-  uint32_t layer;  // of the model
+  uint32_t layer;  // number in the model
   Parameter weight, bias;
   bool row_parallel;
-  // A field of the layer's records that holds the input anyway, which who declares it keeps; none: it is computed in
+  // Field that another part of the layer declares and fills with the input; none: the caller computes the input in
   // input_room.
   LayerLayout::Field saved_input = LayerLayout::none;
-  // The gradient of the output is another matrix that the caller keeps until W; else it is computed in
+  // True: the caller keeps the gradient of the output in a matrix of its own until W. False: the caller computes it in
   // output_gradient_room.
   bool gradient_is_shared = false;
 };
 
-// What forward writes. With a pre-activation y is gelu_tanh of it (see LinearForward).
+// Outputs of forward. If pre_activation is given, y = gelu_tanh(pre_activation) (see LinearForward).
 struct LinearOutput {
   Matrix y;  // [N, out]
   Matrix pre_activation = {};
-  bool with_bias = true;  // false: an op behind it adds the bias, whose gradient is the linear's all the same
+  bool with_bias = true;  // false: a later op adds the bias; the linear still computes the bias' gradient
 };
 
 class Linear {
@@ -40,32 +42,33 @@ class Linear {
   Linear(const Linear&) = delete;
   Linear& operator=(const Linear&) = delete;
 
-  // The memory that the caller computes the input into, or the gradient of the output: of a record, or of the frame. If
-  // it comes with room for an amax, the op that computes the matrix may fill that, too, and the caller passes both on.
-  // Otherwise the linear finds the amax itself.
+  // RETURN memory, in a record or in `frame`, into which the caller computes the input, or the gradient of the output.
+  // If it includes an amax, the op that computes the matrix may write it, and the caller then passes on both. Otherwise
+  // the linear computes the amax itself.
   virtual Factor input_room(const LayerCall& call, WorkspaceFrame& frame) const = 0;
   virtual Factor output_gradient_room(const LayerCall& call, WorkspaceFrame& frame) const = 0;
-  // Whether it needs the amax of its factors.
+  // RETURNS whether the linear needs the amax of its factors.
   virtual bool wants_amax() const = 0;
-  // Whether backward_weight reads the shared gradient itself and keeps no copy of it.
+  // RETURNS whether backward_weight reads the shared gradient itself, without a saved copy.
   virtual bool weight_reads_shared_gradient() const = 0;
-  // Whether the product can compute the activation that follows it, or, in the backward pass of the linear that follows
-  // the activation, the activation's gradient.
+  // RETURNS whether the product can compute the activation after it and, for the linear after the activation, in
+  // backward the activation's gradient.
   virtual bool fuses(ActivationKind kind, int64_t width) const = 0;
 
-  // Makes the copies of the weight if the call asks for them. Called before every pass.
+  // Fills the FP8 copies of the weight if call.prepare_weights. REQUIRES: called before every pass.
   virtual void prepare_weight(const LayerCall& call) = 0;
-  // y, or this rank's part of it; keeps the input for W.
+  // Computes y, or this rank's part of the sum, and saves the input for W.
   virtual void forward(const LayerCall& call, const Factor& x, const LinearOutput& out) = 0;
-  // Keeps the input for W and computes nothing.
+  // Only saves the input for W.
   virtual void keep_input(const LayerCall& call, const Factor& x) = 0;
-  // dx = dy w, or this rank's part of it, by the activation's derivative where a pre-activation is given; keeps dy for
-  // W.
+  // Computes dx = dy w, or this rank's part of the sum, times the activation's derivative if pre_activation is given.
+  // Saves dy for W.
   virtual void backward_input(const LayerCall& call, const Factor& dy, const Matrix& dx,
                               const Matrix& pre_activation = {}) = 0;
-  // Begins to gather what backward_weight reads of the other ranks.
+  // Begins to gather the other ranks' inputs for backward_weight.
   virtual TensorRows::Gathering begin_weight(const LayerCall& call, WorkspaceFrame& frame) = 0;
-  // The gradients of weight and bias. `shared_gradient`: of the output, where that is shared.
+  // Computes the gradients of weight and bias. `shared_gradient`: the output's gradient with
+  // LinearDesign::gradient_is_shared.
   virtual void backward_weight(const LayerCall& call, const TensorRows::Gathering& input,
                                const Matrix& shared_gradient = {}) = 0;
 
@@ -73,10 +76,10 @@ class Linear {
   Linear() = default;
 };
 
-// Declares what the linear keeps. Context and layout outlive it.
+// RETURN a linear, and declare its saved tensors in `layout`. REQUIRES: context and layout outlive it.
 std::unique_ptr<Linear> make_linear(const LayerContext& context, LayerLayout& layout, const LinearDesign& design);
 std::unique_ptr<Linear> make_fp8_linear(const LayerContext& context, LayerLayout& layout, const LinearDesign& design);
-// With FP8 products for the gradient of the weight only.
+// Uses FP8 products for the gradient of the weight only.
 std::unique_ptr<Linear> make_fp8_weight_linear(const LayerContext& context, LayerLayout& layout,
                                                const LinearDesign& design);
 

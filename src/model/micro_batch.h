@@ -1,5 +1,4 @@
-// What one micro-batch brings in from outside: tokens, targets, sample numbers and, where attention is masked by them,
-// the starts of documents.
+// Input of one micro-batch: tokens, targets, sample numbers and, if attention is masked by documents, their starts.
 #pragma once
 
 #include <cstddef>
@@ -9,28 +8,28 @@
 
 namespace gptrain {
 
-// The sizes of a micro-batch, and of its parts in memory: back to back, each at a multiple of 256 bytes.
+// Sizes of a micro-batch and of its parts, which lie one after the other in memory at multiples of 256 bytes.
 struct MicroBatchShape {
   int64_t batch = 0;            // B, sequences
   int64_t sequence_length = 0;  // T
   bool with_documents = false;
 
   int64_t rows() const { return batch * sequence_length; }
-  // Of tokens, targets, or starts of documents.
+  // RETURNS the bytes of the tokens, of the targets, or of the documents' starts.
   int64_t token_bytes() const { return rows() * static_cast<int64_t>(sizeof(int32_t)); }
   int64_t id_bytes() const { return batch * static_cast<int64_t>(sizeof(int64_t)); }
   int64_t bytes() const { return (with_documents ? 3 : 2) * align_up(token_bytes()) + align_up(id_bytes()); }
 };
 
-// A view of memory of the caller (host or device).
+// View of the caller's memory (host or device).
 struct MicroBatch {
   int32_t* tokens = nullptr;      // [B, T]
-  int32_t* targets = nullptr;     // [B, T], negative: not counted
+  int32_t* targets = nullptr;     // [B, T], negative: not counted in the loss
   int64_t* sample_ids = nullptr;  // [B], global sample numbers
-  // [B, T] or null: the place in its sequence where a token's document begins (see AttentionMask)
+  // [B, T]: position in its sequence where a token's document begins (see AttentionMask); null: no document mask.
   int32_t* document_starts = nullptr;
 
-  // In `shape.bytes()` bytes.
+  // RETURNS a view of `shape.bytes()` bytes of memory.
   static MicroBatch at(std::byte* memory, const MicroBatchShape& shape) {
     const int64_t tokens = align_up(shape.token_bytes());
     std::byte* const documents = memory + 2 * tokens + align_up(shape.id_bytes());
@@ -40,14 +39,14 @@ struct MicroBatch {
   }
 };
 
-// Where a step gets its micro-batches, in order.
+// Source of a step's micro-batches, in order.
 class MicroBatchSource {
  public:
   virtual ~MicroBatchSource() = default;
-  // The next micro-batch, in host memory.
+  // RETURNS the next micro-batch, in host memory of the source.
   virtual const MicroBatch& next() = 0;
-  // How many of those that `next` returned last stay as they are, until it is called again: what copies that nobody
-  // waits for may still read.
+  // RETURNS how many of the micro-batches that `next` returned last remain unchanged until its next call, so that
+  // queued copies may still read them.
   virtual int64_t kept() const { return 1; }
 };
 

@@ -1,7 +1,8 @@
-// The model: its layers in forward order, one for each unit of the spec. The maths: pre-norm transformer blocks (GPT-2;
-// LLaMA, arXiv 2302.13971), every choice of ModelConfig independent of the others.
+// The model: its layers in forward order, one for each unit of the spec. They are pre-norm transformer blocks (GPT-2;
+// LLaMA, arXiv 2302.13971); the choices of ModelConfig are independent of each other.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -11,7 +12,7 @@ namespace gptrain {
 
 class Model {
  public:
-  // `tensor`: the groups and the stream that it names are the caller's and outlive the model, as does the backend.
+  // REQUIRES: the backend, and the group and lane of `tensor`, outlive the model.
   Model(const StepShape& shape, const ModelSpec& spec, const std::vector<TensorShard>& shards,
         const ParameterLayout& layout, const TensorParallel& tensor, Backend& backend);
   Model(const Model&) = delete;
@@ -22,11 +23,11 @@ class Model {
   Layer& layer(int64_t unit) const { return *layers_[static_cast<size_t>(unit)]; }
   Head& head() const { return *head_; }
   const LayerRecords& records(int64_t unit) const { return layer(unit).records(); }
-  int64_t stream_bytes() const { return context_.stream_bytes(); }  // of one [N, h] R matrix: inputs and outputs
+  int64_t stream_bytes() const { return context_.stream_bytes(); }  // bytes of a layer's input or output, [N, h] R
   int64_t stream_elements() const { return tensor_.own_rows() * shape_.model.hidden_size; }
-  // Whether tensor ranks have rows of their own of such matrices (sequence parallelism).
+  // RETURNS whether each tensor rank holds only some rows of the residual stream (sequence parallelism).
   bool splits_rows() const { return tensor_.has_own_rows(); }
-  int64_t carrier_bytes() const;  // of the gradient of one, and behind it, where a layer wants that, its amax
+  int64_t carrier_bytes() const;  // bytes of the stream's gradient and, if any layer wants it, its amax
 
  private:
   const StepShape shape_;

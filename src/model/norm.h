@@ -1,4 +1,4 @@
-// A norm of the residual stream: layernorm or RMS norm, as the model has it.
+// A norm of the residual stream: layernorm or RMS norm, as configured.
 #pragma once
 
 #include <string>
@@ -7,7 +7,8 @@
 
 namespace gptrain {
 
-// What is normed: x, or x_out = x + dropout(branch), which is written (see the op NormForward).
+// Input of a norm: x, or if branch is given x_out = x + dropout(branch), which the norm writes (see the op
+// NormForward).
 struct NormInput {
   Matrix x;
   Matrix branch = {};
@@ -15,18 +16,18 @@ struct NormInput {
   Matrix x_out = {};
 };
 
-// dx = dx_residual + what reaches x through the norm. `dx`, with its amax where the next reader wants that, may be
-// where dx_residual is.
+// Operands of backward: dx = dx_residual + the norm's gradient for dy. `dx` may alias dx_residual, and has its amax if
+// the next reader wants it.
 struct NormGradient {
   Matrix dy;
-  Matrix x;  // what was normed
+  Matrix x;  // input of the forward norm
   Matrix dx_residual;
   Factor dx;
 };
 
 class Norm {
  public:
-  // Declares its statistics, and what B leaves for W. Context and layout outlive it; beta may be not given.
+  // Declares its statistics, and B's sums for W. REQUIRES: context and layout outlive it. `beta` is optional.
   Norm(const LayerContext& context, LayerLayout& layout, const std::string& name, const Parameter& gamma,
        const Parameter& beta);
 
@@ -41,7 +42,7 @@ class Norm {
   const LayerLayout& layout_;
   const Parameter gamma_, beta_;
   LayerLayout::Field mean_ = LayerLayout::none, rstd_;
-  GradientSums sums_;  // of gamma and beta
+  GradientSums sums_;  // sums for gamma and beta
 };
 
 }  // namespace gptrain

@@ -4,7 +4,7 @@
 
 namespace gptrain {
 
-// From a size on at which it costs little, a multiple of what libraries' products like.
+// RETURNS the share of the tokens, from 64 rows on rounded up to a multiple that suits libraries' products.
 int64_t Projection::rows_of_sequence() const {
   constexpr int64_t large = 64, multiple = 8;
   const int64_t tokens = context_.shape.sequence_length;
@@ -38,7 +38,7 @@ void Projection::multiply(const LayerCall& call, PhiloxKey key, const int64_t* s
                                         .sample_ids = sample_id,
                                         .sequence_length = x.rows,
                                         .s = s});
-  // No product of the model.
+  // true_out is 0, as the product is not part of the model's FLOPs.
   context_.backend.run(
       LinearBackwardWeight{.x = x, .dy = s, .dw = product, .d_bias = {}, .accumulate = false, .true_out = 0});
   context_.backend.run(WeightedSum{.a = product,

@@ -1,6 +1,8 @@
-// What a linear keeps of its input in place of all its rows, and what it makes alike of its output's gradient: random
-// projections over the tokens of each sequence (ops/projection.h).
+// Random projections over the tokens of each sequence (ops/projection.h): a linear saves its input's projection instead
+// of all rows, and multiplies it by the same projection of its output's gradient.
 #pragma once
+
+#include <cstdint>
 
 #include "model/layer.h"
 
@@ -8,18 +10,18 @@ namespace gptrain {
 
 class Projection {
  public:
-  // Context outlives it. `layer`: of the model.
+  // REQUIRES: the context outlives it. `layer`: number in the model.
   Projection(const LayerContext& context, LinearSite site, uint32_t layer)
       : context_(context), site_(site), layer_(layer) {}
 
-  // Of a matrix of so many rows, which are whole sequences.
+  // RETURNS the rows of the projection of a matrix with `of` rows. REQUIRES: these are whole sequences.
   int64_t rows(int64_t of) const;
-  // projected [rows(x.rows), cols] = S^T x, where x begins at the row `first_row` of the micro-batch.
+  // projected [rows(x.rows), cols] = S^T x. `first_row`: row of the micro-batch that is x's first.
   void run(const LayerCall& call, const Matrix& x, int64_t first_row, const Matrix& projected) const;
 
  private:
   int64_t rows_of_sequence() const;
-  // The same for one sequence, by a product.
+  // Projects one sequence by a matrix product.
   void multiply(const LayerCall& call, PhiloxKey key, const int64_t* sample_id, const Matrix& x,
                 const Matrix& projected) const;
 

@@ -1,4 +1,4 @@
-// Layouts of what a layer keeps between actions, and the bump memory for what lives inside one action.
+// Layout of records, which layers keep between actions, and stack memory for tensors that live inside one action.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,7 @@ constexpr int64_t align_up(int64_t bytes) {
   return (bytes + memory_alignment - 1) / memory_alignment * memory_alignment;
 }
 
-// The fields of one record, each at a fixed offset from the record's start. Where the record lies is the schedule's
-// business.
+// The fields of one record, each at a fixed offset from the record's start. The schedule decides the record's address.
 class RecordLayout {
  public:
   using Field = int;
@@ -29,7 +28,7 @@ class RecordLayout {
     return static_cast<Field>(fields_.size()) - 1;
   }
 
-  // The field's matrix in the record at `record`.
+  // RETURNS the field's matrix in the record at `record`.
   Matrix at(std::byte* record, Field field) const {
     const Entry& entry = fields_.at(static_cast<size_t>(field));
     Matrix matrix = entry.shape;
@@ -48,8 +47,8 @@ class RecordLayout {
   int64_t bytes_ = 0;
 };
 
-// Memory for tensors that live inside one action: taken and given back in stack order (WorkspaceFrame). The offsets are
-// a function of the calls alone, so the plan's high-water mark is the real one.
+// Memory for tensors that live inside one action, allocated and freed in stack order (WorkspaceFrame). Offsets depend
+// on the calls only, so the plan's high-water mark is the real one. THROWS std::logic_error if `bytes` are exceeded.
 class Workspace {
  public:
   Workspace() = default;
@@ -74,7 +73,7 @@ class Workspace {
   int64_t high_water_ = 0;
 };
 
-// What is taken through a frame is given back when the frame ends.
+// Frees, when it ends, the memory taken through it.
 class WorkspaceFrame {
  public:
   explicit WorkspaceFrame(Workspace& workspace) : workspace_(workspace), top_(workspace.top_) {}

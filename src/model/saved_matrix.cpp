@@ -18,7 +18,7 @@ class PlainMatrix final : public SavedMatrix {
   const LayerLayout::Field field_;
 };
 
-// Codes of 8 bits: what reads the matrix gets a decoded copy.
+// Stores 8-bit codes; readers get a decoded copy.
 class CodedMatrix final : public SavedMatrix {
  public:
   CodedMatrix(const LayerContext& context, const LayerLayout& layout, LayerLayout::Field field)
@@ -45,7 +45,7 @@ class CodedMatrix final : public SavedMatrix {
   const LayerLayout::Field field_;
 };
 
-// In a narrower type, in which it is read, too.
+// Stores a narrower dtype, which readers get as it is.
 class RoundedMatrix final : public SavedMatrix {
  public:
   RoundedMatrix(const LayerContext& context, const LayerLayout& layout, LayerLayout::Field field)

@@ -1,4 +1,4 @@
-// A matrix that forward leaves for B or W, in the form that its codec gives it.
+// A matrix that forward saves for B or W, in the format of its codec.
 #pragma once
 
 #include <memory>
@@ -7,8 +7,8 @@
 
 namespace gptrain {
 
-// Forward computes it in room() and hands it to keep(); recompute, B and W read what read() returns. If the record
-// holds the matrix in another form, room() and read() return memory of the frame; what is read may be of a narrower type.
+// Forward computes the matrix in the memory from room() and passes it to keep(); recompute, B and W call read(). If the
+// record stores another format, room() and read() return memory of `frame`. The dtype of read() may be narrower.
 class SavedMatrix {
  public:
   virtual ~SavedMatrix() = default;
@@ -23,12 +23,12 @@ class SavedMatrix {
   SavedMatrix() = default;
 };
 
-// The codec of the field decides the kind. Codec::fp8 has none: linears write that form themselves. Context and layout
-// outlive it.
+// RETURNS the kind for the field's codec. THROWS std::logic_error for Codec::fp8, which only linears write. REQUIRES:
+// context and layout outlive it.
 std::unique_ptr<SavedMatrix> make_saved_matrix(const LayerContext& context, const LayerLayout& layout,
                                                LayerLayout::Field field);
 
-// The form in which inputs of linears and norms are saved.
+// RETURNS the codec of saved inputs of linears and norms.
 inline Codec input_codec(const LayerContext& context) {
   return context.shape.codes_inputs ? Codec::blocks : Codec::plain;
 }

@@ -1,5 +1,7 @@
-// What the model's layers know of the tensor axis (arXiv 1909.08053; sequence parallelism: arXiv 2205.05198).
+// The tensor axis in the model's layers (arXiv 1909.08053; sequence parallelism: arXiv 2205.05198).
 #pragma once
+
+#include <cstdint>
 
 #include "base/matrix.h"
 #include "comm/lane.h"
@@ -8,18 +10,19 @@
 
 namespace gptrain {
 
-// Column-parallel linears compute a rank's share of the outputs, row-parallel ones a rank's part of every output, which
-// is summed. With `sequence`, the residual stream, norms and dropout hold rows [rank N / size, (rank + 1) N / size) of
-// a micro-batch only: sums become reduce-scatters, and column-parallel linears gather their inputs.
+// Column-parallel linears compute some of the outputs on each rank; row-parallel ones compute on each rank a part of
+// every output, and the parts are summed. With `sequence`, a rank's residual stream, norms and dropout have only rows
+// [rank N / size, (rank + 1) N / size) of a micro-batch; sums become reduce-scatters, and column-parallel linears
+// gather their inputs.
 struct TensorParallel {
   TensorPlace place;
   bool sequence = false;
-  Communicator* group = nullptr;  // of the lane; null: one rank
+  Communicator* group = nullptr;  // group of the lane; null: one rank
   Lane* lane = nullptr;           // null: one rank
 };
 
-// A micro-batch's N rows over the tensor ranks, and every collective that layers make of them. The ranks call the same
-// functions in the same order. Groups and stream are the caller's.
+// Rows of a micro-batch over the tensor ranks, and the layers' collectives on them. REQUIRES: all ranks call the same
+// collectives in the same order; the caller owns group and lane, which outlive it.
 class TensorRows {
  public:
   using Ticket = Lane::Ticket;
@@ -29,39 +32,39 @@ class TensorRows {
   int64_t size() const { return tensor_.place.size; }
   int64_t rank() const { return tensor_.place.rank; }
   bool is_split() const { return size() > 1; }
-  bool has_own_rows() const { return tensor_.sequence; }  // of the residual stream, not all of them
+  bool has_own_rows() const { return tensor_.sequence; }  // the rank holds only some rows of the residual stream
   int64_t all_rows() const { return rows_; }
-  // Rows of the residual stream that this rank holds, and the first of them.
+  // RETURN the number of rows of the residual stream that this rank holds, and the first one.
   int64_t own_rows() const { return tensor_.sequence ? rows_ / size() : rows_; }
   int64_t first_row() const { return tensor_.sequence ? rank() * own_rows() : 0; }
 
-  // A matrix of all rows [N, cols], which may still be on its way.
+  // A matrix of all rows, [N, cols], valid after wait().
   struct Gathering {
     Matrix whole;
     Ticket ticket = Lane::done;
   };
-  // All rows of what each rank holds its rows of, or the projections of all. Without sequence parallelism that is `rows`
-  // itself; else it goes to `whole`, for which there is room_for_all_rows.
+  // Begins to gather all ranks' `rows` (rows of a matrix, or of its projection) into `whole`, memory from
+  // room_for_all_rows. Without sequence parallelism the result is `rows` itself.
   Gathering begin_gather(const Matrix& rows, const Matrix& whole);
   Matrix room_for_all_rows(WorkspaceFrame& frame, const Matrix& rows) const;
   Matrix wait(const Gathering& gathering);
 
-  // This rank's rows of a sum over the tensor ranks, likewise.
+  // This rank's rows of a sum over the tensor ranks, valid after wait().
   struct Reduction {
     Matrix rows;
     Ticket ticket = Lane::done;
   };
-  // Sums `part`, [N, cols]: in place without sequence parallelism, else into memory of `frame`.
+  // Begins to sum the ranks' `part`, [N, cols]: in place without sequence parallelism, else into memory of `frame`.
   Reduction begin_sum(const Matrix& part, WorkspaceFrame& frame);
   Matrix wait(const Reduction& reduction);
-  // The same at once, into `rows`: without sequence parallelism that is where `part` is.
+  // Sums the ranks' `part` into `rows` and waits. REQUIRES: without sequence parallelism `rows` is `part`.
   void sum_into(const Matrix& part, const Matrix& rows);
 
-  // The largest of the ranks' values, element by element, in place.
+  // Replaces each element by its maximum over the ranks.
   void take_max(const Matrix& values);
-  // Every rank's matrix, one after the other by rows.
+  // Writes the ranks' matrices into `all`, one below the other.
   void gather_all(const Matrix& own, const Matrix& all);
-  // Sends rows of the rank `root` to all.
+  // Begins to send `rows` of rank `root` to all ranks.
   Ticket begin_broadcast(const Matrix& rows, int64_t root);
   void wait(Ticket ticket);
 

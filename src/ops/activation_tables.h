@@ -1,9 +1,10 @@
-// The best piecewise constant derivatives of GELU; made by tools/make_activation_tables.py, which says how.
+// The best piecewise constant derivatives of GELU; made by tools/generate/make_activation_tables.py, which says how.
 #pragma once
+// clang-format off
 
 namespace gptrain::activation_tables {
 
-// Of 2^bits pieces, those above 0: the borders between them, and the derivative in each. Below 0 the derivative is
+// Borders between the pieces above 0, half of all 2^bits pieces, and the derivative in each. Below 0 the derivative is
 // 1 minus that of the mirrored piece.
 inline constexpr float gelu_borders_2[] = {0.4536011F};
 inline constexpr float gelu_levels_2[] = {0.6749420F, 1.0014812F};

@@ -1,11 +1,11 @@
-// Adafactor (Shazeer and Stern, arXiv 1804.04235) in the form of transformers.optimization.Adafactor without a first
-// moment and without its own learning rates: the step's is the schedule's. With g the scaled gradient of a matrix or a
-// vector, t = state.updates and b = 1 - t^beta2_decay,
-//   of a vector v = b v + (1 - b) (g^2 + eps),  u = g / sqrt(v);  of a matrix u as in ops/factored.h;
+// Adafactor (Shazeer and Stern, arXiv 1804.04235) as in transformers.optimization.Adafactor, without a first moment and
+// with the schedule's learning rate in place of its own. With g the scaled gradient of a matrix or a vector, t =
+// state.updates and b = 1 - t^beta2_decay,
+//   vector: v = b v + (1 - b) (g^2 + eps), u = g / sqrt(v); matrix: u as in ops/factored.h;
 //   s = lr max(eps2, rms(w)), or lr without scale_parameter;
 //   w -= s decay w + s u / max(1, rms(u) / clip_threshold).
-// rms is the root of the mean square over the whole matrix or vector. AdafactorVectors writes u where its operand
-// `master` lies, which is where the gradients are; there Adafactor finds it.
+// rms is the root of the mean square over the whole matrix or vector. AdafactorVectors writes u into its operand
+// `master`, for which the caller passes the gradients' memory; Adafactor then reads u as its gradients.
 #pragma once
 
 #include <cmath>
@@ -45,7 +45,7 @@ class AdafactorVectors::Formula : public UpdateFactors {
  private:
   double beta2_decay_;
   float eps_;
-  float share_ = 0, kept_ = 0;  // of this step in v, and of what v was
+  float share_ = 0, kept_ = 0;  // factors of this step's square and of the old v in the new v
 };
 
 struct Adafactor : TensorUpdate {
@@ -55,7 +55,7 @@ struct Adafactor : TensorUpdate {
 
   double clip_threshold = 0, eps2 = 0, weight_decay = 0;
   bool scale_parameter = false;
-  Matrix counts;  // [1, matrices and vectors] f64: their elements over all ranks; sums have a row for each
+  Matrix counts;  // [1, rows of `sums`] f64: elements over all ranks of each matrix and vector of the model
 };
 
 class Adafactor::Formula : public TensorFactors {

@@ -19,7 +19,7 @@ struct AdamW : ElementUpdate {
   double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
 };
 
-// Adam's two moments and the direction that they give.
+// Adam's two moments and the step direction computed from them.
 class AdamMoments {
  public:
   AdamMoments(double beta1, double beta2, double eps)
@@ -40,7 +40,7 @@ class AdamMoments {
     inverse_correction2_ = static_cast<float>(1.0 / static_cast<double>(correction2));
   }
 
-  // Of the scaled gradient g; m and v become those after the update.
+  // RETURNS the direction for the scaled gradient g. Updates m and v.
   GPTRAIN_FORMULA float direction(float g, float& m, float& v) const {
     const float next_m = beta1_ * m + one_minus_beta1_ * g;
     const float next_v = beta2_ * v + one_minus_beta2_ * g * g;

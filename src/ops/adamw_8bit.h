@@ -1,9 +1,9 @@
-// AdamW whose two moments are kept in 8 bits each (arXiv 2110.02861). In a step a block's moments become f32 numbers,
-// the update is AdamW's with these, and they are put into codes again, under the new scale of the block. The step itself
-// is of the moments before that rounding.
+// AdamW with both moments stored in 8 bits each (arXiv 2110.02861). A step decodes a block's moments to f32, updates as
+// AdamW does, and encodes the new moments with the block's new scale. The weights are updated with the moments before
+// that rounding.
 //
-// Unlike in the paper a second moment that is not zero never becomes the code of zero, but that of the smallest value:
-// else an element whose gradient is zero in a step would move by its first moment over eps.
+// Unlike in the paper, a second moment that is not zero never becomes the code of zero but the smallest other code:
+// otherwise an element whose gradient is zero in a step would move by its first moment divided by eps.
 #pragma once
 
 #include <array>
@@ -15,8 +15,8 @@
 
 namespace gptrain {
 
-// Elements come in whole blocks of state_block, which begin with the range. Those of a block that are in no segment
-// become zero in the codes. Segments are in the order of their offsets.
+// REQUIRES: the range consists of whole blocks of state_block elements; segments are in the order of their offsets. The
+// codes of elements outside all segments become zero.
 struct AdamW8bit : AdamW {
   static constexpr std::string_view name = "adamw_8bit", averaged_name = "adamw_8bit_ema";
 

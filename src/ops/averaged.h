@@ -1,9 +1,10 @@
-// An update that also keeps an exponential moving average of the weights: with w the weight after the update and t =
-// state.updates, this step's included,
+// An update that also maintains an exponential moving average of the weights: with w the weight after the update and t
+// = state.updates, this step's included,
 //   average += (1 - ema) / (1 - ema^t) (w - average).
-// The divisor makes up for the zeros that the average begins with, as in AdamW's moments: after the first update the
-// average is the weight, and while t is small against 1 / (1 - ema) it is close to the mean of all weights so far. Of
-// weights without masters it takes w before that is rounded to bf16, which is what they are on the average.
+// The divisor corrects for the zeros that the average begins with, as in AdamW's moments: after the first update the
+// average is the weight, and while t is small against 1 / (1 - ema) it is close to the mean of all weights so far.
+// Without master weights, w is the value before it is rounded stochastically to bf16; the rounded weight's expectation
+// is w.
 #pragma once
 
 #include <cmath>
@@ -16,8 +17,9 @@ namespace gptrain {
 template <typename Op>
 struct Averaged : Op {
   static constexpr std::string_view name = Op::averaged_name;
-  static constexpr size_t num_columns = Op::num_columns + 1;  // those of Op, then the average
-  static constexpr bool takes_bf16_gradients = false;  // an evaluation of the average keeps f32 weights in their place
+  static constexpr size_t num_columns = Op::num_columns + 1;  // columns of Op, then the average
+  // False: an evaluation of the average saves the f32 weights in the memory of f32 gradients.
+  static constexpr bool takes_bf16_gradients = false;
   static_assert(num_columns <= most_update_columns);
   class Formula;
 
@@ -57,7 +59,7 @@ class Averaged<Op>::Formula {
  private:
   typename Op::Formula formula_;
   double log_ema_, one_minus_ema_;
-  float share_ = 0;  // of this step's weight in the average
+  float share_ = 0;  // share of this step's weight in the average
 };
 
 }  // namespace gptrain

@@ -1,4 +1,4 @@
-// A backend runs ops on memory of its device. Model code is written once against this interface.
+// Backend: runs ops on the memory of one device. Model code is written once against this interface.
 #pragma once
 
 #include <array>
@@ -10,13 +10,13 @@
 #include <string>
 #include <string_view>
 
-#include "ops/every_op.h"
+#include "ops/ops.h"
 #include "ops/target.h"
 
 namespace gptrain {
 
-// Owner of one span of memory that a backend has given: its device's, unless it says another. Taken at start, never in a
-// step.
+// Owner of one span of memory that a backend allocated, on its device unless the allocating function says otherwise.
+// Allocated at start, never during a step.
 class DeviceMemory {
  public:
   DeviceMemory(void* data, int64_t bytes) : data_(data), bytes_(bytes) {}
@@ -33,15 +33,16 @@ class DeviceMemory {
 
 class SideQueue;
 
-// A linear whose weights lie packed in memory of its own, as a library likes them best.
+// A linear whose weights were copied into memory of its own, in the layout that the library multiplies fastest.
 class PackedLinear {
  public:
   virtual ~PackedLinear() = default;
-  // Reads x and writes y, as run(op) does; the operands must still be there.
+  // Reads x and writes y, as run(op) does. REQUIRES: the op's operands are still allocated.
   virtual void run() = 0;
 };
 
-// What a sequence of ops depends on, compared whole: which ops they are, and where their operands lie.
+// Key of a sequence of ops: up to 24 words that identify the ops and the addresses of their operands. Keys are equal if
+// all words are.
 class RecordingKey {
  public:
   RecordingKey() = default;
@@ -55,54 +56,56 @@ class RecordingKey {
   size_t used_ = 0;
 };
 
-// Ops run in the order they are called, on one stream; a call may return before the op has run. `synchronize` waits for
-// all of them. One thread calls a backend at a time; a process may hold several backends. Ops never allocate device
-// memory: what they need beside their operands is the scratch memory, whose size the plan takes from the footprints (an
-// op that finds too little throws Error(device)). Ops check dtypes and shapes and throw std::logic_error on a caller's
-// mistake; token ids that are not in the vocabulary, too, where memory is the host's (on a device they contribute
-// nothing: whoever reads data checks them). For equal inputs, thread count and machine an op gives equal bits; the three
-// linears may differ in rounding between thread counts, everything else does not.
+// Ops run in the order of the calls, on one stream; a call may return before the op has run. `synchronize` waits for
+// all of them. REQUIRES: one thread calls a backend at a time; a process may hold several backends. Ops never allocate
+// device memory: beside their operands they use the scratch memory, whose size the plan takes from the footprints.
+// THROWS Error(device) if it is too small; std::logic_error if dtypes or shapes are wrong, and on a CPU if a token id
+// is outside the vocabulary (on a GPU such a token contributes nothing; the data reader checks ids). For equal inputs,
+// thread count and machine an op gives equal bits. Only the three linears may round differently with another thread
+// count.
 class Backend {
  public:
   virtual ~Backend() = default;
 
   virtual const Target& target() const = 0;
 
-  // Memory of the device that begins at a multiple of 256 bytes. Contents are undefined. Throws Error(device) when it
-  // cannot be had.
+  // RETURNS device memory that begins at a multiple of 256 bytes, contents undefined. THROWS Error(device) if there is
+  // not enough.
   virtual std::unique_ptr<DeviceMemory> allocate(int64_t bytes) = 0;
-  // Memory that ops may use while they run. Caller-owned; stays until replaced.
+  // Sets the memory that ops may use while they run, until the next call. The caller owns it.
   virtual void set_scratch(std::byte* data, int64_t bytes) = 0;
 
-  // Copies between host and device, ordered with the ops. When a call returns, the host memory of an upload may be
-  // reused, and that of a download is filled: a download waits for the ops, an upload does not.
+  // Copies between host and device, ordered with the ops. When `upload` returns, `host` may be reused, though ops may
+  // still be running. `download` waits for the ops, and returns with `host` filled.
   virtual void upload(void* device, const void* host, int64_t bytes) = 0;
   virtual void download(void* host, const void* device, int64_t bytes) = 0;
   virtual void synchronize() = 0;
 
-  // Runs what `ops` calls, which is ops of this backend and nothing else: no copies, no other key. Those that come again
-  // and again with equal operands, as an action's of the schedule do, may be recorded under their key and played at
-  // once, as a CUDA graph is, until set_scratch. What cannot be recorded is run each time; take_warnings says why once.
+  // Runs the ops that `ops` calls. REQUIRES: `ops` only runs ops of this backend, without copies or nested
+  // run_recorded, and equal keys mean equal ops on equal operands. The backend may record the ops under the key and
+  // replay them at the next call with that key, as a CUDA graph; set_scratch discards all records. Ops that cannot be
+  // recorded run normally every time, and take_warnings says why once.
   virtual void run_recorded(const RecordingKey& /*key*/, const std::function<void()>& ops) { ops(); }
 
-  // The algorithms of a library that serve the linears and FP8 products, where they are chosen by timing: they decide
-  // speed, and bits. A text for checkpoints and other ranks; empty where there is no choice.
+  // RETURNS the library algorithms chosen by timing for the linears and FP8 products, as a text for checkpoints and
+  // other ranks; empty if the backend offers no choice. They decide speed, and the bits of results.
   virtual std::string algorithms() const { return {}; }
-  // Takes over another's. Before the first step. What is of another device or library is left, with a warning.
+  // Uses the algorithms that another backend's algorithms() returned. Ignores, with a warning, a record of another
+  // device or library version. REQUIRES: called before the first step.
   virtual void use_algorithms(const std::string& /*record*/) {}
-  // While it is on, such a product only finds its fastest algorithm, if none is known, and leaves anything in its
-  // outputs; all other ops are left out.
+  // While on, a linear or FP8 product only times its algorithms, if none is chosen yet, and leaves its outputs
+  // undefined. All other ops do nothing.
   virtual void set_choosing(bool /*choosing*/) {}
-  // The op with its weights packed as they are now, in memory that `allocate` gives, and with the scratch memory of now:
-  // what a rate of products may be held against. Null where the backend has nothing but run(op).
+  // RETURNS the op with its present weights packed into memory from `allocate`, using the present scratch memory; null
+  // if the backend only has run(op). The machine's rate of products is measured with the faster of it and run(op).
   using Allocate = std::function<std::unique_ptr<DeviceMemory>(int64_t bytes)>;
   virtual std::unique_ptr<PackedLinear> pack(const LinearForward& /*op*/, const Allocate& /*allocate*/) {
     return nullptr;
   }
-  // What the user should be warned of since the last call: lines, mostly none.
+  // RETURNS warnings for the user since the last call, one per line; empty if there are none.
   virtual std::string take_warnings() { return {}; }
-  // Another queue of the same device (ops/side_queue.h). Null where the device's memory is the host's, which collectives
-  // read and write themselves.
+  // RETURNS another queue of the same device (ops/side_queue.h), or null on a CPU, where collectives read and write the
+  // memory themselves.
   virtual std::unique_ptr<SideQueue> make_side_queue() = 0;
 
 #define GPTRAIN_DECLARE_RUN(Op) virtual void run(const Op& op) = 0;
@@ -110,18 +113,20 @@ class Backend {
 #undef GPTRAIN_DECLARE_RUN
 };
 
-// The CPU backend: oneDNN for matrix products, own kernels (OpenMP, vectorised for the instruction set found at start,
-// which ONEDNN_MAX_CPU_ISA caps) for the rest. It has no f16 (std::logic_error). num_threads 0: every core the process
-// may use. thread_independent: the linears, too, give the same bits for any number of threads.
+// RETURNS the CPU backend: oneDNN for matrix products, own kernels for the rest (OpenMP, vectorised for the instruction
+// set found at start, which ONEDNN_MAX_CPU_ISA caps). It has no f16 (std::logic_error). num_threads 0: every core that
+// the process may use. thread_independent: the linears, too, give the same bits for any number of threads.
 std::unique_ptr<Backend> make_cpu_backend(int num_threads, bool thread_independent = false);
 
-// The CUDA backend on device number `device` of those that this process sees: own kernels, cuBLASLt, cuDNN. The calling
-// thread uses the device from then on. `algorithm_cache`: as run.algorithm_cache, where the algorithms that are timed
-// are kept, and found. Error(device): there is no such device, it is too old, or this build has no CUDA.
+// RETURNS the CUDA backend (own kernels, cuBLASLt, cuDNN) on device number `device` of the devices that this process
+// sees, and makes that the calling thread's current device. `algorithm_cache` is the key run.algorithm_cache: where
+// timed algorithms are stored and looked up. THROWS Error(device) if there is no such device, it is too old, or this
+// build has no CUDA.
 std::unique_ptr<Backend> make_cuda_backend(int device, const std::string& algorithm_cache = "auto");
-// 0 where there is none, no driver, or a build without CUDA.
+// RETURNS 0 if there is no device, no driver, or no CUDA in this build.
 int num_cuda_devices();
-// What plans of such a backend are made for, without taking the device. Errors as above.
+// RETURNS the target that plans for this CUDA device use, without creating a backend on it. THROWS as
+// make_cuda_backend.
 Target cuda_target(int device);
 
 }  // namespace gptrain

@@ -1,6 +1,5 @@
-// Codes of 8 bits for a matrix that backward reads and that may be a little off. Of each row, every block of code_block
-// columns has a scale of its own, so that a large element costs the precision of its neighbours only; a row is coded as
-// it would be alone.
+// Lossy 8-bit codes for a matrix that only backward reads. In each row, every block of code_block columns has its own
+// scale, so that a large element costs the precision of its block only, and no row's codes depend on other rows.
 #pragma once
 
 #include <bit>
@@ -13,18 +12,19 @@ namespace gptrain {
 
 constexpr int64_t code_block = 128;
 
-// Scales of a row.
+// RETURNS the number of blocks, and of scales, in a row.
 constexpr int64_t code_blocks(int64_t cols) { return (cols + code_block - 1) / code_block; }
 
 struct BlockScale {
-  float scale;    // of a code
-  float inverse;  // what elements are multiplied by
+  float scale;    // factor from code to element
+  float inverse;  // factor from element to code
 };
 
-// Of a block whose largest magnitude has these bits (those of what is not finite are larger than all others).
+// RETURNS the scale of a block whose largest magnitude has these f32 bits. Magnitudes compare like their bits; infinity
+// and NaN are the largest.
 constexpr BlockScale block_scale(uint32_t largest_bits) {
   constexpr uint32_t infinity = 0x7f800000U, quiet_nan = 0x7fc00000U;
-  constexpr uint32_t least = (127U - 100U) << 23;  // 2^-100: the inverse of less might be infinite
+  constexpr uint32_t least = (127U - 100U) << 23;  // 2^-100: a smaller number's inverse might be infinite
   constexpr float largest_code = 127.0F;
   if (largest_bits >= infinity) return {std::bit_cast<float>(quiet_nan), 0.0F};
   if (largest_bits < least) return {0.0F, 0.0F};
@@ -32,7 +32,8 @@ constexpr BlockScale block_scale(uint32_t largest_bits) {
   return {largest / largest_code, largest_code / largest};
 }
 
-// A code is a number from -127 to 127 in two's complement. The sum leaves the nearest integer in its low bits.
+// RETURNS the code of x, from -127 to 127 in two's complement. Adding `magic` leaves the nearest integer in the low
+// bits of the sum.
 constexpr uint8_t block_code(float x, float inverse) {
   constexpr float magic = 12582912.0F;  // 1.5 * 2^23
   return static_cast<uint8_t>(std::bit_cast<uint32_t>(x * inverse + magic));
@@ -42,9 +43,9 @@ constexpr float from_block_code(uint8_t code, float scale) {
   return static_cast<float>(static_cast<int8_t>(code)) * scale;
 }
 
-// The codes of x. With m the largest magnitude of a block, scale = m / 127 and code = x / scale, rounded to the nearest
-// integer: code * scale is at most m / 254 off, but for a part in 10^4 of that which f32 adds. Below 2^-100, m counts as
-// 0; a block that holds what is not finite has a scale that is not a number.
+// Encodes x. With m the largest magnitude of a block, scale = m / 127 and code = x / scale, rounded to the nearest
+// integer. The error of code * scale is at most m / 254, and a part in 10^4 of that from f32 arithmetic. m below 2^-100
+// counts as 0. A block with an infinity or NaN gets the scale NaN.
 struct EncodeBlocks {
   static constexpr std::string_view name = "encode_blocks";
   Matrix x;       // [N, cols] f32, bf16 or f16
@@ -52,7 +53,7 @@ struct EncodeBlocks {
   Matrix scales;  // [N, code_blocks(cols)] f32 out
 };
 
-// x = code * scale, rounded to the type of x.
+// x = code * scale, rounded to the dtype of x.
 struct DecodeBlocks {
   static constexpr std::string_view name = "decode_blocks";
   Matrix codes, scales;

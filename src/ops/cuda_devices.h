@@ -1,12 +1,12 @@
-// Why the CUDA backend has no device.
+// Reason why the CUDA backend finds no device.
 #pragma once
 
 #include <string>
 
 namespace gptrain {
 
-// For a user, where num_cuda_devices() (ops/backend.h) is 0: that this process sees no device, and what the driver says,
-// or that this build has no CUDA.
+// RETURNS a message for the user: this process sees no device, with the driver's error, or this build has no CUDA.
+// REQUIRES: num_cuda_devices() (ops/backend.h) returned 0.
 std::string why_no_cuda_device();
 
 }  // namespace gptrain

@@ -1,4 +1,4 @@
-// CRC-32C of what lies in a backend's memory.
+// CRC-32C of bytes in a backend's memory.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,8 @@
 
 namespace gptrain {
 
-// Goes on from the CRC `before` (0 at the start). Waits for the device. Error(device).
+// RETURNS the CRC of the bytes appended to data with CRC `before` (0: none). Waits for the device. THROWS
+// Error(device).
 uint32_t device_crc32c(Backend& backend, const void* buffer, int64_t bytes, uint32_t before);
 
 }  // namespace gptrain

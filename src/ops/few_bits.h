@@ -1,9 +1,9 @@
-// Few-bit derivatives of activations (Novikov et al., arXiv 2202.00441). Forward writes for each element which piece of
-// a piecewise constant derivative it lies in, as a code of 2, 3 or 4 bits; backward multiplies by that piece's value,
-// and nothing keeps the activation's input. Values of forward are exact; those of the gradient are not.
+// Few-bit derivatives of activations (Novikov et al., arXiv 2202.00441). The derivative is approximated by a piecewise
+// constant function. Forward writes each element's piece as a code of 2, 3 or 4 bits; backward multiplies by that
+// piece's value, so the activation's input need not be saved. Outputs of forward are exact, gradients are not.
 //
-// A code has the piece of |x| in its low bits and the sign of x in its highest. The codes of 8 elements of a row are
-// one little-endian integer of 8 * bits bits, the first element lowest; a row's last integer may have unused codes.
+// A code holds the piece of |x| in its low bits and the sign of x in its highest bit. The codes of 8 elements of a row
+// are one little-endian integer of 8 * bits bits, the first element lowest; a row's last integer may have unused codes.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@ namespace gptrain {
 
 constexpr int64_t codes_in_group = 8;
 
-// Of a row of `cols` elements.
+// RETURNS the bytes of the codes of a row of `cols` elements.
 constexpr int64_t code_bytes(int64_t cols, int bits) { return (cols + codes_in_group - 1) / codes_in_group * bits; }
 
 constexpr bool is_code_width(int64_t bits) { return bits >= 2 && bits <= 4; }
 
-// The pieces of |x|: a border belongs to the piece below it. Below 0 the derivative is 1 minus that of the mirrored
+// The pieces of |x|. A border belongs to the piece below it. Below 0 the derivative is 1 minus that of the mirrored
 // piece.
 template <int bits>
 struct ActivationPieces {
@@ -29,7 +29,7 @@ struct ActivationPieces {
   float levels[count];
 };
 
-// Of the activations that have such a table: those that are not gated.
+// RETURNS the pieces of an activation. REQUIRES: it is gelu or gelu_tanh.
 template <int bits>
 constexpr ActivationPieces<bits> activation_pieces(ActivationKind kind) {
   namespace tables = activation_tables;

@@ -1,19 +1,29 @@
 #include "ops/footprint.h"
 
 #include <algorithm>
-#include <initializer_list>
+#include <fmt/format.h>
+#include <string_view>
 
+#include "base/dtype.h"
 #include "ops/cpu/scratch.h"
 #include "ops/gpu_scratch.h"
+#include "ops/operands.h"
 
 namespace gptrain {
 namespace {
 
-int64_t moved(std::initializer_list<Matrix> operands) {
-  int64_t bytes = 0;
-  for (const Matrix& operand : operands) bytes += operand.bytes();
-  return bytes;
-}
+// Adds up the bytes of counted operands. Operands both read and written count twice.
+class ByteCounter final : public OperandVisitor {
+ public:
+  void operand(std::string_view, const Matrix& matrix, Access access, const Form&) override {
+    if (access == Access::uncounted_read || access == Access::uncounted_write) return;
+    bytes_ += matrix.bytes() * (access == Access::update ? 2 : 1);
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t bytes_ = 0;
+};
 
 Flops product_flops(int64_t m, int64_t n, int64_t k) {
   return Flops{2} * static_cast<Flops>(m) * static_cast<Flops>(n) * static_cast<Flops>(k);
@@ -30,25 +40,23 @@ ProductShape product_shape(DType dtype, int64_t m, int64_t n, int64_t k) {
   return {.kind = ProductShape::Kind::plain, .dtype = dtype, .m = m, .n = n, .k = k};
 }
 
-// One [rows, in] x [in, out] product, whichever of the three it is.
+// Counts one [rows, in] x [in, out] product: any of a linear's three.
 template <typename Op>
-Footprint linear_footprint(const Op& op, const Matrix& w, int64_t rows, const Target& target) {
-  return {.model_flops = product_flops(rows, op.true_out >= 0 ? op.true_out : w.rows, w.cols),
-          .executed_flops = product_flops(rows, w.rows, w.cols),
-          .bytes_moved = 0,
-          .scratch_bytes = scratch_bytes(op, target)};
+void count_linear(const Op& op, const Matrix& w, int64_t rows, Footprint& footprint) {
+  footprint.model_flops = product_flops(rows, op.true_out >= 0 ? op.true_out : w.rows, w.cols);
+  footprint.executed_flops = product_flops(rows, w.rows, w.cols);
 }
 
-// Twice the (query, key) pairs of a sequence that attend: the square, by the field's custom its half when causal, the
-// sum over queries of min(query + 1, window) with a window that is shorter.
+// RETURNS twice the number of attending (query, key) pairs in a sequence: tokens^2 without a mask; by the field's
+// custom half of that if causal; with a shorter window, the sum over queries of min(query + 1, window).
 Flops twice_attended_pairs(const AttentionMask& mask, int64_t tokens) {
   const auto t = static_cast<Flops>(tokens), window = static_cast<Flops>(mask.window);
   if (!mask.causal) return 2 * t * t;
   return mask.window > 0 && mask.window < tokens ? window * (2 * t - window + 1) : t * t;
 }
 
-// Products of attention, each over the (query, key) pairs of one head: `model` counts those that attend, `executed`
-// whole tiles. What documents leave out is known to the device only, and counts.
+// Counts products of attention over the (query, key) pairs of each head: model FLOPs over attending pairs, executed
+// FLOPs over whole tiles. Pairs in different documents count as attending, since only the device knows them.
 template <typename Op>
 void count_attention(const Op& op, int64_t products_in_model, int64_t products_executed, Footprint& footprint) {
   footprint.products.dtype = op.q.dtype;
@@ -69,204 +77,230 @@ void count_attention(const Op& op, int64_t products_in_model, int64_t products_e
                              static_cast<Flops>(tiles) * heads * static_cast<Flops>(products_executed);
 }
 
+// Adds an op's costs beside those of counted operands and scratch memory. Most ops have none.
+template <typename Op>
+void add_cost(const Op&, const Target&, Footprint&) {}
+
+void add_cost(const EmbeddingForward& op, const Target&, Footprint& footprint) {
+  footprint.bytes_moved += op.x.bytes() + op.x.rows * static_cast<int64_t>(sizeof(int32_t));
+}
+
+void add_cost(const EmbeddingBackward& op, const Target&, Footprint& footprint) {
+  footprint.bytes_moved += op.dx.bytes();
+}
+
+void add_cost(const LinearForward& op, const Target&, Footprint& footprint) {
+  count_linear(op, op.w, op.x.rows, footprint);
+  footprint.products = product_shape(op.x.dtype, op.x.rows, op.w.rows, op.w.cols);
+}
+
+void add_cost(const LinearBackwardInput& op, const Target&, Footprint& footprint) {
+  count_linear(op, op.w, op.dy.rows, footprint);
+  footprint.products = product_shape(op.dy.dtype, op.dy.rows, op.w.cols, op.w.rows);
+}
+
+void add_cost(const LinearBackwardWeight& op, const Target&, Footprint& footprint) {
+  count_linear(op, op.dw, op.dy.rows, footprint);
+  if (op.true_rows >= 0)
+    footprint.model_flops = product_flops(op.true_rows, op.true_out >= 0 ? op.true_out : op.dw.rows, op.dw.cols);
+  footprint.products = product_shape(op.dy.dtype, op.dw.rows, op.dw.cols, op.dy.rows);
+}
+
+void add_cost(const AttentionForward& op, const Target&, Footprint& footprint) {
+  count_attention(op, 2, 2, footprint);  // q k^T, p v
+  footprint.products.kind = ProductShape::Kind::attention_forward;
+}
+
+// dv, dp, dq, dk; executed: q k^T once more. gptrain's own GPU kernel uses no atomics, so it computes the scores and dp
+// twice: for dk and dv, and for dq.
+void add_cost(const AttentionBackward& op, const Target& target, Footprint& footprint) {
+  const bool twice = !on_cpu(target) && !fused_attention_shape(op);
+  count_attention(op, 4, twice ? 7 : 5, footprint);
+  footprint.products.kind = ProductShape::Kind::attention_backward;
+}
+
+// Rows and columns are summed in two passes.
+void add_cost(const FactoredSums& op, const Target&, Footprint& footprint) {
+  footprint.bytes_moved += 2 * op.elements * dtype_bytes(DType::f32);
+}
+
+void add_cost(const FactoredDirection& op, const Target&, Footprint& footprint) {
+  footprint.bytes_moved += 2 * op.elements * dtype_bytes(DType::f32);
+}
+
+void add_cost(const ScaledProduct& op, const Target&, Footprint& footprint) {
+  footprint.executed_flops = product_flops(op.a.rows, op.b.rows, op.a.cols);
+  footprint.model_flops = op.true_terms >= 0 ? Flops{2} * static_cast<Flops>(op.true_terms) : footprint.executed_flops;
+  footprint.products = product_shape(op.a.dtype, op.a.rows, op.b.rows, op.a.cols);
+}
+
+void add_cost(const SampleRows& op, const Target&, Footprint& footprint) { footprint.bytes_moved += op.y.bytes(); }
+
+// RETURNS the text of sizes of a matrix of hidden vectors.
+std::string rows_text(const Matrix& x) { return fmt::format("N={} h={} {}", x.rows, x.cols, dtype_name(x.dtype)); }
+
+std::string linear_text(int64_t rows, const Matrix& w, DType compute, const Matrix& pre_activation = {}) {
+  return fmt::format("N={} in={} out={} {}{}", rows, w.cols, w.rows, dtype_name(compute),
+                     pre_activation.given() ? " gelu_tanh" : "");
+}
+
+template <typename Op>
+std::string attention_text(const Op& op) {
+  std::string text = fmt::format("B={} T={} H={} G={} D={} {}", op.batch, op.sequence_length, op.num_heads,
+                                 op.num_kv_heads, op.head_size, dtype_name(op.q.dtype));
+  if (op.mask.window > 0) text += fmt::format(" window={}", op.mask.window);
+  if (op.mask.document_starts != nullptr) text += " documents";
+  if (op.mask.max_documents > 0) text += fmt::format(" in room for {}", op.mask.max_documents);
+  return text;
+}
+
+std::string heads_text(const Matrix& q, const Matrix& k, int64_t head_size) {
+  return fmt::format("N={} H={} G={} D={} {}", q.rows, q.cols / head_size, k.cols / head_size, head_size,
+                     dtype_name(q.dtype));
+}
+
+const Matrix& activated(const ActivationForward& op) { return op.y; }
+const Matrix& activated(const ActivationBackward& op) { return op.dy; }
+
+template <typename Op>
+std::string activation_text(const Op& op) {
+  const Matrix& narrow = activated(op);
+  return fmt::format("N={} f={} {}{}", narrow.rows, narrow.cols, dtype_name(narrow.dtype),
+                     op.code_bits != 0 ? fmt::format(" {} bits", op.code_bits) : "");
+}
+
+std::string elements_text(const Matrix& buffer) {
+  return fmt::format("elements={} {}", buffer.count(), dtype_name(buffer.dtype));
+}
+
+class FirstOperand final : public OperandVisitor {
+ public:
+  void operand(std::string_view, const Matrix& matrix, Access, const Form& form) override {
+    if (text_.empty()) text_ = form.rows == 1 ? elements_text(matrix) : rows_text(matrix);
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+template <typename Op>
+std::string text_of(const Op& op) {
+  FirstOperand first;
+  for_each_operand(op, first);
+  return first.text();
+}
+
+std::string text_of(const EmbeddingForward& op) {
+  return fmt::format("{} Vp={}", rows_text(op.x), op.token_table.rows);
+}
+
+std::string text_of(const EmbeddingBackward& op) {
+  return fmt::format("{} Vp={}", rows_text(op.dx), op.d_token_table.rows);
+}
+
+std::string text_of(const LinearForward& op) { return linear_text(op.x.rows, op.w, op.x.dtype, op.pre_activation); }
+
+std::string text_of(const LinearBackwardInput& op) {
+  return linear_text(op.dy.rows, op.w, op.dy.dtype, op.pre_activation);
+}
+
+std::string text_of(const LinearBackwardWeight& op) { return linear_text(op.dy.rows, op.dw, op.dy.dtype); }
+
+std::string text_of(const QueryKeyForward& op) { return heads_text(op.q, op.k, op.head_size); }
+
+std::string text_of(const QueryKeyBackward& op) { return heads_text(op.dq, op.dk, op.head_size); }
+
+std::string text_of(const AttentionForward& op) { return attention_text(op); }
+
+std::string text_of(const AttentionBackward& op) { return attention_text(op); }
+
+std::string text_of(const ActivationForward& op) { return activation_text(op); }
+
+std::string text_of(const ActivationBackward& op) { return activation_text(op); }
+
+std::string text_of(const CrossEntropyStatistics& op) {
+  return fmt::format("N={} cols={} {}", op.logits.rows, op.logits.cols, dtype_name(op.logits.dtype));
+}
+
+std::string text_of(const CrossEntropy& op) {
+  return fmt::format("N={} V={} {}", op.logits.rows, op.vocab_size, dtype_name(op.logits.dtype));
+}
+
+std::string text_of(const AccumulateLoss& op) { return fmt::format("N={}", op.losses.count()); }
+
+std::string text_of(const PrepareUpdate& op) { return fmt::format("tensors={}", op.partials.count()); }
+
+std::string update_text(const ElementUpdate& op) {
+  std::string text = elements_text(op.gradients);
+  if (op.weights.given()) text += fmt::format(", {} weights", dtype_name(op.weights.dtype));
+  if (!op.master.given()) text += " only";
+  return text;
+}
+
+#define GPTRAIN_UPDATE_TEXT(Op) \
+  std::string text_of(const Op& op) { return update_text(op); }
+GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE_TEXT)
+GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_UPDATE_TEXT)
+#undef GPTRAIN_UPDATE_TEXT
+
+#define GPTRAIN_TENSOR_NORMS_TEXT(Op) \
+  std::string text_of(const Op& op) { return update_text(op.update); }
+GPTRAIN_FOR_EACH_NORMS(GPTRAIN_TENSOR_NORMS_TEXT)
+#undef GPTRAIN_TENSOR_NORMS_TEXT
+
+std::string text_of(const FactoredSums& op) { return fmt::format("elements={}", op.elements); }
+
+std::string text_of(const FactoredMoments& op) { return fmt::format("rows={} cols={}", op.rows.cols, op.cols.cols); }
+
+std::string text_of(const FactoredDirection& op) { return fmt::format("elements={}", op.elements); }
+
+std::string text_of(const Cast& op) {
+  return fmt::format("elements={} {} to {}", op.from.count(), dtype_name(op.from.dtype), dtype_name(op.to.dtype));
+}
+
+std::string text_of(const WeightedSum& op) {
+  return fmt::format("elements={} {} to {}", op.a.count(), dtype_name(op.a.dtype), dtype_name(op.to.dtype));
+}
+
+std::string text_of(const Add& op) { return elements_text(op.to); }
+
+std::string text_of(const Amax& op) {
+  return fmt::format("N={} cols={} {}", op.x.rows, op.x.cols, dtype_name(op.x.dtype));
+}
+
+std::string text_of(const Quantize& op) {
+  const Matrix& copy = op.rows.given() ? op.rows : op.transposed;
+  return fmt::format("N={} cols={} {} to {}", op.x.rows, op.x.cols, dtype_name(op.x.dtype), dtype_name(copy.dtype));
+}
+
+std::string text_of(const ScaledProduct& op) {
+  return fmt::format("m={} n={} k={} {} x {} to {}", op.a.rows, op.b.rows, op.a.cols, dtype_name(op.a.dtype),
+                     dtype_name(op.b.dtype), dtype_name(op.c.dtype));
+}
+
+std::string text_of(const ProjectionMatrix& op) {
+  return fmt::format("N={} k={} {} {}", op.s.rows, op.s.cols, projection_names[op.kind], dtype_name(op.s.dtype));
+}
+
+std::string text_of(const SampleRows& op) { return fmt::format("{} of N={}", rows_text(op.y), op.x.rows); }
+
+std::string text_of(const BiasGradient& op) {
+  return fmt::format("N={} out={} {}", op.dy.rows, op.dy.cols, dtype_name(op.dy.dtype));
+}
+
 }  // namespace
 
-Footprint footprint(const EmbeddingForward& op, const Target&) {
-  return {.bytes_moved = 2 * moved({op.x}) + op.x.rows * static_cast<int64_t>(sizeof(int32_t))};
-}
-
-Footprint footprint(const EmbeddingBackward& op, const Target& target) {
-  int64_t bytes = moved({op.dx, op.dx});
-  if (!op.accumulate_token) bytes += moved({op.d_token_table});
-  if (!op.accumulate_position) bytes += moved({op.d_position_table});
-  return {.bytes_moved = bytes, .scratch_bytes = scratch_bytes(op, target)};
-}
-
-Footprint footprint(const NormForward& op, const Target&) {
-  return {.bytes_moved = moved({op.x, op.branch, op.x_out, op.gamma, op.beta, op.y, op.mean, op.rstd, op.amax})};
-}
-
-Footprint footprint(const NormBackward& op, const Target& target) {
-  return {.bytes_moved = moved(
-              {op.dy, op.x, op.gamma, op.mean, op.rstd, op.dx_residual, op.dx, op.gamma_sums, op.beta_sums, op.amax}),
-          .scratch_bytes = scratch_bytes(op, target)};
-}
-
-Footprint footprint(const ResidualAdd& op, const Target&) {
-  return {.bytes_moved = moved({op.x, op.branch, op.x_out})};
-}
-
-Footprint footprint(const BranchBackward& op, const Target&) {
-  return {.bytes_moved = moved({op.dx, op.d_branch, op.amax})};
-}
-
-Footprint footprint(const LinearForward& op, const Target& target) {
-  Footprint result = linear_footprint(op, op.w, op.x.rows, target);
-  result.bytes_moved = moved({op.x, op.w, op.bias, op.y, op.pre_activation});
-  result.products = product_shape(op.x.dtype, op.x.rows, op.w.rows, op.w.cols);
-  return result;
-}
-
-Footprint footprint(const LinearBackwardInput& op, const Target& target) {
-  Footprint result = linear_footprint(op, op.w, op.dy.rows, target);
-  result.bytes_moved = moved({op.dy, op.w, op.dx, op.pre_activation});
-  result.products = product_shape(op.dy.dtype, op.dy.rows, op.w.cols, op.w.rows);
-  return result;
-}
-
-Footprint footprint(const LinearBackwardWeight& op, const Target& target) {
-  Footprint result = linear_footprint(op, op.dw, op.dy.rows, target);
-  if (op.true_rows >= 0)
-    result.model_flops = product_flops(op.true_rows, op.true_out >= 0 ? op.true_out : op.dw.rows, op.dw.cols);
-  result.bytes_moved = moved({op.x, op.dy, op.dw, op.d_bias});
-  if (op.accumulate) result.bytes_moved += moved({op.dw, op.d_bias});
-  result.products = product_shape(op.dy.dtype, op.dw.rows, op.dw.cols, op.dy.rows);
-  return result;
-}
-
-Footprint footprint(const QueryKeyForward& op, const Target&) {
-  return {.bytes_moved = moved({op.q, op.k, op.q_out, op.k_out, op.rstd})};
-}
-
-Footprint footprint(const QueryKeyBackward& op, const Target& target) {
-  return {.bytes_moved = moved({op.q, op.k, op.rstd, op.dq, op.dq, op.dk, op.dk}),
-          .scratch_bytes = scratch_bytes(op, target)};
-}
-
-Footprint footprint(const AttentionForward& op, const Target& target) {
-  Footprint result{.bytes_moved = moved({op.q, op.k, op.v, op.o, op.lse}), .scratch_bytes = scratch_bytes(op, target)};
-  count_attention(op, 2, 2, result);  // q k^T, p v
-  result.products.kind = ProductShape::Kind::attention_forward;
-  return result;
-}
-
-Footprint footprint(const AttentionBackward& op, const Target& target) {
-  Footprint result{.bytes_moved = moved({op.q, op.k, op.v, op.o, op.lse, op.d_o, op.dq, op.dk, op.dv}),
-                   .scratch_bytes = scratch_bytes(op, target)};
-  // dv, dp, dq, dk; executed: q k^T once more. The own GPU kernel, which adds nothing up with atomics, has the scores
-  // and dp once for dk and dv and once for dq.
-  const bool twice = !on_cpu(target) && !fused_attention_shape(op);
-  count_attention(op, 4, twice ? 7 : 5, result);
-  result.products.kind = ProductShape::Kind::attention_backward;
-  return result;
-}
-
-Footprint footprint(const ActivationForward& op, const Target&) {
-  return {.bytes_moved = moved({op.x, op.bias, op.y, op.amax, op.codes})};
-}
-
-Footprint footprint(const ActivationBackward& op, const Target&) {
-  return {.bytes_moved = moved({op.x, op.bias, op.dy, op.dx, op.amax, op.codes})};
-}
-
-Footprint footprint(const CrossEntropyStatistics& op, const Target&) {
-  return {.bytes_moved = moved({op.logits, op.statistics})};
-}
-
-Footprint footprint(const CrossEntropy& op, const Target&) {
-  return {.bytes_moved = moved({op.logits, op.d_logits, op.losses, op.statistics})};
-}
-
-Footprint footprint(const AccumulateLoss& op, const Target&) { return {.bytes_moved = moved({op.losses})}; }
-
-Footprint footprint(const SquaredNorm& op, const Target& target) {
-  return {.bytes_moved = moved({op.gradients, op.partials}), .scratch_bytes = scratch_bytes(op, target)};
-}
-
-Footprint footprint(const PrepareUpdate& op, const Target&) { return {.bytes_moved = moved({op.partials})}; }
-
-// Columns of state and weights are read and written; what receives rounded masters is written only.
-Footprint update_footprint(const ElementUpdate& op) {
-  const Matrix& read = op.master.given() ? op.master : op.weights;
-  int64_t bytes = moved({op.gradients, read, op.master, op.weights});
-  for (const Matrix& column : op.columns) bytes += moved({column, column});
-  return {.bytes_moved = bytes};
-}
-
-#define GPTRAIN_UPDATE_FOOTPRINT(Op) \
-  Footprint footprint(const Op& op, const Target&) { return update_footprint(op); }
-GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE_FOOTPRINT)
-#undef GPTRAIN_UPDATE_FOOTPRINT
-
-#define GPTRAIN_BLOCK_UPDATE_FOOTPRINT(Op)                                                   \
-  Footprint footprint(const Op& op, const Target&) {                                         \
-    Footprint footprint = update_footprint(op);                                              \
-    for (const Matrix& scales : op.scales) footprint.bytes_moved += moved({scales, scales}); \
-    return footprint;                                                                        \
-  }
-GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_BLOCK_UPDATE_FOOTPRINT)
-#undef GPTRAIN_BLOCK_UPDATE_FOOTPRINT
-
-// What the update reads.
-int64_t measured_bytes(const ElementUpdate& op) {
-  int64_t bytes = moved({op.gradients, op.master.given() ? op.master : op.weights});
-  for (const Matrix& column : op.columns) bytes += moved({column});
-  return bytes;
-}
-
-#define GPTRAIN_TENSOR_NORMS_FOOTPRINT(Op)                                                                            \
-  Footprint footprint(const Op& op, const Target& target) {                                                           \
-    return {.bytes_moved = measured_bytes(op.update) + moved({op.sums}), .scratch_bytes = scratch_bytes(op, target)}; \
-  }
-GPTRAIN_FOR_EACH_NORMS(GPTRAIN_TENSOR_NORMS_FOOTPRINT)
-#undef GPTRAIN_TENSOR_NORMS_FOOTPRINT
-
-// Rows and columns are summed one after the other.
-Footprint footprint(const FactoredSums& op, const Target&) {
-  return {.bytes_moved = 2 * op.elements * dtype_bytes(DType::f32) + moved({op.sums})};
-}
-
-Footprint footprint(const FactoredMoments& op, const Target&) {
-  return {.bytes_moved = moved({op.sums, op.rows, op.rows, op.cols, op.cols, op.means})};
-}
-
-Footprint footprint(const FactoredDirection& op, const Target&) {
-  return {.bytes_moved = 2 * op.elements * dtype_bytes(DType::f32) + moved({op.rows, op.cols, op.means})};
-}
-
-Footprint footprint(const Cast& op, const Target&) { return {.bytes_moved = moved({op.from, op.to})}; }
-
-Footprint footprint(const WeightedSum& op, const Target&) {
-  return {.bytes_moved = moved({op.a, op.b, op.to, op.squared_norm})};
-}
-
-Footprint footprint(const Add& op, const Target&) { return {.bytes_moved = moved({op.from, op.to, op.to})}; }
-
-Footprint footprint(const AddSums& op, const Target&) {
-  return {.bytes_moved = moved({op.sums, op.gradient}) + (op.accumulate ? moved({op.gradient}) : 0)};
-}
-
-Footprint footprint(const KeepGradients& op, const Target&) {
-  return {.bytes_moved = moved({op.gradients, op.kept}) + (op.accumulate ? moved({op.kept}) : 0)};
-}
-
-Footprint footprint(const Amax& op, const Target&) { return {.bytes_moved = moved({op.x, op.amax})}; }
-
-Footprint footprint(const Quantize& op, const Target& target) {
-  return {.bytes_moved = moved({op.x, op.amax, op.rows, op.transposed, op.inverse_scale, op.column_sums}),
-          .scratch_bytes = scratch_bytes(op, target)};
-}
-
-Footprint footprint(const ScaledProduct& op, const Target& target) {
-  const Flops flops = product_flops(op.a.rows, op.b.rows, op.a.cols);
-  return {.model_flops = op.true_terms >= 0 ? Flops{2} * static_cast<Flops>(op.true_terms) : flops,
-          .executed_flops = flops,
-          .bytes_moved = moved({op.a, op.b, op.bias, op.c}) + (op.accumulate ? moved({op.c}) : 0),
-          .scratch_bytes = scratch_bytes(op, target),
-          .products = product_shape(op.a.dtype, op.a.rows, op.b.rows, op.a.cols)};
-}
-
-Footprint footprint(const EncodeBlocks& op, const Target&) { return {.bytes_moved = moved({op.x, op.codes, op.scales})}; }
-
-Footprint footprint(const DecodeBlocks& op, const Target&) { return {.bytes_moved = moved({op.x, op.codes, op.scales})}; }
-
-Footprint footprint(const ProjectionMatrix& op, const Target&) { return {.bytes_moved = moved({op.s})}; }
-
-Footprint footprint(const SampleRows& op, const Target&) { return {.bytes_moved = moved({op.y, op.y})}; }
-
-Footprint footprint(const BiasGradient& op, const Target& target) {
-  return {.bytes_moved = moved({op.dy, op.d_bias}) + (op.accumulate ? moved({op.d_bias}) : 0),
-          .scratch_bytes = scratch_bytes(op, target)};
-}
+#define GPTRAIN_FOOTPRINT(Op)                                                                     \
+  Footprint footprint(const Op& op, const Target& target) {                                       \
+    ByteCounter counter;                                                                          \
+    for_each_operand(op, counter);                                                                \
+    Footprint result{.bytes_moved = counter.bytes(), .scratch_bytes = scratch_bytes(op, target)}; \
+    add_cost(op, target, result);                                                                 \
+    return result;                                                                                \
+  }                                                                                               \
+  std::string shape_text(const Op& op) { return text_of(op); }
+GPTRAIN_FOR_EACH_OP(GPTRAIN_FOOTPRINT)
+#undef GPTRAIN_FOOTPRINT
 
 }  // namespace gptrain

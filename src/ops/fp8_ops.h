@@ -8,15 +8,15 @@
 
 namespace gptrain {
 
-// The amax of a matrix, its largest magnitude, is what an FP8 copy of it takes its scale from (Quantize). The ops whose
-// output may be such a matrix have an operand `amax`, [1, amax_parts] f32 out or not given: they find it on the way,
-// with no pass of its own (which Amax is). The output is bf16 then. The largest of the parts is the amax, and +infinity
-// where anything is not finite; all parts are written, some of them as 0. In parts, each block of a kernel leaves its
-// own and nothing has to be cleared before; a maximum does not depend on the order in which it is taken, so it has the
-// same bits however many parts there are, and over ranks it is a maximum of every part.
+// Number of parts in which an amax is stored. The amax of a matrix is its largest magnitude, from which an FP8 copy
+// takes its scale (Quantize). Ops that compute such a matrix have an operand `amax`, [1, amax_parts] f32 out or not
+// given, and write it without the extra pass of the op Amax; their output must be bf16 then. The largest part is the
+// amax, or +infinity if any element is not finite. All parts are written, some of them as 0. Each block of a kernel
+// writes its own part, so nothing is cleared before. Maxima do not depend on order, so the amax has the same bits for
+// any number of blocks; over ranks, the maximum is taken part by part.
 constexpr int64_t amax_parts = 2112;
 
-// The amax of a matrix that came without it.
+// Computes the amax of a matrix whose op did not.
 struct Amax {
   static constexpr std::string_view name = "amax";
   Matrix x;     // [N, cols] bf16
@@ -24,10 +24,11 @@ struct Amax {
 };
 
 // FP8 copies of a matrix under one scale for all of it (current scaling; base/fp8.h has the formats and the scale):
-// rows = fp8(x * scale), transposed = its transpose, inverse_scale = 1 / scale, with the scale that the amax asks for:
-// of x, or of a larger matrix that x is a part of. Where anything in that is not finite, inverse_scale is NaN, and so
-// is all that is computed with the copies. column_sums = sums over the rows of x, what AddSums adds to the gradient of
-// a bias. Rows and columns of x are multiples of 16; matrices begin at multiples of 16 bytes, as do their rows.
+// rows = fp8(x * scale), transposed = its transpose, inverse_scale = 1 / scale, with the scale that follows from
+// `amax`, the amax of x or of a larger matrix that contains x. If that matrix has an element that is not finite,
+// inverse_scale is NaN, and so is every product of the copies. column_sums = sums over the rows of x, which AddSums
+// adds to a bias' gradient. REQUIRES: rows and columns of x are multiples of 16; matrices and their rows begin at
+// multiples of 16 bytes.
 struct Quantize {
   static constexpr std::string_view name = "quantize";
   Matrix x;                 // [N, cols] bf16
@@ -38,11 +39,11 @@ struct Quantize {
   Matrix column_sums = {};  // [1, cols] f64 out, or not given
 };
 
-// c (+)= a_scale b_scale a b^T (+ bias): every product of an FP8 linear, each with factors whose rows run along the
-// depth of the product, as tensor cores take them. y = x w^T from the rows of x and w; dx = dy w from the rows of dy
-// and the transposed w; dw = dy^T x from the transposed dy and x. Sums are in f32; where both factors are f8e4m3 and c
-// is bf16, as forward, a GPU may keep them to the 14 bits of its tensor cores' own sums. All three sizes are multiples
-// of 16; matrices begin at multiples of 16 bytes, as do their rows.
+// c (+)= a_scale b_scale a b^T (+ bias): all three products of an FP8 linear. Tensor cores need both factors with rows
+// along the depth k: y = x w^T takes the rows of x and w; dx = dy w the rows of dy and the transposed w; dw = dy^T x
+// the transposed dy and x. Sums are in f32; if both factors are f8e4m3 and c is bf16, as in forward, a GPU may sum with
+// the 14 bits of its tensor cores' accumulators. REQUIRES: all three sizes are multiples of 16; matrices and their rows
+// begin at multiples of 16 bytes.
 struct ScaledProduct {
   static constexpr std::string_view name = "scaled_product";
   Matrix a;                 // [m, k] f8e4m3 or f8e5m2
@@ -50,8 +51,8 @@ struct ScaledProduct {
   Matrix a_scale, b_scale;  // [1, 1] f32
   Matrix bias;              // [1, n] bf16 or not given
   Matrix c;                 // [m, n] bf16 or f32 out
-  bool accumulate;          // adds to c, which is f32 then
-  int64_t true_terms = -1;  // of m n k, those that count in the model (-1: all); only model FLOPs look at it
+  bool accumulate;          // adds to c; REQUIRES c to be f32
+  int64_t true_terms = -1;  // multiply-adds without padding, at most m n k, for model FLOPs only; -1: m n k
 };
 
 }  // namespace gptrain

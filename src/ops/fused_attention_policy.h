@@ -1,15 +1,15 @@
-// Which attention a GPU's library (cuDNN) serves, and how much memory it needs: decided from shapes alone, so that a
-// plan made without the library agrees with the run. Everything else goes to the own kernel.
+// Policy for attention by a GPU's library (cuDNN): the ops that it serves, and its memory. Decided from shapes alone,
+// so that a plan made without the library agrees with the run. All other ops run on gptrain's own kernels.
 //
-// Backward with fixed bits keeps the gradient of the scores, a T x T matrix of each query head, in its workspace. Without,
-// it adds up dq there with atomics, in f32. The workspace is bounded by taking an op in pieces: some sequences, or some
+// Backward with fixed_bits stores the gradient of the scores, a T x T matrix for each query head, in its workspace;
+// without, it sums dq there with atomics, in f32. To bound the workspace an op runs in pieces: some sequences, or some
 // key/value heads of one sequence with the query heads that read them. No sum crosses pieces.
 //
-// A window is the library's diagonal band. Where AttentionMask gives documents room, each document is to the library a
-// sequence of a ragged batch, by a table of lengths and offsets that a kernel writes: a piece of some sequences has
-// room for max_documents times as many documents, and what is not needed of it is sequences of length 0. Backward keeps
-// T x T gradients of the scores for each, as any document may be as long as a sequence. The own kernels compute what
-// sequences of a piece have, that holds more documents, again.
+// A window is the library's diagonal band. With AttentionMask::max_documents, each document is a sequence of a ragged
+// batch to the library, described by a table of lengths and offsets that a kernel writes. A piece of n sequences has n
+// * max_documents entries; unused ones are sequences of length 0. Backward has a T x T gradient of the scores for each
+// entry, as a document may be as long as a sequence. If a piece holds more documents than entries, the own kernels
+// compute its sequences again.
 #pragma once
 
 #include <algorithm>
@@ -20,22 +20,23 @@
 namespace gptrain {
 
 constexpr int64_t fused_attention_most_head_size = 128;
-// The own kernels.
+// Bound of gptrain's own kernels.
 constexpr int64_t gpu_most_head_size = 256;
 constexpr int64_t fused_attention_head_multiple = 8;
-// cuDNN takes any length. But past a last tile of keys that is not full, some versions' backward computes e^-lse of
-// keys that are not there: infinity for lse < -88, and from it NaN.
+// cuDNN accepts any length. But if the last tile of keys is not full, backward of some versions computes e^-lse of
+// absent keys: infinity for lse < -88, and then NaN.
 constexpr int64_t fused_attention_length_multiple = 128;
 
-// Pieces of backward are as large as fit into the preferred size. A shape whose smallest piece exceeds the largest size
-// is not taken. Both leave an eighth beside the scores' gradients of a piece whose sizes are powers of two.
+// Workspace of a piece of backward. Pieces are as large as fit into the preferred size. A shape whose smallest piece
+// exceeds the most bytes is not served. Both are 9/8 of a power of two: sizes that are powers of two fill 8/8 with the
+// scores' gradients.
 constexpr int64_t fused_attention_preferred_bytes = int64_t{9} << 27;
 constexpr int64_t fused_attention_most_bytes = int64_t{9} << 29;
-// For what an algorithm wants beside its large buffers: counters, alignment. It is all that forward may use.
-// (cuDNN 9.19 wants 256 bytes.)
+// Allowance for an algorithm's counters and alignment beside its large buffers, and all that forward may use. (cuDNN
+// 9.19 needs 256 bytes.)
 constexpr int64_t fused_attention_overhead_bytes = int64_t{8} << 20;
 
-// cuDNN makes plans for more sequences at once, and does not run them.
+// cuDNN builds plans for more sequences than this, but cannot run them.
 constexpr int64_t fused_attention_most_sequences = 65535;
 
 // Part of an attention op: `batch` sequences, `kv_heads` key/value heads of each. Either all heads or one sequence.
@@ -45,7 +46,8 @@ struct AttentionPiece {
   int64_t groups() const { return batch * kv_heads; }
 };
 
-// The largest piece of at most `most_groups` >= 1 key/value heads, over all its sequences, that divides the op evenly.
+// RETURNS the largest piece of at most `most_groups` >= 1 key/value heads, over all its sequences, that divides the op
+// evenly.
 template <typename Op>
 AttentionPiece fused_attention_piece(const Op& op, int64_t most_groups) {
   const auto divisor = [](int64_t n, int64_t most) {
@@ -57,13 +59,13 @@ AttentionPiece fused_attention_piece(const Op& op, int64_t most_groups) {
   return {1, divisor(op.num_kv_heads, most_groups)};
 }
 
-// How many sequences the library sees of one of ours.
+// RETURNS the number of sequences that the library gets for one sequence of the op.
 inline int64_t fused_attention_room(const AttentionMask& mask) {
   return mask.max_documents > 0 ? mask.max_documents : 1;
 }
 
-// The table of a piece that has room for so many documents: for each its first row and its length, and where it begins
-// in each of the at most nine operands. All arrays have the size of one of 64-bit numbers, one more than documents.
+// Table of documents of a piece. It has arrays of each document's first row, its length, and its offset in each of at
+// most nine operands. Every array has the size of documents + 1 64-bit numbers.
 constexpr int64_t document_operands = 9;
 
 constexpr int64_t document_array_bytes(int64_t documents) {
@@ -72,12 +74,13 @@ constexpr int64_t document_array_bytes(int64_t documents) {
 constexpr int64_t document_piece_bytes(int64_t documents) {
   return (2 + document_operands) * document_array_bytes(documents);
 }
-// Of each sequence, whether its piece holds too many documents: 32-bit numbers before the pieces.
+// RETURNS the bytes of the flags before the pieces: for each sequence a 32-bit number, whether its piece holds too many
+// documents.
 constexpr int64_t document_overflow_bytes(int64_t batch) { return (batch * dtype_bytes(DType::i32) + 255) / 256 * 256; }
 
-// What backward keeps for each key/value head of a sequence: of each query head that reads it, the gradients of T x T
-// scores in 16 bits, or without fixed bits dq in f32; T sums of d_o o in f32; and its share of dk and dv in 16 bits where
-// there are several. Past the most bytes that a piece may have, one more than those.
+// RETURNS the workspace of backward for each key/value head of a sequence, capped at fused_attention_most_bytes + 1.
+// For each query head that reads it: the gradients of T x T scores in 16 bits, or without fixed_bits dq in f32; T sums
+// of d_o o in f32; and, if there are several query heads, its contribution to dk and dv in 16 bits.
 inline int64_t fused_attention_group_bytes(const AttentionBackward& op) {
   const int64_t length = op.sequence_length, query_heads = op.num_heads / op.num_kv_heads;
   const int64_t scores = op.fixed_bits ? length * length * dtype_bytes(DType::bf16)
@@ -88,7 +91,7 @@ inline int64_t fused_attention_group_bytes(const AttentionBackward& op) {
   return each > fused_attention_most_bytes / matrices ? fused_attention_most_bytes + 1 : matrices * each;
 }
 
-// How many key/value heads, over all sequences, a piece has at most.
+// RETURNS the largest number of key/value heads, over all sequences, of a piece.
 inline int64_t fused_attention_most_groups(const AttentionForward& op) {
   return std::max<int64_t>(1, fused_attention_most_sequences / fused_attention_room(op.mask)) * op.num_kv_heads;
 }
@@ -104,7 +107,7 @@ inline int64_t fused_attention_bound(const AttentionBackward& op) {
   return fused_attention_overhead_bytes + piece.groups() * fused_attention_group_bytes(op);
 }
 
-// Whether the library may serve the op: its shape, not where its operands lie.
+// RETURNS whether the library may serve the op, judged by its shape but not by the alignment of its operands.
 template <typename Op>
 bool fused_attention_shape(const Op& op) {
   return op.q.dtype != DType::f32 && op.dropout.p == 0 &&
@@ -115,19 +118,19 @@ bool fused_attention_shape(const Op& op) {
          fused_attention_bound(op) <= fused_attention_most_bytes;
 }
 
-// What fused_attention_shape asks for, to users.
+// Rule of fused_attention_shape, for messages to users.
 constexpr const char* fused_attention_rule =
     "a library wants 16 bits, no dropout, sequences in multiples of 128, heads of 8 to 128 in multiples of 8, and room "
     "for documents that 4.5 GiB of workspace hold";
 
-// Bound of the library's workspace in bytes; 0 for a shape that it does not serve. At most the larger of
-// fused_attention_preferred_bytes and one piece's need.
+// RETURNS a bound of the library's workspace in bytes: at most the larger of fused_attention_preferred_bytes and the
+// smallest piece's; 0 for a shape that it does not serve.
 template <typename Op>
 int64_t fused_attention_scratch_bytes(const Op& op) {
   return fused_attention_shape(op) ? fused_attention_bound(op) : 0;
 }
 
-// Bytes of the tables of all pieces. Pieces of several sequences need no more than as many of one.
+// RETURNS the bytes of the tables of all pieces, as if every piece had one sequence: pieces of several need no more.
 template <typename Op>
 int64_t fused_attention_table_bytes(const Op& op) {
   if (op.mask.max_documents == 0 || !fused_attention_shape(op)) return 0;

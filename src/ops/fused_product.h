@@ -1,9 +1,9 @@
-// What a GPU's library (cuBLASLt) may do in a matrix product's epilogue beside adding the bias, and what takes its
-// place where the library does not: the product alone, and an op after it, within the same memory.
+// Activations in the epilogue of a matrix product by a GPU's library (cuBLASLt), and their replacement if the library
+// has none: the product alone and a second op, in the same memory.
 //
-// Whether the model asks for the activation of a product (LinearForward::pre_activation) changes which buffers a step
-// has, so it is decided from kind, dtype and width alone and a plan made without the library agrees with the run. How a
-// product that was asked for is served changes no memory: that is part of the choice of its algorithm, by timing.
+// A fused activation (LinearForward::pre_activation) changes a step's buffers. So fused_activation decides from kind,
+// dtype and width alone, and a plan made without the library agrees with the run. Whether the library's epilogue or the
+// replacement computes it changes no memory, and is chosen by timing with the product's algorithm.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,19 @@
 
 namespace gptrain {
 
-// Rows of the pre-activation begin at multiples of this many elements, and have as many: what the epilogues ask for.
+// The epilogues require that rows of the pre-activation begin at multiples of this many elements and have such a
+// length.
 constexpr int64_t fused_activation_multiple = 8;
 
-// Whether the linear before an activation gives it too, and the linear behind it, backward, its gradient. The library
-// has the tanh form of GELU only, and that in 16 bits. The pre-activation is then kept with the bias.
+// RETURNS whether the linear before an activation also computes the activation, and the linear after it, in backward,
+// the activation's gradient. The library has only the tanh form of GELU, in 16 bits. The saved pre-activation then
+// includes the bias.
 inline bool fused_activation(ActivationKind kind, DType compute, int64_t width, const Target& target) {
   return target.kind == Target::Kind::gpu && kind == ActivationKind::gelu_tanh && dtype_bytes(compute) == 2 &&
          width % fused_activation_multiple == 0;
 }
 
-// The product alone; of a weight's gradient, without the bias'.
+// RETURNS the op without its epilogue: without activation, or without the bias' gradient.
 inline LinearForward product_alone(const LinearForward& op) {
   LinearForward product = op;
   if (op.pre_activation.given()) product.y = op.pre_activation;
@@ -41,7 +43,7 @@ inline LinearBackwardWeight product_alone(const LinearBackwardWeight& op) {
   return product;
 }
 
-// What is left to do when the product alone has run, for an op with a pre-activation.
+// RETURNS the op to run after product_alone. REQUIRES: `op` has a pre-activation.
 inline ActivationForward activation_of(const LinearForward& op) {
   return {.kind = ActivationKind::gelu_tanh, .x = op.pre_activation, .bias = {}, .y = op.y};
 }

@@ -1,6 +1,6 @@
-// Gradients that are kept in bf16: what a micro-batch has, in f32, is added to the sum so far, which is rounded
-// stochastically (base/dtype.h), so that its expectation is the exact sum. To nearest, what a late micro-batch adds
-// would be lost where it is below half a place of the sum.
+// Gradient sums stored in bf16. A micro-batch's f32 gradients are added to the sum so far, and the result is rounded
+// stochastically (base/dtype.h), so that its expectation is the exact sum. Rounding to nearest would lose a late
+// micro-batch's gradient if it is below half a unit in the sum's last place.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace gptrain {
 
-// A tensor's part of the range.
+// A tensor's part of the range of elements.
 struct KeptSegment {
   int64_t offset;  // elements from the range's start
   int64_t count;
@@ -21,10 +21,9 @@ struct KeptSegment {
   IndexMap map;
 };
 
-// kept = gradients, or with accumulate kept + gradients, added in f32. Element e of a tensor draws word (e % 4) of
-// philox(segment.key, {low(e / 4), high(e / 4), low(u), draw}), u = state->updates, which are those of the steps before:
-// the same on every layout and backend, and after a resume. What is in no segment is left alone. What is not finite
-// stays so.
+// kept = gradients, or with accumulate kept + gradients, added in f32. Element e of a tensor uses word (e % 4) of
+// philox(segment.key, {low(e / 4), high(e / 4), low(u), draw}), u = state->updates, the updates before this step: the
+// same on every layout and backend, and after a resume. Elements in no segment do not change. Infinity and NaN remain.
 struct KeepGradients {
   static constexpr std::string_view name = "keep_gradients";
   using Segment = KeptSegment;
@@ -35,7 +34,7 @@ struct KeepGradients {
   Matrix gradients;  // [1, elements] f32
   Matrix kept;       // [1, elements] bf16; in with accumulate, out
   bool accumulate = false;
-  uint32_t draw = 0;  // which of the step's sums this is
+  uint32_t draw = 0;  // number of this sum within the step
 };
 
 }  // namespace gptrain

@@ -1,7 +1,7 @@
 // LAMB (You et al., arXiv 1904.00962, algorithm 2 with phi(z) = z): with g the scaled gradient, m and v the moments of
 // Adam and t = state.updates,
 //   r = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay w,   w -= lr (||w|| / ||r||) r,
-// with the norms of the tensor that w is in. Where one of them is zero, and in norms and biases, w -= lr r.
+// with the norms of the tensor that contains w. If either norm is zero, and for norms and biases, w -= lr r.
 #pragma once
 
 #include <string_view>
@@ -35,7 +35,7 @@ class Lamb::Formula : public TensorFactors {
     if (tensor.are_positive()) rate_ *= static_cast<float>(tensor.weights / tensor.measured);
   }
 
-  // r; m and v become those after the update.
+  // RETURNS r. Updates m and v.
   GPTRAIN_FORMULA float step(float gradient, float weight, float& m, float& v) const {
     return moments_.direction(gradient * scale_, m, v) + decay_ * weight;
   }

@@ -1,7 +1,7 @@
 // LARS (You et al., arXiv 1708.03888, algorithm 1): with g the scaled gradient,
 //   m = momentum m + lr trust (||w|| / (||g|| + decay ||w||)) (g + decay w),   w -= m,
-// with the norms of the tensor that w is in. Where one of them is zero, and in norms and biases, m = momentum m + lr (g
-// + decay w).
+// with the norms of the tensor that contains w. If either norm is zero, and for norms and biases, m = momentum m + lr
+// (g + decay w).
 #pragma once
 
 #include <string_view>

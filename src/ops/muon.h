@@ -1,8 +1,9 @@
-// Muon (Jordan et al., 2024, with the scale of arXiv 2502.16982) for the matrices of blocks, in two updates with the
-// orthogonalisation of whole matrices between them (optim/orthogonalise.h). With g the scaled gradient,
+// Muon (Jordan et al., 2024, with the scale of arXiv 2502.16982) for the matrices of blocks, in two updates, between
+// which whole matrices are orthogonalised (optim/orthogonalise.h). With g the scaled gradient,
 //   MuonMomentum: m = momentum m + (1 - momentum) g,  u = m, or after Nesterov momentum m + (1 - momentum) g;
 //   Muon:         w -= lr (o + decay w),  o = 0.2 sqrt(max(rows, columns)) times the orthogonalised u.
-// The first writes u where its operand `master` lies, which is where the gradients are; there the second finds o.
+// MuonMomentum writes u into its operand `master`, for which the caller passes the gradients' memory. The
+// orthogonalisation replaces u by o there, and Muon reads o as its gradients.
 #pragma once
 
 #include <string_view>
@@ -57,9 +58,9 @@ class Muon::Formula : public UpdateFactors {
   }
 };
 
-// What the orthogonalisation is made of beside products (optim/orthogonalise.h):
-// to = a_factor a + b_factor b, all of one shape, in f32 and rounded once; without b a_factor a. With a squared norm
-// given, a_factor is divided by its root, or by least_norm if that is larger. `to` may be an operand of its dtype.
+// to = a_factor a + b_factor b, computed in f32 and rounded once; without b, to = a_factor a. All have one shape. If
+// squared_norm is given, a_factor is divided by its root, or by least_norm if that is larger. `to` may alias a or b of
+// the same dtype. Used by the orthogonalisation (optim/orthogonalise.h).
 struct WeightedSum {
   static constexpr std::string_view name = "weighted_sum";
   Matrix a;

@@ -1,13 +1,14 @@
-// What backends write into the event log of the ops and copies that they run.
+// Events and warnings with which backends report the ops and copies that they run.
 #pragma once
 
 #include <cstdint>
+#include <fmt/format.h>
+#include <string>
 #include <string_view>
 
 #include "base/event.h"
 #include "base/units.h"
 #include "ops/footprint.h"
-#include "ops/shape_text.h"
 
 namespace gptrain {
 
@@ -21,9 +22,16 @@ Event op_event(const Op& op, const Footprint& cost) {
           .products = cost.products};
 }
 
-// A copy's footprint is its bytes. Its name says whither it goes.
-constexpr std::string_view upload_name = "upload";              // from the host to the device
-constexpr std::string_view download_name = "download";          // back
+// RETURNS a warning that gptrain's own GPU kernels compute an attention op instead of the library. `refusal`: the
+// reason.
+template <typename Op>
+std::string own_kernels_warning(const Op& op, std::string_view refusal) {
+  return fmt::format("{} {}: {}; own kernels compute it", Op::name, shape_text(op), refusal);
+}
+
+// Names of copies in events.
+constexpr std::string_view upload_name = "upload";                  // host to device
+constexpr std::string_view download_name = "download";              // device to host
 constexpr std::string_view copy_among_ops_name = "copy_among_ops";  // SideQueue::copy_among_ops
 
 inline Event copy_event(std::string_view name, int64_t bytes, bool beside_ops = false) {

@@ -1,14 +1,14 @@
-// Every op of a training step: what it computes, on which shapes and dtypes, and what it overwrites.
+// Every op of a training step: its formula, the shapes and dtypes of its operands, and the operands that it overwrites.
 //
-// An op is a struct of its operands. `Backend` has one `run` for each; `footprint.h` has one footprint for each;
-// `tests/ops` has one case for each (ops/every_op.h lists them).
+// An op is a struct of its operands. For each op there is one `Backend::run`, one description (operands.h), one
+// footprint (footprint.h), and cases in tests/ops.
 //
 // Notation: B sequences of T tokens in a micro-batch, N = B T rows, h hidden size, V true vocabulary, Vp padded
-// vocabulary (Vp >= V), H query heads, G key/value heads (G divides H), D head size. C is the compute dtype (f32,
-// bf16 or f16), R the residual stream's dtype (f32 or C). Arithmetic inside an op is at least f32; results are rounded
-// once, when stored. All operands are caller-owned; an output may alias an input only where it is said. `accumulate`
-// false overwrites the output (whatever it held), true adds to it. No result depends on the thread count, but for the
-// three linears (see Backend).
+// vocabulary (Vp >= V), H query heads, G key/value heads (G divides H), D head size. C is the compute dtype (f32, bf16
+// or f16), R the residual stream's dtype (f32 or C). Arithmetic inside an op is at least f32; results are rounded once,
+// when stored. The caller owns all operands. An output may alias an input only if the op's comment allows it.
+// `accumulate` false overwrites the output (whatever it held), true adds to it. No result depends on the thread count,
+// except those of the three linears (see Backend).
 #pragma once
 
 #include <cstdint>
@@ -27,29 +27,29 @@
 
 namespace gptrain {
 
-// Inverted dropout: an element is kept with probability 1 - p and scaled by 1 / (1 - p). p = 0 means none, and nothing
-// is drawn.
+// Inverted dropout: an element is kept with probability 1 - p and scaled by 1 / (1 - p). p = 0: no dropout, no random
+// numbers.
 //
-// The element is dropped when its Philox word < drop_threshold(p). For an [N, cols] operand, element (row, column)
-// belongs to sample s = sample_ids[row / T], token t = row % T, and takes word (column % 4) of philox(key, {column / 4,
-// t, low(s), high(s)}). Attention probabilities take (query, key) in the place of (token, column), under a key of their
-// own for each (layer, head): `key` gives the layer's, head n (global) has two words of philox(key, {n, 0, 0, 0}).
+// An element is dropped if its Philox word < drop_threshold(p). In an [N, cols] operand, element (row, column) belongs
+// to sample s = sample_ids[row / T], token t = row % T, and uses word (column % 4) of philox(key, {column / 4, t,
+// low(s), high(s)}). Attention probabilities use (query, key) in place of (token, column), and one Philox key per
+// (layer, head): `key` is the layer's; the key of head n (global) is two words of philox(key, {n, 0, 0, 0}).
 //
-// A rank that holds only some rows of the micro-batch, or some heads, says where its own begin, so that it draws what
-// one rank that holds all would.
+// A rank that holds only some rows of the micro-batch, or some heads, sets first_row and first_head. It then draws the
+// same numbers for them as a rank that holds all.
 struct Dropout {
   double p = 0;
   PhiloxKey key;
   const int64_t* sample_ids = nullptr;  // device memory, [B]: global sample numbers
-  int64_t first_row = 0;                // of the micro-batch: the operand's row 0
-  int64_t first_head = 0;               // of the model: the operand's head 0
+  int64_t first_row = 0;                // row of the micro-batch that is the operand's row 0
+  int64_t first_head = 0;               // head of the model that is the operand's head 0
 };
 
 constexpr uint32_t drop_threshold(double p) { return static_cast<uint32_t>(p * 4294967296.0); }
 
 // x[n] = token_table[tokens[n]] + position_table[n % T], then dropout. Tables C, x R. The position table is optional.
-// The token table may be a slice of the vocabulary, rows [first_token, first_token + rows) of `num_tokens`: other
-// tokens contribute zero, and the sum of x over the slices is the whole (dropout is linear).
+// The token table may be a slice of the vocabulary, rows [first_token, first_token + rows) of `num_tokens`. Tokens
+// outside the slice contribute zero, so x is the sum over the slices (dropout is linear).
 struct EmbeddingForward {
   static constexpr std::string_view name = "embedding_forward";
   const int32_t* tokens;  // [N]
@@ -63,8 +63,9 @@ struct EmbeddingForward {
 };
 
 // d_token_table[v] (+)= sum over n with tokens[n] = v of dropout'(dx[n]); d_position_table[t] (+)= sum over b of
-// dropout'(dx[b T + t]). Gradients f32, sums in row order. With the token flag false every row of the table is written;
-// likewise the position flag, all rows past T included. The token table may be a slice, as in EmbeddingForward.
+// dropout'(dx[b T + t]). Gradients are f32, sums in row order. accumulate_token false overwrites every row of the token
+// table's gradient, accumulate_position false every row of the position table's, rows past T included. The token table
+// may be a slice, as in EmbeddingForward.
 struct EmbeddingBackward {
   static constexpr std::string_view name = "embedding_backward";
   const int32_t* tokens;
@@ -79,10 +80,10 @@ struct EmbeddingBackward {
   int64_t num_tokens = 0;  // 0: the table is whole
 };
 
-// x_out = x + dropout(branch), rounded to R; y = norm(x_out) (of the rounded value, so that recomputing it from x_out
-// gives the same bits). layernorm: (x - mean) * rstd * gamma + beta; rmsnorm: x * rstd * gamma, rstd = 1/sqrt(mean(x^2)
-// + eps). Without a branch x itself is normed and x_out is not given. x_out may alias x. beta is optional; mean is
-// given for layernorm only.
+// x_out = x + dropout(branch), rounded to R; y = norm(x_out), taken of the rounded x_out, so that recomputing y from it
+// gives the same bits. layernorm: (x - mean) * rstd * gamma + beta; rmsnorm: x * rstd * gamma, rstd = 1/sqrt(mean(x^2)
+// + eps). Without a branch x_out is not given and y = norm(x). x_out may alias x. beta is optional. mean is given for
+// layernorm only.
 struct NormForward {
   static constexpr std::string_view name = "norm_forward";
   NormKind kind;
@@ -97,11 +98,12 @@ struct NormForward {
   Matrix y;          // [N, h] C out
   Matrix mean;       // [1, N] f32 out, layernorm
   Matrix rstd;       // [1, N] f32 out
-  Matrix amax = {};  // of y
+  Matrix amax = {};  // amax of y (fp8_ops.h), or not given
 };
 
-// dx = dx_residual + d norm / dx applied to dy; gamma_sums = sum_n dy x_hat; beta_sums = sum_n dy: what AddSums adds to
-// the gradients of gamma and beta. dx may alias dx_residual. x is what was normed.
+// dx = dx_residual + d norm / dx applied to dy; gamma_sums = sum_n dy x_hat; beta_sums = sum_n dy. AddSums then adds
+// these sums to the gradients of gamma and beta. dx may alias dx_residual. x is the input of the forward norm (x_out,
+// if a branch was given).
 struct NormBackward {
   static constexpr std::string_view name = "norm_backward";
   NormKind kind;
@@ -114,7 +116,7 @@ struct NormBackward {
   Matrix dx;           // [N, h] R out
   Matrix gamma_sums;   // [1, h] f64 out
   Matrix beta_sums;    // [1, h] f64 out, or not given
-  Matrix amax = {};    // of dx
+  Matrix amax = {};    // amax of dx (fp8_ops.h), or not given
 };
 
 // x_out = x + dropout(branch). x_out may alias x.
@@ -134,29 +136,30 @@ struct BranchBackward {
   Matrix dx;  // [N, h] R
   Dropout dropout;
   Matrix d_branch;   // [N, h] C out
-  Matrix amax = {};  // of d_branch
+  Matrix amax = {};  // amax of d_branch (fp8_ops.h), or not given
 };
 
-// y = x w^T (+ bias). w is [out, in]. x, w, bias, y are C; y may also be f32 when C is not (logits). With a
-// pre-activation given, that is x w^T (+ bias), and y = gelu_tanh of it, before or after it was rounded to C; y is C.
+// y = x w^T (+ bias). w is [out, in]. x, w, bias, y are C; y may also be f32 when C is not (logits). If pre_activation
+// is given, pre_activation = x w^T (+ bias) and y = gelu_tanh(pre_activation), taken before or after rounding to C; y
+// is then C.
 struct LinearForward {
   static constexpr std::string_view name = "linear_forward";
-  Matrix x;               // [N, in]
-  Matrix w;               // [out, in]
-  Matrix bias;            // [1, out] or not given
-  Matrix y;               // [N, out] out
-  int64_t true_out = -1;  // rows of w that count in the model (-1: all of them); only model FLOPs look at it
+  Matrix x;                    // [N, in]
+  Matrix w;                    // [out, in]
+  Matrix bias;                 // [1, out] or not given
+  Matrix y;                    // [N, out] out
+  int64_t true_out = -1;       // rows of w that are not padding, for model FLOPs only; -1: all
   Matrix pre_activation = {};  // [N, out] C out, or not given
 };
 
-// dx = dy w; with a pre-activation given, dx = dy w gelu_tanh'(pre_activation), element by element, where the product
-// may have been rounded to C.
+// dx = dy w. If pre_activation is given, dx = (dy w) * gelu_tanh'(pre_activation), element by element; the product may
+// have been rounded to C before.
 struct LinearBackwardInput {
   static constexpr std::string_view name = "linear_backward_input";
-  Matrix dy;              // [N, out] C
-  Matrix w;               // [out, in] C
-  Matrix dx;              // [N, in] C out
-  int64_t true_out = -1;  // rows of w that count in the model (-1: all of them); only model FLOPs look at it
+  Matrix dy;                   // [N, out] C
+  Matrix w;                    // [out, in] C
+  Matrix dx;                   // [N, in] C out
+  int64_t true_out = -1;       // rows of w that are not padding, for model FLOPs only; -1: all
   Matrix pre_activation = {};  // [N, in] C, or not given
 };
 
@@ -168,14 +171,15 @@ struct LinearBackwardWeight {
   Matrix dw;      // [out, in] f32
   Matrix d_bias;  // [1, out] f32 or not given
   bool accumulate;
-  int64_t true_out = -1;  // rows of w that count in the model (-1: all of them); only model FLOPs look at it
-  int64_t true_rows = -1;  // of which x and dy are projections (-1: they are none); likewise
+  int64_t true_out = -1;  // rows of w that are not padding, for model FLOPs only; -1: all
+  // Rows before the projection if x and dy are projections, for model FLOPs only; -1: they are not.
+  int64_t true_rows = -1;
 };
 
 // Prepares queries and keys for attention: per-head RMS norm with weights (optional; arXiv 2302.05442 in RMS form),
 // then rotary embedding (optional). Rotary: with halves (a, b) of a head's vector, pair i < D/2 turns by t times its
-// frequency (base/rotary.h): (a cos - b sin, b cos + a sin), t = n % T. q_out, k_out may alias q, k (and do where there
-// is no norm). Rows may be strided (slices of a fused QKV matrix).
+// frequency (base/rotary.h): (a cos - b sin, b cos + a sin), t = n % T. q_out, k_out may alias q, k, and always do
+// without norm. Rows may be strided (slices of a fused QKV matrix).
 struct QueryKeyForward {
   static constexpr std::string_view name = "query_key_forward";
   int64_t sequence_length;
@@ -189,8 +193,8 @@ struct QueryKeyForward {
   Matrix rstd;          // [N, H + G] f32 out, given with the gammas
 };
 
-// The gradients of QueryKeyForward. dq, dk hold the gradients of the outputs and are overwritten with those of the
-// inputs, in place. The sums over rows and heads are what AddSums adds to the gammas' gradients.
+// Gradients of QueryKeyForward. dq, dk hold the gradients of the outputs and are overwritten with the gradients of the
+// inputs. AddSums then adds q_gamma_sums, k_gamma_sums, summed over rows and heads, to the gammas' gradients.
 struct QueryKeyBackward {
   static constexpr std::string_view name = "query_key_backward";
   int64_t sequence_length;
@@ -204,24 +208,25 @@ struct QueryKeyBackward {
   Matrix q_gamma_sums, k_gamma_sums;  // [1, D] f64 out, given with the gammas
 };
 
-// Which (query, key) pairs of a sequence attend: all of them, or with `causal` those where first(query) <= key <=
-// query. first(query) is 0, query - window + 1 or document_starts[query], whichever is largest of those that apply. It
-// never decreases from one query to the next, so what a tile of queries sees is one run of key tiles: no other is read.
+// The (query, key) pairs of a sequence that attend: all pairs, or with `causal` the pairs with first(query) <= key <=
+// query. first(query) is the largest of 0, query - window + 1 (with a window) and document_starts[query] (if given). It
+// never decreases from one query to the next, so a tile of queries reads one contiguous run of key tiles.
 struct AttentionMask {
   bool causal = true;
-  int64_t window = 0;  // tokens that a query sees, itself included; 0: all. Only with causal
-  // Device memory, [B, T]: the place in its sequence where the document of token t begins, in [0, t], never less than
-  // that of token t - 1. Null: a sequence is one document. Only with causal.
+  int64_t window = 0;  // tokens that a query sees, itself included; 0: all. REQUIRES causal if not 0
+  // Device memory, [B, T]: position in its sequence where the document of token t begins, in [0, t], never less than
+  // that of token t - 1. Null: a sequence is one document. REQUIRES causal if not null.
   const int32_t* document_starts = nullptr;
-  // As many documents as a sequence has at most on average, for which a GPU's library has room: it takes each as a
-  // sequence of its own, and what holds more goes to the own kernels. 0: so does all. Only with document_starts.
+  // Bound of the average number of documents per sequence for which a GPU's library (cuDNN) gets memory; it treats each
+  // document as a sequence. Sequences beyond the bound run on the project's own kernels. 0: all do. Used only with
+  // document_starts.
   int64_t max_documents = 0;
 };
 
 // o = dropout(softmax(q k^T * scale + mask)) v for each sequence and head; query head n reads key/value head n / (H /
 // G). Tiled with an online softmax, so that no T x T matrix is stored (arXiv 2307.08691). Probabilities enter the
-// second product in C or in f32, as the device's products take them; so does, backward, the gradient of the scores. lse
-// is the log-sum-exp of each row of scaled, masked scores.
+// second product in C or f32, depending on the device; so does the gradient of the scores in backward. lse is the
+// log-sum-exp of each row of scaled, masked scores.
 struct AttentionForward {
   static constexpr std::string_view name = "attention_forward";
   int64_t batch, sequence_length, num_heads, num_kv_heads, head_size;
@@ -233,9 +238,9 @@ struct AttentionForward {
   Matrix lse;      // [B H, T] f32 out
 };
 
-// dv, dk, dq from do, with the probabilities recomputed tile by tile from q, k and lse. Sums in key-tile order, so bits
-// are fixed. A device's library may round the shares that the query heads of a group have in dk and dv before it adds
-// them up.
+// dv, dk, dq from do, with the probabilities recomputed tile by tile from q, k and lse. Sums are in key-tile order, so
+// the bits are the same in every run. With grouped queries, a device's library may round each query head's contribution
+// to dk and dv before it adds them.
 struct AttentionBackward {
   static constexpr std::string_view name = "attention_backward";
   int64_t batch, sequence_length, num_heads, num_kv_heads, head_size;
@@ -246,38 +251,40 @@ struct AttentionBackward {
   Matrix lse;
   Matrix d_o;         // [N, H D] C
   Matrix dq, dk, dv;  // like q, k, v, out; rows may be strided
-  // The same bits in every run. Else a device's library may add up dq in any order, which takes less memory.
+  // True: the same bits in every run. False: a device's library may sum dq in any order, which takes less memory.
   bool fixed_bits = true;
 };
 
-// y = act(x + bias). gelu: y [N, f] from x [N, f]; swiglu: y = silu(gate) * up with x = [gate | up], [N, 2 f]. x is
-// kept without the bias. With code_bits 2, 3 or 4 (not swiglu), the codes of the derivative are written, too (few_bits.h).
+// y = act(x + bias). gelu: y [N, f] from x [N, f]; swiglu: y = silu(gate) * up with x = [gate | up], [N, 2 f]. x stays
+// without the bias. With code_bits 2, 3 or 4 (REQUIRES not swiglu), the codes of act'(x + bias) are written, too
+// (few_bits.h).
 struct ActivationForward {
   static constexpr std::string_view name = "activation_forward";
   ActivationKind kind;
   Matrix x;          // [N, f] or [N, 2 f] C
   Matrix bias;       // [1, cols of x] C or not given
   Matrix y;          // [N, f] C out
-  Matrix amax = {};  // of y
+  Matrix amax = {};  // amax of y (fp8_ops.h), or not given
   int code_bits = 0;
   Matrix codes = {};  // [N, code_bytes(f, code_bits)] u8, out
 };
 
-// dx = act'(x + bias) dy; dx may not alias x, but dy where they are as wide. (The bias' gradient is the column sum of
-// dx: LinearBackwardWeight.) With code_bits, act' is what the codes say, and x and bias are not given.
+// dx = act'(x + bias) dy. dx may alias dy if they are equally wide, but not x. (LinearBackwardWeight computes the bias'
+// gradient, the column sum of dx.) With code_bits, act' is decoded from `codes`, and x and bias are not given.
 struct ActivationBackward {
   static constexpr std::string_view name = "activation_backward";
   ActivationKind kind;
   Matrix x, bias;
   Matrix dy;         // [N, f] C
   Matrix dx;         // like x, out
-  Matrix amax = {};  // of dx
+  Matrix amax = {};  // amax of dx (fp8_ops.h), or not given
   int code_bits = 0;
   Matrix codes = {};  // as forward wrote them
 };
 
-// Of each row of a slice of the logits, columns [first_token, first_token + cols) of the vocabulary: the maximum m, the
-// sum of e^(logit - m), and the target's logit (0 where it is in another slice). Of padding: minus infinity, 0, 0.
+// Statistics of each row of a slice of the logits, columns [first_token, first_token + cols) of the vocabulary: the
+// maximum m, the sum of e^(logit - m), and the target's logit (0 if the target is in another slice). A slice of padding
+// only gives minus infinity, 0, 0.
 struct CrossEntropyStatistics {
   static constexpr std::string_view name = "cross_entropy_statistics";
   int64_t vocab_size;  // V
@@ -287,11 +294,10 @@ struct CrossEntropyStatistics {
   Matrix statistics;       // [3, N] f32 out
 };
 
-// losses[n] = lse(logits[n, :V]) - logits[n, targets[n]], 0 where targets[n] < 0 (not counted). With d_logits given:
+// losses[n] = lse(logits[n, :V]) - logits[n, targets[n]], 0 where targets[n] < 0 (not counted). d_logits, if given, is
 // the gradient of (sum of losses + z_loss * sum of lse^2) * state->inverse_tokens * state->loss_scale.value, padded
-// columns zero; it may alias logits if dtypes agree, and only it is in C. With `statistics` given the logits are a
-// slice of the vocabulary that begins at first_token, and the statistics of all slices, in order, take the place of a
-// pass over the others.
+// columns zero; it may alias logits if both are C. If `statistics` is given, the logits are a slice of the vocabulary
+// that begins at first_token, and `statistics` holds the statistics of all slices in order.
 struct CrossEntropy {
   static constexpr std::string_view name = "cross_entropy";
   int64_t vocab_size;  // V
@@ -305,14 +311,14 @@ struct CrossEntropy {
   int64_t first_token = 0;
 };
 
-// state->loss_sum += sum of losses, in f64, in order (on a device: in the order of a fixed tree).
+// state->loss_sum += sum of losses, in f64, in row order (on a GPU, in the order of a fixed tree).
 struct AccumulateLoss {
   static constexpr std::string_view name = "accumulate_loss";
   Matrix losses;  // [1, N] f32
   StepState* state;
 };
 
-// partials[i] = sum of squares of the gradients' segments whose `partial` is i, in f64, in order; else 0.
+// partials[i] = sum of squares of the gradients in the segments with `partial` i, in f64, in order; 0 if there is none.
 struct SquaredNorm {
   static constexpr std::string_view name = "squared_norm";
   struct Segment {
@@ -326,10 +332,10 @@ struct SquaredNorm {
   Matrix partials;   // [1, n] f64 out
 };
 
-// Ends the norm and decides the update, whatever the optimizer: squared_norm = sum of partials in order / loss scale^2;
-// skip = loss_sum or squared_norm is not finite; gradient_scale = min(1, clip_norm / norm) (1 if clip_norm = 0) / loss
-// scale; if not skipped: updates += 1. The loss scale is that of the step, which step_loss_scale keeps; with a window
-// state->loss_scale becomes the next step's (see next_loss_scale).
+// Finishes the gradient norm and decides whether the step is skipped, for every optimizer: squared_norm = sum of
+// partials in order / loss scale^2; skip = loss_sum or squared_norm is not finite; gradient_scale = min(1, clip_norm /
+// norm) (1 if clip_norm = 0) / loss scale; if not skipped: updates += 1. The loss scale is this step's, which remains
+// in step_loss_scale; with a window, state->loss_scale becomes the next step's (see next_loss_scale).
 struct PrepareUpdate {
   static constexpr std::string_view name = "prepare_update";
   Matrix partials;  // [1, n] f64
@@ -338,7 +344,7 @@ struct PrepareUpdate {
   int64_t loss_scale_window = 0;  // 0: no loss scaling
 };
 
-// to = from, converted. Same shape.
+// to = from, converted to the dtype of `to`. Same shape.
 struct Cast {
   static constexpr std::string_view name = "cast";
   Matrix from, to;
@@ -351,7 +357,7 @@ struct Add {
   Matrix to;  // in and out
 };
 
-// gradient (+)= sums, added in f64 and rounded once: ends a sum over rows that another op has left in f64.
+// gradient (+)= sums, added in f64 and rounded once. Completes a sum over rows that another op wrote in f64.
 struct AddSums {
   static constexpr std::string_view name = "add_sums";
   Matrix sums;      // [1, n] f64
@@ -360,3 +366,15 @@ struct AddSums {
 };
 
 }  // namespace gptrain
+
+// All ops, expanded into the declarations of backends, descriptions and tests.
+// clang-format off
+#define GPTRAIN_FOR_EACH_OP(X) \
+  X(EmbeddingForward) X(EmbeddingBackward) X(NormForward) X(NormBackward) X(ResidualAdd) X(BranchBackward) \
+  X(LinearForward) X(LinearBackwardInput) X(LinearBackwardWeight) X(QueryKeyForward) X(QueryKeyBackward) \
+  X(AttentionForward) X(AttentionBackward) X(ActivationForward) X(ActivationBackward) X(CrossEntropyStatistics) \
+  X(CrossEntropy) X(AccumulateLoss) X(SquaredNorm) X(PrepareUpdate) GPTRAIN_FOR_EACH_FACTORED(X) \
+  GPTRAIN_FOR_EACH_NORMS(X) GPTRAIN_FOR_EACH_UPDATE(X) GPTRAIN_FOR_EACH_BLOCK_UPDATE(X) X(Cast) X(WeightedSum) \
+  X(Add) X(AddSums) X(KeepGradients) GPTRAIN_FOR_EACH_FP8_OP(X) X(EncodeBlocks) X(DecodeBlocks) \
+  GPTRAIN_FOR_EACH_PROJECTION(X)
+// clang-format on

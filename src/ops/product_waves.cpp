@@ -7,15 +7,15 @@
 namespace gptrain {
 namespace {
 
-// What libraries have for 16-bit factors: large tiles reuse more of what they read.
+// Tile sizes of libraries' kernels for 16-bit factors. Large tiles reuse more of the data that they read.
 struct Tile {
   double rows, cols;
-  double efficiency;  // of the rate
+  double efficiency;  // share of the full rate
 };
 constexpr std::array library_tiles{Tile{256, 128, 1.0}, Tile{128, 256, 1.0}, Tile{128, 128, 0.95},
                            Tile{128, 64, 0.8},  Tile{64, 128, 0.8},  Tile{64, 64, 0.6}};
 constexpr std::array<double, 5> depth_parts{1, 2, 4, 8, 16};
-constexpr double least_part = 512;  // of a depth that is cut
+constexpr double least_part = 512;  // smallest depth of a part of a split product
 
 double ceil_of(double a, double b) { return std::ceil(a / b); }
 

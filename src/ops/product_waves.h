@@ -1,4 +1,4 @@
-// How long matrix products take on a GPU, whose multiprocessors take the tiles of an output in waves.
+// Time of matrix products on a GPU, whose multiprocessors compute the tiles of an output in waves.
 #pragma once
 
 #include "base/event.h"
@@ -6,20 +6,20 @@
 namespace gptrain {
 
 struct ProductRates {
-  double flops_per_second;  // that large products reach
+  double flops_per_second;  // rate of large products
   double multiprocessors;
   double fill_depth;        // filling and emptying a tile costs as much as this depth of its product
-  double bytes_per_second;  // that large ops reach of the memory's rate
-  double half_rate_bytes;   // an op that moves so much reaches half of that
+  double bytes_per_second;  // memory rate of large ops
+  double half_rate_bytes;   // bytes moved by an op that reaches half of bytes_per_second
 
-  // One kernel that moves so many bytes, its launch not counted.
+  // RETURNS the seconds of one kernel that moves `bytes`, without its launch.
   double memory_seconds(double bytes) const { return (bytes + half_rate_bytes) / bytes_per_second; }
 };
 
-// `count` products of [m, k] and [k, n]. The outputs are cut into tiles, which the multiprocessors take in waves; a
-// tile takes its depth and fill_depth at the full rate, however much of it lies outside of the output. Of the
-// tiles' sizes, and of the numbers of parts of the depth, which are added up in f32, the quickest counts. No product is
-// quicker than memory_seconds of `bytes`.
+// RETURNS the seconds of `count` products of [m, k] and [k, n]. The outputs are cut into tiles, which the
+// multiprocessors compute in waves. A tile costs its depth plus fill_depth at the full rate, even if part of it lies
+// outside the output. The result is the minimum over tile sizes and over splits of the depth (whose f32 partial sums
+// cost memory traffic), but at least memory_seconds(bytes).
 double wave_seconds(const ProductRates& rates, const ProductShape& products, double bytes);
 
 }  // namespace gptrain

@@ -1,8 +1,9 @@
-// Random projections of rows, from which the gradient of a weight is estimated (Bershatsky et al., arXiv 2201.13195): with
-// E[S S^T] = 1, the expectation of (S^T dy)^T (S^T x) is dy^T x. S is drawn anew wherever it is needed, never kept.
+// Random projections of rows, from which the gradient of a weight is estimated (Bershatsky et al., arXiv 2201.13195):
+// with E[S S^T] = 1, the expectation of (S^T dy)^T (S^T x) is dy^T x. S is never stored but generated each time it is
+// needed.
 //
-// Each sequence of T tokens has an S of its own, [T, k], whose elements are a function of the key, the sequence's global
-// sample number and the place in S: what is estimated depends on the sample, not on who else is in its micro-batch.
+// Each sequence of T tokens has its own S, [T, k]. The elements depend on the key, the sequence's global sample number
+// and the position in S only, so the estimate for a sample does not depend on the rest of its micro-batch.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +15,11 @@
 
 namespace gptrain {
 
-// s = sqrt(k) S of the sequences, one below the other. gauss: normal numbers; rademacher: 1 or -1. Element (token, j)
-// takes word j % 4 of philox(key, {j / 4, token, low(sample), high(sample)}): the sign is its highest bit; words 2 i and
-// 2 i + 1 give two normal numbers (Box and Muller). dct: each token has a sign, as the element (token, 0) of rademacher
-// has it, and column j is the cosine of one frequency of the discrete cosine transform, as SampleRows chooses row j of so
-// many tokens, but by philox(key, {j, 2^32 - 1, ..}); see dct_element.
+// s = sqrt(k) S of all sequences, one below the other. gauss: normal numbers; rademacher: 1 or -1. Element (token, j)
+// uses word j % 4 of philox(key, {j / 4, token, low(sample), high(sample)}): the sign is its highest bit; words 2 i and
+// 2 i + 1 give two normal numbers (Box and Muller). dct: each token has the sign of rademacher's element (token, 0),
+// and column j is the cosine of one frequency of the discrete cosine transform (dct_element). The frequency is chosen
+// as SampleRows chooses the row of run j, but by philox(key, {j, 2^32 - 1, ..}).
 struct ProjectionMatrix {
   static constexpr std::string_view name = "projection_matrix";
   ProjectionKind kind;  // not rows
@@ -28,8 +29,9 @@ struct ProjectionMatrix {
   Matrix s;                   // [B T, k] f32, bf16 or f16, out
 };
 
-// y = S^T x where S chooses rows: of k runs of neighbours, as equal as can be, each gives one row, times the root of its
-// length. Run j takes word 0 of philox(key, {j, 0, low(sample), high(sample)}); its rows are as likely as 32 bits have it.
+// y = S^T x where S samples rows. The rows of a sequence are cut into k runs of neighbours, as equal as possible; each
+// run gives one of its rows, times the square root of its length. Run j uses word 0 of philox(key, {j, 0, low(sample),
+// high(sample)}); its rows are equally likely up to 32 bits.
 struct SampleRows {
   static constexpr std::string_view name = "sample_rows";
   PhiloxKey key;
@@ -39,7 +41,7 @@ struct SampleRows {
   Matrix y;                   // [B k, cols] like x, out; k <= T
 };
 
-// d_bias (+)= column sums of dy: the half of LinearBackwardWeight that a projection leaves as it is.
+// d_bias (+)= column sums of dy: the part of LinearBackwardWeight that is not estimated by projections.
 struct BiasGradient {
   static constexpr std::string_view name = "bias_gradient";
   Matrix dy;      // [N, out] C
@@ -47,7 +49,7 @@ struct BiasGradient {
   bool accumulate;
 };
 
-// The row that SampleRows takes of run j, and how many it has.
+// Row that SampleRows takes from a run, and the run's length in rows.
 struct SampledRow {
   int64_t row, run;
 };
@@ -57,8 +59,9 @@ constexpr SampledRow sampled_row(int64_t tokens, int64_t runs, int64_t j, uint32
   return {first + static_cast<int64_t>(static_cast<uint64_t>(word) * static_cast<uint64_t>(run) >> 32), run};
 }
 
-// The element of a frequency: the root of squared_factor times cos(turn), where a whole turn is 4 tokens. Beside that of the
-// orthonormal transform of so many tokens the factor has the roots of the run's length and of k, the number of runs.
+// Element of a column of dct: sqrt(squared_factor) * cos(angle). `turn` is the angle in units of 1 / (4 tokens) of a
+// full turn. squared_factor is that of the orthonormal transform over `tokens`, times the run's length and the number
+// of runs k.
 struct DctElement {
   float squared_factor;
   int64_t turn;

@@ -1,6 +1,6 @@
-// SGD with momentum (Sutskever et al. 2013, as PyTorch writes it) and decoupled decay (arXiv 1711.05101): with g the
-// scaled gradient, m = momentum m + g; w -= lr (m + decay w), and with Nesterov's look ahead g + momentum m in the
-// place of m.
+// SGD with momentum (Sutskever et al. 2013, in PyTorch's form) and decoupled decay (arXiv 1711.05101): with g the
+// scaled gradient, m = momentum m + g; w -= lr (m + decay w). With Nesterov momentum, g + momentum m replaces m in the
+// second formula.
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,4 @@
-// A queue of a device beside the one that a backend's ops run in, for what moves data while they run.
+// A second queue of a device, for copies and collectives that run beside the backend's ops.
 #pragma once
 
 #include <cstdint>
@@ -11,63 +11,64 @@
 
 namespace gptrain {
 
-// Two threads use it: the backend's marks where the ops are, and one other, or the same, queues work here. Each of
-// `num_marks` marks keeps what was last marked with it. Callers see to it that one thread's call on a mark comes before
-// the other's on the same mark. A call that only queues waits for nothing. A queue may be destroyed after its backend,
-// but not be used.
+// Two threads may use a queue: the backend's thread, and one that queues work here (they may be the same). Marks order
+// the two: a mark stands for the work submitted before it, and each of `num_marks` marks can be set again. REQUIRES:
+// callers synchronise two threads' calls on the same mark; the queue is not used after its backend is destroyed (it may
+// be destroyed later). Calls that only queue return at once.
 class SideQueue {
  public:
   static constexpr int num_marks = 64;
 
   virtual ~SideQueue() = default;
 
-  // The backend's thread: marks the ops that were called so far.
+  // Marks all ops called so far. Backend's thread.
   virtual void mark_ops(int mark) = 0;
-  // The other thread: what it queues from now on runs after the ops so marked.
+  // Makes work queued here from now on run after the ops of the mark. Queueing thread.
   virtual void follow_ops(int mark) = 0;
 
-  // The other thread: marks the work that it has queued here so far.
+  // Marks all work queued here so far. Queueing thread.
   virtual void mark_work(int mark) = 0;
-  // The backend's thread: ops that are called from now on run after the work so marked.
+  // Makes ops called from now on run after the work of the mark. Backend's thread.
   virtual void ops_follow(int mark) = 0;
 
-  // The backend's thread waits until what was so marked is over; at once where nothing was.
+  // Wait until the ops, or the work, of the mark have finished; return at once if the mark was never set. Backend's
+  // thread.
   virtual void await_ops(int mark) = 0;
   virtual void await_work(int mark) = 0;
 
-  // The backend's thread: `time` keeps when the ops that were called so far are over. Once those of both are (an
-  // await_ops of a later mark), the seconds from one to the other, by the device's clock.
+  // time_ops records in slot `time` when the ops called so far finish. seconds_between RETURNS the seconds between two
+  // slots by the device's clock. REQUIRES: the ops of both have finished (await_ops of a later mark). Backend's thread.
   static constexpr int num_times = 8;
   virtual void time_ops(int time) = 0;
   virtual double seconds_between(int from, int to) = 0;
 
-  // What libraries of the device know the queue by: a cudaStream_t.
+  // RETURNS the queue's handle for libraries of the device: a cudaStream_t.
   virtual void* handle() const = 0;
 
-  // Copies, queued and awaited: when a call returns, the host memory is read or filled, and ops that are called from
-  // then on find what was uploaded.
+  // Queue a copy and wait for it. On return the host memory has been read or filled, and ops called afterwards see the
+  // uploaded data.
   virtual void upload(void* device, const void* host, int64_t bytes) = 0;
   virtual void download(void* host, const void* device, int64_t bytes) = 0;
 
-  // Copies, queued only. The host's memory is of allocate_host (elsewhere the call may wait for the device); it is read
-  // or filled at any time until work that is marked afterwards is over.
+  // Queue a copy without waiting. The host memory is read or filled at any time until work marked afterwards has
+  // finished. It should come from allocate_host; with other memory the call may wait for the device.
   virtual void queue_upload(void* device, const void* host, int64_t bytes) = 0;
   virtual void queue_download(void* host, const void* device, int64_t bytes) = 0;
-  // The backend's thread: a copy among the ops, of the device's memory, or between it and that of allocate_host, which
-  // is then read or filled at any time until ops that are marked afterwards are over.
+  // Copies in the order of the backend's ops, within device memory or between it and memory of allocate_host, which is
+  // read or filled at any time until ops marked afterwards have finished. Backend's thread.
   virtual void copy_among_ops(void* to, const void* from, int64_t bytes) = 0;
 
-  // Memory of the host from and to which these copies are fast. Error(device): it cannot be had.
+  // RETURNS host memory that these copies read and write fast. THROWS Error(device) if there is not enough.
   virtual std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) = 0;
-  // Likewise, of memory that nothing but queued copies reads and writes.
+  // RETURNS such memory for use by queued copies only; no other code may read or write it. THROWS as allocate_host.
   virtual std::unique_ptr<DeviceMemory> allocate_for_copies(int64_t bytes) { return allocate_host(bytes); }
 
-  // `check` is called now and then, by the backend's thread, while that waits for ops, until the queue is destroyed.
-  // What it throws ends the wait: that of ops that follow work which will never end.
+  // Sets a function that the backend's thread calls now and then while it waits for ops, until the queue is destroyed.
+  // An exception from `check` ends the wait, e.g. when ops depend on a collective whose peer is lost.
   virtual void while_waiting(std::function<void()> check) = 0;
 };
 
-// What `take` returns. Its Error says which key of the config asks for the memory.
+// RETURNS take(). THROWS its Error with the config key that asks for the memory before the message.
 template <typename Take>
 std::unique_ptr<DeviceMemory> memory_for(std::string_view key, const Take& take) {
   try {

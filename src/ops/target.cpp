@@ -9,15 +9,16 @@
 namespace gptrain {
 namespace {
 
-// First number of a one-line file; `missing` when there is none ("max", or no such file).
+// RETURNS the first number of a one-line file; `missing` if there is none ("max", or no such file).
 int64_t read_number(const std::string& path, int64_t missing) {
   std::ifstream file(path);
   int64_t number = 0;
   return file >> number ? number : missing;
 }
 
-// The tightest memory limit of this process' control groups: version 2 has one per folder up to the root, version 1
-// one in its own hierarchy. In a container the group's own folder may not be visible: then the root's files are its.
+// RETURNS the tightest memory limit of this process' control groups: version 2 has one per folder up to the root,
+// version 1 one in its own hierarchy. In a container the group's own folder may be invisible; the root folder's files
+// then hold its limit.
 int64_t cgroup_memory_limit(int64_t physical_bytes) {
   int64_t limit = physical_bytes;
   const auto look_up = [&](const std::string& root, std::string folder, const char* file) {
@@ -44,13 +45,13 @@ int64_t cgroup_memory_limit(int64_t physical_bytes) {
 int usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  // The call fails where there are more cores than a cpu_set_t holds.
+  // The call fails if there are more cores than a cpu_set_t holds.
   if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
   return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
 }
 
-// Of a machine's memory, for what no plan has: the system, the program and its libraries, pages of the data's files. Of a
-// small one, or in a small control group, a quarter.
+// RETURNS the bytes that plans may use. They leave 1 GiB, or a quarter of a small memory or control group, to the
+// system, the program, its libraries and cached pages of data files.
 int64_t planned_part(int64_t bytes) {
   constexpr int64_t outside_plans_bytes = 1 << 30;
   return bytes - std::min(outside_plans_bytes, bytes / 4);

@@ -6,33 +6,33 @@
 
 namespace gptrain {
 
-// Rates of a GPU that is planned for are data-sheet values (dense), from its profile (planner/profiles.h); those of the
-// machine at hand are measured or read from the system.
+// Rates of a named GPU are dense data-sheet values from its profile (machine/profiles.h); rates of the present machine
+// are measured or read from the system.
 struct Target {
   enum class Kind : uint8_t { cpu, gpu };
   std::string name;      // "this-machine", "a100-80g", ...
-  std::string identity;  // what tells a device from the others of its node; empty on a CPU
+  std::string identity;  // distinguishes a device from the others of its node; empty on a CPU
   Kind kind = Kind::cpu;
-  int64_t memory_bytes = 0;     // that plans may take; of a device at hand without what its driver and libraries need
-  int64_t sharing = 1;          // ranks that share them alike
-  int64_t host_bytes = 0;       // gpu: memory of the machine that it is in, which all ranks there share; 0: not known
-  double f32_flops = 0;         // matrix rate, FLOP/s; 0: not measured
-  double bf16_flops = 0;        // f16, too
+  int64_t memory_bytes = 0;  // memory that plans may use; for a present device, less its driver's and libraries' share
+  int64_t sharing = 1;       // ranks that share memory_bytes equally
+  int64_t host_bytes = 0;    // gpu: host memory of its node, shared by all ranks there; 0: not known
+  double f32_flops = 0;      // rate of matrix products, FLOP/s; 0: not measured
+  double bf16_flops = 0;     // rate of bf16 and f16 products
   double fp8_flops = 0;
-  bool fp8_products = false;    // has them, at whatever rate
-  bool bf16_products = true;    // GPUs below compute capability 8.0, which gptrain does not run on, have none
-  double compute_capability = 0;  // of NVIDIA's GPUs: 9.0, ...; 0: not known
-  double bytes_per_second = 0;  // memory bandwidth; 0: not measured
-  int num_threads = 1;          // of the CPU, that an op uses there: some scratch sizes depend on them
-  int ranks_per_node = 0;       // devices that the fast links of a node join; 0: all ranks are on one node
-  bool device_links = true;     // gpu: ranks exchange from device to device (NCCL), not through the host
-  bool of_processes = false;    // ranks are processes, whose groups receive in memory of their own what they reduce
+  bool fp8_products = false;      // supports them, at any rate
+  bool bf16_products = true;      // false for GPUs below compute capability 8.0, on which gptrain does not run
+  double compute_capability = 0;  // NVIDIA's: 9.0, ...; 0: not known
+  double bytes_per_second = 0;    // memory bandwidth; 0: not measured
+  int num_threads = 1;            // CPU: threads of an op; some scratch sizes depend on them
+  int ranks_per_node = 0;         // devices connected by the fast links of a node; 0: all ranks are on one node
+  bool device_links = true;       // gpu: ranks exchange data from device to device (NCCL), not through the host
+  bool of_processes = false;      // ranks are processes (not threads), so collectives need receive buffers of their own
 
   int64_t bytes_of_rank() const { return memory_bytes / sharing; }
 };
 
-// This machine: memory from the system, of which 1 GiB, at most a quarter, is left to it and to what no plan has;
-// `num_threads` (0: every core the process may use). Rates are left at 0.
+// RETURNS the target of this machine: its memory less 1 GiB, at most a quarter, for the system and everything not
+// planned; num_threads 0: every core that the process may use. Rates are 0.
 Target this_machine(int num_threads);
 
 }  // namespace gptrain

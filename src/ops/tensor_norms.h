@@ -1,12 +1,12 @@
-// Updates that scale the step of a tensor by norms of the whole tensor, as LAMB and LARS do. They take two passes.
+// Updates in two passes that scale the step of a tensor by norms of the whole tensor, as LAMB and LARS do.
 //
-// The first is TensorNorms<Op>. It writes two sums for each tensor: of the squares of its weights, and of the squares
-// of what the formula measures. A rank sums over its own segments, and sums are added up over ranks. The second pass is
-// the update itself: an ElementUpdate like others, whose formula finds the sums of its segment's tensor. Both passes
-// read the same gradients, weights and columns, so that nothing is kept between them.
+// The first pass, TensorNorms<Op>, writes two sums for each tensor: of the squares of its weights, and of the squares
+// of the formula's `measured` values. A rank sums over its own segments; the caller adds up the sums over ranks. The
+// second pass is the update itself, an ElementUpdate whose formula reads the sums of its segment's tensor. Both passes
+// read the same gradients, weights and columns, so no other data is kept between them.
 //
-// The formula derives from TensorFactors and has, beside what ops/element_update.h asks for,
-//   measured(gradient, weight, column...) -> float   columns are those before the update.
+// The formula derives from TensorFactors and defines, beside the functions in ops/element_update.h,
+//   measured(gradient, weight, column...) -> float   the columns are not updated yet.
 // Norms and biases, which do not decay, have no sums and are not scaled.
 #pragma once
 
@@ -18,18 +18,18 @@
 namespace gptrain {
 
 struct TensorUpdate : ElementUpdate {
-  Matrix sums;  // [tensors of the model, 2] f64, over all ranks: squares of weights, squares of what is measured
+  Matrix sums;  // [tensors of the model, 2] f64, over all ranks: squares of weights, squares of `measured` values
 };
 
-// sums[t - first_tensor] = the two sums over the segments of tensor t, in f64, in order; 0 where there is none, and
-// where the step is skipped.
+// sums[t - first_tensor] = the two sums over the segments of tensor t, in f64, in order; 0 if it has none or the step
+// is skipped.
 template <typename Op>
 struct TensorNorms {
   static constexpr std::string_view name = Op::norms_name;
   using Update = Op;
 
-  Op update;             // constants and operands, of which nothing is written; without sums
-  int64_t first_tensor;  // segments are of tensors [first_tensor, first_tensor + n)
+  Op update;             // constants and operands, all read only; update.sums is not used
+  int64_t first_tensor;  // segments belong to tensors [first_tensor, first_tensor + n)
   Matrix sums;           // [n, 2] f64 out
 };
 
@@ -43,7 +43,7 @@ class TensorFactors {
     rate_ = state.learning_rate;
   }
 
-  // In the first pass, in the place of begin_segment.
+  // Replaces begin_segment in the first pass.
   GPTRAIN_FORMULA void begin_measuring(const UpdateSegment& segment) {
     decay_ = segment.decay != 0 ? weight_decay_ : 0.0F;
   }
@@ -52,7 +52,7 @@ class TensorFactors {
   struct Norms {
     double weights, measured;
 
-    // One smaller than that is zero but for rounding, and f32 might not hold what it divides.
+    // A smaller norm is zero up to rounding, and a quotient by it might overflow f32.
     GPTRAIN_FORMULA bool are_positive() const { return weights > 1e-30 && measured > 1e-30; }
   };
 
@@ -66,7 +66,7 @@ class TensorFactors {
     return {sqrt(sums[0]), sqrt(sums[1])};
   }
 
-  float scale_ = 0;  // of gradients
+  float scale_ = 0;  // factor of gradients
   float rate_ = 0;   // learning rate
   float decay_ = 0;  // weight decay, without a rate
 

@@ -5,8 +5,9 @@
 namespace gptrain {
 namespace {
 
-// Runs `work`, waits for it on the device, and writes down when it ran. `clock`: the device's, where `work` is among
-// its ops, so that what the host takes to start it and to wait for it does not count; null: the host's.
+// Runs `work`, waits until the device has finished it, and logs its times. `clock`: a queue whose device clock times
+// the work, if it is among the backend's ops, so that the host's launching and waiting do not count; null: the host's
+// clock.
 template <typename Work>
 void log_timed(Backend& backend, EventLog& log, Event event, const Work& work, SideQueue* clock = nullptr) {
   constexpr int start = 0, end = 1;
@@ -20,7 +21,7 @@ void log_timed(Backend& backend, EventLog& log, Event event, const Work& work, S
   log.add(std::move(event));
 }
 
-// While the log is on, copies are awaited where they are queued.
+// Side queue that, while the log is on, waits for each copy when it is queued.
 class TimedSideQueue final : public SideQueue {
  public:
   TimedSideQueue(std::unique_ptr<SideQueue> inner, Backend& backend, EventLog& log)

@@ -1,4 +1,4 @@
-// A backend that passes everything on to another one, and while its log is on writes there when each op and copy ran.
+// A backend that forwards all calls to another one and, while its log is on, logs the times of each op and copy.
 #pragma once
 
 #include <functional>
@@ -13,10 +13,10 @@
 
 namespace gptrain {
 
-// While the log is off, an op costs one branch more and nothing is allocated. While it is on, the device is waited for
-// before and after every op and copy, those of the backend's side queues too, so what a device does beside the host or
-// in several queues no longer overlaps; results are the same bits. An op's time is by the clock of a device that has
-// its own memory, else and of copies by the host's.
+// While the log is off, an op costs one more branch and no allocation. While it is on, the backend waits for the device
+// before and after every op and copy, side queues' copies too. So device work overlaps neither the host nor other
+// queues; results have the same bits. On a GPU ops are timed by the device's clock. Copies, and ops on a CPU, are timed
+// by the host's.
 class TimedBackend final : public Backend {
  public:
   TimedBackend(Backend& inner, EventLog& log) : inner_(inner), log_(log) {}  // both borrowed
@@ -27,7 +27,7 @@ class TimedBackend final : public Backend {
   void upload(void* device, const void* host, int64_t bytes) override;
   void download(void* host, const void* device, int64_t bytes) override;
   void synchronize() override { inner_.synchronize(); }
-  // Ops are timed one by one, so those of a recorded step are run.
+  // While the log is on, ops run one by one, not as a recording.
   void run_recorded(const RecordingKey& key, const std::function<void()>& ops) override {
     if (log_.on()) return ops();
     inner_.run_recorded(key, ops);
@@ -55,7 +55,7 @@ class TimedBackend final : public Backend {
 
   Backend& inner_;
   EventLog& log_;
-  std::unique_ptr<SideQueue> clock_;  // null until an op is timed, and where the device's memory is the host's
+  std::unique_ptr<SideQueue> clock_;  // null until an op is timed, and always on a CPU
 };
 
 }  // namespace gptrain

@@ -1,6 +1,6 @@
-// The updates of all optimizers: each is an ElementUpdate with a formula (ops/element_update.h), alone and with an
-// average of the weights (ops/averaged.h). Some take the sums of a pass before (ops/tensor_norms.h), some keep their
-// columns in blocks of few bits (ops/adamw_8bit.h), some in rows and columns (ops/factored.h).
+// The updates of all optimizers. Each is an ElementUpdate with a formula (ops/element_update.h), and a second one with
+// an average of the weights (ops/averaged.h). Some need the sums of a first pass (ops/tensor_norms.h), some store their
+// state in 8-bit blocks (ops/adamw_8bit.h), some in rows and columns (ops/factored.h).
 #pragma once
 
 #include "ops/adafactor.h"
@@ -30,7 +30,9 @@ using LarsNorms = TensorNorms<Lars>;
 
 }  // namespace gptrain
 
+// clang-format off
 #define GPTRAIN_FOR_EACH_UPDATE(X) \
   X(Adafactor) X(AdafactorEma) X(AdafactorVectors) X(AdamW) X(AdamWEma) X(Lamb) X(LambEma) X(Lars) X(LarsEma) \
   X(Lion) X(LionEma) X(Muon) X(MuonEma) X(MuonMomentum) X(Sgd) X(SgdEma)
+// clang-format on
 #define GPTRAIN_FOR_EACH_NORMS(X) X(AdafactorNorms) X(LambNorms) X(LarsNorms)

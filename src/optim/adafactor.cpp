@@ -1,5 +1,5 @@
-// Adafactor: second moments of matrices by row and column (ops/factored.h), of vectors in whole. Steps are as long as the
-// norms of whole matrices and vectors ask (ops/adafactor.h).
+// Adafactor: second moments per row and column for matrices (ops/factored.h), per element for vectors. Steps are scaled
+// by norms of whole matrices and vectors (ops/adafactor.h).
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -13,16 +13,17 @@
 namespace gptrain {
 namespace {
 
-constexpr size_t of_vectors = 0, of_rows = 1, of_cols = 2, of_average = 1;  // columns; the last among those of elements
+// Indices of columns; of_average counts columns of elements only.
+constexpr size_t of_vectors = 0, of_rows = 1, of_cols = 2, of_average = 1;
 
-// What the ops look up in device memory.
+// Tables that the ops read in device memory.
 struct FactoredTables {
-  std::vector<FactoredMatrix> matrices;         // of the units that this rank holds
-  std::vector<MatrixRange> summed, updated;     // what it counts for sums; what it updates
-  std::vector<double> counts;                   // of all matrices and vectors of the model
-  int64_t num_sums = 0, num_rows = 0, num_cols = 0;  // sums are of the whole model, rows and columns of these matrices
+  std::vector<FactoredMatrix> matrices;              // matrices of the units that this rank holds
+  std::vector<MatrixRange> summed, updated;          // ranges that this rank adds to sums; ranges that it updates
+  std::vector<double> counts;                        // elements of each matrix and vector of the model
+  int64_t num_sums = 0, num_rows = 0, num_cols = 0;  // num_sums: whole model; rows and cols: held matrices
 
-  FactoredTables(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterStore& parameters);
+  explicit FactoredTables(const ParameterStore& parameters);
 
   int64_t bytes() const {
     return table_bytes(matrices) + table_bytes(summed) + table_bytes(updated) + table_bytes(counts) +
@@ -34,16 +35,14 @@ struct FactoredTables {
   }
 
  private:
-  void add_ranges(const TensorSpec& tensor, int64_t index, const TensorShard& shard, const ParameterStore& parameters,
-                  const PartNumbers& numbers, int64_t first_matrix);
+  void add_ranges(const ParameterStore& parameters, int64_t index, const PartNumbers& numbers, int64_t first_matrix);
 };
 
-FactoredTables::FactoredTables(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                               const ParameterStore& parameters) {
+FactoredTables::FactoredTables(const ParameterStore& parameters) {
+  const ModelSpec& spec = parameters.spec();
   const PartNumbers numbers(spec, SummedParts::parts);
   for (int64_t index = 0; index < std::ssize(spec.tensors); ++index) {
-    const auto i = static_cast<size_t>(index);
-    const TensorSpec& tensor = spec.tensors[i];
+    const TensorSpec& tensor = spec.tensors[static_cast<size_t>(index)];
     std::vector<Section> parts = tensor.sections;
     if (parts.empty()) parts = {{tensor.shape[0], 1}};
     const int64_t width = tensor.is_matrix() ? tensor.shape[1] : 1;
@@ -59,21 +58,22 @@ FactoredTables::FactoredTables(const ModelSpec& spec, const std::vector<TensorSh
       }
       num_sums += part.rows + width;
     }
-    if (tensor.is_matrix() && held) add_ranges(tensor, index, shards[i], parameters, numbers, first_matrix);
+    if (tensor.is_matrix() && held) add_ranges(parameters, index, numbers, first_matrix);
   }
 }
 
-void FactoredTables::add_ranges(const TensorSpec& tensor, int64_t index, const TensorShard& shard,
-                                const ParameterStore& parameters, const PartNumbers& numbers, int64_t first_matrix) {
+void FactoredTables::add_ranges(const ParameterStore& parameters, int64_t index, const PartNumbers& numbers,
+                                int64_t first_matrix) {
+  const TensorSpec& tensor = parameters.spec().tensors[static_cast<size_t>(index)];
   const int64_t unit = tensor.unit, piece = parameters.piece_elements(unit);
   const int64_t piece_first = parameters.sharding().data_rank * piece;
   const UpdateRange held = parameters.update_range(unit);
-  const int64_t unit_start = parameters.offset_in_summed(unit) - piece_first;  // in the buffer of gradients
+  const int64_t unit_start = parameters.offset_in_summed(unit) - piece_first;  // offset in the buffer of gradients
   const ParameterLayout& layout = parameters.layout();
   const int64_t start =
       layout.segments[static_cast<size_t>(index)].offset - layout.units[static_cast<size_t>(unit)].offset;
-  int64_t first_row = 0, part = numbers.first(index);  // of the matrix of a box
-  for (const ShardBox& whole : shard.boxes) {
+  int64_t first_row = 0, part = numbers.first(index);  // first row, and number, of the matrix that contains a box
+  for (const ShardBox& whole : parameters.shards()[static_cast<size_t>(index)].boxes) {
     for (const auto& [box, number] : numbers.cut(tensor, index, whole)) {
       for (; part < number; ++part) first_row += tensor.sections[static_cast<size_t>(part - numbers.first(index))].rows;
       const int64_t box_first = start + box.local_offset;
@@ -100,14 +100,12 @@ int64_t elements_of(const std::vector<MatrixRange>& ranges) {
   return elements;
 }
 
-int64_t adafactor_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                              const ParameterStore& parameters) {
-  return part_table_bytes(spec, shards, parameters) +
-         TensorSums::table_bytes(spec, shards, parameters, SummedParts::parts) +
-         FactoredTables(spec, shards, parameters).bytes();
+int64_t adafactor_table_bytes(const ParameterStore& parameters) {
+  return part_table_bytes(parameters) + TensorSums::table_bytes(parameters, SummedParts::parts) +
+         FactoredTables(parameters).bytes();
 }
 
-// `Op` is Adafactor, or that with an average.
+// `Op` is Adafactor or AdafactorEma.
 template <typename Op>
 class AdafactorOptimizer final : public Optimizer {
  public:
@@ -115,12 +113,11 @@ class AdafactorOptimizer final : public Optimizer {
                      std::byte* tables)
       : context_(context),
         updates_(context, seed, tables, true, SummedParts::parts),
-        part_sums_(context, tables + part_table_bytes(context.spec, context.shards, context.parameters),
-                   SummedParts::parts),
+        part_sums_(context, tables + part_table_bytes(context.parameters), SummedParts::parts),
         op_(op) {
-    const FactoredTables host(context.spec, context.shards, context.parameters);
-    std::byte* next = tables + part_table_bytes(context.spec, context.shards, context.parameters) +
-                      TensorSums::table_bytes(context.spec, context.shards, context.parameters, SummedParts::parts);
+    const FactoredTables host(context.parameters);
+    std::byte* next =
+        tables + part_table_bytes(context.parameters) + TensorSums::table_bytes(context.parameters, SummedParts::parts);
     const auto put = [&]<typename T>(const std::vector<T>& table) {
       std::byte* const place = std::exchange(next, next + FactoredTables::table_bytes(table));
       if (!table.empty())
@@ -164,7 +161,7 @@ class AdafactorOptimizer final : public Optimizer {
     vectors_.eps = config.eps;
   }
 
-  // Leaves what the step is made of where the gradients were.
+  // Replaces the gradients by u (ops/adafactor.h).
   Matrix measure() override {
     measure_matrices();
     for (int64_t unit = 0; unit < context_.parameters.num_units(); ++unit) {

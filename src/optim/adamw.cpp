@@ -15,8 +15,8 @@ AdamW adamw_op(const OptimizerConfig& config) {
 
 }  // namespace
 
-// f32 in every precision: in bf16 a second moment with beta2 near 1 moves by less than half a place in each step. It
-// would need random bits of its own, and its noise goes into every step's size.
+// Moments are f32 in every precision. In bf16 a second moment with beta2 near 1 would change by less than half a unit
+// in the last place per step, so it would need random bits of its own, and their noise would change every step's size.
 OptimizerType adamw_type() {
   return element_optimizer_type<adamw_op>(OptimizerKind::adamw, {{"exp_avg"}, {"exp_avg_sq"}});
 }

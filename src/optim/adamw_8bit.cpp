@@ -1,11 +1,11 @@
-// AdamW with two moments of 8 bits for matrices that are not small. Norms, biases and small tensors have those of AdamW.
+// AdamW with 8-bit moments for matrices that are not small. Norms, biases and small tensors have f32 moments.
 #include "optim/element_optimizer.h"
 #include "optim/types.h"
 
 namespace gptrain {
 namespace {
 
-// Places among the columns.
+// Indices of columns.
 constexpr size_t first_codes = 2, first_scales = 4;
 
 StateColumns adamw_8bit_columns() {
@@ -18,7 +18,7 @@ StateColumns adamw_8bit_columns() {
           {"exp_avg_sq_scales", DType::f32, block}};
 }
 
-// `Wide` is AdamW and `Coded` AdamW8bit, or both with averages.
+// `Wide` and `Coded` are AdamW and AdamW8bit, or AdamWEma and AdamW8bitEma.
 template <typename Wide, typename Coded>
 class AdamW8bitOptimizer final : public Optimizer {
  public:

@@ -7,8 +7,8 @@
 namespace gptrain {
 namespace {
 
-// Calls body(row, col, rows, cols, at) for what of a part lies together in the matrix: part of a row of its box, rows,
-// part of a row; `at` counts from the part's first element.
+// Calls body(row, col, rows, cols, at) for each rectangle of a part: the rest of a row, whole rows, the start of a row.
+// `at`: elements of the part before the rectangle.
 template <typename Body>
 void for_each_rows(const MatrixPart& part, const Body& body) {
   for (int64_t at = 0; at < part.count;) {
@@ -26,7 +26,7 @@ int64_t smaller_side_squared(const BlockMatrix& matrix) {
   return side * side;
 }
 
-// What the products take, but for a factor.
+// RETURNS the work of the matrix' products, up to a constant factor.
 int64_t work_of(const BlockMatrix& matrix) { return smaller_side_squared(matrix) * std::max(matrix.rows, matrix.cols); }
 
 }  // namespace
@@ -51,7 +51,7 @@ MatrixExchange::MatrixExchange(const UpdateContext& context)
     : context_(context),
       group_(context.groups.stage_group()),
       place_(context.groups.stage_place()),
-      matrices_(block_matrices(context.spec, context.parameters.layout())) {
+      matrices_(block_matrices(context.parameters.spec(), context.parameters.layout())) {
   std::stable_sort(matrices_.begin(), matrices_.end(),
                    [](const BlockMatrix& a, const BlockMatrix& b) { return work_of(a) > work_of(b); });
   for (const BlockMatrix& matrix : matrices_) {
@@ -60,10 +60,10 @@ MatrixExchange::MatrixExchange(const UpdateContext& context)
   }
   const std::vector<RankGroups::StagePlace> places = context.groups.stage_places();
   const int64_t ranks = std::ssize(places);
-  std::vector<std::vector<TensorShard>> shards;  // by tensor rank
+  std::vector<std::vector<TensorShard>> shards;  // shards of each tensor rank
   const int64_t tensor_size = context.groups.tensor_place().size;
   for (int64_t rank = 0; rank < tensor_size; ++rank)
-    shards.push_back(shard_tensors(context.spec, {tensor_size, rank}));
+    shards.push_back(shard_tensors(context.parameters.spec(), {tensor_size, rank}));
   const bool holds_all = context.parameters.sharding().zero == 0;
   for (int64_t i = 0; i < std::ssize(matrices_); ++i) {
     if (i % ranks == 0) {
@@ -76,7 +76,7 @@ MatrixExchange::MatrixExchange(const UpdateContext& context)
     const BlockMatrix& matrix = matrices_[static_cast<size_t>(i)];
     const MatrixPart part = part_of(matrix, shards[static_cast<size_t>(place_.tensor)], place_.copy);
     const PeerPart range{part.count > 0 ? in_gradients(matrix, part) : 0, part.count};
-    // Where every copy holds all, the owner has it from its own.
+    // If every data-parallel rank holds all elements, the owner takes them from ranks with its own data rank.
     if (part.owned && (!holds_all || places[owner].copy == place_.copy)) round.sent[owner] = range;
     round.received_back[owner] = range;
     if (places[owner] == place_) {
@@ -90,7 +90,7 @@ MatrixPart MatrixExchange::part_of(const BlockMatrix& matrix, const std::vector<
                                    int64_t copy) const {
   const ParameterStore& parameters = context_.parameters;
   const auto tensor = static_cast<size_t>(matrix.tensor);
-  const int64_t unit = context_.spec.tensors[tensor].unit;
+  const int64_t unit = context_.parameters.spec().tensors[tensor].unit;
   const UnitRange& range = parameters.layout().units[static_cast<size_t>(unit)];
   const bool pieces = parameters.sharding().zero > 0;
   const int64_t held_first = pieces ? copy * parameters.piece_elements(unit) : 0;
@@ -114,14 +114,14 @@ MatrixPart MatrixExchange::part_of(const BlockMatrix& matrix, const std::vector<
 
 int64_t MatrixExchange::in_gradients(const BlockMatrix& matrix, const MatrixPart& part) const {
   const ParameterStore& parameters = context_.parameters;
-  const int64_t unit = context_.spec.tensors[static_cast<size_t>(matrix.tensor)].unit;
+  const int64_t unit = context_.parameters.spec().tensors[static_cast<size_t>(matrix.tensor)].unit;
   const UpdateRange range = parameters.update_range(unit);
   const auto* const gradients = reinterpret_cast<const float*>(range.gradients);
   return gradients - parameters.summed_gradients().as<const float>() + part.in_unit - range.first;
 }
 
-// What comes from the peers for the matrix that this rank works on, and what goes back to them. Those that hold the same
-// elements have them from one place.
+// Adds the transfers of this rank's own matrix from and to its peers. Peers that hold the same elements get them from
+// the same range of `parts`.
 void MatrixExchange::add_own(Round& round, const std::vector<RankGroups::StagePlace>& places,
                              const std::vector<std::vector<TensorShard>>& shards) const {
   const BlockMatrix& matrix = matrices_[static_cast<size_t>(round.own)];

@@ -1,4 +1,4 @@
-// The matrices of blocks whole: which rank works on which, and how their parts come there and back.
+// Work on whole matrices of blocks: assigns matrices to ranks, gathers their parts and returns them.
 #pragma once
 
 #include <cstdint>
@@ -11,43 +11,45 @@
 
 namespace gptrain {
 
-// A weight of a block, or one of its sections: queries, keys, values, gate and up are matrices of their own.
+// A weight of a block, or one of its sections: queries, keys, values, gate and up are separate matrices.
 struct BlockMatrix {
   int64_t tensor;
-  int64_t first_row;  // in the tensor
+  int64_t first_row;  // first row in the tensor
   int64_t rows, cols;
 
   int64_t count() const { return rows * cols; }
 };
 
-// Those of the units that the layout holds, in the order of the tensors.
+// RETURNS the matrices of the units that the layout holds, in the order of the tensors.
 std::vector<BlockMatrix> block_matrices(const ModelSpec& spec, const ParameterLayout& layout);
 
-// Where the elements of each of them are that a rank holds.
+// A rank's part of a block matrix: a contiguous range of a box.
 struct MatrixPart {
-  int64_t row = 0, col = 0, cols = 0;  // of a box of the matrix: its corner and its width
-  int64_t first = 0, count = 0;        // of the box's elements, row by row, those that the rank has
-  int64_t in_unit = 0;                 // elements before them in the rank's unit
-  bool owned = false;                  // no lower tensor rank holds the same
+  int64_t row = 0, col = 0, cols = 0;  // the box in the matrix: corner and width
+  int64_t first = 0, count = 0;        // the rank's range of the box's elements in row-major order; count 0: no part
+  int64_t in_unit = 0;                 // offset of the range in the rank's unit, in elements
+  bool owned = false;                  // no lower tensor rank holds the same elements
 };
 
-// Plays rounds in each of which a rank has at most one matrix. Larger matrices come first, so that those of a round are
-// of a size, and the first of the next round goes to the rank that had the last of this one.
+// Gathers matrices in rounds, at most one per rank and round. Matrices are sorted by work, so that a round's matrices
+// are of similar size; the order of ranks alternates between rounds, which balances the work.
 class MatrixExchange {
  public:
-  // Borrows the context's references. Collective over the ranks of the stage, as are the rounds.
+  // Borrows the context's references. Collective over the stage's ranks, as is `play`.
   explicit MatrixExchange(const UpdateContext& context);
 
   int64_t num_rounds() const { return std::ssize(rounds_); }
-  // Elements of the largest matrix, and of the largest square with the smaller side of a matrix. The same on all ranks.
+  // RETURN the elements of the largest matrix, and the largest square of a matrix' smaller side. Equal on all ranks.
   int64_t most_elements() const { return most_elements_; }
   int64_t most_square() const { return most_square_; }
-  // Whether matrices come from several ranks. If not, they lie where the gradients are, without gaps.
+  // RETURNS whether matrices are gathered from several ranks. If not, `play` uses them in the gradients' memory, where
+  // they are contiguous.
   bool gathers() const { return group_ != nullptr; }
 
-  // Calls work(matrix, values) for the matrix that this rank has in the round, if it has one: [rows, cols] f32, from
-  // the gradients of the ranks and back to them. `whole` and `parts` are memory for most_elements f32, which are only
-  // looked at if matrices are gathered; `parts` is free during `work`.
+  // Gathers this rank's matrix of the round from the ranks' gradients, calls work(matrix, values) with values [rows,
+  // cols] f32, and returns the values to the gradients. Does not call `work` if the rank has no matrix, but still takes
+  // part in the transfers. `whole` and `parts` are memory for most_elements f32, used only if gathers(); `work` may use
+  // `parts`.
   void play(int64_t round, std::byte* whole, std::byte* parts,
             const std::function<void(const BlockMatrix&, const Matrix&)>& work);
 
@@ -56,12 +58,12 @@ class MatrixExchange {
     MatrixPart part;
     int64_t at;  // elements from the start of `parts`
   };
-  // Ranges by peer, in the gradients or in `parts`.
+  // Transfers of a round: one range for each peer, in the gradients or in `parts`.
   struct Round {
-    int64_t own = -1;  // of matrices_; -1: none
-    std::vector<PeerPart> sent, received;            // to the owners
-    std::vector<PeerPart> sent_back, received_back;  // and back
-    std::vector<Placed> gathered, returned;          // of the own matrix
+    int64_t own = -1;                                // index of this rank's matrix in matrices_; -1: none
+    std::vector<PeerPart> sent, received;            // transfers to the owners
+    std::vector<PeerPart> sent_back, received_back;  // transfers from the owners
+    std::vector<Placed> gathered, returned;          // parts of the own matrix
   };
 
   MatrixPart part_of(const BlockMatrix& matrix, const std::vector<TensorShard>& shards, int64_t copy) const;
@@ -74,7 +76,7 @@ class MatrixExchange {
   UpdateContext context_;
   Communicator* group_;  // null: the stage has one rank
   RankGroups::StagePlace place_;
-  std::vector<BlockMatrix> matrices_;  // as they are given out
+  std::vector<BlockMatrix> matrices_;  // in order of assignment
   std::vector<Round> rounds_;
   int64_t most_elements_ = 0, most_square_ = 0;
 };

@@ -11,10 +11,10 @@ namespace {
 
 struct Segments {
   std::vector<UpdateSegment> all;
-  std::vector<int64_t> first;  // as ElementUpdates::first_segment_
+  std::vector<int64_t> first;  // see ElementUpdates::first_segment_
 };
 
-// Tensors of a unit, in the order of the layout.
+// Groups of a unit's tensors, in the order of the layout.
 enum class UnitTensors : uint8_t { norms, others, last };
 constexpr std::array all_unit_tensors = {UnitTensors::norms, UnitTensors::others, UnitTensors::last};
 constexpr size_t num_unit_tensors = all_unit_tensors.size();
@@ -24,18 +24,17 @@ UnitTensors kind_of(const TensorSpec& tensor, UnitEnd end) {
   return comes_last(tensor, end) ? UnitTensors::last : UnitTensors::others;
 }
 
-// Elements of this rank's part of the unit that are before what comes last.
+// RETURNS the elements of this rank's part of the unit before the tensors of UnitEnd.
 int64_t elements_before_last(const ParameterStore& parameters, int64_t unit) {
   const UpdateRange range = parameters.update_range(unit);
   const int64_t before = parameters.layout().units[static_cast<size_t>(unit)].before_last;
   return std::clamp<int64_t>(before - range.first, 0, range.elements);
 }
 
-// Offsets are from the unit's range in the update, or, where norms or what comes last is updated apart, from where the
-// tensors begin that are updated together.
-void add_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterStore& parameters,
-                  uint64_t seed, int64_t unit, UnitTensors kind, bool last_apart, const PartNumbers& numbers,
-                  std::vector<UpdateSegment>& segments) {
+// Adds the segments of one group of tensors. Offsets count from the start of this rank's part of the unit, or, if norms
+// or the tensors of UnitEnd are updated separately, from the start of the tensors that are updated together.
+void add_segments(const ParameterStore& parameters, uint64_t seed, int64_t unit, UnitTensors kind, bool last_apart,
+                  const PartNumbers& numbers, std::vector<UpdateSegment>& segments) {
   const ParameterLayout& layout = parameters.layout();
   const UnitRange& range = layout.units[static_cast<size_t>(unit)];
   const UpdateRange updated = parameters.update_range(unit);
@@ -43,11 +42,11 @@ void add_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards,
   if (parameters.sharding().pure && kind != UnitTensors::norms) apart = parameters.norm_piece(unit).count;
   if (last_apart && kind == UnitTensors::last) apart = elements_before_last(parameters, unit);
   for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
-    const TensorSpec& tensor = spec.tensors[static_cast<size_t>(i)];
+    const TensorSpec& tensor = parameters.spec().tensors[static_cast<size_t>(i)];
     if (kind_of(tensor, layout.end) != kind) continue;
     const int64_t start = layout.segments[static_cast<size_t>(i)].offset - range.offset;
-    // What is not in a box is padding: weights and gradients are zero there, and no update is needed to keep them so.
-    for (const ShardBox& whole : shards[static_cast<size_t>(i)].boxes) {
+    // Elements outside boxes are padding, whose weights and gradients stay zero without an update.
+    for (const ShardBox& whole : parameters.shards()[static_cast<size_t>(i)].boxes) {
       for (const auto& [box, part] : numbers.cut(tensor, i, whole)) {
         const int64_t in_unit = start + box.local_offset;
         const int64_t from = std::max(updated.first, in_unit);
@@ -65,14 +64,13 @@ void add_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards,
   }
 }
 
-Segments make_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterStore& parameters,
-                       uint64_t seed, bool last_apart, SummedParts summed) {
+Segments make_segments(const ParameterStore& parameters, uint64_t seed, bool last_apart, SummedParts summed) {
   Segments segments;
-  const PartNumbers numbers(spec, summed);
+  const PartNumbers numbers(parameters.spec(), summed);
   for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
     for (const UnitTensors kind : all_unit_tensors) {
       segments.first.push_back(static_cast<int64_t>(segments.all.size()));
-      add_segments(spec, shards, parameters, seed, unit, kind, last_apart, numbers, segments.all);
+      add_segments(parameters, seed, unit, kind, last_apart, numbers, segments.all);
     }
   }
   segments.first.push_back(static_cast<int64_t>(segments.all.size()));
@@ -112,20 +110,18 @@ std::vector<PartNumbers::NumberedBox> PartNumbers::cut(const TensorSpec& tensor,
   return boxes;
 }
 
-int64_t element_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                            const ParameterStore& parameters) {
-  return bytes_of(make_segments(spec, shards, parameters, 0, false, SummedParts::tensors));
+int64_t element_table_bytes(const ParameterStore& parameters) {
+  return bytes_of(make_segments(parameters, 0, false, SummedParts::tensors));
 }
 
-int64_t part_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                         const ParameterStore& parameters) {
-  return bytes_of(make_segments(spec, shards, parameters, 0, false, SummedParts::parts));
+int64_t part_table_bytes(const ParameterStore& parameters) {
+  return bytes_of(make_segments(parameters, 0, false, SummedParts::parts));
 }
 
 ElementUpdates::ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables, bool last_apart,
                                SummedParts summed)
     : context_(context), segments_(reinterpret_cast<const UpdateSegment*>(tables)) {
-  Segments segments = make_segments(context.spec, context.shards, context.parameters, seed, last_apart, summed);
+  Segments segments = make_segments(context.parameters, seed, last_apart, summed);
   context.backend.upload(tables, segments.all.data(),
                          static_cast<int64_t>(segments.all.size() * sizeof(UpdateSegment)));
   first_segment_ = std::move(segments.first);

@@ -1,5 +1,5 @@
-// Optimizers that update each element by itself (see ops/element_update.h): their table of segments, and one op for
-// each unit.
+// Optimizers that update each element independently (see ops/element_update.h): their table of segments, and one op per
+// unit.
 #pragma once
 
 #include <algorithm>
@@ -15,15 +15,16 @@
 
 namespace gptrain {
 
-// What an update takes for one tensor where it reads sums of whole tensors (ops/tensor_norms.h): the tensors of the
-// model, or each of the matrices and vectors in them, as queries, keys, values, gate and up are.
+// Extent of the sums of an update that reads sums of whole tensors (ops/tensor_norms.h): the model's tensors, or
+// separately each matrix and vector in them (queries, keys, values, gate, up).
 enum class SummedParts : uint8_t { tensors, parts };
 
 class PartNumbers {
  public:
   PartNumbers(const ModelSpec& spec, SummedParts summed);
 
-  // The parts of a tensor have numbers that follow one another, and so do tensors.
+  // RETURN the number of a tensor's first part, and the number of all parts. Parts are numbered consecutively, tensor
+  // after tensor.
   int64_t first(int64_t tensor) const { return first_[static_cast<size_t>(tensor)]; }
   int64_t all() const { return first_.back(); }
 
@@ -31,58 +32,60 @@ class PartNumbers {
     ShardBox box;
     int64_t part;
   };
-  // A box of a rank's shard of the tensor, cut between parts.
+  // RETURNS a box of a rank's shard of tensor number `index`, cut at the borders of parts.
   std::vector<NumberedBox> cut(const TensorSpec& tensor, int64_t index, const ShardBox& box) const;
 
  private:
   SummedParts summed_;
-  std::vector<int64_t> first_;  // by tensor, and the end
+  std::vector<int64_t> first_;  // first part of each tensor, then the number of all parts
 };
 
-// Elements [first, first + elements) of what this rank updates of the unit, without segments. Columns are those with
-// values for elements that are not only of what comes last (is_of_last), one after the other.
+// RETURNS operands, without segments, for elements [first, first + elements) of this rank's part of the unit. Columns
+// that have values only for the tensors of UnitEnd (is_of_last) and factored ones are left out.
 ElementUpdate unit_operands(const UpdateContext& context, int64_t unit, int64_t first, int64_t elements);
 
-// The segments of all units in device memory, and each unit's update as ranges of elements.
+// The table of all units' segments in device memory, from which it makes the operands of each unit's update.
 class ElementUpdates {
  public:
-  // Uploads the table to `tables`, which is device memory of element_table_bytes. The spec gives each tensor's weight
-  // decay and learning-rate factor. The context's references are borrowed. With last_apart, what
-  // comes last in units (UnitEnd) is updated by calls of its own.
+  // Uploads the table to `tables`, device memory of element_table_bytes, or of part_table_bytes with
+  // SummedParts::parts. The spec gives each tensor's weight decay and learning-rate factor. Borrows the context's
+  // references. last_apart: the caller updates the tensors of UnitEnd separately, by update_before_last and
+  // update_last.
   ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables, bool last_apart = false,
                  SummedParts summed = SummedParts::tensors);
 
-  // Calls run(operands) for this rank's part of the unit: once, or twice where only norms have master weights
-  // (Sharding::pure), for the norms and for the rest. A rank without a part of the unit makes no call.
+  // Calls run(operands) for this rank's part of the unit: once, or if only norms have master weights (Sharding::pure)
+  // twice, for the norms and for the rest. Makes no call if the rank has no part of the unit.
   void update(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const;
-  // The same with what comes last apart: all before it, and that, without columns that have no values for it.
+  // Do the same for all tensors before those of UnitEnd, and for the latter, whose operands lack columns without values
+  // for them. REQUIRES last_apart.
   void update_before_last(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const;
   void update_last(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const;
 
  private:
-  // Elements [first, first + elements) of the unit's range, with segments [first_segment, end_segment).
+  // RETURNS operands for elements [first, first + elements) of the unit's range, with segments [first_segment,
+  // end_segment).
   ElementUpdate operands(int64_t unit, int64_t first, int64_t elements, int64_t first_segment,
                          int64_t end_segment) const;
 
-  // Of the unit's first `elements`, where segments [.., end_segment) lie.
+  // Updates the unit's first `elements`, which hold its segments before end_segment.
   void update_first(int64_t unit, int64_t elements, int64_t end_segment,
                     const std::function<void(const ElementUpdate&)>& run) const;
 
   UpdateContext context_;
-  const UpdateSegment* segments_;       // device memory; unit after unit, norms first and what comes last at the end
-  std::vector<int64_t> first_segment_;  // of a unit's norms, of others, of what comes last; by unit, and the end
+  // Device memory; unit after unit, in each the norms, other tensors, tensors of UnitEnd.
+  const UpdateSegment* segments_;
+  std::vector<int64_t> first_segment_;  // for each unit first segment of norms, others, UnitEnd; then the end
 };
 
-int64_t element_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                            const ParameterStore& parameters);
-// With SummedParts::parts.
-int64_t part_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                         const ParameterStore& parameters);
+int64_t element_table_bytes(const ParameterStore& parameters);
+// RETURNS the same for SummedParts::parts.
+int64_t part_table_bytes(const ParameterStore& parameters);
 
 template <typename Op>
 class ElementOptimizer final : public Optimizer {
  public:
-  // `op` holds the constants of the update. Its operands are set for each call.
+  // `op` holds the constants of the update; each call sets its operands.
   ElementOptimizer(const Op& op, const UpdateContext& context, uint64_t seed, std::byte* tables)
       : op_(op), backend_(context.backend), updates_(context, seed, tables) {}
 
@@ -100,7 +103,7 @@ class ElementOptimizer final : public Optimizer {
   ElementUpdates updates_;
 };
 
-// `op_of(config)` is the op with the config's constants.
+// RETURNS the optimizer. `op_of(config)` is the op with the config's constants.
 template <auto op_of>
 std::unique_ptr<Optimizer> make_element_optimizer(const OptimizerConfig& config, const UpdateContext& context,
                                                   uint64_t seed, std::byte* tables) {
@@ -112,7 +115,7 @@ std::unique_ptr<Optimizer> make_element_optimizer(const OptimizerConfig& config,
   return std::make_unique<ElementOptimizer<Averaged<Op>>>(averaged, context, seed, tables);
 }
 
-// `columns` are those of the op, in its order.
+// RETURNS the type. `columns`: the op's columns, in its order.
 template <auto op_of>
 OptimizerType element_optimizer_type(OptimizerKind kind, StateColumns columns) {
   return {kind, std::move(columns), element_table_bytes, make_element_optimizer<op_of>};

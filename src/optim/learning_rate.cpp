@@ -12,7 +12,7 @@ double learning_rate(const RunConfig& config, int64_t step) {
   const int64_t steps = config.run.steps, warmup = config.warmup_steps();
   if (step < warmup) return lr * static_cast<double>(step + 1) / static_cast<double>(warmup);
 
-  // Share of the decay done at this step: 0 at its first step, 1 at the run's last.
+  // RETURNS the share of the decay done at this step: 0 at step `first`, 1 at the run's last.
   const auto progress = [&](int64_t first) {
     const int64_t length = steps - 1 - first;
     return length <= 0 ? 1.0 : std::clamp(static_cast<double>(step - first) / static_cast<double>(length), 0.0, 1.0);

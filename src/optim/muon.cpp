@@ -1,4 +1,4 @@
-// Muon: the momentum of a block's matrix is orthogonalised whole, by one rank. Everything else has AdamW's update.
+// Muon: one rank orthogonalises the whole momentum of a block's matrix. All other tensors have AdamW's update.
 #include <algorithm>
 #include <cmath>
 
@@ -11,13 +11,13 @@
 namespace gptrain {
 namespace {
 
-// arXiv 2502.16982: the root mean square of AdamW's steps is 0.2 to 0.4, that of an orthogonal matrix 1 /
-// sqrt(max(rows, columns)).
+// RETURNS the scale of arXiv 2502.16982: the root mean square of AdamW's steps is 0.2 to 0.4, that of an orthogonal
+// matrix 1 / sqrt(max(rows, columns)).
 double step_scale(const BlockMatrix& matrix) {
   return 0.2 * std::sqrt(static_cast<double>(std::max(matrix.rows, matrix.cols)));
 }
 
-// Sizes of the stage's matrices, for which SquaredNorm has a segment each.
+// RETURNS a SquaredNorm segment for each distinct size of the stage's matrices.
 std::vector<SquaredNorm::Segment> matrix_segments(const ModelSpec& spec, const ParameterLayout& layout) {
   std::vector<int64_t> counts;
   for (const BlockMatrix& matrix : block_matrices(spec, layout)) counts.push_back(matrix.count());
@@ -32,17 +32,17 @@ int64_t segments_size(const std::vector<SquaredNorm::Segment>& segments) {
   return std::ssize(segments) * static_cast<int64_t>(sizeof(SquaredNorm::Segment));
 }
 
-int64_t muon_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                         const ParameterStore& parameters) {
-  return element_table_bytes(spec, shards, parameters) +
-         align_up(segments_size(matrix_segments(spec, parameters.layout()))) + align_up(dtype_bytes(DType::f64));
+int64_t muon_table_bytes(const ParameterStore& parameters) {
+  return element_table_bytes(parameters) +
+         align_up(segments_size(matrix_segments(parameters.spec(), parameters.layout()))) +
+         align_up(dtype_bytes(DType::f64));
 }
 
 DType products_dtype(const OptimizerConfig& config, DType compute) {
   return compute == DType::bf16 && config.newton_schulz == NewtonSchulzProducts::as_compute ? DType::bf16 : DType::f32;
 }
 
-// `Step` is Muon, `Rest` is AdamW, or both with averages.
+// `Step` and `Rest` are Muon and AdamW, or MuonEma and AdamWEma.
 template <typename Step, typename Rest>
 class MuonOptimizer final : public Optimizer {
  public:
@@ -54,16 +54,16 @@ class MuonOptimizer final : public Optimizer {
         context_(context),
         updates_(context, seed, tables, true),
         exchange_(context),
-        segments_(matrix_segments(context.spec, context.parameters.layout())) {
+        segments_(matrix_segments(context.parameters.spec(), context.parameters.layout())) {
     momentum_.momentum = config.momentum;
     momentum_.nesterov = config.nesterov;
-    std::byte* const own = tables + element_table_bytes(context.spec, context.shards, context.parameters);
+    std::byte* const own = tables + element_table_bytes(context.parameters);
     device_segments_ = reinterpret_cast<const SquaredNorm::Segment*>(own);
     squared_norm_ = reinterpret_cast<double*>(own + align_up(segments_size(segments_)));
     if (!segments_.empty()) context.backend.upload(own, segments_.data(), segments_size(segments_));
   }
 
-  // Leaves what Muon's step is made of where the gradients of the blocks' matrices were.
+  // Replaces the gradients of the blocks' matrices by the orthogonalised momentum.
   Matrix measure() override {
     for (int64_t unit = 0; unit < context_.parameters.num_units(); ++unit) {
       updates_.update_last(unit, [this](const ElementUpdate& operands) {
@@ -75,14 +75,14 @@ class MuonOptimizer final : public Optimizer {
         context_.backend.run(op);
       });
     }
-    // As much on every rank, though some may have no matrix, or none of the largest.
+    // Workspace of equal size on every rank, though some may have no matrix, or none of the largest.
     const int64_t elements = exchange_.most_elements(), square = exchange_.most_square();
     WorkspaceFrame frame(context_.workspace);
     const auto take = [&frame](DType dtype, int64_t count) {
       return static_cast<std::byte*>(frame.take(dtype, 1, count).data);
     };
     std::byte* const whole = exchange_.gathers() ? take(DType::f32, elements) : nullptr;
-    // Parts are on their way only while nothing is multiplied.
+    // Transfers and products never run at the same time, so `parts` serves both.
     std::byte* const parts = take(exchange_.gathers() ? DType::f32 : products_, elements);
     const OrthogonaliseMemory memory{
         products_, take(products_, elements), parts, take(products_, square), take(products_, square)};
@@ -103,7 +103,7 @@ class MuonOptimizer final : public Optimizer {
     updates_.update_last(unit, [this](const ElementUpdate& operands) {
       Step op = step_;
       static_cast<ElementUpdate&>(op) = operands;
-      op.columns = {operands.columns[2]};  // the average, where there is one
+      op.columns = {operands.columns[2]};  // the average, if there is one
       context_.backend.run(op);
     });
   }

@@ -15,10 +15,8 @@
 
 namespace gptrain {
 
-// What an update reads and writes. All of it is borrowed.
+// Objects that an update reads and writes, all borrowed.
 struct UpdateContext {
-  const ModelSpec& spec;
-  const std::vector<TensorShard>& shards;
   const ParameterStore& parameters;
   StepState* state;  // device memory
   Backend& backend;
@@ -26,34 +24,31 @@ struct UpdateContext {
   Workspace& workspace;
 };
 
-// The columns are zero before the first update. When the step's state says that the step is skipped, no op of an update
-// writes anything.
+// Updates this rank's weights and state columns. Columns are zero before the first update. If StepState::skip is set,
+// no op of an update writes anything.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  // Called once before the updates of a step, when its state is decided, by all ranks: what the updates need of whole
-  // tensors. Returns sums of what this rank holds, f64, which the caller adds up over the world, or nothing.
+  // Computes the sums over whole tensors that the updates need. RETURNS this rank's part in f64, which the caller then
+  // adds up over the world, or a matrix that is not given. REQUIRES: called by all ranks once a step, before its
+  // updates and after PrepareUpdate.
   virtual Matrix measure() { return {}; }
-  // Updates this rank's part of the unit (ParameterStore::update_range). The unit's gradients are summed over all
-  // ranks; the update multiplies them by StepState::gradient_scale, which clips them and takes the loss scale out.
+  // Updates this rank's part of the unit (ParameterStore::update_range). Gradients are multiplied by
+  // StepState::gradient_scale, which clips them and divides out the loss scale. REQUIRES: the unit's gradients are
+  // summed over all ranks.
   virtual void update(int64_t unit) = 0;
 };
 
-// A kind of optimizer: a row of the table in optimizer.cpp.
+// Description of an optimizer: a row of the table in types.cpp.
 struct OptimizerType {
   OptimizerKind kind;
-  StateColumns columns;  // without that of the weights' average
-  // Bytes of device memory that the optimizer takes beside its columns, for tables of segments.
-  int64_t (*table_bytes)(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                         const ParameterStore& parameters);
-  // `tables` is device memory of table_bytes. `seed` is that of stochastic rounding.
+  StateColumns columns;  // without the column of the weights' average
+  // RETURNS the bytes of device memory for tables of segments, beside the columns.
+  int64_t (*table_bytes)(const ParameterStore& parameters);
+  // RETURNS the optimizer. `tables` is device memory of table_bytes, owned by the caller. `seed`: of stochastic
+  // rounding.
   std::unique_ptr<Optimizer> (*make)(const OptimizerConfig& config, const UpdateContext& context, uint64_t seed,
                                      std::byte* tables);
 };
-
-const OptimizerType& optimizer_type(OptimizerKind kind);
-
-// The type's columns; with OptimizerConfig::ema that of the weights' average comes last.
-StateColumns optimizer_columns(const OptimizerConfig& config);
 
 }  // namespace gptrain

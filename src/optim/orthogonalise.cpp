@@ -24,12 +24,12 @@ void orthogonalise(const Matrix& matrix, double scale, const SquaredNorm::Segmen
                           .partials = norm});
   backend.run(WeightedSum{
       .a = matrix, .a_factor = 1, .b = {}, .b_factor = 0, .to = x, .squared_norm = norm, .least_norm = least_norm});
-  // No product counts as the model's.
+  // true_out is 0, as these products are not part of the model's FLOPs.
   for (int step = 1; step <= newton_schulz_steps; ++step) {
     if (wide) {
       backend.run(LinearForward{.x = x, .w = x, .bias = {}, .y = a, .true_out = 0});
     } else {
-      // A product over rows is f32. Until the end the matrix itself is room for it.
+      // A product over rows is f32. The matrix' own memory holds it, as it is free until the end.
       const Matrix sum = memory.products == DType::f32 ? a : Matrix(matrix.data, DType::f32, small, small);
       backend.run(LinearBackwardWeight{
           .x = x, .dy = x, .dw = sum, .d_bias = {}, .accumulate = false, .true_out = 0});

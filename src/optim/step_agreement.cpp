@@ -14,17 +14,17 @@ int64_t array_bytes(int64_t count) {
   return align_up(count * static_cast<int64_t>(sizeof(T)));
 }
 
-// What this rank sums the squares of, tensor by tensor.
-std::vector<SquaredNorm::Segment> norm_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                                                const ParameterStore& parameters) {
+// RETURNS the segments whose squares this rank sums, in the order of tensors.
+std::vector<SquaredNorm::Segment> norm_segments(const ParameterStore& parameters) {
   std::vector<SquaredNorm::Segment> segments;
+  const ModelSpec& spec = parameters.spec();
   const ParameterLayout& layout = parameters.layout();
   for (size_t tensor = 0; tensor < spec.tensors.size(); ++tensor) {
     const int64_t unit = spec.tensors[tensor].unit;
     const int64_t piece = parameters.piece_elements(unit);
     const int64_t piece_first = parameters.sharding().data_rank * piece;
     const int64_t start = layout.segments[tensor].offset - layout.units[static_cast<size_t>(unit)].offset;
-    for (const ShardBox& box : shards[tensor].boxes) {
+    for (const ShardBox& box : parameters.shards()[tensor].boxes) {
       const int64_t first = std::max(piece_first, start + box.local_offset);
       const int64_t end = std::min(piece_first + piece, start + box.local_offset + box.count());
       if (box.owned && first < end)
@@ -48,10 +48,10 @@ StepAgreement::StepAgreement(const UpdateContext& context, double clip_norm, int
     : context_(context),
       clip_norm_(clip_norm),
       loss_scale_window_(loss_scale_window),
-      num_tensors_(static_cast<int64_t>(context.spec.tensors.size())),
+      num_tensors_(static_cast<int64_t>(context.parameters.spec().tensors.size())),
       groups_(groups),
       copies_(groups.num_ranks(GroupKind::world) > 1 ? copies : nullptr) {
-  const std::vector<SquaredNorm::Segment> segments = norm_segments(context.spec, context.shards, context.parameters);
+  const std::vector<SquaredNorm::Segment> segments = norm_segments(context.parameters);
   num_segments_ = static_cast<int64_t>(segments.size());
   tables_ = tables_at(tables, num_tensors_, segments.size());
   context_.backend.upload(tables_.segments, segments.data(),
@@ -63,10 +63,9 @@ StepAgreement::StepAgreement(const UpdateContext& context, double clip_norm, int
   copies_->while_waiting([this] { look_for_stop(); });
 }
 
-int64_t StepAgreement::table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                                   const ParameterStore& parameters) {
-  const auto num_tensors = static_cast<int64_t>(spec.tensors.size());
-  return tables_at(nullptr, num_tensors, norm_segments(spec, shards, parameters).size()).bytes;
+int64_t StepAgreement::table_bytes(const ParameterStore& parameters) {
+  const auto num_tensors = static_cast<int64_t>(parameters.spec().tensors.size());
+  return tables_at(nullptr, num_tensors, norm_segments(parameters).size()).bytes;
 }
 
 void StepAgreement::put_stop(bool wanted) {

@@ -1,5 +1,5 @@
-// At the end of a step all ranks agree on the loss, on the norm of the gradients and their clipping, on whether the
-// step is skipped, and on whether the run stops. This is the same for every optimizer.
+// Agreement of all ranks at the end of a step on the loss, the norm of the gradients and their clipping, whether the
+// step is skipped, and whether the run stops. The same for every optimizer.
 #pragma once
 
 #include <cstddef>
@@ -15,39 +15,37 @@
 
 namespace gptrain {
 
-// Adds up f64 in device memory. Collective over the world.
+// Adds up f64 `sums` in device memory over all ranks, in place. Collective over the world.
 void sum_over_world(RankGroups& groups, const Matrix& sums);
 
 class StepAgreement {
  public:
   // Uploads its tables to `tables`, which is device memory of table_bytes. clip_norm is 0 without clipping, and
-  // loss_scale_window is 0 without loss scaling. `copies` is null where the device's memory is the host's. All
-  // references and pointers are borrowed.
+  // loss_scale_window is 0 without loss scaling. `copies` is null on a CPU. All references and pointers are borrowed.
   StepAgreement(const UpdateContext& context, double clip_norm, int64_t loss_scale_window, std::byte* tables,
                 RankGroups& groups, SideQueue* copies);
 
-  // Bytes of the partial sums of the norm, the number of ranks that want to stop, and the segments.
-  static int64_t table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                             const ParameterStore& parameters);
+  // RETURNS the bytes for the partial sums of the norm, the number of ranks that want to stop, and the segments.
+  static int64_t table_bytes(const ParameterStore& parameters);
 
-  // Call it after all gradients are summed. It writes the loss, the norm, the clipping factor and the decision to skip
-  // into the step's state. One rank adds the square of each element: the rank that holds the element's piece, or the
-  // first of several ranks that hold the same shard. So ZeRO 0 and 1 yield the same bits of the norm, and so do ZeRO 2
-  // and 3. Collective over the world.
+  // Writes the loss, the norm, the clipping factor and the decision to skip into the step's state. Exactly one rank
+  // adds the square of each element: the rank that holds the element's piece, or the first of several ranks that hold
+  // the same shard. So ZeRO 0 and 1 give the same bits of the norm, and so do ZeRO 2 and 3. Collective over the world.
+  // REQUIRES: all gradients are summed.
   void agree();
 
-  // `stop_wanted` tells whether this rank wants to stop. Each step calls it as late as the ranks can still agree. After
-  // it has returned true, the rank wants to stop for good. Where the host runs ahead of a device, every wait for the
-  // device calls it, and the device reads the answer when it reaches the norm. An empty function never wants to stop.
+  // Sets the function that tells whether this rank wants to stop. Each step calls it as late as the ranks can still
+  // agree. If the host runs ahead of a device, every wait for the device calls it, and the device reads the answer when
+  // it reaches the norm. Once true, the rank's wish to stop is permanent. Empty function: never stop.
   void ask_for_stop(const std::function<bool()>& stop_wanted) { stop_wanted_ = stop_wanted; }
-  // The number of ranks that wanted to stop at the last call of `agree`. It lies in device memory.
+  // RETURNS the number of ranks that wanted to stop at the last call of `agree`, in device memory.
   const double* stops() const { return tables_.partials + num_tensors_; }
-  // Whether any rank wants to stop. This is called between steps. Collective over the world.
+  // RETURNS whether any rank wants to stop. Call between steps. Collective over the world.
   bool agree_to_stop(bool wanted);
 
  private:
   struct Tables {
-    double* partials;  // by tensor; then the number of ranks that ask to stop
+    double* partials;  // partial norm of each tensor, then the number of ranks that ask to stop
     SquaredNorm::Segment* segments;
     int64_t bytes;
   };
@@ -63,7 +61,7 @@ class StepAgreement {
   Tables tables_;
   RankGroups& groups_;
   std::function<bool()> stop_wanted_;
-  SideQueue* const copies_;                      // null, too, where there is nobody to agree with
+  SideQueue* const copies_;                      // null also with one rank
   std::unique_ptr<DeviceMemory> wants_to_stop_;  // a double that the device reads: 1 once this rank wants to
 };
 

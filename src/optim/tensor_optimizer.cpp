@@ -7,14 +7,14 @@
 namespace gptrain {
 namespace {
 
-// Adds the segments of a tensor among elements [first, end) of its unit, which are counted from `first`.
-void add_measured(const ModelSpec& spec, const TensorShard& shard, const ParameterLayout& layout,
-                  const PartNumbers& numbers, int64_t index, int64_t first, int64_t end,
-                  std::vector<UpdateSegment>& segments) {
+// Adds the segments of a tensor in elements [first, end) of its unit. Their offsets count from `first`.
+void add_measured(const ParameterStore& parameters, const PartNumbers& numbers, int64_t index, int64_t first,
+                  int64_t end, std::vector<UpdateSegment>& segments) {
   const auto i = static_cast<size_t>(index);
-  const TensorSpec& tensor = spec.tensors[i];
+  const ParameterLayout& layout = parameters.layout();
+  const TensorSpec& tensor = parameters.spec().tensors[i];
   const int64_t start = layout.segments[i].offset - layout.units[static_cast<size_t>(tensor.unit)].offset;
-  for (const ShardBox& whole : shard.boxes) {
+  for (const ShardBox& whole : parameters.shards()[i].boxes) {
     if (!whole.owned) continue;
     for (const auto& [box, part] : numbers.cut(tensor, index, whole)) {
       const int64_t from = std::max(first, start + box.local_offset);
@@ -31,15 +31,16 @@ int64_t TensorSums::Measured::segment_bytes() const {
   return std::ssize(segments) * static_cast<int64_t>(sizeof(UpdateSegment));
 }
 
-// What this rank adds the squares of is its piece, also where it updates the whole unit. Norms lie first in a unit.
-TensorSums::Measured TensorSums::measured(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                                          const ParameterStore& parameters, SummedParts summed) {
+// RETURNS the segments and ops of this rank's piece of every unit, even if it updates the whole unit. Norms lie first
+// in a unit.
+TensorSums::Measured TensorSums::measured(const ParameterStore& parameters, SummedParts summed) {
+  const ModelSpec& spec = parameters.spec();
   const PartNumbers numbers(spec, summed);
   const ParameterLayout& layout = parameters.layout();
   const bool all = summed == SummedParts::parts, norms_apart = parameters.sharding().pure;
   Measured measured;
   measured.num_rows = numbers.all();
-  std::vector<Part> apart;  // come last: a reader of the plan finds units in their order
+  std::vector<Part> apart;  // norms' ops, run last, so that readers of the plan find units in order
   for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
     const UnitRange& range = layout.units[static_cast<size_t>(unit)];
     const int64_t piece = parameters.piece_elements(unit), begin = parameters.sharding().data_rank * piece;
@@ -47,7 +48,7 @@ TensorSums::Measured TensorSums::measured(const ModelSpec& spec, const std::vect
       const int64_t first_segment = std::ssize(measured.segments);
       for (int64_t i = first_tensor; i < first_tensor + num_tensors; ++i) {
         if (all || spec.tensors[static_cast<size_t>(i)].decay)
-          add_measured(spec, shards[static_cast<size_t>(i)], layout, numbers, i, first, end, measured.segments);
+          add_measured(parameters, numbers, i, first, end, measured.segments);
       }
       const int64_t num_segments = std::ssize(measured.segments) - first_segment;
       const int64_t first_row = numbers.first(first_tensor);
@@ -69,22 +70,21 @@ TensorSums::Measured TensorSums::measured(const ModelSpec& spec, const std::vect
 
 TensorSums::TensorSums(const UpdateContext& context, std::byte* tables, SummedParts summed)
     : context_(context), segments_(reinterpret_cast<const UpdateSegment*>(tables)) {
-  Measured all = measured(context.spec, context.shards, context.parameters, summed);
+  Measured all = measured(context.parameters, summed);
   const int64_t bytes = all.segment_bytes();
   if (bytes > 0) context.backend.upload(tables, all.segments.data(), bytes);
   parts_ = std::move(all.parts);
   sums_ = all.sums(tables + align_up(bytes));
 }
 
-int64_t TensorSums::table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                                const ParameterStore& parameters, SummedParts summed) {
-  const Measured all = measured(spec, shards, parameters, summed);
+int64_t TensorSums::table_bytes(const ParameterStore& parameters, SummedParts summed) {
+  const Measured all = measured(parameters, summed);
   return align_up(all.segment_bytes()) + align_up(all.sums(nullptr).bytes());
 }
 
 void TensorSums::measure(const std::function<void(const ElementUpdate&, int64_t, const Matrix&)>& run) const {
   const ParameterStore& parameters = context_.parameters;
-  // Rows of tensors that this rank has nothing of hold the sums of the step before.
+  // Clears the last step's sums of tensors of which this rank has no elements.
   const Matrix nothing(nullptr, DType::f32, 1, 0);
   ElementUpdate none{.state = context_.state, .gradients = nothing, .master = nothing, .columns = {}, .weights = {}};
   std::fill(none.columns.begin(), none.columns.end(), nothing);
@@ -102,9 +102,8 @@ void TensorSums::measure(const std::function<void(const ElementUpdate&, int64_t,
   }
 }
 
-int64_t tensor_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                           const ParameterStore& parameters) {
-  return element_table_bytes(spec, shards, parameters) + TensorSums::table_bytes(spec, shards, parameters);
+int64_t tensor_table_bytes(const ParameterStore& parameters) {
+  return element_table_bytes(parameters) + TensorSums::table_bytes(parameters);
 }
 
 }  // namespace gptrain

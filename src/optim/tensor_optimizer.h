@@ -1,5 +1,5 @@
-// Optimizers that scale the step of each tensor by norms of the whole tensor (see ops/tensor_norms.h): the sums of a
-// pass before the updates.
+// Optimizers that scale the step of each tensor by norms of the whole tensor (see ops/tensor_norms.h), summed in a pass
+// before the updates.
 #pragma once
 
 #include <cstddef>
@@ -13,30 +13,29 @@
 
 namespace gptrain {
 
-// The table of sums by tensor, and what this rank adds to it. One rank adds each element, the one that adds it to the
-// norm of the gradients (StepAgreement::agree), so that the same layouts have the same bits. Of tensors there are sums of
-// those that decay, of SummedParts::parts of all.
+// The table of sums by tensor, and the pass that computes this rank's share. Exactly one rank adds each element, the
+// one that adds it to the norm of the gradients (StepAgreement::agree), so that the same layouts give equal bits. With
+// SummedParts::tensors only tensors with weight decay are summed, with SummedParts::parts all.
 class TensorSums {
  public:
-  // Uploads its segments to `tables`, which is device memory of table_bytes. The context's references are borrowed.
+  // Uploads its segments to `tables`, device memory of table_bytes. Borrows the context's references.
   TensorSums(const UpdateContext& context, std::byte* tables, SummedParts summed = SummedParts::tensors);
 
-  static int64_t table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                             const ParameterStore& parameters, SummedParts summed = SummedParts::tensors);
+  static int64_t table_bytes(const ParameterStore& parameters, SummedParts summed = SummedParts::tensors);
 
   const Matrix& sums() const { return sums_; }
 
-  // Calls run(operands, first_tensor, sums) as TensorNorms takes them, so that every row of the table is written.
+  // Calls run(operands, first_tensor, sums), the operands of TensorNorms, so that every row of the table is written.
   void measure(const std::function<void(const ElementUpdate&, int64_t, const Matrix&)>& run) const;
 
  private:
-  // An op: elements [first, end) of a unit, and the rows that it writes.
+  // Operands of one op: elements [first, end) of a unit, and the rows of the table that it writes.
   struct Part {
     int64_t unit;
     int64_t first, end;
     int64_t first_segment, num_segments;
     int64_t first_row, num_rows;
-    bool norms_apart;  // elements are those of norms, whose masters lie apart (Sharding::pure)
+    bool norms_apart;  // elements are norms, which alone have masters (Sharding::pure)
   };
   struct Measured {
     std::vector<UpdateSegment> segments;
@@ -46,8 +45,7 @@ class TensorSums {
     int64_t segment_bytes() const;
     Matrix sums(std::byte* data) const { return {data, DType::f64, num_rows, 2}; }
   };
-  static Measured measured(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                           const ParameterStore& parameters, SummedParts summed);
+  static Measured measured(const ParameterStore& parameters, SummedParts summed);
 
   UpdateContext context_;
   const UpdateSegment* segments_;  // device memory
@@ -55,18 +53,17 @@ class TensorSums {
   Matrix sums_;
 };
 
-// Of element_table_bytes and TensorSums::table_bytes.
-int64_t tensor_table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                           const ParameterStore& parameters);
+// RETURNS the sum of element_table_bytes and TensorSums::table_bytes.
+int64_t tensor_table_bytes(const ParameterStore& parameters);
 
-// `Op` is `Update` or its average.
+// `Op` is `Update` or Averaged<Update>.
 template <typename Update, typename Op>
 class TensorOptimizer final : public Optimizer {
  public:
   TensorOptimizer(const Op& op, const UpdateContext& context, uint64_t seed, std::byte* tables)
       : update_(op),
         backend_(context.backend),
-        sums_(context, tables + element_table_bytes(context.spec, context.shards, context.parameters)),
+        sums_(context, tables + element_table_bytes(context.parameters)),
         second_pass_(with_sums(op, sums_.sums()), context, seed, tables) {}
 
   Matrix measure() override {
@@ -92,7 +89,7 @@ class TensorOptimizer final : public Optimizer {
   ElementOptimizer<Op> second_pass_;
 };
 
-// `op_of(config)` is the op with the config's constants.
+// RETURNS the optimizer. `op_of(config)` is the op with the config's constants.
 template <auto op_of>
 std::unique_ptr<Optimizer> make_tensor_optimizer(const OptimizerConfig& config, const UpdateContext& context,
                                                  uint64_t seed, std::byte* tables) {
@@ -104,7 +101,7 @@ std::unique_ptr<Optimizer> make_tensor_optimizer(const OptimizerConfig& config, 
   return std::make_unique<TensorOptimizer<Op, Averaged<Op>>>(averaged, context, seed, tables);
 }
 
-// `columns` are those of the op, in its order.
+// RETURNS the type. `columns`: the op's columns, in its order.
 template <auto op_of>
 OptimizerType tensor_optimizer_type(OptimizerKind kind, StateColumns columns) {
   return {kind, std::move(columns), tensor_table_bytes, make_tensor_optimizer<op_of>};

@@ -1,4 +1,4 @@
-// The rows of the table of optimizers (optimizer.cpp), each of a file of its own.
+// The table of optimizers. Each row is defined in the optimizer's file.
 #pragma once
 
 #include "optim/optimizer.h"
@@ -13,5 +13,10 @@ OptimizerType lars_type();
 OptimizerType lion_type();
 OptimizerType muon_type();
 OptimizerType sgd_type();
+
+const OptimizerType& optimizer_type(OptimizerKind kind);
+
+// RETURNS the type's columns; with OptimizerConfig::ema, the column of the weights' average comes last.
+StateColumns optimizer_columns(const OptimizerConfig& config);
 
 }  // namespace gptrain

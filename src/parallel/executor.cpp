@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 #include <stdexcept>
 
-#include "schedule/offload.h"
-
 namespace gptrain {
 
 Executor::Executor(Model& model, const Program& program, const ParameterStore& parameters, const Workplace& place,
@@ -22,14 +20,14 @@ void Executor::play(MicroBatchSource& source, ActionObserver* observer) {
   try {
     play_all(source, observer);
   } catch (...) {
-    // A receive that has begun ahead of its need would be waited for without end.
+    // Otherwise a receive that began early would be awaited for ever.
     if (place_.groups->num_stages() > 1) place_.groups->give_up(std::current_exception());
     throw;
   }
 }
 
 void Executor::play_all(MicroBatchSource& source, ActionObserver* observer) {
-  // Stages are at different micro-batches; what a lost one was at helps to see who waited for whom.
+  // Stages are at different micro-batches: after a failure, each rank's tells which stage waited for which.
   Activity* const activity = place_.groups->num_stages() > 1 ? place_.groups->activity() : nullptr;
   for (const Action& action : program_.schedule.actions) {
     if (observer != nullptr && !observer->before(action)) continue;
@@ -57,28 +55,28 @@ LayerCall Executor::call_of(const Action& action) const {
   const MicroBatch batch = micro_batch(action);
   const int64_t matrix_unit = options.tied_head ? 0 : parameters_.num_units() - 1;
   LayerCall call{.parameters = whole(action.unit, action),
-                .head_matrix = whole(matrix_unit, action),
-                .tokens = batch.tokens,
-                .targets = batch.targets,
-                .sample_ids = batch.sample_ids,
-                .document_starts = batch.document_starts,
-                .state = place_.state,
-                .input = at(action, Operand::input),
-                .output = at(action, Operand::output),
-                .kept = at(action, Operand::kept),
-                .saved_for_input = at(action, Operand::saved_for_input),
-                .saved_for_weight = at(action, Operand::saved_for_weight),
-                .gradients = at(action, Operand::gradients),
-                .d_output = at(action, Operand::d_output),
-                .d_input = at(action, Operand::d_input),
-                .table_begun = options.tied_head && options.stages.last(),
-                // Those that are made apart leave after every micro-batch.
-                .accumulate = !options.makes_gradients_apart() && action.micro_batch > 0,
-                .fp8_weights = at(action, Operand::prepared_weights),
-                .prepare_weights = false,
-                .workspace = place_.workspace};
+                 .head_matrix = whole(matrix_unit, action),
+                 .tokens = batch.tokens,
+                 .targets = batch.targets,
+                 .sample_ids = batch.sample_ids,
+                 .document_starts = batch.document_starts,
+                 .state = place_.state,
+                 .input = at(action, Operand::input),
+                 .output = at(action, Operand::output),
+                 .kept = at(action, Operand::kept),
+                 .saved_for_input = at(action, Operand::saved_for_input),
+                 .saved_for_weight = at(action, Operand::saved_for_weight),
+                 .gradients = at(action, Operand::gradients),
+                 .d_output = at(action, Operand::d_output),
+                 .d_input = at(action, Operand::d_input),
+                 .table_begun = options.tied_head && options.stages.last(),
+                 // Gradients with a buffer of their own are moved out of it after every micro-batch.
+                 .accumulate = !options.makes_gradients_apart() && action.micro_batch > 0,
+                 .fp8_weights = at(action, Operand::prepared_weights),
+                 .prepare_weights = false,
+                 .workspace = place_.workspace};
   if (const int32_t prepared = action[Operand::prepared_weights]; prepared >= 0) {
-    // The copies are made by the action that is the first to name them.
+    // The first action that names the copies makes them.
     const int32_t first = program_.schedule.buffers[static_cast<size_t>(prepared)].first;
     call.prepare_weights = &action == &program_.schedule.actions[static_cast<size_t>(first)];
   }
@@ -87,7 +85,7 @@ LayerCall Executor::call_of(const Action& action) const {
 
 namespace {
 
-// Everything that an action's ops depend on: which they are, and where their operands lie.
+// Returns a key of everything that an action's ops depend on: the layer, the pass and the addresses of operands.
 RecordingKey recording_key(const void* executor, const Action& action, const LayerCall& call) {
   RecordingKey key;
   key.add(executor);
@@ -171,7 +169,7 @@ void Executor::transfer(const Action& action) {
   const Transfer transfer = transfer_of(action.kind).value();
   const StageMessage message = message_of(program_.schedule.options.stages, action.kind, action.micro_batch, action.unit);
   const DType dtype = model_.shape().precision.residual;
-  // What lies behind a gradient for FP8 goes with it.
+  // With FP8, the gradient's amax lies behind its elements and is sent with them.
   const bool with_amax = message.gradient && model_.carrier_bytes() > model_.stream_bytes();
   links_.play(transfer, message,
                   {.data = at(action, transfer.operand),

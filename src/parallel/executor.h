@@ -1,4 +1,4 @@
-// Plays a schedule: turns each action into ops of the layers, collectives and updates.
+// Runs a schedule: turns each action into ops of the layers, collectives and updates.
 #pragma once
 
 #include <array>
@@ -18,47 +18,51 @@
 
 namespace gptrain {
 
-// What the optimizer does in a step. Implemented in src/optim.
+// The optimizer's actions in a step. Implemented in src/optim. Called by the thread that plays the schedule.
 class UpdateRule {
  public:
   virtual ~UpdateRule() = default;
-  virtual void norm() = 0;                // global gradient norm, clipping, the decision to skip
-  virtual void update(int64_t unit) = 0;  // one unit's weights
+  // Computes the global gradient norm, and from it the clipping factor and whether the step is skipped. Collective.
+  virtual void norm() = 0;
+  // Updates one unit's weights.
+  virtual void update(int64_t unit) = 0;
 };
 
-// Sees every action before it runs: the plan counts, a profile times.
+// Sees every action before and after it runs. A plan uses it to count ops, a profile to time them.
 class ActionObserver {
  public:
   virtual ~ActionObserver() = default;
-  // False: the action is not run (the plan has counted an equal one).
+  // Returns false to skip the action, which has no after() then. A plan skips actions equal to one it has counted.
   virtual bool before(const Action& action) = 0;
   virtual void after(const Action& action) = 0;
 };
 
-// Where the executors of a rank work; all of it is the caller's.
+// Memory and services that a rank's executors use. The caller owns all of them.
 struct Workplace {
-  std::array<std::byte*, num_memory_classes> arenas{};
+  std::array<std::byte*, num_memory_classes> arenas{};  // starts of the arenas
   StepState* state = nullptr;  // device
   Workspace* workspace = nullptr;
   Backend* backend = nullptr;
   RankGroups* groups = nullptr;
-  UnitTickets* gathers = nullptr;         // by unit
-  const KeptGradients* kept = nullptr;   // null where gradients are kept as they are made
-  MicroBatchUploads* uploads = nullptr;  // null where the backend's memory is the host's
-  OffloadLanes* offloads = nullptr;       // null where the schedule has none
+  UnitTickets* gathers = nullptr;        // by unit: its last gather of weights
+  const KeptGradients* kept = nullptr;   // null if gradients are kept in f32
+  MicroBatchUploads* uploads = nullptr;  // null if the backend's memory is host memory
+  OffloadLanes* offloads = nullptr;      // null if the schedule offloads nothing
 };
 
-// Borrows everything it is given. `update` may be null for schedules without norm and updates.
+// Runs one program. Used by the thread that calls the backend.
 class Executor {
  public:
+  // Borrows all arguments. `update` may be null if the schedule has no norm and no updates.
   Executor(Model& model, const Program& program, const ParameterStore& parameters, const Workplace& place,
            UpdateRule* update);
 
-  // One pass over the schedule. Micro-batches come from `source` in order, one per first forward. `observer` may be
-  // null.
+  // Runs the schedule once. Takes one micro-batch from `source` for each load action. `observer` may be null.
+  // Collective over the groups that its actions use. If it throws and there are several stages, it aborts all lanes of
+  // the rank.
   void play(MicroBatchSource& source, ActionObserver* observer);
 
-  // What the layers' ops of an action of the schedule work on.
+  // Returns the arguments of the layers' ops for an action of the program's schedule.
   LayerCall call_of(const Action& action) const;
 
  private:
@@ -66,14 +70,14 @@ class Executor {
   void run(const Action& action, MicroBatchSource& source);
   std::byte* at(const Action& action, Operand operand) const;
   MicroBatch micro_batch(const Action& action) const;
-  // Runs a layer's ops, or plays them as they were recorded.
+  // Runs a layer's ops, or replays a recording of them.
   template <typename Ops>
   void compute(const Action& action, const Ops& ops);
   void upload_micro_batch(const Action& action, MicroBatchSource& source);
-  // The parameters of the unit, which are those that the action works on.
+  // Returns the parameters of the unit. Gathered weights and whole gradients are the action's operands.
   UnitParameters whole(int64_t unit, const Action& action) const;
   ParameterExchange::Gradients gradients_of(const Action& action) const;
-  // Begins or ends a transfer between stages.
+  // Begins a transfer between stages or waits for its end.
   void transfer(const Action& action);
 
   Model& model_;

@@ -17,14 +17,14 @@ namespace {
 constexpr std::initializer_list<MeshAxis> all_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert,
                                                       MeshAxis::data, MeshAxis::pipeline};
 
-// Along which ranks hold the same layers.
+// Axes along which ranks hold the same layers.
 constexpr std::initializer_list<MeshAxis> stage_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert,
                                                         MeshAxis::data};
 
-// Along which ranks hold the same parameters.
+// Axes along which ranks hold the same parameters.
 constexpr std::initializer_list<MeshAxis> copy_axes = {MeshAxis::context, MeshAxis::expert, MeshAxis::data};
 
-// Those that the batch divides over, too.
+// Returns a text with the nearest world sizes that the model parallel ranks and the batch both allow.
 std::string nearest_world_sizes(const BatchConfig& batch, int64_t model_ranks, int64_t world_size) {
   const int64_t micro_batches = batch.global / batch.micro;
   const int64_t most = micro_batches * model_ranks;
@@ -37,8 +37,8 @@ std::string nearest_world_sizes(const BatchConfig& batch, int64_t model_ranks, i
 
 namespace {
 
-// The same place on the stage after (1) or before (-1), in the ring of stages; the rank itself where nothing goes there:
-// only stages with several chunks close the ring.
+// Returns the rank with the same place on the next stage (step 1) or the stage before (-1). Returns the rank itself at
+// an end of the pipeline, unless stages have several chunks: they form a ring.
 int64_t neighbour(const RunConfig& config, const Mesh& mesh, int64_t rank, int64_t step) {
   MeshPoint point = mesh.coordinates(rank);
   const int64_t stages = mesh.size(MeshAxis::pipeline);
@@ -110,7 +110,6 @@ bool lies_within_a_node(const RunConfig& config, const Mesh& mesh, int64_t rank,
   return ranks.front() / ranks_per_node == ranks.back() / ranks_per_node;
 }
 
-// The first group of a rank decides nothing for others: sizes of a kind are the same for all of its groups.
 std::vector<LaneGroup> lane_groups(const RunConfig& config) {
   std::vector<LaneGroup> groups = {{LaneKind::tensor, GroupKind::tensor, true}};
   const bool norms_in_parts = config.model.qk_norm || config.parallel.sequence;
@@ -123,7 +122,7 @@ std::vector<LaneGroup> lane_groups(const RunConfig& config) {
   }
   if (config.model.tied_head) groups.push_back({LaneKind::gradients, GroupKind::tied, true});
   groups.push_back({LaneKind::gradients, GroupKind::world, true});
-  // What is gathered in a 16-bit type leaves out the norms, which are summed from zeros and one rank's own.
+  // With 16-bit weights the lane also reduces: begin_gather sums the norms' f32 masters over ranks, all but one zero.
   if (config.parallel.zero > 0)
     groups.push_back({LaneKind::weights, GroupKind::copies, config.precision.compute != DType::f32});
   return groups;
@@ -133,7 +132,7 @@ std::vector<NeighbourGroup> neighbour_groups(const RunConfig& config, const Mesh
   std::vector<NeighbourGroup> groups;
   if (mesh.size(MeshAxis::pipeline) == 1) return groups;
   for (const bool to_next : {true, false}) {
-    // Ranks are in the order of their stages, and so each rank meets its groups in the order of the stages.
+    // Stages rise with ranks, so each rank makes its groups in the order of their stages.
     for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
       const int64_t next = neighbour(config, mesh, rank, 1);
       if (next == rank) continue;
@@ -150,7 +149,7 @@ GroupKind neighbours_of(LaneKind lane) {
 
 namespace {
 
-// Of what a rank takes for all its lanes, the part of one; the first has what equal parts leave over.
+// Returns one lane's share of a buffer for all lanes, a multiple of 256 bytes. The first lane also gets the remainder.
 int64_t share_of_lane(int64_t bytes, int64_t lanes, bool first) {
   const int64_t share = bytes / lanes / 256 * 256;
   return first ? bytes - (lanes - 1) * share : share;

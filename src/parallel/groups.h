@@ -1,4 +1,4 @@
-// A rank's place in the mesh and the groups it works in.
+// A rank's place in the mesh, and the groups and lanes in which it communicates.
 #pragma once
 
 #include <array>
@@ -20,32 +20,32 @@
 
 namespace gptrain {
 
-// Kinds of groups, by what their ranks have in common.
+// Kinds of groups, by the property that their ranks share.
 enum class GroupKind : uint8_t {
-  world,     // every rank: the norm, and what all agree on
+  world,     // all ranks: for the gradient norm and for agreements
   tensor,    // share each layer
   replicas,  // hold the same key/value heads, inside a tensor group
-  copies,    // hold the same parameters, and see other samples or tokens: gradients and losses are summed over them
-  stage,     // hold the same layers, each a part: matrices are gathered from them (optim/muon.cpp)
-  loss,      // have the same slice of each layer they hold, on whatever stage: losses are summed over them
+  copies,    // hold the same parameters and see different samples or tokens: gradients and losses are summed over them
+  stage,     // hold parts of the same layers: matrices are gathered from them (optim/muon.cpp)
+  loss,      // have the same rank on the tensor axis, on all stages: losses are summed over them
   tied,      // the first and the last stage of one pipeline, where both hold the table of a tied head
-  next,      // a stage and the one after it in the ring: the first of the two sends on to_next lanes
-  previous,  // a stage and the one before it: the second of the two sends
+  next,      // a stage and the one after it in the ring: for the lanes send_next and receive_next
+  previous,  // a stage and the one before it in the ring: for the lanes send_previous and receive_previous
   count
 };
 constexpr size_t num_group_kinds = static_cast<size_t>(GroupKind::count);
-// In reports.
+// Names in reports.
 constexpr std::array<std::string_view, num_group_kinds> group_names = {"world", "tensor", "replicas",
                                                                        "data",  "stage",  "loss",
                                                                        "tied",  "next",   "previous"};
 
-// What a rank's communication in a step is for; each kind has a lane (comm/lane.h).
+// Kinds of communication in a step. Each has a lane of its own (comm/lane.h).
 enum class LaneKind : uint8_t {
-  tensor,             // inside layers
-  gradients,          // sums of gradients, and what the update needs: the norm, losses
-  weights,            // whole weights from pieces
-  // Between the stages of a pipeline, each way by itself, so that what comes never waits for what goes, nor what goes one
-  // way for what goes the other.
+  tensor,     // collectives inside layers
+  gradients,  // sums of gradients, and for the update the gradient norm, losses and Muon's matrices
+  weights,    // gathers of whole weights from pieces
+  // Transfers between stages. Each direction has its own send lane and receive lane, so that opposing transfers never
+  // wait for each other.
   send_next,
   receive_previous,
   send_previous,
@@ -55,7 +55,7 @@ enum class LaneKind : uint8_t {
 constexpr size_t num_lanes = static_cast<size_t>(LaneKind::count);
 constexpr std::array<std::string_view, num_lanes> lane_names = {
     "tensor", "gradients", "weights", "send_next", "receive_previous", "send_previous", "receive_next"};
-// What ops may wait for: the lanes, and the copies of what is offloaded.
+// Numbers of the things that ops may wait for: the lanes as in LaneKind, then the copies of offloaded records.
 constexpr size_t copy_lane = num_lanes;
 constexpr size_t num_waited_lanes = num_lanes + 1;
 constexpr std::string_view waited_lane_name(size_t lane) { return lane == copy_lane ? "copies" : lane_names[lane]; }
@@ -64,44 +64,46 @@ constexpr std::string_view waited_lane_name(size_t lane) { return lane == copy_l
 struct LaneGroup {
   LaneKind lane;
   GroupKind group;
-  bool reduces;  // besides moving
+  bool reduces;  // its collectives sum or reduce; false: they only move data
 };
 
-// What each group of a rank sends in a step, and each lane.
+// Traffic of a rank in a step by group, and by lane and group.
 using GroupTraffic = std::array<TrafficTable, num_group_kinds>;
 using LaneTraffic = std::array<GroupTraffic, num_lanes>;
 
-// The mesh of a config that has been checked, for `world_size` ranks. Where the size does not divide: Error(fault) with
-// the nearest ones that do. It is a fault of the command line that asks for so many, or of what has started them.
+// Returns the mesh of a config for `world_size` ranks. THROWS Error(fault) with the nearest possible sizes if the model
+// parallel ranks do not divide world_size. `fault` is usage if the command line asks for the size, else device.
 Mesh make_mesh(const RunConfig& config, int64_t world_size, ExitCode fault = ExitCode::usage);
 
-// The ranks of `rank`'s group of a kind, in rising order, but of neighbours: those in the order of the ring. A rank
-// without one is alone.
+// Returns the ranks of `rank`'s group of a kind, rising; for next and previous in the order of the ring. Returns only
+// `rank` if it has no such group.
 std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind);
-// Whether all ranks of `rank`'s group of a kind lie on one node, where a node holds that many neighbouring ranks (0: all).
+// Whether all ranks of `rank`'s group of a kind are on one node, if nodes have `ranks_per_node` neighbouring ranks
+// each. ranks_per_node 0: all ranks are on one node.
 bool lies_within_a_node(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind, int64_t ranks_per_node);
-// The groups that the config's lanes work in, in the order in which all ranks make them, but for those between stages,
-// which come last: neighbour_groups. Those of one rank are never made.
+// Returns the groups of the config's lanes, in the order in which all ranks make them. Groups between stages come after
+// them (neighbour_groups). A group of one rank is never made.
 std::vector<LaneGroup> lane_groups(const RunConfig& config);
 
-// A group of two neighbours and the lane that it works on at each: the sender, rank 0 of the group, and the receiver.
+// A group of two neighbouring stages' ranks, for transfers from ranks[0] to ranks[1].
 struct NeighbourGroup {
   std::array<int64_t, 2> ranks;
-  LaneKind send, receive;
+  LaneKind send, receive;  // lane of the group on ranks[0] and on ranks[1]
 };
-// All of the world, in an order in which each could be made by its two ranks where it stands.
+// Returns the neighbour groups of all ranks, in an order in which their ranks can make them one by one without
+// deadlock.
 std::vector<NeighbourGroup> neighbour_groups(const RunConfig& config, const Mesh& mesh);
-// The group of a lane between stages.
+// Returns the group of a lane between stages.
 GroupKind neighbours_of(LaneKind lane);
 
 using ExchangeBytes = std::array<int64_t, num_memory_places>;
 
-// Not copied: what is issued on the lanes refers to the groups.
+// A rank's groups and lanes. Must not be copied, as items issued on the lanes refer to the groups.
 class RankGroups {
  public:
-  // Makes all groups, collectively with the other ranks of the world: those of lane_groups, and then those that agree.
+  // Makes all groups: of the lanes, and those that group(GroupKind) returns. Collective over the world.
   RankGroups(const RunConfig& config, World& world);
-  // The groups of `rank` on the `plan` backend.
+  // Makes the groups of `rank` for the `plan` backend, which communicates with nobody.
   RankGroups(const RunConfig& config, int64_t world_size, int64_t rank);
 
   const Mesh& mesh() const { return mesh_; }
@@ -109,81 +111,86 @@ class RankGroups {
   int64_t num_stages() const { return mesh_.size(MeshAxis::pipeline); }
   int64_t stage() const { return at_[MeshAxis::pipeline]; }
   TensorPlace tensor_place() const { return {mesh_.size(MeshAxis::tensor), at_[MeshAxis::tensor]}; }
-  // Among the ranks that see other samples: whose share of a batch is this rank's.
+  // Number of ranks that a batch is divided over, and this rank's number among them.
   int64_t num_sample_ranks() const { return mesh_.size(MeshAxis::data) * mesh_.size(MeshAxis::expert); }
   int64_t sample_rank() const { return sample_rank_at(at_); }
-  // Among the ranks that hold the same parameters: whose piece of them is this rank's.
+  // Number of ranks that hold the same parameters, and this rank's number among them, which is the number of its piece.
   int64_t num_copies() const { return num_sample_ranks() * mesh_.size(MeshAxis::context); }
   int64_t copy_rank() const { return stage_place().copy; }
 
-  // Makes the lanes work on the memory of this backend; without it, on the host's. To be called once, by the thread
-  // that calls the backend, before a lane is used and anybody holds one of its groups. Collective over the world.
-  // `own_devices`: no two ranks share a device, so these may exchange by themselves (NCCL); otherwise, and in a build
-  // without NCCL, what they exchange is carried through the host. Error(device): no memory for that, or no groups of
-  // devices within `timeout_seconds`.
+  // Makes the lanes communicate memory of this backend; without this call they communicate host memory.
+  // REQUIRES: called at most once, by the thread that calls the backend, before a lane is used or a lane's group is
+  // taken. Collective over the world. `own_devices`: no two ranks share a device, so devices may exchange directly
+  // (NCCL); otherwise, and in a build without NCCL, data goes through the host.
+  // THROWS Error(device) if there is no memory for it or the devices' groups are not made within `timeout_seconds`.
   void use_memory_of(Backend& backend, bool own_devices, double timeout_seconds);
 
-  // Of this rank's group of a kind.
+  // Returns the size of this rank's group of a kind.
   int64_t num_ranks(GroupKind kind) const { return sizes_[index(kind)]; }
-  // For what ranks agree on, by the rank's thread and in the host's memory, beside all lanes: world, tensor or copies.
-  // It moves and does not reduce. Null where the group has one rank.
+  // Returns the group for agreements, which the rank's thread uses directly, not on a lane, with host memory. `kind` is
+  // world, tensor or copies. The group moves data and does not reduce. Null if it has one rank.
   Communicator* group(GroupKind kind) const { return groups_[static_cast<size_t>(kind)].get(); }
-  // The group of a lane, which works on the memory of the backend. Null where it has one rank.
+  // Returns the group of a lane, which communicates the backend's memory. Null if it has one rank. THROWS Error(device)
+  // if the lane has no such group.
   Communicator* group(LaneKind lane, GroupKind kind) const;
-  // The same ranks on the host's memory, while the lane has nothing to do.
+  // Returns the group of the same ranks for host memory. REQUIRES: it is used only while the lane is idle.
   Communicator* host_group(LaneKind lane, GroupKind kind) const { return on(lane).host[index(kind)].get(); }
   Lane& lane(LaneKind kind) { return *on(kind).lane; }
-  // Over which losses are summed, as ranks of a tensor group have the same.
+  // Returns the group over which losses are summed. It has one rank of each tensor group, whose ranks have equal
+  // losses.
   Communicator* loss_group() const {
     return group(LaneKind::gradients, num_stages() > 1 ? GroupKind::loss : GroupKind::copies);
   }
-  // The group of a stage's ranks on the lane of gradients, null where it has one, and their places, in its order.
+  // Returns the group of a stage's ranks on the lane of gradients; null if there is one rank. stage_places() returns
+  // the places of its ranks, in the group's order.
   Communicator* stage_group() const {
     return group(LaneKind::gradients, num_stages() > 1 ? GroupKind::stage : GroupKind::world);
   }
   struct StagePlace {
-    int64_t tensor, copy;  // ranks of the tensor axis, and among those that hold the same parameters (copy_rank)
+    int64_t tensor, copy;  // rank on the tensor axis, and copy_rank()
     bool operator==(const StagePlace&) const = default;
   };
   std::vector<StagePlace> stage_places() const;
   StagePlace stage_place() const { return stage_place_at(at_); }
-  // The peer on a lane between stages, in the lane's group.
+  // Returns the peer's number in the group of a lane between stages.
   static int peer_on(LaneKind lane) { return lane == LaneKind::send_next || lane == LaneKind::send_previous ? 1 : 0; }
-  // What the rank is doing, for those that watch it; null on the `plan` backend. The world's, which outlives this.
+  // Returns the record of the rank's current activity, for its watchers. Owned by the world. Null on the `plan`
+  // backend.
   Activity* activity() const { return activity_; }
-  // Ends what any lane waits for: this rank cannot go on. To be called before what is under way is waited for.
+  // Aborts all lanes, as this rank cannot go on: later waits throw `failure`. REQUIRES: called before waiting for items
+  // under way, which may wait for ever.
   void give_up(std::exception_ptr failure);
-  // What all lanes write to from now on (Lane::set_log); null: nothing. Events have numbers of LaneKind and GroupKind.
+  // Sets the log of all lanes (Lane::set_log), borrowed; null: none. Events have numbers of LaneKind and GroupKind.
   void set_log(EventLog* log);
-  // Waits for everything on all lanes, also where one of them has failed; throws what it has failed with.
+  // Waits for all items on all lanes, even if a lane has failed; then THROWS the lane's failure.
   void wait_all();
 
-  // Whether ranks exchange amid a unit's ops, which are then not recorded (Backend::run_recorded): what goes through
-  // the host cannot be, and NCCL neither lets a communicator end before the graphs that hold its work, nor promises
-  // that such graphs and other communicators' work on one device run in one order on all ranks.
+  // Whether ranks communicate between a unit's ops, which are then not recorded (Backend::run_recorded). Transfers
+  // through the host cannot be recorded. NCCL does not let a communicator end before the graphs that hold its work, and
+  // does not promise that such graphs and other communicators' work on one device run in one order on all ranks.
   bool exchange_amid_ops() const { return on(LaneKind::tensor).ranks > 1; }
-  // Whether groups on devices exchange from device to device.
+  // Whether devices exchange directly, not through the host.
   bool has_links() const { return linked_; }
-  // The memory that exchanges pass through, and receive in, by place.
+  // Returns the bytes of all communication buffers, by place.
   ExchangeBytes exchanged_bytes() const;
-  // Ranks of the largest group of a lane that reduces; 1: none does.
+  // Returns the size of the lane's largest group that reduces; 1 if there is none.
   int64_t ranks_that_reduce(LaneKind kind) const { return on(kind).ranks_that_reduce; }
-  // Whether the lane has any group.
+  // Whether the lane has a group of several ranks.
   bool works(LaneKind kind) const { return on(kind).ranks > 1; }
 
  private:
-  // Null where the group has one rank.
+  // Communicators by GroupKind; null if the group has one rank.
   using GroupHandles = std::array<std::unique_ptr<Communicator>, num_group_kinds>;
 
   struct RankLane {
-    int64_t ranks = 1;  // of its largest group
-    int64_t ranks_that_reduce = 1;
-    std::shared_ptr<ExchangeScratch> scratch;  // of groups of processes
+    int64_t ranks = 1;                         // size of its largest group
+    int64_t ranks_that_reduce = 1;             // size of its largest group that reduces
+    std::shared_ptr<ExchangeScratch> scratch;  // shared by its groups; null if ranks are threads or none reduces
     GroupHandles host;
-    std::unique_ptr<SideQueue> queue;         // null: the backend's memory is the host's
-    std::unique_ptr<DeviceMemory> exchanged;  // what its groups on devices pass through: the host's or the device's
-    GroupHandles device;                      // with a queue
-    std::unique_ptr<Lane> lane;               // after the groups: its thread ends before they do
+    std::unique_ptr<SideQueue> queue;         // null: the backend's memory is host memory
+    std::unique_ptr<DeviceMemory> exchanged;  // communication buffer of its device groups, on the host or the device
+    GroupHandles device;                      // groups for device memory; empty without a queue
+    std::unique_ptr<Lane> lane;               // declared after the groups: its thread must end first
   };
 
   int64_t sample_rank_at(const MeshPoint& at) const;
@@ -202,11 +209,11 @@ class RankGroups {
   GroupHandles groups_;
   std::array<int64_t, num_group_kinds> sizes_{};
   std::array<RankLane, num_lanes> lanes_;
-  std::vector<LaneKind> neighbour_lanes_;  // of this rank, in the order in which their groups are made
+  std::vector<LaneKind> neighbour_lanes_;  // this rank's lanes between stages, in the order of making their groups
   std::shared_ptr<LaneFailure> failure_;
 };
 
-// What exchanged_bytes of a rank with such groups will be on that target.
+// Returns RankGroups::exchanged_bytes as it will be on the target for a rank with these planned groups.
 ExchangeBytes planned_exchange_bytes(const Target& target, const RankGroups& groups);
 
 }  // namespace gptrain

@@ -8,8 +8,8 @@
 namespace gptrain {
 namespace {
 
-// What the tensor's roundings here are for. Two stages that have the table of a tied head each round a sum of their own,
-// and add these up: with the same random bits their errors would not be independent of each other.
+// Returns the use that the roundings of a tensor's gradients draw random bits for. Two stages with a tied table each
+// round a sum of their own, and these are added: with equal random bits their errors would not be independent.
 RandomUse rounding_of(const TensorSpec& tensor, const UnitRange& unit, const ShardBox& box) {
   const auto is_tied = [](const Reduction& sum) { return sum.group == ReductionGroup::tied; };
   const bool two_have_it = tensor.split == Split::vocabulary &&
@@ -17,47 +17,44 @@ RandomUse rounding_of(const TensorSpec& tensor, const UnitRange& unit, const Sha
   return two_have_it && !box.owned ? RandomUse::tied_gradient_rounding : RandomUse::gradient_rounding;
 }
 
-// Adds those of elements [first, first + elements) of the unit.
-void add_kept_segments(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterLayout& layout,
-                       uint64_t seed, int64_t unit, int64_t first, int64_t elements,
+// Adds the segments of elements [first, first + elements) of the unit.
+void add_kept_segments(const ParameterStore& parameters, uint64_t seed, int64_t unit, int64_t first, int64_t elements,
                        std::vector<KeptSegment>& segments) {
+  const ParameterLayout& layout = parameters.layout();
   const UnitRange& range = layout.units[static_cast<size_t>(unit)];
   for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
-    const auto tensor = static_cast<size_t>(i);
-    for (const ShardBox& box : shards[tensor].boxes) {
-      const int64_t in_unit = layout.segments[tensor].offset - range.offset + box.local_offset;
+    const TensorSpec& tensor = parameters.spec().tensors[static_cast<size_t>(i)];
+    for (const ShardBox& box : parameters.shards()[static_cast<size_t>(i)].boxes) {
+      const int64_t in_unit = layout.segments[static_cast<size_t>(i)].offset - range.offset + box.local_offset;
       const int64_t from = std::max(first, in_unit);
       const int64_t to = std::min(first + elements, in_unit + box.count());
       if (from < to)
-        segments.push_back(
-            {.offset = from - first,
-             .count = to - from,
-             .key = tensor_key(spec.tensors[tensor], seed, rounding_of(spec.tensors[tensor], range, box)),
-             .map = index_map(spec.tensors[tensor], box, from - in_unit)});
+        segments.push_back({.offset = from - first,
+                            .count = to - from,
+                            .key = tensor_key(tensor, seed, rounding_of(tensor, range, box)),
+                            .map = index_map(tensor, box, from - in_unit)});
     }
   }
 }
 
 }  // namespace
 
-// A rank that updates whole units has one range of each, else its piece; with ZeRO 1 it has both.
-int64_t KeptGradients::table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                                   const ParameterStore& parameters) {
+// Counts the segments that the constructor makes: of summed_, and with ZeRO 1 of own_.
+int64_t KeptGradients::table_bytes(const ParameterStore& parameters) {
   const Sharding& sharding = parameters.sharding();
   if (sharding.gradients == DType::f32) return 0;
   std::vector<KeptSegment> segments;
   for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
     const UpdateRange updated = parameters.update_range(unit);
-    add_kept_segments(spec, shards, parameters.layout(), 0, unit, updated.first, updated.elements, segments);
+    add_kept_segments(parameters, 0, unit, updated.first, updated.elements, segments);
     if (sharding.zero == 1)
-      add_kept_segments(spec, shards, parameters.layout(), 0, unit, 0,
-                        parameters.layout().units[static_cast<size_t>(unit)].elements, segments);
+      add_kept_segments(parameters, 0, unit, 0, parameters.layout().units[static_cast<size_t>(unit)].elements,
+                        segments);
   }
   return align_up(static_cast<int64_t>(segments.size() * sizeof(KeptSegment)));
 }
 
-KeptGradients::KeptGradients(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                             const ParameterStore& parameters, uint64_t seed, int64_t micro_batches, std::byte* table,
+KeptGradients::KeptGradients(const ParameterStore& parameters, uint64_t seed, int64_t micro_batches, std::byte* table,
                              const StepState* state, Backend& backend)
     : sharding_(parameters.sharding()),
       micro_batches_(micro_batches),
@@ -67,7 +64,7 @@ KeptGradients::KeptGradients(const ModelSpec& spec, const std::vector<TensorShar
   std::vector<KeptSegment> segments;
   const auto range_of = [&](int64_t unit, int64_t first, int64_t elements, std::byte* kept) {
     const size_t first_segment = segments.size();
-    add_kept_segments(spec, shards, parameters.layout(), seed, unit, first, elements, segments);
+    add_kept_segments(parameters, seed, unit, first, elements, segments);
     return Range{first, elements, kept, first_segment, segments.size()};
   };
   for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {

@@ -1,13 +1,15 @@
-// Gradients in bf16 (Sharding::gradients): the sums of what micro-batches have, in f32, rounded stochastically.
+// Gradients that are kept in bf16 (Sharding::gradients): sums over micro-batches whose f32 result is rounded
+// stochastically after each micro-batch.
 //
-// With ZeRO 0 and 1 a rank keeps the sum of its own micro-batches but for the last one's, to which it is added in f32
-// before the ranks sum that: gradients travel once in a step, and data ranks do not sum bf16 numbers. With ZeRO 2 and
-// 3 the ranks sum every micro-batch's in f32, and each keeps its piece. A tied table of two stages is the exception: what
-// both have kept is summed in bf16, to nearest.
+// With ZeRO 0 and 1 a rank keeps the sum of its own micro-batches except the last. It adds the kept sum to the last
+// micro-batch's gradients in f32, and then the ranks sum these: gradients are sent once in a step, and never in bf16
+// between data ranks. With ZeRO 2 and 3 the ranks sum the gradients of every micro-batch in f32, and each rank keeps
+// its piece. A tied table on two stages is the exception: the stages sum their kept gradients in bf16, rounded to
+// nearest.
 //
-// Every rounding of a step has a number, which its random bits are drawn by: micro-batch m of all ranks together has m,
-// and so has the sum over ranks that ends with it; micro-batch m of rank r alone has r M + m, of M. Each stage of a table
-// that two have draws by a key of its own.
+// The random bits of a rounding follow from its number in the step. A sum over ranks that ends with micro-batch m has
+// number m. Micro-batch m of data rank r alone has number r M + m, if there are M micro-batches. If two stages hold a
+// tied table, each draws with a key of its own.
 #pragma once
 
 #include <cstddef>
@@ -21,34 +23,37 @@ namespace gptrain {
 
 class KeptGradients {
  public:
-  // Uploads the segments to `table`, device memory of table_bytes. All else is borrowed.
-  KeptGradients(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterStore& parameters,
-                uint64_t seed, int64_t micro_batches, std::byte* table, const StepState* state, Backend& backend);
-  // 0 where gradients are kept as they are made.
-  static int64_t table_bytes(const ModelSpec& spec, const std::vector<TensorShard>& shards,
-                             const ParameterStore& parameters);
+  // Uploads a table to `table`, device memory of table_bytes() that must outlive this. Borrows parameters' buffers,
+  // `state` and `backend`.
+  KeptGradients(const ParameterStore& parameters, uint64_t seed, int64_t micro_batches, std::byte* table,
+                const StepState* state, Backend& backend);
+  // Returns the size of the table; 0 if gradients are kept in f32.
+  static int64_t table_bytes(const ParameterStore& parameters);
 
-  // `whole` are the unit's gradients of one micro-batch, f32. With ZeRO 0 and 1, of all micro-batches but the last:
+  // All three methods take `whole`, a unit's f32 gradients of one micro-batch.
+  //
+  // Adds `whole` to the kept sum. REQUIRES: ZeRO 0 or 1, and not the last micro-batch.
   void add_own(int64_t unit, std::byte* whole, int64_t micro_batch) const;
-  // of the last: whole += what is kept;
+  // Adds the kept sum to `whole`, for the last micro-batch. No effect with ZeRO 2 and 3 or a single micro-batch.
   void add_kept_to(int64_t unit, std::byte* whole) const;
-  // and when the ranks have summed it, of what this rank updates; with ZeRO 2 and 3 of every micro-batch.
+  // Keeps the part of `whole` that this rank updates; with ZeRO 2 and 3 adds it to the part of earlier micro-batches.
+  // REQUIRES: the ranks have summed `whole`. Called with ZeRO 0 and 1 for the last micro-batch, else for each.
   void add_sum(int64_t unit, std::byte* whole, int64_t micro_batch) const;
 
  private:
-  // A range of a unit, in what is made and where it is kept, and its segments.
+  // A range of a unit's gradients.
   struct Range {
-    int64_t first, elements;  // of the unit
-    std::byte* kept;
-    size_t first_segment, end_segment;
+    int64_t first, elements;            // elements from the unit's start; number of elements
+    std::byte* kept;                    // start of the kept sum
+    size_t first_segment, end_segment;  // range in segments_
   };
   void add(const Range& range, std::byte* whole, bool accumulate, int64_t draw) const;
 
   const Sharding sharding_;
   int64_t micro_batches_;
   const KeptSegment* segments_;  // device memory
-  std::vector<Range> own_;       // by unit: what this rank adds up alone; empty with ZeRO 2 and 3
-  std::vector<Range> summed_;    // by unit: what this rank has of the sum
+  std::vector<Range> own_;       // by unit: the range that this rank sums alone; empty with ZeRO 2 and 3
+  std::vector<Range> summed_;    // by unit: the range of the sum over ranks that this rank keeps
   const StepState* state_;
   Backend& backend_;
 };

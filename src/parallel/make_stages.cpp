@@ -6,7 +6,7 @@
 namespace gptrain {
 namespace {
 
-// Time of the head, in layers.
+// Returns the time of the head as a number of layers.
 double head_in_layers(const ModelConfig& model) {
   const auto h = static_cast<double>(model.hidden_size);
   const double ffn_matrices = model.activation == ActivationKind::swiglu ? 3 : 2;
@@ -32,8 +32,8 @@ std::vector<int64_t> balanced_layers(const RunConfig& config) {
   const int64_t chunks = config.parallel.pipeline * config.parallel.virtual_stages;
   const int64_t layers = config.model.num_layers;
   std::vector<int64_t> counts(static_cast<size_t>(chunks), 1);
-  // One after the other goes to the chunk that has least, of equal ones to the last: later stages keep fewer
-  // micro-batches.
+  // Gives one layer after the other to the chunk with the least load. If several have it, the last gets the layer, as
+  // later stages keep fewer micro-batches.
   const double head = head_in_layers(config.model);
   const auto load = [&](size_t chunk) {
     return static_cast<double>(counts[chunk]) + (chunk + 1 == counts.size() ? head : 0.0);
@@ -48,12 +48,12 @@ std::vector<int64_t> balanced_layers(const RunConfig& config) {
   return counts;
 }
 
-Stages make_stages(const RunConfig& config, int64_t stage, int64_t micro_batches) {
+Stages make_stages(const RunConfig& config, int64_t stage, int64_t micro_batches, bool backward_runs_again) {
   const ParallelConfig& parallel = config.parallel;
   Stages stages;
   stages.schedule = find_pipeline_schedule(pipeline_order_names[static_cast<size_t>(parallel.pipeline_schedule)]);
   stages.shape = {static_cast<int32_t>(parallel.pipeline), static_cast<int32_t>(parallel.virtual_stages),
-                  static_cast<int32_t>(micro_batches), backward_runs_again(config.memory.recompute)};
+                  static_cast<int32_t>(micro_batches), backward_runs_again};
   stages.stage = static_cast<int32_t>(stage);
   stages.first_units = {0};
   int64_t layers = 0;

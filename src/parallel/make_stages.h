@@ -1,4 +1,4 @@
-// Which layers each stage of a config's pipeline has.
+// Assigns a config's layers to the stages of its pipeline.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,15 @@
 
 namespace gptrain {
 
-// `stage` of the pipeline, for programs of `micro_batches`. The embedding is in the first chunk and the head in the
-// last. Layers that the config does not place are spread so that the slowest chunk takes the least time, reckoned by the
-// FLOPs of products: the head counts as 2 h V, a layer as 2 for each element of its matrices and 2 T h for attention.
-Stages make_stages(const RunConfig& config, int64_t stage, int64_t micro_batches);
+// Returns the stages as seen by `stage`, for programs of `micro_batches`. The embedding is in the first chunk and the
+// head in the last. Layers that the config does not place are spread so that the slowest chunk takes the least time,
+// estimated by the FLOPs of products for each token: 2 h V for the head; 2 for each element of a layer's matrices, and
+// 2 T h for its attention. `backward_runs_again`: see StepChoices.
+Stages make_stages(const RunConfig& config, int64_t stage, int64_t micro_batches, bool backward_runs_again);
 
-// PipelineShape::recompute. What is optimal keeps all where it can.
-constexpr bool backward_runs_again(RecomputeKind kind) {
-  return kind != RecomputeKind::none && kind != RecomputeKind::optimal;
-}
-
-// Layers of each chunk, in forward order.
+// Returns the number of layers of each chunk, in forward order.
 std::vector<int64_t> layers_of_chunks(const RunConfig& config);
-// As they would be spread if the config placed none and they did not divide.
+// Returns the numbers of layers that balance the chunks' times, ignoring parallel.layers_per_stage and equal division.
 std::vector<int64_t> balanced_layers(const RunConfig& config);
 
 }  // namespace gptrain

@@ -15,7 +15,8 @@ MicroBatchUploads::MicroBatchUploads(SideQueue& queue, std::byte* landing, const
     : queue_(queue), shape_(shape), landing_(MicroBatch::at(landing, shape)) {}
 
 void MicroBatchUploads::upload(MicroBatchSource& source, const MicroBatch& device) {
-  // Copies end in the order in which they are queued. So this holds for a source that takes turns with others, too.
+  // Waits for the upload `kept` ago, which may read memory that next() reuses. Uploads end in order, so this also holds
+  // if several sources take turns.
   const int64_t kept = std::min(source.kept(), most_kept);
   if (uploads_ >= kept) queue_.await_work(mark_of(uploads_ - kept));
   const MicroBatch& host = source.next();

@@ -1,4 +1,4 @@
-// Micro-batches on their way to a device whose memory is apart from the host's.
+// Uploads of micro-batches to a device that has its own memory.
 #pragma once
 
 #include <cstddef>
@@ -9,25 +9,27 @@
 
 namespace gptrain {
 
-// Copies one among the ops.
+// Copies one micro-batch to the device, in order with the ops.
 void copy_micro_batch(Backend& backend, const MicroBatch& host, const MicroBatch& device, const MicroBatchShape& shape);
 
-// Each one is copied beside the ops to a place of its own, as soon as the one before has left that, and from there
-// among the ops to where they read it: while a micro-batch is computed, the next one arrives. The host waits only where
-// a source is about to take back what has not been copied yet. Borrows everything.
+// Uploads in two copies, so that the next micro-batch arrives while one is computed. The first copy goes to a landing
+// buffer, overlapped with the ops, once the micro-batch before has left the buffer. The second goes to the micro-batch
+// that ops read, in order with the ops. The host waits only if the source is about to reuse memory that is still to be
+// copied.
 class MicroBatchUploads {
  public:
-  // `landing`: shape.bytes() of the device's memory.
+  // Borrows `queue` and `landing`, shape.bytes() of device memory.
   MicroBatchUploads(SideQueue& queue, std::byte* landing, const MicroBatchShape& shape);
 
-  // The source's next micro-batch is what ops that are called from now on find in `device`.
+  // Takes the source's next micro-batch and uploads it: ops called from now on find it in `device`. Called by the
+  // backend's thread.
   void upload(MicroBatchSource& source, const MicroBatch& device);
 
-  // The most of a source's MicroBatchSource::kept that is of use.
+  // Larger values of MicroBatchSource::kept() are treated as this one.
   static constexpr int64_t most_kept = SideQueue::num_marks / 2;
 
  private:
-  static constexpr int landed = 0;  // mark of ops: the landing place is free
+  static constexpr int landed = 0;  // mark of ops: the landing buffer is free
   static int mark_of(int64_t upload) { return static_cast<int>(upload % SideQueue::num_marks); }
 
   SideQueue& queue_;

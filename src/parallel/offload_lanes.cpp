@@ -25,7 +25,7 @@ void OffloadLanes::begin(Lane& lane, const Action& action, const std::function<v
   if (lane.queue == nullptr) return copies();
   if (lane.pending.size() == static_cast<size_t>(SideQueue::num_marks))
     throw std::logic_error("more copies of records are under way than there are marks");
-  // Copies end in their order, and few are under way: a mark is free again long before its turn comes.
+  // Marks are used in turn. Copies end in order, and few are under way, so a mark is free again before its turn comes.
   const int mark = lane.next_mark;
   lane.next_mark = (mark + 1) % SideQueue::num_marks;
   lane.queue->mark_ops(mark);

@@ -1,4 +1,4 @@
-// The copy lanes of what offloaded units save: one to the host, one back.
+// The copy lanes of offloaded records: one to the host, one back.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,20 @@
 
 namespace gptrain {
 
-// Each lane is a queue of the device beside the ops. Where the device's memory is the host's there is none, and a copy is
-// over when the call that begins it returns.
+// Each lane is a queue of the device that runs beside the ops. If the device's memory is host memory, there are no
+// queues, and a copy ends before the call that begins it returns.
 class OffloadLanes {
  public:
-  // Borrows the backend. It goes before the memory that is copied.
+  // Borrows the backend. REQUIRES: destroyed before the memory that is copied.
   explicit OffloadLanes(Backend& backend);
 
-  // Begins a copy, which comes after the ops that were called so far, or waits for it: ops that are called from now on run
-  // after it.
+  // Begins or awaits a copy, as action.kind says. A copy begins after the ops called so far. Ops called after it was
+  // awaited run after it; the host does not wait. THROWS std::logic_error if too many copies are pending or the awaited
+  // one has not begun.
   void play(const Action& action, const std::vector<Program::RecordPart>& record);
 
-  // Memory of the host for what is offloaded.
+  // Allocates host memory for offloaded records. THROWS Error, which names the key memory.offload_activations, if there
+  // is not enough.
   std::unique_ptr<DeviceMemory> allocate(int64_t bytes);
 
  private:
@@ -32,7 +34,7 @@ class OffloadLanes {
     int mark;
   };
   struct Lane {
-    std::unique_ptr<SideQueue> queue;  // null: there is none
+    std::unique_ptr<SideQueue> queue;  // null if the device's memory is host memory
     std::vector<Pending> pending = {};
     int next_mark = 0;
   };

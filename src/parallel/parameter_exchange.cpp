@@ -28,7 +28,7 @@ Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::b
   Communicator* const data = groups.group(LaneKind::weights, GroupKind::copies);
   const UnitParameters whole = parameters.whole(unit, gathered);
   if (const int64_t count = parameters.apart_norm_elements(unit); count > 0) {
-    // Each rank has its piece of the masters; what the others have is zero here, so the sum is exact.
+    // Each rank fills in its piece of the masters, and zeros for the others' pieces: the sum is exact.
     const NormPiece own = parameters.norm_piece(unit);
     auto* const norms = reinterpret_cast<float*>(whole.norms);
     const int64_t before = std::min(own.first, count);
@@ -45,7 +45,8 @@ Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::b
                          parameters.sharding().compute);
 }
 
-// Of the table, what this rank has the sum of: the same part on both stages, whose layouts of the unit are equal.
+// Sums the part of the table that update_range(0) covers. Both stages have the same part, as they lay the unit out
+// alike.
 void ParameterExchange::sum_tied() {
   const UpdateRange held = parameters_.update_range(0);
   Lane& lane = groups_.lane(LaneKind::gradients);
@@ -74,7 +75,7 @@ void ParameterExchange::begin_sum(int64_t unit, const Gradients& of) {
     Communicator* const group = groups_.group(LaneKind::gradients, kind_of(sum.group));
     const bool in_pieces = sum.group == ReductionGroup::data;
     if (in_pieces && sharding.narrows_gradients()) {
-      // The sums over tensor ranks are f32 and come before the rounding.
+      // Sums over tensor ranks are in f32, so they must end before the gradients are rounded.
       lane.wait(ticket);
       ticket = begin_narrow_sum(unit, of);
     } else if (in_pieces && sharding.zero > 0) {
@@ -100,7 +101,7 @@ Lane::Ticket ParameterExchange::begin_narrow_sum(int64_t unit, const Gradients& 
   return lane.reduce_scatter(data, bucket, own, piece, sharding.reduce);
 }
 
-// Puts a sum back where the gradients are, as f32: with ZeRO 0 all of the unit, else this rank's piece.
+// Copies a sum back to of.whole as f32: the whole unit with ZeRO 0, else this rank's piece.
 void ParameterExchange::widen(int64_t unit, const Gradients& of) {
   const Sharding& sharding = parameters_.sharding();
   const int64_t piece = parameters_.piece_elements(unit);

@@ -1,4 +1,4 @@
-// What data ranks, tensor ranks and stages exchange of parameters: weights gathered from pieces, and gradients summed.
+// Exchange of parameters between data ranks, tensor ranks and stages: gathers of weights and sums of gradients.
 #pragma once
 
 #include <cstddef>
@@ -12,17 +12,19 @@
 
 namespace gptrain {
 
-// Begins to gather a unit's weights from this rank's piece and the others' (ZeRO 1 to 3): those in the compute dtype,
-// with ZeRO 3 into `gathered`, and where that dtype is not f32 the norms' masters. The ticket is of both.
+// Begins to gather a unit's weights from all ranks' pieces (ZeRO 1 to 3). Weights in the compute dtype go to `gathered`
+// with ZeRO 3, else to their own place. If the dtype is not f32, the norms' f32 masters are gathered as well. The
+// ticket covers both. Collective over the group `copies`.
 Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered, RankGroups& groups,
                           Backend& backend);
 
-// Tickets by unit. Those of gathers outlive a step: weights updated in one are awaited in the next, or in an evaluation.
+// Tickets by unit. Tickets of gathers outlive a step: the next step or an evaluation awaits the weights that it
+// updated.
 using UnitTickets = std::vector<Lane::Ticket>;
 
 class ParameterExchange {
  public:
-  // Borrows everything. `kept` is null where gradients are kept as they are made.
+  // Borrows all arguments. `kept` is null if gradients are kept in f32.
   ParameterExchange(const ParameterStore& parameters, RankGroups& groups, Backend& backend, const KeptGradients* kept)
       : parameters_(parameters),
         groups_(groups),
@@ -30,18 +32,19 @@ class ParameterExchange {
         kept_(kept),
         sums_(static_cast<size_t>(parameters.num_units()), Lane::done) {}
 
-  // A unit's gradients, f32, and room for them in the dtype that they travel in, where that is narrower.
+  // Buffers with a unit's gradients.
   struct Gradients {
-    std::byte* whole;
-    std::byte* narrow;
+    std::byte* whole;   // f32
+    std::byte* narrow;  // room for them in the narrower dtype in which they are summed; null if there is none
   };
-  // Begins to sum the gradients over the groups that the layout names.
+  // Begins to sum the gradients over the groups that the layout names (Reduction). Collective over these.
   void begin_sum(int64_t unit, const Gradients& of);
-  // Waits for the sum. With ZeRO 2 and 3 adds this rank's piece to that of the micro-batches before, if there are some.
+  // Waits for the sum. With ZeRO 2 and 3, adds this rank's piece to the sum of earlier micro-batches.
   void await_sum(int64_t unit, const Gradients& of, int64_t micro_batch);
-  // Adds a micro-batch's gradients to what this rank keeps of those before.
+  // Adds a micro-batch's gradients to the sum of earlier micro-batches that this rank keeps. REQUIRES: `kept` is not
+  // null.
   void keep(int64_t unit, const Gradients& of, int64_t micro_batch);
-  // Sums the gradients of a table that the first and the last stage hold.
+  // Sums the gradients of a tied table over the first and the last stage, and waits. Collective over the group `tied`.
   void sum_tied();
 
  private:

@@ -9,17 +9,17 @@
 namespace gptrain {
 namespace {
 
-// Where each unit's norms start among all, in elements; the last is the end.
+// Returns by unit the number of norm elements in the units before, then the number in all units.
 std::vector<int64_t> norm_offsets(const ParameterLayout& layout) {
   std::vector<int64_t> offsets{0};
   for (const UnitRange& unit : layout.units) offsets.push_back(offsets.back() + unit.norm_elements);
   return offsets;
 }
 
-// Elements before the layout's unit in a column that ranks hold whole, or in pieces. They begin at multiples of 256 bytes
-// as the layout's units do, or of state_block elements. A piece has as much room for what does not come last as the first
-// rank's, which begins with it, and as much for what comes last as the last rank's. Rows and columns of matrices are not
-// cut, and lie one after the other.
+// Returns the number of elements in a column before a unit's own. If ranks hold pieces, every rank reserves equally
+// many elements: for the tensors before the unit's end as many as the first rank needs, for the tensors at its end as
+// many as the last rank needs. Values of rows and columns are never cut into pieces. Units start at multiples of 256
+// bytes, as in the layout, or of state_block elements.
 int64_t elements_before(const StateColumn& column, const ParameterLayout& layout, bool in_pieces, size_t end_unit) {
   const int64_t pieces = in_pieces ? layout.pieces : 1;
   if (column.granularity == StateGranularity::element)
@@ -37,7 +37,7 @@ int64_t elements_before(const StateColumn& column, const ParameterLayout& layout
   return elements;
 }
 
-// Of the first `columns`.
+// Returns the bytes of the columns together.
 int64_t state_bytes(std::span<const StateColumn> columns, const ParameterLayout& layout, bool in_pieces) {
   int64_t bytes = 0;
   for (const StateColumn& column : columns)
@@ -47,8 +47,8 @@ int64_t state_bytes(std::span<const StateColumn> columns, const ParameterLayout&
 
 float* as_floats(std::byte* buffer, int64_t offset) { return reinterpret_cast<float*>(buffer) + offset; }
 
-// Elements [first, end) of a box, which lie one after the other: part of a row, rows, part of a row.
-// body(offset, shape, at) for each, `at` counted from `start` before the box.
+// Cuts elements [first, end) of a box into boxes: part of a row, whole rows, part of a row. Calls body(offset, shape,
+// at) for each, where `at` is `start` plus the number of elements of the box before it.
 template <typename Body>
 void for_each_part(const ShardBox& box, int64_t first, int64_t end, int64_t start, const Body& body) {
   if (box.shape.size() == 1)

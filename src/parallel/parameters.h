@@ -1,4 +1,4 @@
-// Where a rank's parameters, gradients and optimizer state lie, by ZeRO stage (arXiv 1910.02054).
+// Places of a rank's parameters, gradients and optimizer state in memory, by ZeRO stage (arXiv 1910.02054).
 #pragma once
 
 #include <cstddef>
@@ -14,44 +14,47 @@
 
 namespace gptrain {
 
-// How parameters are shared by the ranks of the data axis. Every unit is cut into `data_size` equal pieces; `zero` says
-// of what a rank holds its piece only: 1 optimizer state, 2 also gradients, 3 also weights. 0 where data_size is 1.
+// Division of parameters over the ranks of the data axis, and their dtypes. Every unit is cut into `data_size` equal
+// pieces. `zero` says which data a rank holds only its piece of: 1 optimizer state, 2 also gradients, 3 also weights.
+// `zero` is 0 if data_size is 1.
 //
-// Weights are in the compute dtype. With f32 they are the masters; with bf16 and f16 there are f32 masters beside them,
-// which updates go to (arXiv 1710.03740). With `pure` there are none but of the norms: updates go to the bf16 weights
-// themselves and are rounded stochastically, so that the small ones count on the average (arXiv 2010.06192). That is 4
-// bytes less for each parameter, of 18. What is not narrowed, and why:
-// - Norms, whose ops read f32 (see NormUse), are some ten thousandths of the parameters. Near 1, bf16 numbers are
-//   2^-7 or 2^-8 apart, and a random step of that size in a norm's weight moves a whole feature.
-// - Gradients are f32, as in the other precisions: the sum over micro-batches is rounded once, when it is used. With
-//   `gradients` bf16 that is narrowed, too (see KeptGradients): 2 bytes less, and a whole unit's in f32 while it is made.
+// Weights are in the compute dtype. With f32 they are updated directly; with bf16 and f16 there are f32 master weights,
+// which are updated (arXiv 1710.03740). With `pure` only norms have masters: the bf16 weights themselves are updated,
+// with stochastic rounding, so that small updates count on average (arXiv 2010.06192). This saves 4 bytes of 18 for
+// each parameter. Two things stay in f32:
+// - Norms. Their ops read f32 (see NormUse), and they are some ten thousandths of the parameters. Near 1, bf16 numbers
+//   are 2^-7 or 2^-8 apart, and a random step of that size in a norm's weight moves a whole feature.
+// - Gradients, as in the other precisions: the sum over micro-batches is rounded once, when it is used. If `gradients`
+//   is bf16, the sum is kept in bf16 (see KeptGradients). This saves 2 more bytes for each parameter, but needs f32
+//   gradients of a whole unit while they are computed.
 struct Sharding {
-  int64_t zero = 0;
-  int64_t data_size = 1;
+  int64_t zero = 0;       // ZeRO stage, 0 to 3
+  int64_t data_size = 1;  // number of data ranks
   int64_t data_rank = 0;
-  DType compute = DType::f32;
-  DType reduce = DType::f32;  // gradients on their way over the data axis
+  DType compute = DType::f32;  // dtype of weights
+  DType reduce = DType::f32;  // dtype in which gradients are summed over the data axis
   bool pure = false;          // compute is bf16, and only norms have masters
-  DType gradients = DType::f32;  // that the rank keeps, of a step so far: f32, or with `pure` bf16
+  DType gradients = DType::f32;  // dtype of the gradients that the rank keeps: f32, or with `pure` bf16
 
   bool narrows_gradients() const { return reduce != DType::f32 && data_size > 1; }
-  // Whether a unit's gradients of a micro-batch are made in f32 beside what the rank keeps.
+  // Whether a micro-batch's gradients of a unit have an f32 buffer of their own, apart from the sum that the rank
+  // keeps.
   bool makes_gradients_apart() const { return zero >= 2 || gradients != DType::f32; }
-  bool has_master() const { return compute != DType::f32 && !pure; }  // else the weights are what updates go to
-  // Norms in f32 lie in one buffer for all ranks of the data axis, beside the weights: masters in pieces, and `pure`.
+  bool has_master() const { return compute != DType::f32 && !pure; }
+  // Whether each rank has all norms in f32 after its weights. Else the ops read them in the weights or the masters.
   bool keeps_norms_apart() const { return compute != DType::f32 && (zero >= 1 || pure); }
 };
 
 // Bytes of each of a rank's parameter buffers.
 struct ParameterBytes {
-  int64_t weights = 0;    // compute dtype; and f32 norms, where they are kept apart
-  int64_t gradients = 0;  // Sharding::gradients
-  int64_t master = 0;     // f32; 0 with f32 weights and without masters
+  int64_t weights = 0;    // compute dtype, then f32 norms if keeps_norms_apart()
+  int64_t gradients = 0;  // dtype Sharding::gradients
+  int64_t master = 0;     // f32; 0 unless has_master()
   int64_t state = 0;      // the optimizer's columns, one after the other
 };
 ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sharding, const StateColumns& columns);
 
-// Starts of the buffers, device memory.
+// Starts of the buffers, in device memory.
 struct ParameterBuffers {
   std::byte* weights = nullptr;
   std::byte* gradients = nullptr;
@@ -59,108 +62,115 @@ struct ParameterBuffers {
   std::byte* state = nullptr;
 };
 
-// A range of a unit's elements in the buffers that an update touches, but for the optimizer's own.
+// A range of a unit's elements that an update changes, with its places in all buffers but the optimizer's.
 struct UpdateRange {
   int64_t first;     // elements from the unit's start
-  int64_t elements;  // of the range
-  std::byte* gradients;  // Sharding::gradients
-  float* master;         // null without masters
-  std::byte* weights;    // compute dtype; null where the master is the weight
+  int64_t elements;  // number of elements
+  std::byte* gradients;  // dtype Sharding::gradients
+  float* master;         // master weights, or the weights themselves if they are f32; null with `pure`
+  std::byte* weights;    // compute dtype; null if it is f32
 };
 
-// Elements of one tensor that a rank holds: a box of the global tensor, in one piece in memory.
+// Elements of one tensor that a rank holds: a box of the global tensor that is contiguous in memory.
 struct StatePiece {
   int64_t tensor = 0;  // index in the spec
   std::vector<int64_t> offset, shape;
-  // What updates go to: `weight`, or where only norms have masters `narrow_weight`. The other is null.
+  // The weights that are updated. `narrow_weight` is used with `pure` for tensors other than norms, else `weight`. The
+  // other is null.
   float* weight = nullptr;
   bf16* narrow_weight = nullptr;
-  std::vector<std::byte*> columns;  // the optimizer's, in its order and dtypes; null where one has no values for it
-  // Of the last step, summed, before clipping: in the dtype that they are kept in. The other is null.
+  std::vector<std::byte*> columns;  // by column of the optimizer; null if it has no values for the elements
+  // Gradients of the last step, summed, before clipping. Sharding::gradients says which is used. The other is null.
   float* gradient = nullptr;
   bf16* narrow_gradient = nullptr;
-  // Of columns with a value for each block: those of the tensor that the rank has come with one piece. It has no elements
-  // where none of them is the rank's to write. Blocks are numbered as in TensorShard.
+  // Blocks of the tensor in columns with a value for each block; numbered as in TensorShard. All blocks that the rank
+  // has come with one piece of the tensor. If the rank writes blocks but no elements, the piece has no elements.
   int64_t first_block = 0, num_blocks = 0;
-  // Of columns with a value for each row or column: the tensor's, which come with a piece without elements.
+  // Size of the tensor, for columns with a value for each row or column. These come with a piece of their own, which
+  // has no elements; 0 in other pieces.
   int64_t rows = 0, cols = 0;
 
   int64_t count() const;
-  int64_t column_bytes(const StateColumn& column) const;  // 0 where it has no values here
+  int64_t column_bytes(const StateColumn& column) const;  // 0 if the column has no values here
 };
 
-// Where elements of a box lie in the tensor, from the box's element `first` on.
+// Returns the map from elements of a box, counted from its element `first`, to elements of the tensor.
 IndexMap index_map(const TensorSpec& tensor, const ShardBox& box, int64_t first);
 
-// This rank's part of a unit's norms: elements [first, first + count) of the unit. `master` is theirs, also where only
-// norms have masters: then it lies in the buffer of all of them.
 struct NormPiece {
-  int64_t first = 0;
-  int64_t count = 0;
-  float* master = nullptr;
+  int64_t first = 0;        // elements from the unit's start
+  int64_t count = 0;        // number of elements
+  float* master = nullptr;  // masters of these; with `pure` within the buffer of all f32 norms
 };
 
 class ParameterStore {
  public:
-  // Borrows the layout, the spec and the shards. `columns` are the optimizer's; none where nothing is trained.
+  // Borrows the layout, the spec, the shards and the buffers. `columns` are the optimizer's; none if nothing is
+  // trained.
   ParameterStore(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterLayout& layout,
                  const Sharding& sharding, const ParameterBuffers& buffers, StateColumns columns = {});
 
+  const ModelSpec& spec() const { return spec_; }
+  const std::vector<TensorShard>& shards() const { return shards_; }
   const Sharding& sharding() const { return sharding_; }
   const ParameterLayout& layout() const { return layout_; }
   int64_t num_units() const { return static_cast<int64_t>(layout_.units.size()); }
 
-  // The whole unit as its ops see it. Where the rank holds pieces only, its weights (ZeRO 3) lie in `gathered`, and
-  // where they are made apart, its gradients in `whole_gradients`, of UnitRange::elements each.
+  // Returns the whole unit as its ops see it. `gathered` has its weights with ZeRO 3, and `whole_gradients` its
+  // gradients if makes_gradients_apart(); otherwise they are not used. Both have UnitRange::elements elements.
   UnitParameters whole(int64_t unit, std::byte* gathered = nullptr, std::byte* whole_gradients = nullptr) const;
-  // This rank's piece of a unit: of the weights in the compute dtype, and of the sum of its gradients, one row.
+  // Returns this rank's piece of a unit's weights, in the compute dtype.
   std::byte* weights_piece(int64_t unit) const;
-  // Norms in f32 of a unit that are kept apart from its weights: their number (0 where they are not kept apart), this
-  // rank's part, and as many zeros in host memory.
+  // Returns the number of a unit's f32 norms that are kept apart from its weights; 0 unless keeps_norms_apart().
   int64_t apart_norm_elements(int64_t unit) const;
+  // Returns this rank's part of a unit's norms.
   NormPiece norm_piece(int64_t unit) const;
+  // Returns zeros in host memory, as many as any unit has norms.
   const float* zeros() const { return zeros_.data(); }
+  // Returns this rank's piece of the sum of a unit's gradients, as one row.
   Matrix gradients_piece(int64_t unit) const;
   int64_t piece_elements(int64_t unit) const { return layout_.piece_elements(range(unit)); }
-  // What this rank updates: its piece, or with ZeRO 0 the whole unit.
+  // Returns the range that this rank updates: its piece, or with ZeRO 0 the whole unit.
   UpdateRange update_range(int64_t unit) const;
-  // The optimizer's columns, and where what one of them has for update_range(unit) starts. One that has values only
-  // before what comes last ends with these, and one that has them only for that begins with its first.
   const StateColumns& columns() const { return columns_; }
+  // Returns the start of a column's values for update_range(unit). A column may lack values for a unit's last tensors,
+  // or have values for those alone (UnitEnd). Its storage then covers only that part of the range.
   std::byte* column(size_t column, int64_t unit) const;
-  // Of one with a value for each row or column, where those of a tensor start.
+  // Returns the start of a tensor's values in a column with a value for each row or column.
   std::byte* factored_column(size_t column, size_t tensor) const;
 
-  // The buffer that holds this rank's pieces of the summed gradients, and where a unit's piece starts in it, in elements.
+  // Returns the buffer that holds this rank's pieces of the summed gradients, as one row.
   Matrix summed_gradients() const;
+  // Returns the start of this rank's piece of a unit in that buffer, in elements.
   int64_t offset_in_summed(int64_t unit) const;
 
-  // All state that this rank updates; with `written_only` each element is some rank's once over the world: what the
-  // rank writes to a checkpoint.
+  // Returns all state that this rank updates. With `written_only`, only the part that this rank writes to a checkpoint:
+  // each element is then in the state of exactly one rank of the world.
   std::vector<StatePiece> state(bool written_only) const;
-  // Of a copy of what state(true) names, in which every weight and column of a piece starts at a multiple of
-  // memory_alignment. Asks no buffer.
+  // Returns the bytes of a copy of state(true) in which every weight and column of a piece starts at a multiple of
+  // memory_alignment. Does not need buffers.
   int64_t snapshot_bytes() const;
 
  private:
   const UnitRange& range(int64_t unit) const { return layout_.units[static_cast<size_t>(unit)]; }
   int64_t piece_first(int64_t unit) const { return sharding_.data_rank * piece_elements(unit); }
-  // Where a unit, or this rank's piece of it, starts in a buffer of whole units or of pieces only; in elements.
+  // Returns the start of this rank's piece of a unit, in elements, in a buffer of pieces only or of whole units.
   int64_t offset_of_piece(int64_t unit, bool pieces_only) const;
-  bool is_narrow(size_t tensor) const;  // whether updates go to its bf16 weights
-  // Blocks of the tensor among what this rank updates of its unit, or of its piece of that: their number, and of the
-  // first its place in the tensor and, in blocks, in what columns hold for the unit.
+  bool is_narrow(size_t tensor) const;  // whether its bf16 weights are updated directly
+  // Blocks of a tensor in update_range of its unit, or in this rank's piece of it: the first block's number in the
+  // rank's part of the tensor, the number of blocks, and the first block's place in the columns' values for the unit.
   struct HeldBlocks {
     int64_t first, count, in_columns;
   };
   HeldBlocks held_blocks(size_t tensor, bool piece_only) const;
-  // Elements of what this rank updates of the unit that are before what comes last.
+  // Returns the number of elements in update_range(unit) before the tensors with which the unit ends (UnitEnd).
   int64_t held_before_last(int64_t unit) const;
-  // body(tensor, offset, shape, at, blocks) for each box that lies in one piece in memory, `at` elements after the start
-  // of what this rank updates of the unit. The tensor's blocks come with one of them, or with an empty one.
+  // Calls body(tensor, offset, shape, at, blocks) for each contiguous box that the rank holds or writes. The box starts
+  // `at` elements after the start of update_range. The tensor's blocks come with one of its boxes, or with an empty
+  // box.
   template <typename Body>
   void for_each_box(bool written_only, const Body& body) const;
-  // body(tensor) for each whose rows and columns this rank has, or writes.
+  // Calls body(tensor) for each matrix whose row and column values this rank holds, or with written_only writes.
   template <typename Body>
   void for_each_factored(bool written_only, const Body& body) const;
 
@@ -170,7 +180,7 @@ class ParameterStore {
   Sharding sharding_;
   ParameterBuffers buffers_;
   StateColumns columns_;
-  std::vector<int64_t> norm_offset_;  // elements, by unit, among the norms that are kept apart
+  std::vector<int64_t> norm_offset_;  // by unit: elements of f32 norms before its own
   std::vector<float> zeros_;
 };
 

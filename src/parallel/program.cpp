@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "model/record.h"
 #include "schedule/allocator.h"
-#include "schedule/offload.h"
 
 namespace gptrain {
 
@@ -61,7 +61,7 @@ int64_t record_bytes(const BufferBytes& bytes, const UnitTraits& traits, int32_t
   return sum;
 }
 
-std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes) {
+std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes, MemoryPlace record_place) {
   const auto program = std::make_shared<Program>();
   program->schedule = std::move(schedule);
   program->bytes = std::move(bytes);
@@ -80,7 +80,8 @@ std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes
     }
     const Placement placement = place(lifetimes);
     for (size_t i = 0; i < members[c].size(); ++i) program->offsets[members[c][i]] = placement.offsets[i];
-    program->memory.on(MemoryPlace::device)[c] = placement.bytes;
+    const bool holds_records = static_cast<MemoryClass>(c) == MemoryClass::offloaded;
+    program->memory.on(holds_records ? record_place : MemoryPlace::device)[c] = placement.bytes;
   }
   return program;
 }

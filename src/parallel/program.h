@@ -1,4 +1,4 @@
-// A schedule with a place for each of its buffers.
+// A schedule with a place in memory for each of its buffers.
 #pragma once
 
 #include <array>
@@ -11,35 +11,38 @@
 
 namespace gptrain {
 
-// The arena in which buffers of a kind lie.
+// Returns the arena of buffers of a kind.
 MemoryClass memory_class(BufferKind kind);
 
-// Bytes of the buffers of each kind, by unit; a batch, which is of no unit, has those of unit 0.
+// Bytes of a buffer, by kind and unit. A batch, which belongs to no unit, has the bytes at unit 0.
 using BufferBytes = std::array<std::vector<int64_t>, num_buffer_kinds>;
 
 struct Program {
   Schedule schedule;
   std::vector<int64_t> offsets;  // by buffer: bytes from the start of its arena
-  MemoryPlan memory;             // of the arenas in which there are buffers
+  MemoryPlan memory;             // sizes of the arenas that hold buffers
   BufferBytes bytes;
 
-  // Where the buffer that the action names as the operand lies; null where it names none.
+  // Returns the address of the action's operand; null if the action has no such operand. `arenas`: starts of all
+  // arenas.
   std::byte* address(const Action& action, Operand operand,
                      const std::array<std::byte*, num_memory_classes>& arenas) const;
 
-  // A part of the record that an action copies, and its place on the host.
+  // A buffer of an offloaded record, and its place on the host.
   struct RecordPart {
     std::byte* device;
     std::byte* host;
     int64_t bytes;
   };
+  // Returns the parts of the record that an action copies.
   std::vector<RecordPart> record(const Action& action, const std::array<std::byte*, num_memory_classes>& arenas) const;
 };
 
-// That the unit's record takes on the host.
+// Returns the host memory that a unit's offloaded record needs for one micro-batch.
 int64_t record_bytes(const BufferBytes& bytes, const UnitTraits& traits, int32_t unit);
 
-// Gives every buffer a place in which no other that is alive at the same time lies.
-std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes);
+// Places all buffers of the schedule: no two that are alive at the same time overlap. `record_place`: place of the
+// arena of offloaded records.
+std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes, MemoryPlace record_place);
 
 }  // namespace gptrain

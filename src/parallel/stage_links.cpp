@@ -30,7 +30,7 @@ void StageLinks::play(const Transfer& transfer, const StageMessage& message, con
   const auto found = std::find_if(under_way_.begin(), under_way_.end(), [&](const UnderWay& other) {
     return other.message == message && other.sends == transfer.sends;
   });
-  if (found == under_way_.end()) return;  // a plan, which plays equal actions once, has not begun it
+  if (found == under_way_.end()) return;  // a plan skips equal actions, among them this one's begin
   lane.wait(found->ticket);
   under_way_.erase(found);
   if (transfer.sends || !shared) return;

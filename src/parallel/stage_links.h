@@ -1,4 +1,4 @@
-// The transfers between the stages of a pipeline, on their lanes.
+// Transfers between the stages of a pipeline, on their lanes.
 #pragma once
 
 #include <cstddef>
@@ -14,19 +14,19 @@ namespace gptrain {
 
 class StageLinks {
  public:
-  // Borrows both.
+  // Borrows both arguments.
   StageLinks(const Stages& stages, RankGroups& groups) : stages_(stages), groups_(groups) {}
 
-  // What a message consists of, in memory of the backend.
+  // Content of a message, in the backend's memory.
   struct Payload {
     std::byte* data;
     int64_t count;  // elements
     DType dtype;
-    // The ranks of a tensor group have the same elements. Then each sends its share, and the receivers gather what they
-    // have got (the scatter-gather of arXiv 2104.04473), so that it travels between stages once.
+    // The ranks of a tensor group have equal elements. Each then sends its share only, and the receivers gather the
+    // shares (scatter-gather of arXiv 2104.04473): every element is sent between the stages once.
     bool alike;
   };
-  // Begins the message's transfer, or waits until it is over.
+  // Begins the message's transfer, or waits for its end if !transfer.begins.
   void play(const Transfer& transfer, const StageMessage& message, const Payload& payload);
 
  private:

@@ -1,5 +1,5 @@
-// What an optimizer keeps from step to step. It declares columns, and everything else follows from the declaration:
-// memory (parallel/parameters.h), what checkpoints hold and how another layout takes it up, the rows of the dry run.
+// Optimizer state that lasts from step to step. An optimizer declares columns. Memory (parallel/parameters.h), the
+// tensors in checkpoints, their loading into another layout and the rows of the dry run follow from the declaration.
 #pragma once
 
 #include <cstdint>
@@ -12,31 +12,33 @@
 
 namespace gptrain {
 
-// What there is one value for.
+// The parts of a tensor that have one value each. For row and column, queries, keys, values, gate and up are matrices
+// of their own; a rank has the values of all rows and columns of its units' matrices, and the rank with a tensor's
+// first element writes them to checkpoints.
 enum class StateGranularity : uint8_t {
   element,
-  element_outside_matrices,  // of every tensor but the matrices of blocks
-  element_of_vectors,        // of tensors that are no matrices
-  element_outside_blocks,    // of tensors without TensorSpec::has_block_state
-  element_in_blocks,         // of those with it: codes
-  block,                     // of state_block elements of these: the scales of codes, in the same order of columns
-  row,     // of a matrix. Every rank has all rows and columns of the matrices of its units, and the one with a tensor's
-  column,  // first element writes them. Queries, keys, values, gate and up are matrices of their own.
+  element_outside_matrices,  // elements of all tensors except the matrices of blocks
+  element_of_vectors,        // elements of tensors that are no matrices
+  element_outside_blocks,    // elements of tensors without TensorSpec::has_block_state
+  element_in_blocks,         // elements of tensors with has_block_state: codes
+  block,                     // runs of state_block elements of tensors with has_block_state: scales of the codes
+  row,                       // rows of matrices
+  column,                    // columns of matrices
 };
 
-// Where a column lies.
+// Location of a column's memory.
 enum class StatePlace : uint8_t { device };
 
 struct StateColumn {
-  std::string_view name;  // of its tensors in checkpoints: "NAME/TENSOR"
+  std::string_view name;  // its tensors in checkpoints are called "NAME/TENSOR"
   DType dtype = DType::f32;
   StateGranularity granularity = StateGranularity::element;
   StatePlace place = StatePlace::device;
-  bool has_sign = true;  // of codes: which map they are of (base/dynamic_map.h)
+  bool has_sign = true;  // codes use the map with signs (base/dynamic_map.h)
 };
 using StateColumns = std::vector<StateColumn>;
 
-// The column of the weights' average, where there is one: f32, complete in itself.
+// Name of the column of averaged weights. It is f32 and needs no other column to be read.
 inline constexpr std::string_view ema_column = "ema";
 
 // Whether a column has values for the tensor.
@@ -60,7 +62,7 @@ inline bool has_values(const StateColumn& column, const TensorSpec& tensor) {
   return true;
 }
 
-// Whether a column has values for what units end with, and for nothing else.
+// Whether a column has values only for the tensors that units end with (UnitEnd::block_state).
 constexpr bool is_of_last(const StateColumn& column) {
   return column.granularity == StateGranularity::element_in_blocks || column.granularity == StateGranularity::block;
 }
@@ -70,12 +72,13 @@ constexpr bool is_factored(const StateColumn& column) {
   return column.granularity == StateGranularity::row || column.granularity == StateGranularity::column;
 }
 
-// Values of such a column for a tensor or a unit of so many rows and columns.
+// Returns the number of values of a factored column for a tensor or unit with `rows` rows and `cols` columns.
 constexpr int64_t factored_values(const StateColumn& column, int64_t rows, int64_t cols) {
   return column.granularity == StateGranularity::row ? rows : cols;
 }
 
-// The shape of what a checkpoint has of a column that has values for the tensor, of which `shard` is any tensor rank's.
+// Returns the shape of the column's tensor in a checkpoint. REQUIRES: has_values(column, tensor). `shard` may be of any
+// tensor rank.
 inline std::vector<int64_t> stored_shape(const StateColumn& column, const TensorSpec& tensor, const TensorShard& shard) {
   switch (column.granularity) {
     case StateGranularity::block:
@@ -89,7 +92,7 @@ inline std::vector<int64_t> stored_shape(const StateColumn& column, const Tensor
   }
 }
 
-// What units end with, so that each column's values lie together.
+// Returns the end of units with which each column's values are contiguous.
 inline UnitEnd unit_end_for(const StateColumns& columns) {
   for (const StateColumn& column : columns) {
     if (is_of_last(column)) return UnitEnd::block_state;
@@ -98,7 +101,8 @@ inline UnitEnd unit_end_for(const StateColumns& columns) {
   return UnitEnd::matrices;
 }
 
-// Values of a column for `elements` elements of a tensor that it has values for, and their bytes.
+// Return the number of a column's values for `elements` elements, and their bytes. REQUIRES: the column has values for
+// the elements' tensor and is not factored.
 constexpr int64_t column_values(const StateColumn& column, int64_t elements) {
   return column.granularity == StateGranularity::block ? (elements + state_block - 1) / state_block : elements;
 }

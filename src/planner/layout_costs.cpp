@@ -3,31 +3,32 @@
 #include <algorithm>
 #include <numeric>
 
+#include "fit/choose_step.h"
 #include "model/spec/spec.h"
 #include "ops/op_event.h"
 #include "ops/updates.h"
-#include "optim/optimizer.h"
+#include "optim/types.h"
 #include "parallel/parameters.h"
 #include "planner/layouts.h"
 #include "planner/rank_clock.h"
-#include "train/nominal_times.h"
-#include "train/plan_step.h"
+#include "fit/nominal_times.h"
+#include "step/plan_step.h"
 
 namespace gptrain {
 namespace {
 
 constexpr int64_t small_layers = 3;
-constexpr int32_t middle_block = 2;        // unit
-constexpr int32_t middle_micro_batch = 1;  // of three: gradients are there and not yet summed
+constexpr int32_t middle_block = 2;        // number of the unit
+constexpr int32_t middle_micro_batch = 1;  // one of three: gradients exist already, and are not summed over ranks yet
 
 UnitPart part_of(int32_t unit, int64_t num_units) {
   return unit == 0 ? UnitPart::embedding : unit + 1 == num_units ? UnitPart::head : UnitPart::block;
 }
 
-// Names of ops that measure whole tensors end so (ops/tensor_norms.h).
+// Suffix of ops that measure whole tensors (ops/tensor_norms.h).
 constexpr std::string_view norms_suffix = "_norms";
 
-// Units that stand for their parts.
+// Units by UnitPart whose costs stand for all units of the part.
 constexpr std::array<int32_t, num_unit_parts> part_units = {0, middle_block, static_cast<int32_t>(small_layers) + 1};
 
 void add_pass(PassCost& cost, ActionKind kind, UnitPart part, double seconds) {
@@ -37,7 +38,7 @@ void add_pass(PassCost& cost, ActionKind kind, UnitPart part, double seconds) {
       cost.forward += seconds;
       return;
     case ActionKind::backward_weight:
-      // The head's are made with its loss.
+      // The head's weight gradients are computed together with its loss.
       (part == UnitPart::head ? cost.backward_input : cost.backward_weight) += seconds;
       break;
     default:
@@ -46,16 +47,10 @@ void add_pass(PassCost& cost, ActionKind kind, UnitPart part, double seconds) {
   cost.backward += seconds;
 }
 
-int64_t first_rank(const Mesh& mesh, size_t stage) {
-  MeshPoint point;
-  point[MeshAxis::pipeline] = static_cast<int64_t>(stage);
-  return mesh.rank_of(point);
-}
-
 bool is_pass(ActionKind kind) { return kind <= ActionKind::backward; }
 
-// Of the unit's buffers of the middle micro-batch those that are alive in an action, but for gradients of weights, which
-// one unit after the other has.
+// Returns the bytes of the unit's buffers for the middle micro-batch that are alive in an action. Buffers of whole
+// gradients are left out: units use one of these after another.
 int64_t alive_bytes(const Program& program, int32_t action, int32_t unit) {
   int64_t bytes = 0;
   for (const Buffer& buffer : program.schedule.buffers) {
@@ -71,10 +66,10 @@ Event with_bytes(Event event, double scale) {
   return event;
 }
 
-// Seconds of the ops of all actions of such kinds that the unit has, and of their collectives. `scale`: of the ops' bytes.
 struct Work {
-  double ops = 0, collectives = 0;
+  double ops = 0, collectives = 0;  // seconds
 };
+// Returns the work of the unit's first action of that kind. `scale` multiplies the bytes of ops.
 Work work_of(const StepLog& log, const EventTimes& times, ActionKind kind, int32_t unit, double scale = 1) {
   Work work;
   for (const LoggedAction& action : log.actions) {
@@ -89,9 +84,10 @@ Work work_of(const StepLog& log, const EventTimes& times, ActionKind kind, int32
   return work;
 }
 
-// Of the units in their order, the pass before the updates; of a unit that has nothing to measure at the end none. Empty:
-// the optimizer has no such pass. What is done for all units at once is shared out by what they measure. `scale`: of the
-// bytes that are measured; `piece`: of those that are updated.
+// Returns, by unit, the seconds of the optimizer's pass over whole tensors before the updates. Units at the end without
+// such tensors are missing; the result is empty if the optimizer has no such pass. Time for all units at once is
+// divided in proportion to their own times. `scale` multiplies the bytes of norms and sums, `piece` those of the other
+// ops.
 std::vector<double> first_pass_of(const StepLog& log, const EventTimes& times, double scale, double piece) {
   std::vector<double> seconds;
   double of_all = 0;
@@ -107,7 +103,7 @@ std::vector<double> first_pass_of(const StepLog& log, const EventTimes& times, d
       }
   }
   if (seconds.empty()) return seconds;
-  seconds.erase(seconds.begin());  // clears the sums
+  seconds.erase(seconds.begin());  // drops the op that clears the sums
   const double measured = std::accumulate(seconds.begin(), seconds.end(), 0.0);
   for (double& of_unit : seconds) of_unit += measured > 0 ? of_all * of_unit / measured : 0;
   return seconds;
@@ -121,7 +117,7 @@ RunConfig LayoutCosts::small_config(const RunLayout& layout, int64_t data) const
   small.schedule = PipelineOrder::one_f_one_b;
   small.is_balanced = false;
   small.rank_order = {};
-  small.offload = no_offload;
+  small.offload = offload::none;
   small.data = data;
   RunConfig config = with_layout(config_, small);
   config.model.num_layers = small_layers;
@@ -131,13 +127,17 @@ RunConfig LayoutCosts::small_config(const RunLayout& layout, int64_t data) const
 }
 
 const MicroBatchCosts& LayoutCosts::micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split) {
-  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.micro, static_cast<int64_t>(recompute), split ? 1 : 0, 0};
+  const MicroBatchKey key{.tensor = layout.tensor,
+                          .sequence = layout.sequence,
+                          .micro = layout.micro,
+                          .recompute = recompute,
+                          .split = split};
   const auto found = micro_batches_.find(key);
   if (found != micro_batches_.end()) return found->second;
   return micro_batches_.emplace(key, make_micro_batch(layout, recompute, split)).first->second;
 }
 
-// Of a record.
+// Adds the costs of offloading a block's saved activations.
 void LayoutCosts::add_copies(const StepPlan& plan, const EventTimes& times, MicroBatchCosts& costs) const {
   const Program& program = *plan.design->training;
   costs.record_bytes = record_bytes(program.bytes, program.schedule.traits(middle_block), middle_block);
@@ -156,7 +156,7 @@ MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, Recompute
   config.memory.recompute = recompute;
   config.memory.recompute_interval = 0;
   if (split) config.parallel.pipeline_schedule = PipelineOrder::zero_bubble;
-  const StepPlan plan = plan_step(config, target_, layout.tensor);
+  const StepPlan plan = plan_rank(config, target_, layout.tensor);
   const Program& program = *plan.design->training;
   const EventTimes times(machine_, config, make_mesh(config, layout.tensor), 0, target_.sharing);
   RankClock clock(plan.log, times);
@@ -194,23 +194,27 @@ std::vector<size_t> LayoutCosts::stages_alike(const RunLayout& layout) const {
   std::vector<size_t> first;
   std::vector<double> nodes;
   for (size_t stage = 0; stage < static_cast<size_t>(layout.pipeline); ++stage) {
-    const std::vector<int64_t> ranks = group_ranks(config, mesh, first_rank(mesh, stage), GroupKind::copies);
+    const std::vector<int64_t> ranks = group_ranks(config, mesh, mesh.first_rank_of_stage(static_cast<int64_t>(stage)), GroupKind::copies);
     nodes.push_back(place_of(ranks, machine_.cluster.gpus_per_node, mesh.world_size()).nodes);
     first.push_back(static_cast<size_t>(std::find(nodes.begin(), nodes.end(), nodes.back()) - nodes.begin()));
   }
   return first;
 }
 
+LayoutCosts::MeshKey LayoutCosts::mesh_key(const RunLayout& layout) {
+  return {.tensor = layout.tensor, .pipeline = layout.pipeline, .data = layout.data, .rank_order = layout.rank_order};
+}
+
 size_t LayoutCosts::first_alike(const RunLayout& layout, size_t stage) {
-  const Key key{layout.tensor, layout.pipeline, layout.data, static_cast<int64_t>(layout.rank_order), 0, 0};
+  const MeshKey key = mesh_key(layout);
   const auto found = alike_.find(key);
   return (found != alike_.end() ? found->second : alike_.emplace(key, stages_alike(layout)).first->second)[stage];
 }
 
 const UpdateCosts& LayoutCosts::update(const RunLayout& layout, size_t stage) {
   const size_t alike = first_alike(layout, stage);
-  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.pipeline, layout.data,
-                2 * layout.zero + static_cast<int64_t>(layout.rank_order), static_cast<int64_t>(alike)};
+  const UpdateKey key{
+      .mesh = mesh_key(layout), .sequence = layout.sequence, .zero = layout.zero, .stage = alike};
   const auto found = updates_.find(key);
   return found != updates_.end() ? found->second : updates_.emplace(key, make_update(layout, alike)).first->second;
 }
@@ -220,14 +224,14 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) cons
   RunConfig config = small_config(layout, data);
   config.memory.recompute = RecomputeKind::none;
   config.memory.recompute_interval = 0;
-  const StepPlan plan = plan_step(config, target_, layout.tensor * data);
-  // The bytes of collectives are those of all ranks together, so that they are the same over more; where they go is the
-  // whole mesh's affair.
+  const StepPlan plan = plan_rank(config, target_, layout.tensor * data);
+  // The bytes of a collective are those of all its ranks together, so that a plan of two data ranks has the right
+  // bytes. Links are those of the whole mesh.
   const RunConfig whole = with_layout(config_, layout);
   const Mesh mesh = make_mesh(whole, layout.world_size());
-  const EventTimes times(machine_, whole, mesh, first_rank(mesh, stage));
+  const EventTimes times(machine_, whole, mesh, mesh.first_rank_of_stage(static_cast<int64_t>(stage)));
   const double piece = layout.zero >= 1 ? 2.0 / static_cast<double>(layout.data) : 1;
-  // A rank measures a piece of each unit, also where it updates the whole.
+  // A rank measures only a piece of each unit, even if it updates the whole unit.
   const std::vector<double> measured = first_pass_of(
       plan.log, times, static_cast<double>(data) / static_cast<double>(layout.data), piece);
   UpdateCosts costs;
@@ -248,7 +252,8 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) cons
 }
 
 const UnitBytes& LayoutCosts::bytes(const RunLayout& layout) {
-  const Key key{layout.tensor, layout.sequence ? 1 : 0, layout.data, layout.zero, 0, 0};
+  const BytesKey key{
+      .tensor = layout.tensor, .sequence = layout.sequence, .data = layout.data, .zero = layout.zero};
   const auto found = bytes_.find(key);
   return found != bytes_.end() ? found->second : bytes_.emplace(key, make_bytes(layout)).first->second;
 }
@@ -282,7 +287,7 @@ UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
 
 LayoutCosts::MessageCost LayoutCosts::message(const RunLayout& layout, int64_t bytes) {
   if (layout.pipeline == 1) return {};
-  const Key key{layout.tensor, layout.pipeline, layout.data, static_cast<int64_t>(layout.rank_order), 0, 0};
+  const MeshKey key = mesh_key(layout);
   auto found = of_meshes_.find(key);
   if (found == of_meshes_.end()) {
     const RunConfig config = with_layout(config_, layout);

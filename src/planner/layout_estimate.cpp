@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "fit/fixed_choices.h"
 #include "parallel/make_stages.h"
 #include "planner/layouts.h"
 
@@ -16,12 +17,12 @@ constexpr auto embedding = static_cast<size_t>(UnitPart::embedding);
 constexpr auto block = static_cast<size_t>(UnitPart::block);
 constexpr auto head_part = static_cast<size_t>(UnitPart::head);
 
-// Whether some blocks are run again and others are not.
+// Whether some blocks are recomputed and others are not.
 bool mixes(const RunLayout& layout) {
   return layout.recompute == RecomputeKind::every_nth || layout.recompute == RecomputeKind::optimal;
 }
 
-// What recomputed blocks are.
+// Returns the recomputation of the layout's recomputed blocks.
 RecomputeKind recomputed_kind(const RunLayout& layout) {
   return layout.recompute == RecomputeKind::selective ? RecomputeKind::selective : RecomputeKind::block;
 }
@@ -30,10 +31,10 @@ size_t place_of_chunk(const std::vector<int32_t>& chunks, int32_t chunk) {
   return static_cast<size_t>(std::find(chunks.begin(), chunks.end(), chunk) - chunks.begin());
 }
 
-// Of the recomputation that the blocks of such a layout have that are not run again.
+// Returns the recomputation of the other blocks, or of all if the layout does not mix them.
 RecomputeKind plain_kind(const RunLayout& layout) { return mixes(layout) ? RecomputeKind::none : layout.recompute; }
 
-// Work beside traffic, which slows it down and is awaited before the next pass.
+// Seconds of work beside traffic that slows it down and must end before the next pass begins.
 double beside(double work, double traffic, double slow_down) { return std::max(work + slow_down * traffic, traffic); }
 
 }  // namespace
@@ -54,12 +55,19 @@ std::pair<bool, bool> LayoutEstimator::Chunks::receives(size_t chunk) const {
 LayoutEstimator::LayoutEstimator(const RunConfig& config, const Machine& machine, const Target& target)
     : config_(config), slow_down_(machine.device.slow_down_beside_traffic), room_(target.bytes_of_rank()), parts_(config, machine, target) {}
 
+LayoutEstimator::ChunksKey LayoutEstimator::chunks_key(const RunLayout& layout) {
+  return {.pipeline = layout.pipeline,
+          .virtual_stages = layout.virtual_stages,
+          .schedule = layout.schedule,
+          .is_balanced = layout.is_balanced};
+}
+
 const LayoutEstimator::Chunks& LayoutEstimator::chunks(const RunLayout& layout) {
-  const Key key{layout.pipeline, layout.virtual_stages, static_cast<int64_t>(layout.schedule), layout.is_balanced ? 1 : 0, 0};
+  const ChunksKey key = chunks_key(layout);
   if (const auto found = chunks_.find(key); found != chunks_.end()) return found->second;
   Chunks made;
   const RunConfig config = with_layout(config_, layout);
-  made.stages = make_stages(config, 0, layout.accumulation);
+  made.stages = make_stages(config, 0, layout.accumulation, backward_runs_again(layout.recompute));
   made.layers = layers_of_chunks(config);
   made.of_stage.resize(static_cast<size_t>(layout.pipeline));
   int64_t first = 0;
@@ -112,7 +120,7 @@ void LayoutEstimator::count_gathers(const std::vector<Pass>& passes, const Chunk
   counts.forward_gathers.resize(own.size());
   counts.backward_gathers.resize(own.size());
   std::vector<double> micro_batches(own.size());
-  int64_t last = -1, before = -1;  // blocks that were used
+  int64_t last = -1, before = -1;  // block used last, and the one before it
   for (const Pass& pass : passes) {
     if (pass.kind == PassKind::backward_weight) continue;
     const size_t place = place_of_chunk(own, pass.chunk);
@@ -135,12 +143,11 @@ void LayoutEstimator::count_gathers(const std::vector<Pass>& passes, const Chunk
 
 const std::vector<LayoutEstimator::StagePasses>& LayoutEstimator::stage_passes(const RunLayout& layout,
                                                                                const Chunks& chunks) {
-  // Three times as many micro-batches as stages show what a schedule holds; what more of them add, as GPipe has it, is
-  // counted below.
+  // Three times as many micro-batches as stages reach a schedule's peak. GPipe's peak grows with every micro-batch:
+  // activation_bytes counts these.
   const int64_t micro_batches = std::min(layout.accumulation, 3 * layout.pipeline);
   const bool recompute = backward_runs_again(layout.recompute);
-  const Key key{layout.pipeline, 2 * layout.virtual_stages + (layout.is_balanced ? 1 : 0),
-                static_cast<int64_t>(layout.schedule), micro_batches, recompute ? 1 : 0};
+  const PassesKey key{.chunks = chunks_key(layout), .micro_batches = micro_batches, .recompute = recompute};
   if (const auto found = stage_passes_.find(key); found != stage_passes_.end()) return found->second;
   const PipelineSchedule& schedule = *chunks.stages.schedule;
   PipelineShape shape = chunks.stages.shape;
@@ -191,8 +198,8 @@ int64_t LayoutEstimator::activation_bytes(const RunLayout& layout, const Chunks&
     sum += counts.for_weights[i] * lies.layers[chunk] * held.any->held_for_weight_bytes;
     most_layers = std::max(most_layers, lies.layers[chunk]);
   }
-  // One record is read while the next one comes back.
-  if (layout.offload == all_offload) sum += std::min<int64_t>(2, most_layers) * held.any->record_bytes;
+  // The backward pass reads one block's saved activations while those of the next one are copied back.
+  if (layout.offload == offload::all) sum += std::min<int64_t>(2, most_layers) * held.any->record_bytes;
   return sum;
 }
 
@@ -220,16 +227,16 @@ LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layo
     return {recomputed_layers(layout, lies, chunk), offloaded_layers(layout, plain, layers, false), 0};
   const auto stage = static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)));
   RunLayout fixed = layout;
-  const auto bytes_with = [&](RecomputeKind recompute, int64_t offload) {
+  const auto bytes_with = [&](RecomputeKind recompute, OffloadChoice offloaded) {
     fixed.recompute = recompute;
-    fixed.offload = offload;
+    fixed.offload = offloaded;
     return stage_bytes(fixed, lies, held(fixed, lies), stage);
   };
-  int64_t bytes = bytes_with(RecomputeKind::none, no_offload);
+  int64_t bytes = bytes_with(RecomputeKind::none, offload::none);
   const int64_t budget = config_.memory.activation_budget;
   const InFlight& in_flight = stage_passes(fixed, lies)[stage].most;
   int64_t over = budget == 0 ? bytes - room_ : activation_bytes(fixed, lies, held(fixed, lies), in_flight, stage) - budget;
-  // Of so many layers those that it takes to get rid of what is over, where all of them free what is above `least`.
+  // Returns how many of `of_layers` layers to treat to remove the excess `over`, if treating all leaves `least` bytes.
   const auto freed = [&](int64_t of_layers, int64_t least) {
     const int64_t most = std::max<int64_t>(bytes - least, 0);
     const double share = over <= 0 || most == 0 ? 0 : static_cast<double>(over) / static_cast<double>(most);
@@ -238,23 +245,23 @@ LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layo
     return std::min(of_layers, static_cast<int64_t>(std::ceil(share * static_cast<double>(of_layers))));
   };
   FreedLayers counts;
-  const bool copies = layout.offload == optimal_offload;
+  const bool copies = layout.offload == offload::optimal;
   const auto hidden = copies ? static_cast<int64_t>(plain.hidden_share * static_cast<double>(layers)) : 0;
   if (hidden > 0) {
     const int64_t on_their_way = std::min<int64_t>(2, layers) * plain.record_bytes;
-    counts.copied = freed(hidden, bytes_with(RecomputeKind::none, hidden) + on_their_way);
+    counts.copied = freed(hidden, bytes_with(RecomputeKind::none, OffloadChoice::of_blocks(hidden)) + on_their_way);
   }
-  counts.recomputed = freed(layers - counts.copied, bytes_with(RecomputeKind::block, hidden));
-  if (copies) counts.copied_inputs = freed(counts.recomputed, bytes_with(RecomputeKind::block, all_offload));
+  counts.recomputed = freed(layers - counts.copied, bytes_with(RecomputeKind::block, OffloadChoice::of_blocks(hidden)));
+  if (copies) counts.copied_inputs = freed(counts.recomputed, bytes_with(RecomputeKind::block, offload::all));
   return counts;
 }
 
 int64_t LayoutEstimator::offloaded_layers(const RunLayout& layout, const MicroBatchCosts& costs, int64_t layers,
                                           bool at_most) const {
-  if (layout.offload >= 0) return std::min(layout.offload, layers);
-  if (layout.offload == all_offload) return layers;
+  if (layout.offload.is_number()) return std::min(layout.offload.blocks(), layers);
+  if (layout.offload == offload::all) return layers;
   const double hidden = costs.hidden_share * static_cast<double>(layers);
-  constexpr double more = 1.1;  // the stage's first and last passes leave time, too
+  constexpr double more = 1.1;  // copies also run beside the stage's first and last passes
   return at_most ? std::min(layers, static_cast<int64_t>(more * hidden) + 1) : static_cast<int64_t>(hidden);
 }
 
@@ -282,9 +289,10 @@ LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t room) {
   RunLayout least = layout;
   const bool is_optimal = layout.recompute == RecomputeKind::optimal;
   if (is_optimal) least.recompute = RecomputeKind::block;
-  if (layout.offload == optimal_offload) least.offload = all_offload;
+  if (layout.offload == offload::optimal) least.offload = offload::all;
   const Held of_blocks = held(least, lies);
-  // What is made to fit may drop the inputs of blocks, too: it takes its budget, or without one at least a block's record.
+  // "optimal" may free the inputs of blocks, too. It then uses its budget, or without one at least the saved
+  // activations of one block.
   const int64_t given = config_.memory.activation_budget;
   const int64_t budget = !is_optimal ? 0 : given > 0 ? given : record_bytes(layout);
   for (size_t stage = 0; stage < stages; ++stage) {
@@ -337,12 +345,12 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
   sum.backward += gradient;
   sum.exposed_tensor += input + gradient;
   if (layout.zero < 2) gradients = 0;
-  double before_forward = 0, before_backward = 0;  // gathers
-  double later = 0;                                // of the sums
+  double before_forward = 0, before_backward = 0;  // seconds of gathers beside the pass
+  double later = 0;                                // seconds of gradient sums that run beside the next pass
   if (layout.zero >= 2) {
     const StagePasses& passes = stage_passes(layout, lies)[stage];
     const size_t place = place_of_chunk(lies.of_stage[stage], static_cast<int32_t>(chunk));
-    // Sums of two blocks may be under way when a pass ends: they go on beside the next one.
+    // Sums of up to two blocks are not finished when a pass ends: they continue beside the next pass.
     later = passes.before_others[place] * std::min({gradients, 2 * update[block].sum, sum.forward});
     if (layout.zero == 3) {
       before_forward = passes.forward_gathers[place] * update[block].gather;
@@ -359,7 +367,7 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
       std::max(beside(sum.backward + sum_ops, std::max(before_backward, gradients - later), slow_down_), transfer);
   const double spent = times.forward + (costs.splits ? times.backward_input + times.backward_weight : times.backward);
   const double work = sum.forward + sum_ops + (costs.splits ? sum.backward_input + sum.backward_weight : sum.backward);
-  // So does each way to the host.
+  // Each direction to the host carries one copy at a time.
   double exposed_copies = 0;
   const auto beside_copies = [&](double& pass, bool counts) {
     if (counts) exposed_copies += std::max(copies - pass, 0.0);
@@ -387,7 +395,8 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const Chunks& lies, siz
   const UpdateCost& last = update[has_embedding ? embedding : block];
   double sums = last.sum + (layout.zero < 2 ? 0 : last.sum_ops);
   if (layout.zero < 2) {
-    // A unit's sum begins when its last gradient is there: those of the others run beside the rest of the last pass.
+    // A unit's sum begins when its gradients are complete. All but the last unit's run beside the rest of the last
+    // pass.
     const MicroBatchCosts& costs_of = parts_.micro_batch(layout, plain_kind(layout), costs.splits);
     const PassCost& pass = costs_of.passes[block];
     const double beside_them = std::max(layers - (has_embedding ? 0.0 : 1.0), 0.0) *
@@ -419,7 +428,7 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
   costs.message = parts_.message(layout, parts_.micro_batch(layout, recomputed_kind(layout), costs.splits).message_bytes);
   const auto repeat_last = [](std::vector<double>& values) { values.push_back(values.back()); };
   for (size_t chunk = 0; chunk < lies.layers.size(); ++chunk) {
-    // Most chunks are like the one before.
+    // Most chunks equal the one before, so that its costs can be repeated.
     const bool is_inner = chunk > 1 && chunk + 1 < lies.layers.size() && lies.layers[chunk] == lies.layers[chunk - 1] &&
                           first_alike(layout, lies, chunk) == first_alike(layout, lies, chunk - 1) &&
                           lies.receives(chunk) == lies.receives(chunk - 1);
@@ -433,7 +442,7 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
     repeat_last(costs.exposed_copies);
   }
   if (layout.zero == 3) {
-    // A tied head's table is gathered by the last stage, too.
+    // The last stage gathers the embedding, too, if the head is tied to it.
     const UpdateCosts& last = parts_.update(layout, lies.of_stage.size() - 1);
     costs.first_gathers = parts_.update(layout, 0)[embedding].gather + last[head_part].gather;
     if (config_.model.tied_head && layout.pipeline > 1) costs.first_gathers += last[embedding].gather;
@@ -452,15 +461,15 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
   return costs;
 }
 
-// A stage begins when a micro-batch has come to its first chunk, runs all its passes, and from its last backward pass
-// through that chunk the gradient goes on to the first stage.
+// A stage cannot begin before a micro-batch has reached its first chunk. It then runs all its passes. After its last
+// backward pass through that chunk the gradient still has to travel back to the first stage.
 double LayoutEstimator::least_seconds(const RunLayout& layout) {
   const Chunks& lies = chunks(layout);
   const StepCosts cost = costs(layout);
   const auto micro_batches = static_cast<double>(layout.accumulation);
   double passes = 0, with_sums = 0;
   double before = 0, after = 0;
-  // A stage's first chunk is that of its own number, in every schedule.
+  // In every schedule a stage's first chunk has the stage's number.
   for (size_t stage = 0; stage < lies.of_stage.size(); ++stage) {
     double busy = 0, busy_until_gradient = 0;
     if (stage > 0) {

@@ -13,9 +13,9 @@
 namespace gptrain {
 namespace {
 
-constexpr int64_t most_micro = 64;         // sequences
+constexpr int64_t most_micro = 64;  // sequences per micro-batch
 constexpr int64_t most_virtual_stages = 8;
-constexpr int64_t most_units_played = int64_t{1} << 22;  // micro-batches times layers, as the config's check has it
+constexpr int64_t most_units_played = int64_t{1} << 22;  // micro-batches times units, as in the config's check
 constexpr std::array<int64_t, 3> recompute_intervals = {2, 3, 4};
 
 std::vector<int64_t> divisors(int64_t n, int64_t most) {
@@ -30,7 +30,7 @@ bool suits_tensor(const ModelConfig& model, int64_t tensor) {
          (model.num_kv_heads % tensor == 0 || tensor % model.num_kv_heads == 0);
 }
 
-// body(schedule, virtual stages, whether layers are balanced)
+// Calls body(schedule, virtual stages, whether layers are balanced) for each pipeline of that many stages.
 template <typename Body>
 void for_each_pipeline(const RunConfig& config, int64_t stages, const Body& body) {
   if (stages == 1) return body(PipelineOrder::one_f_one_b, int64_t{1}, false);
@@ -52,7 +52,7 @@ void for_each_pipeline(const RunConfig& config, int64_t stages, const Body& body
   }
 }
 
-// body(kind, interval)
+// Calls body(kind, interval) for each recomputation that a search tries.
 template <typename Body>
 void for_each_recomputation(int64_t layers, const Body& body) {
   for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::block})
@@ -61,8 +61,8 @@ void for_each_recomputation(int64_t layers, const Body& body) {
     if (interval < layers) body(RecomputeKind::every_nth, interval);
 }
 
-// `layout` with each recomputation, and without and with sequence parallelism: those that the rules between keys allow.
-// What they refuse has no plan.
+// Returns `layout` with each recomputation, without and with sequence parallelism, if the rules between config keys
+// allow the combination.
 std::vector<RunLayout> allowed_layouts(const RunConfig& config, RunLayout layout) {
   std::vector<RunLayout> allowed;
   for_each_recomputation(config.model.num_layers, [&](RecomputeKind kind, int64_t interval) {
@@ -95,7 +95,7 @@ RunConfig with_layout(const RunConfig& config, const RunLayout& layout) {
   changed.memory.recompute = layout.recompute;
   changed.memory.recompute_interval = layout.recompute_interval;
   if (layout.recompute != RecomputeKind::optimal) changed.memory.activation_budget = 0;
-  changed.memory.offload_activations = layout.offload;
+  changed.memory.offload = layout.offload;
   return changed;
 }
 
@@ -113,7 +113,7 @@ RunLayout layout_of(const RunConfig& config, int64_t world_size) {
           .accumulation = config.batch.accumulation,
           .recompute = config.memory.recompute,
           .recompute_interval = config.memory.recompute_interval,
-          .offload = config.memory.offload_activations};
+          .offload = config.memory.offload};
 }
 
 namespace {
@@ -131,7 +131,7 @@ constexpr std::array<std::pair<std::string_view, LayoutValue>, 13> layout_values
     {"batch.accumulation", [](const RunLayout& layout) { return layout.accumulation; }},
     {"memory.recompute", [](const RunLayout& layout) { return static_cast<int64_t>(layout.recompute); }},
     {"memory.recompute_interval", [](const RunLayout& layout) { return layout.recompute_interval; }},
-    {"memory.offload_activations", [](const RunLayout& layout) { return layout.offload; }},
+    {offload_key, [](const RunLayout& layout) { return layout.offload.code(); }},
 }};
 
 }  // namespace
@@ -150,9 +150,9 @@ std::vector<std::string_view> layout_key_paths() {
 
 namespace {
 
-// What a search tries of such a key where that is not the value; empty: the value may be among it.
+// Returns the values of the key that a search tries, as text, if `value` is none of them; otherwise an empty text.
 std::string tried_values(std::string_view key, int64_t value, bool by_memory, bool on_gpu) {
-  const auto up_to = [&](int64_t most) { return value > most ? fmt::format("up to {}", most) : ""; };
+  const auto up_to = [&](int64_t most) { return value > most ? fmt::format("values up to {}", most) : ""; };
   if (key == "batch.micro") return up_to(most_micro);
   if (key == "parallel.virtual_stages") return up_to(most_virtual_stages);
   if (key == "memory.recompute" && by_memory && value == static_cast<int64_t>(RecomputeKind::optimal))
@@ -161,10 +161,10 @@ std::string tried_values(std::string_view key, int64_t value, bool by_memory, bo
     const bool is_tried = std::find(recompute_intervals.begin(), recompute_intervals.end(), value) != recompute_intervals.end();
     if (value > 0 && !is_tried) return "2, 3 and 4";
   }
-  if (key == "memory.offload_activations" && value != no_offload) {
+  if (key == offload_key && value != offload::none.code()) {
     if (!on_gpu) return "\"none\" on a CPU";
-    if (value == optimal_offload && !by_memory) return "";
-    if (value != hidden_offload && value != all_offload)
+    if (value == offload::optimal.code() && !by_memory) return "";
+    if (value != offload::hidden.code() && value != offload::all.code())
       return by_memory ? "\"none\", \"hidden\" and \"all\" for the smallest peak" : "\"none\", \"hidden\", \"all\" and \"optimal\"";
   }
   return "";
@@ -178,13 +178,13 @@ void require_tried_values(const RunLayout& own, const std::vector<std::string>& 
     const std::string key = setting.substr(0, setting.find('='));
     const int64_t value = layout_value(key)(own);
     const std::string tried = tried_values(key, value, by_memory, on_gpu);
-    if (!tried.empty()) throw Error(ExitCode::usage, "--set {}: a search tries {}", setting, tried);
+    if (!tried.empty()) throw Error(ExitCode::usage, "--set {}: a search tries only {}", setting, tried);
     every_nth |= key == "memory.recompute_interval" && value > 0;
     every_nth |= key == "memory.recompute" && value == static_cast<int64_t>(RecomputeKind::every_nth);
-    offloads |= key == "memory.offload_activations" && value != no_offload;
+    offloads |= key == offload_key && value != offload::none.code();
   }
   if (every_nth && offloads)
-    throw Error(ExitCode::usage, "{}: a search offloads no blocks with memory.recompute = \"every_nth\"",
+    throw Error(ExitCode::usage, "{}: a search does not combine offloading with memory.recompute = \"every_nth\"",
                 join(held, ", "));
 }
 

@@ -1,4 +1,4 @@
-// The layouts that a config may have on so many ranks.
+// The layouts that a config may have on a number of ranks.
 #pragma once
 
 #include <cstdint>
@@ -8,35 +8,36 @@
 #include <vector>
 
 #include "config/run_config.h"
-#include "report/layout_search.h"
+#include "planner/layout_search.h"
 
 namespace gptrain {
 
-// The config with that layout; it is not elastic, and has its budget of activations where the layout has a use for it. Not
-// checked: see checked_layout.
+// Returns the config with that layout, unchecked: see checked_layout. memory.activation_budget is kept only if
+// recompute is optimal.
 RunConfig with_layout(const RunConfig& config, const RunLayout& layout);
-// The layout of a config.
+// Returns the layout of a config on `world_size` ranks.
 RunLayout layout_of(const RunConfig& config, int64_t world_size);
 
-// The value of a key of configs that layouts have ("parallel.tensor"), as a number. Null: they have no such key.
+// Returns the function that reads a config key ("parallel.tensor") from a layout as a number; null if layouts do not
+// have the key.
 using LayoutValue = int64_t (*)(const RunLayout& layout);
 LayoutValue layout_value(std::string_view key);
-std::vector<std::string_view> layout_key_paths();  // all of these keys
-constexpr std::string_view budget_key = "memory.activation_budget";  // of all layouts that have a use for it
+std::vector<std::string_view> layout_key_paths();                    // all keys that layouts have
+constexpr std::string_view budget_key = "memory.activation_budget";  // same for all layouts of a search
 
-// Error(usage): of the keys that are held ("parallel.tensor=8"), of which `own` has the values, one has a value that no
-// search tries. `by_memory`: one for the smallest peak.
+// THROWS Error(usage) if a held setting ("parallel.tensor=8") has a value that no search tries. `own` has the values of
+// the held keys. `by_memory`: the search is for the smallest peak.
 void require_tried_values(const RunLayout& own, const std::vector<std::string>& held, bool by_memory, bool on_gpu);
 
-// The same as the config reader makes it of its text, every rule applied. Error(usage): a rule forbids it.
+// Returns the config with that layout as if read from a file. THROWS Error(usage) if a rule of configs forbids it.
 RunConfig checked_layout(const RunConfig& config, const RunLayout& layout);
 
-// Layouts in groups: tensor size, stages and data ranks are the same in a group.
+// Layouts with the same tensor size, number of stages and number of data ranks.
 struct LayoutGroup {
   int64_t tensor, pipeline, data;
-  bool orders_differ;  // both orders of ranks are tried: on one node, and with one stage or data rank, they are alike
+  bool orders_differ;  // whether both rank orders are tried; with one node, stage or data rank they are equal
 };
-// Tensor groups span two nodes at most.
+// Returns all groups whose tensor groups span at most two nodes.
 std::vector<LayoutGroup> layout_groups(const RunConfig& config, int64_t world_size, int64_t ranks_per_node);
 void for_each_layout(const RunConfig& config, const LayoutGroup& group, const std::function<void(const RunLayout&)>& body);
 

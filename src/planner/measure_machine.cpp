@@ -15,7 +15,7 @@
 #include "model/record.h"
 #include "ops/footprint.h"
 #include "planner/measure_ops.h"
-#include "train/machine_limits.h"
+#include "step/machine_limits.h"
 
 namespace gptrain {
 namespace {
@@ -34,8 +34,8 @@ std::unique_ptr<Communicator> group_of_all(World& world) {
   return world.make_group(ranks);
 }
 
-// Time that measurements one after another have together. Each gets its part of what is left, so that what one takes
-// too much is taken from the next ones.
+// Divides a total time among consecutive measurements. Each gets its part of the time that is left, so that the excess
+// of one is taken from the next ones.
 class TimeParts {
  public:
   TimeParts(double seconds, double all_parts) : end_(steady_seconds() + seconds), parts_left_(all_parts) {}
@@ -50,12 +50,12 @@ class TimeParts {
   double end_, parts_left_;
 };
 
-// What one rank of a share has, while the others are at work, too.
+// Measures the ops of one rank while the other ranks of the share do the same.
 MeasuredOps measure_ops(Backend& backend, Communicator& others, double seconds, const std::function<void()>& tick) {
   constexpr double of_products = 0.5, of_attention = 0.1, of_steps = 0.4;
   MeasuredOps ops;
   TimeParts time(seconds, 1);
-  // Products in bf16 take less time than those in f32.
+  // Products in bf16 are faster than in f32, so that their measurements get less time.
   for (const auto& [dtype, part] : {std::pair{DType::f32, 0.6}, std::pair{DType::bf16, 0.4}}) {
     others.barrier();
     measure_products(backend, dtype, {time.next(of_products * part), tick}, ops);
@@ -95,7 +95,7 @@ double host_copy_rate(Backend& backend) {
       backend.synchronize();
     }));
   }
-  samples.erase(samples.begin());  // which touches the memory for the first time
+  samples.erase(samples.begin());  // the first run touches the memory for the first time
   return static_cast<double>(bytes) / median(samples);
 }
 
@@ -117,8 +117,8 @@ double storage_rate(const fs::path& folder) {
          });
 }
 
-// What a rank's ops lose while one of its lanes works: products and an all-reduce that take as long as each other, one
-// after the other and side by side.
+// Returns the share of its speed that a rank's ops lose while one of its lanes works. Runs products and all-reduces of
+// equal length, first one after the other, then side by side.
 double slow_down_beside_traffic(int64_t cores, const std::function<void()>& tick) {
   constexpr int num_ranks = 2;
   constexpr int rounds = 5;
@@ -144,7 +144,7 @@ double slow_down_beside_traffic(int64_t cores, const std::function<void()>& tick
       for (int i = 0; i < times; ++i) issue();
       lane.wait_all();
     };
-    // All ranks do as often what the slowest can do in the time.
+    // All ranks run the same number of times: as often as the slowest one can in part_seconds.
     const auto times_of = [&](const std::function<void(int)>& work) {
       work(1);
       double seconds = seconds_of([&] { work(4); }) / 4;
@@ -168,15 +168,15 @@ double slow_down_beside_traffic(int64_t cores, const std::function<void()>& tick
       if (world.rank() == 0 && tick) tick();
     }
   });
-  constexpr double most = 0.95;  // an op goes on, if slowly
+  constexpr double most = 0.95;  // an op never stops completely
   return std::clamp(median(slow_downs), 0.0, most);
 }
 
-// How much longer a collective takes that a rank hands to a lane and waits for, than one that it runs itself: two threads
-// are woken for it.
+// Returns how many seconds longer a collective takes on a lane than on the calling thread: handing it over wakes two
+// threads.
 double hand_over_seconds(World& world, double seconds) {
   constexpr size_t most_samples = 200;
-  constexpr double least = 1e-9;  // a table's figures are above 0
+  constexpr double least = 1e-9;  // figures of a table must be above 0
   const auto of_lane = group_of_all(world);
   float summed = 0;
   Lane lane("bench", {.threaded = true, .groups = {of_lane.get()}});
@@ -185,7 +185,7 @@ double hand_over_seconds(World& world, double seconds) {
     lane.wait_all();
   };
   const std::function<void()> run = [&] { of_lane->all_reduce(&summed, 1, DType::f32, ReduceOp::sum); };
-  // All ranks take as many samples as rank 0 has time for.
+  // All ranks take the same number of samples: as many as rank 0 has time for.
   const double one = seconds_of([&] {
     hand_over();
     run();
@@ -213,12 +213,12 @@ RateTables measure_links(World& world, double seconds, const std::function<void(
   std::map<std::string, std::map<double, std::vector<double>>> samples;
   const double start = steady_seconds();
   for (int round = 0; round < most_rounds; ++round) {
-    // As many rounds as the slowest rank has time for.
+    // All ranks stop when the slowest one has no time for another round.
     const double taken = steady_seconds() - start;
     double too_long = round > 0 && taken * (round + 1) / round > seconds ? 1 : 0;
     all->all_reduce(&too_long, 1, DType::f64, ReduceOp::max);
     if (too_long > 0) break;
-    // Half of the time goes into checking what the collectives bring.
+    // Checking the results of the collectives takes half of the time.
     const BenchOptions options{.max_bytes = int64_t{16} << 20,
                                .seconds = seconds / most_rounds / rows_of_a_round / 2};
     bench_collectives({*all, *all, *backend}, options, [&](const BenchRow& row) {
@@ -259,7 +259,7 @@ MeasuredMachine measure_machine(const MeasuringOptions& options) {
   constexpr double of_links = 0.1;
   const double of_shares = 1 - (groups.empty() ? 0 : of_links);
   TimeParts time(options.seconds - (steady_seconds() - start), 1);
-  // Also between more ranks than there are cores, which take turns.
+  // Groups may have more ranks than there are cores; their threads then take turns.
   for (const int64_t ranks : groups) {
     const double seconds = time.next(of_links / static_cast<double>(groups.size()));
     run_local_ranks(static_cast<int>(ranks), [&](World& world) {

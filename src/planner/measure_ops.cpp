@@ -12,10 +12,9 @@
 namespace gptrain {
 namespace {
 
-// Memory of the device with zero-mean numbers in the dtype, a quarter of them different: what operands hold changes
-// speed.
+// Allocates device memory with random numbers of mean 0 in the dtype, since speed depends on the operands' values.
 std::unique_ptr<DeviceMemory> random_memory(Backend& backend, DType dtype, int64_t count) {
-  constexpr int64_t period = 262'139;  // that no size divides
+  constexpr int64_t period = 262'139;  // numbers until the sequence repeats; prime, so that no size divides it
   std::vector<float> values(static_cast<size_t>(std::min(count, period)));
   for (size_t i = 0; i < values.size(); ++i)
     values[i] = 2 * uniform_open_closed(philox({}, {static_cast<uint32_t>(i)})[0]) - 1;
@@ -29,14 +28,14 @@ std::unique_ptr<DeviceMemory> random_memory(Backend& backend, DType dtype, int64
   return memory;
 }
 
-// One op of one size, which is run again and again.
+// One op of one size, which is run repeatedly.
 struct Probe {
   std::string key;
   std::vector<double> sizes;
   double flops = 0;
   int64_t scratch_bytes = 0;
   std::function<void()> run_once = {};
-  std::vector<double> samples = {};  // seconds of a run
+  std::vector<double> samples = {};  // seconds per run
 };
 
 template <typename Op>
@@ -56,18 +55,20 @@ double seconds_of_probe(Backend& backend, const Probe& probe, int runs) {
   return (steady_seconds() - start) / runs;
 }
 
-// Sets up what a first run sets up.
+// Runs the op twice, so that later runs need no setup.
 void begin_with(Backend& backend, const Probe& probe) {
-  backend.set_choosing(true);  // of a product's algorithms, the fastest
+  backend.set_choosing(true);  // the first run selects the fastest algorithm of a product
   probe.run_once();
   backend.set_choosing(false);
   probe.run_once();
   backend.synchronize();
 }
 
-// All probes in turn, again and again, so that a moment of other work on the machine is in few samples of each.
+// Measures all probes in turn, round after round, so that a disturbance on the machine affects few samples of each
+// probe.
 void measure_in_turns(Backend& backend, std::vector<Probe>& probes, const MeasuringTime& time, MeasuredOps& ops) {
-  // Several short samples at a time: where other work takes turns with this, most of them are in one turn.
+  // Takes several short samples at a time: if another process takes turns with this one, most samples lie within a
+  // turn.
   constexpr double sample_seconds = 3e-4;
   constexpr int samples_each = 4;
   constexpr double long_sample_seconds = 2e-3;
@@ -100,7 +101,7 @@ void measure_in_turns(Backend& backend, std::vector<Probe>& probes, const Measur
   for (const auto& [key, of_key] : rows) ops.tables.insert_or_assign(key, RateTable(RateTable::Kind::rate, of_key));
 }
 
-// Sides of the products: the first of these lists whose products take no more than that each round.
+// Returns the sides of the products: the finest of the grids below of which one round takes less than `round_seconds`.
 std::vector<int64_t> product_sides(Backend& backend, DType dtype, double round_seconds) {
   const bool on_gpu = backend.target().kind == Target::Kind::gpu;
   const std::vector<std::vector<int64_t>> all =
@@ -116,7 +117,7 @@ std::vector<int64_t> product_sides(Backend& backend, DType dtype, double round_s
   return all.back();
 }
 
-// Attention of one sequence with as many heads as make so many rows of heads.
+// Adds attention forward and backward for one sequence, with so many heads that heads times tokens is about `rows`.
 void add_attention(Backend& backend, DType dtype, int64_t length, int64_t head_size, int64_t rows, std::byte* memory,
                    std::vector<Probe>& probes) {
   const int64_t heads = std::max<int64_t>(rows / length, 1);
@@ -218,12 +219,12 @@ void measure_products(Backend& backend, DType dtype, const MeasuringTime& time, 
 
 void measure_attention(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops) {
   const bool on_gpu = backend.target().kind == Target::Kind::gpu;
-  const int64_t rows = on_gpu ? 65536 : 2048;  // of all heads: work for all threads
+  const int64_t rows = on_gpu ? 65536 : 2048;  // heads times tokens: enough work for all threads
   std::vector<int64_t> lengths = {64, 256, 1024};
   if (on_gpu) lengths.push_back(4096);
   constexpr int64_t largest_head = 128;
   const int64_t all_rows = std::max(rows, lengths.back());
-  // Eight matrices, and the log-sum-exps.
+  // Holds eight matrices and the log-sum-exps.
   const auto memory = random_memory(backend, dtype, 9 * all_rows * largest_head + 9 * 256);
   std::vector<Probe> probes;
   for (const int64_t length : lengths)

@@ -1,46 +1,48 @@
-// How long ops take on a device at hand, for the tables of a measured machine.
+// Measures the times of ops on a device of this machine, for the tables of MeasuredMachine.
 #pragma once
 
 #include <functional>
 #include <vector>
 
 #include "ops/backend.h"
-#include "planner/measured_machine.h"
+#include "machine/measured_machine.h"
 
 namespace gptrain {
 
-// The upper one of two in the middle. There is one at least.
+// Returns the median, or the upper of the two middle samples. REQUIRES: at least one sample.
 double median(std::vector<double> samples);
-// The lower quartile, likewise.
+// Returns the lower quartile. REQUIRES: at least one sample.
 double quick_quarter(std::vector<double> samples);
 
-// What all measurements of a share do with their time. `tick` is called now and then.
+// The time for one measurement.
 struct MeasuringTime {
-  double seconds = 1;  // about; each measurement is made once at least
-  std::function<void()> tick = {};
+  double seconds = 1;               // approximate; each sample is taken at least once
+  std::function<void()> tick = {};  // called from time to time; may be empty
 };
 
-// Tables of quick runs: the lower quartile of the samples, which other work on the machine hardly touches. How much
-// longer steps took than the quick runs of their ops is the share's stretch.
+// Tables of fast runs: the lower quartile of the samples, on which other work on the machine has little effect.
 struct MeasuredOps {
   RateTables tables = {};
-  RateTables in_steps = {};         // as MeasuredShare has it,
-  double between_ops_seconds = 0;  // likewise
-  double step_seconds = 0, quick_seconds = 0;  // of the median step of each model, and of its ops
+  RateTables in_steps = {};        // see MeasuredShare
+  double between_ops_seconds = 0;  // see MeasuredShare
+  // Sums over the models that were run: the median step; fast runs of all its ops.
+  double step_seconds = 0, quick_seconds = 0;
 
+  // Returns MeasuredShare::stretch: how much slower whole steps are than the fast runs of their ops.
   double stretch() const { return quick_seconds > 0 ? step_seconds / quick_seconds : 1; }
 };
 
-// The three linears with factors of the dtype, over a grid of sizes: as fine and as large as the time allows. The
-// backend's scratch memory is set while this runs, and taken away.
+// Measures the three linear ops with factors of the dtype, over a grid of sizes as fine and as large as the time
+// allows. Replaces the backend's scratch memory, and leaves it without.
 void measure_products(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops);
-// Attention both ways, likewise.
+// Measures attention forward and backward, in the same way.
 void measure_attention(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops);
-// FLOP/s of a product that is neither small nor large.
+// Returns the FLOP/s of a product of medium size.
 double usual_rate(Backend& backend, DType dtype);
 
-// Training steps of small models of several sizes: all other ops in their order and with what caches hold then, and
-// how much longer products and attention, which have been measured before, take there.
+// Runs training steps of small models of several sizes. Measures all other ops there, in their usual order and with the
+// cache contents of a step, and how much longer products and attention take than in `ops`.
+// REQUIRES: measure_products and measure_attention have filled `ops`.
 void measure_steps(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops);
 
 }  // namespace gptrain

@@ -11,14 +11,15 @@
 #include "base/philox.h"
 #include "comm/world.h"
 #include "config/load.h"
+#include "fit/choose_step.h"
 #include "planner/measure_ops.h"
-#include "train/plan_step.h"
-#include "train/step_profiler.h"
+#include "step/plan_step.h"
+#include "step/step_profiler.h"
 
 namespace gptrain {
 namespace {
 
-// Micro-batches of tokens from all over the vocabulary.
+// Micro-batches of random tokens of the whole vocabulary.
 class AnyTokens final : public MicroBatchSource {
  public:
   explicit AnyTokens(const RunConfig& config)
@@ -51,7 +52,7 @@ constexpr std::array cpu_sizes{ModelSize{64, 32, 2, 256}, ModelSize{192, 128, 2,
 constexpr std::array gpu_sizes{ModelSize{256, 128, 2, 1024}, ModelSize{1024, 512, 8, 8192},
                                ModelSize{2048, 2048, 8, 32768}};
 
-// GPT-2's parts and LLaMA's, without and with norms of queries and keys.
+// Settings of GPT-2, and of LLaMA without and with norms of queries and keys.
 constexpr std::array<std::string_view, 3> families = {
     R"("norm": "layernorm", "activation": "gelu_tanh", "positions": "learned")",
     R"("norm": "rmsnorm", "activation": "swiglu", "positions": "rope", "bias": false)",
@@ -69,21 +70,21 @@ RunConfig config_of(const ModelSize& size, std::string_view family, DType dtype,
   return parse_config(text, {}, "a config of the bench");
 }
 
-// What a table is asked by, of an op of a step.
+// Key and sizes under which the tables hold an op of a step.
 struct AskedOp {
   std::string key;
   std::vector<double> sizes;
-  std::string in_step_key;  // of an op with products, else empty
+  std::string in_step_key;  // empty if the op has no products
   double flops = 0;
 
   auto operator<=>(const AskedOp&) const = default;
 };
 
-// Steps of one model: the seconds of each of its ops, and those of whole steps in which no op was timed.
+// Times of one model's steps.
 struct TimedSteps {
-  std::map<AskedOp, std::vector<double>> ops;
+  std::map<AskedOp, std::vector<double>> ops;  // seconds of each call, in profiled steps
   int64_t num_profiled = 0;
-  std::vector<double> step_seconds;
+  std::vector<double> step_seconds;  // seconds of whole steps that were not profiled
 };
 
 AskedOp asked_op(const Event& event, const RunConfig& config) {
@@ -100,7 +101,7 @@ TimedSteps time_steps(Backend& backend, const RunConfig& config, const Measuring
   RankGroups groups(config, *world);
   groups.use_memory_of(backend, true, config.comm.timeout_seconds);
   StepProfiler profiler(backend, groups);
-  const StepPlan plan = plan_step(config, backend.target());
+  const StepPlan plan = plan_rank(config, backend.target());
   TrainingStep step(plan.design, profiler.backend(), groups);
   step.choose_algorithms();
   step.initialize();
@@ -129,12 +130,13 @@ TimedSteps time_steps(Backend& backend, const RunConfig& config, const Measuring
   return timed;
 }
 
-// Seconds and FLOPs of ops with products that are alike, of models of one size.
+// Sums over all calls of one kind of op with products, in models of one size: seconds in steps, seconds by the tables,
+// FLOPs.
 struct Products {
   double in_step = 0, alone = 0, flops = 0, calls = 0;
 };
 
-// The ops of a step, in quick runs.
+// Seconds of all ops of a step in fast runs, and their number.
 struct QuickOps {
   double seconds = 0, calls = 0;
 };
@@ -150,7 +152,7 @@ QuickOps quick_ops(const TimedSteps& timed) {
 
 class StepTables {
  public:
-  // The tables of ops with products are those of `ops`.
+  // REQUIRES: `ops`, which must outlive this, has the tables of ops with products.
   explicit StepTables(MeasuredOps& ops) : ops_(ops) {}
 
   void add(const TimedSteps& timed, size_t size) {
@@ -175,7 +177,8 @@ class StepTables {
     std::map<std::string, std::vector<std::vector<double>>> rows, ratios;
     for (const auto& [what, seconds] : others_)
       rows[what.first].push_back({what.second, std::max(quick_quarter(seconds), 1e-9)});
-    // What the smallest model says of products is mostly of how threads begin and end; it counts where there is no other.
+    // Products of the smallest model mostly measure how threads start and stop; they are used if there is no larger
+    // model.
     size_t largest = 0;
     for (const auto& [what, products] : products_) largest = std::max(largest, what.second);
     for (const auto& [what, products] : products_) {
@@ -191,7 +194,7 @@ class StepTables {
  private:
   MeasuredOps& ops_;
   std::map<std::pair<std::string, double>, std::vector<double>> others_;  // by key and bytes
-  std::map<std::pair<std::string, size_t>, Products> products_;           // by key of in_steps and size of the model
+  std::map<std::pair<std::string, size_t>, Products> products_;  // by in_step_key and number of the model's size
 };
 
 }  // namespace
@@ -204,11 +207,11 @@ void measure_steps(Backend& backend, DType dtype, const MeasuringTime& time, Mea
   if (on_gpu) sizes.assign(gpu_sizes.begin(), gpu_sizes.end());
   StepTables tables(ops);
   for (size_t i = 0; i < sizes.size(); ++i) {
-    // Two micro-batches, three steps; products are some three quarters of a step.
+    // A model needs three steps of two micro-batches; products take about three quarters of a step.
     const double least = static_cast<double>(families.size()) * 2 * 3 * sizes[i].flops() / rate / 0.75;
     const double left = time.seconds - (steady_seconds() - start);
     if (i > 0 && least > left) break;
-    // What the small ones leave is the large ones'.
+    // Time that small models leave goes to larger ones.
     const double part = left / static_cast<double>(sizes.size() - i) / static_cast<double>(families.size());
     for (const std::string_view family : families) {
       const TimedSteps timed = time_steps(backend, config_of(sizes[i], family, dtype, on_gpu), {part, time.tick});
@@ -216,7 +219,7 @@ void measure_steps(Backend& backend, DType dtype, const MeasuringTime& time, Mea
       const QuickOps quick = quick_ops(timed);
       ops.step_seconds += median(timed.step_seconds);
       ops.quick_seconds += quick.seconds;
-      // From one op to the next, in a step that is not timed op by op.
+      // The pause between ops comes from steps that are not profiled.
       if (i == 0 && dtype == DType::f32 && family == families.front())
         ops.between_ops_seconds = std::max(0.0, quick_quarter(timed.step_seconds) - quick.seconds) / quick.calls;
     }

@@ -13,7 +13,7 @@ Miss nearest_of(const RunConfig& config, const Machine& machine, int64_t room, c
       const int64_t missing = predict_layout(checked_layout(config, layout), machine, layout, 0).peak_bytes - room;
       if (!nearest.is_exact || missing < nearest.bytes) nearest = {missing, layout, true};
     } catch (const Error&) {
-      continue;  // by a rule of the config, or a budget of activations that it cannot keep
+      continue;  // a rule of configs or the budget of activations forbids the layout
     }
   }
   return nearest;

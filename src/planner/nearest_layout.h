@@ -1,29 +1,30 @@
-// Which layout comes nearest where none fits.
+// The layout that comes nearest to fitting, if none fits.
 #pragma once
 
 #include <cstdint>
 #include <limits>
 
 #include "config/run_config.h"
-#include "planner/event_times.h"
-#include "report/layout_search.h"
+#include "machine/event_times.h"
+#include "planner/layout_search.h"
 
 namespace gptrain {
 
-// The least that is missing where a layout does not fit.
+// A layout that does not fit, and its missing memory.
 struct Miss {
-  int64_t bytes = std::numeric_limits<int64_t>::max();
+  int64_t bytes = std::numeric_limits<int64_t>::max();  // missing device memory; the initial value: no layout yet
   RunLayout layout;
-  bool is_exact = false;  // else at least so much
+  bool is_exact = false;  // whether `bytes` is exact; otherwise a lower bound
 
+  // Becomes the layout `of` if less memory is missing there.
   void add(int64_t missing, const RunLayout& of) {
     if (missing < bytes) *this = {missing, of};
   }
 };
 
-// Of the layout that lacks the least by its lower bound, which leaves activations out, and of another one that lacks as
-// little by it: that whose plan takes less, of whose rank a device has `room` bytes. Where neither can be planned, what is
-// known.
+// Plans by_bound.layout, which misses the least memory by its lower bound, and `other`, which may miss less in a plan:
+// bounds can leave activations out. Returns the one that misses less of `room` bytes of device memory, or `by_bound` if
+// neither can be planned.
 Miss nearest_of(const RunConfig& config, const Machine& machine, int64_t room, const Miss& by_bound, const RunLayout& other);
 
 }  // namespace gptrain

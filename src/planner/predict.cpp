@@ -5,7 +5,8 @@
 #include <fmt/format.h>
 #include <utility>
 
-#include "report/run_speed.h"
+#include "fit/plan_world.h"
+#include "planner/run_speed.h"
 
 namespace gptrain {
 
@@ -20,7 +21,7 @@ Saving best_saving(const SaveTimes& save, double mtbf_seconds, double restart_se
 
 namespace {
 
-// That the devices of a node take to copy their parts into its memory, all at the same time.
+// Returns the seconds in which all devices of a node copy their parts of a checkpoint into its memory at the same time.
 double copy_seconds(const ClusterProfile& cluster, const CheckpointForecast& checkpoint) {
   return std::max(static_cast<double>(checkpoint.rank_bytes) / cluster.host_bytes_per_second,
                   static_cast<double>(checkpoint.node_bytes) / cluster.host_memory_bytes_per_second);
@@ -78,7 +79,7 @@ CheckpointForecast planned_checkpoint(const Machine& machine, const RunConfig& c
 Prediction predict_run(const RunConfig& config, const Machine& machine, int64_t world_size) {
   const Mesh mesh = make_mesh(config, world_size);
   Prediction prediction;
-  std::vector<StepLog> logs;  // of the first rank of each stage: the others differ from it in a few rows
+  std::vector<StepLog> logs;  // by stage: log of its first rank; other ranks have nearly the same ops
   std::vector<EventTimes> times;
   const Target target = planned_target(machine, config, world_size);
   prediction.plan = plan_world(config, target, world_size, [&](int64_t rank, StepPlan plan) {

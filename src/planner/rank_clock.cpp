@@ -6,7 +6,7 @@
 namespace gptrain {
 namespace {
 
-// Between stages transfers move little at a time.
+// Transfers between stages are too small to slow ops down.
 bool takes_bandwidth(size_t lane) { return lane <= static_cast<size_t>(LaneKind::weights); }
 
 bool is_receive(size_t lane) {
@@ -89,7 +89,7 @@ void RankClock::run_op(const Event& event, double seconds) {
   double busy = ops_.time;
   for (size_t lane = 0; lane < num_lanes; ++lane)
     if (takes_bandwidth(lane)) busy = std::max(busy, lanes_[lane].time);
-  const double beside = (busy - ops_.time) * (1 - slow_down_);  // of the op's work, until the lanes are free
+  const double beside = (busy - ops_.time) * (1 - slow_down_);  // the op's work, in seconds, until lanes are free
   ops_.add(spending, beside < seconds ? busy - ops_.time + seconds - beside : seconds / (1 - slow_down_));
 }
 
@@ -131,7 +131,7 @@ RankClock::Pending RankClock::run_collective(const Event& event, double seconds,
   return pending;
 }
 
-// Once, when the first of the sums is needed.
+// Runs all postponed sums of gradients, when the first of them is needed.
 void RankClock::run_postponed(const LoggedAction* action) {
   constexpr auto lane = static_cast<size_t>(LaneKind::gradients);
   Pending sums{ops_, lane, operation_name(Operation::all_reduce)};
@@ -168,7 +168,7 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
   TimeSpan span{ops_.time, ops_.time};
   if (postponed_ > 0 && at != nullptr && (at->kind == ActionKind::await_gradients || at->kind == ActionKind::norm))
     run_postponed(at);
-  // The wait that the action is for is its first event, if it wrote one.
+  // An action that awaits work logs that wait as its first event, if at all.
   const bool writes_wait = !block_events.empty() && block_events.front().kind == Event::Kind::wait;
   const bool meets = at != nullptr && at->kind == ActionKind::norm && not_before != nullptr;
   if (awaited && (!writes_wait || meets)) wait_for(*awaited, at, !is_transfer && !meets);

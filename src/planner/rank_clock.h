@@ -1,4 +1,4 @@
-// When the events of one rank's planned step run.
+// Simulates when the events of one rank's planned step run.
 #pragma once
 
 #include <array>
@@ -8,64 +8,69 @@
 #include <utility>
 #include <vector>
 
-#include "planner/event_times.h"
-#include "report/forecast.h"
-#include "report/step_log.h"
-#include "report/step_profile.h"
+#include "machine/event_times.h"
+#include "planner/forecast.h"
+#include "step/step_log.h"
+#include "step/step_profile.h"
 
 namespace gptrain {
 
-// A time since the step's start, and what the longest chain of work before it was spent on: the sum is the time.
+// A moment of the step, and the chain of work that led to it.
 struct Moment {
-  double time = 0;
-  std::array<double, num_spendings> spent{};
+  double time = 0;                            // seconds since the step's start
+  std::array<double, num_spendings> spent{};  // seconds of the longest chain of work by Spending; they add up to `time`
 
   void add(size_t spending, double seconds) {
     time += seconds;
     spent[spending] += seconds;
   }
-  // Becomes the other one if that is later.
+  // Becomes `other` if that is later.
   void await(const Moment& other) {
     if (other.time > time) *this = other;
   }
 };
 
-// Goes through a step action by action. Ops run one after another. A collective begins when it is called and the one
-// before on its lane is over; what waits for it waits until then. Ops beside a collective of the tensor, gradients or
-// weights lane are slowed down. Where lanes take turns, such a collective begins after those of the other lanes, too. A
-// copy beside the ops begins when the one before is over, and is awaited by the next copy among the ops; what is
-// offloaded has a lane each way. Peers are ready at once, but as `not_before` says.
+// Simulates a rank's step action by action:
+// - Ops run one after another, and more slowly beside a collective of the tensor, gradients or weights lane.
+// - A collective begins once it is called and the previous one on its lane has ended. If lanes take turns, it also
+// waits
+//   for the collectives of the other two of these lanes.
+// - A copy beside the ops begins once the previous copy has ended. The next copy among the ops waits for it. Offloaded
+//   activations have one lane for each direction.
+// - Other ranks are ready at once, unless `not_before` says otherwise.
 class RankClock {
  public:
-  // The log outlives the clock.
+  // The log must outlive the clock.
   RankClock(const StepLog& log, const EventTimes& times);
 
-  // The next part of the step: what comes before the first action, each action, what comes after the last one. Returns
-  // the time of its ops and waits; a wait for what was over has the length 0. not_before: of an action that waits for
-  // another stage (see simulate_step.h), when that is there. `times`, if given, gets the time of each event.
+  // Plays the next part of the step: the events before the first action, then each action, then the events after the
+  // last one. Returns the time span of the part's ops and waits. `not_before`: the moment at which data from another
+  // stage has arrived (see simulate_step.h); null: the action waits for no other stage. `times`, if not null, receives
+  // the time span of each event; a wait for finished work has length 0.
   TimeSpan next(const Moment* not_before = nullptr, std::vector<TimeSpan>* times = nullptr);
 
-  Moment end() const;  // of everything so far
-  const Moment& now() const { return ops_; }
-  // That the next part's collective takes by itself, and where it counts.
+  Moment end() const;                         // end of all work so far
+  const Moment& now() const { return ops_; }  // end of the ops so far
+  // Returns the seconds that the next part's collective takes by itself, and its Spending.
   std::pair<double, size_t> transfer() const;
 
-  // That ops waited for collectives of each lane, transfers between stages left out, and the longest of those waits.
+  // Seconds that ops waited for collectives, by lane, and the longest wait. Transfers between stages are not counted.
   const std::array<double, num_waited_lanes>& exposed_seconds() const { return exposed_; }
   const std::array<LongestWait, num_waited_lanes>& longest_waits() const { return longest_; }
 
  private:
-  // What an action begins and another one awaits: kind of work, unit, micro-batch.
+  // Work that one action begins and another one awaits: its kind, unit and micro-batch.
   using Work = std::array<int32_t, 3>;
   struct Pending {
     Moment end;
     size_t lane = 0;
     std::string_view operation = {};
   };
-  static std::pair<std::optional<Work>, bool> work_of(const LoggedAction& action);  // and whether the action begins it
+  // Returns the work that the action begins or awaits, if any, and whether it begins it.
+  static std::pair<std::optional<Work>, bool> work_of(const LoggedAction& action);
 
-  const LoggedAction* action() const;
-  size_t block() const;  // of seconds_
+  const LoggedAction* action() const;  // action of the next part; null before the first and after the last action
+  size_t block() const;                // index of the next part in seconds_
   const EventBlock& events(size_t block) const;
   void wait_for(const Pending& pending, const LoggedAction* action, bool counts);
   void run_op(const Event& event, double seconds);
@@ -78,22 +83,22 @@ class RankClock {
   const Software software_;
   const double slow_down_;
   const bool lanes_take_turns_;
-  std::vector<std::vector<double>> seconds_;  // by block of the log, then `before`, `after`; by event
+  std::vector<std::vector<double>> seconds_;  // by event of each block of the log; then of log_.before and log_.after
   size_t part_ = 0;
   Moment ops_, copies_, to_host_, to_device_;
   std::array<Moment, num_lanes> lanes_{};
   std::map<Work, Pending> pending_;
-  std::vector<Pending> in_part_;  // by event
-  double postponed_ = 0;          // of sums of gradients
+  std::vector<Pending> in_part_;  // by event of the part
+  double postponed_ = 0;          // seconds of gradient sums that run after all passes (Software::sums_gradients_last)
   std::array<double, num_waited_lanes> exposed_{};
   std::array<LongestWait, num_waited_lanes> longest_{};
 };
 
-// The times of a planned step for a profile. not_before: by action, as PlannedStage has it; empty: nothing is waited
-// for.
+// Returns a maker of clocks for a profile of a planned step. `not_before`: see PlannedStage; empty: no action waits for
+// another stage.
 ClockMaker planned_clock(const EventTimes& times, std::vector<double> not_before = {});
 
-// The profile of a planned step, which begins at 0. `target`: whose full rates are its limits.
+// Returns the profile of a planned step, which begins at 0. `target` gives the full rates that ops are compared with.
 StepProfile planned_profile(int64_t rank, DType compute, StepLog log, const Target& target, const EventTimes& times,
                             std::vector<double> not_before = {});
 

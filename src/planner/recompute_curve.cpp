@@ -7,34 +7,39 @@
 #include <utility>
 #include <vector>
 
+#include "fit/choose_step.h"
+#include "fit/fixed_choices.h"
+#include "fit/micro_batches.h"
+#include "fit/plan_world.h"
 #include "planner/simulate_step.h"
-#include "train/recompute_plan.h"
+#include "fit/recompute_plan.h"
 
 namespace gptrain {
 namespace {
 
-// Each point takes a step that is planned on all stages.
+// Returns the number of points of a curve: fewer for more stages, since a point needs plans of all of them.
 int64_t curve_points(int64_t stages) { return std::clamp<int64_t>(48 / stages, 3, 8); }
 
-// With such choices of all stages; where a stage has none, with those of the config.
+// Simulates a step with the choices of `points`, by stage. A stage without choices uses those of the config.
 double simulated_step_seconds(const RunConfig& config, const Target& target, const Machine& machine, int64_t world_size,
                               const std::vector<RecomputePoint>& points) {
   const Mesh mesh = make_mesh(config, world_size);
   std::vector<std::pair<StepLog, EventTimes>> logs;
   for (int64_t stage = 0; stage < config.parallel.pipeline; ++stage) {
-    MeshPoint point;
-    point[MeshAxis::pipeline] = stage;
-    const int64_t rank = mesh.rank_of(point);
-    const UnitChoices& choices = points[static_cast<size_t>(stage)].choices;
-    logs.emplace_back(plan_step(config, target, world_size, rank, nullptr, choices.empty() ? nullptr : &choices).log,
-                      EventTimes(machine, config, mesh, rank));
+    const int64_t rank = mesh.first_rank_of_stage(stage);
+    const UnitChoices& units = points[static_cast<size_t>(stage)].choices;
+    const StepChoices choices = units.empty()
+                                    ? choose_step(config, target, world_size, static_cast<int32_t>(stage))
+                                    : choices_with(config, target, units);
+    logs.emplace_back(plan_step(config, target, choices, world_size, rank).log, EventTimes(machine, config, mesh, rank));
   }
   std::vector<StageLog> stages;
   for (const auto& [log, times] : logs) stages.push_back({&log, times});
   return simulate_step(stages).pipeline.seconds;
 }
 
-// Once all stages are busy, one round of micro-batches after the other takes as long: of many, a few are simulated.
+// Simulates a few micro-batches instead of many: once all stages are busy, each round of micro-batches takes equally
+// long.
 double predicted_step_seconds(const RunConfig& config, const Target& target, const Machine& machine, int64_t world_size,
                               const std::vector<RecomputePoint>& points) {
   const int64_t all = config.batch.accumulation;
@@ -55,7 +60,7 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
                                          int64_t world_size, const WorldPlan& plan) {
   RecomputeForecast forecast;
   forecast.budget_bytes = config.memory.activation_budget;
-  const bool offloads = config.memory.offload_activations == optimal_offload && target.kind == Target::Kind::gpu;
+  const bool offloads = config.memory.offload == offload::optimal && target.kind == Target::Kind::gpu;
   std::vector<RecomputePlanner> planners;
   int64_t most_bytes = 0;
   forecast.room_bytes = std::numeric_limits<int64_t>::max();
@@ -64,7 +69,7 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
                                    activation_room(config, target, world_size, static_cast<int32_t>(stage)));
     const RecomputePlanner& planner =
         planners.emplace_back(config, target, world_size, static_cast<int32_t>(stage));
-    const RecomputePoint chosen = planner.weighed(plan.choices[stage]);
+    const RecomputePoint chosen = planner.cost_of(plan.choices[stage].units);
     const RecomputeCounts counts = planner.counts(chosen.choices);
     forecast.stages.push_back({counts.kept, counts.in_part, counts.alone, counts.from_before, counts.offloaded, chosen.bytes,
                                planner.least().bytes, chosen.again_share});
@@ -79,10 +84,10 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
     if (machine != nullptr) point.step_seconds = predicted_step_seconds(of, target, *machine, world_size, points);
     return point;
   };
-  // `of`: one planner a stage.
+  // `of`: one planner for each stage.
   const auto add_curve = [&](std::vector<RecomputeForecast::Point>& to, const std::string& name,
                              const std::vector<RecomputePlanner>& of) {
-    int64_t least = 0;  // with which all stages have a schedule
+    int64_t least = 0;  // least budget, in bytes, that is possible on all stages
     for (const RecomputePlanner& of_stage : of) least = std::max(least, of_stage.least().bytes);
     for (const int64_t budget : curve_budgets(least, most_bytes, curve_points(config.parallel.pipeline))) {
       std::vector<RecomputePoint> points;
@@ -95,22 +100,22 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
   add_curve(forecast.curve, offloads ? "optimal, offload optimal" : "optimal", planners);
   if (offloads) {
     RunConfig without = config;
-    without.memory.offload_activations = no_offload;
+    without.memory.offload = offload::none;
     std::vector<RecomputePlanner> alone;
     for (int32_t stage = 0; stage < config.parallel.pipeline; ++stage) alone.emplace_back(without, target, world_size, stage);
     add_curve(forecast.without_offload, "optimal", alone);
   }
-  const auto add_fixed = [&](std::string name, RecomputeKind kind, int64_t offload) {
+  const auto add_fixed = [&](std::string name, RecomputeKind kind, OffloadChoice offloaded) {
     RunConfig fixed = config;
     fixed.memory.recompute = kind;
     std::vector<RecomputePoint> points;
-    for (const RecomputePlanner& of_stage : planners) points.push_back(of_stage.fixed(kind, 0, offload));
+    for (const RecomputePlanner& of_stage : planners) points.push_back(of_stage.fixed(kind, 0, offloaded));
     forecast.others.push_back(point_of(std::move(name), fixed, points));
   };
   const auto add_selective_apart = [&] {
     RunConfig selective = config;
     selective.memory.recompute = RecomputeKind::selective;
-    selective.memory.offload_activations = no_offload;
+    selective.memory.offload = offload::none;
     std::vector<RecomputePoint> points;
     for (const RecomputePlanner& of_stage : planners) {
       std::optional<RecomputePoint> point = of_stage.selective_apart();
@@ -119,14 +124,14 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
     }
     forecast.others.push_back(point_of("selective", selective, points));
   };
-  add_fixed("none", RecomputeKind::none, no_offload);
-  if (planners.front().keeps_parts()) add_fixed("selective", RecomputeKind::selective, no_offload);
+  add_fixed("none", RecomputeKind::none, offload::none);
+  if (planners.front().keeps_parts()) add_fixed("selective", RecomputeKind::selective, offload::none);
   add_selective_apart();
-  add_fixed("block", RecomputeKind::block, no_offload);
+  add_fixed("block", RecomputeKind::block, offload::none);
   if (!offloads) return forecast;
-  add_fixed("none, offload hidden", RecomputeKind::none, hidden_offload);
-  add_fixed("none, offload all", RecomputeKind::none, all_offload);
-  add_fixed("block, offload all", RecomputeKind::block, all_offload);
+  add_fixed("none, offload hidden", RecomputeKind::none, offload::hidden);
+  add_fixed("none, offload all", RecomputeKind::none, offload::all);
+  add_fixed("block, offload all", RecomputeKind::block, offload::all);
   return forecast;
 }
 

@@ -1,15 +1,16 @@
-// What the least time for the memory of activations is, for reports.
+// The least time of recomputation as a function of the memory for activations.
 #pragma once
 
 #include <cstdint>
 
-#include "planner/event_times.h"
-#include "report/recompute_forecast.h"
-#include "train/plan_step.h"
+#include "fit/plan_world.h"
+#include "machine/event_times.h"
+#include "planner/recompute_forecast.h"
 
 namespace gptrain {
 
-// Of a config whose memory.recompute is "optimal", and of its plan. `machine`: null where its rates are not known.
+// REQUIRES: memory.recompute is "optimal", and `plan` is the config's. `machine`: null if its rates are not known;
+// steps then have no times.
 RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& target, const Machine* machine,
                                          int64_t world_size, const WorldPlan& plan);
 

@@ -14,27 +14,29 @@
 
 #include "base/error.h"
 #include "config/faults.h"
+#include "fit/choose_step.h"
+#include "fit/plan_world.h"
 #include "model/spec/spec.h"
 #include "planner/layout_estimate.h"
 #include "planner/layouts.h"
 #include "planner/nearest_layout.h"
-#include "planner/saving_methods.h"
-#include "train/device.h"
+#include "fit/saving_methods.h"
+#include "step/device.h"
 
 namespace gptrain {
 namespace {
 
-constexpr int64_t most_played = 400;             // layouts whose passes are played
-constexpr int64_t most_passes = 16'000'000;      // that these have together
-constexpr int64_t most_planned = 40;             // layouts that are planned whole, where not more are asked for
-constexpr int64_t most_actions = 6'000'000;      // that these have together
-constexpr int most_over_budget = 60;             // of these, that are refused as their activations take too much
-constexpr int most_fitting = 4;                  // layouts of a class that are estimated
-constexpr int most_tries = 24;                   // plans of memory for that
-constexpr int most_weighed = 8;                  // where the smallest peak of a class is looked for, of a rank each
+constexpr int64_t most_played = 400;         // layouts whose passes are simulated
+constexpr int64_t most_passes = 16'000'000;  // passes of these layouts together
+constexpr int64_t most_planned = 40;         // layouts planned in full, unless the result must name more
+constexpr int64_t most_actions = 6'000'000;  // actions of these layouts together
+constexpr int most_over_budget = 60;         // planned layouts refused because their activations exceed the budget
+constexpr int most_fitting = 4;              // layouts estimated for each class
+constexpr int most_tries = 24;               // layouts whose memory is planned for each class, to find those that fit
+constexpr int most_weighed = 8;              // ranks planned for each class, to find its smallest peak
 constexpr size_t num_classes = 10;
 
-// A layout's values of the keys that a search names, in the order of layout_keys.
+// Returns a layout's values of the keys of layout_keys, in that order, as numbers.
 std::array<int64_t, num_classes> class_values(const RunLayout& layout) {
   return {layout.tensor,
           layout.sequence ? 1 : 0,
@@ -45,33 +47,33 @@ std::array<int64_t, num_classes> class_values(const RunLayout& layout) {
           layout.zero,
           layout.micro,
           16 * static_cast<int64_t>(layout.recompute) + layout.recompute_interval,
-          layout.offload};
+          layout.offload.code()};
 }
 
 int64_t num_passes(const RunLayout& layout) {
   return 3 * layout.pipeline * layout.virtual_stages * layout.accumulation;
 }
 
-// About as many as all stages of its plan have.
+// Returns approximately the number of actions of all stages.
 int64_t num_actions(const RunConfig& config, const RunLayout& layout) {
   return layout.accumulation * (4 * config.model.num_layers + 8 * layout.pipeline * layout.virtual_stages);
 }
 
-// How a layout's memory is known.
+// Accuracy of a layout's memory: lower bound, plan of one rank, plans of all kinds of ranks.
 enum class BytesKnown : uint8_t { bound, of_a_rank, exact };
 
 struct Candidate {
   RunLayout layout;
   LeastBytes least;
-  int64_t bytes = 0;  // of the largest rank: at least, or exactly
+  int64_t bytes = 0;  // device memory of the largest rank, as accurate as bytes_known says
   BytesKnown bytes_known = BytesKnown::bound;
   double least_score = 0, least_seconds = 0;
   std::optional<LayoutResult> estimate = {};
-  double score = 0;  // of the estimate
+  double score = 0;  // score of the estimate
 };
 
-// Those of one tensor rank, for the layout that the config has is not looked at. Others differ in a few scales of state in
-// blocks.
+// Returns the bytes of a checkpoint with tensor size 1, whatever the config's layout. Other tensor sizes differ only in
+// a few scales of block-wise quantized optimizer state.
 int64_t bytes_of_checkpoints(RunConfig config) {
   config.parallel.tensor = 1;
   return checkpoint_bytes(make_spec(config.model), config);
@@ -108,10 +110,10 @@ class Search {
       plan_best();
     }
     if (candidates_.empty() && found_.num_too_large == 0 && least_record_ < std::numeric_limits<int64_t>::max())
-      throw Error(ExitCode::usage, "{} = {}: of no layout that is searched the record of a block takes less than {} bytes",
+      throw Error(ExitCode::usage, "{} = {}: too small: no layout in this search stores less per block than {} bytes",
                   budget_key, config_.memory.activation_budget, least_record_);
     if (exact_.empty() && !over_budget_.empty())
-      throw Error(ExitCode::usage, "no layout that was planned keeps within the budget; the quickest: {}", over_budget_);
+      throw Error(ExitCode::usage, "no planned layout keeps to the budget; the fastest one: {}", over_budget_);
     if (exact_.empty()) {
       RunLayout again = miss_.layout;
       again.recompute = RecomputeKind::block;
@@ -128,7 +130,7 @@ class Search {
   }
 
  private:
-  // With a checkpoint of which all nodes write as much.
+  // Returns the goodput if all nodes write equal parts of a checkpoint.
   double goodput(int64_t world_size) const {
     const ClusterProfile& cluster = machine_.cluster;
     const int64_t nodes = 1 + (world_size - 1) / cluster.gpus_per_node;
@@ -153,7 +155,7 @@ class Search {
     return seconds * static_cast<double>(world) / goodputs_[world];
   }
 
-  // Of a plan, whose own goodput is known.
+  // Returns the score of a planned layout, whose own goodput is known.
   double exact_score(const LayoutResult& result) {
     if (options_.objective != Objective::cost) return score(result.layout, result.step_seconds, result.peak_bytes);
     return result.step_seconds * static_cast<double>(result.layout.world_size()) / result.goodput;
@@ -181,7 +183,7 @@ class Search {
     return std::all_of(held_.begin(), held_.end(), [&](LayoutValue value) { return value(layout) == value(own_); });
   }
 
-  // All layouts, by the bounds of their memory and time.
+  // Collects the layouts that fit by their lower bounds, most promising first.
   void collect() {
     for (const int64_t world : world_sizes()) {
       for (const LayoutGroup& group : layout_groups(config_, world, machine_.cluster.gpus_per_node)) {
@@ -200,9 +202,10 @@ class Search {
 
   std::string why_no_layout() const {
     if (!options_.refused.empty()) return options_.refused;
-    return fmt::format("--gpus {}: no layout divides batch.global = {} and the model's heads and layers over so many{}",
-                       options_.gpus, config_.batch.global,
-                       options_.held.empty() ? "" : " and is one of those searched, with " + join(options_.held, ", "));
+    return fmt::format(
+        "--gpus {}: no layout{} divides batch.global = {} and the model's heads and layers over {} devices",
+        options_.gpus, options_.held.empty() ? "" : " with " + join(options_.held, ", "), config_.batch.global,
+        options_.gpus);
   }
 
   void consider(const RunLayout& layout) {
@@ -217,51 +220,51 @@ class Search {
     candidates_.push_back({layout, least, least.bytes, BytesKnown::bound, score(layout, seconds, least.bytes), seconds});
   }
 
-  // What takes all the memory that there is, is of use where it is less than keeping all takes, and more than the blocks'
-  // inputs alone, or with copies to the host less. It is tried everywhere where it is asked for: by a budget, or as the
-  // value that is held.
+  // "optimal" uses all free memory. The value helps only if saving everything does not fit, while recomputing all
+  // blocks does (or, with copies to the host, offloading their inputs). It is tried for every layout if a budget or a
+  // held value asks for it.
   void consider_optimal(RunLayout layout) {
     if (options_.objective == Objective::memory) return;
     const bool is_asked_for = config_.memory.activation_budget > 0 || holds("memory.recompute") ||
-                              (holds("memory.offload_activations") && own_.offload == optimal_offload);
-    const auto fits = [&](RecomputeKind recompute, int64_t offload) {
+                              (holds(offload_key) && own_.offload == offload::optimal);
+    const auto fits = [&](RecomputeKind recompute, OffloadChoice offloaded) {
       layout.recompute = recompute;
-      layout.offload = offload;
+      layout.offload = offloaded;
       return estimator_.least_bytes(layout, room_).bytes <= room_;
     };
-    if (!is_asked_for && fits(RecomputeKind::none, no_offload)) return;
-    if (is_asked_for || fits(RecomputeKind::block, no_offload)) consider_made_to_fit(layout, no_offload);
-    if (target_.kind == Target::Kind::gpu && (is_asked_for || fits(RecomputeKind::block, all_offload)))
-      consider_made_to_fit(layout, optimal_offload);
+    if (!is_asked_for && fits(RecomputeKind::none, offload::none)) return;
+    if (is_asked_for || fits(RecomputeKind::block, offload::none)) consider_made_to_fit(layout, offload::none);
+    if (target_.kind == Target::Kind::gpu && (is_asked_for || fits(RecomputeKind::block, offload::all)))
+      consider_made_to_fit(layout, offload::optimal);
   }
 
-  void consider_made_to_fit(RunLayout layout, int64_t offload) {
+  void consider_made_to_fit(RunLayout layout, OffloadChoice offloaded) {
     layout.recompute = RecomputeKind::optimal;
-    layout.offload = offload;
+    layout.offload = offloaded;
     if (!has_held_values(layout)) return;
     const int64_t budget = found_.activation_budget = config_.memory.activation_budget;
     const int64_t record = budget == 0 ? 0 : estimator_.record_bytes(layout);
     if (record <= budget) return consider(layout);
-    ++found_.num_layouts;  // no plan of it keeps to the budget
+    ++found_.num_layouts;  // counted, but no plan of it can keep to the budget
     least_record_ = std::min(least_record_, record);
   }
 
-  // Copies to the host are of use where a layout does not fit without, and fits with all of them. Where their value is
-  // held, they are tried everywhere.
+  // Copies to the host help only if a layout does not fit without them, and fits with all of them. They are tried for
+  // every layout if a held value asks for them.
   void consider_offload(RunLayout layout) {
     if (layout.recompute == RecomputeKind::every_nth || target_.kind != Target::Kind::gpu) return;
-    const bool is_held = holds("memory.offload_activations");
+    const bool is_held = holds(offload_key);
     const auto lacks = [&] { return estimator_.least_bytes(layout, room_).bytes - room_; };
     const auto fits = [&] { return lacks() <= 0; };
     if (!is_held && fits()) return;
-    layout.offload = all_offload;
+    layout.offload = offload::all;
     if (!is_held && !fits()) {
       if (has_held_values(layout)) miss_.add(lacks(), layout);
       return;
     }
     consider(layout);
-    layout.offload = hidden_offload;
-    // It takes no less memory than all.
+    layout.offload = offload::hidden;
+    // "hidden" never needs less memory than "all".
     if (is_held || (options_.objective != Objective::memory && fits())) consider(layout);
   }
 
@@ -272,7 +275,7 @@ class Search {
     ++found_.num_played;
   }
 
-  // Estimates those whose bounds leave them a chance to be among the best.
+  // Estimates the layouts that may be among the best by their bounds, and sorts them.
   void play() {
     std::multiset<double> best;
     int64_t passes = 0;
@@ -292,7 +295,7 @@ class Search {
     });
   }
 
-  // Runs `plan`. False: it takes more than the config's budget of activations.
+  // Runs `plan`. Returns false if the plan exceeds the config's budget of activations.
   bool keeps_budget(const Candidate& candidate, const std::function<void()>& plan) {
     const bool has_budget = candidate.layout.recompute == RecomputeKind::optimal && config_.memory.activation_budget > 0;
     if (!has_budget) {
@@ -309,22 +312,20 @@ class Search {
     }
   }
 
-  // How much more the layout takes than there is, by plans of the ranks that take most: of the stage that the bound
-  // names, the first and the last one. 0: all of these fit.
+  // Returns the missing bytes of the layout, from plans of the stages that need the most: the one named by the bound,
+  // the first and the last. Returns 0 if these fit.
   int64_t missing(const RunConfig& config, const Candidate& candidate) const {
     const Mesh mesh = make_mesh(config, candidate.layout.world_size());
     const auto last = static_cast<int32_t>(candidate.layout.pipeline) - 1;
     for (const int32_t stage : std::set<int32_t>{candidate.least.stage, 0, last}) {
-      MeshPoint point;
-      point[MeshAxis::pipeline] = stage;
-      const StepPlan plan = plan_step(config, target_, mesh.world_size(), mesh.rank_of(point));
+      const StepPlan plan = plan_rank(config, target_, mesh.world_size(), mesh.first_rank_of_stage(stage));
       const int64_t bytes = plan.memory().arenas.total();
       if (bytes > room_) return bytes - room_;
     }
     return 0;
   }
 
-  // As a run would have it; none where a rule of the config forbids it.
+  // Returns the layout's config as a run would have it; nothing if a rule of configs forbids it.
   std::optional<RunConfig> checked(const RunLayout& layout) const {
     try {
       return checked_layout(config_, layout);
@@ -333,7 +334,7 @@ class Search {
     }
   }
 
-  // Plans the best whole, as long as they are few and small enough.
+  // Plans the best layouts in full, up to limits of their number and size.
   void plan_best() {
     int64_t actions = 0;
     int num_over_budget = 0;
@@ -345,7 +346,7 @@ class Search {
       const std::optional<RunConfig> config = checked(candidate.layout);
       planned_.insert(&candidate);
       if (!config) continue;
-      // What is made to fit, mostly does; its plan costs as much as several others.
+      // "optimal" is made to fit, and planning it takes as long as several other plans: skips the check.
       const bool made_to_fit = candidate.layout.recompute == RecomputeKind::optimal;
       if (const int64_t lacks = made_to_fit ? 0 : missing(*config, candidate); lacks > 0) {
         add_miss(candidate.layout, lacks);
@@ -365,23 +366,22 @@ class Search {
     }
   }
 
-  // Makes the bound of what the candidate takes that of a plan of the rank that it names. False: a rule of the config
-  // forbids the layout.
+  // Raises the candidate's bound by a plan of the rank that the bound names. Returns false if a rule of configs forbids
+  // the layout.
   bool plan_a_rank(Candidate& candidate) const {
     const std::optional<RunConfig> config = checked(candidate.layout);
     if (!config) return false;
     const Mesh mesh = make_mesh(*config, candidate.layout.world_size());
-    MeshPoint point;
-    point[MeshAxis::pipeline] = candidate.least.stage;
-    const StepPlan plan = plan_step(*config, target_, mesh.world_size(), mesh.rank_of(point));
+    const int64_t rank = mesh.first_rank_of_stage(candidate.least.stage);
+    const StepPlan plan = plan_rank(*config, target_, mesh.world_size(), rank);
     candidate.bytes = std::max(candidate.bytes, plan.memory().arenas.total());
     candidate.bytes_known = BytesKnown::of_a_rank;
     return true;
   }
 
-  // Makes that exact, unless it is more than `enough`.
+  // Makes the candidate's bytes exact, unless they exceed `enough`.
   void plan_ranks(Candidate& candidate, int64_t enough) {
-    RunLayout alike = candidate.layout;  // ranks of the other order are as large
+    RunLayout alike = candidate.layout;  // stands for both rank orders, whose ranks are equally large
     alike.rank_order = {};
     const auto key = std::pair(class_values(alike), alike.data);
     const auto known = weighed_.find(key);
@@ -396,8 +396,8 @@ class Search {
     candidate.bytes_known = BytesKnown::exact;
   }
 
-  // The smallest peaks of all layouts. Of those that are left the one with the least bound is planned, until enough are
-  // known to the byte, and no bound is below: then no other layout can be among them.
+  // Returns the layouts with the smallest peaks. Always plans the layout with the smallest bound next, until enough
+  // peaks are exact and no bound is below them: then no other layout can have a smaller peak.
   std::vector<Candidate*> smallest() {
     const auto is_behind = [](const Candidate* a, const Candidate* b) {
       return std::pair(a->bytes, a->least_seconds) > std::pair(b->bytes, b->least_seconds);
@@ -405,7 +405,7 @@ class Search {
     std::priority_queue<Candidate*, std::vector<Candidate*>, decltype(is_behind)> left(is_behind);
     for (Candidate& candidate : candidates_) left.push(&candidate);
     const auto top = static_cast<size_t>(options_.top);
-    std::multiset<int64_t> peaks;  // the least that are known
+    std::multiset<int64_t> peaks;  // smallest exact peaks so far
     std::vector<Candidate*> found;
     while (!left.empty()) {
       Candidate& candidate = *left.top();
@@ -427,7 +427,8 @@ class Search {
     return found;
   }
 
-  // Those alone are simulated, and where that is much, the best of them and those that take as little.
+  // Simulates only the layouts with the smallest peaks; if that is too much work, only those that share the smallest
+  // peak.
   void plan_smallest() {
     int64_t actions = 0;
     for (Candidate* candidate : smallest()) {
@@ -449,7 +450,7 @@ class Search {
     });
     found_.best.assign(exact_.begin(), exact_.begin() + std::min(options_.top, static_cast<int64_t>(exact_.size())));
     const LayoutResult& best = exact_.front();
-    if (options_.objective == Objective::memory) {  // no other is smaller
+    if (options_.objective == Objective::memory) {  // the other layouts have larger peaks
       for (Candidate* candidate : not_simulated_)
         if (std::ssize(found_.best) < options_.top) found_.best.push_back(estimate_of_weighed(*candidate));
       return;
@@ -463,7 +464,7 @@ class Search {
     }
   }
 
-  // Why each value of each key that the best layout does not have lost.
+  // Explains for each key and value that the best layout does not have why it lost.
   void explain() {
     const auto winner = class_values(found_.best.front().layout);
     std::set<std::pair<size_t, int64_t>> values;
@@ -496,7 +497,7 @@ class Search {
       name(best->layout);
     } else {
       const auto miss = misses_.find({key, value});
-      if (miss == misses_.end()) return;  // a rule of the config forbids all
+      if (miss == misses_.end()) return;  // a rule of configs forbids all layouts of the class
       lost.missing_bytes = miss->second.bytes;
       name(miss->second.layout);
     }
@@ -511,7 +512,8 @@ class Search {
     return result;
   }
 
-  // The one with the smallest peak, of which few plans make no more than a bound. Null: none fits.
+  // Returns the layout with the smallest peak, or with the smallest bound once most_weighed ranks are planned; null if
+  // none fits.
   template <typename IsOfClass>
   Candidate* smallest_of_class(const IsOfClass& is_of_class, LostClass& lost) {
     std::vector<Candidate*> left;
@@ -532,12 +534,12 @@ class Search {
     return nullptr;
   }
 
-  // The one with the best estimate of some of those that fit. Null: none was found.
+  // Returns the layout with the best estimate among up to most_fitting that fit; null if none was found.
   template <typename IsOfClass>
   Candidate* quickest_of_class(const IsOfClass& is_of_class, LostClass& lost) {
     Candidate* best = nullptr;
     int fitting = 0, tries = 0;
-    int64_t above_bound = 0;  // the least that a plan of the class has been above its bound, where it did not fit
+    int64_t above_bound = 0;  // smallest excess of a plan over its bound, among layouts that did not fit
     for (Candidate& candidate : candidates_) {
       if (fitting == most_fitting || tries == most_tries) break;
       if (!is_of_class(candidate.layout) || planned_.contains(&candidate)) continue;
@@ -571,19 +573,20 @@ class Search {
   int64_t room_;
   int64_t checkpoint_bytes_;
   LayoutEstimator estimator_;
-  RunLayout own_;                  // the config's
-  std::vector<LayoutValue> held_;  // in which all layouts are like it
+  RunLayout own_;                  // the config's layout
+  std::vector<LayoutValue> held_;  // keys in which all layouts must equal own_
   LayoutSearch found_;
   std::map<int64_t, double> goodputs_;  // by number of devices
-  std::vector<Candidate> candidates_;   // that fit by their bounds, the most promising first
-  std::set<const Candidate*> planned_;
+  std::vector<Candidate> candidates_;   // layouts that fit by their bounds, most promising first
+  std::set<const Candidate*> planned_;  // members of candidates_
   std::vector<LayoutResult> exact_;
-  std::map<std::pair<std::array<int64_t, num_classes>, int64_t>, int64_t> weighed_;  // bytes by layout, and data ranks
-  std::vector<Candidate*> not_simulated_;  // whose bytes are known
-  std::string over_budget_;  // why the first layout was refused whose plan does not keep to its budget
-  int64_t least_record_ = std::numeric_limits<int64_t>::max();  // of blocks that alone take more than the budget
-  Miss miss_;
-  std::map<std::pair<size_t, int64_t>, Miss> misses_;  // by key and value
+  // Exact bytes by class values and number of data ranks.
+  std::map<std::pair<std::array<int64_t, num_classes>, int64_t>, int64_t> weighed_;
+  std::vector<Candidate*> not_simulated_;                       // layouts with exact bytes, but no simulated step
+  std::string over_budget_;                                     // message of the first plan that exceeded the budget
+  int64_t least_record_ = std::numeric_limits<int64_t>::max();  // smallest record_bytes that exceeds the budget
+  Miss miss_;                                                   // layout that misses the least
+  std::map<std::pair<size_t, int64_t>, Miss> misses_;           // the same by key and value
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The search for a config's best layout on so many devices: bounds cut, passes are played, the best are planned whole.
+// The search for a config's best layout: drops layouts by lower bounds, estimates the rest, and plans the best in full.
 #pragma once
 
 #include <array>
@@ -9,30 +9,30 @@
 
 #include "config/run_config.h"
 #include "planner/predict.h"
-#include "report/layout_search.h"
+#include "planner/layout_search.h"
 
 namespace gptrain {
 
 enum class Objective : uint8_t {
-  time,    // the shortest step
-  memory,  // the smallest peak of the largest rank; of equal ones the shortest step
-  cost,    // the fewest device-hours, failures included, on at most so many devices: they are halved as often as goes
+  time,    // shortest step
+  memory,  // smallest peak memory of the largest rank; of equal peaks the shortest step
+  cost,    // fewest device-hours, failures included, on `gpus` devices or that number halved as often as it is even
 };
 constexpr std::array<std::string_view, 3> objective_names = {"time", "memory", "cost"};
 
 struct SearchOptions {
   int64_t gpus = 1;
   Objective objective = Objective::time;
-  double price = 0;  // of a device-hour
-  int64_t top = 10;  // layouts that are named
-  // "parallel.tensor=8": keys of layouts, each of which keeps the value that the config has, which is this.
+  double price = 0;  // per device-hour; 0: not known
+  int64_t top = 10;  // number of layouts in the result
+  // Settings that the search must not change ("parallel.tensor=8"). REQUIRES: the config has these values.
   std::vector<std::string> held = {};
-  std::string refused = {};  // what to say where no layout has the values that are held; empty: just that
+  std::string refused = {};  // error message if no layout has the held values; empty: a general one
 };
 
-// batch.global and everything but the keys of a RunLayout stay as they are. memory.activation_budget is that of the
-// layouts whose memory.recompute is "optimal". Error(usage): the config suits no layout at all on so many devices, none of
-// those that are searched has the values that are held, or the budget is too small for all that were planned.
+// Searches all values of the keys of a RunLayout; batch.global and all other keys stay. Layouts whose memory.recompute
+// is "optimal" keep to memory.activation_budget. THROWS Error(usage) if no layout is possible on `gpus` devices, if
+// none of those searched has the held values, or if no planned layout keeps to the budget.
 LayoutSearch search_layouts(const RunConfig& config, const Machine& machine, const SearchOptions& options);
 
 }  // namespace gptrain

@@ -12,10 +12,10 @@
 namespace gptrain {
 namespace {
 
-// The transfers from one stage on one way that are not yet over for both sides.
+// Transfers from one stage in one direction. A transfer begins once both sides have begun it.
 class Link {
  public:
-  // The next transfer of a side, which begins then; of the sender with what it takes and counts as.
+  // Begins a side's next transfer at `now`. `length`, from the sender only: its seconds and its Spending.
   void begin(bool sends, const StageMessage& message, const Moment& now, std::pair<double, size_t> length = {}) {
     Side& side = sends ? sends_ : receives_;
     side.awaited.push_back({message, side.next++});
@@ -39,7 +39,8 @@ class Link {
     Moment time;
     double length = 0;
   };
-  // Of a transfer that the side has begun, once. None: not known yet.
+  // Returns the end of a transfer that the side has begun, or nothing if the other side has not begun it yet. Returns
+  // each end once.
   std::optional<End> take_end(bool sends, const StageMessage& message) {
     Side& side = sends ? sends_ : receives_;
     const auto found = std::find_if(side.awaited.begin(), side.awaited.end(),
@@ -60,7 +61,7 @@ class Link {
   };
   struct Side {
     std::deque<Awaited> awaited;
-    std::deque<Moment> begun;  // those that the other side has not begun
+    std::deque<Moment> begun;  // beginnings of transfers that the other side has not begun
     size_t next = 0;           // number of the next transfer
 
     size_t first_awaited() const { return awaited.empty() ? next : awaited.front().number; }
@@ -68,7 +69,7 @@ class Link {
   Side sends_, receives_;
   std::deque<std::pair<double, size_t>> lengths_;
   std::deque<End> ends_;
-  size_t first_end_ = 0;  // number of the first that is kept
+  size_t first_end_ = 0;  // number of the transfer at ends_.front()
   Moment last_end_;
 };
 
@@ -91,7 +92,7 @@ std::optional<PipelineBar::Kind> bar_kind(ActionKind kind) {
   }
 }
 
-// One stage on its way through its actions.
+// Plays the actions of one stage.
 class Walk {
  public:
   Walk(const StageLog& stage, PlannedStage& out)
@@ -108,10 +109,10 @@ class Walk {
   const Moment& now() const { return clock_.now(); }
   int32_t stage() const { return stages_.stage; }
   const RankClock& clock() const { return clock_; }
-  // Of the lanes between stages, by lane.
+  // Returns the seconds that transfers between stages were waited for, by lane.
   const std::array<double, num_waited_lanes>& exposed_transfers() const { return exposed_transfers_; }
 
-  // Goes on to the next action; false: it waits for another stage. `links`: by stage and way.
+  // Plays the next action, or returns false if it waits for another stage. `links`: by stage and Way.
   bool advance(std::vector<std::array<Link, num_ways>>& links) {
     const std::optional<Transfer> transfer = transfer_of(action().kind);
     if (!transfer) {
@@ -136,13 +137,13 @@ class Walk {
     return true;
   }
 
-  // The global norm, which all stages reach.
+  // Plays the global norm, which begins for all stages at `latest`.
   void meet(const Moment& latest) {
     out_.waiting_seconds += latest.time - clock_.now().time;
     play(&latest);
   }
 
-  // The end of the whole step.
+  // Plays the rest of the step and returns its end.
   Moment finish() {
     clock_.next();
     return clock_.end();
@@ -165,7 +166,7 @@ class Walk {
   }
 
   void add_bar(PipelineBar::Kind kind, const TimeSpan& span) {
-    // Weight gradients right after those of the input are part of the same pass, and the head's always are.
+    // A backward pass that is not split includes weight gradients; the head's pass always does.
     const bool of_head = action().unit == stages_.num_units() - 1;
     if (kind == PipelineBar::Kind::backward_weight && (of_head || !stages_.schedule->splits_backward))
       kind = PipelineBar::Kind::backward;

@@ -1,11 +1,10 @@
-// The planned step of all stages of a pipeline together (or of the one stage without): when each runs its passes, when
-// it waits for the others, and what the step's time is spent on.
+// Simulates the planned step of all stages of a pipeline together, or of the one stage without a pipeline.
 #pragma once
 
 #include <vector>
 
 #include "planner/rank_clock.h"
-#include "report/planned_pipeline.h"
+#include "planner/planned_pipeline.h"
 
 namespace gptrain {
 
@@ -14,20 +13,20 @@ struct StageLog {
   EventTimes times;
 };
 
-// What the stages' clocks say besides.
 struct SimulatedStep {
   PlannedPipeline pipeline;
-  // What the longest chain of work of the step is spent on; its sum is the step.
+  // Seconds of the step's critical path by Spending; they add up to the step.
   std::array<double, num_spendings> critical{};
-  // By lane, of the mean stage: what no work hides. Of transfers between stages it is their own length, not the time
-  // until the other stage has something to send.
+  // Communication that no work hides, by lane; mean over stages. A transfer between stages counts for at most its own
+  // length: the time until the other stage begins it belongs to the bubble.
   std::array<double, num_waited_lanes> exposed_seconds{};
-  double bubble_seconds = 0;  // of the mean stage: waiting for other stages, transfers left out
+  double bubble_seconds = 0;  // waiting for other stages, without transfers; mean over stages
   std::array<LongestWait, num_waited_lanes> longest_waits{};
 };
 
-// Plays the stages' logs beside each other. A transfer begins when both of its ends have, and the one before it on its
-// way between the two stages is over; its length is the sender's. All stages meet at the global norm.
+// Simulates the stages' logs side by side. A transfer begins once both stages have begun it and the previous transfer
+// in its direction between them has ended; the sender determines its length. At the global norm all stages wait for the
+// last.
 SimulatedStep simulate_step(const std::vector<StageLog>& stages);
 
 }  // namespace gptrain

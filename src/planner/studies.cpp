@@ -9,13 +9,15 @@
 
 #include "base/error.h"
 #include "config/load.h"
+#include "fit/choose_step.h"
+#include "fit/plan_world.h"
 #include "model/spec/spec.h"
 #include "planner/layouts.h"
 #include "planner/predict.h"
-#include "planner/saving_methods.h"
+#include "fit/saving_methods.h"
 #include "planner/search.h"
-#include "report/run_speed.h"
-#include "train/device.h"
+#include "planner/run_speed.h"
+#include "step/device.h"
 
 namespace gptrain {
 namespace {
@@ -25,7 +27,7 @@ std::string first_line(const Error& error) {
   return text.substr(0, text.find('\n'));
 }
 
-// Every fault of a config, so that all are mended at once.
+// Returns all faults of a config on one line.
 std::string all_faults(const Error& error) {
   std::string text = error.what();
   for (size_t end = text.find('\n'); end != std::string::npos; end = text.find('\n', end)) text.replace(end, 1, "; ");
@@ -38,7 +40,7 @@ std::vector<std::string> joined(std::span<const std::string> first, const std::v
   return all;
 }
 
-// The point of a config that `make` gives; refused where that or the plan is.
+// Returns the point for the config that `make` returns. It is refused if the config or its plan throws an Error.
 StudyPoint point_of(std::vector<std::string> values, const Machine& machine, int64_t gpus, double price,
                     const std::function<RunConfig()>& make) {
   StudyPoint point{.values = std::move(values), .gpus = gpus};
@@ -60,20 +62,20 @@ StudyPoint point_of(std::vector<std::string> values, const Machine& machine, int
   return point;
 }
 
-// Read again with that batch, every rule applied.
+// Returns the config with another batch.global, as if read from a file. THROWS Error(usage) if a rule forbids it.
 RunConfig with_batch(RunConfig config, int64_t gpus, int64_t global) {
   const int64_t data = gpus / (config.parallel.tensor * config.parallel.pipeline);
   if (data == 0 || gpus % (config.parallel.tensor * config.parallel.pipeline) != 0)
-    make_mesh(config, gpus);  // says what would do
+    make_mesh(config, gpus);  // throws, with valid sizes in its message
   if (global % data != 0)
-    throw Error(ExitCode::usage, "batch.global = {}: does not divide over {} data ranks", global, data);
+    throw Error(ExitCode::usage, "batch.global = {}: must be a multiple of the number of data ranks, {}", global, data);
   config.batch.global = global;
   while (global / data % config.batch.micro != 0) --config.batch.micro;
   config.batch.accumulation = global / data / config.batch.micro;
   return parse_config(show_config(config), {}, "the config", gpus);
 }
 
-// What is set at a point of the product of the axes, of which there are one or two.
+// A point of a sweep: its values on the axes, and all --set settings.
 struct SweptPoint {
   std::vector<std::string> values, settings;
 };
@@ -94,7 +96,8 @@ std::vector<SweptPoint> swept_points(std::span<const std::string> overrides, con
   return points;
 }
 
-// Of the first point that no rule refuses; of none: the file's own, which may be refused for a reason that all share.
+// Returns the config of the first point that no rule forbids; if all are forbidden, the file's own. THROWS Error(usage)
+// if that is forbidden, too.
 RunConfig any_config(const std::filesystem::path& file, std::span<const std::string> overrides,
                      const std::vector<SweptPoint>& points, int64_t gpus) {
   for (const SweptPoint& point : points) {
@@ -164,7 +167,7 @@ Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, 
   const Mesh mesh = make_mesh(config, gpus);
   const Target target = planned_target(machine, config, gpus);
   study.room_bytes = target.bytes_of_rank();
-  // What is planned does not depend on links: only its times do.
+  // Plans do not depend on links; only times do.
   std::vector<std::pair<int64_t, StepLog>> logs;
   const WorldPlan plan = plan_world(config, target, gpus, [&](int64_t rank, StepPlan of_rank) {
     if (of_rank.design->stages.stage == std::ssize(logs)) logs.emplace_back(rank, std::move(of_rank.log));
@@ -194,8 +197,8 @@ namespace {
 
 struct Precision {
   std::string_view name;
-  std::string_view compute;    // as in configs
-  std::string_view more = "";  // a setting
+  std::string_view compute;    // value of precision.compute
+  std::string_view more = "";  // another setting; empty: none
 };
 constexpr std::array<Precision, 6> precisions = {{{"fp32", "fp32"},
                                                   {"bf16", "bf16"},
@@ -205,7 +208,7 @@ constexpr std::array<Precision, 6> precisions = {{{"fp32", "fp32"},
                                                   {"bf16, fp8 linears", "bf16", "precision.linears=fp8"}}};
 constexpr std::array<std::string_view, 3> recomputations = {"none", "selective", "block"};
 
-// What a family's model is trained with: what the study says of it, and its settings.
+// One row of a fit study: its values on the axes but for the model's size, and its settings.
 struct FitRow {
   std::vector<std::string> values;
   std::vector<std::string> settings;
@@ -224,11 +227,11 @@ RunConfig family_config(const std::string& family, const FitRow& row, int64_t la
   return parse_config(text, row.settings, "the family's config", gpus);
 }
 
-// The most layers whose ranks fit; 0: not even one does.
+// Returns the largest number of layers that fits; 0 if one layer does not fit.
 int64_t most_layers(const std::string& family, const FitRow& row, const Target& target, int64_t gpus) {
   const auto fits = [&](int64_t layers) {
     const RunConfig config = family_config(family, row, layers, gpus);
-    return plan_step(config, target, gpus).memory().arenas.total() <= target.bytes_of_rank();
+    return plan_rank(config, target, gpus).memory().arenas.total() <= target.bytes_of_rank();
   };
   constexpr int64_t beyond = 1024;
   int64_t low = 0, high = beyond;  // low fits, high does not
@@ -239,7 +242,7 @@ int64_t most_layers(const std::string& family, const FitRow& row, const Target& 
   return low;
 }
 
-// Why no model of the family can be trained so; empty: some can, as far as they fit.
+// Returns why the device cannot train any model of the family with these settings; empty if it can.
 std::string refusal_of(const std::string& family, const FitRow& row, const Target& target, int64_t gpus) {
   try {
     require_target(family_config(family, row, 1, gpus), target, ExitCode::usage);
@@ -268,13 +271,13 @@ StudyPoint fit_of(const Machine& machine, const std::string& family, const FitRo
 void add_fits(Study& study, const Machine& machine, const std::string& family, const std::string& optimizer,
               const Target& target, int64_t gpus) {
   for (const Precision& precision : precisions) {
-    if (precision.name == "fp16" && target.bf16_products) continue;  // takes what bf16 does
+    if (precision.name == "fp16" && target.bf16_products) continue;  // needs the same memory as bf16
     for (const std::string_view recompute : recomputations) {
       FitRow row{.values = {optimizer, std::string(precision.name), std::string(recompute)},
                  .settings = {"optimizer.type=" + optimizer, fmt::format("precision.compute={}", precision.compute),
                               fmt::format("memory.recompute={}", recompute)}};
       if (!precision.more.empty()) row.settings.emplace_back(precision.more);
-      // A precision that the device has not is refused once.
+      // A precision that the device does not have gets one refused point instead of one for each recomputation.
       const bool refused = !refusal_of(family, row, target, gpus).empty();
       if (refused) row.values.back() = "-";
       study.points.push_back(fit_of(machine, family, row, target, gpus));
@@ -283,7 +286,7 @@ void add_fits(Study& study, const Machine& machine, const std::string& family, c
   }
 }
 
-// Without its points.
+// Returns a study without points.
 Study fit_study(const Machine& machine, const std::string& family, int64_t gpus, const Target& target) {
   Study study{.kind = Study::Kind::fit, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("largest {} models on {} device{}", family, gpus, gpus > 1 ? "s" : "");

@@ -10,11 +10,12 @@
 #include "base/units.h"
 #include "config/faults.h"
 #include "model/spec/shard.h"
-#include "optim/optimizer.h"
-#include "report/flops_json.h"
+#include "optim/types.h"
+#include "report/recompute_page.h"
+#include "step/flops_json.h"
 #include "report/formulas.h"
-#include "report/run_speed.h"
-#include "report/text_parts.h"
+#include "planner/run_speed.h"
+#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -33,10 +34,10 @@ struct Totals {
   OpTotals step;
   Flops reference;
   int64_t tokens_per_step;
-  Flops tokens;     // of the run
+  Flops tokens;     // tokens of the run
   Flops run_flops;  // model FLOPs of the run
 
-  explicit Totals(const DryRunInput& input)
+  explicit Totals(const DryRun& input)
       : reference(reference_flops_formula(input.config.model, input.config.batch.global)),
         tokens_per_step(input.config.batch.global * input.config.model.sequence_length),
         tokens(static_cast<Flops>(tokens_per_step) * static_cast<Flops>(input.config.run.steps)) {
@@ -45,8 +46,8 @@ struct Totals {
   }
 };
 
-// FLOP/s of a step's model FLOPs, each at the full rate of its own products; 0: not known.
-double matrix_rate(const DryRunInput& input) {
+// Returns the FLOP/s of a step whose products all run at the full rate of their dtype; 0 if it is not known.
+double matrix_rate(const DryRun& input) {
   const double rate = input.config.precision.compute == DType::f32 ? input.target.f32_flops : input.target.bf16_flops;
   Flops all = 0;
   for (const OpTotals& op : input.ops) all += op.model_flops;
@@ -97,7 +98,7 @@ std::string_view granularity_text(StateGranularity granularity) {
   return "";
 }
 
-// Of the optimizer's state: "; NAME f32, NAME f32".
+// Returns the columns of the optimizer's state: "; NAME f32, NAME f32".
 std::string column_names(const OptimizerConfig& config) {
   std::string names;
   for (const StateColumn& column : optimizer_columns(config)) {
@@ -107,8 +108,8 @@ std::string column_names(const OptimizerConfig& config) {
   return names;
 }
 
-// "9 of 48 blocks are offloaded"
-std::string offload_text(const DryRunInput& input) {
+// Returns "9 of 48 blocks are offloaded".
+std::string offload_text(const DryRun& input) {
   std::vector<std::string> counts;
   for (const StageForecast& stage : input.stages) counts.push_back(fmt::format("{} of {}", stage.offloaded, stage.layers));
   const bool alike = std::all_of(counts.begin(), counts.end(), [&](const std::string& text) { return text == counts.front(); });
@@ -117,8 +118,8 @@ std::string offload_text(const DryRunInput& input) {
   return fmt::format("{} blocks{} are offloaded", join(counts, ", "), of_which);
 }
 
-// "  The 8 ranks of a node take 44.1 GiB of its host's memory.\n"
-std::string on_host_text(const DryRunInput& input) {
+// Returns "  The 8 ranks of a node take 44.1 GiB of its host's memory.\n"; empty if they take none.
+std::string on_host_text(const DryRun& input) {
   const int64_t total = input.on_host.total();
   if (total == 0) return "";
   const bool one = input.on_host.ranks == 1;
@@ -128,10 +129,10 @@ std::string on_host_text(const DryRunInput& input) {
                      there > 0 ? fmt::format(", which is {}", bytes_text(there)) : "");
 }
 
-std::string memory_section(const DryRunInput& input) {
+std::string memory_section(const DryRun& input) {
   std::string text = "\nmemory\n";
   if (input.world.mesh.world_size() > 1)
-    text += text_row("rank", format_grouped(input.world.largest_rank), "none takes more");
+    text += text_row("rank", format_grouped(input.world.largest_rank), "has the largest peak");
   for (size_t c = 0; c < num_memory_classes; ++c) {
     const int64_t bytes = input.memory[static_cast<MemoryClass>(c)];
     if (bytes == 0) continue;
@@ -152,7 +153,7 @@ std::string memory_section(const DryRunInput& input) {
       text += text_row(fmt::format("{} on the host", memory_class_names[c]), format_grouped(on_host[c]),
                   format_bytes(static_cast<double>(on_host[c])));
   }
-  if (input.config.memory.offload_activations != no_offload) text += "  " + offload_text(input) + ".\n";
+  if (input.config.memory.offload != offload::none) text += "  " + offload_text(input) + ".\n";
   text += on_host_text(input);
   if (!input.shortage.empty()) text += "  " + join(split_lines(input.shortage), "\n  ") + "\n";
   return text;
@@ -165,29 +166,29 @@ std::string flops_row(std::string_view label, Flops flops, std::string_view rema
 std::string flops_section(const RunConfig& config, const Totals& totals) {
   std::string text = "\nFLOPs of one step\n";
   text += flops_row("model", totals.step.model_flops,
-                    fmt::format("products of the true shapes, causal {}, nothing twice",
+                    fmt::format("matrix products without padding, causal {}, no recomputation",
                                 config.model.attention_window > 0 ? "window" : "half"));
-  text += flops_row("hardware", totals.step.executed_flops, "as executed: padding, whole tiles, recomputation");
+  text += flops_row("hardware", totals.step.executed_flops, "executed, with padding, whole tiles, recomputation");
   text += flops_row("reference", totals.reference, "96 B s l h^2 (1 + s/6h + V/16lh)");
   if (config.data.mask_documents)
-    text += "  Upper bounds: what data.mask_documents leaves out of attention depends on the data and is counted.\n";
+    text += "  These are upper bounds: they count attention between documents, which data.mask_documents skips.\n";
   return text;
 }
 
-std::string_view link_class(const DryRunInput& input, GroupKind kind) {
+std::string_view link_class(const DryRun& input, GroupKind kind) {
   return lies_within_a_node(input.config, input.world.mesh, 0, kind, input.target.ranks_per_node) ? "within a node"
                                                                                                   : "between nodes";
 }
 
-// Where the groups of that kind lie, over all ranks, were they in that order.
-std::string links_in_order(const DryRunInput& input, RankOrder order, GroupKind kind) {
+// Returns whether the groups of that kind would lie within nodes if ranks had that order: "38% within nodes".
+std::string links_in_order(const DryRun& input, RankOrder order, GroupKind kind) {
   RunConfig config = input.config;
   config.parallel.rank_order = order;
   const Mesh mesh = make_mesh(config, input.world.mesh.world_size());
   int64_t within = 0;
   int64_t all = 0;
   for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
-    if (group_ranks(config, mesh, rank, kind).size() == 1) continue;  // there is no next stage
+    if (group_ranks(config, mesh, rank, kind).size() == 1) continue;  // the rank has no next stage
     ++all;
     within += lies_within_a_node(config, mesh, rank, kind, input.target.ranks_per_node) ? 1 : 0;
   }
@@ -196,8 +197,8 @@ std::string links_in_order(const DryRunInput& input, RankOrder order, GroupKind 
   return fmt::format("{:.0f}% within nodes", 100.0 * static_cast<double>(within) / static_cast<double>(all));
 }
 
-// What each order of the ranks makes of the links, where it matters.
-std::string orders_section(const DryRunInput& input) {
+// Returns, for each rank order, which groups lie within nodes; empty if both orders are equal.
+std::string orders_section(const DryRun& input) {
   const Mesh& mesh = input.world.mesh;
   if (mesh.size(MeshAxis::data) == 1 || mesh.size(MeshAxis::pipeline) == 1) return "";
   std::string text;
@@ -210,9 +211,9 @@ std::string orders_section(const DryRunInput& input) {
   return text;
 }
 
-// body(lane, group, operation, traffic) for what the rank sends at all.
+// Calls body(lane, group, operation, traffic) for each operation that rank 0 calls.
 template <typename Body>
-void for_each_traffic(const DryRunInput& input, const Body& body) {
+void for_each_traffic(const DryRun& input, const Body& body) {
   for (size_t lane = 0; lane < num_lanes; ++lane) {
     for (size_t kind = 0; kind < num_group_kinds; ++kind) {
       for (size_t operation = 0; operation < num_operations; ++operation) {
@@ -223,7 +224,7 @@ void for_each_traffic(const DryRunInput& input, const Body& body) {
   }
 }
 
-std::string ranks_section(const DryRunInput& input) {
+std::string ranks_section(const DryRun& input) {
   const Mesh& mesh = input.world.mesh;
   if (mesh.world_size() == 1) return "";
   std::string text = "\nranks\n";
@@ -239,9 +240,9 @@ std::string ranks_section(const DryRunInput& input) {
   text += text_row("total", format_grouped(mesh.world_size()));
   text += orders_section(input);
   if (link_class(input, GroupKind::tensor) == "between nodes")
-    text +=
-        fmt::format("  Tensor groups span nodes of {}: parallel.tensor = {} keeps their traffic on a node's links.\n",
-                    input.target.ranks_per_node, input.target.ranks_per_node);
+    text += fmt::format(
+        "  Tensor groups span nodes of {}. With parallel.tensor = {} their traffic stays on a node's links.\n",
+        input.target.ranks_per_node, input.target.ranks_per_node);
   text += "\nsent by rank 0 in one step\n";
   for_each_traffic(input, [&](size_t lane, size_t kind, size_t operation, const Traffic& traffic) {
     text += text_row(fmt::format("{} {}", group_names[kind], operation_names[operation]), format_grouped(traffic.sent_bytes),
@@ -252,7 +253,7 @@ std::string ranks_section(const DryRunInput& input) {
   return text;
 }
 
-std::string pipeline_section(const DryRunInput& input) {
+std::string pipeline_section(const DryRun& input) {
   if (input.stages.size() < 2) return "";
   const ParallelConfig& parallel = input.config.parallel;
   std::string text = "\npipeline\n";
@@ -262,7 +263,7 @@ std::string pipeline_section(const DryRunInput& input) {
                           format_counted(input.config.batch.accumulation, "micro-batch")));
   if (input.pipeline) {
     text += text_row("bubble", fmt::format("{:.1f}%", 100 * input.pipeline->bubble()),
-                "stages wait for each other, over the time of their passes");
+                     "time that stages wait for each other, over the time of their passes");
   }
   text += fmt::format("  {:>5} {:>7} {:>10} {:>10}", "stage", "layers", "in flight", "peak");
   text += input.pipeline ? fmt::format(" {:>10} {:>10}\n", "passes", "waits") : "\n";
@@ -279,7 +280,7 @@ std::string pipeline_section(const DryRunInput& input) {
   return text;
 }
 
-RunSpeed speed_of(const DryRunInput& input) {
+RunSpeed speed_of(const DryRun& input) {
   return run_speed(input.config, input.target, input.ops, input.world.mesh.world_size(), input.forecast->step_seconds);
 }
 
@@ -288,7 +289,7 @@ std::string wait_text(const LongestWait& wait) {
   return fmt::format("longest: {}{}, {}", wait.operation, unit, seconds_text(wait.seconds));
 }
 
-std::string forecast_section(const DryRunInput& input) {
+std::string forecast_section(const DryRun& input) {
   if (!input.forecast) return "";
   const StepForecast& forecast = *input.forecast;
   const RunSpeed speed = speed_of(input);
@@ -303,7 +304,7 @@ std::string forecast_section(const DryRunInput& input) {
   text += text_row("hardware FLOPs", fmt::format("{:.1f}%", 100 * speed.hfu),
               flops_rate_text(speed.hardware_flops_per_gpu, 1) + " on each device (HFU)");
   if (forecast.bubble_seconds > 0)
-    text += text_row("bubble", seconds_text(forecast.bubble_seconds), "a stage waits for other stages");
+    text += text_row("bubble", seconds_text(forecast.bubble_seconds), "mean time that a stage waits for other stages");
   for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
     const double seconds = forecast.exposed_seconds[lane];
     if (seconds < 1e-4 * forecast.step_seconds) continue;
@@ -318,7 +319,7 @@ std::string forecast_section(const DryRunInput& input) {
   return text + fmt::format("  Critical path: {}.\n", join(parts, ", "));
 }
 
-Json forecast_json(const DryRunInput& input) {
+Json forecast_json(const DryRun& input) {
   const StepForecast& forecast = *input.forecast;
   const RunSpeed speed = speed_of(input);
   Json json{{"predicted_for", forecast.machine},
@@ -350,7 +351,7 @@ Json forecast_json(const DryRunInput& input) {
   return json;
 }
 
-Json pipeline_json(const DryRunInput& input) {
+Json pipeline_json(const DryRun& input) {
   Json json{{"schedule", pipeline_order_names[static_cast<size_t>(input.config.parallel.pipeline_schedule)]}};
   if (input.pipeline) {
     json["bubble"] = input.pipeline->bubble();
@@ -367,7 +368,7 @@ Json pipeline_json(const DryRunInput& input) {
   return json;
 }
 
-Json world_json(const DryRunInput& input) {
+Json world_json(const DryRun& input) {
   Json json;
   const Mesh& mesh = input.world.mesh;
   json["world_size"] = mesh.world_size();
@@ -388,7 +389,7 @@ Json world_json(const DryRunInput& input) {
   return json;
 }
 
-// What optimizer.lr_scaling makes of the config's rate and warm-up.
+// Returns the learning rate and warm-up after optimizer.lr_scaling; empty without scaling.
 std::string scaled_rate_row(const RunConfig& config) {
   const OptimizerConfig& optimizer = config.optimizer;
   if (optimizer.lr_scaling == LrScaling::none) return "";
@@ -399,7 +400,7 @@ std::string scaled_rate_row(const RunConfig& config) {
                               format_counted(config.warmup_steps(), "step")));
 }
 
-std::string run_section(const DryRunInput& input, const Totals& totals) {
+std::string run_section(const DryRun& input, const Totals& totals) {
   const RunConfig& config = input.config;
   std::string text = "\nrun\n";
   text += text_row("steps", format_grouped(config.run.steps),
@@ -429,7 +430,7 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
     if (input.price > 0)
       text += text_row("cost", goodput > 0 ? format_count(input.price * hours / goodput) : "?",
                        goodput > 0 ? fmt::format("{:g} for each device-hour, with failures", input.price)
-                                   : "the run does not end");
+                                   : "the run never ends: nodes fail too often");
   }
   if (input.rate) {
     const double seconds = to_double(totals.tokens) / input.rate->tokens_per_second;
@@ -438,31 +439,32 @@ std::string run_section(const DryRunInput& input, const Totals& totals) {
                             input.rate->origin,
                             is_predicted ? "; " + with_failures_text(seconds / 86400, input.forecast->goodput) : ""));
   } else {
-    text += text_row("time", "?",
-                "--tokens-per-second gives it, a run's own speed is used once it has started, and --target FILE predicts "
-                "it by what gptrain bench device measured");
+    text += text_row(
+        "time", "?",
+        "unknown speed: give --tokens-per-second, or --target FILE (written by gptrain bench device), or start the "
+        "run, whose measured speed is then used");
   }
   text += text_row("checkpoint", format_bytes(static_cast<double>(input.checkpoint.bytes)),
                    checkpoint_remark(input.checkpoint));
   return text;
 }
 
-std::string data_section(const DryRunInput& input) {
+std::string data_section(const DryRun& input) {
   if (input.sources.empty()) return "";
   std::string text = "\ndata\n";
   for (const SourceForecast& source : input.sources) {
     const std::string epochs =
-        source.epochs ? fmt::format("{:.2f} epochs", *source.epochs) : "epochs unknown: no files there";
+        source.epochs ? fmt::format("{:.2f} epochs", *source.epochs) : "epochs unknown: files not found";
     text += text_row(source.path, std::isnan(source.share) ? "?" : fmt::format("{:.2f}%", 100 * source.share), epochs);
   }
   return text;
 }
 
-std::vector<std::string> warning_lines(const DryRunInput& input) {
+std::vector<std::string> warning_lines(const DryRun& input) {
   std::vector<std::string> lines = split_lines(input.warnings);
   if (!input.target.bf16_products) {
     lines.insert(lines.begin(),
-                 input.target.name + " is only planned for: gptrain runs on GPUs of compute capability 8.0 and later");
+                 input.target.name + ": for planning only: gptrain trains on GPUs of compute capability 8.0 or later");
   }
   return lines;
 }
@@ -511,7 +513,7 @@ Json memory_object(const RunConfig& config, const ModelSpec& spec, const MemoryP
 
 }  // namespace
 
-std::string dry_run_text(const DryRunInput& input) {
+std::string dry_run_text(const DryRun& input) {
   const Totals totals(input);
   std::string text =
       "model\n  " + model_line(input.config.model, input.world.mesh.size(MeshAxis::tensor)) + "\n\nparameters\n";
@@ -529,7 +531,7 @@ std::string dry_run_text(const DryRunInput& input) {
   return warnings.empty() ? text : text + "\nwarnings\n  " + join(warnings, "\n  ") + "\n";
 }
 
-std::string dry_run_json(const DryRunInput& input) {
+std::string dry_run_json(const DryRun& input) {
   const Totals totals(input);
   Json json = memory_object(input.config, input.spec, input.memory);
   json["target"] = input.target.name;
@@ -552,7 +554,7 @@ std::string dry_run_json(const DryRunInput& input) {
   json["total_model_flops"] = flops_json(totals.run_flops);
   json.update(world_json(input));
   if (input.stages.size() > 1) json["pipeline"] = pipeline_json(input);
-  if (input.config.memory.offload_activations != no_offload) {
+  if (input.config.memory.offload != offload::none) {
     for (const StageForecast& stage : input.stages) json["offloaded_blocks"].push_back(stage.offloaded);
   }
   if (input.recomputation) json["recomputation"] = recompute_json(*input.recomputation);

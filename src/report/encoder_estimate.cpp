@@ -4,8 +4,8 @@
 
 #include "base/json.h"
 #include "base/units.h"
-#include "report/flops_json.h"
-#include "report/text_parts.h"
+#include "step/flops_json.h"
+#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -13,7 +13,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct EncoderBlock {
-  int64_t attention, ffn, norm;  // parameters
+  int64_t attention, ffn, norm;  // numbers of parameters
 
   explicit EncoderBlock(const EncoderShape& s) {
     const int64_t q = s.num_heads * s.head_size, h = s.hidden_size, f = s.ffn_hidden_size;
@@ -23,7 +23,7 @@ struct EncoderBlock {
   }
 };
 
-// bf16 weights, f32 gradients, masters and both moments of AdamW.
+// Bytes per parameter: bf16 weight; f32 gradient, master weight and both moments of AdamW.
 constexpr int64_t state_bytes = 2 + 4 + 4 + 8;
 
 }  // namespace
@@ -78,7 +78,7 @@ EncoderEstimate estimate_encoder(const EncoderShape& s) {
   constexpr int64_t segments = 2;
   EncoderEstimate estimate;
   estimate.embedding = (s.vocab_size + s.positions + (s.pooler ? segments : 0)) * h + (s.pooler ? block.norm : 0);
-  // A stack without biases has a norm of its own at its end, and relative positions for all of its layers.
+  // A stack without biases (T5) has a norm at its end, and relative positions that all its layers share.
   const int64_t of_stack = (s.bias ? 0 : block.norm) + s.relative_buckets * s.num_heads;
   estimate.encoder = s.encoder_layers * (block.attention + block.ffn + 2 * block.norm) + of_stack;
   if (s.decoder_layers > 0)
@@ -87,7 +87,7 @@ EncoderEstimate estimate_encoder(const EncoderShape& s) {
   const Flops input = wide(s.input_length), output = wide(s.predicted_length);
   const Flops layers = wide(s.encoder_layers), decoders = wide(s.decoder_layers);
   const Flops projections = wide(h * q), ffn = wide(2 * h * s.ffn_hidden_size);
-  // Products of weights take 6 FLOPs a weight and token; scores of attention 12 a pair and feature, causal ones half.
+  // Training takes 6 FLOPs for each weight and token, and in attention 12 for each pair and feature, causal pairs half.
   Flops flops = 6 * input * layers * (4 * projections + ffn) + 12 * input * input * wide(q) * layers;
   flops += 6 * decoders * (output * (6 * projections + ffn) + input * 2 * projections);
   flops += 6 * decoders * wide(q) * (output * output + 2 * output * input);
@@ -99,7 +99,8 @@ EncoderEstimate estimate_encoder(const EncoderShape& s) {
 std::string encoder_text(const EncoderShape& s) {
   const EncoderEstimate estimate = estimate_encoder(s);
   const auto parameters = static_cast<double>(estimate.parameters());
-  std::string text = fmt::format("{} ({}): shapes and FLOPs only, gptrain does not train it\n", s.name, s.source);
+  std::string text =
+      fmt::format("{} ({}): parameters and FLOPs only; gptrain cannot train this model\n", s.name, s.source);
   text += fmt::format("  {} encoder layers{}, hidden {}, ffn {}, {} heads of {}, vocabulary {}\n", s.encoder_layers,
                       s.decoder_layers > 0 ? fmt::format(" and {} decoder layers", s.decoder_layers) : "",
                       s.hidden_size, s.ffn_hidden_size, s.num_heads, s.head_size, s.vocab_size);
@@ -117,7 +118,7 @@ std::string encoder_text(const EncoderShape& s) {
               fmt::format("{} tokens in, {} predicted", s.input_length, s.predicted_length));
   text += text_row("step", fmt::format("{:.3e}", flops * static_cast<double>(s.batch)),
               fmt::format("{} sequences, as published", s.batch));
-  text += text_row("token", fmt::format("{:.3e}", flops / static_cast<double>(s.input_length)), "that is read");
+  text += text_row("token", fmt::format("{:.3e}", flops / static_cast<double>(s.input_length)), "of input");
   return text;
 }
 

@@ -1,4 +1,4 @@
-// Shapes and FLOPs of encoders and encoder-decoders, which gptrain does not train: for comparisons of sizes.
+// Parameters and FLOPs of encoders and encoder-decoders. gptrain does not train them: this is for comparing sizes.
 #pragma once
 
 #include <cstdint>
@@ -18,21 +18,22 @@ struct EncoderShape {
   int64_t num_heads, head_size;
   int64_t ffn_hidden_size;
   int64_t vocab_size;
-  int64_t input_length;      // tokens that the encoder reads
-  int64_t predicted_length;  // tokens whose logits are made: the decoder's, or the masked ones of an encoder
-  int64_t positions;         // learned absolute ones
-  int64_t relative_buckets;  // of each stack's relative positions, by head
-  int64_t batch;             // sequences of a step, as published
-  bool bias;                 // of linears and norms
-  bool pooler;               // and segments, as BERT has them
+  int64_t input_length;      // tokens read by the encoder
+  int64_t predicted_length;  // tokens with logits: the decoder's, or the masked tokens of an encoder
+  int64_t positions;         // learned absolute positions; 0: none
+  int64_t relative_buckets;  // buckets of relative positions, for each stack and head; 0: none
+  int64_t batch;             // sequences per step, as published
+  bool bias;                 // whether linears and norms have biases
+  bool pooler;               // whether the model has BERT's pooler and segments
 };
 
 const std::vector<EncoderShape>& encoder_shapes();
 std::vector<std::string> encoder_names();
 
 struct EncoderEstimate {
-  int64_t embedding = 0, encoder = 0, decoder = 0, head = 0;  // parameters; the vocabulary's matrix is the embedding's
-  Flops sequence_flops = 0;  // model FLOPs of a sequence in training: products of forward, and twice that of backward
+  // Numbers of parameters. The matrix of the vocabulary counts as embedding; `head` is the pooler.
+  int64_t embedding = 0, encoder = 0, decoder = 0, head = 0;
+  Flops sequence_flops = 0;  // model FLOPs to train on one sequence: products of forward, and twice as many of backward
 
   int64_t parameters() const { return embedding + encoder + decoder + head; }
 };

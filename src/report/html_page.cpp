@@ -40,7 +40,7 @@ std::string html_page(const std::string& title, std::string_view css, const std:
   std::string out =
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-      // This policy makes the browser load nothing and run nothing.
+      // Forbids the browser to load or run anything.
       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n";
   out += fmt::format("<title>{}</title>\n<style>{}{}{}</style>\n</head>\n<body>\n<main>\n<h1>{}</h1>\n", safe_title,
                      page_css, plot_style_css(), css, safe_title);

@@ -1,4 +1,4 @@
-// What the pages of reports have in common: one file each, in light and dark, without scripts or network.
+// The frame of all HTML reports: one file each, in light and dark, without scripts or network.
 #pragma once
 
 #include <string>
@@ -6,8 +6,9 @@
 
 namespace gptrain {
 
-// The whole document. `title` is text; `css` and `body` are the page's own, for which there are the colors --page,
-// --card, --text, --muted, --border and --color-0 to 2, a list `.summary`, and `.plots` for figures of svg_plot.h.
+// Returns the whole document. `title` is plain text; `css` and `body` are inserted as they are. They can use the colors
+// --page, --card, --text, --muted, --border and --color-0 to --color-7, a list `.summary`, and `.plots` for figures of
+// svg_plot.h.
 std::string html_page(const std::string& title, std::string_view css, const std::string& body);
 
 }  // namespace gptrain

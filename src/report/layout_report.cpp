@@ -8,18 +8,19 @@
 #include "base/json.h"
 #include "base/units.h"
 #include "config/faults.h"
-#include "report/text_parts.h"
+#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double worth_naming = 2e-3;  // of the step
+constexpr double worth_naming = 2e-3;  // least share of the step for which a reason is named
 
 std::string short_key(const std::string& key) { return key.substr(key.find('.') + 1); }
 
-// What a step's time goes to beside ops, by name. An estimate counts transfers between stages as waiting for them.
+// Returns the step's seconds of waiting by name. Transfers between stages count as bubble, since estimates do not
+// separate the two.
 std::vector<std::pair<std::string, double>> waits_of(const LayoutResult& result) {
   std::vector<std::pair<std::string, double>> waits{{"bubble", result.bubble_seconds}};
   for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
@@ -40,7 +41,7 @@ double exposed_of(const LayoutResult& result) {
 
 bool has_price(const LayoutSearch& search) { return !search.best.empty() && search.best.front().cost > 0; }
 
-// Only there rows are of other numbers of devices.
+// Whether rows may have different numbers of devices.
 bool shows_devices(const LayoutSearch& search) { return search.objective == "cost"; }
 
 std::string row_text(const LayoutSearch& search, size_t place) {
@@ -63,16 +64,17 @@ std::string row_text(const LayoutSearch& search, size_t place) {
 }
 
 std::string nothing_fits_text(const LayoutSearch& search) {
-  std::string text = fmt::format("Nothing fits: none of {} layouts takes as little as the {} of a device.\n",
+  std::string text = fmt::format("Nothing fits: each of {} layouts needs more than the {} of a device.\n",
                                  format_grouped(search.num_layouts), bytes_text(search.room_bytes));
-  text += fmt::format("The least that is missing: {}{}, with {}.\nTake more devices, or a smaller model.",
+  text += fmt::format("The nearest lacks {}{}: {}.\nUse more devices or a smaller model.\n",
                       bytes_text(search.least_missing_bytes), search.least_missing_is_exact ? "" : " or more",
                       layout_text(search.least_missing));
-  // What a search leaves as the config has it, as each of these changes what is trained.
   if (!search.untried.empty())
-    text += fmt::format(" A search leaves alone what changes training and takes less memory; with --set it\nplans on with: {}.",
-                        join(search.untried, ", "));
-  return text + "\n--methods in place of --objective plans the config as it is laid out with each method that saves memory.\n";
+    text += fmt::format(
+        "These settings save memory but change training, so the search does not try them. Pass one with --set:\n{}\n",
+        join(search.untried, ", "));
+  return text +
+         "To compare all methods that save memory in the config's own layout, use --methods, without --objective.\n";
 }
 
 Json layout_json(const RunLayout& layout) {
@@ -87,8 +89,8 @@ Json layout_json(const RunLayout& layout) {
           {"zero", layout.zero},
           {"micro", layout.micro},
           {"accumulation", layout.accumulation},
-          {"recompute", layout_keys(layout)[8].second},
-          {"offload_activations", layout_keys(layout)[9].second}};
+          {"recompute", value_text(layout, recompute_key)},
+          {"offload_activations", value_text(layout, offload_key)}};
 }
 
 Json result_json(const LayoutResult& result) {
@@ -123,15 +125,16 @@ std::string device_hours_text(const LayoutResult& result) {
 std::string layout_text(const RunLayout& layout) {
   std::vector<std::string> parts{fmt::format("tensor {}", layout.tensor)};
   if (layout.sequence) parts.push_back("sequence");
-  const auto keys = layout_keys(layout);
-  if (layout.pipeline > 1) parts.push_back(fmt::format("pipeline {} {}", layout.pipeline, keys[3].second));
+  if (layout.pipeline > 1)
+    parts.push_back(fmt::format("pipeline {} {}", layout.pipeline, value_text(layout, schedule_key)));
   if (layout.is_balanced) parts.push_back("layers balanced");
-  if (layout.rank_order != RankOrder::tensor_data_pipeline) parts.push_back(keys[5].second);
+  if (layout.rank_order != RankOrder::tensor_data_pipeline) 
+    parts.push_back(value_text(layout, rank_order_key));
   parts.push_back(fmt::format("data {}", layout.data));
   parts.push_back(fmt::format("zero {}", layout.zero));
   parts.push_back(fmt::format("micro {}", layout.micro));
-  parts.push_back(fmt::format("recompute {}", keys[8].second));
-  if (keys[9].second != "none") parts.push_back(fmt::format("offload {}", keys[9].second));
+  parts.push_back(fmt::format("recompute {}", value_text(layout, recompute_key)));
+  if (layout.offload.any()) parts.push_back(fmt::format("offload {}", value_text(layout, offload_key)));
   return join(parts, ", ");
 }
 
@@ -146,7 +149,7 @@ std::string layout_difference(const RunLayout& layout, const RunLayout& other) {
   return join(parts, ", ");
 }
 
-// "+1.4%"
+// Returns "+1.4%".
 std::string change_text(double before, double after) {
   const double percent = 100 * (after - before) / before;
   return fmt::format("{}{:.1f}%", percent < 0 ? "" : "+", percent);
@@ -156,7 +159,8 @@ double device_seconds(const LayoutResult& result) {
   return result.step_seconds * static_cast<double>(result.layout.world_size());
 }
 
-// A change of less than a few milliseconds is much of a short step; one of more than a second is read beside the step.
+// Returns a change of time. Below 10 ms it has a digit more, since it may be much of a short step; others look like
+// steps.
 std::string change_of(double seconds) {
   if (seconds < 9.5e-3) return fmt::format("{:.2g} ms", 1e3 * seconds);
   return step_seconds_text(seconds);
@@ -165,7 +169,7 @@ std::string change_of(double seconds) {
 std::string loss_text(const LayoutSearch& search, const LostClass& lost) {
   const LayoutResult& best = search.best.front();
   if (!lost.fits)
-    return fmt::format("{}: at least {} missing", lost.all_tried ? "does not fit" : "none of those tried fits",
+    return fmt::format("{}: at least {} missing", lost.all_tried ? "does not fit" : "none of the layouts tried fits",
                        bytes_text(lost.missing_bytes));
   const double more = lost.best.step_seconds - best.step_seconds;
   const std::string step =
@@ -204,29 +208,29 @@ std::string layout_search_text(const LayoutSearch& search) {
     text += fmt::format("  {} for activations with memory.recompute optimal\n", bytes_text(search.activation_budget));
   if (search.best.empty()) return text + nothing_fits_text(search);
   const bool by_memory = search.objective == "memory";
-  text += fmt::format("  {} layouts: {} take more than a device's {} by a lower bound, {} {}, {} planned whole\n",
+  text += fmt::format("  {} layouts: {} need more than a device's {} by a lower bound, {} {}, {} planned in full\n",
                       format_grouped(search.num_layouts), format_grouped(search.num_too_large),
-                      bytes_text(search.room_bytes),
-                      format_grouped(by_memory ? search.num_weighed : search.num_played),
-                      by_memory ? "had the memory of their ranks planned" : "were played pass by pass", search.num_exact);
+                      bytes_text(search.room_bytes), format_grouped(by_memory ? search.num_weighed : search.num_played),
+                      by_memory ? "had the memory of their ranks planned" : "simulated pass by pass", search.num_exact);
   text += fmt::format("  {}\n", search.error.text());
   if (search.num_within_error > 0)
-    text += fmt::format("  {} more are so near by their estimate that a whole plan could show one of them ahead\n",
+    text += fmt::format("  {} more have estimates so close to the best that one of them may be faster in a full plan\n",
                         format_grouped(search.num_within_error));
   text += fmt::format("\n  {:>3} {:>11} {:>9} {:>7} {:>7} {:>8} {:>10}", "", "step", "tokens/s", "MFU", "bubble",
                       "exposed", "peak");
   if (shows_devices(search)) text += " devices device-hours";
   if (has_price(search)) text += fmt::format(" {:>9}", "cost");
-  text += "   layout, or what differs\n";
+  text += "   layout, or its difference from the first\n";
   for (size_t i = 0; i < search.best.size(); ++i) text += row_text(search, i);
   const LayoutResult& best = search.best.front();
-  text += fmt::format("\nthe run with the best\n  {:<14} {} device-hours, {} (goodput {})\n", "time",
-                      format_count(best.gpu_hours), with_failures_text(best.gpu_hours, best.goodput), goodput_text(best.goodput));
+  text += fmt::format("\nrun with the best layout\n  {:<14} {} device-hours, {} (goodput {})\n", "time",
+                      format_count(best.gpu_hours), with_failures_text(best.gpu_hours, best.goodput),
+                      goodput_text(best.goodput));
   if (best.cost > 0) text += fmt::format("  {:<14} {}\n", "cost", best.goodput > 0 ? format_count(best.cost) : "?");
-  if (best.layout.offload != no_offload)
-    text += fmt::format("  {:<14} {} of a node's, by its ranks: no profile says what it has\n", "host memory",
-                        bytes_text(best.host_bytes));
-  text += "\nwhy others lost: the best of those with another value of one key\n";
+  if (best.layout.offload != offload::none)
+    text += fmt::format("  {:<14} {} for the ranks of a node: make sure that a node has it, as no profile says\n",
+                        "host memory", bytes_text(best.host_bytes));
+  text += "\nwhy others lost: the best layout with another value of one key\n";
   for (const LostClass& lost : search.lost)
     text += fmt::format("  {:<26} {:<24} {}\n", lost.key, lost.value, loss_text(search, lost));
   return text;

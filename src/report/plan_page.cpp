@@ -12,7 +12,7 @@
 #include "report/html_page.h"
 #include "report/layout_report.h"
 #include "report/svg_plot.h"
-#include "report/text_parts.h"
+#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -67,7 +67,7 @@ std::string cell(std::string_view tag, const std::string& text) {
   return fmt::format("<{0}>{1}</{0}>", tag, escape_html(text));
 }
 
-// A step's parts, as long as its share of `longest`.
+// Returns a bar of the step's parts, whose length is the step's share of `longest`.
 std::string bar(const LayoutResult& result, double longest) {
   double exposed = 0;
   for (const double seconds : result.exposed_seconds) exposed += seconds;
@@ -86,14 +86,14 @@ std::string best_table(const LayoutSearch& search) {
   for (const LayoutResult& result : search.best) longest = std::max(longest, result.step_seconds);
   const bool shows_devices = search.objective == "cost";
   std::string out = fmt::format(
-      "<p class=\"note colors\">A step's time: <b class=\"ops\"></b>ops <b class=\"exposed\"></b>communication that "
-      "nothing hides <b class=\"bubble\"></b>waiting for other stages.</p>\n<p class=\"note\">~ is an estimate, &gt; a lower "
-      "bound.</p>\n"
+      "<p class=\"note colors\">A step's time: <b class=\"ops\"></b>ops <b class=\"exposed\"></b>communication not "
+      "hidden by ops <b class=\"bubble\"></b>waiting for other stages.</p>\n"
+      "<p class=\"note\">~ marks an estimate, &gt; a lower bound.</p>\n"
       "<table class=\"best{}\">\n<tr><th></th><th class=\"number\">step</th><th class=\"parts\"></th>"
       "<th class=\"number\">MFU</th><th class=\"number\">peak</th>",
       shows_devices ? " cost" : "");
   if (shows_devices) out += "<th class=\"number\">devices</th><th class=\"number\">device-hours</th>";
-  out += "<th>layout, or what differs</th></tr>\n";
+  out += "<th>layout, or its difference from the first</th></tr>\n";
   for (size_t i = 0; i < search.best.size(); ++i) {
     const LayoutResult& result = search.best[i];
     out += "<tr>";
@@ -114,7 +114,7 @@ std::string best_table(const LayoutSearch& search) {
 }
 
 std::string lost_table(const LayoutSearch& search) {
-  std::string out = "<table>\n<tr><th>key</th><th>value</th><th>the best of those</th></tr>\n";
+  std::string out = "<table>\n<tr><th>key</th><th>value</th><th>best layout with that value</th></tr>\n";
   for (const LostClass& lost : search.lost)
     out += fmt::format("<tr><td>{}</td><td>{}</td><td{}>{}</td></tr>\n", escape_html(lost.key), escape_html(lost.value),
                        lost.fits ? "" : " class=\"large\"", escape_html(loss_text(search, lost)));
@@ -142,8 +142,8 @@ std::string heat_map(const Study& study) {
   for (const StudyPoint& point : study.points)
     if (point.result) most = std::max(most, point.result->tokens_per_second);
   std::string out = fmt::format(
-      "<p class=\"note\">Tokens in a second; the stronger the color, the more. A dashed frame: more memory than the {} of "
-      "a device.</p>\n<table class=\"heat\">\n<tr><th>{} \\ {}</th>",
+      "<p class=\"note\">Tokens per second: a stronger color means more. A dashed frame marks points that need more "
+      "memory than the {} of a device.</p>\n<table class=\"heat\">\n<tr><th>{} \\ {}</th>",
       bytes_text(study.room_bytes), escape_html(study.axes[0]), escape_html(study.axes[1]));
   for (const std::string& column : columns) out += cell("th", column);
   out += "</tr>\n";
@@ -166,7 +166,8 @@ std::string heat_map(const Study& study) {
   return out + "</table>\n";
 }
 
-// A line for each value of the first axis, three at most, over the second one, or one over the only axis.
+// Returns a plot over the last axis, with one line for each of the first three values of the first axis if there are
+// two.
 std::string lines(const Study& study, const char* id, const std::string& title, bool doubles,
                   const std::function<double(const LayoutResult&)>& y) {
   const size_t along = study.axes.size() - 1;
@@ -188,7 +189,7 @@ std::string lines(const Study& study, const char* id, const std::string& title, 
   return render_plot(plot);
 }
 
-// None where the key's values are words.
+// Returns plots of speed and step; empty if the last axis has values that are no numbers.
 std::string plots(const Study& study) {
   if (!number_of(study.points.front().values.back())) return "";
   std::string out = "<div class=\"plots\">\n";
@@ -199,7 +200,7 @@ std::string plots(const Study& study) {
   return out + "</div>\n";
 }
 
-// Two bars for each method: its peak, of the largest one, and its step, of the longest one.
+// Returns two bars for each method: its peak memory as a share of the largest, and its step as a share of the longest.
 std::string method_bars(const Study& study) {
   int64_t largest = 1;
   double longest = 0;
@@ -214,8 +215,8 @@ std::string method_bars(const Study& study) {
            number_cell(text);
   };
   std::string out = fmt::format(
-      "<p class=\"note colors\"><b class=\"ops\"></b>peak memory <b class=\"exposed\"></b>more of it than the {} of a device "
-      "<b class=\"bubble\"></b>time of a step.</p>\n<table>\n",
+      "<p class=\"note colors\"><b class=\"ops\"></b>peak memory <b class=\"exposed\"></b>peak memory above a "
+      "device's {} <b class=\"bubble\"></b>time of a step.</p>\n<table>\n",
       bytes_text(study.room_bytes));
   for (const StudyPoint& point : study.points) {
     if (!point.result) continue;
@@ -228,7 +229,7 @@ std::string method_bars(const Study& study) {
   return out + "</table>\n";
 }
 
-// With methods the last column is what each of them sets, as --set takes it.
+// Returns a table of all points. For methods its last column has their settings, as --set takes them.
 std::string points_table(const Study& study) {
   const bool shows_settings = study.shows_settings();
   std::string out = "<table class=\"points\">\n<tr>";
@@ -273,11 +274,12 @@ std::string search_page(const std::string& title, const LayoutSearch& search, co
   body += summary_row("Layouts", format_grouped(search.num_layouts)) +
           summary_row("Too large", format_grouped(search.num_too_large), bytes_text(search.room_bytes) + " a device");
   if (search.best.empty()) {
-    return html_page(title, plan_css, body + "</dl>\n" +
-                     section("Nothing fits", fmt::format("<p>The least that is missing: {}{}, with {}.</p>\n",
-                                                         bytes_text(search.least_missing_bytes),
-                                                         search.least_missing_is_exact ? "" : " or more",
-                                                         escape_html(layout_text(search.least_missing)))));
+    return html_page(title, plan_css,
+                     body + "</dl>\n" +
+                         section("Nothing fits", fmt::format("<p>The nearest layout lacks {}{}: {}.</p>\n",
+                                                             bytes_text(search.least_missing_bytes),
+                                                             search.least_missing_is_exact ? "" : " or more",
+                                                             escape_html(layout_text(search.least_missing)))));
   }
   const LayoutResult& best = search.best.front();
   body += summary_row("Step", seconds_text(best.step_seconds), format_count(best.tokens_per_second) + " tokens/s") +
@@ -287,7 +289,7 @@ std::string search_page(const std::string& title, const LayoutSearch& search, co
                       "goodput " + goodput_text(best.goodput));
   if (best.cost > 0) body += summary_row("Cost", format_count(best.cost));
   body += "</dl>\n";
-  body += section("The best", best_table(search)) + section("Why others lost", lost_table(search));
+  body += section("Best layouts", best_table(search)) + section("Why others lost", lost_table(search));
   return html_page(title, plan_css, body + fmt::format("<details>\n<summary>Config</summary>\n<pre>{}</pre>\n</details>\n",
                                                        escape_html(config)));
 }

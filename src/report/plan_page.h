@@ -1,17 +1,18 @@
-// A plan as a page: one self-contained HTML file.
+// Searches and studies of `gptrain plan` as self-contained HTML pages.
 #pragma once
 
 #include <string>
 
-#include "report/layout_search.h"
-#include "report/study.h"
+#include "planner/layout_search.h"
+#include "planner/study.h"
 
 namespace gptrain {
 
-// The best layouts as bars of what their steps are spent on, and why the others lost. `config`: the winning one's text.
+// Returns a page with the best layouts, a bar for the parts of each step, and why other layouts lost. `config`: text of
+// the best config; empty if nothing fits.
 std::string search_page(const std::string& title, const LayoutSearch& search, const std::string& config);
 
-// A sweep of two keys as a heat map, anything else as plots; and the table of all points.
+// Returns a page with a heat map of a sweep of two keys, bars of methods, or plots; and a table of all points.
 std::string study_page(const std::string& title, const Study& study);
 
 }  // namespace gptrain

@@ -14,7 +14,7 @@
 #include "base/units.h"
 #include "report/html_page.h"
 #include "report/svg_plot.h"
-#include "report/text_parts.h"
+#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -56,8 +56,8 @@ std::vector<PlotPoint> points_of(const std::vector<Record>& records, Value value
   return points;
 }
 
-// NaN where no point is finite.
-double median(const std::vector<PlotPoint>& points) {
+// Returns the median of the finite values; NaN if there are none.
+double median_value(const std::vector<PlotPoint>& points) {
   std::vector<double> values;
   for (const PlotPoint& point : points) {
     if (std::isfinite(point.y)) values.push_back(point.y);
@@ -69,7 +69,7 @@ double median(const std::vector<PlotPoint>& points) {
   return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
-// The extremes and ends of a series; null where no point is finite.
+// The extremes and ends of a series; null if no point is finite. Points into the series.
 struct Extent {
   const PlotPoint *first = nullptr, *last = nullptr, *lowest = nullptr, *highest = nullptr;
 };
@@ -102,9 +102,9 @@ std::string render_summary(const RunHistory& history) {
   const auto validation_losses = points_of(history.validations, &RunHistory::Validation::loss);
   const auto peaks = points_of(history.steps, &RunHistory::Step::peak_bytes);
   const Extent loss = extent_of(losses), validation = extent_of(validation_losses), peak = extent_of(peaks);
-  const double step_seconds = median(points_of(history.steps, &RunHistory::Step::step_seconds));
-  const double speed = median(points_of(history.steps, &RunHistory::Step::tokens_per_second));
-  const double mfu = median(points_of(history.steps, &RunHistory::Step::mfu));
+  const double step_seconds = median_value(points_of(history.steps, &RunHistory::Step::step_seconds));
+  const double speed = median_value(points_of(history.steps, &RunHistory::Step::tokens_per_second));
+  const double mfu = median_value(points_of(history.steps, &RunHistory::Step::mfu));
   const auto skipped =
       std::count_if(history.steps.begin(), history.steps.end(), [](const auto& s) { return s.skipped; });
   const int64_t last_step = history.steps.empty() ? 0 : history.steps.back().step;
@@ -174,7 +174,7 @@ std::string render_noisy_plot(const char* id, const std::string& title, const st
 
 std::string render_plots(const RunHistory& history) {
   const auto& steps = history.steps;
-  // Powers of 1024 make no round ticks of bytes, so the axis counts in the unit that suits the peak.
+  // The axis counts in the unit that suits the peak, since ticks of plain bytes would not be round.
   static constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   const auto bytes = points_of(steps, &RunHistory::Step::peak_bytes);
   const PlotPoint* const peak = extent_of(bytes).highest;
@@ -192,7 +192,7 @@ std::string render_plots(const RunHistory& history) {
          "</div>\n";
 }
 
-// The last texts, the newest first.
+// Returns the last texts, newest first.
 std::string render_samples(const RunHistory& history) {
   constexpr size_t shown = 8;
   if (history.samples.empty()) return "";

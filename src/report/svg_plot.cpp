@@ -19,8 +19,8 @@ struct Size {
   size_t num_y_ticks;
 };
 
-// In SVG units. The drawing is scaled to the width it gets: the narrow one by 0.8 on a phone and by 1.3 beside another
-// plot, which the sizes of the type in the style sheet allow for.
+// Sizes in SVG units. The drawing is scaled to the width it gets: the narrow one by 0.8 on a phone and by 1.3 beside
+// another plot. Font sizes in the style sheet allow for that.
 constexpr Size narrow_plot = {400, 230, 5, 5};
 constexpr Size wide_plot = {860, 320, 9, 6};
 constexpr double left_margin = 48, right_margin = 14, top_margin = 10, bottom_margin = 38;
@@ -47,7 +47,7 @@ bool has_drawable_point(const PlotSeries& series) { return num_drawable_points(s
 
 // Maps data to SVG units inside the axes.
 struct Scale {
-  Range x, y;  // of x, or where it doubles of its logarithm
+  Range x, y;  // range of x (with x_doubles of its logarithm), range of y
   Size size;
   bool x_doubles = false;
 
@@ -60,7 +60,7 @@ struct Scale {
   }
 };
 
-// Widens a range until it has a length that can be drawn and its values are not on the frame.
+// Widens a range, so that its length can be drawn and its values are not on the frame.
 void pad(Range& range, double share) {
   const double margin = range.length() * share;
   range.low -= margin;
@@ -72,7 +72,7 @@ void pad(Range& range, double share) {
   range.high += around;
 }
 
-// Nothing where no point can be drawn.
+// Returns the scale of a plot; nothing if no point can be drawn.
 std::optional<Scale> fit(const Plot& plot, const Size& size) {
   Scale scale{{}, {}, size, plot.x_doubles};
   for (const PlotSeries& series : plot.series) {
@@ -85,7 +85,7 @@ std::optional<Scale> fit(const Plot& plot, const Size& size) {
   if (scale.x.is_empty()) return std::nullopt;
   for (const PlotMark& mark : plot.marks) scale.x.include(scale.along_x(mark.x));
   if (scale.x.length() == 0) scale.x = {scale.x.low - 1, scale.x.high + 1};
-  // Steps count from 1; an axis that begins at 0 has the rounder ticks.
+  // Steps count from 1, but an axis that begins at 0 has rounder ticks.
   if (!plot.x_doubles && scale.x.low > 0 && scale.x.low < 0.05 * scale.x.high) scale.x.low = 0;
   const bool touches_zero = plot.y_from_zero && scale.y.low >= 0;
   if (touches_zero) scale.y.low = 0;
@@ -127,7 +127,7 @@ std::string draw_axes(const Plot& plot, const Scale& scale) {
          draw_text("axis-label", right, scale.size.height - 4, plot.x_label);
 }
 
-// Words stand on the side where there is more room, those of each line below those of the one before.
+// Draws the marks. Labels are on the side with more room, each a row below the previous one.
 std::string draw_marks(const Plot& plot, const Scale& scale) {
   constexpr double first_row = 10, row_height = 17, gap = 5;
   std::string out;
@@ -151,7 +151,7 @@ std::string draw_line(const PlotSeries& series, const Scale& scale) {
       continue;
     }
     const double x = scale.to_x(point.x), y = scale.to_y(point.y);
-    // With round line ends, a point between two gaps is a line of no length that shows as a dot.
+    // A point between two gaps becomes a line of length 0, which round line ends show as a dot.
     path += pen_is_down ? fmt::format("L{:.1f} {:.1f}", x, y) : fmt::format("M{:.1f} {:.1f}h0", x, y);
     pen_is_down = true;
   }
@@ -181,7 +181,7 @@ std::string draw(const Plot& plot, const Size& size, const char* variant) {
     for (const PlotSeries& series : plot.series) {
       if (!has_drawable_point(series)) continue;
       out += draw_line(series, *scale);
-      // A line of one point would be lost on the page.
+      // A line of one point would be invisible.
       if (series.style == SeriesStyle::markers || num_drawable_points(series) == 1) out += draw_markers(series, *scale);
     }
   } else {
@@ -190,7 +190,7 @@ std::string draw(const Plot& plot, const Size& size, const char* variant) {
   return out + "</svg>\n";
 }
 
-// Nothing for a single line: the title names it.
+// Returns the legend; empty for a single line, which the title names.
 std::string draw_legend(const Plot& plot) {
   if (std::count_if(plot.series.begin(), plot.series.end(), has_drawable_point) < 2) return {};
   std::string out = "<span class=\"legend\">";
@@ -239,7 +239,7 @@ std::vector<double> nice_ticks(double low, double high, size_t max_count, bool w
   for (;; power *= 10) {
     for (const double factor : {1.0, 2.0, 5.0}) {
       const double step = factor * power;
-      // A tick that rounding put a hair outside still belongs to the range.
+      // A tick just outside the range by rounding still belongs to it.
       const double first = std::ceil(low / step - 1e-9), last = std::floor(high / step + 1e-9);
       if (last - first + 1 > static_cast<double>(max_count)) continue;
       std::vector<double> ticks;
@@ -268,7 +268,7 @@ std::vector<std::string> format_ticks(const std::vector<double>& ticks) {
   const double decimals = step > 0 ? std::clamp(std::ceil(-std::log10(step) - 1e-9), 0.0, 9.0) : 0;
   std::vector<std::string> labels;
   for (const double tick : ticks) {
-    // Zero needs no unit; k * step may miss it by a rounding error of the step.
+    // Zero has no unit; k * step may differ from it by a rounding error.
     labels.push_back(std::abs(tick / unit) < 1e-9 * step
                          ? "0"
                          : fmt::format("{:.{}f}{}", tick / unit, static_cast<int>(decimals), suffix));
@@ -290,7 +290,7 @@ std::vector<PlotPoint> decimate(const std::vector<PlotPoint>& points, size_t max
       if (highest == end || points[i].y > points[highest].y) highest = i;
     }
     if (lowest == end) {
-      out.push_back(points[begin]);  // nothing but a gap
+      out.push_back(points[begin]);  // the interval has no finite point
       continue;
     }
     out.push_back(points[std::min(lowest, highest)]);

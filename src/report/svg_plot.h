@@ -1,5 +1,5 @@
-// Line plots as inline SVG in an HTML figure: axes, ticks, legend, a wide and a narrow drawing for desk and phone.
-// Colors and type come from plot_style_css(), in light and dark; there is no script.
+// Line plots as inline SVG in an HTML figure: axes, ticks, legend, a wide drawing for desks and a narrow one for
+// phones. Colors and fonts come from plot_style_css(), in light and dark; there is no script.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,13 @@ namespace gptrain {
 
 struct PlotPoint {
   double x = 0;
-  double y = 0;  // not finite: the line has a gap here
+  double y = 0;  // if it is not finite, the line has a gap here
 };
 
 enum class SeriesStyle {
   line,
   faint_line,  // raw values behind a smoothed line
-  markers,     // a dot for each point, with its values on hover, joined by a line
+  markers,     // dots joined by a line; hovering shows a dot's values
 };
 
 constexpr int num_plot_colors = 8;
@@ -25,11 +25,11 @@ constexpr int num_plot_colors = 8;
 struct PlotSeries {
   std::string label;
   SeriesStyle style = SeriesStyle::line;
-  int color = 0;                  // below num_plot_colors: one of the colors of the page
+  int color = 0;                  // number of a page color, below num_plot_colors
   std::vector<PlotPoint> points;  // in ascending x
 };
 
-// A line across the plot at a value of x, with its words.
+// A vertical line at a value of x, with a label.
 struct PlotMark {
   double x = 0;
   std::string label;
@@ -39,36 +39,34 @@ struct Plot {
   std::string id;  // unique on the page, an HTML identifier
   std::string title;
   std::string x_label = "step";
-  std::string description = {};  // what a reader who does not see the drawing is told
+  std::string description = {};  // text for readers who cannot see the drawing
   bool y_from_zero = false;
-  bool x_doubles = false;               // x, above 0, by its logarithm: from a power of two to the next it is as far
-  bool full_width = false;              // on wide screens this plot spans the page, on others it is like the rest
-  std::vector<PlotSeries> series = {};  // drawn in this order; those without a finite point are left out
-  std::vector<PlotMark> marks = {};     // the axis reaches to them
+  bool x_doubles = false;               // logarithmic x axis with ticks at powers of two; x must be above 0
+  bool full_width = false;              // spans the page on wide screens
+  std::vector<PlotSeries> series = {};  // drawn in this order; a series without a finite point is left out
+  std::vector<PlotMark> marks = {};     // always within the range of the axis
 };
 
 std::string render_plot(const Plot& plot);
 std::string plot_style_css();
 
-// The parts of the above that have a meaning of their own.
-
-// &, <, >, " and ' as character references: safe as text and within a quoted attribute.
+// Returns the text with &, <, >, " and ' as character references: safe in a page and in a quoted attribute.
 std::string escape_html(std::string_view text);
 
-// Ascending multiples of 1, 2 or 5 times a power of ten within [low, high]: at most max_count, at least two where
-// low < high. `whole` allows no step below 1.
+// Returns ascending multiples of 1, 2 or 5 times a power of ten within [low, high]: at most max_count, and at least two
+// if low < high. With `whole`, ticks are at least 1 apart.
 std::vector<double> nice_ticks(double low, double high, size_t max_count, bool whole = false);
 
-// The labels of equally spaced ticks, all with one suffix or exponent and the digits that tell them apart: "0.25",
+// Returns labels of equally spaced ticks, all with the same suffix or exponent and enough digits to differ: "0.25",
 // "40k", "2e-4".
 std::vector<std::string> format_ticks(const std::vector<double>& ticks);
 
-// At most max_points points that draw the same line: the lowest and the highest of each stretch, gaps included. All
-// points where there are no more than that.
+// Returns at most max_points points that draw the same line: the lowest and the highest of each interval, and gaps.
+// Returns all points if there are no more than that.
 std::vector<PlotPoint> decimate(const std::vector<PlotPoint>& points, size_t max_points);
 
-// The mean of up to max_points stretches of equal length, then of each stretch and its neighbors: of as many on either
-// side, so that the line does not lag. Points that are not finite are skipped.
+// Returns a smoothed line: means of up to max_points equal intervals, then means over neighboring intervals, equally
+// many on either side, so that the line does not lag. Skips points that are not finite.
 std::vector<PlotPoint> smooth(const std::vector<PlotPoint>& points, size_t max_points);
 
 }  // namespace gptrain

@@ -6,7 +6,7 @@
 
 #include "base/append.h"
 #include "report/svg_plot.h"
-#include "report/text_parts.h"
+#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -16,7 +16,7 @@ constexpr double left = 70;
 constexpr double row_height = 24;
 constexpr double bar_height = 20;
 constexpr double top = 10;
-constexpr double narrowest = 0.5;  // bars below are joined
+constexpr double narrowest = 0.5;  // width in pixels below which bars are joined
 constexpr double room_for_label = 16;
 
 constexpr std::array<std::string_view, 4> classes = {"f", "b", "w", "u"};
@@ -57,7 +57,7 @@ class Drawing {
   void draw_bar(const PipelineBar& bar, double end, size_t joined, double y) {
     const double start = bar.time.start_seconds;
     const double bar_width = (end - start) * scale_;
-    // A page of many thousand bars needs no names of those that nobody can point at.
+    // Bars too narrow for a pointer get no name, which keeps a page of many thousand bars small.
     const bool named = joined == 1 && bar_width >= 2;
     append(text_, "<rect class=\"{}{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.0f}\"",
            classes[static_cast<size_t>(bar.kind)], bar.chunk % 2, x(start), y, bar_width, bar_height);
@@ -107,14 +107,16 @@ std::string timeline_page(const PlannedPipeline& pipeline, const std::string& ti
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>{0}</title>\n<style>{1}</style>\n"
       "</head>\n<body>\n<h1>{0}</h1>\n<p>{2}</p>\n",
       safe_title, style,
-      has_rates ? fmt::format("One planned step: {}; stages wait for each other {:.1f}% as long as they work.",
-                              seconds_text(pipeline.seconds), 100 * pipeline.bubble())
-                : "The target's rates are not known: every op is drawn as a microsecond.");
-  page += "<p class=\"key\"><span style=\"background:#7fb3e6\">forward</span>"
-          "<span style=\"background:#f0b35a\">backward</span>"
-          "<span style=\"background:#86c48a\">weight gradients, where they are apart</span>"
-          "<span style=\"background:#b9a4d6\">update</span>"
-          "numbers are micro-batches; the lighter colors are a stage's every other chunk</p>\n";
+      has_rates
+          ? fmt::format("One planned step: {}. Stages wait for each other for {:.1f}% of the time of their passes.",
+                        seconds_text(pipeline.seconds), 100 * pipeline.bubble())
+          : "The target's speed is not known: every op is drawn with a length of one microsecond.");
+  page +=
+      "<p class=\"key\"><span style=\"background:#7fb3e6\">forward</span>"
+      "<span style=\"background:#f0b35a\">backward</span>"
+      "<span style=\"background:#86c48a\">weight gradients, if the backward pass is split</span>"
+      "<span style=\"background:#b9a4d6\">update</span>"
+      "Numbers are micro-batches. Every other chunk of a stage has lighter colors.</p>\n";
   return page + Drawing(pipeline).svg() + "</body>\n</html>\n";
 }
 

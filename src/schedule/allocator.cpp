@@ -13,7 +13,7 @@ namespace {
 
 bool is_placed(const Lifetime& lifetime) { return lifetime.first >= 0 && lifetime.bytes > 0; }
 
-// What is to be placed, by an action of each: a sort by counting, as there are many and the actions are numbered.
+// Indices of placed lifetimes, grouped by their first or last action with a counting sort.
 class ByAction {
  public:
   ByAction(const std::vector<Lifetime>& lifetimes, int32_t Lifetime::*action) {
@@ -32,18 +32,18 @@ class ByAction {
   }
 
   size_t num_actions() const { return starts_.size() - 1; }
-  const std::vector<uint32_t>& indices() const { return indices_; }  // those of the first action first
+  const std::vector<uint32_t>& indices() const { return indices_; }  // by rising action
   std::span<uint32_t> of(size_t action) { return {indices_.data() + starts_[action], starts_[action + 1] - starts_[action]}; }
 
  private:
-  std::vector<uint32_t> starts_;  // by action; the last is the end
+  std::vector<uint32_t> starts_;  // by action: its first place in indices_; then the size of indices_
   std::vector<uint32_t> indices_;
 };
 
-// Free stretches of an arena that has no end yet.
+// Free stretches of an arena that grows as needed.
 class FreeList {
  public:
-  // The smallest stretch that holds it, at its start; else the arena's end, where a free stretch may lie before.
+  // Takes the start of the smallest free stretch that has `bytes`, or else grows the arena. Returns the offset.
   int64_t take(int64_t bytes) {
     auto best = free_.end();
     for (auto it = free_.begin(); it != free_.end(); ++it) {
@@ -69,7 +69,7 @@ class FreeList {
         it = before;
       }
     }
-    // What ends with the arena is no stretch between others.
+    // A free stretch at the end shrinks the arena.
     if (it->first + it->second == end_) {
       end_ = it->first;
       free_.erase(it);
@@ -91,7 +91,7 @@ class FreeList {
   int64_t most_ = 0;
 };
 
-// Plays the actions; of what begins in one, `before` says what is placed first.
+// Places lifetimes in the order of their first actions. `before(a, b)`: a is placed first if both begin in one action.
 template <typename Before>
 Placement scan(const std::vector<Lifetime>& lifetimes, ByAction& beginning, ByAction& ending, const Before& before) {
   Placement placement{std::vector<int64_t>(lifetimes.size(), 0), 0};
@@ -107,7 +107,7 @@ Placement scan(const std::vector<Lifetime>& lifetimes, ByAction& beginning, ByAc
   return placement;
 }
 
-// The largest first, each at the lowest offset where nothing lies that is alive with it. O(n^2).
+// Places the largest first, each at the lowest offset that is free during its lifetime. O(n^2).
 Placement by_size(const std::vector<Lifetime>& lifetimes) {
   std::vector<size_t> order;
   for (size_t i = 0; i < lifetimes.size(); ++i) {
@@ -133,9 +133,9 @@ Placement by_size(const std::vector<Lifetime>& lifetimes) {
   return placement;
 }
 
-// Of what begins in one action, what lives longer lies lower: what is above it is free again sooner. That suits the
-// passes of a step, which end in the reverse order of their beginnings; where sizes differ much, the largest first may
-// leave smaller gaps. Takes the best, and tries no more once nothing can be better.
+// Returns the smallest of up to three placements; tries no more once one has the least possible size. The first places
+// lower, among lifetimes that begin together, the ones that end later: this suits a step, whose passes end in the
+// reverse order of their beginnings. If sizes differ much, placing the largest first may leave smaller gaps.
 Placement best_placement(const std::vector<Lifetime>& lifetimes) {
   constexpr size_t most_by_size = 4096;
   const int64_t least = most_alive_bytes(lifetimes);
@@ -155,8 +155,8 @@ Placement best_placement(const std::vector<Lifetime>& lifetimes) {
   return best;
 }
 
-// Lifetimes that share no action with any other, as a micro-batch's do on one stage, with actions in which none begins
-// or ends left out: equal ones are placed alike.
+// Groups of lifetimes that share no action with any other group, such as one micro-batch's if there is a single stage.
+// Groups that are equal after removing the actions in which no lifetime begins or ends get equal placements.
 class Stretches {
  public:
   explicit Stretches(const std::vector<Lifetime>& lifetimes) : lifetimes_(lifetimes) {
@@ -176,7 +176,7 @@ class Stretches {
     return {order_.data() + starts_[stretch], starts_[stretch + 1] - starts_[stretch]};
   }
 
-  // Whether the two are equal but for where they begin, as most are.
+  // Whether group b is group a shifted by a number of actions.
   bool are_shifted(size_t a, size_t b) const {
     const std::span<const uint32_t> of_a = members(a), of_b = members(b);
     if (of_a.size() != of_b.size()) return false;
@@ -197,7 +197,7 @@ class Stretches {
     }
     if (result.empty()) return result;
     const int32_t first = result.front().first;  // members are in the order of their beginnings
-    // By action of the stretch: whether something begins or ends in it; then how many such actions come before.
+    // By action of the group: 1 if a lifetime begins or ends in it; then the number of such actions before it.
     std::vector<int32_t> places(static_cast<size_t>(last - first) + 1);
     const auto place_of = [&](int32_t action) -> int32_t& { return places[static_cast<size_t>(action - first)]; };
     for (const Lifetime& lifetime : result) place_of(lifetime.first) = place_of(lifetime.last) = 1;
@@ -208,8 +208,8 @@ class Stretches {
 
  private:
   const std::vector<Lifetime>& lifetimes_;
-  std::vector<uint32_t> order_;  // of what is placed
-  std::vector<size_t> starts_;   // in `order_`; the last is the end
+  std::vector<uint32_t> order_;  // indices of placed lifetimes, by first action
+  std::vector<size_t> starts_;   // by group: its first place in order_; then the size of order_
 };
 
 }  // namespace

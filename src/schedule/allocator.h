@@ -1,4 +1,4 @@
-// Places of buffers whose lifetimes are known beforehand.
+// Places buffers whose lifetimes are known in one arena.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace gptrain {
 
-// Alive from action `first` to action `last`, both included; never, where first is negative.
+// A buffer that is alive from action `first` to action `last`, both included. Negative `first`: it is never alive.
 struct Lifetime {
   int32_t first = -1;
   int32_t last = -1;
@@ -17,18 +17,19 @@ struct Lifetime {
 };
 
 struct Placement {
-  std::vector<int64_t> offsets;  // in bytes, by lifetime
-  int64_t bytes = 0;             // of the arena that holds all
+  std::vector<int64_t> offsets;  // bytes from the start of the arena, by lifetime
+  int64_t bytes = 0;             // size of the arena
 };
 
-// Offsets at which no two lifetimes that share an action share a byte. Stretches of a schedule between which nothing is
-// alive are placed by themselves, and equal ones alike.
+// Returns offsets at which no two lifetimes that share an action share a byte. Where nothing is alive at some point,
+// the parts of the schedule before and after are placed independently; equal parts get equal placements.
 Placement place(const std::vector<Lifetime>& lifetimes);
 
-// The most bytes that are alive in one action: no placement takes less.
+// Returns the largest sum of bytes alive in one action, which is a lower bound of Placement::bytes.
 int64_t most_alive_bytes(const std::vector<Lifetime>& lifetimes);
 
-// Empty if no two lifetimes share an action and a byte, and all lie within the arena; else the first two that do.
+// Returns "" if no two lifetimes share an action and a byte and all lie within the arena, else a text about the first
+// fault.
 std::string check(const Placement& placement, const std::vector<Lifetime>& lifetimes);
 
 }  // namespace gptrain

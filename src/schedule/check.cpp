@@ -5,13 +5,12 @@
 #include <utility>
 #include <vector>
 
-#include "schedule/offload.h"
 #include "schedule/schedule.h"
 
 namespace gptrain {
 namespace {
 
-// Plays a schedule on the names of things instead of the things.
+// Plays a schedule on the states of its buffers, without their values.
 class Checker {
  public:
   explicit Checker(const Schedule& schedule)
@@ -38,10 +37,11 @@ class Checker {
   }
 
  private:
-  // What is in a buffer. Gathers and sums are under way from the action that begins them to the one that awaits them.
+  // State of a buffer. A gather, receive or copy into it is under way from the action that begins it to the one that
+  // awaits it.
   enum class Content : uint8_t { nothing, under_way, whole, being_summed };
 
-  // Texts are made of faults only: a schedule may have millions of actions.
+  // Records the first fault. Formats a text only then, as a schedule may have millions of actions.
   template <typename... Args>
   bool require(bool condition, fmt::format_string<Args...> fault, Args&&... args) {
     if (!condition && fault_.empty()) fault_ = fmt::format(fault, std::forward<Args>(args)...);
@@ -60,13 +60,13 @@ class Checker {
     return done(ActionKind::backward_weight, m, unit) || done(ActionKind::backward, m, unit);
   }
 
-  // The table of a tied head on a last stage that does not run its unit has the loss' gradients alone.
+  // Whether all gradients of a micro-batch exist. On a last stage that only holds a tied table, the loss computes them.
   bool has_all_gradients(int32_t m, int32_t unit) const {
     if (!schedule_.options.stages.runs(unit)) return done(ActionKind::loss, m, head_);
     return has_weight_gradients(m, unit);
   }
 
-  // The buffer that an operand of the action has to be.
+  // Returns the kind, micro-batch and unit that the operand's buffer must have.
   Buffer expected(const Action& a, Operand operand) const {
     const bool of_matrix = a.kind == ActionKind::loss || a.kind == ActionKind::evaluate;
     const int32_t owner = of_matrix && schedule_.options.tied_head ? 0 : a.unit;
@@ -195,7 +195,7 @@ class Checker {
     }
   }
 
-  // From the side that is read nothing is taken, but until the copy is over nobody may write there.
+  // Checks one side of a copy. The side that is read keeps its content, but must not be written until the copy ends.
   void leave_copy(ActionKind kind, Access use, int32_t buffer) {
     const bool begins = kind == ActionKind::offload || kind == ActionKind::fetch;
     Content& left = content(buffer);
@@ -210,7 +210,7 @@ class Checker {
     }
   }
 
-  // What buffers do not show.
+  // Checks orders of actions that do not follow from their buffers.
   void check_order(const Action& a) {
     const int32_t zero = schedule_.options.zero;
     const bool reads_weights = !is_async(a.kind) && a.unit >= 0 && a.kind != ActionKind::backward_weight &&
@@ -273,7 +273,7 @@ class Checker {
       require(done(ActionKind::await_gradients, m, unit), "before all units are summed");
   }
 
-  // Sums of gradients are made in the order of micro-batches, the first of which overwrites.
+  // Checks that gradients are summed in micro-batch order: the first micro-batch overwrites, the others add.
   void check_accumulation(const Action& a) {
     int32_t& last = last_weight_gradient_[static_cast<size_t>(a.unit)];
     require(a.micro_batch == last + 1, "after that of micro-batch {}", last);
@@ -310,7 +310,7 @@ class Checker {
   const int32_t head_;
   std::vector<Content> content_;               // by buffer
   std::vector<bool> sending_;                  // by buffer: between a send or copy and the action that awaits it
-  std::vector<int32_t> last_weight_gradient_;  // by unit: the last micro-batch
+  std::vector<int32_t> last_weight_gradient_;  // by unit: last micro-batch that was added; -1: none
   std::vector<bool> done_;                     // by kind, micro-batch and unit
   std::string fault_;
 };

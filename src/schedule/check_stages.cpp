@@ -39,7 +39,7 @@ class StagesChecker {
   }
 
  private:
-  // What has begun on the way from a stage to its neighbour, by both; number i of one is to be number i of the other.
+  // Transfers from a stage to one neighbour that have begun, in order. Send i and receive i must be the same message.
   struct Link {
     std::vector<StageMessage> sends, receives;
   };
@@ -61,7 +61,7 @@ class StagesChecker {
                        message.chunk, message.micro_batch);
   }
 
-  // Whether the stage could do its next action.
+  // Plays the stage's next action if it need not wait. Returns whether it did.
   bool step(int32_t stage) {
     const Action& a = action(stage);
     if (a.kind == ActionKind::sum_tied || a.kind == ActionKind::norm) return false;
@@ -98,7 +98,7 @@ class StagesChecker {
 
   bool is_at(int32_t stage, ActionKind kind) { return !ended(stage) && action(stage).kind == kind; }
 
-  // What several stages do together, when all of them are at it. Whether any did.
+  // Plays sum_tied or norm on all their stages if all have reached it. Returns whether any stage moved.
   bool meet() {
     const auto count = static_cast<int32_t>(schedules_.size());
     int32_t at_sum = 0, holders = 0, at_norm = 0;
@@ -144,8 +144,8 @@ class StagesChecker {
   }
 
   const std::span<const Schedule> schedules_;
-  std::vector<size_t> next_;                       // by stage: its next action
-  std::vector<std::array<Link, num_ways>> links_;  // by sender and way
+  std::vector<size_t> next_;                       // by stage: index of its next action
+  std::vector<std::array<Link, num_ways>> links_;  // by sending stage and Way
   std::string fault_;
 };
 

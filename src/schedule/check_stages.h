@@ -8,13 +8,14 @@
 
 namespace gptrain {
 
-// `stages`: of every stage, in order, for one program. Each must be sound by itself (`check`). Empty if
-//   - what a stage sends on each way is what its neighbour receives there, message by message, and
-//   - all come to the end with no buffering at all: the transfers of a way run one after another, each when both its
-//     send and its receive have begun, and an action that awaits one lasts until it has run; sum_tied begins when both
-//     stages that hold the table are at it, norm when all stages are.
-// Else the first fault with its stage and action; of stages that wait for ever, the first. Sums and gathers of
-// parameters are among ranks of one stage, which play one list, and are waited for by no other stage.
+// REQUIRES: `stages` are the schedules of all stages of one program, in order, and each passes `check`.
+// Returns "" if
+//   - each stage receives exactly the messages that its neighbour sends, in the same order, and
+//   - all stages come to the end even without buffering: transfers in one direction run one after another, each once
+//     both its send and its receive have begun; an action that awaits a transfer lasts until the transfer has run;
+//     sum_tied begins once both stages that hold the table have reached it, norm once all stages have.
+// Else returns a text about the first fault, with its stage and action; in a deadlock, of the first stage that waits
+// for ever. Sums and gathers of parameters are ignored: they involve only ranks of one stage, which run the same list.
 std::string check_stages(std::span<const Schedule> stages);
 
 }  // namespace gptrain

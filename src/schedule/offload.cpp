@@ -27,22 +27,23 @@ class Offloading {
   }
 
  private:
-  // Of one unit and micro-batch.
+  // The record of one unit and micro-batch, from its forward to its backward pass.
   struct Record {
-    size_t forward = 0;                // the action that leaves it
-    size_t first_read = 0;             // the first one of the backward pass that reads it
-    std::array<int32_t, num_operands> away{};  // buffers, while it is copied to the host
-    std::array<int32_t, num_operands> back{};  // while it comes back, and then
+    size_t forward = 0;                        // index in old_ of the forward action
+    size_t first_read = 0;                     // index in old_ of the first action of the backward pass
+    std::array<int32_t, num_operands> away{};  // its buffers until the copy to the host ends
+    std::array<int32_t, num_operands> back{};  // its buffers from the beginning of the copy back
   };
+  // A new action and the place where it is inserted.
   struct Place {
-    size_t before;  // which of the old actions
+    size_t before;  // index in old_ of the action that follows
     ActionKind kind;
     size_t record;
-    bool awaits_older;  // what began before an action further ahead
+    bool awaits_older;  // awaits a copy that begins at an earlier place
   };
 
   void find_records() {
-    std::vector<std::vector<size_t>> open(schedule_.options.units.size());  // by unit: left, and not read yet
+    std::vector<std::vector<size_t>> open(schedule_.options.units.size());  // by unit: records without first_read
     starts_ = first_actions_of_passes(old_);
     pass_of_.resize(old_.size());
     size_t begun = 0;
@@ -72,7 +73,7 @@ class Offloading {
       const Record& record = records_[i];
       const UnitOffload& offload = schedule_.traits(old_[record.forward].unit).offload;
       const size_t left = record.forward + 1;
-      const size_t read_in = pass_of_[record.first_read] - 1;  // of starts_
+      const size_t read_in = pass_of_[record.first_read] - 1;  // index in starts_
       const size_t fetched =
           std::max(left, starts_[read_in - std::min(static_cast<size_t>(offload.comes_ahead), read_in)]);
       const size_t free_in = pass_of_[record.forward] + static_cast<size_t>(offload.leaves_for);
@@ -82,7 +83,7 @@ class Offloading {
       places_.push_back({fetched, ActionKind::fetch, i, false});
       places_.push_back({record.first_read, ActionKind::await_fetched, i, record.first_read > fetched});
     }
-    // Before one action: what began before it is awaited first, so that its memory is free for what begins there.
+    // At one place, older copies are awaited first, which frees their memory for the copies that begin there.
     std::stable_sort(places_.begin(), places_.end(), [](const Place& a, const Place& b) {
       return std::pair(a.before, !a.awaits_older) < std::pair(b.before, !b.awaits_older);
     });
@@ -131,10 +132,10 @@ class Offloading {
   Schedule& schedule_;
   const std::vector<Action> old_;
   std::vector<Record> records_;
-  std::vector<size_t> starts_;   // first actions of the passes of units, in their order
-  std::vector<size_t> pass_of_;  // by old action: passes that have begun
+  std::vector<size_t> starts_;   // indices in old_ of the first actions of passes, rising
+  std::vector<size_t> pass_of_;  // by old action: number of passes that have begun
   std::vector<Place> places_;
-  std::vector<int32_t> moved_;  // by old buffer: where its content is now
+  std::vector<int32_t> moved_;  // by old buffer: the buffer that has its content now
 };
 
 }  // namespace
@@ -165,22 +166,6 @@ std::vector<size_t> first_actions_of_passes(const std::vector<Action>& actions) 
   return starts;
 }
 
-OperandSet record_of(const UnitTraits& unit) {
-  if (unit.offload.part == OffloadedPart::input) return {Operand::input};
-  const auto use = [&](UnitPass pass) -> const OperandUse& { return unit.uses[static_cast<size_t>(pass)]; };
-  OperandSet record;
-  for (const Operand operand : record_operands) {
-    const bool is_made_again = unit.recomputed && use(UnitPass::recompute).writes.contains(operand);
-    const bool is_read = (unit.recomputed && use(UnitPass::recompute).reads.contains(operand)) ||
-                         use(UnitPass::backward_input).reads.contains(operand) ||
-                         use(UnitPass::backward_weight).reads.contains(operand);
-    const OperandUse& forward = use(UnitPass::forward);
-    const bool is_there = forward.reads.contains(operand) || forward.writes.contains(operand);
-    if (is_there && is_read && !is_made_again) record.add(operand);
-  }
-  return record;
-}
-
 void add_offloading(Schedule& schedule) {
   const bool any = std::any_of(schedule.options.units.begin(), schedule.options.units.end(),
                                [](const UnitTraits& unit) { return unit.offload.any(); });
@@ -198,7 +183,7 @@ EvenOffload spread_evenly(const Stages& stages, int64_t count) {
   count = std::min(count, all);
   EvenOffload even;
   if (count <= 0) return even;
-  // The last record is to leave before the last block leaves its own.
+  // Spread over all blocks but the last, so that the copy of the last record ends before the last block saves its own.
   const int64_t spread = count < all ? all - 1 : all;
   for (int64_t i = 0; i < count; ++i) even.units.push_back(blocks[static_cast<size_t>(i * spread / count)]);
   const auto distance = static_cast<int32_t>(spread / count);

@@ -1,7 +1,6 @@
-// Copies of what offloaded units save, to the host and back: for generators.
+// Copies of offloaded units' records to the host and back, for functions that make schedules.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -9,36 +8,26 @@
 
 namespace gptrain {
 
-// What a unit's forward pass finds or leaves on the device that its backward pass reads, and that is copied where the
-// unit is offloaded: its record, or its input alone.
-OperandSet record_of(const UnitTraits& unit);
-inline constexpr std::array<Operand, 4> record_operands = {Operand::input, Operand::kept, Operand::saved_for_input,
-                                                           Operand::saved_for_weight};  // that it may have
-
-// Whether the action copies a record: the first of two begins that, the second waits until it is over.
-constexpr bool copies_record(ActionKind kind) {
-  return kind >= ActionKind::offload && kind <= ActionKind::await_fetched;
-}
-
-// Adds actions and buffers around the units' passes. A record leaves after its unit's forward pass, and comes back into
-// other memory ahead of the pass that reads it, as many passes of units as its unit's UnitOffload says.
+// Adds the actions and buffers of the copies. The copy of a record to the host begins after its unit's forward pass;
+// the copy back, to other memory of the device, begins UnitOffload::comes_ahead passes before the pass that reads it.
 void add_offloading(Schedule& schedule);
 
-// An action that is of a unit's passes, and whether of its backward pass.
+// Whether the action is part of a pass of a unit, and whether it is part of a backward pass.
 bool is_unit_pass(ActionKind kind);
 bool is_backward(ActionKind kind);
-// The first actions of the passes of units, in their order: an action belongs to the pass before it where the unit, the
-// micro-batch and the direction are the same.
+// Returns the indices of the first actions of all passes of units, rising. Consecutive actions with the same unit,
+// micro-batch and direction are one pass.
 std::vector<size_t> first_actions_of_passes(const std::vector<Action>& actions);
 
-// The blocks of a stage that are offloaded where `count` are: spread evenly over the blocks in the order of its chunks,
-// the first one among them, at most all.
+// A choice of offloaded blocks on one stage.
 struct EvenOffload {
   std::vector<int32_t> units;
-  // Their records leave while the blocks up to the next offloaded one run, and come back in half as many passes, as
-  // backward takes longer: while one record is in use, the next is on its way.
+  // Timing of all their copies. The copy of a record to the host takes the passes up to the next offloaded block, the
+  // copy back half as many, as backward passes take longer. The next record arrives while one is in use.
   UnitOffload offload;
 };
+// Returns `count` blocks, or all if the stage has fewer, spread evenly over its blocks in the order of its chunks. The
+// first block is always among them.
 EvenOffload spread_evenly(const Stages& stages, int64_t count);
 
 }  // namespace gptrain

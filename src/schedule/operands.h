@@ -1,5 +1,5 @@
-// What actions work on, by name, and what a unit's own passes read and write of it: the model says so of each of its
-// layers, and lifetimes of buffers are made from it.
+// Operands of actions by name, and the operands that each pass of a unit reads and writes. The model declares these for
+// its layers; the schedule derives the lifetimes of buffers from them.
 #pragma once
 
 #include <array>
@@ -10,22 +10,22 @@
 
 namespace gptrain {
 
-// What a buffer is to an action.
+// Role of a buffer in an action. Roles without a comment are explained in BufferKind.
 enum class Operand : uint8_t {
   batch,   // tokens, targets, sample numbers and starts of documents
-  input,   // the stream of the unit before
-  output,  // the unit's stream
+  input,   // the residual stream that enters the unit
+  output,  // the residual stream that leaves the unit
   kept,
   saved_for_input,
   saved_for_weight,
   gradients,
   d_output,  // gradient of `output`
   d_input,   // gradient of `input`
-  weights,   // these two, to the loss: of the unit that holds the head's matrix, with a tied head the embedding
+  weights,  // in the loss, weights and whole_gradients belong to the unit that holds the head's matrix: if tied, unit 0
   whole_gradients,
   prepared_weights,
   narrow_gradients,
-  host,  // the copy of what an offloaded unit saves
+  host,  // an offloaded unit's record, on the host
   count
 };
 constexpr size_t num_operands = static_cast<size_t>(Operand::count);
@@ -48,8 +48,7 @@ class OperandSet {
   uint16_t bits_ = 0;
 };
 
-// What a pass needs to find, and what it leaves. What it writes it writes whole before it reads it, but where it is also
-// named as read.
+// Operands that a pass reads and writes. An operand only in `writes` is fully overwritten before the pass reads it.
 struct OperandUse {
   OperandSet reads, writes;
 
@@ -60,7 +59,7 @@ struct OperandUse {
 enum class UnitPass : uint8_t { forward, recompute, loss, evaluate, backward_input, backward_weight };
 constexpr size_t num_unit_passes = static_cast<size_t>(UnitPass::backward_weight) + 1;
 
-// Of operands up to d_input; parameters are the schedule's affair.
+// Operands by pass, up to Operand::d_input. The schedule itself adds parameters and their gradients.
 using UnitUses = std::array<OperandUse, num_unit_passes>;
 
 }  // namespace gptrain

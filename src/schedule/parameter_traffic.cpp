@@ -92,7 +92,7 @@ void ParameterTraffic::await_all_gradients() {
   while (!sums_.empty()) await(0);
 }
 
-// A sum may begin for a block when fewer than most_blocks are under way, and for another unit when its own last is over.
+// Awaits older sums until one more may begin: of blocks at most most_blocks, of any other unit one.
 void ParameterTraffic::make_room_for_sum_of(int32_t unit) {
   const auto competes = [&](const Sum& sum) { return is_block(unit) ? is_block(sum.unit) : sum.unit == unit; };
   const size_t most = is_block(unit) ? most_blocks - 1 : 0;

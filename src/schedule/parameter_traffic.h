@@ -1,4 +1,5 @@
-// What has to happen to parameters around the actions that use them, by ZeRO stage (arXiv 1910.02054): for generators.
+// Gathers of weights and sums of gradients around the actions that use them, by ZeRO stage (arXiv 1910.02054), for
+// functions that make schedules.
 #pragma once
 
 #include <cstdint>
@@ -8,24 +9,27 @@
 
 namespace gptrain {
 
-// Of the blocks, two have their whole weights (ZeRO 3) at a time, and two sums of whole or narrow gradients are under
-// way: one is in use while the other is on its way. The embedding and the head keep theirs beside them.
+// At most two blocks have gathered weights (ZeRO 3) at a time, one in use and one on its way, and at most two sums of
+// blocks' whole or narrow gradients are under way. Embedding and head are not counted.
 class ParameterTraffic {
  public:
-  // Adds actions and buffers to `schedule`, which outlives this.
+  // Borrows `schedule`, to which all methods add actions and buffers.
   explicit ParameterTraffic(Schedule& schedule);
 
-  // The weights of `unit` are used next, those of `following` (-1: none) after them. Returns the buffer of whole
-  // weights; -1 where the rank holds them all.
+  // Makes the weights of `unit` ready for the next action. With ZeRO 3 also begins to gather the weights that are used
+  // after them, of unit `following` (-1: none). Returns the buffer of gathered weights; -1 without ZeRO 3.
   int32_t use(int32_t unit, int32_t following);
 
-  // The gradients of `unit` are written next, in the buffer that is returned; -1 where the rank holds them whole. The
-  // loss of a tied head may begin those of later micro-batches before the embedding has ended these.
+  // Returns the buffer into which the next action writes the gradients of `unit`, or -1 if it adds them to the rank's
+  // own. A tied table may have several buffers at a time: the loss writes gradients of later micro-batches before the
+  // embedding has finished earlier ones.
   int32_t claim_gradients(int32_t unit, int32_t micro_batch);
 
-  // All gradients that this micro-batch has for `unit` are written.
+  // Begins to sum or keep the gradients of `unit`, if the options ask for either after this micro-batch. REQUIRES: the
+  // last action that writes them for this micro-batch has been added.
   void gradients_done(int32_t unit, int32_t micro_batch);
 
+  // Waits for all sums under way.
   void await_all_gradients();
 
  private:
@@ -55,10 +59,10 @@ class ParameterTraffic {
   void await(size_t sum);
 
   Schedule& schedule_;
-  std::vector<bool> awaited_;       // by unit: weights updated in the step before are known to be there (ZeRO 1 and 2)
-  std::vector<Gathered> gathered_;  // in the order in which they began
+  std::vector<bool> awaited_;       // by unit: the gather of the last step's weights was awaited (ZeRO 1 and 2)
+  std::vector<Gathered> gathered_;  // gathers that have begun, oldest first
   std::vector<Claim> claims_;       // whole gradients that are being written
-  std::vector<Sum> sums_;           // under way, in the order in which they began
+  std::vector<Sum> sums_;           // sums under way, oldest first
 };
 
 }  // namespace gptrain

@@ -17,7 +17,8 @@ constexpr double never = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-// Of segments from the input of their first unit, which is there, to the backward pass of their first unit.
+// Dynamic programming tables. A segment is a run of units first to last. Solving one assumes that the input of its
+// first unit is in memory, and covers everything up to the end of the first unit's backward pass.
 class ChainSolver::Tables {
  public:
   Tables(const Chain& chain, int64_t most, int32_t resolution)
@@ -40,7 +41,7 @@ class ChainSolver::Tables {
     price_ = price;
     std::optional<UnitChoices> best;
     double least = never;
-    // Beside what the others in flight keep, of which each keeps as much.
+    // All micro-batches in flight keep equally many bytes: the kept bytes of the others reduce the room for this one.
     const int64_t others = chain_.in_flight - 1;
     const int64_t step = others == 0 ? budget + 1 : piece_ == 1 ? 1 : std::max<int64_t>(1, budget / rooms_tried);
     for (int64_t room = budget; room >= 0; room -= step) {
@@ -66,14 +67,14 @@ class ChainSolver::Tables {
 
   enum class How : uint8_t { keep, part, again };
 
-  // A way to come to a unit in the forward pass.
+  // Choices for the units before one unit, in the forward pass.
   struct Label {
-    int64_t kept = 0;  // bytes, the input of the unit with it
+    int64_t kept = 0;  // bytes that they keep, the input of the unit included
     double seconds = 0;
-    int32_t from = -1;  // the unit where the last step began
-    size_t before = 0;  // its label
+    int32_t from = -1;  // first unit of the last step; -1: there is no step yet
+    size_t before = 0;  // index of the label at `from` that the step extends
     How how = How::keep;
-    bool away = false;  // the record of `from`, or its input where units are run again from it
+    bool away = false;  // the record of `from` is offloaded, or with How::again its input
   };
 
   const ChainUnit& unit(int32_t i) const { return chain_.units[static_cast<size_t>(i)]; }
@@ -82,12 +83,12 @@ class ChainSolver::Tables {
   int64_t output_kept(int32_t i) const { return i + 1 < n_ ? unit(i).output_bytes : 0; }
   int64_t input_kept(int32_t i) const { return i > 0 ? unit(i - 1).output_bytes : 0; }
   bool may_go(int32_t i) const { return price_ && unit(i).copy_seconds >= 0; }
-  // Of copies of the unit's input and so many bytes.
+  // Returns the price in seconds of copying the unit's input and `bytes` more. REQUIRES: a price.
   double copy_seconds(int32_t i, int64_t bytes) const {
     return *price_ * unit(i).copy_seconds * static_cast<double>(bytes + (i > 0 ? input_kept(i) : chain_.input_bytes));
   }
 
-  // What a pass over units takes that keeps nothing, beside the input of the first.
+  // Computes bytes (except the input) and seconds of forward passes that start at `first` and keep nothing.
   void weigh_passes(int32_t first) {
     int64_t most = 0;
     double seconds = 0;
@@ -100,7 +101,8 @@ class ChainSolver::Tables {
     }
   }
 
-  // The least seconds, by pieces of memory beside the input, to run the units again and go back through them.
+  // Computes, by pieces of memory besides the input, the least seconds to run the segment again for its backward
+  // passes.
   void solve_again(int32_t first, int32_t last) {
     std::vector<double>& least = again_[at(first, last)];
     least.assign(static_cast<size_t>(pieces_) + 1, never);
@@ -115,10 +117,10 @@ class ChainSolver::Tables {
     for (int64_t m = 0; m <= pieces_; ++m) least[static_cast<size_t>(m)] = best_again(first, last, m).first;
   }
 
-  // A step of that: what is done with the first unit, or where the first pass keeps an output.
+  // The first decision for a segment: keep all or part of its first unit, or run forward and keep only a later output.
   struct Step {
     How how = How::keep;
-    int32_t split = -1;  // again: the last unit of the segment before the output that is kept
+    int32_t split = -1;  // How::again: the unit whose output is kept
   };
   std::pair<double, Step> best_again(int32_t first, int32_t last, int64_t pieces) const {
     std::pair<double, Step> best{never, {}};
@@ -143,7 +145,8 @@ class ChainSolver::Tables {
     return best;
   }
 
-  // Those that none is better than, by the bytes they keep; of very many some, spread evenly.
+  // Returns the indices of labels that no other label beats in both bytes and seconds, by rising bytes. Thins them out
+  // evenly to most_labels.
   static std::vector<size_t> best_of(const std::vector<Label>& labels) {
     std::vector<size_t> order(labels.size());
     std::iota(order.begin(), order.end(), size_t{0});
@@ -162,8 +165,9 @@ class ChainSolver::Tables {
     return some;
   }
 
-  // All ways through the forward pass that keep at most so much, within `room` for what is alive at a time. Of those that
-  // keep as much, in parts that are smaller than pieces where there is time for that, the quickest.
+  // Computes labels_: choices for the forward pass that keep at most most_kept bytes at its end and have at most `room`
+  // bytes alive at any time. Only the fastest of labels with equally many kept bytes stays. Bytes are compared in units
+  // finer than pieces if that is affordable.
   void solve_forward(int64_t room, int64_t most_kept) {
     labels_.assign(static_cast<size_t>(n_) + 1, {});
     labels_.front().push_back({});
@@ -171,7 +175,8 @@ class ChainSolver::Tables {
     const int64_t most = std::min(room, most_kept + (price_ ? largest_stream_ : 0));
     const bool has_time = chain_.in_flight == 1 && longest_ == n_;
     const int64_t part = has_time ? std::max<int64_t>(1, most / fine_parts) : piece_;
-    std::vector<std::vector<int32_t>> known(static_cast<size_t>(n_) + 1);  // by parts kept, the label
+    // By unit and by kept bytes / part: index of the label; -1: there is none.
+    std::vector<std::vector<int32_t>> known(static_cast<size_t>(n_) + 1);
     for (int32_t i = 0; i < n_; ++i) {
       std::vector<int32_t>().swap(known[static_cast<size_t>(i)]);
       for (const size_t l : best_of(labels_[static_cast<size_t>(i)])) {
@@ -195,7 +200,7 @@ class ChainSolver::Tables {
         const ChainUnit& u = unit(i);
         const int64_t free = room - label.kept;
         const bool runs = free >= u.written_bytes() + u.output_bytes;
-        // Kept on the device, or copied away with the unit's input.
+        // Offers the step with its values kept on the device, and with them and the unit's input copied to the host.
         const auto offer_both = [&](int32_t to, int64_t left, double seconds, How how) {
           const int64_t output = output_kept(to - 1);
           offer(to, left + output, seconds, how, false);
@@ -232,7 +237,7 @@ class ChainSolver::Tables {
     return choices;
   }
 
-  // `begin`: of the pass that runs these units.
+  // Sets the choices for a segment that runs again. `begin`: the unit at which the forward pass over it begins.
   void choose_again(UnitChoices& choices, int32_t first, int32_t last, int64_t pieces, int32_t begin) const {
     if (first == last) {
       choices[static_cast<size_t>(last)].again_from = begin;
@@ -254,14 +259,14 @@ class ChainSolver::Tables {
 
   const Chain chain_;
   int64_t largest_stream_ = 0;
-  std::optional<double> price_;  // of the search that is under way
+  std::optional<double> price_;  // price of the current call of best()
   const int32_t n_;
-  const int32_t longest_;  // segment that is run again as one
-  const int64_t piece_, pieces_;
-  std::vector<int64_t> pass_bytes_;         // by first and last unit
-  std::vector<double> pass_seconds_;        // likewise
-  std::vector<std::vector<double>> again_;  // likewise, by pieces
-  std::vector<std::vector<Label>> labels_;  // by unit that comes next
+  const int32_t longest_;                   // most units in a segment
+  const int64_t piece_, pieces_;            // bytes of a piece; number of pieces
+  std::vector<int64_t> pass_bytes_;         // by segment (at)
+  std::vector<double> pass_seconds_;        // by segment
+  std::vector<std::vector<double>> again_;  // by segment, by pieces of memory
+  std::vector<std::vector<Label>> labels_;  // by the unit that comes next
 };
 
 ChainSolver::ChainSolver(const Chain& chain, int64_t most_bytes, int32_t resolution)

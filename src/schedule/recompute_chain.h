@@ -1,7 +1,7 @@
-// What a chain of units keeps of a forward pass, what it runs again and what it copies to the host and back, in the least
-// time within some bytes: the optimal persistent schedule (Herrmann, Beaumont, Eyraud-Dubois et al., arXiv 1911.13214), by
-// dynamic programming over unequal units, with a price on each byte that is copied. Persistent: what is kept stays until
-// the backward pass that reads it.
+// Chooses for a chain of units the values of a forward pass to keep, to recompute and to copy to the host and back,
+// such that a step takes the least time within a budget of bytes. This is the optimal persistent schedule (Herrmann,
+// Beaumont, Eyraud-Dubois et al., arXiv 1911.13214) by dynamic programming over unequal units, extended by a price on
+// each byte that is copied. Persistent: a value that is kept stays until the backward pass that reads it.
 #pragma once
 
 #include <cstdint>
@@ -9,63 +9,52 @@
 #include <optional>
 #include <vector>
 
-#include "schedule/unit_offload.h"
+#include "schedule/step_choices.h"
 
 namespace gptrain {
 
-// A unit of the chain, in forward order.
+// Memory and time of a unit of the chain.
 struct ChainUnit {
-  int64_t output_bytes = 0;    // the stream that leaves it
-  int64_t saved_bytes = 0;     // what its backward pass reads beside its input
-  int64_t backward_bytes = 0;  // what is there beside that in its backward pass: gradients on both sides
-  double forward_seconds = 0;  // its forward pass again, with its output
-  double saved_seconds = 0;    // again for what it saves alone
-  // A part of what it saves may be kept, from which the rest is made again before its backward pass. Negative: it has
-  // no such part.
-  int64_t part_bytes = -1;  // that are kept
-  int64_t rest_bytes = 0;   // that are made again
+  int64_t output_bytes = 0;  // the residual stream that leaves the unit
+  int64_t saved_bytes = 0;   // values that its backward pass reads, except its input
+  int64_t backward_bytes = 0;  // gradients in its backward pass: of its input and output, and BufferKind::gradients
+  double forward_seconds = 0;  // running its forward pass again, with its output
+  double saved_seconds = 0;    // running its forward pass again only for the saved values
+  // The unit may keep a part of its saved values and recompute the rest from it before its backward pass.
+  int64_t part_bytes = -1;  // the part; negative: the unit has no such part
+  int64_t rest_bytes = 0;
   double rest_seconds = 0;
-  bool always_kept = false;  // what it saves is kept of the forward pass, and it is never run again
-  // Of a byte that is copied to the host and back, as the solver weighs it; negative: the unit is never offloaded.
+  bool always_kept = false;  // the saved values are always kept: the unit never runs again
+  // Weight of a byte that is copied to the host and back, before the price. Negative: the unit is never offloaded.
   double copy_seconds = -1;
 
-  int64_t written_bytes() const;  // by its forward pass, beside the output
+  int64_t written_bytes() const;  // bytes that its forward pass writes, except the output
 };
 
 struct Chain {
-  std::vector<ChainUnit> units;
-  int64_t input_bytes = 0;     // of the first unit, which others hold
-  int64_t gradient_bytes = 0;  // of the stream's gradient, which is there while units are run again
-  // Micro-batches between their forward and their backward pass, this one included.
+  std::vector<ChainUnit> units;  // in forward order
+  int64_t input_bytes = 0;       // input of the first unit: counts in the time of its copy, not in the budget
+  int64_t gradient_bytes = 0;    // gradient of the residual stream, alive while units run again
+  // Micro-batches between forward and backward pass at one time, at least 1.
   int64_t in_flight = 1;
 };
 
-// Of one unit.
-struct UnitChoice {
-  bool keeps_part = false;  // of every forward pass; the rest is made again from it
-  // Right before the unit's backward pass, all units from this one on are run again up to what this unit saves. Negative:
-  // what the last forward pass has left is there.
-  int32_t again_from = -1;
-  UnitOffload offload{};
-
-  bool operator==(const UnitChoice&) const = default;
-};
-using UnitChoices = std::vector<UnitChoice>;
-
-// Of all that is run again.
+// Returns the seconds that the choices' recomputation takes.
 double seconds_again(const Chain& chain, const UnitChoices& choices);
 
-// Finds the choices that take the least time within some bytes. Bytes are counted in pieces of one part of `resolution` of
-// the most that will be asked for, rounded up: exact where that is so many bytes. Of chains of more than 128 units, no more
-// than 64 are run again from one input.
+// Finds the choices that take the least time within a budget. Memory is counted in pieces of most_bytes / resolution
+// bytes, rounded up; it is exact if a piece is one byte. In chains of more than 128 units, at most 64 units run again
+// from one kept input.
 class ChainSolver {
  public:
+  // Copies the chain. `most_bytes` is the largest budget that best() will be called with.
   ChainSolver(const Chain& chain, int64_t most_bytes, int32_t resolution = 500);
   ~ChainSolver();
   ChainSolver(ChainSolver&&) noexcept;
 
-  // Of choices whose peak is at most so many bytes; none where there are none. `price`: of what is copied, a factor of
-  // the units' copy_seconds; none: nothing is. When copies go and come is left to the caller.
+  // Returns the fastest choices whose peak is at most budget_bytes, or nothing if no choices fit. `price` multiplies
+  // the units' copy_seconds; without a price no unit is offloaded. The caller sets when copies begin and end
+  // (UnitOffload).
   std::optional<UnitChoices> best(int64_t budget_bytes, std::optional<double> price = {});
 
  private:

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "schedule/offload.h"
-
 namespace gptrain {
 
 std::string_view action_name(ActionKind kind) {
@@ -56,6 +54,22 @@ std::string_view operand_name(Operand operand) {
   return names[static_cast<size_t>(operand)];
 }
 
+OperandSet record_of(const UnitTraits& unit) {
+  if (unit.offload.part == OffloadedPart::input) return {Operand::input};
+  const auto use = [&](UnitPass pass) -> const OperandUse& { return unit.uses[static_cast<size_t>(pass)]; };
+  OperandSet record;
+  for (const Operand operand : record_operands) {
+    const bool is_made_again = unit.recomputed && use(UnitPass::recompute).writes.contains(operand);
+    const bool is_read = (unit.recomputed && use(UnitPass::recompute).reads.contains(operand)) ||
+                         use(UnitPass::backward_input).reads.contains(operand) ||
+                         use(UnitPass::backward_weight).reads.contains(operand);
+    const OperandUse& forward = use(UnitPass::forward);
+    const bool is_there = forward.reads.contains(operand) || forward.writes.contains(operand);
+    if (is_there && is_read && !is_made_again) record.add(operand);
+  }
+  return record;
+}
+
 namespace {
 
 Access access_of(const OperandUse& use, Operand operand) {
@@ -64,7 +78,7 @@ Access access_of(const OperandUse& use, Operand operand) {
   return reads ? Access::read : Access::none;
 }
 
-// The pass of the unit that the action is; of a whole backward pass, the first of both.
+// The passes of a unit that an action consists of: `first`, and backward_weight after it if `and_weight`.
 struct Passes {
   UnitPass first;
   bool and_weight = false;
@@ -94,12 +108,12 @@ std::optional<Passes> passes_of_kind(ActionKind kind) {
 Access access_by_unit(const UnitTraits& unit, Passes passes, Operand operand) {
   const auto access_in = [&](UnitPass pass) { return access_of(unit.uses[static_cast<size_t>(pass)], operand); };
   const Access first = access_in(passes.first);
-  // What the first half leaves for the second is written in between.
+  // A whole backward pass writes `gradients` before it reads them.
   if (!passes.and_weight || operand == Operand::gradients) return first;
   return std::max(first, access_in(UnitPass::backward_weight));
 }
 
-// Of weights and gradients that are not the rank's own for the whole run.
+// Access to weights and gradients that have buffers of the schedule.
 Access access_to_parameters(Passes passes, Operand operand) {
   const bool weight = passes.first == UnitPass::backward_weight;
   switch (operand) {
@@ -121,7 +135,7 @@ Access sum_access(Operand operand, bool begins) {
   return Access::none;
 }
 
-// Of a copy of the unit's record.
+// Access of the actions that copy the unit's record.
 Access copy_access(const UnitTraits& unit, ActionKind kind, Operand operand) {
   const bool to_host = kind == ActionKind::offload || kind == ActionKind::await_offloaded;
   const bool begins = kind == ActionKind::offload || kind == ActionKind::fetch;
@@ -131,7 +145,7 @@ Access copy_access(const UnitTraits& unit, ActionKind kind, Operand operand) {
   return begins ? Access::write : Access::read_write;
 }
 
-// Whether the schedule has such parameters for the unit.
+// Whether the schedule has buffers of this kind for the unit's parameters.
 bool has_parameters(const Schedule& schedule, const UnitTraits& unit, Operand operand) {
   switch (operand) {
     case Operand::weights:

@@ -17,7 +17,7 @@ ScheduleOptions with_stages(ScheduleOptions options) {
   return options;
 }
 
-// Every chunk's forward, in the order of the chunks.
+// Returns the forwards of all chunks, micro-batch by micro-batch.
 PassLists forward_passes(const Stages& stages) {
   PassLists passes(static_cast<size_t>(stages.shape.stages));
   for (int32_t m = 0; m < stages.shape.micro_batches; ++m) {
@@ -55,7 +55,7 @@ class Stage {
     return finished();
   }
 
-  // The forward passes, and with_loss the loss.
+  // Returns the forward passes, with the loss if with_loss.
   Schedule without_backward(bool with_loss) {
     with_loss_ = with_loss;
     play_passes();
@@ -63,7 +63,7 @@ class Stage {
   }
 
  private:
-  // What a unit has of one micro-batch.
+  // Buffers of a unit for one micro-batch; -1: not there yet.
   struct UnitBuffers {
     int32_t kept = -1;
     int32_t saved_for_input = -1;
@@ -79,7 +79,7 @@ class Stage {
     int32_t micro_batch;
     int32_t batch;
     int32_t input;
-    std::vector<UnitBuffers> units;  // of the chunk
+    std::vector<UnitBuffers> units;  // by unit, from the first of the chunk
   };
 
   struct Named {
@@ -88,7 +88,7 @@ class Stage {
     std::array<bool, num_operands> operands;
   };
 
-  // Room for what the passes of units take; what parameters take beside them is little where there is much.
+  // Reserves memory for the actions and buffers of passes. Actions of parameters are few in large schedules.
   void reserve() {
     const ScheduleOptions& options = schedule_.options;
     size_t actions = 0;
@@ -97,7 +97,7 @@ class Stage {
       if (!stages_.runs(u)) continue;
       const UnitTraits& unit = schedule_.traits(u);
       actions += (options.joint_backward ? 2 : 3) + (unit.recomputed ? 1 : 0);
-      // The stream and its gradient, what is kept and saved, what is left for weights.
+      // The stream and its gradient, both saved_ buffers and `gradients`.
       buffers += 5 + (unit.recomputed ? 2 : 0) + (keeps(unit) ? 1 : 0);
       if (!unit.recomputed || unit.again_from < 0) continue;
       actions += static_cast<size_t>(u - unit.again_from);
@@ -157,7 +157,8 @@ class Stage {
     return flight.units[static_cast<size_t>(unit - stages_.first_unit(flight.chunk))];
   }
 
-  // The micro-batch's tokens, which all chunks of the stage share.
+  // Returns the buffer of the micro-batch's tokens, which all chunks of the stage share. Loads it for the first of
+  // them.
   int32_t batch_of(int32_t m) {
     const auto there = std::find_if(in_flight_.begin(), in_flight_.end(),
                                     [m](const InFlight& flight) { return flight.micro_batch == m; });
@@ -168,7 +169,7 @@ class Stage {
     return load[Operand::batch];
   }
 
-  // An action of a unit's own ops, with what there is of the micro-batch so far.
+  // Returns an action of the unit's ops that names all buffers of the micro-batch that exist so far.
   Action action_of(ActionKind kind, InFlight& flight, int32_t unit) {
     const UnitBuffers& own = of(flight, unit);
     Action action{.kind = kind, .micro_batch = flight.micro_batch, .unit = unit};
@@ -185,7 +186,7 @@ class Stage {
     return action;
   }
 
-  // Adds the action with those of its buffers that it accesses.
+  // Adds the action. Removes the buffers that it does not access.
   void add(Action action) {
     const std::array<bool, num_operands>& named = named_by(action);
     for (size_t i = 0; i < num_operands; ++i) {
@@ -194,7 +195,7 @@ class Stage {
     schedule_.actions.push_back(action);
   }
 
-  // Which operands such an action names: worked out once for units that are alike, as a schedule has many actions.
+  // Returns the operands that the action accesses. Cached by kind and traits, as a schedule has many actions.
   const std::array<bool, num_operands>& named_by(const Action& action) {
     const UnitTraits& unit = schedule_.traits(action.unit);
     for (const Named& known : named_) {
@@ -210,14 +211,14 @@ class Stage {
     return unit.uses[static_cast<size_t>(UnitPass::forward)].writes.contains(Operand::kept);
   }
 
-  // What the unit saves gets buffers of its own.
+  // Gives the unit new buffers for the values that it saves.
   void save(InFlight& flight, int32_t unit) {
     if (schedule_.traits(unit).kind == UnitKind::embedding) return;
     of(flight, unit).saved_for_input = new_buffer(BufferKind::saved_for_input, flight.micro_batch, unit);
     of(flight, unit).saved_for_weight = new_buffer(BufferKind::saved_for_weight, flight.micro_batch, unit);
   }
 
-  // Copies of weights stay as long as the weights do: with ZeRO 3 for one action.
+  // Returns the buffer of prepared weights. It lasts as long as the weights: with ZeRO 3 one action, else the step.
   int32_t prepared(int32_t unit) {
     if (!schedule_.traits(unit).prepares_weights) return -1;
     int32_t& buffer = prepared_[static_cast<size_t>(unit)];
@@ -225,7 +226,7 @@ class Stage {
     return buffer;
   }
 
-  // The block that the next pass begins with; -1 where it begins with none, or reads no weights.
+  // Returns the block with which the next pass begins; -1 if it begins with another unit or reads no weights.
   int32_t first_block_of_next_pass() const {
     if (pass_ + 1 >= passes_.size() || passes_[pass_ + 1].kind == PassKind::backward_weight) return -1;
     const Pass& next = passes_[pass_ + 1];
@@ -234,7 +235,7 @@ class Stage {
     return is_block(unit) ? unit : -1;
   }
 
-  // With which unit the backward pass of a unit begins.
+  // Returns the unit that runs first in the backward pass of a unit.
   int32_t first_run_for_backward(int32_t unit) const {
     const UnitTraits& traits = schedule_.traits(unit);
     return traits.recomputed && traits.again_from >= 0 ? traits.again_from : unit;
@@ -261,7 +262,7 @@ class Stage {
     if (end > head() && with_loss_) add_loss(ActionKind::evaluate, flight);
   }
 
-  // A unit's forward pass, into buffers of its own.
+  // Adds a unit's forward pass, which writes new buffers.
   void add_forward(ActionKind kind, InFlight& flight, int32_t unit, int32_t weights) {
     UnitBuffers& own = of(flight, unit);
     if (unit < head()) own.output = new_buffer(BufferKind::stream, flight.micro_batch, unit);
@@ -272,7 +273,7 @@ class Stage {
     add(action);
   }
 
-  // Sends what the chunk beside it needs, where that is on another stage.
+  // Sends the message if the chunk that needs it is on another stage.
   void send(const StageMessage& message, int32_t buffer) {
     const Route route = route_of(stages_, message);
     if (route.from != route.to) transfers_.send(message, buffer);
@@ -292,7 +293,7 @@ class Stage {
     add(action);
   }
 
-  // The gradient of the output of the chunk's last unit.
+  // Returns the buffer with the gradient of the chunk's output. Receives it if it comes from another stage.
   int32_t gradient_of_output(InFlight& flight) {
     const StageMessage message{true, flight.chunk + 1, flight.micro_batch};
     const Route route = route_of(stages_, message);
@@ -300,7 +301,7 @@ class Stage {
     return route.from == route.to ? of(flight, last).d_output : transfers_.receive(message);
   }
 
-  // Hands the gradient of a unit's input to the unit before.
+  // Passes the gradient of a unit's input on to the unit before, which may be on another stage.
   void hand_down(InFlight& flight, int32_t unit, int32_t gradient) {
     if (unit > stages_.first_unit(flight.chunk)) {
       of(flight, unit - 1).d_output = gradient;
@@ -312,8 +313,8 @@ class Stage {
     of(in_flight(flight.chunk - 1, flight.micro_batch), unit - 1).d_output = gradient;
   }
 
-  // The backward pass of a chunk; without weights only their gradients are left for later, but for the head's, which has
-  // few beside those that the loss makes.
+  // Adds the backward pass of a chunk. Without with_weights, weight gradients are left to backward_weight, except the
+  // head's: the loss computes nearly all of them.
   void backward(InFlight& flight, bool with_weights) {
     const int32_t first = stages_.first_unit(flight.chunk);
     const int32_t last = stages_.end_unit(flight.chunk) - 1;
@@ -351,7 +352,7 @@ class Stage {
     if (first == 0 && with_weights) add_weight_gradients(flight, 0);
   }
 
-  // Runs the units again that lead to the unit's input, from that of the first of them.
+  // Runs the units from again_from up to the one before `unit` again.
   void run_up_to(InFlight& flight, int32_t unit) {
     const int32_t first = schedule_.traits(unit).again_from;
     for (int32_t again = first; first >= 0 && again < unit; ++again) {
@@ -360,7 +361,7 @@ class Stage {
     }
   }
 
-  // The gradients of a chunk's weights that its backward pass has left.
+  // Adds the weight gradients that backward() has left.
   void backward_weight(InFlight& flight) {
     for (int32_t unit = stages_.end_unit(flight.chunk) - 1; unit >= stages_.first_unit(flight.chunk); --unit) {
       if (unit != head()) add_weight_gradients(flight, unit);
@@ -375,14 +376,14 @@ class Stage {
     weights_done(unit, flight.micro_batch);
   }
 
-  // The unit's own gradients are made. The table of a tied head, which is not this stage's but for its loss, has its
-  // own, too, then.
+  // Notes that a unit's gradients of a micro-batch are complete. After the head's, a tied table's are complete as well
+  // if its unit runs on another stage, as only the loss uses the table here.
   void weights_done(int32_t unit, int32_t m) {
     traffic_.gradients_done(unit, m);
     if (unit == head() && matrix_unit() != head() && !stages_.runs(matrix_unit())) traffic_.gradients_done(0, m);
   }
 
-  // Both halves of a unit's backward, in one action or in two, or the first alone.
+  // Adds both halves of a unit's backward pass, in one or two actions, or the first half alone.
   void add_backward(Action action, bool both) {
     if (both && schedule_.options.joint_backward) return add(action);
     action.kind = ActionKind::backward_input;
@@ -394,11 +395,11 @@ class Stage {
 
   Schedule schedule_;
   const Stages& stages_;
-  const std::vector<Pass>& passes_;  // of this stage
-  size_t pass_ = 0;                  // that is being played
-  bool with_loss_ = false;           // at the end of a forward pass
+  const std::vector<Pass>& passes_;  // this stage's passes
+  size_t pass_ = 0;                  // index of the current pass
+  bool with_loss_ = false;           // forward passes end with the loss (evaluation)
   std::vector<InFlight> in_flight_;
-  std::vector<int32_t> prepared_;    // by unit
+  std::vector<int32_t> prepared_;  // by unit: the last buffer of prepared weights, or -1
   std::vector<Named> named_;
   StageTransfers transfers_;
   ParameterTraffic traffic_;

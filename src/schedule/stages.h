@@ -1,20 +1,20 @@
-// How the units of a model are cut into chunks, and which stage of a pipeline runs which of them.
+// Division of a model's units into chunks, and of the chunks over the stages of a pipeline.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "schedule/pipeline/pipeline.h"
+#include "schedule/pipeline/schedules.h"
 
 namespace gptrain {
 
 struct Stages {
   const PipelineSchedule* schedule = &pipeline_schedules().front();
-  PipelineShape shape;               // with the number of micro-batches that a program is for
-  int32_t stage = 0;                 // this rank's
-  std::vector<int32_t> first_units;  // by chunk, rising; the last number is that of all units
+  PipelineShape shape;
+  int32_t stage = 0;                 // stage of this rank
+  std::vector<int32_t> first_units;  // first unit of each chunk, rising, then the number of units
 
-  // One stage that has all units.
+  // Returns a pipeline of one stage, which has all units.
   static Stages one(int32_t num_units, int32_t micro_batches);
 
   int32_t num_units() const { return first_units.back(); }
@@ -30,35 +30,36 @@ struct Stages {
   bool operator==(const Stages&) const = default;
 };
 
-// What stages send each other: a chunk's output to the chunk after it, or the gradient of its input to the one before.
+// A transfer between stages: a chunk's output, to the next chunk, or the gradient of its input, to the chunk before.
 struct StageMessage {
   bool gradient = false;
-  int32_t chunk = 0;  // whose output, or whose input's gradient, it is
+  int32_t chunk = 0;  // the chunk that computes the output or the gradient
   int32_t micro_batch = 0;
 
   bool operator==(const StageMessage&) const = default;
 };
 
-// The way a message takes between neighbours in the ring of stages: to the next one or to the one before. Between two
-// stages, which are each other's neighbours on both sides, outputs go to the next and gradients to the one before.
+// Direction of a message in the ring of stages. If there are only two stages, each is the other's neighbour on both
+// sides: outputs then go to_next and gradients to_previous.
 enum class Way : uint8_t { to_next, to_previous };
 constexpr size_t num_ways = 2;
 
 struct Route {
-  int32_t from, to;  // stages; equal where nothing has to be sent
+  int32_t from, to;  // stages; equal if both chunks are on one stage, so that nothing is sent
   Way way = Way::to_next;
 };
-// Stages that are no neighbours: a mistake of the schedule (std::logic_error).
+// THROWS std::logic_error if the two stages are not neighbours, which is a mistake of the pipeline schedule.
 Route route_of(const Stages& stages, const StageMessage& message);
 
-// The message that a pass makes, if it makes one.
+// The message that a pass sends. If it sends none, `made` is false and `message` has no meaning.
 struct MadeMessage {
   bool made = false;
   StageMessage message;
 };
 MadeMessage message_of(const Stages& stages, const Pass& pass);
 
-// What `stage` receives on each way, in the order in which its neighbour sends it. `passes`: of all stages.
+// Returns the messages that stages.stage receives from one direction, in the order in which its neighbour sends them.
+// `passes`: the lists of all stages.
 std::vector<StageMessage> incoming(const Stages& stages, const std::vector<std::vector<Pass>>& passes, Way way);
 
 }  // namespace gptrain

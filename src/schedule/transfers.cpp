@@ -6,8 +6,8 @@ namespace gptrain {
 namespace {
 
 Action action_of(const Stages& stages, const StageMessage& message, bool sends, bool begins, int32_t buffer) {
-  // The unit beside the cut on this stage: a chunk's output leaves from its last unit, and comes to the first one of the
-  // chunk after it.
+  // The action belongs to this stage's unit next to the cut: outputs leave the last unit of a chunk and arrive at the
+  // first unit of the next.
   const int32_t at_end = stages.end_unit(message.chunk) - 1;
   const int32_t at_start = stages.first_unit(message.chunk);
   Action action{.kind = ActionKind::load, .micro_batch = message.micro_batch};
@@ -42,7 +42,7 @@ void StageTransfers::begin_receives(Receives& receives, size_t count) {
   for (count = std::min(count, receives.expected.size()); receives.begun < count; ++receives.begun) {
     Expected& expected = receives.expected[receives.begun];
     const StageMessage& message = expected.message;
-    // Buffers have the unit whose stream, or gradient of it, they hold.
+    // Buffer::unit is the unit whose output stream, or gradient of it, the buffer holds.
     const int32_t unit = message.gradient ? stages.first_unit(message.chunk) - 1 : stages.end_unit(message.chunk) - 1;
     expected.buffer = static_cast<int32_t>(schedule_.buffers.size());
     schedule_.buffers.push_back({.kind = message.gradient ? BufferKind::stream_gradient : BufferKind::stream,

@@ -1,4 +1,4 @@
-// Sends and receives around a stage's passes: for generators.
+// Sends and receives around a stage's passes, for functions that make schedules.
 #pragma once
 
 #include <array>
@@ -11,19 +11,19 @@
 
 namespace gptrain {
 
-// On each way, messages arrive in the order in which the neighbour sends them, and a receive is begun one message ahead
-// of the one that is needed, so that it is there when the neighbour has it. Two sends may be under way: a stage that is
-// ahead of its neighbour does not wait for it.
+// In each direction, messages arrive in the order in which the neighbour sends them. A receive begins one message
+// before it is needed, so that the neighbour's send finds it. Two sends may be under way, so that a stage ahead of its
+// neighbour does not wait for it.
 class StageTransfers {
  public:
-  // Adds actions and buffers to `schedule`, which outlives this. `passes`: of all stages.
+  // Borrows `schedule`, to which all methods add actions and buffers. `passes`: the lists of all stages.
   StageTransfers(Schedule& schedule, const std::vector<std::vector<Pass>>& passes);
 
-  // Begins the first receive on each way.
+  // Begins the first receive in each direction.
   void begin();
-  // Awaits the message, which comes from another stage, and returns the buffer that it is in.
+  // Awaits the message and returns its buffer. REQUIRES: another stage sends it.
   int32_t receive(const StageMessage& message);
-  // Sends the buffer, which is filled.
+  // Begins to send the buffer. REQUIRES: the actions that fill it have been added.
   void send(const StageMessage& message, int32_t buffer);
   // Waits until everything is sent.
   void finish();
@@ -33,20 +33,20 @@ class StageTransfers {
 
   struct Expected {
     StageMessage message;
-    int32_t buffer = -1;  // once its receive has begun
+    int32_t buffer = -1;  // -1 until its receive has begun
     bool arrived = false;
   };
   struct Receives {
     std::vector<Expected> expected;
     size_t begun = 0;
-    size_t oldest = 0;  // that has not arrived
+    size_t oldest = 0;  // index of the first message that has not arrived
   };
 
   void begin_receives(Receives& receives, size_t count);
 
   Schedule& schedule_;
   std::array<Receives, num_ways> receives_;
-  std::array<std::deque<Action>, num_ways> sends_;  // awaiting actions of those under way
+  std::array<std::deque<Action>, num_ways> sends_;  // the awaiting action of each send under way
 };
 
 }  // namespace gptrain

@@ -1,4 +1,4 @@
-// A thread beside the rank's, which does one piece of work at a time.
+// A second thread of a rank, which does one piece of work at a time.
 #pragma once
 
 #include <condition_variable>
@@ -11,35 +11,35 @@
 
 namespace gptrain {
 
-// All but the work itself is called by one thread.
+// All functions are called by one thread.
 class BackgroundWork {
  public:
-  // `purpose`: as of start_thread, whose Error it throws.
+  // Starts the thread. `purpose` and errors: see start_thread.
   explicit BackgroundWork(std::string_view purpose);
-  // Waits for what runs.
+  // Waits for the work.
   ~BackgroundWork();
   BackgroundWork(const BackgroundWork&) = delete;
   BackgroundWork& operator=(const BackgroundWork&) = delete;
 
-  // The work before must have been waited for. What `work` refers to stays until then.
+  // Starts `work`. REQUIRES: earlier work was waited for. References in `work` must stay valid until it is waited for.
   void start(std::function<void()> work);
-  // Nothing runs.
+  // Returns true if no work runs.
   bool is_over() const;
-  // What was started has thrown, and has not been waited for.
+  // Returns true if the work has thrown and `wait` was not called since.
   bool has_failed() const;
-  // Until it is over. Throws what it has thrown, once. At once where nothing was started.
+  // Waits for the work, if there is any. Rethrows its exception, once.
   void wait();
 
  private:
   void work();
 
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // guards the members below except the thread
   std::condition_variable changed_;
-  std::function<void()> work_;  // empty: nothing runs
+  std::function<void()> work_;  // empty if no work runs
   std::exception_ptr failure_;
   bool stopping_ = false;
 
-  std::thread thread_;  // last: starts when everything else is there
+  std::thread thread_;  // last member: starts after the others are constructed
 };
 
 }  // namespace gptrain

@@ -2,13 +2,15 @@
 
 #include <algorithm>
 
+#include "step/step_design.h"
+
 namespace gptrain {
 
-PrefetchedBatches::PrefetchedBatches(const RunConfig& config, const Dataset& dataset, int64_t first_sample,
-                                     DataPlace place, PrefetchRing ring, std::byte* memory)
-    : prefetcher_(dataset, micro_batch_shape(config), first_sample + place.rank * config.batch.micro,
-                  place.size * config.batch.micro, memory, ring),
-      kept_(ring.kept) {}
+Prefetcher read_ahead(const RunConfig& config, const Dataset& dataset, int64_t first_sample, DataPlace place,
+                      PrefetchRing ring, std::byte* memory) {
+  return {dataset, micro_batch_shape(config), first_sample + place.rank * config.batch.micro,
+          place.size * config.batch.micro, memory, ring};
+}
 
 FirstSamples::FirstSamples(MicroBatchSource& source, int64_t samples, const RunConfig& config, DataPlace place)
     : source_(source),

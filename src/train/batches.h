@@ -6,8 +6,8 @@
 
 #include "config/run_config.h"
 #include "data/dataset.h"
+#include "data/prefetcher.h"
 #include "model/micro_batch.h"
-#include "train/training_step.h"
 
 namespace gptrain {
 
@@ -17,22 +17,10 @@ struct DataPlace {
   int64_t size = 1;
 };
 
-// The data ranks take micro-batches in turns: micro-batch m of rank d of D holds the samples from
-// first_sample + (m D + d) B on.
-class PrefetchedBatches : public MicroBatchSource {
- public:
-  // `memory`: that of the ring, of the caller.
-  PrefetchedBatches(const RunConfig& config, const Dataset& dataset, int64_t first_sample, DataPlace place,
-                    PrefetchRing ring, std::byte* memory);
-
-  const MicroBatch& next() override { return prefetcher_.next(); }
-  int64_t kept() const override { return kept_; }
-  double waited_seconds() const { return prefetcher_.waited_seconds(); }
-
- private:
-  Prefetcher prefetcher_;
-  const int64_t kept_;
-};
+// Reads a rank's micro-batches ahead into the caller's memory. The data ranks take micro-batches in turns: micro-batch m
+// of rank d of D holds the samples from first_sample + (m D + d) B on.
+Prefetcher read_ahead(const RunConfig& config, const Dataset& dataset, int64_t first_sample, DataPlace place,
+                      PrefetchRing ring, std::byte* memory);
 
 // Only the first `samples` samples of a source count, whatever the micro-batch and the number of ranks: the targets of
 // the others are marked as not counted.

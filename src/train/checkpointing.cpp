@@ -96,7 +96,7 @@ void Checkpointing::say_layout_changes(const fs::path& checkpoint) const {
 void Checkpointing::start_from_weights(const fs::path& checkpoint) {
   const std::vector<std::string> changes = load_weights(checkpoint, step_, context_.groups, context_.world);
   if (!context_.leads()) return;
-  print_out("with the weights of {} (step {} of its run)\n", checkpoint.string(), read_manifest(checkpoint).step);
+  print_out("with the weights of {} (step {} of its run)\n", checkpoint.string(), read_manifest(checkpoint).progress.step);
   for (const std::string& change : changes) print_out("  {}\n", change);
   const std::optional<TokenizerRecord> before = read_tokenizer(checkpoint);
   if (before && tokenizer_ && before->sha256 != tokenizer_->sha256)
@@ -176,7 +176,7 @@ void Checkpointing::step_is_over(const RunProgress& progress, bool doubtful, boo
   context_.world.activity().set_phase("checkpoint");
   const auto began = Clock::now();
   if (writing_) {
-    const int64_t before = writing_->save.manifest.step;
+    const int64_t before = writing_->save.manifest.progress.step;
     finish_writing_or_move();
     if (context_.leads())
       print_out("the checkpoint of step {} waited {} for that of step {}, which was still being written\n", progress.step,
@@ -248,7 +248,7 @@ void Checkpointing::note_end(const Writing& writing) {
   if (!writing.metrics_fault.empty()) folder_.fail(writing.metrics_fault);
   reporter_.note_durable(writing.durable_seconds);
   if (!context_.leads()) return;
-  print_out("checkpoint of step {} saved in {}\n", writing.save.manifest.step, format_duration(writing.durable_seconds));
+  print_out("checkpoint of step {} saved in {}\n", writing.save.manifest.progress.step, format_duration(writing.durable_seconds));
   if (!writing.warning.empty()) print_err("warning: {}\n", writing.warning);
 }
 
@@ -287,7 +287,7 @@ void Checkpointing::save_at_end(const RunProgress& progress) {
 void Checkpointing::settle() {
   copied_.reset();
   if (!writing_) return;
-  const int64_t step = writing_->save.manifest.step;
+  const int64_t step = writing_->save.manifest.progress.step;
   try {
     finish_writing();
   } catch (const std::exception& error) {

@@ -17,7 +17,7 @@
 #include "train/run_context.h"
 #include "train/run_state.h"
 #include "train/state_save.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace gptrain {
 

@@ -24,7 +24,7 @@
 #include "data/tokenizer/unicode.h"
 #include "ops/backend.h"
 #include "parallel/make_stages.h"
-#include "train/inference.h"
+#include "step/inference.h"
 #include "train/run_state.h"
 
 namespace gptrain {
@@ -58,10 +58,9 @@ int64_t sample(std::vector<float>& logits, const GenerateOptions& options, int64
   return order.back();
 }
 
-// A tokenizer, and the token before the first of a document.
 struct Vocabulary {
   std::shared_ptr<const Tokenizer> tokenizer;
-  std::optional<int32_t> end_token;
+  std::optional<int32_t> end_token;  // ends each document, so it precedes the next one; none: documents have no end
 };
 
 Vocabulary find_vocabulary(const GenerateOptions& options, const fs::path& checkpoint, const RunConfig& config) {
@@ -108,15 +107,13 @@ RunConfig config_of(const fs::path& checkpoint, const ParallelConfig& parallel) 
   return config;
 }
 
-// The first tensor rank of the stage that runs the head, which has the logits.
-int64_t drawing_rank(const RunConfig& config, const Mesh& mesh) {
-  const Stages stages = make_stages(config, 0, 1);
-  MeshPoint point;
-  point[MeshAxis::pipeline] = stages.stage_of_chunk(stages.chunk_of(stages.num_units() - 1));
-  return mesh.rank_of(point);
+// Returns the rank that has the logits: the first tensor rank of the stage with the head.
+int64_t rank_with_logits(const RunConfig& config, const Mesh& mesh) {
+  const Stages stages = make_stages(config, 0, 1, false);
+  return mesh.first_rank_of_stage(stages.stage_of_chunk(stages.chunk_of(stages.num_units() - 1)));
 }
 
-// The model of a checkpoint, on the CPU, on the ranks that share it.
+// Continues prompts with the model of a checkpoint, on the CPUs of the ranks that share it.
 class Generator {
  public:
   // Not collective. Borrows the options and the groups.
@@ -129,7 +126,7 @@ class Generator {
         backend_(make_cpu_backend(options.threads)) {
     check_model(checkpoint_);
     for (const std::string& prompt : options.prompts) sequences_.push_back(encode_prompt(vocabulary_, prompt));
-    // One of the ranks that hold the same weights is enough.
+    // Only the first of the ranks that hold the same weights computes.
     if (groups.copy_rank() > 0) return;
     inference_ = std::make_unique<Inference>(config_, checkpoint_, options.weights, groups, *backend_);
     size_t longest = 0;
@@ -137,7 +134,7 @@ class Generator {
     inference_->reserve(std::max(static_cast<int64_t>(longest) + options.tokens, options.room));
   }
 
-  void go_on(size_t prompt, const std::function<void(std::string_view)>& emit) {
+  void continue_prompt(size_t prompt, const std::function<void(std::string_view)>& emit) {
     std::vector<int32_t>& sequence = sequences_[prompt];
     for (int64_t i = 0; i < options_.tokens; ++i) {
       const int32_t token = next_token(sequence, i, prompt);
@@ -154,14 +151,14 @@ class Generator {
     if (inference_) logits = inference_->next_logits(sequence, begin);
     int32_t token = -1;
     if (!logits.empty()) {
-      // What is no token of the tokenizer was never seen in training.
+      // Exclude ids that the tokenizer does not have: training never saw them.
       for (size_t id = 0; id < logits.size(); ++id) {
         if (!vocabulary_.tokenizer->has(static_cast<int64_t>(id))) logits[id] = -std::numeric_limits<float>::infinity();
       }
       token = static_cast<int32_t>(sample(logits, options_, index, prompt));
     }
     if (Communicator* const all = groups_.group(GroupKind::world))
-      all->broadcast(&token, 1, DType::i32, static_cast<int>(drawing_rank(config_, groups_.mesh())));
+      all->broadcast(&token, 1, DType::i32, static_cast<int>(rank_with_logits(config_, groups_.mesh())));
     return token;
   }
 
@@ -172,7 +169,7 @@ class Generator {
   RankGroups& groups_;
   const std::unique_ptr<Backend> backend_;
   std::vector<std::vector<int32_t>> sequences_;
-  std::unique_ptr<Inference> inference_;  // null on ranks whose weights another one has
+  std::unique_ptr<Inference> inference_;  // null on ranks that do not compute
 };
 
 }  // namespace
@@ -184,7 +181,7 @@ void generate(const GenerateOptions& options, const std::function<void(size_t, s
   Generator generator(options, {}, groups);
   for (size_t i = 0; i < options.prompts.size(); ++i) {
     emit(i, options.prompts[i]);
-    generator.go_on(i, [&](std::string_view text) { emit(i, text); });
+    generator.continue_prompt(i, [&](std::string_view text) { emit(i, text); });
   }
 }
 
@@ -205,7 +202,7 @@ SharedText generate_together(const GenerateOptions& options, const ParallelConfi
     if (!of_rank.empty()) return {.text = std::nullopt, .reason = of_rank};
   }
   std::string text;
-  generator->go_on(0, [&](std::string_view piece) { text += piece; });
+  generator->continue_prompt(0, [&](std::string_view piece) { text += piece; });
   return {.text = std::move(text)};
 }
 

@@ -10,18 +10,18 @@
 namespace gptrain {
 namespace {
 
-// While one lives, the first signal to this process asks the run to stop: its own thread waits for the run's end, and the
-// end of one process might make a launcher end all before they have saved.
-class SignalPassedOn {
+// Turns the first signal to this idle process into a request to stop the run, for its own lifetime. The process must
+// not exit by itself: its launcher might kill the other processes before they have saved.
+class SignalForwarder {
  public:
-  SignalPassedOn(World& world, const StopSignals& signals)
+  SignalForwarder(World& world, const StopSignals& signals)
       : thread_(start_thread("passes signals on", [this, &world, &signals] { watch(world, signals); })) {}
-  ~SignalPassedOn() {
+  ~SignalForwarder() {
     over_ = true;
     thread_.join();
   }
-  SignalPassedOn(const SignalPassedOn&) = delete;
-  SignalPassedOn& operator=(const SignalPassedOn&) = delete;
+  SignalForwarder(const SignalForwarder&) = delete;
+  SignalForwarder& operator=(const SignalForwarder&) = delete;
 
  private:
   void watch(World& world, const StopSignals& signals) const {
@@ -46,7 +46,7 @@ IdleRanks::IdleRanks(World& world, int started) : world_(world), is_one_(world.r
 }
 
 ExitCode IdleRanks::wait(const StopSignals& signals) const {
-  const SignalPassedOn passing(world_, signals);
+  const SignalForwarder forwarder(world_, signals);
   int32_t code = 0;
   groups_.front()->receive(&code, 1, DType::i32, 0);
   const auto end = static_cast<ExitCode>(code);
@@ -72,7 +72,7 @@ void IdleRanks::tell_all(ExitCode code) const {
     try {
       group->send(&number, 1, DType::i32, 1);
     } catch (const Error&) {
-      // It is gone, and waits for nothing.
+      // The idle process is gone, so nobody waits for the code.
     }
   }
 }

@@ -1,5 +1,5 @@
-// Processes that a run was started with and does not need (parallel.elastic): they wait until it ends, and end as it
-// does. A launcher that saw one of them end before the others might end those.
+// Processes that the launcher started and the run does not need (parallel.elastic). They wait until the run ends, and
+// exit with its code. If one exited earlier, the launcher might kill the run.
 #pragma once
 
 #include <functional>
@@ -14,15 +14,17 @@ namespace gptrain {
 
 class IdleRanks {
  public:
-  // Collective over all `started` processes, of which those beyond the size of the world idle. Borrows the world.
+  // Collective over all `started` processes. Processes whose rank is not below the size of the world idle. Borrows the
+  // world.
   IdleRanks(World& world, int started);
 
-  // Whether this process is one.
+  // Returns true if this process idles.
   bool is_one() const { return is_one_; }
-  // Of one: waits for the end of the run and returns its exit code. A signal to it stops the run, as one to a rank that
-  // trains does. Error, with an empty message: the run has failed.
+  // Waits for the end of the run and returns its exit code. A signal to this process stops the run. THROWS an Error
+  // with an empty message if the run has failed. Call on idle processes.
   ExitCode wait(const StopSignals& signals) const;
-  // Of a rank: runs `run`, and rank 0 tells those that idle how it has ended. Throws what `run` throws.
+  // Calls `run` and returns its result or rethrows its exception; rank 0 sends the exit code to the idle processes.
+  // Call on ranks that train.
   ExitCode tell(const std::function<ExitCode()>& run) const;
 
  private:
@@ -30,8 +32,8 @@ class IdleRanks {
 
   World& world_;
   bool is_one_;
-  // Of rank 0 with each that idles, so that one that is lost keeps no other waiting; elsewhere this process's own, or
-  // none.
+  // On rank 0: one group with each idle process, so that a lost one does not block the others. On an idle process: its
+  // group with rank 0. Empty on other ranks.
   std::vector<std::unique_ptr<Communicator>> groups_;
 };
 

@@ -7,7 +7,7 @@
 #include "comm/agree.h"
 #include "optim/learning_rate.h"
 #include "report/dry_run.h"
-#include "train/device.h"
+#include "step/device.h"
 #include "train/replicas.h"
 
 namespace gptrain {
@@ -41,7 +41,7 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
   agree_on(context.all(), context.world, [&] {
     if (!context.leads()) return;
     start_.lock->keep();
-    for (const std::string& warning : {start_.warning, useless_copies_warning(context.config, target)})
+    for (const std::string& warning : {start_.warning, step_->design().choices.warning})
       if (!warning.empty()) print_err("warning: {}\n", warning);
     if (start_.checkpoint) checkpoints_.set_later_aside(progress_.step);
     reporter_.open(start_.checkpoint ? progress_.step : -1);
@@ -81,8 +81,8 @@ ExitCode TrainingLoop::train() {
 
 void TrainingLoop::run_steps() {
   do {
-    PrefetchedBatches batches(context_.config, data_.train, progress_.samples, context_.place(),
-                              prefetch_ring(context_.config, context_.backend.target()), rings_->data());
+    Prefetcher batches = read_ahead(context_.config, data_.train, progress_.samples, context_.place(),
+                                    prefetch_ring(context_.config, context_.backend.target()), rings_->data());
     while (begun_steps() < start_.last_step && !is_stopping() && !losses_.has_spiked()) {
       begin_step(batches);
       const int64_t ahead = needs_result(begun_steps()) ? 0 : step_->most_ahead();
@@ -100,7 +100,7 @@ bool TrainingLoop::go_back() {
   return true;
 }
 
-void TrainingLoop::begin_step(PrefetchedBatches& batches) {
+void TrainingLoop::begin_step(Prefetcher& batches) {
   const int64_t step = begun_steps() + 1;
   const double waited_before = batches.waited_seconds();
   const double lr = learning_rate(context_.config, step - 1);

@@ -11,17 +11,17 @@
 #include "train/checkpointing.h"
 #include "train/folder.h"
 #include "train/loss_watch.h"
-#include "train/machine_limits.h"
+#include "step/machine_limits.h"
 #include "train/reporter.h"
-#include "train/run.h"
+#include "train/options.h"
 #include "train/run_context.h"
 #include "train/run_state.h"
 #include "train/samples.h"
 #include "train/set_up.h"
 #include "train/signals.h"
-#include "train/step_profiler.h"
+#include "step/step_profiler.h"
 #include "train/stop_request.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 #include "train/validation.h"
 
 namespace gptrain {
@@ -47,7 +47,7 @@ class TrainingLoop {
   bool go_back();
   bool wants_to_stop() const { return stop_.is_wanted() || checkpoints_.has_failed(); }
   bool is_stopping();
-  void begin_step(PrefetchedBatches& batches);
+  void begin_step(Prefetcher& batches);
   void end_step();
   void count(const StepResult& result);
   void do_what_is_due();

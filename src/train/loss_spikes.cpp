@@ -7,7 +7,7 @@
 namespace gptrain {
 namespace {
 
-// Of the last `size` losses and more.
+// Drops all but the last `size` losses.
 void forget_older(std::vector<double>& window, size_t size) {
   if (window.size() > size) window.erase(window.begin(), window.end() - static_cast<std::ptrdiff_t>(size));
 }

@@ -1,6 +1,7 @@
 // What becomes of a run whose loss is not finite (run.max_skipped_steps), or spikes (run.rollback).
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -11,7 +12,7 @@
 #include "train/reporter.h"
 #include "train/run_context.h"
 #include "train/run_state.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace gptrain {
 

@@ -12,7 +12,7 @@
 #include "base/json.h"
 #include "base/output_file.h"
 #include "base/units.h"
-#include "report/text_parts.h"
+#include "base/text_parts.h"
 #include "train/tensorboard.h"
 
 namespace gptrain {

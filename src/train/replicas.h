@@ -1,16 +1,16 @@
-// Whether ranks that hold the same parameters still do.
+// Checks that ranks that should hold the same weights do.
 #pragma once
 
 #include <cstdint>
 
 #include "train/run_context.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace gptrain {
 
-// A fault of memory or network that no checksum has caught leaves ranks that hold the same weights with different ones.
-// Compares checksums of them after `after_step`: Error(device) on all ranks where they differ, with the ranks and hosts
-// on rank 0. Collective over the world, while no step is under way.
+// Compares checksums of the weights after step `after_step`. They differ after a fault of memory or network that
+// nothing else has noticed. THROWS Error(device) on all ranks if they differ; rank 0's message names the ranks and
+// hosts. Collective over the world. REQUIRES: no step is running.
 void compare_replicas(const RunContext& context, const TrainingStep& step, int64_t after_step);
 
 }  // namespace gptrain

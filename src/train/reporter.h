@@ -5,14 +5,14 @@
 #include <optional>
 #include <string>
 
-#include "report/step_profile.h"
+#include "step/step_profile.h"
 #include "train/folder.h"
-#include "train/machine_limits.h"
+#include "step/machine_limits.h"
 #include "train/metrics.h"
 #include "train/run_context.h"
 #include "train/run_state.h"
-#include "train/step_profiler.h"
-#include "train/training_step.h"
+#include "step/step_profiler.h"
+#include "step/training_step.h"
 
 namespace gptrain {
 

@@ -16,23 +16,24 @@
 #include "comm/process_world.h"
 #include "config/elastic.h"
 #include "config/load.h"
-#include "train/device.h"
+#include "step/device.h"
 #include "train/idle_ranks.h"
 #include "train/loop.h"
-#include "train/plan_step.h"
-#include "train/recompute_plan.h"
+#include "step/plan_step.h"
+#include "fit/choose_step.h"
+#include "fit/recompute_plan.h"
 #include "train/run_context.h"
 #include "train/set_up.h"
-#include "train/shortage.h"
+#include "fit/shortage.h"
 #include "train/signals.h"
-#include "train/step_profiler.h"
+#include "step/step_profiler.h"
 #include "train/together.h"
 
 namespace gptrain {
 namespace {
 
 int32_t stage_of(const RunConfig& config, const World& world, int rank) {
-  return static_cast<int32_t>(make_mesh(config, world.size()).coordinates(rank)[MeshAxis::pipeline]);
+  return make_mesh(config, world.size()).stage_of(rank);
 }
 
 // What memory.activation_budget "fit" is for the ranks of a stage, whose machines may differ: none has less. They do the
@@ -108,8 +109,8 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
   const std::optional<int64_t> room = agreed_room(config, all, world, share);
   agree_on(all, world, [&] {
     const int32_t stage = stage_of(config, world, world.rank());
-    const UnitChoices choices = recompute_choices(config, share, world.size(), stage, room);
-    plan = plan_step(config, share, world.size(), world.rank(), nullptr, &choices);
+    const StepChoices choices = choose_step(config, share, world.size(), stage, room);
+    plan = plan_step(config, share, choices, world.size(), world.rank());
   });
   refuse_shortage(config, share, plan.memory().arenas, all, world);
   std::optional<StepProfiler> profiler;
@@ -143,7 +144,7 @@ ExitCode train_as_process(const RunConfig& config, const TrainOptions& options, 
     if (idle.is_one()) return idle.wait(signals);
     return idle.tell([&] { return run_rank(config, options, signals, *world); });
   } catch (const Error& error) {
-    if (*error.what() == '\0') let_rank_0_speak();
+    if (*error.what() == '\0') wait_for_rank_0_message();
     throw;
   }
 }

@@ -1,4 +1,4 @@
-// What every part of one rank's run works with.
+// References that all parts of one rank's run share.
 #pragma once
 
 #include "comm/world.h"
@@ -9,16 +9,16 @@
 
 namespace gptrain {
 
-// Borrowed: all of it outlives the parts.
+// Borrows all members, which must outlive the parts.
 struct RunContext {
   const RunConfig& config;
   Backend& backend;
   RankGroups& groups;
   World& world;
-  int threads;  // of the host that are this rank's
+  int threads;  // number of CPU threads for this rank
 
-  bool leads() const { return groups.rank() == 0; }                     // rank 0 prints and writes; all compute
-  Communicator* all() const { return groups.group(GroupKind::world); }  // null: there is one rank
+  bool leads() const { return groups.rank() == 0; }                     // true on the rank that prints and writes
+  Communicator* all() const { return groups.group(GroupKind::world); }  // null if there is one rank
   DataPlace place() const { return {groups.sample_rank(), groups.num_sample_ranks()}; }
 };
 

@@ -18,7 +18,7 @@
 #include "config/fields.h"
 #include "config/load.h"
 #include "data/left_out_samples.h"
-#include "train/state_blocks.h"
+#include "step/state_blocks.h"
 
 namespace gptrain {
 namespace {
@@ -90,11 +90,11 @@ void begin_average(std::vector<Slice>& slices, const RunConfig& saved) {
 }
 
 // Samples that were seen stay seen, and those that were left out stay left out.
-std::string left_out_conflict(const RunConfig& saved, const RunConfig& asked, const Manifest& manifest) {
-  const LeftOutSamples before(join(saved.data.skip_samples, manifest.left_out));
-  const LeftOutSamples now(join(asked.data.skip_samples, manifest.left_out));
+std::string left_out_conflict(const RunConfig& saved, const RunConfig& asked, const RunProgress& progress) {
+  const LeftOutSamples before(join(saved.data.skip_samples, progress.left_out));
+  const LeftOutSamples now(join(asked.data.skip_samples, progress.left_out));
   constexpr int64_t most = int64_t{1} << 61;  // so that places are numbers, whatever the manifest says
-  const int64_t last = std::min(manifest.samples, most) - 1;
+  const int64_t last = std::min(progress.samples, most) - 1;
   if (last < 0) return "";
   const int64_t end = before.place_of(last) + 1;
   const auto up_to_end = [end](const LeftOutSamples& left_out) {
@@ -149,11 +149,10 @@ RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const Ran
   });
   other_blocks->settle();
   const Manifest& manifest = contents.stored.manifest;
-  step.set_updates(manifest.updates);
+  step.set_updates(manifest.progress.updates);
   if (manifest.loss_scale) step.set_loss_scale(*manifest.loss_scale);
   step.weights_changed();
-  return {manifest.step,   manifest.samples,   manifest.updates, manifest.skipped, manifest.skipped_in_a_row,
-          manifest.losses, manifest.rollbacks, manifest.left_out};
+  return manifest.progress;
 }
 
 std::vector<std::string> load_weights(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups,
@@ -207,24 +206,25 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
     return verify_structure(checkpoint);
   });
   const Manifest& manifest = contents.stored.manifest;
+  const RunProgress& progress = manifest.progress;
   const RunConfig saved = saved_config(checkpoint, manifest);
   with_other_to_resume([&] { check_model(contents, saved); });
-  if (Amount(manifest.step) * saved.batch.global != manifest.samples) {
+  if (Amount(progress.step) * saved.batch.global != progress.samples) {
     throw Error(ExitCode::checkpoint, "{} cannot be used: {} samples are not those of {} steps of {}",
-                (checkpoint / "manifest.json").string(), manifest.samples, manifest.step, saved.batch.global);
+                (checkpoint / "manifest.json").string(), progress.samples, progress.step, saved.batch.global);
   }
-  if (Amount(manifest.updates) + manifest.skipped != manifest.step || manifest.skipped_in_a_row > manifest.skipped) {
+  if (Amount(progress.updates) + progress.skipped != progress.step || progress.skipped_in_a_row > progress.skipped) {
     throw Error(ExitCode::checkpoint,
                 "{} cannot be used: {} updates and {} skipped steps, {} in a row, are not {} steps",
-                (checkpoint / "manifest.json").string(), manifest.updates, manifest.skipped, manifest.skipped_in_a_row,
-                manifest.step);
+                (checkpoint / "manifest.json").string(), progress.updates, progress.skipped, progress.skipped_in_a_row,
+                progress.step);
   }
   if (manifest.seed != saved.run.seed) {
     throw Error(ExitCode::checkpoint, "{} cannot be used: its seed {} is not that of its config, {}",
                 (checkpoint / "manifest.json").string(), manifest.seed, saved.run.seed);
   }
   std::string conflicts = resume_conflicts(saved, config);
-  if (const std::string of_samples = left_out_conflict(saved, config, manifest); !of_samples.empty())
+  if (const std::string of_samples = left_out_conflict(saved, config, progress); !of_samples.empty())
     conflicts += (conflicts.empty() ? "" : "\n") + of_samples;
   if (!conflicts.empty()) {
     throw Error(ExitCode::usage, "cannot resume {} with this config:\n{}", checkpoint.string(), conflicts);

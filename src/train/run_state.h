@@ -1,6 +1,7 @@
-// A training step's state to and from checkpoints, and the choice of the checkpoint to resume from.
+// Saves a training step's state to checkpoints and loads it, and chooses the checkpoint to resume from.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -9,49 +10,50 @@
 #include "checkpoint/checkpoint.h"
 #include "config/run_config.h"
 #include "train/state_save.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace gptrain {
 
-// Saves in run.out, now: collective over the world, by the rank's thread. Error(checkpoint) on every rank if one fails,
-// with the message on rank 0.
+// Saves a checkpoint in run.out and waits for it. Collective over the world; call on the rank's thread. THROWS
+// Error(checkpoint) on every rank if one fails, with the message on rank 0.
 void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
                 const RankGroups& groups, const World& world);
-// The same with weights alone, in a folder of checkpoints of its own, for a look at the model: no run goes on from it.
+// Saves the weights alone, in the folder of checkpoints of `out`. No run can resume from them.
 void save_weights(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
                   const RankGroups& groups, const World& world, const std::filesystem::path& out,
                   const std::optional<TokenizerRecord>& tokenizer);
-// Weights, optimizer state, update count and loss scale as saved, whatever the layout of the ranks that saved them; an
-// average of the weights that was not kept then begins with them. Returns how far the run had come. Collective over the world; errors as for save_state.
+// Loads weights, optimizer state, update count and loss scale, whatever the layout of the ranks that saved them. If the
+// checkpoint has no average of the weights and the run keeps one, it begins with the loaded weights. Returns the
+// progress of the saved run. Collective over the world. THROWS like save_state.
 RunProgress load_state(const std::filesystem::path& checkpoint, TrainingStep& step, const RankGroups& groups,
                        const World& world);
 
-// A checkpoint's folder itself, or the newest complete checkpoint of a run's folder. Throws Error(checkpoint) where
-// there is none.
+// Returns `path` if it is a checkpoint, or the newest complete checkpoint if it is a run's folder. THROWS
+// Error(checkpoint) if there is none.
 std::filesystem::path resolve_checkpoint(const std::filesystem::path& path);
 
-// What `--resume` asks for: "latest" (the newest of run.out, or none to start from scratch) or a folder. Checks that
-// the checkpoint's structure is sound and that the config can go on from it: Error(checkpoint), Error(usage). The
-// tensors' bytes are checked when they are loaded.
+// Returns the checkpoint that `--resume` asks for: "latest" is the newest one of run.out, none if there are none; any
+// other value is a folder. THROWS Error(checkpoint) if the checkpoint's structure is damaged, Error(usage) if the
+// config cannot continue it. The tensors' bytes are checked when they are loaded.
 std::optional<std::filesystem::path> checkpoint_to_resume(const RunConfig& config, const std::string& resume);
 
-// The checkpoint that a run starts from: the one that `resume` asks for (see above), none where it is not given. The
-// checkpoints in a run's folder are those of one run: Error(usage) where run.out holds some that the run does not go on
-// from.
+// Returns the checkpoint that a run starts from: that of `resume` (see above), or none. THROWS Error(usage) if run.out
+// holds checkpoints of another run, i.e. if none of them is the one to start from.
 std::optional<std::filesystem::path> checkpoint_to_start_from(const RunConfig& config,
                                                               const std::optional<std::string>& resume);
 
-// What --init-from asks for: a checkpoint, or the newest of a run's folder. Checks that its structure is sound, and that its weights
-// are those of the config's model, whose vocabulary may be larger: Error(checkpoint), Error(usage).
+// Returns the checkpoint that --init-from asks for: `asked` is a checkpoint, or a run's folder, which means its newest.
+// THROWS Error(checkpoint) if its structure is damaged, Error(usage) if its weights do not fit the config's model,
+// whose vocabulary may be larger.
 std::filesystem::path checkpoint_to_init_from(const RunConfig& config, const std::string& asked);
-// Gives a step that has its initial state the checkpoint's weights; rows of the vocabulary that the checkpoint lacks stay
-// as they are. Returns, one line each, what else is not as it was there. Collective over the world; errors as for
-// save_state.
+// Loads the checkpoint's weights into a step with its initial state. Rows of the vocabulary that the checkpoint lacks
+// keep their initial values. Returns one line for each other difference from the checkpoint's run. Collective over the
+// world. THROWS like save_state.
 std::vector<std::string> load_weights(const std::filesystem::path& checkpoint, TrainingStep& step,
                                       const RankGroups& groups, const World& world);
 
 // Renames the complete checkpoints of run.out that are later than `step` to NAME.abandoned: after a resume from an
-// older one they belong to no run. Returns their names.
+// older checkpoint they belong to no run. Returns their names.
 std::vector<std::string> set_aside_later_checkpoints(const std::filesystem::path& out, int64_t step);
 
 }  // namespace gptrain

@@ -9,6 +9,7 @@
 #include "comm/texts.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/unicode.h"
+#include "step/inference.h"
 #include "train/generate.h"
 
 namespace gptrain {
@@ -20,21 +21,18 @@ fs::path sampling_folder(const fs::path& out) { return out / ".sampling"; }
 
 }  // namespace
 
-int64_t most_tokens_of_sample(const RunConfig& config) {
-  constexpr int64_t before_prompt = 2;  // the end of a document, and a space
-  return before_prompt + static_cast<int64_t>(config.run.sample_prompt.size()) + config.run.sample_tokens;
-}
-
 void require_tokenizer_of_samples(const RunConfig& config, const RunTokenizer& tokenizer) {
   if (config.run.sample_every_steps == 0) return;
   if (tokenizer.tokenizer) {
     Encoder encoder(tokenizer.tokenizer);
     const auto tokens = static_cast<int64_t>(encoder.encode(config.run.sample_prompt).size());
     if (tokens + 1 + config.run.sample_tokens <= most_tokens_of_sample(config)) return;
-    throw Error(ExitCode::usage, "run.sample_prompt = {}: is {} bytes, and normalized {} tokens; choose another",
+    throw Error(ExitCode::usage,
+                "run.sample_prompt = {}: its {} bytes become {} tokens after normalization, more than memory is planned "
+                "for; choose another",
                 config.run.sample_prompt, config.run.sample_prompt.size(), tokens);
   }
-  if (!tokenizer.record && config.model.vocab_size == bytes_vocabulary) return;  // as generate takes it
+  if (!tokenizer.record && config.model.vocab_size == bytes_vocabulary) return;  // generate() uses "bytes" then
   throw Error(ExitCode::usage,
               "run.sample_every_steps = {}: the tokenizer of the data is not known; name it in data.tokenizer",
               config.run.sample_every_steps);
@@ -45,7 +43,7 @@ Samples::Samples(const RunContext& context, FolderWatch& folder, TrainingStep& s
     : context_(context), folder_(folder), step_(step), reporter_(reporter), tokenizer_(tokenizer) {
   if (context.config.run.sample_every_steps > 0)
     groups_ = std::make_unique<RankGroups>(context.config, context.world);
-  // What a run that was killed has left.
+  // A killed run may have left the folder behind.
   if (context.leads()) remove_folder(sampling_folder(folder.out()));
 }
 
@@ -81,7 +79,7 @@ void Samples::write_text(const fs::path& checkpoint, int64_t step) {
                                 .room = most_tokens_of_sample(config)};
   const SharedText written = generate_together(options, config.parallel, *groups_, context_.world);
   if (written.text) {
-    // A character can be cut off at the end, and a model of bytes writes what it likes.
+    // The text may end inside a character, and a model of bytes may write invalid UTF-8.
     reporter_.report_sample(step, config.run.sample_prompt, replace_invalid_utf8(*written.text));
   } else if (context_.leads()) {
     print_err("warning: no sample after step {}: {}\n", step, written.reason);

@@ -1,4 +1,4 @@
-// Texts that the model writes in the course of a run, for people to read: run.sample_every_steps.
+// Sample texts that the model writes during a run (run.sample_every_steps).
 #pragma once
 
 #include <cstdint>
@@ -10,21 +10,18 @@
 #include "train/reporter.h"
 #include "train/run_context.h"
 #include "train/run_state.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace gptrain {
 
-// Of one text, its prompt included, as far as memory is planned for it: a byte of the prompt is a token at most, and
-// one may stand before it.
-int64_t most_tokens_of_sample(const RunConfig& config);
-
-// Error(usage) where a run is to write texts and no tokenizer is known, or where the prompt has more tokens than that.
+// THROWS Error(usage) if the run writes sample texts and the tokenizer is not known, or the prompt has more tokens than
+// most_tokens_of_sample allows.
 void require_tokenizer_of_samples(const RunConfig& config, const RunTokenizer& tokenizer);
 
-// Every rank has one and calls it alike, while no step is under way. A text is written as `gptrain generate` writes it,
-// on the CPUs of the ranks that share a model, with weights that go through files: of the checkpoint of this step, or
-// of one in OUT/.sampling that holds weights only, and is gone afterwards. Meanwhile they take the memory that is
-// planned as MemoryClass::samples; where a host beside a device has none, a warning says so and the run goes on.
+// Every rank has one object and calls it alike, while no step is running. Texts are generated like those of `gptrain
+// generate`, on the CPUs of the ranks that share a model. The ranks read the weights from this step's checkpoint, or
+// from files in OUT/.sampling that are removed afterwards. While a text is written they use the memory planned as
+// MemoryClass::samples. If a host beside a device lacks it, a warning says so and the run goes on without the text.
 class Samples {
  public:
   // Borrows all. Collective over the world.
@@ -32,7 +29,8 @@ class Samples {
           const RunTokenizer& tokenizer);
 
   bool is_due(int64_t step) const;
-  // Collective over the world. Error(checkpoint): the weights cannot be written.
+  // Generates and reports the text of a step. Collective over the world. THROWS Error(checkpoint) if the weights cannot
+  // be written.
   void run(const RunProgress& progress);
 
  private:
@@ -40,7 +38,7 @@ class Samples {
 
   const RunContext& context_;
   FolderWatch& folder_;
-  std::unique_ptr<RankGroups> groups_;  // on the host's memory; null: there are no samples
+  std::unique_ptr<RankGroups> groups_;  // groups that use host memory; null if the run writes no samples
   TrainingStep& step_;
   Reporter& reporter_;
   const RunTokenizer& tokenizer_;

@@ -53,7 +53,7 @@ std::string describe_checkpoint(const fs::path& checkpoint) {
   const InputFile file(checkpoint / "manifest.json");
   std::string text(static_cast<size_t>(file.bytes()), '\0');
   file.read(0, text.data(), file.bytes());
-  return fmt::format("of step {}, checksum {:08x}", load_manifest(checkpoint).manifest.step, crc32c(text.data(), text.size()));
+  return fmt::format("of step {}, checksum {:08x}", load_manifest(checkpoint).manifest.progress.step, crc32c(text.data(), text.size()));
 }
 
 // What tells two datasets apart: their sizes, and a checksum of a few samples from all over them.
@@ -112,7 +112,7 @@ Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t
                              }).front();
   if (!chosen.empty()) (chosen[0] == resumed ? start.checkpoint : start.weights) = chosen.substr(1);
   const std::vector<std::string> seen = agree(all, world, [&] {
-    const int64_t done = start.checkpoint ? load_manifest(*start.checkpoint).manifest.step : 0;
+    const int64_t done = start.checkpoint ? load_manifest(*start.checkpoint).manifest.progress.step : 0;
     start.last_step = last_step_of_call(config, options, done);
     if (start.lock) start.warning = warning_of_room(config, done, bytes);
     if (start.weights) return describe_checkpoint(*start.weights);

@@ -13,8 +13,8 @@
 #include "data/dataset.h"
 #include "data/run_tokenizer.h"
 #include "train/folder.h"
-#include "train/run.h"
-#include "train/training_step.h"
+#include "train/options.h"
+#include "step/training_step.h"
 
 namespace gptrain {
 

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/version.h"
+#include "checkpoint/checkpoint.h"
 #include "comm/agree.h"
 #include "comm/texts.h"
 #include "config/load.h"
@@ -108,28 +109,21 @@ StateSave make_state_save(const RunConfig& config, const TrainingStep& step, con
                                  [&column](const TensorSpec& tensor) { return has_values(column, tensor); });
   }
   return {.out = out,
-          .manifest = {.step = progress.step,
-                       .samples = progress.samples,
-                       .updates = progress.updates,
-                       .skipped = progress.skipped,
-                       .skipped_in_a_row = progress.skipped_in_a_row,
+          .manifest = {.progress = progress,
                        .seed = config.run.seed,
                        .world_size = step.groups().mesh().world_size(),
                        .config = show_config(config, ConfigText::for_any_ranks),
                        .build = version,
                        .algorithms = step.backend().algorithms(),
                        .loss_scale = step.loss_scale(),
-                       .tokenizer = tokenizer,
-                       .losses = progress.losses,
-                       .rollbacks = progress.rollbacks,
-                       .left_out = progress.left_out},
+                       .tokenizer = tokenizer},
           .slices = std::move(slices),
           .num_tensors = num_tensors};
 }
 
 void write_state(const StateSave& save, Communicator* all, const World& world,
                  const std::function<void()>& before_publish) {
-  const int64_t step = save.manifest.step;
+  const int64_t step = save.manifest.progress.step;
   const bool leads = world.rank() == 0;
   agree_on(all, world, [&] {
     if (leads) begin_checkpoint(save.out, step);

@@ -8,23 +8,12 @@
 #include <optional>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/slice.h"
 #include "config/run_config.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace gptrain {
-
-// How far a run has come.
-struct RunProgress {
-  int64_t step = 0;  // steps done, skipped ones included
-  int64_t samples = 0;
-  int64_t updates = 0;
-  int64_t skipped = 0;
-  int64_t skipped_in_a_row = 0;
-  LossHistory losses = {};
-  int64_t rollbacks = 0;  // how often the run has gone back (run.rollback)
-  std::vector<SampleRange> left_out = {};  // for that
-};
 
 enum class StatePart { all, weights };
 

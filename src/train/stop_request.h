@@ -1,4 +1,4 @@
-// Whether a run is to stop before its last step: what this rank wants, and what all ranks have agreed upon.
+// A request to stop a run before its last step: this rank's wish, and the agreement of all ranks.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 #include "comm/activity.h"
 #include "train/folder.h"
 #include "train/signals.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace gptrain {
 
@@ -16,19 +16,19 @@ class StopRequest {
   StopRequest(const StopSignals& signals, const FolderWatch& folder, const Activity& activity)
       : signals_(signals), folder_(folder), activity_(activity) {}
 
-  // This rank has been sent a signal, or has heard of one that a process that idles was sent, or can no longer write to
-  // the run's folder. Differs from rank to rank.
+  // Returns true if this rank or an idle process got a signal, or if this rank can no longer write to the run's folder.
+  // Differs from rank to rank. Once true, it stays true.
   bool is_wanted() const { return signals_.requested() || activity_.stop_asked() || !folder_.fault().empty(); }
-  // Some rank wants it and all know. The same on all ranks; once true, it stays so.
+  // Returns true if all ranks know that some rank wants to stop. The same on all ranks; once true, it stays true.
   bool is_agreed() const { return agreed_; }
-  // Of a step's result.
+  // Takes over StepResult::stop. Call after each step.
   void note(bool some_rank_wants_it) { agreed_ = agreed_ || some_rank_wants_it; }
-  // Agrees now, while no step is under way. Collective over the world. Returns is_agreed().
+  // Lets the ranks agree now. Returns is_agreed(). Collective over the world. REQUIRES: no step is running.
   bool agree(TrainingStep& step) {
     note(step.agree_to_stop(is_wanted()));
     return agreed_;
   }
-  // What made the run stop, for people: of this rank's signal, its name.
+  // Returns the cause of the stop, for people: the name of this rank's signal, if it got one.
   std::string cause() const { return signals_.requested() ? signals_.name() : "a signal to another rank"; }
 
  private:

@@ -1,4 +1,4 @@
-// TensorBoard event files, written without TensorBoard: the few protobuf fields that scalars need, in framed records.
+// Writes TensorBoard event files without TensorBoard: framed records with the few protobuf fields that scalars need.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,19 @@
 
 namespace gptrain {
 
-// Writes one new event file in `folder` (which must exist), named so that TensorBoard reads it after the files already
-// there. With resume_step >= 0 the file tells TensorBoard to forget every event of a later step. Throws Error(usage)
-// when the file cannot be written.
+// Writes one new event file in `folder`, named so that TensorBoard reads it after the files already there. With
+// resume_step >= 0 the file tells TensorBoard to forget all events of later steps. REQUIRES: the folder exists. THROWS
+// Error(usage) if the file cannot be written.
 class TensorBoardWriter {
  public:
   struct Scalar {
     std::string_view tag;
-    double value;  // stored as float32, which is all the format holds
+    double value;  // stored as float32: the format has no other
   };
 
   TensorBoardWriter(const std::filesystem::path& folder, int64_t resume_step);
 
-  // One event. Its buffers are kept, so that only the first calls allocate.
+  // Writes one event. Reuses its buffers, so that only the first calls allocate.
   void write(int64_t step, std::initializer_list<Scalar> scalars);
 
  private:

@@ -6,15 +6,14 @@
 
 #include "base/output.h"
 #include "comm/process_world.h"
-#include "train/run.h"
 
 namespace gptrain {
 
-void let_rank_0_speak() { std::this_thread::sleep_for(std::chrono::milliseconds(500)); }
+void wait_for_rank_0_message() { std::this_thread::sleep_for(std::chrono::milliseconds(500)); }
 
 void refuse_together(const Launch& launch, const Error& error) {
   if (launch.size == 1) throw error;
-  // Others start within seconds of this process; those that come later find nobody, and say themselves what is wrong.
+  // The other ranks start within seconds. A rank that comes later finds nobody, and prints its error itself.
   constexpr double seconds_to_meet = 10;
   const std::string message = error.what();
   if (launch.rank == 0) print_err("gptrain: {}\n", message);
@@ -27,10 +26,10 @@ void refuse_together(const Launch& launch, const Error& error) {
   } catch (const Error& meeting) {
     if (launch.rank == 0) throw Error(error.code(), std::string(meeting.what()));
     if (*meeting.what() != '\0') throw Error(error.code(), "{}\n{}", message, meeting.what());
-    let_rank_0_speak();
+    wait_for_rank_0_message();
     throw;
   }
-  if (launch.rank > 0) let_rank_0_speak();
+  if (launch.rank > 0) wait_for_rank_0_message();
   throw Error(error.code(), std::string());
 }
 

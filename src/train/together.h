@@ -1,12 +1,22 @@
-// What processes of one run, of which each is about to end, do alike.
+// Ends all processes of a run that cannot start, with one message.
 #pragma once
+
+#include "base/error.h"
+#include "comm/bootstrap.h"
 
 namespace gptrain {
 
-// The fact (comm/rendezvous.h) by which ranks compare what they were started with.
+// Name of the fact (comm/rendezvous.h) by which ranks compare their configs and options.
 inline constexpr const char* config_fact_name = "config";
 
-// Rank 0 says what has happened on all. A launcher that sees another process fail first might kill it before.
-void let_rank_0_speak();
+// Gives rank 0 half a second to print its message. If another process failed first, the launcher might kill rank 0
+// before.
+void wait_for_rank_0_message();
+
+// Ends a process that cannot train because of `error`, which most often happens on all ranks. Rank 0 prints the error
+// at once; then the ranks meet, for at most ten seconds. THROWS an Error with the code of `error`. Its message is empty
+// if all ranks met and have the same error. Otherwise it is the difference, or the reason why they did not meet, on
+// rank 0; on other ranks the same behind their own error.
+[[noreturn]] void refuse_together(const Launch& launch, const Error& error);
 
 }  // namespace gptrain

@@ -4,9 +4,9 @@
 
 #include "base/output.h"
 #include "base/units.h"
-#include "train/averaged_weights.h"
+#include "step/averaged_weights.h"
 #include "train/batches.h"
-#include "train/step_design.h"
+#include "step/step_design.h"
 
 namespace gptrain {
 
@@ -53,7 +53,8 @@ std::optional<double> Validation::evaluate() {
   const RunConfig& config = context_.config;
   const int64_t samples = config.run.validation_samples;
   const DataPlace place = context_.place();
-  PrefetchedBatches batches(config, *data_, 0, place, prefetch_ring(config, context_.backend.target()), ring_);
+  Prefetcher batches =
+      read_ahead(config, *data_, 0, place, prefetch_ring(config, context_.backend.target()), ring_);
   FirstSamples counted(batches, samples, config, place);
   double sum = 0;
   for (int64_t first = 0; first < samples; first += config.batch.micro * place.size) {

@@ -10,7 +10,7 @@
 #include "train/reporter.h"
 #include "train/run_context.h"
 #include "train/stop_request.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace gptrain {
 

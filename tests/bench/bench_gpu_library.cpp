@@ -1,14 +1,14 @@
-// What a GPU's libraries offer at the shapes of training, beside what our rules take of it.
+// Benches a GPU's libraries at the shapes of training: all algorithms that they offer, beside the ones that our rules
+// allow.
 //
-//   bench_gpu_library products    each linear of a block and of the head: cuBLASLt's algorithms, the fastest that the
-//                                 rules allow beside the fastest of all; fused against separate epilogues
-//   bench_gpu_library fp8         the same of FP8 linears, which a block has; sums of gradients in f32 registers, as
-//   the
-//                                 rules want them, beside those of the tensor cores alone
-//   bench_gpu_library attention   cuDNN's backward with fixed bits and without, by workspace
+//   bench_gpu_library products    each linear of a block and of the head: cuBLASLt's algorithms, the fastest allowed
+//                                 one beside the fastest of all; fused against separate epilogues
+//   bench_gpu_library fp8         the same for the FP8 linears of a block; gradient sums in f32 registers, as the rules
+//                                 require, beside those in the tensor cores alone
+//   bench_gpu_library attention   cuDNN's backward with and without fixed bits, by workspace
 //
-// Lines that begin with "= " are rows for the table of tools/gpu_check.sh. Exit status: 0, 1 if something failed, 2 bad
-// command line, 77 where there is no CUDA device.
+// Lines that begin with "= " are rows for the table of tools/gpu_check.sh. Exit status: 0, 1 if something failed, 2 for
+// a bad command line, 77 without a CUDA device.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -29,7 +29,6 @@
 #include "ops/footprint.h"
 #include "ops/fused_attention_policy.h"
 #include "ops/gpu_scratch.h"
-#include "ops/shape_text.h"
 #include "runtime.h"
 #include "unfused.h"
 
@@ -53,8 +52,8 @@ T narrow(float value) {
   }
 }
 
-// Memory of the device full of numbers in (-1, 1], other ones in each pool: where two operands of a product hold the
-// same, sums are of one sign, which tensor cores round worst.
+// Device memory full of numbers in (-1, 1], different in each pool: if both operands of a product held the same
+// numbers, sums would have one sign, which tensor cores round worst.
 class Pool {
  public:
   Pool(Runtime& runtime, int64_t bytes, DType dtype = DType::bf16) : memory_(runtime.allocate(bytes)) {
@@ -90,7 +89,7 @@ class Pool {
   std::unique_ptr<DeviceMemory> memory_;
 };
 
-// A product as the library is told of it.
+// A product as it is described to the library.
 struct Subject {
   std::string title;
   double flops;
@@ -99,7 +98,7 @@ struct Subject {
   Expected expected;
 };
 
-// Milliseconds of the fastest that the rules allow, and of all.
+// Total milliseconds of the fastest allowed and of the fastest algorithms.
 struct Sums {
   double allowed = 0, best = 0, flops = 0;
 
@@ -116,7 +115,7 @@ struct Sums {
 
 using Surveyed = Algorithms::Surveyed;
 
-// The fastest for which `counts` holds; null where there is none.
+// Returns the fastest algorithm for which `counts` holds; null if there is none.
 template <typename Counts>
 const Surveyed* fastest(const std::vector<Surveyed>& all, const Counts& counts) {
   const Surveyed* best = nullptr;
@@ -133,7 +132,7 @@ class Survey {
   Algorithms& algorithms() { return algorithms_; }
   std::byte* workspace() const { return workspace_.data(); }
 
-  // What is asked for, with more workspace than the rules have.
+  // Returns all algorithms of a product, also those that need more workspace than the rules allow.
   std::vector<Surveyed> all_of(Subject& subject) const {
     subject.operands.workspace_bytes = surveyed_workspace_bytes;
     return algorithms_.survey(subject.served, subject.operands);
@@ -142,7 +141,7 @@ class Survey {
     return algorithms_.fault_of(subject.served, subject.operands, subject.expected, one.candidate.algorithm);
   }
 
-  // Prints all that the library offers, and what the rules cost. The fastest that they allow, where there is one.
+  // Prints all offered algorithms and the price of the rules. Returns the fastest allowed one, if any.
   std::optional<Surveyed> run(Subject& subject, Sums& sums) const {
     fmt::print("{}\n", subject.title);
     const std::vector<Surveyed> all = all_of(subject);
@@ -173,7 +172,7 @@ class Survey {
 
  private:
   static constexpr int64_t surveyed_workspace_bytes = 256 * mebibyte;
-  static constexpr double worth_a_row = 1.04;  // the price of the rules
+  static constexpr double worth_a_row = 1.04;  // price of the rules above which a row is printed
 
   static void print_all(const std::vector<Surveyed>& all, double flops) {
     for (const Surveyed& one : all) {
@@ -214,7 +213,7 @@ class ProductBench {
         bias_(runtime, mebibyte),
         scratch_(runtime, 256 * mebibyte) {}
 
-  // Forward, input gradient, weight gradient.
+  // Runs forward, input gradient and weight gradient.
   Sums run(const Linear& linear) {
     const Matrix x = inputs_.matrix(DType::bf16, linear.rows, linear.in);
     const Matrix w = weights_.matrix(DType::bf16, linear.out, linear.in);
@@ -263,7 +262,7 @@ class ProductBench {
     if (best && has_more_than_product(op) && may_fuse(op)) compare_fused(op, plain, *best);
   }
 
-  // One product with the whole epilogue against the product and own kernels after it.
+  // Compares a product with a full epilogue against the product followed by our own kernels.
   template <typename Op>
   void compare_fused(const Op& op, Subject& plain, const Surveyed& plain_best) {
     Call call = call_of(op);
@@ -300,7 +299,8 @@ class ProductBench {
   Pool inputs_, gradients_, kept_, results_, weights_, bias_, scratch_;
 };
 
-// As an FP8 linear runs them: E4M3 forward, gradients of outputs in E5M2, every factor with its rows along the depth.
+// Products as an FP8 linear runs them: E4M3 forward, output gradients in E5M2, every operand with its rows along the
+// depth.
 class ScaledBench {
  public:
   explicit ScaledBench(Runtime& runtime)
@@ -349,7 +349,7 @@ class ScaledBench {
     if (best && a.dtype == DType::f8e5m2 && linear.rows == rows_of_fast_sums) compare_fast_sums(subject, *best);
   }
 
-  // What sums of gradients would take that never leave the tensor cores.
+  // Times gradient sums that stay in the tensor cores.
   void compare_fast_sums(Subject& subject, const Surveyed& best) const {
     subject.served.set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
     const std::vector<Surveyed> all = survey_.all_of(subject);
@@ -361,7 +361,7 @@ class ScaledBench {
     std::fflush(stdout);
   }
 
-  static constexpr int64_t rows_of_fast_sums = 16384;  // of one size, for time's sake
+  static constexpr int64_t rows_of_fast_sums = 16384;  // one size only, to save time
 
   Survey survey_;
   Pool inputs_, gradients_, weights_, results_, bias_;
@@ -409,7 +409,7 @@ struct AttentionShape {
   int64_t batch, length, heads, head_size;
 };
 
-// Milliseconds of a run, the fastest of several samples.
+// Returns the milliseconds of a run, the fastest of several samples.
 template <typename Body>
 double milliseconds_of(Runtime& runtime, const Body& body) {
   using Clock = std::chrono::steady_clock;

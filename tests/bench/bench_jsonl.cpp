@@ -1,6 +1,7 @@
-// How fast JSONL becomes tokens of "bytes", beside simdjson that only parses the same lines. Run as
+// Measures the speed from JSONL to tokens of "bytes", beside simdjson that only parses the same lines. Run as
 //   bench_jsonl FILE.jsonl FOLDER
-// where FOLDER is one in memory (/dev/shm), for the token file. Processor time of all threads, the best of five.
+// where FOLDER, for the token file, should be in memory (/dev/shm). Reports processor time of all threads, the best of
+// five.
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
@@ -24,7 +25,7 @@ double processor_seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// `prepare` is not timed.
+// Times `work` only, not `prepare`.
 template <typename Prepare, typename Work>
 double best_seconds(Prepare prepare, Work work) {
   double best = 1e300;

@@ -1,4 +1,4 @@
-"""Checkpoints: resuming, what a damaged or a foreign one leads to, `checkpoint inspect|verify|export`, and `generate`."""
+"""Checkpoints: resuming, damaged and foreign ones, `checkpoint inspect|verify|export`, and `generate`."""
 import json
 import os
 import shutil
@@ -13,7 +13,7 @@ RANK_FILE = "rank-00000.safetensors"
 
 
 class CheckpointCase(CliCase):
-    """Starts from a run of 6 steps with checkpoints of steps 2, 4 and 6, which is made once and copied."""
+    """Starts from a run of 6 steps with checkpoints at steps 2, 4 and 6, which is made once and copied."""
 
     _template = None
     config = "run.json"
@@ -64,7 +64,7 @@ class Resume(CheckpointCase):
         self.assertIn("resumed from out/checkpoints/step-00000002 (step 2)", out)
         for step in (4, 6):
             self.assertIn(f"later checkpoint set aside: step-0000000{step}.abandoned", out)
-        # They stay until the run has come to their steps again.
+        # The abandoned checkpoints remain until the run reaches their steps again.
         folder = self.path("out") / "checkpoints"
         self.assertEqual([path.name for path in folder.glob("*.abandoned")], ["step-00000006.abandoned"])
         self.train(self.config, "--resume")
@@ -111,7 +111,7 @@ class Resume(CheckpointCase):
                         ["checkpoint", "export", "out", "--hf", "hf"], ["generate", "--checkpoint", "out", "--prompt", "x"]):
             self.refuse(CHECKPOINT, gone[:1], *command)
         self.refuse(CHECKPOINT, ["no manifest.json"], "checkpoint", "verify", "out/checkpoints/step-00000008")
-        # The rights of a file are nothing to the superuser; a folder in its place cannot be read by anybody.
+        # The superuser ignores a file's permissions; a folder in its place cannot be read by anybody.
         manifest.mkdir()
         self.refuse(CHECKPOINT, ["out/checkpoints/step-00000006/manifest.json is not a regular file", older],
                     "train", self.config, "--resume")
@@ -171,7 +171,7 @@ class Resume(CheckpointCase):
 
 
 class Pure(CheckpointCase):
-    """Weights in bf16 without masters."""
+    """Weights in bf16 without master weights."""
 
     def test_the_weights_are_saved_as_they_are_and_gone_on_with(self):
         pure = overrides("precision.compute=bf16-pure")
@@ -187,7 +187,7 @@ class Pure(CheckpointCase):
         for pattern in [r"(?m)^weight/embedding\.token +\[257, 8\] +bf16 +1$", r"(?m)^exp_avg/embedding\.token .* f32 +1$",
                         r"(?m)^weight/blocks\.0\.norm1\.weight +\[8\] +f32 +1$"]:
             self.assertRegex(text, pattern)
-        # The random bits of gradients' sums, too, are those of a run without a break.
+        # The random bits for gradient sums are also those of an uninterrupted run.
         narrow = [*pure, *overrides("precision.gradients=bf16", "run.out=narrow")]
         self.train(self.config, *narrow, "--steps", "3")
         self.train(self.config, *narrow, "--resume")
@@ -206,7 +206,7 @@ class Pure(CheckpointCase):
             end = 8 + int.from_bytes(data[:8], "little")
             first, last = json.loads(data[8:end])["transformer.wte.weight"]["data_offsets"]
             tensors[dtype] = data[end + first:end + last]
-        # The upper halves of the floats are all there is of them.
+        # The floats have only upper halves.
         halves = [tensors["fp32"][i:i + 2] for i in range(0, len(tensors["fp32"]), 2)]
         self.assertEqual(set(halves[0::2]), {b"\0\0"})
         self.assertEqual(b"".join(halves[1::2]), tensors["bf16"])
@@ -242,7 +242,7 @@ class Damage(CheckpointCase):
                 self.assert_same_checkpoint(self.checkpoint(6), self.checkpoint(6, "sound"))
 
     def test_data_are_read_once_when_they_are_loaded(self):
-        """A config that cannot go on is refused before: nothing of the data has been read."""
+        """A config that cannot resume is refused before any data are read."""
         self.damage_data(6)
         self.refuse(USAGE, "run.seed: 1 in the checkpoint, 2 in the config", "train", self.config, "--resume",
                     *overrides("run.seed=2"))
@@ -324,11 +324,11 @@ class Room(CliCase):
                          r"written\)\n$")
         result = self.run_gptrain("train", config, "--resume", "--steps", "1")
         self.assertIn("but 1,000,000 more checkpoints of 9.", result.err)
-        # A run that ends earlier needs less.
+        # A shorter run needs less room.
         self.assertEqual(self.run_gptrain("train", config, "--resume", *overrides("run.steps=3")).err, "")
 
     def test_a_disk_without_room_for_one_is_refused(self):
-        """On a disk of 32 KiB, which is mounted where nobody else sees it."""
+        """Uses a disk of 32 KiB, mounted in a namespace of its own."""
         self.path("disk").mkdir()
         mount = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c",
                  'mount -t tmpfs -o size=32k tmpfs disk && mkdir -p disk/out/checkpoints/.tmp-step-00000002 && '
@@ -344,7 +344,7 @@ class Room(CliCase):
                                       cwd=self.folder, capture_output=True, text=True, timeout=TIMEOUT_SECONDS,
                                       check=False)
                 self.assertEqual(done.returncode, CHECKPOINT, done.stderr)
-                # What a save has left that was cut short is no loss of room.
+                # Leftovers of an interrupted save do not count as lost room.
                 self.assertRegex(done.stderr, r"^gptrain: run\.out = disk/out: no room for a checkpoint, which takes "
                                  r"3\d\.\d KiB: 32\.0 KiB are free there\n$")
                 self.assertEqual(done.stdout, "disk/out\ndisk/out/checkpoints\n")
@@ -352,7 +352,8 @@ class Room(CliCase):
 
 class Snapshot(CliCase):
     def test_its_memory_is_there_from_the_start(self):
-        """Not from the first save on, which these runs do not come to: their last one copies nothing."""
+        """Snapshot memory exists before the first save, which these runs never reach: their last save copies nothing.
+        """
         config = self.write_run(model={"num_layers": 2, "hidden_size": 512}, checkpoint={"every_steps": 1000})
         peaks = []
         for asynchronous in ("false", "true"):

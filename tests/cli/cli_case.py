@@ -1,4 +1,4 @@
-"""What the tests of the command line share: running gptrain as a user does, token files, and a tiny run config."""
+"""Shared by the tests of the command line: running gptrain as a user does, token files, and a tiny run config."""
 import json
 import math
 import os
@@ -29,7 +29,7 @@ TINY_MODEL = {"num_layers": 1, "hidden_size": 8, "num_heads": 2, "vocab_size": B
 
 
 def tiny_config(**sections):
-    """A model of some thousand parameters; `sections` update the sections of that name."""
+    """Returns the config of a model of some thousand parameters; `sections` update sections by name."""
     config = {
         "model": dict(TINY_MODEL),
         "data": {"train": [{"path": "corpus"}]},
@@ -43,29 +43,29 @@ def tiny_config(**sections):
 
 
 def large_config():
-    """A model that one machine does not hold."""
+    """Returns the config of a model too large for one machine."""
     config = tiny_config(precision={"compute": "bf16"}, memory={"recompute": "block"})
     config["model"] = {"preset": "megatron-145.6b"}
     return config
 
 
 def is_sanitized():
-    """Whether the executable carries a sanitizer, whose own memory then counts as the process's."""
+    """Returns True if the executable has a sanitizer, whose memory then counts as the process's."""
     return b"__asan_init" in EXECUTABLE.read_bytes()
 
 
 def not_of_some_cases(case):
-    """Leaves a long test out of the fast suite under sanitizers, where the whole one has it."""
+    """Skips a long test in the fast suite under sanitizers; the suite "whole" runs it."""
     return unittest.skipIf(os.environ.get("TEST_CASES") == "some", "long under a sanitizer")(case)
 
 
 def overrides(*settings):
-    """`--set` arguments, one for each "key.path=value"."""
+    """Returns `--set` arguments, one for each "key.path=value"."""
     return [argument for setting in settings for argument in ("--set", setting)]
 
 
 def write_tokens(prefix, tokens, dtype="H", sequence_lengths=None):
-    """A token file by the description in data/README.md; `dtype` is H (u16) or i (i32)."""
+    """Writes a token file as described in data/README.md; `dtype` is H (u16) or i (i32)."""
     lengths = [len(tokens)] if sequence_lengths is None else sequence_lengths
     size = struct.calcsize("<" + dtype)
     starts = [size * sum(lengths[:i]) for i in range(len(lengths))]
@@ -91,7 +91,7 @@ class Result(NamedTuple):
 
 
 class CliCase(unittest.TestCase):
-    """Each test works in a temporary folder of its own, which is the working directory of every gptrain it starts."""
+    """Gives each test a temporary folder, the working directory of every gptrain that it starts."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="gptrain-cli-")
@@ -107,7 +107,7 @@ class CliCase(unittest.TestCase):
         return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
     def succeed(self, *arguments):
-        """Standard output of a command that must finish without a fault."""
+        """Runs a command that must succeed; returns its standard output."""
         result = self.run_gptrain(*arguments)
         self.assertEqual(result.code, FINISHED, f"{arguments}: {result.err}\n{result.out[-2000:]}")
         return result.out
@@ -126,7 +126,7 @@ class CliCase(unittest.TestCase):
         return name
 
     def write_corpus(self, prefix="corpus", num_tokens=4000, vocab_size=BYTES_VOCABULARY):
-        """Tokens with something to learn: mostly counting upwards."""
+        """Writes learnable tokens: mostly counting upwards."""
         draw = random.Random(1)
         tokens = [0]
         while len(tokens) < num_tokens:
@@ -134,7 +134,7 @@ class CliCase(unittest.TestCase):
         write_tokens(self.path(prefix), tokens)
 
     def write_run(self, **sections):
-        """A corpus and a config that trains on it; the name of the config."""
+        """Writes a corpus and a config that trains on it; returns the config's name."""
         self.write_corpus()
         return self.write_config(tiny_config(**sections))
 
@@ -142,7 +142,7 @@ class CliCase(unittest.TestCase):
         return self.succeed("train", *arguments)
 
     def records(self, out="out", key="loss"):
-        """The records of metrics.jsonl that have `key`, in the order of the file."""
+        """Returns the records of metrics.jsonl that have `key`, in file order."""
         lines = self.path(out).joinpath("metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return [record for record in map(json.loads, lines) if key in record]
 
@@ -153,18 +153,18 @@ class CliCase(unittest.TestCase):
         return sorted(int(path.name[5:]) for path in (self.path(out) / "checkpoints").glob("step-????????"))
 
     def assert_same_steps(self, records, expected):
-        """That two runs logged the same steps with the same values; times and speeds aside."""
+        """Checks that two runs logged the same steps with the same values, except for times and speeds."""
         def repeatable(record):
             return {key: record[key] for key in ("step", "loss", "grad_norm", "lr", "tokens", "samples", "skipped")}
         self.assertEqual([repeatable(record) for record in records], [repeatable(record) for record in expected])
 
     def assert_same_checkpoint(self, first, second):
-        """That two checkpoints hold the same bits."""
+        """Checks that two checkpoints hold the same bits."""
         name = "rank-00000.safetensors"
         self.assertEqual((first / name).read_bytes(), (second / name).read_bytes(), f"{first} and {second} differ")
 
     def start(self, *arguments):
-        """A gptrain that runs beside the test; it is killed at the latest when the test ends."""
+        """Starts a gptrain beside the test; it is killed when the test ends, if not before."""
         process = subprocess.Popen([EXECUTABLE, *map(str, arguments)], cwd=self.folder, stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
         self.addCleanup(self._end, process)
@@ -177,7 +177,7 @@ class CliCase(unittest.TestCase):
         process.communicate()
 
     def wait_until(self, condition, process):
-        """Polls until `condition()` holds while `process` runs."""
+        """Polls until `condition()` holds; fails if `process` ends first."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not condition():
             self.assertIsNone(process.poll(), "gptrain ended too early")

@@ -1,4 +1,4 @@
-"""Command lines: help, version, what is not understood, and output that cannot be written."""
+"""Command lines: help, version, invalid arguments, and output that cannot be written."""
 import json
 import os
 import re
@@ -23,7 +23,7 @@ class Help(CliCase):
             with self.subTest(command=command):
                 lines = self.succeed(*command, "--help").splitlines()
                 self.assertGreater(len(lines), 3)
-                # The first one that a newcomer sees fits the smallest of screens.
+                # The top-level help fits the smallest of screens.
                 self.assertLessEqual(len(lines), SCREEN_LINES if command else 24)
                 self.assertLessEqual(max(map(len, lines)), SCREEN_COLUMNS if command else 80)
 

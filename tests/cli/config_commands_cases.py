@@ -8,7 +8,7 @@ from cli_case import SOURCE_ROOT, USAGE, CliCase, not_of_some_cases, overrides, 
 SECTIONS = ["model", "data", "batch", "parallel", "precision", "optimizer", "schedule", "memory", "checkpoint", "log",
             "comm", "run"]
 
-# A key and its bad value, and the rest of the one line that must be said about them.
+# A key, its bad value, and the end of the message.
 FAULTS = [
     ("model.num_layers", '"two"', "must be an integer (try 12)"),
     ("model.num_layers", "1.5", "must be an integer (try 1 or 2)"),
@@ -69,7 +69,7 @@ FAULTS = [
     ("run.device", '"gpu"', 'must be one of auto, cpu, cuda (try "cuda")'),
 ]
 
-# What later work brings, and the reason that is given.
+# Valid words that this build refuses, with the reason.
 REFUSED = [
     ("precision.compute", '"fp8"', 'only the linears of blocks have fp8: precision.linears (try "bf16")'),
     ("precision.linears", '"fp8"', 'needs precision.compute = bf16, not "fp32" (try "fp32")'),

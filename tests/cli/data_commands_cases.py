@@ -1,4 +1,4 @@
-"""Token files: `data pack`, `data inspect`, and what training says about files that are missing or damaged."""
+"""Token files: `data pack`, `data inspect`, and training's messages about missing or damaged files."""
 import json
 import re
 import struct
@@ -92,7 +92,7 @@ class Inspect(CliCase):
                     "--sample", "2")
 
 
-# How a sound token file is damaged, the file that is to be named, and what is to be said of it.
+# Damage to a sound token file, and the message about it.
 DAMAGES = {
     "no index": (lambda prefix: Path(f"{prefix}.idx").unlink(), "corpus.idx does not exist", "gptrain data pack"),
     "no tokens": (lambda prefix: Path(f"{prefix}.bin").unlink(), "corpus.bin does not exist", "gptrain data pack"),

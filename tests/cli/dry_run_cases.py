@@ -1,4 +1,4 @@
-"""The dry run: what it prints, for which machines, at which cost; and that a real run takes the bytes it announced."""
+"""The dry run: output, machines, cost; and a real run takes the bytes that it announced."""
 import json
 import os
 import re
@@ -48,13 +48,13 @@ class DryRun(CliCase):
             with path.open("rb") as file:
                 written.append(path.stat().st_size - 8 - int.from_bytes(file.read(8), "little"))
         self.assertEqual(len(written), 4)
-        # The share of the first data rank: padding between tensors makes another's a little larger.
+        # Another data rank's share is a little larger, by padding between tensors.
         self.assertAlmostEqual(max(written) / plan["checkpoint_bytes_per_rank"], 1, delta=0.03)
         self.assertEqual(sum(written), plan["checkpoint_bytes"])
-        self.assertEqual(plan["checkpoint_bytes_per_node"], plan["checkpoint_bytes"])  # all are on this machine
+        self.assertEqual(plan["checkpoint_bytes_per_node"], plan["checkpoint_bytes"])  # all ranks are on this machine
         self.assertAlmostEqual(plan["checkpoint_seconds"], plan["checkpoint_bytes"] / 2e6)
         self.assertNotIn("checkpoint_seconds", self.plan(config, "--ranks", 4))
-        # A target's cluster has a rate of its own.
+        # The target's cluster has its own rate.
         of_target = self.plan(config, "--target", "a100-80g", "--world-size", 8, *overrides("batch.micro=1"))
         self.assertGreater(of_target["checkpoint_seconds"], 0)
         self.assertAlmostEqual(of_target["checkpoint_seconds_to_own_drives"], of_target["checkpoint_bytes_per_node"] / 1.08e10)
@@ -74,12 +74,12 @@ class DryRun(CliCase):
         config = self.write_config(tiny_config())
         plain = self.succeed("train", config, "--dry-run")
         self.assertNotIn("attention window", plain)
-        self.assertNotIn("Upper bounds", plain)
+        self.assertNotIn("upper bounds", plain)
         masked = self.succeed("train", config, "--dry-run",
                               *overrides("model.attention_window=5", "data.mask_documents=true"))
         self.assertIn("sequence 16 with an attention window of 5, ", masked)
-        self.assertIn("causal window, nothing twice", masked)
-        self.assertIn("Upper bounds: what data.mask_documents leaves out", masked)
+        self.assertIn("causal window, no recomputation", masked)
+        self.assertIn("These are upper bounds: ", masked)
 
     def test_warnings_are_those_of_the_target(self):
         config = self.write_config(tiny_config(precision={"compute": "bf16"},
@@ -156,13 +156,13 @@ class DryRun(CliCase):
         bf16 = self.plan(config, "--target", "h200")
         fp8 = self.plan(config, "--target", "h200", *overrides("precision.linears=fp8"))
         self.assertEqual(bf16["fp8_weights_bytes"], 0)
-        # Two copies of 12 h^2 weights in each block, and four scales with their padding.
+        # Two FP8 copies of 12 h^2 weights in each block, and four scales with their padding.
         self.assertEqual(fp8["fp8_weights_bytes"], 4 * (2 * 12 * 256**2 + 4 * 256))
         self.assertLess(fp8["activations_bytes"], bf16["activations_bytes"])
         self.assertEqual(fp8["model_flops_per_step"], bf16["model_flops_per_step"])
         self.assertLess(fp8["seconds_at_full_matrix_rate"], bf16["seconds_at_full_matrix_rate"])
         self.assertGreater(fp8["seconds_at_full_matrix_rate"], bf16["seconds_at_full_matrix_rate"] / 2)
-        # What copies of keys' and values' heads compute is not the model's.
+        # Work on replicated key-value heads is not part of the model's FLOPs.
         ranks = ["--target", "h200", "--world-size", 4, *overrides("parallel.tensor=4", "model.num_kv_heads=2")]
         bf16 = self.plan(config, *ranks)
         fp8 = self.plan(config, *ranks, *overrides("precision.linears=fp8"))
@@ -173,9 +173,10 @@ class DryRun(CliCase):
                     "--dry-run", *overrides("precision.linears=fp8"))
 
     def test_what_ranks_exchange_through(self):
-        """Processes receive what they reduce: each lane that reduces has 256 KiB for each rank of its largest group."""
+        """Checks that each reducing lane has 256 KiB per rank of its largest group, as processes receive data to
+        reduce."""
         config = self.write_config(tiny_config())
-        mixed = overrides("parallel.zero=1", "precision.compute=bf16")  # weights come by a lane that sums norms
+        mixed = overrides("parallel.zero=1", "precision.compute=bf16")  # weights go over a lane that sums norms
         for arguments, expected in [(("--world-size", 1), 0), (("--world-size", 2), 2 << 18), (("--ranks", 2), 0),
                                     (("--world-size", 2, *mixed), (2 + 2) << 18),
                                     (("--world-size", 4, *overrides("parallel.tensor=2")), (4 + 2) << 18),
@@ -188,8 +189,8 @@ class DryRun(CliCase):
                     self.assertEqual(plan["communication_bytes"], of_device, arguments)
 
     def test_the_shapes_of_the_gpu_benches_are_valid(self):
-        """Nobody runs those scripts without a GPU, so what they ask for is looked at here."""
-        sys.path.insert(0, str(SOURCE_ROOT / "tools"))
+        """Checks the benches' configs here, as the scripts run only with a GPU."""
+        sys.path.insert(0, str(SOURCE_ROOT / "tools" / "gpu"))
         import gpu_runs
         for name in ("gpt2-124m-1024", "gpt2-1.5b-1024-fp8", "llama-1b-4096-fp8"):
             case = gpu_runs.ALL_CASES[name]
@@ -205,7 +206,7 @@ class DryRun(CliCase):
     def test_gpus_without_bf16_are_only_planned_for(self):
         config = self.write_config(tiny_config())
         for target in ["v100-32g", "rtx-2080-ti"]:
-            warning = f"{target} is only planned for: gptrain runs on GPUs of compute capability 8.0 and later"
+            warning = f"{target}: for planning only: gptrain trains on GPUs of compute capability 8.0 or later"
             for compute in ["fp32", "fp16"]:
                 arguments = ["--target", target, *overrides(f"precision.compute={compute}")]
                 self.assertIn(warning, self.plan(config, *arguments)["warnings"])
@@ -294,7 +295,7 @@ class DryRun(CliCase):
         self.assertRegex(text, r"\n  time +7.41e\+20 days +7.41e\+20 days at ")
         endless = self.succeed(*arguments, "--price", "1", "--storage-gbps", "1e-12")
         self.assertRegex(endless, r"\n  device-hours .* without end where nodes fail: goodput 0.0%")
-        self.assertRegex(endless, r"\n  cost +\? +the run does not end\n")
+        self.assertRegex(endless, r"\n  cost +\? +the run never ends: nodes fail too often\n")
 
     def test_a_model_that_does_not_fit_is_planned_all_the_same(self):
         config = self.write_config(large_config())
@@ -318,7 +319,7 @@ class DryRun(CliCase):
         self.assertLess(some["activations_bytes"], kept["activations_bytes"])
         self.assertGreater(moved["exposed_seconds"]["copies"], 0)
         self.assertEqual(kept["exposed_seconds"]["copies"], 0)
-        # On the CPU all memory is the host's, and copies hide behind nothing.
+        # On the CPU all memory is the host's, and no copies are hidden.
         moved, hidden = (self.plan(config, *overrides(f"memory.offload_activations={blocks}")) for blocks in ["all", "hidden"])
         self.assertGreater(moved["offloaded_bytes"], 0)
         self.assertEqual((hidden["offloaded_bytes"], hidden["offloaded_blocks"]), (0, [0]))
@@ -330,7 +331,7 @@ class DryRun(CliCase):
         text = self.succeed(*arguments)
         self.assertRegex(text, r"\n  offloaded on the host +[\d,]+ ")
         self.assertIn("  3 of 6 blocks are offloaded.\n", text)
-        # What a host has is in no profile; what the ranks of a node take of it is said.
+        # Profiles do not have the host's memory; the text has the bytes that a node's ranks take of it.
         self.assertRegex(text, r"\n  The 1 rank of a node takes [\d.]+ [KMG]iB of its host's memory\.\n")
         many = self.plan(config, "--target", "h100", "--world-size", "16", *overrides("memory.offload_activations=3",
                          "batch.global=16", "batch.micro=1"))
@@ -371,13 +372,13 @@ class DryRun(CliCase):
         other = self.succeed(*arguments)
         self.assertRegex(other, r"\n  other order +tensor-data-pipeline .*\n  order +tensor-pipeline-data ")
         self.assertEqual(json.loads(self.succeed(*arguments, "--json"))["rank_order"], "tensor-pipeline-data")
-        # Stages that are near say so where their traffic is listed.
+        # The traffic table says which stages are within a node.
         self.assertIn("within a node, lane send_next", other)
         self.assertIn("between nodes, lane send_next", text)
 
     @unittest.skipIf(is_sanitized(), "a sanitizer's own time and memory would be measured")
     def test_large_models_take_a_second_and_little_memory(self):
-        """The second: one whose stages run one after the other, with 512 micro-batches on each of 64."""
+        """Plans within a second of processor time, also 64 stages with 512 micro-batches each."""
         for name, parameters, target in [("gpt3-175b", "174,", []), ("megatron-1008b", "1,008,", ["--target", "a100-80g"])]:
             arguments = [EXECUTABLE, "train", SOURCE_ROOT / "configs" / f"{name}.json", "--dry-run", *target]
             with self.subTest(name), open(self.path("plan.txt"), "wb") as out:
@@ -387,13 +388,13 @@ class DryRun(CliCase):
                 self.assertEqual(os.waitstatus_to_exitcode(status), 0)
                 self.assertIn(parameters, self.path("plan.txt").read_text(encoding="utf-8"))
                 self.assertLess(usage.ru_maxrss * 1024, 200e6)
-                # Of the processor: the clock on the wall also counts what else the machine does.
+                # Processor time: elapsed time would include other work of the machine.
                 if not target:
                     self.assertLess(usage.ru_utime + usage.ru_stime, 1)
 
 
 class MicroBatches(CliCase):
-    """A schedule names each micro-batch in each layer."""
+    """Micro-batches of a schedule, each of which it names in each layer."""
     MOST = 2**22 // 3  # with one layer
 
     def test_more_than_a_schedule_may_have(self):
@@ -410,7 +411,7 @@ class MicroBatches(CliCase):
 
 class RealRun(CliCase):
     def test_the_largest_that_is_accepted_has_sums_that_hold(self):
-        """What the config's check lets through is planned in 64 bits; compared with Python's numbers, which have no end."""
+        """Compares the 64-bit plan of the largest accepted configs with Python's unbounded integers."""
         for model, precision, ranks in [
             ({"num_layers": 1000, "hidden_size": 2**20, "num_heads": 2**13, "sequence_length": 16}, "fp32", 1),
             ({"num_layers": 1, "hidden_size": 2**20, "num_heads": 2**13, "ffn_hidden_size": 2**22, "sequence_length": 2**24}, "bf16", 1),
@@ -434,7 +435,7 @@ class RealRun(CliCase):
                 self.assertEqual(sum(classes), largest["peak_bytes"])
                 self.assertLess(largest["peak_bytes"], 2**63)
                 self.assertGreaterEqual(largest["moments_bytes"] * (ranks if ranks > 1 else 1), 8 * largest["total_parameters"])
-                # Each layer keeps its input and more, each feature of a row in `width` bytes.
+                # Each layer saves at least its input, with `width` bytes per feature of a row.
                 kept = rows * model["hidden_size"] * width * model["num_layers"]
                 self.assertGreaterEqual(largest["activations_bytes"], kept)
                 self.assertLess(largest["activations_bytes"], 64 * (kept + rows * model.get("ffn_hidden_size", 0) * width) + 2**40)

@@ -1,4 +1,4 @@
-"""Runs that go on with the ranks that are there: who idles, what is said, and the same bits as if configured so."""
+"""Elastic runs: which ranks idle, the messages, and the same bits as a run configured for the training ranks."""
 import os
 import re
 import shutil
@@ -19,7 +19,7 @@ class Elastic(CliCase):
         return {path.name: path.read_bytes() for path in self.checkpoint(step, out).glob("*.safetensors")}
 
     def same_run(self, step, out, reference):
-        """Weights, moments and metrics, but for times."""
+        """Checks weights, moments and metrics, except for times."""
         self.assertEqual(self.state(step, out), self.state(step, reference))
         kept = ("step", "loss", "grad_norm", "lr", "tokens", "samples", "skipped")
         records = [[{key: record[key] for key in kept} for record in self.records(folder)] for folder in (out, reference)]
@@ -27,7 +27,7 @@ class Elastic(CliCase):
         self.assertEqual(len(records[0]), step)
 
     def train_by_hand(self, config, *segments):
-        """A reference: each segment is (ranks, the steps that it ends with), its batch spread as it is."""
+        """Trains a reference; each segment is (ranks, last step), with the batch spread over those ranks."""
         done = 0
         for ranks, end in segments:
             self.train(config, "--resume", "--ranks", ranks, "--steps", end - done,
@@ -76,7 +76,7 @@ class Threads(Elastic):
 
 class Processes(Elastic):
     def start(self, *arguments, size=4, mpi=False):
-        """The ranks of a run over TCP, or mpirun alone."""
+        """Starts the ranks of a run over TCP, or mpirun."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
         command = [EXECUTABLE, "train", "run.json", *arguments]
         if mpi:

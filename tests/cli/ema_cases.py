@@ -1,4 +1,4 @@
-"""The average of a run's weights: optimizer.ema, and what reads it."""
+"""The moving average of a run's weights (optimizer.ema) and its users."""
 from checkpoints_cases import CheckpointCase
 from cli_case import USAGE, overrides
 from weights_cases import weights_of
@@ -45,7 +45,7 @@ class Average(CheckpointCase):
             for value, old, new in zip(values, before[name], weights[name], strict=True):
                 self.assertAlmostEqual(value, old + share * (new - old), delta=1e-6 * (1 + abs(value)))
         self.train(self.config, "--resume", *overrides("run.out=turned", "optimizer.ema=0.9"))
-        # And a run may let it go.
+        # A later run may drop the average.
         self.train(self.config, "--resume", *overrides("run.out=turned", "run.steps=7"))
         self.assertEqual(of_kind(weights_of(self.checkpoint(7, "turned")), "ema"), {})
 
@@ -59,10 +59,10 @@ class Average(CheckpointCase):
         self.assertNotIn("ema", plain[0])
         self.assertNotEqual([record["validation_loss"] for record in averaged],
                             [record["validation_loss"] for record in plain])
-        # It leaves no trace in the run.
+        # Keeping an average does not change the run.
         self.assert_same_steps(self.records("averaged"), self.records("plain"))
         self.assert_same_checkpoint(self.checkpoint(6, "averaged"), self.checkpoint(6, "plain"))
-        # And is what a run from these weights begins with.
+        # A run from these weights starts with the average.
         self.succeed("checkpoint", "average", "--ema", "averaged", "--out", "mean")
         self.assertEqual(of_kind(weights_of(self.checkpoint(6, "mean")), "weight"),
                          of_kind(weights_of(self.checkpoint(6, "averaged")), "ema"))

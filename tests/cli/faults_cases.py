@@ -1,4 +1,4 @@
-"""What fails under a run: its folder goes away, its disk fills, its data change; and what is made to notice that."""
+"""Faults under a run: its folder disappears, its disk fills, its data change."""
 import json
 import os
 import resource
@@ -16,7 +16,7 @@ ENDLESS = overrides("run.steps=100000000")
 SECRET = "a secret of 32 bytes or so"
 UNMOUNTED = "gptrain: run.out = out: is not the run's folder any more, which was unmounted or is hidden by a mount; "
 
-# Mounts $PLACE for itself alone, starts ranks, and takes the mount away at the first line that it reads.
+# Mounts $PLACE in its own namespace, starts ranks, and unmounts it at the first line of input.
 MOUNTS = """
 set -e
 mkdir -p $PLACE
@@ -42,10 +42,10 @@ def may_mount():
 
 
 class Folder(CliCase):
-    """run.out is no longer what it was."""
+    """The folder run.out is changed under a run."""
 
     def run_until(self, *arguments, act):
-        """Exit code and standard error of an endless run to which act() happens after its third step, at one moment."""
+        """Starts an endless run and calls act() once, after its third step; returns exit code and standard error."""
         process = self.start("train", self.write_run(checkpoint={"every_steps": 1000000}), *ENDLESS, *arguments)
         self.wait_until(lambda: process.stdout.readline().startswith("step 3/"), process)
         process.send_signal(signal.SIGSTOP)
@@ -89,7 +89,8 @@ class Folder(CliCase):
         self.assertEqual(os.listdir(self.path("out")), ["mine"])
 
     def ranks_until(self, act, size=2):
-        """Exit codes and standard errors of the processes of an endless run, to which act() happens after three steps."""
+        """Starts the processes of an endless run and calls act() after three steps; returns exit codes and standard
+        errors."""
         config = self.write_run(checkpoint={"every_steps": 1000000})
         ranks = [subprocess.Popen([EXECUTABLE, "train", config, *ENDLESS], cwd=self.folder, stdin=subprocess.DEVNULL,
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
@@ -121,7 +122,7 @@ class Folder(CliCase):
                 self.assertNotIn("gptrain:", errors[1])
 
     def unmounted(self, ranks, mount, place="out"):
-        """Where an endless run says that it saved, when its mount was taken away."""
+        """Returns the folder to which an endless run says it saved when its mount was removed."""
         config = self.write_run(checkpoint={"every_steps": 1000000})
         said = self.path("said-0")
         said.unlink(missing_ok=True)
@@ -141,7 +142,8 @@ class Folder(CliCase):
     @unittest.skipUnless(may_mount(), "no mounting here")
     @not_of_some_cases
     def test_unmounted(self):
-        """What lay in memory is gone with the run; what lies on a disk is there when that is mounted again."""
+        """State on an unmounted memory file system is lost with the run; state on a disk is there when it is mounted
+        again."""
         for ranks in (1, 2):
             with self.subTest(ranks=ranks):
                 shutil.rmtree(self.path("out"), ignore_errors=True)
@@ -163,7 +165,7 @@ class Folder(CliCase):
         self.saved_step("out.saved")
 
     def test_a_disk_that_fills_at_a_line_of_metrics(self):
-        """A limit on the size of files stops the metrics and not the small checkpoint."""
+        """Limits the size of files so that the metrics do not fit and the small checkpoint does."""
         config = self.write_run(run={"steps": 100000})
         self.train(config, *overrides("run.out=sized", "run.steps=1"))
         largest = max(path.stat().st_size for path in self.checkpoint(1, "sized").iterdir())
@@ -177,7 +179,7 @@ class Folder(CliCase):
 
 
 class FullDisk(CliCase):
-    """Of a file that grows beyond the process's limit the system says what it says of a full disk, in other words."""
+    """Tests with a file size limit, which the system reports like a full disk, in other words."""
     LIMIT_BYTES = 8192
 
     def refuse_beyond_limit(self, code, *arguments):
@@ -189,7 +191,7 @@ class FullDisk(CliCase):
         self.assertRegex(error, r"gptrain: (.*: )?cannot write \S+: File too large", f"{arguments}")
 
     def test_what_data_commands_write(self):
-        """The same code, whatever it is that does not fit."""
+        """Any output that does not fit gives the same exit code."""
         words = " ".join(f"w{i * i % 9973}" for i in range(20000))
         self.path("a.txt").write_text(words, encoding="utf-8")
         self.succeed("data", "pack", "a.txt", "--out", "corpus", "--tokenizer", "bytes")
@@ -211,7 +213,7 @@ class FullDisk(CliCase):
 
 
 class Reports(CliCase):
-    """What is written beside the state is not worth the state."""
+    """A run must not lose its state because another output cannot be written."""
 
     def test_a_trace_that_cannot_be_written(self):
         config = self.write_run()

@@ -1,4 +1,4 @@
-"""Files that somebody made up: checkpoints whose parts do not belong together, JSON without end, values that cannot be."""
+"""Forged files: checkpoints whose parts do not belong together, endless JSON, impossible values."""
 import json
 import os
 import re
@@ -33,7 +33,7 @@ def crc32c(data):
 
 
 def sealed(manifest_body):
-    """The text of a manifest, with the checksum that it ends with."""
+    """Returns the text of a manifest with its final checksum."""
     return manifest_body + f',\n  "crc32c": "{crc32c(manifest_body.encode()):08x}"\n}}\n'
 
 
@@ -42,7 +42,7 @@ class HostileCase(CheckpointCase):
                ["generate", "--checkpoint", "out", "--prompt", "x"], ["train", "run.json", "--resume"]]
 
     def edit_manifest(self, change, step=6):
-        """Puts change(manifest's text without its checksum) in place of the manifest of `step`."""
+        """Replaces the manifest of `step` by change(its text without the checksum)."""
         path = self.checkpoint(step) / "manifest.json"
         body = path.read_text(encoding="utf-8").rsplit(',\n  "crc32c"', 1)[0]
         changed = change(body)
@@ -50,7 +50,7 @@ class HostileCase(CheckpointCase):
         path.write_text(sealed(changed), encoding="utf-8")
 
     def edit_header(self, change, step=6):
-        """Puts change(header) in place of a rank's header, and its checksum into the manifest."""
+        """Replaces a rank's header by change(header), and updates its checksum in the manifest."""
         path = self.checkpoint(step) / RANK_FILE
         data = path.read_bytes()
         end = 8 + int.from_bytes(data[:8], "little")
@@ -69,7 +69,7 @@ class HostileCase(CheckpointCase):
 
 
 class ForeignConfig(HostileCase):
-    """The config of a manifest that describes another model than the one that is stored."""
+    """A manifest's config that describes another model than the stored one."""
 
     def config_with(self, key, value):
         def change(body):
@@ -83,7 +83,7 @@ class ForeignConfig(HostileCase):
         sound = (self.checkpoint(6) / "manifest.json").read_bytes()
         for key, value, messages in [
             ("hidden_size", 16, ['tensor "exp_avg/blocks.0.attention.qkv.weight" has shape [24, 8], the model\'s has '
-                                 "[24, 16]", "and 34 more"]),  # its config gives the size of a head, too
+                                 "[24, 16]", "and 34 more"]),  # its config gives the head size, too
             ("hidden_size", 4, ["has shape [24, 8], the model's has [24, 4]"]),
             ("ffn_hidden_size", 64, ["blocks.0.ffn.in.weight", "[32, 8], the model's has [64, 8]"]),
             ("vocab_size", 300, ["the model's has [300, 8]"]),
@@ -121,13 +121,13 @@ class ForeignConfig(HostileCase):
 
 
 def rollback(**members):
-    """A change of a manifest: that of a run that goes back where its loss spikes."""
+    """Returns a change of a manifest to that of a run with rollback."""
     text = json.dumps({"count": 0, "left_out": [], "losses": [3.5], "above": [None]} | members)
     return lambda body: body.replace('"tensors"', f'"rollback": {text}, "tensors"')
 
 
 class Contradictions(HostileCase):
-    """Manifests and headers that say two things."""
+    """Manifests and headers that contradict themselves."""
 
     def test_manifests(self):
         sound = (self.checkpoint(6) / "manifest.json").read_bytes()
@@ -154,7 +154,7 @@ class Contradictions(HostileCase):
                     self.refuse(CHECKPOINT, [cannot, messages], *command)
 
     def edit_places(self, change):
-        """Puts change(places by key) in place of the header's metadata."""
+        """Replaces the header's metadata by change(places by key)."""
         def edit(text):
             header = json.loads(text)
             places = {key: json.loads(place) for key, place in header["__metadata__"].items()}
@@ -164,7 +164,7 @@ class Contradictions(HostileCase):
         self.edit_header(edit)
 
     def test_a_slice_with_the_place_of_another(self):
-        """A reader of safetensors files goes by the key; it would see other weights than gptrain."""
+        """Other readers of safetensors go by the key and would see other weights than gptrain."""
         one, other = "weight/blocks.0.norm1.weight", "weight/head.norm.weight"
         def change(places):
             places[one], places[other] = places[other], places[one]
@@ -181,7 +181,7 @@ class Contradictions(HostileCase):
 
 
 class NoFiles(HostileCase):
-    """Pipes, devices and links that lead nowhere, where files should be: nobody waits for them."""
+    """Pipes, devices and dangling links in place of files: nothing may wait for them."""
 
     def replace(self, path, make):
         path.unlink()
@@ -222,7 +222,7 @@ class NoFiles(HostileCase):
 
 
 class Depth(HostileCase):
-    """Brackets that open without end."""
+    """Brackets nested without end."""
 
     def test_configs(self):
         for text in ("[" * DEEP, '{"run":' * DEEP, '{"model": ' + "[" * DEEP + "]" * DEEP + "}",
@@ -230,7 +230,7 @@ class Depth(HostileCase):
             self.write_config(text, "deep.json")
             for command in (["config", "check", "deep.json"], ["train", "deep.json", "--dry-run"]):
                 self.refuse(USAGE, "nested deeper than 64 levels", *command)
-        # What stands in strings and comments opens nothing, and 64 levels are no fault by themselves.
+        # Brackets in strings and comments open nothing, and 64 levels are allowed.
         self.write_config('{"run": {"out": "' + "[" * 99 + '"}, // ' + "[" * 99 + "\n/*" + "{" * 99 + '*/ "x": '
                           + "[" * 62 + "]" * 62 + "}", "flat.json")
         self.assertNotIn("nested", self.refuse(USAGE, "x = [...]: unknown key", "config", "check", "flat.json"))
@@ -261,9 +261,9 @@ class Depth(HostileCase):
 
 
 class Scale(HostileCase):
-    """What is large is refused or read in a time that grows with its size."""
+    """Large input is refused, or read in a time that grows linearly."""
 
-    SECONDS = 30  # a busy machine and a sanitizer included; the quadratic version took 44 s on an idle one
+    SECONDS = 30  # includes a busy machine and a sanitizer; a quadratic version took 44 s on an idle one
 
     def refuse_soon(self, messages, *arguments):
         start = time.monotonic()
@@ -288,7 +288,7 @@ class Scale(HostileCase):
                 self.assertLess(len(error), 50_000)
 
     def test_many_slices(self):
-        """Neither the header's reader nor the search for overlaps compares each with all the others."""
+        """Neither the header's reader nor the search for overlaps compares each slice with all others."""
         count = 30_000
         header, listed = {"__metadata__": {}}, []
         zero = f"{crc32c(bytes(4)):08x}"

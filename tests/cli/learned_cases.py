@@ -1,4 +1,4 @@
-"""What a model has learned shows in what it writes and in its validation loss."""
+"""Learning shows in a model's generated text and in its validation loss."""
 import json
 
 from cli_case import END_OF_DOCUMENT, CliCase, tiny_config, write_tokens

@@ -1,4 +1,4 @@
-"""This machine as a profile: what `bench device` and `bench comm --into` write, and what is predicted by it."""
+"""This machine as a profile: the output of `bench device` and `bench comm --into`, and predictions from it."""
 import json
 import shutil
 import subprocess
@@ -16,7 +16,7 @@ OTHER_OPS = ["norm_forward layernorm", "norm_backward rmsnorm", "embedding_forwa
 
 
 def figures_of(value, path=""):
-    """Path and content of each [value, source] in a profile."""
+    """Yields path and content of each [value, source] in a profile."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from figures_of(inner, f"{path}.{key}" if path else key)
@@ -60,7 +60,7 @@ class Machine(CliCase):
                 self.assertTrue(all(number > 0 for row in rows for number in row), name)
             for name in LINEAR_OPS + ["linear_backward_weight bias", "attention_forward", "attention_backward"]:
                 rows, _ = shares["1"]["in_steps"][f"{dtype} {name}"]
-                # Beside other work, either half of a ratio may take many times its own.
+                # Beside other work, either half of a ratio may take many times its usual time.
                 self.assertTrue(all(flops > 0 and 0.001 < ratio < 1000 for flops, ratio in rows), (name, rows))
         self.assertGreaterEqual(shares["1"]["between_ops_seconds"][0], 0)
         self.assertEqual(list(profile["links"]["threads"]), ["2", "4"])
@@ -102,14 +102,14 @@ class Machine(CliCase):
                          ["all_gather", "all_reduce", "all_to_all", "broadcast", "hand_over", "reduce_scatter", "send"])
         config = self.write_config(tiny_config(batch={"global": 6}))
         self.plan(config, "--target", "machine.json", "--ranks", "3")
-        self.refuse(USAGE, ["has no links between processes", "gptrain bench comm --into FILE"], "train", config,
+        self.refuse(USAGE, ["has no measured links between processes", "gptrain bench comm --into FILE"], "train", config,
                     "--dry-run", "--target", "machine.json", "--world-size", "3")
 
     def test_a_search_on_it_says_what_the_dry_run_says(self):
         config = self.write_config(tiny_config(model={"num_layers": 2}, batch={"global": 4}, run={"threads": 0}))
         search = ["plan", config, "--target", "machine.json", "--gpus"]
         for command in [[*search, 2], ["train", config, "--dry-run", "--target", "machine.json", "--world-size", 2]]:
-            self.refuse(USAGE, "has no links between processes", *command)
+            self.refuse(USAGE, "has no measured links between processes", *command)
             self.refuse(USAGE, "--cluster dgx-h100: this-machine is one machine", *command, "--cluster", "dgx-h100")
         profile = self.profile()
         profile["links"]["tcp"] = {"2": profile["links"]["threads"]["2"]}
@@ -140,7 +140,7 @@ class Machine(CliCase):
                 self.assertEqual(ran, planned)
 
     def timeline(self, name):
-        """Actions and ops of rank 0 in their order."""
+        """Returns actions and ops of rank 0 in order."""
         events = json.loads(self.path(name).read_text(encoding="utf-8"))["traceEvents"]
         spans = [event for event in events if event["ph"] == "X" and event["pid"] == 0 and event["tid"] in (0, 1)]
         self.assertTrue(all(event["dur"] >= 0 for event in spans))
@@ -161,7 +161,7 @@ class Refused(CliCase):
         comm = ["bench", "comm", "--into"]
         self.refuse(USAGE, "none.json: cannot be read", *comm, "none.json")
         self.path("other.json").write_text("{}")
-        self.refuse(USAGE, "other.json: not what gptrain bench device has written", *comm, "other.json")
+        self.refuse(USAGE, "other.json: not written by gptrain bench device", *comm, "other.json")
         self.refuse(USAGE, "--into other.json: one rank has no links", *comm, "other.json", "--ranks", "1")
         self.path("broken.json").write_text('{"shares": 1')
         config = self.write_config(tiny_config())

@@ -1,11 +1,11 @@
-"""Optimizers beside AdamW: their runs are resumed, change their layout, and say what they take."""
+"""Optimizers other than AdamW: resuming, changing the layout, reported memory."""
 import json
 
 from checkpoints_cases import CheckpointCase
 from cli_case import USAGE, overrides
 from weights_cases import weights_of
 
-# Of optimizer.type: its other keys, and its columns.
+# optimizer.type: its other keys, and its columns.
 OPTIMIZERS = {"sgd": (["optimizer.momentum=0.8", "optimizer.nesterov=true"], ["momentum"]), "lion": ([], ["exp_avg"]),
               "lamb": ([], ["exp_avg", "exp_avg_sq"]), "lars": (["optimizer.trust_coefficient=0.1"], ["momentum"]),
               "muon": ([], ["exp_avg", "exp_avg_sq"]),
@@ -90,7 +90,7 @@ class Optimizers(CheckpointCase):
         self.train(self.config, *self.settings("adafactor", "new"), "--steps", "1")
         tensors = weights_of(self.checkpoint(1, "new"))
         self.assertEqual(4 * sum(len(values) for values in tensors.values()), planned["checkpoint_bytes"])
-        # Queries, keys and values are matrices of their own.
+        # Queries, keys and values count as separate matrices.
         hidden = len(tensors["weight/head.norm.weight"])
         self.assertEqual(len(tensors["exp_avg_sq_row/blocks.0.attention.qkv.weight"]), 3 * hidden)
         self.assertEqual(len(tensors["exp_avg_sq_col/blocks.0.attention.qkv.weight"]), 3 * hidden)
@@ -100,7 +100,7 @@ class Optimizers(CheckpointCase):
                 matrix = len(tensors[name]) > 4 * hidden
                 self.assertEqual([name.replace("weight", kind, 1) in tensors for kind in OPTIMIZERS["adafactor"][1]],
                                  [matrix, matrix, not matrix], name)
-        # The mean of a matrix' squares is that of its rows' and of its columns' moments.
+        # The mean of a matrix's squares equals that of its row moments and of its column moments.
         for name in ("embedding.token", "blocks.0.ffn.out.weight"):
             rows, cols = (tensors[f"exp_avg_sq_{kind}/{name}"] for kind in ("row", "col"))
             self.assertAlmostEqual(sum(rows) / len(rows) / (sum(cols) / len(cols)), 1, delta=1e-5)
@@ -150,7 +150,7 @@ class Optimizers(CheckpointCase):
                 self.assertEqual(kinds, {"exp_avg", "exp_avg_sq"}, name)
                 saved += 16 * count
         self.assertEqual(planned["checkpoint_bytes"], saved)
-        # To other ranks, whose blocks are cut elsewhere, and back.
+        # Moves to other ranks, whose blocks are cut elsewhere, and back.
         self.train(self.config, "--ranks", 4, *settings("ranks", "parallel.tensor=2", "parallel.zero=3", "batch.micro=1"),
                    "--resume", "whole/checkpoints/step-00000002", "--steps", "2")
         self.train(self.config, *settings("back"), "--resume", "ranks/checkpoints/step-00000004", "--steps", "2")

@@ -1,4 +1,4 @@
-"""`data pack` of Parquet files, in builds that have Arrow's library. The files were written by pyarrow:
+"""`data pack` of Parquet files, in builds with Arrow's library. pyarrow wrote the files:
 rows.parquet has columns id, text and tags (lists), 1500 rows in groups of 700, 2 MB of text, zstd;
 nulls.parquet has text = "one", null, "three" and raw = b"\\xff", b"x", b"y"."""
 import os
@@ -56,7 +56,7 @@ class Parquet(CliCase):
                 self.assertGreater(len(expected), 3)
                 for path in self.folder.glob("out*"):
                     path.unlink()
-                # Ends behind the last whole shard; then the input is as good as if it had always been.
+                # Ends after the last whole shard; the repaired input then counts as unchanged.
                 self.path("last.jsonl").write_text(bad, encoding="utf-8")
                 times = self.path("last.jsonl").stat()
                 self.refuse(DATA, "last.jsonl, line 2", *options, str(shard_tokens))

@@ -1,4 +1,4 @@
-"""`gptrain plan`: the search for a layout, comparisons of plans, and what their messages say."""
+"""`gptrain plan`: the search for a layout, comparisons of plans, and messages."""
 import html
 import json
 import re
@@ -47,7 +47,7 @@ class Search(PlanCase):
     def test_the_text_says_what_differs_and_why_others_lost(self):
         config = self.write_config(plan_config())
         text = self.succeed("plan", config, "--gpus", 4, "--target", "a100-80g", "--top", 3, "--price", 1.5)
-        for words in ["layouts on 4 x a100-80g in dgx-a100 nodes, the best by time", "played pass by pass",
+        for words in ["layouts on 4 x a100-80g in dgx-a100 nodes, the best by time", "simulated pass by pass",
                       "device-hours", "goodput", "cost", "why others lost", "parallel.zero", "memory.recompute", "ops +"]:
             self.assertIn(words, text)
 
@@ -58,7 +58,8 @@ class Search(PlanCase):
             for objective in ["time", "memory", "cost"]:
                 plan = self.plan(*search, "--objective", objective, *overrides(saved))
                 self.assertNotIn("selective", json.dumps(plan), saved)
-        # Whole sequences are projected, which tensor ranks have where a micro-batch has as many as there are ranks.
+        # Projections need whole sequences, which tensor ranks have if a micro-batch has at least as many as there are
+        # ranks.
         held = overrides("parallel.tensor=2", "batch.micro=1")
         projected = overrides('memory.linear_projection={"kind": "dct"}')
         self.assertEqual(self.plan(*search, *held)["layouts"], 2 * self.plan(*search, *held, *projected)["layouts"])
@@ -67,11 +68,11 @@ class Search(PlanCase):
         result = self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--target", "a100-80g")
         self.assertEqual(result.code, DEVICE)
         self.assertIn("Nothing fits: ", result.out)
-        self.assertIn("The least that is missing: ", result.out)
+        self.assertIn("The nearest lacks ", result.out)
         self.assertIn("no layout of ", result.err)
-        self.assertRegex(result.out, r"none of [\d,]+ layouts takes as little as the 74\.5 GiB of a device")
-        # It points at what a search leaves alone: each setting is taken.
-        advice = result.out.split("Take more devices")[1]
+        self.assertRegex(result.out, r"each of [\d,]+ layouts needs more than the 74\.5 GiB of a device")
+        # The advice names settings that a search does not try; each can be set.
+        advice = result.out.split("Use more devices")[1]
         self.assertIn("--methods", advice)
         missing = json.loads(self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--json").out)
         settings = re.findall(r"[\w.]+=[\w-]+", advice)
@@ -88,14 +89,14 @@ class Search(PlanCase):
             self.assertFalse(plan["fits"])
             self.assertGreater(plan["missing_bytes"], 10 ** 9)
             self.assertEqual(plan["exact"], 0)
-        # Of layouts that have what is held; a budget that many records are too large for is not what is missing.
+        # Names layouts with the fixed value; a budget that many records exceed is not reported as missing.
         budget = ["memory.activation_budget=4000000000"]
-        for held, words in [(["parallel.tensor=1"], "with tensor 1,"), (["memory.recompute=none"], "recompute none."),
-                            (["memory.recompute=optimal", *budget], "recompute optimal"), (budget, "The least that is")]:
+        for held, words in [(["parallel.tensor=1"], ": tensor 1,"), (["memory.recompute=none"], "recompute none."),
+                            (["memory.recompute=optimal", *budget], "recompute optimal"), (budget, "The nearest lacks")]:
             result = self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--target", "a100-80g",
                                       *overrides(*held))
             self.assertEqual((result.code, "Nothing fits: " in result.out), (DEVICE, True))
-            [least] = re.findall("The least that is missing: .*", result.out)
+            [least] = re.findall("The nearest lacks .*", result.out)
             self.assertIn(words, least)
 
     def test_objectives(self):
@@ -105,7 +106,7 @@ class Search(PlanCase):
         self.assertLess(by["memory"]["peak_bytes"], by["time"]["peak_bytes"])
         self.assertLess(by["time"]["step_seconds"], by["memory"]["step_seconds"])
         self.assertLess(by["cost"]["gpu_hours"] / by["cost"]["goodput"], by["time"]["gpu_hours"] / by["time"]["goodput"])
-        # Others lost in what was looked for, and by no less than nothing.
+        # Other layouts are worse in the objective, and by more than nothing.
         for word, loss in [("memory", r"  [~>]?[\d.]+ [MG]iB \(\+[\d.]+%\), "), ("cost", r" s on \d devices \(\+[\d.]+% device-hours\)")]:
             text = self.succeed("plan", config, "--gpus", 8, "--target", "a100-80g", "--objective", word)
             lost = text.split("why others lost")[1]
@@ -122,8 +123,8 @@ class Search(PlanCase):
         peaks = [row["peak_bytes"] for row in five["best"]]
         self.assertEqual(peaks, sorted(peaks))
         text = self.succeed("plan", *arguments, 1)
-        self.assertRegex(text, r"by a lower bound, \d+ had the memory of their ranks planned, \d+ planned whole\n")
-        self.assertNotIn("so near by their estimate", text)
+        self.assertRegex(text, r"by a lower bound, \d+ had the memory of their ranks planned, \d+ planned in full\n")
+        self.assertNotIn("have estimates so close", text)
 
     def test_a_goodput_below_one_is_not_told_as_all(self):
         config = CONFIGS / "gpt2-124m.json"
@@ -143,7 +144,7 @@ class Search(PlanCase):
         [heading] = [line for line in lines if "MFU" in line]
         self.assertRegex(heading, r" peak devices device-hours   layout")
         self.assertEqual(lines[lines.index(heading) + 1][:heading.index("   layout")].split()[-1],
-                         lines[lines.index("the run with the best") + 1].split("device-hours, ")[1].split()[0])
+                         lines[lines.index("run with the best layout") + 1].split("device-hours, ")[1].split()[0])
         end = heading.index("devices") + len("devices")
         self.assertEqual(lines[lines.index(heading) + 1][:end].split()[-1], str(plan["best"][0]["gpus"]))
         self.assertIn('<th class="number">devices</th>', self.path("page.html").read_text(encoding="utf-8"))
@@ -178,7 +179,7 @@ class Search(PlanCase):
         self.assertRegex(self.succeed("plan", name, *optimal, "--html", "page.html"),
                          r"\n  [\d.]+ [MG]iB for activations with memory.recompute optimal\n")
         self.assertIn("for activations with memory.recompute optimal", self.path("page.html").read_text(encoding="utf-8"))
-        # In the file, too, and where other values of the key are tried or held.
+        # Also when the file sets it, and when other values of the key are tried or fixed.
         file = self.write_config(config | {"batch": {"global": 16, "micro": 4},
                                            "memory": {"recompute": "optimal", "activation_budget": budget}}, "budget.json")
         self.assertEqual(self.plan(file, "--gpus", 1, "--top", 1, *overrides("memory.recompute=optimal", "batch.micro=4"))
@@ -193,13 +194,13 @@ class Search(PlanCase):
         points = {point["method"]: point for point in self.plan(file, "--gpus", 1, "--methods")["points"]}
         self.assertEqual(points["recompute and offload optimal"]["peak_bytes"], best["peak_bytes"])
         self.assertEqual({method for method, point in points.items() if "refused" in point}, {"offload hidden", "offload all"})
-        self.refuse(USAGE, "of no layout that is searched the record of a block takes less than ", "plan", name, "--gpus", 1,
+        self.refuse(USAGE, "no layout in this search stores less per block than ", "plan", name, "--gpus", 1,
                     *overrides("memory.recompute=optimal", "memory.activation_budget=1"))
-        self.refuse(USAGE, "no layout that was planned keeps within the budget; the quickest: memory.activation_budget = ",
+        self.refuse(USAGE, "no planned layout keeps to the budget; the fastest one: memory.activation_budget = ",
                     "plan", name, "--gpus", 1, *overrides("batch.micro=4", "memory.recompute=optimal",
                                                           f"memory.activation_budget={kept // 10}"))
         for more in [["--objective", "memory"], overrides("memory.recompute=block"), overrides("memory.recompute_interval=2")]:
-            self.refuse(USAGE, f"--set memory.activation_budget={budget}: has no effect, as no layout that is searched has "
+            self.refuse(USAGE, f"--set memory.activation_budget={budget}: has no effect: no layout in this search has "
                         "memory.recompute = \"optimal\"", "plan", name, "--gpus", 1, *setting, *more)
 
     def test_values_that_are_held_are_tried_where_others_would_do(self):
@@ -232,7 +233,7 @@ class Search(PlanCase):
         dry = json.loads(self.succeed("train", self.path("winner.json"), "--dry-run", "--json", "--target", "a100-40g"))
         self.assertEqual(best["host_bytes_of_node"], dry["host_bytes_of_node"])
         self.assertGreater(dry["host_bytes_of_node"], dry["host_offloaded_bytes"])
-        self.assertRegex(self.succeed("plan", *arguments), r"\n  host memory +[\d.]+ GiB of a node's, by its ranks: no profile ")
+        self.assertRegex(self.succeed("plan", *arguments), r"\n  host memory +[\d.]+ GiB for the ranks of a node: make sure ")
 
     def test_a_key_that_the_config_has_no_use_for_by_itself_is_held_all_the_same(self):
         config = self.write_config(plan_config())
@@ -245,7 +246,7 @@ class Search(PlanCase):
             self.assertEqual(plan["held"], [setting])
             self.assertEqual({row["layout"][key] for row in plan["best"]}, {value})
             self.assertGreaterEqual(min(row["layout"][least[0]] for row in plan["best"]), least[1])
-        # The file's own layout is no hindrance: it is searched.
+        # The file's own layout does not restrict the search.
         file = plan_config() | {"parallel": {"tensor": 2, "sequence": True}}
         plan = self.plan(self.write_config(file), "--gpus", 4, "--top", 1, "--set", "parallel.tensor=1")
         self.assertEqual(plan["best"][0]["layout"]["tensor"], 1)
@@ -329,7 +330,7 @@ class Comparisons(PlanCase):
 
     @staticmethod
     def settings_of_page(page):
-        """{method: its settings} as the table of all points has them."""
+        """Returns {method: its settings} from the table of all points."""
         rows = re.findall(r'<tr><td>([^<]*)</td>.*<td class="settings">([^<]*)</td></tr>', page.read_text(encoding="utf-8"))
         return {method: html.unescape(settings) for method, settings in rows}
 
@@ -339,7 +340,7 @@ class Comparisons(PlanCase):
             CONFIGS / "gpt2-1.5b.json", "--gpus", 1, "--target", "a100-80g", "--methods", "--html", page)["points"]}
         given = of_method["as given"]["peak_bytes"]
         moments = of_method["8-bit AdamW"]["peak_bytes"]
-        # Two moments of four bytes become two of one, and a scale of four for 256 of each.
+        # Two moments of four bytes become two of one byte, and a four-byte scale per 256 elements of each.
         self.assertAlmostEqual((given - moments) / of_method["as given"]["total_parameters"], 6 - 2 * 4 / 256, delta=0.02)
         self.assertEqual(given, self.plan(CONFIGS / "gpt2-1.5b.json", "--gpus", 1, "--target", "a100-80g", "--sweep",
                                           "batch.accumulation=null")["points"][0]["peak_bytes"])
@@ -355,7 +356,7 @@ class Comparisons(PlanCase):
         largest = {point["method"]: point for point in self.plan("--fit", "v100-32g", "--methods", "--html", page)["points"]}
         self.assertGreater(largest["8-bit AdamW"]["total_parameters"], 1.3 * largest["as given"]["total_parameters"])
         self.assertIn("v100-32g has no bf16", largest["pure bf16"]["refused"])
-        # A row that is refused says what would be set, too.
+        # A refused row also shows the settings.
         self.assertEqual(self.settings_of_page(page)["pure bf16"], "precision.compute=bf16-pure")
 
     def test_sizes_of_encoders(self):
@@ -367,8 +368,8 @@ class Messages(PlanCase):
     def test_each_is_told(self):
         config = self.write_config(plan_config())
         for arguments, message in [
-                ([], "CONFIG is missing: the run to plan"),
-                ([config], "--gpus must be given: the devices to plan for"),
+                ([], "CONFIG is missing: the config of the run to plan"),
+                ([config], "--gpus is missing: the number of devices to plan for"),
                 ([config, "--gpus", 0], "0 is not a whole number of at least 1"),
                 ([config, "--gpus", 37], "--gpus 37: no layout divides batch.global = 16"),
                 ([config, "--gpus", 8, "--target", "a100"], "unknown target \"a100\""),
@@ -381,39 +382,39 @@ class Messages(PlanCase):
                 ([config, "--gpus", 8, "--out", "one", "--html", "./one"], "--out and --html name the same file: one"),
                 ([config, "--gpus", 8, *overrides("parallel.tensor=3")], "parallel.tensor = 3: must divide"),
                 ([config, "--gpus", 8, *overrides("parallel.zero=1", "batch.micro=16")],
-                 "no layout divides batch.global = 16 and the model's heads and layers over so many and is one of those "
-                 "searched, with parallel.zero=1, batch.micro=16"),
+                 "no layout with parallel.zero=1, batch.micro=16 divides batch.global = 16 and the model's heads and layers "
+                 "over 8 devices"),
                 ([config, "--gpus", 1, *overrides("memory.offload_activations=5")],
-                 "--set memory.offload_activations=5: a search tries \"none\", \"hidden\", \"all\" and \"optimal\""),
+                 "--set memory.offload_activations=5: a search tries only \"none\", \"hidden\", \"all\" and \"optimal\""),
                 ([config, "--gpus", 1, *overrides("memory.offload_activations=optimal"), "--objective", "memory"],
-                 "a search tries \"none\", \"hidden\" and \"all\" for the smallest peak"),
+                 "a search tries only \"none\", \"hidden\" and \"all\" for the smallest peak"),
                 ([config, "--gpus", 1, *overrides("memory.recompute=optimal"), "--objective", "memory"],
-                 "a search tries \"none\", \"selective\", \"block\" and \"every_nth\" for the smallest peak"),
+                 "a search tries only \"none\", \"selective\", \"block\" and \"every_nth\" for the smallest peak"),
                 ([config, "--gpus", 1, *overrides("memory.recompute=every_nth", "memory.recompute_interval=5")],
-                 "--set memory.recompute_interval=5: a search tries 2, 3 and 4"),
+                 "--set memory.recompute_interval=5: a search tries only 2, 3 and 4"),
                 ([config, "--gpus", 1, *overrides("memory.recompute_interval=2", "memory.offload_activations=all")],
-                 "a search offloads no blocks with memory.recompute = \"every_nth\""),
+                 "a search does not combine offloading with memory.recompute = \"every_nth\""),
                 ([config, "--gpus", 1, *overrides("batch.micro=128", "batch.global=128")],
-                 "--set batch.micro=128: a search tries up to 64"),
+                 "--set batch.micro=128: a search tries only values up to 64"),
                 ([config, "--gpus", 2, *overrides("parallel.virtual_stages=16")],
-                 "--set parallel.virtual_stages=16: a search tries up to 8"),
+                 "--set parallel.virtual_stages=16: a search tries only values up to 8"),
                 ([config, "--gpus", 8, *overrides("parallel.pipeline=2", "parallel.layers_per_stage=[3,5]")],
-                 "--set parallel.layers_per_stage=[3,5]: a search spreads the layers evenly"),
+                 "--set parallel.layers_per_stage=[3,5]: a search tries only layers spread evenly"),
                 ([config, "--scale", "1..2", *overrides("parallel.elastic=true")],
-                 "--set parallel.elastic=true: a plan is for all devices"),
+                 "--set parallel.elastic=true: a plan uses all devices"),
                 ([config, "--gpus", 2, "--sweep", "batch.micro=1", "--sweep", "batch.micro=2"],
-                 "--sweep batch.micro=2: batch.micro is swept already"),
+                 "--sweep batch.micro=2: batch.micro has a --sweep already"),
                 ([config, "--gpus", 2, "--sweep", "batch.micro=1,,2"], "--sweep batch.micro=1,,2: has an empty value"),
                 ([config, "--gpus", 2, "--sweep", "batch.micro=1,2,1"], "--sweep batch.micro=1,2,1: has the value 1 twice"),
                 ([config, "--gpus", 2, "--sweep", "batch.micro=1,"], "--sweep batch.micro=1,: has an empty value"),
                 ([config, "--gpus", 2, "--sweep", "batch.micro=1", *overrides("batch.micro=2")],
-                 "--set batch.micro=2 has no effect: --sweep has the values of batch.micro"),
+                 "--set batch.micro=2 has no effect: --sweep sets batch.micro"),
                 ([config, "--gpus", 8, "--top", "0"], "0 is not a whole number of at least 1"),
                 ([config, "--gpus", 8, "--target", "v100-32g"], "precision.compute"),
                 ([config, "--gpus", 8, "--set", "model.num_layers=0"], "model.num_layers"),
                 ([config, "--gpus", 8, "--out", "/nowhere/config.json"], "/nowhere/config.json"),
                 ([config, "--gpus", 8, "--sweep", "batch.micro"], "must be a key and its values, as in batch.micro=1,2,4"),
-                ([config, "--sweep", "batch.micro=1"], "--gpus must be given"),
+                ([config, "--sweep", "batch.micro=1"], "--gpus is missing"),
                 ([config, "--gpus", 8] + [word for key in "abc" for word in ("--sweep", key + "=1")],
                  "--sweep takes one key or two, not 3"),
                 ([config, "--scale", "8"], "must be two numbers, the smaller first, as in 8..4096"),
@@ -421,33 +422,33 @@ class Messages(PlanCase):
                 ([config, "--scale", "8..4"], "must be two numbers, the smaller first"),
                 ([config, "--scale", "8..16", "--gpus", "8"], "--gpus has no effect with --scale"),
                 ([config, "--gpus", 8, "--links", "1,,2"], "must be whole numbers from 1 on, as in 1,2,4"),
-                ([config, "--links", "1"], "--gpus must be given"),
+                ([config, "--links", "1"], "--gpus is missing"),
                 ([config, "--gpus", 16, "--links", "4,1,4"], "--links 4,1,4: has the number 4 twice"),
                 ([config, "--gpus", 8, "--links", "1,2"],
-                 "--links 1,2: no NIC carries anything, as 8 devices are in one node of dgx-h100, which has 8"),
+                 "--links 1,2: 8 devices fit into one node of dgx-h100, which has 8, and need no NIC"),
                 ([config, "--fit", "h100"], "CONFIG has no effect with --fit"),
                 (["--fit", "h1000"], "h1000"),
                 (["--fit", "h100", "--target", "h100"], "--target has no effect with --fit"),
                 ([config, "--gpus", 8, "--family", "llama"], "--family has no effect without --fit"),
                 ([config, "--gpus", 8, "--optimizer", "lion"], "--optimizer has no effect without --fit"),
                 (["--fit", "h100", "--methods", "--optimizer", "lion"],
-                 "--optimizer has no effect with --methods, which has optimizers of its own"),
-                ([config, "--methods", "--scale", "1..2"], "--scale and --methods: one at a time"),
-                ([config, "--methods"], "--gpus must be given: the devices to plan for"),
+                 "--optimizer has no effect with --methods, which chooses the optimizers"),
+                ([config, "--methods", "--scale", "1..2"], "--scale and --methods cannot be combined"),
+                ([config, "--methods"], "--gpus is missing: the number of devices to plan for"),
                 ([config, "--gpus", 8, "--set", "parallel.tensor=3", "--set", "optimizer.type=adamw-8bit"],
                  "parallel.tensor = 3: must divide"),
                 (["--fit", "h100", "--optimizer", "adam"], "adam not in {adamw,adamw-8bit,sgd,lion,lamb,lars,muon,adafactor}"),
-                (["--fit", "h100", "--optimizer", "lion,sgd,lion"], "--optimizer: has lion twice"),
+                (["--fit", "h100", "--optimizer", "lion,sgd,lion"], "--optimizer: lion is given twice"),
                 (["--fit", "h100", "--family", "bert"], "bert not in {gpt,llama}"),
                 (["--estimate", "bert"], "bert not in {bert-large,t5-11b}"),
-                (["--estimate", "t5-11b", "--fit", "h100"], "--fit and --estimate: one at a time"),
+                (["--estimate", "t5-11b", "--fit", "h100"], "--fit and --estimate cannot be combined"),
                 ([config, "--scale", "1..2", "--out", "x.json"], "--out has no effect with --scale"),
                 ([config, "--gpus", 2, "--sweep", "batch.micro=1", "--top", 2], "--top has no effect with --sweep"),
                 (["--estimate", "t5-11b", "--html", "x.html"], "--html has no effect with --estimate"),
                 ([config, "--gpus", 131073], "--gpus 131073: must be at most 131072"),
                 ([config, "--scale", "1..200000"], "--scale 200000: must be at most 131072"),
                 (["--fit", "h100", "--gpus", 200000], "--gpus 200000: must be at most 131072"),
-                ([config, "--gpus", 2, "--sweep", "batch.mirco=1,2"], "nothing can be planned: batch.mirco"),
+                ([config, "--gpus", 2, "--sweep", "batch.mirco=1,2"], "no point can be planned: batch.mirco"),
                 (["--fit", "v100-32g", "--gpus", 2, "--html", "/nowhere/page.html"], "/nowhere/page.html")]:
             with self.subTest(message):
                 self.refuse(USAGE, message, "plan", *arguments)
@@ -475,7 +476,7 @@ class Pages(PlanCase):
             self.assertNotRegex(text, r"<script|src=|href=|@import|url\(")
             self.assertRegex(text, r"</html>\n$")
         self.assertIn('class="large"', (self.folder / "sweep.html").read_text(encoding="utf-8"))
-        # On a narrow page these have a row's cells below each other.
+        # On a narrow page a row's cells are stacked in these tables.
         for name, table in [("search", "best"), ("sweep", "points"), ("links", "points")]:
             text = (self.folder / f"{name}.html").read_text(encoding="utf-8")
             self.assertIn(f'<table class="{table}">', text)
@@ -500,7 +501,8 @@ class Pages(PlanCase):
 
 class Offered(CliCase):
     def offered(self, config, *arguments):
-        """What the message of a run that does not fit says: {the setting: its bytes in words, "which fits" or not}."""
+        """Returns the remedies in a message about a run that does not fit: {setting: its bytes in words, "which fits"
+        or not}."""
         text = self.succeed("train", config, "--dry-run", "--target", "a100-40g", *arguments)
         lines = text.split("with one of these settings:\n")[1].split("with all ")[0].splitlines()
         return dict(re.fullmatch(r" *(.*): ([\d.]+ GiB(?:, which fits)?)(?:; and .* of the host's memory.*)?"

@@ -1,4 +1,4 @@
-"""Many ranks as a user sees them: threads of one process, their files, validation, divergence and what is refused."""
+"""Many ranks as a user sees them: threads of one process, their files, validation, divergence and refusals."""
 import json
 import os
 import unittest
@@ -55,7 +55,7 @@ class Threads(CliCase):
 
     def test_a_dry_run_takes_ranks_as_a_run_does(self):
         config = self.write_run(run={"threads": 0})
-        for ranks in (1, 2):  # which share the cores
+        for ranks in (1, 2):  # sharing the cores
             self.train(config, "--ranks", ranks, *overrides(f"run.out=out-{ranks}"))
             taken = json.loads((self.path(f"out-{ranks}") / "run.json").read_text())
             planned = self.dry_run(config, ranks)
@@ -84,7 +84,7 @@ class Threads(CliCase):
         self.assertIn(f"are missing on this-machine for each of the {ranks} ranks that share it. ", text)
 
     def test_what_would_help_is_that_of_the_rank_which_takes_the_most(self):
-        """A run and its dry run say the same, whichever rank that is, and once."""
+        """A run and its dry run print the same remedies once, for the rank that takes the most memory."""
         config = self.write_config(tiny_config(model={"num_layers": 64, "hidden_size": 256, "sequence_length": 65536},
                                                batch={"global": 128, "micro": 64}))
         for ranks, largest, settings in [(2, 1, ["parallel.layers_per_stage=[16,48]"]),

@@ -1,4 +1,4 @@
-"""Dry runs with recomputation and copies to the host: what is planned, and time against memory."""
+"""Dry runs with recomputation and copies to the host: the plan, and time against memory."""
 import json
 import re
 import unittest
@@ -31,12 +31,12 @@ class Recomputation(CliCase):
         self.assertEqual({row["recompute"] for row in plan["recomputation"]["others"]} & {"none", "none, offload all"},
                          {"none", "none, offload all"})
         text = self.succeed("train", config, "--dry-run", *arguments, "--memory-curve", "curve.html")
-        self.assertIn("of these on the host meanwhile\n", text)
+        self.assertIn("of these offloaded to the host\n", text)
         page = self.path("curve.html").read_text()
         for name in ["optimal, offload optimal", "block, offload all"]:
             self.assertIn(name, page)
         self.assertIn(">budget ", page)
-        # Each point has a row, also one that is not drawn, and each series that is drawn a color of its own.
+        # Each point has a row, also points that are not drawn, and each drawn series has its own color.
         recomputation = plan["recomputation"]
         points = [*curve, *without, *recomputation["others"]]
         rows = page.split("<section><table>")[1].split("</table>")[0]
@@ -47,7 +47,7 @@ class Recomputation(CliCase):
         colors = re.findall(r'swatch color-(\d)"', page)
         self.assertEqual(len(colors), len(set(colors)))
         self.assertGreater(len(colors), 4)
-        # On the CPU copies hide behind nothing.
+        # On the CPU no copies are hidden.
         on_cpu = self.plan(config, *both)
         self.assertEqual((on_cpu["offloaded_blocks"], on_cpu["offloaded_bytes"]), ([0], 0))
 
@@ -68,7 +68,7 @@ class Recomputation(CliCase):
         self.assertGreater(selective["activations_bytes"], whole["activations_bytes"])
         extra = {kind: plan["hardware_flops_per_step"] - kept["hardware_flops_per_step"]
                  for kind, plan in [("selective", selective), ("block", whole)]}
-        # Linears are by far the most of a small model with short sequences.
+        # Linears dominate a small model with short sequences.
         self.assertLess(extra["selective"], 0.2 * extra["block"])
 
     def test_optimal_recomputation_takes_the_least_time_for_its_budget(self):
@@ -120,7 +120,7 @@ class Recomputation(CliCase):
         page = self.path("curve.html").read_text(encoding="utf-8")
         self.assertIn("Seconds of a step", page)
         self.assertIn("optimal", page)
-        self.assertIn("Beside all else the device leaves ", page)
+        self.assertIn("The device has ", page)
         self.refuse(USAGE, "--memory-curve draws what memory.recompute = \"optimal\" may choose", "train", config,
                     "--dry-run", "--memory-curve", "curve.html")
 
@@ -132,7 +132,7 @@ class Recomputation(CliCase):
                 layout = ["--target", "h100", "--world-size", str(stages), *overrides(f"parallel.pipeline={stages}")]
                 if stages > 1:
                     layout += overrides(f'parallel.pipeline_schedule="{schedule}"')
-                if chunks > 1:  # whose micro-batches are whole rounds
+                if chunks > 1:  # micro-batches must be whole rounds
                     layout += overrides(f"parallel.virtual_stages={chunks}", "batch.global=202")
                 rows = self.plan(config, *layout, *overrides("memory.recompute=optimal"))["recomputation"]["others"]
                 for name in ["none", "block"]:
@@ -152,7 +152,7 @@ class Recomputation(CliCase):
         [none] = [row for row in optimal["others"] if row["recompute"] == "none"]
         self.assertAlmostEqual(1 + row["again_share"], row["step_seconds"] / none["step_seconds"], delta=0.1)
         self.assertGreater(row["again_share"], 0)
-        for setting in ["memory.saved_inputs=8", "memory.activation_bits=4"]:  # with which it is refused
+        for setting in ["memory.saved_inputs=8", "memory.activation_bits=4"]:  # settings with which it is refused
             others = self.plan(*arguments, *overrides("memory.recompute=optimal", setting))["recomputation"]["others"]
             self.assertNotIn("selective", [row["recompute"] for row in others])
 
@@ -166,15 +166,15 @@ class Recomputation(CliCase):
         self.assertEqual(none["activations_bytes"], max(stage["activations_bytes"] for stage in stages))
         self.assertEqual(recomputation["curve"][0]["activations_bytes"],
                          max(stage["least_activations_bytes"] for stage in stages))
-        for row in recomputation["curve"]:  # is what that budget gives
+        for row in recomputation["curve"]:  # each must be the result for that budget
             same = self.plan(*arguments, *optimal, *overrides(f"memory.activation_budget={row['activations_bytes']}"))
             self.assertLessEqual(max(stage["activations_bytes"] for stage in same["recomputation"]["stages"]),
                                  row["activations_bytes"])
             self.assertLessEqual(same["step_seconds"], 1.001 * row["step_seconds"])
-        # The last row keeps all, on all stages.
+        # The last row keeps everything on all stages.
         self.assertEqual(recomputation["curve"][-1]["step_seconds"], none["step_seconds"])
         text = self.succeed("train", *arguments, "--dry-run", *optimal, "--memory-curve", "curve.html")
-        self.assertRegex(text, r"\n  stages 0 to 3 +0\.00%   more time; 3 kept whole\n")
+        self.assertRegex(text, r"\n  stages 0 to 3 +0\.00%   more time; 3 saved whole\n")
         self.assertRegex(text, r"\ntime against memory +most activations of a stage +more time +step\n  optimal +[\d,]+ +[\d.]+ [MK]iB ")
         self.assertIn(f" {none['activations_bytes']:,} ", text)
         self.assertIn("of the activations of the stage that takes the most", self.path("curve.html").read_text(encoding="utf-8"))

@@ -1,11 +1,11 @@
-"""A run that goes back where its loss spikes: run.rollback, and data.skip_samples."""
+"""Rollback after a loss spike (run.rollback), and data.skip_samples."""
 import json
 import random
 
 from cli_case import CHECKPOINT, USAGE, CliCase, overrides, tiny_config, write_tokens
 
 DIVERGED = 6
-# Steps 13 to 16, samples 48 to 63, are of tokens that nobody can guess.
+# Steps 13 to 16, samples 48 to 63, have unpredictable tokens.
 SPIKE = ["run.out=back", 'run.rollback={"spike": 4, "window": 6, "steps": 2, "skip_samples": 16}']
 LEFT_OUT = ["run.out=without", 'data.skip_samples=[{"first": 48, "count": 16}]']
 
@@ -56,7 +56,7 @@ class Rollback(RollbackCase):
 
     def test_every_later_resume_leaves_them_out(self):
         self.train(self.config, *overrides(*LEFT_OUT))
-        # Stopped right after it has gone back, with the key and without.
+        # Stops right after the rollback and resumes, with the key and without.
         for number, later in enumerate((SPIKE[1:], [])):
             own = f"run.out=part{number}"
             self.train(self.config, *overrides(*SPIKE, own), "--steps", "15")
@@ -101,7 +101,7 @@ class Rollback(RollbackCase):
                                                              '"steps": 2, "skip_samples": 1, "limit": 2}'))
         self.assertNotIn("back to", error)
         self.assertEqual(self.manifest(12)["rollback"]["left_out"], [{"first": 48, "count": 2}])
-        # With another limit it goes on, and leaves out what is needed.
+        # With a higher limit the run continues and leaves out more samples.
         out = self.train(self.config, "--resume", *overrides(
             "run.out=back", 'run.rollback={"spike": 4, "window": 6, "steps": 2, "skip_samples": 14, "limit": 3}'))
         self.assertIn("samples 50 to 63 of the data are left out (rollback 3 of at most 3)", out)
@@ -134,12 +134,13 @@ class LeftOut(RollbackCase):
                     "train", self.config, "--resume", *overrides(out, 'data.skip_samples=[{"first": 2, "count": 1}]'))
         for ranges in ('[{"first": 3, "count": 1}]', '[{"first": 31, "count": 8}]'):
             self.refuse(USAGE, conflict, "train", self.config, "--resume", *overrides(out, f"data.skip_samples={ranges}"))
-        # What lies ahead may change.
+        # Samples that are still ahead may change.
         self.train(self.config, "--resume", *overrides(out, 'data.skip_samples=[{"first": 32, "count": 8}]'), "--steps", "4")
         self.refuse(USAGE, "data.skip_samples: is not what it was", "train", self.config, "--resume", *overrides(out))
 
     def test_what_is_planned(self):
-        """`data mix` and the dry run count what is left: of 12 steps of the easy source 40 of 48 samples are not."""
+        """`data mix` and the dry run count the remaining samples: 40 of the 48 in 12 steps of the easy source are left
+        out."""
         left_out = overrides('data.skip_samples=[{"first": 0, "count": 40}]', 'data.phases=[{"until_step": 12, "weights": '
                              '[1, 0]}, {"until_step": 1000, "weights": [0, 1]}]')
         self.assertRegex(self.succeed("data", "mix", self.config, *left_out), r"(?m)^easy .* 10\.00% +128 +0\.03 ")

@@ -1,4 +1,4 @@
-"""Faults that one test alone would find, caught by another way."""
+"""Catches by a second way faults that otherwise a single test would find."""
 import json
 import struct
 
@@ -7,7 +7,7 @@ from cli_case import CliCase, overrides, tiny_config, write_tokens
 
 class Samples(CliCase):
     def test_every_resume_goes_on_with_the_sample_that_is_next(self):
-        """With a rate that changes nothing, a step's loss tells which samples it saw."""
+        """With a learning rate of 0, a step's loss reveals its samples."""
         draw = [(i * i * 7 + i // 16) % 251 for i in range(16 * 64 + 1)]
         write_tokens(self.path("corpus"), draw)
         config = self.write_config(tiny_config(optimizer={"lr": 1e-30}, batch={"global": 2, "micro": 1},
@@ -27,7 +27,7 @@ class Samples(CliCase):
 
 
 class Pieces(CliCase):
-    """What ZeRO cuts into pieces, element by element: a norm over a tensor would hide a single one."""
+    """Checks ZeRO's pieces element by element: a norm over a tensor would hide a single wrong one."""
 
     def moments(self, out):
         tensors = {}

@@ -1,6 +1,6 @@
-"""Models of SentencePiece, in builds that have its library. sentencepiece.model was trained by its Python package on the
-text of the licence (BPE, 420 tokens, byte fallback, one symbol of the user's), and sentencepiece.json has what that
-package gives for some texts."""
+"""Models of SentencePiece, in builds that have its library. Its Python package trained sentencepiece.model on the text
+of the licence (BPE, 420 tokens, byte fallback, one user-defined symbol) and encoded some texts for sentencepiece.json.
+"""
 import json
 import random
 import shutil
@@ -57,7 +57,7 @@ class SentencePiece(CliCase):
         config = tiny_config()
         config["model"]["vocab_size"] = self.known["size"]
         config = self.write_config(config)
-        self.path("s.model").unlink()  # it is in PREFIX.meta.json and in the checkpoint
+        self.path("s.model").unlink()  # its content is in PREFIX.meta.json and in the checkpoint
         self.train(config)
         self.assertTrue(self.succeed("generate", "--checkpoint", "out", "--prompt", "the License", "--tokens", "8")
                         .startswith("the License"))

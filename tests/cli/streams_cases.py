@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or that nobody reads: no message is worth a crash, no run ends for its lines."""
+"""Standard streams that are closed, full or unread: no message may crash a run, and no run ends for lost lines."""
 import json
 import os
 import subprocess
@@ -11,13 +11,13 @@ LOST_LINES = "warning: cannot write to standard output: {}; the run goes on with
 
 class Streams(CliCase):
     def shell(self, command, *arguments):
-        """Runs `command`, in which "$@" is gptrain with `arguments`; the exit code and what came of it."""
+        """Runs `command`, in which "$@" is gptrain with `arguments`; returns the exit code and the output."""
         done = subprocess.run(["bash", "-c", command, "bash", EXECUTABLE, *arguments], cwd=self.folder,
                               capture_output=True, timeout=TIMEOUT_SECONDS, check=False)
         return done.returncode, done.stdout.decode(), done.stderr.decode()
 
     def assert_whole_run(self, out):
-        """That nothing but its lines was lost."""
+        """Checks that nothing except output lines was lost."""
         records = (self.path(out) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         self.assertEqual([json.loads(record)["step"] for record in records], [1, 2, 3, 4, 5, 6])
         self.assertEqual(self.checkpoint_steps(out), [6])

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Drives the gptrain executable as a user does: messages, exit codes and files of every command and every fault.
 
-Run as test_cli.py EXECUTABLE [--without MODULE,...] [MODULE | TEST...]; a TEST is a name as unittest has it, such as
-training_cases.Signals; training is the same as training_cases. Without any, all modules run.
+Run as test_cli.py EXECUTABLE [--without MODULE,...] [MODULE | TEST...]. A TEST is a unittest name such as
+training_cases.Signals; training is short for training_cases. Default: all modules.
 """
 import argparse
 import os

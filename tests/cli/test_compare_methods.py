@@ -1,6 +1,6 @@
-"""tools/compare_methods.py asks for every run once, compares pair by pair, and goes on where it was interrupted.
+"""tools/compare/compare_methods.py makes every run once, compares in pairs, and continues after an interruption.
 
-Run as test_compare_methods.py [options of unittest]. A stub stands in for gptrain: of seed s the loss is 4 + s / 10, with
+Run as test_compare_methods.py [options of unittest]. A stub replaces gptrain: for seed s the loss is 4 + s / 10, with
 lion 1% more.
 """
 import json
@@ -39,8 +39,8 @@ class CompareMethods(unittest.TestCase):
         self.stub.chmod(0o755)
 
     def compare(self, *arguments, **environment):
-        return subprocess.run([sys.executable, ROOT / "tools/compare_methods.py", "train", "heldout", "--gptrain",
-                               self.stub, "--out", self.folder / "out", "--steps", "20", *arguments],
+        return subprocess.run([sys.executable, ROOT / "tools/compare/compare_methods.py", "train", "heldout",
+                               "--gptrain", self.stub, "--out", self.folder / "out", "--steps", "20", *arguments],
                               capture_output=True, text=True, check=False, env={**os.environ, **environment})
 
     def test_pairs(self):
@@ -56,7 +56,7 @@ class CompareMethods(unittest.TestCase):
         self.assertEqual(page.count("<svg "), 2)
         picture = xml.etree.ElementTree.parse(self.folder / "out/methods.svg").getroot()
         lines = picture.findall("{*}svg/{*}polyline")
-        self.assertEqual(len(lines), 4)  # of each method, and its zero
+        self.assertEqual(len(lines), 4)  # for each method, and its zero
         rows = [float(point.split(",")[1]) for point in lines[3].get("points").split()]
         zero = float(lines[2].get("points").split(",")[-1])
         self.assertTrue(all(row < zero for row in rows))  # the losses of lion are larger

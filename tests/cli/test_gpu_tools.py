@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What tools/gpu_check.sh stands on, without a GPU: where CUDA's libraries are found, what the probe says is missing, and
-that each stage ends in skips. Run as test_gpu_tools.py SOURCE_ROOT."""
+"""Tests the helpers of tools/gpu_check.sh without a GPU: finding CUDA's libraries, the probe's report of missing
+items, and stages that end in skips. Run as test_gpu_tools.py SOURCE_ROOT."""
 import os
 import re
 import shutil
@@ -49,7 +49,7 @@ class Libraries(unittest.TestCase):
         return {line.split("|")[0]: tuple(line.split("|")[1:]) for line in done.stdout.splitlines()}
 
     def own(self, found):
-        """What was found in the folder: the system of the machine that tests may have some itself."""
+        """Keeps libraries found in the test's folder: the machine itself may have some."""
         return {name: (include, library) for name, (include, library) in found.items()
                 if library.startswith(str(self.folder))}
 
@@ -112,7 +112,7 @@ class Probe(unittest.TestCase):
                         required.add(match[1])
         self.assertGreaterEqual(required, {"fmt", "dnnl", "sodium", "boost_context"})
         with tempfile.TemporaryDirectory() as empty:
-            looked_for = subprocess.run([sys.executable, "-B", ROOT / "tools/gpu_probe.py"], env={"PATH": empty},
+            looked_for = subprocess.run([sys.executable, "-B", ROOT / "tools/gpu/gpu_probe.py"], env={"PATH": empty},
                                         capture_output=True, text=True, check=False).stdout.splitlines()[-1]
         deps = (ROOT / "tools/gpu_deps.sh").read_text(encoding="utf-8")
         carried = re.search(r"gpu_deps_packages=\(([^)]*)\)", deps)[1]
@@ -124,7 +124,7 @@ class Probe(unittest.TestCase):
     def test_what_is_missing_is_named_before_a_build_starts(self):
         with tempfile.TemporaryDirectory() as scratch:
             rows = Path(scratch) / "rows.tsv"
-            done = subprocess.run([sys.executable, "-B", ROOT / "tools/gpu_probe.py", "--rows", rows],
+            done = subprocess.run([sys.executable, "-B", ROOT / "tools/gpu/gpu_probe.py", "--rows", rows],
                                   env={"PATH": scratch}, capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
             last = done.stdout.splitlines()[-1]
@@ -140,8 +140,8 @@ class Parts(unittest.TestCase):
         for tool, limits in (("racecheck", "--kernel-name kns=gptrain"), ("memcheck", "--report-api-errors no")):
             with self.subTest(tool=tool), tempfile.TemporaryDirectory() as scratch:
                 write(Path(scratch) / "compute-sanitizer", "#!/bin/sh\necho \"$@\"\n", executable=True)
-                done = subprocess.run([sys.executable, "-B", ROOT / "tools/gpu_check_parts.py", "sanitize", "test_ops",
-                                       "--tool", tool, "--gptrain", "gptrain"],
+                done = subprocess.run([sys.executable, "-B", ROOT / "tools/gpu/gpu_check_parts.py", "sanitize",
+                                       "test_ops", "--tool", tool, "--gptrain", "gptrain"],
                                       env=os.environ | {"PATH": f"{scratch}:{os.environ['PATH']}"},
                                       capture_output=True, text=True, check=True)
                 self.assertIn(f"--tool {tool} --error-exitcode 99 {limits} ", done.stdout)
@@ -161,7 +161,7 @@ class Parts(unittest.TestCase):
             config = write(folder / "config.json", f'{{"run": {{"out": "{folder}"}}}}')
             code = (f"from pathlib import Path; from gpu_runs import train_steps; train_steps('{program}', "
                     f"Path('{config}'), 1, 20, variables={{'CUDA_MODULE_LOADING': 'EAGER'}})")
-            subprocess.run([sys.executable, "-B", "-c", code], cwd=ROOT / "tools", check=True)
+            subprocess.run([sys.executable, "-B", "-c", code], cwd=ROOT / "tools/gpu", check=True)
             self.assertEqual((folder / "value").read_text(encoding="utf-8"), "EAGER\n")
 
     def test_what_has_marks_comes_early_in_stage_b(self):
@@ -187,7 +187,7 @@ class Stages(unittest.TestCase):
                     table = (Path(scratch) / "out" / f"{stage}.txt").read_text(encoding="utf-8")
                     self.assertRegex(table, rf"(?m)^stage {stage} .* there is no GPU +skipped$")
                     self.assertRegex(table, r"(?m)^build .* there is no build-cuda/gptrain +skipped$")
-            # The machine may lack what a build needs, and nothing else fails.
+            # Only missing build requirements of the machine may fail.
             failed = [line for line in done.stdout.splitlines() if line.endswith(" fail")]
             for line in failed:
                 self.assertRegex(line, "^(needed by the build|what this machine has)", done.stdout)

@@ -1,38 +1,40 @@
 #!/usr/bin/env python3
-"""The rules of the house: each folder includes only what stands above it, functions of one file have names of their own,
-no file is too long, none names a machine.
+"""The rules of the source tree: each folder includes only from folders above it, no units include each other in a ring,
+functions local to a file have unique names, no file is too long, none names a machine.
 
-Run as test_house.py SOURCE_ROOT. Prints each offending line as PATH:LINE: what is wrong.
+Run as test_house.py SOURCE_ROOT. Prints each fault as PATH:LINE: MESSAGE.
 """
 import re
 import sys
 import tempfile
 from pathlib import Path
 
-# Folders of src/ in the order of the house: a folder includes from itself and from those before it.
-ROOMS = ["base", "config", "mesh", "model/spec", "schedule", "ops", "comm", "model", "parallel", "optim", "data",
-         "checkpoint", "report", "train", "planner", "cli"]
-# What cuda/ implements, and what it stands on; nothing includes it.
+# Folders of src/ in order: a folder includes from itself and from earlier ones.
+ROOM_LIST = "src/rooms.txt"
+ROOMS = [line.split()[0] for line in (Path(__file__).parents[2] / ROOM_LIST).read_text(encoding="utf-8").splitlines()]
+# Folders that cuda/ implements or uses; nothing includes cuda/.
 CUDA_ROOMS = ["base", "config", "ops", "comm"]
 MAX_LINES = 600
 SOURCE_SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".inc", ".py", ".sh"}
 TEXT_SUFFIXES = SOURCE_SUFFIXES | {".build", ".json", ".md", ".supp", ".txt", ".yml", ""}
-# Printing throws where a stream is closed or full, also on the way out of an error: src/base/output.h does not.
+# Printing throws if a stream is closed or full, also while an error is reported; src/base/output.h does not throw.
 PRINTING = re.compile(r"\bfmt::print\(|std::(cout|cerr)\b")
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
-# A function at the start of a line; the heads of the code's functions begin there.
+# A function that starts at the beginning of a line, as the code's functions do.
 FUNCTION = re.compile(r"(?!using |#|//|struct |class |enum |return |static_assert)[\w\[][^=(;{]*?[ &*](\w+)\((?![^;]*: )")
+# Two files or more in a list of meson.build.
+FILE_LIST = re.compile(r"'[\w./-]+\.cpp'(?:,\s*'[\w./-]+\.cpp')+")
 MACHINE_PATH = re.compile(r"(?<![\w.*-])/(?:work|home|root|Users)/")
 
 
 def room_of(path):
-    """The room that holds PATH (relative to src/), by its longest prefix; None outside of the house."""
+    """Returns the room that holds PATH (relative to src/), by its longest prefix; None if there is none."""
     parents = [parent.as_posix() for parent in Path(path).parents]
     return next((parent for parent in parents if parent in ROOMS), None)
 
 
 def repository_files(root):
-    """Files of the source tree, without what builds and runs leave behind."""
+    """Yields the files of the source tree, without output of builds and runs."""
     for path in sorted(root.rglob("*")):
         parts = path.relative_to(root).parts
         if path.is_file() and not (parts[0].startswith(("build", ".git", "runs")) or parts[:2] == ("data", "corpus")
@@ -60,6 +62,34 @@ def include_faults(root):
                 yield f"{path}:{number}: {own} may not include {room}, which stands below it"
 
 
+def units_reached_from(unit, includes):
+    """The units that UNIT includes, and those that they include; UNIT itself where they lead back to it."""
+    reached, open_units = set(), [unit]
+    while open_units:
+        for included in includes.get(open_units.pop(), ()):
+            if included not in reached:
+                reached.add(included)
+                open_units.append(included)
+    return reached
+
+
+def ring_faults(root):
+    """X.h and X.cpp are one unit."""
+    includes = {}
+    for path in sorted((root / "src").rglob("*")):
+        if path.suffix not in SOURCE_SUFFIXES:
+            continue
+        unit = path.relative_to(root / "src").with_suffix("").as_posix()
+        matches = map(INCLUDE.match, path.read_text(encoding="utf-8").splitlines())
+        units = {Path(match.group(1)).with_suffix("").as_posix() for match in matches if match}
+        includes.setdefault(unit, set()).update(units - {unit})
+    reached = {unit: units_reached_from(unit, includes) for unit in includes}
+    for unit in includes:
+        ring = sorted(other for other in reached[unit] if unit in reached.get(other, ()))
+        if ring and unit == ring[0]:
+            yield f"{root / 'src' / unit}: units include each other in a ring: {', '.join(ring)}"
+
+
 def cuda_include_faults(root):
     for path in sorted((root / "cuda").rglob("*")):
         if path.suffix not in SOURCE_SUFFIXES:
@@ -73,6 +103,13 @@ def cuda_include_faults(root):
                 yield f"{path}:{number}: cuda may not include {match.group(1)}"
 
 
+def map_faults(root):
+    """The README's map shows the list of rooms as it is."""
+    rooms = "".join(f"src/{line}\n" for line in (root / ROOM_LIST).read_text(encoding="utf-8").splitlines())
+    if rooms not in (root / "README.md").read_text(encoding="utf-8"):
+        yield f"{root / 'README.md'}: its map of src is not {ROOM_LIST}, line by line"
+
+
 def printing_faults(root):
     for path in sorted((root / "src").rglob("*")):
         if path.suffix not in SOURCE_SUFFIXES:
@@ -82,8 +119,21 @@ def printing_faults(root):
                 yield f"{path}:{number}: prints by itself, not by base/output.h"
 
 
+def list_faults(root):
+    """Yields the lists of files in meson.build that are not one file a line and sorted."""
+    for path in sorted([*(root / "src").rglob("meson.build"), *(root / "tests" / "unit").rglob("meson.build")]):
+        text = path.read_text(encoding="utf-8")
+        for match in FILE_LIST.finditer(text):
+            files = [line.strip(" ,") for line in match[0].split("\n")]
+            has_lines = all(file.count("'") == 2 for file in files)
+            begins_line = not text[:match.start()].rpartition("\n")[2].strip()
+            if not (has_lines and begins_line and files == sorted(files)):
+                number = text.count("\n", 0, match.start()) + 1
+                yield f"{path}:{number}: a list of files has each on a line of its own, sorted"
+
+
 def functions_of(path):
-    """(line, name, whether it is its file's own) of each function in a source file."""
+    """Yields (line, name, True if local to the file) for each function in a source file."""
     own = False
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line.startswith("namespace {"):
@@ -95,11 +145,12 @@ def functions_of(path):
 
 
 def name_faults(root):
-    """Files of a folder are compiled together: a function of one file must not take part in the calls of another's."""
+    """Finds name clashes: files of a folder are compiled together, so a function of one file must not be a candidate
+    in another."""
     declared, defined, own_functions = {}, {}, []
     for path in sorted((root / "src").rglob("*")):
         room = room_of(path.relative_to(root / "src"))
-        # What is compiled for several instruction sets is a unit of its own.
+        # Files compiled for several instruction sets are separate units.
         if room is None or "kernels" in path.relative_to(root).as_posix():
             continue
         if path.suffix == ".h":
@@ -131,12 +182,12 @@ def file_faults(root):
 
 
 def all_faults(root):
-    return [*include_faults(root), *cuda_include_faults(root), *printing_faults(root), *name_faults(root),
-            *file_faults(root)]
+    return [*include_faults(root), *ring_faults(root), *cuda_include_faults(root), *map_faults(root),
+            *printing_faults(root), *name_faults(root), *list_faults(root), *file_faults(root)]
 
 
 def check_that_faults_are_found():
-    """A check that finds nothing must be one that would have found something."""
+    """Checks the checks: each must find a planted fault."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         files = {
@@ -149,9 +200,18 @@ def check_that_faults_are_found():
             "cuda/g.h": "\n",
             "src/data/h.cpp": "namespace {\nint twice(int x) {\n}\nint shared(int x) {\n}\nint once() {\n}\n}  // namespace\n",
             "src/data/i.cpp": "int twice(char x) {\n}\nint call() {\n  return once(1);\n}\n",
+            "src/data/meson.build": "files('i.cpp', 'h.cpp')\nfiles(\n  'h.cpp',\n  'i.cpp',\n)\n"
+                                    "files(\n  'i.cpp',\n  'h.cpp',\n)\n",
+            "src/comm/meson.build": "files('a.cpp',\n  'b.cpp')\nx ? files('a.cpp') : files('b.cpp')\n",
             "src/comm/j.h": "int shared(char x);\n",
             "src/train/k.h": "int once(int x);\n",
+            "src/optim/l.h": '#include "optim/m.h"\n',
+            "src/optim/m.cpp": '#include "optim/m.h"\n#include "optim/n.h"\n',
+            "src/optim/m.h": "\n",
+            "src/optim/n.h": '#include "base/o.h"\n#include "optim/l.h"\n',
+            "src/base/o.h": "\n",
             "tests/long.cpp": "\n" * (MAX_LINES + 1),
+            ROOM_LIST: "base   errors\n",
             "README.md": "see /" + "work/notes and src/work/notes\n",
             "build/made.cpp": '"/' + 'work/"\n',
         }
@@ -160,8 +220,9 @@ def check_that_faults_are_found():
             (root / name).write_text(text, encoding="utf-8")
         found = {fault.removeprefix(folder + "/").split(": ")[0] for fault in all_faults(root)}
     expected = {"src/base/a.h:2", "src/ops/b.h:3", "src/ops/b.h:4", "src/model/spec/c.h:1", "src/model/spec/c.h:2", "src/elsewhere/e.h", "cuda/f.cu:3",
-                "src/data/h.cpp:2", "src/data/h.cpp:4",
-                "tests/long.cpp", "README.md:1"}
+                "src/base/a", "src/data/h.cpp:2", "src/data/h.cpp:4", "src/optim/l",
+                "src/data/meson.build:1", "src/data/meson.build:7", "src/comm/meson.build:1",
+                "tests/long.cpp", "README.md", "README.md:1"}
     if found != expected:
         sys.exit(f"the check itself is wrong: found {sorted(found)}, expected {sorted(expected)}")
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Every shell script parses, can be run, passes shellcheck where that is installed, and refuses what it does not know;
-# the corpus script and the test counter do what they say;
-# so does the build's option for another oneDNN. Run as test_scripts.sh SOURCE_ROOT.
+# Tests the shell scripts: each parses, can be run, passes shellcheck if that is installed, and refuses unknown
+# arguments. Also tests the corpus script, the test counter, and the build's option for another oneDNN. Run as
+# test_scripts.sh SOURCE_ROOT.
 set -euo pipefail
 cd "$1"
 failures=0
@@ -39,7 +39,7 @@ expect 1 'usage: tools/gpu_check.sh' tools/gpu_check.sh --nonsense
 expect 2 'usage: tools/quickstart.sh' tools/quickstart.sh --nonsense
 expect 2 'no-such.txt: no such file' tools/quickstart.sh no-such.txt
 
-# A oneDNN of its own folder: what is wrong with one is said before anything is built.
+# A faulty oneDNN folder is reported before anything is built.
 if command -v meson >/dev/null; then
   onednn=$scratch/onednn
   configure=(meson setup "$scratch/build" -Dcuda=disabled -Dtests=false "-Donednn=$onednn")
@@ -53,7 +53,7 @@ if command -v meson >/dev/null; then
   expect 1 'this oneDNN is not built for OpenMP' "${configure[@]}"
 fi
 
-# The sum of two logs; what failed is named, and a log without tests is a failure.
+# Sums two logs; lists failures, and counts a log without tests as a failure.
 log() { printf '{"name": "%s", "result": "%s"}\n' "$@"; }
 log a OK b SKIP c OK >"$scratch/good.json"
 log d FAIL e TIMEOUT f OK >"$scratch/bad.json"

@@ -1,5 +1,5 @@
-"""From texts to a model that writes: tokenizers of data, checkpoints and `generate`, token files of other programs, and
-mixtures."""
+"""From texts to a model that writes: tokenizers of data, checkpoints and `generate`, token files of other programs,
+and mixtures."""
 import json
 import math
 import random
@@ -20,7 +20,7 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", 
 
 
 def texts(count, seed=1):
-    """Sentences that say the same words in the same order, from any place on."""
+    """Returns texts that repeat the same words in the same order, from a random start."""
     draw = random.Random(seed)
     result = []
     for _ in range(count):
@@ -90,7 +90,7 @@ class EndToEnd(TextCase):
         text = self.generate("--prompt", "over the", "--temperature", "0")
         self.assertTrue(text.startswith("over the lazy dog and naps"), text)
 
-        # Bits per byte is the loss of all targets over the bytes that they stand for.
+        # Bits per byte is the loss of all targets divided by the bytes of their text.
         length, count = 16, 8
         pieces = json.loads(self.path("t.json").read_text(encoding="utf-8"))["model"]["vocab"]
         sizes = {index: len(piece) for piece, index in pieces.items()}  # ASCII: a character is a byte
@@ -140,7 +140,7 @@ class Samples(TextCase):
         samples = [json.loads(line) for line in self.path("out/samples.jsonl").read_text(encoding="utf-8").splitlines()]
         self.assertEqual([(sample["step"], sample["prompt"]) for sample in samples], [(2, ""), (4, "")])
         self.assertFalse(self.path("out/.sampling").exists())
-        # The same models, out of their checkpoints: that of step 2 was saved before the text was written.
+        # The same models from their checkpoints: the one of step 2 was saved before its text was written.
         for sample in samples:
             text = self.succeed("generate", "--checkpoint", self.checkpoint(sample["step"]), "--prompt", "", "--tokens",
                                 "5", "--seed", "1")
@@ -164,7 +164,7 @@ class TokenizerOfARun(TextCase):
         manifest = json.loads((self.checkpoint(2) / "manifest.json").read_text(encoding="utf-8"))
         self.assertEqual(manifest["tokenizer"], {"sha256": record["sha256"], "vocab_size": self.size, "end_token": 0,
                                                  "file": "tokenizer.json"})
-        # The data of a run that goes on need not say what the checkpoint does.
+        # The data of a resumed run need not name the tokenizer that the checkpoint has.
         self.path("corpus.meta.json").unlink()
         self.train("run.json", "--resume", *overrides("run.steps=4"))
         self.assertTrue((self.checkpoint(4) / "tokenizer.json").exists())
@@ -253,7 +253,7 @@ class OtherFormats(TextCase):
         for source in narrow.values():
             for name in narrow:
                 self.convert(source, "b", "--to", name)
-                # Nothing but its name tells nanoGPT's format.
+                # Only its name identifies nanoGPT's format.
                 path = "b" if name != "nanogpt" else self.path("b").rename(self.path("b.bin")).name
                 self.convert(path, "c.bin", "--to", "nanogpt")
                 self.assertEqual(self.path("c.bin").read_bytes(), raw, f"{source} by {name}")
@@ -261,7 +261,7 @@ class OtherFormats(TextCase):
             self.assertIn("in 200 documents", out)
             for suffix in (".bin", ".idx"):
                 self.assertEqual(self.path(f"back{suffix}").read_bytes(), self.path(f"corpus{suffix}").read_bytes())
-        # Llama 3's, of four bytes.
+        # Llama 3's format, with four-byte tokens.
         self.convert("wide.npy", "wide.bin", "--to", "llm.c")
         self.assertEqual(self.path("wide.bin").read_bytes(),
                          struct.pack("<3i", 20240801, 7, len(ids)) + bytes(1012) + struct.pack(f"<{len(ids)}I", *ids))
@@ -365,7 +365,7 @@ class Mixtures(TextCase):
         self.two = self.config(data={"train": [{"path": "corpus"}, {"path": "few"}]}, run={"steps": 40})
 
     def shares(self, *settings):
-        """Of each source: asked, got, epochs and first repeat, by `data mix`."""
+        """Returns for each source: asked, got, epochs and first repeat, by `data mix`."""
         out = self.succeed("data", "mix", self.two, *overrides(*settings))
         rows = [line.split() for line in out.splitlines()[1:3]]
         return {row[0]: (float(row[2].rstrip("%")), float(row[3].rstrip("%")), float(row[5]), " ".join(row[6:]))

@@ -31,7 +31,7 @@ class TokenizerCase(CliCase):
         self.write_jsonl("docs.jsonl", documents(300))
         self.succeed("data", "train-tokenizer", "docs.jsonl", "--vocab-size", "400", "--out", "t.json", "--pattern",
                      "llama3")
-        # The few words are used up before.
+        # The text runs out of pairs earlier.
         self.size = len(json.loads(self.path("t.json").read_text(encoding="utf-8"))["model"]["vocab"])
         self.assertTrue(257 < self.size < 400, self.size)
 
@@ -160,7 +160,7 @@ class Formats(TokenizerCase):
         self.path("list.json").write_text(json.dumps([{"text": text} for text in texts], indent=1), encoding="utf-8")
         self.path("table.csv").write_text(
             "id,text\n" + "".join('7,"{}"\r\n'.format(text.replace('"', '""')) for text in texts), encoding="utf-8")
-        # Names say nothing: content does.
+        # Formats are recognised by content, not by name.
         self.path("gzip.of.two").write_bytes(gzip.compress(content[:500]) + gzip.compress(content[500:]))
         self.path("xz").write_bytes(lzma.compress(content))
         for name in ("list.json", "table.csv", "gzip.of.two", "xz"):

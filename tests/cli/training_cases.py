@@ -1,4 +1,4 @@
-"""Training as a user sees it: a run's files, --steps, folders that cannot be used, memory, divergence and signals."""
+"""Training as a user sees it: a run's files, --steps, unusable folders, memory, divergence and signals."""
 import json
 import os
 import pty
@@ -17,13 +17,13 @@ STEP_LINE = (r"(?m)^step 2/6 33\.3% \| loss \d+\.\d{4} \| gnorm \S+ \| lr 1\.0e-
              r"\S+ tok/s \| mfu \d+\.\d% \| mem \S+ (MiB|KiB)/\S+ GiB \| eta .+$")
 
 
-# Steps of many seconds, so that what happens within one can be arranged.
+# Steps of many seconds, so that events within one can be arranged.
 SLOW_STEPS = overrides("model.hidden_size=64", "model.sequence_length=512", "batch.global=80000", "batch.micro=8")
 
 
 class TensorBoard(CliCase):
     def test_holds_what_its_page_says(self):
-        """The tags of the page's table and no others; of the lines of metrics.jsonl only those."""
+        """The files have the tags of the page's table and no others; the lines of metrics.jsonl likewise."""
         page = (SOURCE_ROOT / "src/train/README.md").read_text(encoding="utf-8")
         section = re.search(r"^## `tb/`.*?(?=^## )", page, re.MULTILINE | re.DOTALL)[0]
         tags = {tag for row in re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE) for tag in re.findall(r"`(\w+)`", row)}
@@ -32,7 +32,7 @@ class TensorBoard(CliCase):
         config = tiny_config(data={"validation": [{"path": "corpus"}]}, run={"validate_every_steps": 2, "validation_samples": 4})
         self.train(self.write_config(config))
         [events] = self.path("out").glob("tb/events.out.tfevents.*.gptrain")
-        # A tag is the first field of a value, and a float follows it.
+        # A tag is the first field of a value, followed by a float.
         found = {tag.decode() for tag in re.findall(rb"\x0a.([a-z_]+)\x15", events.read_bytes(), re.DOTALL)}
         self.assertEqual(found, tags - {"loss_scale"})
         logged = {key for line in (self.path("out") / "metrics.jsonl").read_text().splitlines() for key in json.loads(line)}
@@ -121,7 +121,7 @@ class Runs(CliCase):
 
 
 class Threads(CliCase):
-    """oneDNN's products are wrong when OpenMP gives it fewer threads than it was promised."""
+    """oneDNN's products would be wrong if OpenMP gave it fewer threads than promised."""
 
     def setUp(self):
         super().setUp()
@@ -142,7 +142,7 @@ class Threads(CliCase):
 
 class Profiles(CliCase):
     def events(self, file, rank=0):
-        """The complete events of a rank in a trace, by row, in order; times in whole nanoseconds."""
+        """Returns the complete events of a rank in a trace, by row, in order; times in whole nanoseconds."""
         trace = [event for event in json.loads(self.path(file).read_text(encoding="utf-8"))["traceEvents"]
                  if event["pid"] == rank]
         names = {event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"}
@@ -220,7 +220,7 @@ class Profiles(CliCase):
         lane = rows["lane gradients"]
         self.assertEqual({event["name"] for _, _, event in lane}, {"reduce_scatter", "all_reduce"})
         for start, end, event in lane:
-            # In nanoseconds: NVLink of an H100, and a latency or a few.
+            # In nanoseconds: the rate of an H100's NVLink, and one or several latencies.
             self.assertGreaterEqual(end - start, 2500 + event["args"]["sent_bytes"] / 450 - 1, event)
             self.assertLessEqual(end - start, 4 * 2500 + event["args"]["sent_bytes"] / 100, event)
         for start, end, event in rows["ops"]:
@@ -283,7 +283,7 @@ class Folders(CliCase):
                 else:
                     blocker.mkdir()
                 result = self.run_gptrain("train", config)
-                # What belongs to an earlier run may be moved aside; nothing may be lost without a word.
+                # Files of an earlier run may be moved aside; nothing may be lost silently.
                 if result.code == FINISHED:
                     self.assertTrue((blocker.parent / f"{name}.old-1").exists(), f"{name} was not written")
                 else:
@@ -358,7 +358,7 @@ class Signals(CliCase):
         return process.returncode, out, error
 
     def test_the_step_is_finished_and_the_state_saved(self):
-        # Under nohup the tests would hand on that a hang-up is ignored.
+        # Restores the default: under nohup the tests would pass on that SIGHUP is ignored.
         self.addCleanup(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_DFL))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
             with self.subTest(signal=number.name):
@@ -384,7 +384,7 @@ class Signals(CliCase):
         self.assert_same_checkpoint(self.checkpoint(steps), self.checkpoint(steps, "whole"))
 
     def test_a_lost_terminal(self):
-        """The kernel's SIGHUP comes with a terminal to which nothing can be written any more."""
+        """The kernel's SIGHUP comes with a terminal that can no longer be written to."""
         config = self.write_run()
         self.addCleanup(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_DFL))
         process_id, terminal = pty.fork()
@@ -409,7 +409,7 @@ class Signals(CliCase):
             with self.subTest(second=second.name):
                 process = self.start("train", config, *SLOW_STEPS, *overrides(f"run.out={second.name}"))
                 self.wait_until((self.path(second.name) / "run.json").exists, process)
-                time.sleep(1)  # from there to the first step
+                time.sleep(1)  # time until the first step
                 process.send_signal(signal.SIGUSR1)
                 time.sleep(0.3)
                 self.assertIsNone(process.poll(), "the first signal does not wait for the step")
@@ -420,7 +420,7 @@ class Signals(CliCase):
     def test_two_terms_in_a_row_are_one(self):
         process = self.start("train", self.write_run(), *SLOW_STEPS)
         self.wait_until((self.path("out") / "run.json").exists, process)
-        time.sleep(1)  # from there to the first step
+        time.sleep(1)  # time until the first step
         for pause in (0.2, 1.8, 3.3):
             process.send_signal(signal.SIGTERM)
             time.sleep(pause)

@@ -1,4 +1,5 @@
-"""Weights that change hands: `checkpoint import`, `train --init-from`, and `checkpoint diff|average|verify --deep|prune`."""
+"""Weights that change hands: `checkpoint import`, `train --init-from`, and `checkpoint diff|average|verify
+--deep|prune`."""
 import fcntl
 import json
 import os
@@ -12,7 +13,7 @@ from cli_case import CHECKPOINT, FINISHED, USAGE, overrides, overwrite
 
 
 def weights_of(checkpoint):
-    """The F32 and U8 tensors of a checkpoint in one file, by name; lists of numbers."""
+    """Returns the F32 and U8 tensors of a checkpoint in one file, by name, as lists of numbers."""
     data = (checkpoint / RANK_FILE).read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8:8 + length])
@@ -49,7 +50,7 @@ class InitFrom(CheckpointCase):
         before, after = weights_of(self.checkpoint(6)), weights_of(self.checkpoint(0, "new"))
         for name, values in after.items():
             self.assertEqual(values, before[name] if name.startswith("weight/") else (0.0,) * len(values), name)
-        # The run goes on from its own checkpoint afterwards, whatever it began with.
+        # The run resumes from its own checkpoint, whatever it started from.
         out = self.train(self.config, "--init-from", "out", "--resume",
                          *overrides("run.out=new", "run.seed=7", "optimizer.lr=0.002"))
         self.assertIn("resumed from new/checkpoints/step-00000000 (step 0)\n", out)
@@ -110,7 +111,7 @@ class InitFrom(CheckpointCase):
                     *overrides("run.out=new", "model.sequence_length=8"))
         self.refuse(CHECKPOINT, "absent: neither a checkpoint", "train", self.config, "--init-from", "absent",
                     *overrides("run.out=new"))
-        # Of the data only what is loaded is read: the weights, not the moments, of which the last one is damaged.
+        # Only the loaded data are read: the weights, not the moments, of which the last one is damaged.
         self.damage_data(6)
         self.train(self.config, "--init-from", "out", *overrides("run.out=new"), "--steps", "0")
         data = (self.checkpoint(6) / RANK_FILE).read_bytes()
@@ -183,14 +184,14 @@ class NewFolders(CheckpointCase):
             self.refuse(USAGE, f"{option} made: another gptrain is writing this folder", *command)
         self.assertTrue(self.path(".tmp-made/half").exists())
         os.close(held)
-        # What a process that was killed has left is nobody's.
+        # Leftovers of a killed process do not count.
         self.succeed(*commands["--hf"])
         self.assertEqual(sorted(path.name for path in self.path("made").iterdir()), ["config.json", "model.safetensors"])
         self.assertFalse(self.path(".tmp-made").exists())
 
     def test_a_folder_that_cannot_be_written_is_refused_before_any_work(self):
         self.succeed("checkpoint", "export", "out", "--hf", "hf")
-        self.damage_data(6)  # which is found when it is read
+        self.damage_data(6)  # found when it is read
         for command in (["export", "out", "--hf"], ["import", "--hf", "hf"], ["average", "out", "--out"]):
             self.refuse(CHECKPOINT, "cannot create /proc/made", "checkpoint", *command, "/proc/made/deep")
             self.refuse(CHECKPOINT, "cannot create run.json/.tmp-made: Not a directory", "checkpoint", *command, "run.json/made")
@@ -203,7 +204,7 @@ class NewFolders(CheckpointCase):
 
 
 def rewrite_manifest(checkpoint, pattern, replacement):
-    """The manifest with another text for the first match, and the checksum that belongs to it."""
+    """Replaces the first match in the manifest and updates its checksum."""
     file = checkpoint / "manifest.json"
     text = re.sub(pattern, replacement, file.read_text(encoding="utf-8"), count=1)
     covered = text[:text.rindex(",")]
@@ -211,7 +212,7 @@ def rewrite_manifest(checkpoint, pattern, replacement):
 
 
 def rewrite_tensor(checkpoint, name, numbers):
-    """Other numbers in an F32 tensor, with the checksums that belong to them."""
+    """Replaces the numbers of an F32 tensor and updates the checksums."""
     header = (checkpoint / RANK_FILE).read_bytes()
     length = int.from_bytes(header[:8], "little")
     begin, end = json.loads(header[8:8 + length])[name]["data_offsets"]
@@ -235,7 +236,7 @@ class Compare(CheckpointCase):
                          r"weight/embedding\.token +\[257, 8\] against \[300, 8\]\n")
 
     def test_diff_of_what_is_no_number(self):
-        """The first element of a tensor is none, and those after it differ by numbers."""
+        """A NaN in the first element does not hide differences after it."""
         shutil.copytree(self.path("out"), self.path("copy"))
         rewrite_tensor(self.checkpoint(6, "copy"), "weight/head.norm.bias", [float("nan"), *[5.0] * 7])
         for pair in (("out", "copy"), ("copy", "out")):

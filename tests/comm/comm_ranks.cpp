@@ -1,14 +1,14 @@
-// One rank of a run, for test_processes.py: runs every collective on inputs whose sums are not exact, first alone and
-// then on several lanes at a time, and prints on rank 0 a checksum of all results of all ranks, which must not depend
-// on the transport. MPI sends synchronously here: nothing that waits for a receive is buffered.
+// One rank of a run, for test_processes.py. Runs every collective on inputs whose sums are not exact, first alone and
+// then on several lanes at a time. Prints on rank 0 a checksum of all results of all ranks, which must not depend on
+// the transport. MPI sends synchronously here: no send is buffered.
 //
 // comm_ranks [FAULT RANK]: with a FAULT, that rank does something wrong:
 //   config    has another config
 //   call      makes another call than the others
-//   lane      does so on one lane, while all wait on another for what nobody sends
+//   lane      does so on one lane, while all wait on another lane for data that nobody sends
 //   error     ends with an error of its own
-//   sleep     waits, as do the others for it, until somebody ends them
-//   end       does not come to the end of MPI
+//   sleep     waits until killed, as the others do for it
+//   end       does not reach the end of MPI
 // COMM_RANKS_THREADS=N runs N ranks as threads.
 #include <chrono>
 #include <cstdio>
@@ -31,7 +31,7 @@ namespace {
 
 constexpr double timeout_seconds = 2;
 
-// Numbers of different sizes: any other order of a sum rounds differently.
+// Fills with numbers of different sizes, so that any other order of a sum rounds differently.
 void fill(std::vector<std::byte>& data, int rank, int64_t count, DType dtype) {
   data.assign(static_cast<size_t>(count * dtype_bytes(dtype)), std::byte{});
   for (int64_t i = 0; i < count; ++i) {
@@ -43,7 +43,7 @@ void fill(std::vector<std::byte>& data, int rank, int64_t count, DType dtype) {
   }
 }
 
-// A checksum of this rank's results of every collective of the group.
+// Returns a checksum of this rank's results of every collective of the group.
 uint32_t checksum(Communicator& group) {
   uint32_t sum = 0;
   const auto add = [&](const std::vector<std::byte>& data) { sum = crc32c(data.data(), data.size(), sum); };
@@ -83,10 +83,10 @@ uint32_t checksum(Communicator& group) {
   return sum;
 }
 
-// A checksum of what several lanes at a time make of numbers, in the order of issue on each.
+// Returns a checksum of results on several lanes at a time, in the order of issue on each.
 uint32_t checksum_of_lanes(World& world, const std::vector<int>& ranks) {
   constexpr int num_lanes = 4, rounds = 60;
-  constexpr int64_t count = 20'011;  // of several messages, and not a multiple of any number of ranks
+  constexpr int64_t count = 20'011;  // several messages long, and not a multiple of any number of ranks
   struct Work {
     std::unique_ptr<Communicator> group;
     std::vector<std::vector<std::byte>> data;
@@ -128,7 +128,7 @@ uint32_t checksum_of_lanes(World& world, const std::vector<int>& ranks) {
   return sum;
 }
 
-// One lane fails on every rank while another waits for what never comes.
+// Fails on one lane on every rank while another lane waits for data that never come.
 void fail_on_a_lane(World& world, const std::vector<int>& ranks, int faulty) {
   const auto waiting = world.make_group(ranks, {.lane = "waiting"});
   const auto failing = world.make_group(ranks, {.lane = "failing"});
@@ -179,7 +179,7 @@ void run_rank(World& world, const std::string& fault, int faulty) {
 
 }  // namespace
 
-// Called in place of MPI's own, which has this name, too, in a build with MPI.
+// Replaces MPI's own function, whose other name is PMPI_Finalize in a build with MPI.
 extern "C" int PMPI_Finalize() __attribute__((weak));
 extern "C" int MPI_Finalize();
 extern "C" int MPI_Finalize() {
@@ -187,7 +187,7 @@ extern "C" int MPI_Finalize() {
   return PMPI_Finalize != nullptr ? PMPI_Finalize() : 0;
 }
 
-// Types are those of MPI's binary interface: handles are pointers.
+// Types follow MPI's binary interface: handles are pointers.
 extern "C" int PMPI_Issend(const void*, int, void*, int, int, void*, void*) __attribute__((weak));
 extern "C" int MPI_Isend(const void* data, int count, void* type, int peer, int tag, void* group, void* request);
 extern "C" int MPI_Isend(const void* data, int count, void* type, int peer, int tag, void* group, void* request) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Outsiders at the ports of a run: whatever they send, it changes neither what the run computes nor whether it ends.
+"""Outsiders at a run's ports: whatever they send changes neither the run's results nor whether it ends.
 
 Run as test_outsiders.py GPTRAIN [TEST...] [--frames N] [--pairs N].
 """
@@ -27,8 +27,8 @@ from ports import free_port
 
 SECRET = "a secret of 32 bytes or so"
 HANG_SECONDS = 120
-COST_SECONDS = 1   # that all frames together may take of the ranks' processors, and of the time of the run
-SLACK_SECONDS = 3  # more of the latter on a machine that is busy with other things, the outsiders among them
+COST_SECONDS = 1   # limit for all frames: extra processor time of the ranks, and extra duration of the run
+SLACK_SECONDS = 3  # further duration on a machine that is busy, also with the outsiders
 DEVICE = 5
 SILENT = 300       # connections that are opened and say nothing
 
@@ -39,7 +39,7 @@ def frame(text):
 
 
 def processor_seconds():
-    """Of all processes that this one has started and seen end."""
+    """Returns the processor time of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -49,7 +49,7 @@ def is_busy():
 
 
 def listening_ports(process_id):
-    """Ports at which a process listens, from the tables of the system."""
+    """Returns the ports at which a process listens, from the system's tables."""
     inodes = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{process_id}/fd"):
@@ -72,7 +72,7 @@ class Run(NamedTuple):
 
 
 class Outsiders(threading.Thread):
-    """Sends frames, half of them made up of what ranks say, to every port that `ports()` gives, until told to stop."""
+    """Sends frames, half of them altered frames of ranks, to every port in `ports()`, until told to stop."""
 
     def __init__(self, ports, seed):
         super().__init__(daemon=True)
@@ -107,7 +107,7 @@ class Outsiders(threading.Thread):
         return self.draw.choice(kinds)()
 
     def run(self):
-        # What counts is what the ranks do with the frames, not who else computes on this machine.
+        # Low priority: only the work that the frames cause in the ranks counts.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         ports, known_until = [], 0
         while not self.stopping:
@@ -158,12 +158,12 @@ class Attack(unittest.TestCase):
         process.communicate()
 
     def check_end(self, rank):
-        """That the rank ended well and had nothing to tell but that it drew weights."""
+        """Checks that the rank ended well and printed nothing except that it drew weights."""
         _, errors = rank.communicate(timeout=HANG_SECONDS)
         self.assertEqual((rank.returncode, [line for line in errors.splitlines() if "initial weights" not in line]), (0, []))
 
     def run_of_two(self, out, steps, attacked):
-        """Of a run whose rank 1 comes a second later."""
+        """Measures a run whose rank 1 comes a second later."""
         port = free_port()
         config = self.config(out, steps)
         began, used = time.monotonic(), processor_seconds()
@@ -187,7 +187,7 @@ class Attack(unittest.TestCase):
         return Run(seconds, used, [json.loads(line)["loss"] for line in lines], sum(outsider.sent for outsider in outsiders))
 
     def pair_of_runs(self, name, steps):
-        """The same run, alone and attacked."""
+        """Runs the same config alone and under attack."""
         alone = self.run_of_two(f"alone-{name}", steps, attacked=False)
         attacked = self.run_of_two(f"attacked-{name}", steps, attacked=True)
         self.assertEqual(attacked.losses, alone.losses)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ports import free_port
 
 USAGE, DATA, DEVICE = 2, 3, 5
-TIMEOUT_SECONDS = 2  # of comm_ranks, and given to gptrain
+TIMEOUT_SECONDS = 2  # for comm_ranks, and given to gptrain
 REPORT_SECONDS = 1
 SLACK_SECONDS = 4    # starting and ending processes on a busy machine
 HANG_SECONDS = 60
@@ -45,7 +45,7 @@ def is_running(process_id):
 
 
 class Load:
-    """Keeps every core busy with twice as many processes as there are cores, at the priority of the ranks."""
+    """Keeps every core busy with twice as many processes as cores, at the ranks' priority."""
 
     def __enter__(self):
         busy = [sys.executable, "-c", "while True: pass"]
@@ -59,7 +59,7 @@ class Load:
 
 
 class Listener(threading.Thread):
-    """Reads what processes say in a file, and notes the moment when one tells of lost ranks."""
+    """Reads the processes' messages from a file, and notes when one reports lost ranks."""
 
     def __init__(self, file):
         super().__init__(daemon=True)
@@ -77,7 +77,7 @@ class Listener(threading.Thread):
 
 
 class Run:
-    """Processes of one run, from whose pipes is read once they have ended."""
+    """Processes of one run, whose output is read once they have ended."""
 
     def __init__(self, case, processes):
         self.processes = processes
@@ -90,7 +90,7 @@ class Run:
             process.communicate()
 
     def listen(self, left_out):
-        """To the standard error of each process but those left out."""
+        """Listens to the standard error of each process except those left out."""
         listeners = []
         for rank, process in enumerate(self.processes):
             if rank not in left_out:
@@ -100,8 +100,8 @@ class Run:
         return listeners
 
     def lose(self, listeners, signalled, number, left_out=()):
-        """Sends the process that signal on a machine that is busy. Exit codes of all but those left out, seconds until
-        a listener heard of the loss, seconds until all have ended."""
+        """Sends a signal to a process on a busy machine. Returns the exit codes of all except those left out, the
+        seconds until a listener heard of the loss, and the seconds until all have ended."""
         with Load():
             time.sleep(0.7)  # a beat or two
             began = time.monotonic()
@@ -115,7 +115,7 @@ class Run:
         return codes, moment - began, ended - began
 
     def finish(self, left_out=()):
-        """[(exit code, output, errors)] of all but the ranks left out."""
+        """Returns [(exit code, output, errors)] of all except the ranks left out."""
         results = []
         for rank, process in enumerate(self.processes):
             if rank not in left_out:
@@ -137,7 +137,7 @@ class Processes(unittest.TestCase):
                                 OMPI_ALLOW_RUN_AS_ROOT=1, OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)])
 
     def check_aborted(self, code, expected, errors):
-        """A code of mpirun, which in 4.1.4 sometimes crashes in libpmix as it clears away a job that was aborted."""
+        """Checks mpirun's exit code; version 4.1.4 sometimes crashes in libpmix while it cleans up an aborted job."""
         self.assertIn(code, (expected, -signal.SIGSEGV), errors)
 
     def checksum(self, results):
@@ -145,7 +145,7 @@ class Processes(unittest.TestCase):
         return "".join(out for _, out, _ in results)
 
     def await_ready(self, run, ranks):
-        """Until `ranks` processes of comm_ranks have said that they are ready; mpirun joins their output."""
+        """Waits until `ranks` processes of comm_ranks have reported that they are ready; mpirun merges their output."""
         lines = 0
         for process in run.processes:
             while lines < ranks:
@@ -211,7 +211,7 @@ class Bench(Processes):
 
 
 class Start(Processes):
-    """Faults that keep a run from starting: one message, by rank 0, and exit 5 of all."""
+    """Faults that keep a run from starting: one message, by rank 0, and exit code 5 everywhere."""
 
     def check_refusal(self, results, *messages):
         self.assertEqual({code for code, _, _ in results}, {DEVICE}, results)
@@ -251,7 +251,7 @@ class Start(Processes):
         self.check_refusal(run.finish(), "did not find rank 0 at 127.0.0.1 port ", ": nobody listens there")
 
     def test_a_config_that_cannot_be_used_is_told_at_once(self):
-        """Before the others have come; and then all hear that they differ."""
+        """An unusable config is reported before the others have come; then all hear that they differ."""
         place = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
         began = time.monotonic()
         first = start([GPTRAIN, "train", "nothing.json"], RANK=0, **place)
@@ -268,7 +268,7 @@ class Start(Processes):
         self.assertEqual(other, (DEVICE, "", ""))
 
     def test_a_name_that_is_none(self):
-        name = "x" * 64  # longer than a name can be: no server needs to be asked
+        name = "x" * 64  # longer than any host name: no server needs to be asked
         run = Run(self, [start([COMM_RANKS], RANK=1, WORLD_SIZE=2, MASTER_ADDR=name, MASTER_PORT=free_port())])
         self.check_refusal(run.finish(), f"did not find rank 0 at {name} port ", f": {name} does not resolve (")
 
@@ -326,7 +326,8 @@ class Loss(Processes):
         self.assertRegex(errors, rf"  rank {rank} \(.+\) {what}; last seen .*; step 7; backward")
 
     def lose(self, victim, signal_number):
-        """Results of the others, seconds until the report, seconds until they ended, and the run."""
+        """Returns the results of the others, the seconds until the report, the seconds until they ended, and the run.
+        """
         run = self.tcp(self.SIZE, COMM_RANKS, "sleep", str((victim + 1) % self.SIZE))
         self.await_ready(run, self.SIZE)
         listeners = run.listen(left_out=[victim])
@@ -405,7 +406,7 @@ class LossUnderMpi(Processes):
         return ranks
 
     def lose(self, victim, signal_number):
-        # mpirun sleeps for a second when a rank has died, and passes on what the others say only after that.
+        # mpirun sleeps for a second when a rank has died, and only then passes on the others' output.
         pipe = os.path.join(self.enterContext(tempfile.TemporaryDirectory()), "errors")
         os.mkfifo(pipe)
         ranks_say = Listener(pipe)
@@ -444,7 +445,7 @@ class LossUnderMpi(Processes):
         code, _, _, seconds = self.lose(None, signal.SIGKILL)
         self.assertEqual(code, -signal.SIGKILL)
         self.assertLess(seconds, SLACK_SECONDS)
-        # What only the launcher could have cleaned up.
+        # Removes segments that only the launcher could have cleaned up.
         for segment in Path("/dev/shm").glob(f"vader_segment.*.{self.job:x}.*"):
             segment.unlink()
 

@@ -1,9 +1,10 @@
-// A preload library that stands between a run and its disk. What it does is said by variables:
-//   DISK_FOLDER    whose files it looks at, an absolute path
-//   DISK_LOG       file that it writes every change down to, for test_asynchronous.py to play up to any point
-//   DISK_DELAY_MS  that a sync of a file of a checkpoint takes longer
-//   DISK_FULL      part of a path: writes to such files find the disk full
-// A record is a line "OPERATION<tab>ARGUMENT<tab>ARGUMENT<tab>BYTES" and so many bytes. An open file has a number.
+// A preload library between a run and its disk, controlled by variables:
+//   DISK_FOLDER    absolute path of the folder whose files it watches
+//   DISK_LOG       file to which it writes every change, so that test_asynchronous.py can replay up to any point
+//   DISK_DELAY_MS  delay of every sync of a checkpoint's file
+//   DISK_FULL      part of a path: writes to matching files find the disk full
+// A record is a line "OPERATION<tab>ARGUMENT<tab>ARGUMENT<tab>BYTES" followed by that many bytes. An open file has a
+// number.
 #undef _FILE_OFFSET_BITS  // else open is another name of open64
 #include <cerrno>
 #include <climits>
@@ -32,7 +33,7 @@ struct Disk {
   const std::string folder = variable("DISK_FOLDER"), full = variable("DISK_FULL");
   const long delay_ms = atol(variable("DISK_DELAY_MS").c_str());
   const int log = variable("DISK_LOG").empty() ? -1 : open_log();
-  // Changes and their records have one order.
+  // Keeps changes and their records in one order.
   std::recursive_mutex mutex;
   std::map<int, std::pair<long, std::string>> files;  // by descriptor: number and path
   long num_opened = 0;
@@ -51,7 +52,7 @@ struct Disk {
 };
 
 Disk& disk() {
-  static Disk* const it = new Disk;  // files are closed after the destructors of statics
+  static Disk* const it = new Disk;  // never destroyed: files are closed after static destructors
   return *it;
 }
 
@@ -60,7 +61,7 @@ Function real(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-// Empty if it is none of the folder's.
+// Returns the path relative to the folder; empty if it is not in it.
 std::string path_at(int folder, const char* path) {
   std::string whole = path;
   if (whole.empty() || whole[0] != '/') {
@@ -175,7 +176,7 @@ int remove(const char* path) {
   return change("remove", known, "", [&] { return real<int (*)(const char*)>("remove")(path); });
 }
 
-// What a run tells.
+// Watches the run's output.
 size_t fwrite(const void* data, size_t size, size_t count, FILE* stream) {
   if (stream == stdout) {
     const std::lock_guard lock(disk().mutex);

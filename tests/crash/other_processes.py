@@ -1,13 +1,13 @@
-"""What tests see of processes that they have started, and do to them."""
+"""Observes and manipulates processes that tests have started."""
 import signal
 from pathlib import Path
 
-# Of mpirun 4.1.4 itself, not of a rank: as it clears away a job that was aborted, it sometimes crashes in libpmix.
+# mpirun 4.1.4 itself, not a rank, sometimes crashes in libpmix while it cleans up an aborted job.
 MPIRUN_CRASHED = -signal.SIGSEGV
 
 
 def damage_memory(process_id, content):
-    """Flips a bit in the middle of every place where the process holds those bytes; how many there are."""
+    """Flips a bit in the middle of every occurrence of `content` in the process's memory; returns their number."""
     places = 0
     maps = Path(f"/proc/{process_id}/maps").read_text(encoding="utf-8").splitlines()
     with open(f"/proc/{process_id}/mem", "r+b", buffering=0) as memory:
@@ -20,10 +20,10 @@ def damage_memory(process_id, content):
                 memory.seek(begin)
                 found = memory.read(end - begin)
             except OSError:
-                continue  # no ordinary memory, or no longer there
+                continue  # not ordinary memory, or gone
             at = found.find(content)
             while at >= 0:
-                middle = at + len(content) // 2 // 4 * 4  # the least of the mantissa of an f32
+                middle = at + len(content) // 2 // 4 * 4  # the lowest byte of an f32's mantissa
                 memory.seek(begin + middle)
                 memory.write(bytes([found[middle] ^ 1]))
                 places += 1

@@ -1,9 +1,9 @@
-"""A disk that forgets: plays the changes that disk.cpp has written down up to some point, and keeps of what was not synced
-a part that chance takes.
+"""A disk that loses unsynced data: replays the changes recorded by disk.cpp up to some point, and keeps a random part
+of the unsynced ones.
 
-A file keeps what its last sync found and any first part of what was written since, of which the end may have become zeros.
-A folder keeps the entries of its last sync and any first part of the changes since. So nothing is in order but what a sync
-put in order, as POSIX has it; most file systems promise more.
+A file keeps its content at the last sync and any first part of later writes, whose end may be zeros. A folder keeps
+its entries at the last sync and any first part of later changes. So only syncs order anything, as in POSIX; most file
+systems promise more.
 """
 from dataclasses import dataclass, field
 
@@ -30,7 +30,7 @@ class File:
 class Folder:
     entries: dict = field(default_factory=dict)  # by name
     durable: dict = field(default_factory=dict)
-    changes: list = field(default_factory=list)  # since the last sync: entries that are set, or None that are gone
+    changes: list = field(default_factory=list)  # since the last sync: entries that are set; None: removed
 
     def change(self, **entries):
         self.changes.append(entries)
@@ -102,7 +102,7 @@ class Disk:
             raise ValueError(operation)
 
     def write_what_is_left(self, target, draw):
-        """As the machine finds it when it is on again."""
+        """Writes the disk's content as the machine finds it after a restart."""
         write_folder(self.root, target, draw)
 
 
@@ -116,7 +116,7 @@ def write_folder(folder, target, draw):
 
 
 def read_changes(path):
-    """[(operation, first, second, data)] of a log."""
+    """Returns [(operation, first, second, data)] of a log."""
     log = path.read_bytes()
     changes, at = [], 0
     while at < len(log):

@@ -15,7 +15,7 @@ from test_crash import PROCESS_TIMEOUT_SECONDS, wait_for
 
 RANKS = 4
 SLACK_SECONDS = 20  # starting and ending processes on a busy machine
-MPIRUN_SECONDS = 10  # in which mpirun ends when its ranks have
+MPIRUN_SECONDS = 10  # limit for mpirun to end after its ranks
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "PMI", "OMPI_", "TORCHELASTIC_", "GPTRAIN_SECRET")
 
 
@@ -57,7 +57,7 @@ class Ranks:
                                                    stdin=subprocess.DEVNULL, env=environment(**variables)))
 
     def poll(self):
-        """The first code of a process that has ended."""
+        """Returns the first exit code of a process that has ended."""
         return next((code for code in (process.poll() for process in self.processes) if code is not None), None)
 
     @property
@@ -65,7 +65,7 @@ class Ranks:
         return self.processes[0].pid
 
     def rank_ids(self):
-        """{rank: process id} of those that have been started."""
+        """Returns {rank: process id} of the started ranks."""
         if self.mode != "mpi":
             return {rank: process.pid for rank, process in enumerate(self.processes)}
         try:
@@ -83,7 +83,7 @@ class Ranks:
         return self.rank_ids()
 
     def send(self, rank, number):
-        """False if the rank has ended."""
+        """Sends a signal; returns False if the rank has ended."""
         ids = self.rank_ids()
         if not is_running(ids.get(rank, 0)):
             return False
@@ -97,15 +97,15 @@ class Ranks:
             process.wait()
 
     def wait(self, left_out=None):
-        """Codes of the processes but the one left out, which may be stopped."""
+        """Returns the exit codes of all processes except the one left out, which may be stopped."""
         if self.mode == "mpi":
             self.end_hanging_mpirun()
         return [process.wait(PROCESS_TIMEOUT_SECONDS) for rank, process in enumerate(self.processes)
                 if rank != left_out]
 
     def end_hanging_mpirun(self):
-        """Open MPI's may wait for itself as it ends (PMIx_server_finalize), about once in 300 ranks killed while they
-        start: that counts as its crash."""
+        """Ends an mpirun that hangs at its end: Open MPI's may wait for itself (PMIx_server_finalize), about once in
+        300 ranks killed during start. Counts as its crash."""
         deadline = time.monotonic() + PROCESS_TIMEOUT_SECONDS
         gone_at = None
         while self.processes[0].poll() is None and time.monotonic() < deadline:
@@ -117,7 +117,7 @@ class Ranks:
             time.sleep(0.01)
 
     def left(self):
-        """Processes that are still there, once they had time to go."""
+        """Returns the processes that still exist after some time."""
         deadline = time.monotonic() + SLACK_SECONDS
         while True:
             left = [process for process in self.rank_ids().values() if is_running(process)]

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Checkpoints that are written beside the steps: kills, power losses, slow and full disks, stops and other ends.
+"""Tests checkpoints written beside the steps: kills, power losses, slow and full disks, stops and other ends.
 
 Run as test_asynchronous.py GPTRAIN HAS_MPI DISK [--rounds N] [--power N] [--seed N] [options of unittest]; DISK is the
-preload library made of disk.cpp.
+preload library built from disk.cpp.
 """
 import argparse
 import json
@@ -25,7 +25,7 @@ from test_ranks import CHECKPOINT, DEVICE, DIVERGED, REQUEUE, STEPS, Ranks, Rank
 SAVE_EVERY = 2
 RANKS = 3
 KILLS_OF_A_RUN = 4
-TIMEOUT_SECONDS = 10  # a rank that is killed is missed at once, and one that is slow to start is not
+TIMEOUT_SECONDS = 10  # a killed rank is noticed at once; a rank that starts slowly must not count as lost
 
 options = test_crash.options
 
@@ -46,7 +46,7 @@ class AsynchronousTest(test_ranks.RanksTest):
         return run
 
     def reference_of(self, ranks, zero):
-        """(run, seconds) of as many threads that nothing has disturbed."""
+        """Returns (run, seconds) of an undisturbed run with as many threads."""
         if (ranks, zero) not in self.references:
             run = self.run_of(f"reference-{ranks}-{zero}", ranks, zero)
             began = time.monotonic()
@@ -64,7 +64,7 @@ class AsynchronousTest(test_ranks.RanksTest):
         self.assertEqual(run.temporaries(), set())
 
     def start(self, run, mode="threads", ranks=1, arguments=(), on_rank=None, **disk):
-        """DISK's variables, for all ranks or one; the run goes on from what is there."""
+        """Starts or resumes a run; `disk`: DISK's variables, for all ranks or one."""
         before = ["env", f"LD_PRELOAD={options.disk}", f"DISK_FOLDER={run.out.parent}",
                   *(f"DISK_{name}={value}" for name, value in disk.items())] if disk else []
         command = run.command("--resume", "latest", *arguments)
@@ -74,13 +74,13 @@ class AsynchronousTest(test_ranks.RanksTest):
 
 
 class Kills(AsynchronousTest):
-    """Kill -9 at any moment, of one rank."""
+    """Kills one rank with SIGKILL at any moment."""
 
     def layouts(self):
         return [(1, "threads", 0), *((RANKS, mode, zero) for zero in range(4) for mode in self.modes("threads", "tcp", "mpi"))]
 
     def kill(self, run, mode, ranks, seconds, draw):
-        """Whether the run ended before; and whether a checkpoint was being written."""
+        """Returns True if the run ended before; and True if a checkpoint was being written."""
         before = run.newest_step()
         delay_ms = draw.choice([0, 20, 60])
         disk = {"DELAY_MS": delay_ms} if delay_ms else {}
@@ -94,7 +94,7 @@ class Kills(AsynchronousTest):
         output = started.output()
         self.assert_sound(run)
         self.assertGreaterEqual(run.newest_step(), max(before, run.announced_step()), f"a checkpoint is lost\n{output}")
-        # At most two saves have begun and are not complete: the copy of one waits for the other.
+        # At most two saves have begun and are incomplete: one waits for the other's copy.
         logged = run.last_logged_step()
         self.assertGreaterEqual(run.newest_step(), (logged - 1) // SAVE_EVERY * SAVE_EVERY - SAVE_EVERY, output)
         self.assertLessEqual(len(run.temporaries()), 1)
@@ -109,7 +109,7 @@ class Kills(AsynchronousTest):
         kills = while_saving = runs = 0
         while kills < options.rounds:
             self.assertLess(runs, 3 * options.rounds + 5, "the runs end before they can be killed")
-            # A stride, so that few rounds take every stage of ZeRO and every kind of rank.
+            # Takes a stride, so that few rounds cover every ZeRO stage and every kind of rank.
             ranks, mode, zero = layouts[5 * runs % len(layouts)]
             reference, seconds = self.reference_of(ranks, zero)
             run = self.run_of(f"killed-{runs}", ranks, zero)
@@ -129,7 +129,7 @@ class Kills(AsynchronousTest):
 
 
 class PowerLoss(AsynchronousTest):
-    """What was not synced is lost, or half of it."""
+    """Unsynced data are lost, or half of them."""
 
     def test_at_any_moment(self):
         draw = random.Random(f"{options.seed} power")
@@ -163,13 +163,14 @@ class PowerLoss(AsynchronousTest):
 
     @staticmethod
     def last_whole_record(run):
-        """A last line may have lost its end, or found zeros in its place; of a run that has not begun there is none."""
+        """Returns the last whole record: the last line may be cut off or end in zeros. Returns none if the run has not
+        begun."""
         path = run.out / "metrics.jsonl"
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         return max((json.loads(line)["step"] for line in lines if not line.startswith(b"\0")), default=0)
 
     def test_a_save_without_a_sync_is_noticed(self):
-        """The check finds what is lost where a file, or the folder of all, is not synced."""
+        """The check notices the loss if a file, or its folder, is not synced."""
         run = self.run_of("unsynced", 1, 0)
         log = self.folder / "changes-unsynced"
         done = self.start(run, LOG=log)
@@ -229,7 +230,7 @@ class SlowDisk(AsynchronousTest):
         self.assertIn(" | checkpoint cost ", run.log.read_text(encoding="utf-8"))
 
     def test_by_the_clock(self):
-        """All ranks save after the same steps, whatever their clocks say."""
+        """All ranks save after the same steps, whatever their clocks."""
         every = overrides("checkpoint.every_steps=0", "checkpoint.every_seconds=0.2", "checkpoint.keep_last=1000",
                           "run.steps=300", "run.validate_every_steps=0")
         for mode, asynchronous in (("threads", "true"), *((mode, "false") for mode in self.modes("tcp", "mpi"))):
@@ -279,7 +280,7 @@ class Ends(AsynchronousTest):
                                                    "safetensors: No space left on device\n")
                 self.assertEqual(len(re.findall(r"^gptrain: ", started.output(), re.MULTILINE)), 1, started.output())
                 self.assertEqual((run.newest_step(), run.announced_step(), run.temporaries()), (2, 2, set()))
-                # It is noticed after at most the next save's beginning.
+                # Noticed at the latest when the next save begins.
                 self.assertLessEqual(run.last_logged_step(), 4 + SAVE_EVERY)
                 finished = self.start(run, mode, ranks)
                 self.assertEqual(set(finished.wait()), {0}, finished.output())
@@ -291,7 +292,7 @@ class Ends(AsynchronousTest):
                 run = self.run_of(f"removed-{mode}", ranks, 0)
                 started = self.start(run, mode, ranks, overrides("run.steps=100000"), DELAY_MS=1000)
                 self.until_it_saves(run, started, 4)
-                for rank in range(len(started.processes)):  # so that none sees what lies between
+                for rank in range(len(started.processes)):  # so that no rank sees an intermediate state
                     started.send(rank, signal.SIGSTOP)
                 while run.out.exists():  # they stop soon, not at once
                     shutil.rmtree(run.out, ignore_errors=True)
@@ -314,7 +315,7 @@ class Ends(AsynchronousTest):
         self.assert_sound(run)
 
     def test_an_error_on_one_rank(self):
-        """A peer that is lost while all write: the checkpoint before stays the newest."""
+        """A peer is lost while all write: the previous checkpoint stays the newest."""
         run = self.run_of("lost", RANKS, 1)
         started = self.start(run, "tcp", RANKS, overrides("run.steps=100000"), DELAY_MS=1500)
         self.until_it_saves(run, started, 4)

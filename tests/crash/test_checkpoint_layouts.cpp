@@ -1,4 +1,5 @@
-// "Any layout loads what any other layout saved" (DESIGN.md, rule 6), to the bit: weights, both moments and the average.
+// "Any layout loads what any other layout saved" (DESIGN.md, rule 6), to the bit: weights, both moments and the
+// average.
 #include <atomic>
 #include <bit>
 #include <cstring>
@@ -9,9 +10,10 @@
 #include <vector>
 
 #include "catch.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
 #include "some_cases.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 #include "train/run_state.h"
 
 using namespace gptrain;
@@ -26,7 +28,7 @@ namespace fs = std::filesystem;
 struct Layout {
   int tensor, data, zero;
   bool sequence = false;
-  std::string schedule = "";  // with a number of stages
+  std::string schedule = "";  // with the number of stages
   int stages = 1;
 
   int world_size() const { return tensor * data * stages; }
@@ -73,7 +75,7 @@ RunConfig config_of(Family family, const Layout& layout, const std::string& comp
   return small_config(family, overrides, layout.world_size());
 }
 
-// What element `index` of a tensor holds: any bits, but finite. Every layout must find the same.
+// Content of element `index` of a tensor: random finite bits. Every layout must find the same.
 float value_of(int64_t tensor, int kind, int64_t index) {
   const auto words = philox({static_cast<uint32_t>(tensor), static_cast<uint32_t>(kind)},
                             {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 0, 0});
@@ -83,10 +85,10 @@ float value_of(int64_t tensor, int kind, int64_t index) {
   return value;
 }
 
-// What of it a bf16 weight holds.
+// The part of it that a bf16 weight holds.
 float as_bf16(float value) { return std::bit_cast<float>(std::bit_cast<uint32_t>(value) & 0xffff0000U); }
 
-// Calls visit(value in memory, what it should be) for each element of the rank's state.
+// Calls visit(value in memory, expected value) for each element of the rank's state.
 template <typename Visit>
 void for_each_value(const TrainingStep& step, const Visit& visit) {
   for (const StatePiece& piece : step.state()) {
@@ -116,7 +118,7 @@ void on_ranks(const RunConfig& config, int world_size, const Body& body) {
   run_local_ranks(world_size, [&](World& world) {
     RankGroups groups(config, world);
     const auto backend = make_cpu_backend(1);
-    const StepPlan plan = plan_step(config, backend->target(), world_size, world.rank());
+    const StepPlan plan = plan_rank(config, backend->target(), world_size, world.rank());
     TrainingStep step(plan.design, *backend, groups);
     body(step, groups, world);
   });
@@ -152,7 +154,7 @@ void load_under(const RunConfig& config, const Layout& layout, const fs::path& c
     });
     loaded.elements += elements;
     loaded.different += different;
-    // Adam's bias corrections go on from the updates, not from the steps.
+    // Adam's bias corrections continue from the number of updates, not of steps.
     RandomBatches batches(config, 0, groups.sample_rank(), groups.num_sample_ranks());
     for_each_value(step, [](float& value, float) { value = 0.01F; });
     if (step.run(1e-3, batches).updates != 5) loaded.goes_on = false;
@@ -171,8 +173,8 @@ struct Folder {
 
 namespace {
 
-// Whether layout `load` of `count` loads what layout `save` saved: always, or, where some_cases(), if it is the same, its
-// neighbour in the list or the one half the list away, so that each loads what three saved.
+// Returns true if layout `load` of `count` is to load the checkpoint of layout `save`: always, or, if some_cases(), if
+// they are the same, neighbours in the list, or half the list apart, so that each loads three checkpoints.
 bool loads(size_t save, size_t load, size_t count) {
   const size_t distance = (load + count - save) % count;
   return !testing::some_cases() || distance <= 1 || distance == count / 2;
@@ -187,7 +189,7 @@ void check_layouts(Family family, const std::string& compute, const std::vector<
     save_under(config_of(family, saved, compute, out), saved);
     const std::vector<CheckpointInfo> found = list_checkpoints(out);
     REQUIRE(found.size() == 1);
-    // Every tensor is covered, and no element is there twice.
+    // Every tensor is covered, and no element is stored twice.
     REQUIRE_NOTHROW(verify_checkpoint(found[0].path));
     REQUIRE(read_manifest(found[0].path).world_size == saved.world_size());
     for (size_t load = 0; load < fitting.size(); ++load) {
@@ -240,7 +242,7 @@ TEST_CASE("a part that is missing or damaged is named") {
   fs::resize_file(part, fs::file_size(part) - 4);
   const std::string of_damaged = refusal();
   INFO(of_damaged);
-  // Each rank looks at its share of the files.
+  // Each rank checks its share of the files.
   REQUIRE(of_damaged.find("rank 2 (") == 0);
   REQUIRE(of_damaged.find(part.string()) != std::string::npos);
   REQUIRE(of_damaged.find("there is no older checkpoint in this run") != std::string::npos);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Kills, stops and damages runs of a tiny model, then demands the bits of the run that nothing disturbed.
+"""Kills, stops and damages runs of a tiny model, then requires the bits of an undisturbed run.
 
 Run as test_crash.py GPTRAIN [--rounds N] [--seed N] [options of unittest].
 """
@@ -38,14 +38,14 @@ VARIANTS = {
     },
 }
 
-# What a step's record says about the training; the rest are times and speeds.
+# Fields of a step's record that describe the training; the rest are times and speeds.
 REPRODUCIBLE = ("step", "loss", "grad_norm", "lr", "tokens", "samples", "skipped", "validation_loss")
 COUNTERS = ("step", "samples", "updates", "skipped", "skipped_in_a_row", "seed", "world_size", "tensors")
 RUN_FILES = re.compile(r"\.lock|checkpoints|(config\.json|run\.json|metrics\.jsonl|report\.html)(\.tmp)?|"
                        r"(metrics\.jsonl|report\.html|tb)\.old-\d+|tb")
 STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
-# Threads that wait do not spin: on a busy machine that is many times faster, and it changes no result.
+# Waiting threads do not spin: many times faster on a busy machine, with the same results.
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}
 
 options = argparse.Namespace()
@@ -64,7 +64,7 @@ def gptrain(*arguments):
 
 
 def read_safetensors(path):
-    """{name: (dtype, shape, bytes)} of every entry."""
+    """Returns {name: (dtype, shape, bytes)} of every entry."""
     content = path.read_bytes()
     (header_bytes,) = struct.unpack_from("<Q", content)
     data = content[8 + header_bytes:]
@@ -77,7 +77,7 @@ def read_safetensors(path):
 
 
 class Run:
-    """A run's folder and the config that goes with it."""
+    """A run's folder and its config."""
 
     def __init__(self, folder, variant, corpus):
         self.out = folder / "out"
@@ -101,7 +101,7 @@ class Run:
         return gptrain("train", self.config_path, *arguments)
 
     def start(self):
-        """A process that goes on from the newest checkpoint, if there is one."""
+        """Starts a process that resumes from the newest checkpoint, if there is one."""
         with self.log.open("w", encoding="utf-8") as log:
             return subprocess.Popen([options.gptrain, "train", str(self.config_path), "--resume", "latest"],
                                     stdout=log, stderr=subprocess.STDOUT, env=ENVIRONMENT)
@@ -128,9 +128,9 @@ class Run:
         return any((self.out / "checkpoints" / name / "manifest.json").exists() for name in self.temporaries())
 
     def records(self):
-        """The reproducible part of metrics.jsonl, in its order, numbers as they are written.
+        """Returns the reproducible part of metrics.jsonl, in order, with numbers as written.
 
-        A run that is killed or still writes may end it within a line."""
+        A killed or still running process may leave a partial last line."""
         path = self.out / "metrics.jsonl"
         if not path.exists():
             return []
@@ -139,7 +139,7 @@ class Run:
         return [{key: record[key] for key in REPRODUCIBLE if key in record} for record in records]
 
     def announced_step(self):
-        """The last one that the process which wrote the log said to have saved; 0: none."""
+        """Returns the last step that the log reports as saved; 0: none."""
         log = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
         return max(map(int, re.findall(r"^checkpoint of step (\d+) saved in .*\n", log, re.MULTILINE)), default=0)
 
@@ -156,7 +156,7 @@ def steps_only(records):
 
 
 def wait_for(process, condition):
-    """False if the process ends before the condition holds."""
+    """Waits for a condition; returns False if the process ends first."""
     deadline = time.monotonic() + PROCESS_TIMEOUT_SECONDS
     while not condition():
         if process.poll() is not None:
@@ -169,14 +169,14 @@ def wait_for(process, condition):
 
 
 def catches(process, number):
-    """Whether the process has installed a handler of signal NUMBER."""
+    """Returns True if the process has a handler for signal NUMBER."""
     status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
     return caught is not None and bool(int(caught.group(1), 16) >> (number - 1) & 1)
 
 
 class Killer:
-    """Picks a moment in the life of a process and kills it then."""
+    """Kills a process at a random kind of moment."""
 
     def __init__(self, random_numbers, startup_seconds, step_seconds):
         self.random = random_numbers
@@ -184,10 +184,10 @@ class Killer:
         self.step_seconds = step_seconds  # saving included
         self.kills = {moment: 0 for moment in ("startup", "step", "saving", "manifest", "published")}
         self.kills_with_temporary = 0
-        self.moments = []  # still to come, before each comes again
+        self.moments = []  # still to come before kinds repeat
 
     def wait(self, process, run):
-        """Until the moment has come, which is returned; None if the process ended by itself before."""
+        """Waits for the moment and returns it; None if the process ended first."""
         if not self.moments:
             self.moments = self.random.sample(list(self.kills), k=len(self.kills))
         moment = self.moments.pop()
@@ -200,12 +200,12 @@ class Killer:
         return moment
 
     def count(self, moment, run):
-        """A kill at that moment."""
+        """Counts a kill at that moment."""
         self.kills[moment] += 1
         self.kills_with_temporary += bool(run.temporaries())
 
     def kill(self, process, run):
-        """False if the process ended by itself before."""
+        """Kills the process; returns False if it ended first."""
         moment = self.wait(process, run)
         if moment is None:
             return False
@@ -258,7 +258,7 @@ class CrashTest(unittest.TestCase):
         return Run(self.folder / name, variant, self.folder)
 
     def assert_same_state(self, run, variant):
-        """The last checkpoint holds the reference's bits."""
+        """Checks that the last checkpoint has the reference's bits."""
         reference = self.references[variant]
         self.assertEqual(run.newest_step(), STEPS)
         ours, theirs = run.checkpoint(STEPS), reference.checkpoint(STEPS)
@@ -270,11 +270,11 @@ class CrashTest(unittest.TestCase):
         self.assertEqual([name for name in expected if tensors[name] != expected[name]], [], "tensors that differ")
 
     def assert_same_run(self, run, variant):
-        """Checkpoint, metrics and what lies in the folders are the reference's."""
+        """Checks that checkpoint, metrics and folders are the reference's."""
         self.assert_same_state(run, variant)
         self.assertEqual(run.records(), self.references[variant].records())
         self.assertEqual(run.temporaries(), set())
-        # A stop saves a checkpoint of its own, so the last but one may be another.
+        # A stop saves a checkpoint of its own, so the last but one may differ.
         self.assertEqual(run.newest_step(), STEPS)
         self.assertEqual(len(run.saved_steps()), len(self.references[variant].saved_steps()))
         self.assertTrue((run.out / "report.html").exists(), "no report.html")
@@ -298,7 +298,7 @@ class CrashTest(unittest.TestCase):
             self.assert_complete(run, STEPS)
 
     def check_after_kill(self, run, resumed_from, entries_before):
-        """The newest checkpoint is sound, and nothing is lost or left that this crash does not explain."""
+        """Checks that the newest checkpoint is sound, and that this crash explains everything lost or left over."""
         if not run.out.exists():
             return
         for name in os.listdir(run.out):
@@ -309,8 +309,8 @@ class CrashTest(unittest.TestCase):
         saved = run.saved_steps()
         for step in saved:
             self.assert_complete(run, step)
-        # A step starts only after the save that was due before it, and after what that save cleans up; where it goes on
-        # beside the steps, after the one before that.
+        # A step starts only after the preceding save and its clean-up; if saves run beside the steps, after the one
+        # before that.
         last = run.last_logged_step()
         saves_complete = (last - 1) // run.save_every - (1 if run.asynchronous else 0)
         last_due = max(saves_complete * run.save_every, 0)
@@ -324,8 +324,8 @@ class CrashTest(unittest.TestCase):
         self.assertLessEqual(len(saved), max(num_before, KEEP_LAST) + 1, saved)
 
     def kill_until_finished(self, run, killer, num_kills):
-        """Goes on from the newest checkpoint and kills, until the run is finished or the killer has NUM_KILLS."""
-        # As if left by a crash long ago, of a step that this run does not reach.
+        """Resumes and kills until the run is finished or the killer has made NUM_KILLS."""
+        # Looks like the leftover of an old crash, of a step that this run does not reach.
         leftover = run.out / "checkpoints" / f".tmp-step-{STEPS + 1:08}"
         leftover.mkdir(parents=True)
         (leftover / "rank-00000.safetensors").write_bytes(b"half a fi")
@@ -349,7 +349,7 @@ class CrashTest(unittest.TestCase):
             self.assert_same_run(run, variant)
             num_runs += 1
         print(f"{variant}: {num_runs} runs, killed by moment: {killer.kills}")
-        # A few may all fall elsewhere.
+        # A few kills may all miss a save.
         if num_kills >= 10:
             self.assertGreater(killer.kills_with_temporary, 0, "no kill fell into saving")
 
@@ -360,7 +360,7 @@ class CrashTest(unittest.TestCase):
         self.kill_many_times("bf16", options.rounds // 2)
 
     def test_kill_after_the_last_checkpoint(self):
-        """All steps are done and saved: the next process still leaves what a finished run leaves."""
+        """All steps are done and saved: the next process still leaves a complete finished run."""
         run = self.new_run("killed-at-the-end", "fp32")
         process = run.start()
         self.assertTrue(wait_for(process, lambda: run.newest_step() == STEPS))
@@ -394,12 +394,12 @@ class CrashTest(unittest.TestCase):
         self.assertGreaterEqual(num_stops, options.rounds // 3, "most runs end before they can be stopped")
 
     def stop_once(self, run, random_numbers):
-        """False if the run finished before it could be stopped."""
+        """Stops the run; returns False if it finished first."""
         stop = random_numbers.choice([signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
         process = run.start()
         self.assertTrue(wait_for(process, lambda: catches(process, stop)))
         before = run.last_logged_step()
-        if random_numbers.random() < 0.8:  # the others may come before the first step, and bring the run no further
+        if random_numbers.random() < 0.8:  # the others may come before the first step, without progress
             wait_for(process, lambda: run.last_logged_step() != before)
         time.sleep(random_numbers.uniform(0, self.step_seconds * 12))
         process.send_signal(stop)
@@ -431,7 +431,7 @@ class CrashTest(unittest.TestCase):
         self.assert_same_run(run, "fp32")
 
     def test_stop_by_steps_and_changed_settings(self):
-        """How often the run logs, validates and saves has no influence on its bits."""
+        """The frequency of logs, validations and saves does not affect the bits."""
         for variant, reference in self.references.items():
             with self.subTest(variant=variant):
                 run = self.new_run(f"changed-{variant}", variant)
@@ -452,7 +452,8 @@ class CrashTest(unittest.TestCase):
                     self.assertEqual(validated[step], loss)
 
     def test_damaged_checkpoint(self):
-        """It is neither used nor skipped in silence; the one before it is used when asked, and gives the same bits."""
+        """A damaged checkpoint is neither used nor skipped silently; the previous one is used on request, and gives
+        the same bits."""
         random_numbers = random.Random(options.seed)
         data, manifest = "rank-00000.safetensors", "manifest.json"
         for number, (name, where) in enumerate([(data, 0.001), (data, 0.9), (manifest, 0.3), (manifest, 0.99)]):
@@ -467,7 +468,7 @@ class CrashTest(unittest.TestCase):
                 damaged.write_bytes(content)
                 self.check_older_is_used_when_asked(run, older, newest, name)
                 self.assert_same_state(run, variant)
-                # The stop at step 13 validated, but that was dropped with what followed the older checkpoint.
+                # The stop at step 13 validated, but that record was dropped with everything after the older checkpoint.
                 self.assertEqual(run.records(), self.references[variant].records())
 
     def check_older_is_used_when_asked(self, run, older, newest, damaged_name):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What tests/parallel compares with one rank, as threads, has the same bits over TCP and MPI: weights, moments, metrics.
+"""Layouts that tests/parallel runs as threads give the same bits over TCP and MPI: weights, moments, metrics.
 
 Run as test_every_mesh.py GPTRAIN HAS_MPI [options of unittest].
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs of many ranks that lose, stop or starve one of them: each ends in bounded time with one report, nothing is left,
-and the run goes on to the bits of the one that nothing disturbed.
+"""Runs of many ranks that lose, stop or starve one of them: each ends in bounded time with one report, leaves nothing
+behind, and resumes to the bits of an undisturbed run.
 
 Run as test_ranks.py GPTRAIN HAS_MPI [--rounds N] [--seed N] [options of unittest].
 """
@@ -26,21 +26,21 @@ from test_crash import catches, read_safetensors, wait_for
 STEPS = 18
 SAVE_EVERY = 2
 MESH = ("parallel.tensor=2", "parallel.zero=1", "batch.micro=1", "run.threads=1")
-# How long a rank may be silent. mpirun and MPI take their time to start ranks beside other tests.
+# Seconds for which a rank may be silent. mpirun and MPI start ranks slowly beside other tests.
 COMM_TIMEOUT_SECONDS = {"threads": 2, "tcp": 2, "mpi": 8}
 NEVER_SECONDS = 60  # for tests in which no rank is lost
 REPORT_SECONDS = 1
-ANSWER_SECONDS = 5   # ranks that still look for each other wait so much longer for rank 0's answer
+ANSWER_SECONDS = 5   # extra wait for rank 0's answer by ranks that still look for each other
 DATA, CHECKPOINT, DEVICE, DIVERGED, REQUEUE = 3, 4, 5, 6, 75
-# How the report on a lost rank ends.
-# A rank that is lost before its second beat, of which there are four a second, has told of nothing but its start.
+# End of the report on a lost rank. A rank that is lost before its second beat (four beats a second) has reported only
+# its start.
 LAST_SEEN = r"last seen (at the start|(at|in|after) .*; (set-up|(step \d+; )?(step|validation|checkpoint)))"
 
 options = test_crash.options
 
 
 class RanksRun(test_crash.Run):
-    """A run's folder, as for one rank; the mesh comes from the command line."""
+    """A run's folder as for one rank; the mesh comes from the command line."""
 
     def __init__(self, folder, corpus, mesh):
         super().__init__(folder, "fp32", corpus)
@@ -96,7 +96,7 @@ class RanksTest(unittest.TestCase):
 
     @staticmethod
     def modes(*names):
-        """Those of the modes that there are here."""
+        """Returns the modes that are available here."""
         has_mpi = options.has_mpi == "yes" and shutil.which("mpirun")
         return [mode for mode in names if mode != "mpi" or has_mpi]
 
@@ -112,7 +112,7 @@ class RanksTest(unittest.TestCase):
         self.assertEqual(run.temporaries(), set())
 
     def assert_sound(self, run):
-        """Every checkpoint that counts as complete is."""
+        """Checks that every complete checkpoint is sound."""
         for step in run.saved_steps():
             verified = test_crash.gptrain("checkpoint", "verify", run.checkpoint(step))
             self.assertEqual(verified.returncode, 0, verified.stderr)
@@ -133,7 +133,7 @@ class Reference(RanksTest):
         self.check_memory(self.reference, "--ranks")
 
     def check_memory(self, run, ranks):
-        """What was taken is what the dry run says, of processes what they receive in, too."""
+        """Checks that the memory used is the dry run's, including processes' receive memory."""
         planned = test_crash.gptrain(*run.command("--dry-run", "--json", ranks, RANKS)[1:])
         self.assertEqual(planned.returncode, 0, planned.stderr)
         taken = json.loads((run.out / "run.json").read_text(encoding="utf-8"))
@@ -152,7 +152,7 @@ class Loss(RanksTest):
     """A rank is lost."""
 
     def kill_one(self, run, mode, killer, victim):
-        """False if the run ended before."""
+        """Kills a rank; returns False if the run ended first."""
         before = run.newest_step()
         ranks = run.start_ranks(self, mode)
         ranks.await_ranks()
@@ -174,7 +174,7 @@ class Loss(RanksTest):
         started = f"{RANKS} ranks: " in output
         meeting = 0 if started else COMM_TIMEOUT_SECONDS[mode] + ANSWER_SECONDS
         self.assertLess(seconds, meeting + REPORT_SECONDS + SLACK_SECONDS, output)
-        # Who is no longer needed is not missed.
+        # A rank that is no longer needed is not missed.
         if started and mode != "threads" and "\ndone: " not in output:
             self.assertRegex(output, rf"1 of {RANKS} ranks lost; rank {int(victim == 0)} \(.+\) ends the run")
             self.assertRegex(output, rf"  rank {victim} \(.+\) is gone; {LAST_SEEN}\n")
@@ -183,13 +183,13 @@ class Loss(RanksTest):
 
     def check_end(self, mode, victim, codes, output):
         if mode == "mpi":
-            # mpirun's own code for a killed rank, unless the report and the abort that follows it come first.
+            # mpirun's own code for a killed rank, unless the report and its abort come first.
             self.assertIn(codes, ([128 + signal.SIGKILL], [DEVICE], [MPIRUN_CRASHED]), output)
         elif mode == "threads":
             self.assertEqual(codes, [-signal.SIGKILL], output)
         else:
             self.assertEqual(codes[victim], -signal.SIGKILL, output)
-            # Who has had all it needs from the others may have finished.
+            # A rank that needed nothing more from the others may have finished.
             self.assertLessEqual(set(codes[:victim] + codes[victim + 1:]), {DEVICE, 0}, output)
 
     def test_killed_at_any_moment(self):
@@ -214,7 +214,7 @@ class Loss(RanksTest):
         self.assertTrue(wait_for(ranks, lambda: condition(run)), ranks.output())
         began = time.monotonic()
         self.assertTrue(ranks.send(victim, signal.SIGSTOP))
-        # Where the others end before, a report is in the output, too.
+        # If the others end first, the report is in the output as well.
         wait_for(ranks, lambda: "ranks lost" in ranks.output())
         self.assertLess(time.monotonic() - began, COMM_TIMEOUT_SECONDS[mode] + REPORT_SECONDS, ranks.output())
         codes = ranks.wait(left_out=victim if mode == "tcp" else None)
@@ -312,7 +312,7 @@ class Signals(RanksTest):
 
 
 class Faults(RanksTest):
-    """What is wrong on one rank only is said once, by rank 0, and ends all with its code."""
+    """A fault on a single rank is reported once, by rank 0, and ends all with its exit code."""
 
     def check_refusal(self, ranks, code, *messages):
         began = time.monotonic()
@@ -327,15 +327,15 @@ class Faults(RanksTest):
         self.assertEqual(ranks.left(), [])
 
     def test_memory_that_changes(self):
-        """Of one rank, in the middle of the run: its replica has the right weights."""
+        """Changes the memory of one rank in the middle of the run; its replica has the right weights."""
         mesh = ("parallel.tensor=2", "batch.micro=1", "run.threads=1")
-        # Steps too small to change any weight but those that are zero: its bytes can be told from others.
+        # Steps too small to change any weight except zeros, so that the weight's bytes can be found in memory.
         still = overrides("optimizer.lr=1e-30", "schedule.min_lr=1e-30", "comm.compare_every_steps=5",
                           "run.steps=1000000", "run.validate_every_steps=0", "checkpoint.every_steps=1000")
         run = self.new_run("damaged-memory")
         first = run.train("--ranks", RANKS, "--steps", 1, *overrides(*mesh), *still)
         self.assertEqual(first.returncode, 0, first.stderr)
-        # The replicas are ranks 0 and 2; one of them writes it.
+        # The replicas are ranks 0 and 2; one of them writes the weight.
         files = [read_safetensors(run.checkpoint(1) / f"rank-{rank:05}.safetensors") for rank in (0, 2)]
         name = "weight/blocks.1.ffn.in.weight@0,0"
         [weights] = [file[name][2][:256] for file in files if name in file]
@@ -357,7 +357,7 @@ class Faults(RanksTest):
         self.assertEqual(run.newest_step(), STEPS)
 
     def test_a_part_that_cannot_be_written(self):
-        """As on a full disk."""
+        """A part that cannot be written, as on a full disk."""
         run = self.new_run("full-disk")
         limited = ["bash", "-c", "trap '' XFSZ; ulimit -f 20; exec \"$0\" \"$@\""]
         self.assertEqual(run.train("--ranks", RANKS, "--steps", 5, *overrides(*MESH)).returncode, 0)
@@ -404,7 +404,7 @@ class Faults(RanksTest):
 
     def test_another_checkpoint_on_one_rank(self):
         run = self.new_run("other-checkpoint")
-        run.change(run={"out": "out"})  # wherever a rank is started
+        run.change(run={"out": "out"})  # relative to wherever a rank is started
         (other := self.folder / "elsewhere else").mkdir()
         self.addCleanup(os.chdir, os.getcwd())
         for folder, seed in ((other, 12), (run.out.parent, 11)):
@@ -464,7 +464,7 @@ class Faults(RanksTest):
 
 
 class OtherMesh(RanksTest):
-    """A run that goes on with another mesh."""
+    """A run that resumes with another mesh."""
 
     MESHES = {
         1: ("batch.micro=2", "run.threads=2"),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs over the stages of a pipeline: processes have the bits of threads, and a stage that is lost, stopped or cannot
-read its data ends all of them, and the run goes on to the bits of the one that nothing disturbed.
+"""Runs over pipeline stages: processes have the bits of threads; a stage that is lost, stopped or cannot read its data
+ends all of them, and the run resumes to the bits of an undisturbed one.
 
 Run as test_stages.py GPTRAIN HAS_MPI [options of unittest].
 """
@@ -88,7 +88,7 @@ class Stages(test_ranks.RanksTest):
             self.finish(run, mode)
 
     def test_data_that_a_stage_cannot_read(self):
-        """In the middle of a step, while its neighbours wait for what it would send, and it for what they would."""
+        """Fails in the middle of a step, while the stage and its neighbours wait for each other's data."""
         for victim in (0, MIDDLE):
             run = self.new_run(f"unread-{victim}")
             here, other = run.out.parent, self.folder / f"elsewhere-{victim}"
@@ -117,7 +117,7 @@ class Stages(test_ranks.RanksTest):
 
 
 class OtherStages(test_ranks.RanksTest):
-    """A run that goes on with another pipeline, or with none."""
+    """A run that resumes with another pipeline, or without one."""
 
     MESH = ("parallel.pipeline=4", "model.tied_head=false", *MODEL)
     MESHES = (
@@ -137,7 +137,7 @@ class OtherStages(test_ranks.RanksTest):
                 done = run.train("--resume", "latest", "--ranks", size,
                                  *overrides("model.tied_head=false", *MODEL, *mesh))
                 self.assertEqual(done.returncode, 0, done.stderr)
-                # The run that ended at step 7 has a validation more.
+                # The run that ended at step 7 has one more validation.
                 self.assertEqual(steps_only(run.records()), steps_only(self.reference.records()))
 
 

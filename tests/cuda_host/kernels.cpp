@@ -1,5 +1,5 @@
-// Runs one kernel, sound or deliberately broken, so that the test around it sees whether the harness speaks up.
-//   kernels NAME [SEED]     exit 0 and "sum N", or a fault's text and exit 3, or what a sanitizer says
+// Runs one kernel, sound or deliberately broken, so that the calling test sees if the harness reports it.
+//   kernels NAME [SEED]     exit 0 and "sum N"; or a fault's text and exit 3; or a sanitizer's report
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,7 +15,7 @@ using gptrain::shared;
 constexpr unsigned threads = 64;
 constexpr unsigned blocks = 3;
 
-// Which line is wrong.
+// The broken line.
 enum class Broken { none, barrier, reuse, global, shared_memory, shuffle, leaves, elsewhere, lane };
 
 struct Sums {
@@ -27,7 +27,7 @@ __device__ float warp_sum(float value) {
   return value;
 }
 
-// out[block] = sum of rows [2 block, 2 block + 2) of n each, one row after the other through the same shared memory.
+// out[block] = sum of rows [2 block, 2 block + 2) of length n, one row after the other through the same shared memory.
 __global__ void row_sums(const float* in, float* out, unsigned n, Broken broken) {
   Sums& sums = shared<Sums>();
   const unsigned warp = threadIdx.x / 32;

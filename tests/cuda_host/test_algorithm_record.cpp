@@ -1,4 +1,4 @@
-// Where run.algorithm_cache keeps the algorithms that were timed, and that another device's are not offered.
+// The file in which run.algorithm_cache keeps timed algorithms, without those of other devices.
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// An environment variable for as long as this lives; null: not set.
+// Sets an environment variable while it lives; null: unset.
 class Variable {
  public:
   Variable(const char* name, const char* value) : name_(name) {
@@ -58,7 +58,7 @@ TEST_CASE("algorithms that one run timed are offered to the next, on such a devi
   const fs::path folder = fs::temp_directory_path() / ("gptrain-algorithms-" + std::to_string(getpid()));
   AlgorithmRecord timed("A GPU", "cuBLASLt 12");
   const fs::path file = timed.cache_file(folder.string());
-  CHECK(timed.read(file).empty());  // there is none yet, which is no fault
+  CHECK(timed.read(file).empty());  // missing, which is not a fault
   timed.set("forward 1x2x3", "7 8");
   CHECK(timed.write(file).empty());
 

@@ -1,4 +1,4 @@
-// Collectives on devices, over links that tests can have without any: a group on the host.
+// Collectives on devices, over links that need none: a group on the host.
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -18,7 +18,7 @@ using namespace gptrain;
 
 namespace {
 
-// What it queues runs late and in any order that the two queues' marks leave.
+// Runs queued work late and in any order that the two queues' marks allow.
 class HostLinks final : public Links {
  public:
   HostLinks(Communicator& host, uint64_t seed)
@@ -52,7 +52,7 @@ class HostLinks final : public Links {
   void broadcast(void* data, int64_t bytes, int root) override {
     queues_.add(moves_, [=, this] { host_.broadcast(data, bytes, DType::u8, root); });
   }
-  // Of the lane's own queue: what it does not follow may be left.
+  // Waits for the lane's own queue: work that it does not follow may be left.
   void synchronize() override { queues_.wait(queues_.mark(moves_)); }
 
  private:
@@ -64,8 +64,8 @@ class HostLinks final : public Links {
   simt::Mark summed_[2];
 };
 
-// One rank of a group of many, each of which has its own number in every element. Peers send it until they have been
-// sent to by all, and then the sum.
+// One rank of a simulated large group, whose ranks each have their number in every element. Peers first send their
+// parts, until all have been sent to, and then the sum.
 class ManyLinks : public Links {
  public:
   static constexpr int rank_of_test = 3;
@@ -119,7 +119,7 @@ class ManyLinks : public Links {
   bool reduced_ = false;
 };
 
-// Which of so many bytes, at most 256, all that comes begins at a multiple of.
+// Records the largest power of two, up to 256, that divides the addresses of all received data.
 class AlignedLinks final : public ManyLinks {
  public:
   AlignedLinks(int size, uintptr_t& alignment) : ManyLinks(size), alignment_(alignment) {}
@@ -142,7 +142,7 @@ constexpr DType dtype_of = std::is_same_v<T, float>     ? DType::f32
                            : std::is_same_v<T, f16>     ? DType::f16
                                                         : DType::bf16;
 
-// Numbers of which no two orders of summing have the same rounding.
+// Returns numbers whose sums round differently in every order.
 template <typename T>
 std::vector<T> numbers(int rank, int64_t count) {
   std::vector<T> values;
@@ -171,7 +171,7 @@ class Device {
   Device() : runtime_(make_runtime(0)) {}
   std::unique_ptr<DeviceMemory> scratch(int64_t bytes) { return runtime_->allocate(bytes); }
 
-  // Calls body(address) with the values on the device, and has them back once the group's work is over.
+  // Calls body(address) with the values on the device, and copies them back once the group's work is done.
   template <typename T>
   void with(Communicator& group, std::vector<T>& values, const std::function<void(T*)>& body) {
     const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
@@ -193,7 +193,7 @@ void expect_same(const std::vector<T>& a, const std::vector<T>& b, const char* w
     throw Error(ExitCode::device, "wrong result of {}", what);
 }
 
-// Every operation on `count` elements a rank, on the host and on devices.
+// Compares every operation on `count` elements per rank, on the host and on devices.
 template <typename T>
 void compare(Communicator& host, Communicator& group, Device& device, int64_t count) {
   const DType dtype = dtype_of<T>;
@@ -263,7 +263,8 @@ void compare(Communicator& host, Communicator& group, Device& device, int64_t co
 
 TEMPLATE_TEST_CASE("collectives of devices have the bits of the host's for every size of scratch", "", float, double,
                    bf16, f16, int32_t, int64_t) {
-  // Of a collective of 8 bytes an element: in each all ranks wait. What a second round finds, the twentieth finds again.
+  // Rounds of a collective with 8 bytes per element; all ranks wait in each. The second finds the same faults as the
+  // twentieth.
   const int64_t most_rounds = testing::some_cases() ? 20 : 150;
   for (const int size : {1, 2, 3, 5}) {
     for (const int64_t bytes : {int64_t{16} * size, int64_t{4000}, int64_t{1} << 20}) {

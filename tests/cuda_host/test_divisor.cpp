@@ -1,4 +1,4 @@
-// Division by a product and a shift, at the edges of its range: no test has rows enough to come there.
+// Division by a product and a shift, at the limits of its range, which no test's number of rows reaches.
 #include <cstdint>
 #include <random>
 #include <vector>
@@ -18,7 +18,7 @@ TEST_CASE("a divisor divides as the processor does, below 2^31") {
   for (const uint32_t value : values) {
     const Divisor divisor(value);
     std::vector<uint32_t> numbers = {0, 1, INT32_MAX - 1, INT32_MAX};
-    // Around the last multiples, where the error of the multiplier has grown most.
+    // Around the last multiples, where the multiplier's error is largest.
     const uint32_t most = INT32_MAX / value;
     for (const uint32_t quotient : {1U, most / 2, most - (most > 1 ? 1 : 0), most}) {
       numbers.push_back(quotient * value);

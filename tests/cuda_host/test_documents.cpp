@@ -1,4 +1,4 @@
-// The table by which a library knows an op's documents, against one that is made on the host token by token.
+// The table that describes an op's documents to a library, compared with one made on the host token by token.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +13,7 @@ using namespace gptrain;
 
 namespace {
 
-// Operands of strides of their own, of which only the strides are read.
+// Operands with different strides, of which only the strides are read.
 AttentionBackward op_of(int64_t batch, int64_t tokens, int64_t max_documents, const std::vector<int32_t>& starts) {
   AttentionBackward op{};
   op.batch = batch;
@@ -30,7 +30,7 @@ AttentionBackward op_of(int64_t batch, int64_t tokens, int64_t max_documents, co
   return op;
 }
 
-// Documents that begin with the given probability, and with each sequence.
+// Returns document starts: at each token with the given probability, and at each sequence.
 std::vector<int32_t> random_starts(int64_t batch, int64_t tokens, double probability, uint32_t seed) {
   std::vector<int32_t> starts;
   for (int64_t row = 0; row < batch * tokens; ++row) {
@@ -41,7 +41,7 @@ std::vector<int32_t> random_starts(int64_t batch, int64_t tokens, double probabi
   return starts;
 }
 
-// First row and length of each document of a piece.
+// Returns the first row and length of each document of a piece.
 std::vector<std::pair<int64_t, int64_t>> documents_of(const std::vector<int32_t>& starts, int64_t tokens,
                                                       int64_t first_row, int64_t rows) {
   std::vector<std::pair<int64_t, int64_t>> documents;
@@ -89,9 +89,9 @@ void expect_right_table(int64_t batch, int64_t sequences, int64_t tokens, int64_
 
 TEST_CASE("a table holds every document's length and its place in every operand") {
   expect_right_table(1, 1, 1, 1, 0);
-  expect_right_table(2, 2, 7, 1, 0);     // whole sequences, as many as there is room for
+  expect_right_table(2, 2, 7, 1, 0);     // whole sequences, as many as fit
   expect_right_table(2, 1, 7, 5, 0);     // lengths of 0 behind them
-  expect_right_table(3, 3, 33, 33, 1);   // tokens, as many as there is room for
+  expect_right_table(3, 3, 33, 33, 1);   // tokens, as many as fit
   expect_right_table(3, 1, 33, 32, 1);   // one too many
   expect_right_table(4, 2, 65, 8, 0.2);  // pieces with too many
   expect_right_table(6, 3, 128, 16, 0.1);
@@ -100,7 +100,7 @@ TEST_CASE("a table holds every document's length and its place in every operand"
 
 TEST_CASE("some pieces hold too many documents, and others do not") {
   std::vector<int32_t> starts(32, 0);
-  for (size_t token = 1; token < 8; ++token) starts[8 + token] = static_cast<int32_t>(token);  // of the second sequence
+  for (size_t token = 1; token < 8; ++token) starts[8 + token] = static_cast<int32_t>(token);  // in the second sequence
   const AttentionBackward op = op_of(4, 8, 3, starts);
   std::vector<int64_t> memory(1 << 12, -1);
   const auto overflow = [&](int64_t sequences) {

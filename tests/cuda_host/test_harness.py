@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Each broken kernel must be caught by the host harness or by the sanitizer that is there for its kind of fault."""
+"""Each broken kernel must be caught by the host harness or by the sanitizer for its kind of fault."""
 import os
 import subprocess
 import sys

@@ -1,5 +1,5 @@
-// The check of what timing chose, and of what a record names, with substitutes for a library's algorithms: right ones,
-// wrong ones, and one that answers differently the second time.
+// The check of chosen and recorded algorithms, with substitutes for a library's: right ones, wrong ones, and one that
+// gives another result the second time.
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -12,7 +12,7 @@
 #include "base/fp8.h"
 #include "base/philox.h"
 #include "catch.h"
-#include "kernels/elements.h"
+#include "kernels/run.h"
 #include "known_algorithms.h"
 #include "product_check.h"
 #include "tensor_core.h"
@@ -46,7 +46,7 @@ struct Held {
   }
 };
 
-// Of odd sizes, so that tiles at the edges are not full, and larger than the tiles that are looked at.
+// Odd sizes, so that edge tiles are partial, and larger than the checked tiles.
 constexpr int64_t rows = 520, cols = 470, depth = 70;
 
 struct Operands {
@@ -93,7 +93,7 @@ TEST_CASE("a sound algorithm has no fault", "[long]") {
 TEST_CASE("an algorithm that leaves out the end of the depth is found") {
   for (const DType result : {DType::bf16, DType::f32}) {
     for (const int64_t terms : {1, 22}) {
-      if (result == DType::bf16 && terms == 1) continue;  // no more than a rounding, here and there
+      if (result == DType::bf16 && terms == 1) continue;  // no more than rounding
       Operands operands(result, result == DType::f32);
       const std::string fault = operands.fault([&] { cuda_run(without_last(operands.product, terms), Stream{}); });
       CHECK(holds(fault, "times what rounding explains"));
@@ -141,7 +141,7 @@ TEST_CASE("an algorithm that answers differently the second time is found, where
     const auto run = [&] {
       cuda_run(operands.product, Stream{});
       bf16& element = operands.c.matrix.as<bf16>()[row * operands.c.matrix.stride + 13];
-      if (++runs > 1) element.bits ^= 1;  // less than any tolerance
+      if (++runs > 1) element.bits ^= 1;  // below any tolerance
     };
     CHECK(operands.fault(run) == "it gives other bits when it runs again");
     CHECK(runs == 2);
@@ -244,7 +244,7 @@ TEST_CASE("FP8 products are checked with their scales", "[long]") {
 
 namespace {
 
-// A product as tensor cores sum it. Its diagonal is of one sign where the factors hold the same numbers.
+// A product as tensor cores sum it. Its diagonal has one sign if the operands hold the same numbers.
 struct OnTensorCores {
   static constexpr int64_t side = 40;
   const testing::TensorCore& core;
@@ -265,7 +265,7 @@ struct OnTensorCores {
     if (factor.matrix.dtype == DType::bf16) return static_cast<double>(to_float(factor.matrix.as<bf16>()[place]));
     return static_cast<double>(to_float(factor.matrix.as<f8e4m3>()[place]));
   }
-  // What the check says of the product without the last `left_out` terms.
+  // Returns the check's fault for the product without the last `left_out` terms.
   std::string fault(int64_t left_out = 0) {
     std::vector<float> sums;
     for (int64_t row = 0; row < side; ++row) {
@@ -353,7 +353,7 @@ namespace {
 
 const std::string forward = "forward 520x70x470";
 
-// A library whose algorithms have names, and which counts how often one is checked.
+// A library with named algorithms that counts the checks of each.
 struct Library {
   Operands operands;
   std::map<std::string, int> checks;
@@ -369,13 +369,13 @@ struct Library {
   }
 };
 
-// What one process makes of its records; the folder is that of earlier ones, too.
+// One process and its records; earlier processes used the same folder.
 struct Process {
   Library library;
   KnownAlgorithms known;
 
   explicit Process(const std::string& cache = "none") : known(AlgorithmRecord("A GPU", "cuBLASLt 12"), cache) {}
-  // The name of what is recalled, or "none".
+  // Returns the name of the recalled algorithm, or "none".
   std::string recall() {
     const std::string* found =
         known.recall(forward, "linear_forward", [&](const std::string& algorithm) { return library.fault(algorithm); });
@@ -403,10 +403,10 @@ TEST_CASE("an algorithm from an earlier run is checked once in a process before 
   CHECK(first.recall() == "none");
   first.known.keep_timed(forward, "sound");
   CHECK(first.recall() == "sound");
-  CHECK(first.library.checks.empty());  // it was when it was timed
+  CHECK(first.library.checks.empty());  // checked when it was timed
 
   Process next(cache.path.string());
-  CHECK(next.known.find(forward) == nullptr);  // what is not chosen does without it
+  CHECK(next.known.find(forward) == nullptr);  // products without a choice need none
   CHECK(next.recall() == "sound");
   CHECK(next.recall() == "sound");
   CHECK(next.library.checks == std::map<std::string, int>{{"sound", 1}});
@@ -424,7 +424,7 @@ TEST_CASE("an algorithm from an earlier run that is wrong, or irreproducible, is
     for (const std::string part : {"linear_forward", forward.c_str(), cache.path.c_str(), "is not used", wrong, why})
       CHECK(holds(warning, part));
     CHECK_FALSE(holds(next.known.text(), wrong));
-    next.known.keep_timed(forward, "sound");  // which takes its place on disk, too
+    next.known.keep_timed(forward, "sound");  // replaces it on disk, too
     CHECK(Process(cache.path.string()).recall() == "sound");
   }
 }

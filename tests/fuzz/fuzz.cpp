@@ -1,5 +1,5 @@
-// Readers of what comes from outside, on whatever bytes: each accepts them, or throws an Error. One program for all of
-// them: fuzz.h says which; built for libFuzzer it has no main of its own.
+// Readers of untrusted input on arbitrary bytes: each accepts them, or throws an Error. One program for all of them,
+// selected as in fuzz.h; built for libFuzzer it has no main of its own.
 #include "fuzz.h"
 
 #include <algorithm>
@@ -36,7 +36,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace gptrain;
 
-// A folder of this process in memory, where there is such a disk.
+// Returns a folder for this process, in memory if there is such a disk.
 const fs::path& scratch() {
   static const fs::path folder = [] {
     const fs::path memory = "/dev/shm";
@@ -56,12 +56,12 @@ void write(const fs::path& path, std::string_view bytes) {
 
 void read_config(std::string_view bytes) {
   const RunConfig config = parse_config(bytes, {}, "fuzz");
-  // What is accepted is shown as a config that is accepted, and is the same.
+  // An accepted config is printed as a config that is accepted and equal.
   const std::string shown = show_config(config);
   if (show_config(parse_config(shown, {}, "shown")) != shown) std::abort();
 }
 
-// With the checksum that it needs, without which nothing of it would be read.
+// Adds the checksum, without which nothing else would be read.
 void read_manifest_file(std::string_view bytes) {
   write(scratch() / "manifest.json",
         fmt::format("{},\n  \"crc32c\": \"{:08x}\"\n}}\n", bytes, crc32c(bytes.data(), bytes.size())));
@@ -76,7 +76,7 @@ void read_header(std::string_view bytes) {
   }
 }
 
-// A model's config.json of the transformers library. The keys that it is read into are a config's.
+// Reads a model's config.json of the transformers library into the keys of a config.
 void read_hf_config_file(std::string_view bytes) {
   write(scratch() / "config.json", bytes);
   const HfDescription description = read_hf_config(scratch() / "config.json");
@@ -86,7 +86,7 @@ void read_hf_config_file(std::string_view bytes) {
   parse_config(json_text(config), {}, "fuzz");
 }
 
-// The bytes are the index of a folder of two files, which are always the same.
+// The bytes are the index of a folder of two fixed files.
 void read_hf_index(std::string_view bytes) {
   const fs::path folder = scratch() / "sharded";
   if (fs::create_directories(folder)) {
@@ -104,7 +104,7 @@ void read_hf_index(std::string_view bytes) {
   }
 }
 
-// The bytes are an index; the tokens are always the same.
+// The bytes are an index; the tokens are fixed.
 void read_index(std::string_view bytes) {
   write(scratch() / "x.bin", std::string(64, '\1'));
   write(scratch() / "x.idx", bytes);
@@ -148,8 +148,7 @@ void read_frames(std::string_view bytes) {
   }
 }
 
-// Documents of JSONL, which the name says, and of whatever format the content has; there with what is not UTF-8
-// replaced.
+// Reads documents as JSONL, by name, and in the format that the content suggests, there with invalid UTF-8 replaced.
 void read_documents(std::string_view bytes) {
   for (const bool by_content : {false, true}) {
     const fs::path path = scratch() / (by_content ? "in" : "in.jsonl");
@@ -169,13 +168,13 @@ void read_documents(std::string_view bytes) {
             });
       }
     } catch (const Error& error) {
-      // Damaged compressed data, say, which the other name may not have.
+      // Damaged compressed data, for example, which the other name may not have.
       if (*error.what() == '\0') std::abort();
     }
   }
 }
 
-// What is accepted is written as a tokenizer that is accepted, and gives the same ids, which stand for the text.
+// An accepted tokenizer is written as one that is accepted, and gives the same ids, which decode to the text.
 void read_tokenizer_json(std::string_view bytes) {
   const auto tokenizer = parse_tokenizer_json(bytes, "fuzz");
   const auto again = parse_tokenizer_json(tokenizer_json(tokenizer->parts()), "again");

@@ -1,4 +1,4 @@
-// What is fuzzed: readers by name.
+// The fuzzed readers, by name.
 #pragma once
 
 #include <functional>
@@ -9,12 +9,12 @@
 namespace fuzz {
 
 struct Target {
-  std::string name;  // of its folder in corpus/, too
+  std::string name;  // also of its folder in corpus/
   std::function<void(std::string_view)> read;
 };
 const std::vector<Target>& targets();
 
-// Ends the process where a reader does something else than to accept the bytes or to throw an Error with a message.
+// Aborts the process if a reader neither accepts the bytes nor throws an Error with a message.
 void run(const Target& target, std::string_view bytes);
 
 }  // namespace fuzz

@@ -1,5 +1,5 @@
-// Runs every reader on its corpus and on mutants of it, always the same ones: fuzz CORPUS SECONDS [SEED]. libFuzzer,
-// which looks for new paths, takes the same readers in run_libfuzzer.sh.
+// Runs every reader on its corpus and on fixed mutants of it: fuzz CORPUS SECONDS [SEED]. run_libfuzzer.sh runs the
+// same readers under libFuzzer, which looks for new paths.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -96,7 +96,7 @@ int main(int argc, char** argv) {
     int64_t runs = 0;
     for (; Clock::now() < end; ++runs) fuzz::run(target, mutant(random, corpus));
     fmt::print("{}: {} of the corpus, {} mutants\n", target.name, corpus.size(), runs);
-    // A corpus that is not there would be a test of nothing.
+    // A missing corpus would make the test empty.
     if (corpus.size() < 2) return 1;
   }
   return 0;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fuzzes each reader of fuzz.cpp with libFuzzer under ASan and UBSan: run_libfuzzer.sh SOURCE_ROOT BUILD_ROOT SECONDS [TARGET]...
-# Needs clang with libFuzzer; without it, the exit code is 77.
+# Fuzzes each reader of fuzz.cpp with libFuzzer under ASan and UBSan: run_libfuzzer.sh SOURCE_ROOT BUILD_ROOT SECONDS
+# [TARGET]... Needs clang with libFuzzer; without it, the exit code is 77.
 set -euo pipefail
 root=$1 build=$2 seconds=$3
 shift 3
@@ -9,7 +9,7 @@ mkdir -p "$work"
 echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' >"$work/probe.cpp"
 clang++ -fsanitize=fuzzer "$work/probe.cpp" -o "$work/probe" 2>/dev/null || exit 77
 
-# JSON is read as the build reads it.
+# Uses the build's JSON reader.
 json_texts=plain json_library=()
 if pkg-config --exists simdjson; then json_texts=simdjson json_library=(-lsimdjson); fi
 sources=("$root"/tests/fuzz/fuzz.cpp "$root"/src/base/*.cpp "$root"/src/config/*.cpp "$build/src/base/version.cpp"

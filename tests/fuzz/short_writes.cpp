@@ -1,4 +1,4 @@
-// A preload library that makes every write a short one: half of what was asked, as a disk or a pipe may do.
+// A preload library that makes every write short: half of the requested bytes, as a disk or pipe may do.
 #include <dlfcn.h>
 #include <sys/types.h>
 #include <unistd.h>

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What nobody would write by hand: mutants of configs, damaged files, failing system calls. Each run ends with a documented code
-and a message, none by a signal; and what it computed or kept is right.
+"""Inputs that nobody would write by hand: mutated configs, damaged files, failing system calls. Each run ends with a
+documented code and a message, none by a signal, and its results and saved data are right.
 
-Run as test_mutants.py GPTRAIN SHORT_WRITES [--configs N] [--files N] [--errors N] [--seed N] [TEST...]; SHORT_WRITES is the preload
-library of short_writes.cpp.
+Run as test_mutants.py GPTRAIN SHORT_WRITES [--configs N] [--files N] [--errors N] [--seed N] [TEST...]; SHORT_WRITES
+is the preload library built from short_writes.cpp.
 """
 import argparse
 import copy
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
 
 FINISHED, USAGE, DATA, CHECKPOINT, DEVICE, REQUEUE = 0, 2, 3, 4, 5, 75
 DOCUMENTED = {FINISHED, USAGE, DATA, CHECKPOINT, DEVICE}
-HANG_SECONDS = 300  # what computes for a long time on a machine that is busy is no hang
+HANG_SECONDS = 300  # generous: a long computation on a busy machine is no hang
 RANK_FILE = "rank-00000.safetensors"
 
 # Integers at which arithmetic breaks, near the limits of keys and of types.
@@ -67,7 +67,7 @@ class Mutants(unittest.TestCase):
 
 
 class Configs(Mutants):
-    """Dry runs: any of them is refused, or tells figures that hang together."""
+    """Dry runs of mutated configs: each is refused, or prints consistent figures."""
 
     def mutant(self, config, schema):
         config = copy.deepcopy(config)
@@ -123,7 +123,7 @@ class Configs(Mutants):
 
 
 class Files(Mutants):
-    """Damaged files of a run: every reader refuses them, or reads the very same."""
+    """Damaged files of a run: every reader refuses them, or reads the original content."""
 
     def damage(self, path):
         data = bytearray(path.read_bytes())
@@ -140,7 +140,7 @@ class Files(Mutants):
         elif kind == 4:
             data[at:at] = data[self.draw.randrange(len(data)):][:50] or b"x"
         else:
-            # Where formats keep their sizes.
+            # The bytes in which formats keep their sizes.
             at = self.draw.randrange(min(64, len(data)))
             data[at] = self.draw.randrange(256)
         return bytes(data)
@@ -173,22 +173,22 @@ class Files(Mutants):
 
 
 class SystemCalls(Mutants):
-    """Errors of the system at calls of a save and of a resume."""
+    """System errors in calls of a save and of a resume."""
 
     ERRORS = {"openat": ["EIO", "EACCES", "EMFILE", "ENOSPC"], "write": ["EIO", "ENOSPC", "EDQUOT", "EINTR"],
               "fsync": ["EIO", "ENOSPC", "EINTR"], "pread64": ["EIO", "EINTR"], "read": ["EIO", "EINTR"]}
     OF_FOLDER = re.compile(r'"(\./)?out[/"]|<[^>]*/out[/>]')
 
     def trace(self, inject=()):
-        """Every call that names a file, by path or by descriptor."""
+        """Traces every call that names a file, by path or by descriptor."""
         return ["strace", "-f", "-qq", "-y", "-e", "trace=%file,%desc", "-o", str(self.folder / "strace.log"), *inject]
 
     def traced(self):
         return (self.folder / "strace.log").read_text(errors="replace").splitlines()
 
     def points(self, *arguments, beside=False):
-        """(call, its number among the thread's calls of that name) of all that touch the run's folder: those of the first
-        thread, or those of the threads beside it."""
+        """Returns (call, its number among the thread's calls of that name) for all that touch the run's folder: of the
+        first thread, or with `beside` of the other threads."""
         code, _, err = self.run_gptrain(*arguments, before=self.trace())
         self.assertEqual(code, FINISHED, err)
         counts, found, first_thread = {}, set(), None
@@ -202,7 +202,7 @@ class SystemCalls(Mutants):
         return sorted(found)
 
     def chosen(self, save, resume):
-        """As many points as there are errors to inject; each of them, where these are enough."""
+        """Returns as many points as there are errors to inject; every point, if these are few enough."""
         points = [(False, *point) for point in save] + [(True, *point) for point in resume]
         if len(points) > ERRORS:
             return self.draw.sample(points, ERRORS)
@@ -213,15 +213,15 @@ class SystemCalls(Mutants):
         self.assertEqual(missed, 0)
 
     def test_errors_beside_the_steps(self):
-        # Errors go by numbers of calls, which other threads have, too: some end the program before it writes anything.
+        # Errors are counted by call, also in other threads: some end the program before it writes anything.
         missed = self.check_errors(["--set", "checkpoint.asynchronous=true"], beside=True)
         self.assertLess(missed, ERRORS / 2)
 
     def check_errors(self, settings, beside=False):
-        """Returns how many of the errors did not come to the run's folder."""
+        """Returns the number of errors that did not hit the run's folder."""
         if shutil.which("strace") is None or subprocess.run(["strace", "-qq", "true"], capture_output=True, check=False).returncode:
             self.skipTest("no strace here")
-        os.environ["GOMP_SPINCOUNT"] = "1000"  # else the program starts itself over
+        os.environ["GOMP_SPINCOUNT"] = "1000"  # else the program restarts itself
         self.write_run()
         self.assertEqual(self.run_gptrain("train", "run.json", "--set", "run.out=whole")[0], FINISHED)
         expected = (self.folder / "whole/checkpoints/step-00000004" / RANK_FILE).read_bytes()
@@ -251,12 +251,12 @@ class SystemCalls(Mutants):
         return missed
 
     def inject(self, command, again, injection, expected):
-        """Whether the error came to a call of the run's folder."""
+        """Returns True if the error hit a call on the run's folder."""
         code, _, err = self.run_gptrain(*command, before=self.trace(["-e", f"inject={injection}"]))
         what = f"{injection} of {command[2:]}: {err}"
         if not any("(INJECTED)" in line and self.OF_FOLDER.search(line) for line in self.traced()):
             return False
-        # The same error may come to the message, which another thread writes.
+        # The same error may hit the message, which another thread writes.
         if any("(INJECTED)" in line and " write(2<" in line for line in self.traced()):
             self.assertIn(code, DOCUMENTED, what)
         else:
@@ -265,12 +265,12 @@ class SystemCalls(Mutants):
         lost_line = "cannot write out/metrics.jsonl" in err
         if "EINTR" in injection:
             self.assertEqual(code, FINISHED, what)
-        # Whatever happened: the run goes on, from what is there, to the same bits.
+        # In any case the run resumes from the existing state to the same bits.
         code, _, err = self.run_gptrain(*again)
         self.assertEqual(code, FINISHED, f"resume after {what}: {err}")
         self.assertEqual((self.folder / "out/checkpoints/step-00000004" / RANK_FILE).read_bytes(), expected, what)
         steps = [json.loads(line)["step"] for line in (self.folder / "out/metrics.jsonl").read_text().splitlines()]
-        # A line that could not be written ends the run, which says so.
+        # A line that could not be written ends the run with a message.
         self.assertLessEqual(len(set(range(1, 5)) - set(steps)), 1 if lost_line else 0, what)
         self.assertEqual(steps, sorted(set(steps)), what)
         return True

@@ -1,6 +1,6 @@
-"""What the golden losses and tools/compare_torch.py share: a corpus of known samples, and running gptrain on it.
+"""Shared by the golden losses and tools/compare/compare_torch.py: a corpus of known samples, and running gptrain on it.
 
-A step takes all samples of the corpus, so every step is one epoch, and its batch is known whatever the order of the
+A step takes all samples of the corpus, so every step is one epoch and its batch is known whatever the order of
 samples; only the order of sums depends on it.
 """
 import json
@@ -8,12 +8,13 @@ import subprocess
 
 SEQUENCE_LENGTH = 64
 SAMPLES = 32
-VOCAB_SIZE = 257  # of the tokenizer "bytes": 256 bytes and the end of a document
+VOCAB_SIZE = 257  # the tokenizer "bytes": 256 bytes and the end of a document
 END_OF_DOCUMENT = 256
 
 
 def corpus_text():
-    """All but one of the tokens of SAMPLES samples, as bytes: mostly counting upwards, with jumps, over every value."""
+    """Returns all tokens except one of SAMPLES samples, as bytes: mostly counting upwards, with jumps, over every
+    value."""
     state, value, text = 1, 0, bytearray()
     while len(text) < SAMPLES * SEQUENCE_LENGTH:
         state = (1664525 * state + 1013904223) % 2**32  # a linear congruential generator: the same everywhere
@@ -23,13 +24,13 @@ def corpus_text():
 
 
 def corpus_samples():
-    """Lists of SEQUENCE_LENGTH + 1 tokens; neighbours share one."""
+    """Returns lists of SEQUENCE_LENGTH + 1 tokens; neighbours share one."""
     tokens = [*corpus_text(), END_OF_DOCUMENT]
     return [tokens[first:first + SEQUENCE_LENGTH + 1] for first in range(0, len(tokens) - 1, SEQUENCE_LENGTH)]
 
 
 def run_gptrain(gptrain, folder, *arguments):
-    """Standard output of a gptrain that must succeed, with `folder` as its working directory."""
+    """Runs a gptrain that must succeed in `folder`; returns its standard output."""
     done = subprocess.run([gptrain, *map(str, arguments)], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True,
                           text=True, check=False)
     if done.returncode != 0:
@@ -38,7 +39,7 @@ def run_gptrain(gptrain, folder, *arguments):
 
 
 def write_corpus(gptrain, folder):
-    """The token file "corpus" in `folder`."""
+    """Writes the token file "corpus" in `folder`."""
     text = folder / "corpus.txt"
     text.write_bytes(corpus_text())
     run_gptrain(gptrain, folder, "data", "pack", text, "--out", "corpus", "--tokenizer", "bytes")

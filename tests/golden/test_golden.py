@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""gptrain's losses against those that PyTorch computed in float64 (tools/compare_torch.py --write-golden wrote them).
+"""Compares gptrain's losses with PyTorch's in float64 (written by tools/compare/compare_torch.py --write-golden).
 
 Run as test_golden.py GPTRAIN [--without-planted] FILE.json... Trains the config of each file in fp32 and in bf16, and
-prints the largest differences; then with planted faults, which must be noticed, unless told to leave them out.
-ONEDNN_MAX_CPU_ISA in the environment caps the instruction set. The initial weights are gptrain's own, so the losses hold
-only as long as the init does.
+prints the largest differences; then trains with planted faults, which must be noticed, unless --without-planted is
+given. ONEDNN_MAX_CPU_ISA in the environment caps the instruction set. The initial weights are gptrain's own, so the
+losses are valid only as long as the initialisation does not change.
 """
 import argparse
 import copy
@@ -16,15 +16,15 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 import golden_run  # noqa: E402
 
-# In fp32 losses have the tolerance of the file. Gradient norms are compared on the first steps only: AdamW amplifies
-# rounding, and they feel it sooner than the loss does.
+# In fp32, losses have the file's tolerance. Gradient norms are compared in the first steps only: AdamW amplifies
+# rounding, and they show it sooner than the loss.
 NORM_STEPS = 3
-NORM_TOLERANCE = 1e-5  # relative; 1e-6 is seen
-# In bf16 each run goes on with its own weights, so the losses of later steps differ by what AdamW made of rounding.
-MIXED_TOLERANCE = 5e-3  # 2e-3 is seen
+NORM_TOLERANCE = 1e-5  # relative; 1e-6 is observed
+# In bf16 each run continues with its own weights, so later losses differ by rounding that AdamW has amplified.
+MIXED_TOLERANCE = 5e-3  # 2e-3 is observed
 MIXED = {"compute": "bf16", "residual": "fp32"}
 
-# Changes of a config that the comparison must notice: each is a fault of a kind that a program could have.
+# Changes of a config that the comparison must notice, each like a possible fault of the program.
 PLANTED = {
     "gpt2": [("model", "activation", "gelu"), ("optimizer", "clip_norm", 0), ("optimizer", "weight_decay", 0.05)],
     "llama-gqa": [("model", "z_loss", 0), ("schedule", "warmup_steps", 4)],
@@ -42,7 +42,7 @@ class Golden:
         self.runs = 0
 
     def train(self, changes=()):
-        """Losses and gradient norms of the config with `changes` [(section, key, value)]."""
+        """Returns losses and gradient norms of the config with `changes` [(section, key, value)]."""
         config = copy.deepcopy(self.record["config"])
         for section, key, value in changes:
             config[section][key] = value
@@ -66,12 +66,12 @@ class Golden:
                        ("bf16 losses", self.loss_difference(mixed), MIXED_TOLERANCE)]
         print(f"{self.name}: " + ", ".join(f"{what} {difference:.1e}" for what, difference, _ in differences))
         for what, difference, tolerance in differences:
-            # Written so that a NaN is a fault.
+            # The comparison is false for NaN, which is thus a fault.
             if not difference <= tolerance:
                 yield f"{self.name}: {what} differ by {difference:.3g}, allowed {tolerance}"
 
     def planted_faults(self):
-        """A comparison that finds nothing must be one that would have found something."""
+        """Checks that the comparison notices each planted fault."""
         for change in PLANTED.get(self.name, []):
             losses, _ = self.train([change])
             difference = self.loss_difference(losses)

@@ -12,7 +12,7 @@ namespace {
 
 static_assert(!tile_products, "this file has the substitute's tiles");
 
-// An instruction of the three-byte VEX encoding that names tiles or memory.
+// An instruction in three-byte VEX encoding that names tiles or memory.
 struct Instruction {
   uint8_t prefix;  // 0 none, 1 66, 2 F3, 3 F2
   uint8_t opcode;
@@ -36,7 +36,7 @@ int64_t displacement_at(const uint8_t* code, int bytes) {
   return value;
 }
 
-// False for what is of another encoding.
+// Returns false for any other encoding.
 bool decode(const gregset_t& registers, Instruction& result) {
   const auto* const code = reinterpret_cast<const uint8_t*>(registers[REG_RIP]);
   constexpr int map_0f38 = 2;
@@ -64,7 +64,7 @@ bool decode(const gregset_t& registers, Instruction& result) {
     const int index = extended(6, code[5] >> 3 & 7);
     if (index != 4) result.index = general_register(registers, index) << (code[5] >> 6);
     base = extended(5, code[5] & 7);
-    if (mode == 0 && (base & 7) == 5) return false;  // no base: not what a compiler makes of tiles
+    if (mode == 0 && (base & 7) == 5) return false;  // no base: compilers do not emit this for tiles
     ++result.length;
   }
   const int64_t displacement = displacement_bytes > 0 ? displacement_at(code + result.length, displacement_bytes) : 0;
@@ -83,7 +83,7 @@ bool is_full_configuration(const std::byte* at) {
   return true;
 }
 
-// False for what is no instruction of amx_tiles.h, or would stop the program on a CPU with AMX.
+// Executes an instruction. Returns false if it is not one of amx_tiles.h, or would stop the program on a CPU with AMX.
 bool carry_out(const Instruction& instruction) {
   constexpr uint8_t none = 0, f3 = 2, f2 = 3;
   const auto is = [&](uint8_t opcode, uint8_t prefix, bool memory) {
@@ -117,7 +117,7 @@ void on_refused(int, siginfo_t*, void* context) {
   if (decode(registers, instruction) && carry_out(instruction)) {
     registers[REG_RIP] += instruction.length;
   } else {
-    std::signal(SIGILL, SIG_DFL);  // the instruction is refused again
+    std::signal(SIGILL, SIG_DFL);  // the instruction then fails again
   }
 }
 

@@ -3,9 +3,9 @@
 
 namespace gptrain::ops_test {
 
-// From now on the instructions that kernels/amx_tiles.h names, which this CPU refuses, are carried out by the handler of
-// SIGILL, on tiles of each thread. It reads the machine code, so that registers, addresses and the order of loads and
-// stores are those of a CPU with AMX. Other instructions that the CPU refuses end the program as before.
+// Installs a SIGILL handler that executes the instructions named in kernels/amx_tiles.h, which this CPU lacks, on
+// per-thread tiles. It reads the machine code, so that registers, addresses and the order of loads and stores are those
+// of a CPU with AMX. Other illegal instructions end the program as before.
 void emulate_amx();
 
 }  // namespace gptrain::ops_test

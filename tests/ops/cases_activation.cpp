@@ -39,7 +39,7 @@ Real silu_slope(Real x) {
   return s * (1 + x * (1 - s));
 }
 
-// x with the bias added, one row after another.
+// x with the bias added, row by row.
 template <typename Real>
 std::vector<Real> biased(const Operand& x, const Operand& bias, bool with_bias) {
   const Matrix view = x.matrix();
@@ -82,7 +82,7 @@ std::vector<Real> gradient(ActivationKind kind, const std::vector<Real>& x, cons
   return dx;
 }
 
-// Rounding x + bias to f32 changes the result by this much: the sum is up to 8 * scale and slopes are below 1.13.
+// Effect of rounding x + bias to f32: the sum is up to 8 * scale and slopes are below 1.13.
 double noise_of(double scale) { return 0x1p-22 * scale; }
 
 void check_forward(Trial& trial, const Kind& kind, int64_t rows, int64_t cols, DType dtype, bool with_bias,
@@ -124,7 +124,7 @@ void check_reference_gradient(Trial& trial, const Kind& kind) {
   trial.expect_true(difference_from_numeric(loss, x, gradient(kind.kind, x, dy, cols)) < 1e-8, "dx is the derivative");
 }
 
-// Far from 0 nothing overflows, NaN comes out as NaN, and the small values of the lower tail keep their accuracy.
+// Checks that far from 0 nothing overflows, NaN stays NaN, and small values of the lower tail keep their accuracy.
 void check_extremes(Trial& trial, const Kind& kind) {
   if (is_gated(kind.kind)) return;
   const std::vector<double> values{0, -0.0, 1e-30, -1e-30, 100, -100, 1e4, -1e4, -3, -5, -5.5, 5.5};
@@ -138,7 +138,7 @@ void check_extremes(Trial& trial, const Kind& kind) {
   trial.run(ActivationBackward{kind.kind, x.matrix(), {}, ones.matrix(), slope.matrix()});
   for (size_t i = 0; i < values.size(); ++i) {
     const double expected = kind.kind == ActivationKind::gelu ? gelu(values[i]) : gelu_tanh(values[i]);
-    // tanh(u) near -1 in f64 leaves 1e-16 of noise in the reference.
+    // Near -1, tanh(u) in f64 leaves 1e-16 of noise in the reference.
     const double allowed = 4e-6 * std::abs(expected) + 1e-15 * std::abs(values[i]);
     trial.expect_true(std::abs(results[i] - expected) <= allowed,
                       fmt::format("value at {} is {}, reference {}", values[i], results[i], expected));

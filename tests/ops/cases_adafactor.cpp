@@ -1,17 +1,17 @@
-// Adafactor: second moments by row and column, those of vectors, the norms of its steps and the update.
+// Adafactor: second moments by row and column and for vectors, the norms of its steps, and the update.
 #include <cmath>
 #include <fmt/format.h>
 #include <type_traits>
 
-#include "harness.h"
 #include "reference.h"
+#include "update_writes.h"
 
 namespace gptrain::ops_test::cases_adafactor {
 namespace {
 
-// Three matrices of a buffer, whose moments and sums lie in another order than their gradients. Of the first a rank has
-// nothing, of the second [n, 2 n] some elements of a box from column 3 on that begin and end within rows, and of the third
-// [40, 67] everything.
+// Three matrices of a buffer, whose moments and sums are in another order than their gradients. The rank has nothing of
+// the first; of the second, [n, 2 n], some elements of a box from column 3 on that begin and end within rows; of the
+// third, [40, 67], everything.
 struct Parts {
   explicit Parts(int64_t n_)
       : n(n_),
@@ -31,7 +31,8 @@ struct Parts {
   std::vector<MatrixRange> ranges;
 };
 
-// body(matrix, row, col, place in the buffer) for each element of the ranges, from the box' corner and width alone.
+// Calls body(matrix, row, col, index in the buffer) for each element of the ranges, computed from the box's corner and
+// width alone.
 template <typename Body>
 void for_each_element(const Parts& parts, const Body& body) {
   for (const MatrixRange& range : parts.ranges) {
@@ -153,25 +154,16 @@ void check_direction(Trial& trial, int64_t n, bool skip) {
   const auto expected = directions<double>(parts, gradients, moments, means, state);
   const auto plain = directions<float>(parts, gradients, moments, means, state);
   trial.run(op);
-  // The reference also holds what lies between ranges.
+  // The reference also has the elements between ranges.
   if (skip) trial.expect_equal("direction", gradients, before);
   if (!skip) trial.expect_close("direction", gradients, expected, to_double(plain), 3, 0x1p-24);
   trial.expect_equal("rows", moments.rows, rows);
   trial.expect_equal("cols", moments.cols, cols);
 }
 
-// Segments with gaps between them, of parts 2, 3, 2 and 4, the last one with a learning rate of its own, and of part 5,
-// whose weights are so small that eps2 counts.
+// Parts 2 to 5. Weights of part 5 are so small that eps2 counts.
 constexpr int64_t first_part = 2, num_parts = 4;
-std::vector<UpdateSegment> segments_of(int64_t size) {
-  const IndexMap row{.origin = 0, .first = 0, .cols = 1, .stride = 1};
-  return {{0, 1, 1, 1, {1, 2}, row, 2},
-          {64, 13, 0, 1, {3, 4}, row, 3},
-          {128, size, 1, 1, {5, 6}, row, 2},
-          {size + 192, 31, 1, 0.25F, {7, 8}, row, 4},
-          {size + 224, 9, 1, 1, {9, 1}, row, 5}};
-}
-int64_t elements_of(int64_t size) { return size + 256; }
+std::vector<UpdateSegment> segments_here(int64_t size) { return segments_of_tensors(size, first_part); }
 
 template <typename Real>
 struct Vectors {
@@ -195,7 +187,7 @@ Vectors<Real> vector_reference(const AdafactorVectors& op, const std::vector<Upd
 }
 
 void check_vectors(Trial& trial, int64_t size, bool skip) {
-  const std::vector<UpdateSegment> segments = segments_of(size);
+  const std::vector<UpdateSegment> segments = segments_here(size);
   const StepState state = state_after(3, skip);
   Operand& gradients = trial.in_out(DType::f32, 1, elements_of(size));
   Operand& moment = trial.in_out(DType::f32, 1, elements_of(size));
@@ -225,7 +217,7 @@ AdafactorEma adafactor(bool scale_parameter) {
 }
 
 void check_norms(Trial& trial, int64_t size, bool masters, bool skip) {
-  std::vector<UpdateSegment> segments = segments_of(size);
+  std::vector<UpdateSegment> segments = segments_here(size);
   Adafactor op = adafactor(true);
   set_segments(trial, op, segments, state_after(3, skip));
   const Operand& steps = trial.input(DType::f32, 1, elements_of(size));
@@ -246,11 +238,9 @@ void check_norms(Trial& trial, int64_t size, bool masters, bool skip) {
   trial.expect_near("sums", sums, expected, 1e-12 * static_cast<double>(size));
 }
 
-enum class Writes : uint8_t { masters, masters_and_weights, weights };
-
 struct Step {
   const Operand &steps, &sums, &counts;
-  Operand &weight, &ema;
+  UpdatedWeights weights;
 };
 
 template <typename Real>
@@ -261,7 +251,7 @@ struct StepValues {
 template <typename Real>
 StepValues<Real> step_reference(const AdafactorEma& op, const std::vector<UpdateSegment>& segments, const Step& step) {
   const StepState state = state_after(3);
-  StepValues<Real> values{to_real<Real>(step.weight.values()), to_real<Real>(step.ema.values())};
+  StepValues<Real> values{to_real<Real>(step.weights.updated.values()), to_real<Real>(step.weights.ema.values())};
   const Real share = (1 - static_cast<Real>(op.ema)) / (1 - std::pow(static_cast<Real>(op.ema), Real{3}));
   for (const UpdateSegment& segment : segments) {
     const auto rms = [&](int64_t which) {
@@ -281,62 +271,41 @@ StepValues<Real> step_reference(const AdafactorEma& op, const std::vector<Update
   return values;
 }
 
-// `Tested` is Adafactor or AdafactorEma. Steps are not scaled as gradients are.
+// `Tested` is Adafactor or AdafactorEma. Steps are not divided by the gradients' scale.
 template <typename Tested>
 void check_step(Trial& trial, int64_t size, bool scale_parameter, Writes writes, bool skip) {
-  const std::vector<UpdateSegment> segments = segments_of(size);
+  const std::vector<UpdateSegment> segments = segments_here(size);
   const int64_t elements = elements_of(size), all = first_part + num_parts;
-  const bool masters = writes != Writes::weights;
   std::vector<double> squares, counts;
   for (int64_t i = 0; i < all; ++i) {
     counts.push_back(static_cast<double>(20 + 3 * i));
-    squares.push_back(i == 5 ? 1e-4 : static_cast<double>(3 + i));  // of weights
-    squares.push_back(i == 4 ? 0.5 : static_cast<double>(40 + i));  // of steps: that of part 4 is not clipped
+    squares.push_back(i == 5 ? 1e-4 : static_cast<double>(3 + i));  // squares of weights
+    squares.push_back(i == 4 ? 0.5 : static_cast<double>(40 + i));  // squares of steps: part 4's is not clipped
   }
-  const Step step{trial.input(DType::f32, 1, elements), trial.input(DType::f64, all, 2, squares),
+  const Step step{trial.input(DType::f32, 1, elements),
+                  trial.input(DType::f64, all, 2, squares),
                   trial.input(DType::f64, 1, all, counts),
-                  trial.in_out(masters ? DType::f32 : DType::bf16, 1, elements), trial.in_out(DType::f32, 1, elements)};
-  Operand& weights = trial.in_out(DType::bf16, 1, elements);
+                  {trial, elements, writes}};
   AdafactorEma op = adafactor(scale_parameter);
   set_segments(trial, op, segments, state_after(3, skip));
   op.gradients = step.steps.matrix();
   op.sums = step.sums.matrix();
   op.counts = step.counts.matrix();
-  if (masters) op.master = step.weight.matrix();
-  if (writes == Writes::masters_and_weights) op.weights = weights.matrix();
-  if (writes == Writes::weights) op.weights = step.weight.matrix();
+  step.weights.set_operands(op);
   constexpr bool averages = std::is_same_v<Tested, AdafactorEma>;
-  if (averages) op.columns = {step.ema.matrix()};
+  if (averages) op.columns = {step.weights.ema.matrix()};
   const std::vector<UpdateSegment> changed = skip ? std::vector<UpdateSegment>{} : segments;
   const auto expected = step_reference<double>(op, changed, step);
   const auto plain = step_reference<float>(op, changed, step);
-  std::vector<double> rounded_weights = weights.values();
-  const std::vector<double> ema_before = step.ema.values();
   trial.run(static_cast<const Tested&>(op));
-  if (averages) trial.expect_close("ema", step.ema, expected.ema, to_double(plain.ema), 3, 0x1p-24);
-  if (!averages) trial.expect_equal("ema", step.ema, ema_before);
-  if (!masters) {
-    // Each weight is one of the two bf16 numbers around the reference.
-    for (const UpdateSegment& segment : changed) {
-      for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
-        const double value = expected.weight[static_cast<size_t>(i)];
-        const double place = std::ldexp(1.0, std::ilogb(value) - 7) + std::abs(value) * 0x1p-20 + 0x1p-24;
-        trial.expect_true(std::abs(step.weight.at(0, i) - value) <= place, "a weight is at most one place away");
-      }
-    }
-    return;
-  }
-  trial.expect_close("master", step.weight, expected.weight, to_double(plain.weight), 3, 0x1p-24);
-  for (const UpdateSegment& segment : changed) {
-    for (int64_t i = segment.offset; writes == Writes::masters_and_weights && i < segment.offset + segment.count; ++i)
-      rounded_weights[static_cast<size_t>(i)] = rounded(step.weight.at(0, i), DType::bf16);
-  }
-  trial.expect_equal("weights", weights, rounded_weights);
+  if (averages) step.weights.expect_average(expected.ema, to_double(plain.ema));
+  if (!averages) step.weights.expect_no_average();
+  step.weights.expect(changed, expected.weight, to_double(plain.weight));
 }
 
 void check_rejections(Trial& trial) {
   Adafactor step = adafactor(true);
-  set_segments(trial, step, segments_of(100), state_after(3));
+  set_segments(trial, step, segments_here(100), state_after(3));
   step.gradients = trial.input(DType::f32, 1, elements_of(100)).matrix();
   step.master = trial.in_out(DType::f32, 1, elements_of(100)).matrix();
   step.sums = trial.input(DType::f64, 4, 2).matrix();
@@ -372,7 +341,7 @@ void check_rejections(Trial& trial) {
 
 constexpr int64_t bench_rows = 4000, bench_cols = 10000;
 
-// One matrix of 40 M elements.
+// Times one matrix of 40 M elements.
 template <typename Op>
 void time_factored(Trial& trial, Op op) {
   const std::vector<FactoredMatrix> matrices{{bench_rows, bench_cols, 0, bench_rows, 0, 0}};
@@ -398,19 +367,6 @@ void time_factored(Trial& trial, Op op) {
     op.means = trial.in_out(DType::f64, 1, 1).matrix();
   }
   trial.time(op);
-}
-
-constexpr int64_t bench_elements = 40'000'000;
-
-template <typename Op>
-Op bench_operands(Trial& trial, Op op) {
-  StepState state;
-  state.updates = 1;
-  set_segments(trial, op, {{0, bench_elements, 1}}, state);
-  op.gradients = trial.in_out(DType::f32, 1, bench_elements, 0).matrix();
-  op.master = trial.in_out(DType::f32, 1, bench_elements, 0).matrix();
-  for (size_t i = 0; i < Op::num_columns; ++i) op.columns[i] = trial.in_out(DType::f32, 1, bench_elements, 0).matrix();
-  return op;
 }
 
 template <typename Op>

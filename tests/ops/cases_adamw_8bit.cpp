@@ -1,4 +1,4 @@
-// AdamW with moments of 8 bits: against float64, block by block.
+// AdamW with 8-bit moments: compared with float64, block by block.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -6,15 +6,15 @@
 
 #include "base/dynamic_map.h"
 #include "base/philox.h"
-#include "harness.h"
 #include "reference.h"
+#include "update_writes.h"
 
 namespace gptrain::ops_test::cases_adamw_8bit {
 namespace {
 
 constexpr int64_t blocks_without_end = 4;
 
-// Whole blocks, two parts of a tensor that share one, a gap, and part of a box whose rows do not follow one another.
+// Whole blocks, two parts of a tensor that share one, a gap, and part of a box whose rows are not contiguous.
 std::vector<UpdateSegment> segments_of(int64_t whole) {
   const IndexMap rows{.origin = 1000, .first = 7, .cols = 33, .stride = 90};
   const IndexMap one{.origin = 5, .first = 0, .cols = 1, .stride = 1};
@@ -25,11 +25,9 @@ std::vector<UpdateSegment> segments_of(int64_t whole) {
           {end + 512, 509, 1, 1, {7, 8}, rows}};
 }
 
-enum class Writes : uint8_t { masters, masters_and_weights, weights };
-
 struct Buffers {
   const Operand& gradients;
-  Operand& weight;  // what the update reads: masters in f32, or weights in bf16
+  Operand& weight;  // input of the update: master weights in f32, or weights in bf16
   Operand& ema;
   Operand& m_codes;
   Operand& v_codes;
@@ -80,8 +78,8 @@ Values<Real> reference(const AdamW8bitEma& op, const std::vector<UpdateSegment>&
   return values;
 }
 
-// The largest magnitude of each block is its scale, and each element has the nearest code, or, where it is as near to
-// another but for rounding, that.
+// Checks that the scale of each block is its largest magnitude, and that each element has the nearest code, or one that
+// is equally near up to rounding.
 template <bool has_sign>
 void expect_coded(Trial& trial, const std::string& what, const std::vector<double>& exact, const Operand& codes,
                   const Operand& scales) {
@@ -114,7 +112,7 @@ void expect_coded(Trial& trial, const std::string& what, const std::vector<doubl
   trial.expect_true(wrong_codes == 0, fmt::format("{} codes of {} are wrong", wrong_codes, what));
 }
 
-// Elements of the range draw by their place in the tensor.
+// Checks that elements are rounded by random bits of their position in the tensor.
 void expect_rounded(Trial& trial, const Operand& weights, const std::vector<double>& exact,
                     const std::vector<UpdateSegment>& segments, const StepState& state) {
   int64_t other = 0, all = 0;
@@ -129,7 +127,7 @@ void expect_rounded(Trial& trial, const Operand& weights, const std::vector<doub
       ++all;
     }
   }
-  // Where the f32 sum is in another place than the reference, a word may take it to the other neighbour.
+  // If the f32 sum differs from the reference, a random word may take it to the other neighbour.
   trial.expect_true(other * 200 <= all, fmt::format("{} of {} weights are rounded otherwise", other, all));
 }
 
@@ -153,7 +151,7 @@ void check(Trial& trial, int64_t whole, Writes writes, DType dtype, bool skip) {
                         trial.in_out(DType::f32, 1, blocks, 0.1),
                         trial.in_out(DType::f32, 1, blocks, 0.1)};
   for (int64_t block = 0; block < blocks; ++block) {
-    // Also blocks that are zero, and moments far below and above the gradient.
+    // Includes zero blocks, and moments far below and above the gradient.
     const double size = block % 3 == 1 ? 0 : std::pow(10.0, static_cast<double>(block % 5) - 3);
     buffers.m_scales.set(0, block, size * std::abs(buffers.m_scales.at(0, block)));
     buffers.v_scales.set(0, block, size * size * std::abs(buffers.v_scales.at(0, block)));
@@ -202,7 +200,7 @@ void check(Trial& trial, int64_t whole, Writes writes, DType dtype, bool skip) {
   trial.expect_equal("weights", weights, rounded_weights);
 }
 
-// Of one block: what a caller may get wrong.
+// Checks that a caller's mistakes are refused, on one block.
 void check_operands(Trial& trial) {
   AdamW8bit op{};
   op.gradients = trial.input(DType::f32, 1, 300).matrix();

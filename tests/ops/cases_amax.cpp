@@ -1,4 +1,4 @@
-// Cases of Amax, and of the amax that other ops find of their output on the way.
+// Cases of Amax, and of the amax that other ops compute of their output.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-// Every part is written, and the largest is the largest magnitude of `values`, or infinity.
+// Checks that every part is written, and that the largest is the largest magnitude of `values`, or infinity.
 void expect_amax(Trial& trial, const Operand& amax, const std::vector<double>& values) {
   double expected = 0;
   for (const double value : values) expected = std::max(expected, std::isfinite(value) ? std::abs(value) : infinity);
@@ -22,7 +22,7 @@ void expect_amax(Trial& trial, const Operand& amax, const std::vector<double>& v
   if (found != expected) trial.fail(fmt::format("the amax is {}, and should be {}", found, expected));
 }
 
-// The op gives the same output with and without.
+// Checks that the op gives the same output with and without an amax.
 template <typename Op>
 void check_amax(Trial& trial, Op op, const Operand& output) {
   Operand& amax = trial.output(DType::f32, 1, amax_parts);
@@ -40,7 +40,7 @@ struct Shape {
   double special;  // one element of the input; 0: none
 };
 
-// Normal numbers, the special one anywhere among them.
+// Returns normal numbers with the special one at a random place.
 const Operand& input(Trial& trial, const Shape& shape, int64_t cols) {
   std::vector<double> values;
   for (int64_t i = 0; i < shape.rows * cols; ++i) values.push_back(trial.random.normal());
@@ -163,7 +163,7 @@ void add_cases(Suite& suite) {
   suite.add<Amax>("what is no amax", rejected);
 }
 
-// Of a linear's input in GPT-2 1.5B; on a CPU of a part of it.
+// Sizes of a linear's input in GPT-2 1.5B; on a CPU a part of it.
 void add_benches(Suite& suite) {
   suite.add_bench<Amax>("cols=1600 bf16", [](Trial& trial) {
     const int64_t rows = trial.backend().target().kind == Target::Kind::cpu ? 16 : 16384;

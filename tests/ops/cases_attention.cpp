@@ -11,8 +11,8 @@
 namespace gptrain::ops_test::cases_attention {
 namespace {
 
-// How sequences are divided into documents: not at all, without and with a mask; a document for each token; documents
-// that begin at and around the edges of tiles, others in each sequence.
+// Division of sequences into documents: none, without and with a mask; a document per token; documents that begin at
+// and around tile edges, different in each sequence.
 enum class Documents : uint8_t { unmasked, one, one_per_token, several };
 
 struct Shape {
@@ -23,7 +23,7 @@ struct Shape {
   int64_t gap = 0;
   int64_t window = 0;
   Documents documents = Documents::unmasked;
-  int64_t max_documents = 0;  // for which a device's library has room
+  int64_t max_documents = 0;  // room for documents in a device's library
 
   int64_t rows() const { return batch * tokens; }
   int64_t q_cols() const { return heads * head_size; }
@@ -36,11 +36,11 @@ struct Shape {
     if (sequence > 0) return token == 0 || token == 40 * sequence || token == 128;
     return token == 0 || std::find(usual.begin(), usual.end(), token) != usual.end();
   }
-  // Every query sees one key, whose probability is 1.
+  // Returns true if every query sees one key, whose probability is 1.
   bool one_key() const { return tokens == 1 || window == 1 || documents == Documents::one_per_token; }
 };
 
-// Sizes of one, primes, neighbours of the 64-wide tiles, several tiles and tasks, shared keys, and scores so large that
+// Sizes of one, primes, sizes around the 64-wide tiles, several tiles and tasks, shared keys, and scores so large that
 // most probabilities vanish.
 const Shape shapes[] = {
     {1, 1, 1, 1, 1},
@@ -78,9 +78,9 @@ const Shape masked_shapes[] = {
     {1, 128, 2, 2, 32, true, 0, 0, 0, 0, Documents::several},
 };
 
-// Documents that a device's library takes: fewer than there is room for, as many, and more; all in one sequence and
-// none in the next; of one token, of a whole sequence, and up to the end of one; with windows and rows that are parts
-// of wider ones. Backward may have smaller pieces, of which some hold too many.
+// Documents that a device's library serves: fewer than fit, exactly as many, and more; all in one sequence and none in
+// the next; of one token, of a whole sequence, and up to the end of one; with windows and rows that are parts of wider
+// ones. Backward may have smaller pieces, of which some hold too many.
 const Shape document_shapes[] = {
     {1, 128, 1, 1, 8, true, 0, 0, 0, 0, Documents::one, 3},
     {2, 128, 2, 1, 8, true, 0, 0, 0, 0, Documents::one_per_token, 128},
@@ -92,7 +92,7 @@ const Shape document_shapes[] = {
 
 const PhiloxKey dropout_key{0x12345678, 0x9abcdef0};
 
-// Global sample numbers that need both words.
+// Returns a global sample number that needs both words.
 int64_t sample_id(int64_t sequence) { return 1000003 * (sequence + 1) + (sequence << 34); }
 
 Dropout dropout_of(Trial& trial, const Shape& shape) {
@@ -102,7 +102,7 @@ Dropout dropout_of(Trial& trial, const Shape& shape) {
   return {shape.dropout, dropout_key, Trial::pointer<int64_t>(operand)};
 }
 
-// Of each token of each sequence, where its document begins.
+// Returns the start of the document of each token in each sequence.
 std::vector<int32_t> document_starts(const Shape& shape) {
   std::vector<int32_t> starts;
   for (int64_t sequence = 0; sequence < shape.batch; ++sequence) {
@@ -135,14 +135,14 @@ double keep_factor(const Shape& shape, int64_t sequence, int64_t head, int64_t q
 
 struct Inputs {
   std::vector<double> q, k, v, d_o;
-  std::vector<double> lse = {};  // what backward is given; without, the log-sum-exp that forward finds
+  std::vector<double> lse = {};  // given to backward; empty: the log-sum-exp of forward
 };
 struct Results {
   std::vector<double> o, lse, dq, dk, dv;
 };
 
 // Attention without tiles, in Real. In float it is the plain low-precision version: probabilities, the gradient of the
-// scores and the results are rounded to the dtype.
+// scores, and the results are rounded to the dtype.
 template <typename Real>
 class Reference {
  public:
@@ -262,7 +262,7 @@ void forward_case(Trial& trial, const Shape& shape, DType dtype) {
   const Results reference = Reference<double>(shape, dtype).run(inputs);
   const Results plain = Reference<float>(shape, dtype).run(inputs);
   trial.expect_close("o", o, reference.o, plain.o);
-  // Scores are sums in float: a few roundings of numbers as large as the largest.
+  // Scores are sums in float: a few roundings relative to the largest number.
   trial.expect_near("lse", lse, reference.lse, 0x1p-21 * (1 + largest(reference.lse)));
 }
 
@@ -302,14 +302,13 @@ void backward_case(Trial& trial, const Shape& shape, DType dtype) {
     trial.expect_close("dk", operands.dk, reference.dk, plain.dk);
     return;
   }
-  // A token that attends to itself only: the true gradients are zero, and what is left is the rounding of two equal
-  // sums.
+  // A token that attends only to itself: the true gradients are zero, and the rounding of two equal sums is left.
   const double bound = 0x1p-20 * static_cast<double>(shape.head_size) * largest(inputs.v) * largest(inputs.d_o);
   trial.expect_near("dq", operands.dq, reference.dq, bound * largest(inputs.k));
   trial.expect_near("dk", operands.dk, reference.dk, bound * largest(inputs.q));
 }
 
-// The gradients against central differences of the float64 forward, for some elements of each input.
+// Compares the gradients with central differences of the float64 forward, for some elements of each input.
 void derivative_case(Trial& trial, const Shape& shape) {
   const BackwardOperands operands = run_backward(trial, shape, DType::f32);
   Inputs inputs{operands.q.values(), operands.k.values(), operands.v.values(), operands.d_o.values()};
@@ -342,8 +341,8 @@ void derivative_case(Trial& trial, const Shape& shape) {
   compare("dv", inputs.v, operands.dv);
 }
 
-// A rank that holds some heads computes for them the bits that one with all heads does: slices of q, k and v, of o and
-// the gradients.
+// Checks that a rank with some heads computes for them the bits of a rank with all heads: slices of q, k and v, of o
+// and the gradients.
 void head_slices_case(Trial& trial, const Shape& shape, DType dtype) {
   const Operand& q = trial.input(dtype, shape.rows(), shape.q_cols());
   const Operand& k = trial.input(dtype, shape.rows(), shape.kv_cols());
@@ -351,7 +350,7 @@ void head_slices_case(Trial& trial, const Shape& shape, DType dtype) {
   const Operand& d_o = trial.input(dtype, shape.rows(), shape.q_cols());
   const Dropout dropout = dropout_of(trial, shape);
   const AttentionMask mask = mask_of(trial, shape);
-  // Of heads [first, first + heads) and their keys' and values' heads: o, dq, dk, dv.
+  // Returns o, dq, dk, dv of heads [first, first + heads) and their key-value heads.
   const auto run = [&](int64_t first, int64_t heads) {
     const int64_t kv_heads = heads * shape.kv_heads / shape.heads;
     const int64_t kv_first = first * shape.kv_heads / shape.heads;
@@ -395,8 +394,9 @@ void head_slices_case(Trial& trial, const Shape& shape, DType dtype) {
   }
 }
 
-// What documents of a packed sequence give must be the bits that each gives alone, whatever the other holds: where it
-// begins at a tile of its own, no query of its tiles reads a tile of the other. `other` says which is not a number.
+// Checks that documents of a packed sequence give the bits that each gives alone, whatever the other holds: if it
+// begins at a tile boundary, no query of its tiles reads a tile of the other. The document chosen by `first_is_other`
+// is NaN.
 void packed_case(Trial& trial, DType dtype, int64_t window, bool first_is_other) {
   constexpr int64_t first = 64, second = 70, head_size = 24;
   const Shape shape{1, first + second, 1, 1, head_size, true, 0, 0, 0, window};
@@ -404,7 +404,7 @@ void packed_case(Trial& trial, DType dtype, int64_t window, bool first_is_other)
   std::vector<int32_t> starts(first + second, 0);
   std::fill(starts.begin() + first, starts.end(), first);
   const int32_t* const document_starts = Trial::pointer<int32_t>(trial.input_array(starts));
-  // Numbers, and the same with those of the other document's rows replaced.
+  // Returns normal numbers, and a copy with the other document's rows replaced.
   const auto operand = [&](int64_t cols) {
     const Operand& sound = trial.input(dtype, shape.rows(), cols);
     std::vector<double> values = sound.values();
@@ -417,7 +417,7 @@ void packed_case(Trial& trial, DType dtype, int64_t window, bool first_is_other)
   };
   const auto q = operand(shape.q_cols()), k = operand(shape.kv_cols()), v = operand(shape.kv_cols()),
              d_o = operand(shape.q_cols());
-  // Of the packed sequence, or of the document's rows as a sequence: o, dq, dk, dv.
+  // Returns o, dq, dk, dv of the packed sequence, or of the document's rows as a sequence.
   const auto run = [&](bool packed) {
     const int64_t length = packed ? shape.rows() : tokens;
     const auto rows = [&](const std::array<Matrix, 2>& both) {
@@ -552,7 +552,7 @@ void add_cases(Suite& suite) {
   }
 }
 
-// Attention as GPT-2 124M runs it: q, k and v are slices of one matrix.
+// Attention of GPT-2 124M: q, k and v are slices of one matrix.
 void bench(Trial& trial, const Shape& shape, DType dtype, bool backward) {
   const int64_t cols = shape.q_cols();
   const Operand& qkv = trial.input(dtype, shape.rows(), 3 * cols);

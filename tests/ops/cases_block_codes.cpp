@@ -1,4 +1,4 @@
-// Codes of 8 bits with a scale for each block of a row (ops/block_codes.h).
+// 8-bit codes with a scale for each block of a row (ops/block_codes.h).
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -14,10 +14,10 @@ namespace {
 
 constexpr int64_t block = 128;
 
-// A code as the number it is.
+// Returns a code as a signed number.
 double number(double code) { return code < 128 ? code : code - 256; }
 
-// Magnitudes differ from block to block by many orders.
+// Returns numbers whose magnitudes differ between blocks by many orders.
 std::vector<double> uneven(Trial& trial, int64_t rows, int64_t cols) {
   std::vector<double> values;
   for (int64_t row = 0; row < rows; ++row) {
@@ -30,7 +30,7 @@ std::vector<double> uneven(Trial& trial, int64_t rows, int64_t cols) {
   return values;
 }
 
-// The largest magnitude of the block of an element.
+// Returns the largest magnitude in the block of an element.
 double largest(const Operand& x, int64_t row, int64_t col, int64_t cols) {
   double found = 0;
   for (int64_t i = col / block * block; i < std::min(cols, (col / block + 1) * block); ++i)
@@ -62,7 +62,7 @@ void check_encode(Trial& trial, int64_t rows, int64_t cols, DType dtype) {
   trial.expect_true(blocks_without_largest == 0, fmt::format("{} blocks have no code 127", blocks_without_largest));
 }
 
-// Any bytes are codes.
+// Decodes random bytes: all are valid codes.
 void check_decode(Trial& trial, int64_t rows, int64_t cols, DType dtype) {
   std::vector<double> bytes(static_cast<size_t>(rows * cols));
   for (double& byte : bytes) byte = static_cast<double>(trial.random.below(256));
@@ -76,8 +76,8 @@ void check_decode(Trial& trial, int64_t rows, int64_t cols, DType dtype) {
   trial.expect_near("x", x, expected, 0);
 }
 
-// There and back: no element is further off than half a step of its block, m / 254, and one rounding. And on average
-// nothing is added: the sum of the errors is that of independent roundings, but for a chance of 1 in 10^9.
+// Encodes and decodes. No element may be off by more than half a step of its block, m / 254, and one rounding. There is
+// no bias: the sum of the errors is within that of independent roundings, except with a probability of 10^-9.
 void check_both_ways(Trial& trial, int64_t rows, int64_t cols, DType dtype) {
   const Operand& x = trial.input(dtype, rows, cols, uneven(trial, rows, cols));
   Operand& codes = trial.in_out(DType::u8, rows, cols);
@@ -99,7 +99,7 @@ void check_both_ways(Trial& trial, int64_t rows, int64_t cols, DType dtype) {
   trial.expect_true(std::abs(sum) < 6.1 * deviation, fmt::format("errors add up to {} steps", sum));
 }
 
-// Blocks that are zero, tiny, huge or not finite; the blocks beside them are as ever.
+// Checks blocks that are zero, tiny, huge or not finite; the blocks beside them are unaffected.
 void check_extremes(Trial& trial) {
   constexpr int64_t rows = 6, cols = 3 * block;
   std::vector<double> values(static_cast<size_t>(rows * cols));

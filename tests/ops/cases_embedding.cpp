@@ -11,7 +11,7 @@ struct Shape {
 };
 constexpr Shape shapes[] = {{1, 1, 1, 1},     {1, 3, 7, 5},    {2, 5, 31, 3},  {3, 7, 65, 200},
                             {2, 13, 260, 17}, {1, 2, 1030, 2}, {2, 9, 48, 40}, {1, 11, 64, 9}};
-// A GPU sorts the tokens by 512, and merges 16 sorted runs at a time.
+// A GPU sorts tiles of 512 tokens, and merges 16 sorted runs at a time.
 constexpr Shape long_shapes[] = {{3, 700, 16, 37}, {9, 1000, 8, 300}};
 
 std::vector<int32_t> random_tokens(Trial& trial, const Shape& shape) {
@@ -52,7 +52,7 @@ void check_backward(Trial& trial, const Shape& shape, DType residual, const Back
   const auto* const device_tokens = Trial::pointer<const int32_t>(trial.input_array(tokens));
   const Operand& dx = trial.input(residual, rows, shape.cols, 1, 3);
   const DropoutCase dropout(trial, options.p, shape.batch, shape.tokens);
-  // A table that is overwritten held anything, NaN too.
+  // A table that is overwritten may have held anything, also NaN.
   Operand& d_table = options.accumulate_token ? trial.in_out(DType::f32, shape.vocab, shape.cols, 1, 1)
                                               : trial.output(DType::f32, shape.vocab, shape.cols, 1);
   Operand& d_positions = options.accumulate_position ? trial.in_out(DType::f32, shape.tokens + 3, shape.cols)
@@ -83,7 +83,7 @@ void check_backward(Trial& trial, const Shape& shape, DType residual, const Back
     trial.expect_close("d_position_table", d_positions, position_sums, to_double(plain_positions));
 }
 
-// Slices of the vocabulary: each adds its tokens, the first also the positions, and together they are the whole. The
+// Slices of the vocabulary: each adds its tokens, the first also the positions, and together they equal the whole. The
 // gradient of a slice is that of its rows.
 void check_slices(Trial& trial, const DTypes& dtypes, double p) {
   constexpr Shape shape{2, 13, 65, 24};
@@ -131,7 +131,7 @@ void check_slices(Trial& trial, const DTypes& dtypes, double p) {
     trial.expect_equal("d_token_table of a slice", d_slice,
                        {start, start + static_cast<std::ptrdiff_t>(slice_rows * shape.cols)});
   }
-  // Two numbers that are each rounded once, beside their sum rounded once: numbers up to 2^3.
+  // Two numbers, each rounded once, compared with their sum rounded once: numbers up to 2^3.
   const double unit = dtypes.residual == DType::bf16 ? 0x1p-8 : dtypes.residual == DType::f16 ? 0x1p-11 : 0x1p-24;
   trial.expect_near("the sum over slices", whole, sum, 3 * 8 * unit);
 }

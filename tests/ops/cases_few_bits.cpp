@@ -1,4 +1,4 @@
-// Activations whose derivative is kept in a few bits (ops/few_bits.h).
+// Activations whose derivative is saved in a few bits (ops/few_bits.h).
 #include <cmath>
 #include <fmt/format.h>
 #include <vector>
@@ -16,7 +16,6 @@ struct Kind {
 };
 constexpr Kind kinds[] = {{ActivationKind::gelu, "gelu"}, {ActivationKind::gelu_tanh, "gelu_tanh"}};
 
-// The tables as vectors.
 struct Pieces {
   std::vector<double> borders, levels;
 
@@ -35,7 +34,7 @@ Pieces pieces_of(ActivationKind kind, int bits) {
   return bits == 2 ? pieces_of<2>(kind) : bits == 3 ? pieces_of<3>(kind) : pieces_of<4>(kind);
 }
 
-// Bit by bit: element `col` of a row has bits [bits col, bits col + bits) of its group's integer.
+// Reads bit by bit: element `col` of a row has bits [bits col, bits col + bits) of its group's integer.
 int64_t code_at(const Operand& codes, int64_t row, int64_t col, int bits) {
   int64_t code = 0;
   for (int bit = 0; bit < bits; ++bit) {
@@ -45,7 +44,7 @@ int64_t code_at(const Operand& codes, int64_t row, int64_t col, int bits) {
   return code;
 }
 
-// y is that of the op without codes, bit for bit; a code is that of the piece in which x + bias lies.
+// Checks that y has the bits of the op without codes, and that each code is that of the piece in which x + bias lies.
 void check_forward(Trial& trial, const Kind& kind, int bits, int64_t rows, int64_t cols, DType dtype, bool with_bias) {
   const Operand& x = trial.input(dtype, rows, cols, 2, 3);
   const Operand& bias = trial.input(dtype, 1, cols);
@@ -75,7 +74,7 @@ void check_forward(Trial& trial, const Kind& kind, int bits, int64_t rows, int64
   trial.expect_true(wrong == 0, fmt::format("{} codes are not those of their pieces", wrong));
 }
 
-// Any bits are codes.
+// Uses random bits: all are valid codes.
 void check_backward(Trial& trial, const Kind& kind, int bits, int64_t rows, int64_t cols, DType dtype) {
   std::vector<double> bytes(static_cast<size_t>(rows * code_bytes(cols, bits)));
   for (double& byte : bytes) byte = static_cast<double>(trial.random.below(256));
@@ -97,9 +96,8 @@ void check_backward(Trial& trial, const Kind& kind, int bits, int64_t rows, int6
   trial.expect_near("dx", dx, expected, 1e-6);
 }
 
-// Forward and backward together give the exact derivative but for what a piecewise constant one of so many levels
-// lacks: its mean over a normal distribution is that of the exact one to 3%, and it is nowhere further off than a piece
-// is high.
+// Checks that forward and backward together give the exact derivative, up to the error of a piecewise constant one: its
+// mean over a normal distribution is within 3% of the exact one, and it is nowhere off by more than a piece's height.
 void check_derivative(Trial& trial, const Kind& kind, int bits) {
   constexpr int64_t cols = 4096;
   const Operand& x = trial.input(DType::f32, 1, cols, 1.5);

@@ -12,14 +12,14 @@
 namespace gptrain::ops_test::cases_fp8 {
 namespace {
 
-// The formats by their definition (arXiv 2209.05433), without a line of the code under test.
+// The formats by their definition (arXiv 2209.05433), independent of the code under test.
 struct Format {
   DType dtype;
   int mantissa_bits, bias;
   int largest_code;
   double largest;
 
-  // Of a code without its sign.
+  // Returns the value of a code without its sign.
   double value(int code) const {
     const int exponent = code >> mantissa_bits;
     const double mantissa = code & ((1 << mantissa_bits) - 1);
@@ -27,7 +27,7 @@ struct Format {
     return exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, exponent - bias);
   }
   double signed_value(int code) const { return code < 128 ? value(code) : -value(code - 128); }
-  // The nearest, of two as near the even one.
+  // Returns the nearest code; a tie goes to the even one.
   int code(double x) const {
     int best = 0;
     for (int candidate = 1; candidate <= largest_code; ++candidate) {
@@ -36,7 +36,7 @@ struct Format {
     }
     return best + (std::signbit(x) ? 128 : 0);
   }
-  // The greatest power of two that takes no element past the largest number.
+  // Returns the greatest power of two that keeps every element within the largest number.
   double scale(const std::vector<double>& values) const {
     double amax = 0;
     for (const double x : values) amax = std::max(amax, std::abs(x));
@@ -59,7 +59,7 @@ std::vector<double> codes_of(const Format& format, const std::vector<double>& va
   return codes;
 }
 
-// An amax of `values`, in some of its parts.
+// Returns an amax of `values`, in some of its parts.
 const Operand& amax_of(Trial& trial, const std::vector<double>& values) {
   double amax = 0;
   for (const double x : values)
@@ -76,7 +76,7 @@ struct QuantizeCase {
 };
 
 void quantize_case(Trial& trial, const QuantizeCase& c, const Format& format) {
-  // Down into the subnormals, and past them.
+  // Reaches into the subnormals, and past them.
   std::vector<double> values;
   for (int64_t i = 0; i < c.rows * c.cols; ++i)
     values.push_back(trial.random.normal() * std::exp2(-static_cast<double>(trial.random.below(24))));
@@ -120,7 +120,7 @@ void special_case(Trial& trial, const Format& format, double common, double othe
   trial.expect_equal("rows", copy, codes_of(format, x.values(), format.scale(x.values())));
 }
 
-// A part of a larger matrix, under the scale of that.
+// A part of a larger matrix, with the scale of the whole.
 void part_case(Trial& trial, const Format& format) {
   const Operand& x = trial.input(DType::bf16, 32, 48);
   std::vector<double> all = x.values();
@@ -132,12 +132,10 @@ void part_case(Trial& trial, const Format& format) {
   trial.expect_equal("rows", copy, codes_of(format, x.values(), format.scale(all)));
 }
 
-// Devices that have no FP8 products refuse them.
-bool has_products(Trial& trial) {
+// Skips the case on a device without FP8 products.
+void require_products(Trial& trial) {
   const Target& target = trial.backend().target();
-  if (target.kind == Target::Kind::cpu || target.fp8_products) return true;
-  fmt::print("skipped: {} has no FP8 products\n", target.name);
-  return false;
+  if (target.kind == Target::Kind::gpu && !target.fp8_products) throw NotOnThisBackend{"FP8 products"};
 }
 
 struct ProductCase {
@@ -148,7 +146,7 @@ struct ProductCase {
 };
 
 void product_case(Trial& trial, const ProductCase& p, const Format& of_a, const Format& of_b) {
-  if (!has_products(trial)) return;
+  require_products(trial);
   const auto codes = [&](const Format& format, int64_t count) {
     std::vector<double> result;
     for (int64_t i = 0; i < count; ++i) result.push_back(format.code(16 * trial.random.normal()));
@@ -179,7 +177,7 @@ void product_case(Trial& trial, const ProductCase& p, const Format& of_a, const 
       most = std::max(most, size);
     }
   }
-  // Tensor cores keep 13 bits below the first of the largest addend, and cut off the rest of each product and sum.
+  // Tensor cores keep 13 bits below the first bit of the largest addend, and truncate the rest of each product and sum.
   const double bound = 0x1p-11 * most;
   trial.expect_near("c", c, expected, bound);
   trial.expect_true(most_cut_off <= bound, "what tensor cores cut off is within the bound");
@@ -195,7 +193,7 @@ double relative_distance(const Operand& actual, const std::vector<double>& refer
   return std::sqrt(difference / size);
 }
 
-// c [m, n] from a [m, k] and b [n, k].
+// Returns c [m, n] for a [m, k] and b [n, k].
 std::vector<double> product(const std::vector<double>& a, const std::vector<double>& b, int64_t m, int64_t n) {
   const size_t depth = a.size() / static_cast<size_t>(m);
   std::vector<double> c;
@@ -209,7 +207,7 @@ std::vector<double> product(const std::vector<double>& a, const std::vector<doub
   return c;
 }
 
-// A tensor with its copies.
+// A tensor with its FP8 codes.
 struct Quantized {
   const Operand& x;
   Operand &amax, &rows, &transposed, &inverse_scale;
@@ -226,10 +224,10 @@ struct Quantized {
   }
 };
 
-// The three products of an FP8 linear are as far from those of its bf16 operands as the formats' rounding makes them:
-// evenly spread over the spacing 2^-3 (2^-2) of numbers in [1, 2), it makes 2.6% (5.2%) in the root mean square.
+// Checks that the three products of an FP8 linear are as far from those of its bf16 operands as the formats' rounding
+// explains: spread evenly over the spacing 2^-3 (2^-2) of numbers in [1, 2), it makes 2.6% (5.2%) root mean square.
 void linear_case(Trial& trial) {
-  if (!has_products(trial)) return;
+  require_products(trial);
   constexpr int64_t rows = 128, in = 96, out = 80;
   const Quantized x(trial, DType::f8e4m3, rows, in, 3), w(trial, DType::f8e4m3, out, in, 0.02),
       dy(trial, DType::f8e5m2, rows, out, 1e-6);
@@ -288,7 +286,7 @@ void add_cases(Suite& suite) {
     suite.add<Quantize>(fmt::format("a part of a larger matrix to {}", name),
                         [=](Trial& trial) { part_case(trial, *format); });
     constexpr double infinity = std::numeric_limits<double>::infinity();
-    // Zeros, the scale's bound, mantissas at and past that of the largest number, and what is not finite.
+    // Zeros, the scale's bound, mantissas at and past that of the largest number, and numbers that are not finite.
     for (const auto& [common, other] : {std::pair{0.0, 0.0},
                                         {0.0, 0x1p-130},
                                         {1e-30, 0x1.cp120},
@@ -318,7 +316,7 @@ void add_cases(Suite& suite) {
   suite.add<ScaledProduct>("sizes and types that are not had", rejected_case);
 }
 
-// A linear of GPT-2 1.5B: of a micro-batch on a GPU, of a part of it elsewhere.
+// A linear of GPT-2 1.5B, for a micro-batch on a GPU, for a part of it elsewhere.
 void add_benches(Suite& suite) {
   constexpr int64_t in = 1600, out = 6400;
   const auto rows_of = [](Trial& trial) -> int64_t {

@@ -1,4 +1,4 @@
-// Gradients in bf16: sums over micro-batches that are rounded stochastically, and the ops that read such gradients.
+// Gradients in bf16: sums over micro-batches with stochastic rounding, and ops that read such gradients.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -11,7 +11,7 @@
 namespace gptrain::ops_test::cases_keep_gradients {
 namespace {
 
-// Of |x|: the bf16 number below it plus, where 16 random bits carry, one place.
+// Rounds |x|: the bf16 number below it, plus one unit if adding 16 random bits carries.
 double stochastically_rounded(double x, uint32_t word) {
   if (x == 0) return 0;
   const double place = std::ldexp(1.0, std::ilogb(x) - 7);
@@ -35,9 +35,10 @@ KeepGradients make_op(Trial& trial, const std::vector<KeptSegment>& segments, in
   return op;
 }
 
-// `cols` of `stride` columns are the box of the largest segment. Sums in f32 of bf16 and f32 are those of f64, rounded.
+// Checks sums in f32 of bf16 and f32, which equal those of f64, rounded. `cols` of `stride` columns are the box of the
+// largest segment.
 void check_sums(Trial& trial, int64_t size, int64_t cols, int64_t stride, int64_t first, bool accumulate) {
-  // The last one passes 2^34 elements, where a counter's low half begins again.
+  // The last one passes 2^34 elements, where the counter's low half wraps around.
   const std::vector<KeptSegment> segments{
       {0, 1, {1, 2}, {.origin = 5, .first = 0, .cols = 1, .stride = 1}},
       {64, 13, {3, 4}, {.origin = 3, .first = 7, .cols = 1, .stride = 1}},
@@ -63,9 +64,9 @@ void check_sums(Trial& trial, int64_t size, int64_t cols, int64_t stride, int64_
   trial.expect_equal("kept", kept, expected);
 }
 
-// 64 micro-batches that each add an eighth of the place of the sum, 1: to nearest, nothing of them would be left. The
-// number of roundings up is binomial. Means over 100,000 elements; of all keys one in two millions would be off by more
-// than five standard deviations in one of the two.
+// Checks 64 micro-batches that each add an eighth of the last place of the sum, 1: rounding to nearest would lose them
+// all. The number of roundings up is binomial. Means over 100,000 elements; one in two million keys would be off by
+// more than five standard deviations in one of the two.
 void check_unbiased(Trial& trial) {
   constexpr int64_t elements = 100'000;
   constexpr uint32_t micro_batches = 64;
@@ -124,10 +125,10 @@ void check_rejections(Trial& trial) {
   trial.expect_rejected(op, "gradients of a micro-batch in bf16");
 }
 
-// Elements of the updates below, a multiple of state_block.
+// Number of elements of the updates below, a multiple of state_block.
 constexpr int64_t updated_elements = 41 * state_block;
 
-// What an update works on, but for gradients.
+// Operands of an update, without gradients.
 struct Updated {
   std::vector<Operand*> operands;
 
@@ -149,7 +150,7 @@ struct Updated {
   }
 };
 
-// Gradients that are bf16 numbers give the same bits in either dtype.
+// Checks that gradients that are bf16 numbers give the same bits in either dtype.
 template <typename Op>
 void check_narrow_gradients(Trial& trial, const Op& constants, bool masters) {
   const std::vector<UpdateSegment> segments{
@@ -219,7 +220,7 @@ void add_keeping_cases(Suite& suite) {
   struct Box {
     int64_t size, cols, stride, first;
   };
-  // Whole rows, part of each row in whole packs, and in none.
+  // Whole rows, part of each row in whole packs, and without whole packs.
   for (const Box& box : {Box{1000, 40, 40, 0}, {100003, 40, 40, 12}, {50001, 12, 40, 4}, {20011, 7, 9, 3}}) {
     for (const bool accumulate : {false, true}) {
       suite.add<KeepGradients>(

@@ -1,35 +1,25 @@
-// The updates that scale by norms of tensors, LAMB and LARS, with and without an average of the weights, and the sums
-// that they take.
+// Updates scaled by norms of tensors, LAMB and LARS, with and without an average of the weights, and the sums that they
+// need.
 #include <array>
 #include <cmath>
 #include <fmt/format.h>
 #include <type_traits>
 
-#include "harness.h"
 #include "reference.h"
+#include "update_writes.h"
 
 namespace gptrain::ops_test::cases_lamb_lars {
 namespace {
 
 constexpr int64_t first_tensor = 5, num_tensors = 5;
 
-// With gaps between them: tensor 5 in two segments, one of them of more than one of the chunks that threads share, 6
-// without decay, 7 with a learning rate of its own, 8 with weights that are all zero. 9 has none.
-std::vector<UpdateSegment> segments_of(int64_t size) {
-  const IndexMap row{.origin = 0, .first = 0, .cols = 1, .stride = 1};
-  return {{0, 1, 1, 1, {1, 2}, row, 5},
-          {64, 13, 0, 1, {3, 4}, row, 6},
-          {128, size, 1, 1, {5, 6}, row, 5},
-          {size + 192, 31, 1, 0.25F, {7, 8}, row, 7},
-          {size + 224, 9, 1, 1, {9, 1}, row, 8}};
-}
-
-int64_t elements_of(int64_t size) { return size + 256; }
+// Tensors 5 to 8 have segments; the weights of 8 are zero. 9 has no segment.
+std::vector<UpdateSegment> segments_here(int64_t size) { return segments_of_tensors(size, first_tensor); }
 
 template <typename Real>
 using Columns = std::array<Real, 2>;
 
-// What the formula measures; `columns` become those after the update.
+// Returns the value that the formula measures; updates `columns`.
 template <typename Real>
 Real measured(const Lamb& op, Real gradient, Real weight, Real decay, int64_t updates, Columns<Real>& columns) {
   const auto of_decay = [&](double rate, Real& moment, Real value) {
@@ -45,7 +35,7 @@ Real measured(const Lars&, Real gradient, Real, Real, int64_t, Columns<Real>&) {
   return gradient;
 }
 
-// The learning rate's factor of a tensor with these norms.
+// Returns the learning rate's factor for a tensor with these norms.
 template <typename Real>
 Real trust(const Lamb&, Real weights, Real measured, Real) {
   return weights / measured;
@@ -66,47 +56,40 @@ Real updated(const Lars& op, Real gradient, Real weight, Real rate, Real decay, 
   return weight - columns[0];
 }
 
-// What an update writes: masters, or weights without masters.
-enum class Writes : uint8_t { masters, masters_and_weights, weights };
-
 struct Buffers {
   const Operand& gradients;
-  Operand& weight;  // what the update reads: masters in f32, or weights in bf16
   std::array<Operand*, 2> moments;
-  Operand& ema;
+  UpdatedWeights weights;
 };
 
-// Operands of `op`, which is a TensorUpdate or derives from one. The second moments are squares.
+// Returns operands of `op`, which is a TensorUpdate or derives from one. The second moments are squares.
 template <typename Op>
-Buffers add_operands(Trial& trial, Op& op, const std::vector<UpdateSegment>& segments, int64_t size, bool masters,
-                     bool skip) {
+Buffers add_operands(Trial& trial, Op& op, int64_t size, Writes writes, DType weights_dtype, bool skip) {
+  const std::vector<UpdateSegment> segments = segments_here(size);
   const int64_t elements = elements_of(size);
   const auto moment = [&]() -> Operand* { return &trial.in_out(DType::f32, 1, elements, 0.1); };
-  const Buffers buffers{trial.input(DType::f32, 1, elements),
-                        trial.in_out(masters ? DType::f32 : DType::bf16, 1, elements),
-                        {moment(), moment()},
-                        trial.in_out(DType::f32, 1, elements)};
+  const Buffers buffers{
+      trial.input(DType::f32, 1, elements), {moment(), moment()}, {trial, elements, writes, weights_dtype}};
   for (int64_t i = 0; i < elements; ++i) buffers.moments[1]->set(0, i, std::abs(buffers.moments[1]->at(0, i)));
-  for (int64_t i = segments.back().offset; i < elements; ++i) buffers.weight.set(0, i, 0);
+  for (int64_t i = segments.back().offset; i < elements; ++i) buffers.weights.updated.set(0, i, 0);
   set_segments(trial, op, segments, state_after(3, skip));
   op.gradients = buffers.gradients.matrix();
   for (size_t i = 0; i < buffers.moments.size(); ++i) op.columns[i] = buffers.moments[i]->matrix();
-  (masters ? op.master : op.weights) = buffers.weight.matrix();
+  buffers.weights.set_operands(op);
   return buffers;
 }
 
 template <typename Op>
-void check_sums(Trial& trial, Op update, int64_t size, bool masters, bool skip) {
-  std::vector<UpdateSegment> segments = segments_of(size);
-  const Buffers buffers = add_operands(trial, update, segments, size, masters, skip);
+void check_sums(Trial& trial, Op update, int64_t size, Writes writes, bool skip) {
+  const Buffers buffers = add_operands(trial, update, size, writes, DType::bf16, skip);
   Operand& sums = trial.output(DType::f64, num_tensors, 2);
   const StepState state = state_after(3, skip);
   std::vector<double> expected(2 * num_tensors);
-  if (skip) segments.clear();
-  for (const UpdateSegment& segment : segments) {
+  const std::vector<UpdateSegment> measures = skip ? std::vector<UpdateSegment>{} : segments_here(size);
+  for (const UpdateSegment& segment : measures) {
     double* const of_tensor = expected.data() + 2 * (segment.tensor - first_tensor);
     for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
-      const double weight = buffers.weight.at(0, i);
+      const double weight = buffers.weights.updated.at(0, i);
       Columns<double> columns{buffers.moments[0]->at(0, i), buffers.moments[1]->at(0, i)};
       const double gradient = buffers.gradients.at(0, i) * static_cast<double>(state.gradient_scale);
       const double decay = segment.decay != 0 ? update.weight_decay : 0;
@@ -116,7 +99,7 @@ void check_sums(Trial& trial, Op update, int64_t size, bool masters, bool skip) 
   }
   trial.run(TensorNorms<Op>{.update = update, .first_tensor = first_tensor, .sums = sums.matrix()});
   for (int64_t tensor = 0; tensor < num_tensors; ++tensor) {
-    // Of weights the sum rounds in f64 only; what is measured rounds some times in f32 before.
+    // Sums of weights round in f64 only; measured values round several times in f32 before.
     for (const auto& [i, bound] : {std::pair<int64_t, double>{0, 1e-12}, {1, 2e-6}}) {
       const double exact = expected[static_cast<size_t>(2 * tensor + i)], sum = sums.at(tensor, i);
       trial.expect_true(std::abs(sum - exact) <= bound * exact,
@@ -135,7 +118,7 @@ template <typename Real, typename Op>
 Values<Real> reference(const Averaged<Op>& op, const std::vector<UpdateSegment>& segments, const Operand& sums,
                        const Buffers& buffers) {
   const StepState state = state_after(3);
-  Values<Real> values{to_real<Real>(buffers.weight.values()), to_real<Real>(buffers.ema.values()), {}};
+  Values<Real> values{to_real<Real>(buffers.weights.updated.values()), to_real<Real>(buffers.weights.ema.values()), {}};
   for (size_t i = 0; i < 2; ++i) values.moments[i] = to_real<Real>(buffers.moments[i]->values());
   const Real share =
       (1 - static_cast<Real>(op.ema)) / (1 - std::pow(static_cast<Real>(op.ema), static_cast<Real>(state.updates)));
@@ -161,50 +144,27 @@ Values<Real> reference(const Averaged<Op>& op, const std::vector<UpdateSegment>&
 // `op` holds the constants of Tested, which is Averaged<Op> or Op.
 template <typename Tested, typename Op>
 void check_update(Trial& trial, Averaged<Op> op, int64_t size, Writes writes, DType weights_dtype, bool skip) {
-  const std::vector<UpdateSegment> segments = segments_of(size);
-  const bool masters = writes != Writes::weights;
-  const Buffers buffers = add_operands(trial, op, segments, size, masters, skip);
-  op.columns[Op::num_columns] = buffers.ema.matrix();
-  Operand& weights = trial.in_out(weights_dtype, 1, elements_of(size));
-  if (writes == Writes::masters_and_weights) op.weights = weights.matrix();
-  // Of tensor 8 one norm is zero.
+  const Buffers buffers = add_operands(trial, op, size, writes, weights_dtype, skip);
+  op.columns[Op::num_columns] = buffers.weights.ema.matrix();
+  // One norm of tensor 8 is zero.
   std::vector<double> squares(2 * (first_tensor + num_tensors));
   for (size_t i = 0; i < squares.size(); ++i) squares[i] = i == 16 ? 0 : 0.5 + static_cast<double>(i * i % 7);
   const Operand& sums = trial.input(DType::f64, first_tensor + num_tensors, 2, squares);
   op.sums = sums.matrix();
 
-  const std::vector<UpdateSegment> changed = skip ? std::vector<UpdateSegment>{} : segments;
+  const std::vector<UpdateSegment> changed = skip ? std::vector<UpdateSegment>{} : segments_here(size);
   const auto expected = reference<double>(op, changed, sums, buffers);
   const auto plain = reference<float>(op, changed, sums, buffers);
-  std::vector<double> rounded_weights = weights.values();
-  const std::vector<double> ema = buffers.ema.values();
   trial.run(static_cast<const Tested&>(op));
-  // The reference also holds what lies between segments, which must not change.
+  // The reference also has the elements between segments, which must not change.
   for (size_t c = 0; c < Op::num_columns; ++c)
     trial.expect_close("moment", *buffers.moments[c], expected.moments[c], to_double(plain.moments[c]), 3, 0x1p-24);
   if (std::is_same_v<Tested, Averaged<Op>>) {
-    trial.expect_close("ema", buffers.ema, expected.ema, to_double(plain.ema), 3, 0x1p-24);
+    buffers.weights.expect_average(expected.ema, to_double(plain.ema));
   } else {
-    trial.expect_equal("ema", buffers.ema, ema);
+    buffers.weights.expect_no_average();
   }
-  // A weight without a master is one of the two bf16 numbers around the reference.
-  if (!masters) {
-    int64_t outside = 0;
-    for (const UpdateSegment& segment : changed) {
-      for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
-        const double exact = expected.weight[static_cast<size_t>(i)];
-        const double place = std::ldexp(1.0, std::ilogb(exact) - 7) + std::abs(exact) * 0x1p-20 + 0x1p-24;
-        outside += std::abs(buffers.weight.at(0, i) - exact) > place ? 1 : 0;
-      }
-    }
-    return trial.expect_true(outside == 0, fmt::format("{} weights are more than a place away", outside));
-  }
-  trial.expect_close("master", buffers.weight, expected.weight, to_double(plain.weight), 3, 0x1p-24);
-  for (const UpdateSegment& segment : changed) {
-    for (int64_t i = segment.offset; writes == Writes::masters_and_weights && i < segment.offset + segment.count; ++i)
-      rounded_weights[static_cast<size_t>(i)] = rounded(buffers.weight.at(0, i), weights_dtype);
-  }
-  trial.expect_equal("weights", weights, rounded_weights);
+  buffers.weights.expect(changed, expected.weight, to_double(plain.weight));
 }
 
 LambEma lamb() {
@@ -226,7 +186,7 @@ LarsEma lars() {
   return op;
 }
 
-// A rank without a part of a unit asks for zeros.
+// Checks that a rank without a part of a unit gets zeros.
 void check_nothing(Trial& trial) {
   Lars update = lars();
   const Matrix nothing(nullptr, DType::f32, 1, 0);
@@ -239,26 +199,13 @@ void check_nothing(Trial& trial) {
 
 void check_rejections(Trial& trial) {
   Lamb update = lamb();
-  add_operands(trial, update, segments_of(100), 100, true, false);
+  add_operands(trial, update, 100, Writes::masters, DType::bf16, false);
   const Operand& pairs = trial.input(DType::f64, 3, 2, 1, 1);
   LambNorms norms{.update = update, .first_tensor = 0, .sums = pairs.matrix()};
   trial.expect_rejected(norms, "pairs with a gap between them");
   norms.sums = trial.input(DType::f64, 3, 3).matrix();
   trial.expect_rejected(norms, "three sums for each tensor");
   trial.expect_rejected(update, "no sums");
-}
-
-constexpr int64_t bench_elements = 40'000'000;
-
-template <typename Op>
-Op bench_operands(Trial& trial, Op op) {
-  StepState state;
-  state.updates = 1;
-  set_segments(trial, op, {{0, bench_elements, 1}}, state);
-  op.gradients = trial.input(DType::f32, 1, bench_elements, 0).matrix();
-  op.master = trial.in_out(DType::f32, 1, bench_elements, 0).matrix();
-  for (size_t i = 0; i < Op::num_columns; ++i) op.columns[i] = trial.in_out(DType::f32, 1, bench_elements, 0).matrix();
-  return op;
 }
 
 template <typename Op>
@@ -285,13 +232,14 @@ void add_cases(Suite& suite, const Averaged<Op>& op) {
     add(size, Writes::masters, DType::f32, name);
     add(size, Writes::masters_and_weights, DType::bf16, name + ", bf16 weights");
     add(size, Writes::weights, DType::bf16, name + ", stochastic rounding");
-    suite.add<TensorNorms<Op>>(name, [=](Trial& t) { check_sums<Op>(t, op, size, true, false); });
-    suite.add<TensorNorms<Op>>(name + ", bf16 weights", [=](Trial& t) { check_sums<Op>(t, op, size, false, false); });
+    suite.add<TensorNorms<Op>>(name, [=](Trial& t) { check_sums<Op>(t, op, size, Writes::masters, false); });
+    suite.add<TensorNorms<Op>>(name + ", bf16 weights",
+                               [=](Trial& t) { check_sums<Op>(t, op, size, Writes::weights, false); });
   }
   add(1000, Writes::masters_and_weights, DType::f16, "segment of 1000, f16 weights");
   add(100, Writes::masters_and_weights, DType::bf16, "skipped", true);
   add(100, Writes::weights, DType::bf16, "skipped, stochastic rounding", true);
-  suite.add<TensorNorms<Op>>("skipped", [=](Trial& t) { check_sums<Op>(t, op, 100, true, true); });
+  suite.add<TensorNorms<Op>>("skipped", [=](Trial& t) { check_sums<Op>(t, op, 100, Writes::masters, true); });
   const std::string bench = "40 M elements, bf16 weights";
   suite.add_bench<Op>(bench, [=](Trial& t) { time_update<Op>(t, op); });
   suite.add_bench<Averaged<Op>>(bench, [=](Trial& t) { time_update(t, op); });

@@ -13,7 +13,7 @@ struct Shape {
   int64_t rows, in, out;
 };
 
-// Sizes of one, primes, neighbours of multiples of the vector and tile widths, and one long sum.
+// Sizes of one, primes, sizes around multiples of vector and tile widths, and one long sum.
 const Shape shapes[] = {{1, 1, 1},    {1, 7, 5},    {2, 1, 3},     {5, 3, 1},      {17, 31, 13},
                         {64, 64, 64}, {65, 63, 66}, {127, 96, 80}, {33, 129, 257}, {1100, 48, 32}};
 
@@ -27,7 +27,7 @@ const Types types[] = {{DType::f32, DType::f32},
                        {DType::f16, DType::f16},
                        {DType::f16, DType::f32}};
 
-// c [rows, cols] = start + sum over k of a(row, k) b(k, col), with every sum held in Real.
+// c [rows, cols] = start + sum over k of a(row, k) b(k, col), with every sum in Real.
 template <typename Real, typename A, typename B>
 std::vector<double> product(int64_t rows, int64_t cols, int64_t depth, const std::vector<double>& start, const A& a,
                             const B& b, DType dtype) {
@@ -44,8 +44,9 @@ std::vector<double> product(int64_t rows, int64_t cols, int64_t depth, const std
   return c;
 }
 
-// What a GPU's tensor cores may cut off, towards zero, of a sum of 16-bit products, 16 a step: nothing of it cancels,
-// so in f32 results of long sums it is more than what sums in float, which round to nearest, are off by.
+// Returns the amount that a GPU's tensor cores may truncate, towards zero, from a sum of 16-bit products, 16 per step.
+// Truncations do not cancel, so in f32 results of long sums they exceed the error of sums in float, which round to
+// nearest.
 double cut_off_by_steps(int64_t depth, const std::vector<double>& reference) {
   double squares = 0;
   for (const double value : reference) squares += value * value;
@@ -53,7 +54,7 @@ double cut_off_by_steps(int64_t depth, const std::vector<double>& reference) {
   return static_cast<double>((depth + 15) / 16) * 0x1p-24 * rms;
 }
 
-// Compares with sums in double, tolerating what sums in float would do, and where operands are of 16 bits a GPU's.
+// Compares with sums in double, within the error of sums in float, and for 16-bit operands that of a GPU.
 template <typename A, typename B>
 void expect_product(Trial& trial, std::string_view what, const Operand& actual, DType operands, int64_t depth,
                     const std::vector<double>& start, const A& a, const B& b) {
@@ -108,7 +109,7 @@ void backward_weight_case(Trial& trial, const Shape& shape, DType dtype, bool wi
       [&](int64_t n, int64_t o) { return dy.at(n, o); });
 }
 
-// The same with what tensor cores would leave in dw, which the host harness has not: it rounds to nearest.
+// Checks the same with dw as tensor cores would compute it; the host harness rounds to nearest.
 void tensor_core_case(Trial& trial, const Shape& shape, DType dtype) {
   if (trial.backend().target().kind != Target::Kind::gpu) return;
   const Operand& x = trial.input(dtype, shape.rows, shape.in);
@@ -127,7 +128,7 @@ void tensor_core_case(Trial& trial, const Shape& shape, DType dtype) {
       [&](int64_t o, int64_t n) { return dy.at(n, o); }, [&](int64_t n, int64_t i) { return x.at(n, i); });
 }
 
-// The pre-activation is the product, and y the activation of it or of what it was rounded to.
+// Checks that the pre-activation is the product, and y the activation of it, before or after rounding.
 void activated_forward_case(Trial& trial, const Shape& shape, DType dtype, bool with_bias, int64_t gap) {
   const Operand& x = trial.input(dtype, shape.rows, shape.in, 1, gap);
   const Operand& w = trial.input(dtype, shape.out, shape.in, 0.2, gap);
@@ -188,7 +189,7 @@ void activation_rejections(Trial& trial) {
       "the pre-activation is dx");
 }
 
-// The gradients against central differences of y in double: exact for a linear function but for rounding.
+// Compares the gradients with central differences of y in double, which are exact for a linear function up to rounding.
 void derivative_case(Trial& trial) {
   constexpr int64_t rows = 5, in = 7, out = 3;
   const Operand& x = trial.input(DType::f32, rows, in);
@@ -226,8 +227,8 @@ void derivative_case(Trial& trial) {
   trial.expect_near("dw", dw, differences(w_values), bound);
 }
 
-// A sum so long, on so many threads, that oneDNN wants a copy of dw for each of them and the CPU backend cuts the sum
-// into slices. Small integers: every order of summing is exact.
+// A sum so long, on so many threads, that oneDNN needs a copy of dw for each and the CPU backend cuts the sum into
+// slices. Small integers make every order of summing exact.
 void long_sum_case(Trial& trial, bool accumulate) {
   constexpr int64_t rows = 2100, in = 768, out = 3072;
   const std::unique_ptr<Backend> backend = make_cpu_backend(16);
@@ -262,7 +263,7 @@ void long_sum_case(Trial& trial, bool accumulate) {
   }
 }
 
-// The op with packed weights gives what the op gives. Small integers: every order of summing is exact.
+// Checks that packed weights give the op's result. Small integers make every order of summing exact.
 void packed_case(Trial& trial, DType dtype) {
   constexpr int64_t rows = 65, in = 96, out = 80;
   const auto small_integers = [&](int64_t r, int64_t c) -> const Operand& {
@@ -330,14 +331,14 @@ void add_cases(Suite& suite) {
       }
     }
   }
-  // The bias' gradient is summed apart from the weight's: both ways of storing it.
+  // The bias gradient is summed separately from the weight's: both ways of storing it.
   for (const bool accumulate : {false, true}) {
     suite.add<LinearBackwardWeight>(fmt::format("N=37 in=2 out=1031 bf16 bias{}", accumulate ? " accumulate" : ""),
                                     [=](Trial& trial) {
                                       backward_weight_case(trial, {37, 2, 1031}, DType::bf16, true, accumulate, 0);
                                     });
   }
-  // Where a library has the activation in its epilogue, and where it has not: odd widths, f32.
+  // Shapes for which a library has the activation in its epilogue, and others: odd widths, f32.
   for (const Shape& shape : {Shape{2, 1, 3}, Shape{65, 63, 66}, Shape{64, 64, 64}, Shape{127, 96, 80}}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       for (const int64_t gap : {0, 8}) {
@@ -388,7 +389,7 @@ void add_benches(Suite& suite) {
         Operand& dx = trial.output(dtype, shape.rows, shape.in);
         trial.time(LinearBackwardInput{dy.matrix(), w.matrix(), dx.matrix()});
       });
-      // With the gradient of the bias and without: what that costs in the product, beside a BiasGradient of its own.
+      // With and without the bias gradient, to compare its cost in the product with a separate BiasGradient.
       for (const bool with_bias : {true, false}) {
         suite.add_bench<LinearBackwardWeight>(description + (with_bias ? "" : " no bias"), [=](Trial& trial) {
           const Operand& x = trial.input(dtype, shape.rows, shape.in);

@@ -17,7 +17,7 @@ constexpr Shape shapes[] = {{1, 1, 1}, {3, 7, 8}, {5, 31, 31}, {4, 257, 320}, {2
 struct Options {
   DType logits, compute;
   double z_loss;
-  double scale;  // of the logits
+  double scale;  // scale of the logits
 };
 
 template <typename Real>
@@ -50,7 +50,7 @@ Losses<Real> cross_entropy(const std::vector<Real>& logits, const std::vector<in
   return result;
 }
 
-// Every third row is not counted.
+// Returns targets, of which every third row is not counted.
 std::vector<int32_t> random_targets(Trial& trial, const Shape& shape) {
   std::vector<int32_t> targets;
   for (int64_t row = 0; row < shape.rows; ++row)
@@ -86,7 +86,7 @@ void check_cross_entropy(Trial& trial, const Shape& shape, const Options& option
   if (!in_place) trial.expect_equal("logits", logits, values);
 }
 
-// Without d_logits: the same losses, and no z-loss in them.
+// Checks evaluation without d_logits: the same losses, without z-loss.
 void check_evaluation(Trial& trial) {
   constexpr Shape shape{5, 77, 80};
   const std::vector<int32_t> targets = random_targets(trial, shape);
@@ -101,7 +101,7 @@ void check_evaluation(Trial& trial) {
 void check_not_finite(Trial& trial) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-  // A logit of minus infinity has probability 0; NaN and plus infinity must not go unnoticed.
+  // A logit of minus infinity has probability 0; NaN and plus infinity must show in the loss.
   const Operand& logits =
       trial.input(DType::f32, 3, 3, std::vector<double>{1, -infinity, 1, 1, nan, 1, 1, infinity, 1});
   const auto* const targets = Trial::pointer<const int32_t>(trial.input_array(std::vector<int32_t>{0, 0, 0}));
@@ -147,7 +147,7 @@ void check_rejections(Trial& trial) {
                         "d_logits in place of logits in another dtype");
 }
 
-// The vocabulary in slices of `cols` columns; the last of them may be padding only.
+// The vocabulary in slices of `cols` columns; the last ones may be padding only.
 struct Slices {
   Shape shape;
   int64_t cols;
@@ -161,7 +161,7 @@ struct RowStatistics {
   std::vector<double> maximum, sum, target;
 };
 
-// Of one slice, by the definition.
+// Returns the statistics of one slice, by definition.
 RowStatistics statistics_of(const std::vector<double>& logits, const std::vector<int32_t>& targets,
                             const Slices& slices, int64_t first_token) {
   RowStatistics result;
@@ -180,7 +180,7 @@ RowStatistics statistics_of(const std::vector<double>& logits, const std::vector
   return result;
 }
 
-// The columns of one slice, as an operand of their own.
+// Returns the columns of one slice as an operand.
 Operand& slice_of(Trial& trial, const std::vector<double>& values, const Slices& slices, int64_t index, DType dtype) {
   Operand& slice = trial.in_out(dtype, slices.shape.rows, slices.cols, 1, 3);
   for (int64_t row = 0; row < slices.shape.rows; ++row)
@@ -189,7 +189,7 @@ Operand& slice_of(Trial& trial, const std::vector<double>& values, const Slices&
   return slice;
 }
 
-// Logits of the whole vocabulary; what pads it is huge.
+// Returns logits of the whole vocabulary, with huge padding.
 std::vector<double> random_logits(Trial& trial, const Shape& shape, DType dtype, double scale) {
   std::vector<double> values = trial.input(dtype, shape.rows, shape.padded, scale).values();
   for (int64_t row = 0; row < shape.rows; ++row)
@@ -211,8 +211,8 @@ void check_statistics(Trial& trial, const Slices& slices, DType dtype, double sc
     for (int64_t row = 0; row < slices.shape.rows; ++row) {
       const auto i = static_cast<size_t>(row);
       trial.expect_true(statistics.at(0, row) == expected.maximum[i], "the maximum, exactly");
-      // A sum of at most 4,200 numbers up to 1 in f32. Roundings one after the other, where the compiler makes no vectors
-      // of them, stay below 2^-18 of it; one number left out would be 2^-12.
+      // A sum of at most 4,200 numbers up to 1 in f32. Sequential roundings, without vectorisation, stay below 2^-18 of
+      // it; one omitted number would be 2^-12.
       trial.expect_true(std::abs(statistics.at(1, row) - expected.sum[i]) <= 0x1p-18 * expected.sum[i],
                         "the sum of exponentials");
       trial.expect_true(statistics.at(2, row) == expected.target[i], "the target's logit, exactly, or 0");
@@ -220,7 +220,7 @@ void check_statistics(Trial& trial, const Slices& slices, DType dtype, double sc
   }
 }
 
-// Every slice finds the loss of the whole row, and the gradient of its own columns.
+// Checks that every slice finds the loss of the whole row, and the gradient of its own columns.
 void check_slices(Trial& trial, const Slices& slices, const Options& options, bool in_place) {
   const Shape& shape = slices.shape;
   const std::vector<double> values = random_logits(trial, shape, options.logits, options.scale);
@@ -265,7 +265,7 @@ void check_slices(Trial& trial, const Slices& slices, const Options& options, bo
   }
 }
 
-// A NaN or an infinity in one slice is seen by all.
+// Checks that a NaN or an infinity in one slice reaches all.
 void check_slices_not_finite(Trial& trial) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();

@@ -1,22 +1,13 @@
-// The two updates of Muon, and the weighted sums that its orthogonalisation is made of beside products.
+// The two updates of Muon, and the weighted sums of its orthogonalisation.
 #include <cmath>
 #include <fmt/format.h>
 #include <type_traits>
 
-#include "harness.h"
 #include "reference.h"
+#include "update_writes.h"
 
 namespace gptrain::ops_test::cases_muon {
 namespace {
-
-// Segments with gaps between them, one of a learning rate of its own, and one that does not decay.
-std::vector<UpdateSegment> segments_of(int64_t size) {
-  const IndexMap row{.origin = 0, .first = 0, .cols = 1, .stride = 1};
-  return {{0, 1, 1, 1, {1, 2}, row},
-          {64, 13, 0, 1, {3, 4}, row},
-          {128, size, 1, 1, {5, 6}, row},
-          {size + 192, 31, 1, 0.25F, {7, 8}, row}};
-}
 
 template <typename Real>
 struct MomentumValues {
@@ -40,10 +31,10 @@ MomentumValues<Real> momentum_reference(const MuonMomentum& op, const std::vecto
   return values;
 }
 
-// The direction takes the gradient's place.
+// Checks the momentum; the direction replaces the gradient.
 void check_momentum(Trial& trial, int64_t size, bool nesterov, bool skip) {
   const std::vector<UpdateSegment> segments = segments_of(size);
-  const int64_t elements = size + 256;
+  const int64_t elements = elements_of(size);
   const StepState state = state_after(3, skip);
   Operand& gradients = trial.in_out(DType::f32, 1, elements);
   Operand& moment = trial.in_out(DType::f32, 1, elements);
@@ -68,8 +59,8 @@ struct StepValues {
 
 template <typename Real>
 StepValues<Real> step_reference(const MuonEma& op, const std::vector<UpdateSegment>& segments, const StepState& state,
-                                const Operand& orthogonal, const Operand& weight, const Operand& ema) {
-  StepValues<Real> values{to_real<Real>(weight.values()), to_real<Real>(ema.values())};
+                                const Operand& orthogonal, const UpdatedWeights& weights) {
+  StepValues<Real> values{to_real<Real>(weights.updated.values()), to_real<Real>(weights.ema.values())};
   const Real share =
       (1 - static_cast<Real>(op.ema)) / (1 - std::pow(static_cast<Real>(op.ema), static_cast<Real>(state.updates)));
   for (const UpdateSegment& segment : segments) {
@@ -86,57 +77,32 @@ StepValues<Real> step_reference(const MuonEma& op, const std::vector<UpdateSegme
   return values;
 }
 
-enum class Writes : uint8_t { masters, masters_and_weights, weights };
-
-// What is orthogonal is not scaled as gradients are. Tested is Muon or MuonEma.
+// Checks the step; an orthogonalised direction is not divided by the gradients' scale. Tested is Muon or MuonEma.
 template <typename Tested>
 void check_step(Trial& trial, int64_t size, Writes writes, bool skip) {
   const std::vector<UpdateSegment> segments = segments_of(size);
-  const int64_t elements = size + 256;
+  const int64_t elements = elements_of(size);
   const StepState state = state_after(3, skip);
-  const bool masters = writes != Writes::weights;
   const Operand& orthogonal = trial.input(DType::f32, 1, elements);
-  Operand& weight = trial.in_out(masters ? DType::f32 : DType::bf16, 1, elements);
-  Operand& weights = trial.in_out(DType::bf16, 1, elements);
-  Operand& ema = trial.in_out(DType::f32, 1, elements);
+  const UpdatedWeights weights(trial, elements, writes);
   MuonEma op{};
   op.weight_decay = 0.1;
   op.ema = 0.8;
   set_segments(trial, op, segments, state);
   op.gradients = orthogonal.matrix();
-  if (masters) op.master = weight.matrix();
-  if (writes == Writes::masters_and_weights) op.weights = weights.matrix();
-  if (writes == Writes::weights) op.weights = weight.matrix();
+  weights.set_operands(op);
   constexpr bool averages = std::is_same_v<Tested, MuonEma>;
-  if (averages) op.columns = {ema.matrix()};
+  if (averages) op.columns = {weights.ema.matrix()};
   const std::vector<UpdateSegment> changed = skip ? std::vector<UpdateSegment>{} : segments;
-  const auto expected = step_reference<double>(op, changed, state, orthogonal, weight, ema);
-  const auto plain = step_reference<float>(op, changed, state, orthogonal, weight, ema);
-  std::vector<double> rounded_weights = weights.values();
-  const std::vector<double> ema_before = ema.values();
+  const auto expected = step_reference<double>(op, changed, state, orthogonal, weights);
+  const auto plain = step_reference<float>(op, changed, state, orthogonal, weights);
   trial.run(static_cast<const Tested&>(op));
   if (averages) {
-    trial.expect_close("ema", ema, expected.ema, to_double(plain.ema), 3, 0x1p-24);
+    weights.expect_average(expected.ema, to_double(plain.ema));
   } else {
-    trial.expect_equal("ema", ema, ema_before);
+    weights.expect_no_average();
   }
-  if (!masters) {
-    // Each weight is one of the two bf16 numbers around the reference.
-    for (const UpdateSegment& segment : changed) {
-      for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
-        const double value = expected.weight[static_cast<size_t>(i)];
-        const double place = std::ldexp(1.0, std::ilogb(value) - 7) + std::abs(value) * 0x1p-20 + 0x1p-24;
-        trial.expect_true(std::abs(weight.at(0, i) - value) <= place, "a weight is at most one place away");
-      }
-    }
-    return;
-  }
-  trial.expect_close("master", weight, expected.weight, to_double(plain.weight), 3, 0x1p-24);
-  for (const UpdateSegment& segment : changed) {
-    for (int64_t i = segment.offset; writes == Writes::masters_and_weights && i < segment.offset + segment.count; ++i)
-      rounded_weights[static_cast<size_t>(i)] = rounded(weight.at(0, i), DType::bf16);
-  }
-  trial.expect_equal("weights", weights, rounded_weights);
+  weights.expect(changed, expected.weight, to_double(plain.weight));
 }
 
 struct SumCase {
@@ -175,7 +141,7 @@ void check_sum(Trial& trial, const SumCase& sum, double squared_norm, double div
   if (!sum.in_place) trial.expect_equal("a", a, before);
 }
 
-// Without b, what is not finite in a stays so, and nothing else becomes so.
+// Checks that without b infinities and NaNs of a remain, and no others appear.
 void check_sum_of_infinities(Trial& trial) {
   const Operand& a = trial.input(DType::f32, 1, 4, std::vector<double>{1, INFINITY, -INFINITY, 2});
   Operand& to = trial.output(DType::f32, 1, 4);
@@ -240,15 +206,10 @@ void add_step_cases(Suite& suite) {
 }
 
 template <typename Op>
-void time_update(Trial& trial, Op op, bool in_place) {
-  constexpr int64_t elements = 40'000'000;
-  StepState state;
-  state.updates = 1;
-  set_segments(trial, op, {{0, elements, 1}}, state);
-  op.master = trial.in_out(DType::f32, 1, elements, 0).matrix();
-  op.gradients = in_place ? op.master : trial.input(DType::f32, 1, elements, 0).matrix();
-  for (size_t i = 0; i < Op::num_columns; ++i) op.columns[i] = trial.in_out(DType::f32, 1, elements, 0).matrix();
-  if (!in_place) op.weights = trial.output(DType::bf16, 1, elements).matrix();
+void time_update(Trial& trial, const Op& constants, bool in_place) {
+  Op op = bench_operands(trial, constants);
+  if (in_place) op.gradients = op.master;
+  if (!in_place) op.weights = trial.output(DType::bf16, 1, bench_elements).matrix();
   trial.time(op);
 }
 

@@ -103,7 +103,7 @@ struct NormOptions {
   bool with_branch;
   double p;
   bool with_beta;
-  double offset;  // of x: means that are large beside the spread
+  double offset;  // added to x: means are then large compared with the spread
 };
 
 // Gaps between rows are multiples of `gap` elements.
@@ -160,7 +160,7 @@ void check_forward(Trial& trial, const Shape& shape, const DTypes& dtypes, const
   trial.expect_close("rstd", rstd, stats.rstd, to_double(plain_stats.rstd));
 }
 
-// Recomputing from x_out gives the bits of the fused op, in place too.
+// Checks that recomputing from x_out gives the bits of the fused op, in place too.
 void check_recompute(Trial& trial, const DTypes& dtypes) {
   constexpr int64_t rows = 6, cols = 77;
   Operand& x = trial.in_out(dtypes.residual, rows, cols);
@@ -230,13 +230,13 @@ void check_backward(Trial& trial, const Shape& shape, const DTypes& dtypes, cons
   if (options.with_beta) op.beta_sums = beta_sums.matrix();
   trial.run(op);
 
-  // dx holds differences of dy gamma and its mean, times rstd.
+  // dx has differences of dy gamma and its mean, times rstd.
   double largest_term = 0;
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t col = 0; col < shape.cols; ++col)
       largest_term = std::max(largest_term, std::abs(dy.at(row, col) * gamma.at(0, col)) * rstd.at(0, row));
   trial.expect_close("dx", dx, expected.dx, rounded(to_double(plain.dx), dtypes.residual), 3, 0x1p-23 * largest_term);
-  // Sums of a few rows are in f32, and their terms are.
+  // Sums of a few rows and their terms are in f32.
   const auto noise = [](const std::vector<double>& sums) {
     double largest = 0;
     for (const double sum : sums) largest = std::max(largest, std::abs(sum));
@@ -250,7 +250,7 @@ void check_backward(Trial& trial, const Shape& shape, const DTypes& dtypes, cons
   }
 }
 
-// The formula that the checks above compare with is the derivative of the forward formula.
+// Checks that the reference formula is the derivative of the forward formula.
 void check_reference_gradient(Trial& trial, NormKind kind) {
   constexpr int64_t rows = 2, cols = 7;
   const std::vector<double> x = trial.input(DType::f32, rows, cols).values();
@@ -266,7 +266,7 @@ void check_reference_gradient(Trial& trial, NormKind kind) {
   const auto of_x = [&](const std::vector<double>& moved) { return loss(norm(kind, moved, gamma, beta)); };
   const auto of_gamma = [&](const std::vector<double>& moved) { return loss(norm(kind, x, moved, beta)); };
   const auto of_beta = [&](const std::vector<double>& moved) { return loss(norm(kind, x, gamma, moved)); };
-  constexpr double bound = 1e-8;  // of central differences with a step of 1e-5
+  constexpr double bound = 1e-8;  // error of central differences with a step of 1e-5
   trial.expect_true(difference_from_numeric(of_x, x, gradients.dx) < bound, "dx is the derivative");
   trial.expect_true(difference_from_numeric(of_gamma, gamma, gradients.d_gamma) < bound, "d_gamma is the derivative");
   trial.expect_true(difference_from_numeric(of_beta, beta, gradients.d_beta) < bound, "d_beta is the derivative");
@@ -301,7 +301,8 @@ void check_branch_backward(Trial& trial, const Shape& shape, const DTypes& dtype
   trial.expect_equal("d_branch", d_branch, expected);
 }
 
-// A rank that holds some rows of a micro-batch, not at sequences' ends, draws for them what one that holds all draws.
+// Checks that a rank with some rows of a micro-batch, not at sequence ends, draws the same random numbers for them as
+// one with all rows.
 template <typename Run>
 void check_row_slices(Trial& trial, const DTypes& dtypes, const Run& run) {
   constexpr Shape shape{3, 7, 65};
@@ -449,7 +450,7 @@ void bench_norm_backward(Trial& trial, const DTypes& dtypes, int64_t rows) {
   trial.time(op);
 }
 
-// Rows of which a thread of a GPU takes two elements or packs of eight, or up to 16.
+// Rows of which a GPU thread takes two elements, packs of eight, or up to 16.
 void add_wide_cases(Suite& suite) {
   constexpr int64_t pack = 8;
   for (const DTypes& dtypes : dtype_pairs) {

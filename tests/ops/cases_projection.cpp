@@ -1,4 +1,4 @@
-// Random projections of rows, and the bias' gradient beside them (ops/projection.h).
+// Random projections of rows, and the bias gradient beside them (ops/projection.h).
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -11,7 +11,7 @@ namespace gptrain::ops_test::cases_projection {
 namespace {
 
 constexpr ProjectionKind matrix_kinds[] = {ProjectionKind::gauss, ProjectionKind::rademacher, ProjectionKind::dct};
-constexpr std::string_view name_of(ProjectionKind kind) { return projection_names[static_cast<size_t>(kind)]; }
+constexpr std::string_view name_of(ProjectionKind kind) { return projection_names[kind]; }
 
 constexpr PhiloxKey key{0x12345678U, 0x9abcdef0U};
 
@@ -22,14 +22,14 @@ std::array<uint32_t, 4> words(int64_t first, int64_t second, int64_t sample) {
                           {key.k0, key.k1});
 }
 
-// Sample numbers above 2^32 use both halves.
+// Returns sample numbers above 2^32, so that both halves are used.
 std::vector<int64_t> samples(Trial& trial, int64_t count) {
   std::vector<int64_t> ids;
   for (int64_t i = 0; i < count; ++i) ids.push_back(trial.random.below(int64_t{1} << 40));
   return ids;
 }
 
-// Of the orthonormal discrete cosine transform.
+// Returns an element of the orthonormal discrete cosine transform.
 double cosine(int64_t frequency, int64_t token, int64_t tokens) {
   const auto t = static_cast<double>(tokens);
   const double angle = M_PI * static_cast<double>(frequency * (2 * token + 1)) / (2 * t);
@@ -65,7 +65,7 @@ void check_matrix(Trial& trial, ProjectionKind kind, int64_t batch, int64_t toke
     for (int64_t j = 0; j < cols; ++j)
       expected.push_back(matrix_element(kind, ids[static_cast<size_t>(row / tokens)], row % tokens, j, tokens, cols));
   if (kind == ProjectionKind::rademacher) return trial.expect_equal("s", s, expected);
-  // The largest radius or factor is below 6, an f32 angle below 2 pi is half a place, 2^-22, off, or a little more.
+  // The largest radius or factor is below 6; an f32 angle below 2 pi is off by half a place, 2^-22, or a little more.
   trial.expect_near("s", s, expected, 6 * 0x1p-20);
 }
 
@@ -90,9 +90,9 @@ void check_rows(Trial& trial, int64_t batch, int64_t tokens, int64_t runs, int64
   trial.expect_near("y", y, expected, 1e-6);
 }
 
-// E[S S^T] = 1 is what makes the gradient's estimate unbiased. Of 8192 samples, whose S are independent: the mean of each
-// element of S S^T lies within 6 of its deviations, which are known, of that of the identity. For a projection that is as
-// it should be, one of the 78 elements is further off with a probability of at most 2e-7.
+// Checks E[S S^T] = 1, which makes the gradient's estimate unbiased. Over 8192 samples with independent S, the mean of
+// each element of S S^T must be within 6 known standard deviations of the identity's. For a correct projection one of
+// the 78 elements is outside with a probability of at most 2e-7.
 void check_unbiased(Trial& trial, ProjectionKind kind) {
   constexpr int64_t num_samples = 8192, tokens = 12, k = 5, runs = 5;
   std::vector<int64_t> ids;
@@ -124,12 +124,12 @@ void check_unbiased(Trial& trial, ProjectionKind kind) {
   }
   for (int64_t a = 0; a < tokens; ++a) {
     for (int64_t b = 0; b <= a; ++b) {
-      // Of one sample: of signs S S^T has ones on its diagonal, and of normal numbers chi squared / k; a row out of a run
-      // of n is n times a chance of 1 / n, and two rows never come from one run.
+      // Per sample: for signs, S S^T has ones on its diagonal; for normal numbers it is chi squared / k; a row out of a
+      // run of n is n with a probability of 1 / n, and two rows never come from one run.
       double variance = 0;
       if (kind == ProjectionKind::gauss) variance = a == b ? 2.0 / k : 1.0 / k;
       if (kind == ProjectionKind::rademacher && a != b) variance = 1.0 / k;
-      // A frequency out of a run of n has n times the product of its cosines, with a chance of 1 / n.
+      // A frequency out of a run of n is n times the product of its cosines, with a probability of 1 / n.
       for (int64_t j = 0; kind == ProjectionKind::dct && j < k; ++j) {
         const int64_t first = j * tokens / k, end = (j + 1) * tokens / k;
         double sum = 0, squares = 0;

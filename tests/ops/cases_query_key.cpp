@@ -49,8 +49,8 @@ struct Heads {
   }
 };
 
-// In f64 for the plain version too: angles of thousands of radians leave f32 nothing. Scaled as transformers says it,
-// by wavelengths.
+// Returns the angle in f64, for the plain version too: thousands of radians leave f32 no accuracy. Scaled by
+// wavelengths, as transformers defines it.
 double angle(int64_t token, size_t pair, int64_t head_size, const RotaryAngles& angles) {
   const double frequency = std::pow(angles.theta, -2.0 * static_cast<double>(pair) / static_cast<double>(head_size));
   const double wavelength = 2 * std::numbers::pi / frequency;
@@ -72,7 +72,7 @@ Real rstd_of(const Heads<Real>& heads, size_t first) {
   return 1 / std::sqrt(sum / static_cast<Real>(heads.head_size) + static_cast<Real>(eps));
 }
 
-// Turns each pair of a head's vector by direction * angle.
+// Rotates each pair of a head's vector by direction * angle.
 template <typename Real>
 void turn(std::vector<Real>& values, size_t first, int64_t token, int64_t head_size, double direction,
           const RotaryAngles& angles) {

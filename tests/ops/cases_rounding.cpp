@@ -1,4 +1,4 @@
-// AdamW on bf16 weights without masters: stochastic rounding by the tensor's indices.
+// AdamW on bf16 weights without master weights: stochastic rounding by the tensor's indices.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -9,7 +9,7 @@
 namespace gptrain::ops_test::cases_rounding {
 namespace {
 
-// Of |x|: the bf16 number below it (8 significant bits) plus, where 16 random bits carry, one place.
+// Rounds |x|: the bf16 number below it (8 significant bits), plus one unit if adding 16 random bits carries.
 double stochastically_rounded(double x, uint32_t random) {
   if (x == 0) return 0;
   const double place = std::ldexp(1.0, std::ilogb(x) - 7);
@@ -58,7 +58,7 @@ Operands make_operands(Trial& trial, const std::vector<AdamW::Segment>& segments
   return operands;
 }
 
-// The weight before rounding, its moments, and a bound of what f32 makes of them.
+// The weight before rounding, its moments, and a bound of the f32 error.
 struct Updated {
   double weight, exp_avg, exp_avg_sq;
 };
@@ -82,7 +82,7 @@ Updated updated(const AdamW& op, const StepState& state, const UpdateSegment& se
 // `cols` of `stride` columns are the box of the largest segment.
 template <typename Op>
 void check_update(Trial& trial, int64_t size, int64_t cols, int64_t stride, int64_t first) {
-  // The last one passes 2^34 elements, where a counter's low half begins again.
+  // The last one passes 2^34 elements, where the counter's low half wraps around.
   const std::vector<AdamW::Segment> segments{
       {0, 1, 1, 1, {1, 2}, {.origin = 5, .first = 0, .cols = 1, .stride = 1}},
       {64, 13, 0, 1, {3, 4}, {.origin = 3, .first = 7, .cols = 1, .stride = 1}},
@@ -103,12 +103,12 @@ void check_update(Trial& trial, int64_t size, int64_t cols, int64_t stride, int6
       const double g = operands.gradients.at(0, segment.offset + i);
       const Updated exact = updated<double>(op, state, segment, g, before);
       const Updated plain = updated<float>(op, state, segment, g, before);
-      // Rounding with given random bits never decreases: what f32 may have made of the weight bounds the result.
+      // Rounding with given random bits is monotonic: the f32 error of the weight bounds the result.
       const double error = 3 * std::abs(plain.weight - exact.weight) + std::ldexp(std::abs(exact.weight), -22);
       const uint32_t word = word_of(segment, i, state.updates);
       least[at] = stochastically_rounded(exact.weight - error, word);
       most[at] = stochastically_rounded(exact.weight + error, word);
-      // After so many updates the weight's share is 1 - ema.
+      // After these updates the weight's share in the average is 1 - ema.
       if (averages) ema[at] = operands.op.ema * ema[at] + (1 - operands.op.ema) * exact.weight;
       exp_avg[at] = exact.exp_avg;
       exp_avg_sq[at] = exact.exp_avg_sq;
@@ -134,7 +134,7 @@ void check_update(Trial& trial, int64_t size, int64_t cols, int64_t stride, int6
 constexpr double share_up = 0.7;
 constexpr int64_t num_alike = 100'000;
 
-// After so many updates that AdamW's bias corrections are 1.
+// `updates` is so large that AdamW's bias corrections are 1.
 std::vector<double> round_alike(Trial& trial, int64_t updates) {
   StepState state = state_after(updates);
   state.gradient_scale = 1;
@@ -150,7 +150,7 @@ std::vector<double> round_alike(Trial& trial, int64_t updates) {
   return operands.weights.values();
 }
 
-// Means over 100,000 elements; five standard deviations.
+// Checks means over 100,000 elements within five standard deviations.
 void check_expectation(Trial& trial) {
   const std::vector<double> first = round_alike(trial, 100'001), second = round_alike(trial, 100'002);
   int64_t up = 0, same = 0, both = 0, others = 0;
@@ -171,7 +171,7 @@ void check_expectation(Trial& trial) {
   expect_share(both, share_up * share_up, "both of two neighbouring elements rounded up");
 }
 
-// Nothing is added to the weights: each is a bf16 number, and must stay what it is whatever the random bits.
+// Checks an update of zero: a bf16 number must stay the same whatever the random bits.
 void check_representable(Trial& trial) {
   StepState state = state_after(9);
   state.learning_rate = 0;
@@ -212,7 +212,7 @@ void add_rounding_cases(Suite& suite) {
   struct Box {
     int64_t size, cols, stride, first;
   };
-  // Whole rows, part of each row in whole packs, and in none.
+  // Whole rows, part of each row in whole packs, and without whole packs.
   for (const Box& box : {Box{1000, 40, 40, 0}, {100003, 40, 40, 12}, {50001, 12, 40, 4}, {20011, 7, 9, 3}}) {
     const std::string name =
         fmt::format("stochastic rounding, {} elements of {} of {} columns", box.size, box.cols, box.stride);

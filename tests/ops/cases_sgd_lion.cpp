@@ -1,32 +1,20 @@
-// The updates of optimizers with one moment, SGD with momentum and Lion, with and without an average of the weights.
+// Updates with one moment, SGD with momentum and Lion, with and without an average of the weights.
 #include <cmath>
 #include <fmt/format.h>
 #include <type_traits>
 
-#include "harness.h"
 #include "reference.h"
+#include "update_writes.h"
 
 namespace gptrain::ops_test::cases_sgd_lion {
 namespace {
-
-// Segments with gaps between them, one of a learning rate of its own, and one that does not decay.
-std::vector<UpdateSegment> segments_of(int64_t size) {
-  const IndexMap row{.origin = 0, .first = 0, .cols = 1, .stride = 1};
-  return {{0, 1, 1, 1, {1, 2}, row},
-          {64, 13, 0, 1, {3, 4}, row},
-          {128, size, 1, 1, {5, 6}, row},
-          {size + 192, 31, 1, 0.25F, {7, 8}, row}};
-}
-
-// What an update writes: masters, or weights without masters.
-enum class Writes : uint8_t { masters, masters_and_weights, weights };
 
 template <typename Real>
 struct Values {
   std::vector<Real> weight, moment, ema;
 };
 
-// One element's new weight; `moment` becomes that after the update. `rate` is the segment's, `decay` a share of the weight.
+// Returns one element's new weight and updates `moment`. `rate` is the segment's, `decay` a share of the weight.
 template <typename Real>
 Real updated(const Sgd& op, Real gradient, Real weight, Real rate, Real decay, Real& moment) {
   const auto momentum = static_cast<Real>(op.momentum);
@@ -42,18 +30,11 @@ Real updated(const Lion& op, Real gradient, Real weight, Real rate, Real decay, 
   return weight - rate * sign - decay * weight;
 }
 
-struct Buffers {
-  const Operand& gradients;
-  Operand& weight;  // what the update reads: masters in f32, or weights in bf16
-  Operand& moment;
-  Operand& ema;
-};
-
 template <typename Real, typename Op>
 Values<Real> reference(const Averaged<Op>& op, const std::vector<UpdateSegment>& segments, const StepState& state,
-                       const Buffers& buffers) {
-  Values<Real> values{to_real<Real>(buffers.weight.values()), to_real<Real>(buffers.moment.values()),
-                      to_real<Real>(buffers.ema.values())};
+                       const Operand& gradients, const Operand& moment, const UpdatedWeights& weights) {
+  Values<Real> values{to_real<Real>(weights.updated.values()), to_real<Real>(moment.values()),
+                      to_real<Real>(weights.ema.values())};
   const Real share =
       (1 - static_cast<Real>(op.ema)) / (1 - std::pow(static_cast<Real>(op.ema), static_cast<Real>(state.updates)));
   for (const UpdateSegment& segment : segments) {
@@ -62,7 +43,7 @@ Values<Real> reference(const Averaged<Op>& op, const std::vector<UpdateSegment>&
     const Real decay = segment.decay != 0 ? lr * static_cast<Real>(op.weight_decay) : Real{0};
     for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
       const auto at = static_cast<size_t>(i);
-      const Real gradient = static_cast<Real>(buffers.gradients.at(0, i)) * static_cast<Real>(state.gradient_scale);
+      const Real gradient = static_cast<Real>(gradients.at(0, i)) * static_cast<Real>(state.gradient_scale);
       values.weight[at] =
           updated<Real>(static_cast<const Op&>(op), gradient, values.weight[at], rate, decay, values.moment[at]);
       values.ema[at] = share * values.weight[at] + (1 - share) * values.ema[at];
@@ -71,59 +52,32 @@ Values<Real> reference(const Averaged<Op>& op, const std::vector<UpdateSegment>&
   return values;
 }
 
-// Where there are no masters, each weight is one of the two bf16 numbers around the reference: the rounding itself does
-// not depend on the formula, and the cases of AdamW look at it.
-void expect_neighbours(Trial& trial, const Operand& weights, const std::vector<double>& exact,
-                       const std::vector<UpdateSegment>& segments) {
-  int64_t outside = 0;
-  for (const UpdateSegment& segment : segments) {
-    for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
-      const double value = exact[static_cast<size_t>(i)];
-      const double place = std::ldexp(1.0, std::ilogb(value) - 7) + std::abs(value) * 0x1p-20 + 0x1p-24;
-      outside += std::abs(weights.at(0, i) - value) > place ? 1 : 0;
-    }
-  }
-  trial.expect_true(outside == 0, fmt::format("{} weights are more than a place away", outside));
-}
-
 // `op` holds the constants of Tested, which is Averaged<Op> or Op.
 template <typename Tested, typename Op>
 void check(Trial& trial, Averaged<Op> op, int64_t size, Writes writes, DType weights_dtype, bool skip) {
   const std::vector<UpdateSegment> segments = segments_of(size);
-  const int64_t elements = size + 256;
+  const int64_t elements = elements_of(size);
   const StepState state = state_after(3, skip);
-  const bool masters = writes != Writes::weights;
-  const Buffers buffers{trial.input(DType::f32, 1, elements),
-                        trial.in_out(masters ? DType::f32 : DType::bf16, 1, elements),
-                        trial.in_out(DType::f32, 1, elements, 0.1), trial.in_out(DType::f32, 1, elements)};
-  Operand& weights = trial.in_out(weights_dtype, 1, elements);
+  const Operand& gradients = trial.input(DType::f32, 1, elements);
+  Operand& moment = trial.in_out(DType::f32, 1, elements, 0.1);
+  const UpdatedWeights weights(trial, elements, writes, weights_dtype);
   set_segments(trial, op, segments, state);
-  op.gradients = buffers.gradients.matrix();
-  op.columns = {buffers.moment.matrix(), buffers.ema.matrix()};
-  if (masters) op.master = buffers.weight.matrix();
-  if (writes == Writes::masters_and_weights) op.weights = weights.matrix();
-  if (writes == Writes::weights) op.weights = buffers.weight.matrix();
+  op.gradients = gradients.matrix();
+  op.columns = {moment.matrix(), weights.ema.matrix()};
+  weights.set_operands(op);
 
   const std::vector<UpdateSegment> changed = skip ? std::vector<UpdateSegment>{} : segments;
-  const auto expected = reference<double>(op, changed, state, buffers);
-  const auto plain = reference<float>(op, changed, state, buffers);
-  std::vector<double> rounded_weights = weights.values();
-  const std::vector<double> ema = buffers.ema.values();
+  const auto expected = reference<double>(op, changed, state, gradients, moment, weights);
+  const auto plain = reference<float>(op, changed, state, gradients, moment, weights);
   trial.run(static_cast<const Tested&>(op));
-  // The reference also holds what lies between segments, which must not change.
-  trial.expect_close("moment", buffers.moment, expected.moment, to_double(plain.moment), 3, 0x1p-24);
+  // The reference also has the elements between segments, which must not change.
+  trial.expect_close("moment", moment, expected.moment, to_double(plain.moment), 3, 0x1p-24);
   if (std::is_same_v<Tested, Averaged<Op>>) {
-    trial.expect_close("ema", buffers.ema, expected.ema, to_double(plain.ema), 3, 0x1p-24);
+    weights.expect_average(expected.ema, to_double(plain.ema));
   } else {
-    trial.expect_equal("ema", buffers.ema, ema);
+    weights.expect_no_average();
   }
-  if (!masters) return expect_neighbours(trial, buffers.weight, expected.weight, changed);
-  trial.expect_close("master", buffers.weight, expected.weight, to_double(plain.weight), 3, 0x1p-24);
-  for (const UpdateSegment& segment : changed) {
-    for (int64_t i = segment.offset; writes == Writes::masters_and_weights && i < segment.offset + segment.count; ++i)
-      rounded_weights[static_cast<size_t>(i)] = rounded(buffers.weight.at(0, i), weights_dtype);
-  }
-  trial.expect_equal("weights", weights, rounded_weights);
+  weights.expect(changed, expected.weight, to_double(plain.weight));
 }
 
 SgdEma sgd(bool nesterov) {
@@ -144,7 +98,7 @@ LionEma lion() {
   return op;
 }
 
-// Where the moment and the gradient are zero, Lion's step is zero.
+// Checks that Lion's step is zero if moment and gradient are zero.
 void check_zero_direction(Trial& trial) {
   StepState state;
   state.learning_rate = 0.5F;
@@ -161,15 +115,9 @@ void check_zero_direction(Trial& trial) {
 }
 
 template <typename Op>
-void time_update(Trial& trial, Op op) {
-  constexpr int64_t elements = 40'000'000;
-  StepState state;
-  state.updates = 1;
-  set_segments(trial, op, {{0, elements, 1}}, state);
-  op.gradients = trial.input(DType::f32, 1, elements, 0).matrix();
-  op.master = trial.in_out(DType::f32, 1, elements, 0).matrix();
-  for (size_t i = 0; i < Op::num_columns; ++i) op.columns[i] = trial.in_out(DType::f32, 1, elements, 0).matrix();
-  op.weights = trial.output(DType::bf16, 1, elements).matrix();
+void time_update(Trial& trial, const Op& constants) {
+  Op op = bench_operands(trial, constants);
+  op.weights = trial.output(DType::bf16, 1, bench_elements).matrix();
   trial.time(op);
 }
 

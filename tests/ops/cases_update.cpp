@@ -1,4 +1,4 @@
-// The norm of the gradients, the decision to update, AdamW with and without an average of the weights, and Cast.
+// The gradient norm, the decision to update, AdamW with and without an average of the weights, and Cast.
 #include <cmath>
 #include <fmt/format.h>
 #include <limits>
@@ -11,8 +11,8 @@ namespace {
 
 constexpr double beta1 = 0.9, beta2 = 0.95;
 
-// Segments with gaps between them, of one element, and of more than one of the chunks that threads share. The last has
-// a learning rate of its own.
+// Segments with gaps, of one element, and longer than the chunks that threads share. The last has its own learning
+// rate.
 std::vector<AdamW::Segment> segments_of(int64_t size) {
   return {{0, 1, 1}, {64, 13, 0}, {128, size, 1}, {size + 192, 31, 1, 0.25F}};
 }
@@ -92,7 +92,7 @@ void check_skip(Trial& trial) {
   expect_skipped(prepare(trial, {1}, 1, before), "an infinite loss");
 }
 
-// Norm and update are those of gradients without the scale, exactly.
+// Checks that norm and update are exactly those of unscaled gradients.
 void check_loss_scaling(Trial& trial) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
   StepState before;
@@ -143,7 +143,7 @@ struct Moments {
   std::vector<Real> master, exp_avg, exp_avg_sq, ema;
 };
 
-// With the average that AdamWEma keeps.
+// Computes AdamW with the average that AdamWEma keeps.
 template <typename Real>
 Moments<Real> adamw(const Buffers& buffers, const std::vector<AdamW::Segment>& segments, const AdamWEma& op,
                     const StepState& state) {
@@ -182,7 +182,7 @@ void check_adamw(Trial& trial, int64_t size, DType weights_dtype, bool with_weig
   set_segments(trial, op, segments, state);
   op.beta1 = beta1;
   op.beta2 = beta2;
-  op.eps = 0.05;  // beside the root, so that its place in the formula tells
+  op.eps = 0.05;  // comparable to the root, so that its place in the formula shows
   op.weight_decay = 0.1;
   op.ema = 0.8;
   op.gradients = buffers.gradients.matrix();
@@ -202,7 +202,7 @@ void check_adamw(Trial& trial, int64_t size, DType weights_dtype, bool with_weig
   } else {
     trial.expect_equal("ema", buffers.ema, untouched);
   }
-  // The reference also holds what lies between segments, which must not change.
+  // The reference also has the elements between segments, which must not change.
   trial.expect_close("master", buffers.master, expected.master, to_double(plain.master));
   trial.expect_close("exp_avg", buffers.exp_avg, expected.exp_avg, to_double(plain.exp_avg), 3, 0x1p-24);
   trial.expect_close("exp_avg_sq", buffers.exp_avg_sq, expected.exp_avg_sq, to_double(plain.exp_avg_sq), 3, 0x1p-24);
@@ -228,7 +228,7 @@ void check_nans(Trial& trial, DType dtype) {
   for (const double value : of_nans.values()) trial.expect_true(std::isnan(value), "NaN stays NaN");
 }
 
-// Ties go to even, the largest floats to infinity, NaN stays NaN.
+// Checks that ties go to even, the largest floats to infinity, and NaN stays NaN.
 void check_cast_rounding(Trial& trial) {
   const std::vector<double> values{1 + 0x1p-8,
                                    1 + 3 * 0x1p-8,
@@ -253,7 +253,7 @@ void check_cast_rounding(Trial& trial) {
   check_nans(trial, DType::bf16);
 }
 
-// The same, and to subnormals: multiples of 2^-24.
+// Checks the same, and subnormals: multiples of 2^-24.
 void check_cast_rounding_to_f16(Trial& trial) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
   const std::vector<double> values{1 + 0x1p-11, 1 + 3 * 0x1p-11, -(1 + 0x1p-11), 1 + 0x1p-11 + 0x1p-23,
@@ -271,7 +271,7 @@ void check_cast_rounding_to_f16(Trial& trial) {
   check_nans(trial, DType::f16);
 }
 
-// Exact: one sum in f32.
+// Checks for equality: one sum in f32 is exact.
 void check_add(Trial& trial, DType dtype, int64_t rows, int64_t cols) {
   const Operand& from = trial.input(dtype, rows, cols, 1, 3);
   Operand& to = trial.in_out(DType::f32, rows, cols, 1, 1);
@@ -282,7 +282,7 @@ void check_add(Trial& trial, DType dtype, int64_t rows, int64_t cols) {
   trial.expect_equal("to", to, expected);
 }
 
-// Added in f64 and rounded once, to the bit.
+// Checks for equal bits: sums in f64, rounded once.
 void check_add_sums(Trial& trial, int64_t n, bool accumulate) {
   const Operand& sums = trial.input(DType::f64, 1, n, 3);
   Operand& gradient = accumulate ? trial.in_out(DType::f32, 1, n) : trial.output(DType::f32, 1, n);
@@ -318,8 +318,8 @@ void add_adamw_cases(Suite& suite, const std::string& name, int64_t size) {
   suite.add<Op>(name + " f16 weights", [=](Trial& t) { check_adamw<Op>(t, size, DType::f16, true, false); });
 }
 
-// From zeros, the average of 100 updates is the weighted mean of the weights after each: the one of k updates ago
-// counts ema^k.
+// Checks that from zeros, the average of 100 updates is the weighted mean of the weights after each, where the weights
+// k updates ago count ema^k.
 void check_average_of_a_run(Trial& trial) {
   constexpr int64_t elements = 37;
   constexpr int num_updates = 100;
@@ -353,8 +353,8 @@ void check_average_of_a_run(Trial& trial) {
       sums[static_cast<size_t>(i)] = sums[static_cast<size_t>(i)] * op.ema + master.at(0, i);
   }
   for (double& sum : sums) sum /= shares;
-  // Each update rounds the average, which is below 4, twice to 2^-24 of it; what is left of that shrinks by ema, so that
-  // 20 such errors add up at most.
+  // Each update rounds the average, which is below 4, twice to 2^-24 of it. The errors shrink by ema, so at
+  // most 20 add up.
   trial.expect_near("ema", ema, sums, 20 * 2 * 4 * 0x1p-24);
 }
 
@@ -386,7 +386,7 @@ void add_update_cases(Suite& suite) {
     const auto n = rows, c = cols;
     suite.add<Add>(fmt::format("[{}, {}]", n, c), [=](Trial& t) { check_add(t, DType::f32, n, c); });
   }
-  // More elements than a device's threads have at once: each is to be added once.
+  // More elements than a device's threads have at once: each must be added once.
   suite.add<Add>("[80021, 7]", [](Trial& t) { check_add(t, DType::f32, 80021, 7); });
   suite.add<Add>("bf16 [9, 64]", [](Trial& t) { check_add(t, DType::bf16, 9, 64); });
   suite.add<Add>("bf16 [5, 129]", [](Trial& t) { check_add(t, DType::bf16, 5, 129); });

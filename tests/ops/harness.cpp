@@ -14,8 +14,8 @@ namespace {
 constexpr int64_t guard_bytes = 256;
 constexpr double pi = 3.14159265358979323846;
 
-// Repeated, NaN as f32, bf16 and f16, and a huge number as f64, so that a kernel that reads a guard band shows it in
-// its results; different from the poison, so that writing NaN over it shows too.
+// Repeated, it is NaN as f32, bf16 and f16 and a huge number as f64, so that reading a guard band shows in the results.
+// Differs from the poison, so that writing NaN over it shows too.
 constexpr uint16_t guard_pattern = 0xFFA5;
 constexpr int poison_byte = 0xFF;  // NaN as f32, bf16, f16 and f64
 constexpr int64_t poisoned_scratch_bytes = 64 << 10;
@@ -25,7 +25,7 @@ void fill_guard(std::byte* from, std::byte* to) {
   for (std::byte* at = from; at + 1 < to; at += 2) std::memcpy(at, &guard_pattern, 2);
 }
 
-// Distance between neighbouring numbers of a dtype, relative to the number.
+// Returns the distance between neighbouring numbers of a dtype, relative to the number.
 double unit_in_last_place(DType dtype) {
   switch (dtype) {
     case DType::bf16:
@@ -39,7 +39,7 @@ double unit_in_last_place(DType dtype) {
   }
 }
 
-// Distance between neighbouring numbers next to zero, where it is not far below all that is computed.
+// Returns the distance between numbers next to zero; 0 if it is far below all computed numbers.
 double smallest_number(DType dtype) { return dtype == DType::f16 ? 0x1p-24 : 0; }
 
 double read_element(const std::byte* from, DType dtype) {
@@ -113,13 +113,13 @@ double mean_square(const std::vector<double>& values) {
   return errors_of(values, std::vector<double>(values.size())).mean_square;
 }
 
-// Scratch memory of exactly the size that the footprint says, between guard bands, lent to a backend.
+// Scratch memory of exactly the footprint's size, between guard bands, lent to a backend.
 class GuardedScratch {
  public:
   GuardedScratch(Backend& backend, int64_t bytes)
       : backend_(backend), bytes_(bytes), guard_(guard_bytes), memory_(backend.allocate(bytes + 2 * guard_bytes)) {
     fill_guard(guard_.data(), guard_.data() + guard_.size());
-    // An op may not rely on what scratch held. The start is enough to find one that does.
+    // An op must not rely on the content of scratch. Poisoning its start is enough to find one that does.
     const std::vector<std::byte> poison(static_cast<size_t>(std::min(bytes, poisoned_scratch_bytes)),
                                         static_cast<std::byte>(poison_byte));
     backend.upload(memory_->data() + guard_bytes, poison.data(), static_cast<int64_t>(poison.size()));
@@ -208,8 +208,17 @@ double Operand::at(int64_t row, int64_t col) const { return read_element(element
 
 void Operand::set(int64_t row, int64_t col, double value) { write_element(element(row, col), dtype_, value); }
 
-std::string Operand::damage() const {
-  if (!writable_) return host_ == before_ ? "" : "an input was written to";
+bool Operand::holds(const void* address) const {
+  const auto* const at = static_cast<const std::byte*>(address);
+  return at >= device_->data() && at < device_->data() + host_.size();
+}
+
+void DescribedOperands::operand(std::string_view name, const Matrix& matrix, Access access, const Form&) {
+  if (matrix.given()) uses_.push_back({std::string(name), matrix.data, is_written(access)});
+}
+
+std::string Operand::damage(bool writable) const {
+  if (!writable) return host_ == before_ ? "" : "it is only read, and was written to";
   const auto same = [&](const std::byte* from, const std::byte* to) {
     return std::equal(from, to, before_.data() + (from - host_.data()));
   };
@@ -222,7 +231,7 @@ std::string Operand::damage() const {
 }
 
 Operand& Trial::add(DType dtype, int64_t rows, int64_t cols, int64_t gap, bool writable) {
-  if (dtype == DType::f16 && !backend_.f16) throw NotOnThisBackend();
+  if (dtype == DType::f16 && !backend_.f16) throw NotOnThisBackend{"f16"};
   if (wide_gaps_ && cols % 8 == 0) gap *= 8;
   Operand& operand = operands_.emplace_back(backend(), dtype, rows, cols, cols + gap);
   operand.writable_ = writable;
@@ -283,8 +292,25 @@ void Trial::download_all(Backend& backend) {
     backend.download(operand.host_.data(), operand.device_->data(), static_cast<int64_t>(operand.host_.size()));
 }
 
-void Trial::run_variants(const Runner& runner, const ScratchBytes& scratch_bytes, bool same_bits) {
+std::vector<bool> Trial::writable_operands(const DescribedOperands& described) {
+  std::vector<bool> writable;
+  for (const Operand& operand : operands_) {
+    bool read = false, written = false;
+    for (const auto& use : described.uses()) {
+      if (!operand.holds(use.data)) continue;
+      (use.written ? written : read) = true;
+      if (use.written && !operand.writable_)
+        fail(fmt::format("{} is written by its description, and an input", use.name));
+    }
+    writable.push_back(operand.writable_ && (written || !read));
+  }
+  return writable;
+}
+
+void Trial::run_variants(const Runner& runner, const ScratchBytes& scratch_bytes, const DescribedOperands& described,
+                         bool same_bits) {
   for (Operand& operand : operands_) operand.before_ = operand.host_;
+  const std::vector<bool> writable = writable_operands(described);
   std::vector<std::vector<std::byte>> first_results;
   for (const auto& variant : backend_.variants) {
     GuardedScratch scratch(*variant, scratch_bytes(variant->target()));
@@ -295,7 +321,7 @@ void Trial::run_variants(const Runner& runner, const ScratchBytes& scratch_bytes
     if (!scratch.intact()) fail(fmt::format("{}: memory outside the scratch memory was written to", with));
     const bool first = first_results.empty() && &variant == &backend_.variants.front();
     for (size_t i = 0; i < operands_.size(); ++i) {
-      if (const std::string damage = operands_[i].damage(); !damage.empty())
+      if (const std::string damage = operands_[i].damage(writable[i]); !damage.empty())
         fail(fmt::format("operand {} in the order they were made, {}: {}", i, with, damage));
       if (first) {
         first_results.push_back(operands_[i].host_);
@@ -326,7 +352,7 @@ void Trial::time_op(const Runner& runner, const Footprint& footprint) {
   backend().set_scratch(scratch->data(), footprint.scratch_bytes);
   for (Operand& operand : operands_) operand.before_ = operand.host_;
   upload_all(backend());
-  backend().set_choosing(true);  // of a linear's algorithms, the fastest
+  backend().set_choosing(true);  // chooses the fastest algorithm of a linear
   runner(backend());
   backend().set_choosing(false);
   const auto seconds_of = [&](int runs) {
@@ -335,8 +361,8 @@ void Trial::time_op(const Runner& runner, const Footprint& footprint) {
     backend().synchronize();
     return seconds_now() - start;
   };
-  seconds_of(1);  // the first call builds what later ones reuse
-  // Several at once, where the wait at their end would be a large part of one.
+  seconds_of(1);  // the first call builds things that later ones reuse
+  // Runs several at once if the wait at the end would be a large part of one.
   const int at_once = static_cast<int>(std::clamp(std::ceil(1e-3 / seconds_of(1)), 1.0, 100.0));
   double fastest = std::numeric_limits<double>::infinity();
   int runs = 0;
@@ -370,7 +396,7 @@ void Trial::expect_near(std::string_view what, const Operand& actual, const std:
   const double unit = unit_in_last_place(actual.dtype());
   for (size_t i = 0; i < values.size(); ++i) {
     const double allowed = bound + unit * std::abs(reference[i]) + smallest_number(actual.dtype());
-    // Written so that a NaN fails.
+    // The comparison is false for NaN, which thus fails.
     if (std::abs(values[i] - reference[i]) <= allowed) continue;
     const auto index = static_cast<int64_t>(i);
     fail(fmt::format("{}: element ({}, {}) is {:.9g}, reference {:.9g}, allowed difference {:.3g}", what,

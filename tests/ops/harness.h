@@ -1,9 +1,10 @@
 // Checks and benches every op of every backend in one binary.
 //
-// A case is one op on one shape. It makes its operands with a Trial, runs the op, and compares what came out with a
-// float64 reference. The Trial does the rest: operands lie between guard bands (also between rows, where a stride is
-// asked for), outputs start as NaN, inputs must be unchanged, and the op is run again with other thread counts, which
-// must give the same bits (but for the linears of a backend that is not thread-independent).
+// A case is one op on one shape. It creates its operands with a Trial, runs the op, and compares the results with a
+// float64 reference. The Trial does the rest: operands are between guard bands (also between rows, if a stride is
+// requested), outputs start as NaN, inputs and operands that the op's description only reads must be unchanged, and the
+// op runs again with other thread counts, which must give the same bits (except for linears of a backend that is not
+// thread-independent).
 //
 //   void add_cases(Suite& suite) {
 //     suite.add<Cast>("N=3 f32 to bf16", [](Trial& trial) {
@@ -27,10 +28,11 @@
 
 #include "ops/backend.h"
 #include "ops/footprint.h"
+#include "ops/operands.h"
 
 namespace gptrain::ops_test {
 
-// SplitMix64: what operands are filled from. Unrelated to the generator under test.
+// SplitMix64, from which operands are filled. Unrelated to the generator under test.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
@@ -51,9 +53,9 @@ class Operand {
   Matrix matrix() const { return {device_data(), dtype_, rows_, cols_, stride_}; }
   DType dtype() const { return dtype_; }
 
-  // Elements in row order, without what lies between rows.
+  // Returns the elements in row order, without gaps between rows.
   std::vector<double> values() const;
-  void set_values(const std::vector<double>& values);  // rounded to the dtype
+  void set_values(const std::vector<double>& values);  // rounds to the dtype
   double at(int64_t row, int64_t col) const;
   void set(int64_t row, int64_t col, double value);
 
@@ -63,8 +65,10 @@ class Operand {
   std::byte* element(int64_t row, int64_t col);
   const std::byte* element(int64_t row, int64_t col) const;
   void poison();
-  // What an op must leave alone: the guard bands and, in an input, everything.
-  std::string damage() const;
+  bool holds(const void* address) const;
+  // Returns damage to the parts that an op must not change: the guard bands and, unless `writable`, everything. Empty:
+  // none.
+  std::string damage(bool writable) const;
 
   DType dtype_;
   int64_t rows_, cols_, stride_;
@@ -74,23 +78,40 @@ class Operand {
   std::unique_ptr<DeviceMemory> device_;
 };
 
-// One backend in one or more configurations; the first is the one that is checked, the others must give its bits.
+// One backend in one or more configurations. The first is checked; the others must give its bits.
 struct BackendUnderTest {
   std::string name;
   std::vector<std::unique_ptr<Backend>> variants;
-  bool thread_independent;  // the linears give the same bits, too
-  bool f16;                 // has it, and it is checked
+  bool thread_independent;  // true: linears also give the same bits
+  bool f16;                 // true: f16 is supported and checked
 };
 
-// Ops whose bits may depend on the number of threads.
+// Returns true for ops whose bits may depend on the number of threads.
 template <typename Op>
 constexpr bool bits_depend_on_threads = std::is_same_v<Op, LinearForward> || std::is_same_v<Op, LinearBackwardInput> ||
                                         std::is_same_v<Op, LinearBackwardWeight>;
 
-// Thrown where a case asks for f16 and the backend under test is without it: the case is skipped.
-struct NotOnThisBackend {};
+// Collects the memory of the operands that an op describes.
+class DescribedOperands final : public OperandVisitor {
+ public:
+  struct Use {
+    std::string name;
+    const void* data;
+    bool written;
+  };
+  void operand(std::string_view name, const Matrix& matrix, Access access, const Form& form) override;
+  const std::vector<Use>& uses() const { return uses_; }
 
-// The run of one case: its operands, its random numbers and what went wrong.
+ private:
+  std::vector<Use> uses_;
+};
+
+// Thrown if a case needs something that the backend under test lacks; the case is skipped and counted as skipped.
+struct NotOnThisBackend {
+  std::string_view missing;
+};
+
+// The run of one case: its operands, random numbers and faults.
 class Trial {
  public:
   Trial(BackendUnderTest& backend, uint64_t seed)
@@ -101,17 +122,17 @@ class Trial {
   const std::vector<std::string>& failures() const { return failures_; }
   void fail(const std::string& message) { failures_.push_back(message); }
 
-  // Normal numbers times `scale`, the same again and again after a million of them. `gap`: elements between the end of
-  // a row and the start of the next; in half of all trials eight times as many where eight divides `cols`, so that rows
-  // begin where kernels want them that take eight elements at a time.
+  // Returns an operand of normal numbers times `scale`, which repeat after a million. `gap`: elements between the end
+  // of a row and the start of the next; in half of all trials eight times as many if eight divides `cols`, so that rows
+  // are aligned for kernels that take eight elements at a time.
   const Operand& input(DType dtype, int64_t rows, int64_t cols, double scale = 1, int64_t gap = 0);
-  Operand& output(DType dtype, int64_t rows, int64_t cols, int64_t gap = 0);  // NaN
-  // Read and written: normal numbers times `scale`.
+  Operand& output(DType dtype, int64_t rows, int64_t cols, int64_t gap = 0);  // starts as NaN
+  // Returns an operand that is read and written: normal numbers times `scale`.
   Operand& in_out(DType dtype, int64_t rows, int64_t cols, double scale = 1, int64_t gap = 0);
-  // Given numbers, rounded to the dtype.
+  // Returns an operand of given numbers, rounded to the dtype.
   const Operand& input(DType dtype, int64_t rows, int64_t cols, const std::vector<double>& values, int64_t gap = 0);
 
-  // Device memory that holds `values`, guarded as any operand: tokens, segments, StepState.
+  // Returns guarded device memory with `values`: tokens, segments, StepState.
   template <typename T>
   const Operand& input_array(const std::vector<T>& values) {
     return array(values.data(), static_cast<int64_t>(values.size() * sizeof(T)), false);
@@ -120,7 +141,7 @@ class Trial {
   Operand& in_out_value(const T& value) {
     return array(&value, sizeof(T), true);
   }
-  // A row of bytes.
+  // Returns a row of bytes.
   Operand& in_out_array(const std::vector<uint8_t>& values) {
     return array(values.data(), std::ssize(values), true);
   }
@@ -142,44 +163,46 @@ class Trial {
   }
 
   // Uploads every operand, runs the op on every variant of the backend, checks guards, inputs and bits, and leaves the
-  // results of the first in the operands.
+  // results of the first variant in the operands.
   template <typename Op>
   void run(const Op& op) {
-    run_variants([&op](Backend& backend) { backend.run(op); }, scratch_bytes(op),
+    DescribedOperands described;
+    for_each_operand(op, described);
+    run_variants([&op](Backend& backend) { backend.run(op); }, scratch_bytes(op), described,
                  backend_.thread_independent || !bits_depend_on_threads<Op>);
   }
 
-  // The op must throw std::logic_error.
+  // Checks that the op throws std::logic_error.
   template <typename Op>
   void expect_rejected(const Op& op, std::string_view why) {
     run_rejected([&op](Backend& backend) { backend.run(op); }, scratch_bytes(op), why);
   }
 
-  // The same for an op that is wrong by what its memory holds, which a device does not look at.
+  // Checks the same for an op with invalid memory contents, which a device does not examine.
   template <typename Op>
   void expect_rejected_contents(const Op& op, std::string_view why) {
     if (backend().target().kind == Target::Kind::cpu) expect_rejected(op, why);
   }
 
-  // Every element within `factor` times the largest error of `plain` (a straightforward version in low precision) plus
-  // one unit in the last place of the output's dtype; and the root-mean-square error within twice that of `plain` plus
-  // half a unit, which finds a bias that hides below the largest error. `noise` is added to both: the error that f32
-  // makes in a difference of nearly equal numbers, where `plain` may be exact by chance.
+  // Checks that every element is within `factor` times the largest error of `plain` (a straightforward low-precision
+  // version) plus one unit in the last place of the output's dtype, and that the root-mean-square error is within twice
+  // that of `plain` plus half a unit, which finds a bias that hides below the largest error. `noise` is added to both:
+  // the f32 error of a difference of nearly equal numbers, where `plain` may be exact by chance.
   void expect_close(std::string_view what, const Operand& actual, const std::vector<double>& reference,
                     const std::vector<double>& plain, double factor = 3, double noise = 0);
-  // Every element within `bound` (absolute) plus one unit in the last place of the output's dtype. The caller says
-  // where the bound comes from.
+  // Checks that every element is within `bound` (absolute) plus one unit in the last place of the output's dtype. The
+  // caller's comment derives the bound.
   void expect_near(std::string_view what, const Operand& actual, const std::vector<double>& reference, double bound);
   void expect_equal(std::string_view what, const Operand& actual, const std::vector<double>& reference);
   void expect_true(bool condition, std::string_view what);
 
-  // Bench cases: times the op on the first variant and keeps the result for the suite to print.
+  // For bench cases: times the op on the first variant and stores the result for the suite to print.
   template <typename Op>
   void time(const Op& op) {
     time_op([&op](Backend& backend) { backend.run(op); }, footprint(op, backend().target()));
   }
   struct Timing {
-    double seconds = 0;  // of the fastest run: what others do on the machine only adds to it
+    double seconds = 0;  // fastest run: other work on the machine only adds to the time
     Footprint footprint;
   };
   const Timing& timing() const { return timing_; }
@@ -198,7 +221,10 @@ class Trial {
   static void copy_bytes(const Operand& operand, void* to, size_t bytes);
   void upload_all(Backend& backend);
   void download_all(Backend& backend);
-  void run_variants(const Runner& runner, const ScratchBytes& scratch_bytes, bool same_bits);
+  // Returns for each operand whether the op may write to it. Fails the case if such an operand was created as an input.
+  std::vector<bool> writable_operands(const DescribedOperands& described);
+  void run_variants(const Runner& runner, const ScratchBytes& scratch_bytes, const DescribedOperands& described,
+                    bool same_bits);
   void run_rejected(const Runner& runner, const ScratchBytes& scratch_bytes, std::string_view why);
   void time_op(const Runner& runner, const Footprint& footprint);
 
@@ -213,10 +239,11 @@ using Body = std::function<void(Trial&)>;
 
 class Suite {
  public:
-  // large: benches are to be of sizes that a GPU's caches do not hold.
+  // `large`: benches use sizes that exceed a GPU's caches.
   explicit Suite(bool large) : large_(large) {}
 
-  // Rows of a bench of operands in `dtype`. On a GPU what trains in f32 is not what counts.
+  // Returns the rows of a bench with operands in `dtype`; on a GPU f32 benches stay small, as training in f32 matters
+  // less.
   int64_t bench_rows(DType dtype, int64_t usual, int64_t large) const {
     return large_ && dtype == DType::bf16 ? large : usual;
   }
@@ -250,13 +277,14 @@ struct Registration {
   explicit Registration(void (*add_cases)(Suite&));
 };
 
-// Of a step after so many updates, with a learning rate and a scale of gradients that show where they are left out.
+// Returns the state of a step after `updates` updates, with a learning rate and gradient scale that show if an op omits
+// them.
 StepState state_after(int64_t updates, bool skip = false);
 
 template <typename Op>
 using SegmentOf = std::remove_const_t<std::remove_pointer_t<decltype(Op::segments)>>;
 
-// Gives an op of updates its table of segments and its state.
+// Sets an update op's table of segments and its state.
 template <typename Op>
 void set_segments(Trial& trial, Op& op, const std::vector<SegmentOf<Op>>& segments, const StepState& state) {
   op.segments = Trial::pointer<const SegmentOf<Op>>(trial.input_array(segments));

@@ -1,7 +1,7 @@
 #!/bin/sh
 # kernel_symbols.sh NM LIBRARY...
 #
-# Fails when a kernel library holds a weak function: an inline function that the linker might use for the whole program,
+# Fails if a kernel library holds a weak function: an inline function that the linker might use for the whole program,
 # compiled for instructions that this CPU may lack (see src/ops/cpu/kernels/isa.h).
 nm=$1
 shift

@@ -1,7 +1,8 @@
 // test_ops [--backend cpu|cuda] [--repeats N] [--filter TEXT] [--bench] [--seed N] [--instruction-set NAME]
 //          [--matrix-kernels NAME] [--without-f16] [--list-ops] [--op NAME] [--every N] [--of-each-kind N]
 //
-// Exit status: 0 all passed; 1 something failed; 2 bad command line; 77 a check that was asked for cannot run here.
+// Exit status: 0 all cases passed, or some passed and the rest were skipped; 1 something failed; 2 bad command line;
+// 77 a requested check cannot run here.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
@@ -14,7 +15,7 @@
 #include "harness.h"
 #include "matrix_kernels_choice.h"
 #include "ops/cpu/kernels/kernel_table.h"
-#include "train/machine_limits.h"
+#include "step/machine_limits.h"
 
 namespace gptrain::ops_test {
 namespace {
@@ -39,7 +40,7 @@ struct Options {
   size_t of_each_kind = 0;  // 0: all
 };
 
-// Depends on the case and not on which others run, so that a filter reproduces a failure.
+// Returns a seed that depends only on the case, so that a filter reproduces a failure.
 uint64_t case_seed(uint64_t seed, const Suite::Case& test) {
   uint64_t hash = 0xCBF29CE484222325U ^ seed;
   for (const std::string_view text : {test.op, std::string_view(test.description)})
@@ -55,7 +56,8 @@ BackendUnderTest cpu_backend(bool thread_independent) {
   return result;
 }
 
-// What a device does several times: the same bits each time. On the host harness each has another order of threads.
+// Runs each op several times: a device must give the same bits each time. On the host harness each run has another
+// order of threads.
 BackendUnderTest cuda_backend(const Options& options) {
   BackendUnderTest result{"cuda", {}, false, !options.without_f16};
   for (int i = 0; i < options.repeats; ++i) result.variants.push_back(make_cuda_backend(i % num_cuda_devices()));
@@ -68,7 +70,7 @@ std::string device_text(const Backend& backend) {
                                           : target.name;
 }
 
-// Whether the op computes something else on a thread-independent backend.
+// Returns true if the op computes differently on a thread-independent backend.
 bool is_linear(std::string_view op) {
   return op == LinearForward::name || op == LinearBackwardInput::name || op == LinearBackwardWeight::name;
 }
@@ -77,23 +79,26 @@ bool uses_matrix_kernels(std::string_view op) {
   return is_linear(op) || op == AttentionForward::name || op == AttentionBackward::name || op == BiasGradient::name;
 }
 
-enum class Outcome : uint8_t { passed, failed, skipped };
+struct Outcome {
+  bool failed = false;
+  std::string missing = {};  // feature that the backend lacks, so that the case was skipped; empty: none
+};
 
 Outcome run_case(const Suite::Case& test, BackendUnderTest& backend, const Options& options) {
   Trial trial(backend, case_seed(options.seed, test));
   try {
     test.body(trial);
-  } catch (const NotOnThisBackend&) {
-    return Outcome::skipped;
+  } catch (const NotOnThisBackend& backend_lacks) {
+    return {.missing = std::string(backend_lacks.missing)};
   } catch (const std::exception& error) {
     trial.fail(fmt::format("threw: {}", error.what()));
   }
   for (const std::string& failure : trial.failures())
     fmt::print("FAIL {} backend={} seed={}: {}\n", title(test), backend.name, options.seed, failure);
-  return trial.failures().empty() ? Outcome::passed : Outcome::failed;
+  return {.failed = !trial.failures().empty()};
 }
 
-// Every op must have a case and a bench; an empty filter asks for all of them.
+// Checks that every op has a case and a bench, if no filter is given.
 int count_ops_without(std::string_view what, const std::vector<Suite::Case>& cases) {
   std::set<std::string_view> covered;
   for (const Suite::Case& test : cases) covered.insert(test.op);
@@ -108,8 +113,8 @@ int count_ops_without(std::string_view what, const std::vector<Suite::Case>& cas
   return missing;
 }
 
-// The op and the description without its numbers, but with those in names (f32): cases of a kind differ in sizes, seeds
-// and factors only.
+// Returns the op and the description without numbers, except those in names (f32): cases of a kind differ only in
+// sizes, seeds and factors.
 std::string kind(const Suite::Case& test) {
   std::string words;
   bool in_name = false;
@@ -121,7 +126,7 @@ std::string kind(const Suite::Case& test) {
   return words;
 }
 
-// Of the cases of each kind at most `count`, from the first to the last one; 0: all.
+// Returns at most `count` cases of each kind, spread from the first to the last; 0: all.
 std::vector<const Suite::Case*> some_of_each_kind(const std::vector<Suite::Case>& cases, size_t count) {
   std::map<std::string, std::vector<size_t>> kinds;
   for (size_t i = 0; i < cases.size(); ++i) kinds[kind(cases[i])].push_back(i);
@@ -141,6 +146,7 @@ int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& opt
   if (options.filter.empty() && options.op.empty())
     failed = count_ops_without("case", suite.cases()) + count_ops_without("bench", suite.benches());
   int run = 0, skipped = 0, seen = 0;
+  std::map<std::string, int> skipped_without;
   for (const Suite::Case* chosen : some_of_each_kind(suite.cases(), options.of_each_kind)) {
     const Suite::Case& test = *chosen;
     if (title(test).find(options.filter) == std::string::npos) continue;
@@ -150,10 +156,14 @@ int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& opt
     if (seen++ % options.every != 0) continue;
     ++run;
     const Outcome outcome = run_case(test, backend, options);
-    if (outcome == Outcome::failed) ++failed;
-    if (outcome == Outcome::skipped) ++skipped;
+    if (outcome.failed) ++failed;
+    if (outcome.missing.empty()) continue;
+    ++skipped;
+    ++skipped_without[outcome.missing];
   }
-  const std::string left_out = skipped > 0 ? fmt::format(", {} skipped: without f16", skipped) : "";
+  std::string left_out;
+  for (const auto& [missing, count] : skipped_without)
+    left_out += fmt::format(", {} skipped: without {}", count, missing);
   fmt::print("{} cases on {} ({}), {} failed{}\n", run, backend.name, device_text(*backend.variants.front()), failed,
              left_out);
   if (run == 0 && !backend.thread_independent) {
@@ -161,13 +171,14 @@ int run_checks(const Suite& suite, BackendUnderTest& backend, const Options& opt
                options.op.empty() ? "" : fmt::format(" and is of the op \"{}\"", options.op));
     return 2;
   }
-  return failed == 0 ? 0 : 1;
+  if (failed > 0) return 1;
+  return run > 0 && skipped == run ? exit_skipped : 0;
 }
 
 int run_benches(const Suite& suite, BackendUnderTest& backend, const Options& options) {
   backend.variants.clear();
   backend.variants.push_back(options.backend == "cuda" ? make_cuda_backend(0) : make_cpu_backend(0));
-  // The machine's own limits: copying memory, and a large matrix product.
+  // Measures the machine's own limits: copying memory, and a large matrix product.
   const double bandwidth = measure_copy_rate(*backend.variants.front());
   const double f32_rate = measure_matrix_rate(*backend.variants.front(), DType::f32);
   const double bf16_rate = measure_matrix_rate(*backend.variants.front(), DType::bf16);
@@ -179,7 +190,8 @@ int run_benches(const Suite& suite, BackendUnderTest& backend, const Options& op
     Trial trial(backend, case_seed(options.seed, bench));
     try {
       bench.body(trial);
-    } catch (const NotOnThisBackend&) {
+    } catch (const NotOnThisBackend& backend_lacks) {
+      fmt::print("{:<60} skipped: without {}\n", title(bench), backend_lacks.missing);
       continue;
     } catch (const std::exception& error) {
       fmt::print("FAIL {}: threw: {}\n", title(bench), error.what());
@@ -200,7 +212,7 @@ int run_benches(const Suite& suite, BackendUnderTest& backend, const Options& op
   return failed ? 1 : 0;
 }
 
-// For callers that run each op in a process of its own, which a fault of another on a device does not reach.
+// Lists the ops for callers that run each in its own process, which a device fault of another does not affect.
 int list_ops() {
 #define GPTRAIN_PRINT_OP(Op) fmt::print("{}\n", Op::name);
   GPTRAIN_FOR_EACH_OP(GPTRAIN_PRINT_OP)
@@ -229,7 +241,8 @@ int run_suite(const Options& options) {
   const int status = run_checks(suite, backend, options);
   if (options.backend == "cuda") return status;
   BackendUnderTest thread_independent = cpu_backend(true);
-  return std::max(status, run_checks(suite, thread_independent, options));
+  const int of_linears = run_checks(suite, thread_independent, options);
+  return of_linears == 0 || of_linears == exit_skipped ? status : of_linears;
 }
 
 }  // namespace
@@ -267,7 +280,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  // Whoever ends a process that hangs is to see how far it came.
+  // Line buffering shows how far a hanging process came when it is killed.
   std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
   return run_suite(options);
 }

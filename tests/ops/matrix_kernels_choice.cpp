@@ -1,6 +1,6 @@
 #include "matrix_kernels_choice.h"
 
-#include "ops/cpu/kernels/matrix_kernels.h"
+#include "ops/cpu/kernels/matrix_kernel_table.h"
 #ifdef __x86_64__
 #include "amx_emulator.h"
 #endif

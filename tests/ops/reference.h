@@ -1,4 +1,4 @@
-// What the cases share: roundings, an independent dropout, and checks of analytic gradients.
+// Shared by the cases: roundings, an independent dropout, and checks of analytic gradients.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace gptrain::ops_test {
 
-// dtypes of compute and of the residual stream.
+// Types of compute and of the residual stream.
 struct DTypes {
   DType compute;
   DType residual;
@@ -22,7 +22,8 @@ inline constexpr std::array dtype_pairs{DTypes{DType::f32, DType::f32}, DTypes{D
                                         DTypes{DType::f16, DType::f32}};
 inline constexpr std::array compute_dtypes{DType::f32, DType::bf16, DType::f16};
 
-// f16 goes through the same kernels as bf16, with other conversions: every third shape of a table is enough for it.
+// Returns true if an f16 case is skipped: f16 uses bf16's kernels with other conversions, so every third shape is
+// enough.
 constexpr bool is_left_out(DType dtype, int64_t index) { return dtype == DType::f16 && index % 3 != 0; }
 
 std::string name_of(const DTypes& dtypes);  // "C=bf16 R=f32"
@@ -40,7 +41,7 @@ std::vector<double> to_double(const std::vector<Real>& values) {
   return std::vector<double>(values.begin(), values.end());
 }
 
-// GELU by its tanh form, and its derivative.
+// GELU in its tanh form, and its derivative.
 template <typename Real>
 Real tanh_argument(Real x) {
   return static_cast<Real>(std::sqrt(2 / M_PI)) * (x + static_cast<Real>(0.044715) * x * x * x);
@@ -61,11 +62,11 @@ Real gelu_tanh_slope(Real x) {
 // Philox4x32-10 by its definition (SC 2011), with 64-bit products.
 std::array<uint32_t, 4> reference_philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
-// Dropout with what the reference needs to know of it. Sample numbers above 2^32 use both halves.
+// Dropout, with the properties that the reference needs. Sample numbers are above 2^32, so that both halves are used.
 struct DropoutCase {
   DropoutCase(Trial& trial, double p, int64_t batch, int64_t sequence_length);
 
-  // 0 or 1 / (1 - p) for an element of an [N, cols] operand.
+  // Returns 0 or 1 / (1 - p), for an element of an [N, cols] operand.
   double factor(int64_t row, int64_t column) const;
 
   Dropout dropout;
@@ -73,8 +74,8 @@ struct DropoutCase {
   std::vector<int64_t> sample_ids;
 };
 
-// The largest difference between `gradient` and central differences of `function` at x, relative to the largest element
-// of the gradient (or 1, if that is larger).
+// Returns the largest difference between `gradient` and the central differences of `function` at x, relative to the
+// gradient's largest element (or 1, if that is larger).
 double difference_from_numeric(const std::function<double(const std::vector<double>&)>& function,
                                const std::vector<double>& x, const std::vector<double>& gradient);
 

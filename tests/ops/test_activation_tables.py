@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The tables of few-bit derivatives: those in the source are what the tool makes, they agree with the published ones, and
-the programme that finds them agrees with trying all cuts."""
+"""Tests the tables of few-bit derivatives: the source has the tables that the tool makes, they agree with the
+published ones, and the tool's dynamic programming agrees with trying all cuts."""
 
 import importlib.util
 import itertools
@@ -10,7 +10,7 @@ import sys
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-spec = importlib.util.spec_from_file_location("tables", ROOT / "tools" / "make_activation_tables.py")
+spec = importlib.util.spec_from_file_location("tables", ROOT / "tools" / "generate" / "make_activation_tables.py")
 tables = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tables)
 
@@ -58,7 +58,7 @@ class Tables(unittest.TestCase):
                     self.assertLessEqual(least, self.squares(kind, borders, other) + 1e-9)
 
     def squares(self, kind, borders, levels, step=1 / 400):
-        """The integral of the squared difference; behind 8 the derivative is 1."""
+        """Returns the integral of the squared difference; above 8 the derivative is 1."""
         total = (tables.LIMIT - 8) * (levels[-1] - 1) ** 2
         for i in range(round(8 / step)):
             x = (i + 0.5) * step

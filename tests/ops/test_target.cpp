@@ -21,7 +21,7 @@ TEST_CASE("this machine") {
     if (word == "MemTotal:" && meminfo >> physical_kib) break;
   REQUIRE(physical_kib > 0);
   CHECK(target.memory_bytes > 0);
-  // A part is left to the system.
+  // The system keeps a part.
   CHECK(target.memory_bytes <= std::max(physical_kib * 1024 - (int64_t{1} << 30), physical_kib * 768));
 }
 

@@ -1,4 +1,4 @@
-// The events of a step over ranks that are threads of the test: as planned, and as it ran.
+// The events of a step over ranks that are threads of the test: planned and real ones.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 #include "config/run_config.h"
 #include "ops/backend.h"
-#include "report/step_profile.h"
+#include "step/step_profile.h"
 
 namespace gptrain::testing {
 
-// By part of the step: before the first action, each action, after the last one. Each event in words, without its time
-// and the waits, of which a step that ran has those that had to wait.
+// Events in words, by part of the step: before the first action, each action, after the last. Leaves out times, and
+// waits, of which a real step records only those where the caller had to wait.
 using EventWords = std::vector<std::vector<std::string>>;
 EventWords in_words(const StepLog& log);
 
@@ -23,7 +23,7 @@ struct RankEvents {
   StepProfile profile;
 };
 
-// The second step of each rank, on a backend of its own.
+// Returns the events of the second step of each rank, each on its own backend.
 std::vector<RankEvents> events_on_ranks(const RunConfig& config, int64_t world_size,
                                         const std::function<std::unique_ptr<Backend>()>& make_device);
 

@@ -47,7 +47,7 @@ size_t axis_index(const std::string& name) {
   return static_cast<size_t>(found - axes.begin());
 }
 
-// Two axes and a value of each; where single values are covered, twice the same.
+// Two axes and a value of each; twice the same axis where single values are to be covered.
 using Pair = std::array<size_t, 4>;
 
 std::vector<Pair> pairs_of(const std::vector<size_t>& choice) {
@@ -71,7 +71,7 @@ struct Range {
   size_t first, end;
 };
 
-// A tensor, or each of a matrix' sections.
+// Returns the tensor's whole range, or the ranges of a matrix's sections.
 std::vector<Range> ranges_of(const TensorSpec& tensor) {
   if (tensor.sections.size() < 2 || tensor.shape.size() < 2)
     return {{tensor.name, 0, static_cast<size_t>(tensor.count())}};
@@ -86,7 +86,7 @@ std::vector<Range> ranges_of(const TensorSpec& tensor) {
   return ranges;
 }
 
-// The worst relative distance of a tensor's ranges.
+// Updates `worst` with the largest relative distance of the tensor's ranges.
 void compare(const TensorSpec& tensor, const std::vector<float>& a, const std::vector<float>& b, double& worst,
              std::string& where) {
   for (const Range& range : ranges_of(tensor)) {
@@ -98,7 +98,7 @@ void compare(const TensorSpec& tensor, const std::vector<float>& a, const std::v
       size += value * value;
     }
     const double relative = std::sqrt(distance / size);
-    if (std::isnan(worst) || relative <= worst) continue;  // a NaN stays
+    if (std::isnan(worst) || relative <= worst) continue;  // keeps a NaN
     worst = relative;
     where = range.name;
   }
@@ -161,8 +161,8 @@ std::string LayoutCase::name() const {
 std::vector<std::string> LayoutCase::overrides(bool model_only) const {
   const int64_t tensor = tensor_size();
   const int64_t num_heads = tensor == 5 ? 10 : tensor == 8 ? 8 : 12;
-  // A large eps, beside the rounding of gradients: Adam's first step is not to hang on the sign of one that is zero but
-  // for rounding (the keys' bias).
+  // A large eps beside the rounding of gradients: Adam's first step must not depend on the sign of a gradient that is
+  // zero except for rounding (the key bias).
   std::vector<std::string> result = {fmt::format("model.num_heads={}", num_heads),
                                      fmt::format("model.num_kv_heads={}", num_heads),
                                      fmt::format("model.hidden_size={}", 4 * num_heads),
@@ -230,7 +230,7 @@ std::vector<LayoutCase> full_product() {
 }
 
 std::vector<size_t> covering(const std::vector<std::vector<size_t>>& choices) {
-  // Of some hundred thousand choices few have a pair that those before them have not.
+  // Only a few of some hundred thousand choices have a pair that earlier ones lack.
   std::set<Pair> uncovered;
   std::vector<bool> seen;
   for (const std::vector<size_t>& choice : choices) {
@@ -307,7 +307,7 @@ Difference difference(const ModelSpec& spec, const Outcome& one, const Outcome& 
 }
 
 Difference compare_with_one_rank(const LayoutCase& layout, const Wrapping& wrapping) {
-  // What the layouts of one model share is trained once.
+  // Starting states and one-rank results are computed once per model and shared by its layouts.
   static std::map<std::string, GlobalState> starts;
   static std::map<std::string, Outcome> ones;
   const std::string start_key = show_config(layout.config_of_start());

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "model_fixture.h"
-#include "train/recompute_plan.h"
+#include "fit/recompute_plan.h"
 
 namespace gptrain::testing {
 namespace {
@@ -14,12 +14,12 @@ namespace {
 struct MethodValue {
   std::string label;
   Overrides overrides;
-  int64_t num_ranks = 1;  // of a layout
+  int64_t num_ranks = 1;  // ranks of a layout
 };
 
 struct MethodAxis {
   std::string name;
-  std::vector<MethodValue> values;  // the first one is the plain one
+  std::vector<MethodValue> values;  // the first value is the default
 };
 
 std::vector<MethodValue> of_key(const std::string& key, const std::vector<std::string>& values) {
@@ -106,13 +106,14 @@ size_t method_axis(const std::string& name) {
   return static_cast<size_t>(found - method_axes().begin());
 }
 
-// Sizes as FP8 on two tensor ranks and blocks of 8-bit moments want them.
+// Sizes that suit FP8 on two tensor ranks and blocks of 8-bit moments.
 const Overrides method_sizes = {"model.num_layers=6",         "model.hidden_size=64", "model.num_heads=4",
                          "model.ffn_hidden_size=160",  "model.vocab_size=101", "model.sequence_length=24",
                          "batch.micro=2"};
 constexpr int64_t micro_batches = 3;
 
-// Axes that are not of the pair have their plain value half of the time, as rules allow few of the combinations of all.
+// Draws choices for every pair of values. Other axes have their default half of the time, as rules allow few
+// combinations.
 std::vector<std::vector<size_t>> possible_choices() {
   constexpr int tries = 60, wanted = 6;
   std::mt19937_64 random(1);

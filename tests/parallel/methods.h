@@ -1,5 +1,5 @@
-// Optimizers, precisions and methods that save memory, as axes: cases among which every pair of their values occurs, on
-// every kind of layout.
+// Optimizers, precisions and memory-saving methods as axes: cases that contain every pair of their values, on every
+// kind of layout.
 #pragma once
 
 #include <cstdint>
@@ -19,23 +19,24 @@ class MethodCase {
   const std::vector<size_t>& choice() const { return choice_; }
   std::string name() const;
   int64_t world_size() const;
-  bool possible() const;  // by the config's rules
-  // The same methods on the next layout on which they are possible.
+  bool possible() const;  // the config's rules allow it
+  // Returns the same methods on the next layout that allows them.
   MethodCase on_next_layout() const;
-  // With memory.recompute "optimal": with a budget of a third of what there is between the least and keeping all.
+  // Returns the config. With memory.recompute "optimal" the budget is a third of the way from the least memory to
+  // keeping all.
   RunConfig config(const Target& target) const;
-  // The same, where everything is kept, on the device.
+  // Returns the same config with everything kept, on the device.
   RunConfig config_that_keeps_all() const;
-  // Whether both must give the same bits on such a target, by configs/README.md.
+  // Returns true if both configs must give the same bits on the target, by configs/README.md.
   bool has_bits_of_keeping_all(const Target& target) const;
 
  private:
   RunConfig parsed(bool keeps_all) const;
 
-  std::vector<size_t> choice_;  // by axis
+  std::vector<size_t> choice_;  // index of the chosen value, by axis
 };
 
-// Every pair of values of two axes that the config's rules allow; where some_cases(), every value.
+// Returns cases for every pair of values of two axes that the config's rules allow; if some_cases(), for every value.
 std::vector<MethodCase> method_cases();
 
 }  // namespace gptrain::testing

@@ -1,4 +1,4 @@
-// Closed formulas of what a rank's parameters take.
+// Closed formulas for the memory of a rank's parameters.
 #pragma once
 
 #include <algorithm>
@@ -14,17 +14,17 @@ inline int64_t padded(int64_t count, int64_t multiple = segment_multiple) {
   return (count + multiple - 1) / multiple * multiple;
 }
 
-// Elements of a rank's units, from the model's sizes alone: t tensor ranks, d data ranks.
+// Elements of a rank's units, from the model's sizes alone, for t tensor ranks and d data ranks.
 struct Elements {
-  int64_t embedding, block, head;                    // of the whole unit
-  int64_t embedding_norms, block_norms, head_norms;  // of which norms
+  int64_t embedding, block, head;                    // elements of the whole unit
+  int64_t embedding_norms, block_norms, head_norms;  // norms among them
   int64_t block_vectors;                             // norms and biases
   int64_t num_layers;
-  int64_t unit_multiple;  // what units start at multiples of
+  int64_t unit_multiple;  // units start at multiples of this
 
   int64_t all() const { return padded(embedding, unit_multiple) + num_layers * padded(block, unit_multiple) + head; }
   int64_t norms() const { return embedding_norms + num_layers * block_norms + head_norms; }
-  // One slot for each of embedding and head, two for blocks.
+  // One slot each for embedding and head, two for blocks.
   int64_t slots() const { return embedding + head + 2 * block; }
 };
 
@@ -52,7 +52,7 @@ inline Elements elements_of(const ModelConfig& m, int64_t t, int64_t d) {
   return e;
 }
 
-// Bytes of a rank's parameters by class: everything is divided by the data size that the stage shares.
+// Returns the bytes of a rank's parameters by class. Everything is divided by the stage's data size.
 inline MemoryPlan parameter_formula(const RunConfig& config, int64_t data_size) {
   const Elements e = elements_of(config.model, config.parallel.tensor, data_size);
   const int64_t zero = data_size > 1 ? config.parallel.zero : 0;
@@ -67,14 +67,14 @@ inline MemoryPlan parameter_formula(const RunConfig& config, int64_t data_size) 
   plan[MemoryClass::master] = mixed && !pure ? 4 * share(1) : 0;
   plan[MemoryClass::optimizer] = (config.optimizer.type == OptimizerKind::lars ? 4 : 8) * share(1);
   if (config.optimizer.type == OptimizerKind::muon) {
-    // The second moments of what is in no matrix of a block, which the first piece of a block begins with.
+    // Second moments of parameters outside a block's matrices, which are in the first piece of a block.
     const int64_t pieces = zero >= 1 ? data_size : 1;
     const int64_t of_blocks = e.num_layers * std::min(e.block_vectors, e.block / pieces);
     plan[MemoryClass::optimizer] = 4 * share(1) + 4 * ((e.embedding + e.head) / pieces + of_blocks);
   }
   plan[MemoryClass::gathered] = zero == 3 ? compute_bytes * e.slots() : 0;
   const bool narrowed = config.precision.reduce != DType::f32 && data_size > 1;
-  // A rank alone makes one unit's gradients after the other, but begins a tied table's with the head's.
+  // A single rank computes one unit's gradients after another, but starts a tied table's with the head's.
   const bool alone = data_size == 1 && config.parallel.tensor == 1;
   const int64_t one_by_one = config.model.tied_head ? e.embedding + std::max(e.block, e.head)
                                                     : std::max({e.embedding, e.block, e.head});

@@ -1,4 +1,4 @@
-// Memory that shows what was written.
+// Memory that shows which bytes were written.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace gptrain::testing {
 
 constexpr unsigned char poison = 0xA5;
 
-// Memory comes poisoned and is remembered.
+// Poisons allocated memory and remembers it.
 class PoisoningBackend final : public ForwardingBackend {
  public:
   using ForwardingBackend::ForwardingBackend;
@@ -28,7 +28,7 @@ class PoisoningBackend final : public ForwardingBackend {
     return memory;
   }
 
-  // Bytes up to the last one that was written, rounded up to the alignment of arenas' contents.
+  // Returns the bytes up to the last written one, rounded up to the alignment of arena contents.
   int64_t touched_bytes(const DeviceMemory& memory) const {
     std::vector<unsigned char> bytes(static_cast<size_t>(memory.bytes()));
     if (memory.bytes() > 0) inner_.download(bytes.data(), memory.data(), memory.bytes());
@@ -39,10 +39,10 @@ class PoisoningBackend final : public ForwardingBackend {
   std::vector<DeviceMemory*> arenas;  // in the order of MemoryClass
 };
 
-// By rank; the pointers are good while ranks run.
+// Backends by rank. The pointers are valid while the ranks run.
 using PoisoningBackends = std::vector<PoisoningBackend*>;
 
-// Gives every rank such a backend of its own.
+// Gives every rank a poisoning backend of its own.
 inline std::shared_ptr<const PoisoningBackends> poison_memory(Wrapping& wrapping, int64_t world_size) {
   const auto backends = std::make_shared<PoisoningBackends>(static_cast<size_t>(world_size));
   wrapping.backend = [backends](int64_t rank, Backend& inner) {
@@ -53,7 +53,7 @@ inline std::shared_ptr<const PoisoningBackends> poison_memory(Wrapping& wrapping
   return backends;
 }
 
-// Runs `body` on every rank, with its micro-batches, on such a backend of its own.
+// Runs `body` on every rank, with its micro-batches, on its own poisoning backend.
 inline void on_poisoned_ranks(
     const RunConfig& config, int64_t world_size,
     const std::function<void(RankContext&, RandomBatches&, const PoisoningBackend&)>& body) {

@@ -1,4 +1,4 @@
-// What tests of training without masters (bf16-pure) ask, with gradients in f32 and in bf16.
+// Checks of training without master weights (bf16-pure), with gradients in f32 and in bf16.
 #pragma once
 
 #include <fmt/format.h>
@@ -39,7 +39,7 @@ inline Outcome train_pure(Family family, const PureLayout& layout, const std::st
   return train_on_ranks(pure_config(family, layout, gradients), layout.ranks, steps);
 }
 
-// ZeRO 0 and 1, and 2 and 3, with every recompute mode.
+// Checks that ZeRO 0 and 1, and 2 and 3, give the same bits with every recompute mode.
 inline void require_same_over_zero(const std::string& gradients, int micro) {
   for (const auto& [family, tensor, data, sequence] :
        {std::tuple{Family::gpt2, 1, 3, false}, {Family::gpt2, 2, 2, true}, {Family::llama, 2, 2, false}}) {
@@ -58,7 +58,7 @@ inline void require_same_over_zero(const std::string& gradients, int micro) {
   }
 }
 
-// A step that is not finite is skipped, on no rank changes a bit, and counts as no update.
+// Checks that a non-finite step is skipped, changes no bit on any rank, and does not count as an update.
 inline void require_unchanged_by_infinity(const std::string& gradients) {
   for (const int zero : {0, 1, 2, 3}) {
     INFO("zero " << zero);
@@ -92,7 +92,7 @@ inline void require_unchanged_by_infinity(const std::string& gradients) {
   }
 }
 
-// By how much the loss falls in steps on the same samples.
+// Returns the drop of the loss over steps on the same samples.
 inline double fall_of_loss(const RunConfig& config, double learning_rate, int steps, const Wrapping& wrapping = {}) {
   std::vector<double> losses;
   on_ranks(config, 1, nullptr, wrapping, [&](RankContext& rank) {

@@ -1,3 +1,5 @@
+#include "fit/choose_step.h"
+#include "fit/fixed_choices.h"
 #include "ranks.h"
 
 #include <algorithm>
@@ -33,7 +35,7 @@ bool is_of_lines(const TrainingStep& step, size_t kind) {
   return kind > 0 && is_factored(step.parameters().columns()[kind - 1]);
 }
 
-// Values of a kind that a piece has.
+// Returns the number of values that a piece has of a kind.
 int64_t num_values(const TrainingStep& step, const StatePiece& piece, size_t kind) {
   if (kind == 0) return piece.count();
   const StateColumn& column = step.parameters().columns()[kind - 1];
@@ -56,7 +58,7 @@ void for_each_element(const StatePiece& piece, const std::vector<int64_t>& globa
   }
 }
 
-// Of any kind of values: blocks, rows and columns are called with their numbers.
+// Calls body for values of any kind; blocks, rows and columns are called with their numbers.
 void for_each_value(const TrainingStep& step, const StatePiece& piece, size_t kind,
                     const std::function<void(size_t, size_t)>& body) {
   if (is_of_lines(step, kind)) {
@@ -70,7 +72,7 @@ void for_each_value(const TrainingStep& step, const StatePiece& piece, size_t ki
     body(static_cast<size_t>(piece.first_block + i), static_cast<size_t>(i));
 }
 
-// Codes as the numbers they are.
+// Returns a piece's values; codes are returned as their numbers.
 std::vector<float> download(const TrainingStep& step, const StatePiece& piece, size_t kind) {
   std::vector<float> values(static_cast<size_t>(num_values(step, piece, kind)));
   if (values.empty()) return values;
@@ -100,7 +102,7 @@ void set_weights(TrainingStep& step, const GlobalState& start) {
   step.weights_changed();
 }
 
-// Adds what this rank would write; `owners` counts the ranks that have an element.
+// Adds the values that this rank would write; `owners` counts the ranks that have an element.
 void collect(const TrainingStep& step, GlobalState& state, std::map<std::string, std::vector<int>>& owners) {
   for (const StatePiece& piece : step.state(true)) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
@@ -124,7 +126,7 @@ void collect(const TrainingStep& step, GlobalState& state, std::map<std::string,
   }
 }
 
-// The first tensor of which this rank holds other bits than those that are written.
+// Returns the first tensor of which this rank holds other bits than the written ones.
 std::string torn_tensor(const TrainingStep& step, const GlobalState& state) {
   std::string torn;
   for (const StatePiece& piece : step.state()) {
@@ -142,7 +144,7 @@ std::string torn_tensor(const TrainingStep& step, const GlobalState& state) {
   return torn;
 }
 
-// A rank that fails must not keep the others waiting.
+// Gives up the rank's groups when it fails, so that the others do not wait.
 class Leaving {
  public:
   explicit Leaving(std::barrier<>& barrier) : barrier_(barrier) {}
@@ -154,7 +156,8 @@ class Leaving {
   std::barrier<>& barrier_;
 };
 
-// The lanes' groups with more than one rank, in the order in which RankGroups makes them; others come after them.
+// Returns the lanes' groups with more than one rank, in the order in which RankGroups makes them; other groups come
+// later.
 std::vector<LaneGroup> made_groups(const RunConfig& config, int64_t world_size, int64_t rank) {
   const Mesh mesh = make_mesh(config, world_size);
   std::vector<LaneGroup> groups = lane_groups(config);
@@ -179,7 +182,10 @@ void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* st
     const auto decorated = wrapping.backend ? wrapping.backend(rank, *device) : nullptr;
     Backend& backend = decorated ? *decorated : *device;
     groups.use_memory_of(backend, false, config.comm.timeout_seconds);
-    const StepPlan plan = plan_step(config, backend.target(), world_size, rank, nullptr, wrapping.choices);
+    const StepPlan plan = wrapping.choices == nullptr
+                              ? plan_rank(config, backend.target(), world_size, rank)
+                              : plan_step(config, backend.target(), choices_with(config, backend.target(), *wrapping.choices),
+                                          world_size, rank);
     TrainingStep step(plan.design, backend, groups);
     step.initialize();
     if (start != nullptr) set_weights(step, *start);

@@ -1,4 +1,4 @@
-// Two ways to train that must give the same.
+// Comparisons of two outcomes that must be equal.
 #pragma once
 
 #include "catch.h"
@@ -6,7 +6,8 @@
 
 namespace gptrain::testing {
 
-// What `a` has of weights and of the optimizer's state has the same bits in `b`; no copy of either differs from another.
+// Requires that the weights and optimizer state in `a` have the same bits in `b`, and that no replica of either
+// differs.
 inline void require_bits_of(const Outcome& a, const Outcome& b) {
   REQUIRE(a.torn + b.torn == "");
   for (const auto& [name, values] : a.state) {
@@ -15,7 +16,7 @@ inline void require_bits_of(const Outcome& a, const Outcome& b) {
   }
 }
 
-// Also losses and norms, and `b` has no more.
+// Requires equal losses and norms as well, and no more state in `b`.
 inline void require_same(const Outcome& a, const Outcome& b) {
   CHECK(a.losses == b.losses);
   CHECK(a.norms == b.norms);

@@ -14,8 +14,8 @@ namespace test_adafactor_memory {
 using namespace gptrain;
 using namespace gptrain::testing;
 
-// Of few tokens the workspace is that of the sums, which are of the whole model on every rank. Each rank of a stage has all
-// rows and columns, and of vectors what an ordinary column would have.
+// With few tokens the workspace is the one for the sums, which cover the whole model on every rank. Each rank of a
+// stage has all rows and columns, and a value per element of a vector.
 TEST_CASE("Adafactor's state and workspace are what its rows, columns and vectors need") {
   for (const SmallLayout& layout : {SmallLayout{1, 1, {}}, SmallLayout{1, 3, {"parallel.zero=1"}}, SmallLayout{2, 1, {}},
                                     SmallLayout{2, 2, {"parallel.zero=3"}}, SmallLayout{1, 1, {}, 2}}) {
@@ -31,7 +31,7 @@ TEST_CASE("Adafactor's state and workspace are what its rows, columns and vector
         sums += tensor.shape[0] + matrices * tensor.shape[1];
       }
       std::mutex mutex;
-      int64_t rows = 0, cols = 0;  // of all stages
+      int64_t rows = 0, cols = 0;  // summed over all stages
       on_poisoned_ranks(config, world_size, [&](RankContext& rank, RandomBatches& batches, const PoisoningBackend& backend) {
         rank.step.run(1e-3, batches);
         const std::lock_guard lock(mutex);

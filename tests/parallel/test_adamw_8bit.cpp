@@ -1,5 +1,5 @@
-// Moments of 8 bits over layouts: blocks are those of one rank where no tensor rank cuts them, and checkpoints take them
-// to other layouts.
+// 8-bit moments over layouts: blocks are the same as on one rank unless a tensor rank cuts them, and checkpoints carry
+// them to other layouts.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -15,6 +15,7 @@
 #include "base/dynamic_map.h"
 #include "catch.h"
 #include "checkpoint/checkpoint.h"
+#include "fit/choose_step.h"
 #include "layouts.h"
 #include "model_fixture.h"
 #include "poisoning_backend.h"
@@ -27,9 +28,9 @@ using namespace gptrain::testing;
 
 namespace {
 
-// An eps as in layouts.cpp.
+// The eps of layouts.cpp, for the same reason.
 const Overrides coded = {"optimizer.type=adamw-8bit", "optimizer.eps=1e-4"};
-// Of so many columns that two tensor ranks have whole blocks of each row, and the only head of keys and values both.
+// Enough columns that two tensor ranks have whole blocks of each row; both have the only key-value head.
 const Overrides wide = {"optimizer.type=adamw-8bit", "optimizer.eps=1e-4",      "model.hidden_size=512",
                         "model.num_heads=4",         "model.num_kv_heads=1",    "model.ffn_hidden_size=512",
                         "model.num_layers=2",        "model.sequence_length=6", "model.vocab_size=101",
@@ -38,7 +39,7 @@ const Overrides wide = {"optimizer.type=adamw-8bit", "optimizer.eps=1e-4",      
 constexpr auto with_sign = make_decode_table<true>();
 constexpr auto without_sign = make_decode_table<false>();
 
-// Moments by "exp_avg/NAME" and "exp_avg_sq/NAME", whatever they are kept in.
+// Moments by "exp_avg/NAME" and "exp_avg_sq/NAME", decoded if they are codes.
 using Moments = std::map<std::string, std::vector<float>>;
 
 std::vector<float> downloaded(const TrainingStep& step, const std::byte* data, int64_t count) {
@@ -47,10 +48,10 @@ std::vector<float> downloaded(const TrainingStep& step, const std::byte* data, i
   return values;
 }
 
-// What the rank holds of moment 0 or 1, of columns {exp_avg, exp_avg_sq, codes, codes, scales, scales}.
+// Adds the rank's moments 0 and 1; its columns are {exp_avg, exp_avg_sq, codes, codes, scales, scales}.
 void add_moments(const TrainingStep& step, Moments& moments) {
   std::vector<float> scales;
-  size_t behind = 0;  // elements of the tensor that came before
+  size_t behind = 0;  // elements of the tensor in earlier pieces
   for (const size_t moment : {size_t{0}, size_t{1}}) {
     for (const StatePiece& piece : step.state()) {
       const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
@@ -79,7 +80,7 @@ void add_moments(const TrainingStep& step, Moments& moments) {
   }
 }
 
-// Runs body(step, groups, world) on every rank, and returns the moments that they then hold.
+// Runs body(step, groups, world) on every rank and returns the resulting moments.
 template <typename Body>
 Moments moments_after(const RunConfig& config, int64_t world_size, const Body& body) {
   Moments moments;
@@ -88,7 +89,7 @@ Moments moments_after(const RunConfig& config, int64_t world_size, const Body& b
     RankGroups groups(config, world);
     const auto backend = make_cpu_backend(1);
     groups.use_memory_of(*backend, false, config.comm.timeout_seconds);
-    const StepPlan plan = plan_step(config, backend->target(), world_size, world.rank());
+    const StepPlan plan = plan_rank(config, backend->target(), world_size, world.rank());
     TrainingStep step(plan.design, *backend, groups);
     step.initialize();
     body(step, groups, world);
@@ -111,7 +112,7 @@ Overrides with(Overrides overrides, const std::string& more) {
   return overrides;
 }
 
-// Moments of two steps of `saved`, and what `loading` has of them.
+// Moments after two steps on layout `saved`, and after loading them on layout `loading`.
 struct Moved {
   Moments saved, loaded;
 };
@@ -179,7 +180,7 @@ TEST_CASE("moments of 8 bits after two steps are those of one rank, but for code
   }
 }
 
-// Codes are off by some percent each, and their sums hardly.
+// Single codes are off by some percent, their sums hardly at all.
 TEST_CASE("steps with moments of 8 bits have the rates, decay and eps of the config") {
   const SmallLayout alone{1, 1, {}};
   const auto settings = [](const char* optimizer) -> Overrides {
@@ -241,7 +242,7 @@ TEST_CASE("blocks that tensor ranks cut are coded anew, as near as codes are") {
     for (const auto& [name, values] : both.saved) {
       INFO(name);
       const std::vector<float>& others = both.loaded.at(name);
-      // Half a cell of the largest codes is 0.7 percent, and one in ten thousand of the smaller codes is coarser.
+      // Half a cell of the largest codes is 0.7%; only one in ten thousand is among the coarser small codes.
       CHECK(norm(difference(values, others)) <= 0.01 * norm(values));
       changed += same_bits(values, others) ? 0 : 1;
     }
@@ -277,7 +278,7 @@ TEST_CASE("state of 8 bits takes the bytes of the closed formula, and touches th
       std::mutex mutex;
       on_poisoned_ranks(config, data, [&](RankContext& rank, RandomBatches& batches, const PoisoningBackend& backend) {
         rank.step.run(1e-3, batches);
-        rank.step.state();  // waits for what is still being gathered
+        rank.step.state();  // waits for gathers in progress
         const std::lock_guard lock(mutex);
         const auto c = static_cast<size_t>(MemoryClass::optimizer);
         const DeviceMemory& arena = *backend.arenas[c];

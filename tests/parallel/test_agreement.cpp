@@ -1,4 +1,4 @@
-// What ranks decide together, and how they notice that one of them has gone its own way.
+// Decisions that ranks take together, and the detection of ranks that diverge.
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -18,7 +18,7 @@ using namespace gptrain::testing;
 
 namespace {
 
-// A loss that is not a number, with gradients that are.
+// Makes the loss NaN while gradients stay numbers.
 class LosesLoss final : public ForwardingBackend {
  public:
   using ForwardingBackend::ForwardingBackend;
@@ -37,7 +37,7 @@ RunConfig config_of(const std::string& mesh, int64_t world_size) {
                       world_size);
 }
 
-// The checksums of every rank, where rank `changed` has added to its first weight of `tensor`.
+// Checksums of every rank, after rank `changed` has changed its first weight of `tensor`.
 struct Checksums {
   std::vector<uint32_t> weights, norms;
 };

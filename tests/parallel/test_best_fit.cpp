@@ -1,21 +1,20 @@
-// Samples with padding (data pack --best-fit) over ranks: the loss is the mean over the targets of the whole batch that
-// count, of which each rank has another number.
-#include <filesystem>
+// Samples with padding (data pack --best-fit) over ranks: the loss is the mean over the counted targets of the whole
+// batch, of which ranks have different numbers.
 #include <fmt/format.h>
 #include <memory>
-#include <stdlib.h>
 #include <string>
 #include <vector>
 
 #include "catch.h"
-#include "differences.h"
 #include "data/best_fit.h"
 #include "data/dataset.h"
 #include "data/token_writer.h"
+#include "differences.h"
 #include "layouts.h"
 #include "model_fixture.h"
+#include "step/step_design.h"
 #include "train/batches.h"
-#include "train/step_design.h"
+#include "unit/temporary_folder.h"
 
 namespace test_best_fit {
 
@@ -29,13 +28,10 @@ constexpr int64_t vocab_size = 201;
 
 uint32_t random_word(uint32_t a, uint32_t b) { return philox({5, 6}, {a, b, 0, 0})[0]; }
 
-// Documents of 1 to 33 tokens, some longer than a sample, most of them so long that no other one fits beside them.
+// Documents of 1 to 33 tokens, some longer than a sample, most too long to share a sample with another.
 class PackedFile {
  public:
   PackedFile() {
-    std::string name = (std::filesystem::temp_directory_path() / "gptrain-best-fit-XXXXXX").native();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    folder_ = name;
     TokenWriter writer(folder_ / "documents", DType::u16);
     for (uint32_t document = 0; document < 200; ++document) {
       const uint32_t length = random_word(document, 0) % 7 == 0 ? 1 + random_word(document, 1) % 33
@@ -49,9 +45,6 @@ class PackedFile {
     writer.finish();
     result_ = write_best_fit(folder_ / "documents", folder_ / "packed", sequence_length);
   }
-  ~PackedFile() { std::filesystem::remove_all(folder_); }
-  PackedFile(const PackedFile&) = delete;
-  PackedFile& operator=(const PackedFile&) = delete;
 
   Dataset open() const {
     return {{{folder_ / "packed", 1}}, sequence_length, vocab_size, 3, true};
@@ -59,22 +52,22 @@ class PackedFile {
   const BestFitResult& result() const { return result_; }
 
  private:
-  std::filesystem::path folder_;
+  TemporaryFolder folder_;
   BestFitResult result_;
 };
 
-// The samples of a dataset, read ahead as a run does.
+// The samples of a dataset, read ahead as in a run.
 class DataBatches : public MicroBatchSource {
  public:
   DataBatches(const RunConfig& config, const Dataset& data, int64_t rank, int64_t size)
       : memory_(static_cast<size_t>(depth * micro_batch_shape(config).bytes())),
-        batches_(config, data, 0, {rank, size}, {.kept = 1, .depth = depth}, memory_.data()) {}
+        batches_(read_ahead(config, data, 0, {rank, size}, {.kept = 1, .depth = depth}, memory_.data())) {}
   const MicroBatch& next() override { return batches_.next(); }
 
  private:
   static constexpr int depth = 2;
   std::vector<std::byte> memory_;
-  PrefetchedBatches batches_;
+  Prefetcher batches_;
 };
 
 RunConfig config_of(Family family, const std::vector<std::string>& layout, int64_t world_size) {
@@ -99,7 +92,7 @@ TEST_CASE("samples with padding have the losses and first moments of one rank on
   const PackedFile file;
   const Dataset data = file.open();
   REQUIRE(file.result().cut_documents > 0);
-  // Shares of a rank that differ, so that a mean over ranks would be another one.
+  // Ranks have different shares, so that a mean over ranks would be a different number.
   REQUIRE(data.count_targets(0, 2) != data.count_targets(2, 2));
   REQUIRE(data.count_targets(0, 8) < 8 * sequence_length);
   for (const Family family : {Family::gpt2, Family::llama}) {

@@ -1,4 +1,4 @@
-// "Same results" of DESIGN.md over ranks: what is equal to the bit, and losses and norms along a run.
+// "Same results" of DESIGN.md over ranks: results equal to the bit, and losses and norms along a run.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -46,7 +46,7 @@ Overrides with(Overrides overrides, const Overrides& more) {
 constexpr MeshSizes meshes[] = {{1, 2, false}, {1, 3, false}, {2, 2, false}, {2, 2, true}};
 constexpr const char* precisions[] = {"precision.compute=fp32", "precision.compute=bf16"};
 
-// `run` trains with these overrides beside its own.
+// `run` adds the overrides to its own.
 template <typename Run>
 void check_zero_stages(const Run& run) {
   const Outcome zero0 = run({"parallel.zero=0"});
@@ -82,7 +82,7 @@ TEST_CASE("FP8 linears: ZeRO 0 and 1, and 2 and 3, give the same bits, with ever
 
 namespace {
 
-// The amax of every tensor that a rank has quantized, in order.
+// Amax of every tensor that a rank quantized, in order.
 using RankScales = std::vector<std::vector<float>>;
 
 class ScaleRecorder final : public ForwardingBackend {
@@ -118,17 +118,17 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
 
 }  // namespace
 
-// Sums of ranks' parts are rounded to bf16 once more, and of the numbers that lie so near to half-way between two FP8
-// numbers that it matters, a few in a hundred, each goes to the other: that makes about as much as the formats' own
-// rounding, 2.6% (E4M3) and 5.2% (E5M2) in each product. Under powers of two, what a rank does with a scale of its own
-// is hardly to be seen in that, so the scales are looked at, too.
+// Sums of the ranks' parts are rounded to bf16 once more. A few in a hundred numbers lie close enough to half-way
+// between two FP8 numbers that each goes to the other, which makes about as much as the formats' own rounding, 2.6%
+// (E4M3) and 5.2% (E5M2) per product. Scales are powers of two, so a rank with a scale of its own would hardly show in
+// that: the scales are checked as well.
 TEST_CASE("FP8 factors: a tensor has the scale of all of it, however many tensor ranks share it") {
   const Overrides base = {"model.num_heads=4",        "model.hidden_size=64",   "model.ffn_hidden_size=128",
                           "model.sequence_length=16", "model.num_layers=2",     "batch.global=4",
                           "run.device=auto",          "precision.compute=bf16"};
   struct Case {
     Overrides overrides;
-    size_t tensors;  // of each linear: its weight, its input and its gradient, or the latter two
+    size_t tensors;  // tensors per linear: weight, input and gradient, or the latter two
   };
   for (const Family family : {Family::gpt2, Family::llama}) {
     for (const auto& [overrides, tensors] : {Case{{"precision.linears=fp8"}, 3},
@@ -151,7 +151,7 @@ TEST_CASE("FP8 factors: a tensor has the scale of all of it, however many tensor
         for (const std::vector<float>& of_rank : of_many) {
           CHECK(of_rank == of_many.front());
           REQUIRE(of_rank.size() == of_one.front().size());
-          // Ranks with copies of a key's head have parts of its gradient, whose amax is another one.
+          // Ranks with replicas of a key head have parts of its gradient, with another amax.
           if (mesh.tensor > config_of(family, mesh, base).model.num_kv_heads) continue;
           for (size_t i = 0; i < of_rank.size(); ++i) CHECK(of_rank[i] == Approx(of_one.front()[i]).epsilon(0.1));
         }
@@ -184,8 +184,8 @@ TEST_CASE("with one micro-batch a step all ZeRO stages give the same bits") {
   }
 }
 
-// Each of two ranks rounds its part to bf16, 8 significant bits, and the sum is rounded once more: at most 2^-9 of each
-// of the three. The first moment is the gradient of the first step times 1 - beta1.
+// Each of two ranks rounds its part to bf16 (8 significant bits), and the sum is rounded once more: at most 2^-9 of
+// each of the three. The first moment is the first step's gradient times 1 - beta1.
 TEST_CASE("gradients summed in bf16 are off by their rounding, and the same for every ZeRO stage") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     for (const MeshSizes& mesh : {MeshSizes{1, 2, false}, MeshSizes{2, 2, true}}) {
@@ -241,7 +241,7 @@ TEST_CASE("losses and norms along a run agree with those of one rank", "[long]")
 }
 
 TEST_CASE("a validation after a step sums the losses that one rank finds") {
-  // The loss sum over twelve samples, with the weights of one step.
+  // Returns the loss sum over twelve samples, with the weights after one step.
   const auto validate = [](Family family, const MeshSizes& mesh, const Overrides& overrides) {
     const RunConfig config = config_of(family, mesh, overrides);
     std::vector<double> sums(static_cast<size_t>(mesh.world_size()));
@@ -267,8 +267,8 @@ TEST_CASE("a validation after a step sums the losses that one rank finds") {
   }
 }
 
-// The sums over ranks round to bf16 in other places: the bound is that of one rounding of the residual stream, 2^-9,
-// which the mean over tokens lowers.
+// The sums over ranks round to bf16 in other places. The bound is one rounding of the residual stream, 2^-9, which the
+// mean over tokens reduces.
 TEST_CASE("bf16 layouts agree with one rank to bf16's rounding", "[long]") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     const Outcome one = train(family, {1, 1, false}, {"batch.micro=12", "precision.compute=bf16"}, 20);

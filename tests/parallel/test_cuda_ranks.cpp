@@ -1,4 +1,4 @@
-// "Same results" of DESIGN.md over ranks on CUDA: on one device that they share, or on the host harness.
+// "Same results" of DESIGN.md over ranks on CUDA: on one shared device, or on the host harness.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -24,7 +24,7 @@ namespace {
 constexpr int exit_skipped = 77;
 constexpr int64_t num_samples = 8;
 
-// Every rank on the same device.
+// Puts every rank on the same device.
 const Wrapping on_cuda{.device = [](int64_t) { return make_cuda_backend(0); }};
 
 void require_device() {
@@ -45,7 +45,7 @@ struct Layout {
   }
 };
 
-// An eps as in layouts.cpp: the first step is not to hang on the sign of a gradient that is zero but for rounding.
+// The eps of layouts.cpp: the first step must not depend on the sign of a gradient that is zero except for rounding.
 RunConfig config_of(Family family, const Layout& layout) {
   Overrides overrides = {"model.num_heads=6",
                          "model.num_kv_heads=2",
@@ -122,8 +122,8 @@ TEST_CASE("ZeRO 0 and 1, and 2 and 3, give the same bits on CUDA, and so does th
   }
 }
 
-// LAMB: norms of whole tensors come from a pass before the updates, and are summed over ranks. Muon: whole matrices come
-// to one rank and go back. Adafactor: sums of rows and columns.
+// LAMB sums norms of whole tensors over ranks in a pass before the updates. Muon moves whole matrices to one rank and
+// back. Adafactor sums rows and columns.
 TEST_CASE("LAMB, Muon and Adafactor on CUDA ranks take the step of one CPU rank, with the same bits for ZeRO 0 and 1") {
   require_device();
   const GlobalState start = train(Family::llama, {1, 1, {}}, 10, nullptr, {}).state;
@@ -142,7 +142,7 @@ TEST_CASE("LAMB, Muon and Adafactor on CUDA ranks take the step of one CPU rank,
   }
 }
 
-// Codes of the two devices differ where rounding turns them.
+// Codes differ between the devices where rounding crosses a border.
 TEST_CASE("moments of 8 bits on CUDA ranks are those of CPU ranks, with the same bits for ZeRO 0 and 1") {
   require_device();
   const auto run = [&](const char* zero, const char* precision, const Wrapping& wrapping) {
@@ -164,7 +164,7 @@ TEST_CASE("moments of 8 bits on CUDA ranks are those of CPU ranks, with the same
                   run("parallel.zero=3", "precision.compute=bf16-pure", on_cuda)));
 }
 
-// The scale is too large for the first steps: ranks that were not of one mind about that would part.
+// The scale is too large for the first steps: ranks that disagreed about that would diverge.
 TEST_CASE("CUDA ranks seek the loss scale of fp16 together") {
   require_device();
   const auto run = [&](int zero) {
@@ -186,7 +186,7 @@ TEST_CASE("CUDA ranks seek the loss scale of fp16 together") {
 
 TEST_CASE("gradients of CUDA ranks summed in bf16 are the same for every ZeRO stage, and not those summed in f32") {
   require_device();
-  // In one micro-batch ZeRO 2 adds nothing to what it has summed.
+  // With one micro-batch, ZeRO 2 adds nothing to its sum.
   const auto run = [&](int zero, const char* reduce) {
     return train(Family::gpt2, {1, 2, {"batch.micro=4", reduce, fmt::format("parallel.zero={}", zero)}}, 1);
   };

@@ -1,4 +1,4 @@
-// The average of the weights that optimizer.ema keeps: what it is, on every layout, and validations of it.
+// The moving average of the weights (optimizer.ema): its values on every layout, and validations with it.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -9,7 +9,7 @@
 #include "catch.h"
 #include "layouts.h"
 #include "model_fixture.h"
-#include "train/averaged_weights.h"
+#include "step/averaged_weights.h"
 
 namespace test_ema {
 
@@ -95,7 +95,7 @@ TEST_CASE("an evaluation of the average is one of a model with these weights, an
   for (const SmallLayout& layout : layouts) {
     for (const char* precision : precisions) {
       INFO("tensor " << layout.tensor << " data " << layout.data << " " << precision);
-      // Adafactor has state that comes without weights.
+      // Adafactor's state is partly without weights.
       const char* const type = layout.tensor > 1 ? "optimizer.type=adafactor" : "optimizer.type=adamw";
       const Overrides more = {precision, "optimizer.ema=0.5", type};
       const RunConfig config = config_of(layout, more);
@@ -119,7 +119,7 @@ TEST_CASE("an evaluation of the average is one of a model with these weights, an
         CHECK(own.before == own.after);
         CHECK(own.averaged != own.before);
       }
-      if (config.precision.pure) continue;  // a test gives masters only
+      if (config.precision.pure) continue;  // the test gives master weights only
       GlobalState averages;
       for (const auto& [name, values] : train(layout, more, 3).state) {
         if (name.starts_with("ema/")) averages["weight/" + name.substr(std::string("ema/").size())] = values;

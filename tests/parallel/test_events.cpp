@@ -1,5 +1,5 @@
-// The events of a step that ran are those of its plan, action by action; what is derived from them is what they add up
-// to; and planned times follow from lanes and waits.
+// Events of a real step are those of its plan, action by action; derived figures are their sums; planned times follow
+// from lanes and waits.
 #include <array>
 #include <cmath>
 #include <fmt/format.h>
@@ -8,10 +8,11 @@
 
 #include "catch.h"
 #include "events.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
 #include "planner/rank_clock.h"
 #include "report/formulas.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 
 namespace test_events {
 
@@ -61,7 +62,7 @@ Target gpu_of(int64_t ranks_per_node) {
   return target;
 }
 
-// Ops are as fast beside collectives as without.
+// Returns a machine on which ops are as fast beside collectives as without.
 Machine machine_of(int64_t gpus_per_node) {
   const DeviceProfile device = find_device("h100");
   Machine machine{device, find_cluster(device.cluster)};
@@ -102,7 +103,7 @@ TEST_CASE("the model FLOPs of all events are those of the closed formula, and re
   for (const Family family : {Family::gpt2, Family::llama}) {
     const RunConfig config = small_config(family, {"model.num_layers=7", "batch.global=40", "batch.micro=2",
                                                    "memory.recompute=block", "run.device=auto"});
-    const StepPlan plan = plan_step(config, gpu_of(8));
+    const StepPlan plan = plan_rank(config, gpu_of(8));
     Flops model_flops = 0;
     size_t events = 0;
     const StepProfile profile = profile_of(config, plan, machine_of(8), 1);
@@ -119,7 +120,7 @@ TEST_CASE("the model FLOPs of all events are those of the closed formula, and re
 
 TEST_CASE("a GPU's micro-batches are uploaded beside its ops, and are copied among them") {
   const RunConfig config = small_config(Family::gpt2, {"batch.micro=2", "run.device=auto"});
-  const StepPlan plan = plan_step(config, gpu_of(8));
+  const StepPlan plan = plan_rank(config, gpu_of(8));
   int64_t beside = 0;
   int64_t among = 0;
   for_each_part(profile_of(config, plan, machine_of(8), 1), [&](const StepPart& part) {
@@ -138,7 +139,7 @@ TEST_CASE("a GPU's micro-batches are uploaded beside its ops, and are copied amo
 
 TEST_CASE("planned collectives run on their lanes beside the ops, which wait for those that have not ended") {
   const RunConfig config = config_of({Family::gpt2, 1, 2, {"parallel.zero=3", "run.device=auto"}});
-  const StepPlan plan = plan_step(config, gpu_of(8), 2, 0);
+  const StepPlan plan = plan_rank(config, gpu_of(8), 2, 0);
   const Machine machine = machine_of(8);
   const StepProfile profile = profile_of(config, plan, machine, 2);
   const EventTimes known(machine, config, make_mesh(config, 2), 0);
@@ -152,7 +153,7 @@ TEST_CASE("planned collectives run on their lanes beside the ops, which wait for
       const Event& event = part.events[i];
       const TimeSpan& time = part.times[i];
       if (event.kind == Event::Kind::collective) {
-        // In order on its lane, and not before it is called.
+        // Starts in order on its lane, and not before it is issued.
         CHECK(time.start_seconds >= lane_end[static_cast<size_t>(event.place.lane)]);
         CHECK(time.start_seconds >= ops_end);
         CHECK(time.seconds() == Approx(known.seconds_of(event)));
@@ -171,14 +172,14 @@ TEST_CASE("planned collectives run on their lanes beside the ops, which wait for
   CHECK(waits_seconds > 0);
   CHECK(waits_seconds < lanes_seconds);  // some of it is hidden
   CHECK(profile.seconds() == Approx(ops_seconds + waits_seconds).epsilon(0.01));
-  // Links of no length: no waits.
+  // Infinitely fast links: no waits.
   Machine quick = machine_of(1);
   quick.cluster.nic_bytes_per_second = INFINITY;
   quick.cluster.nic_latency_seconds = 0;
   const StepProfile without = profile_of(config, plan, quick, 2);
   CHECK(without.seconds() == Approx(ops_seconds).epsilon(0.01));
   // Without rates an event takes a microsecond.
-  const StepPlan plain = plan_step(config, this_machine(1), 2, 0);
+  const StepPlan plain = plan_rank(config, this_machine(1), 2, 0);
   for_each_part(planned_profile(0, DType::f32, plain.log, this_machine(1), EventTimes()), [](const StepPart& part) {
     for (size_t i = 0; i < part.events.size(); ++i) {
       if (part.events[i].kind != Event::Kind::wait) CHECK(part.times[i].seconds() == Approx(1e-6));

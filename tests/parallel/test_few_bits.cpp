@@ -1,4 +1,4 @@
-// Training with the derivative of the activation in a few bits: what stays the same, and what changes how much.
+// Training with few-bit derivatives of the activation: unchanged results, and the size of changes.
 #include <algorithm>
 #include <fmt/format.h>
 #include <string>
@@ -35,7 +35,7 @@ TEST_CASE(
       CHECK(apart < (bits == 2 ? 0.32 : bits == 3 ? 0.16 : 0.08));
       furthest = std::max(furthest, apart);
     }
-    CHECK(furthest > 1e-3);  // the codes are what backward reads
+    CHECK(furthest > 1e-3);  // proves that backward reads the codes
     CHECK(furthest < 0.8 * before);
     before = furthest;
   }

@@ -1,4 +1,4 @@
-// Gradients that are kept in bf16 (precision.gradients): the same bits over layouts, no bias, and what they learn.
+// Gradients stored in bf16 (precision.gradients): the same bits over layouts, no bias, and successful learning.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -29,7 +29,7 @@ float at(const StatePiece& piece, int64_t i) {
   return piece.gradient != nullptr ? piece.gradient[i] : to_float(piece.narrow_gradient[i]);
 }
 
-// The first step's summed gradients by tensor and global element, and the norm that the step saw.
+// The first step's summed gradients by tensor and global element, and the gradient norm of the step.
 struct Gradients {
   std::map<std::string, std::vector<double>> of_tensors;
   double norm = 0;
@@ -58,13 +58,13 @@ Gradients gradients_of(const RunConfig& config, int64_t ranks) {
   return gradients;
 }
 
-// What rounding has done to gradients: its size, and what of it points the gradients' way.
+// Rounding errors of gradients: their size, and their bias along the gradient.
 struct Errors {
   double relative = 0;    // L2
-  double deviations = 0;  // of the sum of errors towards zero, in standard deviations
+  double deviations = 0;  // sum of errors towards zero, in standard deviations
 };
 
-// Errors are independent of each other, and their squares add up to the variance of their sum.
+// Errors are independent, so the squares add up to the variance of their sum.
 Errors errors_of(const Gradients& kept, const Gradients& exact) {
   double errors = 0, squares = 0, towards_zero = 0;
   for (const auto& [name, values] : exact.of_tensors) {
@@ -79,7 +79,7 @@ Errors errors_of(const Gradients& kept, const Gradients& exact) {
   return {std::sqrt(errors / squares), towards_zero / std::sqrt(errors)};
 }
 
-// Who has drawn: (key, number of the sum), and how often.
+// Number of draws by (key, number of the sum).
 using Draws = std::map<std::tuple<uint32_t, uint32_t, uint32_t>, int>;
 
 class DrawRecorder final : public ForwardingBackend {
@@ -129,8 +129,8 @@ TEST_CASE("gradients in bf16: pipelines give the bits of one stage, and one micr
   }
 }
 
-// Cut off in place of rounded, all would be nearer to zero: a hundred standard deviations. Of all seeds one in a hundred
-// thousand would be off by five for one of the layouts.
+// With truncation instead of rounding all would be nearer to zero, by a hundred standard deviations. One in a hundred
+// thousand seeds would be off by five for one of the layouts.
 TEST_CASE("gradients in bf16 are the exact ones of every layout, rounded without a bias, and the norm is theirs") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     for (const PureLayout& layout : {PureLayout{1, 1, {"batch.micro=1"}},
@@ -173,11 +173,12 @@ TEST_CASE("gradients in bf16: no two sums of a step draw the same random bits, b
     return draws;
   };
   const auto tensors = static_cast<int64_t>(make_spec(pure_config(Family::gpt2, {1, 1, {}}, narrow).model).tensors.size());
-  // Three micro-batches: of two each rank keeps its own sums, 0 and 1, and 3 and 4; of the last it keeps all ranks'.
+  // Three micro-batches: for the first two each rank sums its own gradients (sums 0 and 1, or 3 and 4); for the last it
+  // sums those of all ranks.
   const Draws own = draws_of({"batch.micro=2", "parallel.zero=0"});
   CHECK(std::ssize(own) == 5 * tensors);
   for (const auto& [draw, times] : own) CHECK(times == (std::get<2>(draw) == 2 ? 2 : 1));
-  // Where two stages have the table of a tied head, each rounds a sum of its own. Three micro-batches, each summed once.
+  // Two stages with a tied head's table each round a sum of their own. Three micro-batches, each summed once.
   const Draws tied = draws_of({"batch.micro=4", "parallel.pipeline=2"});
   CHECK(std::ssize(tied) == 3 * (tensors + 1));
   for (const auto& [draw, times] : tied) CHECK(times == 1);

@@ -1,4 +1,4 @@
-// Layers played by hand: what they say of their buffers is true, and W may run whenever its records are there.
+// Layers run by hand: their declared buffer uses are true, and W may run at any time once its records exist.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -15,7 +15,7 @@
 #include "model/model.h"
 #include "model/spec/init.h"
 #include "model_fixture.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace test_layers {
 
@@ -25,9 +25,9 @@ using namespace gptrain::testing;
 namespace {
 
 constexpr int64_t plenty = int64_t{4} << 20;
-constexpr int poison = 0xFF;  // not a number in every dtype
+constexpr int poison = 0xFF;  // NaN in every dtype
 
-// Memory that begins as arenas do.
+// Memory filled with poison, aligned as arenas are.
 class Room {
  public:
   explicit Room(int64_t bytes) : bytes_(static_cast<size_t>(bytes) + memory_alignment) { spoil(); }
@@ -54,7 +54,7 @@ struct Step {
 using Program = std::vector<Step>;
 using enum UnitPass;
 
-// All of a micro-batch but the backward pass behind the head's.
+// Adds all passes of a micro-batch up to the head's backward.
 void add_forward(Program& program, int64_t micro_batch, int64_t num_layers, const std::vector<bool>& recomputed) {
   for (int64_t unit = 0; unit < num_layers; ++unit) program.push_back({{forward}, micro_batch, unit});
   for (int64_t unit = num_layers - 1; unit > 0; --unit) {
@@ -64,7 +64,7 @@ void add_forward(Program& program, int64_t micro_batch, int64_t num_layers, cons
   program.push_back({{backward_input, backward_weight}, micro_batch, num_layers - 1});
 }
 
-// Each micro-batch to its end, B and W at once.
+// Runs each micro-batch to its end, B and W at once.
 Program joint_program(int64_t micro_batches, int64_t num_layers) {
   Program program;
   for (int64_t m = 0; m < micro_batches; ++m) {
@@ -75,7 +75,7 @@ Program joint_program(int64_t micro_batches, int64_t num_layers) {
   return program;
 }
 
-// Every B of all micro-batches, and then every W, in the order of units, which is the other way round.
+// Runs B of all micro-batches, and then all W in unit order, the reverse of B's.
 Program late_weights_program(int64_t micro_batches, int64_t num_layers, const std::vector<bool>& recomputed) {
   Program program;
   for (int64_t m = 0; m < micro_batches; ++m) {
@@ -88,7 +88,7 @@ Program late_weights_program(int64_t micro_batches, int64_t num_layers, const st
   return program;
 }
 
-// One rank's model with a buffer for everything, which is spoilt as soon as no later pass says that it reads it.
+// One rank's model with a buffer for everything; a buffer is poisoned once no later pass declares that it reads it.
 class Player {
  public:
   Player(const RunConfig& config, RankGroups& groups)
@@ -120,7 +120,7 @@ class Player {
     state_.inverse_tokens = 1e-2F;
     auto* const norms = reinterpret_cast<float*>(norms_.data());
     for (size_t i = 0; i < spec_.tensors.size(); ++i) {
-      // Any weights will do that are the same each time; biases, too, are not zero.
+      // Any fixed weights will do; biases must not be zero either.
       std::vector<float> values(static_cast<size_t>(shards_[i].count()));
       TensorSpec drawn = spec_.tensors[i];
       drawn.init = Init::normal;
@@ -137,7 +137,7 @@ class Player {
 
   const Model& model() const { return model_; }
 
-  // The gradients of every unit and micro-batch, which one slot for each unit holds in turn, as with ZeRO 2 and 3.
+  // Returns the gradients of every unit and micro-batch; one slot per unit holds them in turn, as with ZeRO 2 and 3.
   std::map<std::pair<int64_t, int64_t>, std::vector<std::byte>> play(const Program& program) {
     std::map<std::pair<int64_t, int64_t>, std::vector<std::byte>> results;
     RandomBatches source(config_);
@@ -162,8 +162,8 @@ class Player {
   }
 
  private:
-  // A stream buffer is named by the unit that reads it forward, a carrier by the one that reads it backward.
-  using Name = std::tuple<Operand, int64_t, int64_t>;  // with the micro-batch and the unit
+  // A stream buffer is named by the unit that reads it in forward, a carrier by the unit that reads it in backward.
+  using Name = std::tuple<Operand, int64_t, int64_t>;  // operand, micro-batch, unit
 
   static Name name_of(Operand buffer, const Step& step) {
     if (buffer == Operand::output) return {Operand::input, step.micro_batch, step.unit + 1};
@@ -256,7 +256,7 @@ class Player {
     }
   }
 
-  // Whether `step` leaves the buffer to a later one: some pass reads it before another writes it anew.
+  // Returns true if a later pass reads the buffer before another overwrites it.
   bool is_read_later(const Program& program, size_t done, const Name& name) const {
     for (size_t i = done + 1; i < program.size(); ++i) {
       for (const UnitPass pass : program[i].passes) {
@@ -360,7 +360,7 @@ TEST_CASE("every W may wait until all B are over, with the same bits, and nothin
         if (!changed) fault = "a unit has no gradients";
         if (bytes != apart.at(place)) fault = "unit " + std::to_string(place.first) + " differs";
       }
-      // What has been spoilt and is read anyway makes gradients that are no numbers.
+      // Reading a poisoned buffer makes gradients NaN.
       const ModelSpec spec = make_spec(config.model);
       const std::vector<TensorShard> shards = shard_tensors(spec, groups.tensor_place());
       const ParameterLayout layout = make_layout(spec, shards, 1);
@@ -399,13 +399,13 @@ TEST_CASE("what a block saves lies in the record of its last reader") {
   CHECK(names(plain, RecordKind::gradients) ==
         Names{"attention.qkv.dy", "d_mid", "ffn.in.dy", "norm1.sums", "norm1.sums", "norm2.sums", "norm2.sums"});
   CHECK(plain.use(backward_weight).reads.contains(Operand::d_output));
-  // 76 rows, widths 36, 108 and 144, f32; statistics of 304 bytes take 512, sums of 36 f64 likewise.
+  // 76 rows of f32, widths 36, 108 and 144; statistics of 304 bytes take 512, as do sums of 36 f64.
   const auto matrix = [](int64_t width) { return align_up(76 * width * 4); };
   CHECK(plain.saved_for_input_bytes == matrix(108) + matrix(144) + matrix(36) + align_up(4 * 3 * 19 * 4) + 4 * 512);
   CHECK(plain.saved_for_weight_bytes == 3 * matrix(36) + matrix(144));
   CHECK(plain.gradients_bytes == matrix(108) + matrix(36) + matrix(144) + 4 * 512);
 
-  // What products gave is kept; the rest is there from recompute to the pass that reads it.
+  // Outputs of products are kept; all else exists from the recomputation to the pass that reads it.
   const LayerRecords selective = block_of({"memory.recompute=selective"});
   CHECK(names(selective, RecordKind::kept) == Names{"attention.qkv", "ffn.hidden", "mid"});
   CHECK(names(selective, RecordKind::saved_for_input) ==
@@ -414,7 +414,7 @@ TEST_CASE("what a block saves lies in the record of its last reader") {
   CHECK(selective.kept_bytes == matrix(108) + matrix(144) + matrix(36));
   CHECK(plain.kept_bytes == 0);
 
-  // Codes lie where their tensors did, and the stream that enters is one of them: B does not read it any more.
+  // Codes replace their tensors, the incoming stream among them, which B then does not read.
   const LayerRecords coded = block_of({"memory.saved_inputs=8"});
   CHECK(names(coded, RecordKind::saved_for_weight) == names(plain, RecordKind::saved_for_weight));
   CHECK(names(coded, RecordKind::saved_for_input) == Names{"attention.lse", "attention.qkv", "ffn.hidden", "mid",
@@ -427,7 +427,7 @@ TEST_CASE("what a block saves lies in the record of its last reader") {
   CHECK(plain.use(backward_input).reads.contains(Operand::input));
   CHECK(!coded.use(backward_input).reads.contains(Operand::input));
 
-  // Inputs of linears in bf16; attention's output is read by B, too.
+  // Inputs of linears in bf16; B also reads attention's output.
   const LayerRecords rounded = block_of({"precision.weight_gradients=bf16"});
   CHECK(names(rounded, RecordKind::saved_for_weight) == names(plain, RecordKind::saved_for_weight));
   CHECK(rounded.saved_for_weight_bytes == matrix(36) + 2 * align_up(76 * 36 * 2) + align_up(76 * 144 * 2));

@@ -48,7 +48,7 @@ struct Layout {
   std::vector<std::string> overrides;
 };
 
-// That the ranks of each layout find the first moments that one rank finds, from a state of ten steps.
+// Checks that the ranks of each layout compute one rank's first moments, from a state after ten steps.
 void compare_with_one_rank(Family family, const std::vector<std::string>& model, const std::vector<Layout>& layouts) {
   const auto config_of = [&](const Layout& layout) {
     std::vector<std::string> overrides = {"model.dropout=0.1", "model.num_heads=4", "optimizer.eps=1e-3"};
@@ -89,7 +89,7 @@ TEST_CASE("first moments with heads of their own size, biases of queries alone, 
        {4, {"parallel.tensor=2", "batch.micro=2", "parallel.zero=3"}}});
 }
 
-// LAYOUTS_PART=I/N takes every N-th from number I on: a part for each core.
+// LAYOUTS_PART=I/N runs every N-th case from number I on, to split the test over cores.
 TEST_CASE("first moments of every layout", "[.full]") {
   size_t part = 0, parts = 1;
   if (const char* text = std::getenv("LAYOUTS_PART"))

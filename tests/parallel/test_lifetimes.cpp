@@ -1,5 +1,5 @@
-// A program's buffers are needed from their first action to their last one and no longer: what is spoilt outside of that
-// changes no bit, whichever schedule has weight gradients behind which later passes.
+// A program needs its buffers only from their first action to their last: poisoning them outside changes no bit, in
+// every schedule, also those that run weight gradients after later passes.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,7 +11,7 @@
 #include "model_fixture.h"
 #include "ranks.h"
 #include "some_cases.h"
-#include "train/recompute_plan.h"
+#include "fit/recompute_plan.h"
 #include "wrappers.h"
 
 namespace test_lifetimes {
@@ -21,7 +21,7 @@ using namespace gptrain::testing;
 
 namespace {
 
-constexpr int poison = 0xFF;  // not a number in every dtype
+constexpr int poison = 0xFF;  // NaN in every dtype
 
 class ArenaRecorder final : public ForwardingBackend {
  public:
@@ -36,8 +36,7 @@ class ArenaRecorder final : public ForwardingBackend {
   std::vector<std::byte*> arenas;  // in the order of MemoryClass
 };
 
-// Spoils each buffer before its first action and after its last one. After each action the work on it is over, as on
-// the CPU.
+// Poisons each buffer before its first action and after its last. On the CPU an action's work is done when it ends.
 class Spoiler final : public ActionObserver {
  public:
   Spoiler(const Program& program, const std::vector<std::byte*>& arenas) : program_(program), arenas_(arenas) {}
@@ -71,7 +70,7 @@ class Spoiler final : public ActionObserver {
   size_t next_ = 0, spoilt_ = 0;
 };
 
-// Losses and norms of three steps, and that of an evaluation after them.
+// Returns losses and norms of three steps, and the loss of an evaluation after them.
 std::vector<double> train(const RunConfig& config, int64_t ranks, bool spoils) {
   std::vector<double> results;
   Wrapping wrapping;
@@ -111,7 +110,7 @@ TEST_CASE("buffers of every pipeline schedule may be spoilt before their first a
     for (const int zero : {0, 1, 2, 3}) {
       for (const Family family : {Family::gpt2, Family::llama}) {
         if (some_cases() && zero % 2 != (family == Family::gpt2 ? 0 : 1)) continue;
-        // Where the gradients of inputs and of weights are made apart, those of weights come behind later passes.
+        // Schedules that split backward run weight gradients after later passes.
         const int64_t stages = schedule.least_chunks > 1 ? 2 : 3;
         std::vector<std::string> overrides = {"model.num_layers=6",
                                               "model.num_heads=4",

@@ -1,11 +1,11 @@
-// Memory that measuring the machine borrows before a run.
+// Memory that the measurement of the machine borrows before a run.
 #include <algorithm>
 #include <chrono>
 #include <memory>
 #include <thread>
 
 #include "catch.h"
-#include "train/machine_limits.h"
+#include "step/machine_limits.h"
 #include "wrappers.h"
 
 namespace test_measuring {
@@ -15,7 +15,7 @@ using namespace gptrain::testing;
 
 namespace {
 
-// Counts the bytes that are out.
+// Counts the allocated bytes.
 class CountingBackend final : public ForwardingBackend {
  public:
   using ForwardingBackend::ForwardingBackend;
@@ -43,7 +43,7 @@ class CountingBackend final : public ForwardingBackend {
 
 constexpr double slow_seconds = 0.05;
 
-// Products of plain weights are slow on it.
+// Makes products with plain weights slow.
 class SlowBackend final : public ForwardingBackend {
  public:
   using ForwardingBackend::ForwardingBackend;

@@ -1,6 +1,5 @@
 // Memory of ranks that share a model: closed formulas, the plan, and the bytes that are really touched.
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fmt/format.h>
 #include <map>
@@ -13,14 +12,16 @@
 #include "checkpoint/folder.h"
 #include "comm/world.h"
 #include "differences.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
 #include "parameter_formula.h"
 #include "poisoning_backend.h"
 #include "ranks.h"
-#include "train/inference.h"
-#include "train/run_state.h"
+#include "step/inference.h"
 #include "touched.h"
+#include "train/run_state.h"
 #include "train/samples.h"
+#include "unit/temporary_folder.h"
 #include "wrappers.h"
 
 namespace test_memory {
@@ -73,7 +74,7 @@ RunConfig config_of(Family family, const Layout& layout, std::vector<std::string
                                           fmt::format("parallel.tensor={}", layout.tensor),
                                           fmt::format("parallel.zero={}", layout.zero)};
   overrides.insert(overrides.begin(), sizes.begin(), sizes.end());
-  // Three key/value heads do not divide over two ranks; one head is on all of them.
+  // Three key-value heads do not divide over two ranks; a single head is replicated.
   if (layout.tensor == 2) overrides.push_back("model.num_kv_heads=1");
   if (layout.sequence) overrides.push_back("parallel.sequence=true");
   return small_config(family, overrides, layout.tensor * layout.data);
@@ -90,7 +91,7 @@ TEST_CASE("ranks take the bytes of the closed formulas for their share of the pa
         const MemoryPlan expected = parameter_formula(config, layout.data);
         const auto cpu = make_cpu_backend(1);
         for (int64_t rank = 0; rank < layout.tensor * layout.data; ++rank) {
-          const MemoryPlan planned = plan_step(config, cpu->target(), layout.tensor * layout.data, rank).memory().arenas;
+          const MemoryPlan planned = plan_rank(config, cpu->target(), layout.tensor * layout.data, rank).memory().arenas;
           for (const MemoryClass c : parameter_classes) {
             INFO("rank " << rank << " " << memory_class_names[static_cast<size_t>(c)]);
             CHECK(planned[c] == expected[c]);
@@ -101,8 +102,8 @@ TEST_CASE("ranks take the bytes of the closed formulas for their share of the pa
   }
 }
 
-// With sequence parallelism everything that a block keeps is divided by the tensor size (arXiv 2205.05198, eq. 4);
-// without, the block's input, its middle and its norms' outputs are not.
+// With sequence parallelism all saved activations of a block are divided by the tensor size (arXiv 2205.05198, eq. 4).
+// Without it, the block's input, its middle and the outputs of its norms are not.
 TEST_CASE("a block's activations shrink with the tensor size as the published formula says") {
   const auto config_with = [](int64_t layers, const std::vector<std::string>& overrides) {
     return parse_config(fmt::format(R"({{"model": {{"preset": "gpt2-124m", "num_layers": {}}},
@@ -122,15 +123,16 @@ TEST_CASE("a block's activations shrink with the tensor size as the published fo
       if (sequence) overrides.push_back("parallel.sequence=true");
       const RunConfig config = config_with(3, overrides);
       const auto activations = [&](const RunConfig& of) {
-        return plan_step(of, target, t).memory().arenas[MemoryClass::activations];
+        return plan_rank(of, target, t).memory().arenas[MemoryClass::activations];
       };
       const int64_t one_block = activations(config_with(4, overrides)) - activations(config);
       const ModelConfig& m = config.model;
       const int64_t rows = config.batch.micro * m.sequence_length;
       const int64_t s = sequence ? t : 1;
-      const int64_t statistics = 4 * rows * (m.num_heads / t) + 4 * 4 * rows / s;  // log-sum-exp; of two norms
+      const int64_t statistics = 4 * rows * (m.num_heads / t) + 4 * 4 * rows / s;  // log-sum-exp; two norms
       CHECK(one_block == 24 * rows * m.hidden_size / t + 8 * rows * m.hidden_size / s + statistics);
-      // Codes for the block's input, its middle, its norms' outputs, and behind attention and GELU; a scale for each 128.
+      // Codes for the block's input, its middle, its norms' outputs, and the outputs of attention and GELU, with a
+      // scale per 128 elements.
       overrides.push_back("memory.saved_inputs=8");
       const int64_t coded_block = activations(config_with(4, overrides)) - activations(config_with(3, overrides));
       const auto codes = [](int64_t of_rows, int64_t cols) { return of_rows * (cols + 4 * ((cols + 127) / 128)); };
@@ -156,7 +158,7 @@ TEST_CASE("the bytes that each rank touches are its plan's") {
         if ((world_size == 1 && !narrow_gradients) || world_size > (narrow_gradients ? 4 : 6)) continue;
         INFO(layout.name() << " " << overrides.front());
         std::vector<std::string> all = overrides;
-        // Whole sequences: two of them have no thirds.
+        // Needs whole sequences: two of them do not divide by three.
         const char* const kinds[] = {"gauss", "rademacher", "rows"};
         if ((layout.zero + layout.data) % 2 == 0) {
           all.push_back("memory.saved_inputs=8");
@@ -200,7 +202,7 @@ void check_snapshot(const RunConfig& config, int64_t world_size) {
     const std::vector<StatePiece> copy = rank.step.copy_state();
     const std::vector<std::byte> copied = bytes_of(rank.step, rank.step.state(true));
     rank.step.run(1e-3, batches);
-    rank.step.state();  // waits for what is still being gathered
+    rank.step.state();  // waits for gathers in progress
     const std::lock_guard lock(mutex);
     const DeviceMemory& memory = *backend.arenas.back();
     const int64_t planned = rank.plan.memory().arenas[MemoryClass::snapshot];
@@ -209,7 +211,7 @@ void check_snapshot(const RunConfig& config, int64_t world_size) {
     CHECK(backend.touched_bytes(memory) == planned);
     CHECK(rank.step.taken()[MemoryClass::snapshot] == planned);
     CHECK(first_difference(bytes_of(rank.step, copy), copied) == "");
-    for (const StatePiece& piece : copy)  // gradients are not copied, and those of the step are overwritten
+    for (const StatePiece& piece : copy)  // gradients are not copied, and the step's own are overwritten
       REQUIRE((piece.gradient == nullptr && piece.narrow_gradient == nullptr));
     CHECK((bytes_of(rank.step, rank.step.state(true)) != copied));
   });
@@ -250,11 +252,11 @@ std::vector<std::string> in_stages(const Pipeline& pipeline, std::vector<std::st
   return overrides;
 }
 
-// The most bytes of buffers in an arena that are alive in one action, and the most buffers of a kind and unit.
+// Returns the most bytes of an arena's buffers alive in one action, and the most buffers of one kind and unit.
 int64_t most_alive(const Program& program, MemoryClass c) {
   std::vector<int64_t> change(program.schedule.actions.size() + 1, 0);
   for (const Buffer& buffer : program.schedule.buffers) {
-    if (memory_class(buffer.kind) != c || buffer.first < 0) continue;  // which no action names
+    if (memory_class(buffer.kind) != c || buffer.first < 0) continue;  // not named by any action
     const int64_t bytes = program.bytes[static_cast<size_t>(buffer.kind)][static_cast<size_t>(std::max(buffer.unit, 0))];
     change[static_cast<size_t>(buffer.first)] += bytes;
     change[static_cast<size_t>(buffer.last) + 1] -= bytes;
@@ -288,7 +290,7 @@ TEST_CASE("1F1B keeps what min(stages - i, micro-batches) micro-batches save on 
                        stages);
       for (int64_t stage = 0; stage < stages; ++stage) {
         INFO(stages << " stages, " << micro_batches << " micro-batches, stage " << stage);
-        const StepPlan plan = plan_step(config, cpu->target(), stages, stage);
+        const StepPlan plan = plan_rank(config, cpu->target(), stages, stage);
         const Program& program = *plan.design->training;
         const Stages& own = program.schedule.options.stages;
         const int64_t in_flight = std::min(stages - stage, micro_batches);
@@ -315,7 +317,7 @@ TEST_CASE("arenas of stages are hardly larger than what is alive in them at once
                                  fmt::format("batch.global={}", 2 * micro_batches)}),
             ranks);
         for (int64_t rank = 0; rank < ranks; rank += 2) {
-          const StepPlan plan = plan_step(config, cpu->target(), ranks, rank);
+          const StepPlan plan = plan_rank(config, cpu->target(), ranks, rank);
           const Program& program = *plan.design->training;
           for (const MemoryClass c : {MemoryClass::activations, MemoryClass::gathered, MemoryClass::buckets}) {
             const int64_t alive = most_alive(program, c);
@@ -339,24 +341,24 @@ TEST_CASE("arenas of stages are hardly larger than what is alive in them at once
 
 namespace {
 
-// A checkpoint of weights as they begin, whatever the layout that reads it.
+// Saves a checkpoint of the initial weights, which are the same for every layout.
 std::filesystem::path save_first_weights(const RunConfig& config, const std::filesystem::path& out) {
   OneRank rank(config);
   const auto cpu = make_cpu_backend(1);
   rank.groups.use_memory_of(*cpu, false, config.comm.timeout_seconds);
-  TrainingStep step(plan_step(config, cpu->target()).design, *cpu, rank.groups);
+  TrainingStep step(plan_rank(config, cpu->target()).design, *cpu, rank.groups);
   step.initialize();
   save_weights(config, step, {}, rank.groups, *rank.world, out, std::nullopt);
   return checkpoints_folder(out) / step_folder_name(0);
 }
 
-// One text of the most tokens that are planned for, on memory that shows what was written.
+// Generates a text of the most tokens planned for, on memory that shows which bytes were written.
 void check_samples(const RunConfig& config, int64_t world_size, const std::filesystem::path& checkpoint) {
   std::mutex mutex;
   run_local_ranks(static_cast<int>(world_size), [&](World& world) {
     RankGroups groups(config, world);
     const auto cpu = make_cpu_backend(1);
-    const StepPlan plan = plan_step(config, cpu->target(), world_size, world.rank());
+    const StepPlan plan = plan_rank(config, cpu->target(), world_size, world.rank());
     const int64_t planned = plan.memory().arenas[MemoryClass::samples];
     if (groups.copy_rank() > 0) {
       const std::lock_guard lock(mutex);
@@ -370,8 +372,8 @@ void check_samples(const RunConfig& config, int64_t world_size, const std::files
     for (; std::ssize(sequence) <= most_tokens_of_sample(config); sequence.push_back(7))
       inference.next_logits(sequence, 0);
     const std::lock_guard lock(mutex);
-    // Weights, activations, data, workspace and scratch. Weights may end with rows that pad the vocabulary, and scratch
-    // is what an op may ask for.
+    // Weights, activations, data, workspace and scratch. Weights may end with padding rows of the vocabulary, and
+    // scratch is an upper bound.
     REQUIRE(backend.arenas.size() == 5);
     int64_t taken = 0;
     for (size_t i = 0; i < backend.arenas.size(); ++i) {
@@ -388,9 +390,7 @@ void check_samples(const RunConfig& config, int64_t world_size, const std::files
 }  // namespace
 
 TEST_CASE("texts during a run take the memory that is planned for them") {
-  std::string name = (std::filesystem::temp_directory_path() / "gptrain-samples-XXXXXX").string();
-  REQUIRE(mkdtemp(name.data()) != nullptr);
-  const std::filesystem::path folder(name);
+  const TemporaryFolder folder;
   const auto check = [&](Family family, int64_t tensor, int64_t stages, const std::string& length) {
     const int64_t data = tensor * stages < 4 ? 2 : 1;
     const Layout layout{tensor, data * stages, data > 1 ? 3 : 0, tensor > 1};
@@ -400,7 +400,7 @@ TEST_CASE("texts during a run take the memory that is planned for them") {
          "run.sample_every_steps=2", "run.sample_prompt=some words", "run.sample_tokens=70"});
     const std::string heads = fmt::format("model.num_kv_heads={}", config.model.num_kv_heads);
     INFO((family == Family::gpt2 ? "gpt2 " : "llama ") << layout.name() << ", " << stages << " stages, " << length);
-    const auto checkpoint = save_first_weights(config_of(family, {1, 1, 0, false}, {length, heads}), folder);
+    const auto checkpoint = save_first_weights(config_of(family, {1, 1, 0, false}, {length, heads}), folder.path());
     check_samples(config, layout.tensor * layout.data, checkpoint);
     std::filesystem::remove_all(checkpoint);
   };
@@ -412,7 +412,6 @@ TEST_CASE("texts during a run take the memory that is planned for them") {
       }
     }
   }
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace test_memory

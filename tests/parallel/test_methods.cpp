@@ -1,18 +1,20 @@
-// Methods that save memory, together with each other and with every optimizer and precision, on layouts of all kinds: what
-// they take, and what they give.
-#include <cstdlib>
+// Memory-saving methods in combination, with every optimizer and precision, on layouts of all kinds: their memory and
+// their results.
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include "catch.h"
+#include "fit/choose_step.h"
+#include "fit/micro_batches.h"
+#include "fit/recompute_plan.h"
+#include "machine/profiles.h"
 #include "methods.h"
 #include "same_outcomes.h"
-#include "planner/profiles.h"
+#include "step/plan_step.h"
 #include "touched.h"
-#include "train/plan_step.h"
-#include "train/recompute_plan.h"
 #include "train/run_state.h"
+#include "unit/temporary_folder.h"
 
 namespace test_methods {
 
@@ -23,23 +25,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "gptrain-methods-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  ~Folder() { fs::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
-// Rows of the test's matrices are no whole blocks: where tensor ranks cut them, moments of 8 bits are coded anew.
+// Returns true if 8-bit moments keep their blocks: rows of the test's matrices are not whole blocks, so a change of the
+// tensor size encodes them anew.
 bool keeps_blocks(const RunConfig& from, const RunConfig& to) {
   return from.optimizer.type != OptimizerKind::adamw_8bit || from.parallel.tensor == to.parallel.tensor;
 }
@@ -50,7 +37,7 @@ TEST_CASE("every pair of methods takes the bytes of its plan, has the bits of ke
   const Target target = this_machine(1);
   for (const MethodCase& method : method_cases()) {
     INFO(method.name());
-    const Folder folder;
+    const TemporaryFolder folder;
     const auto in_folder = [&](const MethodCase& which) {
       RunConfig config = which.config(target);
       config.run.out = folder.path().string();
@@ -89,9 +76,9 @@ TEST_CASE("beyond so many micro-batches a rank of one stage takes no more memory
       const int64_t ranks = method.world_size();
       CHECK(enough.batch.accumulation < 100);
       CHECK(enough.batch.global == few.batch.global / few.batch.accumulation * enough.batch.accumulation);
-      const UnitChoices choices = recompute_choices(enough, target, ranks, 0);
+      const StepChoices choices = choose_step(enough, target, ranks, 0);
       const auto memory = [&](const RunConfig& config) {
-        return plan_step(config, target, ranks, 0, nullptr, &choices).memory().arenas;
+        return plan_step(config, target, choices, ranks, 0).memory().arenas;
       };
       INFO(target.name << ": " << method.name());
       CHECK(memory(enough) == memory(with_micro_batches(few, 900)));

@@ -1,4 +1,4 @@
-// The memory that Muon's orthogonalisation works in.
+// The workspace of Muon's orthogonalisation.
 #include <algorithm>
 #include <memory>
 #include <mutex>
@@ -14,7 +14,7 @@ namespace test_muon_memory {
 using namespace gptrain;
 using namespace gptrain::testing;
 
-// Of few tokens the workspace is that of the orthogonalisation. It is the same on all ranks, and the one that has the
+// With few tokens the workspace is that of the orthogonalisation. It has the same size on all ranks; the rank with the
 // largest matrix fills it.
 TEST_CASE("Muon's workspace is what its largest matrix needs") {
   for (const SmallLayout& layout : {SmallLayout{1, 1, {}}, SmallLayout{2, 1, {}}, SmallLayout{1, 3, {"parallel.zero=1"}},
@@ -34,7 +34,7 @@ TEST_CASE("Muon's workspace is what its largest matrix needs") {
         planned = rank.plan.memory().arenas[MemoryClass::workspace];
         CHECK(workspace.bytes() == planned);
         most_touched = std::max(most_touched, backend.touched_bytes(workspace));
-        // Whole and its parts in f32, X in the products' dtype and in f32 its product, A and A A.
+        // The matrix whole and in parts in f32, X in the products' dtype and as a product in f32, A and A A.
         const int64_t largest = config.model.ffn_hidden_size * config.model.hidden_size;
         const int64_t square = config.model.hidden_size * config.model.hidden_size;
         const int64_t of_products = dtype_bytes(config.precision.compute);

@@ -1,4 +1,4 @@
-// Saved activations that wait on the host: the bits of those that stay on the device, in all layouts.
+// Saved activations offloaded to the host: the same bits as without, in all layouts.
 #include <fmt/format.h>
 #include <string>
 #include <vector>

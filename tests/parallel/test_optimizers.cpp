@@ -1,4 +1,4 @@
-// Optimizers beside AdamW over layouts: the same bits where they are promised, and what one rank finds.
+// Optimizers other than AdamW over layouts: the same bits where promised, and one rank's results.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -18,11 +18,12 @@ namespace {
 
 const Overrides sgd = {"optimizer.type=sgd", "optimizer.momentum=0.8", "optimizer.nesterov=true"};
 const Overrides lion = {"optimizer.type=lion"};
-// An eps as in layouts.cpp: the first step is not to hang on the sign of a gradient that is zero but for rounding.
+// The eps of layouts.cpp: the first step must not depend on the sign of a gradient that is zero except for rounding.
 const Overrides lamb = {"optimizer.type=lamb", "optimizer.eps=1e-4"};
 const Overrides lars = {"optimizer.type=lars", "optimizer.trust_coefficient=0.1"};
 const Overrides muon = {"optimizer.type=muon", "optimizer.eps=1e-4"};
-// Rates are shares of the weights. An eps as lamb's: gradients that are zero but for rounding have no steps.
+// Rates are relative to the weights. The eps, like lamb's, prevents steps by gradients that are zero except for
+// rounding.
 const Overrides adafactor = {"optimizer.type=adafactor", "optimizer.eps=1e-8"};
 const Overrides adamw_8bit = {"optimizer.type=adamw-8bit"};
 
@@ -35,7 +36,7 @@ struct Compared {
   Outcome one, many;
 };
 
-// A step of one rank and of a layout with fresh moments, from weights of ten steps.
+// A step with fresh moments on one rank and on a layout, from weights after ten steps.
 Compared compared_step(const SmallLayout& layout, const Overrides& optimizer) {
   const SmallLayout alone{1, 1, {}};
   const GlobalState start = train(alone, optimizer, 10).state;
@@ -92,8 +93,8 @@ TEST_CASE("SGD, LAMB, LARS, Muon and Adafactor take the step of one rank on ever
   }
 }
 
-// The table of a tied head lies on two stages, and the only head of keys and values on both tensor ranks: a part of a
-// tensor, which must not count twice in the tensor's norms, nor come twice to who orthogonalises it.
+// The table of a tied head is on two stages, and the only key-value head, part of a tensor, on both tensor ranks. They
+// must not count twice in the tensor's norms, nor reach the orthogonalising rank twice.
 TEST_CASE("LAMB, LARS, Muon and Adafactor count what several ranks hold once") {
   const Overrides tied = {"model.tied_head=true", "model.num_kv_heads=1"};
   for (const Overrides& optimizer : {lamb, lars, muon, adafactor}) {
@@ -108,7 +109,7 @@ TEST_CASE("LAMB, LARS, Muon and Adafactor count what several ranks hold once") {
   }
 }
 
-// Matrices of which ranks have parts of rows, whose sums are taken over all of them.
+// Matrices of which ranks have parts of rows; their sums go over all ranks.
 TEST_CASE("Adafactor's rows and columns are summed over every kind of layout") {
   for (const SmallLayout& layout :
        {SmallLayout{1, 3, {"parallel.zero=0"}}, SmallLayout{1, 6, {"parallel.zero=1"}},
@@ -124,8 +125,8 @@ TEST_CASE("Adafactor's rows and columns are summed over every kind of layout") {
   }
 }
 
-// The head's table lies with the embedding's, so that the last unit is a norm alone, and wide enough that its bias is the
-// second rank's: whose root mean square is not that of the weight.
+// With a tied table the last unit is only a norm, wide enough that its bias, with another root mean square than its
+// weight, is on the second rank.
 TEST_CASE("Adafactor measures the norm of a tied head that two ranks share, whether each holds all of it or its piece") {
   const auto zero = [](int stage) {
     const RunConfig config = small_config(
@@ -138,7 +139,7 @@ TEST_CASE("Adafactor measures the norm of a tied head that two ranks share, whet
   require_same(zero(0), zero(1));
 }
 
-// The ranks of a stage take turns, and none of them holds a matrix whole: pieces begin and end within rows.
+// The ranks of a stage take turns, and none holds a whole matrix: pieces begin and end within rows.
 TEST_CASE("Muon's matrices come from every kind of layout and go back") {
   for (const SmallLayout& layout :
        {SmallLayout{1, 3, {"parallel.zero=0"}}, SmallLayout{1, 3, {"parallel.zero=2"}}, SmallLayout{1, 3, {"parallel.zero=3"}},
@@ -154,8 +155,8 @@ TEST_CASE("Muon's matrices come from every kind of layout and go back") {
   }
 }
 
-// Lion's step is the sign of the gradient, so that rounding turns it where the gradient is all but zero. Everywhere
-// else the weights are those of one rank.
+// Lion's step is the sign of the gradient, which rounding flips if the gradient is almost zero. All other weights are
+// those of one rank.
 TEST_CASE("Lion takes the step of one rank on every layout but where the gradient is zero to rounding") {
   for (const SmallLayout& layout : layouts) {
     const auto [one, many] = compared_step(layout, lion);

@@ -1,5 +1,5 @@
-// Collectives run while ranks compute: the reduction of a block has begun before the backward of the block before it is
-// over, and the weights that are gathered next are on their way before the current ones are used.
+// Collectives run while ranks compute: a block's reduction begins before the backward of the block before it ends, and
+// the next weights are being gathered before the current ones are used.
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -21,8 +21,8 @@ namespace {
 
 // Collectives of one rank's data group that have begun.
 struct Begun {
-  std::atomic<int> reductions{0};  // of gradients
-  std::atomic<int> gathers{0};     // of weights
+  std::atomic<int> reductions{0};  // sums of gradients
+  std::atomic<int> gathers{0};     // gathers of weights
 };
 
 class NotingCommunicator final : public ForwardingCommunicator {
@@ -47,7 +47,7 @@ class NotingCommunicator final : public ForwardingCommunicator {
   Begun& begun_;
 };
 
-// Holds the rank's thread at the end of an action until what was issued before it has begun; gives up after a while.
+// At the end of an action, holds the rank's thread until all collectives issued before it have begun, or a timeout.
 class HoldingObserver final : public ActionObserver {
  public:
   HoldingObserver(const Begun& begun, int32_t head) : begun_(begun), head_(head) {}
@@ -61,7 +61,7 @@ class HoldingObserver final : public ActionObserver {
   void after(const Action& action) override {
     const bool ends_backward = action.kind == ActionKind::backward || action.kind == ActionKind::backward_weight;
     if (ends_backward && action.unit < head_ - 1 && issued_reductions_ > 0) {
-      // All units behind this one, the next block among them.
+      // All units behind this one, including the next block.
       all_reduced_before = all_reduced_before && has_come(begun_.reductions, issued_reductions_);
       ++held_in_backward;
     }
@@ -122,7 +122,7 @@ TEST_CASE("the reduction of a block begins before the backward of the block befo
       });
       for (const auto& observer : observers) {
         CHECK(observer->all_reduced_before);
-        CHECK(observer->held_in_backward == config.model.num_layers);  // all but the last block, and the embedding
+        CHECK(observer->held_in_backward == config.model.num_layers);  // all except the last block, and the embedding
         CHECK(observer->issued_reductions() == head + 1);
         CHECK(observer->all_gathered_ahead);
         CHECK(observer->held_in_forward == (zero[0] == '3' ? head : 0));

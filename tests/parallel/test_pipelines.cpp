@@ -1,5 +1,5 @@
-// "Same results" of DESIGN.md over pipelines: whatever the schedule and the stages, the bits are those of one stage on
-// the same tensor and data ranks; where a tied head's table is on two stages, all but the rounding of its sum.
+// "Same results" of DESIGN.md over pipelines: every schedule and number of stages gives the bits of one stage on the
+// same tensor and data ranks; with a tied head on two stages, up to the rounding of its gradient sum.
 #include <bit>
 #include <cstdio>
 #include <cstdlib>
@@ -40,7 +40,7 @@ std::vector<Pipeline> make_pipelines() {
     for (const int64_t stages : {2, 3, 4}) {
       for (const int64_t chunks : {1, 2, 3}) {
         if (chunks < schedule.least_chunks || (schedule.most_chunks > 0 && chunks > schedule.most_chunks)) continue;
-        if (schedule.name == "interleaved" && chunks == 1) continue;  // is 1F1B, and refused
+        if (schedule.name == "interleaved" && chunks == 1) continue;  // equals 1F1B, and is refused
         pipelines.push_back({std::string(schedule.name), stages, chunks});
       }
     }
@@ -91,7 +91,7 @@ const std::vector<Value> extras = {{"plain", {}},
                                    {"narrow sums", {"precision.reduce=bf16"}}};
 const std::vector<std::string> placements = {"even", "first empty", "last empty"};
 
-// A value of each axis.
+// One value of each axis.
 class Case {
  public:
   enum Axis : size_t { pipeline, model, mesh, zero, accumulation, recompute, precision, extra, placement, count };
@@ -120,7 +120,7 @@ class Case {
 
   bool possible() const {
     if (world_size() > max_ranks || (ranks().data == 1 && choice_[zero] > 0)) return false;
-    // A weight that rounds the other way is not to be told from a fault there.
+    // A weight that rounds the other way could not be distinguished from a fault.
     if (tied() && precisions[choice_[precision]].label != "fp32") return false;
     if (extras[choice_[extra]].label == "narrow sums" &&
         (ranks().data == 1 || precisions[choice_[precision]].label == "fp32"))
@@ -140,18 +140,18 @@ class Case {
     return make(overrides, world_size(), ranks().data * micro_batches[choice_[accumulation]]);
   }
 
-  // The same with one stage.
+  // Returns the same case with one stage.
   RunConfig config_of_one_stage() const {
     return make(of_mesh(), ranks().tensor * ranks().data, ranks().data * micro_batches[choice_[accumulation]]);
   }
 
-  // The model on one rank, for the steps before the comparison.
+  // Returns the model on one rank, for the steps before the comparison.
   RunConfig config_of_start() const { return make(of_model(), 1, 4); }
 
  private:
   static void append(Overrides& to, const Overrides& more) { to.insert(to.end(), more.begin(), more.end()); }
 
-  // The first or the last chunk has none, the one beside it what the others do not have.
+  // The first or the last chunk has no layers; the chunk beside it has the others' surplus.
   std::vector<int64_t> uneven_layers() const {
     std::vector<int64_t> layers(static_cast<size_t>(shape().stages * shape().chunks), 1);
     const bool first = placements[choice_[placement]] == "first empty";
@@ -174,7 +174,7 @@ class Case {
     return overrides;
   }
 
-  // An eps as in layouts.cpp.
+  // Uses the eps of layouts.cpp.
   RunConfig make(Overrides overrides, int64_t ranks, int64_t samples) const {
     const Overrides sizes = {fmt::format("model.num_layers={}", num_layers),
                              "model.num_heads=4",
@@ -192,7 +192,7 @@ class Case {
                         ranks);
   }
 
-  std::vector<size_t> choice_;  // by axis
+  std::vector<size_t> choice_;  // index of the chosen value, by axis
 };
 
 std::vector<std::vector<size_t>> possible_choices() {
@@ -207,7 +207,7 @@ std::vector<std::vector<size_t>> possible_choices() {
   }
 }
 
-// The first thing that has other bits; empty if there is none.
+// Returns the first difference in bits; empty if there is none.
 std::string different(const Outcome& a, const Outcome& b) {
   if (a.torn + b.torn != "") return "torn: " + a.torn + b.torn;
   for (const auto& [name, values] : a.state) {
@@ -217,7 +217,7 @@ std::string different(const Outcome& a, const Outcome& b) {
   return a.norms == b.norms ? "" : "norms";
 }
 
-// What pipelines share is trained once.
+// Trains the one-stage reference once for all pipelines that share it.
 const Outcome& one_stage_of(const Case& c, const GlobalState* start, int steps) {
   static std::map<std::string, Outcome> known;
   const RunConfig config = c.config_of_one_stage();
@@ -265,8 +265,8 @@ TEST_CASE("pipelines of a covering set give the bits of one stage") {
   for (const size_t index : chosen) compare(Case(choices[index]));
 }
 
-// All pipelines, models, meshes, ZeRO stages and micro-batches, with one of the other axes' values for each.
-// LAYOUTS_PART=I/N takes every N-th from number I on.
+// Runs all pipelines, models, meshes, ZeRO stages and micro-batches, each with one value of the other axes.
+// LAYOUTS_PART=I/N runs every N-th case from number I on.
 TEST_CASE("all pipelines give the bits of one stage", "[.full]") {
   size_t part = 0, parts = 1;
   if (const char* text = std::getenv("LAYOUTS_PART"))

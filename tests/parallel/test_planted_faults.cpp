@@ -1,4 +1,4 @@
-// The comparison of layouts with one rank finds the faults that are easiest to make and hardest to see in a loss.
+// The comparison of layouts with one rank finds faults that are easily made and hardly visible in a loss.
 #include <cstring>
 #include <memory>
 #include <string>
@@ -22,7 +22,7 @@ size_t axis_of(const std::string& name) {
   return axis;
 }
 
-// The first value of every axis but those that are named.
+// Returns the case with the first value of every axis except the named ones.
 LayoutCase layout_with(const std::vector<std::pair<std::string, std::string>>& labels) {
   std::vector<size_t> choice(layout_axes().size(), 0);
   for (const auto& [name, label] : labels) {
@@ -33,7 +33,7 @@ LayoutCase layout_with(const std::vector<std::pair<std::string, std::string>>& l
   return LayoutCase(choice);
 }
 
-// Where a tensor lies in its unit, and the unit's size; in elements.
+// Position of a tensor in its unit, and the unit's size, in elements.
 struct Place {
   int64_t first, count, unit_elements;
 };
@@ -47,7 +47,7 @@ Place place_of(const LayoutCase& layout, const std::string& tensor) {
   return {parameters.segments[index].offset - unit.offset, parameters.segments[index].count, unit.elements};
 }
 
-// An all-reduce that leaves one range of the buffers of a given size as the rank had it.
+// An all-reduce that leaves out one range of buffers of a given size.
 class LosesPart final : public ForwardingCommunicator {
  public:
   LosesPart(std::unique_ptr<Communicator> inner, const Place& place)
@@ -66,7 +66,7 @@ class LosesPart final : public ForwardingCommunicator {
   Place place_;
 };
 
-// All-reduces of f32 buffers of a given size do nothing.
+// Skips all-reduces of f32 buffers of a given size.
 class LosesReduction final : public ForwardingCommunicator {
  public:
   LosesReduction(std::unique_ptr<Communicator> inner, int64_t count)
@@ -80,7 +80,7 @@ class LosesReduction final : public ForwardingCommunicator {
   int64_t count_;
 };
 
-// A mean where a sum is asked for, in buffers of a given size.
+// Computes a mean instead of a sum in buffers of a given size.
 class Averages final : public ForwardingCommunicator {
  public:
   Averages(std::unique_ptr<Communicator> inner, int64_t count)
@@ -96,7 +96,7 @@ class Averages final : public ForwardingCommunicator {
   int64_t count_;
 };
 
-// AdamW with decay in segments of a given place and size.
+// AdamW that also decays segments of a given position and size.
 class DecaysBias final : public ForwardingBackend {
  public:
   DecaysBias(Backend& inner, const Place& place) : ForwardingBackend(inner), place_(place) {}
@@ -138,7 +138,7 @@ TEST_CASE("a lost reduction of a row-parallel linear's bias is found") {
   CHECK(d.first_moment > 0.1);
   CHECK(d.moment_of.ends_with("attention.out.bias"));
   CHECK(d.torn.ends_with("attention.out.bias"));
-  // What a comparison of losses alone would have seen.
+  // A comparison of losses alone would see only this.
   CHECK(std::abs(d.loss) < 1e-7);
 }
 
@@ -162,7 +162,7 @@ TEST_CASE("a wrongly decayed bias is found") {
   const Difference d = compare_with_one_rank(layout, wrapping);
   CHECK_FALSE(d.small());
   CHECK(d.weight_of.ends_with("ffn.out.bias"));
-  CHECK(d.first_moment < 2e-5);  // moments do not see it: weights are compared for this
+  CHECK(d.first_moment < 2e-5);  // moments do not show it: weights are compared for this
 }
 
 TEST_CASE("a gradient averaged twice is found") {

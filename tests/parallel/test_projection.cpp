@@ -1,4 +1,4 @@
-// Training with projected inputs of linears: estimates are unbiased, and the same however the model is cut.
+// Training with projected inputs of linears: the estimates are unbiased, and the same for every layout.
 #include <cmath>
 #include <fmt/format.h>
 #include <map>
@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "fit/choose_step.h"
 #include "ops/backend.h"
 #include "same_outcomes.h"
-#include "train/plan_step.h"
 #include "wrappers.h"
 
 namespace test_projection {
@@ -52,7 +52,7 @@ TEST_CASE("a choice of all rows is the exact gradient, bit for bit") {
   }
 }
 
-// Their transform is orthonormal, which shows every factor: tokens' signs fall out.
+// All frequencies make an orthonormal transform, which would expose any wrong factor; the tokens' signs cancel.
 TEST_CASE("a projection to all frequencies is the exact gradient, to rounding") {
   const Overrides base = {"model.bias=true", "batch.global=4"};
   for (const SmallLayout& layout : {SmallLayout{1, 1, base}, SmallLayout{2, 1, {"parallel.sequence=true", "batch.global=4"}}}) {
@@ -67,9 +67,9 @@ TEST_CASE("a projection to all frequencies is the exact gradient, to rounding") 
   }
 }
 
-// With M estimates g of the exact gradient e, all from the same weights and tokens but by other seeds: where g has no
-// bias, M |mean - e|^2 is |g - e|^2 on average, and a bias b adds M |b|^2. Both are sums over many directions, so that
-// their ratio is near 1; that it leaves the bounds for an estimate without bias has a probability below 10^-3.
+// M estimates g of the exact gradient e, from the same weights and tokens with different seeds: without a bias, M |mean
+// - e|^2 equals |g - e|^2 on average, and a bias b adds M |b|^2. Both are sums over many directions, so their ratio is
+// near 1. An unbiased estimate leaves the bounds with a probability below 10^-3.
 TEST_CASE("the estimated gradients are unbiased, and all others exact") {
   constexpr int seeds = 40;
   const SmallLayout one{1, 1, {"optimizer.clip_norm=0", "model.bias=true", "model.num_layers=1", "batch.global=2"}};
@@ -101,7 +101,7 @@ TEST_CASE("the estimated gradients are unbiased, and all others exact") {
       const double ratio = seeds * of_mean / (spread.at(name) / seeds);
       CHECK(ratio > 0.4);
       CHECK(ratio < 1.8);
-      CHECK(spread.at(name) / seeds > 0.05 * squared_length(e));  // it is an estimate
+      CHECK(spread.at(name) / seeds > 0.05 * squared_length(e));  // proves that it is an estimate
     }
   }
 }
@@ -110,7 +110,7 @@ namespace {
 
 using Keys = std::set<std::pair<uint32_t, uint32_t>>;
 
-// Notes the key of each projection.
+// Records the key of each projection.
 class KeyRecorder final : public ForwardingBackend {
  public:
   KeyRecorder(Backend& inner, Keys& keys) : ForwardingBackend(inner), keys_(keys) {}
@@ -183,13 +183,13 @@ TEST_CASE("estimates are one rank's with tensor, sequence and data ranks and oth
 TEST_CASE("projections have no place in the model's FLOPs, and the hardware's count what runs") {
   const RunConfig plain = config_of({1, 1, {}}, {});
   const Target target = make_cpu_backend(1)->target();
-  const OpTotals without = plan_step(plain, target).total();
+  const OpTotals without = plan_rank(plain, target).total();
   const auto executed = [&](const char* kind, const char* sites) {
-    const OpTotals with = plan_step(config_of({1, 1, {}}, {projected(kind, 0.3, sites)}), target).total();
+    const OpTotals with = plan_rank(config_of({1, 1, {}}, {projected(kind, 0.3, sites)}), target).total();
     CHECK(with.model_flops == without.model_flops);
     return static_cast<double>(with.executed_flops) - static_cast<double>(without.executed_flops);
   };
-  // 12 sequences of 20 tokens, of which a projection has 6 rows, in 3 blocks.
+  // 12 sequences of 20 tokens with 6 projected rows each, in 3 blocks.
   const double samples = 12 * 3, in = 48, out = 120;
   const double saved = 2 * samples * (20 - 6) * in * out;
   CHECK(executed("rows", R"(["ffn_in"])") == -saved);

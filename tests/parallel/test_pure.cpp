@@ -1,4 +1,5 @@
-// bf16 weights without masters (precision.compute "bf16-pure"): the same bits over layouts, and what they learn.
+// bf16 weights without master weights (precision.compute "bf16-pure"): the same bits over layouts, and successful
+// learning.
 #include <algorithm>
 #include <fmt/format.h>
 #include <memory>
@@ -21,11 +22,11 @@ using namespace gptrain::testing;
 
 namespace {
 
-constexpr const char* wide = "fp32";  // gradients
+constexpr const char* wide = "fp32";  // gradients' type
 
 bool is_norm(const std::string& name) { return name.find("norm") != std::string::npos; }
 
-// The share of the bf16 weights that differ.
+// Returns the share of the bf16 weights that differ.
 double share_differing(const Outcome& a, const Outcome& b) {
   double differing = 0, all = 0;
   for (const auto& [name, values] : a.state) {
@@ -37,7 +38,7 @@ double share_differing(const Outcome& a, const Outcome& b) {
   return differing / all;
 }
 
-// What training without masters would be with rounding to nearest.
+// Replaces stochastic rounding by rounding to nearest.
 class RoundsToNearest final : public ForwardingBackend {
  public:
   using ForwardingBackend::ForwardingBackend;
@@ -55,7 +56,7 @@ class RoundsToNearest final : public ForwardingBackend {
 
 using Keys = std::set<std::pair<uint32_t, uint32_t>>;
 
-// The keys of what is rounded stochastically.
+// Records the keys of stochastic rounding.
 class KeyRecorder final : public ForwardingBackend {
  public:
   KeyRecorder(Backend& inner, Keys& keys) : ForwardingBackend(inner), keys_(keys) {}
@@ -86,8 +87,8 @@ TEST_CASE("without masters, one micro-batch a step: the same weights with every 
   CHECK(run("parallel.zero=0", "run.seed=8").losses != zero0.losses);
 }
 
-// A weight's random bits are those of its place in the whole tensor. AdamW's first step hardly depends on how sums are
-// rounded; had layouts other bits, a third of the weights would differ.
+// A weight's random bits depend on its position in the whole tensor. AdamW's first step hardly depends on the rounding
+// of sums; if layouts had different bits, a third of the weights would differ.
 TEST_CASE("without masters, weights are rounded by the same random bits on every layout") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     const Outcome one = train_pure(family, {1, 1, {"batch.micro=12"}}, wide, 1);
@@ -103,7 +104,7 @@ TEST_CASE("without masters, weights are rounded by the same random bits on every
   }
 }
 
-// With one key for all, or that of the initial weights, layouts would agree all the same.
+// With one key for all tensors, or that of the initial weights, layouts would agree as well.
 TEST_CASE("without masters, every tensor is rounded by random bits of its own, and by others with every seed") {
   Keys keys;
   size_t expected = 0;
@@ -148,7 +149,7 @@ TEST_CASE("without masters, initial weights are rounded to nearest, and norms ar
   }
 }
 
-// A weight of 0.02 has neighbours at 2^-13, 1.2e-4; a step moves it by 4e-6.
+// Neighbours of a weight of 0.02 are 2^-13 = 1.2e-4 apart; a step moves it by 4e-6.
 TEST_CASE("without masters, training goes on where rounding to nearest would stall") {
   const auto config = [](const char* compute) {
     return small_config(Family::gpt2,

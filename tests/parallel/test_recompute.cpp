@@ -1,5 +1,5 @@
-// memory.recompute = "optimal", without and with memory.offload_activations = "optimal": the bits of keeping all, within
-// its budget, no slower than the other ways.
+// memory.recompute = "optimal", alone and with memory.offload_activations = "optimal": the bits of keeping all, within
+// its budget, and no slower than other modes.
 #include <algorithm>
 #include <fmt/format.h>
 #include <map>
@@ -8,14 +8,14 @@
 
 #include "base/error.h"
 #include "catch.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
 #include "ops/side_queue.h"
-#include "planner/profiles.h"
+#include "machine/profiles.h"
 #include "same_outcomes.h"
-#include "schedule/offload.h"
-#include "train/nominal_times.h"
-#include "train/offload_plan.h"
-#include "train/recompute_plan.h"
+#include "fit/nominal_times.h"
+#include "fit/offload_plan.h"
+#include "fit/recompute_plan.h"
 
 namespace test_recompute {
 
@@ -74,7 +74,7 @@ std::vector<RecomputePlanner> planners_of(const RunConfig& config, int64_t ranks
   return planners;
 }
 
-// Copies beside the ops, as a GPU makes them.
+// Copies run beside ops, as on a GPU.
 Target with_copy_lanes() {
   Target target = this_machine(1);
   target.kind = Target::Kind::gpu;
@@ -142,7 +142,7 @@ TEST_CASE("an optimal plan keeps within its budget, and is no slower than what t
         CHECK(best->bytes <= point.bytes);
         CHECK(best->again_share <= point.again_share);
       }
-      // Less time with more memory.
+      // More memory needs less time.
       std::vector<RecomputePoint> curve;
       for (const int64_t budget : curve_budgets(planner.least().bytes, planner.fixed(RecomputeKind::none).bytes, 5)) {
         const RecomputePoint point = planner.best(budget).value_or(planner.least());
@@ -159,7 +159,7 @@ TEST_CASE("an optimal plan keeps within its budget, and is no slower than what t
     const RunConfig config = config_of(layout, with_budget(budget));
     for (int64_t rank = 0; rank < layout.ranks; ++rank) {
       INFO(layout.name << ", rank " << rank);
-      CHECK(plan_step(config, this_machine(1), layout.ranks, rank).memory().arenas[MemoryClass::activations] <= budget);
+      CHECK(plan_rank(config, this_machine(1), layout.ranks, rank).memory().arenas[MemoryClass::activations] <= budget);
     }
   }
   CHECK(below_block > 10);
@@ -174,7 +174,7 @@ TEST_CASE("a budget that is too small is refused with the smallest that is not")
     const auto refusal = [&](int64_t budget) -> std::string {
       try {
         for (int64_t rank = 0; rank < layout.ranks; ++rank)
-          plan_step(config_of(layout, with_budget(budget)), this_machine(1), layout.ranks, rank);
+          plan_rank(config_of(layout, with_budget(budget)), this_machine(1), layout.ranks, rank);
       } catch (const Error& error) {
         CHECK(error.code() == ExitCode::usage);
         return error.what();
@@ -183,8 +183,8 @@ TEST_CASE("a budget that is too small is refused with the smallest that is not")
     };
     CHECK(refusal(least) == "");
     CHECK(refusal(least - 1) ==
-          fmt::format("memory.activation_budget = {}: activations of a rank{} take at least {} bytes, whatever is run "
-                      "again (try {})",
+          fmt::format("memory.activation_budget = {}: activations of a rank{} take at least {} bytes, however much is "
+                      "recomputed (try {})",
                       least - 1, layout.ranks > 1 ? fmt::format(" of stage {}", stage) : "", least, least));
   }
 }
@@ -194,23 +194,23 @@ TEST_CASE("a budget that fits the device leaves nothing of it that a block could
   const RunConfig plain = config_of(layout);
   const RunConfig fit = config_of(layout, {"memory.recompute=optimal"});
   Target target = this_machine(1);
-  target.memory_bytes = plan_step(plain, target).memory().arenas.total();
-  // All is kept where there is room.
-  CHECK(plan_step(fit, target).design->choices == UnitChoices(static_cast<size_t>(plain.model.num_layers) + 2));
+  target.memory_bytes = plan_rank(plain, target).memory().arenas.total();
+  // Everything is kept if there is room.
+  CHECK(plan_rank(fit, target).design->choices.units == UnitChoices(static_cast<size_t>(plain.model.num_layers) + 2));
   const RecomputePlanner planner(plain, target, 1, 0);
   const int64_t least = planner.least().bytes;
   const int64_t most = planner.fixed(RecomputeKind::none).bytes;
   const int64_t others = target.memory_bytes - most;
   for (const int64_t activations : {most - 1, (least + most) / 2, least}) {
     target.memory_bytes = others + activations;
-    const StepPlan plan = plan_step(fit, target);
+    const StepPlan plan = plan_rank(fit, target);
     CHECK(plan.memory().arenas.total() <= target.memory_bytes);
     CHECK(activation_room(plain, target, 1, 0) == activations);
-    CHECK(plan.design->choices == planner.best(activations)->choices);
+    CHECK(plan.design->choices.units == planner.best(activations)->choices);
   }
-  // Too small a device: as little as there can be.
+  // On a device that is too small the plan takes the least possible.
   target.memory_bytes = others;
-  CHECK(plan_step(fit, target).memory().arenas[MemoryClass::activations] == least);
+  CHECK(plan_rank(fit, target).memory().arenas[MemoryClass::activations] == least);
 }
 
 TEST_CASE("what one plan runs again and copies to the host has the bits of what is kept") {
@@ -249,7 +249,7 @@ TEST_CASE("what one plan runs again and copies to the host has the bits of what 
 
 TEST_CASE("no more copies are under way than a queue has marks, however slow the link is") {
   const RunConfig config = small_config(Family::gpt2, {"model.num_layers=150"});
-  const StepPlan plan = plan_step(config, with_copy_lanes());
+  const StepPlan plan = plan_rank(config, with_copy_lanes());
   const Program& training = *plan.design->training;
   UnitChoices choices(training.schedule.options.units.size());
   ScheduleOptions options = training.schedule.options;
@@ -276,7 +276,7 @@ TEST_CASE("no more copies are under way than a queue has marks, however slow the
 TEST_CASE("passes are played with a copy each way at the same time") {
   const RunConfig config = small_config(Family::gpt2, {"memory.offload_activations=all"});
   const Target target = with_copy_lanes();
-  const StepPlan plan = plan_step(config, target);
+  const StepPlan plan = plan_rank(config, target);
   Schedule schedule = plan.design->training->schedule;
   const BufferBytes& bytes = plan.design->training->bytes;
   const double copy = nominal_copy_seconds(record_bytes(bytes, schedule.traits(1), 1), target);
@@ -294,7 +294,7 @@ TEST_CASE("a plan that copies to the host keeps its budget, and is no slower tha
   int faster = 0, much_faster = 0, plans = 0, some_hidden = 0;
   for (const size_t of : {1, 4, 8, 12, 13}) {
     const Layout& layout = layouts[of];
-    // Of a size for which copies take about as long as the passes.
+    // Copies take about as long as the passes at this size.
     const Overrides large = {"model.hidden_size=1024", "model.num_heads=8", "model.ffn_hidden_size=4096",
                              "model.sequence_length=512"};
     Overrides mixing = large;
@@ -315,7 +315,7 @@ TEST_CASE("a plan that copies to the host keeps its budget, and is no slower tha
         faster += !other || best->again_share < other->again_share ? 1 : 0;
         for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::block}) {
           for (const int64_t blocks : {1, 2, 3, 4, 6, 8}) {
-            const RecomputePoint even = planner.fixed(kind, 0, blocks);
+            const RecomputePoint even = planner.fixed(kind, 0, OffloadChoice::of_blocks(blocks));
             if (even.bytes <= budget) CHECK(best->again_share <= even.again_share + 0.002);
           }
         }
@@ -323,7 +323,7 @@ TEST_CASE("a plan that copies to the host keeps its budget, and is no slower tha
       std::vector<RecomputeKind> kinds = {RecomputeKind::none, RecomputeKind::block};
       if (planner.keeps_parts()) kinds.push_back(RecomputeKind::selective);
       for (const RecomputeKind kind : kinds) {
-        const RecomputePoint hidden = planner.fixed(kind, 0, hidden_offload);
+        const RecomputePoint hidden = planner.fixed(kind, 0, offload::hidden);
         INFO(layout.name << ", stage " << stage << ", hidden, " << hidden.bytes << " bytes");
         RunConfig of_kind = alone;
         of_kind.memory.recompute = kind;
@@ -347,7 +347,7 @@ TEST_CASE("a plan that copies to the host keeps its budget, and is no slower tha
 }
 
 TEST_CASE("a plan of a deep model that copies to the host is no slower than as many blocks as hide", "[long]") {
-  // Of few of many equal blocks, where prices of bytes lead to plans that pass the even one by.
+  // Many equal blocks, of which few are moved: pricing bytes leads to plans that miss the even one.
   for (const char* device : {"a100-80g", "h100"}) {
     for (const int64_t micro : {4, 8, 16}) {
       const Target target = find_target(device);
@@ -359,18 +359,18 @@ TEST_CASE("a plan of a deep model that copies to the host is no slower than as m
       INFO(device << " " << micro);
       const RecomputePlanner planner(config, target, 1, 0);
       for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::block}) {
-        const RecomputePoint hidden = planner.fixed(kind, 0, hidden_offload);
+        const RecomputePoint hidden = planner.fixed(kind, 0, offload::hidden);
         REQUIRE(planner.counts(hidden.choices).offloaded > 0);
         REQUIRE(hidden.bytes < planner.fixed(kind).bytes);
         const auto best = planner.best(hidden.bytes);
         REQUIRE(best);
         CHECK(best->bytes <= hidden.bytes);
         CHECK(best->again_share <= hidden.again_share);
-        // As many as a run with these keys has.
+        // The planner offloads as many blocks as a run with these keys.
         RunConfig same = config;
         same.memory.recompute = kind;
-        same.memory.offload_activations = hidden_offload;
-        CHECK(planner.counts(recompute_choices(same, target, 1, 0)).offloaded == planner.counts(hidden.choices).offloaded);
+        same.memory.offload = offload::hidden;
+        CHECK(planner.counts(choose_step(same, target, 1, 0).units).offloaded == planner.counts(hidden.choices).offloaded);
       }
     }
   }
@@ -384,7 +384,7 @@ TEST_CASE("an order of passes that depends on recomputation is that of keeping a
                                        fmt::format("memory.recompute={}", recompute)}, 4);
   };
   const auto bytes_of = [&](const char* recompute) {
-    return plan_step(config_of(recompute), target, 4, 0).memory().arenas[MemoryClass::activations];
+    return plan_rank(config_of(recompute), target, 4, 0).memory().arenas[MemoryClass::activations];
   };
   const RecomputePlanner planner(config_of("optimal"), target, 4, 0);
   CHECK(bytes_of("optimal") == bytes_of("none"));

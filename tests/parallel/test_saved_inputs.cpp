@@ -1,4 +1,4 @@
-// Training with inputs of linears and norms saved as codes of 8 bits: what stays the same, and what changes how much.
+// Training with inputs of linears and norms saved as 8-bit codes: unchanged results, and the size of changes.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -16,7 +16,7 @@ Overrides with_codes(const std::string& precision) { return {precision, "memory.
 
 }  // namespace
 
-// Codes are off by up to 1/254 of the largest of a block, on average by a third of a percent of what is usual in it.
+// Codes are off by up to 1/254 of a block's largest element, on average by 0.3% of a typical one.
 TEST_CASE("with codes of inputs the loss is exact, and gradients are near the exact ones") {
   for (const char* activation : {"model.activation=gelu", "model.activation=swiglu"}) {
     const SmallLayout one{1, 1, {activation}};
@@ -31,7 +31,7 @@ TEST_CASE("with codes of inputs the loss is exact, and gradients are near the ex
       CHECK(apart < 0.02);
       furthest = std::max(furthest, apart);
     }
-    CHECK(furthest > 1e-3);  // the codes are what backward reads
+    CHECK(furthest > 1e-3);  // proves that backward reads the codes
   }
 }
 

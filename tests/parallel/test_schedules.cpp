@@ -1,4 +1,4 @@
-// Different schedules give the same bits: a block's backward in one action, or in its two halves.
+// Schedules that run a block's backward in one action or in two halves give the same bits.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -6,10 +6,11 @@
 
 #include "catch.h"
 #include "comm/world.h"
+#include "fit/choose_step.h"
 #include "model/spec/init.h"
 #include "model_fixture.h"
 #include "parallel/executor.h"
-#include "train/training_step.h"
+#include "step/training_step.h"
 
 namespace test_schedules {
 
@@ -27,15 +28,19 @@ std::byte* aligned(Bytes& bytes) {
   return bytes.data() + (memory_alignment - address % memory_alignment) % memory_alignment;
 }
 
-// The gradients that a rank has after forward and backward of all micro-batches, each block's in one action or in two.
+// Returns a rank's gradients after forward and backward of all micro-batches, with each block's backward in one action
+// or two.
 std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, bool joint) {
   constexpr int64_t plenty = int64_t{8} << 20;
   const auto backend = make_cpu_backend(1);
-  const StepDesign design = design_step(config, backend->target(), groups);
+  const auto stage = static_cast<int32_t>(groups.stage());
+  const StepDesign design =
+      design_step(config, backend->target(), groups,
+                  choose_step(config, backend->target(), groups.mesh().world_size(), stage));
   const int64_t elements = design.layout.elements;
   Bytes weights = room(elements * 4);
   Bytes gradients = room(elements * 4);
-  // Any weights will do that are the same each time.
+  // Any fixed weights will do.
   auto* const first_weight = reinterpret_cast<float*>(aligned(weights));
   for (size_t i = 0; i < design.spec.tensors.size(); ++i) {
     const TensorSpec& tensor = design.spec.tensors[i];
@@ -52,7 +57,7 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, boo
     return action.kind == ActionKind::norm || action.kind == ActionKind::update;
   });
   set_lifetimes(schedule);
-  const auto program = make_program(schedule, design.training->bytes);
+  const auto program = make_program(schedule, design.training->bytes, MemoryPlace::device);
   Bytes scratch = room(plenty);
   Bytes frames = room(plenty);
   backend->set_scratch(aligned(scratch), plenty);

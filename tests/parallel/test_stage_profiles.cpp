@@ -1,4 +1,4 @@
-// The profile of steps that ran on four stages at once: an order that their schedule allows, with transfers beside ops.
+// Profiles of four stages that ran at once: an order that the schedule allows, with transfers beside ops.
 #include <algorithm>
 #include <fmt/format.h>
 #include <map>
@@ -21,8 +21,8 @@ namespace {
 constexpr int64_t num_stages = 4;
 constexpr int32_t micro_batches = 8;
 
-// When the ops of each pass of each unit ran, on whichever stage.
-using PassName = std::tuple<ActionKind, int32_t, int32_t>;  // unit, micro-batch
+// Times of the ops of each pass of each unit, on any stage.
+using PassName = std::tuple<ActionKind, int32_t, int32_t>;  // action, unit, micro-batch
 using PassTimes = std::map<PassName, TimeSpan>;
 
 RunConfig config_of(const std::string& schedule, int64_t chunks) {
@@ -60,7 +60,7 @@ void note_passes(const StepProfile& profile, PassTimes& passes) {
   });
 }
 
-// Sends of one rank, and how many of them ran while one of its ops did.
+// Number of one rank's sends, and of those that ran beside one of its ops.
 struct Sends {
   int64_t all = 0, beside_ops = 0;
 };
@@ -97,7 +97,7 @@ TEST_CASE("four stages that ran show their schedule, with sends beside ops") {
     Sends sends;
     for (const RankEvents& rank : ranks) {
       REQUIRE(!rank.profile.log.actions.empty());
-      // A stage does one thing at a time, in the order of its list.
+      // A stage does one thing at a time, in list order.
       const std::vector<TimeSpan> ops = ops_of(rank.profile);
       for (size_t i = 1; i < ops.size(); ++i) REQUIRE(ops[i].start_seconds >= ops[i - 1].end_seconds);
       note_passes(rank.profile, passes);
@@ -106,10 +106,10 @@ TEST_CASE("four stages that ran show their schedule, with sends beside ops") {
       sends.all += of_rank.all;
       sends.beside_ops += of_rank.beside_ops;
     }
-    // A third or more where nothing else disturbs; the others end before the next op has begun.
+    // A third or more on an idle machine; the others end before the next op begins.
     INFO(sends.beside_ops << " of " << sends.all << " sends beside ops");
     CHECK(sends.beside_ops > sends.all / 10);
-    // What one stage has made is what the next one begins with.
+    // A stage starts with the previous stage's output.
     using enum ActionKind;
     const auto head = static_cast<int32_t>(config.model.num_layers) + 1;
     const auto follows = [&](PassName later, PassName earlier) {
@@ -125,7 +125,7 @@ TEST_CASE("four stages that ran show their schedule, with sends beside ops") {
         follows({backward_weight, unit, m}, {backward_input, unit, m});
       }
     }
-    // They worked side by side: the first stage had begun another micro-batch before the last had ended the first.
+    // Stages worked in parallel: the first had begun another micro-batch before the last had ended the first.
     CHECK(passes.at({forward, 1, 1}).start_seconds < passes.at({backward_input, head, 0}).start_seconds);
   }
 }

@@ -1,4 +1,4 @@
-// What each group of ranks sends in a step: closed formulas, the plan, and what communicators are really asked for.
+// Bytes that each group of ranks sends in a step: closed formulas, the plan, and the real calls to communicators.
 #include <fmt/format.h>
 #include <memory>
 #include <string>
@@ -17,7 +17,7 @@ using namespace gptrain::testing;
 
 namespace {
 
-// Counts what passes, by the plan's own rules for bytes.
+// Counts calls by the plan's own rules for bytes.
 class CountingCommunicator final : public ForwardingCommunicator {
  public:
   CountingCommunicator(std::unique_ptr<Communicator> inner, TrafficTable& traffic)
@@ -44,8 +44,8 @@ class CountingCommunicator final : public ForwardingCommunicator {
   CountingGroup counter_;
 };
 
-// The formulas below, on P ranks: an all-reduce of n bytes sends 2 n (P - 1) / P, a reduce-scatter or all-gather with n
-// bytes a rank (P - 1) n.
+// Formulas on P ranks: an all-reduce of n bytes sends 2 n (P - 1) / P; a reduce-scatter or all-gather with n bytes per
+// rank (P - 1) n.
 class Expected {
  public:
   explicit Expected(int64_t size) : size_(size) {}
@@ -55,8 +55,8 @@ class Expected {
   }
   void reduce_scatters(int64_t calls, int64_t bytes) { add(Operation::reduce_scatter, calls, (size_ - 1) * bytes); }
   void all_gathers(int64_t calls, int64_t bytes) { add(Operation::all_gather, calls, (size_ - 1) * bytes); }
-  // From each rank in turn: n / P to each other rank, and once as much again as the root; of two ranks all to the
-  // other.
+  // Broadcasts from each rank in turn: n / P to each other rank, and as much again as the root; between two ranks, all
+  // to the other.
   void broadcasts_in_turn(int64_t turns, int64_t bytes) {
     const int64_t share = bytes * (size_ - 1) / size_;
     add(Operation::broadcast, turns * size_, 0);
@@ -75,7 +75,7 @@ class Expected {
   int64_t size_;
 };
 
-// Sizes that all formulas share.
+// Sizes used by all formulas.
 struct Sizes {
   explicit Sizes(const RunConfig& c, int64_t data_size)
       : model(c.model),
@@ -98,7 +98,7 @@ struct Sizes {
   int64_t t, d, zero;
   bool sequence;
   int64_t layers, micro_batches;
-  int64_t reductions;  // of a unit's gradients, in a step
+  int64_t reductions;  // reductions of a unit's gradients in a step
   int64_t rows;        // N
   int64_t chunks;
   int64_t compute, residual, reduce;  // bytes of C, R and G
@@ -106,10 +106,10 @@ struct Sizes {
   bool fp8;
 };
 
-// With FP8 linears the amax of each tensor that no rank has all of, by an all-reduce of its f32 parts: of the weights,
-// once a step or (ZeRO 3) with each pass over a block; of the inputs of row-parallel linears, forward and in a
-// recomputation; of the gradients of column-parallel linears' outputs; with sequence parallelism of the other inputs
-// and gradients, too.
+// With FP8 linears, the amax of each tensor that no rank holds whole, by an all-reduce of its f32 parts: of weights,
+// once a step or (ZeRO 3) with each pass over a block; of the inputs of row-parallel linears, in forward and
+// recomputation; of the output gradients of column-parallel linears; with sequence parallelism also of the other inputs
+// and gradients.
 void add_amaxes(const Sizes& s, Expected& e) {
   const int64_t passes = s.micro_batches * s.layers;
   const int64_t forward = (s.recomputed ? 2 : 1) * passes;
@@ -117,15 +117,15 @@ void add_amaxes(const Sizes& s, Expected& e) {
   e.all_reduces(4 * preparations + (s.sequence ? 4 : 2) * (forward + passes), amax_parts * 4);
 }
 
-// Without sequence parallelism, a micro-batch all-reduces N h: the embedding (R); in each block twice forward and twice
-// backward (C), once more where a block is recomputed (the attention branch); the head's input gradient (C). The
-// statistics of the logits, three f32 a row, are gathered.
+// Without sequence parallelism, a micro-batch all-reduces N h: for the embedding (R); in each block twice in forward
+// and twice in backward (C), once more if a block is recomputed (the attention branch); for the head's input gradient
+// (C). The statistics of the logits, three f32 per row, are gathered.
 //
-// With it, each of these sums is a reduce-scatter of N h / t, and the rows come together again: twice forward, by t
-// broadcasts of N h / t each, again in a recomputation; four times backward (the gradients of both branches, the inputs
-// of both column-parallel linears); before the head, and before the embedding's backward.
+// With it, each of these sums is a reduce-scatter of N h / t, and the rows are gathered again: twice in forward, by t
+// broadcasts of N h / t each, again in a recomputation; four times in backward (the gradients of both branches, the
+// inputs of both column-parallel linears); before the head, and before the embedding's backward.
 //
-// FP8 linears have kept their inputs whole, and gather them in one piece.
+// FP8 linears have saved their whole inputs and gather them in one piece.
 TrafficTable tensor_traffic(const Sizes& s) {
   Expected e(s.t);
   const int64_t m = s.micro_batches;
@@ -150,8 +150,8 @@ TrafficTable tensor_traffic(const Sizes& s) {
   return e.table;
 }
 
-// After the last micro-batch (with ZeRO 2 and 3 after each): the QK-norm's weights, and with sequence parallelism every
-// norm's weight and bias, by all-reduces of their own.
+// After the last micro-batch (with ZeRO 2 and 3 after each), the QK-norm's weights, and with sequence parallelism the
+// weight and bias of every norm, are summed by all-reduces of their own.
 TrafficTable norms_traffic(const Sizes& s) {
   Expected e(s.t);
   const int64_t norm_tensors = s.model.bias && s.model.norm == NormKind::layernorm ? 2 : 1;
@@ -160,7 +160,7 @@ TrafficTable norms_traffic(const Sizes& s) {
   return e.table;
 }
 
-// The gradients of keys' and values' heads that several ranks hold: weights [2 D, h] and biases [2 D].
+// Gradients of key-value heads that several ranks hold: weights [2 D, h] and biases [2 D].
 TrafficTable replicas_traffic(const Sizes& s) {
   Expected e(s.t > s.model.num_kv_heads ? s.t / s.model.num_kv_heads : 1);
   const int64_t rows = 2 * s.model.head_size;
@@ -169,8 +169,8 @@ TrafficTable replicas_traffic(const Sizes& s) {
   return e.table;
 }
 
-// Each unit's gradients, G: an all-reduce (ZeRO 0) or a reduce-scatter, once a step or (2 and 3) a micro-batch. The sum
-// of the losses, f64.
+// Each unit's gradients, G: an all-reduce (ZeRO 0) or a reduce-scatter, once a step or (2 and 3) per micro-batch; and
+// the sum of the losses, f64.
 TrafficTable gradients_traffic(const Sizes& s, const ParameterLayout& layout) {
   Expected e(s.d);
   for (const UnitRange& unit : layout.units) {
@@ -181,9 +181,9 @@ TrafficTable gradients_traffic(const Sizes& s, const ParameterLayout& layout) {
   return e.table;
 }
 
-// The weights, C: an all-gather of each unit after its update (1 and 2), or before use (3): embedding and head once a
-// step; the two slots for blocks still hold the two that were used last, so each pass over l blocks gathers l - 2, but
-// the first all. In mixed precision the norms' f32 weights go with every gather.
+// Weights, C: an all-gather of each unit after its update (1 and 2), or before use (3). Embedding and head are gathered
+// once a step. The two slots for blocks still hold the last two used, so each pass over l blocks gathers l - 2, the
+// first all. In mixed precision the norms' f32 weights go with every gather.
 TrafficTable weights_traffic(const Sizes& s, const ParameterLayout& layout) {
   Expected e(s.d);
   if (s.zero == 0) return e.table;
@@ -199,14 +199,14 @@ TrafficTable weights_traffic(const Sizes& s, const ParameterLayout& layout) {
   return e.table;
 }
 
-// The sums of squares of all tensors and the number of ranks that want to stop, f64.
+// Sums of squares of all tensors, and the number of ranks that want to stop, f64.
 TrafficTable world_traffic(const Sizes& s, const ModelSpec& spec) {
   Expected e(s.t * s.d);
   e.all_reduces(1, (static_cast<int64_t>(spec.tensors.size()) + 1) * 8);
   return e.table;
 }
 
-// body(lane, group, operation)
+// Calls body(lane, group, operation).
 template <typename Body>
 void for_each_entry(const Body& body) {
   for (size_t lane = 0; lane < num_lanes; ++lane) {
@@ -311,7 +311,7 @@ TEST_CASE("each group of each lane sends the bytes of the closed formulas, in th
       const auto index = static_cast<size_t>(rank.groups.rank());
       RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
       rank.step.run(1e-3, batches);
-      rank.step.state();  // waits for what is still being gathered
+      rank.step.state();  // waits for gathers in progress
       of_first_step[index] = counted[index];
       rank.step.run(1e-3, batches);
       planned[index] = rank.plan.traffic;

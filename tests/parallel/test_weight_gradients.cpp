@@ -1,4 +1,4 @@
-// Training with factors of weights' gradients in fewer bits than the other products': bf16 in fp32, FP8 in bf16.
+// Training with narrower operands in weight-gradient products: bf16 in fp32 training, FP8 in bf16 training.
 #include <string>
 #include <vector>
 
@@ -18,7 +18,7 @@ bool is_product(const std::string& name) {
          name.ends_with("ffn.in.weight") || name.ends_with("ffn.out.weight");
 }
 
-// Over ranks, stages and recomputation, to the bit.
+// Requires the same bits over ranks, stages and recomputation.
 void require_same_however_run(const Overrides& factors) {
   const auto run = [&](int64_t data, const Overrides& more, int64_t pipeline = 1) {
     return train({1, data, more, pipeline}, factors, 2);
@@ -34,7 +34,7 @@ void require_same_however_run(const Overrides& factors) {
 
 }  // namespace
 
-// A number rounded to bf16 is off by up to 2^-8 of itself, and the errors of two factors are independent.
+// A number rounded to bf16 is off by up to 2^-8 of itself; the errors of two operands are independent.
 TEST_CASE("with factors in bf16 gradients of weights are near those of fp32, and all others exact") {
   const SmallLayout one{1, 1, {"optimizer.clip_norm=0"}};
   const Outcome exact = train(one, {"model.bias=true"}, 1);
@@ -82,7 +82,7 @@ TEST_CASE("projections and 8-bit inputs go with factors in bf16") {
 
 namespace {
 
-// Sizes that FP8 products take.
+// Sizes that FP8 products accept.
 const Overrides in_bf16 = {"model.bias=true",           "model.hidden_size=64",   "model.num_heads=4",
                            "model.ffn_hidden_size=128", "model.sequence_length=16", "precision.compute=bf16",
                            "run.device=auto"};
@@ -94,7 +94,7 @@ const Overrides in_fp8 = [] {
 
 }  // namespace
 
-// Numbers rounded to E4M3 and E5M2 are off by 2.6% and 5.2% of themselves in the mean of squares.
+// Numbers rounded to E4M3 and E5M2 are off by 2.6% and 5.2% of themselves (root mean square).
 TEST_CASE("with factors in FP8 gradients of weights are near those of bf16, and losses exact") {
   const SmallLayout one{1, 1, {"optimizer.clip_norm=0"}};
   const Outcome exact = train(one, in_bf16, 1);

@@ -1,4 +1,4 @@
-// The bytes of each arena that training touches, and those that are planned.
+// The bytes of each arena that training touches, compared with the planned ones.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +10,11 @@
 
 #include "catch.h"
 #include "poisoning_backend.h"
-#include "train/step_design.h"
+#include "step/step_design.h"
 
 namespace gptrain::testing {
 
-// Gradients have no reason to be written behind the last tensor of their last unit.
+// Returns the end of the gradients: nothing is written behind the last tensor of their last unit.
 inline int64_t end_of_gradients(const TrainingStep& step, const DeviceMemory& arena) {
   int64_t end = 0;
   for (const StatePiece& piece : step.state()) {
@@ -26,8 +26,8 @@ inline int64_t end_of_gradients(const TrainingStep& step, const DeviceMemory& ar
   return end;
 }
 
-// Where B and W are apart, or forward keeps something in another form than it computes it in, workspaces are largest for
-// rows of all tensor ranks; the rank's own place among them, the last one on the last rank, is not written.
+// Returns true if workspaces are largest for rows of all tensor ranks: B and W are separate, or forward saves a tensor
+// in another form than it computes. The rank's own part of the rows, the last one on the last rank, is not written.
 inline bool peaks_in_gather(const RunConfig& config) {
   const auto& order = pipeline_order_names[static_cast<size_t>(config.parallel.pipeline_schedule)];
   const bool keeps_other_forms = config.memory.activation_bits < 16 || config.memory.saved_inputs < 16 ||
@@ -40,7 +40,7 @@ inline int64_t own_rows_bytes(const RunConfig& config) {
   return align_up(rows * config.model.hidden_size * dtype_bytes(config.precision.compute)) + memory_alignment;
 }
 
-// Of arenas on the backend's device: what is offloaded beside one lies in memory of a queue's.
+// Checks the arenas on the backend's device; offloaded data are in memory of a queue.
 inline void check_touched(RankContext& rank, const RunConfig& config, const PoisoningBackend& backend, std::mutex& mutex) {
   const bool in_blocks = config.optimizer.type == OptimizerKind::adamw_8bit;
   const int64_t unit_padding =
@@ -54,7 +54,7 @@ inline void check_touched(RankContext& rank, const RunConfig& config, const Pois
                            memory.arenas.on(arena_place(memory_class, backend.target()))[c] > 0;
     if (!elsewhere) classes.push_back(memory_class);
   }
-  REQUIRE(backend.arenas.size() >= classes.size());  // before them, what ranks receive in
+  REQUIRE(backend.arenas.size() >= classes.size());  // before them: memory in which ranks receive
   const auto arenas = std::span(backend.arenas).last(classes.size());
   for (size_t i = 0; i < classes.size(); ++i) {
     const MemoryClass c = classes[i];
@@ -76,11 +76,11 @@ inline void check_touched(RankContext& rank, const RunConfig& config, const Pois
   }
 }
 
-// Of every rank, after the steps that train_on_ranks takes, and before what `wrapping` does then.
+// Checks every rank after the steps of train_on_ranks, before the wrapping's own hook.
 inline void check_touched_after(Wrapping& wrapping, const RunConfig& config, int64_t world_size) {
   const auto mutex = std::make_shared<std::mutex>();
   wrapping.after = [=, &config, backends = poison_memory(wrapping, world_size), then = wrapping.after](RankContext& rank) {
-    rank.step.state();  // waits for what is still being gathered
+    rank.step.state();  // waits for gathers in progress
     check_touched(rank, config, *(*backends)[static_cast<size_t>(rank.groups.rank())], *mutex);
     if (then) then(rank);
   };

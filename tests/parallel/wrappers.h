@@ -1,4 +1,4 @@
-// Decorators for tests: a backend and a communicator that pass everything on, a world whose groups are wrapped.
+// Decorators for tests: a backend and a communicator that forward every call, and a world whose groups are wrapped.
 #pragma once
 
 #include <functional>
@@ -74,7 +74,7 @@ class ForwardingCommunicator : public Communicator {
   std::unique_ptr<Communicator> inner_;
 };
 
-// Hands every group that the rank is a member of to `wrap`, numbered in the order in which they are made.
+// Passes every group that the rank is a member of to `wrap`, with its number in the order of creation.
 class WrappingWorld final : public World {
  public:
   using Wrap = std::function<std::unique_ptr<Communicator>(size_t, std::unique_ptr<Communicator>)>;

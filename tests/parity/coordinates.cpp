@@ -1,8 +1,8 @@
-// How far a few steps move the activations of a small model, by its width: what tools/mup_check.py draws.
+// Measures how far a few steps move the activations of a small model, by its width, for tools/compare/mup_check.py.
 //
-// Run as coordinates gpt2|llama WIDTH STEPS [OVERRIDE]..., as OVERRIDEs of the command line. Prints a line of JSON:
-// {"width": W, "moved": {NAME: [after 1 step, after 2, ..]}}, the root mean square of what an activation of the first
-// batch has become less what it was before any step (arXiv 2203.03466, appendix D.1).
+// Run as coordinates gpt2|llama WIDTH STEPS [OVERRIDE]..., with OVERRIDEs as on the command line. Prints a line of
+// JSON: {"width": W, "moved": {NAME: [after 1 step, after 2, ..]}}, the root mean square of the change of an activation
+// on the first batch since before any step (arXiv 2203.03466, appendix D.1).
 #include <cmath>
 #include <cstdio>
 #include <map>
@@ -12,20 +12,20 @@
 
 #include "../parallel/wrappers.h"
 #include "config/json_text.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
 
 namespace {
 
 using namespace gptrain;
 using namespace gptrain::testing;
 
-// The model has two heads in every width: what a sum over a head's features does is seen, too.
+// The model has two heads in every width, so that effects of sums over a head's features show too.
 constexpr int num_heads = 2;
 
 using Values = std::vector<float>;
 
-// The activations of a step by what they are, those of all layers one after the other.
+// Activations of a step by name, those of all layers in sequence.
 class Activations final : public ForwardingBackend {
  public:
   using ForwardingBackend::ForwardingBackend;
@@ -50,7 +50,7 @@ class Activations final : public ForwardingBackend {
     keep("ffn", op.y);
   }
   void run(const CrossEntropy& op) override {
-    keep("logits", op.logits.column_range(0, op.vocab_size));  // before its gradient takes its place
+    keep("logits", op.logits.column_range(0, op.vocab_size));  // before the gradient overwrites it
     inner_.run(op);
   }
 
@@ -65,7 +65,7 @@ class Activations final : public ForwardingBackend {
     }
   }
 
-  // Of the first sequence, each query with the first key: for the sizes of sums it is as good as any other.
+  // Records scores of the first sequence, of each query with the first key: any key would show the sizes of sums.
   void keep_scores(const AttentionForward& op) {
     Values& values = values_["scores"];
     const auto* const keys = static_cast<const float*>(op.k.data);
@@ -90,7 +90,7 @@ Json moved(const RunConfig& config, int steps) {
   const auto inner = make_cpu_backend(1);
   Activations backend(*inner);
   OneRank rank(config);
-  TrainingStep step(plan_step(config, inner->target()).design, backend, rank.groups);
+  TrainingStep step(plan_rank(config, inner->target()).design, backend, rank.groups);
   step.initialize();
   std::map<std::string, Values> first;
   Json by_name = Json::object();

@@ -1,4 +1,4 @@
-// A model and its optimizer on a device, and what a step leaves of its gradients.
+// A model and its optimizer on a device, and the gradients after a step.
 #pragma once
 
 #include <cmath>
@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "fit/choose_step.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
 #include "train/run_state.h"
 
 namespace gptrain::testing {
@@ -22,14 +22,14 @@ inline constexpr int exit_skipped = 77;
 
 using State = std::map<std::string, std::vector<float>>;
 
-// A model and its optimizer on a device of their own.
+// A model and its optimizer on their own device.
 class Trainer {
  public:
   Trainer(const RunConfig& config, std::unique_ptr<Backend> backend, int64_t first_sample = 0)
       : config_(config),
         backend_(std::move(backend)),
         rank_(config),
-        design_(plan_step(config, backend_->target()).design),
+        design_(plan_rank(config, backend_->target()).design),
         step_(design_, *backend_, rank_.groups),
         batches_(config, first_sample) {
     step_.initialize();
@@ -93,7 +93,7 @@ inline std::unique_ptr<Backend> cuda(int device = 0) {
   return make_cuda_backend(device % num_cuda_devices());
 }
 
-// On one thread: ThreadSanitizer knows nothing of how those of OpenMP wait for each other.
+// Uses one thread: ThreadSanitizer does not understand OpenMP's synchronisation.
 inline std::unique_ptr<Backend> cpu() { return make_cpu_backend(1); }
 
 inline double distance(const std::vector<float>& a, const std::vector<float>& b) {
@@ -111,7 +111,7 @@ inline State after_ten_steps(const RunConfig& config) {
   return trainer.state();
 }
 
-// One step with fresh moments from given weights: exp_avg is (1 - beta1) times the clipped gradient.
+// Runs one step with fresh moments from given weights: exp_avg is (1 - beta1) times the clipped gradient.
 inline State first_moments(const RunConfig& config, std::unique_ptr<Backend> backend, const State& start,
                     int64_t first_sample = 1000) {
   Trainer trainer(config, std::move(backend), first_sample);

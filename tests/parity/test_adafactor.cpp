@@ -1,4 +1,4 @@
-// That Adafactor's steps are as long as the config says, matrix by matrix.
+// Adafactor's steps have the length that the config gives, matrix by matrix.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "catch.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
 
 namespace test_adafactor {
 
@@ -25,7 +25,7 @@ Values weights_after(Family family, int steps, std::vector<std::string> override
   const RunConfig config = small_config(family, overrides);
   const auto backend = make_cpu_backend(1);
   testing::OneRank rank(config);
-  TrainingStep step(plan_step(config, backend->target()).design, *backend, rank.groups);
+  TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
   step.initialize();
   RandomBatches batches(config);
   for (int i = 0; i < steps; ++i) step.run(1e-2, batches);
@@ -44,7 +44,7 @@ double root_mean_square(const std::vector<float>& values, size_t first, size_t c
   return std::sqrt(squares / static_cast<double>(count));
 }
 
-// body(first, count) for the elements of each matrix or vector in a tensor.
+// Calls body(first, count) for the elements of each matrix or vector in a tensor.
 template <typename Body>
 void for_each_part(const TensorSpec& tensor, const Body& body) {
   std::vector<Section> parts = tensor.sections;

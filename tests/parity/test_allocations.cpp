@@ -1,9 +1,9 @@
-// No allocation happens in a step once the first two have run: every call of malloc and operator new in this process is
+// A step allocates nothing once the first two have run: every call of malloc and operator new in this process is
 // watched.
 //
-// oneDNN builds a small map of arguments inside each execute call and frees it before it returns; those are told apart
-// by the caller's address, and must leave nothing behind. gptrain itself must not allocate at all, be it that one step
-// of the run was profiled or not.
+// oneDNN builds a small map of arguments in each execute call and frees it before it returns. Its calls are identified
+// by the caller's address and must leave nothing allocated. gptrain itself must not allocate at all, also after a
+// profiled step.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -15,9 +15,9 @@
 #include <string>
 
 #include "base/error.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
-#include "train/step_profiler.h"
+#include "step/step_profiler.h"
 
 extern "C" {
 void* __libc_malloc(size_t size);
@@ -72,7 +72,7 @@ void free(void* block) {
 }
 }
 
-// Not through malloc, so that the caller that is noted is the one that said `new`.
+// Avoids malloc, so that the recorded caller is the one that used `new`.
 void* operator new(size_t size) {
   void* block = note(__libc_malloc(size), __builtin_return_address(0));
   if (block == nullptr) throw std::bad_alloc();
@@ -103,7 +103,7 @@ int watch_steps(const gptrain::RunConfig& config, const char* label) {
   const auto device = make_cpu_backend(2);
   testing::OneRank rank(config);
   StepProfiler profiler(*device, rank.groups);
-  TrainingStep step(plan_step(config, device->target()).design, profiler.backend(), rank.groups);
+  TrainingStep step(plan_rank(config, device->target()).design, profiler.backend(), rank.groups);
   step.initialize();
   gptrain::testing::RandomBatches batches(config);
   step.run(1e-3, batches);
@@ -141,7 +141,7 @@ int watch_steps(const gptrain::RunConfig& config, const char* label) {
 int main() {
   using gptrain::testing::Family;
   using gptrain::testing::small_config;
-  // The watch itself must work, or the rest proves nothing.
+  // The watch itself must work, or the test proves nothing.
   watching = true;
   delete[] new char[10];
   watching = false;

@@ -1,4 +1,4 @@
-// The host a step ahead of the device: on the host harness, whose queues run late, early, or in between.
+// The host a step ahead of the device, on the host harness, whose queues run late, early, or in between.
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -17,15 +17,15 @@
 #include "base/event.h"
 #include "catch.h"
 #include "differences.h"
+#include "fit/choose_step.h"
 #include "host/device_queues.h"
 #include "model_fixture.h"
 #include "ops/timed_backend.h"
 #include "parallel/offload_lanes.h"
 #include "parallel/wrappers.h"
-#include "train/arena_fill.h"
-#include "train/plan_step.h"
+#include "step/arena_fill.h"
 #include "train/run_state.h"
-#include "train/state_snapshot.h"
+#include "step/state_snapshot.h"
 
 namespace test_asynchrony {
 
@@ -34,7 +34,7 @@ using namespace gptrain::testing;
 
 namespace {
 
-// Keeps the last `kept` micro-batches, and spoils at once what is older, as one that reads ahead may.
+// Keeps the last `kept` micro-batches and overwrites older ones at once, as a reader that reads ahead may.
 class KeptBatches final : public MicroBatchSource {
  public:
   KeptBatches(const RunConfig& config, int64_t kept)
@@ -60,7 +60,7 @@ class KeptBatches final : public MicroBatchSource {
   MicroBatch view_;
 };
 
-// A side queue that leaves out one kind of call.
+// A side queue that omits one kind of call.
 enum class Forgotten { nothing, follow_ops, ops_follow, await_work, await_ops };
 
 class ForgetfulQueue final : public SideQueue {
@@ -106,7 +106,7 @@ constexpr int all_queues = -1;
 
 class ForgetfulBackend final : public ForwardingBackend {
  public:
-  // Of one of the queues that are made, by number, or of all.
+  // `queue`: number of the side queue that omits calls; negative: all of them.
   ForgetfulBackend(Backend& inner, Forgotten forgotten, int queue)
       : ForwardingBackend(inner), forgotten_(forgotten), queue_(queue) {}
   std::unique_ptr<SideQueue> make_side_queue() override {
@@ -121,7 +121,7 @@ class ForgetfulBackend final : public ForwardingBackend {
 };
 
 bool same(const std::vector<StepResult>& a, const std::vector<StepResult>& b) {
-  // Not a number is like itself.
+  // NaN counts as equal to itself.
   const auto same_bits = [](double x, double y) { return std::bit_cast<uint64_t>(x) == std::bit_cast<uint64_t>(y); };
   return std::ranges::equal(a, b, [&](const StepResult& x, const StepResult& y) {
     return same_bits(x.loss, y.loss) && same_bits(x.grad_norm, y.grad_norm) && x.skipped == y.skipped &&
@@ -129,7 +129,7 @@ bool same(const std::vector<StepResult>& a, const std::vector<StepResult>& b) {
   });
 }
 
-// Ends before the sources that it reads: its last copies may end with it.
+// Destroyed before the sources that it reads, as its last copies may end with it.
 class Trainer {
  public:
   explicit Trainer(const RunConfig& config, Forgotten forgotten = Forgotten::nothing, int queue = all_queues)
@@ -137,19 +137,19 @@ class Trainer {
         device_(make_cuda_backend(0)),
         backend_(*device_, forgotten, queue),
         rank_(config),
-        step_(plan_step(config, backend_.target()).design, backend_, rank_.groups) {
+        step_(plan_rank(config, backend_.target()).design, backend_, rank_.groups) {
     step_.initialize();
   }
 
   TrainingStep& step() { return step_; }
 
-  // Each step is over before the next one begins.
+  // Ends each step before the next begins.
   std::vector<StepResult> one_by_one(MicroBatchSource& source, const std::vector<double>& rates) {
     std::vector<StepResult> results;
     for (const double rate : rates) results.push_back(step_.run(rate, source));
     return results;
   }
-  // One begins before the last one is over. Nothing waits for the device while it does.
+  // Begins each step before the previous one has ended. Nothing waits for the device meanwhile.
   std::vector<StepResult> ahead(MicroBatchSource& source, const std::vector<double>& rates) {
     std::vector<StepResult> results;
     for (const double rate : rates) {
@@ -185,11 +185,10 @@ class Trainer {
   TrainingStep step_;
 };
 
-// Two micro-batches a step, and those of two steps kept.
 RunConfig two_micro_batches() {
   return small_config(Family::gpt2, {"batch.micro=2", "model.dropout=0.1", "model.num_layers=1"});
 }
-constexpr int64_t all_kept = 4;
+constexpr int64_t all_kept = 4;  // micro-batches of two steps
 
 }  // namespace
 
@@ -218,7 +217,7 @@ TEST_CASE("the time of a step is that between the ends of two, whenever the host
   const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
   CHECK(sum <= whole);
   CHECK(sum > 0.5 * whole);
-  // The last two are read one right after the other.
+  // The last two are read in direct succession.
   std::sort(seconds.begin(), seconds.end());
   CHECK(seconds.front() > 0.1 * seconds[3]);
 }
@@ -236,7 +235,7 @@ TEST_CASE("each wait between copies and ops is needed", "[long]") {
   const RunConfig config = two_micro_batches();
   const std::vector<double> rates(6, 1e-3);
   const auto results = [&](Forgotten forgotten) {
-    // Longer than the trainer, whose copies nobody may have waited for.
+    // Must outlive the trainer, whose copies may not have been waited for.
     KeptBatches batches(config, forgotten == Forgotten::await_work ? 1 : all_kept);
     Trainer trainer(config, forgotten);
     return trainer.ahead(batches, rates);
@@ -246,7 +245,7 @@ TEST_CASE("each wait between copies and ops is needed", "[long]") {
     INFO(static_cast<int>(forgotten));
     CHECK_FALSE(same(results(forgotten), expected));
   }
-  // Before anybody looks at the results, the step's time is asked for.
+  // Asks for the step's time before anything waits for the results.
   CHECK_THROWS_AS(results(Forgotten::await_ops), std::logic_error);
 }
 
@@ -254,8 +253,8 @@ TEST_CASE("what is offloaded has the bits of what is kept, and each wait of its 
   RunConfig config = small_config(Family::gpt2, {"batch.micro=2", "model.num_layers=4", "model.hidden_size=24"});
   const std::vector<double> rates(3, 1e-3);
   std::vector<int64_t> activations, on_host;
-  const auto results = [&](int64_t offload, Forgotten forgotten, int queue) {
-    config.memory.offload_activations = offload;
+  const auto results = [&](OffloadChoice offloaded, Forgotten forgotten, int queue) {
+    config.memory.offload = offloaded;
     KeptBatches batches(config, all_kept);
     Trainer trainer(config, forgotten, queue);
     const MemoryPlan& memory = trainer.step().design().memory.arenas;
@@ -264,8 +263,9 @@ TEST_CASE("what is offloaded has the bits of what is kept, and each wait of its 
     on_host.push_back(memory.on(MemoryPlace::host)[static_cast<size_t>(MemoryClass::offloaded)]);
     return trainer.ahead(batches, rates);
   };
-  const auto expected = results(no_offload, Forgotten::nothing, 0);
-  for (const int64_t offload : {int64_t{2}, all_offload}) CHECK(same(results(offload, Forgotten::nothing, 0), expected));
+  const auto expected = results(offload::none, Forgotten::nothing, 0);
+  for (const OffloadChoice offloaded : {OffloadChoice::of_blocks(2), offload::all})
+    CHECK(same(results(offloaded, Forgotten::nothing, 0), expected));
   CHECK(activations[0] > activations[1]);
   CHECK(activations[1] > activations[2]);
   CHECK(on_host[0] == 0);
@@ -273,14 +273,14 @@ TEST_CASE("what is offloaded has the bits of what is kept, and each wait of its 
   for (const int lane : {1, 2}) {  // to the host, and back
     for (const Forgotten forgotten : {Forgotten::follow_ops, Forgotten::ops_follow}) {
       INFO(lane << " " << static_cast<int>(forgotten));
-      CHECK_FALSE(same(results(all_offload, forgotten, lane), expected));
+      CHECK_FALSE(same(results(offload::all, forgotten, lane), expected));
     }
   }
 }
 
 TEST_CASE("steps that are skipped are found so one step later") {
   const RunConfig config = two_micro_batches();
-  // The fourth update makes the weights so large that no later loss is a number.
+  // The fourth update makes the weights so large that all later losses are NaN.
   const std::vector<double> rates = {1e-3, 1e-3, 0, 1e30, 1e-3, 1e-3, 1e-3};
   KeptBatches all(config, all_kept), again(config, all_kept);
   Trainer expected(config), trainer(config);
@@ -338,7 +338,7 @@ TEST_CASE("checkpoints come from the device piece by piece, whole") {
     trainer.save(folder);
     const auto cpu = make_cpu_backend(1);
     OneRank rank(config);
-    TrainingStep step(plan_step(config, cpu->target()).design, *cpu, rank.groups);
+    TrainingStep step(plan_rank(config, cpu->target()).design, *cpu, rank.groups);
     load_state(resolve_checkpoint(folder), step, rank.groups, *rank.world);
     std::vector<float> weights;
     for (const StatePiece& piece : step.state())
@@ -346,7 +346,7 @@ TEST_CASE("checkpoints come from the device piece by piece, whole") {
     return std::pair(weights, trainer.weights());
   };
   const auto [saved, held] = saved_weights(Forgotten::nothing);
-  CHECK((saved == held));  // not printed: there are too many
+  CHECK((saved == held));  // not printed: too many values
   const auto [wrong, right] = saved_weights(Forgotten::await_work);
   CHECK_FALSE((wrong == right));
   std::filesystem::remove_all(folder);
@@ -396,7 +396,7 @@ TEST_CASE("what cannot be pinned is refused with its size and the key that asks 
 
 namespace {
 
-// Counts what is uploaded, and looks at all memory when algorithms are to be chosen.
+// Counts uploads, and checks all memory when algorithms are to be chosen.
 class ChoosingBackend final : public ForwardingBackend {
  public:
   static constexpr size_t looked_at = 4096;
@@ -442,7 +442,7 @@ TEST_CASE("algorithms are chosen on other numbers in each arena, and nothing is 
   const auto device = make_cuda_backend(0);
   ChoosingBackend backend(*device);
   OneRank rank(config);
-  TrainingStep step(plan_step(config, backend.target()).design, backend, rank.groups);
+  TrainingStep step(plan_rank(config, backend.target()).design, backend, rank.groups);
   backend.uploaded = 0;
   backend.has_choice = false;
   step.choose_algorithms();
@@ -483,7 +483,7 @@ TEST_CASE("memory is filled by one upload and the device's own copies") {
 
 namespace {
 
-// Where the host is slow to see that a device is ready.
+// Makes the host slow to notice that a device is ready.
 class SlowToWait final : public ForwardingBackend {
  public:
   static constexpr auto delay = std::chrono::milliseconds(20);

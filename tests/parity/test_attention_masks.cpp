@@ -1,4 +1,4 @@
-// Attention masks through whole training steps: documents packed into one sample, padding behind them, and windows.
+// Attention masks in whole training steps: documents packed into one sample, padding after them, and windows.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "catch.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
 
 namespace test_attention_masks {
 
@@ -19,7 +19,7 @@ using gptrain::testing::small_config;
 
 namespace {
 
-// The same sample every time.
+// Returns the same sample every time.
 class OneSample : public MicroBatchSource {
  public:
   OneSample(std::vector<int32_t> tokens, std::vector<int32_t> targets, std::vector<int32_t> document_starts)
@@ -34,7 +34,7 @@ class OneSample : public MicroBatchSource {
   MicroBatch view_;
 };
 
-// Sums over a sample's tokens: of the losses, and of their gradients by tensor.
+// Sums over a sample's tokens, of losses and of their gradients by tensor.
 struct Sums {
   double loss = 0;
   std::map<std::string, std::vector<double>> gradients;
@@ -49,7 +49,7 @@ Sums sums_of(const std::vector<int32_t>& tokens, const std::vector<int32_t>& tar
                                    "batch.micro=1", masked ? "data.mask_documents=true" : "data.mask_documents=false"});
   const auto backend = make_cpu_backend(2);
   testing::OneRank rank(config);
-  TrainingStep step(plan_step(config, backend->target()).design, *backend, rank.groups);
+  TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
   step.initialize();
   OneSample source(tokens, targets, document_starts);
   Sums sums;
@@ -71,12 +71,12 @@ double distance(const std::vector<double>& a, const std::vector<double>& b) {
   return std::sqrt(difference / norm);
 }
 
-// Of the packed documents, and of both alone, added up.
+// Sums for packed documents, and for the documents run separately and added up.
 struct Comparison {
   Sums packed, alone;
 };
 
-// `first` tokens of one document and the rest of another: the lengths leave both with parts of tiles.
+// Compares `first` tokens of one document and the rest of another, of lengths that leave both with partial tiles.
 Comparison compare(size_t first, size_t length, bool masked) {
   std::vector<int32_t> tokens, targets, starts(length, 0);
   for (size_t t = 0; t <= length; ++t)
@@ -109,7 +109,7 @@ Outcome third_step(const std::vector<std::string>& overrides) {
   const RunConfig config = small_config(Family::gpt2, overrides);
   const auto backend = make_cpu_backend(2);
   testing::OneRank rank(config);
-  TrainingStep step(plan_step(config, backend->target()).design, *backend, rank.groups);
+  TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
   step.initialize();
   RandomBatches batches(config);
   for (int i = 0; i < 2; ++i) step.run(1e-3, batches);
@@ -120,7 +120,7 @@ Outcome third_step(const std::vector<std::string>& overrides) {
 }  // namespace
 
 TEST_CASE("a sample of two documents has the losses and gradients of the two alone") {
-  // Positions count on in the second document, which rotations do not see.
+  // Positions continue in the second document, which rotary embeddings do not notice.
   for (const auto& [first, length] : {std::pair<size_t, size_t>{5, 12}, {64, 131}, {1, 70}, {69, 70}}) {
     INFO(first << " of " << length << " tokens");
     const Comparison masked = compare(first, length, true);

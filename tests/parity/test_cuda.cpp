@@ -1,4 +1,4 @@
-// A training step on the CUDA backend against the same on the CPU: on a device, or on the host harness.
+// A training step on the CUDA backend, compared with the CPU: on a device, or on the host harness.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -13,8 +13,7 @@
 #include "differences.h"
 #include "model_fixture.h"
 #include "parallel/wrappers.h"
-#include "train/plan_step.h"
-#include "train/recompute_plan.h"
+#include "fit/recompute_plan.h"
 #include "train/run_state.h"
 
 namespace test_cuda {
@@ -67,7 +66,7 @@ TEST_CASE("gradients in bf16 are as far from those in f32 as the CPU's, and thos
       INFO(name);
       const double of_bf16 = distance(on_cpu.at(name), expected.at(name));
       CHECK(distance(values, expected.at(name)) < 2 * of_bf16);
-      // Three more bits.
+      // fp16 has three more bits.
       CHECK(distance(in_fp16.at(name), expected.at(name)) < 0.3 * of_bf16);
     }
   }
@@ -77,12 +76,12 @@ TEST_CASE("what runs again or is offloaded gives the same bits, but where a prod
   for (const Family family : {Family::gpt2, Family::llama}) {
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
       INFO(precision);
-      // Of a width that products take an activation for.
+      // Has a width for which products fuse the activation.
       RunConfig config = small_config(family, {precision, "model.dropout=0.1", "model.hidden_size=48",
                                                "model.ffn_hidden_size=96", "model.sequence_length=20", "model.num_layers=4"});
-      const auto run = [&](RecomputeKind recompute, int64_t offload = no_offload) {
+      const auto run = [&](RecomputeKind recompute, OffloadChoice offloaded = {}) {
         config.memory.recompute = recompute;
-        config.memory.offload_activations = offload;
+        config.memory.offload = offloaded;
         config.memory.activation_budget = RecomputePlanner(config, cuda()->target(), 1, 0).least().bytes;
         Trainer trainer(config, cuda());
         CHECK(trainer.took_what_was_planned());
@@ -90,16 +89,16 @@ TEST_CASE("what runs again or is offloaded gives the same bits, but where a prod
         return trainer.run().loss;
       };
       const double none = run(RecomputeKind::none);
-      if (family == Family::gpt2) CHECK(run(RecomputeKind::none, 2) == none);
-      if (family == Family::llama) CHECK(run(RecomputeKind::block, all_offload) == none);
-      CHECK(run(RecomputeKind::optimal, family == Family::gpt2 ? no_offload : optimal_offload) == none);
+      if (family == Family::gpt2) CHECK(run(RecomputeKind::none, OffloadChoice::of_blocks(2)) == none);
+      if (family == Family::llama) CHECK(run(RecomputeKind::block, offload::all) == none);
+      CHECK(run(RecomputeKind::optimal, family == Family::gpt2 ? offload::none : offload::optimal) == none);
       const bool gives_activation = family == Family::gpt2 && std::string(precision).ends_with("bf16");
       CHECK(run(RecomputeKind::selective) == Approx(none).epsilon(gives_activation ? 1e-3 : 0));
     }
   }
 }
 
-// Samples of 19 documents, but for the last of the first step, which has 20 and is the own kernels'.
+// Samples have 19 documents, except for the last one of the first step: its 20 are for our own kernels.
 TEST_CASE("documents that a library takes give what they give on the CPU") {
   const auto with = [&](const std::vector<std::string>& overrides) {
     std::vector<std::string> all = {"model.num_layers=1",       "model.hidden_size=32", "model.sequence_length=128",
@@ -119,14 +118,14 @@ TEST_CASE("documents that a library takes give what they give on the CPU") {
     each->run();
   }
   const State state = trainer.state();
-  // Only what a warning names is done by the same kernels.
+  // Results are bit-equal exactly if a warning says that our own kernels run.
   CHECK((state == own.state()) == !trainer.take_warnings().empty());
   for (const auto& [name, values] : state) {
     if (!name.starts_with("exp_avg/")) continue;
     INFO(name);
     CHECK(distance(values, expected.at(name)) < 2 * distance(on_cpu.at(name), expected.at(name)));
   }
-  // Recorded once, and played again with other documents.
+  // A graph recorded once runs again with other documents.
   for (int i = 0; i < 3; ++i) CHECK(trainer.run().loss == Approx(own.run().loss).epsilon(2e-3));
   CHECK(trainer.took_what_was_planned());
   Trainer any_order(with({"precision.compute=bf16", "data.max_documents=19", "run.deterministic=false"}), cuda());
@@ -181,7 +180,7 @@ TEST_CASE("in fp16 the loss scale is sought and found, and saved with the rest")
   std::filesystem::remove_all(folder);
 }
 
-// From the same weights, as norms and updates do not depend on the loss scale but by rounding.
+// Starts from equal weights: norms and updates depend on the loss scale by rounding only.
 TEST_CASE("in fp16 the loss scale changes neither the norm nor the update") {
   std::vector<std::string> small = fp16, large = fp16;
   small.emplace_back("precision.loss_scale=256");
@@ -196,7 +195,7 @@ TEST_CASE("in fp16 the loss scale changes neither the norm nor the update") {
 
 TEST_CASE("losses and norms of 20 steps agree with the CPU's") {
   for (const Family family : {Family::gpt2, Family::llama}) {
-    // Documents that change from step to step, for what is recorded once and played again.
+    // Documents change from step to step while the recorded graph stays the same.
     const std::vector<std::string> masked = {"model.dropout=0.1", "model.attention_window=6",
                                              "data.mask_documents=true"};
     const RunConfig config = small_config(family, family == Family::gpt2 ? variants.front() : masked);
@@ -244,7 +243,7 @@ TEST_CASE("what cannot be captured runs op by op, and a warning says why, each r
   Counter counter(*backend);
   int calls = 0;
   std::string reason = "it is not for graphs";
-  // Runs the ops four times. A capture is of those that are called the second time.
+  // Runs the ops four times. The second call is the one that is captured.
   const auto sum_of = [&](uint64_t key, bool refuses) {
     counter.reset();
     calls = 0;
@@ -271,7 +270,7 @@ TEST_CASE("what cannot be captured runs op by op, and a warning says why, each r
         "some ops of the step run one by one and not as a CUDA graph, which is slower: nor is this\n");
   CHECK(sum_of(1, true) == 4);
   CHECK(calls == 0);
-  backend->set_scratch(nullptr, 0);  // what is recorded knows the scratch memory
+  backend->set_scratch(nullptr, 0);  // recordings refer to the scratch memory
   CHECK(sum_of(1, false) == 4);
   CHECK(calls == 2);
 }
@@ -289,7 +288,7 @@ TEST_CASE("a mistake amid a capture goes to the caller, and the backend goes on"
                     "a mistake");
   add();
   for (int i = 0; i < 3; ++i) backend->run_recorded(RecordingKey(1), add);
-  CHECK(counter.value() == 5);  // all but the one that was captured in vain
+  CHECK(counter.value() == 5);  // all except the one whose capture failed
   CHECK(backend->take_warnings() == "");
 }
 
@@ -303,7 +302,7 @@ TEST_CASE("the same bits every time, in whatever order threads run") {
   }
 }
 
-// AdamW's first step hardly depends on how sums are rounded; with other random bits a third of the weights would
+// AdamW's first step hardly depends on the rounding of sums; with other random bits a third of the weights would
 // differ.
 TEST_CASE("weights without masters, and gradients in bf16, are rounded by the CPU's random bits") {
   for (const Family family : {Family::gpt2, Family::llama}) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""run.device as a user sees it: with a device (the host harness' own build of the program) and without one."""
+"""Tests run.device as a user sees it: with a device (the host harness's build of the program) and without one."""
 import json
 import os
 import random
@@ -40,7 +40,7 @@ class Device(unittest.TestCase):
         self.folder.joinpath("run.json").write_text(json.dumps(CONFIG), encoding="utf-8")
 
     def run_program(self, program, *arguments):
-        # Where there is a real device, the program without one must not see it.
+        # Hides a real device from the program.
         env = dict(os.environ, CUDA_VISIBLE_DEVICES="", XDG_CACHE_HOME=str(self.folder / "cache"))
         done = subprocess.run([program, *arguments], cwd=self.folder, env=env, capture_output=True, text=True,
                               timeout=200, check=False)
@@ -76,7 +76,7 @@ class Device(unittest.TestCase):
             text = self.train(WITH_DEVICE, out, "cuda", "--ranks", "2", *layout)
             self.assertIn("one host-harness each", text)
             self.assertEqual(text.count("in no CUDA graph"), number)
-            # What they exchange is carried through 8 MiB of the host.
+            # Exchanges pass through 8 MiB of host memory.
             _, planned, _ = self.run_program(WITH_DEVICE, "train", "run.json", "--dry-run", "--json", "--ranks", "2",
                                              *layout)
             taken = json.loads((self.folder / out / "run.json").read_text(encoding="utf-8"))
@@ -100,7 +100,7 @@ class Device(unittest.TestCase):
         return [json.loads(line) for line in lines]
 
     def test_what_is_due_after_a_step_is_of_that_step(self):
-        """Though on a device the next step may have begun."""
+        """Validations and saves belong to their own step, although the device may have begun the next."""
         due = ("--set", "run.steps=9", "--set", "run.validate_every_steps=3", "--set", "checkpoint.every_steps=4",
                "--set", "checkpoint.keep_last=9", "--set", "checkpoint.asynchronous=false")
         texts = [self.train(WITHOUT_DEVICE, "cpu", "cpu", *due), self.train(WITH_DEVICE, "cuda", "cuda", *due)]
@@ -182,7 +182,7 @@ class Device(unittest.TestCase):
                           for record in self.records("parts")], steps)
 
     def test_a_run_that_cannot_go_on_at_a_loss_scale_of_1_ends(self):
-        # Weights whose activations fp16 cannot hold.
+        # Weights whose activations exceed fp16.
         settings = ["precision.compute=fp16", "precision.loss_scale=4", "run.max_skipped_steps=1", "run.steps=12",
                     "model.activation=swiglu", "model.init_std=10", "run.device=cuda"]
         code, _, err = self.run_program(WITH_DEVICE, "train", "run.json",
@@ -230,7 +230,7 @@ class Device(unittest.TestCase):
         self.assertLess(self.losses("fp8")[-1], self.losses("fp8")[0])
 
     def test_more_than_the_host_has_is_refused(self):
-        """All blocks are offloaded, of which the device keeps few at a time."""
+        """Offloads all blocks, of which the device holds few at a time."""
         def settings(sequences):
             keys = ["model.num_layers=64", "model.sequence_length=512", "memory.offload_activations=all",
                     "memory.loss_chunk_tokens=64", "precision.compute=bf16", f"batch.global={2 * sequences}",
@@ -249,7 +249,7 @@ class Device(unittest.TestCase):
         self.assertLess(large["peak_bytes"], large["target_memory_bytes"])
         self.assertGreater(large["host_bytes_of_node"], large["host_memory_bytes"])
         self.assertFalse(large["fits"])
-        lines = [r"Does not fit into the host's memory: .*B are missing\. Beside their devices the 1 rank of the machine ",
+        lines = [r"Does not fit into the host's memory: .*B are missing\. The 1 rank of the machine would take ",
                  r"\n *[\d.]+ [GT]iB for memory\.offload_activations; "]
         for line in lines:
             self.assertRegex(plan(many), line)

@@ -1,5 +1,5 @@
-// Dropout as the step asks for it: every mask of a step, by layer, site, head, sample and step, differs from every
-// other and has nothing to do with it. That ops draw the mask they are asked for is what tests/ops checks.
+// Dropout masks as a step requests them: every mask of a step, by layer, site, head, sample and step, differs from and
+// is uncorrelated with every other. tests/ops checks that ops draw the requested mask.
 #include <cmath>
 #include <map>
 #include <string>
@@ -7,8 +7,8 @@
 
 #include "../parallel/wrappers.h"
 #include "catch.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
 
 namespace test_dropout {
 
@@ -17,11 +17,11 @@ using namespace gptrain::testing;
 
 namespace {
 
-constexpr int64_t mask_size = 19 * 19;  // of queries and keys; of tokens and features as many are taken
+constexpr int64_t mask_size = 19 * 19;  // queries times keys; as many of tokens times features
 
 using Mask = std::vector<bool>;
 
-// As ops.h has it: word (column % 4) of philox(key, {column / 4, row, sample}).
+// Word (column % 4) of philox(key, {column / 4, row, sample}), as ops.h defines it.
 Mask mask_of(PhiloxKey key, double p, int64_t sample, int64_t columns) {
   Mask mask;
   for (int64_t row = 0; static_cast<int64_t>(mask.size()) < mask_size; ++row) {
@@ -34,7 +34,7 @@ Mask mask_of(PhiloxKey key, double p, int64_t sample, int64_t columns) {
   return mask;
 }
 
-// The masks of every forward op that drops, by what they are for; the ops themselves run as they would.
+// Records the masks of every forward op with dropout, by use; the ops run as usual.
 class Masks final : public ForwardingBackend {
  public:
   using ForwardingBackend::ForwardingBackend;
@@ -78,7 +78,7 @@ class Masks final : public ForwardingBackend {
   std::map<std::string, int> sites_;
 };
 
-// Of two bits that are drawn independently with probability 1/2: about normal, with a deviation of 1 / sqrt(n).
+// Correlation of two masks. For independent bits of probability 1/2 it is about normal with deviation 1 / sqrt(n).
 double correlation(const Mask& a, const Mask& b) {
   int64_t equal = 0;
   for (size_t i = 0; i < a.size(); ++i) equal += a[i] == b[i] ? 1 : 0;
@@ -92,13 +92,14 @@ TEST_CASE("no two masks of a run are alike") {
   const auto inner = make_cpu_backend(1);
   Masks backend(*inner);
   OneRank rank(config);
-  TrainingStep step(plan_step(config, inner->target()).design, backend, rank.groups);
+  TrainingStep step(plan_rank(config, inner->target()).design, backend, rank.groups);
   step.initialize();
   RandomBatches batches(config);
   for (int i = 0; i < 2; ++i) step.run(1e-3, batches);
-  // Two steps of four samples: the embedding's mask, and for each of three layers two branches' and three heads'.
+  // Two steps of four samples: the embedding's mask, and for each of three layers those of two branches and three
+  // heads.
   REQUIRE(backend.masks.size() == 2 * 4 * (1 + 3 * (2 + 3)));
-  // Some 8,000 pairs of 361 bits: beyond six deviations lies one in 500 million.
+  // Among some 8,000 pairs of 361 bits, one in 500 million is beyond six deviations.
   const double bound = 6 / std::sqrt(static_cast<double>(mask_size));
   for (auto a = backend.masks.begin(); a != backend.masks.end(); ++a) {
     for (auto b = std::next(a); b != backend.masks.end(); ++b) {
@@ -112,7 +113,7 @@ TEST_CASE("the losses of a run with dropout are what they have always been") {
   const RunConfig config = small_config(Family::gpt2, {"model.dropout=0.5"});
   const auto backend = make_cpu_backend(1);
   OneRank rank(config);
-  TrainingStep step(plan_step(config, backend->target()).design, *backend, rank.groups);
+  TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
   step.initialize();
   RandomBatches batches(config);
   const double expected[] = {4.6481184897, 4.5914965868, 4.6324157213};

@@ -12,9 +12,10 @@
 #include "catch.h"
 #include "device_trainer.h"
 #include "differences.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
 #include "parallel/wrappers.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 
 namespace test_fp8 {
 
@@ -23,7 +24,7 @@ using namespace gptrain::testing;
 
 namespace {
 
-// Sizes that FP8 products take, no power of two among them.
+// Sizes that FP8 products accept, none a power of two.
 RunConfig fp8_config(Family family, const std::vector<std::string>& overrides = {}) {
   std::vector<std::string> all = {"model.hidden_size=48",   "model.ffn_hidden_size=112", "model.sequence_length=20",
                                   "precision.compute=bf16", "precision.linears=fp8",     "run.device=auto"};
@@ -31,7 +32,7 @@ RunConfig fp8_config(Family family, const std::vector<std::string>& overrides = 
   return small_config(family, all);
 }
 
-// Takes every amax by a pass of its own.
+// Computes every amax in a separate pass.
 class AmaxApart final : public ForwardingBackend {
  public:
   explicit AmaxApart(std::unique_ptr<Backend> inner) : ForwardingBackend(*inner), owned_(std::move(inner)) {}
@@ -79,7 +80,7 @@ TEST_CASE("gradients of FP8 linears are as far from those in f32 as the formats 
       if (!name.starts_with("exp_avg/")) continue;
       INFO(name);
       const double away = distance(values, expected.at(name));
-      // Of norms' weights in heads gradients are small differences of larger numbers.
+      // Gradients of the weights of norms in heads are small differences of larger numbers.
       CHECK(away < (name.find("_norm") == std::string::npos ? 0.13 : 0.25));
       if (name.starts_with("exp_avg/blocks.") && name.ends_with("ffn.in.weight")) CHECK(away > 0.02);
     }
@@ -134,8 +135,9 @@ TEST_CASE("an amax that the producing op finds gives the bits of one that is fou
       Trainer on_the_way(config, fp8_cuda()), by_itself(config, std::move(apart));
       for (int i = 0; i < 2; ++i) CHECK(on_the_way.run().loss == by_itself.run().loss);
       CHECK(first_difference(on_the_way.state(), by_itself.state()) == "");
-      // Of two steps and three blocks, both norms' and the activation's output, and backward the gradients of both
-      // branches and of the activation. Without dropout a branch's gradient is the stream's, which the layer behind leaves.
+      // In each of two steps and three blocks: outputs of both norms and of the activation, and in backward the
+      // gradients of both branches and of the activation. Without dropout a branch's gradient is the stream's, left by
+      // the layer behind.
       CHECK(counter.found() == 2 * 3 * 6);
     }
   }
@@ -156,11 +158,11 @@ TEST_CASE("an FP8 weight that is not finite makes a step that is skipped", "[fp8
 TEST_CASE("copies of FP8 weights are made once in a step, and save activations", "[fp8]") {
   const RunConfig config = fp8_config(Family::gpt2, {"batch.global=12"});
   const Target target = fp8_cuda()->target();
-  const StepPlan fp8 = plan_step(config, target);
-  const StepPlan bf16 = plan_step(fp8_config(Family::gpt2, {"batch.global=12", "precision.linears=bf16"}), target);
+  const StepPlan fp8 = plan_rank(config, target);
+  const StepPlan bf16 = plan_rank(fp8_config(Family::gpt2, {"batch.global=12", "precision.linears=bf16"}), target);
   const auto calls = [&](size_t op) { return fp8.ops[op].calls; };
-  // In each of three blocks four weights, and in each of three micro-batches four inputs and four gradients. Of these
-  // attention's output and the gradient of queries, keys and values come without their amax, as do weights.
+  // Each of three blocks has four weights, and in each of three micro-batches four inputs and four gradients. Weights,
+  // attention's output, and the gradient of queries, keys and values come without an amax.
   CHECK(calls(op_index<Quantize>) == 3 * (4 + 3 * (4 + 4)));
   CHECK(calls(op_index<Amax>) == 3 * (4 + 3 * 2));
   CHECK(calls(op_index<ScaledProduct>) == 3 * 3 * 12);

@@ -5,8 +5,8 @@
 
 #include "base/philox.h"
 #include "catch.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
 
 namespace test_gradients {
 
@@ -19,25 +19,25 @@ namespace {
 
 struct Check {
   std::string tensor;
-  double by_gradient;    // directional derivative from the gradient
-  double by_difference;  // from the loss
-  double noise;          // of the difference, from f32 rounding of the loss
+  double by_gradient;    // directional derivative, from the gradient
+  double by_difference;  // the same from the loss
+  double noise;          // error of by_difference, from f32 rounding of the loss
 };
 
-// The derivative of the loss along the gradient itself, scaled to unit length: the largest signal there is, so that a
-// lost or doubled part of a gradient shows.
+// Checks the derivative of the loss along the gradient itself, scaled to unit length. This is the largest possible
+// signal, so that a lost or doubled part of a gradient shows.
 std::vector<Check> check_gradients(const RunConfig& config) {
   const auto backend = make_cpu_backend(2);
   testing::OneRank rank(config);
-  TrainingStep step(plan_step(config, backend->target()).design, *backend, rank.groups);
+  TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
   step.initialize();
   {
     RandomBatches batches(config);
-    // A general point: biases away from zero, norms away from one.
+    // Moves to a general point: biases away from zero, norms away from one.
     for (int i = 0; i < 10; ++i) step.run(1e-2, batches);
   }
-  // A training step, so that dropout is part of the function: its masks depend on the samples' numbers only. A rate of
-  // 0 moves nothing.
+  // Uses a training step, so that dropout is part of the function; its masks depend on sample numbers only. A rate of 0
+  // changes no weight.
   const auto loss = [&] {
     RandomBatches batches(config, 500);
     return step.run(0, batches).loss;
@@ -68,7 +68,7 @@ std::vector<Check> check_gradients(const RunConfig& config) {
       step.weights_changed();
       return loss();
     };
-    // Fourth order, so that epsilon can be large against rounding.
+    // Fourth order, so that epsilon can be large compared with rounding.
     const double difference =
         (8 * (loss_at(epsilon) - loss_at(-epsilon)) - (loss_at(2 * epsilon) - loss_at(-2 * epsilon))) / (12 * epsilon);
     std::copy(weights.begin(), weights.end(), tensor.weight);
@@ -122,7 +122,7 @@ TEST_CASE("z-loss adds its gradient and leaves the reported loss alone") {
   const auto one_step = [](const RunConfig& config) {
     const auto backend = make_cpu_backend(2);
     testing::OneRank rank(config);
-    TrainingStep step(plan_step(config, backend->target()).design, *backend, rank.groups);
+    TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
     step.initialize();
     RandomBatches batches(config);
     return step.run(1e-3, batches);

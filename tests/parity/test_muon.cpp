@@ -7,9 +7,9 @@
 
 #include "catch.h"
 #include "differences.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
 #include "optim/orthogonalise.h"
-#include "train/plan_step.h"
 
 namespace test_muon {
 
@@ -23,7 +23,7 @@ namespace {
 
 using Values = std::vector<double>;
 
-// [rows, cols], row by row.
+// A [rows, cols] matrix, row by row.
 struct Wide {
   int64_t rows, cols;
   Values values;
@@ -57,7 +57,7 @@ double norm(const Values& values) {
   return std::sqrt(squares);
 }
 
-// As the reference implementation writes it: of the transpose where there are more rows than columns.
+// The reference implementation's formula; a matrix with more rows than columns is transposed first.
 Wide orthogonalised(const Wide& matrix) {
   if (matrix.rows > matrix.cols) return transposed(orthogonalised(transposed(matrix)));
   Wide x = matrix;
@@ -79,7 +79,7 @@ double distance(const Values& a, const Values& b) {
   return norm(difference) / norm(b);
 }
 
-// What the ops make of the matrix.
+// Orthogonalises the matrix with the ops.
 Values by_ops(const Wide& matrix, DType products, double scale) {
   const auto backend = make_cpu_backend(2);
   const int64_t elements = matrix.rows * matrix.cols;
@@ -126,7 +126,7 @@ State state_of(const TrainingStep& step) {
   return state;
 }
 
-// The new weights of a block's tensor, section by section, from what the moments say of the gradient.
+// Returns the new weights of a block's tensor, section by section, from the gradient in the moments.
 Values stepped(const TensorSpec& tensor, const OptimizerConfig& optimizer, double rate, const Values& weights,
                const Values& before, const Values& after) {
   Values result = weights;
@@ -137,7 +137,7 @@ Values stepped(const TensorSpec& tensor, const OptimizerConfig& optimizer, doubl
     Wide direction{section.rows, tensor.shape[1], {}};
     const size_t end = first + static_cast<size_t>(section.rows * tensor.shape[1]);
     for (size_t i = first; i < end; ++i) {
-      const double of_gradient = after[i] - optimizer.momentum * before[i];  // (1 - momentum) times it
+      const double of_gradient = after[i] - optimizer.momentum * before[i];  // (1 - momentum) times the gradient
       direction.values.push_back(optimizer.nesterov ? optimizer.momentum * after[i] + of_gradient : after[i]);
     }
     const double scale = 0.2 * std::sqrt(static_cast<double>(std::max(section.rows, tensor.shape[1])));
@@ -164,8 +164,8 @@ TEST_CASE("a matrix is orthogonalised as in float64, whatever its sides") {
   }
 }
 
-// Singular values that are not near zero come into [0.68, 1.14] (Jordan et al., 2024): of a diagonal matrix they are
-// seen. A matrix of zeros stays one.
+// Singular values that are not near zero move into [0.68, 1.14] (Jordan et al., 2024); a diagonal matrix shows them. A
+// zero matrix stays zero.
 TEST_CASE("singular values come near to one, and nothing comes of zeros") {
   Wide diagonal{6, 9, Values(54)};
   for (int64_t i = 0; i < 6; ++i) diagonal.values[static_cast<size_t>(i * 9 + i)] = 1.0 / static_cast<double>(i + 1);
@@ -191,8 +191,8 @@ TEST_CASE("Muon's steps are those of float64, matrix by matrix, and AdamW's else
       const RunConfig adamw = small_config(family, {"optimizer.weight_decay=0.3"});
       const auto backend = make_cpu_backend(2);
       testing::OneRank rank(config), other_rank(adamw);
-      TrainingStep step(plan_step(config, backend->target()).design, *backend, rank.groups);
-      TrainingStep with_adamw(plan_step(adamw, backend->target()).design, *backend, other_rank.groups);
+      TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
+      TrainingStep with_adamw(plan_rank(adamw, backend->target()).design, *backend, other_rank.groups);
       step.initialize();
       with_adamw.initialize();
       for (const StatePiece& piece : step.state()) {
@@ -236,7 +236,7 @@ TEST_CASE("the first momentum is its share of the clipped gradient, and what is 
     const RunConfig config = small_config(Family::gpt2, overrides);
     const auto backend = make_cpu_backend(2);
     testing::OneRank rank(config);
-    TrainingStep step(plan_step(config, backend->target()).design, *backend, rank.groups);
+    TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
     step.initialize();
     RandomBatches batches(config);
     step.run(1e-2, batches);

@@ -1,15 +1,16 @@
-// The process's anonymous resident memory is the plan's, but for a stated constant.
+// The process's anonymous resident memory is the plan's plus at most a stated constant.
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
 #include <string>
 
+#include "fit/choose_step.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 
 namespace {
 
-// Programs' and libraries' own data, thread stacks, and oneDNN's generated code and argument packs.
+// Allowance for data of the program and libraries, thread stacks, and oneDNN's generated code and argument packs.
 constexpr int64_t constant_bytes = int64_t{48} << 20;
 
 int64_t anonymous_resident_bytes() {
@@ -35,7 +36,7 @@ int main() {
         {"model.num_layers=6", "model.hidden_size=512", "model.num_heads=8", "model.sequence_length=256",
          std::string("precision.compute=") + precision, "memory.loss_chunk_tokens=2048"});
     const auto backend = make_cpu_backend(2);
-    const StepPlan plan = plan_step(config, backend->target());
+    const StepPlan plan = plan_rank(config, backend->target());
     testing::OneRank rank(config);
     TrainingStep step(plan.design, *backend, rank.groups);
     step.initialize();

@@ -1,4 +1,4 @@
-// "Same results" as far as one rank goes: what must be equal to the bit, and what to rounding (DESIGN.md).
+// "Same results" of DESIGN.md on one rank: results equal to the bit, and results equal up to rounding.
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "catch.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
 
 namespace test_same_results {
 
@@ -41,7 +41,7 @@ Outcome outcome_of(TrainingStep& step) {
 Outcome train_steps(const RunConfig& config, int steps, int threads = 2) {
   const auto backend = make_cpu_backend(threads, config.run.thread_independent);
   testing::OneRank rank(config);
-  TrainingStep step(plan_step(config, backend->target()).design, *backend, rank.groups);
+  TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
   step.initialize();
   RandomBatches batches(config);
   Outcome losses;
@@ -65,12 +65,12 @@ void require_same_bits(const Outcome& a, const Outcome& b) {
   REQUIRE(a.norms == b.norms);
 }
 
-// After ten steps the state is general; then one step with fresh moments from equal weights: exp_avg is (1 - beta1)
-// times the clipped gradient.
+// Returns the first moments after one step from a general state (ten steps), with fresh moments and equal weights:
+// exp_avg is (1 - beta1) times the clipped gradient.
 std::map<std::string, std::vector<float>> first_moments(const RunConfig& config, const Outcome& start) {
   const auto backend = make_cpu_backend(2);
   testing::OneRank rank(config);
-  TrainingStep step(plan_step(config, backend->target()).design, *backend, rank.groups);
+  TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
   step.initialize();
   for (const auto& tensor : step.state()) {
     const auto& weight = start.state.at("weight/" + step.spec().tensors[static_cast<size_t>(tensor.tensor)].name);

@@ -1,12 +1,13 @@
-// A profiled step is the same step, and its profile is what the plan wrote down, with times.
+// A profiled step has the same results, and its profile has the planned events, with times.
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "catch.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
-#include "train/step_profiler.h"
+#include "step/plan_step.h"
+#include "step/step_profiler.h"
 
 namespace test_step_profile {
 
@@ -17,7 +18,7 @@ using gptrain::testing::small_config;
 
 namespace {
 
-// Every branch of the units: both families, both dtypes, dropout, several micro-batches, recomputation.
+// Configs that cover both families and dtypes, dropout, several micro-batches, recomputation.
 std::vector<RunConfig> configs() {
   std::vector<RunConfig> list;
   for (const Family family : {Family::gpt2, Family::llama})
@@ -36,13 +37,13 @@ struct Profiled {
 
 constexpr int64_t num_steps = 4;
 
-// `profiled_step` 0: the plain backend.
+// `profiled_step` 0: none, on the plain backend.
 Profiled train_steps(const RunConfig& config, int64_t profiled_step) {
   const auto device = make_cpu_backend(2);
   testing::OneRank rank(config);
   StepProfiler profiler(*device, rank.groups);
   Backend& backend = profiled_step > 0 ? profiler.backend() : *device;
-  Profiled result{.plan = plan_step(config, device->target()), .profile = {}, .weights = {}, .losses = {}};
+  Profiled result{.plan = plan_rank(config, device->target()), .profile = {}, .weights = {}, .losses = {}};
   TrainingStep step(result.plan.design, backend, rank.groups);
   step.initialize();
   RandomBatches batches(config);
@@ -91,10 +92,10 @@ TEST_CASE("a profile counts calls, FLOPs and bytes as the plan does, and moves a
         if (event.kind == Event::Kind::copy && event.name == "upload" && part.action != nullptr)
           uploaded += event.bytes_moved;
         if (event.kind == Event::Kind::copy && event.name == "download") downloaded += event.bytes_moved;
-        CHECK(event.kind <= Event::Kind::copy);  // a rank that is alone waits for nobody
+        CHECK(event.kind <= Event::Kind::copy);  // a single rank waits for nobody
       }
     });
-    // Tokens and targets of 4 bytes, sample numbers of 8; for the norm whether the rank wants to stop.
+    // Tokens and targets of 4 bytes, sample numbers of 8; for the norm the rank's wish to stop.
     CHECK(uploaded == config.batch.global * (2 * 4 * config.model.sequence_length + 8) + 8);
     CHECK(downloaded == static_cast<int64_t>(sizeof(StepState) + sizeof(double)));
   }

@@ -1,4 +1,4 @@
-// That what the config says about the update and about dropout reaches the ops.
+// The config's settings for update and dropout reach the ops.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "catch.h"
+#include "fit/choose_step.h"
 #include "model_fixture.h"
-#include "train/plan_step.h"
 
 namespace test_update {
 
@@ -29,7 +29,7 @@ struct AfterOneStep {
 AfterOneStep one_step(const RunConfig& config) {
   const auto backend = make_cpu_backend(2);
   testing::OneRank rank(config);
-  TrainingStep step(plan_step(config, backend->target()).design, *backend, rank.groups);
+  TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
   step.initialize();
   AfterOneStep after;
   {
@@ -52,7 +52,7 @@ AfterOneStep one_step(const RunConfig& config) {
 std::map<std::string, std::vector<float>> initial_weights(const RunConfig& config) {
   const auto backend = make_cpu_backend(2);
   testing::OneRank rank(config);
-  TrainingStep step(plan_step(config, backend->target()).design, *backend, rank.groups);
+  TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
   step.initialize();
   std::map<std::string, std::vector<float>> weights;
   for (const auto& tensor : step.state())
@@ -61,7 +61,7 @@ std::map<std::string, std::vector<float>> initial_weights(const RunConfig& confi
   return weights;
 }
 
-// The largest of elements.
+// Returns the largest distance of elements.
 double distance(const std::vector<float>& a, const std::vector<float>& b) {
   double largest = 0;
   for (size_t i = 0; i < a.size(); ++i)
@@ -89,7 +89,7 @@ TEST_CASE("the gradient norm is clipped to what the config says") {
   const AfterOneStep clipped = one_step(small_config(Family::gpt2, {"optimizer.clip_norm=0.01"}));
   CHECK(free.result.grad_norm > 0.1);
   CHECK(clipped.result.grad_norm == free.result.grad_norm);
-  // From zero moments exp_avg is (1 - beta1) times the clipped gradient.
+  // From zero moments, exp_avg is (1 - beta1) times the clipped gradient.
   CHECK(free.moment_norm == Approx(0.1 * free.result.grad_norm).epsilon(1e-4));
   CHECK(clipped.moment_norm == Approx(0.1 * 0.01).epsilon(1e-4));
 }
@@ -123,8 +123,8 @@ TEST_CASE("what the config says about an optimizer reaches its steps") {
   CHECK((weights({"optimizer.type=lamb"}) != weights({"optimizer.type=lamb", "optimizer.weight_decay=0.5"})));
 }
 
-// In the first step of LAMB each matrix moves by the learning rate times its own norm, and of LARS, without decay, by
-// that times the trust coefficient. Norms and biases take the steps of AdamW and SGD.
+// In the first step LAMB moves each matrix by the learning rate times its norm, and LARS, without decay, by that times
+// the trust coefficient. Norms and biases take the steps of AdamW and SGD.
 TEST_CASE("LAMB and LARS move each matrix by a share of its norm") {
   const RunConfig config = small_config(Family::gpt2);
   const std::vector<std::string> still = {"optimizer.clip_norm=0", "optimizer.weight_decay=0"};
@@ -175,7 +175,7 @@ TEST_CASE("each choice of the model gives another function") {
     return one_step(small_config(family, overrides)).evaluated;
   };
   CHECK(loss_with(Family::llama, {"model.rope_theta=100"}) != loss_with(Family::llama, {}));
-  // The two forms of GELU differ by 1e-3 at most, and by nothing that shows near zero.
+  // The two forms of GELU differ by at most 1e-3, and not visibly near zero.
   CHECK(loss_with(Family::gpt2, {"model.activation=gelu", "model.init_std=0.5"}) !=
         loss_with(Family::gpt2, {"model.init_std=0.5"}));
   CHECK(loss_with(Family::gpt2, {"model.norm_eps=0.1"}) != loss_with(Family::gpt2, {}));

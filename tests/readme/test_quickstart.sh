@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs tools/quickstart.sh, twice, on this repository's own text in a copy of the tree.
+# Runs tools/quickstart.sh twice, on this repository's own text in a copy of the tree.
 #   test_quickstart.sh SOURCE BUILD
 set -euo pipefail
 source_root=$(readlink -f "$1")
@@ -10,7 +10,7 @@ trap 'rm -rf "$folder"' EXIT
 cp -r "$source_root"/{tools,configs} "$folder/"
 ln -s "$build_root" "$folder/build"
 cd "$folder"
-# Fewer steps than the quickstart takes, and enough for what is asserted below.
+# Fewer steps than the quickstart's, and enough for the assertions below.
 sed -i 's/"steps": 600/"steps": 120/' configs/demo.json
 grep -q '"steps": 120' configs/demo.json
 find "$source_root"/{src,tests,data} -name '*.cpp' -o -name '*.h' -o -name '*.md' | sort | xargs cat >text.txt

@@ -1,4 +1,4 @@
-"""A Slurm of several nodes on this host, in a folder of its own: its daemons, its keys, and no systemd."""
+"""A Slurm cluster of several nodes on this host, in a folder of its own: daemons, keys, and no systemd."""
 import os
 import shutil
 import signal
@@ -57,8 +57,8 @@ PartitionName=main Nodes=n[1-{main_nodes}] Default=YES MaxTime=INFINITE State=UP
 PartitionName=unsafe Nodes=n[{first_unsafe_node}-{nodes}] MaxTime=INFINITE State=UP
 """
 
-# The nodes share one machine: without a folder of its own a node's ranks would take another's for shared memory, and
-# ranks that cannot see that they share cores would not let each other run.
+# Gives each node its own temporary folder, as all are on one machine. With a shared one, a node's ranks would take
+# another node's for shared memory, and ranks that do not know that they share cores would not yield.
 TASK_PROLOG = """\
 #!/bin/sh
 mkdir -p "{root}/shm/$SLURMD_NODENAME"
@@ -68,7 +68,7 @@ echo "export OMPI_MCA_mpi_yield_when_idle=1"
 
 
 def reason_to_skip():
-    """Why there can be no cluster here; empty where there can."""
+    """Returns the reason why no cluster can run here; empty if one can."""
     if os.geteuid() != 0:
         return "the daemons of Slurm need root"
     missing = [program for program in PROGRAMS if not shutil.which(program)]
@@ -76,7 +76,7 @@ def reason_to_skip():
 
 
 def wait_until(condition, what, seconds):
-    """The first true value of condition()."""
+    """Returns the first true value of condition()."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -120,7 +120,7 @@ class Cluster:
             root=root, host=socket.gethostname().split(".")[0], port=port, nodes=nodes, cpus=cpus,
             main_nodes=main_nodes, first_unsafe_node=main_nodes + 1, first_node_port=port + 1,
             last_node_port=port + nodes))
-        # Nothing of the cluster uses control groups, but slurmd looks for their version unless it is told.
+        # The cluster uses no control groups, but slurmd looks for their version unless it is given.
         (root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         prolog = root / "task_prolog.sh"
         prolog.write_text(TASK_PROLOG.format(root=root))
@@ -141,8 +141,8 @@ class Cluster:
                    START_SECONDS)
 
     def run(self, *command, folder=None, check=True, **variables):
-        """The output of a command of Slurm."""
-        # Daemons keep what they inherit: pipes would stay open for as long as they live.
+        """Returns the output of a Slurm command."""
+        # Daemons inherit open files: a pipe would stay open as long as they live.
         with open(self.root / "log" / "commands.txt", "a+b") as errors:
             done = subprocess.run(command, cwd=folder or self.root, env={**self.environment, **variables},
                                   stdin=subprocess.DEVNULL, stderr=errors, timeout=COMMAND_SECONDS, check=False,
@@ -153,12 +153,12 @@ class Cluster:
         return (done.stdout or b"").decode()
 
     def has_pmix(self):
-        """Whether srun --mpi=pmix starts a task."""
+        """Returns True if srun --mpi=pmix starts a task."""
         started = self.run("srun", "--mpi=pmix", "sh", "-c", "echo rank $PMIX_RANK", check=False)
         return started == "rank 0\n"
 
     def processes(self, job=None):
-        """Processes that were started by this cluster, or by one of its jobs, daemons included."""
+        """Returns the processes started by this cluster, or by one of its jobs, daemons included."""
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             environment = environment_of(path.name)
@@ -168,7 +168,7 @@ class Cluster:
         return found
 
     def stop(self):
-        """Ends jobs, then daemons; kills what is left after that, and returns its command lines."""
+        """Ends jobs, then daemons; kills the remaining processes and returns their command lines."""
         deadline = time.monotonic() + STOP_SECONDS
         while (jobs := self.run("squeue", "--noheader", "--format=%A", check=False).split()) and (
                 time.monotonic() < deadline):

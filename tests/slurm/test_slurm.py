@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""Runs the scripts of tools/slurm on a Slurm of seven nodes that this test brings up on this host, and disturbs them.
+"""Runs the scripts of tools/slurm on a Slurm of seven nodes, started on this host, and disturbs them.
 
-Run as test_slurm.py SOURCE_ROOT GPTRAIN [scenario]... Whatever happened to a run, its weights, moments
-and metrics must be those of one that nothing disturbed, in the same layout, and no process may be left. Exits with 77
-where there is no Slurm.
+Run as test_slurm.py SOURCE_ROOT GPTRAIN [scenario]... After any disturbance a run's weights, moments and metrics must
+equal those of an undisturbed run in the same layout, and no process may be left. Exits with 77 if there is no Slurm.
 """
 import concurrent.futures
 import json
@@ -21,17 +20,17 @@ from pathlib import Path
 from cluster import Cluster, command_line, environment_of, reason_to_skip, wait_until
 
 SKIPPED = 77
-NODES = (4, 3)  # of the two partitions: two for a job, and others to go to
+NODES = (4, 3)  # in the two partitions: two for a job, and others to move to
 CPUS_PER_NODE = 4
 PARALLEL_SCENARIOS = 4
 WAIT_SECONDS = 120
-REFERENCE_SECONDS = 300  # of a run that repeats the steps of many jobs, beside other tests
+REFERENCE_SECONDS = 300  # limit for a run that repeats the steps of many jobs, beside other tests
 SAVE_EVERY = 25
-ENDLESS = 1_000_000  # steps of a run until the scenario knows where it is to end
+ENDLESS = 1_000_000  # steps of a run until the scenario decides where it ends
 REPRODUCIBLE = ("step", "loss", "grad_norm", "lr", "tokens", "samples", "skipped")
 TWO_NODES = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
 ONE_NODE = ("--cpus-per-task=2",)
-# Of 6 ranks on three nodes 5 train, of 4 on two nodes 2.
+# With 6 ranks on three nodes 5 train, with 4 on two nodes 2.
 ELASTIC = ("--nodes=2-3", "--cpus-per-task=2")
 ELASTIC_KEYS = ("--set", "parallel.elastic=true", "--set", "batch.global=20")
 
@@ -42,7 +41,7 @@ def check(holds, message):
 
 
 class Workplace:
-    """What all scenarios share: the cluster, the program, the data."""
+    """Shared by all scenarios: cluster, program, data."""
 
     def __init__(self, root, source, program):
         self.root, self.source, self.program = root, source, program
@@ -73,7 +72,7 @@ class Workplace:
 
 
 class Job:
-    """A run of two ranks, and the Slurm job that it is in."""
+    """A run of two ranks, and its Slurm job."""
 
     def __init__(self, place, name, script, transport="none", steps=ENDLESS):
         self.place, self.cluster, self.script, self.transport = place, place.cluster, script, transport
@@ -81,7 +80,7 @@ class Job:
         self.folder.mkdir()
         (self.folder / "tools").symlink_to(place.source / "tools")
         self.out = self.folder / "out"
-        self.layouts = None  # (ranks that train, the step until which) of a job whose ranks change
+        self.layouts = None  # (training ranks, last step) for each layout of a job whose ranks change
         self.end_at(steps)
 
     def end_at(self, steps):
@@ -91,7 +90,7 @@ class Job:
         written.replace(self.folder / "config.json")
 
     def end_soon(self):
-        """Lets the run end some steps after those it has done, at a multiple of SAVE_EVERY."""
+        """Lets the run end some steps from now, at a multiple of SAVE_EVERY."""
         self.end_at((self.step() // SAVE_EVERY + 3) * SAVE_EVERY)
 
     def submit(self, *options, arguments=(), **variables):
@@ -104,7 +103,7 @@ class Job:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def told(self):
-        """The log with the first and the last line of every row of steps and their checkpoints."""
+        """Returns the log with only the first and last line of each series of steps and their checkpoints."""
         lines = self.log().splitlines()
         of_step = [re.match("step|checkpoint of step|the checkpoint of step", line) for line in lines]
         inside = [all(of_step[max(0, at - 1):at + 2]) for at in range(len(lines))]
@@ -117,7 +116,7 @@ class Job:
         self.cluster.run("scancel", *options, self.id)
 
     def limit_to(self, minutes):
-        """Sets the time limit to more than so many minutes from now, by less than one."""
+        """Sets the time limit to between `minutes` and one minute more from now."""
         hours, past, _ = map(int, self.field("RunTime").split(":"))
         self.cluster.run("scontrol", "update", f"jobid={self.id}", f"timelimit={60 * hours + past + minutes + 1}")
 
@@ -168,7 +167,7 @@ class Job:
         return re.findall(r"^resumed from .* \(step (\d+)\)", self.log(), re.MULTILINE)
 
     def check_nothing_lost(self):
-        """After a stop: the run was saved where it stopped, and went on from there."""
+        """Checks after a stop that the run was saved where it stopped and went on from there."""
         stops = re.findall(r"^stopped by .* after step (\d+); the state is saved", self.log(), re.MULTILINE)
         starts = self.resumed_at()
         check(starts and starts == stops[:len(starts)], f"stopped after {stops}, resumed at {starts}")
@@ -182,7 +181,7 @@ def finish(place, name, script, options, transport, arguments=()):
 
 
 def detected_transport(place, name):
-    """Left alone, the scripts take MPI where it can be had."""
+    """By default, the scripts use MPI if it is available."""
     job = Job(place, name, "several-nodes", "")
     job.submit(*TWO_NODES)
     job.wait_for_step(1)
@@ -196,7 +195,7 @@ def detected_transport(place, name):
 def time_limit(place, name, transport):
     job = Job(place, name, "preemptible", transport)
     job.submit(*TWO_NODES, "--time=60", "--signal=USR1@80")
-    # Slurm looks at its limits each 30 s, signals up to 30 s early, and nobody hears what comes before the ranks run.
+    # Slurm checks its limits every 30 s and signals up to 30 s early; a signal before the ranks run is lost.
     job.wait_for_step(10)
     job.limit_to(1)
     job.wait_for_text("exit 75: queued again")
@@ -211,13 +210,13 @@ def time_limit(place, name, transport):
 
 
 def cancelled(place, name, script, options, transport, arguments=()):
-    """scancel ends the job for good, with everything saved; the same command goes on."""
+    """scancel ends the job for good, with everything saved; the same command continues the run."""
     job = Job(place, name, script, transport)
     job.submit(*options, arguments=arguments)
     job.wait_for_step(10)
     job.signal()
     job.wait_for_end("CANCELLED")
-    # The ranks may have agreed to stop before the signal came to the one that says so.
+    # The ranks may have agreed to stop before the signal reached the rank that reports it.
     check(re.search("stopped by (SIGTERM|a signal to another rank) after step", job.log()) and
           "queued again" not in job.log(), job.told())
     check(job.saved() == job.step(), f"step {job.step()} was done, and {job.saved()} saved")
@@ -230,7 +229,7 @@ def cancelled(place, name, script, options, transport, arguments=()):
 
 
 def preempted(place, name, transport):
-    """A TERM that comes to the batch shell alone is passed on."""
+    """A SIGTERM to the batch shell alone is passed on."""
     job = Job(place, name, "preemptible", transport)
     job.submit(*TWO_NODES)
     job.wait_for_step(10)
@@ -277,7 +276,7 @@ def faulty_config(place, name):
 
 
 def drained_node(place, name, transport):
-    """A node that is to be emptied: its run goes on, and moves to other nodes when it is told to."""
+    """A draining node: its run goes on, and moves to other nodes when told to."""
     job = Job(place, name, "preemptible", transport)
     job.submit(*TWO_NODES)
     job.wait_for_step(5)
@@ -297,8 +296,8 @@ def drained_node(place, name, transport):
 
 
 def lost_node(place, name, transport):
-    """Slurm itself ends the jobs of a node that is down, and queues them again: one on two of the nodes that are left,
-    the other on as many as there are, and then on all of them."""
+    """Slurm ends and requeues the jobs of a lost node. One job moves to two of the remaining nodes; the other uses all
+    that remain, and later all nodes again."""
     job, elastic = Job(place, name, "preemptible", transport), Job(place, f"{name}, elastic", "preemptible", "none")
     elastic.submit(*ELASTIC, "--partition=unsafe", arguments=ELASTIC_KEYS, RANKS_PER_NODE="2")
     job.submit(*TWO_NODES, "--partition=unsafe")
@@ -317,7 +316,7 @@ def lost_node(place, name, transport):
 
 
 def goes_on_with_more_nodes(job, node):
-    """The job of ELASTIC, which has lost that node; the node comes back."""
+    """Checks the elastic job after the loss of a node and after its return."""
     job.wait_for_text("elastic: data ranks 5 -> 2, batch.accumulation 2 -> 5; batch.global stays 20")
     check("elastic: 2 of 4 ranks train, ranks 2 to 3 idle; " in job.log(), job.told())
     resumed = int(job.resumed_at()[-1])
@@ -336,7 +335,7 @@ def goes_on_with_more_nodes(job, node):
 
 
 def scenarios(transports):
-    """{name: (function, arguments)}, the longest first."""
+    """Returns {name: (function, arguments)}, the longest first."""
     best = transports[-1]
     listed = {"time limit": (time_limit, best), "lost node": (lost_node, best), "faulty config": (faulty_config,),
               "one node, threads": (finish, "one-node", ONE_NODE, "none", ("--ranks", "2")),
@@ -360,7 +359,7 @@ def compare_with_undisturbed(place, jobs):
 
 
 def compare_with_configured(place, job):
-    """A run of threads that has, for each of the job's layouts, those ranks from that step on."""
+    """Compares the job with a run of threads that has the same ranks in the same steps."""
     reference = Job(place, f"{job.folder.name} by hand", "one-node", steps=job.steps)
     done = 0
     for ranks, end in job.layouts:
@@ -380,7 +379,7 @@ def compare(job, reference):
 
 
 def compare_two_ranks(place, jobs):
-    """One run of two threads, which was never stopped, against all."""
+    """Compares all jobs with one uninterrupted run of two threads."""
     if not jobs:
         return
     reference = Job(place, "undisturbed", "one-node", steps=max(job.steps for job in jobs))
@@ -392,13 +391,13 @@ def compare_two_ranks(place, jobs):
 
 
 def play(place, chosen):
-    """The runs to compare, and the number of failures."""
+    """Returns the runs to compare, and the number of failures."""
     def timed(name):
         function, *arguments = chosen[name]
         began = time.monotonic()
         try:
             return function(place, name, *arguments), f"ok      {name}, {time.monotonic() - began:.1f} s"
-        except Exception:  # a fault of any kind fails this scenario, and no other
+        except Exception:  # a fault of any kind fails this scenario only
             return None, f"FAILED  {name}\n{traceback.format_exc()}"
 
     jobs, failures = [], 0
@@ -411,7 +410,7 @@ def play(place, chosen):
 
 
 def end_when_told_to(place):
-    """A time limit of the test itself leaves nothing running either."""
+    """Cleans up when the test itself hits its time limit."""
     def end(number, _):
         place.cluster.stop()
         shutil.rmtree(place.root, ignore_errors=True)

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <new>
 
-// In a file of its own: where the compiler sees both new and the free() in delete, it warns that they do not match.
+// In a file of its own: a compiler that sees new together with the free() in delete warns that they do not match.
 namespace {
 
 std::atomic<int64_t> g_num_allocations = 0;

@@ -2,5 +2,5 @@
 
 #include <cstdint>
 
-// Calls of operator new in this test binary so far, by any thread.
+// Returns the number of calls of operator new in this test binary so far, by all threads.
 int64_t num_allocations();

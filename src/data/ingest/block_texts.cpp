@@ -5,17 +5,13 @@
 
 #include "base/error.h"
 #include "data/ingest/json_record.h"
+#include "data/ingest/row_texts.h"
 #include "data/tokenizer/unicode.h"
 
 namespace gptrain {
 
 BlockTexts::BlockTexts(bool replace_invalid_utf8, bool any_bytes)
     : replace_invalid_utf8_(replace_invalid_utf8), any_bytes_(any_bytes), json_(replace_invalid_utf8) {}
-
-void append_row_text(std::string& bytes, const void* text, uint32_t length) {
-  bytes.append(reinterpret_cast<const char*>(&length), sizeof length);
-  if (length != null_row_text) bytes.append(static_cast<const char*>(text), length);
-}
 
 void BlockTexts::read(const TextBlock& block, const OnText& on_text, const OnFault& on_fault) {
   switch (block.kind) {

@@ -39,8 +39,4 @@ class BlockTexts {
   JsonTexts json_;
 };
 
-// A row's text in a block of rows: its length in 32 bits, null_row_text for none, and its bytes.
-constexpr uint32_t null_row_text = 0xFFFFFFFF;
-void append_row_text(std::string& bytes, const void* text, uint32_t length);
-
 }  // namespace gptrain

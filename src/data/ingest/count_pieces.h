@@ -1,6 +1,7 @@
 // The pieces of a corpus, for training a tokenizer.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "data/ingest/block_texts.h"
+#include "data/ingest/row_texts.h"
 
 namespace gptrain {
 namespace {

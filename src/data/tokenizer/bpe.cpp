@@ -9,7 +9,7 @@
 namespace gptrain {
 namespace {
 
-// Up to here looking at all pairs is faster than keeping them in order.
+// Up to this length scanning all pairs is faster than a priority queue.
 constexpr size_t short_piece_bytes = 96;
 
 uint64_t mix(uint64_t key) {
@@ -170,7 +170,7 @@ void Bpe::encode_long(Scratch& scratch) const {
     heap.pop_back();
     const auto at = static_cast<int32_t>(best.at);
     if (ids[at] == gone || next[at] >= size) continue;
-    // The pair may have changed since it was put in.
+    // The pair may have changed since it was queued.
     if (find(ids[at], ids[next[at]]).rank != best.rank) continue;
     const int32_t merged = next[at];
     ids[at] = best.result;

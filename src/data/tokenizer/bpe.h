@@ -19,7 +19,7 @@ struct Merge {
   int32_t result;
 };
 
-// A pair of neighbouring ids as one number.
+// Returns a pair of neighbouring ids as one number.
 constexpr uint64_t pair_key(int32_t left, int32_t right) {
   return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
 }
@@ -31,18 +31,18 @@ struct CharacterParts {
   bool byte_fallback = false;      // in place of it, the tokens <0x00> .. <0xFF> of its bytes
 };
 
-// Vocabulary and merges. Immutable; safe from several threads.
+// Vocabulary and merges. Immutable; thread-safe.
 class Bpe {
  public:
-  // tokens[id] are a token's bytes; an empty one is an id that the merges do not know. Every single byte must be a
-  // token. `merges`: the earlier wins; of a pair that stands twice, the later, as in Hugging Face tokenizers. With
-  // ignore_merges a piece that is a token is that token, whatever the merges say.
+  // tokens[id]: the token's bytes; empty: an id unknown to the merges. Every single byte must be a token. `merges`:
+  // earlier ones take precedence; of a pair listed twice, the later counts, as in Hugging Face tokenizers. With
+  // ignore_merges a piece that is a token becomes that token, whatever the merges.
   Bpe(const std::vector<std::string>& tokens, const std::vector<Merge>& merges, bool ignore_merges);
   // The same with tokens of characters, of which not every one need be a token.
   Bpe(const std::vector<std::string>& tokens, const std::vector<Merge>& merges, bool ignore_merges,
       const CharacterParts& characters);
 
-  // Memory that encode() uses again; one for each thread.
+  // Memory reused by encode(); one per thread.
   struct Scratch {
     struct Candidate {
       uint32_t rank;
@@ -57,13 +57,13 @@ class Bpe {
     std::vector<Candidate> heap;
   };
 
-  // Puts the ids of a piece, at least 1 byte, into scratch.ids: of all adjacent pairs that merge, always the earliest
-  // in the list, and of several such the leftmost.
+  // Stores the ids of a piece (at least 1 byte) in scratch.ids: merges, among all adjacent pairs, always the earliest
+  // in the list, and of several equal ones the leftmost.
   void encode(std::string_view piece, Scratch& scratch) const;
 
  private:
   struct Pair {
-    uint64_t key;  // left << 32 | right; no_key where the slot is empty
+    uint64_t key;  // left << 32 | right; no_key: the slot is empty
     uint32_t rank;
     int32_t result;
   };
@@ -80,11 +80,11 @@ class Bpe {
   std::unordered_map<std::string, int32_t> character_ids_;
   std::vector<Pair> pairs_;
   uint64_t mask_ = 0;
-  // A bit for each hash of a pair: most pairs that are asked for do not merge, and this is small enough to stay near.
+  // One bit per hash of a pair: most queried pairs do not merge, and this filter is small enough for the cache.
   std::vector<uint64_t> filter_;
   uint64_t filter_mask_ = 0;
   Pair missing_{no_key, no_rank, 0};
-  std::unordered_map<std::string_view, int32_t> whole_pieces_;  // into texts_; empty without ignore_merges
+  std::unordered_map<std::string_view, int32_t> whole_pieces_;  // keys point into texts_; empty without ignore_merges
   std::vector<std::string> texts_;
 };
 

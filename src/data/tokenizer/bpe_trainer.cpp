@@ -24,7 +24,7 @@ struct KeyHash {
   }
 };
 
-// A pair that may be merged next, in these words. Its count may have changed since.
+// A candidate pair for the next merge, with the words that contain it. Its count may have changed since.
 struct Candidate {
   int64_t count;
   uint64_t pair;
@@ -44,7 +44,7 @@ class Trainer {
       parts_.added.push_back({static_cast<int32_t>(parts_.tokens.size()), content, true, false});
       parts_.tokens.emplace_back();
     }
-    // Characters of the alphabet compare as their UTF-8 does.
+    // Characters of the alphabet compare by their UTF-8.
     std::map<std::string, char> alphabet;
     for (int byte = 0; byte < 256; ++byte) {
       const std::string bytes(1, static_cast<char>(byte));
@@ -71,7 +71,7 @@ class Trainer {
 
   TokenizerParts merge_until(int64_t vocab_size, const std::function<void(int64_t, int64_t)>& progress) {
     while (static_cast<int64_t>(parts_.tokens.size()) < vocab_size && !queue_.empty()) {
-      // The queue gives its elements out for reading only.
+      // priority_queue gives only const access to its top.
       Candidate best = std::move(const_cast<Candidate&>(queue_.top()));
       queue_.pop();
       if (const int64_t count = counts_[best.pair]; count != best.count) {

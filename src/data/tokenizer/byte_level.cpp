@@ -6,7 +6,7 @@
 namespace gptrain {
 namespace {
 
-constexpr size_t num_characters = 0x144;  // the largest in the alphabet is U+0143
+constexpr size_t num_characters = 0x144;  // the alphabet's largest is U+0143
 
 struct Alphabet {
   std::array<uint32_t, 256> of_byte{};

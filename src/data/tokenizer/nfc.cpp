@@ -19,7 +19,7 @@ constexpr uint32_t compatibility_runs[] = {
 };
 constexpr uint32_t composes_bit = 1U << 31;
 
-// Hangul syllables by arithmetic (Unicode 16, section 3.12).
+// Constants for composing Hangul syllables (Unicode 16, section 3.12).
 constexpr uint32_t syllables = 0xAC00;
 constexpr uint32_t leads = 0x1100;
 constexpr uint32_t vowels = 0x1161;
@@ -33,7 +33,7 @@ bool is_within(uint32_t code, uint32_t first, uint32_t count) { return code - fi
 
 struct Tables {
   std::vector<uint8_t> combining = std::vector<uint8_t>(num_code_points);
-  std::vector<bool> may_change = std::vector<bool>(num_code_points);  // a text without these is in form C
+  std::vector<bool> may_change = std::vector<bool>(num_code_points);  // a text without these is in NFC
   std::unordered_map<uint32_t, std::pair<uint32_t, uint32_t>> decompositions;
   std::unordered_map<uint64_t, uint32_t> compositions;
   std::unordered_map<uint32_t, size_t> compatibility;  // the place in compatibility_runs
@@ -92,7 +92,7 @@ void decompose(uint32_t code, bool compatibly, std::vector<uint32_t>& out) {
   if (found->second.second != 0) decompose(found->second.second, compatibly, out);
 }
 
-// The primary composite of a pair, or 0.
+// Returns the primary composite of a pair; 0 if there is none.
 uint32_t compose(uint32_t first, uint32_t second) {
   if (is_within(first, leads, num_leads) && is_within(second, vowels, num_vowels)) {
     return syllables + ((first - leads) * num_vowels + (second - vowels)) * num_tails;
@@ -122,7 +122,7 @@ void order_canonically(std::vector<uint32_t>& codes) {
 void compose_all(std::vector<uint32_t>& codes) {
   size_t size = 0;
   size_t starter = SIZE_MAX;
-  int last_class = -1;  // of what stands after the starter; -1: nothing
+  int last_class = -1;  // combining class of the last character after the starter; -1: none
   for (const uint32_t code : codes) {
     const uint8_t own = combining_class(code);
     if (starter != SIZE_MAX && last_class < static_cast<int>(own)) {
@@ -142,7 +142,8 @@ void compose_all(std::vector<uint32_t>& codes) {
   codes.resize(size);
 }
 
-// Code points; a byte that is not UTF-8 is num_code_points + its value, which neither combines nor decomposes.
+// Decodes to code points; a byte that is not UTF-8 becomes num_code_points + its value, which neither combines nor
+// decomposes.
 std::vector<uint32_t> decode_all(std::string_view text) {
   std::vector<uint32_t> codes;
   while (!text.empty()) {

@@ -11,12 +11,12 @@ constexpr uint32_t letters = letter_classes;
 constexpr uint32_t numbers = number_classes;
 constexpr uint32_t spaces = space_classes;
 constexpr uint32_t newlines = newline_classes;
-// What o200k lets a word begin with, and go on with.
+// Classes with which o200k lets a word begin and continue.
 constexpr uint32_t caseless = class_bit(CharacterClass::modifier) | class_bit(CharacterClass::letter) | mark_classes;
 constexpr uint32_t head_of_word = class_bit(CharacterClass::upper) | class_bit(CharacterClass::title) | caseless;
 constexpr uint32_t tail_of_word = class_bit(CharacterClass::lower) | caseless;
 
-// A place in a text, with the class of the character there. Past the end the class is no class.
+// A position in a text, with the class of its character; past the end the class is none.
 class Cursor {
  public:
   Cursor(std::string_view text, size_t at) : text_(text), classes_(character_classes()), at_(at) { look(); }
@@ -63,7 +63,8 @@ class Cursor {
   uint32_t length_ = 0;
 };
 
-// The end of 's 't 're 've 'm 'll 'd at `at`, in any case with `any_case`; 0 if there is none. The long s folds to s.
+// Returns the end of a contraction ('s 't 're 've 'm 'll 'd) at `at`, with `any_case` in any case; 0 if there is none.
+// The long s folds to s.
 size_t contraction_end(std::string_view text, size_t at, bool any_case) {
   const auto byte = [&](size_t i) {
     const char c = i < text.size() ? text[i] : '\0';
@@ -79,7 +80,8 @@ size_t contraction_end(std::string_view text, size_t at, bool any_case) {
   return is_pair ? at + 3 : 0;
 }
 
-// \s*[\r\n]+ | \s+(?!\S) | \s+ at white space; without the first alternative if not `newlines_first`.
+// Returns the end of \s*[\r
+// ]+ | \s+(?!\S) | \s+ at white space; without the first alternative if not `newlines_first`.
 size_t whitespace_end(Cursor cursor, bool newlines_first, bool whole_at_end) {
   const size_t begin = cursor.at();
   size_t after_newline = 0;
@@ -111,7 +113,7 @@ size_t scan_gpt2(std::string_view text, size_t begin) {
   return cursor.at() - begin;
 }
 
-// What the patterns after GPT-2's share, once their alternatives for words have failed.
+// Matches the part that the patterns after GPT-2's share, once their alternatives for words have failed.
 size_t numbers_symbols_or_space(std::string_view text, size_t begin, int max_digits, bool with_slashes,
                                 bool whole_at_end) {
   Cursor cursor(text, begin);
@@ -140,8 +142,8 @@ size_t scan_words(std::string_view text, size_t begin) {
   return numbers_symbols_or_space(text, begin, max_digits, false, whole_at_end);
 }
 
-// The end of [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+ at the cursor, as a backtracking matcher finds
-// it, or 0. `heads_end` is where the first part alone ends.
+// Returns the end of [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+ at the cursor, as a backtracking
+// matcher finds it; 0 if there is none. `heads_end`: end of the first part alone.
 size_t lower_word_end(Cursor cursor, size_t& heads_end) {
   size_t after_caseless = 0;
   while (cursor.is(head_of_word)) {
@@ -150,7 +152,7 @@ size_t lower_word_end(Cursor cursor, size_t& heads_end) {
     if (is_caseless) after_caseless = cursor.at();
   }
   heads_end = cursor.at();
-  if (!cursor.is(tail_of_word)) return after_caseless;  // the second part gets the last character that it can take
+  if (!cursor.is(tail_of_word)) return after_caseless;  // the second part gets the last character that it accepts
   cursor.skip(tail_of_word);
   return cursor.at();
 }
@@ -177,12 +179,12 @@ struct NamedRegex {
   std::string_view regex;
 };
 
-// The first of a kind is the one to write.
+// The first regex of a kind is the one that is written.
 constexpr NamedRegex known_regexes[] = {
     {PatternKind::gpt2, R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
     {PatternKind::gpt2, R"('(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s)"},
     {PatternKind::gpt2, R"('(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
-    // The second is tiktoken's; in the first nothing is possessive, so that Oniguruma reads it alike.
+    // The second is tiktoken's; the first has no possessive quantifiers, so that Oniguruma reads it alike.
     {PatternKind::cl100k, R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|)"
                           R"( ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?![\s\S])|\s*[\r\n]+|\s+(?!\S)|\s+)"},
     {PatternKind::cl100k, R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+|)"
@@ -247,7 +249,7 @@ size_t last_safe_cut(std::string_view text) {
     const auto lowered = static_cast<uint8_t>(text[at] | 0x20);
     return lowered >= 'a' && lowered <= 'z';
   };
-  // Between a word and a space that starts the next one every pattern parts the text, and nothing composes.
+  // Every pattern splits between a word and a space that starts the next word, and nothing composes there.
   for (size_t at = text.size() < 2 ? 0 : text.size() - 2; at > 0; --at) {
     if (text[at] == ' ' && is_letter(at - 1) && is_letter(at + 1)) return at;
   }

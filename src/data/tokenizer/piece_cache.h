@@ -1,4 +1,4 @@
-// The ids of pieces that were seen before.
+// A cache of the ids of pieces.
 #pragma once
 
 #include <array>
@@ -10,8 +10,8 @@
 
 namespace gptrain {
 
-// A table of fixed size for pieces of 1 to 8 * words - 1 bytes, whose text is the key. A new piece takes the place of
-// an older one. One thread at a time.
+// A table of fixed size for pieces of 1 to 8 * words - 1 bytes, keyed by their text. A new piece replaces an older one.
+// Not thread-safe.
 template <size_t words>
 class PieceCache {
  public:
@@ -20,7 +20,8 @@ class PieceCache {
 
   explicit PieceCache(size_t log2_entries) : shift_(64 - log2_entries), entries_(size_t{1} << log2_entries) {}
 
-  // The bytes, then zeros; the length is the last byte. `readable_bytes` may be read from piece.data() on.
+  // Returns the bytes, then zeros; the last byte is the length. `readable_bytes`: bytes that may be read from
+  // piece.data() on.
   static Key key_of(std::string_view piece, size_t readable_bytes) {
     Key key{};
     if (readable_bytes >= 8 * words) {
@@ -36,11 +37,11 @@ class PieceCache {
     return key;
   }
 
-  // Says that find() will be called soon: the table is larger than a processor's caches.
+  // Announces a find(): the table is larger than the processor's caches.
   void prefetch(const Key& key) const { __builtin_prefetch(&entries_[slot_of(key)]); }
 
-  // Writes the ids of a piece, which have room for inline_ids more than they are, to `out`; returns how many, 0 if the
-  // piece is not here.
+  // Writes the ids of a piece to `out`, which has room for inline_ids more than there are. Returns the number of ids;
+  // 0: not found.
   size_t find(const Key& key, int32_t* out) const {
     const size_t slot = slot_of(key);
     for (const size_t way : {slot, slot ^ 1}) {
@@ -59,7 +60,7 @@ class PieceCache {
   void put(const Key& key, std::span<const int32_t> ids) {
     size_t slot = slot_of(key);
     if (entries_[slot].count != 0) {
-      // The older of two goes; of those with long lists nothing is given back before all are.
+      // Replaces the older of two entries. The memory of its long list is freed only with that of all others.
       entries_[slot ^ 1] = entries_[slot];
     }
     if (ids.size() > inline_ids && more_.size() + ids.size() > max_more) {
@@ -87,7 +88,7 @@ class PieceCache {
     uint32_t count = 0;  // 0: empty
   };
 
-  // Comparing arrays would call memcmp().
+  // Comparing std::arrays would call memcmp().
   static bool differ(const Key& a, const Key& b) {
     uint64_t difference = 0;
     for (size_t i = 0; i < words; ++i) difference |= a[i] ^ b[i];

@@ -1,4 +1,4 @@
-// A pre-tokenizer pattern that is none of the well-known ones, matched by PCRE2 with its just-in-time compiler.
+// A pre-tokenizer pattern other than the well-known ones, matched by PCRE2 with its just-in-time compiler.
 #pragma once
 
 #include <cstddef>
@@ -8,14 +8,14 @@
 
 namespace gptrain {
 
-// Part of the regular expressions that Oniguruma (Hugging Face tokenizers), tiktoken and PCRE2 read alike: characters,
-// sets, \p{...} of general categories, \s \S, quantifiers, groups, look-around and alternatives. \p and \s are spelled
-// out from gptrain's own tables, so that the Unicode version of the system's library decides nothing. One thread at a
-// time.
+// The subset of regular expressions that Oniguruma (Hugging Face tokenizers), tiktoken and PCRE2 read alike:
+// characters, sets, \p{...} of general categories, \s \S, quantifiers, groups, look-around and alternatives. \p and \s
+// are expanded from gptrain's own tables, so that the Unicode version of the system's library has no effect. Not
+// thread-safe.
 class Regex {
  public:
-  // `where` names the pattern's place in messages. Throws Error(usage) naming the construct that is not matched
-  // exactly, the fault in the pattern, or the package that this build lacks.
+  // `where`: the pattern's place, for messages. Throws Error(usage) with the construct that cannot be matched exactly,
+  // the fault in the pattern, or the package that this build lacks.
   Regex(std::string_view pattern, const std::string& where);
   ~Regex();
   Regex(Regex&&) noexcept;
@@ -24,8 +24,8 @@ class Regex {
     size_t begin;
     size_t end;
   };
-  // The first match at or after `from`; begin = end = text.size() where there is none. Throws Error(data) if the
-  // pattern matches no characters, or needs more steps than PCRE2 allows.
+  // Returns the first match at or after `from`; begin = end = text.size() if there is none. Throws Error(data) if the
+  // pattern matches the empty string, or needs more steps than PCRE2 allows.
   Match find(std::string_view text, size_t from);
 
  private:

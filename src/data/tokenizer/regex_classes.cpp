@@ -26,7 +26,7 @@ Ranges complement(const Ranges& ranges) {
 
 void append_ranges(std::string& text, const Ranges& ranges) {
   for (auto [first, last] : ranges) {
-    // Surrogates are no characters, and PCRE2 refuses them.
+    // Surrogates are not characters, and PCRE2 refuses them.
     if (first >= 0xD800 && first < 0xE000) first = 0xE000;
     if (last >= 0xD800 && last < 0xE000) last = 0xD7FF;
     if (first > last) continue;
@@ -264,7 +264,7 @@ class Translator {
     ++at_;
   }
 
-  // {n,m}+ is possessive in PCRE2, and a repeat of a repeat in Oniguruma.
+  // {n,m}+ is possessive in PCRE2, and a repeated repeat in Oniguruma.
   void repeat() {
     const size_t close = pattern_.find('}', at_);
     const bool is_repeat =

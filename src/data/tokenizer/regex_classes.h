@@ -1,4 +1,4 @@
-// Regular expressions with their Unicode classes spelled out.
+// Expands the Unicode classes of regular expressions.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace gptrain {
 
-// `pattern` for PCRE2 in UTF mode, with \p{...}, \P{...}, \s and \S as ranges of code points. Throws Error(usage),
-// saying `where`, for a construct that the reference tokenizers' engines do not read as PCRE2 does.
+// Returns `pattern` for PCRE2 in UTF mode, with \p{...}, \P{...}, \s and \S as ranges of code points. Throws
+// Error(usage), with `where`, for a construct that the reference tokenizers' engines read differently from PCRE2.
 std::string spell_out_classes(std::string_view pattern, const std::string& where);
 
 }  // namespace gptrain

@@ -40,7 +40,7 @@ Regex::Regex(std::string_view pattern, const std::string& where) : impl_(std::ma
   const std::string spelled = spell_out_classes(pattern, where);
   int error = 0;
   PCRE2_SIZE offset = 0;
-  // Texts are checked once, when they are read.
+  // NO_UTF_CHECK: texts are checked once, when they are read.
   impl_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(spelled.data()), spelled.size(),
                               PCRE2_UTF | PCRE2_NO_UTF_CHECK, &error, &offset, nullptr);
   if (impl_->code == nullptr) {

@@ -1,4 +1,4 @@
-// Models of SentencePiece, by its own library; a build without it refuses them.
+// SentencePiece models, by its own library; a build without it refuses them.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace gptrain {
 
-// Immutable; safe from several threads.
+// Immutable; thread-safe.
 class SentencePiece {
  public:
-  // `model`: the bytes of a .model file. Throws Error(usage), naming the source, for what is none, and in a build without
-  // the library.
+  // `model`: the bytes of a .model file. Throws Error(usage), with the source, for an invalid model, and in a build
+  // without the library.
   SentencePiece(std::string model, const std::string& source);
   ~SentencePiece();
   SentencePiece(const SentencePiece&) = delete;
@@ -23,12 +23,12 @@ class SentencePiece {
 
   const std::string& model() const { return model_; }
   int64_t vocab_size() const { return static_cast<int64_t>(texts_.size()); }
-  std::optional<int32_t> end_id() const { return end_id_; }  // of </s>
-  // What the library's Encode gives: without tokens for the begin and the end of a text.
+  std::optional<int32_t> end_id() const { return end_id_; }  // id of </s>
+  // Encodes as the library does, without begin and end tokens.
   void encode(std::string_view text, std::vector<int32_t>& ids) const;
-  // What its Decode gives.
+  // Decodes as the library does.
   std::string decode(std::span<const int32_t> ids) const;
-  // What a token adds to a text, with spaces as such; the name of one that stands for no text.
+  // Returns the text that a token adds, with spaces as such; for a token without text, its name.
   const std::string& text_of(int32_t id) const { return texts_[static_cast<size_t>(id)]; }
   bool is_special(int32_t id) const { return special_[static_cast<size_t>(id)]; }
 

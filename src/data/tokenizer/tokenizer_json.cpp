@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-// Ids beyond are a damaged file and not a vocabulary.
+// Larger ids are a sign of damage, not of a vocabulary.
 constexpr int64_t max_ids = int64_t{1} << 24;
 
 class Reader {
@@ -185,7 +185,7 @@ class Reader {
       refuse(path, "is Split with behavior " + json_text(behavior) + (invert ? ", inverted" : "") +
                        ", which is not done here");
     if (chosen != SplitBehavior::isolated && chosen != SplitBehavior::only_matches) is_as_written_ = false;
-    // Oniguruma does not read {1,3}+, which stands in tiktoken's own spelling of cl100k, as tiktoken does.
+    // Oniguruma reads {1,3}+, which is in tiktoken's own spelling of cl100k, differently from tiktoken.
     if (const auto known = pattern_of_regex(regex); known && regex.find("{1,3}+") == std::string::npos) {
       parts_.stages.emplace_back(*known);
     } else {
@@ -280,7 +280,7 @@ class Reader {
       ids_.emplace(text, id);
       if (index >= parts_.tokens.size()) parts_.tokens.resize(index + 1);
       if (!parts_.tokens[index].empty()) refuse("model.vocab", "gives the id " + std::to_string(id) + " twice");
-      // A token that is no bytes is one that only added_tokens can give.
+      // A token that is not bytes can only come from added_tokens.
       if (!is_byte_level_)
         parts_.tokens[index] = text;
       else if (from_byte_level(text, bytes))
@@ -365,7 +365,7 @@ nlohmann::ordered_json pre_tokenizer_of(const TokenizerParts& parts) {
   bool own_regex = false;
   for (const Stage& stage : parts.stages) {
     if (const auto* kind = std::get_if<PatternKind>(&stage)) {
-      // GPT-2's comes with ByteLevel itself.
+      // ByteLevel itself contains GPT-2's pattern.
       own_regex = *kind == PatternKind::gpt2 && &stage == &parts.stages.back();
       if (!own_regex) {
         list.push_back(split_of(regex_of_pattern(*kind), false));
@@ -428,7 +428,7 @@ std::string tokenizer_json(const TokenizerParts& parts) {
     const auto index = static_cast<size_t>(token.id);
     if (index < texts.size() && texts[index].empty()) texts[index] = token.content;
   }
-  // ordered_json looks through all members at every access; the object is put together as a list.
+  // ordered_json searches all members at every access, so the object is built as a list.
   auto& members = vocabulary.get_ref<nlohmann::ordered_json::object_t&>();
   for (size_t id = 0; id < texts.size(); ++id) {
     if (!texts[id].empty()) members.emplace_back(texts[id], id);

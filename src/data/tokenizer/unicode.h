@@ -1,5 +1,5 @@
 // What tokenizers know of Unicode: UTF-8, classes of code points, and normalization form C. The tables are those of the
-// reference tokenizers (tools/make_unicode_tables.py), not those of a Unicode library of this system.
+// reference tokenizers (tools/generate/make_unicode_tables.py), not those of a Unicode library of this system.
 #pragma once
 
 #include <cstddef>

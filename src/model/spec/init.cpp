@@ -7,7 +7,7 @@
 namespace gptrain {
 namespace {
 
-// FNV-1a.
+// RETURNS the FNV-1a hash of a name.
 uint64_t name_hash(const std::string& name) {
   uint64_t hash = 0xcbf29ce484222325ULL;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;

@@ -1,4 +1,4 @@
-// Initial weights: a pure function of (seed, tensor, global element), whatever the layout.
+// Initial weights: a pure function of (seed, tensor, global element), the same on every layout.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 namespace gptrain {
 
-// What is drawn for a tensor's elements depends on its name, not on its place in the list.
+// RETURNS the Philox key of a tensor's random numbers. It depends on the tensor's name, not on its position in the
+// list.
 PhiloxKey tensor_key(const TensorSpec& tensor, uint64_t seed, RandomUse use);
 
 // Fills out[0, count) with elements [first, first + count) of the tensor's true shape in row-major order. Normal values

@@ -7,13 +7,13 @@ namespace {
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Norms come first.
+// RETURNS a tensor's group in the order of its unit: 0 for norms, 2 for tensors of UnitEnd, else 1.
 int64_t place_in_unit(const TensorSpec& tensor, UnitEnd end) {
   if (tensor.norm_use != NormUse::no_norm) return 0;
   return comes_last(tensor, end) ? 2 : 1;
 }
 
-// Of a unit whose tensors have their places.
+// RETURNS a unit's reductions, but not `tied`. REQUIRES: its segments are laid out.
 std::vector<Reduction> reductions_of(const ModelSpec& spec, const std::vector<TensorShard>& shards,
                                      const std::vector<Segment>& segments, const UnitRange& unit,
                                      bool sequence_parallel) {

@@ -15,7 +15,7 @@ int64_t quotient(int64_t total, int64_t parts, const TensorSpec& tensor) {
   return total / parts;
 }
 
-// The rows of one section that a rank holds, and whether a lower rank holds the same ones.
+// The rows of one section that a rank holds. owned: no lower rank holds them. replicated: several ranks hold them.
 struct Rows {
   int64_t first, count;
   bool owned, replicated;
@@ -44,7 +44,7 @@ TensorShard by_columns(const TensorSpec& tensor, TensorPlace place) {
   return shard;
 }
 
-// Padding is whole rows at the end of the vocabulary.
+// RETURNS the shard of a table split by tokens; padding is whole rows at the end of the vocabulary.
 TensorShard by_vocabulary(const TensorSpec& tensor, TensorPlace place) {
   const int64_t rows = vocabulary_rows(tensor.shape[0], place.size);
   const int64_t first = rows * place.rank;
@@ -72,7 +72,7 @@ TensorShard by_rows(const TensorSpec& tensor, TensorPlace place) {
       if (shard.replicas_count == 0) shard.replicas_first = box.local_offset;
       shard.replicas_count += rows.count * cols;
     }
-    // Neighbours in the global tensor are one box: one rank holds each tensor as a whole.
+    // Rows that are neighbours in the global tensor become one box, so that a single rank has one box for the tensor.
     ShardBox* const last = shard.boxes.empty() ? nullptr : &shard.boxes.back();
     if (last != nullptr && last->owned == box.owned && last->offset[0] + last->shape[0] == first) {
       last->shape[0] += rows.count;

@@ -1,5 +1,5 @@
-// One tensor-parallel rank's part of every tensor (arXiv 1909.08053): which elements of the global tensor it holds and
-// where they lie in its own.
+// One tensor-parallel rank's shard of every tensor (arXiv 1909.08053): the elements of the global tensor that it holds,
+// and their positions in the local tensor.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,17 @@
 
 namespace gptrain {
 
-// A rank's place on the tensor axis.
+// A rank's position on the tensor axis.
 struct TensorPlace {
   int64_t size = 1;
   int64_t rank = 0;
 };
 
-// A box of the global tensor's true shape. It lies in one piece, row-major, in the rank's local tensor.
+// A box of the global tensor's true shape, contiguous and row-major in the rank's local tensor.
 struct ShardBox {
   std::vector<int64_t> offset, shape;  // in the global tensor
   int64_t local_offset;                // elements from the start of the local tensor
-  // False where a lower rank holds the same elements: that one writes them and counts them in the gradient's norm.
+  // False if a lower rank holds the same elements; the lower rank writes them and counts them in the gradient's norm.
   bool owned;
 
   int64_t count() const;
@@ -27,14 +27,14 @@ struct ShardBox {
 
 struct TensorShard {
   std::vector<int64_t> shape;   // local, padding included
-  std::vector<ShardBox> boxes;  // disjoint, in the order of their local offsets; none where the rank has padding only
+  std::vector<ShardBox> boxes;  // disjoint, in the order of their local offsets; empty if the rank has padding only
   // Elements [replicas_first, replicas_first + replicas_count) of the local tensor are keys' and values' heads that
-  // this and other ranks hold (fewer heads than ranks): their gradients are summed over those ranks.
+  // other ranks hold, too (fewer heads than ranks); their gradients are summed over these ranks.
   int64_t replicas_first = 0;
   int64_t replicas_count = 0;
-  // Blocks of state_block elements, the first of which begins with the local tensor; padding behind the boxes has none.
-  // Ranks that hold different elements have different blocks, numbered rank after rank: this one's begin at blocks_first
-  // of blocks_total. Of tensors with TensorSpec::has_block_state.
+  // Numbering of blocks of state_block elements, for tensors with TensorSpec::has_block_state. The first block begins
+  // with the local tensor; padding after the boxes has none. Ranks with different elements have different blocks,
+  // numbered rank after rank; this rank's begin at blocks_first of blocks_total.
   int64_t blocks_first = 0;
   int64_t blocks_total = 0;
 
@@ -42,22 +42,22 @@ struct TensorShard {
   bool any_owned() const;
 };
 
-// Shards of all tensors of the spec. What does not divide is a mistake of the caller (std::logic_error): a config is
-// checked before.
+// RETURNS the shards of all tensors of the spec. THROWS std::logic_error if a tensor does not divide over the ranks;
+// config checks have refused that before.
 std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorPlace place);
 
-// That of one tensor.
+// RETURNS the shard of one tensor. THROWS as shard_tensors.
 TensorShard shard_of(const TensorSpec& tensor, TensorPlace place);
 
-// Makes the embedding's shards those of a last stage that has a copy of the token table for a tied head: another rank
-// writes and counts what it holds of the table, and the rest of the unit is padding, so that both stages have the table
-// at one place.
+// Changes the embedding's shards for a last stage that holds a copy of the token table for a tied head. The table's
+// elements are not owned, and the rest of the unit is padding, so that both stages have the table at the same offset.
 void keep_table_copy(const ModelSpec& spec, std::vector<TensorShard>& shards);
 
-// Rows of the vocabulary that each of `tensor_size` ranks stores: a multiple of vocab_multiple.
+// RETURNS the rows of the vocabulary that each of `tensor_size` ranks stores: a multiple of vocab_multiple.
 int64_t vocabulary_rows(int64_t vocab_size, int64_t tensor_size);
 
-// Ranks that hold the same key/value head: tensor_size / num_kv_heads where there are fewer heads than ranks, else 1.
+// RETURNS the number of ranks with the same key/value head: tensor_size / num_kv_heads with fewer heads than ranks,
+// else 1.
 int64_t kv_replicas(const ModelConfig& model, int64_t tensor_size);
 
 }  // namespace gptrain

@@ -25,7 +25,7 @@ class SpecBuilder {
     prefix_ = std::move(prefix);
   }
 
-  // The usual scale of an init: weights near zero, gains of norms at 1.
+  // RETURNS the usual scale of an init: init_std for Init::normal, 1 for Init::constant (gains of norms), else 0.
   double init_scale(Init init) const {
     if (init == Init::zeros) return 0;
     return init == Init::normal ? model_.init_std : 1;
@@ -63,9 +63,9 @@ class SpecBuilder {
     }
   }
 
-  // muP divides the logits by the width, and the vocabulary's matrix is as in every width. The factor is kept in the last
-  // norm, whose gain begins at 1 / width and learns at 1 / width of the rate: under Adam that is the same function of the
-  // step as a factor of its own (lemma J.1 of the paper), and it leaves forward and backward as they are.
+  // muP divides the logits by the width, with the same vocabulary matrix for every width. The factor goes into the
+  // final norm: its gain begins at 1 / width and learns at 1 / width of the rate. Under Adam this equals a separate
+  // factor (lemma J.1 of the paper), and forward and backward need no change.
   void divide_logits(size_t first_of_norm) {
     for (size_t i = first_of_norm; i < spec_.tensors.size(); ++i) {
       spec_.tensors[i].init_scale /= model_.mup_width();
@@ -73,7 +73,7 @@ class SpecBuilder {
     }
   }
 
-  // Column-parallel: each rank computes some of the outputs. Its bias is split with them.
+  // Adds a column-parallel linear: each rank computes some of the outputs, and the bias is split with them.
   void add_column_linear(const std::string& name, const std::vector<Section>& sections, bool bias) {
     int64_t rows = 0;
     for (const Section& section : sections) rows += section.rows;
@@ -81,8 +81,8 @@ class SpecBuilder {
     if (bias) add(name + ".bias", {rows}, Init::zeros, Split::rows).sections = sections;
   }
 
-  // Row-parallel: each rank holds some of the inputs; the bias is added once, after the sum. Its init is scaled down so
-  // that the variance of the residual stream does not grow with depth (GPT-2, section 2.3).
+  // Adds a row-parallel linear: each rank holds some of the inputs, and the bias is added once. Its init is scaled down
+  // so that the variance of the residual stream does not grow with depth (GPT-2, section 2.3).
   void add_row_linear(const std::string& name, int64_t inputs) {
     add(name + ".weight", {model_.hidden_size, inputs}, Init::normal, Split::columns).init_scale /=
         std::sqrt(2.0 * static_cast<double>(model_.num_layers));
@@ -128,7 +128,7 @@ class SpecBuilder {
   const ModelConfig& model_;
   ModelSpec spec_;
   std::string prefix_;
-  ModelPart part_ = ModelPart::embedding;  // of the tensors that are being added
+  ModelPart part_ = ModelPart::embedding;  // part of the tensors being added
 };
 
 }  // namespace

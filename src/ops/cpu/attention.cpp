@@ -1,10 +1,10 @@
-#include "ops/cpu/attention.h"
-
+// Attention on the CPU: tiled, online softmax, float accumulation; probabilities are recomputed in the backward pass.
 #include <algorithm>
 #include <omp.h>
 
-#include "base/error.h"
-#include "ops/cpu/kernels/matrix_kernels.h"
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/kernels/matrix_kernel_table.h"
+#include "ops/cpu/scratch.h"
 #include "ops/cpu/scratch_carver.h"
 #include "ops/footprint.h"
 
@@ -54,11 +54,12 @@ AttentionBackwardBuffers carve_backward(ScratchCarver& carver, const AttentionBa
   return buffers;
 }
 
-// Query tiles per task: as many as share a packing of the keys, fewer when threads would stay idle.
+// RETURNS the query tiles per task: the largest number that shares a packing of the keys, or fewer if threads would be
+// idle.
 int64_t query_tiles_per_task(const AttentionForward& op, int num_threads) {
   const int64_t heads = op.batch * op.num_heads;
   const int64_t tiles = num_tiles(op.sequence_length);
-  constexpr int64_t tasks_per_thread = 4;  // they differ in size under a causal mask
+  constexpr int64_t tasks_per_thread = 4;  // tasks differ in size under a causal mask
   int64_t count = max_query_tiles;
   while (count > 1 && heads * ((tiles + count - 1) / count) < tasks_per_thread * num_threads) count /= 2;
   return count;
@@ -66,7 +67,7 @@ int64_t query_tiles_per_task(const AttentionForward& op, int num_threads) {
 
 void* at(const Matrix& matrix, int64_t row, int64_t col) { return matrix.row_range(row, 1).column_range(col, 1).data; }
 
-// What forward and backward have in common.
+// RETURNS the operands of one sequence and head that forward and backward have in common.
 template <typename Op>
 AttentionHead head_of(const Op& op, int64_t sequence, int64_t head) {
   const int64_t row = sequence * op.sequence_length;
@@ -100,40 +101,34 @@ AttentionHead head_of(const Op& op, int64_t sequence, int64_t head) {
   return view;
 }
 
-template <typename Op>
-void check_scratch(const Op& op, int num_threads, int64_t scratch_bytes) {
-  const int64_t needed = cpu_scratch_bytes(op, num_threads);
-  if (scratch_bytes >= needed) return;
-  throw Error(ExitCode::device, "{} needs {} bytes of scratch memory and has {}", Op::name, needed, scratch_bytes);
-}
-
 }  // namespace
 
+// Bytes of a few tiles of the head size for each thread.
 int64_t cpu_scratch_bytes(const AttentionForward& op, int num_threads) {
   ScratchCarver carver(nullptr);
   carve_forward(carver, op.head_size);
   return num_threads * carver.bytes();
 }
 
+// Bytes of about five times tokens * head size floats for each thread.
 int64_t cpu_scratch_bytes(const AttentionBackward& op, int num_threads) {
   ScratchCarver carver(nullptr);
   carve_backward(carver, op);
   return std::min<int64_t>(num_threads, op.batch * op.num_kv_heads) * carver.bytes();
 }
 
-void cpu_attention_forward(const AttentionForward& op, int num_threads, std::byte* scratch, int64_t scratch_bytes) {
-  check_scratch(op, num_threads, scratch_bytes);
+void cpu_run(const AttentionForward& op, const CpuContext& context) {
   const MatrixKernels& kernels = select_matrix_kernels();
   const int64_t heads = op.batch * op.num_heads;
   const int64_t tiles = num_tiles(op.sequence_length);
-  const int64_t count = query_tiles_per_task(op, num_threads);
+  const int64_t count = query_tiles_per_task(op, context.num_threads);
   const int64_t tasks_per_head = (tiles + count - 1) / count;
   const int64_t thread_bytes = cpu_scratch_bytes(op, 1);
-#pragma omp parallel num_threads(num_threads)
+#pragma omp parallel num_threads(context.num_threads)
   {
-    ScratchCarver carver(scratch + omp_get_thread_num() * thread_bytes);
+    ScratchCarver carver(context.scratch + omp_get_thread_num() * thread_bytes);
     const AttentionForwardBuffers buffers = carve_forward(carver, op.head_size);
-    // The last queries first: under a causal mask they see the most keys.
+    // Starts with the last queries, which see the most keys under a causal mask.
 #pragma omp for schedule(dynamic, 1)
     for (int64_t task = 0; task < heads * tasks_per_head; ++task) {
       const int64_t head = task % heads;
@@ -144,15 +139,15 @@ void cpu_attention_forward(const AttentionForward& op, int num_threads, std::byt
   }
 }
 
-void cpu_attention_backward(const AttentionBackward& op, int num_threads, std::byte* scratch, int64_t scratch_bytes) {
-  check_scratch(op, num_threads, scratch_bytes);
+// Divides sequences and key/value heads among threads.
+void cpu_run(const AttentionBackward& op, const CpuContext& context) {
   const MatrixKernels& kernels = select_matrix_kernels();
   const int64_t groups = op.batch * op.num_kv_heads;
   const int64_t heads_per_group = op.num_heads / op.num_kv_heads;
   const int64_t thread_bytes = cpu_scratch_bytes(op, 1);
-#pragma omp parallel num_threads(static_cast <int>(std::min <int64_t>(num_threads, groups)))
+#pragma omp parallel num_threads(static_cast <int>(std::min <int64_t>(context.num_threads, groups)))
   {
-    ScratchCarver carver(scratch + omp_get_thread_num() * thread_bytes);
+    ScratchCarver carver(context.scratch + omp_get_thread_num() * thread_bytes);
     const AttentionBackwardBuffers buffers = carve_backward(carver, op);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t group = 0; group < groups; ++group) {

@@ -10,7 +10,6 @@ namespace gptrain {
 
 class CpuBackend final : public Backend {
  public:
-  // See make_cpu_backend.
   CpuBackend(int num_threads, bool thread_independent);
 
   const Target& target() const override { return target_; }

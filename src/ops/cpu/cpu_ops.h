@@ -1,5 +1,4 @@
-// The ops of the CPU backend that are not matrix products: each splits its rows, columns or elements over threads and
-// calls the serial kernels. Operands have been checked and scratch is large enough when these are called.
+// The ops of the CPU backend. Each splits its rows, columns or elements over threads and calls the serial kernels.
 #pragma once
 
 #include <cstddef>
@@ -8,19 +7,15 @@
 #include <vector>
 
 #include "ops/cpu/kernels/kernel_table.h"
+#include "ops/cpu/parallel.h"
 #include "ops/ops.h"
 
 namespace gptrain {
 
-struct CpuContext {
-  int num_threads = 1;
-  const KernelTable* kernels = nullptr;
-  std::byte* scratch = nullptr;
-  int64_t scratch_bytes = 0;
-};
+class CpuLinear;
 
-// Cosines and sines of rotary embedding. A table is computed, in double, the first time (angles, head size, sequence
-// length) are asked for, and kept: in [token][pair] order, f32.
+// Cosines and sines of rotary embedding, f32, in [token][pair] order. A table for (angles, head size, sequence length)
+// is computed in double at its first use and kept.
 class RotaryTables {
  public:
   RotaryView find(const RotaryAngles& angles, int64_t head_size, int64_t sequence_length);
@@ -36,42 +31,31 @@ class RotaryTables {
   std::vector<std::unique_ptr<Table>> tables_;
 };
 
-void cpu_embedding_forward(const EmbeddingForward& op, const CpuContext& context);
-void cpu_embedding_backward(const EmbeddingBackward& op, const CpuContext& context);
-void cpu_norm_forward(const NormForward& op, const CpuContext& context);
-void cpu_norm_backward(const NormBackward& op, const CpuContext& context);
-void cpu_residual_add(const ResidualAdd& op, const CpuContext& context);
-void cpu_branch_backward(const BranchBackward& op, const CpuContext& context);
-void cpu_query_key_forward(const QueryKeyForward& op, RotaryTables& tables, const CpuContext& context);
-void cpu_query_key_backward(const QueryKeyBackward& op, RotaryTables& tables, const CpuContext& context);
-void cpu_activation_forward(const ActivationForward& op, const CpuContext& context);
-void cpu_activation_backward(const ActivationBackward& op, const CpuContext& context);
-void cpu_cross_entropy_statistics(const CrossEntropyStatistics& op, const CpuContext& context);
-void cpu_cross_entropy(const CrossEntropy& op, const CpuContext& context);
-void cpu_accumulate_loss(const AccumulateLoss& op);
-void cpu_squared_norm(const SquaredNorm& op, const CpuContext& context);
-void cpu_prepare_update(const PrepareUpdate& op);
-#define GPTRAIN_DECLARE_CPU_UPDATE(Op) void cpu_update(const Op& op, const CpuContext& context);
-GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_DECLARE_CPU_UPDATE)
-GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_DECLARE_CPU_UPDATE)
-#undef GPTRAIN_DECLARE_CPU_UPDATE
-#define GPTRAIN_DECLARE_CPU_TENSOR_NORMS(Op) void cpu_tensor_norms(const Op& op, const CpuContext& context);
-GPTRAIN_FOR_EACH_NORMS(GPTRAIN_DECLARE_CPU_TENSOR_NORMS)
-#undef GPTRAIN_DECLARE_CPU_TENSOR_NORMS
-#define GPTRAIN_DECLARE_CPU_FACTORED(Op) void cpu_factored(const Op& op, const CpuContext& context);
-GPTRAIN_FOR_EACH_FACTORED(GPTRAIN_DECLARE_CPU_FACTORED)
-#undef GPTRAIN_DECLARE_CPU_FACTORED
-void cpu_cast(const Cast& op, const CpuContext& context);
-void cpu_weighted_sum(const WeightedSum& op, const CpuContext& context);
-void cpu_add(const Add& op, const CpuContext& context);
-void cpu_add_sums(const AddSums& op);
-void cpu_keep_gradients(const KeepGradients& op, const CpuContext& context);
-void cpu_encode_blocks(const EncodeBlocks& op, const CpuContext& context);
-void cpu_decode_blocks(const DecodeBlocks& op, const CpuContext& context);
-void cpu_projection_matrix(const ProjectionMatrix& op, const CpuContext& context);
-void cpu_sample_rows(const SampleRows& op, const CpuContext& context);
-void cpu_amax(const Amax& op);
-void cpu_quantize(const Quantize& op, int num_threads);
-void cpu_scaled_product(const ScaledProduct& op, int num_threads);
+// Memory and library objects that the ops of a backend share.
+struct CpuContext {
+  int num_threads = 1;
+  const KernelTable* kernels = nullptr;
+  std::byte* scratch = nullptr;
+  int64_t scratch_bytes = 0;
+  RotaryTables* rotary_tables = nullptr;
+  CpuLinear* linear = nullptr;
+};
+
+// REQUIRES: the op has been checked, and its cpu_scratch_bytes are available.
+#define GPTRAIN_DECLARE_CPU_RUN(Op) void cpu_run(const Op& op, const CpuContext& context);
+GPTRAIN_FOR_EACH_OP(GPTRAIN_DECLARE_CPU_RUN)
+#undef GPTRAIN_DECLARE_CPU_RUN
+
+// Divides `num_rows` rows of an op among threads, each of which runs the kernel on its share.
+template <typename Op>
+void run_rows(const Op& op, int64_t num_rows, void (*kernel)(const Op& op, int64_t first_row, int64_t end_row),
+              const CpuContext& context) {
+  parallel_shares(context.num_threads, num_rows, [&](int64_t first, int64_t end) { kernel(op, first, end); });
+}
+
+// Computes the amax of an output, if its operand is given.
+inline void run_amax(const Matrix& output, const Matrix& amax, const CpuContext& context) {
+  if (amax.given()) cpu_run(Amax{output, amax}, context);
+}
 
 }  // namespace gptrain

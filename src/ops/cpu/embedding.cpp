@@ -3,8 +3,6 @@
 #include <stdexcept>
 
 #include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/parallel.h"
-#include "ops/cpu/scratch.h"
 
 namespace gptrain {
 namespace {
@@ -20,18 +18,14 @@ void check_tokens(std::string_view op, const int32_t* tokens, int64_t num_tokens
 
 }  // namespace
 
-int64_t cpu_scratch_bytes(const EmbeddingForward&, int) { return 0; }
-int64_t cpu_scratch_bytes(const EmbeddingBackward&, int) { return 0; }
-
-void cpu_embedding_forward(const EmbeddingForward& op, const CpuContext& context) {
+void cpu_run(const EmbeddingForward& op, const CpuContext& context) {
   check_tokens(EmbeddingForward::name, op.tokens, op.x.rows, op.num_tokens > 0 ? op.num_tokens : op.token_table.rows);
-  parallel_shares(context.num_threads, op.x.rows,
-                  [&](int64_t first, int64_t end) { context.kernels->embedding_forward(op, first, end); });
+  run_rows(op, op.x.rows, context.kernels->embedding_forward, context);
 }
 
-// A table row belongs to one thread in each block of columns, so that its sum is taken in row order: threads share the
-// work by columns first and, where there are more threads than blocks of columns, by classes of tokens.
-void cpu_embedding_backward(const EmbeddingBackward& op, const CpuContext& context) {
+// In each block of columns one thread sums all of a table row, so that sums are in row order. Threads divide the work
+// by columns and, if there are more threads than blocks of columns, by classes of tokens.
+void cpu_run(const EmbeddingBackward& op, const CpuContext& context) {
   check_tokens(EmbeddingBackward::name, op.tokens, op.dx.rows,
                op.num_tokens > 0 ? op.num_tokens : op.d_token_table.rows);
   const int64_t cols = op.dx.cols;
@@ -53,10 +47,8 @@ void cpu_embedding_backward(const EmbeddingBackward& op, const CpuContext& conte
       context.kernels->embedding_backward_tokens(op, task % classes, classes, first_column, end_column);
     }
   });
-  if (op.d_position_table.given()) {
-    parallel_shares(context.num_threads, op.d_position_table.rows,
-                    [&](int64_t first, int64_t end) { context.kernels->embedding_backward_positions(op, first, end); });
-  }
+  if (op.d_position_table.given())
+    run_rows(op, op.d_position_table.rows, context.kernels->embedding_backward_positions, context);
 }
 
 }  // namespace gptrain

@@ -1,18 +1,12 @@
-// Second moments by row and column (ops/factored.h). Every sum has one order, whatever the number of threads.
+// Second moments by row and column (ops/factored.h). The order of every sum is the same for any number of threads.
 #include <algorithm>
 #include <cmath>
 
 #include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/parallel.h"
-#include "ops/cpu/scratch.h"
 
 namespace gptrain {
 
-int64_t cpu_scratch_bytes(const FactoredSums&, int) { return 0; }
-int64_t cpu_scratch_bytes(const FactoredMoments&, int) { return 0; }
-int64_t cpu_scratch_bytes(const FactoredDirection&, int) { return 0; }
-
-void cpu_factored(const FactoredSums& op, const CpuContext& context) {
+void cpu_run(const FactoredSums& op, const CpuContext& context) {
   auto* const sums = op.sums.as<double>();
   const auto* const gradients = op.gradients.as<const float>();
   std::fill_n(sums, op.sums.cols, 0.0);
@@ -38,13 +32,13 @@ void cpu_factored(const FactoredSums& op, const CpuContext& context) {
   }
 }
 
-void cpu_factored(const FactoredMoments& op, const CpuContext& context) {
+void cpu_run(const FactoredMoments& op, const CpuContext& context) {
   const StepState& state = *op.state;
   if (state.skip != 0) return;
   const double share = std::pow(static_cast<double>(state.updates), op.beta2_decay);
   const double squared_scale = static_cast<double>(state.gradient_scale) * static_cast<double>(state.gradient_scale);
   const auto* const sums = op.sums.as<const double>();
-  // The moments of `count` rows or columns, whose sums are of `summed` elements each; their sum.
+  // Updates the moments of `count` rows or columns, each of whose sums has `summed` elements. RETURNS the moments' sum.
   const auto advance = [&](float* moments, const double* of_squares, int64_t count, int64_t summed) {
     double sum = 0;
     for (int64_t i = 0; i < count; ++i) {
@@ -65,7 +59,7 @@ void cpu_factored(const FactoredMoments& op, const CpuContext& context) {
   });
 }
 
-void cpu_factored(const FactoredDirection& op, const CpuContext& context) {
+void cpu_run(const FactoredDirection& op, const CpuContext& context) {
   if (op.state->skip != 0) return;
   const auto scale = static_cast<double>(op.state->gradient_scale);
   for (int64_t i = 0; i < op.num_ranges; ++i) {

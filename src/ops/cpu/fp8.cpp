@@ -1,5 +1,5 @@
-// Ops of FP8 linears. Training with them is for GPUs: here they are the same arithmetic, element by element, for tests
-// and for the host harness of the CUDA backend.
+// Ops of FP8 linears, element by element with the arithmetic of GPUs. For tests and the host harness of the CUDA
+// backend, not for training.
 #include "base/fp8.h"
 
 #include <algorithm>
@@ -7,14 +7,8 @@
 #include <cmath>
 
 #include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/parallel.h"
-#include "ops/cpu/scratch.h"
 
 namespace gptrain {
-
-int64_t cpu_scratch_bytes(const Amax&, int) { return 0; }
-int64_t cpu_scratch_bytes(const Quantize&, int) { return 0; }
-int64_t cpu_scratch_bytes(const ScaledProduct&, int) { return 0; }
 
 namespace {
 
@@ -39,7 +33,7 @@ void quantize(const Quantize& op, int num_threads) {
   });
 }
 
-using Numbers = std::array<float, 256>;  // by code
+using Numbers = std::array<float, 256>;  // value of each code
 
 template <typename T>
 constexpr Numbers numbers_of() {
@@ -56,9 +50,9 @@ const Numbers& numbers(DType dtype) {
 
 }  // namespace
 
-void cpu_amax(const Amax& op) {
+void cpu_run(const Amax& op, const CpuContext&) {
   constexpr uint16_t infinity = 0x7f80;
-  uint16_t largest = 0;  // magnitudes of bf16 are ordered as their bits are
+  uint16_t largest = 0;  // magnitudes of bf16 compare like their bits
   for (int64_t row = 0; row < op.x.rows; ++row) {
     const bf16* const from = scaled_row<bf16>(op.x, row);
     for (int64_t col = 0; col < op.x.cols; ++col)
@@ -69,15 +63,15 @@ void cpu_amax(const Amax& op) {
   parts[0] = to_float(bf16{std::min(largest, infinity)});
 }
 
-void cpu_quantize(const Quantize& op, int num_threads) {
+void cpu_run(const Quantize& op, const CpuContext& context) {
   const DType dtype = op.rows.given() ? op.rows.dtype : op.transposed.dtype;
   if (dtype == DType::f8e4m3) {
-    quantize<f8e4m3>(op, num_threads);
+    quantize<f8e4m3>(op, context.num_threads);
   } else {
-    quantize<f8e5m2>(op, num_threads);
+    quantize<f8e5m2>(op, context.num_threads);
   }
   if (!op.column_sums.given()) return;
-  parallel_column_blocks(num_threads, op.x.cols, [&](int64_t first, int64_t end) {
+  parallel_column_blocks(context.num_threads, op.x.cols, [&](int64_t first, int64_t end) {
     for (int64_t col = first; col < end; ++col) {
       double sum = 0;
       for (int64_t row = 0; row < op.x.rows; ++row)
@@ -87,12 +81,12 @@ void cpu_quantize(const Quantize& op, int num_threads) {
   });
 }
 
-// Products of two FP8 numbers are exact in f32, and their sums in f64 as good as exact.
-void cpu_scaled_product(const ScaledProduct& op, int num_threads) {
+// Products of two FP8 numbers are exact in f32; their sums in f64 are almost exact.
+void cpu_run(const ScaledProduct& op, const CpuContext& context) {
   const Numbers& of_a = numbers(op.a.dtype);
   const Numbers& of_b = numbers(op.b.dtype);
   const double scale = static_cast<double>(*op.a_scale.as<float>()) * static_cast<double>(*op.b_scale.as<float>());
-  parallel_shares(num_threads, op.a.rows, [&](int64_t first, int64_t end) {
+  parallel_shares(context.num_threads, op.a.rows, [&](int64_t first, int64_t end) {
     for (int64_t row = first; row < end; ++row) {
       const uint8_t* const a = scaled_row<uint8_t>(op.a, row);
       for (int64_t col = 0; col < op.b.rows; ++col) {

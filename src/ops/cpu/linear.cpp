@@ -11,16 +11,19 @@
 #include <vector>
 
 #include "base/error.h"
-#include "ops/cpu/kernels/matrix_kernels.h"
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/kernels/matrix_kernel_table.h"
 #include "ops/cpu/parallel.h"
+#include "ops/cpu/scratch.h"
 #include "ops/cpu/scratch_carver.h"
+#include "ops/fused_product.h"
 
 namespace gptrain {
 namespace {
 
 static_assert(DNNL_CPU_RUNTIME == DNNL_RUNTIME_OMP, "threads of gptrain's teams share out products: oneDNN has to run on OpenMP, too");
 
-// c [rows, cols] = a [rows, depth] b [depth, cols] (+ bias), or += where `accumulate`. A transposed factor is stored
+// c [rows, cols] = a [rows, depth] b [depth, cols] (+ bias), or += with `accumulate`. A transposed factor is stored
 // with its second dimension as rows.
 struct Product {
   Matrix a, b, bias, c;
@@ -63,9 +66,9 @@ bool is_dense(const Product& product) { return is_dense(product.a) && is_dense(p
 
 // A product cut into parts, each of which one thread computes.
 struct Cut {
-  bool columns;  // else rows
+  bool columns;  // parts are columns; false: rows
   int64_t length;
-  int64_t size;  // of a part, but for the last
+  int64_t size;  // rows or columns of every part but the last
 
   int64_t num_parts() const { return (length + size - 1) / size; }
   Product part(const Product& product, int64_t index) const {
@@ -75,19 +78,18 @@ struct Cut {
   }
 };
 
-// As many parts as are a multiple of `divisor`, where that leaves them large enough to keep their operands' packing
-// cheap.
+// Cuts a product into a multiple of `divisor` parts, if parts of that size are large enough to keep packing their
+// operands cheap.
 Cut cut_of(const Product& product, int64_t divisor) {
   constexpr int64_t least = 64, most = 256, step = 16;
-  // f32, both factors as stored: for part of the columns oneDNN packs b, for all of them it does not, and loses 15 to
-  // 40%.
+  // f32 without transposed factors: oneDNN packs b for a part of the columns but not for all, which costs 15 to 40%.
   const bool columns = product.a.dtype == DType::f32 && !product.a_transposed && !product.b_transposed;
   const int64_t length = columns ? product.cols() : product.rows();
   const int64_t parts = ((length + most - 1) / most + divisor - 1) / divisor * divisor;
   return {columns, length, std::max(least, ((length + parts - 1) / parts + step - 1) / step * step)};
 }
 
-// What a primitive of oneDNN is made for.
+// Key of a oneDNN primitive: the shape and options that it was built for.
 struct ProductKey {
   int num_threads;
   int64_t rows, cols, depth;
@@ -101,16 +103,16 @@ dnnl::memory::data_type dnnl_type(DType dtype) {
   return dtype == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
 }
 
-// A primitive with its memory objects, so that a call only exchanges pointers.
+// A primitive with its memory objects, so that a call only sets pointers.
 struct Primitive {
   struct Memories {
     dnnl::memory a, b, c, bias, scratch;
   };
   dnnl::matmul matmul;
-  std::vector<Memories> of_thread;  // for each thread that may run it
+  std::vector<Memories> of_thread;  // one for each thread that may run the primitive
 };
 
-// Where oneDNN's versions differ: the third has no operation descriptors.
+// Hides a difference of oneDNN's versions: version 3 has no operation descriptors.
 dnnl::matmul::primitive_desc describe_product(const dnnl::engine& engine, const dnnl::memory::desc& a,
                                               const dnnl::memory::desc& b, const dnnl::memory::desc* bias,
                                               const dnnl::memory::desc& c, const dnnl::primitive_attr& attributes) {
@@ -144,8 +146,6 @@ int64_t cpu_scratch_bytes(const LinearForward&, int num_threads) { return linear
 int64_t cpu_scratch_bytes(const LinearBackwardInput&, int num_threads) { return linear_scratch_bytes(num_threads); }
 int64_t cpu_scratch_bytes(const LinearBackwardWeight&, int num_threads) { return linear_scratch_bytes(num_threads); }
 
-int64_t cpu_scratch_bytes(const BiasGradient&, int) { return 0; }
-
 class CpuLinear::Products {
  public:
   Products(int num_threads, bool thread_independent)
@@ -153,7 +153,7 @@ class CpuLinear::Products {
     for (int thread = 0; thread < num_threads; ++thread) streams_.emplace_back(engine_);
   }
 
-  // Throws Error(device) when `bytes` is below the bound.
+  // THROWS Error(device) if `bytes` is below the bound.
   void use_scratch(std::byte* scratch, int64_t bytes) {
     if (bytes < linear_scratch_bytes(num_threads_)) {
       throw Error(ExitCode::device, "a linear needs {} bytes of scratch memory and has {}",
@@ -173,8 +173,8 @@ class CpuLinear::Products {
     }
   }
 
-  // The sum over a long dimension, in slices where oneDNN would otherwise want a copy of c per thread: both factors
-  // are stored with the depth as rows (a_transposed, b not), and c is f32.
+  // A product with a long depth, in slices if oneDNN would otherwise need a copy of c per thread. REQUIRES: both
+  // factors are stored with the depth as rows (a_transposed, not b_transposed), and c is f32.
   void run_long_sum(const Product& product) {
     if (run_parts(product)) return;
     if (thread_independent_) return run_tiled(product);
@@ -188,7 +188,7 @@ class CpuLinear::Products {
     }
   }
 
-  // The product with b in the layout that oneDNN prefers, which is its own memory's.
+  // A product whose b was copied to memory of its own in the layout that oneDNN prefers.
   std::unique_ptr<PackedLinear> pack(const Product& product, const Backend::Allocate& allocate) {
     if (!is_dense(product) || !serves(product.a.dtype)) return nullptr;
     const TeamSize threads(num_threads_);
@@ -235,17 +235,17 @@ class CpuLinear::Products {
     Products& products_;
     Product product_;
     Primitive primitive_;
-    std::unique_ptr<DeviceMemory> memory_;  // of b
+    std::unique_ptr<DeviceMemory> memory_;  // the packed b
   };
 
-  // Each part by one thread, which is the faster way as long as there are large parts for all threads: they need not
-  // wait for each other. False, and nothing done, when there are not, or when oneDNN does not serve the parts.
+  // Computes each part on one thread. With large parts for all threads this is fastest, as threads do not wait for each
+  // other. RETURNS false, without effect, if the parts are too small or oneDNN does not support them.
   bool run_parts(const Product& product) {
-    // A multiple that feeds most thread counts evenly, where the parts must not depend on the thread count.
+    // Divisor that suits most thread counts, used if the parts must not depend on the thread count.
     constexpr int64_t fixed_divisor = 8;
     const Cut cut = cut_of(product, thread_independent_ ? fixed_divisor : num_threads_);
     const int64_t num_parts = cut.num_parts();
-    // Every part of rows reads and packs all of w: few rows do not repay that.
+    // Every part of rows reads and packs all of w, which does not pay for few rows.
     constexpr int64_t least_rows = 192;
     const bool small = num_parts < num_threads_ || (!cut.columns && !product.a_transposed && cut.size < least_rows);
     if (!is_dense(product) || (!thread_independent_ && small)) return false;
@@ -253,7 +253,7 @@ class CpuLinear::Products {
     const Primitive* const usual = find(cut.part(product, 0), 1);
     const Primitive* const last = find(cut.part(product, num_parts - 1), 1);
     if (usual == nullptr || last == nullptr) return false;
-    int status = dnnl_success;  // an exception must not leave a thread
+    int status = dnnl_success;  // exceptions must not leave an OpenMP thread
 #pragma omp parallel for num_threads(num_threads_) schedule(dynamic, 1) reduction(max : status)
     for (int64_t index = 0; index < num_parts; ++index) {
       const Primitive& primitive = index + 1 < num_parts ? *usual : *last;
@@ -271,7 +271,7 @@ class CpuLinear::Products {
     return part;
   }
 
-  // False, and nothing done, when oneDNN does not serve every slice.
+  // RETURNS false, without effect, if oneDNN does not support every slice.
   bool run_slices(const Product& product, int64_t slice) {
     const int64_t depth = product.depth();
     const int64_t last = (depth - 1) / slice * slice;
@@ -297,8 +297,8 @@ class CpuLinear::Products {
             product.accumulate};
   }
 
-  // The primitive for a dense product or a part of one, on one thread or all; nullptr when the tiled products serve it.
-  // OpenMP's default number of threads is `num_threads`.
+  // RETURNS the primitive for a dense product or part of one, on one thread or all; nullptr if the own tiled products
+  // must compute it. REQUIRES: OpenMP's default number of threads is `num_threads`.
   const Primitive* find(const Product& product, int num_threads) {
     if (!serves(product.a.dtype)) return nullptr;
     const ProductKey key = key_of(product, num_threads);
@@ -307,7 +307,7 @@ class CpuLinear::Products {
     return found->second ? &*found->second : nullptr;
   }
 
-  // packed: b in whatever layout oneDNN prefers.
+  // packed: b is in the layout that oneDNN prefers.
   std::optional<Primitive> make_primitive(const ProductKey& key, bool packed) {
     const auto a = plain_desc(key.rows, key.depth, key.a_stride, key.operand_dtype, key.a_transposed);
     const auto b = packed ? dnnl::memory::desc({key.depth, key.cols}, dnnl_type(key.operand_dtype),
@@ -340,7 +340,8 @@ class CpuLinear::Products {
     }
   }
 
-  // `thread` is the calling one, 0 where the primitive runs on all threads. Returns oneDNN's status, 0 for success.
+  // `thread`: number of the calling thread; 0 if the primitive runs on all threads. RETURNS oneDNN's status, 0 for
+  // success.
   int execute(const Primitive& primitive, const Product& product, int thread) {
     const auto index = static_cast<size_t>(thread);
     const Primitive::Memories& memories = primitive.of_thread[index];
@@ -443,5 +444,21 @@ void CpuLinear::run(const LinearBackwardWeight& op, std::byte* scratch, int64_t 
 }
 
 void CpuLinear::run(const BiasGradient& op) { products_->add_column_sums(op.dy, op.d_bias, op.accumulate); }
+
+void cpu_run(const LinearForward& op, const CpuContext& context) {
+  context.linear->run(product_alone(op), context.scratch, context.scratch_bytes);
+  if (op.pre_activation.given()) cpu_run(activation_of(op), context);
+}
+
+void cpu_run(const LinearBackwardInput& op, const CpuContext& context) {
+  context.linear->run(product_alone(op), context.scratch, context.scratch_bytes);
+  if (op.pre_activation.given()) cpu_run(activation_of(op), context);
+}
+
+void cpu_run(const LinearBackwardWeight& op, const CpuContext& context) {
+  context.linear->run(op, context.scratch, context.scratch_bytes);
+}
+
+void cpu_run(const BiasGradient& op, const CpuContext& context) { context.linear->run(op); }
 
 }  // namespace gptrain

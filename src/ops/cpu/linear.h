@@ -1,10 +1,9 @@
 // The three linears on the CPU.
 //
-// oneDNN's matmul, on the plain layouts of ops.h, where it has a kernel that keeps within the scratch bound; own tiled
-// products where it does not: rows that are not dense, bfloat16 without AVX512-BF16, or more workspace than the bound.
-// A product is cut into parts of rows or columns of its result, each of which one thread computes; one that is too
-// small to give every thread a part is left to oneDNN's own threads. The choice depends on shapes, dtypes, instruction
-// set and thread count only.
+// They use oneDNN's matmul, on the plain layouts of ops.h, if it has a kernel within the scratch bound. Own tiled
+// products serve the rest: rows that are not dense, bfloat16 without AVX512-BF16, or more workspace than the bound. A
+// product is cut into parts, rows or columns of its result, each computed by one thread; a product too small for that
+// runs on oneDNN's own threads. The choice depends on shapes, dtypes, instruction set and thread count only.
 #pragma once
 
 #include <cstddef>
@@ -16,22 +15,17 @@
 
 namespace gptrain {
 
-// Scratch that a linear may use, whatever its shape. oneDNN 2.6 asks for up to 1.7 MB per thread for packed blocks of
-// the operands. For sums over 2,048 rows and more it may also want a copy of dw per thread: such a sum is cut into
-// slices that fit the bound.
+// Scratch bound of a linear of any shape. oneDNN 2.6 needs up to 1.7 MB per thread for packed blocks of the operands.
+// For sums over 2,048 rows and more it may also need a copy of dw per thread; such a sum is cut into slices that fit
+// the bound.
 constexpr int64_t linear_scratch_bytes(int num_threads) { return num_threads * (int64_t{4} << 20); }
 
-int64_t cpu_scratch_bytes(const LinearForward& op, int num_threads);
-int64_t cpu_scratch_bytes(const LinearBackwardInput& op, int num_threads);
-int64_t cpu_scratch_bytes(const LinearBackwardWeight& op, int num_threads);
-int64_t cpu_scratch_bytes(const BiasGradient& op, int num_threads);
-
-// Holds oneDNN's primitives: one is made the first time a shape is run (about a millisecond) and kept. One thread calls
-// it at a time; ops run on `num_threads` OpenMP threads. Operands are as ops.h says (the caller checks shapes). Throws
-// Error(device) when scratch is smaller than linear_scratch_bytes or oneDNN fails.
+// Runs the linears and caches oneDNN's primitives: the first run of a shape builds one (about a millisecond). REQUIRES:
+// one thread calls it at a time; the caller has checked the operands. Ops run on `num_threads` OpenMP threads. THROWS
+// Error(device) if scratch is smaller than linear_scratch_bytes or oneDNN fails.
 class CpuLinear {
  public:
-  // thread_independent: parts, and so bits, depend on the shapes only; else on the number of threads too.
+  // thread_independent: parts, and so the bits of results, depend on shapes only; false: also on the number of threads.
   CpuLinear(int num_threads, bool thread_independent);
   ~CpuLinear();
 
@@ -39,7 +33,8 @@ class CpuLinear {
   void run(const LinearBackwardInput& op, std::byte* scratch, int64_t scratch_bytes);
   void run(const LinearBackwardWeight& op, std::byte* scratch, int64_t scratch_bytes);
   void run(const BiasGradient& op);
-  // On all threads at once. Null where oneDNN has no such product within the scratch bound. Only as long as this lives.
+  // RETURNS a packed linear that runs on all threads, valid while this object lives; null if oneDNN has no such product
+  // within the scratch bound.
   std::unique_ptr<PackedLinear> pack(const LinearForward& op, const Backend::Allocate& allocate, std::byte* scratch,
                                      int64_t scratch_bytes);
 

@@ -2,14 +2,8 @@
 #include <stdexcept>
 
 #include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/parallel.h"
-#include "ops/cpu/scratch.h"
 
 namespace gptrain {
-
-int64_t cpu_scratch_bytes(const CrossEntropyStatistics&, int) { return 0; }
-int64_t cpu_scratch_bytes(const CrossEntropy&, int) { return 0; }
-int64_t cpu_scratch_bytes(const AccumulateLoss&, int) { return 0; }
 
 namespace {
 
@@ -25,19 +19,17 @@ void check_targets(const Op& op) {
 
 }  // namespace
 
-void cpu_cross_entropy_statistics(const CrossEntropyStatistics& op, const CpuContext& context) {
+void cpu_run(const CrossEntropyStatistics& op, const CpuContext& context) {
   check_targets(op);
-  parallel_shares(context.num_threads, op.logits.rows,
-                  [&](int64_t first, int64_t end) { context.kernels->cross_entropy_statistics(op, first, end); });
+  run_rows(op, op.logits.rows, context.kernels->cross_entropy_statistics, context);
 }
 
-void cpu_cross_entropy(const CrossEntropy& op, const CpuContext& context) {
+void cpu_run(const CrossEntropy& op, const CpuContext& context) {
   check_targets(op);
-  parallel_shares(context.num_threads, op.logits.rows,
-                  [&](int64_t first, int64_t end) { context.kernels->cross_entropy(op, first, end); });
+  run_rows(op, op.logits.rows, context.kernels->cross_entropy, context);
 }
 
-void cpu_accumulate_loss(const AccumulateLoss& op) {
+void cpu_run(const AccumulateLoss& op, const CpuContext&) {
   const auto* const losses = op.losses.as<const float>();
   double sum = op.state->loss_sum;
   for (int64_t i = 0; i < op.losses.cols; ++i) sum += static_cast<double>(losses[i]);

@@ -1,15 +1,14 @@
 #include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/parallel.h"
 #include "ops/cpu/scratch.h"
 
 namespace gptrain {
 
-// Per block of rows: the sums for gamma and beta, [h] each.
+// RETURNS the floats of a block of rows: sums for gamma and beta, [h] each.
 int64_t cpu_scratch_bytes(const NormBackward& op, int) {
   return RowBlocks(op.x.rows).num_blocks * 2 * op.x.cols * dtype_bytes(DType::f32);
 }
 
-void cpu_norm_backward(const NormBackward& op, const CpuContext& context) {
+void cpu_run(const NormBackward& op, const CpuContext& context) {
   const RowBlocks blocks(op.x.rows);
   const int64_t cols = op.x.cols;
   const int64_t stride = 2 * cols;
@@ -25,6 +24,7 @@ void cpu_norm_backward(const NormBackward& op, const CpuContext& context) {
     if (op.beta_sums.given())
       context.kernels->add_partials(partials + cols, blocks.num_blocks, stride, op.beta_sums.as<double>(), first, end);
   });
+  run_amax(op.dx, op.amax, context);
 }
 
 }  // namespace gptrain

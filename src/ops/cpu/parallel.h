@@ -7,8 +7,8 @@
 
 namespace gptrain {
 
-// While one lives, parallel regions of the calling thread that do not say their size have this many threads, busy machine
-// or not (OMP_DYNAMIC), as oneDNN's do.
+// While it lives, parallel regions of the calling thread without a given size, as oneDNN's are, have this many threads,
+// even on a busy machine (it turns OMP_DYNAMIC off).
 class TeamSize {
  public:
   explicit TeamSize(int count) : count_before_(omp_get_max_threads()), dynamic_before_(omp_get_dynamic()) {
@@ -27,8 +27,8 @@ class TeamSize {
   int dynamic_before_;
 };
 
-// Calls body(first, end) on contiguous shares of [0, count). A team is either whole or one thread: libgomp ends the
-// threads that a smaller team leaves out, and starting them again is slow.
+// Calls body(first, end) on contiguous shares of [0, count). The team is either complete or one thread: libgomp ends
+// the threads that a smaller team leaves out, and starting them again is slow.
 template <typename Body>
 void parallel_shares(int num_threads, int64_t count, const Body& body) {
   if (num_threads == 1 || count <= 1) {
@@ -45,8 +45,8 @@ void parallel_shares(int num_threads, int64_t count, const Body& body) {
   }
 }
 
-// Calls body(first, end) on columns in multiples of 64 (but for the last): vectors of a kernel's loop then begin at the
-// same columns however many threads there are.
+// Calls body(first, end) on ranges of columns, multiples of 64 except the last, so that a kernel's vectors begin at the
+// same columns for any number of threads.
 template <typename Body>
 void parallel_column_blocks(int num_threads, int64_t cols, const Body& body) {
   constexpr int64_t block = 64;
@@ -54,8 +54,8 @@ void parallel_column_blocks(int num_threads, int64_t cols, const Body& body) {
                   [&](int64_t first, int64_t end) { body(first * block, std::min(end * block, cols)); });
 }
 
-// Rows in fixed blocks, whose partial sums are added in order: what makes a sum over rows independent of the number of
-// threads. Enough blocks to feed many cores, few enough that the partial sums stay small.
+// Cuts rows into fixed blocks, whose partial sums are added in order, so that a sum over rows does not depend on the
+// number of threads. There are enough blocks for many cores, and few enough to keep the partial sums small.
 struct RowBlocks {
   static constexpr int64_t most_blocks = 128;
   static constexpr int64_t least_rows = 16;

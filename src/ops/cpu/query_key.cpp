@@ -1,14 +1,18 @@
 #include <cmath>
 
 #include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/parallel.h"
 #include "ops/cpu/scratch.h"
 
 namespace gptrain {
 namespace {
 
-// What a block of rows needs: the sums for both gammas and a vector to work on.
+// RETURNS the floats of a block of rows: sums for both gammas, and a work vector.
 int64_t block_floats(const QueryKeyBackward& op) { return 3 * op.head_size; }
+
+template <typename Op>
+RotaryView rotary_of(const Op& op, const CpuContext& context) {
+  return op.rotary ? context.rotary_tables->find(op.angles, op.head_size, op.sequence_length) : RotaryView{};
+}
 
 }  // namespace
 
@@ -40,20 +44,18 @@ RotaryView RotaryTables::find(const RotaryAngles& angles, int64_t head_size, int
   return {tables_.back()->cosines.data(), tables_.back()->sines.data()};
 }
 
-int64_t cpu_scratch_bytes(const QueryKeyForward&, int) { return 0; }
-
 int64_t cpu_scratch_bytes(const QueryKeyBackward& op, int) {
   return RowBlocks(op.dq.rows).num_blocks * block_floats(op) * dtype_bytes(DType::f32);
 }
 
-void cpu_query_key_forward(const QueryKeyForward& op, RotaryTables& tables, const CpuContext& context) {
-  const RotaryView rotary = op.rotary ? tables.find(op.angles, op.head_size, op.sequence_length) : RotaryView{};
+void cpu_run(const QueryKeyForward& op, const CpuContext& context) {
+  const RotaryView rotary = rotary_of(op, context);
   parallel_shares(context.num_threads, op.q.rows,
                   [&](int64_t first, int64_t end) { context.kernels->query_key_forward(op, rotary, first, end); });
 }
 
-void cpu_query_key_backward(const QueryKeyBackward& op, RotaryTables& tables, const CpuContext& context) {
-  const RotaryView rotary = op.rotary ? tables.find(op.angles, op.head_size, op.sequence_length) : RotaryView{};
+void cpu_run(const QueryKeyBackward& op, const CpuContext& context) {
+  const RotaryView rotary = rotary_of(op, context);
   const RowBlocks blocks(op.dq.rows);
   const int64_t stride = block_floats(op);
   auto* const work = reinterpret_cast<float*>(context.scratch);

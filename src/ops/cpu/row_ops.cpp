@@ -1,70 +1,49 @@
-// Ops in which each row stands for itself.
+// Ops that compute each row independently of the others.
 #include <algorithm>
 #include <cmath>
 
 #include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/parallel.h"
-#include "ops/cpu/scratch.h"
 
 namespace gptrain {
 
-int64_t cpu_scratch_bytes(const NormForward&, int) { return 0; }
-int64_t cpu_scratch_bytes(const ResidualAdd&, int) { return 0; }
-int64_t cpu_scratch_bytes(const BranchBackward&, int) { return 0; }
-int64_t cpu_scratch_bytes(const ActivationForward&, int) { return 0; }
-int64_t cpu_scratch_bytes(const ActivationBackward&, int) { return 0; }
-int64_t cpu_scratch_bytes(const EncodeBlocks&, int) { return 0; }
-int64_t cpu_scratch_bytes(const DecodeBlocks&, int) { return 0; }
-int64_t cpu_scratch_bytes(const ProjectionMatrix&, int) { return 0; }
-int64_t cpu_scratch_bytes(const SampleRows&, int) { return 0; }
-int64_t cpu_scratch_bytes(const Cast&, int) { return 0; }
-int64_t cpu_scratch_bytes(const WeightedSum&, int) { return 0; }
-int64_t cpu_scratch_bytes(const Add&, int) { return 0; }
-int64_t cpu_scratch_bytes(const AddSums&, int) { return 0; }
-
-void cpu_norm_forward(const NormForward& op, const CpuContext& context) {
-  parallel_shares(context.num_threads, op.x.rows,
-                  [&](int64_t first, int64_t end) { context.kernels->norm_forward(op, first, end); });
+void cpu_run(const NormForward& op, const CpuContext& context) {
+  run_rows(op, op.x.rows, context.kernels->norm_forward, context);
+  run_amax(op.y, op.amax, context);
 }
 
-void cpu_residual_add(const ResidualAdd& op, const CpuContext& context) {
-  parallel_shares(context.num_threads, op.x.rows,
-                  [&](int64_t first, int64_t end) { context.kernels->residual_add(op, first, end); });
+void cpu_run(const ResidualAdd& op, const CpuContext& context) {
+  run_rows(op, op.x.rows, context.kernels->residual_add, context);
 }
 
-void cpu_branch_backward(const BranchBackward& op, const CpuContext& context) {
-  parallel_shares(context.num_threads, op.dx.rows,
-                  [&](int64_t first, int64_t end) { context.kernels->branch_backward(op, first, end); });
+void cpu_run(const BranchBackward& op, const CpuContext& context) {
+  run_rows(op, op.dx.rows, context.kernels->branch_backward, context);
+  run_amax(op.d_branch, op.amax, context);
 }
 
-void cpu_activation_forward(const ActivationForward& op, const CpuContext& context) {
-  parallel_shares(context.num_threads, op.x.rows,
-                  [&](int64_t first, int64_t end) { context.kernels->activation_forward(op, first, end); });
+void cpu_run(const ActivationForward& op, const CpuContext& context) {
+  run_rows(op, op.x.rows, context.kernels->activation_forward, context);
+  run_amax(op.y, op.amax, context);
 }
 
-void cpu_activation_backward(const ActivationBackward& op, const CpuContext& context) {
-  parallel_shares(context.num_threads, op.dy.rows,
-                  [&](int64_t first, int64_t end) { context.kernels->activation_backward(op, first, end); });
+void cpu_run(const ActivationBackward& op, const CpuContext& context) {
+  run_rows(op, op.dy.rows, context.kernels->activation_backward, context);
+  run_amax(op.dx, op.amax, context);
 }
 
-void cpu_encode_blocks(const EncodeBlocks& op, const CpuContext& context) {
-  parallel_shares(context.num_threads, op.x.rows,
-                  [&](int64_t first, int64_t end) { context.kernels->encode_blocks(op, first, end); });
+void cpu_run(const EncodeBlocks& op, const CpuContext& context) {
+  run_rows(op, op.x.rows, context.kernels->encode_blocks, context);
 }
 
-void cpu_decode_blocks(const DecodeBlocks& op, const CpuContext& context) {
-  parallel_shares(context.num_threads, op.x.rows,
-                  [&](int64_t first, int64_t end) { context.kernels->decode_blocks(op, first, end); });
+void cpu_run(const DecodeBlocks& op, const CpuContext& context) {
+  run_rows(op, op.x.rows, context.kernels->decode_blocks, context);
 }
 
-void cpu_projection_matrix(const ProjectionMatrix& op, const CpuContext& context) {
-  parallel_shares(context.num_threads, op.s.rows,
-                  [&](int64_t first, int64_t end) { context.kernels->projection_matrix(op, first, end); });
+void cpu_run(const ProjectionMatrix& op, const CpuContext& context) {
+  run_rows(op, op.s.rows, context.kernels->projection_matrix, context);
 }
 
-void cpu_sample_rows(const SampleRows& op, const CpuContext& context) {
-  parallel_shares(context.num_threads, op.y.rows,
-                  [&](int64_t first, int64_t end) { context.kernels->sample_rows(op, first, end); });
+void cpu_run(const SampleRows& op, const CpuContext& context) {
+  run_rows(op, op.y.rows, context.kernels->sample_rows, context);
 }
 
 namespace {
@@ -84,12 +63,12 @@ void for_each_chunk_of_rows(int num_threads, const Matrix& matrix, const Body& b
 
 }  // namespace
 
-void cpu_cast(const Cast& op, const CpuContext& context) {
+void cpu_run(const Cast& op, const CpuContext& context) {
   for_each_chunk_of_rows(context.num_threads, op.from,
                          [&](int64_t row, int64_t first, int64_t end) { context.kernels->cast(op, row, first, end); });
 }
 
-void cpu_weighted_sum(const WeightedSum& op, const CpuContext& context) {
+void cpu_run(const WeightedSum& op, const CpuContext& context) {
   const auto a_factor = static_cast<float>(
       op.squared_norm.given() ? op.a_factor / std::max(std::sqrt(*op.squared_norm.as<const double>()), op.least_norm)
                               : op.a_factor);
@@ -98,15 +77,15 @@ void cpu_weighted_sum(const WeightedSum& op, const CpuContext& context) {
   });
 }
 
-// As small as a norm's weights or a bias: not worth a second thread.
-void cpu_add_sums(const AddSums& op) {
+// Runs on one thread: matrices of the size of a norm's weights or a bias do not pay for a second.
+void cpu_run(const AddSums& op, const CpuContext&) {
   const auto* const sums = op.sums.as<const double>();
   auto* const gradient = op.gradient.as<float>();
   for (int64_t i = 0; i < op.gradient.cols; ++i)
     gradient[i] = static_cast<float>(op.accumulate ? sums[i] + static_cast<double>(gradient[i]) : sums[i]);
 }
 
-void cpu_add(const Add& op, const CpuContext& context) {
+void cpu_run(const Add& op, const CpuContext& context) {
   for_each_chunk_of_rows(context.num_threads, op.to,
                          [&](int64_t row, int64_t first, int64_t end) { context.kernels->add(op, row, first, end); });
 }

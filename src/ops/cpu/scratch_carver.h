@@ -1,4 +1,4 @@
-// Cuts scratch memory into buffers; with no memory it only counts.
+// Cuts scratch memory into buffers. Without memory it only counts bytes.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@ namespace gptrain {
 
 class ScratchCarver {
  public:
-  // Any address: the first buffer starts at the next multiple of the alignment.
+  // `memory` may have any alignment; the first buffer starts at the next multiple of `alignment`.
   explicit ScratchCarver(std::byte* memory) : next_(memory) {
     const int64_t misaligned = static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory) % alignment);
     if (misaligned != 0) next_ += alignment - misaligned;
@@ -24,7 +24,7 @@ class ScratchCarver {
     return reinterpret_cast<T*>(start);
   }
 
-  // Memory that holds what was taken, wherever it starts.
+  // RETURNS the bytes of memory that hold all buffers taken so far, for memory of any alignment.
   int64_t bytes() const { return bytes_ + alignment; }
 
  private:

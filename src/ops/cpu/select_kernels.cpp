@@ -13,7 +13,8 @@ GPTRAIN_KERNEL_ISAS(GPTRAIN_DECLARE_TABLE)
 
 const KernelTable& select_kernels() {
 #ifdef __x86_64__
-  // What oneDNN would use: the CPU's own, capped by ONEDNN_MAX_CPU_ISA. Its values grow by adding bits.
+  // The instruction set that oneDNN uses: the CPU's, capped by ONEDNN_MAX_CPU_ISA. A larger set has all bits of a
+  // smaller one.
   const int isa = dnnl_get_effective_cpu_isa();
   const auto has = [isa](int wanted) { return (isa & wanted) == wanted; };
   if (has(dnnl_cpu_isa_avx512_core)) return x86_64_v4::table;

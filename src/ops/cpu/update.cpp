@@ -1,13 +1,12 @@
 #include <cmath>
 
 #include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/parallel.h"
 #include "ops/cpu/scratch.h"
 
 namespace gptrain {
 namespace {
 
-// Segments are cut into chunks of this many elements, the same for any number of threads.
+// Elements of a chunk of a segment, the same for any number of threads.
 constexpr int64_t chunk = 1 << 14;
 
 int64_t num_chunks(int64_t count) { return (count + chunk - 1) / chunk; }
@@ -19,11 +18,11 @@ int64_t total_chunks(const Segment* segments, int64_t num_segments) {
   return total;
 }
 
-// Calls body(segment, first, end, index of the chunk) for the chunks of all segments, shared over threads.
+// Calls body(segment, first, end, index of the chunk) for the chunks of all segments, divided among threads.
 template <typename Segment, typename Body>
 void for_each_chunk(int num_threads, const Segment* segments, int64_t num_segments, const Body& body) {
   parallel_shares(num_threads, total_chunks(segments, num_segments), [&](int64_t first, int64_t end) {
-    int64_t index = 0;  // of the first chunk of a segment
+    int64_t index = 0;  // index of the segment's first chunk
     for (int64_t i = 0; i < num_segments && index < end; index += num_chunks(segments[i].count), ++i) {
       const int64_t end_of_segment = segments[i].offset + segments[i].count;
       const int64_t end_here = std::min(end, index + num_chunks(segments[i].count));
@@ -37,13 +36,13 @@ void for_each_chunk(int num_threads, const Segment* segments, int64_t num_segmen
 
 }  // namespace
 
-// One partial sum for each chunk; the segments, which only the device knows, leave at most one chunk each unfilled.
+// RETURNS the bytes of one partial sum for each chunk. Segment sizes are unknown here; each segment has at most one
+// partial chunk.
 int64_t cpu_scratch_bytes(const SquaredNorm& op, int) {
   return (op.gradients.cols / chunk + op.num_segments) * dtype_bytes(DType::f64);
 }
-int64_t cpu_scratch_bytes(const PrepareUpdate&, int) { return 0; }
 
-void cpu_squared_norm(const SquaredNorm& op, const CpuContext& context) {
+void cpu_run(const SquaredNorm& op, const CpuContext& context) {
   auto* const sums = reinterpret_cast<double*>(context.scratch);
   for_each_chunk(context.num_threads, op.segments, op.num_segments,
                  [&](const SquaredNorm::Segment&, int64_t first, int64_t end, int64_t index) {
@@ -58,7 +57,7 @@ void cpu_squared_norm(const SquaredNorm& op, const CpuContext& context) {
   }
 }
 
-void cpu_prepare_update(const PrepareUpdate& op) {
+void cpu_run(const PrepareUpdate& op, const CpuContext&) {
   StepState& state = *op.state;
   double squared_norm = 0;
   for (int64_t i = 0; i < op.partials.cols; ++i) squared_norm += op.partials.as<const double>()[i];
@@ -71,7 +70,7 @@ void cpu_prepare_update(const PrepareUpdate& op) {
   state.gradient_scale /= state.loss_scale.value;
   state.step_loss_scale = state.loss_scale.value;
   if (op.loss_scale_window > 0) {
-    // Not as a whole: equal states have equal bytes between their fields, too.
+    // Assigns field by field, not the whole struct, which might change padding bytes between the fields.
     const LossScale next = next_loss_scale(state.loss_scale, state.skip != 0, op.loss_scale_window);
     state.loss_scale.value = next.value;
     state.loss_scale.good_steps = next.good_steps;
@@ -79,16 +78,14 @@ void cpu_prepare_update(const PrepareUpdate& op) {
   if (state.skip == 0) state.updates += 1;
 }
 
-int64_t cpu_scratch_bytes(const KeepGradients&, int) { return 0; }
-
-void cpu_keep_gradients(const KeepGradients& op, const CpuContext& context) {
+void cpu_run(const KeepGradients& op, const CpuContext& context) {
   for_each_chunk(context.num_threads, op.segments, op.num_segments,
                  [&](const KeptSegment& segment, int64_t first, int64_t end, int64_t) {
                    context.kernels->keep_gradients(op, segment, first, end);
                  });
 }
 
-// `kernel` is the instruction set's.
+// `kernel`: the selected kernel table's.
 template <typename Op, typename Kernel>
 void run_update(const Op& op, const CpuContext& context, const Kernel& kernel) {
   if (op.state->skip != 0) return;
@@ -102,26 +99,23 @@ void run_update(const Op& op, const CpuContext& context, const Kernel& kernel) {
                  });
 }
 
-#define GPTRAIN_CPU_UPDATE(Op)                            \
-  int64_t cpu_scratch_bytes(const Op&, int) { return 0; } \
-  void cpu_update(const Op& op, const CpuContext& context) { run_update(op, context, context.kernels->update_##Op); }
+#define GPTRAIN_CPU_UPDATE(Op) \
+  void cpu_run(const Op& op, const CpuContext& context) { run_update(op, context, context.kernels->update_##Op); }
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CPU_UPDATE)
 #undef GPTRAIN_CPU_UPDATE
 
-#define GPTRAIN_CPU_BLOCK_UPDATE(Op)                                                                        \
-  int64_t cpu_scratch_bytes(const Op&, int) { return 0; }                                                   \
-  void cpu_update(const Op& op, const CpuContext& context) {                                                \
-    if (op.state->skip != 0) return;                                                                        \
-    Op::Formula formula(op);                                                                                \
-    formula.begin_step(*op.state);                                                                          \
-    parallel_shares(context.num_threads, op.gradients.cols / state_block, [&](int64_t first, int64_t end) { \
-      context.kernels->update_##Op(op, formula, first, end);                                                \
-    });                                                                                                     \
+#define GPTRAIN_CPU_BLOCK_UPDATE(Op)                                                                             \
+  void cpu_run(const Op& op, const CpuContext& context) {                                                        \
+    if (op.state->skip != 0) return;                                                                             \
+    Op::Formula formula(op);                                                                                     \
+    formula.begin_step(*op.state);                                                                               \
+    parallel_shares(context.num_threads, op.gradients.cols / state_block,                                        \
+                    [&](int64_t first, int64_t end) { context.kernels->update_##Op(op, formula, first, end); }); \
   }
 GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_CPU_BLOCK_UPDATE)
 #undef GPTRAIN_CPU_BLOCK_UPDATE
 
-// `kernel` is the instruction set's.
+// `kernel`: the selected kernel table's.
 template <typename Op, typename Kernel>
 void run_tensor_norms(const Op& op, const CpuContext& context, const Kernel& kernel) {
   auto* const sums = op.sums.template as<double>();
@@ -152,9 +146,7 @@ void run_tensor_norms(const Op& op, const CpuContext& context, const Kernel& ker
   int64_t cpu_scratch_bytes(const Op& op, int) {                                                      \
     return 2 * (op.update.gradients.cols / chunk + op.update.num_segments) * dtype_bytes(DType::f64); \
   }                                                                                                   \
-  void cpu_tensor_norms(const Op& op, const CpuContext& context) {                                    \
-    run_tensor_norms(op, context, context.kernels->norms_##Op);                                       \
-  }
+  void cpu_run(const Op& op, const CpuContext& context) { run_tensor_norms(op, context, context.kernels->norms_##Op); }
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_CPU_TENSOR_NORMS)
 #undef GPTRAIN_CPU_TENSOR_NORMS
 

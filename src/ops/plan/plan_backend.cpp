@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "ops/fused_attention_policy.h"
-#include "ops/shape_text.h"
 
 namespace gptrain {
 
@@ -21,7 +20,7 @@ class HostMemory final : public DeviceMemory {
   std::vector<uint64_t> words_;
 };
 
-// Nothing is ever queued, so nothing is waited for.
+// Queue that only logs copies; no call waits.
 class PlanSideQueue final : public SideQueue {
  public:
   PlanSideQueue(PlanBackend& backend, EventLog* log) : backend_(backend), log_(log) {}
@@ -56,8 +55,8 @@ class PlanSideQueue final : public SideQueue {
 }  // namespace
 
 std::unique_ptr<DeviceMemory> PlanBackend::allocate(int64_t bytes) {
-  void* address = reinterpret_cast<void*>(next_address_);  // NOLINT: a name for the memory, never dereferenced
-  // As aligned as real memory, with room between, so that an address names one allocation.
+  void* address = reinterpret_cast<void*>(next_address_);  // NOLINT: identifies the memory, never dereferenced
+  // Aligned like real memory, with gaps, so that an address identifies one allocation.
   constexpr uintptr_t granule = uintptr_t{1} << 20;
   next_address_ += (static_cast<uintptr_t>(bytes) / granule + 2) * granule;
   return std::make_unique<DeviceMemory>(address, bytes);

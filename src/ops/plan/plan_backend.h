@@ -1,4 +1,4 @@
-// The `plan` backend: runs a step without memory or arithmetic and writes the events that a step would have had.
+// The `plan` backend: runs a step without memory or arithmetic and logs the events that the real step would have.
 #pragma once
 
 #include <algorithm>
@@ -16,10 +16,10 @@
 
 namespace gptrain {
 
-// Addresses handed out by `allocate` are distinct and never touched. Copies are written down and move nothing.
+// Addresses returned by `allocate` are distinct and never read or written. Copies are logged only.
 class PlanBackend : public Backend {
  public:
-  // `log` may be null, and is borrowed. Ops are written there while it is on.
+  // `log`, borrowed, receives ops and copies while it is on; null: no log.
   explicit PlanBackend(Target target, EventLog* log = nullptr) : target_(std::move(target)), log_(log) {}
 
   const Target& target() const override { return target_; }
@@ -28,9 +28,10 @@ class PlanBackend : public Backend {
   void upload(void*, const void*, int64_t bytes) override { note(upload_name, bytes); }
   void download(void*, const void*, int64_t bytes) override { note(download_name, bytes); }
   void synchronize() override {}
-  // Of a GPU. Its memory of the host is real, but for what copies alone use.
+  // RETURNS a queue for a GPU target, null for a CPU. The queue's allocate_host returns real memory, its
+  // allocate_for_copies only an address.
   std::unique_ptr<SideQueue> make_side_queue() override;
-  // Those of the target's own backend that follow from shapes alone.
+  // RETURNS the warnings of the target's backend that follow from shapes alone.
   std::string take_warnings() override;
 
 #define GPTRAIN_PLAN_RUN(Op)        \
@@ -41,7 +42,7 @@ class PlanBackend : public Backend {
   GPTRAIN_FOR_EACH_OP(GPTRAIN_PLAN_RUN)
 #undef GPTRAIN_PLAN_RUN
 
-  int64_t scratch_bytes() const { return scratch_bytes_; }  // the most any op asked for
+  int64_t scratch_bytes() const { return scratch_bytes_; }  // largest scratch memory of an op so far
 
  private:
   template <typename Op>

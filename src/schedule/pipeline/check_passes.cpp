@@ -67,7 +67,7 @@ class PassesChecker {
     return "";
   }
 
-  // Passes that make weight gradients are there only after those that make input gradients.
+  // Input gradients need no check of their own, as weight gradients come after them.
   std::string missing(int32_t chunk) const {
     const auto c = static_cast<size_t>(chunk);
     if (forwards_[c] < shape_.micro_batches)
@@ -79,7 +79,7 @@ class PassesChecker {
 
   const PipelineShape& shape_;
   const PipelineSchedule& schedule_;
-  // By chunk: how many there have been.
+  // By chunk: number of micro-batches done.
   std::vector<int32_t> forwards_, weight_gradients_;
   std::vector<bool> input_gradients_;  // by chunk and micro-batch
 };

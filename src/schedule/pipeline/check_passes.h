@@ -1,4 +1,4 @@
-// Proves that lists of passes are a step of training that ends, with gradients summed in the one order.
+// Proves that lists of passes are a training step that ends, and that gradients are summed in micro-batch order.
 #pragma once
 
 #include <string>
@@ -8,13 +8,14 @@
 
 namespace gptrain {
 
-// The first fault, with its stage and pass; empty if there is none. What must hold: every chunk has each pass of each
-// micro-batch once, on the stage that holds the chunk; backwards are whole or split as the schedule says; the forwards
-// of a chunk, and the passes that make its weight gradients, are in micro-batch order; stages that run their lists in
-// order, each pass when it has what it needs, come to the end.
+// Returns "", or a text about the first fault with its stage and pass. A list is sound if
+//   - every chunk has each pass of each micro-batch once, on the stage that holds the chunk,
+//   - backward passes are whole or split as the schedule says,
+//   - the forwards of a chunk, and the passes that compute its weight gradients, are in micro-batch order, and
+//   - stages that run their lists in order, each pass once its inputs exist, come to the end.
 std::string check_passes(const PipelineShape& shape, const PipelineSchedule& schedule,
                          const std::vector<std::vector<Pass>>& stages);
-// The same of the schedule's own lists.
+// Checks the schedule's own lists.
 std::string check_passes(const PipelineShape& shape, const PipelineSchedule& schedule);
 
 }  // namespace gptrain

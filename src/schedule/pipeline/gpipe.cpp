@@ -1,4 +1,4 @@
-#include "schedule/pipeline/generators.h"
+#include "schedule/pipeline/schedules.h"
 
 namespace gptrain {
 namespace {

@@ -1,19 +1,20 @@
 #include <algorithm>
 
-#include "schedule/pipeline/generators.h"
+#include "schedule/pipeline/schedules.h"
 
 namespace gptrain {
 namespace {
 
 struct Turn {
-  int32_t round;  // which of a stage's chunks, counted in forward order
+  int32_t round;  // index of the chunk among the stage's chunks, in forward order
   int32_t micro_batch;
 };
 
-// Micro-batches go in groups of as many as there are stages: a group passes a stage's first chunk, then its second, and
-// so on, or from the last chunk to the first in backwards. Micro-batches that do not fill a group leave the front of
-// the first group empty: the turns there have negative micro-batches and no passes. (Leaving passes out of a list
-// cannot make it wait longer. At the front the fewest turns lie idle: the pipeline is filling there anyway.)
+// Returns a stage's turns. A group of as many micro-batches as there are stages passes the stage's first chunk, then
+// its second, and so on; backward passes go from the last chunk to the first. If the last group would not be full, the
+// first group instead begins with empty turns, which have negative micro-batches and no passes. Leaving passes out of a
+// list cannot make it wait longer, and at the front the fewest turns are wasted, as the pipeline is filling there
+// anyway.
 std::vector<Turn> turns(const PipelineShape& shape, bool forward) {
   const int32_t groups = (shape.micro_batches + shape.stages - 1) / shape.stages;
   const int32_t empty = groups * shape.stages - shape.micro_batches;
@@ -28,9 +29,9 @@ std::vector<Turn> turns(const PipelineShape& shape, bool forward) {
   return order;
 }
 
-// 1F1B over these turns. The last stage begins to alternate when the first group reaches its last chunk; each stage
-// before it is two turns further ahead, one for the way there and one for the way back. With one chunk a stage the
-// backward follows at once and one turn is enough: that is 1F1B.
+// Runs 1F1B over the turns. The last stage begins to alternate when the first group reaches its last chunk. Each
+// earlier stage runs two more forwards first, one for the way there and one for the way back. With one chunk for each
+// stage one more forward is enough, as the backward follows at once: that is plain 1F1B.
 std::vector<std::vector<Pass>> interleaved_passes(const PipelineShape& shape) {
   const std::vector<Turn> forwards = turns(shape, true);
   const std::vector<Turn> backwards = turns(shape, false);

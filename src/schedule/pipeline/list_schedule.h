@@ -1,8 +1,9 @@
-// Orders of passes found by playing a rule: at every tick each free stage starts the pass that the rule names, knowing
-// what all stages have finished. Links take no time. For schedules that have no closed form.
+// Finds orders of passes by simulating a rule, for schedules that have no closed form. At every tick each free stage
+// starts the pass that the rule chooses; the rule sees the passes that all stages have finished. Links take no time.
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,24 +14,24 @@ namespace gptrain {
 
 struct PassTicks {
   int32_t forward = 1;
-  int32_t backward = 1;  // of the input alone where the schedule splits backwards
+  int32_t backward = 1;  // backward, or backward_input if the schedule splits backward passes
   int32_t backward_weight = 1;
 };
 
-// What has been started and finished so far. Passes of one kind through a chunk are in micro-batch order, so that
-// counts say it all.
+// Passes that have been started and finished so far. Passes of one kind through a chunk run in micro-batch order, so
+// that counts describe them fully.
 class PassBoard {
  public:
   PassBoard(const PipelineShape& shape, const PassTicks& ticks);
 
-  // Whether the next pass of this kind through the chunk exists and has all that it needs.
+  // Whether the next pass of this kind through the chunk exists and has all its inputs.
   bool ready(PassKind kind, int32_t chunk) const;
-  // How many passes of this kind through the chunk are in the list.
+  // Returns the number of passes of this kind through the chunk that are in a list.
   int32_t started(PassKind kind, int32_t chunk) const { return started_[row(kind)][static_cast<size_t>(chunk)]; }
   const std::vector<Pass>& list(int32_t stage) const { return lists_[static_cast<size_t>(stage)]; }
 
-  // choose(stage) gives the kind and chunk of a ready pass, or nothing. Ends when every stage is free and none has a
-  // choice.
+  // Returns the lists of all stages. choose(stage) returns the kind and chunk of a ready pass, or nothing. The
+  // simulation ends when every stage is free and choose returns nothing for all of them.
   template <typename Choose>
   std::vector<std::vector<Pass>> play(Choose choose) && {
     bool running = true;
@@ -46,16 +47,16 @@ class PassBoard {
   }
 
  private:
-  // Backwards are counted together, whole or of the input.
+  // backward and backward_input share a row, as a schedule has one of them.
   static size_t row(PassKind kind) { return kind == PassKind::forward ? 0 : kind == PassKind::backward_weight ? 2 : 1; }
   void start(int32_t stage, PassKind kind, int32_t chunk);
-  // Whether any pass was running.
+  // Advances one tick. Returns whether any pass was running.
   bool finish_tick();
 
   PipelineShape shape_;
   std::array<int32_t, 3> ticks_;
   std::array<std::vector<int32_t>, 3> started_, finished_;  // by row and chunk
-  std::vector<int32_t> ticks_left_;                         // of the pass that a stage runs
+  std::vector<int32_t> ticks_left_;                         // by stage: ticks left of its pass; 0: the stage is free
   std::vector<std::vector<Pass>> lists_;
 };
 

@@ -1,12 +1,12 @@
 #include <algorithm>
 
-#include "schedule/pipeline/generators.h"
+#include "schedule/pipeline/schedules.h"
 
 namespace gptrain {
 namespace {
 
-// As many forwards as there are stages behind this one, then a forward and a backward in turn, then the backwards that
-// are left: stage i has at most stages - i micro-batches in flight.
+// Each stage runs as many forwards as there are stages after it, then alternates a forward and a backward, then runs
+// the remaining backwards. Stage i has at most stages - i micro-batches in flight.
 std::vector<std::vector<Pass>> one_f_one_b_passes(const PipelineShape& shape) {
   std::vector<std::vector<Pass>> stages(static_cast<size_t>(shape.stages));
   for (int32_t stage = 0; stage < shape.stages; ++stage) {

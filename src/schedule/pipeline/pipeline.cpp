@@ -1,10 +1,7 @@
 #include "schedule/pipeline/pipeline.h"
 
-#include <algorithm>
 #include <array>
 #include <fmt/format.h>
-
-#include "schedule/pipeline/generators.h"
 
 namespace gptrain {
 
@@ -12,19 +9,6 @@ std::string pass_text(const Pass& pass) {
   constexpr std::array<std::string_view, 4> names = {"forward", "backward", "backward_input", "backward_weight"};
   return fmt::format("{} of micro-batch {} through chunk {}", names[static_cast<size_t>(pass.kind)], pass.micro_batch,
                      pass.chunk);
-}
-
-std::span<const PipelineSchedule> pipeline_schedules() {
-  static const std::vector<PipelineSchedule> table = {one_f_one_b(), gpipe(),       interleaved(),
-                                                      varuna(),      zero_bubble(), zero_bubble_v()};
-  return table;
-}
-
-const PipelineSchedule* find_pipeline_schedule(std::string_view name) {
-  const auto table = pipeline_schedules();
-  const auto found =
-      std::find_if(table.begin(), table.end(), [&](const PipelineSchedule& s) { return s.name == name; });
-  return found == table.end() ? nullptr : &*found;
 }
 
 std::shared_ptr<const PassLists> passes_of(const PipelineSchedule& schedule, const PipelineShape& shape) {

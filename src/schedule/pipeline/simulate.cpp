@@ -53,14 +53,14 @@ class Player {
     double now = 0;
     int32_t in_flight = 0;
     int32_t awaiting_gradient = 0;
-    const double* waits_for = nullptr;  // the end that the next pass misses
+    const double* waits_for = nullptr;  // the unknown end time that the next pass needs; null: the stage does not wait
   };
 
   double& end_of(std::vector<double>& ends, int32_t chunk, int32_t m) const {
     return ends[static_cast<size_t>(chunk) * static_cast<size_t>(shape_.micro_batches) + static_cast<size_t>(m)];
   }
 
-  // The ends that a pass needs. What other stages made comes after a transfer.
+  // End times that a pass needs; null: none. `transfer` seconds pass between *sent and the pass.
   struct Needs {
     const double* own = nullptr;
     const double* sent = nullptr;
@@ -80,7 +80,7 @@ class Player {
     return needs;
   }
 
-  // Runs the list as far as it goes.
+  // Runs the stage's list up to a pass whose inputs do not exist yet.
   void run_stage(int32_t stage) {
     State& state = states_[static_cast<size_t>(stage)];
     StageTimes& of_stage = result_.stages[static_cast<size_t>(stage)];
@@ -107,7 +107,7 @@ class Player {
     }
   }
 
-  // Records the end and wakes the stage that waits for it.
+  // Records the end of a pass and wakes the stage that waits for it.
   void finish(const Pass& pass, double end) {
     if (pass.kind == PassKind::backward_weight) return;
     const bool forward = pass.kind == PassKind::forward;
@@ -142,8 +142,8 @@ class Player {
 
   bool ended(size_t stage) const { return result_.stages[stage].passes.size() == lists_[stage].size(); }
 
-  // Goes from a stage that waits to the one that it waits for, and so on, to one of those that cause it: a stage that
-  // waits for itself or for what is in no list, or one in a ring.
+  // Follows waiting stages, each to the one that it waits for, up to a cause: a stage that waits for itself or for a
+  // pass in no list, or a stage in a ring of waiting ones.
   void find_stall() {
     size_t stage = 0;
     while (stage < lists_.size() && ended(stage)) ++stage;
@@ -161,7 +161,7 @@ class Player {
                     stage_of_[static_cast<size_t>(chunk)]);
   }
 
-  // Whether the waiting stage misses a forward's end, and not a gradient's.
+  // Whether the waiting stage needs the end of a forward, not of a gradient.
   bool misses_forward(size_t stage) const {
     const double* missing = states_[stage].waits_for;
     return missing >= forward_end_.data() && missing < forward_end_.data() + forward_end_.size();
@@ -178,7 +178,7 @@ class Player {
   std::vector<int32_t> stage_of_;                   // by chunk
   std::vector<double> forward_end_, gradient_end_;  // by chunk and micro-batch
   std::vector<State> states_;
-  std::vector<int32_t> able_;  // stages to run
+  std::vector<int32_t> able_;  // stages that may be able to go on
   PipelineSimulation result_;
 };
 

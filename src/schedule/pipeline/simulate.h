@@ -1,4 +1,4 @@
-// When each pass of a pipeline schedule begins and ends, by given times of passes.
+// Simulates a pipeline schedule: computes the begin and end of each pass from given times of passes.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace gptrain {
 
-// In seconds, or any other unit: results are in the same. `backward` is the whole of it.
+// Times in seconds or any other unit; results are in the same unit. `backward` is a whole, not split, backward pass.
 struct PassTimes {
   double forward = 1;
   double backward = 2;
@@ -18,9 +18,9 @@ struct PassTimes {
 };
 
 struct PipelineTimes {
-  std::vector<PassTimes> chunks;  // of each chunk; or one, for all
-  // From the end of a pass to where another stage has what it made. Stages compute meanwhile, and links carry any
-  // number of transfers at once.
+  std::vector<PassTimes> chunks;  // one for each chunk, or a single one for all
+  // Time of a transfer, from the end of a pass to the arrival of its output on another stage. Stages compute meanwhile,
+  // and links carry any number of transfers at once.
   double transfer = 0;
 };
 
@@ -30,26 +30,27 @@ struct PassTime {
 };
 
 struct StageTimes {
-  std::vector<PassTime> passes;  // in the order of the list; those that could run
+  std::vector<PassTime> passes;  // in the order of the list; shorter than the list if the stage is stalled
   double busy = 0;
-  double idle = 0;  // from 0 to the makespan
-  // The most (chunk, micro-batch) pairs that had a forward and not yet the pass that makes their weight gradients.
+  double idle = 0;  // makespan - busy
+  // Largest number of (chunk, micro-batch) pairs between their forward and the pass that computes weight gradients.
   int32_t most_in_flight = 0;
-  // The same, but counted to the pass that makes their input gradients: less where backwards are split.
+  // Largest number of such pairs between their forward and the pass that computes input gradients. Less than
+  // most_in_flight if backward passes are split.
   int32_t most_awaiting_gradient = 0;
 };
 
 struct PipelineSimulation {
   std::vector<StageTimes> stages;
   double makespan = 0;
-  double bubble = 0;    // idle over busy time, of all stages together
-  std::string stalled;  // a stage and pass that wait forever and what for; empty if all passes ran
+  double bubble = 0;    // idle time over busy time, each summed over all stages
+  std::string stalled;  // text about a pass that waits for ever and the pass it waits for; empty if all passes ran
 };
 
-// Plays the lists: a stage runs its passes in order, each as soon as it has what it needs. A forward needs the forward
-// of the chunk before; a backward, or backward_input, needs its own forward and the gradient of the chunk after;
-// backward_weight needs its backward_input. Passes must be in the shape's range and on the stages that hold their
-// chunks.
+// Simulates the lists: a stage runs its passes in order, each as soon as its inputs exist. A forward needs the forward
+// of the chunk before. A backward or backward_input needs its own forward and the gradient of the chunk after. A
+// backward_weight needs its backward_input.
+// REQUIRES: passes are in the shape's range and on the stages that hold their chunks.
 PipelineSimulation simulate_passes(const PipelineShape& shape, const PipelineSchedule& schedule,
                                    const std::vector<std::vector<Pass>>& stages, const PipelineTimes& times);
 

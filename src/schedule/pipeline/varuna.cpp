@@ -1,18 +1,18 @@
-#include "schedule/pipeline/generators.h"
+#include "schedule/pipeline/schedules.h"
 #include "schedule/pipeline/list_schedule.h"
 
 namespace gptrain {
 namespace {
 
-// From the paper: the order is found once, before the run, by playing passes in ticks of one forward; a backward that
-// is ready goes before a forward that is ready; a stage that has no backward goes on with forwards, which is what keeps
-// it busy when gradients come late over slow links. A forward runs again right before its backward, so that one
-// micro-batch at a time has all its activations on a stage. Not from the paper: recomputation begins when the gradient
-// has come, not in time for it, and also on the last stage, because here it is part of the backward pass; and no stage
-// leaves its list in the run.
+// From the paper: the order is found once, before the run, by simulating passes in ticks of one forward. A backward
+// that is ready runs before a forward that is ready. A stage without a ready backward goes on with forwards, which
+// keeps it busy if gradients come late over slow links. A forward runs again right before its backward, so that one
+// micro-batch at a time has all its activations on a stage. Unlike the paper, recomputation is part of the backward
+// pass: it begins when the gradient has arrived, not in time for it, and also runs on the last stage. No stage departs
+// from its list in the run.
 //
-// A gradient needs a tick more than backward_ticks to come from each later stage, and a stage starts a forward in every
-// tick until then: stage i has at most 1 + (stages - 1 - i) * (1 + backward_ticks) micro-batches in flight.
+// For each later stage a gradient takes 1 + backward_ticks ticks, and a stage starts a forward in every tick until the
+// gradient arrives: stage i has at most 1 + (stages - 1 - i) * (1 + backward_ticks) micro-batches in flight.
 std::vector<std::vector<Pass>> varuna_passes(const PipelineShape& shape) {
   const int32_t backward_ticks = shape.recompute ? 3 : 2;
   PassBoard board(shape, {.forward = 1, .backward = backward_ticks});

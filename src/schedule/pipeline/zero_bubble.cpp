@@ -1,16 +1,17 @@
 #include <algorithm>
 
-#include "schedule/pipeline/generators.h"
+#include "schedule/pipeline/schedules.h"
 
 namespace gptrain {
 namespace {
 
-// 1F1B's forwards and input gradients. Stage i makes the weight gradients of a micro-batch i micro-batches later: input
-// gradients go up the pipeline without waiting for weight gradients, and each stage has as many of those left as it
-// takes the last input gradient to get to the first stage. With F, B and W the times of a forward and of the input and
-// weight gradients, W <= min(F, B) and no fewer micro-batches than stages, a stage is idle for
-// (stages - 1) * (F + B - W). Stage i holds min(stages - i, micro-batches) micro-batches whose input gradients are to
-// come, and up to i more whose weight gradients are: on no stage more than 1F1B on its first.
+// Forwards and input gradients are in 1F1B's order. Stage i computes the weight gradients of a micro-batch i
+// micro-batches later: input gradients go up the pipeline without waiting for weight gradients, and each stage has
+// enough weight gradients left to fill the time in which the last input gradient travels to the first stage. Let F, B
+// and W be the times of a forward, of input gradients and of weight gradients. If W <= min(F, B) and there are at least
+// as many micro-batches as stages, a stage is idle for (stages - 1) * (F + B - W). Stage i holds min(stages - i,
+// micro-batches) micro-batches that await their input gradients and up to i more that await their weight gradients:
+// never more than 1F1B's first stage.
 std::vector<std::vector<Pass>> zero_bubble_passes(const PipelineShape& shape) {
   std::vector<std::vector<Pass>> stages(static_cast<size_t>(shape.stages));
   for (int32_t stage = 0; stage < shape.stages; ++stage) {

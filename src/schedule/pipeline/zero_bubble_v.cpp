@@ -1,22 +1,23 @@
-#include "schedule/pipeline/generators.h"
+#include "schedule/pipeline/schedules.h"
 #include "schedule/pipeline/list_schedule.h"
 
 namespace gptrain {
 namespace {
 
-// Down the stages and up again: the first stage holds the first chunk and the last.
+// Returns the stage of a chunk. Chunks go down the stages and up again: the first stage holds the first and the last.
 int32_t stage_in_v(const PipelineShape& shape, int32_t chunk) {
   return chunk < shape.stages ? chunk : shape.chunks() - 1 - chunk;
 }
 
 using Choice = std::optional<std::pair<PassKind, int32_t>>;
 
-// A rule that fills every tick of forwards, input gradients and weight gradients that take a tick each, in place of the
-// paper's search, with its placement and its bound of memory:
-// - forwards and input gradients take turns; weight gradients, oldest first, go where no forward can;
-// - of a stage's two chunks, the later goes first forward and the earlier backward: what is furthest on its way;
-// - a stage has no more than 2 * stages chunk activations in flight, which is 1F1B's memory: as many forwards as it can
-//   start before the first gradient comes back to it.
+// A rule in place of the paper's search, with the paper's placement of chunks and bound of memory. It leaves no stage
+// idle between passes if forwards, input gradients and weight gradients take one tick each.
+// - Forwards and input gradients alternate. Weight gradients, oldest first, run when no forward can.
+// - A stage prefers the later of its two chunks in forwards and the earlier in backwards, which is further on its way.
+// - A stage has at most 2 * stages chunk activations in flight. This is 1F1B's memory, and the number of forwards that
+// a
+//   stage can start before the first gradient comes back to it.
 class Rule {
  public:
   Rule(const PipelineShape& shape, const PassBoard& board)
@@ -58,7 +59,7 @@ class Rule {
 
   const PipelineShape& shape_;
   const PassBoard& board_;
-  std::vector<size_t> oldest_;  // by stage: all input gradients before this place have their weight gradients
+  std::vector<size_t> oldest_;  // by stage: place in its list; input gradients before it have their weight gradients
 };
 
 std::vector<std::vector<Pass>> zero_bubble_v_passes(const PipelineShape& shape) {

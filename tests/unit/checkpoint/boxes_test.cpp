@@ -40,7 +40,7 @@ TEST_CASE("Intersections and overlaps", "[boxes]") {
   CHECK_FALSE(find_overlap({{{0, 0}, {2, 2}}, {{2, 0}, {2, 2}}, {{0, 2}, {4, 1}}}));
   CHECK(find_overlap({{{0, 0}, {2, 2}}, {{2, 0}, {2, 2}}, {{1, 1}, {1, 1}}}) == std::pair<size_t, size_t>{0, 2});
   CHECK(find_overlap({{{}, {}}, {{}, {}}}) == std::pair<size_t, size_t>{0, 1});
-  // A wide box that begins first overlaps one that begins much later.
+  // A wide box that begins early overlaps one that begins much later.
   CHECK(find_overlap({{{5}, {1}}, {{0}, {9}}, {{20}, {2}}}) == std::pair<size_t, size_t>{0, 1});
 }
 
@@ -86,7 +86,7 @@ TEST_CASE("BoxCopy copies what two random boxes share, whatever the pieces", "[b
         BoxCopy copy(sources[s], targets[t], DType::f32, copied.storage[t].data());
         for (int64_t at = 0; at < size;) {
           const int64_t n = std::min(size - at, 1 + random_below(random, 9));
-          // The piece alone: reading beyond it would be seen by the address sanitizer.
+          // Copies the piece, so that the address sanitizer notices reads beyond it.
           const std::vector<float> piece(source_parts.storage[s].begin() + at,
                                          source_parts.storage[s].begin() + at + n);
           copy.feed(at, piece.data(), n);

@@ -35,7 +35,7 @@ Parts empty_parts(const std::vector<Tensor>& tensors) {
   return parts;
 }
 
-// A checkpoint of several rank files, as later layouts write them.
+// Saves a checkpoint with several rank files.
 fs::path save_ranks(const fs::path& out, const std::vector<Parts>& ranks, int64_t num_tensors,
                     int64_t part_bytes = usual_part_bytes) {
   const fs::path folder = out / "checkpoints" / "step-00000009";
@@ -52,7 +52,7 @@ fs::path save_ranks(const fs::path& out, const std::vector<Parts>& ranks, int64_
 }  // namespace
 
 TEST_CASE("A checkpoint gives back every field and every bit", "[checkpoint]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   const auto tensors = odd_tensors();
   const Parts saved = whole_parts(tensors);
   save_checkpoint(out.path() / "runs" / "new", make_manifest(120), saved.slices);
@@ -64,11 +64,11 @@ TEST_CASE("A checkpoint gives back every field and every bit", "[checkpoint]") {
 
   const Manifest expected = make_manifest(120);
   const Manifest manifest = read_manifest(listed[0].path);
-  CHECK(manifest.step == expected.step);
-  CHECK(manifest.samples == expected.samples);
-  CHECK(manifest.updates == expected.updates);
-  CHECK(manifest.skipped == expected.skipped);
-  CHECK(manifest.skipped_in_a_row == expected.skipped_in_a_row);
+  CHECK(manifest.progress.step == expected.progress.step);
+  CHECK(manifest.progress.samples == expected.progress.samples);
+  CHECK(manifest.progress.updates == expected.progress.updates);
+  CHECK(manifest.progress.skipped == expected.progress.skipped);
+  CHECK(manifest.progress.skipped_in_a_row == expected.progress.skipped_in_a_row);
   CHECK(manifest.seed == expected.seed);
   CHECK(manifest.world_size == expected.world_size);
   CHECK(manifest.config == expected.config);
@@ -77,12 +77,12 @@ TEST_CASE("A checkpoint gives back every field and every bit", "[checkpoint]") {
   REQUIRE(manifest.loss_scale);
   CHECK(manifest.loss_scale->value == expected.loss_scale->value);
   CHECK(manifest.loss_scale->good_steps == expected.loss_scale->good_steps);
-  CHECK(manifest.losses.window == expected.losses.window);
-  REQUIRE(manifest.losses.above.size() == 2);
-  CHECK(std::isnan(manifest.losses.above[0]));
-  CHECK(manifest.losses.above[1] == 1e300);
-  CHECK(manifest.rollbacks == expected.rollbacks);
-  CHECK(manifest.left_out == expected.left_out);
+  CHECK(manifest.progress.losses.window == expected.progress.losses.window);
+  REQUIRE(manifest.progress.losses.above.size() == 2);
+  CHECK(std::isnan(manifest.progress.losses.above[0]));
+  CHECK(manifest.progress.losses.above[1] == 1e300);
+  CHECK(manifest.progress.rollbacks == expected.progress.rollbacks);
+  CHECK(manifest.progress.left_out == expected.progress.left_out);
 
   verify_checkpoint(listed[0].path);
   Parts loaded = empty_parts(tensors);
@@ -91,7 +91,7 @@ TEST_CASE("A checkpoint gives back every field and every bit", "[checkpoint]") {
 }
 
 TEST_CASE("A whole tensor is stored under its own name, a box under its offset", "[checkpoint]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   const Tensor a = make_tensor("weight/a", {4, 6});
   const Tensor b = make_tensor("weight/b", {4});
   Parts parts;
@@ -113,7 +113,7 @@ TEST_CASE("Any layout loads what any other saved, bit for bit", "[checkpoint]") 
   Random random(11);
   const auto tensors = odd_tensors();
   for (int round = 0; round < 25; ++round) {
-    const TempFolder out;
+    const TemporaryFolder out;
     std::vector<Parts> ranks(static_cast<size_t>(1 + random_below(random, 5)));
     for (const Tensor& tensor : tensors) {
       for (const Box& box : random_partition(random, tensor.shape, 6)) {
@@ -139,7 +139,7 @@ TEST_CASE("Any layout loads what any other saved, bit for bit", "[checkpoint]") 
 TEST_CASE("Flat shards (part of a row, rows, part of a row) load as other flat shards", "[checkpoint]") {
   const Tensor tensor = make_tensor("weight/m", {9, 7});
   for (const int64_t saved_ranks : {1, 2, 5, 8}) {
-    const TempFolder out;
+    const TemporaryFolder out;
     std::vector<Parts> ranks(static_cast<size_t>(saved_ranks));
     for (int64_t r = 0; r < saved_ranks; ++r) {
       for (const Box& box : flat_range(tensor.shape, 63 * r / saved_ranks, 63 * (r + 1) / saved_ranks)) {
@@ -169,7 +169,7 @@ TEST_CASE("What is more than a part goes to several files, and is read as ever",
   for (const Tensor& tensor : {wide, tall, flat, one}) add_part(saved, tensor, whole(tensor));
   constexpr int64_t usual = usual_part_bytes;
   for (const int64_t part_bytes : {usual, int64_t{800}, int64_t{400}, int64_t{100}, int64_t{12}}) {
-    const TempFolder out;
+    const TemporaryFolder out;
     const auto path = save_ranks(out.path(), {saved}, 4, part_bytes);
     INFO("parts of " << part_bytes);
     verify_checkpoint(path);
@@ -185,12 +185,12 @@ TEST_CASE("What is more than a part goes to several files, and is read as ever",
       for (const StoredBox& box : tensor.boxes) bytes[box.file] += box.entry.bytes;
     }
     for (const int64_t of_file : bytes) CHECK((of_file > 0 && of_file <= part_bytes));
-    if (part_bytes == 800) CHECK(files.size() == 2);  // of 600 and of 640 + 132 + 4 bytes
+    if (part_bytes == 800) CHECK(files.size() == 2);  // 600 bytes, and 640 + 132 + 4
   }
 }
 
 TEST_CASE("Slices that cannot be a checkpoint are refused, and nothing is left", "[checkpoint]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   const Tensor tensor = make_tensor("weight/a", {4, 6});
   Parts overlapping;
   add_part(overlapping, tensor, {{0, 0}, {3, 6}});
@@ -217,13 +217,13 @@ TEST_CASE("Slices that cannot be a checkpoint are refused, and nothing is left",
   manifest.config = "\xFF";
   CHECK(lacking(error_of([&] { save_checkpoint(out.path(), manifest, {}); }), {"config", "not valid UTF-8"}) == "");
   manifest = make_manifest(5);
-  manifest.samples = -1;
+  manifest.progress.samples = -1;
   CHECK(lacking(error_of([&] { save_checkpoint(out.path(), manifest, {}); }), {"\"samples\" is -1"}) == "");
   CHECK(folder_names(out.path()).empty());
 }
 
 TEST_CASE("What the model asks for and the checkpoint does not hold is refused", "[checkpoint]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   const Tensor a = make_tensor("weight/a", {4, 6});
   Parts parts;
   add_part(parts, a, {{0, 0}, {3, 6}});
@@ -246,7 +246,7 @@ TEST_CASE("What the model asks for and the checkpoint does not hold is refused",
 }
 
 TEST_CASE("An existing step is replaced, leftovers of a crashed save included", "[checkpoint]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   save_step(out.path(), 3, 1);
   fs::create_directories(out.path() / "checkpoints/.tmp-step-00000003/deep");
   save_step(out.path(), 3, 2);
@@ -255,26 +255,26 @@ TEST_CASE("An existing step is replaced, leftovers of a crashed save included", 
 }
 
 TEST_CASE("Folders named as steps are listed, oldest first, manifests or not", "[checkpoint]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   CHECK(list_checkpoints(out.path()).empty());
   for (const int64_t step : {40, 5, 123456789}) save_step(out.path(), step);
   const fs::path folder = out.path() / "checkpoints";
   for (const char* other :
        {"step-00000001", ".tmp-step-00000002", "step-3", "step-00000004.old", "step--0000004", "x"}) {
     fs::create_directories(folder / other);
-    if (std::strcmp(other, "step-00000001") != 0) write_text(folder / other / "manifest.json", "{}");
+    if (std::strcmp(other, "step-00000001") != 0) write_file(folder / other / "manifest.json", "{}");
   }
   std::vector<int64_t> steps;
   for (const auto& info : list_checkpoints(out.path())) steps.push_back(info.step);
   CHECK(steps == std::vector<int64_t>{1, 5, 40, 123456789});
 
-  const TempFolder odd;
-  write_text(odd.path() / "checkpoints", "a file");
+  const TemporaryFolder odd;
+  write_file(odd.path() / "checkpoints", "a file");
   CHECK(lacking(error_of([&] { list_checkpoints(odd.path()); }), {"cannot read", "checkpoints"}) == "");
 }
 
 TEST_CASE("inspect_checkpoint prints the run's place and the tensors", "[checkpoint]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   save_step(out.path(), 1200);
   const std::string text = inspect_checkpoint(out.path() / "checkpoints/step-00001200");
   CHECK(lacking(text, {"step         1,200 (1,080 updates, 120 skipped)", "samples      614,400",
@@ -282,14 +282,14 @@ TEST_CASE("inspect_checkpoint prints the run's place and the tensors", "[checkpo
                        "weight/b   [300, 33]  f32    1", "exp_avg/a  [5, 7]     f32    1"}) == "");
 }
 
-// Elements [first, first + rows) of a tensor of [rows of 5], each its index: exact in bf16.
+// Elements [first, first + rows) of a [rows, 5] tensor whose values are the indices, exact in bf16.
 Slice rows_of(const char* name, int64_t first, std::vector<bf16>& data) {
   const auto rows = static_cast<int64_t>(data.size()) / 5;
   return {name, {20, 5}, {first, 0}, {rows, 5}, data.data(), nullptr, DType::bf16};
 }
 
 TEST_CASE("Tensors in bf16 are loaded as they are, or as f32, and f32 is never rounded", "[checkpoint]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   std::vector<bf16> upper(60), lower(40);
   for (size_t i = 0; i < 100; ++i) (i < 60 ? upper[i] : lower[i - 60]) = to_bf16(static_cast<float>(i));
   std::vector<float> moments(100, 1.25F);
@@ -314,7 +314,7 @@ TEST_CASE("Tensors in bf16 are loaded as they are, or as f32, and f32 is never r
 }
 
 TEST_CASE("The boxes of a tensor have one dtype", "[checkpoint]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   std::vector<bf16> upper(60);
   std::vector<float> lower(40);
   save_checkpoint(out.path(), make_manifest(3),
@@ -325,7 +325,7 @@ TEST_CASE("The boxes of a tensor have one dtype", "[checkpoint]") {
 
 TEST_CASE("Saving and loading take only a few MiB beside the tensors", "[checkpoint]") {
   const std::string result = in_child([] {
-    const TempFolder out;
+    const TemporaryFolder out;
     constexpr int64_t elements = int64_t{12} << 20;  // 48 MiB
     std::vector<float> data(static_cast<size_t>(elements), 1.25F);
     const std::vector<Slice> slices = {{"weight/a", {elements}, {0}, {elements}, data.data()}};
@@ -341,7 +341,7 @@ TEST_CASE("Saving and loading take only a few MiB beside the tensors", "[checkpo
     const bool same = std::all_of(data.begin(), data.end(), [](float value) { return value == 1.25F; });
     const long grown = peak_kib() - before;
 #ifdef __SANITIZE_ADDRESS__
-    constexpr long most_kib = 16 * 1024;  // it keeps for a while what is freed
+    constexpr long most_kib = 16 * 1024;  // allowance for freed memory that the allocator keeps for a while
 #else
     constexpr long most_kib = 8 * 1024;
 #endif

@@ -1,4 +1,4 @@
-// What is left when saving is killed or fails: by SIGKILL at random moments and at every system call, and by system
+// Checkpoints after saving was killed or failed: by SIGKILL at random moments and at every system call, and by system
 // calls that report a full disk, a broken disk or a file system that cannot exchange names.
 #include <cerrno>
 #include <csignal>
@@ -29,7 +29,7 @@ namespace {
 
 fs::path step_path(const fs::path& out, int64_t step) { return out / "checkpoints" / fmt::format("step-{:08}", step); }
 
-// Saves one checkpoint after the other, the even steps twice, and reports each step that is there for good.
+// Saves one checkpoint after another, the even steps twice, and reports each step that is durable.
 [[noreturn]] void save_for_ever(const fs::path& out, int64_t step, int report) {
   try {
     for (;; ++step) {
@@ -46,8 +46,8 @@ fs::path step_path(const fs::path& out, int64_t step) { return out / "checkpoint
 
 enum class Ended { killed, finished, untraced };
 
-// Runs `body` in a traced child, which stops before and after every system call, and kills it where `at_stop`, called
-// with the child and the number of the stop, says so.
+// Runs `body` in a traced child, which stops before and after every system call. Kills the child if `at_stop`, called
+// with the child and the number of the stop, returns true.
 Ended trace(const std::function<void()>& body, const std::function<bool(pid_t, int)>& at_stop) {
   std::fflush(nullptr);
   const pid_t child = ::fork();
@@ -95,11 +95,11 @@ void kill_everywhere(const std::function<void()>& prepare, const std::function<v
     INFO("killed at stop " << stop);
     check();
   }
-  // Far fewer would mean that nothing was traced.
+  // Far fewer stops would mean that nothing was traced.
   CHECK(stop > 40);
 }
 
-// What `body` asks of the disk, in order: "w" a write, "s" an fsync, "r" a rename. Nothing if that cannot be seen.
+// Returns the disk calls of `body` in order: "w" write, "s" fsync, "r" rename; nullopt if tracing is not possible.
 std::optional<std::string> disk_calls(const std::function<void()>& body) {
   std::string calls;
   bool seen = true;
@@ -124,8 +124,8 @@ std::optional<std::string> disk_calls(const std::function<void()>& body) {
   return calls;
 }
 
-// From here on, system call `number` fails with `error` in this process, if its third argument is at least `least`.
-// False if the machine does not allow such filters.
+// Makes system call `number` fail with `error` in this process from now on, if its third argument is at least `least`.
+// Returns false if the machine does not allow such filters.
 bool fail_system_call(long number, int error, uint32_t least = 0) {
   const sock_filter filter[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -141,7 +141,7 @@ bool fail_system_call(long number, int error, uint32_t least = 0) {
 
 constexpr const char* no_filter = "no filter";
 
-// The error of replacing step 2 where that system call fails.
+// Returns the error of replacing step 2 while that system call fails.
 std::string error_of_saving(const fs::path& out, long number, int error, uint32_t least = 0) {
   return in_child([&]() -> std::string {
     if (!fail_system_call(number, error, least)) return no_filter;
@@ -153,7 +153,7 @@ std::string error_of_saving(const fs::path& out, long number, int error, uint32_
 
 TEST_CASE("Kill -9 at random moments: the newest complete checkpoint is sound and the last one or the next",
           "[crash][long]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   Random random(3);
   int64_t last = 0;
   for (int round = 0; round < 120; ++round) {
@@ -163,7 +163,7 @@ TEST_CASE("Kill -9 at random moments: the newest complete checkpoint is sound an
     const pid_t child = ::fork();
     if (child == 0) save_for_ever(out.path(), last + 1, ends[1]);
     ::close(ends[1]);
-    // Every other round lets one save finish first, so that there is progress on the slowest machine too.
+    // Lets one save finish first in every other round, for progress on the slowest machine too.
     if (round % 2 == 1) REQUIRE(::read(ends[0], &last, sizeof last) == sizeof last);
     ::usleep(static_cast<useconds_t>(random_below(random, 30'000)));
     ::kill(child, SIGKILL);
@@ -184,7 +184,7 @@ TEST_CASE("Kill -9 at random moments: the newest complete checkpoint is sound an
 }
 
 TEST_CASE("Kill -9 at every system call of a save", "[crash]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   save_step(out.path(), 1);
   const auto check = [&] {
     const auto listed = list_checkpoints(out.path());
@@ -199,7 +199,7 @@ TEST_CASE("Kill -9 at every system call of a save", "[crash]") {
 
 TEST_CASE("Kill -9 at every system call of replacing a checkpoint: the old or the new one bears the name",
           "[crash][long]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   save_step(out.path(), 2, 1);
   uint32_t version = 1;
   bool replaced_once = false;
@@ -218,7 +218,7 @@ TEST_CASE("Kill -9 at every system call of replacing a checkpoint: the old or th
 }
 
 TEST_CASE("Kill -9 at every system call of retention: what is listed is sound", "[crash][long]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   const auto prepare = [&] {
     for (const int64_t step : {1, 2, 3}) {
       if (!fs::exists(step_path(out.path(), step))) save_step(out.path(), step);
@@ -236,7 +236,7 @@ TEST_CASE("Kill -9 at every system call of retention: what is listed is sound", 
 }
 
 TEST_CASE("Everything is synced before the rename that publishes it, and the rename after", "[crash]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   fs::create_directories(out.path() / "checkpoints");
   const auto saving = disk_calls([&] { save_step(out.path(), 1); });
   const auto replacing = disk_calls([&] { save_step(out.path(), 1); });
@@ -245,7 +245,8 @@ TEST_CASE("Everything is synced before the rename that publishes it, and the ren
     WARN(never_traced);
     return;
   }
-  // The temporary folder's name; header (in two) and three tensors, synced; their name; the manifest, synced; its name.
+  // Sync of the temporary folder's name; header (two writes) and three tensors, sync; sync of their name; the manifest,
+  // sync; sync of its name.
   const std::string written = "swwwwwsswss";
   CHECK(*saving == written + "rs");
   CHECK(*replacing == written + "rs");
@@ -253,7 +254,7 @@ TEST_CASE("Everything is synced before the rename that publishes it, and the ren
 }
 
 TEST_CASE("A save that fails names path and reason, removes its folder and leaves the others untouched", "[crash]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   for (const int64_t step : {1, 2}) save_step(out.path(), step);
   const std::string folder = (out.path() / "checkpoints").string();
   struct Case {
@@ -281,7 +282,7 @@ TEST_CASE("A save that fails names path and reason, removes its folder and leave
 }
 
 TEST_CASE("A file that must not grow further (as on a full disk) fails the save and nothing else", "[crash]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   save_step(out.path(), 1);
   const std::string message = in_child([&] {
     std::signal(SIGXFSZ, SIG_IGN);
@@ -295,7 +296,7 @@ TEST_CASE("A file that must not grow further (as on a full disk) fails the save 
 }
 
 TEST_CASE("Replacing works on file systems that cannot exchange two names", "[crash]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   for (const int64_t step : {1, 2}) save_step(out.path(), step);
   const std::string message = error_of_saving(out.path(), SYS_renameat2, EINVAL);
   if (message == no_filter) {
@@ -308,7 +309,7 @@ TEST_CASE("Replacing works on file systems that cannot exchange two names", "[cr
 }
 
 TEST_CASE("A folder without permission to write is an error with path and reason", "[crash]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   fs::permissions(out.path(), fs::perms::all);
   const std::string message = in_child([&]() -> std::string {
     // The superuser may write anywhere.

@@ -11,7 +11,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A run of two small checkpoints; the newer one gets damaged.
+// A run of two small checkpoints, of which the newer is damaged.
 class DamagedRun {
  public:
   DamagedRun() {
@@ -39,16 +39,16 @@ class DamagedRun {
   }
 
  private:
-  TempFolder out_;
+  TemporaryFolder out_;
 };
 
-// In place: writing the file anew for every byte of it would take seconds.
+// Writes in place: rewriting the file for every byte would take seconds.
 void put_byte(const fs::path& file, size_t at, char byte) {
   std::fstream stream(file, std::ios::binary | std::ios::in | std::ios::out);
   stream.seekp(static_cast<std::streamoff>(at)).put(byte);
 }
 
-// The manifest with `from` replaced by `to` and a checksum that matches again.
+// Returns the manifest with `from` replaced by `to` and the checksum updated.
 std::string edited(const std::string& manifest, const std::string& from, const std::string& to) {
   const std::string tail_start = ",\n  \"crc32c\": \"";
   std::string body = manifest.substr(0, manifest.rfind(tail_start));
@@ -63,7 +63,7 @@ TEST_CASE("A flipped bit in any byte of any file is found, and named with the wa
   CHECK(run.verify() == "nothing was thrown");
   CHECK(run.load() == "nothing was thrown");
   for (const fs::path& file : {run.tensors(), run.manifest()}) {
-    const std::string sound = read_text(file);
+    const std::string sound = read_file(file);
     for (size_t i = 0; i < sound.size(); ++i) {
       put_byte(file, i, static_cast<char>(sound[i] ^ (1 << (i % 8))));
       INFO("byte " << i << " of " << file.filename());
@@ -77,16 +77,16 @@ TEST_CASE("A flipped bit in any byte of any file is found, and named with the wa
 TEST_CASE("A file cut or grown at any place is found", "[damage]") {
   const DamagedRun run;
   for (const fs::path& file : {run.tensors(), run.manifest()}) {
-    const std::string sound = read_text(file);
+    const std::string sound = read_file(file);
     for (size_t length = sound.size(); length-- > 0;) {
       fs::resize_file(file, length);
       INFO(length << " bytes of " << file.filename());
       REQUIRE(lacking(run.verify(), {file.string()}) == "");
       REQUIRE(lacking(error_of([&] { read_manifest(run.newest()); }), {file.string()}) == "");
     }
-    write_text(file, sound + "\n");
+    write_file(file, sound + "\n");
     CHECK(lacking(run.verify(), {file.string()}) == "");
-    write_text(file, sound);
+    write_file(file, sound);
   }
 }
 
@@ -123,17 +123,17 @@ TEST_CASE("Missing and swapped files are found", "[damage]") {
 }
 
 TEST_CASE("The way out names the newest sound checkpoint before the damaged one, if there is one", "[damage]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   for (const int64_t step : {1, 2, 3, 4}) save_step(out.path(), step);
   const fs::path folder = out.path() / "checkpoints";
-  for (const char* step : {"step-00000002", "step-00000003"}) write_text(folder / step / "manifest.json", "{}");
+  for (const char* step : {"step-00000002", "step-00000003"}) write_file(folder / step / "manifest.json", "{}");
   const auto reading = [](const fs::path& path) { return error_of([&] { read_manifest(path); }); };
   CHECK(lacking(reading(folder / "step-00000003/"), {"the one before it: " + (folder / "step-00000001").string()}) ==
         "");
-  write_text(folder / "step-00000001/manifest.json", "{}");
+  write_file(folder / "step-00000001/manifest.json", "{}");
   CHECK(lacking(reading(folder / "step-00000001"), {"there is no older checkpoint in this run"}) == "");
   CHECK(lacking(reading(folder / "step-00000003"), {"there is no older checkpoint in this run"}) == "");
-  // The folder of a run in place of a checkpoint's.
+  // Names the run's folder instead of a checkpoint's.
   for (const fs::path& run : {out.path(), folder}) {
     CHECK(lacking(reading(run),
                   {"not a complete checkpoint", "the newest one in it: " + (folder / "step-00000004").string()}) == "");
@@ -143,7 +143,7 @@ TEST_CASE("The way out names the newest sound checkpoint before the damaged one,
 
 TEST_CASE("A manifest with a matching checksum but wrong content is refused field by field", "[damage]") {
   const DamagedRun run;
-  const std::string sound = read_text(run.manifest());
+  const std::string sound = read_file(run.manifest());
   struct Case {
     std::string from;
     std::string to;
@@ -174,7 +174,7 @@ TEST_CASE("A manifest with a matching checksum but wrong content is refused fiel
   };
   for (const Case& c : cases) {
     REQUIRE(sound.find(c.from) != std::string::npos);
-    write_text(run.manifest(), edited(sound, c.from, c.to));
+    write_file(run.manifest(), edited(sound, c.from, c.to));
     INFO(c.from << " -> " << c.to);
     CHECK(lacking(run.verify(), {run.newest().string(), c.reason}) == "");
   }

@@ -5,8 +5,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <stdexcept>
 #include <sys/wait.h>
@@ -18,26 +16,6 @@
 namespace checkpoint_test {
 namespace fs = std::filesystem;
 using namespace gptrain;
-
-TempFolder::TempFolder() {
-  std::string name = (fs::temp_directory_path() / "gptrain-checkpoint-XXXXXX").string();
-  if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder: " + name);
-  path_ = name;
-}
-
-TempFolder::~TempFolder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
-
-std::string read_text(const fs::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
-
-void write_text(const fs::path& file, const std::string& text) {
-  std::ofstream(file, std::ios::binary | std::ios::trunc).write(text.data(), static_cast<std::streamsize>(text.size()));
-}
 
 std::string error_of(const std::function<void()>& call) {
   try {
@@ -69,7 +47,7 @@ Tensor make_tensor(const std::string& name, const std::vector<int64_t>& shape, u
 Box whole(const Tensor& tensor) { return {std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape}; }
 
 void add_part(Parts& parts, const Tensor& tensor, const Box& box) {
-  // Element by element from the definition of row-major order: nothing of what is tested is used.
+  // Computes element by element from the definition of row-major order, without the code under test.
   std::vector<float> values;
   const int64_t count = num_elements(box.shape).value();
   for (int64_t i = 0; i < count; ++i) {
@@ -137,20 +115,21 @@ std::vector<Box> flat_range(const std::vector<int64_t>& shape, int64_t begin, in
 
 Manifest make_manifest(int64_t step) {
   Manifest manifest;
-  manifest.step = step;
-  manifest.samples = step * 512;
-  manifest.updates = step * 9 / 10;
-  manifest.skipped = step - manifest.updates;
-  manifest.skipped_in_a_row = 1;
+  const int64_t updates = step * 9 / 10;
+  manifest.progress = {.step = step,
+                       .samples = step * 512,
+                       .updates = updates,
+                       .skipped = step - updates,
+                       .skipped_in_a_row = 1,
+                       .losses = {{3.25, 0.1}, {std::numeric_limits<double>::quiet_NaN(), 1e300}},
+                       .rollbacks = 2,
+                       .left_out = {{640, 64}, {9000, 1}}};
   manifest.seed = 0xFEDCBA9876543210U;
   manifest.world_size = 3;
   manifest.config = "{\"model\": {\"hidden_size\": 7}}\n\"quoted\" \xC3\xA9";
   manifest.build = "0.1.0";
   manifest.algorithms = "{\n  \"device\": \"a\"\n}";
   manifest.loss_scale = {4096, 17};
-  manifest.losses = {{3.25, 0.1}, {std::numeric_limits<double>::quiet_NaN(), 1e300}};
-  manifest.rollbacks = 2;
-  manifest.left_out = {{640, 64}, {9000, 1}};
   return manifest;
 }
 
@@ -179,15 +158,10 @@ bool holds_step(const fs::path& checkpoint, int64_t step, uint32_t version) {
   }
   verify_checkpoint(checkpoint);
   load_slices(checkpoint, loaded.slices);
-  return same_bits(expected, loaded) && read_manifest(checkpoint).step == step;
+  return same_bits(expected, loaded) && read_manifest(checkpoint).progress.step == step;
 }
 
-std::vector<std::string> folder_names(const fs::path& out) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(out / "checkpoints")) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
+std::vector<std::string> folder_names(const fs::path& out) { return file_names(out / "checkpoints"); }
 
 bool has_temporary_folders(const fs::path& out) {
   const auto names = folder_names(out);
@@ -197,7 +171,7 @@ bool has_temporary_folders(const fs::path& out) {
 std::string in_child(const std::function<std::string()>& body) {
   int ends[2];
   if (::pipe(ends) != 0) return "no pipe";
-  // What Catch2 has buffered must not be written twice.
+  // Flushes first: output buffered by Catch2 must not be written twice.
   std::fflush(nullptr);
   const pid_t child = ::fork();
   if (child == 0) {

@@ -1,4 +1,4 @@
-// What the checkpoint tests share: folders that vanish, tensors cut into boxes, child processes.
+// Shared by the checkpoint tests: tensors cut into boxes, child processes.
 #pragma once
 
 #include <cstdint>
@@ -11,30 +11,15 @@
 #include "base/error.h"
 #include "checkpoint/boxes.h"
 #include "checkpoint/checkpoint.h"
+#include "unit/temporary_folder.h"
 
 namespace checkpoint_test {
 
-// An empty folder, removed at the end of the scope.
-class TempFolder {
- public:
-  TempFolder();
-  ~TempFolder();
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
-std::string read_text(const std::filesystem::path& file);
-void write_text(const std::filesystem::path& file, const std::string& text);
-
-// The message of the Error that `call` throws with the exit code of checkpoints; anything else is reported in the
-// text, so that a comparison fails and shows it.
+// Returns the message of the Error with the checkpoint exit code that `call` throws. For any other outcome the text
+// describes it, so that a comparison fails and shows it.
 std::string error_of(const std::function<void()>& call);
 
-// Empty if all parts are in the text, else the first that is not, and the text.
+// Returns "" if the text contains all parts, else the first missing one with the text.
 std::string lacking(const std::string& text, const std::vector<std::string>& parts);
 
 // A global tensor of arbitrary bit patterns (NaNs included), different for each version.
@@ -45,7 +30,7 @@ struct Tensor {
 };
 Tensor make_tensor(const std::string& name, const std::vector<int64_t>& shape, uint32_t version = 1);
 
-// Boxes of tensors with storage of their own.
+// Boxes of tensors with their own storage.
 struct Parts {
   std::vector<gptrain::Slice> slices;
   std::vector<std::vector<float>> storage;
@@ -57,24 +42,24 @@ bool same_bits(const Parts& a, const Parts& b);
 
 using Random = std::minstd_rand;
 int64_t random_below(Random& random, int64_t limit);
-// Cuts a tensor into at most `count` disjoint boxes that cover it, at random places along random dims.
+// Cuts a tensor at random into at most `count` disjoint boxes that cover it.
 std::vector<gptrain::Box> random_partition(Random& random, const std::vector<int64_t>& shape, int count);
-// The elements [begin, end) of a matrix in row-major order: part of a row, rows, part of a row.
+// Returns the elements [begin, end) of a matrix in row-major order as boxes: part of a row, rows, part of a row.
 std::vector<gptrain::Box> flat_range(const std::vector<int64_t>& shape, int64_t begin, int64_t end);
 
-// A manifest of that step, with every field set.
+// Returns a manifest of `step` with every field set.
 gptrain::Manifest make_manifest(int64_t step);
 
-// Writes step `step` with a few tensors, whose content follows from step and version.
+// Writes step `step` with a few tensors, whose content depends on step and version.
 void save_step(const std::filesystem::path& out, int64_t step, uint32_t version = 1);
-// Whether the checkpoint holds what save_step wrote.
+// Returns true if the checkpoint holds the data of save_step.
 bool holds_step(const std::filesystem::path& checkpoint, int64_t step, uint32_t version = 1);
 
-// Names in OUT/checkpoints, sorted.
+// Returns the names in OUT/checkpoints, sorted.
 std::vector<std::string> folder_names(const std::filesystem::path& out);
 bool has_temporary_folders(const std::filesystem::path& out);
 
-// Runs `body` in a child process and returns the text it gives, or how the child ended.
+// Runs `body` in a child process and returns its text, or how the child ended.
 std::string in_child(const std::function<std::string()>& body);
 
 }  // namespace checkpoint_test

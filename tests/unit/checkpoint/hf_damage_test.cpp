@@ -1,5 +1,5 @@
-// Folders of the transformers library whose files are damaged: import refuses them, names the file and leaves nothing
-// behind, or what it imports is sound.
+// Damaged files in folders of the transformers library: import refuses them with the file's name and leaves nothing
+// behind, or the imported model is sound.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -16,10 +16,10 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A file's bytes as a mutant has them.
+// A damaged file.
 struct Mutant {
   std::string bytes;
-  bool must_be_refused;  // whatever else its bytes say
+  bool must_be_refused;  // whatever else its bytes contain
 };
 
 std::string header_of(const std::string& file) {
@@ -35,7 +35,7 @@ std::string with_header(const std::string& file, const std::string& header) {
   return changed + header + file.substr(sizeof length + header_of(file).size());
 }
 
-// A tensor's offsets or shape, moved: they overlap, leave a gap, run out of the file or do not hold its shape.
+// Changes a tensor's offsets or shape: they overlap, leave a gap, exceed the file or do not match the shape.
 Mutant lying_header(Random& random, const std::string& sound) {
   HfJson header = HfJson::parse(header_of(sound));
   std::vector<std::string> names;
@@ -95,15 +95,15 @@ TEST_CASE("A damaged folder of Hugging Face is refused with the file's name, or 
   folder.shard();
   std::map<fs::path, std::string> sound;
   for (const char* name : {"a.safetensors", "b.safetensors", "config.json"})
-    sound[folder.file(name)] = read_text(folder.file(name));
-  sound[folder.file(index_name)] = read_text(folder.file(index_name));
+    sound[folder.file(name)] = read_file(folder.file(name));
+  sound[folder.file(index_name)] = read_file(folder.file(index_name));
   const int mutants = gptrain::testing::some_cases() ? 200 : 2000;
   int refused = 0;
   Random random(1);
   for (int number = 0; number < mutants; ++number) {
     const auto& [path, bytes] = *std::next(sound.begin(), number % std::ssize(sound));
     const Mutant mutant = mutant_of(random, path, bytes);
-    write_text(path, mutant.bytes);
+    write_file(path, mutant.bytes);
     INFO("mutant " << number << " of " << path.filename());
     const fs::path out = folder.model().folder() / "imported";
     const std::string why = error_of([&] { import_hf(folder.path(), out, "fp32"); });
@@ -116,11 +116,11 @@ TEST_CASE("A damaged folder of Hugging Face is refused with the file's name, or 
       fs::remove_all(out);
     } else {
       ++refused;
-      // A file that is found wanting by what another one says of it is named with it.
+      // The message names the damaged file, also if another file's content revealed the damage.
       REQUIRE(lacking(why, {path.filename().string()}) == "");
       REQUIRE(!fs::exists(out));
     }
-    write_text(path, bytes);
+    write_file(path, bytes);
   }
   CHECK(refused > mutants / 2);
   CHECK(error_of([&] { import_hf(folder.path(), folder.model().folder() / "imported", "fp32"); }) ==

@@ -43,9 +43,9 @@ std::map<std::string, Exported> read_exported(const fs::path& out, const std::st
   return tensors;
 }
 
-nlohmann::json read_config(const fs::path& out) { return nlohmann::json::parse(read_text(out / "config.json")); }
+nlohmann::json read_config(const fs::path& out) { return nlohmann::json::parse(read_file(out / "config.json")); }
 
-// The message of an error of the command line or the config.
+// Returns the message of an error of the command line or config.
 std::string usage_error(const std::function<void()>& call) {
   try {
     call();
@@ -90,7 +90,7 @@ TEST_CASE("GPT-2 is exported under its names, linears transposed", "[hf]") {
                                                {"transformer.h.1.mlp.c_proj.bias", {hidden}},
                                                {"transformer.ln_f.weight", {hidden}},
                                                {"transformer.ln_f.bias", {hidden}}};
-  CHECK(tensors.size() == 2 * shapes.size() - 4);  // two blocks; the first four and the last two stand alone
+  CHECK(tensors.size() == 2 * shapes.size() - 4);  // two blocks; the first four and the last two tensors are outside
   for (const auto& [name, shape] : shapes) {
     INFO(name);
     REQUIRE(tensors.contains(name));
@@ -261,24 +261,24 @@ TEST_CASE("bf16 weights are the masters rounded to nearest", "[hf]") {
 TEST_CASE("Nothing is overwritten, and nothing is left behind by a failure", "[hf]") {
   const SavedModel model({});
   export_hf(model.checkpoint(), model.out(), DType::f32);
-  const std::string before = read_text(model.out() / "model.safetensors");
+  const std::string before = read_file(model.out() / "model.safetensors");
   CHECK(lacking(usage_error([&] { export_hf(model.checkpoint(), model.out(), DType::bf16); }),
                 {model.out().string(), "already exists"}) == "");
-  CHECK(read_text(model.out() / "model.safetensors") == before);
+  CHECK(read_file(model.out() / "model.safetensors") == before);
   const fs::path empty = model.folder() / "empty";
   fs::create_directory(empty);
   CHECK(lacking(usage_error([&] { export_hf(model.checkpoint(), empty, DType::f32); }), {"already exists"}) == "");
 
-  // A folder that a killed export left does not matter.
+  // A folder left by a killed export is replaced.
   const fs::path parent = model.folder() / "other";
   fs::create_directories(parent / ".tmp-hf" / "model.safetensors");
   export_hf(model.checkpoint(), parent / "hf", DType::f32);
-  CHECK(read_text(parent / "hf" / "model.safetensors") == before);
+  CHECK(read_file(parent / "hf" / "model.safetensors") == before);
 
   const fs::path data = model.checkpoint() / "rank-00000.safetensors";
-  std::string text = read_text(data);
+  std::string text = read_file(data);
   text.back() = static_cast<char>(text.back() ^ 1);
-  write_text(data, text);
+  write_file(data, text);
   fs::remove_all(parent / "hf");
   CHECK(lacking(error_of([&] { export_hf(model.checkpoint(), parent / "hf", DType::f32); }),
                 {data.string(), "is damaged", "checksum"}) == "");
@@ -307,7 +307,7 @@ TEST_CASE("Files have at most as many bytes as they may, and an index says what 
   const HfExport result = export_hf(model.checkpoint(), model.out(), DType::f32, WhichWeights::trained, {}, most);
   CHECK(result.files > 3);
   CHECK(!fs::exists(model.out() / "model.safetensors"));
-  const auto index = nlohmann::json::parse(read_text(model.out() / "model.safetensors.index.json"));
+  const auto index = nlohmann::json::parse(read_file(model.out() / "model.safetensors.index.json"));
   CHECK(index["metadata"]["total_size"] == 4 * model.spec().parameters());
   const std::map<std::string, Exported> expected = read_exported(whole);
   size_t found = 0;

@@ -38,7 +38,7 @@ inline Overrides with(Overrides overrides, const Overrides& more) {
   return overrides;
 }
 
-// A checkpoint of a model whose elements are all different: element i of the n-th tensor is n + i / 1024, exactly.
+// A checkpoint of a model with all elements different: element i of the n-th tensor is n + i / 1024, exactly.
 class SavedModel {
  public:
   explicit SavedModel(const Overrides& overrides) : config_(config_of(overrides)), spec_(make_spec(config_.model)) {
@@ -69,7 +69,7 @@ class SavedModel {
  private:
   static float element(size_t n, int64_t i) { return static_cast<float>(n) + static_cast<float>(i) / 1024.0F; }
 
-  TempFolder folder_;
+  TemporaryFolder folder_;
   RunConfig config_;
   ModelSpec spec_;
 };

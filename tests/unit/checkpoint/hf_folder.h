@@ -17,13 +17,12 @@ using HfJson = nlohmann::json;
 inline const std::string weights_name = "model.safetensors";
 inline const std::string index_name = "model.safetensors.index.json";
 
-// A tensor with its bytes.
 struct Given {
   SafetensorsTensor tensor;
   std::vector<std::byte> bytes;
 };
 
-inline std::vector<Given> read_file(const std::filesystem::path& path) {
+inline std::vector<Given> read_tensors(const std::filesystem::path& path) {
   const InputFile file(path);
   std::vector<Given> all;
   for (const SafetensorsEntry& entry : read_safetensors_header(file).entries) {
@@ -33,7 +32,7 @@ inline std::vector<Given> read_file(const std::filesystem::path& path) {
   return all;
 }
 
-inline void write_file(const std::filesystem::path& path, const std::vector<Given>& given) {
+inline void write_tensors(const std::filesystem::path& path, const std::vector<Given>& given) {
   std::filesystem::remove(path);
   std::vector<SafetensorsTensor> tensors;
   for (const Given& one : given) tensors.push_back(one.tensor);
@@ -52,7 +51,7 @@ class HfFolder {
   std::filesystem::path file(const std::string& name) const { return path() / name; }
   const SavedModel& model() const { return model_; }
 
-  // Into a folder that was not there before.
+  // Imports into a new folder.
   HfImport import(const std::string& precision = "fp32") { return import_hf(path(), imported(true), precision); }
   std::filesystem::path checkpoint() { return list_checkpoints(imported(false)).back().path; }
   std::string refusal() {
@@ -61,9 +60,9 @@ class HfFolder {
     return why;
   }
 
-  HfJson config() const { return HfJson::parse(read_text(file("config.json"))); }
-  void set_config(const HfJson& config) { write_text(file("config.json"), config.dump()); }
-  // A null value takes the key out.
+  HfJson config() const { return HfJson::parse(read_file(file("config.json"))); }
+  void set_config(const HfJson& config) { write_file(file("config.json"), config.dump()); }
+  // A null value removes the key.
   std::string refusal_with(const std::string& key, const HfJson& value) {
     const HfJson before = config();
     HfJson changed = before;
@@ -74,17 +73,17 @@ class HfFolder {
     return why;
   }
 
-  // Two files and their index in place of one file.
+  // Replaces one file by two and an index.
   void shard() {
-    const std::vector<Given> all = read_file(file(weights_name));
+    const std::vector<Given> all = read_tensors(file(weights_name));
     const auto half = all.begin() + std::ssize(all) / 2;
-    write_file(file("a.safetensors"), {all.begin(), half});
-    write_file(file("b.safetensors"), {half, all.end()});
+    write_tensors(file("a.safetensors"), {all.begin(), half});
+    write_tensors(file("b.safetensors"), {half, all.end()});
     std::filesystem::remove(file(weights_name));
     HfJson map = HfJson::object();
     for (auto one = all.begin(); one != all.end(); ++one)
       map[one->tensor.name] = one < half ? "a.safetensors" : "b.safetensors";
-    write_text(file(index_name), HfJson{{"metadata", HfJson::object()}, {"weight_map", map}}.dump());
+    write_file(file(index_name), HfJson{{"metadata", HfJson::object()}, {"weight_map", map}}.dump());
   }
 
  private:

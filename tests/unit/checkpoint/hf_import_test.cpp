@@ -7,7 +7,7 @@
 #include <set>
 
 #include "catch.h"
-#include "checkpoint/contents.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/hf_export.h"
 #include "checkpoint/model_check.h"
 #include "checkpoint/safetensors.h"
@@ -55,7 +55,7 @@ TEST_CASE("What is exported and imported is the same model, and is exported agai
       check_model(hf.checkpoint());
       verify_checkpoint(hf.checkpoint());
       const Manifest manifest = read_manifest(hf.checkpoint());
-      CHECK(manifest.step == 0);
+      CHECK(manifest.progress.step == 0);
       CHECK(make_spec(saved_config(hf.checkpoint(), manifest).model).parameters() == read.parameters);
       if (dtype == DType::f32) {
         for (const TensorSpec& tensor : hf.model().spec().tensors) {
@@ -67,8 +67,8 @@ TEST_CASE("What is exported and imported is the same model, and is exported agai
       }
       const fs::path again = hf.model().folder() / "again";
       export_hf(hf.checkpoint(), again, dtype);
-      CHECK(read_text(again / weights_name) == read_text(hf.file(weights_name)));
-      CHECK(read_text(again / "config.json") == read_text(hf.file("config.json")));
+      CHECK(read_file(again / weights_name) == read_file(hf.file(weights_name)));
+      CHECK(read_file(again / "config.json") == read_file(hf.file("config.json")));
     }
   }
   CHECK(classes == std::set<std::string>{"GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM",
@@ -78,7 +78,7 @@ TEST_CASE("What is exported and imported is the same model, and is exported agai
 TEST_CASE("The model's section is written for a config, with the precision asked for", "[hf]") {
   HfFolder hf(with(llama, {"model.head_size=6"}));
   hf.import("bf16");
-  const HfJson section = HfJson::parse(read_text(hf.checkpoint().parent_path().parent_path() / "model.json"));
+  const HfJson section = HfJson::parse(read_file(hf.checkpoint().parent_path().parent_path() / "model.json"));
   CHECK(section["model"]["head_size"] == 6);
   CHECK(section["model"]["positions"] == "rope");
   CHECK(section["model"]["sequence_length"] == 5);
@@ -88,7 +88,7 @@ TEST_CASE("The model's section is written for a config, with the precision asked
 
 TEST_CASE("Weights of 16 bits become the same numbers", "[hf]") {
   HfFolder hf;
-  std::vector<Given> all = read_file(hf.file(weights_name));
+  std::vector<Given> all = read_tensors(hf.file(weights_name));
   for (Given& one : all) {
     std::vector<f16> narrow(one.bytes.size() / 4);
     for (size_t i = 0; i < narrow.size(); ++i) {
@@ -100,7 +100,7 @@ TEST_CASE("Weights of 16 bits become the same numbers", "[hf]") {
     one.bytes.resize(2 * narrow.size());
     std::memcpy(one.bytes.data(), narrow.data(), one.bytes.size());
   }
-  write_file(hf.file(weights_name), all);
+  write_tensors(hf.file(weights_name), all);
   hf.import();
   CHECK(weight(hf.checkpoint(), "weight/blocks.1.ffn.out.weight")[17] ==
         to_float(to_f16(hf.model().value("blocks.1.ffn.out.weight", 0, 17))));
@@ -110,14 +110,14 @@ TEST_CASE("GPT-2's older files: names without prefix, masks, the tied head, keys
   HfFolder hf;
   const std::string before = [&] {
     hf.import();
-    return read_text(hf.checkpoint() / "rank-00000.safetensors");
+    return read_file(hf.checkpoint() / "rank-00000.safetensors");
   }();
-  std::vector<Given> all = read_file(hf.file(weights_name));
+  std::vector<Given> all = read_tensors(hf.file(weights_name));
   for (Given& one : all) one.tensor.name = one.tensor.name.substr(std::strlen("transformer."));
   all.push_back({{"h.0.attn.bias", DType::u8, {1, 1, 5, 5}}, std::vector<std::byte>(25)});
   all.push_back({{"h.0.attn.masked_bias", DType::f32, {}}, std::vector<std::byte>(4)});
   all.push_back({{"lm_head.weight", DType::f32, {vocab, hidden}}, std::find_if(all.begin(), all.end(), [](const Given& one) { return one.tensor.name == "wte.weight"; })->bytes});
-  write_file(hf.file(weights_name), all);
+  write_tensors(hf.file(weights_name), all);
   HfJson config = hf.config();
   for (const char* key : {"activation_function", "layer_norm_epsilon", "initializer_range", "tie_word_embeddings"})
     config.erase(key);
@@ -125,7 +125,7 @@ TEST_CASE("GPT-2's older files: names without prefix, masks, the tied head, keys
   config["something_new"] = 1;
   hf.set_config(config);
   const HfImport read = hf.import();
-  CHECK(read_text(hf.checkpoint() / "rank-00000.safetensors") == before);
+  CHECK(read_file(hf.checkpoint() / "rank-00000.safetensors") == before);
   REQUIRE(read.notes.size() == 2);
   CHECK(read.notes[0] == "something_new of config.json is not used");
   CHECK(lacking(read.notes[1], {"lm_head.weight is left behind"}) == "");
@@ -134,22 +134,22 @@ TEST_CASE("GPT-2's older files: names without prefix, masks, the tied head, keys
 TEST_CASE("A head of its own beside a tied one is refused", "[hf]") {
   for (const Overrides& overrides : {Overrides{}, with(llama, {"model.tied_head=true"})}) {
     HfFolder hf(overrides);
-    std::vector<Given> all = read_file(hf.file(weights_name));
+    std::vector<Given> all = read_tensors(hf.file(weights_name));
     const auto table = std::find_if(all.begin(), all.end(), [](const Given& one) {
       return one.tensor.name == "transformer.wte.weight" || one.tensor.name == "model.embed_tokens.weight";
     });
     Given head{{"lm_head.weight", DType::f32, table->tensor.shape}, table->bytes};
     const std::string name = table->tensor.name;
     all.push_back(head);
-    write_file(hf.file(weights_name), all);
+    write_tensors(hf.file(weights_name), all);
     CHECK(lacking(hf.import().notes.back(), {"lm_head.weight is left behind"}) == "");
     all.back().bytes[5] ^= std::byte{1};
-    write_file(hf.file(weights_name), all);
+    write_tensors(hf.file(weights_name), all);
     CHECK(lacking(hf.refusal(), {"config.json cannot be imported: its head is \"" + name + "\"",
                                  "\"lm_head.weight\" of model.safetensors is another"}) == "");
     all.back().bytes.resize(4);
     all.back().tensor.shape = {1};
-    write_file(hf.file(weights_name), all);
+    write_tensors(hf.file(weights_name), all);
     CHECK(lacking(hf.refusal(), {"\"lm_head.weight\" of model.safetensors is another"}) == "");
   }
 }
@@ -201,7 +201,7 @@ TEST_CASE("A window counts where a class has it", "[hf]") {
   HfFolder mistral(with(llama, {"model.attention_window=3"}));
   CHECK(window(mistral, {{"sliding_window", 4}}) == 4);
   CHECK(window(mistral, {{"sliding_window", nullptr}}) == 0);
-  CHECK(window(mistral, {{"sliding_window", 100}}) == 0);  // of samples of 5
+  CHECK(window(mistral, {{"sliding_window", 100}}) == 0);  // for samples of 5
   HfFolder qwen(with(llama, {"model.attention_window=3", "model.qkv_bias=true"}));
   CHECK(window(qwen, {{"use_sliding_window", false}}) == 0);
   CHECK(window(qwen, {{"use_sliding_window", true}, {"max_window_layers", 2}}) == 0);
@@ -243,11 +243,11 @@ TEST_CASE("What a class does and gptrain does not is refused by name", "[hf]") {
 
 TEST_CASE("Tensors that are not the model's are refused by name", "[hf]") {
   HfFolder hf(llama);
-  const std::vector<Given> all = read_file(hf.file(weights_name));
+  const std::vector<Given> all = read_tensors(hf.file(weights_name));
   const auto refusal = [&](const auto& change) {
     std::vector<Given> changed = all;
     change(changed);
-    write_file(hf.file(weights_name), changed);
+    write_tensors(hf.file(weights_name), changed);
     return hf.refusal();
   };
   CHECK(lacking(refusal([](auto& given) { given.pop_back(); }),
@@ -267,16 +267,16 @@ TEST_CASE("Tensors that are not the model's are refused by name", "[hf]") {
 TEST_CASE("Several files and their index are read as one, and checked against each other", "[hf]") {
   HfFolder hf(llama);
   hf.import();
-  const std::string before = read_text(hf.checkpoint() / "rank-00000.safetensors");
+  const std::string before = read_file(hf.checkpoint() / "rank-00000.safetensors");
   hf.shard();
   hf.import();
-  CHECK(read_text(hf.checkpoint() / "rank-00000.safetensors") == before);
+  CHECK(read_file(hf.checkpoint() / "rank-00000.safetensors") == before);
 
-  const HfJson index = HfJson::parse(read_text(hf.file(index_name)));
+  const HfJson index = HfJson::parse(read_file(hf.file(index_name)));
   const auto refusal = [&](const auto& change) {
     HfJson changed = index;
     change(changed["weight_map"]);
-    write_text(hf.file(index_name), changed.dump());
+    write_file(hf.file(index_name), changed.dump());
     return hf.refusal();
   };
   const std::string norm = "model.norm.weight";
@@ -293,7 +293,7 @@ TEST_CASE("Several files and their index are read as one, and checked against ea
                   {index_name, "\"" + std::string(name) + "\" is not the name of a file in this folder"}) == "");
   CHECK(lacking(refusal([&](HfJson& map) { map[""] = "a.safetensors"; }), {index_name, "a tensor has no name"}) == "");
   const auto refusal_of = [&](const std::string& text) {
-    write_text(hf.file(index_name), text);
+    write_file(hf.file(index_name), text);
     return hf.refusal();
   };
   const std::string sound = index.dump();
@@ -313,14 +313,14 @@ TEST_CASE("Files of PyTorch are refused with the line that converts them", "[hf]
   CHECK(lacking(hf.refusal(), {"has neither model.safetensors nor model.safetensors.index.json"}) == "");
 }
 
-// Every change of a byte is refused as a bad checkpoint, or reads as something that is sound.
+// Every changed byte is refused as a bad checkpoint, or reads as something sound.
 TEST_CASE("Damaged folders end with an error of their own", "[hf]") {
   HfFolder hf(llama);
   hf.shard();
   Random random(7);
   int refused = 0;
   for (const std::string name : {"config.json", index_name.c_str(), "a.safetensors"}) {
-    const std::string sound = read_text(hf.file(name));
+    const std::string sound = read_file(hf.file(name));
     const int64_t header = name == "a.safetensors" ? 1200 : std::ssize(sound);
     for (int i = 0; i < 120; ++i) {
       std::string damaged = sound;
@@ -333,7 +333,7 @@ TEST_CASE("Damaged folders end with an error of their own", "[hf]") {
         damaged[at] = static_cast<char>(i % 2 == 0 ? damaged[at] ^ (1 << random_below(random, 8))
                                                    : '0' + random_below(random, 80));
       }
-      write_text(hf.file(name), damaged);
+      write_file(hf.file(name), damaged);
       try {
         hf.import();
         verify_checkpoint(hf.checkpoint());
@@ -344,7 +344,7 @@ TEST_CASE("Damaged folders end with an error of their own", "[hf]") {
         ++refused;
       }
     }
-    write_text(hf.file(name), sound);
+    write_file(hf.file(name), sound);
   }
   CHECK(refused > 200);
 }

@@ -15,7 +15,7 @@ std::vector<int64_t> kept(const fs::path& out, int64_t keep_last, int64_t keep_e
   CHECK(apply_retention(out, keep_last, keep_every) == "");
   std::vector<int64_t> steps;
   for (const auto& info : list_checkpoints(out)) steps.push_back(info.step);
-  // Nothing but what is listed is left.
+  // Nothing unlisted is left.
   CHECK(folder_names(out).size() == steps.size());
   return steps;
 }
@@ -23,7 +23,7 @@ std::vector<int64_t> kept(const fs::path& out, int64_t keep_last, int64_t keep_e
 }  // namespace
 
 TEST_CASE("Retention keeps the last k and every multiple of N, and nothing else", "[retention]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   for (const int64_t step : {5, 10, 15, 20, 25, 30, 35}) save_checkpoint(out.path(), make_manifest(step), {});
   CHECK(kept(out.path(), 7, 0) == std::vector<int64_t>{5, 10, 15, 20, 25, 30, 35});
   CHECK(kept(out.path(), 5, 10) == std::vector<int64_t>{10, 15, 20, 25, 30, 35});
@@ -35,12 +35,12 @@ TEST_CASE("Retention keeps the last k and every multiple of N, and nothing else"
 }
 
 TEST_CASE("Damaged checkpoints push out no sound one", "[retention]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   for (const int64_t step : {5, 10, 15, 20, 25}) save_step(out.path(), step);
   const fs::path folder = out.path() / "checkpoints";
   const fs::path manifest = folder / "step-00000025/manifest.json", data = folder / "step-00000020/rank-00000.safetensors";
-  write_text(manifest, read_text(manifest).substr(10));
-  write_text(data, read_text(data).substr(1));
+  write_file(manifest, read_file(manifest).substr(10));
+  write_file(data, read_file(data).substr(1));
   CHECK(is_sound_checkpoint(folder / "step-00000015"));
   CHECK(!is_sound_checkpoint(folder / "step-00000020"));
   CHECK(!is_sound_checkpoint(folder / "step-00000025"));
@@ -48,7 +48,7 @@ TEST_CASE("Damaged checkpoints push out no sound one", "[retention]") {
 }
 
 TEST_CASE("What has no readable manifest neither counts nor goes", "[retention]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   for (const int64_t step : {5, 10, 15, 20}) save_step(out.path(), step);
   for (const char* damaged : {"step-00000005", "step-00000015"})
     fs::remove(out.path() / "checkpoints" / damaged / "manifest.json");
@@ -56,11 +56,11 @@ TEST_CASE("What has no readable manifest neither counts nor goes", "[retention]"
 }
 
 TEST_CASE("Retention removes temporary folders and leaves everything else alone", "[retention]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   CHECK(apply_retention(out.path(), 1, 0) == "");
   save_step(out.path(), 5);
   fs::create_directories(out.path() / "checkpoints/.tmp-step-00000006/deep");
-  write_text(out.path() / "checkpoints/.tmp-step-00000006/rank-00000.safetensors", "half");
+  write_file(out.path() / "checkpoints/.tmp-step-00000006/rank-00000.safetensors", "half");
   fs::create_directories(out.path() / "checkpoints/best");
   CHECK(apply_retention(out.path(), 1, 0) == "");
   CHECK(folder_names(out.path()) == std::vector<std::string>{"best", "step-00000005"});
@@ -70,7 +70,7 @@ TEST_CASE("A folder that cannot be deleted gives a warning, not an error", "[ret
   const std::string result = in_child([]() -> std::string {
     // The superuser may delete anything.
     if (::getuid() == 0 && ::setuid(65534) != 0) return "cannot drop the superuser's rights";
-    const TempFolder out;
+    const TemporaryFolder out;
     for (const int64_t step : {1, 2}) save_step(out.path(), step);
     const fs::path folder = out.path() / "checkpoints";
     fs::permissions(folder, fs::perms::owner_read | fs::perms::owner_exec);

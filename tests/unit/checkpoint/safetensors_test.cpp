@@ -18,7 +18,7 @@ using nlohmann::json;
 
 namespace {
 
-// A safetensors file by hand, after the format's page: length, header, data.
+// Builds a safetensors file from the format's definition: length, header, data.
 std::string file_of(const std::string& header, size_t data_bytes) {
   const uint64_t length = header.size();
   std::string text(8, '\0');
@@ -29,14 +29,14 @@ std::string file_of(const std::string& header, size_t data_bytes) {
 }
 
 std::string header_error(const std::filesystem::path& folder, const std::string& content) {
-  write_text(folder / "x.safetensors", content);
+  write_file(folder / "x.safetensors", content);
   return error_of([&] { read_safetensors_header(InputFile(folder / "x.safetensors")); });
 }
 
 }  // namespace
 
 TEST_CASE("A written file has the bytes of the format", "[safetensors]") {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const auto path = folder.path() / "x.safetensors";
   const std::vector<float> values = {1.5F, -2.0F, 3.25F, 0.0F, 5.0F, 6.0F};
   const std::vector<uint16_t> words = {1, 2, 3};
@@ -51,7 +51,7 @@ TEST_CASE("A written file has the bytes of the format", "[safetensors]") {
   writer.finish();
   CHECK(crc == crc32c(values.data(), 24));
 
-  const std::string text = read_text(path);
+  const std::string text = read_file(path);
   REQUIRE(text.size() == static_cast<size_t>(writer.file_bytes()));
   uint64_t length = 0;
   std::memcpy(&length, text.data(), 8);
@@ -91,7 +91,7 @@ TEST_CASE("A written file has the bytes of the format", "[safetensors]") {
 }
 
 TEST_CASE("A tensor larger than the buffers streams through whole", "[safetensors]") {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const auto path = folder.path() / "x.safetensors";
   const Tensor tensor = make_tensor("t", {3, 300'007});
   SafetensorsWriter writer(path, {{"t", DType::f32, tensor.shape}}, {});
@@ -113,8 +113,8 @@ TEST_CASE("A tensor larger than the buffers streams through whole", "[safetensor
 }
 
 TEST_CASE("A file another program wrote is read: any order, spaces, no metadata", "[safetensors]") {
-  const TempFolder folder;
-  write_text(folder.path() / "x", file_of(R"({ "z": {"shape":[2],"dtype":"I64","data_offsets":[6,22]},
+  const TemporaryFolder folder;
+  write_file(folder.path() / "x", file_of(R"({ "z": {"shape":[2],"dtype":"I64","data_offsets":[6,22]},
     "a": {"data_offsets":[0,6],"dtype":"U16","shape":[3,1]} }     )",
                                           22));
   const auto header = read_safetensors_header(InputFile(folder.path() / "x"));
@@ -126,7 +126,7 @@ TEST_CASE("A file another program wrote is read: any order, spaces, no metadata"
 }
 
 TEST_CASE("Every fault of a header is refused with the file's name and the reason", "[safetensors]") {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const auto tensor = [](const std::string& shape, const std::string& offsets, const std::string& dtype = "F32") {
     return R"({"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
   };
@@ -178,7 +178,7 @@ TEST_CASE("Every fault of a header is refused with the file's name and the reaso
 }
 
 TEST_CASE("The writer refuses what the format cannot hold", "[safetensors]") {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   int number = 0;
   const auto writing = [&](const std::vector<SafetensorsTensor>& tensors) {
     return error_of([&] { SafetensorsWriter(folder.path() / std::to_string(++number), tensors, {}); });
@@ -187,14 +187,14 @@ TEST_CASE("The writer refuses what the format cannot hold", "[safetensors]") {
   CHECK(lacking(writing({{"__metadata__", DType::f32, {1}}}), {"two tensors \"__metadata__\""}) == "");
   CHECK(lacking(writing({{"a", DType::f32, {INT64_MAX}}}), {"is too large"}) == "");
   CHECK(lacking(writing({{"\xFF", DType::f32, {1}}}), {"not valid UTF-8"}) == "");
-  write_text(folder.path() / "there", "x");
+  write_file(folder.path() / "there", "x");
   CHECK(lacking(error_of([&] { SafetensorsWriter(folder.path() / "there", {}, {}); }),
                 {"cannot create", "there: File exists"}) == "");
 }
 
 namespace {
 
-// The share of a file's pages that the system's cache holds.
+// Returns the share of a file's pages that are in the system's cache.
 double cached_share(const std::filesystem::path& path) {
   const auto bytes = static_cast<size_t>(std::filesystem::file_size(path));
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -217,7 +217,7 @@ bool is_on_disk(const std::filesystem::path& folder) {
 }  // namespace
 
 TEST_CASE("A large file is written past the system's cache, in pieces of any size", "[safetensors]") {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const auto path = folder.path() / "x.safetensors";
   constexpr int64_t elements = (int64_t{36} << 20) + 1234567;
   std::vector<uint8_t> data(static_cast<size_t>(elements));
@@ -233,7 +233,7 @@ TEST_CASE("A large file is written past the system's cache, in pieces of any siz
   writer.finish();
   CHECK(crc == crc32c(data.data(), data.size()));
   CHECK(static_cast<int64_t>(std::filesystem::file_size(path)) == writer.file_bytes());
-  // All but the end of the file, which is no whole block of it.
+  // Only the end of the file may be cached, which is not a whole block.
   if (is_on_disk(folder.path())) CHECK(cached_share(path) < 0.2);
 
   const InputFile file(path);

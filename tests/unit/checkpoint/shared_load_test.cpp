@@ -1,4 +1,4 @@
-// What several ranks need of a checkpoint is read once.
+// Data of a checkpoint that several ranks need are read once.
 #include "checkpoint/shared_load.h"
 
 #include <algorithm>
@@ -18,12 +18,12 @@ namespace {
 
 constexpr int loading_ranks = 4;
 
-// Of several pieces each, so that ranks read at different places for a while.
+// Tensors of several pieces each, so that ranks read at different places for a while.
 const Tensor wide_table = make_tensor("weight/wide", {700, 600});
 const Tensor tall_table = make_tensor("weight/tall", {3000, 100});
 const Tensor short_list = make_tensor("weight/small", {13});
 
-// A checkpoint of 16 boxes of `wide_table`, 8 of `tall_table` and the whole of `short_list`.
+// Saves 16 boxes of `wide_table`, 8 of `tall_table` and the whole `short_list`.
 fs::path save_boxes(const fs::path& out) {
   Parts parts;
   Random random(3);
@@ -34,7 +34,7 @@ fs::path save_boxes(const fs::path& out) {
   return list_checkpoints(out).back().path;
 }
 
-// All need `wide_table`, each its quarter of `tall_table`, and the odd ones `short_list`.
+// All ranks need `wide_table`, each its quarter of `tall_table`, and the odd ones `short_list`.
 void add_wanted(int rank, const std::function<void(const Tensor&, const Box&)>& add) {
   add(wide_table, whole(wide_table));
   add(tall_table, {{750 * rank, 0}, {750, 100}});
@@ -75,7 +75,7 @@ std::string text_of_fault(const SharedLoad& load) {
 }  // namespace
 
 TEST_CASE("Each byte that ranks need is read by one of them", "[shared load]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   const fs::path checkpoint = save_boxes(out.path());
   const Contents contents = read_contents(checkpoint);
   int64_t stored = 0, largest = 0;
@@ -98,7 +98,7 @@ TEST_CASE("Each byte that ranks need is read by one of them", "[shared load]") {
 }
 
 TEST_CASE("Ranks read a share of the headers each, and all know the whole", "[shared load]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   const int64_t step = 7;
   begin_checkpoint(out.path(), step);
   std::vector<std::string> records;
@@ -119,14 +119,14 @@ TEST_CASE("Ranks read a share of the headers each, and all know the whole", "[sh
     const StoredTensor& table = contents.tensors.at(tall_table.name);
     REQUIRE(table.boxes.size() == 5);
     for (size_t i = 0; i < 5; ++i) CHECK(table.boxes[i].box.offset[0] == 600 * static_cast<int64_t>(table.boxes[i].file));
-    // One that found another file than the rest.
+    // A rank that found another file than the others.
     headers.front().pop_back();
     CHECK(lacking(error_of([&] { contents_of(checkpoint, stored, headers); }), {checkpoint.string(), "changed"}) == "");
   }
 }
 
 TEST_CASE("One rank alone reads what it needs, and no more", "[shared load]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   const fs::path checkpoint = save_boxes(out.path());
   const Contents contents = read_contents(checkpoint);
   Parts wanted, expected;
@@ -138,7 +138,7 @@ TEST_CASE("One rank alone reads what it needs, and no more", "[shared load]") {
 }
 
 TEST_CASE("A rank that reads damaged bytes says so, and keeps no other waiting", "[shared load]") {
-  const TempFolder out;
+  const TemporaryFolder out;
   const fs::path checkpoint = save_boxes(out.path());
   const fs::path file = checkpoint / "rank-00000.safetensors";
   std::fstream stream(file, std::ios::binary | std::ios::in | std::ios::out);

@@ -12,7 +12,7 @@
 
 using RankBody = std::function<void(gptrain::Communicator&)>;
 
-// Calls rank_thread(r) in one thread for each rank. Element r: the message of what rank r threw, or empty.
+// Calls rank_thread(r) in one thread per rank. Element r of the result: message of the exception of rank r, or empty.
 inline std::vector<std::string> run_rank_threads(int size, const std::function<void(int)>& rank_thread) {
   std::vector<std::string> messages(static_cast<size_t>(size));
   std::vector<std::thread> threads;
@@ -37,7 +37,7 @@ inline std::vector<std::string> run_ranks(int size, const RankBody& body) {
   });
 }
 
-// A port that nobody listens on just now.
+// Returns a port that nobody listens at now.
 inline int free_port() { return gptrain::port_of(gptrain::listen_on(0)); }
 
 // Each thread plays one process of a run with RANK and WORLD_SIZE set.

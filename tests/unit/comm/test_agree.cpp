@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "catch.h"
 #include "comm/agree.h"
-#include "train/device.h"
+#include "step/device.h"
 
 namespace test_agree {
 
@@ -13,7 +13,7 @@ using namespace gptrain;
 
 namespace {
 
-// What each rank of a world of three gets from agreeing on `work`: results, or "CODE: message".
+// Returns the outcome of agreeing on `work` for each rank of a world of three: results, or "CODE: message".
 std::vector<std::string> outcomes(const std::function<std::string(int)>& work) {
   std::vector<std::string> found(3);
   run_local_ranks(3, [&](World& world) {

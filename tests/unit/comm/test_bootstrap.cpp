@@ -1,4 +1,4 @@
-// Who a process is, from the variables of each launcher; and every way in which they can be wrong.
+// Rank and size of a process from each launcher's variables, and every way in which these can be wrong.
 #include <map>
 #include <string>
 #include <vector>
@@ -75,7 +75,7 @@ TEST_CASE("RANK and WORLD_SIZE") {
   launch = launch_with(with(plain, {{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}));
   REQUIRE(launch.local_rank == 1);
   REQUIRE(launch.local_size == 2);
-  // One rank needs no place to meet.
+  // A single rank needs no meeting place.
   REQUIRE(launch_with({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).size == 1);
 }
 

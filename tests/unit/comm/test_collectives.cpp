@@ -1,5 +1,5 @@
-// Collectives on inputs whose results are known to the bit, over threads and over sockets, and every way in which
-// thread ranks can disagree.
+// Collectives on inputs with results known to the bit, over threads and over sockets, and every disagreement between
+// thread ranks.
 #include <chrono>
 #include <cstring>
 #include <limits>
@@ -22,14 +22,14 @@ namespace {
 
 constexpr int max_tcp_ranks = 5;
 const std::vector<int> group_sizes = testing::some_cases() ? std::vector{1, 3} : std::vector{1, 2, 3, 5, 8};
-// Over sockets the last is more than what is reduced in one exchange.
+// The last count exceeds the data reduced in one exchange over sockets.
 const std::vector<int64_t> counts = {0, 1, 2, 7, 127, 1024, 9001};
 
 void require_success(int size, const RankBody& body) {
   for (const std::string& message : run_ranks(size, body)) REQUIRE(message == "");
 }
 
-// The same over threads and over sockets.
+// Runs the body over threads and over sockets.
 void require_success_anywhere(int size, const RankBody& body) {
   require_success(size, body);
   if (size == 1 || size > max_tcp_ranks) return;
@@ -44,8 +44,8 @@ void require_failure(int size, const std::vector<std::string>& parts, const Rank
     }
 }
 
-// A small integer that depends on the rank and the element: sums of eight are exact in every type but bf16, which
-// rounds those beyond 256 once and so tells a sum in f32 from one in bf16.
+// A small integer that depends on rank and element: sums of eight are exact in every type except bf16, which rounds
+// those above 256 once and so distinguishes sums in f32 from sums in bf16.
 int input_value(int rank, int64_t i) {
   const auto words = philox({static_cast<uint32_t>(rank), 7}, {static_cast<uint32_t>(i), 0, 0, 0});
   return static_cast<int>(words[0] % 255) - 127;
@@ -122,7 +122,7 @@ std::vector<T> zeros(int64_t count) {
   return std::vector<T>(static_cast<size_t>(count));
 }
 
-// Test assertions belong in the main thread: a rank reports a wrong result as an error.
+// Test assertions must be in the main thread: a rank reports a wrong result as an error.
 void expect(bool condition, const char* what) {
   if (!condition) throw Error(ExitCode::device, "wrong result of {}", what);
 }
@@ -178,7 +178,7 @@ TEMPLATE_TEST_CASE("copies arrive where they should", "", float, double, bf16, i
         group.all_to_all(in.data(), out.data(), count, dtype);
         expect(same_bits(out, transposed), "all_to_all");
 
-        // Parts of any length, none too, and in any order.
+        // Parts of any length, also 0, in any order.
         const auto length = [&](int from, int to) { return (from + 2 * to) % 3 * count / 2; };
         std::vector<PeerPart> sent, received;
         auto parts = zeros<T>(size * count);
@@ -405,7 +405,7 @@ TEST_CASE("a rank that gives a group up ends its own call, and those of its peer
       float data = 1;
       group.all_reduce(&data, 1, DType::f32, ReduceOp::sum);
       if (group.rank() > 0) {
-        // While one rank does not wait, the others may.
+        // A rank that does not wait does not keep the others from waiting.
         if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
         return group.barrier();
       }

@@ -1,5 +1,5 @@
-// What the collectives between processes take and send, over a transport that counts and moves nothing: the memory and
-// the bytes of the plan.
+// Memory and bytes of the collectives between processes, compared with the plan, over a transport that counts and moves
+// nothing.
 #include <algorithm>
 #include <cstddef>
 #include <limits>
@@ -43,7 +43,7 @@ std::unique_ptr<Communicator> make_rank(int rank, int size, int64_t& sent_bytes)
   return make_rank(rank, size, sent_bytes, std::make_shared<ExchangeScratch>(size));
 }
 
-// Runs every collective with `count` elements for each rank, and calls check(what it is) after each.
+// Runs every collective with `count` elements per rank, and calls check(name) after each.
 template <typename Check>
 void run_all(Communicator& group, int64_t count, std::vector<float>& data, const Check& check) {
   float* const all = data.data();
@@ -73,7 +73,7 @@ void run_all(Communicator& group, int64_t count, std::vector<float>& data, const
 }  // namespace
 
 TEST_CASE("an exchange sends the bytes of the plan, once it is large enough for bandwidth to count") {
-  constexpr int64_t count = 70'001;  // more than what is reduced in one exchange
+  constexpr int64_t count = 70'001;  // more than is reduced in one exchange
   for (const int size : {2, 3, 5, 8}) {
     std::vector<float> data(static_cast<size_t>(2 * count * size));
     for (int rank = 0; rank < size; ++rank) {
@@ -145,7 +145,7 @@ TEST_CASE("a group without memory moves data, and reduces nothing") {
                     "all_reduce(1 x f32, sum) in a group without memory to reduce in");
 }
 
-// A sanitizer's allocator keeps no such account.
+// A sanitizer's allocator has no such statistics.
 #ifndef __SANITIZE_ADDRESS__
 TEST_CASE("a group allocates the bytes that it says, and no more in use") {
   const auto allocated = [] {

@@ -1,4 +1,4 @@
-// Proofs of a shared secret, and a gate that lets in those who can give one.
+// Proofs of a shared secret, and the gate that admits callers with a valid proof.
 #include <string>
 #include <thread>
 
@@ -26,7 +26,7 @@ CallEnd call_as(const Gate& gate, const std::string& secret, const char* for_wha
   FrameChannel channel = call(gate);
   const CallEnd end = prove_to(channel, Secret(secret), for_what, Clock::now() + 5s);
   if (end == CallEnd::proven) channel.send(text, Clock::now() + 5s);
-  // The gate reads before it is gone.
+  // Gives the gate time to read before it is destroyed.
   std::this_thread::sleep_for(50ms);
   return end;
 }
@@ -72,7 +72,7 @@ TEST_CASE("another secret, another purpose or none of it is turned away, by both
 
 TEST_CASE("a proof that somebody overheard is of no use") {
   Gate gate(listen_on(0, "127.0.0.1"), Secret("a secret"), purpose);
-  // What the caller sends in one conversation, sent again in another.
+  // Repeats the caller's frames of one conversation in another.
   const std::string nonce(64, '1');
   const auto ask = [&](const std::string& proof) {
     FrameChannel channel = call(gate);

@@ -1,4 +1,4 @@
-// The lanes of one rank, and what they write down of themselves and of plans.
+// The lanes of one rank, and their event logs, of real steps and plans.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -23,7 +23,7 @@ using namespace gptrain;
 
 namespace {
 
-// A group of two that notes what it is asked for. While it is held, collectives do not return.
+// A group of two that records its calls. While it is held, collectives do not return.
 class NotedGroup final : public Communicator {
  public:
   explicit NotedGroup(std::vector<std::string>& notes) : notes_(notes) {}
@@ -91,8 +91,8 @@ void wait_for(const std::function<bool()>& condition) {
   while (!condition()) std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
-// One stage of a pipeline that passes numbers on and back, one forward and one backward in turns (1F1B). Sends are not
-// waited for before the end.
+// One stage of a pipeline that passes numbers on and back, one forward and one backward in turn (1F1B). Sends are
+// waited for only at the end.
 void run_stage(Communicator& forward_group, Communicator& backward_group, Lane& forward, Lane& backward) {
   constexpr int rounds = 20;
   const int stage = forward_group.rank(), last = forward_group.size() - 1;
@@ -126,7 +126,7 @@ void run_stage(Communicator& forward_group, Communicator& backward_group, Lane& 
   backward.wait_all();
 }
 
-// The first message of a stage that failed; empty: none did.
+// Returns the first message of a stage that failed; empty if none did.
 std::string run_stages(int size, bool two_lanes) {
   auto forward_groups = make_local_group(size), backward_groups = make_local_group(size);
   for (const std::string& message : run_rank_threads(size, [&](int rank) {
@@ -378,7 +378,7 @@ TEST_CASE("a planned lane writes down every call, what it sends, and every wait"
   Lane lane("a lane", {.number = 2, .groups = {nullptr, group.get()}});
   lane.set_log(&log);
   lane.all_reduce(group.get(), nullptr, 5, DType::f32);
-  CHECK(log.end() == 0);  // which is off
+  CHECK(log.end() == 0);  // the log is off
   log.start();
   const auto check_next = [&](std::string_view name, const char* shape, int64_t sent) {
     const std::vector<Event> events = log.take(log.end());
@@ -402,7 +402,7 @@ TEST_CASE("a planned lane writes down every call, what it sends, and every wait"
   check_next("all_gather", "800 B bf16 over 4 ranks", 600);
   lane.all_to_all(group.get(), nullptr, nullptr, 100, DType::f64);
   check_next("all_to_all", "3.1 KiB f64 over 4 ranks", 2400);
-  // A quarter to each other rank, and as the root once as much again.
+  // A quarter to each other rank, and as much again as the root.
   lane.broadcast(group.get(), nullptr, 100, DType::f32, 0);
   check_next("broadcast", "400 B f32 over 4 ranks", 300);
   lane.broadcast(group.get(), nullptr, 100, DType::f32, 1);
@@ -411,7 +411,7 @@ TEST_CASE("a planned lane writes down every call, what it sends, and every wait"
   check_next("send", "400 B f32 over 4 ranks", 400);
   lane.receive(group.get(), nullptr, 100, DType::f32, 2);
   check_next("receive", "400 B f32 over 4 ranks", 0);
-  const std::vector<PeerPart> parts = {{0, 5}, {5, 1000}, {0, 0}, {7, 2}};  // what stays is not sent
+  const std::vector<PeerPart> parts = {{0, 5}, {5, 1000}, {0, 0}, {7, 2}};  // the part that stays is not sent
   lane.all_to_all_v(group.get(), nullptr, parts, nullptr, parts, DType::bf16);
   check_next("all_to_all_v", "2.0 KiB bf16 over 4 ranks", 14);
 
@@ -429,7 +429,7 @@ TEST_CASE("a planned lane writes down every call, what it sends, and every wait"
   const std::vector<Event> events = log.take(log.end());
   REQUIRE(events.size() == 5);
   CHECK(events[0].kind == Event::Kind::wait);
-  CHECK(events[0].awaits == -1);  // what was taken before
+  CHECK(events[0].awaits == -1);  // taken before
   CHECK(events[4].kind == Event::Kind::wait);
   CHECK(events[4].awaits == 2);
 }

@@ -1,4 +1,4 @@
-// Collectives carried through a staging memory of any size against the same ones on the whole.
+// Collectives through a staging memory of any size, compared with the same ones on whole buffers.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -24,7 +24,7 @@ class PlainMemory final : public DeviceMemory {
   ~PlainMemory() override { ::operator delete(data_); }
 };
 
-// A device whose addresses are the host's shifted: host code that touches its memory reads and writes other bytes.
+// A device whose addresses are shifted host addresses: host code that touches its memory uses other bytes.
 class ShiftedDevice final : public SideQueue {
  public:
   static constexpr int64_t shift = int64_t{1} << 20;
@@ -48,7 +48,7 @@ class ShiftedDevice final : public SideQueue {
   }
   std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) override { return std::make_unique<PlainMemory>(bytes); }
 
-  // The device's address of host memory that stands for its own.
+  // Returns the device address for host memory that stands for the device's.
   static void* moved(void* data, int64_t by = shift) {
     return reinterpret_cast<void*>(reinterpret_cast<intptr_t>(data) + by);
   }
@@ -61,7 +61,7 @@ class ShiftedDevice final : public SideQueue {
   }
 };
 
-// Numbers of which no two orders of summing have the same rounding.
+// Returns numbers whose sums round differently in every order.
 template <typename T>
 std::vector<T> numbers(int rank, int64_t count) {
   std::vector<T> values;
@@ -91,7 +91,7 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
-// Every operation on `count` elements a rank, on the host group and staged.
+// Compares every operation on `count` elements per rank, on the host group and staged.
 template <typename T>
 void compare(Communicator& host, Communicator& staged, int64_t count) {
   const DType dtype = dtype_of<T>;
@@ -128,7 +128,7 @@ void compare(Communicator& host, Communicator& staged, int64_t count) {
   staged.all_to_all(on_device(whole), on_device(data), count, dtype);
   expect(same_bits(data, expected), "all_to_all");
 
-  // Of any length, none too, and in any order.
+  // Parts of any length, also 0, in any order.
   std::vector<PeerPart> sent, received;
   for (int peer = 0; peer < size; ++peer) {
     sent.push_back({peer * count, (rank + 2 * peer) % 3 * count / 2});
@@ -145,7 +145,7 @@ void compare(Communicator& host, Communicator& staged, int64_t count) {
     expect(same_bits(data, numbers<T>(root, count)), "broadcast");
   }
 
-  // To the next rank two messages of different lengths, from the one before the same.
+  // Two messages of different lengths to the next rank, and the same from the previous one.
   const int next = (rank + 1) % size, before = (rank + size - 1) % size;
   std::vector<T> first = empty(count), second = empty(count / 2);
   staged.group_start();
@@ -173,7 +173,7 @@ TEMPLATE_TEST_CASE("staged collectives have the bits of the host's for every siz
              PlainMemory staging(bytes);
              const auto staged = make_staged_communicator(host, device, staging);
              for (const int64_t count : {0, 1, 2, 7, 129, 1001}) {
-               // What a second round finds, the twentieth finds again.
+               // A second round finds the same faults as the twentieth.
                if (!testing::some_cases() || count * size * 8 <= 20 * bytes) compare<TestType>(host, *staged, count);
              }
              staged->barrier();

@@ -1,4 +1,4 @@
-// Worlds of thread ranks: groups are made collectively, by members and others alike.
+// Worlds of thread ranks: groups are made collectively, by members and non-members.
 #include <atomic>
 #include <functional>
 #include <string>

@@ -1,4 +1,4 @@
-// What the tests of the config share.
+// Shared by the tests of the config.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace gptrain::config_test {
 
-// Valid and complete: hidden 768, 12 heads, batch 16 in micro-batches of 8, 1000 steps.
+// A valid, complete config: hidden 768, 12 heads, batch 16 in micro-batches of 8, 1000 steps.
 inline const std::string base = R"({
   "model": {"num_layers": 12, "hidden_size": 768, "num_heads": 12, "vocab_size": 257, "sequence_length": 256},
   "data": {"train": [{"path": "data/corpus/train"}]},
@@ -20,7 +20,7 @@ inline const std::string base = R"({
   "run": {"steps": 1000, "out": "runs/test"}
 })";
 
-// The same but for the model, which a preset has to give.
+// The same without the model, which a preset must give.
 inline const std::string without_model = R"({
   "data": {"train": [{"path": "x"}]},
   "batch": {"global": 1},
@@ -34,7 +34,7 @@ inline RunConfig parse(const Overrides& overrides, const std::string& text = bas
   return parse_config(text, overrides, "test.json", world_size);
 }
 
-// The message of the refusal, which must be one of a bad config; empty if the config is accepted.
+// Returns the message of the refusal, which must be that of a bad config; empty if the config is accepted.
 inline std::string refusal(const std::string& text, const Overrides& overrides = {}, int64_t world_size = 1) {
   try {
     parse_config(text, overrides, "test.json", world_size);
@@ -45,10 +45,10 @@ inline std::string refusal(const std::string& text, const Overrides& overrides =
   return {};
 }
 
-// Of the base config with overrides.
+// Returns the refusal of the base config with overrides.
 inline std::string fault(const Overrides& overrides) { return refusal(base, overrides); }
 
-// Every value of a config, the unused ones too.
+// Returns every value of a config, unused ones included.
 inline Json all_values(const RunConfig& config) {
   Json values = Json::object();
   for (const Field& field : fields()) {

@@ -10,7 +10,7 @@ namespace {
 
 struct Sample {
   std::string value;        // JSON text, different from the value in the base config
-  Overrides prerequisites;  // what gives the key an effect, or makes the value fit
+  Overrides prerequisites;  // settings that give the key an effect, or make the value valid
 };
 
 const Overrides llama3 = {"model.positions=rope", "model.rope_scaling=llama3", "model.rope_factor=4",

@@ -1,9 +1,9 @@
-// JSON text: comments, places of syntax errors, duplicate keys, files that cannot be read.
-#include <cstdlib>
+// JSON text: comments, positions of syntax errors, duplicate keys, unreadable files.
 #include <filesystem>
 #include <fstream>
 
 #include "support.h"
+#include "unit/temporary_folder.h"
 
 namespace gptrain::config_test {
 
@@ -31,7 +31,7 @@ TEST_CASE("duplicate keys are faults wherever they stand") {
 
 TEST_CASE("deep nesting is a fault, not a crash") {
   const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
-  // An override that is no JSON is a word.
+  // An override that is not JSON is a word.
   CHECK(fault({"run.steps=" + deep}).starts_with("run.steps = \"[[["));
   CHECK(refusal(deep) == "test.json:1:65: nested deeper than 64 levels");
   const std::string allowed = std::string(63, '[') + std::string(63, ']');
@@ -45,9 +45,7 @@ TEST_CASE("long values are cut in messages") {
 }
 
 TEST_CASE("load_config reads a file and names one that it cannot read") {
-  std::string name = std::filesystem::temp_directory_path() / "gptrain_config_XXXXXX";
-  REQUIRE(mkdtemp(name.data()) != nullptr);
-  const std::filesystem::path folder = name;
+  const TemporaryFolder folder;
   const auto file = folder / "run.json";
   std::ofstream(file) << base;
   CHECK(load_config(file, Overrides{"run.steps=3"}).run.steps == 3);
@@ -63,10 +61,10 @@ TEST_CASE("load_config reads a file and names one that it cannot read") {
   };
   CHECK(message(folder / "none.json") == "config file " + (folder / "none.json").string() +
                                              ": not found or not accessible (give the path of a JSON file)");
-  CHECK(message(folder) == "config file " + folder.string() + ": is a folder (give the path of a JSON file)");
+  CHECK(message(folder.path()) ==
+        "config file " + folder.path().string() + ": is a folder (give the path of a JSON file)");
   std::ofstream(file) << "{";
   CHECK(message(file).starts_with(file.string() + ":1:2: syntax error"));
-  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("edit distance counts insertions, deletions and substitutions") {

@@ -9,7 +9,7 @@ namespace {
 
 ModelConfig preset(const std::string& name) { return parse({"model.preset=" + name}, without_model).model; }
 
-// Of the whole model, from its shape.
+// Returns the whole model's parameters, from its shape.
 int64_t num_parameters(const ModelConfig& m) {
   const int64_t h = m.hidden_size;
   const int64_t mlp_in = (is_gated(m.activation) ? 2 : 1) * m.ffn_hidden_size;

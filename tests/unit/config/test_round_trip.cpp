@@ -1,4 +1,4 @@
-// What `config show` prints loads back to the same config: for every file of configs/ and every preset.
+// The output of `config show` loads back to the same config, for every file of configs/ and every preset.
 #include <filesystem>
 
 #include "config/presets.h"
@@ -21,7 +21,7 @@ TEST_CASE("every file of configs/ loads and comes back from show_config") {
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(CONFIGS_DIR)) {
     INFO(entry.path());
-    // Profiles of devices and clusters lie in folders of their own.
+    // Device and cluster profiles are in subfolders.
     if (entry.is_directory() || entry.path().extension() == ".md") continue;
     REQUIRE(entry.path().extension() == ".json");
     check_round_trip(load_config(entry.path(), {}));

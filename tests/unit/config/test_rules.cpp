@@ -1,4 +1,4 @@
-// Faults between keys, derived values, and what may change on resume.
+// Faults between keys, derived values, and changes allowed on resume.
 #include <fmt/format.h>
 #include <fstream>
 #include <iterator>
@@ -147,7 +147,7 @@ TEST_CASE("the batch is shared by the data ranks") {
   check({"batch.micro=3", "batch.accumulation=5"}, 4, 60, 3, 5);
   check({"batch.micro=3", "batch.accumulation=5", "parallel.tensor=2"}, 4, 30, 3, 5);
   check({"batch.global=60", "batch.micro=3", "batch.accumulation=5"}, 4, 60, 3, 5);
-  // Six ranks are no mesh of four by something: that is the mesh's fault to find, not the batch's.
+  // Six ranks do not divide by four: the mesh reports that, not the batch.
   check({"batch.global=48", "parallel.tensor=4"}, 6, 48, 8, 6);
 }
 
@@ -174,7 +174,7 @@ TEST_CASE("tensor ranks have equal parts of every layer") {
   CHECK(fault({"parallel.tensor=12"}).empty());
   CHECK(fault({"parallel.tensor=5"}) == "parallel.tensor = 5: must divide model.num_heads = 12 (try 6 or 4)");
   CHECK(fault({"parallel.tensor=24"}) == "parallel.tensor = 24: must divide model.num_heads = 12 (try 12)");
-  // Fewer key/value heads than ranks: each is held by as many ranks as every other.
+  // With fewer key-value heads than ranks, each head must be on the same number of ranks.
   CHECK(fault({"model.num_kv_heads=2", "parallel.tensor=6"}).empty());
   CHECK(fault({"model.num_kv_heads=4", "parallel.tensor=6"}) ==
         "parallel.tensor = 6: must divide model.num_kv_heads = 4, or be a multiple of it (try 12 or 4)");
@@ -193,7 +193,7 @@ TEST_CASE("sequence parallelism needs tensor ranks and rows that divide over the
   CHECK(
       fault({"parallel.sequence=true", "parallel.tensor=3"}) ==
       "parallel.tensor = 3: must divide batch.micro * model.sequence_length = 8 * 256 with parallel.sequence (try 2)");
-  // It is the rows of a micro-batch that are shared, not those of a sequence.
+  // Sequence parallelism divides the rows of a micro-batch, not of a sequence.
   CHECK(fault({"parallel.sequence=true", "parallel.tensor=3", "batch.global=12", "batch.micro=3"}).empty());
 }
 
@@ -410,7 +410,7 @@ TEST_CASE("the learning rate follows the batch, and warm-up with it") {
         "by (try 250)");
   CHECK(fault({linear[0], linear[1], "schedule.warmup_steps=200", "schedule.type=wsd", "schedule.decay_steps=201"}) ==
         "schedule.decay_steps = 201: must be at most run.steps - schedule.warmup_steps = 1000 - 800 (try 200)");
-  // What does not hang on the factor is found beside a fault of it.
+  // Faults that do not depend on the faulty factor are reported as well.
   const std::string both =
       fault({linear[0], "optimizer.base_batch=0", "schedule.type=linear", "schedule.min_lr=0.5", "optimizer.lr=0.1"});
   CHECK(both.find("optimizer.base_batch = 0: ") != std::string::npos);
@@ -518,19 +518,19 @@ TEST_CASE("an elastic run takes the most ranks over which its batch divides") {
   struct Expected {
     int64_t started, training, accumulation;
   };
-  // 16 sequences in micro-batches of 2, which leave 8 of them.
+  // 16 sequences in micro-batches of 2, that is 8 micro-batches.
   for (const Expected& expected : {Expected{1, 1, 8}, {2, 2, 4}, {3, 2, 4}, {7, 4, 2}, {8, 8, 1}, {3072, 8, 1}}) {
     const RunConfig config = elastic(expected.started, {"batch.micro=2"});
     CAPTURE(expected.started);
     CHECK(training_ranks(config, expected.started) == expected.training);
     CHECK(config.batch.accumulation == expected.accumulation);
     CHECK(config.batch.global == 16);
-    // Read again for those that train it is the same; so is the text that a checkpoint keeps.
+    // Reading the text for the training ranks gives the same config, as does the text in a checkpoint.
     CHECK(show_config(parse_config(show_config(config), {}, "shown", expected.training)) == show_config(config));
   }
   const RunConfig in_pairs = elastic(7, {"parallel.tensor=2", "batch.micro=2"});
   CHECK(training_ranks(in_pairs, 7) == 4);
-  CHECK(training_ranks(elastic(1, {"parallel.tensor=2"}), 1) == 1);  // of which no mesh is made
+  CHECK(training_ranks(elastic(1, {"parallel.tensor=2"}), 1) == 1);  // no mesh can be made of one rank
   CHECK(training_ranks(parse({"batch.micro=2"}, base, 4), 4) == 4);
   CHECK(training_ranks(elastic(5, {"batch.micro=null"}), 5) == 4);
   CHECK(elastic(5, {"batch.micro=null"}).batch.micro == 4);

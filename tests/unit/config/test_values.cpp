@@ -1,4 +1,4 @@
-// Faults of single values: types, ranges, words, unknown and missing keys, what this build does not have.
+// Faults of single values: types, ranges, words, unknown and missing keys, features that this build lacks.
 #include <algorithm>
 #include <fmt/format.h>
 #include <set>

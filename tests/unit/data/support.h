@@ -1,63 +1,26 @@
-// Temporary folders, token files built byte by byte, and checks of errors.
+// Token files built byte by byte, and checks of errors.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/error.h"
 #include "catch.h"
+#include "unit/temporary_folder.h"
 
 namespace gptrain::test {
 
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "gptrain-data-XXXXXX").native();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make a temporary folder");
-    path_ = name;
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
-
-  std::vector<std::string> file_names() const {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(path_)) names.push_back(entry.path().filename());
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-
- private:
-  std::filesystem::path path_;
-};
-
-inline void write_file(const std::filesystem::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-}
-
-inline std::string read_file(const std::filesystem::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
-
-// The `count` low bytes of a number, lowest first.
+// Returns the `count` low bytes of a number, lowest first.
 inline std::string little_endian(int64_t value, int count) {
   std::string bytes;
   for (int i = 0; i < count; ++i) bytes += static_cast<char>(static_cast<uint64_t>(value) >> (8 * i));
   return bytes;
 }
 
-// A token file by its specification, every number spelled out so that each can be made wrong.
+// A token file by its specification, with every number spelled out so that each can be made wrong.
 struct RawTokenFile {
   std::string magic{"MMIDIDX\0\0", 9};
   int64_t version = 1;
@@ -69,7 +32,7 @@ struct RawTokenFile {
   std::vector<int64_t> boundaries;
   std::vector<int64_t> tokens;
 
-  // One sequence per document.
+  // Has one sequence per document.
   static RawTokenFile of(const std::vector<std::vector<int64_t>>& documents, int dtype_code) {
     RawTokenFile raw;
     raw.dtype_code = dtype_code;
@@ -108,14 +71,15 @@ struct RawTokenFile {
   }
 };
 
-// A file of one document, tokens first, first + 1, ... modulo 60,000.
+// Writes a file of one document with tokens first, first + 1, ... modulo 60,000.
 inline void write_counting_tokens(const std::filesystem::path& prefix, int64_t first, int64_t count) {
   std::vector<int64_t> tokens;
   for (int64_t i = 0; i < count; ++i) tokens.push_back((first + i) % 60000);
   RawTokenFile::of({tokens}, 8).write(prefix);
 }
 
-// The message of the Error that `action` throws; fails the test if it throws none or one with another exit code.
+// Returns the message of the Error that `action` throws; fails the test if it throws none or one with another exit
+// code.
 template <typename Action>
 std::string error_of(ExitCode code, Action action) {
   try {

@@ -1,4 +1,4 @@
-// Whole documents in samples: the packing, the file, and what a run reads of it.
+// Whole documents in samples: the packing, the file, and reading it in a run.
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -23,15 +23,12 @@ namespace {
 using test::contains;
 using test::error_of;
 using test::RawTokenFile;
-using test::read_file;
-using test::TemporaryFolder;
-using test::write_file;
 
 using Document = std::vector<int32_t>;
 
 constexpr int64_t vocab_size = 60000;
 
-// Documents whose tokens no other one has: document d is 100 d, 100 d + 1, ...
+// Documents with unique tokens: document d is 100 d, 100 d + 1, ...
 std::vector<std::vector<int64_t>> counting_documents(const std::vector<int64_t>& lengths) {
   std::vector<std::vector<int64_t>> documents;
   for (const int64_t length : lengths) {
@@ -47,7 +44,7 @@ Document tokens_of(const TokenFile& file, TokenFile::Range range) {
   return tokens;
 }
 
-// The documents of each sample.
+// Returns the documents of each sample.
 std::vector<std::vector<Document>> samples_of(const std::filesystem::path& prefix) {
   const TokenFile file(prefix);
   std::vector<std::vector<Document>> samples;
@@ -68,7 +65,7 @@ std::vector<std::vector<Document>> samples_of(const std::filesystem::path& prefi
 }
 
 TEST_CASE("Best fit takes the bin with the least room that is enough") {
-  // By hand: 7; 6; 4 beside the 6; 3 beside the 7; 2 and 2 in a third one, with the 1.
+  // Computed by hand: 7; 6; 4 beside the 6; 3 beside the 7; 2 and 2 in a third one, with the 1.
   const std::vector<int64_t> lengths = {2, 4, 7, 3, 2, 6, 1};
   CHECK(best_fit_decreasing(lengths, 10) == std::vector<int64_t>{0, 1, 2, 2, 0, 1, 0});
   CHECK(best_fit_decreasing({}, 10).empty());
@@ -85,7 +82,7 @@ TEST_CASE("No bin of a best fit runs over, and few are left half empty") {
     std::map<int64_t, int64_t> filled;
     int64_t next = 0;
     for (size_t i = 0; i < lengths.size(); ++i) {
-      CHECK(bins[i] <= next);  // in the order of their first ones
+      CHECK(bins[i] <= next);  // in the order of their first documents
       next = std::max(next, bins[i] + 1);
       filled[bins[i]] += lengths[i];
     }
@@ -94,8 +91,8 @@ TEST_CASE("No bin of a best fit runs over, and few are left half empty") {
       CHECK(tokens <= capacity);
       half_empty += 2 * tokens <= capacity ? 1 : 0;
     }
-    CHECK(half_empty <= 1);  // two such would have been one
-    // Best fit decreasing is proven to take no more than 11/9 of the fewest bins and one more.
+    CHECK(half_empty <= 1);  // two such samples would have been merged
+    // Best fit decreasing is proven to need at most 11/9 of the fewest bins plus one.
     const int64_t fewest = (std::reduce(lengths.begin(), lengths.end()) + capacity - 1) / capacity;
     CHECK(std::ssize(filled) <= fewest * 11 / 9 + 1);
   }
@@ -120,7 +117,7 @@ TEST_CASE("A document is cut only where it is longer than a sample") {
           CHECK(std::ssize(document) <= length + 1);
           CHECK(parts.emplace(document.front(), document).second);
         }
-        CHECK(std::is_sorted(sample.begin(), sample.end()));  // in the order of the input
+        CHECK(std::is_sorted(sample.begin(), sample.end()));  // in input order
       }
       int64_t cut = 0;
       for (const auto& document : documents) {
@@ -147,7 +144,7 @@ TEST_CASE("A document is cut only where it is longer than a sample") {
 TEST_CASE("A sample of whole documents is read with its padding, which does not count") {
   const TemporaryFolder folder;
   RawTokenFile::of(counting_documents({3, 5, 2, 1, 6, 1}), 8).write(folder / "in");
-  // Of at most six tokens: the 6; the 5 and a 1; the 3, the 2 and a 1.
+  // Samples of at most six tokens: the 6; the 5 and a 1; the 3, the 2 and a 1.
   write_best_fit(folder / "in", folder / "out", 5);
   const Dataset dataset({{folder / "out", 1}}, 5, vocab_size, 1, false);
   const auto report = dataset.report(3)[0];
@@ -216,7 +213,7 @@ TEST_CASE("Samples that a run cannot use are refused") {
   const Dataset nothing({{folder / "single", 1}}, 1, vocab_size, 1, false);
   CHECK(contains(error_of(ExitCode::data, [&] { nothing.count_targets(0, 4); }), "samples 0 to 3"));
 
-  // The index and .meta.json must fit together.
+  // The index and .meta.json must match.
   std::string meta = read_file(folder / "out.meta.json");
   const size_t at = meta.find("\"best_fit_length\": 4");
   REQUIRE(at != meta.npos);
@@ -301,7 +298,7 @@ TEST_CASE("A pack with best fit: whole texts, the same bytes with any threads, s
   CHECK(pack(options, nullptr).was_finished);
   options.best_fit_length = 65;
   CHECK(contains(error_of(ExitCode::usage, [&] { pack(options, nullptr); }), "another best_fit_length"));
-  for (const std::string& name : folder.file_names()) CHECK_FALSE(contains(name, "unfitted"));
+  for (const std::string& name : file_names(folder.path())) CHECK_FALSE(contains(name, "unfitted"));
 }
 
 }  // namespace

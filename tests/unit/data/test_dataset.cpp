@@ -13,7 +13,6 @@ namespace {
 using test::contains;
 using test::error_of;
 using test::RawTokenFile;
-using test::TemporaryFolder;
 using test::write_counting_tokens;
 
 constexpr int64_t wide_vocabulary = 60000;
@@ -53,7 +52,7 @@ TEST_CASE("Samples run across the ends of documents, in both dtypes") {
   }
 }
 
-// By walking through the index from its start.
+// Computes document starts by walking through the index from its start.
 std::vector<int32_t> expected_starts(const RawTokenFile& raw, int64_t first, int64_t count) {
   std::vector<int64_t> start_of_token;
   for (size_t document = 0; document + 1 < raw.boundaries.size(); ++document) {
@@ -101,7 +100,7 @@ TEST_CASE("A shuffled epoch holds every sample once") {
   const TemporaryFolder folder;
   write_counting_tokens(folder / "count", 0, 301);
   const Dataset dataset({{folder / "count", 1}}, 3, wide_vocabulary, 9, true);
-  // Sample number n is slot p(n) of a cycle of 65,536, so that an epoch's samples lie anywhere in the cycle.
+  // Sample number n is slot p(n) of a cycle of 65,536, so an epoch's samples are anywhere in the cycle.
   std::vector<int> times(100);
   for (int64_t n = 0; n < 65536; ++n) {
     const Sample sample = sample_of(dataset, n, 3);

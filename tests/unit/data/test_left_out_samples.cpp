@@ -9,7 +9,6 @@
 namespace gptrain {
 namespace {
 
-using test::TemporaryFolder;
 using test::write_counting_tokens;
 
 TEST_CASE("Samples that are left out have no number, whatever their ranges look like") {
@@ -49,7 +48,7 @@ TEST_CASE("A dataset without some samples gives the others in their order") {
   expected.erase(expected.begin() + 30);
   expected.erase(expected.begin() + 10, expected.begin() + 15);
   CHECK(firsts_of(data, 54) == expected);
-  // The report counts what is seen.
+  // The report counts only samples that are used.
   for (const int64_t seen : {0, 8, 12, 25, 26, 54}) {
     int64_t of_b = 0;
     for (int64_t i = 0; i < seen; ++i) of_b += expected[static_cast<size_t>(i)] >= 1000 ? 1 : 0;

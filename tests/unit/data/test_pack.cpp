@@ -15,9 +15,6 @@ namespace {
 using test::contains;
 using test::error_of;
 using test::RawTokenFile;
-using test::read_file;
-using test::TemporaryFolder;
-using test::write_file;
 
 PackOptions options_of(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& prefix) {
   PackOptions options;
@@ -31,7 +28,7 @@ PackResult pack(const std::vector<std::filesystem::path>& inputs, const std::fil
   return pack(options_of(inputs, prefix), nullptr);
 }
 
-// The documents of a packed file, without their end tokens, which are checked.
+// Returns the documents of a packed file without their end tokens, which are checked.
 std::vector<std::string> documents_of(const std::filesystem::path& prefix) {
   const TokenFile file(prefix);
   std::vector<std::string> documents;
@@ -124,7 +121,7 @@ TEST_CASE("Faults of JSONL name file and line, and leave what was there") {
   const TemporaryFolder folder;
   write_file(folder / "good.txt", "good");
   pack({folder / "good.txt"}, folder / "out");
-  const auto names = [&] { return folder.file_names(); };
+  const auto names = [&] { return file_names(folder.path()); };
   for (const auto& [line, message] : faults) {
     write_file(folder / "in.jsonl", "{\"text\": \"fine\"}\n\n" + line + "\n");
     const std::string found = error_of(ExitCode::data, [&] { pack({folder / "in.jsonl"}, folder / "out"); });

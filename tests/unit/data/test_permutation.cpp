@@ -58,7 +58,7 @@ TEST_CASE("Neighbours do not stay neighbours") {
     sum += distance;
     if (distance == 1) ++adjacent;
   }
-  CHECK(sum / 65535 == Approx(65536.0 / 3).epsilon(0.01));  // of two random points of an interval
+  CHECK(sum / 65535 == Approx(65536.0 / 3).epsilon(0.01));  // the mean distance of two random points in an interval
   CHECK(adjacent < 15);                                     // two are expected
 }
 

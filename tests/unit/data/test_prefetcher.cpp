@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "count_allocations.h"
-#include "data/dataset.h"
+#include "data/prefetcher.h"
 #include "support.h"
 
 namespace gptrain {
@@ -17,7 +17,6 @@ namespace {
 using test::contains;
 using test::error_of;
 using test::RawTokenFile;
-using test::TemporaryFolder;
 using test::write_counting_tokens;
 
 constexpr int64_t sequence_length = 5;
@@ -30,7 +29,7 @@ struct Fixture {
 
   Dataset open() const { return Dataset({{folder / "count", 1}}, sequence_length, 60000, 3, true); }
 
-  // Guard bytes behind the ring show writes beyond it.
+  // Guard bytes after the ring reveal writes beyond it.
   std::byte* make_ring(int64_t batch, int depth) {
     ring.assign(static_cast<size_t>(depth * MicroBatchShape{batch, sequence_length}.bytes() + 64), std::byte{0xA5});
     return ring.data();
@@ -101,7 +100,7 @@ TEST_CASE_METHOD(Fixture, "The ring is reused, but never what is still in use") 
   for (int64_t k = 0; k < 2 * depth; ++k) {
     const MicroBatch& micro_batch = prefetcher.next();
     places.push_back(micro_batch.tokens);
-    // Time for the reader to fill all that it may fill.
+    // Gives the reader time to fill everything it may fill.
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     CHECK(micro_batch.sample_ids[0] == 2 * k);
   }
@@ -116,7 +115,7 @@ TEST_CASE_METHOD(Fixture, "What is kept stays as it is, however far the reader i
   std::vector<MicroBatch> taken;
   for (int64_t k = 0; k < 3 * depth; ++k) {
     taken.push_back(prefetcher.next());
-    // Time for the reader to fill all that it may fill.
+    // Gives the reader time to fill everything it may fill.
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     for (int64_t j = std::max<int64_t>(0, k + 1 - kept); j <= k; ++j)
       CHECK(taken[static_cast<size_t>(j)].sample_ids[0] == 2 * j);
@@ -185,7 +184,7 @@ TEST_CASE_METHOD(Fixture, "The reader runs at nice 19") {
   }
   REQUIRE(added.size() == 1);
 
-  const std::string stat = test::read_file(added[0] / "stat");
+  const std::string stat = read_file(added[0] / "stat");
   std::istringstream fields(stat.substr(stat.rfind(')') + 2));  // from the third field on; nice is the nineteenth
   std::string nice;
   for (int field = 3; field <= 19; ++field) fields >> nice;

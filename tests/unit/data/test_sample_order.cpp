@@ -14,7 +14,7 @@ namespace {
 
 std::vector<int64_t> slots_for(const std::vector<double>& weights) { return round_to_slots(weights); }
 
-// An order without phases, whose sources have these slots.
+// Returns an order without phases, whose sources have these slots.
 SampleOrder order_of(const std::vector<int64_t>& slots, std::vector<int64_t> samples, uint64_t seed, bool shuffle) {
   return {{{0, {slots.begin(), slots.end()}}}, std::move(samples), seed, shuffle};
 }
@@ -55,7 +55,7 @@ TEST_CASE("A weight of 0 gets no slot, a small one does") {
   CHECK(slots_for({1, 0, 1, 1}) == std::vector<int64_t>{21846, 0, 21845, 21845});
 }
 
-// What a source gives, over all phases, is its samples in order, epoch after epoch.
+// Checks that a source, over all phases, yields its samples in order, epoch after epoch.
 void check_ordinals(const SampleOrder& order, int64_t num_samples, const std::vector<int64_t>& samples) {
   std::vector<int64_t> taken(samples.size(), 0);
   for (int64_t n = 0; n < num_samples; ++n) {
@@ -84,7 +84,7 @@ TEST_CASE("A source that has given all it may is left out") {
   CHECK(order.taken_by(order.num_samples()) == std::vector<int64_t>{600, 2000, 750});
   check_ordinals(order, order.num_samples(), samples);
   CHECK(order.number_of(0, 600) == std::nullopt);
-  // Reading ahead of the end finds samples, too.
+  // Reading ahead past the end also finds samples.
   CHECK(order.locate(order.num_samples() + 70'000).source == 1);
   const SampleOrder unlimited({{0, {1, 1, 1}}}, samples, 7, true, {600, std::numeric_limits<int64_t>::max(), 750});
   CHECK(unlimited.num_samples() == std::numeric_limits<int64_t>::max());

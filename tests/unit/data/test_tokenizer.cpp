@@ -1,5 +1,5 @@
-// Tokenizers against ids that Hugging Face tokenizers and tiktoken gave (tools/compare_tokenizers.py), and what is
-// refused.
+// Tokenizers compared with ids from Hugging Face tokenizers and tiktoken (tools/compare/compare_tokenizers.py), and
+// refusals.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -21,11 +21,9 @@ namespace {
 using nlohmann::json;
 using test::contains;
 using test::error_of;
-using test::TemporaryFolder;
-using test::write_file;
 
 const json& golden() {
-  static const json content = parse_json(test::read_file(GOLDEN_TOKENS));
+  static const json content = parse_json(read_file(GOLDEN_TOKENS));
   return content;
 }
 
@@ -115,7 +113,7 @@ TEST_CASE("White space at the end of a text is one piece to tiktoken's cl100k on
   CHECK(scanner_of_pattern(PatternKind::gpt2)(text, 1) == 3);
 }
 
-// Merges of a tiny vocabulary: bytes, then what `merges` make of the letters a and b.
+// Returns a tokenizer with a tiny vocabulary: bytes, then the results of `merges` on the letters a and b.
 std::shared_ptr<const Tokenizer> tokenizer_of_merges(const std::vector<Merge>& merges) {
   TokenizerParts parts;
   for (int byte = 0; byte < 256; ++byte) parts.tokens.emplace_back(1, static_cast<char>(byte));
@@ -133,7 +131,7 @@ TEST_CASE("Long pieces are merged as short ones are: the earliest merge first, t
   for (size_t length = 1; length < 400; ++length) {
     std::string text;
     for (size_t i = 0; i < length; ++i) text += (state = state * 1664525 + 1013904223) >> 28 < 9 ? 'a' : 'b';
-    // By the definition: look at all pairs, merge the best, and so on.
+    // By definition: look at all pairs, merge the best, repeat.
     std::vector<int32_t> expected(text.begin(), text.end());
     while (true) {
       size_t best_rank = tokenizer->parts().merges.size();
@@ -259,7 +257,7 @@ TEST_CASE("Normalization form C, and bytes that are not UTF-8") {
   const std::vector<std::pair<std::string, std::string>> forms = {
       {"e\xCC\x81", "\xC3\xA9"},                                 // composes
       {"\xE1\x84\x92\xE1\x85\xA1\xE1\x86\xAB", "\xED\x95\x9C"},  // Hangul
-      {"a\xCC\x81\xCC\xA3", "\xE1\xBA\xA1\xCC\x81"},             // marks change places, then compose
+      {"a\xCC\x81\xCC\xA3", "\xE1\xBA\xA1\xCC\x81"},             // marks are reordered, then composed
       {"\xE2\x84\xAB", "\xC3\x85"},                              // a singleton
       {"\xFF"
        "e\xCC\x81",

@@ -1,15 +1,16 @@
-// What a rank's clock makes of ops, collectives and waits, and what follows for a run.
+// A rank's predicted clock over ops, collectives and waits, and predictions for a run.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <vector>
 
 #include "catch.h"
+#include "fit/plan_world.h"
 #include "model_fixture.h"
 #include "planner/predict.h"
 #include "planner/recompute_curve.h"
-#include "train/recompute_plan.h"
-#include "train/step_times.h"
+#include "fit/recompute_plan.h"
+#include "fit/step_times.h"
 
 namespace gptrain::test_predict {
 namespace {
@@ -23,7 +24,7 @@ Machine machine_with(double slow_down) {
   return machine;
 }
 
-// Of rank 0 of 8 data ranks, on one node.
+// Returns the times of rank 0 of 8 data ranks, on one node.
 EventTimes times_of(const Machine& machine) {
   const RunConfig config = small_config(Family::gpt2, {"batch.global=8", "batch.micro=1"}, 8);
   return {machine, config, make_mesh(config, 8), 0};
@@ -63,7 +64,7 @@ TEST_CASE("a collective runs beside ops, and what is left of it when it is neede
   CHECK(clock.longest_waits()[gradients].operation == "all_reduce");
   CHECK(spans[0].seconds() == Approx(sum));
   CHECK(spans[3].seconds() == Approx(sum - 2 * work));
-  // The longest chain is the collective and what comes after it.
+  // The longest chain is the collective and everything after it.
   const Moment end = clock.end();
   CHECK(end.spent[lane_spending(gradients)] == Approx(sum));
   CHECK(end.spent[static_cast<size_t>(Spending::memory)] == Approx(work));
@@ -118,13 +119,13 @@ TEST_CASE("no other interval between checkpoints loses less") {
     for (const double factor : {0.5, 0.9, 1.1, 2.0}) CHECK(goodput(factor * best.best_interval) < best.goodput);
   }
   CHECK(best_saving({1e6, 1e6}, 1e3, 0).goodput == 0);
-  // One save waits for the one before.
+  // A save waits for the previous one.
   CHECK(best_saving({0.001, 600}, mtbf, restart).best_interval == 600);
 }
 
 TEST_CASE("steps wait for the copy of an asynchronous checkpoint, and for the whole of another") {
   Machine machine{find_device("a100-80g"), find_cluster("dgx-a100")};
-  // The largest rank writes more than an eighth of the largest node, and that more than a 128th of all.
+  // The largest rank writes more than an eighth of the largest node's bytes, and that node more than a 128th of all.
   const CheckpointForecast checkpoint{
       .bytes = 16'000'000'000'000, .rank_bytes = 20'000'000'000, .node_bytes = 130'000'000'000, .seconds = 65};
   const StepForecast waits = forecast_step(machine, {}, 1024, checkpoint, false);

@@ -1,4 +1,4 @@
-// Predictions against published step times: the table of src/report/README.md.
+// Predictions compared with published step times: the table of src/report/README.md.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -12,17 +12,16 @@
 #include "config/load.h"
 #include "planner/predict.h"
 #include "report/formulas.h"
-#include "train/plan_step.h"
 
 namespace gptrain::test_published {
 namespace {
 
-// GPTs of 2048 tokens and a vocabulary of 51200 on A100 with 80 GB.
+// A GPT with 2048 tokens and a vocabulary of 51200 on A100 with 80 GB.
 struct Row {
   const char* name;
   int64_t hidden, layers, heads, gpus, tensor, pipeline, chunks, batch, micro;
-  double published;        // seconds of a step, or TFLOP/s on each GPU by the reference formula
-  bool selective = false;  // recomputation, with sequence parallelism; else blocks are recomputed
+  double published;        // seconds of a step, or TFLOP/s per GPU by the reference formula
+  bool selective = false;  // recomputation, with sequence parallelism; false: blocks are recomputed
 };
 
 // arXiv 2205.05198, table 5.
@@ -37,7 +36,7 @@ const Row step_times[] = {
     {"1T selective", 25600, 128, 160, 512, 8, 64, 1, 512, 1, 71.49, true},
 };
 
-// Megatron-LM's table of A100 (arXiv 2104.04473). It leaves micro-batch and chunks open: 1 each.
+// Megatron-LM's table for A100 (arXiv 2104.04473). It does not give micro-batch and chunks: 1 each.
 const Row rates[] = {
     {"1.7B", 2304, 24, 24, 32, 1, 1, 1, 512, 1, 137},          {"3.6B", 3072, 30, 32, 64, 2, 1, 1, 512, 1, 138},
     {"7.5B", 4096, 36, 32, 128, 4, 1, 1, 512, 1, 142},         {"18.4B", 6144, 40, 48, 256, 8, 1, 1, 1024, 1, 135},
@@ -54,9 +53,9 @@ const Row more_steps[] = {
 };
 const Row more_rates[] = {{"GPT-3 175B", 12288, 96, 96, 1024, 8, 8, 1, 1536, 1, 138}};
 
-// llm.c's GPT-2 of 1558M parameters (github.com/karpathy/llm.c, discussion 677): 2^20 tokens a step, micro-batches of 16
-// sequences, ZeRO 1, nothing recomputed. Percent of 989 TFLOP/s by its own count: 6 FLOPs for a parameter and token, and
-// 6 l h s for a token.
+// llm.c's GPT-2 of 1558M parameters (github.com/karpathy/llm.c, discussion 677): 2^20 tokens a step, micro-batches of
+// 16 sequences, ZeRO 1, no recomputation. Percent of 989 TFLOP/s by its own count: 6 FLOPs per parameter and token, and
+// 6 l h s per token.
 constexpr int64_t llm_c_gpus = 8;
 const char* const llm_c_row = "GPT-2 1.5B, llm.c";
 constexpr double llm_c_published = 47.3;
@@ -94,7 +93,7 @@ double predicted_seconds(const Row& row) {
   return predict_run(config_of(row), machine, row.gpus).forecast.step_seconds;
 }
 
-// The rows that the constants of a100-80g and dgx-a100 are calibrated on; the others test them.
+// Returns true for rows on which the constants of a100-80g and dgx-a100 are calibrated; the others test them.
 bool is_calibrated(const std::string& name) {
   return name == "22B" || name == "1T" || name == "1.7B" || name == "145.6B";
 }
@@ -103,7 +102,7 @@ struct Errors {
   double mean = 0, largest = 0;
 };
 
-// The row stands on the page as it is predicted. Returns its error.
+// Checks that the page has the predicted row. Returns its error.
 double compare_row(const std::string& name, int64_t gpus, double published, double predicted, const std::string& unit) {
   std::ifstream file(std::string(GPTRAIN_SOURCE_ROOT) + "/src/report/README.md");
   const std::string page((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());

@@ -1,4 +1,4 @@
-// The search for layouts: its bounds and estimates against whole plans, and what it finds.
+// The search for layouts: bounds and estimates compared with whole plans, and results.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -10,10 +10,10 @@
 #include "base/error.h"
 #include "catch.h"
 #include "config/load.h"
+#include "fit/plan_world.h"
 #include "planner/layout_estimate.h"
 #include "planner/layouts.h"
 #include "planner/search.h"
-#include "train/plan_step.h"
 
 namespace gptrain::test_search {
 namespace {
@@ -39,7 +39,7 @@ std::vector<RunLayout> layouts_of(const RunConfig& config, int64_t gpus) {
   return all;
 }
 
-// So many of them, spread by a walk whose step has no factor in common with their number.
+// Returns `count` of them, spread by a walk whose stride is coprime to their number.
 std::vector<RunLayout> some_of(const std::vector<RunLayout>& all, size_t count) {
   size_t stride = 7919;
   while (std::gcd(stride, all.size()) > 1) ++stride;
@@ -104,7 +104,7 @@ TEST_CASE("bounds and estimates of what is offloaded are as good") {
   int count = 0, near = 0, waiting = 0;
   for (RunLayout layout : some_of(layouts_of(test.config, test.gpus), test.count)) {
     if (layout.recompute == RecomputeKind::every_nth) continue;
-    layout.offload = ++count % 2 == 0 ? all_offload : hidden_offload;
+    layout.offload = ++count % 2 == 0 ? offload::all : offload::hidden;
     INFO(text_of(layout));
     const LayoutResult exact = predict_layout(checked_layout(test.config, layout), test.machine, layout, 0);
     CHECK(estimator.least_bytes(layout, INT64_MAX).bytes <= exact.peak_bytes);
@@ -123,7 +123,7 @@ TEST_CASE("bounds and estimates of what is offloaded are as good") {
   CHECK(sum / count < 0.06);
 }
 
-// With copies to the host, as many as a device's memory asks for.
+// Offloads as much as a device's memory requires.
 TEST_CASE("bounds and estimates of what is made to fit by copies and recomputation are as good") {
   const RunConfig config = model(2560, 24, 64);
   double sum = 0;
@@ -135,12 +135,12 @@ TEST_CASE("bounds and estimates of what is made to fit by copies and recomputati
     LayoutEstimator estimator(config, machine, planned_target(machine, config, 16));
     for (RunLayout layout : some_of(layouts_of(config, 16), 250)) {
       if (layout.recompute != RecomputeKind::block) continue;
-      const auto fits = [&](RecomputeKind recompute, int64_t offload) {
+      const auto fits = [&](RecomputeKind recompute, OffloadChoice offloaded) {
         layout.recompute = recompute;
-        layout.offload = offload;
+        layout.offload = offloaded;
         return estimator.least_bytes(layout, INT64_MAX).bytes <= room;
       };
-      if (fits(RecomputeKind::none, no_offload) || !fits(RecomputeKind::optimal, optimal_offload)) continue;
+      if (fits(RecomputeKind::none, offload::none) || !fits(RecomputeKind::optimal, offload::optimal)) continue;
       INFO(memory_bytes << ": " << text_of(layout));
       const LayoutResult exact = predict_layout(checked_layout(config, layout), machine, layout, 0);
       CHECK(estimator.least_bytes(layout, INT64_MAX).bytes <= exact.peak_bytes);
@@ -176,7 +176,7 @@ TEST_CASE("bounds hold for layouts whose activations have a budget") {
       CHECK(estimator.least_bytes(layout, INT64_MAX).bytes <= exact.peak_bytes);
       near += std::abs(estimator.estimate(layout).step_seconds / exact.step_seconds - 1) < estimate_error ? 1 : 0;
       ++count;
-    } catch (const Error&) {  // less than any plan of it takes
+    } catch (const Error&) {  // below the needs of every plan
     }
   }
   INFO(count << ", near " << near);
@@ -187,7 +187,7 @@ TEST_CASE("bounds hold for layouts whose activations have a budget") {
 TEST_CASE("a search offloads what hides behind compute, where that is enough to fit") {
   const RunConfig config = model(2560, 32, 8, R"(, "activation": "gelu")");
   Machine machine = a100();
-  machine.device.memory_bytes = 53.2e9;  // 18 bytes for each parameter are 47.8e9
+  machine.device.memory_bytes = 53.2e9;  // 18 bytes per parameter are 47.8e9
   SearchOptions options{.gpus = 1, .top = 3, .held = {"batch.micro=2"}};
   RunConfig own = config;
   own.batch.micro = 2;
@@ -195,18 +195,18 @@ TEST_CASE("a search offloads what hides behind compute, where that is enough to 
   REQUIRE(!found.best.empty());
   const LayoutResult& best = found.best.front();
   INFO(text_of(best.layout));
-  CHECK(best.layout.offload == hidden_offload);
+  CHECK(best.layout.offload == offload::hidden);
   CHECK(best.layout.recompute == RecomputeKind::none);
   CHECK(best.peak_bytes <= found.room_bytes);
   RunLayout other = best.layout;
-  other.offload = no_offload;
+  other.offload = offload::none;
   const LayoutResult kept = predict_layout(checked_layout(config, other), machine, other, 0);
   CHECK(kept.peak_bytes > found.room_bytes);
   CHECK(best.step_seconds < 1.01 * kept.step_seconds);
 }
 
 TEST_CASE("estimates have both passes of an optimizer that looks at whole tensors first") {
-  // Few tokens, so that updates are much of a step.
+  // Few tokens, so that updates are a large part of a step.
   for (const char* const type : {"lamb", "adafactor", "adamw"}) {
     Json text = Json::parse(show_config(model(2560, 12, 8)));
     text["optimizer"] = {{"type", type}, {"lr", 1e-4}};
@@ -353,16 +353,16 @@ TEST_CASE("the cheapest layout takes fewer devices where they cost less than the
 TEST_CASE("a search has as much copied and run again as it takes to fit, where keeping all does not fit") {
   const RunConfig config = model(2560, 32, 8, R"(, "activation": "gelu")");
   Machine machine = a100();
-  machine.device.memory_bytes = 49.5e9;  // 18 bytes for each parameter are 47.8e9
+  machine.device.memory_bytes = 49.5e9;  // 18 bytes per parameter are 47.8e9
   const LayoutSearch found = search_layouts(config, machine, {.gpus = 1, .top = 3});
   REQUIRE(!found.best.empty());
   const LayoutResult& best = found.best.front();
   INFO(text_of(best.layout));
   CHECK(best.layout.recompute == RecomputeKind::optimal);
   CHECK(best.peak_bytes <= found.room_bytes);
-  CHECK(best.layout.offload == optimal_offload);
+  CHECK(best.layout.offload == offload::optimal);
   RunLayout other = best.layout;
-  other.offload = no_offload;
+  other.offload = offload::none;
   CHECK(best.step_seconds < predict_layout(checked_layout(config, other), machine, other, 0).step_seconds);
   other.recompute = RecomputeKind::none;
   CHECK(predict_layout(checked_layout(config, other), machine, other, 0).peak_bytes > found.room_bytes);

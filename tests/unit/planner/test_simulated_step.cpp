@@ -1,4 +1,4 @@
-// The planned step of all stages against the simulation of passes, which knows nothing of actions, events and lanes.
+// The planned step of all stages, compared with a simulation of passes without actions, events and lanes.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -6,12 +6,13 @@
 
 #include "catch.h"
 #include "config/load.h"
+#include "fit/choose_step.h"
 #include "parallel/make_stages.h"
 #include "planner/simulate_step.h"
-#include "report/step_profile.h"
+#include "step/step_profile.h"
 #include "report/timeline_page.h"
 #include "schedule/pipeline/simulate.h"
-#include "train/plan_step.h"
+#include "step/plan_step.h"
 
 namespace test_simulated_step {
 
@@ -24,7 +25,7 @@ Machine usual_machine() {
   return {device, find_cluster(device.cluster)};
 }
 
-// Links of no length, so that only passes take time.
+// Infinitely fast links, so that only passes take time.
 Machine free_links() {
   Machine machine = usual_machine();
   machine.cluster.link_bytes_per_second = INFINITY;
@@ -44,7 +45,7 @@ Planned plan_stages(const RunConfig& config, const Machine& machine) {
   const int64_t num_stages = config.parallel.pipeline;
   const Mesh mesh = make_mesh(config, num_stages);
   for (int64_t stage = 0; stage < num_stages; ++stage) {
-    planned.plans.push_back(plan_step(config, target_of(machine.device, machine.cluster), num_stages, stage));
+    planned.plans.push_back(plan_rank(config, target_of(machine.device, machine.cluster), num_stages, stage));
     planned.times.emplace_back(machine, config, mesh, stage);
   }
   std::vector<StageLog> logs;
@@ -54,7 +55,7 @@ Planned plan_stages(const RunConfig& config, const Machine& machine) {
   return planned;
 }
 
-// Products are long beside everything else.
+// Products dominate everything else.
 RunConfig staged_config(const std::string& schedule, int64_t stages, int64_t chunks, int64_t micro_batches) {
   const std::vector<std::string> overrides = {
       "batch.micro=32", "batch.accumulation=" + std::to_string(micro_batches),
@@ -65,8 +66,8 @@ RunConfig staged_config(const std::string& schedule, int64_t stages, int64_t chu
                       overrides, "test", stages);
 }
 
-// How long the second micro-batch's pass of that kind through the chunk takes: the first one makes copies and overwrites
-// gradients.
+// Returns the length of the second micro-batch's pass of a kind through a chunk; the first one makes copies and
+// overwrites gradients.
 double length_of(const PlannedPipeline& pipeline, PipelineBar::Kind kind, int32_t chunk, int32_t micro_batch) {
   for (const PlannedStage& stage : pipeline.stages) {
     double length = 0;
@@ -92,7 +93,7 @@ TEST_CASE("a planned pipeline takes the time that its passes take by themselves"
         INFO(c.schedule << " of " << c.chunks << " chunks, " << stages << " stages, " << micro_batches);
         const RunConfig config = staged_config(c.schedule, stages, c.chunks, micro_batches);
         const Planned planned = plan_stages(config, free_links());
-        const Stages layout = make_stages(config, 0, micro_batches);
+        const Stages layout = make_stages(config, 0, micro_batches, false);
         PipelineTimes times;
         times.chunks.clear();
         for (int32_t chunk = 0; chunk < layout.shape.chunks(); ++chunk) {
@@ -109,7 +110,7 @@ TEST_CASE("a planned pipeline takes the time that its passes take by themselves"
             if (bar.kind != PipelineBar::Kind::update) last = std::max(last, bar.time.end_seconds);
           }
         }
-        // Small ops beside the passes (uploads), and a first micro-batch that reads no gradients.
+        // Allows for small ops beside the passes (uploads), and a first micro-batch that reads no gradients.
         CHECK(std::abs(last - simulated.makespan) < 0.02 * simulated.makespan);
         CHECK(std::abs(planned.pipeline.bubble() - simulated.bubble) < 0.02);
       }
@@ -124,7 +125,7 @@ TEST_CASE("slow links lengthen a planned pipeline by what they carry") {
   slow.cluster.link_bytes_per_second = 1e3 / slow.cluster.link_sustained;
   const double without = plan_stages(config, fast).pipeline.seconds;
   const double with = plan_stages(config, slow).pipeline.seconds;
-  // One micro-batch: its output there and the gradient back, one after the other, and the sums of loss and norm.
+  // One micro-batch: its output to the next stage and the gradient back, in sequence, and the sums of loss and norm.
   const double bytes = 2.0 * 32 * static_cast<double>(config.model.sequence_length * config.model.hidden_size);
   CHECK(with - without > 2 * bytes / 1e3);
   CHECK(with - without < 2.01 * bytes / 1e3);

@@ -1,4 +1,4 @@
-// Predictions beside each other, and the sizes of models that gptrain does not train.
+// Predictions side by side, and sizes of models that gptrain does not train.
 #include <algorithm>
 #include <filesystem>
 #include <string>
@@ -91,8 +91,8 @@ TEST_CASE("the largest models that fit fill the device, and less precision or mo
     CHECK(static_cast<double>(point.result->peak_bytes) > 0.8 * static_cast<double>(study.room_bytes));
     sizes.push_back(point.parameters);
   }
-  // fp32, bf16, bf16-pure and that with bf16 gradients, each without, with selective, and with whole recomputation; FP8 an
-  // A100 has not.
+  // fp32, bf16, bf16-pure, and bf16-pure with bf16 gradients, each without, with selective, and with full
+  // recomputation; an A100 has no FP8.
   REQUIRE(sizes.size() == 12);
   for (const size_t i : {0, 3, 6, 9}) CHECK((sizes[i] <= sizes[i + 1] && sizes[i + 1] <= sizes[i + 2]));
   CHECK((sizes[2] > sizes[0] && sizes[8] > sizes[5] && sizes[11] > sizes[8]));
@@ -126,7 +126,7 @@ TEST_CASE("encoders have the parameters that are published") {
   REQUIRE(shapes.size() == 2);
   CHECK(estimate_encoder(shapes[0]).parameters() == 335'141'888);
   CHECK(estimate_encoder(shapes[1]).parameters() == 11'307'321'344);
-  // 6 FLOPs a parameter and token, but for the embedding, pooler and attention.
+  // 6 FLOPs per parameter and token, not counting embedding, pooler and attention.
   const double per_token = static_cast<double>(estimate_encoder(shapes[0]).sequence_flops) / 512;
   CHECK(per_token > 6 * 302e6);
   CHECK(per_token < 1.15 * 6 * 302e6);

@@ -3,9 +3,9 @@
 
 #include "base/error.h"
 #include "catch.h"
-#include "not_a_number.h"
+#include "unit/not_a_number.h"
 #include "report/run_page.h"
-#include "temporary_folder.h"
+#include "unit/temporary_folder.h"
 
 using namespace gptrain;
 
@@ -17,7 +17,7 @@ size_t count(const std::string& text, const std::string& part) {
   return number;
 }
 
-// Every element that is opened is closed in order (meta has no end), and no attribute is a number gone wrong.
+// Checks that every opened element is closed in order (meta has no end), and that no attribute is a malformed number.
 void check_elements(const std::string& html) {
   std::vector<std::string> open;
   for (size_t at = html.find('<', 1); at != std::string::npos; at = html.find('<', at)) {
@@ -29,7 +29,7 @@ void check_elements(const std::string& html) {
     CAPTURE(tag);
     REQUIRE(tag.find("\"nan") == std::string::npos);
     REQUIRE(tag.find("\"inf") == std::string::npos);
-    REQUIRE(tag.find("\"-") == std::string::npos);  // all drawing lies within the frame
+    REQUIRE(tag.find("\"-") == std::string::npos);  // everything is drawn within the frame
     if (name[0] == '/') {
       REQUIRE_FALSE(open.empty());
       REQUIRE(open.back() == name.substr(1));
@@ -117,7 +117,7 @@ TEST_CASE("Pages of no step, of one, and of none that is finite") {
   const std::string one = render_run_page("one", "", history);
   check_page(one);
   CHECK(count(one, "no data yet</text>") == 0);
-  CHECK(count(one, "<circle class=\"marker") >= 6);  // a point alone is a dot in every drawing
+  CHECK(count(one, "<circle class=\"marker") >= 6);  // a single point is a dot in every drawing
 
   history.steps = {step_at(1, not_a_number), step_at(2, std::numeric_limits<double>::infinity())};
   const std::string broken = render_run_page("broken", "", history);

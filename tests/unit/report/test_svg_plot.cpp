@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "catch.h"
-#include "not_a_number.h"
+#include "unit/not_a_number.h"
 #include "report/html_page.h"
 #include "report/svg_plot.h"
 
@@ -74,7 +74,7 @@ TEST_CASE("Smoothing does not lag, keeps a straight line, and skips gaps") {
   CHECK(line.size() == 399);
   double worst = 0;
   for (size_t i = 20; i + 20 < line.size(); ++i) worst = std::max(worst, std::abs(line[i].y - 2 * line[i].x));
-  CHECK(worst < 1.5);  // of noise of 5
+  CHECK(worst < 1.5);  // out of noise of 5
 
   const std::vector<PlotPoint> few = smooth(points, 100);
   CHECK(few.size() == 100);
@@ -100,7 +100,7 @@ TEST_CASE("A plot has its title, legend, ticks, and lines inside the frame") {
   CHECK(html.find("<title>validation 2: 3</title>") != std::string::npos);
   CHECK(html.find("class=\"wide\"") == std::string::npos);
 
-  // The gap lifts the pen: two pieces, each started anew.
+  // A gap breaks the line: two pieces, each with its own start.
   const std::string start = "faint-line color-0\" d=\"";
   const size_t path = html.find(start);
   REQUIRE(path != std::string::npos);
@@ -139,7 +139,7 @@ TEST_CASE("The axis reaches to marks, whose words stand where there is room") {
   CHECK(x[1] < 400);
   CHECK(out.find("<text class=\"mark-label\"") < out.find(">low &lt;<"));
   CHECK(out.find("<text class=\"mark-label left\"") < out.find(">high<"));
-  // Each color of a series has a rule, and one in light and dark.
+  // Each series color has a rule, with a light and a dark value.
   const std::string page = html_page("Colors", "", out);
   for (int color = 0; color < num_plot_colors; ++color) {
     CHECK(page.find(fmt::format(".color-{0} {{ color: var(--color-{0}); }}", color)) != std::string::npos);

@@ -7,7 +7,7 @@
 namespace gptrain::GPTRAIN_ISA {
 namespace {
 
-// x Phi(x); the derivative adds x times the normal density.
+// x Phi(x), with derivative Phi(x) + x times the normal density.
 struct Gelu {
   static constexpr ActivationKind kind = ActivationKind::gelu;
   static float value(float x) { return x * normal_distribution(x).distribution; }
@@ -50,7 +50,7 @@ void backward_row(const C* x, const C* bias, const C* dy, C* dx, int64_t cols) {
   }
 }
 
-// forward_row, and the codes of the derivative.
+// Computes a row as forward_row does, and writes the codes of the derivative.
 template <typename Function, bool has_bias, int bits, typename C>
 void forward_row_coded(const C* x, const C* bias, C* y, uint8_t* codes, int64_t cols) {
   alignas(64) float values[coded_chunk] = {};
@@ -152,7 +152,7 @@ void backward_rows(const ActivationBackward& op, int64_t first_row, int64_t end_
   }
 }
 
-// A number of bits as a type, for with_code_width.
+// Type that stands for a number of bits, for with_code_width.
 template <int bits>
 struct Width {
   static constexpr int value = bits;

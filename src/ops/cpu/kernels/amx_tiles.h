@@ -1,24 +1,24 @@
-// The tiles of AMX: eight registers of 16 rows of 64 bytes, and products of pairs of bfloat16 on them. This is the only
-// place that names the instructions. Where a table is compiled without AMX, a substitute of the same semantics stands
-// here, which tests run anywhere (GPTRAIN_SUBSTITUTED_TILES makes products use it).
+// The tiles of AMX: eight registers of 16 rows of 64 bytes, and products of pairs of bfloat16 on them. Only this file
+// names the instructions. For kernel tables compiled without AMX it defines a substitute with the same semantics, which
+// tests run on any CPU (GPTRAIN_SUBSTITUTED_TILES makes products use it).
 //
-// Tiles belong to a thread. They are zero and unconfigured but between configure_tiles and release_tiles: oneDNN
-// configures its own on the same threads.
+// Each thread has its own tiles. REQUIRES: outside configure_tiles and release_tiles they are unconfigured, since
+// oneDNN configures its own on the same threads.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
-#include "ops/cpu/kernels/matrix_kernels.h"
+#include "ops/cpu/kernels/matrix_kernel_table.h"
 
 namespace gptrain {
 namespace {
 
-constexpr int64_t amx_rows = 16;   // of a tile
-constexpr int64_t amx_units = 16;  // of 32 bits in a row
+constexpr int64_t amx_rows = 16;   // rows of a tile
+constexpr int64_t amx_units = 16;  // 32-bit units in a row
 
-// Whether products of pairs run on tiles.
+// True if products of pairs run on tiles.
 #if defined(__AMX_BF16__) || defined(GPTRAIN_SUBSTITUTED_TILES)
 constexpr bool tile_products = true;
 #else
@@ -27,8 +27,8 @@ constexpr bool tile_products = false;
 
 #ifdef __AMX_BF16__
 
-// In assembler, since GCC 12's intrinsics take numbers of tiles from the source text only, and do not say that loads
-// read memory: what was stored before might be stored after them.
+// In assembler: GCC 12's intrinsics accept only literal tile numbers, and do not declare that loads read memory, so the
+// compiler might move an earlier store behind them.
 
 inline void configure_tiles() {
   struct {
@@ -49,7 +49,7 @@ inline void zero_tile() {
   asm volatile("tilezero %%tmm%c0" : : "i"(tile));
 }
 
-// Strides in units.
+// Strides are in units.
 template <int tile>
 inline void load_tile(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride * 4), "i"(tile) : "memory");
@@ -68,9 +68,9 @@ inline void multiply_tiles() {
 
 #else
 
-// What TDPBF16PS does by Intel's manual is honoured whole, but for the payloads of NaN: for each element the sum over
-// first halves of units and that over second halves run in order, each by fused multiply-adds from zero; their sum is
-// added to c. Rounding is to the nearest even; denormal inputs and results are zero.
+// Substitute for TDPBF16PS, equal to Intel's manual except for the payloads of NaN. For each element it sums over first
+// halves of units and over second halves, each in order by fused multiply-adds from zero, and adds their sum to c.
+// Rounding is to nearest even; denormal inputs and results are zero.
 
 struct TileRegisters {
   Unit tiles[8][amx_rows][amx_units];
@@ -116,7 +116,7 @@ inline void TileRegisters::multiply(int c, int a, int b) {
 
 [[maybe_unused]] thread_local TileRegisters tile_registers;
 
-// As on the CPU, tiles that are not configured stop the program. Here those that nobody released do so, too.
+// Stops the program if tiles are not configured, as AMX does. configure_tiles stops it if they were not released.
 inline TileRegisters& configured_tiles() {
   if (!tile_registers.configured) __builtin_trap();
   return tile_registers;
@@ -134,7 +134,7 @@ inline void zero_tile() {
   configured_tiles().zero(tile);
 }
 
-// Strides in units.
+// Strides are in units.
 template <int tile>
 inline void load_tile(const void* from, int64_t stride) {
   configured_tiles().load(tile, from, stride);
@@ -153,7 +153,7 @@ inline void multiply_tiles() {
 
 #endif
 
-// Tiles of this thread are configured while it lives.
+// Configures the thread's tiles while it lives.
 class TileScope {
  public:
   TileScope() {
@@ -166,8 +166,8 @@ class TileScope {
   TileScope& operator=(const TileScope&) = delete;
 };
 
-// c, of `row_tiles` x `col_tiles` tiles, (+)= a b, with c in registers while the sum runs. Two by two load one tile for
-// each product and leave no register unused: tiles 0 to 3 are c, 4 and 5 a, 6 and 7 b.
+// c, of `row_tiles` x `col_tiles` tiles, (+)= a b, with c in registers during the sum. Two by two tiles need one load
+// per product and use all registers: tiles 0 to 3 are c, 4 and 5 a, 6 and 7 b.
 template <int row_tiles, int col_tiles>
 void product_block(float* c, int64_t c_stride, const Unit* a, int64_t a_stride, const Unit* b, int64_t b_stride,
                    int64_t depth, bool accumulate) {
@@ -214,8 +214,8 @@ void product_of_row_tiles(float* c, int64_t c_stride, const Unit* a, int64_t a_s
   if (col < cols) product_block<row_tiles, 1>(c + col, c_stride, a, a_stride, b + col, b_stride, depth, accumulate);
 }
 
-// c [rows, cols] (+)= a [rows, depth] b [depth, cols], in units, each rounded up to 16: operands hold zeros there, and c
-// has room.
+// c [rows, cols] (+)= a [rows, depth] b [depth, cols], in units. REQUIRES: operands are padded with zeros to multiples
+// of 16 of all sizes, and c has memory for its padding.
 inline void product_of_tiles(float* c, int64_t c_stride, const Unit* a, int64_t a_stride, const Unit* b,
                              int64_t b_stride, int64_t rows, int64_t cols, int64_t depth, bool accumulate) {
   int64_t row = 0;

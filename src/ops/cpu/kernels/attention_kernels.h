@@ -21,8 +21,8 @@ inline float largest_lane(Vec value) {
   return value[0];
 }
 
-// factors[c] = 0 where the probability of (query, first_key + c) is dropped, else keep_scale. first_key is a multiple
-// of 4.
+// factors[c] = 0 if the probability of (query, first_key + c) is dropped, else keep_scale. REQUIRES: first_key is a
+// multiple of 4.
 inline void dropout_factors(float* factors, const AttentionHead& head, int64_t query, int64_t first_key) {
   const DropoutCounters counters{head.key0,       head.key1,        static_cast<uint32_t>(query),
                                  head.sample_low, head.sample_high, head.drop_threshold,
@@ -32,19 +32,19 @@ inline void dropout_factors(float* factors, const AttentionHead& head, int64_t q
   }
 }
 
-// The first key that a query sees. It never decreases from one query to the next.
+// RETURNS the first key that a query sees. It never decreases from one query to the next.
 inline int64_t first_seen(const AttentionHead& head, int64_t query) {
   const int64_t of_window = head.window > 0 && query >= head.window ? query - head.window + 1 : 0;
   const int64_t of_document = head.document_starts != nullptr ? head.document_starts[query] : 0;
   return of_window > of_document ? of_window : of_document;
 }
 
-// Where the first tile of keys begins that a tile of queries sees.
+// RETURNS the first key of the first key tile that a tile of queries sees.
 inline int64_t first_seen_tile(const AttentionHead& head, int64_t first_query) {
   return first_seen(head, first_query) / tile_size * tile_size;
 }
 
-// Scores of keys that a query may not see, or that do not exist, become minus infinity.
+// Sets scores of keys that a query may not see, or that do not exist, to minus infinity.
 inline void mask_scores(float* scores, const AttentionHead& head, int64_t first_query, int64_t queries,
                         int64_t first_key) {
   const bool starts_late = first_seen(head, first_query + queries - 1) > first_key;
@@ -69,7 +69,7 @@ struct Packing {
         row_units(pairs ? width / 2 : width),
         depth(pairs ? (head_size_ + 1) / 2 : head_size_),
         tile(tile_size * width) {}
-  // Units that a sum over `count` tokens takes.
+  // RETURNS the units of a sum over `count` tokens.
   static int64_t token_units(int64_t count) { return pairs ? (count + 1) / 2 : count; }
 
   int64_t head_size;
@@ -80,7 +80,8 @@ struct Packing {
   int64_t tile;       // units of a tile
 };
 
-// Rows for sums over the columns and, where its units differ, rows for sums over the rows behind them; returns those.
+// Packs rows for sums over the columns and, behind them, if their units differ, rows for sums over the rows. RETURNS
+// the latter.
 template <typename T, bool pairs>
 const Unit* pack_both(Unit* out, const Packing<pairs>& packing, const T* from, int64_t from_stride, int64_t rows) {
   pack_rows<pairs>(out, packing.row_units, from, from_stride, rows, packing.head_size);
@@ -100,8 +101,8 @@ void pack_transposed(Unit* out, Unit* rows_buffer, const Packing<pairs>& packing
   transpose(out, tile_size, rows_buffer, packing.row_units, tile_size, round_up(packing.depth, 16));
 }
 
-// Rows for sums over the columns and, behind them, the columns as rows of pairs, [width][tile_size / 2]: what tiles
-// multiply from the left in a sum over the rows. The buffer holds a tile.
+// Packs rows for sums over the columns and, behind them, the columns as rows of pairs, [width][tile_size / 2], the left
+// factor of AMX tiles in a sum over the rows. `buffer` holds a tile.
 template <bool pairs>
 void pack_for_tiles(Unit* out, Unit* buffer, const Packing<pairs>& packing, const bf16* from, int64_t from_stride,
                     int64_t rows) {
@@ -110,11 +111,11 @@ void pack_for_tiles(Unit* out, Unit* buffer, const Packing<pairs>& packing, cons
   transpose(out + packing.tile / 2, tile_size / 2, buffer, packing.width, tile_size / 2, packing.width);
 }
 
-// What a row's scores are reduced by: nothing, while it has seen no key.
+// RETURNS the number subtracted from a row's scores: 0 while the row has seen no key.
 inline float softmax_base(float row_max) { return row_max == minus_infinity ? 0.0F : row_max; }
 
-// One tile of scores becomes unnormalised probabilities exp(score * scale - row_max), in place or, for pairs, in
-// `probabilities`, after dropout; the running maximum, sum and output of each row are brought to the new maximum.
+// Turns one tile of scores into unnormalised probabilities exp(score * scale - row_max) after dropout, in place or, for
+// pairs, in `probabilities`. Updates the running maximum of each row and rescales its sum and output to it.
 template <bool pairs>
 void online_softmax(float* scores, Unit* probabilities, float* row_max, float* row_sum, float* o, int64_t width,
                     int64_t cols, const AttentionHead& head, int64_t first_query, int64_t rows, int64_t first_key) {
@@ -226,12 +227,12 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
   }
 }
 
-// Of some keys of a query: the (dropped) probabilities, and the gradient of q k^T.
+// Probabilities after dropout, p, and gradients of q k^T, ds, of some keys of a query.
 struct KeyGradients {
   Vec p, ds;
 };
 
-// From q k^T and d_o v^T. factors: of dropout, or nullptr.
+// Computes them from q k^T and d_o v^T. `factors`: dropout's; nullptr: no dropout.
 inline KeyGradients softmax_gradients(Vec score, Vec dp, const float* factors, float lse, float delta, float scale) {
   const Vec p = exp2((score * scale - lse) * log2_e);
   if (factors == nullptr) return {p, p * (dp - delta) * scale};
@@ -239,15 +240,15 @@ inline KeyGradients softmax_gradients(Vec score, Vec dp, const float* factors, f
   return {p * factor, p * (dp * factor - delta) * scale};
 }
 
-// The tile of queries and keys, and what backward knows of its queries.
+// A tile of queries and keys in backward, with its queries' statistics.
 struct GradientTile {
   const AttentionHead& head;
   int64_t query, queries, key;
-  const float *lse, *delta;  // of the first query
+  const float *lse, *delta;  // point at the first query's values
 };
 
-// scores and d_scores hold q k^T and d_o v^T; they become probabilities and gradients. Rows past the last query become
-// zero.
+// Turns scores = q k^T into probabilities and d_scores = d_o v^T into gradients, in place. Rows past the last query
+// become zero.
 inline void softmax_backward(float* scores, float* d_scores, const GradientTile& tile) {
   alignas(64) float factors[tile_size];
   const bool drops = tile.head.drop_threshold != 0;
@@ -267,9 +268,9 @@ inline void softmax_backward(float* scores, float* d_scores, const GradientTile&
   std::memset(d_scores + tile.queries * tile_size, 0, rest);
 }
 
-// The same in pairs, two rows at a time: p and ds as pairs of rows, [tile_size / 2][tile_size], and ds as pairs along
-// the columns, [tile_size][tile_size / 2]. A row behind an odd number of them holds scores of zeros: an infinite
-// log-sum-exp makes zeros of it.
+// Writes the same in pairs, two rows at a time: p and ds as pairs of rows, [tile_size / 2][tile_size], and ds as pairs
+// along the columns, [tile_size][tile_size / 2]. After an odd number of rows comes one with zero scores; its infinite
+// log-sum-exp turns them into zero probabilities.
 inline void softmax_backward_pairs(const float* scores, const float* d_scores, const GradientTile& tile,
                                    const AttentionBackwardBuffers& buffers) {
   alignas(64) float factors[2][tile_size];
@@ -308,7 +309,7 @@ inline void softmax_backward_pairs(const float* scores, const float* d_scores, c
   }
 }
 
-// What the sweep over key tiles needs of each query: packed q and d_o, and delta = d_o . o.
+// Prepares, for the sweep over key tiles, packed q and d_o of all queries, and delta = d_o . o.
 template <typename T, bool pairs>
 void prepare_queries(const AttentionHead& head, const Packing<pairs>& packing,
                      const AttentionBackwardBuffers& buffers) {
@@ -340,7 +341,7 @@ void prepare_queries(const AttentionHead& head, const Packing<pairs>& packing,
   }
 }
 
-// to [rows, cols] = from^T, of from [cols][tile_size]. The buffer is [tile_size][tile_size].
+// to [rows, cols] = from^T, with from [cols][tile_size]. `buffer` is [tile_size][tile_size].
 template <typename T>
 void store_transposed(T* to, int64_t to_stride, const float* from, float* buffer, int64_t rows, int64_t cols) {
   for (int64_t col = 0; col < cols; col += tile_size) {
@@ -356,13 +357,13 @@ void backward_head(const AttentionHead& head, bool first_of_group, bool last_of_
                    const AttentionBackwardBuffers& buffers) {
   const Packing<pairs> packing(head.head_size);
   prepare_queries<T, pairs>(head, packing, buffers);
-  const int64_t pairs_offset = pairs ? packing.tile / 2 : 0;  // of the rows for sums over the rows
+  const int64_t pairs_offset = pairs ? packing.tile / 2 : 0;  // offset of the rows for sums over the rows
 
   for (int64_t key = 0, key_tile = 0; key < head.tokens; key += tile_size, ++key_tile) {
     const int64_t keys = smaller(tile_size, head.tokens - key);
     const int64_t key_rows = round_up(keys, product_rows);
     const T* const k = static_cast<const T*>(head.k) + key * head.k_stride;
-    // v first: its rows are needed no more once transposed, those of k are (for dq).
+    // v first: its rows are not needed after transposing, but k's rows are (for dq).
     pack_transposed<T, pairs>(buffers.v, buffers.k_rows, packing, static_cast<const T*>(head.v) + key * head.v_stride,
                               head.v_stride, keys);
     const Unit* const k_for_dq = pack_both<T, pairs>(buffers.k_rows, packing, k, head.k_stride, keys);
@@ -400,7 +401,7 @@ void backward_head(const AttentionHead& head, bool first_of_group, bool last_of_
       const bool add = !first_of_group || tile > first_tile;
       const int64_t query_units = packing.token_units(queries);
       if constexpr (pairs && tile_products) {
-        // dv^T = d_o^T p and dk^T = q^T ds: tiles multiply p and ds from the right as they are.
+        // dv^T = d_o^T p and dk^T = q^T ds: p and ds need no packing as right factors of tiles.
         product<pairs>(dv, tile_size, {d_o + pairs_offset, tile_size / 2, 1}, p_transposed.units, tile_size,
                        packing.cols, key_rows, query_units, add);
         product<pairs>(dk, tile_size, {q + pairs_offset, tile_size / 2, 1}, ds_transposed.units, tile_size,

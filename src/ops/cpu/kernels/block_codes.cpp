@@ -8,7 +8,7 @@ namespace {
 
 template <typename T>
 void encode_block(const T* x, uint8_t* codes, float* scale, int64_t count) {
-  int32_t largest = 0;  // magnitudes are ordered as their bits are
+  int32_t largest = 0;  // magnitudes compare like their bits
 #pragma omp simd reduction(max : largest)
   for (int64_t i = 0; i < count; ++i) {
     const int32_t magnitude = __builtin_bit_cast(int32_t, load(x + i)) & 0x7fffffff;

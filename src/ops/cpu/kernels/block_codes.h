@@ -1,9 +1,9 @@
-// Codes of 8-bit state and the numbers that they stand for (base/dynamic_map.h), a block at a time. Included only by
-// sources that are compiled once per instruction set; everything has internal linkage.
+// Encodes and decodes 8-bit state (base/dynamic_map.h), a block at a time. Included only by sources that are compiled
+// once per instruction set; everything has internal linkage.
 //
-// With vectors the magnitudes are computed: one of a decade is a straight line in its number, and what differs between
-// decades comes from tables of eight. What is written by AVX-512's instructions costs about a tenth of a nanosecond for
-// each of them and 16 elements, whichever it is: few are what makes it fast.
+// With vectors the magnitudes are computed: within a decade the magnitude is a linear function of its number, whose
+// coefficients come from tables of eight decades. Every AVX-512 instruction costs about 0.1 ns per 16 elements, so
+// speed comes from using few instructions.
 #pragma once
 
 #include <cstdint>
@@ -21,16 +21,16 @@ namespace {
 
 #ifdef __AVX512F__
 constexpr int code_lanes = 16;
-// Forms with a mask of all lanes: GCC 12 takes those without for uses of an uninitialized value.
+// Mask for the masked forms of intrinsics: GCC 12 warns of an uninitialized value in the forms without.
 constexpr __mmask16 all_lanes = 0xffff;
-constexpr int and_or = 0xea;         // of three: (a & b) | c
-constexpr int larger_size = 0b1011;  // of two: the larger magnitude
+constexpr int and_or = 0xea;         // operation on three operands: (a & b) | c
+constexpr int larger_size = 0b1011;  // operation on two operands: the larger magnitude
 #else
 constexpr int code_lanes = 8;
 using CodeFloats [[gnu::vector_size(4 * code_lanes)]] = float;
 using CodeInts [[gnu::vector_size(4 * code_lanes)]] = int32_t;
 
-// GCC 12 takes bytes apart one by one.
+// Loads codes as integers. GCC 12 would convert the bytes one by one.
 inline CodeInts load_codes(const uint8_t* codes) {
   return reinterpret_cast<CodeInts>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes))));
 }
@@ -44,7 +44,7 @@ inline void store_codes(uint8_t* codes, CodeInts n) {
 
 #endif
 
-// Several maxima at a time, of which none waits for the one before.
+// RETURNS the largest magnitude, from several independent maxima that need not wait for each other.
 inline float largest_magnitude(const float* values) {
   constexpr int64_t lanes = 64;
   alignas(64) float largest[lanes] = {};
@@ -74,12 +74,13 @@ inline float largest_magnitude(const float* values) {
 
 template <bool has_sign>
 struct DecadeTables {
-  // By the logarithm of a magnitude's place, plus 7, modulo 8: its smallest value, and what all above it span.
+  // For each decade, indexed by the logarithm of a magnitude's place, plus 7, modulo 8: smallest value, and span of all
+  // values above.
   float low[8], span[8];
-  // By the decade of a number, from 1; 0 is below all: magnitude = scale x + shift, at most `last`.
+  // For each decade of a number, from 1 (0: below all): magnitude = scale x + shift, at most `last`.
   float scale[8], shift[8];
   int32_t last[8];
-  float border[8];  // between each decade and the next, from 0; of magnitude 1
+  float border[8];  // border between each decade, from 0, and the next, for magnitude 1
 };
 
 template <bool has_sign>
@@ -116,7 +117,8 @@ inline Vector vector_of(const T (&table)[8]) {
 
 #ifdef __AVX512F__
 
-// By the logarithm of a magnitude's place, plus 15, modulo 16: as DecadeTables has them. Zero without a sign has place 1.
+// Values of DecadeTables, indexed by the logarithm of a magnitude's place, plus 15, modulo 16. Without a sign, zero has
+// place 1.
 struct PlaceTables {
   float low[16], span[16];
 };
@@ -144,7 +146,7 @@ inline void decode_block(const uint8_t* codes, float scale, float* values) {
   for (int64_t i = 0; i < state_block; i += code_lanes) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
     const __m512i n = _mm512_sub_epi32(_mm512_maskz_cvtepu8_epi32(all_lanes, bytes), zero);
-    const __m512i place = _mm512_castps_si512(_mm512_maskz_cvtepi32_ps(all_lanes, n));  // its sign is looked at last
+    const __m512i place = _mm512_castps_si512(_mm512_maskz_cvtepi32_ps(all_lanes, n));  // the sign is used last
     const __m512i log = _mm512_maskz_srli_epi32(all_lanes, place, 23);  // plus 127
     const __m512i mantissa = _mm512_maskz_ternarylogic_epi32(all_lanes, place, fraction_bits, one, and_or);
     const __m512 fraction = _mm512_sub_ps(_mm512_castsi512_ps(mantissa), _mm512_castsi512_ps(one));
@@ -158,17 +160,17 @@ inline void decode_block(const uint8_t* codes, float scale, float* values) {
   }
 }
 
-// A number's place among those of its decade: cells (1 + u), with cells those of the decade and u from 0 at its tenth to
-// 1 at its whole. 1 + u = scale x + 8 / 9 has the place in the highest bits of its mantissa. Magnitude 1 is a decade of
-// its own, and so is zero with a sign.
+// Tables for a number's place in its decade: cells (1 + u), where `cells` is the decade's number of cells and u rises
+// from 0 at a tenth of its upper end to 1 at the end. The highest mantissa bits of 1 + u = scale x + 8 / 9 are the
+// place. Magnitude 1 is a decade of its own, and so is zero with a sign.
 template <bool has_sign>
 struct OctaveTables {
-  // By the exponent of a number from 2^-23 to 1, modulo 32: the border between decades in that octave, or one above it,
-  // with the bits of a mantissa behind the place in the decade below in the lowest bits, which move the border by less
-  // than its rounding.
+  // For each exponent of a number from 2^-23 to 1, modulo 32: the border between decades in that octave, or a number
+  // above the octave if it has none. Its lowest bits hold the number of mantissa bits after the place in the decade
+  // below; they move the border by less than its rounding.
   uint32_t border[32];
-  float scale[16];  // by these bits, modulo 16
-  float least;      // what is below is taken for it: a number of the lowest decade that has a border
+  float scale[16];  // indexed by that number of bits, modulo 16
+  float least;      // smaller magnitudes are raised to it: the smallest in a decade with a border
 };
 
 template <bool has_sign>
@@ -177,7 +179,7 @@ constexpr OctaveTables<has_sign> make_octave_tables() {
   constexpr uint32_t most_bits = has_sign ? 24 : 23;
   OctaveTables<has_sign> tables{};
   for (uint32_t exponent = 104; exponent <= 127; ++exponent) {
-    // Without a sign all that is not zero has at least the lowest decade.
+    // Without a sign, every number above zero is at least in the lowest decade.
     uint32_t decade = has_sign ? 0 : 1;
     while (decade < 8 && __builtin_bit_cast(uint32_t, decades.border[decade]) < exponent << 23) ++decade;
     const bool is_inside = decade < 8 && __builtin_bit_cast(uint32_t, decades.border[decade]) < (exponent + 1) << 23;
@@ -187,12 +189,12 @@ constexpr OctaveTables<has_sign> make_octave_tables() {
   double power = 1e-6;
   for (uint32_t decade = 1; decade <= 7; ++decade, power *= 10)
     tables.scale[(most_bits - decade) % 16] = static_cast<float>(1 / (0.9 * power));
-  tables.scale[(most_bits - 8) % 16] = 0.1125F;  // the place of 1 is the first, whatever the bits behind
+  tables.scale[(most_bits - 8) % 16] = 0.1125F;  // the place of 1 is the first for any lower bits
   tables.least = has_sign ? 0x1p-23F : decades.low[0];
   return tables;
 }
 
-// Of 64 numbers, 16 at a time, less `first`: their bytes.
+// RETURNS 64 numbers, given 16 at a time, minus `first`, as bytes.
 inline __m512i bytes_of(__m512i a, __m512i b, __m512i c, __m512i d, int16_t first) {
   const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
   const __m512i less = _mm512_set1_epi16(first);
@@ -224,7 +226,7 @@ inline void encode_values(const float* values, uint8_t* codes, float inverse) {
     const __m512i mantissa = _mm512_castps_si512(_mm512_maskz_min_ps(all_lanes, line, below_two));
     const __m512i place = _mm512_maskz_ternarylogic_epi32(all_lanes, mantissa, fraction_bits, hidden_bit, and_or);
     const __m512i shift = _mm512_and_si512(behind, count_bits);
-    // Without a sign places begin with 1, which zero has.
+    // Without a sign places begin with 1, the place of zero.
     if (has_sign) return _mm512_maskz_srlv_epi32(all_lanes, place, shift);
     const __m512i value_bits = _mm512_castps_si512(value);
     return _mm512_mask_srlv_epi32(one, _mm512_test_epi32_mask(value_bits, value_bits), place, shift);

@@ -1,8 +1,8 @@
 // Codes of few-bit derivatives (ops/few_bits.h), a chunk of a row at a time. Included only by sources that are compiled
 // once per instruction set; everything has internal linkage.
 //
-// With AVX-512 a code's bits come from comparisons of 16 values, each of which is a mask: bit b of all 16 codes is made of
-// masks alone, and laid to every bits-th place of a word at once. Without, codes are bytes before they are packed.
+// With AVX-512, comparing 16 values gives a mask. Bit b of 16 codes is computed from such masks, and deposited at every
+// bits-th place of a word at once. Without AVX-512, codes are bytes before they are packed.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +16,16 @@
 namespace gptrain::GPTRAIN_ISA {
 namespace {
 
-// Elements of a chunk: their values stay in the first cache. A chunk but the last one of a row has so many.
+// Elements of every chunk but a row's last: few enough for the L1 cache.
 constexpr int64_t coded_chunk = 512;
 constexpr int64_t groups_of(int64_t elements) { return (elements + codes_in_group - 1) / codes_in_group; }
 
-// Backward's factors by code.
+// Backward's factor for each code.
 template <int bits>
 struct CodeLevels {
   explicit CodeLevels(ActivationKind kind) {
     const ActivationPieces<bits> pieces = activation_pieces<bits>(kind);
-    // Those that have less than 4 bits: again for each value of the bits above.
+    // Codes of less than 4 bits are repeated for each value of the bits above.
     for (int i = 0; i < 16; ++i) {
       const int piece = i % pieces.count;
       of[i] = i / pieces.count % 2 == 0 ? pieces.levels[piece] : 1.0F - pieces.levels[piece];
@@ -36,7 +36,7 @@ struct CodeLevels {
 
 #ifdef __AVX512F__
 
-// Every bits-th bit of a word of 16 codes, from the lowest.
+// RETURNS a word with every bits-th bit set, from the lowest, 16 in all.
 template <int bits>
 constexpr uint64_t lowest_bits() {
   uint64_t places = 0;
@@ -49,7 +49,7 @@ uint64_t codes_of(const float* values) {
   constexpr ActivationPieces<bits> pieces = activation_pieces<bits>(kind);
   const __m512 value = _mm512_loadu_ps(values);
   const __m512 magnitude = _mm512_abs_ps(value);
-  // Bit b of the number of borders below is 1 where an odd number of those lies below whose numbers are multiples of 2^b.
+  // Bit b of the number of borders below a value is 1 if an odd number of these borders have an index divisible by 2^b.
   uint32_t planes[bits] = {};
 #pragma GCC unroll 8
   for (int border = 1; border < pieces.count; ++border) {
@@ -65,7 +65,7 @@ uint64_t codes_of(const float* values) {
   return codes;
 }
 
-// `values`: of whole groups of 16, of which `count` are meant.
+// Encodes `count` values. REQUIRES: `values` has memory for whole groups of 16.
 template <ActivationKind kind, int bits>
 void encode(const float* values, int64_t count, uint8_t* codes) {
   int64_t i = 0;
@@ -84,18 +84,18 @@ __m512 levels_of(uint32_t first, uint32_t second, __m512 levels) {
   const __m512i shifts = _mm512_set_epi32(7 * bits, 6 * bits, 5 * bits, 4 * bits, 3 * bits, 2 * bits, bits, 0,  //
                                           7 * bits, 6 * bits, 5 * bits, 4 * bits, 3 * bits, 2 * bits, bits, 0);
   const __m512i words = _mm512_mask_set1_epi32(_mm512_set1_epi32(static_cast<int>(first)), 0xff00, static_cast<int>(second));
-  // The permutation looks at the lowest four bits. (GCC 12 takes forms without a mask for uses of an uninitialized value.)
+  // The permutation uses the lowest four bits. (GCC 12 warns of an uninitialized value in forms without a mask.)
   const __m512i codes = _mm512_maskz_srlv_epi32(0xffff, words, shifts);
   return _mm512_maskz_permutexvar_ps(0xffff, codes, levels);
 }
 
-// `out`: of whole groups.
+// REQUIRES: `out` has memory for whole groups.
 template <int bits>
 void decode(const uint8_t* codes, int64_t count, const CodeLevels<bits>& levels, float* out) {
   const __m512 table = _mm512_load_ps(levels.of);
   const int64_t groups = groups_of(count);
   int64_t group = 0;
-  // Four bytes are read of each, as three are not read at once; the last has none behind it.
+  // Reads four bytes of each group, as no instruction reads three; the last group has none behind it.
   for (; group + 2 < groups; group += 2, codes += 2 * bits) {
     uint32_t first, second;
     std::memcpy(&first, codes, sizeof first);
@@ -111,7 +111,7 @@ void decode(const uint8_t* codes, int64_t count, const CodeLevels<bits>& levels,
 
 #else
 
-// The lowest `bits` bits of 8 bytes, side by side, and the way back.
+// Pack the lowest `bits` bits of 8 bytes side by side, and unpack them.
 template <int bits>
 uint64_t packed(uint64_t bytes) {
   constexpr uint64_t pair = ((uint64_t{1} << (2 * bits)) - 1) * 0x0001000100010001U;
@@ -160,7 +160,7 @@ void decode(const uint8_t* codes, int64_t count, const CodeLevels<bits>& levels,
   for (int64_t group = 0; group < groups; ++group) {
     const uint8_t* from = codes + group * bits;
     uint64_t word = 0;
-    // Four bytes of which three count are read at once; three are not. The last group has none behind it.
+    // Reads four bytes and uses three, as no instruction reads three. The last group has none behind it.
     if (bits == 3 && group + 1 < groups) {
       uint32_t four;
       std::memcpy(&four, from, sizeof four);

@@ -8,7 +8,7 @@
 namespace gptrain::GPTRAIN_ISA {
 namespace {
 
-// Columns whose factors are computed at a time: small enough for the L1 cache.
+// Columns whose factors are computed at a time: few enough for the L1 cache.
 constexpr int64_t dropout_span = 1024;
 static_assert(dropout_span % (4 * philox_counters) == 0);
 
@@ -24,8 +24,8 @@ inline DropoutCounters dropout_row(const Dropout& dropout, int64_t row, int64_t 
           static_cast<float>(1.0 / (1.0 - dropout.p))};
 }
 
-// Calls body(first, count, factors) for spans of columns [first_column, end_column) of one row: factors[i] of column
-// first + i is 0 where dropped, else 1 / (1 - p). first_column is a multiple of 4.
+// Calls body(first, count, factors) for spans of columns [first_column, end_column) of one row: factors[i], for column
+// first + i, is 0 if it is dropped, else 1 / (1 - p). REQUIRES: first_column is a multiple of 4.
 template <typename Body>
 inline void for_dropout_spans(const Dropout& dropout, int64_t row, int64_t sequence_length, int64_t first_column,
                               int64_t end_column, const Body& body) {

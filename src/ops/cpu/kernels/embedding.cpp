@@ -4,7 +4,7 @@
 namespace gptrain::GPTRAIN_ISA {
 namespace {
 
-// The row of a slice of the table that holds the token, or -1.
+// RETURNS the token's row in a slice of the table, or -1.
 inline int64_t row_of_token(int32_t token, int64_t first_token, int64_t rows) {
   const int64_t row = token - first_token;
   return row >= 0 && row < rows ? row : -1;
@@ -32,7 +32,7 @@ void lookup_with_dropout(const C* token, const C* position, const float* factors
   }
 }
 
-// The row of a token that another slice holds: its position, or zero.
+// Writes the row of a token in another slice: its position's embedding, or zero.
 template <typename R, typename C>
 void without_token(const EmbeddingForward& op, const C* position, int64_t row, R* x) {
   const int64_t cols = op.x.cols;
@@ -53,7 +53,7 @@ void without_token(const EmbeddingForward& op, const C* position, int64_t row, R
   for (int64_t i = 0; i < cols; ++i) store(x + i, load(position + i));
 }
 
-// sums += dropout'(dx of `row`) in the columns [first, end).
+// sums += dropout'(dx of `row`) in columns [first, end).
 template <typename R>
 void add_row(const EmbeddingBackward& op, int64_t row, int64_t first, int64_t end, float* sums) {
   const R* dx = row_of<R>(op.dx, row);

@@ -1,11 +1,11 @@
-// Rules for kernel sources, which are compiled once for each instruction set (GPTRAIN_ISA names the namespace).
+// Rules for kernel sources, which are compiled once for each instruction set (in the namespace GPTRAIN_ISA).
 //
-// The linker keeps one copy of an inline function, whichever object it comes from. If a kernel source compiled for
-// AVX-512 left an out-of-line copy of, say, std::max in its object, the whole program might use that copy, and stop
-// with an illegal instruction on a machine without AVX-512. So these sources
+// The linker keeps one copy of an inline function, from any object. If a kernel source compiled for AVX-512 left an
+// out-of-line copy of, say, std::max in its object, the whole program might use that copy, and stop with an illegal
+// instruction on a machine without AVX-512. So these sources
 //   - keep all their helpers in an anonymous namespace inside their own;
 //   - use no standard containers, algorithms or strings;
-//   - call from other headers only what the compiler always inlines (drop_threshold).
+//   - call from other headers only functions that the compiler always inlines (drop_threshold).
 // The test `kernel_symbols` looks for weak functions in the objects. The libraries are built with -O3 in every build
 // type, without which nothing would be inlined.
 //
@@ -39,7 +39,7 @@ inline T* row_of(const Matrix& matrix, int64_t row) {
   return static_cast<T*>(matrix.data) + row * matrix.stride;
 }
 
-// Calls body(T{}) with the type of a dtype, which is f32 or bf16.
+// Calls body(T{}) with the C++ type of a dtype. REQUIRES: f32 or bf16.
 template <typename Body>
 inline void with_type(DType dtype, const Body& body) {
   if (dtype == DType::bf16) {

@@ -5,10 +5,11 @@
 namespace gptrain::GPTRAIN_ISA {
 namespace {
 
-// Columns whose maximum and sum are taken together: the second look at them finds them in the L1 cache.
+// Columns whose maximum and then sum are computed at a time: few enough that the second pass finds them in the L1
+// cache.
 constexpr int64_t span = 2048;
 
-// sum: of e^(logit - maximum).
+// sum: the sum of e^(logit - maximum).
 struct SoftmaxSums {
   float maximum;
   double sum;
@@ -33,8 +34,8 @@ float sum_of_exponentials(const L* logits, int64_t count, float maximum) {
   return sum;
 }
 
-// One pass over memory: where a span raises the maximum, what was summed before shrinks. A NaN logit is no maximum but
-// makes the sum NaN.
+// Computes both in one pass over memory: if a span raises the maximum, the sum so far is rescaled. A NaN logit does not
+// become the maximum but makes the sum NaN.
 template <typename L>
 SoftmaxSums softmax_sums(const L* logits, int64_t vocab_size) {
   SoftmaxSums sums{-infinity, 0};
@@ -61,19 +62,19 @@ void clear(C* values, int64_t first, int64_t end) {
   for (int64_t i = first; i < end; ++i) store(values + i, 0.0F);
 }
 
-// A row of the logits, whole or a slice of the vocabulary.
+// Statistics of a whole row of logits.
 struct LogitsRow {
   SoftmaxSums sums;     // over the whole vocabulary
-  double target_logit;  // minus sums.maximum
+  double target_logit;  // target's logit minus sums.maximum
 };
 
-// True columns of a slice of the logits.
+// RETURNS the number of columns of a slice of the logits that are not padding.
 inline int64_t true_columns(int64_t vocab_size, int64_t first_token, int64_t cols) {
   const int64_t left = vocab_size - first_token;
   return left < 0 ? 0 : left < cols ? left : cols;
 }
 
-// Statistics of slices, in order, make those of the whole row.
+// RETURNS the statistics of a whole row from those of its slices, in order.
 inline LogitsRow combine_slices(const CrossEntropy& op, int64_t row) {
   LogitsRow result{{-infinity, 0}, 0};
   for (int64_t i = 0; i < op.statistics.rows; i += 3) {
@@ -83,7 +84,7 @@ inline LogitsRow combine_slices(const CrossEntropy& op, int64_t row) {
   for (int64_t i = 0; i < op.statistics.rows; i += 3) {
     const float maximum = row_of<float>(op.statistics, i)[row];
     const double sum = static_cast<double>(row_of<float>(op.statistics, i + 1)[row]);
-    // A slice of padding has no share, and its minus infinity is not to meet another; a NaN is to be seen.
+    // A slice of padding is skipped, as minus infinity minus itself would be NaN. A NaN sum is not skipped.
     if (sum != 0) result.sums.sum += sum * static_cast<double>(exp_f32(maximum - result.sums.maximum));
     result.target_logit += static_cast<double>(row_of<float>(op.statistics, i + 2)[row]);
   }
@@ -134,7 +135,7 @@ void row_loss(const CrossEntropy& op, int64_t row) {
   const double scale = (1.0 + 2.0 * op.z_loss * lse) * inverse_tokens / sums.sum;
   gradient_row(logits, d_logits, cols, sums.maximum, static_cast<float>(scale));
   if (target >= 0 && target < cols) {
-    // Rounded once: the difference is taken before it is stored.
+    // The difference is computed before rounding to C, so it is rounded once.
     const double target_exponential = static_cast<double>(exp_f32(static_cast<float>(target_logit)));
     store(d_logits + target, static_cast<float>(target_exponential * scale - inverse_tokens));
   }

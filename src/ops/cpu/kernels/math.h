@@ -27,7 +27,7 @@ inline float exp_f32(float x) {
   p = p * r + 1.666657338e-1F;
   p = p * r + 0.5F;
   const float e_r = (p * r) * r + r + 1.0F;
-  // 2^(n - 1) and a factor of 2, because 2^128 is not a float.
+  // Scales by 2^(n - 1) and 2, because 2^128 is no float.
   const uint32_t exponent = __builtin_bit_cast(uint32_t, shifted) - __builtin_bit_cast(uint32_t, magic) + 126U;
   const float result = e_r * __builtin_bit_cast(float, exponent << 23) * 2.0F;
   const float bounded = x > largest ? infinity : result;
@@ -39,7 +39,7 @@ inline float sigmoid(float x) { return 1.0F / (1.0F + exp_f32(-x)); }
 
 struct SigmoidAndSlope {
   float value;
-  float slope;  // value (1 - value), without the cancellation of that form in the upper tail
+  float slope;  // value (1 - value), computed without that form's cancellation in the upper tail
 };
 
 inline SigmoidAndSlope sigmoid_and_slope(float x) {
@@ -49,14 +49,14 @@ inline SigmoidAndSlope sigmoid_and_slope(float x) {
   return {x < 0.0F ? lower : upper, upper * lower};
 }
 
-// The standard normal distribution and e^(-x^2 / 2), which its density is a multiple of.
+// The standard normal distribution, and e^(-x^2 / 2), to which its density is proportional.
 struct Normal {
   float distribution;
   float exponential;
 };
 
 // With z = |x| / sqrt 2 and t = 1 / (1 + 0.3 z): erfc(z) = e^(-z^2) t P(t). P interpolates e^(z^2) erfc(z) / t at
-// Chebyshev nodes for z <= 10 (relative error 3e-8), past which e^(-z^2) is 0. The lower tail keeps its relative
+// Chebyshev nodes for z <= 10 (relative error 3e-8), beyond which e^(-z^2) is 0. The lower tail has full relative
 // accuracy.
 inline Normal normal_distribution(float x) {
   constexpr float sqrt_half = 0.707106781F;

@@ -1,13 +1,12 @@
-// Compiled once per instruction set; GPTRAIN_MATRIX_KERNELS names the table of this one.
-#include "ops/cpu/kernels/matrix_kernels.h"
-
+// Compiled once per instruction set; GPTRAIN_MATRIX_KERNELS is the name of its table.
 #include "ops/cpu/kernels/attention_kernels.h"
+#include "ops/cpu/kernels/matrix_kernel_table.h"
 #include "ops/cpu/kernels/tile.h"
 
 namespace gptrain {
 namespace {
 
-// One pair of template parameters per element type: pairs of bfloat16 where the CPU multiplies them, else floats.
+// Template parameters for each element type: pairs of bfloat16 if the CPU multiplies them, else floats.
 #ifdef __AVX512BF16__
 constexpr bool bf16_pairs = true;
 #else
@@ -34,7 +33,7 @@ void attention_backward(const AttentionHead& head, DType dtype, bool first_of_gr
   }
 }
 
-// Rows of the depth as [tile_size][tile_size] units or [tile_size / 2][tile_size] pairs, for sums over them.
+// Packs rows of the depth as [tile_size][tile_size] units or [tile_size / 2][tile_size] pairs, for sums over them.
 template <bool pairs, typename T>
 void pack_depth(Unit* out, const T* from, int64_t from_stride, int64_t depth, int64_t cols) {
   if constexpr (pairs) {
@@ -46,7 +45,7 @@ void pack_depth(Unit* out, const T* from, int64_t from_stride, int64_t depth, in
 
 template <typename T, bool pairs>
 void tiled_linear_of(const TiledLinear& op, int64_t row, int64_t col, const TiledLinearBuffers& buffers) {
-  constexpr int64_t tile_units = pairs ? tile_size / 2 : tile_size;  // of the depth of a tile
+  constexpr int64_t tile_units = pairs ? tile_size / 2 : tile_size;  // units in the depth of a tile
   const int64_t rows = smaller(tile_size, op.rows - row);
   const int64_t cols = smaller(tile_size, op.cols - col);
   const T* const a = static_cast<const T*>(op.a);
@@ -102,8 +101,8 @@ void tiled_linear(const TiledLinear& op, int64_t row, int64_t col, const TiledLi
   }
 }
 
-// Rows whose sum is taken in float. Sums of these are added in double, so that the error of a column's sum does not
-// grow with the number of rows.
+// Rows summed in float. Their sums are added in double, so that the error of a column's sum does not grow with the
+// rows.
 constexpr int64_t column_sum_rows = 16;
 
 template <typename T>

@@ -12,7 +12,7 @@ float mean_of(const R* x, int64_t cols) {
   return sum / static_cast<float>(cols);
 }
 
-// The mean of (x - mean)^2, in a pass of its own: accurate where the mean is large beside the spread.
+// RETURNS the mean of (x - mean)^2. A separate pass is accurate even if the mean is large against the deviation.
 template <typename R>
 float variance_of(const R* x, int64_t cols, float mean) {
   float sum = 0;
@@ -35,7 +35,7 @@ void normalize(const R* x, float mean, float rstd, const float* gamma, const flo
   }
 }
 
-// RMS norm is layer norm with a mean of 0.
+// Computes the norm of one row; RMS norm is layer norm with mean 0.
 template <typename R, typename C>
 void forward_row(const NormForward& op, int64_t row) {
   const int64_t cols = op.x.cols;
@@ -131,7 +131,7 @@ void norm_backward(const NormBackward& op, int64_t first_row, int64_t end_row, f
 
 void add_partials(const float* partials, int64_t num_partials, int64_t stride, double* sums, int64_t first_column,
                   int64_t end_column) {
-  // In double, a few columns at a time: the error does not grow with the number of partial sums.
+  // Sums in double, a few columns at a time, so that the error does not grow with the number of partial sums.
   constexpr int64_t width = 64;
   for (int64_t first = first_column; first < end_column; first += width) {
     const int64_t count = first + width < end_column ? width : end_column - first;

@@ -1,5 +1,5 @@
-// Philox words (base/philox.h), many counters side by side, and dropout's factors from them. Included only by sources
-// that are compiled once per instruction set; everything has internal linkage.
+// Philox words (base/philox.h) of many counters at once, and dropout's factors from them. Included only by sources that
+// are compiled once per instruction set; everything has internal linkage.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +19,17 @@ constexpr int philox_bytes = 32;
 constexpr int philox_bytes = 16;
 #endif
 
-// One word of a counter in the low half of each 64-bit lane. What the high half holds is never used: so the two halves
-// of a 64-bit product serve as two words without being taken apart.
+// One word of a counter in the low half of each 64-bit lane. The high half is never used, so the two halves of a 64-bit
+// product serve as two words without being separated.
 using PhiloxWords [[gnu::vector_size(philox_bytes)]] = uint64_t;
 constexpr int philox_lanes = philox_bytes / 8;
-// Counters whose words are computed at a time. Two vectors, so that one's products run while the other's are awaited.
+// Vectors of counters computed at a time: with two, one's products run while the other's are in flight.
 constexpr int philox_vectors = 2;
 constexpr int philox_counters = philox_vectors * philox_lanes;
 
 inline PhiloxWords product_of_low_halves(PhiloxWords a, PhiloxWords b) {
 #if defined(__AVX512F__)
-  // All lanes by a mask: GCC 12 takes the form without one for a use of an uninitialized value.
+  // Masked form with all lanes: GCC 12 warns of an uninitialized value in the form without a mask.
   return reinterpret_cast<PhiloxWords>(
       _mm512_maskz_mul_epu32(0xff, reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
 #elif defined(__AVX2__)
@@ -49,7 +49,7 @@ struct DropoutCounters {
   float keep_scale;
 };
 
-// The same without what dropout makes of the words.
+// The same counters without dropout's parameters.
 struct PhiloxCounters {
   uint32_t k0, k1;
   uint32_t c1, c2, c3;
@@ -61,7 +61,7 @@ using DrawnWords [[gnu::vector_size(philox_bytes)]] = uint32_t;
 // back's from word n on.
 template <typename Counters, typename Body>
 inline void for_philox_words(const Counters& at, uint32_t first, const Body& body) {
-  // Lanes hold the counters in the order in which pairs of words are interleaved below.
+  // The order of counters in lanes follows the interleaving of word pairs below.
   PhiloxWords order, low, high;
   for (int lane = 0; lane < philox_lanes; ++lane) {
     order[lane] = static_cast<uint64_t>(lane % 2 * philox_lanes / 2 + lane / 2);
@@ -99,7 +99,7 @@ inline void for_philox_words(const Counters& at, uint32_t first, const Body& bod
   }
 }
 
-// factors[4 i + w], i < philox_counters: 0 where word w of counter first + i drops its element, else keep_scale.
+// factors[4 i + w], i < philox_counters: 0 if word w of counter first + i drops its element, else keep_scale.
 inline void dropout_factors(float* factors, const DropoutCounters& at, uint32_t first) {
   using Factors [[gnu::vector_size(philox_bytes)]] = float;
   const Factors keep = Factors{} + at.keep_scale;

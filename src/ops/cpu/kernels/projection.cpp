@@ -7,7 +7,7 @@
 namespace gptrain::GPTRAIN_ISA {
 namespace {
 
-// Elements whose words are drawn at a time: small enough for the L1 cache.
+// Elements whose words are computed at a time: few enough for the L1 cache.
 constexpr int64_t projection_span = 1024;
 
 template <typename C>
@@ -33,7 +33,7 @@ PhiloxCounters counters_of(PhiloxKey key, int64_t token, int64_t sample_id) {
           static_cast<uint32_t>(sample >> 32)};
 }
 
-// Rows [first, end) of a sequence, which begins at the row `begin`.
+// Computes rows [first, end) of a sequence that begins at row `begin`.
 template <typename C>
 void store_cosines(const ProjectionMatrix& op, int64_t begin, int64_t first, int64_t end) {
   const int64_t sample = op.sample_ids[begin / op.sequence_length];

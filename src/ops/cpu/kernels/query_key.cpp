@@ -12,7 +12,7 @@ float rstd_of(const C* x, int64_t size, float eps) {
   return 1.0F / __builtin_sqrtf(sum / static_cast<float>(size) + eps);
 }
 
-// Norms (optionally) and turns the halves (a, b) of a head's vector. y may be x.
+// Norms (if has_norm) and rotates the halves (a, b) of a head's vector. y may alias x.
 template <bool has_norm, typename C>
 void rotate_head(const C* x, const float* gamma, float rstd, const float* cosines, const float* sines, C* y,
                  int64_t half) {
@@ -68,7 +68,7 @@ void forward_rows(const QueryKeyForward& op, RotaryView rotary, int64_t first_ro
   }
 }
 
-// dy of the normed vector: the gradient turned back.
+// dy of the normed vector: the gradient rotated back.
 template <typename C>
 void rotate_back(const C* gradient, const float* cosines, const float* sines, float* dy, int64_t half) {
 #pragma omp simd

@@ -4,7 +4,7 @@
 #include <unistd.h>
 #endif
 
-#include "ops/cpu/kernels/matrix_kernels.h"
+#include "ops/cpu/kernels/matrix_kernel_table.h"
 
 namespace gptrain {
 
@@ -21,7 +21,7 @@ namespace {
 const MatrixKernels* matrix_kernels_of_tests = nullptr;
 
 #ifdef __x86_64__
-// Linux lets a process use the data of tiles once it has asked for that, and may refuse.
+// Asks Linux for permission to use tiles. RETURNS false if it refuses.
 bool ask_for_tiles() {
   constexpr long arch_req_xcomp_perm = 0x1023, xtile_data = 18;  // ARCH_REQ_XCOMP_PERM of <asm/prctl.h>
   return syscall(SYS_arch_prctl, arch_req_xcomp_perm, xtile_data) == 0;
@@ -33,7 +33,8 @@ bool ask_for_tiles() {
 const MatrixKernels& select_matrix_kernels() {
   if (matrix_kernels_of_tests != nullptr) return *matrix_kernels_of_tests;
 #ifdef __x86_64__
-  // What oneDNN would use: the CPU's own, capped by ONEDNN_MAX_CPU_ISA. Its values grow by adding bits.
+  // The instruction set that oneDNN uses: the CPU's, capped by ONEDNN_MAX_CPU_ISA. A larger set has all bits of a
+  // smaller one.
   const int isa = dnnl_get_effective_cpu_isa();
   const auto has = [isa](int wanted) { return (isa & wanted) == wanted; };
   if (has(dnnl_cpu_isa_avx512_core_amx)) {

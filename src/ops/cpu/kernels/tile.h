@@ -2,9 +2,9 @@
 // include this; everything here has internal linkage and no inline function of a library is called, so that no copy is
 // shared between instruction sets.
 //
-// A packed tile is made of 32-bit units along the dimension that a product sums over: one float, or, where the CPU
-// multiplies pairs of bfloat16 (`pairs`), two neighbours of that dimension. Vectors multiply pairs, or tiles of AMX
-// (`tile_products`).
+// A packed tile consists of 32-bit units along the dimension that a product sums over: one float or, if the CPU
+// multiplies pairs of bfloat16 (`pairs`), two neighbours in that dimension. Vector instructions multiply pairs, or AMX
+// tiles do (`tile_products`).
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 #include "base/dtype.h"
 #include "ops/cpu/kernels/amx_tiles.h"
-#include "ops/cpu/kernels/matrix_kernels.h"
+#include "ops/cpu/kernels/matrix_kernel_table.h"
 
 namespace gptrain {
 namespace {
@@ -51,7 +51,7 @@ inline void assign(bf16& to, float value) {
   to.bits = static_cast<uint16_t>((bits & 0x7fffffffU) > 0x7f800000U ? quiet : rounded);
 }
 
-// acc + a * b, each 32-bit lane one float or a pair of bfloat16.
+// RETURNS acc + a * b; a 32-bit lane of a and b is one float or a pair of bfloat16.
 template <bool pairs>
 inline Vec multiply_add(Vec a, Vec b, Vec acc) {
 #ifdef __AVX512BF16__
@@ -60,14 +60,15 @@ inline Vec multiply_add(Vec a, Vec b, Vec acc) {
   return a * b + acc;
 }
 
-// A factor of a product: unit k of row i is units[i * row_stride + k * unit_stride]. Tiles want a unit_stride of 1.
+// A factor of a product: unit k of row i is units[i * row_stride + k * unit_stride]. AMX tiles require a unit_stride of
+// 1.
 struct LeftOperand {
   const Unit* units;
   int64_t row_stride;
   int64_t unit_stride;
 };
 
-// Four rows and `vectors` vectors of columns stay in registers while the sum runs.
+// Keeps four rows and `vectors` vectors of columns in registers during the sum.
 template <bool pairs, int vectors>
 void product_strip(float* c, int64_t c_stride, LeftOperand a, const Unit* b, int64_t b_stride, int64_t rows,
                    int64_t depth, bool accumulate) {
@@ -96,8 +97,8 @@ void product_strip(float* c, int64_t c_stride, LeftOperand a, const Unit* b, int
   }
 }
 
-// c [rows, cols] (+)= a [rows, depth] b [depth, cols], in units. rows: a multiple of product_rows; cols: of 16. Operands
-// hold zeros up to the next multiple of 16 of each, and c has room there.
+// c [rows, cols] (+)= a [rows, depth] b [depth, cols], in units. REQUIRES: rows is a multiple of product_rows, cols of
+// 16; operands are padded with zeros to multiples of 16 of all sizes, and c has memory for its padding.
 template <bool pairs>
 void product(float* c, int64_t c_stride, LeftOperand a, const Unit* b, int64_t b_stride, int64_t rows, int64_t cols,
              int64_t depth, bool accumulate) {
@@ -115,7 +116,7 @@ void product(float* c, int64_t c_stride, LeftOperand a, const Unit* b, int64_t b
   }
 }
 
-// Rows of a matrix as units along the columns, [tile_size][stride], with zeros past the last row and column.
+// Packs rows of a matrix as units along the columns, [tile_size][stride], with zeros past the last row and column.
 template <bool pairs, typename T>
 void pack_rows(Unit* out, int64_t stride, const T* from, int64_t from_stride, int64_t rows, int64_t cols) {
   for (int64_t row = 0; row < rows; ++row) {
@@ -133,7 +134,8 @@ void pack_rows(Unit* out, int64_t stride, const T* from, int64_t from_stride, in
   if (rows < tile_size) std::memset(out + rows * stride, 0, static_cast<size_t>((tile_size - rows) * stride * 4));
 }
 
-// Rows of a matrix of bfloat16 as pairs of neighbouring rows, [tile_size / 2][stride], zeros past the last of both.
+// Packs a matrix of bfloat16 as pairs of neighbouring rows, [tile_size / 2][stride], with zeros past the last row and
+// column.
 inline void pack_row_pairs(Unit* out, int64_t stride, const bf16* from, int64_t from_stride, int64_t rows,
                            int64_t cols) {
   for (int64_t row = 0; row < tile_size; row += 2) {
@@ -150,7 +152,7 @@ inline void pack_row_pairs(Unit* out, int64_t stride, const bf16* from, int64_t 
   }
 }
 
-// out[j][i] = in[i][j] of a block of lanes x lanes units: each round interleaves row i with row i + lanes / 2.
+// out[j][i] = in[i][j] for a block of lanes x lanes units. Each round interleaves row i with row i + lanes / 2.
 inline void transpose_block(Unit* out, int64_t out_stride, const Unit* in, int64_t in_stride) {
   IntVec low, high;
   for (int i = 0; i < lanes; ++i) {

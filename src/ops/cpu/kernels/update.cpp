@@ -8,8 +8,7 @@
 namespace gptrain::GPTRAIN_ISA {
 namespace {
 
-// Formulas are taken by value: what is stored might change one that is elsewhere, whose numbers would be loaded for each
-// element again.
+// `formula` is passed by value: the compiler would reload a referenced one for each element, as stores might change it.
 template <bool has_weights, typename Formula, typename G, typename C, typename... Columns>
 void update_masters(const Formula formula, const G* gradients, float* master, C* weights, int64_t count,
                     Columns*... columns) {
@@ -31,21 +30,21 @@ void update_rounding(const Formula formula, const G* gradients, bf16* weights, c
   }
 }
 
-// Elements whose words are drawn at a time: small enough for the L1 cache.
+// Elements whose words are computed at a time: few enough for the L1 cache.
 constexpr int64_t rounding_span = 1024;
 
-// Calls body(at, count, words) for runs of elements [first, end) of the flat buffers that follow one another in the
-// tensor. Their random words have `low` and `high` as the last two words of their counters.
+// Calls body(at, count, words) for runs of elements in [first, end) of the flat buffers that are contiguous in the
+// tensor. `low` and `high` are the last two words of the counters of their random words.
 template <typename Segment, typename Body>
 void for_rounded_runs(const Segment& segment, int64_t first, int64_t end, uint32_t low, uint32_t high,
                       const Body& body) {
-  constexpr int64_t same_high_half = int64_t{4} << 32;  // elements whose counters differ in the low half only
+  constexpr int64_t same_high_half = int64_t{4} << 32;  // elements whose counters differ only in the low half
   const IndexMap& map = segment.map;
   for (int64_t at = first; at < end;) {
     const int64_t index = map.index(at - segment.offset);
     int64_t count = end - at < rounding_span ? end - at : rounding_span;
     if (map.cols != map.stride) {
-      const int64_t left = map.cols - (map.first + at - segment.offset) % map.cols;  // of the row
+      const int64_t left = map.cols - (map.first + at - segment.offset) % map.cols;  // elements left in the row
       count = count < left ? count : left;
     }
     const int64_t left = same_high_half - index % same_high_half;
@@ -60,7 +59,8 @@ void for_rounded_runs(const Segment& segment, int64_t first, int64_t end, uint32
   }
 }
 
-// Elements [first, end) of the flat buffers, with masters or without. Gradients and columns begin with the first of them.
+// Updates elements [first, end) of the flat buffers, with masters or without. `gradients` and `columns` point at
+// element `first`.
 template <typename Formula, typename G, typename... Columns>
 void update_with(const G* gradients, const ElementUpdate& op, const UpdateSegment& segment, const Formula& formula,
                  int64_t first, int64_t end, Columns*... columns) {
@@ -98,7 +98,7 @@ void update_range(const Op& op, const typename Op::Formula& formula, const Updat
   update_elements(op, segment, formula, first, end, op.columns[column].template as<float>() + first...);
 }
 
-// A block's moments as numbers.
+// A block's decoded moments.
 struct BlockMoments {
   alignas(64) float m[state_block];
   alignas(64) float v[state_block];
@@ -115,13 +115,13 @@ void decode_moments(const Op& op, int64_t block, BlockMoments& moments) {
   decode_block<false>(codes_of(op, 1, block), row_of<float>(op.scales[1], 0)[block], moments.v);
 }
 
-// `more` are the columns that are no codes.
+// `more`: indices of the columns after the two columns of codes.
 template <typename Op, size_t... more>
 void update_each_block(const Op& op, const typename Op::Formula& formula, int64_t first, int64_t end,
                        std::index_sequence<more...>) {
   BlockMoments moments[2];
-  int64_t next = 0;  // the first segment that does not end before the block
-  int64_t begun = -1;  // that of `own`
+  int64_t next = 0;    // first segment that does not end before the block
+  int64_t begun = -1;  // segment that `own` has begun; -1: none
   auto own = formula;
   if (first < end) decode_moments(op, first, moments[first % 2]);
   for (int64_t block = first; block < end; ++block) {
@@ -150,7 +150,7 @@ void update_each_block(const Op& op, const typename Op::Formula& formula, int64_
     }
     clear(done, end_of_block);
     const float m_scale = block_scale(largest_magnitude(m)), v_scale = block_scale(largest_magnitude(v));
-    // While the scales are not known yet.
+    // Decodes the next block while this block's scales are still being computed.
     if (block + 1 < end) decode_moments(op, block + 1, moments[(block + 1) % 2]);
     row_of<float>(op.scales[0], 0)[block] = m_scale;
     row_of<float>(op.scales[1], 0)[block] = v_scale;

@@ -1,0 +1,16 @@
+// How a row's text is written in a block of rows.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace gptrain {
+
+// A text's length in 32 bits, null_row_text where the row has none, and its bytes.
+constexpr uint32_t null_row_text = 0xFFFFFFFF;
+inline void append_row_text(std::string& bytes, const void* text, uint32_t length) {
+  bytes.append(reinterpret_cast<const char*>(&length), sizeof length);
+  if (length != null_row_text) bytes.append(static_cast<const char*>(text), length);
+}
+
+}  // namespace gptrain

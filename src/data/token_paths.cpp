@@ -1,0 +1,24 @@
+#include "data/token_paths.h"
+
+#include <string>
+#include <system_error>
+
+namespace gptrain {
+
+std::filesystem::path token_file_path(const std::filesystem::path& prefix, std::string_view suffix) {
+  return prefix.native() + std::string(suffix);
+}
+
+bool is_flat_token_file(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return !std::filesystem::exists(token_file_path(path, ".idx"), ignored) &&
+         std::filesystem::is_regular_file(path, ignored);
+}
+
+bool is_token_file(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return is_flat_token_file(path) || (std::filesystem::exists(token_file_path(path, ".idx"), ignored) &&
+                                      std::filesystem::exists(token_file_path(path, ".bin"), ignored));
+}
+
+}  // namespace gptrain

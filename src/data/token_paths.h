@@ -1,0 +1,17 @@
+// Names of the files of a token source.
+#pragma once
+
+#include <filesystem>
+#include <string_view>
+
+namespace gptrain {
+
+// Returns PREFIX with ".bin" or ".idx" appended; a dot inside PREFIX is part of the name.
+std::filesystem::path token_file_path(const std::filesystem::path& prefix, std::string_view suffix);
+
+// Returns true if `path` is a PREFIX of a token file, or a file without an index.
+bool is_token_file(const std::filesystem::path& path);
+// Returns true if `path` is a file without an index (flat_tokens.h); false if nothing exists there.
+bool is_flat_token_file(const std::filesystem::path& path);
+
+}  // namespace gptrain

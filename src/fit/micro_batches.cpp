@@ -1,0 +1,23 @@
+#include "fit/micro_batches.h"
+
+#include <utility>
+
+#include "parallel/micro_batch_uploads.h"
+
+namespace gptrain {
+
+RunConfig with_micro_batches(RunConfig config, int64_t micro_batches) {
+  config.batch.global = config.batch.global / config.batch.accumulation * micro_batches;
+  config.batch.accumulation = micro_batches;
+  return config;
+}
+
+RunConfig with_few_micro_batches(RunConfig config) { return with_micro_batches(std::move(config), 2); }
+
+RunConfig with_enough_micro_batches(RunConfig config) {
+  constexpr int64_t enough = MicroBatchUploads::most_kept;  // uploads with their own memory
+  if (config.parallel.pipeline > 1 || config.batch.accumulation <= enough) return config;
+  return with_micro_batches(std::move(config), enough);
+}
+
+}  // namespace gptrain

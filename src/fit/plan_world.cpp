@@ -1,0 +1,172 @@
+#include "fit/plan_world.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <utility>
+
+#include "fit/choose_step.h"
+#include "fit/micro_batches.h"
+#include "schedule/pipeline/pipeline.h"
+
+namespace gptrain {
+namespace {
+
+StagePlan describe_stage(const StepDesign& design, int64_t rank) {
+  const Stages& stages = design.stages;
+  StagePlan plan{.rank = rank, .memory = {}};
+  for (int32_t chunk = 0; chunk < stages.shape.chunks(); ++chunk) {
+    if (stages.stage_of_chunk(chunk) != stages.stage) continue;
+    const int32_t begin = std::max(stages.first_unit(chunk) - 1, 0);
+    const int32_t end = std::min(stages.end_unit(chunk) - 1, stages.num_units() - 2);
+    plan.num_layers += std::max(end - begin, 0);
+  }
+  int64_t in_flight = 0;
+  const std::shared_ptr<const PassLists> passes = passes_of(*stages.schedule, stages.shape);
+  for (const Pass& pass : (*passes)[static_cast<size_t>(stages.stage)]) {
+    if (pass.kind == PassKind::forward) ++in_flight;
+    if (pass.kind == PassKind::backward || pass.kind == PassKind::backward_weight) --in_flight;
+    plan.in_flight = std::max(plan.in_flight, in_flight);
+  }
+  const Schedule& schedule = design.training->schedule;
+  for (int32_t unit = 0; unit < schedule.num_units(); ++unit)
+    plan.num_offloaded += stages.runs(unit) && schedule.traits(unit).offload.any();
+  return plan;
+}
+
+// The tensor ranks of a stage whose plans are equal.
+using TensorRanks = std::vector<int64_t>;
+
+// Groups the tensor ranks of a stage by kind. Plans differ by the rows of the vocabulary, by the biases and positions
+// of the first rank, and by whether the rank's keys and values are a copy of another rank's.
+std::vector<TensorRanks> kinds_of_tensor_ranks(const ModelConfig& model, int64_t tensor_size) {
+  std::map<std::tuple<bool, int64_t, bool>, size_t> numbers;
+  std::vector<TensorRanks> kinds;
+  const int64_t rows = vocabulary_rows(model.vocab_size, tensor_size);
+  for (int64_t rank = 0; rank < tensor_size; ++rank) {
+    const std::tuple kind(rank == 0, std::clamp<int64_t>(model.vocab_size - rank * rows, 0, rows),
+                          rank % kv_replicas(model, tensor_size) == 0);
+    const auto [entry, is_new] = numbers.try_emplace(kind, kinds.size());
+    if (is_new) kinds.emplace_back();
+    kinds[entry->second].push_back(rank);
+  }
+  return kinds;
+}
+
+// Plans the first rank of each kind of a stage and calls body(tensor ranks of the kind, rank, plan). Stops and returns
+// false if `body` returns false.
+template <typename Body>
+bool for_each_rank_kind(const RunConfig& config, const Target& target, const Mesh& mesh, int64_t stage,
+                        const StepChoices& choices, const Body& body) {
+  std::shared_ptr<const Program> program;  // the first rank's; ranks with an equal program share it
+  for (const TensorRanks& kind : kinds_of_tensor_ranks(config.model, mesh.size(MeshAxis::tensor))) {
+    const int64_t rank = mesh.first_rank_of_stage(stage, kind.front());
+    StepPlan plan = plan_step(config, target, choices, mesh.world_size(), rank, program);
+    if (!program) program = plan.design->training;
+    if (!body(kind, rank, std::move(plan))) return false;
+  }
+  return true;
+}
+
+void add_ops(OpTable& sum, const OpTable& of_rank, int64_t num_ranks) {
+  const auto times = static_cast<Flops>(num_ranks);
+  for (size_t op = 0; op < num_ops; ++op) {
+    sum[op] += {of_rank[op].calls * num_ranks, of_rank[op].model_flops * times, of_rank[op].executed_flops * times,
+                of_rank[op].bytes_moved * times};
+  }
+}
+
+}  // namespace
+
+WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t world_size,
+                     const std::function<void(int64_t, StepPlan)>& of_rank) {
+  const Mesh mesh = make_mesh(config, world_size);
+  const int64_t tensor_size = mesh.size(MeshAxis::tensor);
+  const int64_t num_stages = mesh.size(MeshAxis::pipeline);
+  WorldPlan world;
+  world.written_bytes.resize(static_cast<size_t>(num_stages * tensor_size));
+  world.on_host.resize(static_cast<size_t>(num_stages * tensor_size));
+  for (int64_t stage = 0; stage < num_stages; ++stage) {
+    world.choices.push_back(choose_step(config, target, world_size, static_cast<int32_t>(stage)));
+    for_each_rank_kind(config, target, mesh, stage, world.choices.back(),
+                       [&](const TensorRanks& kind, int64_t rank, StepPlan plan) {
+      const StepMemory& memory = plan.memory();
+      const int64_t bytes = memory.arenas.total();
+      for (const int64_t tensor_rank : kind) {
+        const auto position = static_cast<size_t>(stage * tensor_size + tensor_rank);
+        world.written_bytes[position] = plan.written_bytes;
+        world.on_host[position] = memory.arenas.on(MemoryPlace::host);
+      }
+      if (kind.front() == 0) world.stages.push_back(describe_stage(*plan.design, rank));
+      StagePlan& of_stage = world.stages.back();
+      if (kind.front() == 0 || bytes > of_stage.memory.arenas.total()) {
+        of_stage.rank = rank;
+        of_stage.memory = memory;
+      }
+      const int64_t more = bytes - world.largest.arenas.total();
+      if (rank == 0 || more > 0 || (more == 0 && rank < world.largest_rank)) {
+        world.largest_rank = rank;
+        world.largest = memory;
+      }
+      add_ops(world.ops, plan.ops, std::ssize(kind) * mesh.size(MeshAxis::data));
+      if (rank == 0) {
+        world.spec = plan.design->spec;
+        world.traffic = plan.traffic;
+        world.warnings = plan.warnings;
+      }
+      if (of_rank) of_rank(rank, std::move(plan));
+      return true;
+    });
+  }
+  return world;
+}
+
+std::vector<int64_t> nodes_of_ranks(int64_t world_size, int64_t ranks_per_node) {
+  std::vector<int64_t> nodes(static_cast<size_t>(world_size), 0);
+  for (int64_t rank = 0; rank < world_size && ranks_per_node > 0; ++rank)
+    nodes[static_cast<size_t>(rank)] = rank / ranks_per_node;
+  return nodes;
+}
+
+HostMemoryUse fullest_host(const std::vector<MemoryPlan::ByClass>& on_host, const Mesh& mesh,
+                           const std::vector<int64_t>& node_of_rank) {
+  std::map<int64_t, HostMemoryUse> nodes;
+  for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
+    const MeshPoint at = mesh.coordinates(rank);
+    const int64_t kind = at[MeshAxis::pipeline] * mesh.size(MeshAxis::tensor) + at[MeshAxis::tensor];
+    MemoryPlan::ByClass bytes = on_host[static_cast<size_t>(kind)];
+    if (at[MeshAxis::data] > 0) bytes[static_cast<size_t>(MemoryClass::samples)] = 0;  // the first data rank writes texts
+    nodes[node_of_rank[static_cast<size_t>(rank)]].add(bytes);
+  }
+  HostMemoryUse fullest;
+  for (const auto& [number, node] : nodes)
+    if (node.total() > fullest.total()) fullest = node;
+  return fullest;
+}
+
+RankBytes largest_rank_bytes(const RunConfig& whole, const Target& target, int64_t world_size, int64_t first_stage,
+                             int64_t enough) {
+  const RunConfig config = with_enough_micro_batches(whole);
+  const Mesh mesh = make_mesh(config, world_size);
+  const int64_t tensor_size = mesh.size(MeshAxis::tensor);
+  const int64_t num_stages = mesh.size(MeshAxis::pipeline);
+  RankBytes most;
+  most.on_host.resize(static_cast<size_t>(num_stages * tensor_size));
+  for (int64_t i = 0; i < num_stages; ++i) {
+    const int64_t stage = (first_stage + i) % num_stages;
+    const StepChoices choices = choose_step(config, target, world_size, static_cast<int32_t>(stage));
+    const bool is_enough = !for_each_rank_kind(config, target, mesh, stage, choices,
+                                               [&](const TensorRanks& kind, int64_t, const StepPlan& plan) {
+      for (const int64_t tensor_rank : kind)
+        most.on_host[static_cast<size_t>(stage * tensor_size + tensor_rank)] =
+            plan.memory().arenas.on(MemoryPlace::host);
+      most.on_device = std::max(most.on_device, plan.memory().arenas.total());
+      return most.on_device <= enough;
+    });
+    if (is_enough) break;
+  }
+  return most;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,45 @@
+// Predicted times of collectives on the links of a cluster.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "comm/operation.h"
+#include "machine/profiles.h"
+
+namespace gptrain {
+
+// How a group's ranks are spread over nodes, equally many on each.
+struct GroupPlace {
+  double ranks = 1;
+  double nodes = 1;
+  double sharing = 1;  // number of ranks, over all groups of this kind, that share a node's NICs at the same time
+
+  double on_a_node() const { return ranks / nodes; }
+};
+// Returns the place of the group of `ranks` (any order) in a run of `world_size` ranks, which fill node after node.
+GroupPlace place_of(const std::vector<int64_t>& ranks, int64_t gpus_per_node, int64_t world_size);
+
+enum class Algorithm : uint8_t {
+  ring,          // one ring through all ranks, which enters each node once
+  tree,          // two trees over the nodes, each with half of the data; a chain of ranks in each node
+  hierarchical,  // reduce-scatter in each node, a ring among ranks of equal local index, all-gather in each node
+  direct,        // each rank sends to every other one, or one rank to one other
+};
+std::string_view algorithm_name(Algorithm algorithm);
+
+struct CollectiveTime {
+  double seconds = 0;
+  Algorithm algorithm = Algorithm::direct;
+};
+
+// Returns the seconds with the given algorithm, or infinity if the operation cannot use it; 0 for a group of one rank.
+// `bytes` is the size of the data: for reduce_scatter, all_gather and all_to_all, of all ranks' pieces together.
+double collective_seconds(const ClusterProfile& cluster, const GroupPlace& place, Operation operation, double bytes,
+                          Algorithm algorithm);
+// Returns the time of the fastest algorithm, which libraries are assumed to choose.
+CollectiveTime collective_time(const ClusterProfile& cluster, const GroupPlace& place, Operation operation,
+                               double bytes);
+
+}  // namespace gptrain

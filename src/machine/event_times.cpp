@@ -1,0 +1,136 @@
+#include "machine/event_times.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "ops/op_event.h"
+#include "machine/op_times.h"
+
+namespace gptrain {
+namespace {
+
+Operation operation_of(const Event& event) {
+  const auto found = std::find(operation_names.begin(), operation_names.end(), event.name);
+  return static_cast<Operation>(found - operation_names.begin());
+}
+
+// Seconds of an op at the device's full rates, for ops that no table has.
+double unmeasured_op_seconds(const DeviceProfile& device, const Event& op) {
+  const double rate =
+      op.products.dtype == DType::f32 ? device.f32.flops_per_second : device.half.flops_per_second;
+  const double products = rate > 0 ? static_cast<double>(op.executed_flops) / rate : 0;
+  return products + static_cast<double>(op.bytes_moved) / device.bytes_per_second;
+}
+
+}  // namespace
+
+Machine machine_named(std::string_view device, std::string_view cluster, bool of_processes) {
+  Machine machine{.device = find_device(device), .cluster = {}};
+  machine.cluster = cluster_of(machine.device, cluster);
+  if (of_processes) machine.way = way_of_processes(machine.cluster);
+  return machine;
+}
+
+LinkWay way_of_processes(const ClusterProfile& cluster) {
+  const auto measured = [&](LinkWay way) {
+    return cluster.measured && !cluster.measured->links[static_cast<size_t>(way)].empty();
+  };
+  return !measured(LinkWay::tcp) && measured(LinkWay::mpi) ? LinkWay::mpi : LinkWay::tcp;
+}
+
+void require_links(const Machine& machine, int64_t world_size) {
+  if (!machine.cluster.measured || world_size == 1) return;
+  if (!machine.cluster.measured->links[static_cast<size_t>(machine.way)].empty()) return;
+  if (!machine.cluster.measured->is_cpu)
+    throw Error(ExitCode::usage, "{}: has no measured links between GPUs: name their cluster with --cluster",
+                machine.device.name);
+  throw Error(ExitCode::usage,
+              "{}: has no measured links between {}: to add them, run gptrain bench comm --into FILE{}",
+              machine.device.name, machine.way == LinkWay::threads ? "threads" : "processes",
+              machine.way == LinkWay::threads ? "" : " with the launcher of the run");
+}
+
+std::string_view spending_name(size_t spending) {
+  constexpr std::array<std::string_view, lane_spending(0)> ops = {"matrix products", "attention", "memory-bound ops",
+                                                                  "copies"};
+  return spending < ops.size() ? ops[spending] : lane_names[spending - ops.size()];
+}
+
+size_t spending_of(const Event& event) {
+  if (event.kind == Event::Kind::collective) return lane_spending(static_cast<size_t>(event.place.lane));
+  if (event.kind == Event::Kind::copy) return static_cast<size_t>(Spending::copies);
+  switch (event.products.kind) {
+    case ProductShape::Kind::plain:
+      return static_cast<size_t>(Spending::products);
+    case ProductShape::Kind::attention_forward:
+    case ProductShape::Kind::attention_backward:
+      return static_cast<size_t>(Spending::attention);
+    case ProductShape::Kind::none:
+      break;
+  }
+  return static_cast<size_t>(Spending::memory);
+}
+
+EventTimes::EventTimes(const Machine& machine, const RunConfig& config, const Mesh& mesh, int64_t rank,
+                       int64_t sharing)
+    : machine_(machine),
+      tensor_ranks_(config.parallel.tensor),
+      rows_(config.batch.micro * config.model.sequence_length),
+      world_size_(std::max(mesh.world_size(), sharing)),
+      compute_(config.precision.compute),
+      kinds_(op_kinds(config.model)) {
+  if (const MeasuredMachine* const measured = machine.device.measured.get()) {
+    threads_ = threads_of_rank(*measured, config, world_size_);
+    share_ = share_of_rank(*measured, world_size_, threads_);
+  }
+  for (size_t kind = 0; kind < num_group_kinds; ++kind) {
+    places_[kind] = place_of(group_ranks(config, mesh, rank, static_cast<GroupKind>(kind)),
+                             machine.cluster.gpus_per_node, mesh.world_size());
+  }
+}
+
+CollectiveTime EventTimes::collective(const Event& event) const {
+  const GroupPlace& place = places_[static_cast<size_t>(event.place.group)];
+  const auto bytes = static_cast<double>(event.bytes_moved);
+  const Operation operation = operation_of(event);
+  if (machine_->cluster.measured) {
+    return {measured_collective_seconds(*machine_->cluster.measured, machine_->way, std::llround(place.ranks),
+                                        world_size_, operation, bytes),
+            Algorithm::direct};
+  }
+  return collective_time(machine_->cluster, place, operation, bytes);
+}
+
+double EventTimes::op_seconds(const Event& op) const {
+  if (share_.share != nullptr) {
+    const auto seconds = measured_op_seconds(share_, op, compute_, kinds_);
+    return share_.share->between_ops_seconds +
+           (seconds ? *seconds : share_.factor * unmeasured_op_seconds(machine_->device, op));
+  }
+  const Software& software = machine_->software;
+  const bool is_piece = tensor_ranks_ > 1 && op.name == LinearForward::name && op.products.m * tensor_ranks_ == rows_;
+  if (!software.gathers_before_products || !is_piece)
+    return gptrain::op_seconds(machine_->device, op, software.fused_attention);
+  Event whole = op;
+  whole.products.m = rows_;
+  return gptrain::op_seconds(machine_->device, whole, software.fused_attention) / static_cast<double>(tensor_ranks_);
+}
+
+bool EventTimes::lanes_take_turns() const {
+  const MeasuredMachine* const measured = machine_ ? machine_->device.measured.get() : nullptr;
+  return measured != nullptr && measured->is_cpu && world_size_ * (threads_ + 1) > measured->cores;
+}
+
+double EventTimes::seconds_of(const Event& event) const {
+  if (event.kind == Event::Kind::wait) return 0;
+  if (!machine_) return 1e-6;
+  if (event.kind == Event::Kind::collective) return collective(event).seconds;
+  if (event.kind == Event::Kind::op) return op_seconds(event);
+  const auto bytes = static_cast<double>(event.bytes_moved);
+  if (event.name == copy_among_ops_name)
+    return machine_->device.launch_seconds + memory_seconds(machine_->device, 2 * bytes);
+  return machine_->device.launch_seconds + bytes / machine_->cluster.host_bytes_per_second;
+}
+
+}  // namespace gptrain

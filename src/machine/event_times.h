@@ -1,0 +1,74 @@
+// Predicted duration of each event of a rank's step, waiting left out.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "base/event.h"
+#include "config/run_config.h"
+#include "mesh/mesh.h"
+#include "machine/collective_times.h"
+#include "machine/profiles.h"
+#include "machine/software.h"
+
+namespace gptrain {
+
+// A device, its cluster, and the trainer that runs on them.
+struct Machine {
+  DeviceProfile device;
+  ClusterProfile cluster;
+  Software software = {};
+  LinkWay way = LinkWay::threads;  // how ranks communicate; used for measured machines only
+};
+// Returns the device (a name or a file) in the cluster that cluster_of chooses. `of_processes`: ranks are processes,
+// otherwise threads of one process. THROWS Error(usage) as find_device and cluster_of do.
+Machine machine_named(std::string_view device, std::string_view cluster, bool of_processes);
+// Returns LinkWay::mpi if the cluster has measured links of MPI and none of TCP, otherwise LinkWay::tcp.
+LinkWay way_of_processes(const ClusterProfile& cluster);
+// THROWS Error(usage) if the machine was measured, but not the links that its ranks use.
+void require_links(const Machine& machine, int64_t world_size);
+
+// Categories of a step's time: ops by their limit, copies, then one category for each lane.
+enum class Spending : uint8_t { products, attention, memory, copies, first_lane };
+constexpr size_t num_spendings = static_cast<size_t>(Spending::first_lane) + num_lanes;
+std::string_view spending_name(size_t spending);
+constexpr size_t lane_spending(size_t lane) { return static_cast<size_t>(Spending::first_lane) + lane; }
+
+class EventTimes {
+ public:
+  // Times for an unknown machine: each event takes a microsecond, so that a timeline still shows their order.
+  EventTimes() = default;
+  // Times for `rank`. `sharing`: number of ranks that share the machine, if it exceeds the size of the mesh.
+  EventTimes(const Machine& machine, const RunConfig& config, const Mesh& mesh, int64_t rank, int64_t sharing = 1);
+
+  bool are_known() const { return machine_.has_value(); }
+  // Returns the seconds of the event alone, as if nothing had to be waited for; 0 for a wait.
+  double seconds_of(const Event& event) const;
+  // REQUIRES: are_known(), and the event is a collective.
+  CollectiveTime collective(const Event& event) const;
+
+  Software software() const { return machine_ ? machine_->software : Software{}; }
+  // Whether a measured CPU has fewer cores than one for each thread and one more for each rank. Collectives of
+  // different lanes then run one after another, on the cores of the ops.
+  bool lanes_take_turns() const;
+  // Share of its speed that an op loses while a collective runs.
+  double slow_down() const { return machine_ ? machine_->device.slow_down_beside_traffic : 0; }
+
+ private:
+  double op_seconds(const Event& op) const;
+
+  std::optional<Machine> machine_;
+  std::array<GroupPlace, num_group_kinds> places_{};
+  int64_t tensor_ranks_ = 1;
+  int64_t rows_ = 0;  // tokens of a micro-batch
+  int64_t world_size_ = 1;
+  RankShare share_ = {};  // used for measured machines only
+  int64_t threads_ = 1;   // per rank; used for measured machines only
+  DType compute_ = DType::f32;
+  OpKinds kinds_ = {};
+};
+
+size_t spending_of(const Event& event);
+
+}  // namespace gptrain

@@ -1,0 +1,11 @@
+#include "machine/expected_error.h"
+
+#include <fmt/format.h>
+
+namespace gptrain {
+
+std::string ExpectedError::text() const {
+  return fmt::format("a step's expected error is {:.0f}% ({})", 100 * share, source);
+}
+
+}  // namespace gptrain

@@ -1,0 +1,30 @@
+// Predicted times of ops on a device that was not measured.
+#pragma once
+
+#include <cstdint>
+
+#include "base/event.h"
+#include "machine/profiles.h"
+
+namespace gptrain {
+
+// Returns the seconds of one kernel that moves `bytes`, launch not counted: (bytes + half_rate_bytes) / sustained rate.
+// A kernel that moves half_rate_bytes thus reaches half of the sustained rate.
+double memory_seconds(const DeviceProfile& device, double bytes);
+
+// Returns the seconds of a matrix product, launch not counted, by waves of tiles (ops/product_waves.h) at the sustained
+// rates; 0 if the device has no products of that dtype.
+double product_seconds(const DeviceProfile& device, const ProductShape& products, double bytes);
+
+// Returns the seconds of fused attention, launch not counted: executed FLOPs at the profile's share of the 16-bit rate
+// for the head's size and the executed length. A longer sequence never takes less time than a shorter one.
+double fused_attention_seconds(const DeviceProfile& device, const ProductShape& heads, double executed_flops, double bytes);
+
+// Returns the seconds of attention that stores the scores of all pairs, masked ones included: two products forward and
+// four backward, and separate passes for the masked softmax and dropout. Launches are not counted.
+double unfused_attention_seconds(const DeviceProfile& device, const ProductShape& heads);
+
+// Returns the seconds of any op, launches included. `fused_attention` chooses between the two functions above.
+double op_seconds(const DeviceProfile& device, const Event& op, bool fused_attention);
+
+}  // namespace gptrain

@@ -1,0 +1,103 @@
+// Profiles of devices and of the clusters that connect them. Their figures, each with its source, are in
+// configs/devices and configs/clusters.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/run_config.h"
+#include "ops/target.h"
+#include "machine/measured_machine.h"
+#include "machine/profile_reader.h"
+#include "machine/expected_error.h"
+
+namespace gptrain {
+
+// Speed of matrix products of one dtype.
+struct ProductRate {
+  double flops_per_second = 0;  // dense, from the data sheet; 0: the device has no such products
+  double sustained = 0;         // share of flops_per_second that large products reach
+};
+
+struct DeviceProfile {
+  std::string name;
+  std::string cluster;  // name of the cluster used unless another is named
+  double compute_capability = 0;
+  int64_t multiprocessors = 0;
+  // The data sheet's GB as 1e9 bytes: a few percent less than devices report, which driver and context take.
+  double memory_bytes = 0;
+
+  double bytes_per_second = 0;  // memory bandwidth, from the data sheet
+  double memory_sustained = 0;  // share of the bandwidth that large ops reach
+  double half_rate_bytes = 0;   // an op that moves this many bytes reaches half of the sustained bandwidth
+
+  ProductRate f32, half, fp8;  // half: bf16 and f16
+  double fill_depth = 0;       // filling and emptying a tile takes as long as this much depth (k) of its product
+
+  // Shares of the 16-bit matrix rate that fused attention reaches on long sequences, by head size. A sequence of
+  // attention_half_length tokens reaches half of them.
+  double attention_forward_64 = 0, attention_forward_128 = 0;
+  double attention_backward_64 = 0, attention_backward_128 = 0;
+  double attention_half_length = 0;
+
+  double launch_seconds = 0;            // between one kernel's end and the next one's start
+  double slow_down_beside_traffic = 0;  // share of its speed that an op loses while a collective runs
+
+  ExpectedError error = {};
+
+  // Tables of a machine that was measured; null for other devices. The figures above then hold for ops without a table.
+  std::shared_ptr<const MeasuredMachine> measured = {};
+};
+
+struct ClusterProfile {
+  std::string name;
+  int64_t gpus_per_node = 0;
+  double link_bytes_per_second = 0;         // from a GPU to all others of its node together (NVLink, PCIe); data sheet
+  double link_sustained = 0;                // share of the links' rate that collectives reach
+  double link_latency_seconds = 0;          // per step of a collective within a node
+  double host_bytes_per_second = 0;         // between a GPU and the host's memory, one way
+  double host_memory_bytes_per_second = 0;  // into a node's memory from all its GPUs together; data sheet
+  int64_t nics_per_node = 0;
+  double nic_bytes_per_second = 0;      // per NIC, one way; data sheet
+  double nic_sustained = 0;             // share of the NICs' rate that collectives reach
+  double nic_latency_seconds = 0;       // per step of a collective between nodes
+  double oversubscription = 1;          // bandwidth of all NICs over the bandwidth of the network between the nodes
+  double storage_bytes_per_second = 0;  // written by a node to the storage of checkpoints
+  double local_bytes_per_second = 0;    // written by a node to its own drives; 0: not known
+  double node_mtbf_seconds = 0;         // mean time between failures of a node
+  double restart_seconds = 0;           // from a failure to the first step after the checkpoint
+  std::shared_ptr<const MeasuredMachine> measured = {};  // set if the cluster is one measured machine, otherwise null
+};
+
+// Returns the profile of that name (case-insensitive) or file; a device may also be a file of `gptrain bench device`.
+// THROWS Error(usage) if there is none, or with all faults of the file.
+DeviceProfile find_device(std::string_view name);
+ClusterProfile find_cluster(std::string_view name);
+// Returns the cluster `name`; if it is empty, the device's usual cluster, or a measured machine by itself. THROWS
+// Error(usage) as find_cluster does, and if a cluster is named for a measured CPU.
+ClusterProfile cluster_of(const DeviceProfile& device, std::string_view name = {});
+// Returns the measurements in a file of `gptrain bench device`. THROWS Error(usage) if the file holds anything else.
+MeasuredMachine find_machine(const std::string& path);
+
+std::vector<std::string> device_names();
+std::vector<std::string> cluster_names();
+
+// Returns the device as a target of the `plan` backend, in nodes of the cluster.
+Target target_of(const DeviceProfile& device, const ClusterProfile& cluster);
+// Returns the same for a run of `world_size` ranks: on a CPU the rates are divided by the ranks, which share its
+// memory.
+Target target_of(const DeviceProfile& device, const ClusterProfile& cluster, const RunConfig& config,
+                 int64_t world_size);
+// Returns run.threads, or if that is 0 an equal share of the machine's cores, at least 1.
+int64_t threads_of_rank(const MeasuredMachine& machine, const RunConfig& config, int64_t world_size);
+
+// Returns target_of the named device in its usual cluster.
+Target find_target(std::string_view name);
+
+const std::vector<BuiltInProfile>& built_in_devices();
+const std::vector<BuiltInProfile>& built_in_clusters();
+
+}  // namespace gptrain

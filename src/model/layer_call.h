@@ -1,0 +1,49 @@
+// The memory used by one action of a layer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "model/record.h"
+#include "ops/backend.h"
+
+namespace gptrain {
+
+// The parameters of one layer. Each pointer is the start of its unit (see ParameterLayout).
+struct UnitParameters {
+  std::byte* weights = nullptr;    // compute dtype
+  std::byte* norms = nullptr;      // f32, the unit's first norm_elements only
+  std::byte* gradients = nullptr;  // f32
+};
+
+// Buffers of one action, all owned by the caller; null if the layer has no use for one. N is the number of rows in the
+// residual stream; with sequence parallelism, of the rank's own rows.
+struct LayerCall {
+  UnitParameters parameters;   // the layer's own
+  UnitParameters head_matrix;  // unit that holds the head's matrix: the head, or the embedding if they are tied
+  const int32_t* tokens = nullptr;      // device, [B, T]
+  const int32_t* targets = nullptr;     // device, [B, T]
+  const int64_t* sample_ids = nullptr;  // device, [B]
+  // Device, [B, T] (see AttentionMask); null without StepShape::mask_documents.
+  const int32_t* document_starts = nullptr;
+  StepState* state = nullptr;            // device
+  std::byte* input = nullptr;            // [N, h] R: residual stream before the layer
+  std::byte* output = nullptr;           // [N, h] R: residual stream after the layer
+  std::byte* kept = nullptr;             // this and the next three: records (see RecordKind)
+  std::byte* saved_for_input = nullptr;
+  std::byte* saved_for_weight = nullptr;
+  std::byte* gradients = nullptr;
+  std::byte* d_output = nullptr;     // carrier, [N, h] R; after it, at a multiple of 256 bytes, its amax (if wanted)
+  std::byte* d_input = nullptr;      // carrier of the layer before, with its amax if that layer wants it
+  bool table_begun = false;          // the loss has already written its part of the token table's gradient
+  bool accumulate = false;           // adds to gradients; false in a step's first micro-batch: overwrites them
+  std::byte* fp8_weights = nullptr;  // record of FP8 copies of linears' weights
+  bool prepare_weights = false;      // true: fp8_weights does not hold these weights yet, so the call fills it first
+  Workspace* workspace = nullptr;
+};
+
+// Part of a layer's backward pass: the input's gradient, the weights' gradients, or both. With `both`, the products for
+// the weights run while the sums of the input's gradient over the tensor ranks are in flight.
+enum class BackwardPart : uint8_t { input, weight, both };
+
+}  // namespace gptrain

@@ -1,0 +1,111 @@
+// The serial kernels of attention and of the linears that oneDNN does not support, one table per instruction set.
+// attention.cpp and linear.cpp divide the work among threads and give each thread its buffers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace gptrain {
+
+// Queries and keys of a tile of attention; rows and columns of a tile of the tiled linear.
+constexpr int64_t tile_size = 64;
+// Query tiles that share one packing of a key tile.
+constexpr int64_t max_query_tiles = 4;
+// Columns that one call of column_sums may cover.
+constexpr int64_t column_sum_width = 256;
+// Rows of a product that share registers; row counts are rounded up to a multiple.
+constexpr int product_rows = 4;
+
+// 32 bits of a packed tile: a float or a pair of bfloat16.
+using Unit [[gnu::may_alias]] = uint32_t;
+
+// The operands of one sequence and one query head. Pointers are at token 0 of the head; strides are in elements.
+// Elements are all bf16 or all f32.
+struct AttentionHead {
+  int64_t tokens;
+  int64_t head_size;
+  float scale;
+  bool causal;
+  int64_t window;                  // tokens that a query sees; 0: all
+  const int32_t* document_starts;  // the sequence's (see AttentionMask), or nullptr
+  const void *q, *k, *v, *d_o;
+  void* o;
+  float* lse;
+  void *dq, *dk, *dv;
+  int64_t q_stride, k_stride, v_stride, o_stride, d_o_stride, dq_stride, dk_stride, dv_stride;
+  // Dropout: an element is dropped if its word is below the threshold (0: no dropout), else scaled by keep_scale.
+  uint32_t drop_threshold;
+  float keep_scale;
+  uint32_t key0, key1;
+  uint32_t sample_low, sample_high;
+};
+
+// Floats (or units) from one row of a packed tile to the next.
+constexpr int64_t packed_width(int64_t head_size) { return (head_size + 31) / 32 * 32; }
+
+struct AttentionForwardBuffers {
+  Unit* q;               // [max_query_tiles][tile]
+  Unit *k_rows, *k, *v;  // [tile]
+  float* o;              // [max_query_tiles][tile]
+  float* scores;         // [tile_size][tile_size]
+  Unit* probabilities;   // [tile_size][tile_size]
+  float* row_max;        // [max_query_tiles][tile_size], of scaled scores
+  float* row_sum;        // [max_query_tiles][tile_size][16], partial sums by vector lane
+};
+
+struct AttentionBackwardBuffers {
+  Unit *q, *d_o;             // [tiles of the sequence][tile]
+  float* dq;                 // [tiles of the sequence][tile]
+  float *dk, *dv;            // [tiles of the sequence][tile], or one tile if each query head has its own keys
+  float* delta;              // [tokens rounded up to tiles], d_o . o of each query
+  Unit *k_rows, *k, *v;      // [tile]
+  float *scores, *d_scores;  // [tile_size][tile_size]
+  Unit *p_pairs, *ds_pairs, *ds_rows;  // [tile_size][tile_size]
+  bool grouped;                        // several query heads share the keys
+};
+
+// Product c (+)= a b. Element (row, col) of a and b lies at row * row_stride + col * col_stride. REQUIRES: one stride
+// is 1.
+struct TiledLinear {
+  int64_t rows, cols, depth;
+  const void *a, *b;
+  DType operand_dtype;
+  int64_t a_row_stride, a_col_stride;  // a [rows, depth]
+  int64_t b_row_stride, b_col_stride;  // b [depth, cols]
+  const void* bias;                    // [cols] of the operand dtype or nullptr
+  void* c;                             // rows contiguous
+  DType c_dtype;
+  int64_t c_stride;
+  bool accumulate;  // adds to c; REQUIRES c to be f32
+};
+
+struct TiledLinearBuffers {
+  Unit *a, *b, *staging;  // [tile_size][tile_size]
+  float* c;               // [tile_size][tile_size]
+};
+
+struct MatrixKernels {
+  // Computes query tiles [first_tile, first_tile + count). REQUIRES: count <= max_query_tiles.
+  void (*attention_forward)(const AttentionHead& head, DType dtype, int64_t first_tile, int64_t count,
+                            const AttentionForwardBuffers& buffers);
+  // Computes one query head. The first of the heads that share keys overwrites the buffers' dk and dv, the last stores
+  // them.
+  void (*attention_backward)(const AttentionHead& head, DType dtype, bool first_of_group, bool last_of_group,
+                             const AttentionBackwardBuffers& buffers);
+  // Computes the tile of c that starts at (row, col).
+  void (*tiled_linear)(const TiledLinear& op, int64_t row, int64_t col, const TiledLinearBuffers& buffers);
+  // sums[c] (+)= sum over rows of values[row][c], for cols <= column_sum_width: in float over groups of a few rows, in
+  // double over the groups.
+  void (*column_sums)(const void* values, DType dtype, int64_t stride, int64_t rows, int64_t cols, bool accumulate,
+                      float* sums);
+};
+
+// RETURNS the best table that this CPU supports and ONEDNN_MAX_CPU_ISA allows.
+const MatrixKernels& select_matrix_kernels();
+
+// Makes select_matrix_kernels return this table, for tests; nullptr: its own choice again.
+void use_matrix_kernels(const MatrixKernels* kernels);
+
+}  // namespace gptrain

@@ -1,0 +1,38 @@
+// The planner's prediction of a step and a run, as plain data for reports.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "parallel/groups.h"
+#include "machine/expected_error.h"
+
+namespace gptrain {
+
+// The longest wait of a step for a collective of one lane.
+struct LongestWait {
+  double seconds = 0;
+  std::string_view operation = {};  // name of the awaited operation, in static storage
+  int32_t unit = -1;                // unit of the waiting action; -1: the wait is in no unit
+};
+
+struct StepForecast {
+  std::string machine;  // "a100-80g in dgx-a100 nodes"
+  ExpectedError error = {};
+  double step_seconds = 0;
+  double bubble_seconds = 0;  // waiting for other stages, mean over the stages
+  // Communication that no work hides, by lane; mean over the stages.
+  std::array<double, num_waited_lanes> exposed_seconds{};
+  std::array<LongestWait, num_waited_lanes> longest_waits{};
+  // Seconds of the step's critical path by category of work, largest first; they add up to step_seconds.
+  std::vector<std::pair<std::string_view, double>> critical_path;
+  double checkpoint_cost_seconds = 0;   // pause of the steps for one checkpoint
+  double best_checkpoint_interval = 0;  // seconds between checkpoints that lose the least time to them and to failures
+  double goodput = 1;                   // share of the run's time that steps have with that interval
+};
+
+}  // namespace gptrain

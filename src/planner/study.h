@@ -1,0 +1,45 @@
+// Predictions side by side, as plain data for reports; planner/studies.h fills it in.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "planner/layout_search.h"
+
+namespace gptrain {
+
+struct StudyPoint {
+  std::vector<std::string> values;  // value on each of the study's axes
+  int64_t parameters = 0;           // number of the model's parameters
+  int64_t gpus = 1;
+  std::optional<LayoutResult> result = {};  // exact; empty if the point is refused
+  std::string refused = {};                 // reason if the point is refused
+  std::vector<std::string> settings = {};   // settings of a method, as --set takes them; empty for other points
+};
+
+struct Study {
+  enum class Kind : uint8_t { sweep, methods, scale, links, fit } kind;
+  std::string machine = {};
+  ExpectedError error = {};
+  std::string title = {}, note = {};   // one line each; note may be empty
+  std::vector<std::string> axes = {};  // names; the last axis varies fastest
+  std::vector<std::string> keys = {};  // JSON keys of the axes, with units; empty: their names
+  int64_t room_bytes = 0;              // device memory for a rank
+  std::vector<StudyPoint> points = {};
+
+  bool fits(const StudyPoint& point) const { return point.result && point.result->peak_bytes <= room_bytes; }
+  // Returns whether the points are methods with settings.
+  bool shows_settings() const {
+    return std::any_of(points.begin(), points.end(), [](const StudyPoint& point) { return !point.settings.empty(); });
+  }
+};
+
+// Returns a line for each point, for people; points that do not fit are marked.
+std::string study_text(const Study& study);
+// Returns one JSON object for scripts; keys have units.
+std::string study_json(const Study& study);
+
+}  // namespace gptrain

@@ -1,0 +1,32 @@
+// Plans a training step: runs the step itself on the `plan` backend, without memory or arithmetic.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "parallel/groups.h"
+#include "step/step_log.h"
+#include "step/training_step.h"
+
+namespace gptrain {
+
+// The plan of one rank's step.
+struct StepPlan {
+  std::shared_ptr<const StepDesign> design;
+  StepLog log;
+  OpTable ops{};              // sums of the log by op
+  LaneTraffic traffic{};      // bytes that the rank sends in the log
+  std::string warnings;       // lines, like those of Backend::take_warnings; empty: none
+  int64_t written_bytes = 0;  // bytes of a checkpoint's tensors that this rank writes
+
+  const StepMemory& memory() const { return design->memory; }
+  OpTotals total() const;
+};
+
+// Plans one step of `config` for `rank` of `world_size` ranks on `target`. `choices`: the choices for the rank's stage.
+// `like`: see design_step.
+StepPlan plan_step(const RunConfig& config, const Target& target, const StepChoices& choices, int64_t world_size = 1,
+                   int64_t rank = 0, const std::shared_ptr<const Program>& like = nullptr);
+
+}  // namespace gptrain

@@ -1,0 +1,40 @@
+// Loads 8-bit optimizer state that another number of tensor ranks has saved. Their blocks, each with one scale, consist
+// of other elements than this run's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/slice.h"
+#include "step/training_step.h"
+
+namespace gptrain {
+
+class OtherBlocks {
+ public:
+  // Borrows the step. All functions do nothing if the number of tensor ranks is the same or the state has no blocks.
+  OtherBlocks(TrainingStep& step, int64_t saved_tensor_ranks);
+
+  // Replaces the slices for this rank's own scales by slices that load all saved scales of its tensors into this
+  // object.
+  void take_scales(std::vector<Slice>& slices);
+  // Writes this rank's codes and scales. REQUIRES: the slices have been loaded. A block that lies within one saved
+  // block keeps its codes and gets that block's scale. Any other block is encoded anew, with rounding like that of a
+  // step.
+  void settle();
+
+ private:
+  using Pieces = std::vector<StatePiece>;  // this rank's pieces of a tensor, contiguous in memory
+  std::vector<int64_t> saved_blocks(const Pieces& pieces) const;
+  void settle(const Pieces& pieces, size_t codes, size_t scales, const std::vector<int64_t>& saved) const;
+
+  TrainingStep& step_;
+  int64_t saved_tensor_ranks_;
+  std::map<size_t, Pieces> tensors_;                                      // by index in the spec
+  std::map<std::pair<size_t, size_t>, std::vector<float>> saved_scales_;  // by tensor and column
+};
+
+}  // namespace gptrain

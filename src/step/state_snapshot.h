@@ -1,0 +1,34 @@
+// A copy of a rank's training state in host memory, from which a checkpoint is written while training goes on.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ops/backend.h"
+#include "ops/side_queue.h"
+#include "parallel/parameters.h"
+#include "parallel/state_columns.h"
+
+namespace gptrain {
+
+class StateSnapshot {
+ public:
+  // Takes `bytes` of host memory, pinned if a device has its own memory. Touches all pages, so that the first copy is
+  // fast and a machine without enough memory fails at the start. Borrows the backend. THROWS Error(device).
+  StateSnapshot(Backend& backend, int64_t bytes);
+
+  // Copies weights and optimizer state of the pieces, on a device in a queue of its own, and waits for the copies.
+  // Returns the pieces with pointers to the copies, which are valid until the next call, and null gradients. REQUIRES:
+  // the memory has room for them.
+  std::vector<StatePiece> copy(std::vector<StatePiece> pieces, const StateColumns& columns);
+
+  int64_t bytes() const { return memory_->bytes(); }
+
+ private:
+  Backend& backend_;
+  std::unique_ptr<SideQueue> copies_;  // null: the backend's memory is the host's
+  std::unique_ptr<DeviceMemory> memory_;
+};
+
+}  // namespace gptrain

@@ -1,0 +1,274 @@
+#include "step/step_design.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "model/micro_batch.h"
+#include "ops/plan/plan_backend.h"
+#include "optim/step_agreement.h"
+#include "optim/types.h"
+#include "parallel/make_stages.h"
+#include "parallel/micro_batch_uploads.h"
+#include "step/step_readback.h"
+
+namespace gptrain {
+namespace {
+
+bool has_own_memory(const Target& target) { return target.kind == Target::Kind::gpu; }
+
+int64_t micro_batch_bytes(const RunConfig& config) { return micro_batch_shape(config).bytes(); }
+
+StepShape step_shape(const RunConfig& config, const StepChoices& choices, bool training) {
+  std::vector<bool> with_kept_products;
+  for (size_t unit = 1; unit + 1 < choices.units.size(); ++unit)
+    with_kept_products.push_back(choices.units[unit].keeps_part);
+  return {.model = config.model,
+          .precision = config.precision,
+          .batch = config.batch.micro,
+          .sequence_length = config.model.sequence_length,
+          .loss_chunk_tokens = choices.loss_chunk_tokens,
+          .seed = config.run.seed,
+          .training = training,
+          .mask_documents = config.data.mask_documents,
+          .max_documents = config.data.max_documents,
+          .deterministic = config.run.deterministic,
+          .with_kept_products = std::move(with_kept_products),
+          .code_bits = choices.code_bits,
+          .projection = training ? choices.projection : ProjectionConfig{},
+          .codes_inputs = choices.codes_inputs};
+}
+
+// Returns the sharding. With one rank that holds the parameters, ZeRO is off.
+Sharding make_sharding(const RunConfig& config, const RankGroups& groups) {
+  return {groups.num_copies() > 1 ? config.parallel.zero : 0,
+          groups.num_copies(),
+          groups.copy_rank(),
+          config.precision.compute,
+          config.precision.reduce,
+          config.precision.pure,
+          config.precision.gradients};
+}
+
+ScheduleOptions schedule_options(const StepDesign& design, const Model& model) {
+  const UnitChoices& choices = design.choices.units;
+  const bool keeps_narrow = design.sharding.gradients != DType::f32;
+  ScheduleOptions options{.micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
+                          .units = std::vector<UnitTraits>(design.layout.units.size()),
+                          .stages = design.stages,
+                          .zero = static_cast<int32_t>(design.sharding.zero),
+                          .narrow_sums = design.sharding.narrows_gradients(),
+                          .tied_head = design.config.model.tied_head,
+                          .joint_backward = design.tensor.size > 1,
+                          .keeps_narrow = keeps_narrow,
+                          .sums_alone = keeps_narrow && design.sharding.data_size == 1 && design.tensor.size == 1};
+  for (size_t unit = 0; unit < options.units.size(); ++unit) {
+    options.units[unit].kind = design.spec.units[unit].kind;
+    set_recomputed(options.units[unit], static_cast<int32_t>(unit), choices[unit]);
+    const LayerRecords& records = model.records(static_cast<int64_t>(unit));
+    options.units[unit].uses = records.uses;
+    options.units[unit].prepares_weights = records.fp8_weights_bytes > 0;
+  }
+  return options;
+}
+
+BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>& units, const Model& model) {
+  BufferBytes bytes;
+  const auto of = [&bytes](BufferKind kind) -> std::vector<int64_t>& { return bytes[static_cast<size_t>(kind)]; };
+  for (int64_t unit = 0; unit < static_cast<int64_t>(design.layout.units.size()); ++unit) {
+    const int64_t elements = design.layout.units[static_cast<size_t>(unit)].elements;
+    const LayerRecords& records = model.records(unit);
+    of(BufferKind::batch).push_back(model.shape().micro_batch().bytes());
+    of(BufferKind::stream).push_back(model.stream_bytes());
+    of(BufferKind::kept).push_back(records.kept_bytes);
+    of(BufferKind::saved_for_input).push_back(records.saved_for_input_bytes);
+    of(BufferKind::saved_for_weight).push_back(records.saved_for_weight_bytes);
+    of(BufferKind::gradients).push_back(records.gradients_bytes);
+    of(BufferKind::stream_gradient).push_back(model.carrier_bytes());
+    // Buffers that the schedule does not use get 0 bytes, so that ranks that differ only there share a program.
+    const bool gathers = design.sharding.zero == 3;
+    const bool apart = design.sharding.makes_gradients_apart();
+    of(BufferKind::weights).push_back(gathers ? align_up(elements * dtype_bytes(design.sharding.compute)) : 0);
+    of(BufferKind::prepared_weights).push_back(records.fp8_weights_bytes);
+    of(BufferKind::whole_gradients).push_back(apart ? align_up(elements * dtype_bytes(DType::f32)) : 0);
+    of(BufferKind::narrow_gradients)
+        .push_back(design.sharding.narrows_gradients() ? align_up(elements * dtype_bytes(design.sharding.reduce)) : 0);
+    const UnitTraits& traits = units[static_cast<size_t>(unit)];
+    of(BufferKind::offloaded).push_back(traits.offload.any() ? record_bytes(bytes, traits, static_cast<int32_t>(unit)) : 0);
+  }
+  return bytes;
+}
+
+// Makes the part of the design about parameters: the model and this rank's share of it.
+StepDesign begin_design(const RunConfig& config, TensorPlace tensor, const Stages& stages, const Sharding& sharding,
+                        const StateColumns& columns) {
+  StepDesign design;
+  design.config = config;
+  design.tensor = tensor;
+  design.stages = stages;
+  design.sequence = tensor.size > 1 && config.parallel.sequence;
+  design.spec = make_spec(config.model);
+  design.shards = shard_tensors(design.spec, tensor);
+  design.sharding = sharding;
+  ScheduleOptions held;
+  held.stages = stages;
+  held.tied_head = config.model.tied_head;
+  if (held.table_twice() && stages.last()) keep_table_copy(design.spec, design.shards);
+  std::vector<bool> holds(design.spec.units.size());
+  for (size_t unit = 0; unit < holds.size(); ++unit) holds[unit] = held.holds(static_cast<int32_t>(unit));
+  design.columns = columns;
+  design.layout = make_layout(design.spec, design.shards, sharding.data_size, design.sequence, holds,
+                              held.table_twice(), unit_end_for(design.columns));
+  return design;
+}
+
+// Returns for each unit the first unit of equal design.
+std::vector<int32_t> find_equal_designs(const Model& model) {
+  std::vector<int32_t> firsts, alike;
+  for (int32_t unit = 0; unit < model.num_layers(); ++unit) {
+    const auto same = std::find_if(firsts.begin(), firsts.end(), [&](int32_t first) {
+      return model.layer(first).design() == model.layer(unit).design();
+    });
+    alike.push_back(same == firsts.end() ? unit : *same);
+    if (same == firsts.end()) firsts.push_back(unit);
+  }
+  return alike;
+}
+
+// Makes a model on the `plan` backend without groups, to ask its layers for their records.
+Model planned_model(const StepDesign& design, const StepShape& shape, PlanBackend& backend) {
+  return {shape,   design.spec,   design.shards, design.layout, {design.tensor, design.sequence, nullptr, nullptr},
+          backend};
+}
+
+}  // namespace
+
+MicroBatchShape micro_batch_shape(const RunConfig& config) {
+  return {config.batch.micro, config.model.sequence_length, config.data.mask_documents};
+}
+
+PrefetchRing prefetch_ring(const RunConfig& config, const Target& target) {
+  constexpr int read_ahead = 3;
+  const int64_t in_flight =
+      std::min(StepReadback::most_ahead * config.batch.accumulation, MicroBatchUploads::most_kept);
+  const int kept = has_own_memory(target) ? static_cast<int>(in_flight) : 1;
+  return {kept, kept + read_ahead};
+}
+
+int64_t prefetch_ring_bytes(const RunConfig& config, const Target& target) {
+  return prefetch_ring(config, target).depth * micro_batch_bytes(config);
+}
+
+int64_t all_rings_bytes(const RunConfig& config, const Target& target) {
+  return (config.data.validation.empty() ? 1 : 2) * prefetch_ring_bytes(config, target);
+}
+
+MemoryPlace host_place(const Target& target) {
+  return has_own_memory(target) ? MemoryPlace::host : MemoryPlace::device;
+}
+
+MemoryPlace arena_place(MemoryClass memory_class, const Target& target) {
+  return memory_class == MemoryClass::offloaded ? host_place(target) : MemoryPlace::device;
+}
+
+MemoryPlan memory_outside(const RunConfig& config, const Target& target, const ExchangeBytes& exchanged) {
+  MemoryPlan memory;
+  memory.on(host_place(target))[static_cast<size_t>(MemoryClass::data)] = all_rings_bytes(config, target);
+  for (size_t place = 0; place < num_memory_places; ++place)
+    memory.on(static_cast<MemoryPlace>(place))[static_cast<size_t>(MemoryClass::communication)] = exchanged[place];
+  return memory;
+}
+
+int64_t landing_bytes(const RunConfig& config, const Target& target) {
+  return has_own_memory(target) ? micro_batch_bytes(config) : 0;
+}
+
+void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice) {
+  traits.recomputed = choice.again_from >= 0 && traits.kind == UnitKind::block;
+  traits.again_from = traits.recomputed && choice.again_from < unit ? choice.again_from : -1;
+  if (traits.kind == UnitKind::block) traits.offload = choice.offload;
+}
+
+std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& shape, Backend& backend,
+                                  RankGroups& groups) {
+  const bool split = design.tensor.size > 1;
+  return std::make_unique<Model>(
+      shape, design.spec, design.shards, design.layout,
+      TensorParallel{design.tensor, design.sequence, split ? groups.group(LaneKind::tensor, GroupKind::tensor) : nullptr,
+                     split ? &groups.lane(LaneKind::tensor) : nullptr},
+      backend);
+}
+
+StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
+                       const std::shared_ptr<const Program>& like) {
+  const Stages stages =
+      make_stages(config, groups.stage(), config.batch.accumulation, choices.backward_runs_again);
+  StepDesign design = begin_design(config, groups.tensor_place(), stages, make_sharding(config, groups),
+                                   optimizer_columns(config.optimizer));
+  design.choices = std::move(choices);
+  design.training_shape = step_shape(config, design.choices, true);
+  design.evaluation_shape = step_shape(config, design.choices, false);
+  PlanBackend backend(target);
+  {
+    const Model model = planned_model(design, design.training_shape, backend);
+    design.first_alike = find_equal_designs(model);
+    const ScheduleOptions options = schedule_options(design, model);
+    BufferBytes bytes = buffer_bytes(design, options.units, model);
+    const bool is_like = like != nullptr && like->schedule.options == options && like->bytes == bytes;
+    design.training = is_like ? like : make_program(training_schedule(options), std::move(bytes), host_place(target));
+  }
+  {
+    const Model model = planned_model(design, design.evaluation_shape, backend);
+    ScheduleOptions options = schedule_options(design, model);
+    options.micro_batches = 1;
+    design.evaluation = make_program(evaluation_schedule(options), buffer_bytes(design, options.units, model),
+                                     host_place(target));
+  }
+  MemoryPlan& memory = design.memory.arenas;
+  for (const MemoryPlace place : {MemoryPlace::device, MemoryPlace::host})
+    for (size_t c = 0; c < num_memory_classes; ++c)
+      memory.on(place)[c] = std::max(design.training->memory.on(place)[c], design.evaluation->memory.on(place)[c]);
+  const ParameterBytes parameters = parameter_bytes(design.layout, design.sharding, design.columns);
+  memory[MemoryClass::weights] = parameters.weights;
+  memory[MemoryClass::gradients] = parameters.gradients;
+  memory[MemoryClass::master] = parameters.master;
+  memory[MemoryClass::optimizer] = parameters.state;
+  memory[MemoryClass::data] += landing_bytes(config, target);
+  const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns);
+  StateTables& tables = design.tables;
+  tables.agreement = align_up(sizeof(StepState));
+  tables.optimizer = tables.agreement + StepAgreement::table_bytes(store);
+  tables.kept_gradients =
+      tables.optimizer + optimizer_type(config.optimizer.type).table_bytes(store);
+  memory[MemoryClass::state] =
+      tables.kept_gradients + KeptGradients::table_bytes(store);
+  design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
+  if (config.checkpoint.keeps_snapshot()) design.snapshot_bytes = store.snapshot_bytes();
+  design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] = design.snapshot_bytes;
+  memory += design.memory.outside;
+  return design;
+}
+
+StepDesign design_inference(const RunConfig& config, const Target& target, const RankGroups& groups, int64_t length) {
+  StepDesign design =
+      begin_design(config, groups.tensor_place(), make_stages(config, groups.stage(), 1, false), Sharding{}, {});
+  design.evaluation_shape = {.model = config.model,
+                             .precision = {DType::f32, DType::f32},
+                             .batch = 1,
+                             .sequence_length = length,
+                             .loss_chunk_tokens = 1,
+                             .seed = 0,
+                             .training = false,
+                             .mask_documents = config.data.mask_documents};
+  PlanBackend backend(target);
+  const Model model = planned_model(design, design.evaluation_shape, backend);
+  design.choices.units.resize(design.spec.units.size());
+  ScheduleOptions options = schedule_options(design, model);
+  options.micro_batches = 1;
+  design.evaluation = make_program(inference_schedule(options), buffer_bytes(design, options.units, model),
+                                   host_place(target));
+  design.memory.arenas = design.evaluation->memory;
+  design.memory.arenas[MemoryClass::weights] = parameter_bytes(design.layout, design.sharding, {}).weights;
+  return design;
+}
+
+}  // namespace gptrain

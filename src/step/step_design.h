@@ -1,0 +1,96 @@
+// The design of a rank's step: all decisions about its work and memory, made once, before any memory is taken. It is
+// the only input of the dry run, training, evaluation and generation.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "config/run_config.h"
+#include "data/prefetcher.h"
+#include "model/model.h"
+#include "ops/target.h"
+#include "parallel/executor.h"
+#include "parallel/groups.h"
+#include "parallel/memory.h"
+#include "parallel/parameters.h"
+#include "parallel/program.h"
+#include "schedule/step_choices.h"
+
+namespace gptrain {
+
+// The memory of a rank's step. The size of the workspace is known once the step has run on the `plan` backend.
+struct StepMemory {
+  MemoryPlan arenas;   // all memory of the step, `outside` included
+  MemoryPlan outside;  // the part that TrainingStep's constructor does not take: memory_outside, snapshot, samples
+  int64_t frame_bytes = 0;    // high-water mark of tensors inside actions
+  int64_t scratch_bytes = 0;  // largest scratch of an op; workspace = scratch + frames
+};
+
+// Byte offsets of tables in the arena `state`, which begins with the StepState.
+struct StateTables {
+  int64_t agreement = 0;
+  int64_t optimizer = 0;
+  int64_t kept_gradients = 0;
+};
+
+struct StepDesign {
+  RunConfig config;
+  TensorPlace tensor;
+  Stages stages;
+  bool sequence = false;  // sequence parallelism
+  ModelSpec spec;
+  std::vector<TensorShard> shards;
+  Sharding sharding;
+  ParameterLayout layout;
+  StateColumns columns;  // the optimizer's state; empty for inference
+  StepShape training_shape, evaluation_shape;
+  // By unit: the first unit of equal design, whose training actions run the same ops.
+  std::vector<int32_t> first_alike;
+  StepChoices choices;
+  std::shared_ptr<const Program> training;    // one step
+  std::shared_ptr<const Program> evaluation;  // one micro-batch, in the same arenas
+  StepMemory memory;
+  StateTables tables;
+  int64_t snapshot_bytes = 0;  // host's copy of the rank's state (TrainingStep::copy_state); 0: there is none
+};
+
+// Makes the design for the rank of `groups`. `choices`: the choices for the rank's stage. `like`: the training program
+// of another rank of this stage, or null; the design shares it if this rank's program would be equal.
+StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
+                       const std::shared_ptr<const Program>& like = nullptr);
+
+// Sets the traits of `unit` that follow from its choice: recomputation and offload.
+void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice);
+
+// Makes the design of a forward pass over one sequence of `length` tokens, with weights in f32 and without data
+// parallelism. The program is the design's `evaluation` and ends before the logits. There is no memory for training.
+StepDesign design_inference(const RunConfig& config, const Target& target, const RankGroups& groups, int64_t length);
+
+// Makes the model of a design on a backend. Borrows the design, the backend and the groups.
+std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& shape, Backend& backend,
+                                  RankGroups& groups);
+
+// Returns the shape of a rank's micro-batches.
+MicroBatchShape micro_batch_shape(const RunConfig& config);
+
+// Returns the size of a ring of micro-batches. For a device with its own memory it keeps the micro-batches of two
+// steps, as many as the host may have queued.
+PrefetchRing prefetch_ring(const RunConfig& config, const Target& target);
+int64_t prefetch_ring_bytes(const RunConfig& config, const Target& target);
+// Returns the bytes of the ring for training, and of the one for validation if the config has validation data.
+int64_t all_rings_bytes(const RunConfig& config, const Target& target);
+
+// Returns the place at which host memory is counted: `device` if the device's memory is the host's.
+MemoryPlace host_place(const Target& target);
+// Returns the place of an arena.
+MemoryPlace arena_place(MemoryClass memory_class, const Target& target);
+
+// Returns the memory that belongs to others than the step: the rings of micro-batches (to their readers), and the
+// memory of exchanges between ranks (to the groups).
+MemoryPlan memory_outside(const RunConfig& config, const Target& target, const ExchangeBytes& exchanged);
+
+// Returns the bytes in which uploaded micro-batches arrive on a device with its own memory; 0 if it has none.
+int64_t landing_bytes(const RunConfig& config, const Target& target);
+
+}  // namespace gptrain

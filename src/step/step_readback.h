@@ -1,0 +1,61 @@
+// Reads the results of a step on the host once the step is over. The host may have queued the next step by then.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "ops/backend.h"
+#include "ops/side_queue.h"
+#include "ops/step_state.h"
+
+namespace gptrain {
+
+class StepReadback {
+ public:
+  // The most steps queued and not yet read.
+  static constexpr int64_t most_ahead = 2;
+
+  struct Values {
+    StepState state;
+    double stops = 0;    // number of ranks that want to stop
+    double seconds = 0;  // time since the step began, or since the step before ended if that was not read by then
+  };
+
+  // `copies`: the device's queue; null if the device's memory is the host's, where ops have run when their calls
+  // return. Borrows both.
+  StepReadback(Backend& backend, SideQueue* copies);
+
+  // Call before a step's first op. THROWS std::logic_error if most_ahead steps have not been read.
+  void begin();
+  // Queues copies of the results. Call after the step's last op.
+  void queue(const StepState* state, const double* stops);
+  // Waits for the oldest step that has been queued and not read, and returns its results. THROWS std::logic_error if
+  // there is none.
+  Values read();
+  // Returns the number of steps queued and not yet read.
+  int64_t ahead() const { return queued_ - read_; }
+
+ private:
+  struct Copied {
+    StepState state;
+    double stops;
+  };
+  // Number of ends kept: a step's end is needed until the next step is read, and another may be queued by then.
+  static constexpr int64_t most_ends = most_ahead + 1;
+
+  static int end_of(int64_t step) { return 1 + static_cast<int>(step % most_ends); }
+  static int start_of(int64_t step) { return 1 + static_cast<int>(most_ends + step % most_ahead); }
+  Copied& at(int64_t step) { return copied_[step % most_ahead]; }
+
+  Backend& backend_;
+  SideQueue* const copies_;
+  std::unique_ptr<DeviceMemory> pinned_;           // results, if there is a queue
+  std::array<Copied, most_ahead> here_{};          // results, if there is none
+  std::array<double, most_ahead> host_seconds_{};  // if there is no queue: the start of a step, then its time
+  Copied* const copied_;                           // the one in use
+  std::array<bool, most_ahead> follows_{};         // true: the step began before the step before was read
+  int64_t queued_ = 0, read_ = 0;
+};
+
+}  // namespace gptrain

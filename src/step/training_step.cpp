@@ -1,0 +1,270 @@
+#include "step/training_step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <exception>
+#include <utility>
+
+#include "model/spec/init.h"
+#include "ops/device_crc32c.h"
+#include "optim/types.h"
+#include "step/arena_fill.h"
+#include "step/choosing_pass.h"
+
+namespace gptrain {
+namespace {
+
+constexpr int64_t upload_chunk_elements = int64_t{1} << 20;
+
+}  // namespace
+
+TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups)
+    : design_(std::move(design)),
+      backend_(backend),
+      groups_(groups),
+      copies_(backend.make_side_queue()),
+      readback_(backend, copies_.get()),
+      state_(nullptr),
+      gathers_(design_->spec.units.size(), Lane::done) {
+  const RunConfig& config = design_->config;
+  const StepMemory& memory = design_->memory;
+  for (size_t c = 0; c < num_memory_classes; ++c) {
+    const auto memory_class = static_cast<MemoryClass>(c);
+    const MemoryPlace place = arena_place(memory_class, backend.target());
+    const int64_t bytes = memory.arenas.on(place)[c] - memory.outside.on(place)[c];
+    const bool is_offloaded = memory_class == MemoryClass::offloaded && bytes > 0;
+    arenas_[c] = is_offloaded ? offloads_.emplace(backend_).allocate(bytes) : backend_.allocate(bytes);
+  }
+  const int64_t scratch = align_up(memory.scratch_bytes);
+  backend_.set_scratch(arena(MemoryClass::workspace), scratch);
+  workspace_ = Workspace(arena(MemoryClass::workspace) + scratch, memory.arenas[MemoryClass::workspace] - scratch);
+  state_ = reinterpret_cast<StepState*>(arena(MemoryClass::state));
+  backend_.upload(state_, &host_state_, sizeof(StepState));
+
+  const OptimizerType& optimizer = optimizer_type(config.optimizer.type);
+  parameters_ = std::make_unique<ParameterStore>(design_->spec, design_->shards, design_->layout, design_->sharding,
+                                                 ParameterBuffers{.weights = arena(MemoryClass::weights),
+                                                                  .gradients = arena(MemoryClass::gradients),
+                                                                  .master = arena(MemoryClass::master),
+                                                                  .state = arena(MemoryClass::optimizer)},
+                                                 design_->columns);
+  model_ = make_model(*design_, design_->training_shape, backend_, groups_);
+  evaluation_model_ = make_model(*design_, design_->evaluation_shape, backend_, groups_);
+  const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
+  const UpdateContext context{.parameters = *parameters_,
+                              .state = state_,
+                              .backend = backend_,
+                              .groups = groups_,
+                              .workspace = workspace_};
+  std::byte* const state = arena(MemoryClass::state);
+  const StateTables& tables = design_->tables;
+  agreement_ = std::make_unique<StepAgreement>(context, config.optimizer.clip_norm, loss_scale_window,
+                                               state + tables.agreement, groups_, copies_.get());
+  optimizer_ = optimizer.make(config.optimizer, context, config.run.seed, state + tables.optimizer);
+  if (design_->sharding.gradients != DType::f32) {
+    kept_ = std::make_unique<KeptGradients>(*parameters_, config.run.seed,
+                                            config.batch.accumulation, state + tables.kept_gradients, state_, backend_);
+  }
+  update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_, groups_);
+  if (copies_ != nullptr) {
+    const DeviceMemory& data = *arenas_[static_cast<size_t>(MemoryClass::data)];
+    uploads_ = std::make_unique<MicroBatchUploads>(
+        *copies_, data.data() + data.bytes() - landing_bytes(config, backend_.target()),
+        micro_batch_shape(config));
+  }
+  const Workplace place{.arenas = arena_starts(),
+                        .state = state_,
+                        .workspace = &workspace_,
+                        .backend = &backend_,
+                        .groups = &groups_,
+                        .gathers = &gathers_,
+                        .kept = kept_.get(),
+                        .uploads = uploads_.get(),
+                        .offloads = offloads_ ? &*offloads_ : nullptr};
+  executor_ = std::make_unique<Executor>(*model_, *design_->training, *parameters_, place, update_.get());
+  evaluation_executor_ =
+      std::make_unique<Executor>(*evaluation_model_, *design_->evaluation, *parameters_, place, nullptr);
+}
+
+TrainingStep::~TrainingStep() {
+  try {
+    groups_.wait_all();
+    backend_.synchronize();
+  } catch (const std::exception&) {
+    // A failed group was reported by the wait that found it, and its transfers are over.
+  }
+}
+
+std::vector<StatePiece> TrainingStep::state(bool written_only) const {
+  groups_.wait_all();
+  return parameters_->state(written_only);
+}
+
+void TrainingStep::take_snapshot_memory() { snapshot_.emplace(backend_, design_->snapshot_bytes); }
+
+std::vector<StatePiece> TrainingStep::copy_state() { return snapshot_->copy(state(true), parameters_->columns()); }
+
+uint32_t TrainingStep::weights_checksum() const {
+  if (design_->sharding.zero == 3) return 0;
+  groups_.wait_all();
+  return device_crc32c(backend_, arena(MemoryClass::weights), arenas_[static_cast<size_t>(MemoryClass::weights)]->bytes(), 0);
+}
+
+uint32_t TrainingStep::norms_checksum() const {
+  if (design_->sharding.zero == 3) return 0;
+  groups_.wait_all();
+  uint32_t crc = 0;
+  for (int64_t unit = 0; unit < parameters_->num_units(); ++unit) {
+    const int64_t elements = design_->layout.units[static_cast<size_t>(unit)].norm_elements;
+    crc = device_crc32c(backend_, parameters_->whole(unit).norms, elements * dtype_bytes(DType::f32), crc);
+  }
+  return crc;
+}
+
+MemoryPlan TrainingStep::taken() const {
+  MemoryPlan taken = memory_outside(design_->config, backend_.target(), groups_.exchanged_bytes());
+  for (size_t c = 0; c < num_memory_classes; ++c)
+    taken.on(arena_place(static_cast<MemoryClass>(c), backend_.target()))[c] += arenas_[c]->bytes();
+  if (snapshot_) taken.on(host_place(backend_.target()))[static_cast<size_t>(MemoryClass::snapshot)] += snapshot_->bytes();
+  return taken;
+}
+
+std::array<std::byte*, num_memory_classes> TrainingStep::arena_starts() const {
+  std::array<std::byte*, num_memory_classes> starts{};
+  for (size_t c = 0; c < num_memory_classes; ++c) starts[c] = arenas_[c]->data();
+  return starts;
+}
+
+void TrainingStep::choose_algorithms() {
+  if (backend_.algorithms().empty()) return;
+  for (const MemoryClass c : {MemoryClass::weights, MemoryClass::gathered, MemoryClass::fp8_weights,
+                              MemoryClass::activations, MemoryClass::workspace}) {
+    const int64_t bytes = arenas_[static_cast<size_t>(c)]->bytes();
+    fill_memory(backend_, copies_.get(), arena(c), bytes, numbers_for_products(static_cast<uint32_t>(c), bytes));
+  }
+  ComputeOnly compute_only;
+  NoTokens source(model_->shape());
+  backend_.set_choosing(true);
+  executor_->play(source, &compute_only);
+  evaluation_executor_->play(source, &compute_only);
+  backend_.synchronize();  // before `source` is destroyed
+  backend_.set_choosing(false);
+}
+
+void TrainingStep::clear_state() {
+  groups_.wait_all();
+  for (const MemoryClass c : {MemoryClass::weights, MemoryClass::master, MemoryClass::optimizer})
+    zero_memory(backend_, copies_.get(), arena(c), arenas_[static_cast<size_t>(c)]->bytes());
+}
+
+// Uploads at most upload_chunk_elements weights, rounded to nearest if the piece's weights are bf16.
+void TrainingStep::upload_weights(const StatePiece& piece, int64_t first, const float* values, int64_t count) {
+  if (piece.weight != nullptr) return backend_.upload(piece.weight + first, values, count * dtype_bytes(DType::f32));
+  std::vector<bf16> rounded(static_cast<size_t>(count));
+  std::transform(values, values + count, rounded.begin(), to_bf16);
+  backend_.upload(piece.narrow_weight + first, rounded.data(), count * dtype_bytes(DType::bf16));
+}
+
+void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
+  clear_state();
+  std::vector<float> chunk(static_cast<size_t>(std::min(design_->layout.elements, upload_chunk_elements)));
+  int64_t drawn = 0;
+  for (const StatePiece& piece : state()) {
+    const TensorSpec& tensor = design_->spec.tensors[static_cast<size_t>(piece.tensor)];
+    // Draws runs of elements that are contiguous in the global tensor: whole rows together, parts of rows one by one.
+    const int64_t row = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
+    const int64_t width = piece.shape.back();
+    const bool whole_rows = piece.shape.size() == 1 || width == row;
+    const int64_t run = whole_rows ? piece.count() : width;
+    for (int64_t start = 0; start < piece.count(); start += run) {
+      const int64_t first =
+          piece.shape.size() == 1 ? piece.offset[0] : (piece.offset[0] + start / width) * row + piece.offset[1];
+      for (int64_t done = 0; done < run; done += upload_chunk_elements) {
+        const int64_t count = std::min(upload_chunk_elements, run - done);
+        initial_values(tensor, design_->config.run.seed, first + done, count, chunk.data());
+        upload_weights(piece, start + done, chunk.data(), count);
+        drawn += count;
+        if (progress) progress(drawn);
+      }
+    }
+  }
+  set_updates(0);
+  if (design_->config.precision.scales_loss()) set_loss_scale({static_cast<float>(design_->config.precision.loss_scale), 0});
+  weights_changed();
+}
+
+void TrainingStep::weights_changed() {
+  for (int64_t unit = 0; unit < parameters_->num_units(); ++unit) {
+    const UpdateRange range = parameters_->update_range(unit);
+    if (range.elements > 0 && range.weights != nullptr && range.master != nullptr)
+      backend_.run(Cast{.from = Matrix(range.master, DType::f32, 1, range.elements),
+                        .to = Matrix(range.weights, design_->config.precision.compute, 1, range.elements)});
+  }
+  if (design_->sharding.zero != 1 && design_->sharding.zero != 2) return;
+  for (int64_t unit = 0; unit < parameters_->num_units(); ++unit)
+    gathers_[static_cast<size_t>(unit)] = begin_gather(*parameters_, unit, nullptr, groups_, backend_);
+}
+
+void TrainingStep::set_updates(int64_t updates) {
+  host_state_.updates = updates;
+  backend_.upload(state_, &host_state_, sizeof(StepState));
+}
+
+void TrainingStep::set_loss_scale(const LossScale& scale) {
+  host_state_.loss_scale = scale;
+  backend_.upload(state_, &host_state_, sizeof(StepState));
+}
+
+void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionObserver* observer,
+                         const std::function<bool()>& stop_wanted, std::optional<int64_t> counted_targets) {
+  const RunConfig& config = design_->config;
+  readback_.begin();
+  host_state_.learning_rate = static_cast<float>(learning_rate);
+  host_state_.counted_targets = counted_targets.value_or(config.batch.global * config.model.sequence_length);
+  host_state_.inverse_tokens = static_cast<float>(1.0 / static_cast<double>(host_state_.counted_targets));
+  host_state_.loss_sum = 0;
+  host_state_.squared_norm = 0;
+  host_state_.gradient_scale = 0;
+  host_state_.skip = 0;
+  backend_.upload(state_, &host_state_, offsetof(StepState, updates));
+  agreement_->ask_for_stop(stop_wanted);
+  executor_->play(source, observer);
+  readback_.queue(state_, agreement_->stops());
+}
+
+StepResult TrainingStep::end() {
+  const StepReadback::Values values = readback_.read();
+  host_state_ = values.state;
+  return {host_state_.loss_sum / static_cast<double>(host_state_.counted_targets),
+          std::sqrt(host_state_.squared_norm),
+          host_state_.skip != 0,
+          values.stops > 0,
+          host_state_.updates,
+          static_cast<double>(host_state_.step_loss_scale),
+          host_state_.counted_targets,
+          values.seconds};
+}
+
+StepResult TrainingStep::run(double learning_rate, MicroBatchSource& source, ActionObserver* observer,
+                             const std::function<bool()>& stop_wanted, std::optional<int64_t> counted_targets) {
+  begin(learning_rate, source, observer, stop_wanted, counted_targets);
+  return end();
+}
+
+std::unique_ptr<DeviceMemory> TrainingStep::allocate_host(int64_t bytes) {
+  return copies_ != nullptr ? copies_->allocate_host(bytes) : backend_.allocate(bytes);
+}
+
+double TrainingStep::evaluate(int64_t micro_batches, MicroBatchSource& source) {
+  host_state_.loss_sum = 0;
+  backend_.upload(state_, &host_state_, sizeof(StepState));
+  for (int64_t i = 0; i < micro_batches; ++i) evaluation_executor_->play(source, nullptr);
+  Lane& lane = groups_.lane(LaneKind::gradients);
+  lane.wait(lane.all_reduce(groups_.loss_group(), &state_->loss_sum, 1, DType::f64));
+  backend_.download(&host_state_, state_, sizeof(StepState));
+  backend_.synchronize();
+  return host_state_.loss_sum;
+}
+
+}  // namespace gptrain

@@ -1,0 +1,149 @@
+// Runs the training steps of a design on one rank: owns the arenas, the model, the executors and the optimizer. On the
+// `plan` backend the same class is the dry run.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "config/run_config.h"
+#include "ops/backend.h"
+#include "optim/optimizer.h"
+#include "optim/step_agreement.h"
+#include "parallel/executor.h"
+#include "parallel/groups.h"
+#include "step/state_snapshot.h"
+#include "step/step_design.h"
+#include "step/step_readback.h"
+
+namespace gptrain {
+
+struct StepResult {
+  double loss = 0;        // mean cross-entropy of the counted tokens, nats
+  double grad_norm = 0;   // before clipping
+  bool skipped = false;   // the loss or the norm was not finite; nothing was updated
+  bool stop = false;      // some rank wants to stop
+  int64_t updates = 0;    // steps of the run that were not skipped
+  double loss_scale = 1;  // scale of the step's gradients; always 1 except in fp16
+  int64_t counted_targets = 0;  // in the global batch
+  double seconds = 0;           // since the step began, or since the step before ended if that was later
+
+  // Returns true if gradients overflowed and the loss scale was halved, an ordinary event in fp16. Returns false if the
+  // scale was at its minimum already.
+  bool lowered_loss_scale() const { return skipped && loss_scale > static_cast<double>(least_loss_scale); }
+};
+
+// All functions that do not just return a value are collective unless their comment says otherwise: all ranks of the
+// world call them in the same order. One thread calls them, the thread of the backend.
+class TrainingStep {
+ public:
+  // Takes the design's arenas from `backend`. Borrows the backend and the groups. REQUIRES: the design is for the rank
+  // of the groups. Weights and state are undefined until `initialize`, or until the caller has written `state()` and
+  // called weights_changed.
+  TrainingStep(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups);
+  // Waits until no other rank reads this rank's memory.
+  ~TrainingStep();
+  TrainingStep(const TrainingStep&) = delete;
+  TrainingStep& operator=(const TrainingStep&) = delete;
+
+  const StepDesign& design() const { return *design_; }
+  const ModelSpec& spec() const { return design_->spec; }
+  Backend& backend() const { return backend_; }
+  const RankGroups& groups() const { return groups_; }
+  // Returns the bytes that the arenas really took, and memory_outside. Not collective.
+  MemoryPlan taken() const;
+
+  // Times the library algorithms of every matrix product of a step and an evaluation, and selects the fastest. No
+  // effect if the backend offers no choice. Overwrites the arenas. REQUIRES: called first.
+  void choose_algorithms();
+  // Sets initial weights, zero optimizer state and 0 updates. Calls `progress`, if given, with the number of elements
+  // drawn so far.
+  void initialize(const std::function<void(int64_t)>& progress = {});
+  // Zeroes weights and optimizer state, padding included. Call before loading a checkpoint. Waits for gathers.
+  void clear_state();
+  // Makes the compute weights from the weights in `state()`. Call after writing these.
+  void weights_changed();
+  // Sets the number of updates done, to continue a run.
+  void set_updates(int64_t updates);
+  // Returns the number of updates by steps that have ended.
+  int64_t updates() const { return host_state_.updates; }
+  void set_loss_scale(const LossScale& scale);
+  // Returns the loss scale of the next step; none except in fp16.
+  std::optional<LossScale> loss_scale() const {
+    return design_->config.precision.scales_loss() ? std::optional(host_state_.loss_scale) : std::nullopt;
+  }
+
+  // Begins a step; on a device it only queues the step. `source` provides this rank's micro-batches and must live until
+  // all steps that have begun have ended. `observer`: called before and after each action; may be null. `stop_wanted`:
+  // called late in the step, and until the next step begins; StepResult::stop is true on every rank if it returned true
+  // on any. Once true, it must stay true. `counted_targets`: number of targets in the global batch that the loss is the
+  // mean over, above 0; none: all.
+  void begin(double learning_rate, MicroBatchSource& source, ActionObserver* observer = nullptr,
+             const std::function<bool()>& stop_wanted = {}, std::optional<int64_t> counted_targets = {});
+  // Waits for the oldest step that has begun and not ended, and returns its result.
+  StepResult end();
+  // Returns the number of steps that have begun and not ended. All functions that use the device, except begin and end,
+  // REQUIRE it to be 0.
+  int64_t begun() const { return readback_.ahead(); }
+  // Returns the largest value of begun() with which `begin` may be called. 0 on the CPU, where a step is over when
+  // `begin` returns. With 1, a device has work while the host reads a result and begins the next step.
+  int64_t most_ahead() const { return copies_ != nullptr ? StepReadback::most_ahead - 1 : 0; }
+  // Begins and ends one step.
+  StepResult run(double learning_rate, MicroBatchSource& source, ActionObserver* observer = nullptr,
+                 const std::function<bool()>& stop_wanted = {}, std::optional<int64_t> counted_targets = {});
+  // Returns true if any rank wants to stop.
+  bool agree_to_stop(bool wanted) { return agreement_->agree_to_stop(wanted); }
+  // Returns the sum of the cross-entropy over `micro_batches` micro-batches of every data rank, in nats, without
+  // dropout.
+  double evaluate(int64_t micro_batches, MicroBatchSource& source);
+
+  // Returns this rank's training state, in device memory (see ParameterStore::state). Waits for gathers. Not
+  // collective.
+  std::vector<StatePiece> state(bool written_only = false) const;
+  const ParameterStore& parameters() const { return *parameters_; }
+  // Takes the memory of copy_state. Not collective. THROWS Error(device).
+  void take_snapshot_memory();
+  // Copies the part of the state that this rank writes to a checkpoint, `state(true)`: see StateSnapshot::copy. Not
+  // collective. REQUIRES: take_snapshot_memory was called.
+  std::vector<StatePiece> copy_state();
+  // Returns the CRC-32C of the weights, which is the same on all data ranks. 0 with ZeRO 3, where no two ranks hold the
+  // same weights. Not collective.
+  uint32_t weights_checksum() const;
+  // Returns the CRC-32C of the norms' weights, which is the same on all tensor ranks. 0 with ZeRO 3. Not collective.
+  uint32_t norms_checksum() const;
+
+  Workspace& workspace() { return workspace_; }
+  // Takes host memory for micro-batches, from which uploads are fast. Not collective.
+  std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes);
+
+ private:
+  std::byte* arena(MemoryClass c) const { return arenas_[static_cast<size_t>(c)]->data(); }
+  std::array<std::byte*, num_memory_classes> arena_starts() const;
+  void upload_weights(const StatePiece& piece, int64_t first, const float* values, int64_t count);
+
+  const std::shared_ptr<const StepDesign> design_;
+  Backend& backend_;
+  RankGroups& groups_;
+  const std::unique_ptr<SideQueue> copies_;  // null: the backend's memory is the host's
+  StepReadback readback_;
+  std::unique_ptr<MicroBatchUploads> uploads_;  // null in the same case
+  std::optional<OffloadLanes> offloads_;        // empty if nothing is offloaded
+  std::optional<StateSnapshot> snapshot_;       // empty until take_snapshot_memory
+  std::array<std::unique_ptr<DeviceMemory>, num_memory_classes> arenas_;
+  Workspace workspace_;
+  StepState* state_;  // in device memory
+  StepState host_state_;
+  std::unique_ptr<ParameterStore> parameters_;
+  UnitTickets gathers_;
+  std::unique_ptr<Model> model_, evaluation_model_;
+  std::unique_ptr<StepAgreement> agreement_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<KeptGradients> kept_;  // null with precision.gradients = fp32
+  std::unique_ptr<StepUpdate> update_;   // agreement_ and optimizer_
+  std::unique_ptr<Executor> executor_, evaluation_executor_;
+};
+
+}  // namespace gptrain

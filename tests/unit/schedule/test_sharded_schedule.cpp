@@ -1,0 +1,270 @@
+// Schedules with gathers and sums of parameters: ZeRO 0 to 3.
+#include <algorithm>
+#include <array>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "catch.h"
+#include "schedule/schedule.h"
+#include "schedule_fixture.h"
+
+using namespace gptrain;
+using namespace gptrain::testing;
+
+namespace {
+
+std::vector<ScheduleOptions> variants() {
+  std::vector<ScheduleOptions> result;
+  for (const int32_t zero : {0, 1, 2, 3}) {
+    for (const int32_t micro_batches : {1, 2, 3}) {
+      for (const size_t layers : {1, 2, 3, 4, 7}) {
+        for (const bool tied : {false, true}) {
+          for (const bool joint : {false, true}) {
+            for (const bool recompute : {false, true}) {
+              std::vector<bool> recomputed(layers + 2, false);
+              for (size_t i = 1; recompute && i <= layers; i += 2) recomputed[i] = true;
+              for (const bool narrow : {false, true}) {
+                result.push_back({micro_batches, units_of(recomputed), {}, zero, narrow, tied, joint});
+                if (joint || recompute) continue;
+                result.push_back(result.back());
+                result.back().keeps_narrow = true;
+                result.back().sums_alone = zero == 0 && !narrow;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  return result;
+}
+
+std::string describe(const ScheduleOptions& o) {
+  return "zero " + std::to_string(o.zero) + ", " + std::to_string(o.micro_batches) + " micro-batches, " +
+         std::to_string(o.units.size()) + " units" + (o.tied_head ? ", tied" : "") +
+         (o.narrow_sums ? ", narrow" : "") + (o.keeps_narrow ? ", kept narrow" : "") + (o.joint_backward ? ", joint" : "");
+}
+
+Schedule schedule_of(int32_t zero, bool tied = false) {
+  return training_schedule({.micro_batches = 2, .units = plain_units(6), .zero = zero, .tied_head = tied});
+}
+
+bool uses_weights(ActionKind kind) {
+  return kind == ActionKind::forward || kind == ActionKind::recompute || kind == ActionKind::loss ||
+         kind == ActionKind::evaluate || kind == ActionKind::backward_input || kind == ActionKind::backward;
+}
+
+bool writes_gradients(ActionKind kind) {
+  return kind == ActionKind::loss || kind == ActionKind::backward_weight || kind == ActionKind::backward;
+}
+
+// Returns the units whose parameters an action touches.
+std::vector<int32_t> units_of_action(const Schedule& schedule, const Action& action) {
+  const bool head_matrix = action.kind == ActionKind::loss || action.kind == ActionKind::evaluate;
+  return {head_matrix && schedule.options.tied_head ? 0 : action.unit};
+}
+
+// Simulates ZeRO 3's weights by simple rules: gathered and awaited weights exist until their buffer ends, and at most
+// two blocks have theirs. Returns the first violation.
+std::string misused_weights(const Schedule& schedule) {
+  std::set<int32_t> arrived;
+  for (size_t i = 0; i < schedule.actions.size(); ++i) {
+    const Action& action = schedule.actions[i];
+    const auto alive = std::count_if(schedule.buffers.begin(), schedule.buffers.end(), [&](const Buffer& b) {
+      return b.kind == BufferKind::weights && schedule.traits(b.unit).kind == UnitKind::block &&
+             b.first <= static_cast<int32_t>(i) && static_cast<int32_t>(i) <= b.last;
+    });
+    if (alive > 2) return "more than two blocks have their weights";
+    const int32_t buffer = action[Operand::weights];
+    if (action.kind == ActionKind::await_weights) arrived.insert(buffer);
+    if (!uses_weights(action.kind)) continue;
+    if (!arrived.contains(buffer)) return "uses weights that are not there";
+    if (schedule.buffers[static_cast<size_t>(buffer)].unit != units_of_action(schedule, action).front())
+      return "uses another unit's weights";
+  }
+  return {};
+}
+
+// Simulates the sums: gradients being summed are not written, and at most two blocks' are in flight. Returns the first
+// violation.
+std::string misused_sums(const Schedule& schedule) {
+  std::set<int32_t> summing;  // whole gradients
+  std::set<std::pair<int32_t, int32_t>> sums_done;
+  int blocks = 0;
+  for (const Action& action : schedule.actions) {
+    const bool block = action.unit >= 0 && schedule.traits(action.unit).kind == UnitKind::block;
+    if (action.kind == ActionKind::reduce) {
+      blocks += block ? 1 : 0;
+      if (blocks > 2) return "more than two blocks' sums are under way";
+      summing.insert(action[Operand::whole_gradients]);
+    }
+    if (action.kind == ActionKind::await_gradients) {
+      blocks -= block ? 1 : 0;
+      summing.erase(action[Operand::whole_gradients]);
+      sums_done.insert({action.micro_batch, action.unit});
+    }
+    if (schedule.options.zero >= 2 && writes_gradients(action.kind) &&
+        summing.contains(action[Operand::whole_gradients]))
+      return "writes gradients that are being summed";
+  }
+  const auto expected = static_cast<size_t>((schedule.options.zero < 2 ? 1 : schedule.options.micro_batches) *
+                                            schedule.num_units());
+  return sums_done.size() == expected ? "" : "a sum is missing";
+}
+
+}  // namespace
+
+TEST_CASE("schedules of every ZeRO stage are sound") {
+  for (const ScheduleOptions& options : variants()) {
+    INFO(describe(options));
+    const Schedule schedule = training_schedule(options);
+    CHECK(check(schedule) == "");
+    if (options.zero == 3) CHECK(misused_weights(schedule) == "");
+    if (options.makes_gradients_apart() || options.narrow_sums) CHECK(misused_sums(schedule) == "");
+    ScheduleOptions evaluation = options;
+    evaluation.micro_batches = 1;
+    CHECK(check(evaluation_schedule(evaluation)) == "");
+    if (options.zero == 3) CHECK(misused_weights(evaluation_schedule(evaluation)) == "");
+  }
+}
+
+TEST_CASE("units are summed once a step, or with ZeRO 2 and 3 once a micro-batch, right after their backward") {
+  for (const ScheduleOptions& options : variants()) {
+    INFO(describe(options));
+    const Schedule schedule = training_schedule(options);
+    const int32_t sums = options.zero >= 2 ? options.micro_batches : 1;
+    for (int32_t unit = 0; unit < schedule.num_units(); ++unit) {
+      int32_t found = 0;
+      for (size_t i = 0; i < schedule.actions.size(); ++i) {
+        if (schedule.actions[i].kind != ActionKind::reduce || schedule.actions[i].unit != unit) continue;
+        ++found;
+        // A narrow sum may have to wait for an earlier one.
+        const size_t last = schedule.actions[i - 1].kind == ActionKind::await_gradients ? i - 2 : i - 1;
+        const Action& before = schedule.actions[last];
+        CHECK(before.unit == unit);
+        CHECK(before.micro_batch == schedule.actions[i].micro_batch);
+        const bool ends_backward =
+            before.kind == ActionKind::backward || before.kind == ActionKind::backward_weight;
+        CHECK(ends_backward);
+      }
+      CHECK(found == sums);
+    }
+  }
+}
+
+TEST_CASE("with ZeRO 3 the next unit's weights are on their way before a unit is used") {
+  const Schedule schedule = schedule_of(3);
+  for (int32_t unit = 0; unit + 1 < schedule.num_units(); ++unit) {
+    CHECK(find(schedule, ActionKind::gather, unit + 1) < find(schedule, ActionKind::forward, unit));
+  }
+  // Checks backward too: the block before.
+  for (int32_t unit = 3; unit > 1; --unit)
+    CHECK(find(schedule, ActionKind::gather, unit - 1, unit > 2 ? 0 : 1) <
+          find(schedule, ActionKind::backward_input, unit));
+}
+
+TEST_CASE("with ZeRO 1 and 2 updated weights are gathered at once and awaited in the next step") {
+  for (const int32_t zero : {1, 2}) {
+    const Schedule schedule = schedule_of(zero);
+    for (int32_t unit = 0; unit < schedule.num_units(); ++unit) {
+      CHECK(find(schedule, ActionKind::gather, unit) == find(schedule, ActionKind::update, unit) + 1);
+      CHECK(find(schedule, ActionKind::await_weights, unit) + 1 == find(schedule, ActionKind::forward, unit));
+    }
+  }
+  for (const Action& action : schedule_of(0).actions) {
+    CHECK(action.kind != ActionKind::gather);
+    CHECK(action.kind != ActionKind::await_weights);
+  }
+}
+
+TEST_CASE("the checker finds every kind of unsound sharded schedule") {
+  const auto fault_after = [](Schedule schedule, auto&& change) {
+    REQUIRE(check(schedule) == "");
+    change(schedule);
+    return check(schedule);
+  };
+  SECTION("weights that are never gathered") {
+    const std::string fault =
+        fault_after(schedule_of(3), [](Schedule& s) { erase(s, find(s, ActionKind::gather, 2)); });
+    CHECK(fault.find("before the gathering begins") != std::string::npos);
+  }
+  SECTION("weights that are not awaited") {
+    for (const int32_t zero : {1, 2, 3}) {
+      const std::string fault =
+          fault_after(schedule_of(zero), [](Schedule& s) { erase(s, find(s, ActionKind::await_weights, 2)); });
+      CHECK(fault.find(zero == 3 ? "its weights is not awaited"
+                                 : "the updated weights of unit 2 are not awaited") != std::string::npos);
+    }
+  }
+  SECTION("weights awaited after their use") {
+    const std::string fault = fault_after(schedule_of(3), [](Schedule& s) {
+      move(s, find(s, ActionKind::await_weights, 3), find(s, ActionKind::forward, 3));
+    });
+    CHECK(fault.find("its weights is not awaited") != std::string::npos);
+  }
+  SECTION("the head's matrix of a tied head is not there") {
+    // The embedding's own use does not show that the loss still needs its weights.
+    const std::string fault = fault_after(schedule_of(3, true), [](Schedule& s) {
+      Action gather{.kind = ActionKind::gather, .unit = 0};
+      gather[Operand::weights] = s.actions[find(s, ActionKind::loss, 5)][Operand::weights];
+      s.actions.insert(s.actions.begin() + static_cast<std::ptrdiff_t>(find(s, ActionKind::loss, 5)), gather);
+    });
+    CHECK(fault.find("its weights is not awaited") != std::string::npos);
+  }
+  SECTION("another unit's weights") {
+    const std::string fault = fault_after(schedule_of(3), [](Schedule& s) {
+      s.actions[find(s, ActionKind::forward, 2)][Operand::weights] =
+          s.actions[find(s, ActionKind::forward, 1)][Operand::weights];
+    });
+    CHECK(fault.find("its weights is weights of micro-batch -1, unit 1") != std::string::npos);
+  }
+  SECTION("gradients written where a sum still reads") {
+    for (const int32_t zero : {2, 3}) {
+      const std::string fault = fault_after(schedule_of(zero), [](Schedule& s) {
+        const int32_t summed = s.actions[find(s, ActionKind::reduce, 4)][Operand::whole_gradients];
+        s.buffers[static_cast<size_t>(summed)].unit = 3;  // as if both had one buffer
+        s.actions[find(s, ActionKind::backward_weight, 3)][Operand::whole_gradients] = summed;
+      });
+      CHECK(!fault.empty());
+    }
+  }
+  SECTION("a sum that is awaited before it begins") {
+    const std::string fault = fault_after(schedule_of(0), [](Schedule& s) {
+      move(s, find(s, ActionKind::await_gradients, 1), find(s, ActionKind::reduce, 1));
+    });
+    CHECK(fault.find("before the sum begins") != std::string::npos);
+  }
+  SECTION("the norm before the sums") {
+    for (const int32_t zero : {0, 1, 2, 3}) {
+      const std::string fault = fault_after(schedule_of(zero), [](Schedule& s) {
+        erase(s, find(s, ActionKind::await_gradients, 0, s.options.zero >= 2 ? 1 : 0));
+      });
+      CHECK(fault.find("before all units are summed") != std::string::npos);
+    }
+  }
+  SECTION("a micro-batch that is never summed") {
+    const std::string fault = fault_after(schedule_of(2), [](Schedule& s) {
+      erase(s, find(s, ActionKind::reduce, 0));
+      erase(s, find(s, ActionKind::await_gradients, 0));
+    });
+    CHECK(fault.find("before all units are summed") != std::string::npos);
+  }
+  SECTION("a unit summed before its last micro-batch") {
+    const std::string fault = fault_after(schedule_of(1), [](Schedule& s) {
+      move(s, find(s, ActionKind::reduce, 4), find(s, ActionKind::backward_weight, 4, 1));
+    });
+    CHECK(fault.find("before the gradients of micro-batch 1") != std::string::npos);
+  }
+  SECTION("weights gathered before their update") {
+    const std::string fault = fault_after(
+        schedule_of(1), [](Schedule& s) { move(s, find(s, ActionKind::gather, 3), find(s, ActionKind::update, 3)); });
+    CHECK(fault.find("before the update") != std::string::npos);
+  }
+  SECTION("an update before the norm") {
+    const std::string fault = fault_after(
+        schedule_of(3), [](Schedule& s) { move(s, find(s, ActionKind::update, 0), find(s, ActionKind::norm, -1)); });
+    CHECK(fault.find("before the norm") != std::string::npos);
+  }
+}

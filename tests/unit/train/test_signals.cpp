@@ -1,0 +1,105 @@
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <initializer_list>
+#include <pthread.h>
+#include <string>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+
+#include "catch.h"
+#include "train/signals.h"
+
+namespace gptrain {
+namespace {
+
+constexpr std::array<int, 4> stop_signals = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+
+// Restores SIGHUP's handler, whatever the test's parent set.
+struct HangUp {
+  explicit HangUp(void (*handler)(int)) : before(signal(SIGHUP, handler)) {}
+  ~HangUp() { signal(SIGHUP, before); }
+  HangUp(const HangUp&) = delete;
+  HangUp& operator=(const HangUp&) = delete;
+
+  void (*before)(int);
+};
+
+int blocked_here() {
+  sigset_t mask;
+  pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+  int blocked = 0;
+  for (const int number : stop_signals) blocked += sigismember(&mask, number);
+  return blocked;
+}
+
+// Returns the exit status of a process that gets the signals `late` after a run, one after another.
+int status_after(std::initializer_list<int> late) {
+  const pid_t child = fork();
+  if (child == 0) {
+    { const StopSignals signals; }
+    for (const int number : late) raise(number);
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status;
+}
+
+TEST_CASE("No handler of a stop signal runs on a thread that computes") {
+  const HangUp ends(SIG_DFL);
+  REQUIRE(blocked_here() == 0);
+  {
+    const StopSignals signals;
+    CHECK(blocked_here() == 4);
+    int blocked_in_thread = 0;
+    std::thread([&] { blocked_in_thread = blocked_here(); }).join();
+    CHECK(blocked_in_thread == 4);
+    CHECK_FALSE(signals.requested());
+  }
+  CHECK(blocked_here() == 0);
+}
+
+TEST_CASE("A stop signal after a run does not undo it, a second one ends the process") {
+  const HangUp ends(SIG_DFL);
+  for (const int number : stop_signals) {
+    INFO(number);
+    CHECK(status_after({number}) == 0);
+    for (const int second : {SIGINT, SIGTERM, SIGUSR1}) {
+      if (number == SIGTERM && second == SIGTERM) continue;
+      const int status = status_after({number, second});
+      CHECK(WIFEXITED(status));
+      CHECK(WEXITSTATUS(status) == 128 + second);
+    }
+  }
+  CHECK(status_after({SIGTERM, SIGTERM, SIGTERM}) == 0);
+  CHECK(status_after({SIGTERM, SIGHUP, SIGHUP}) == 0);
+}
+
+TEST_CASE("The first stop signal is remembered, whoever it was") {
+  const HangUp ends(SIG_DFL);
+  for (const auto& [number, name] :
+       {std::pair{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}, {SIGHUP, "SIGHUP"}}) {
+    const StopSignals signals;
+    kill(getpid(), number);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (!signals.requested() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    CHECK(signals.requested());
+    CHECK(signals.name() == std::string(name));
+  }
+}
+
+TEST_CASE("A hang-up that is ignored, as under nohup, stops no run") {
+  const HangUp ignored(SIG_IGN);
+  const StopSignals signals;
+  CHECK(blocked_here() == 3);
+  kill(getpid(), SIGHUP);
+  kill(getpid(), SIGTERM);
+  while (!signals.requested()) std::this_thread::yield();
+  CHECK(signals.name() == std::string("SIGTERM"));
+}
+
+}  // namespace
+}  // namespace gptrain

@@ -1,0 +1,383 @@
+#!/usr/bin/env python3
+"""Compares gptrain with PyTorch: the same weights, the same batches; loss, every gradient, 20 steps of AdamW.
+
+Run as compare_torch.py [--gptrain FILE] [--case NAME]... [--write-golden], with PyTorch and transformers 5 installed.
+Prints one table per comparison and ends with 1 if a bound does not hold.
+
+The weights come from `gptrain checkpoint export`, the model from transformers' own class. Three runs of PyTorch:
+  float64          the reference. transformers' RMSNorm and rotary embedding always compute in float32, so they are
+                   replaced by modules that compute in float64.
+  float32          transformers unchanged
+  bf16 autocast    transformers unchanged, fp32 weights and residual stream
+Requirements:
+  fp32        each tensor's gradient is at most twice as far from the reference as PyTorch's in float32; every loss of
+              20 steps is within 1e-5 of the reference and of PyTorch's
+  bf16        (precision.residual fp32) each tensor's gradient, and the losses, are at most twice as far from the
+              reference as bf16 autocast's
+Distance is the L2 norm of the difference over that of the reference. For a tensor whose true gradient is zero (a key
+bias without rotary embedding) the limit is twice the norm of PyTorch's. Gradients are compared at the initial weights
+and after ten steps, when no bias is zero any more.
+
+In bf16 the losses of 20 steps are compared step by step at the weights of gptrain's run; their distance is the root
+mean square over the steps. If each run continued with its own weights, AdamW's first steps would amplify rounding:
+PyTorch's distance would vary by a factor of ten between seeds, and twice as much would say little about a program.
+
+gptrain's gradient is read as the first moment: with betas = [0, b2] and no clipping, the two are equal to the bit. In
+a run whose schedule ends at learning rate 0, the last checkpoint holds the gradient and the weights at which it was
+computed.
+
+--write-golden writes the reference's losses to tests/golden for the test suite.
+"""
+import argparse
+import json
+import math
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(GOLDEN))
+import golden_run  # noqa: E402
+
+STEPS = 20
+MOVED_STEPS = 10  # gradients are compared a second time after these steps
+LOSS_TOLERANCE = 1e-5
+FACTOR = 2.0
+ZERO_GRADIENT = 1e-12  # share of the norm over all tensors that float64 leaves of a zero gradient
+
+GPT2 = {"norm": "layernorm", "positions": "learned", "activation": "gelu_tanh", "bias": True, "tied_head": True,
+        "num_layers": 2, "hidden_size": 64, "num_heads": 4}
+LLAMA = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "bias": False, "tied_head": False,
+         "num_layers": 2, "hidden_size": 96, "num_heads": 6, "num_kv_heads": 2, "ffn_hidden_size": 200}
+# Larger weights in some cases move activations and attention out of their linear range.
+CASES = {
+    "gpt2": {**GPT2, "init_std": 0.08},
+    "gpt2-gelu-untied": {**GPT2, "activation": "gelu", "tied_head": False, "hidden_size": 60, "num_heads": 3},
+    "llama-gqa": {**LLAMA, "z_loss": 1e-3},
+    "llama-bias-tied": {**LLAMA, "bias": True, "tied_head": True, "num_kv_heads": 6, "rope_theta": 500.0,
+                        "init_std": 0.08},
+    "qwen3": {**LLAMA, "qk_norm": True, "norm_eps": 1e-6},
+}
+
+
+def run_config(model, **sections):
+    """Returns a run config of 20 steps that exercises every part of the update: warm-up, a falling rate, weight decay,
+    clipping at the start but not always."""
+    config = {
+        "model": {**model, "vocab_size": golden_run.VOCAB_SIZE, "sequence_length": golden_run.SEQUENCE_LENGTH},
+        "data": {"train": [{"path": "corpus"}]},
+        "batch": {"global": golden_run.SAMPLES, "micro": golden_run.SAMPLES // 2},
+        "precision": {"compute": "fp32"},
+        "optimizer": {"lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0},
+        "schedule": {"type": "cosine", "warmup_steps": 5, "min_lr": 3e-4},
+        "memory": {"loss_chunk_tokens": 100},
+        "run": {"steps": STEPS, "seed": 1, "out": "out"},
+    }
+    for name, values in sections.items():
+        config[name] = {**config[name], **values}
+    return config
+
+
+def gradient_config(model, precision, steps, out):
+    """Returns a run whose last checkpoint holds the weights after steps - 1 updates, and the gradient there as
+    exp_avg."""
+    config = run_config(model, precision=precision, optimizer={"betas": [0.0, 0.95], "clip_norm": 0},
+                        run={"steps": steps, "out": out})
+    config["schedule"] = {"type": "linear", "min_lr": 0}
+    return config
+
+
+def learning_rate(config, step):
+    """Returns the rate of a linear warm-up, followed by a half cosine that reaches min_lr at the last step."""
+    lr, schedule = config["optimizer"]["lr"], config["schedule"]
+    warmup = schedule["warmup_steps"]
+    if step < warmup:
+        return lr * (step + 1) / warmup
+    progress = (step - warmup) / (config["run"]["steps"] - 1 - warmup)
+    return schedule["min_lr"] + (lr - schedule["min_lr"]) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class Rotary(torch.nn.Module):
+    """Cosines and sines of the rotary embedding in float64."""
+
+    def __init__(self, theta, head_size):
+        super().__init__()
+        exponents = torch.arange(0, head_size, 2, dtype=torch.float64) / head_size
+        self.register_buffer("frequencies", theta ** -exponents)
+
+    def forward(self, x, position_ids):
+        angles = position_ids[..., None].double() * self.frequencies
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+def in_float64(model):
+    """Makes every computation of the model float64."""
+    model = model.double()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            kind = type(child).__name__
+            if kind.endswith("RMSNorm"):
+                norm = torch.nn.RMSNorm(child.weight.shape[0], eps=child.variance_epsilon, dtype=torch.float64)
+                norm.weight = child.weight
+                setattr(module, name, norm)
+            elif kind.endswith("RotaryEmbedding"):
+                config = model.config
+                setattr(module, name, Rotary(config.rope_parameters["rope_theta"], config.head_dim))
+    return model
+
+
+def load_model(folder, dtype):
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True)
+    wrong = {what: names for what, names in report.items() if names}
+    if wrong:
+        raise RuntimeError(f"{folder} does not fit {type(model).__name__}: {wrong}")
+    model.train()  # no case has dropout
+    return in_float64(model) if dtype == torch.float64 else model
+
+
+def torch_adamw(groups, optimizer):
+    return torch.optim.AdamW(groups, betas=optimizer["betas"], eps=optimizer["eps"])
+
+
+class Run:
+    """One of PyTorch's runs, from exported weights."""
+
+    def __init__(self, folder, dtype, autocast, z_loss):
+        self.model = load_model(folder, dtype)
+        self.autocast, self.z_loss = autocast, z_loss
+        samples = torch.tensor(golden_run.corpus_samples())
+        self.inputs, self.targets = samples[:, :-1], samples[:, 1:]
+
+    def forward(self):
+        """Returns the logits and their mean cross-entropy."""
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.autocast):
+            logits = self.model(input_ids=self.inputs, use_cache=False).logits
+        logits = logits.float() if self.autocast else logits
+        logits = logits.flatten(0, 1)
+        return logits, torch.nn.functional.cross_entropy(logits, self.targets.flatten())
+
+    def loss(self):
+        with torch.no_grad():
+            return self.forward()[1].item()
+
+    def backward(self):
+        """Leaves the gradients in the model and returns the mean cross-entropy."""
+        logits, loss = self.forward()
+        self.model.zero_grad()
+        (loss + self.z_loss * logits.logsumexp(-1).square().mean()).backward()
+        return loss.item()
+
+    def gradients(self):
+        return {name: parameter.grad for name, parameter in self.model.named_parameters()}
+
+    def train(self, config, make_update=torch_adamw):
+        """Trains the steps of `config`; returns losses and gradient norms. make_update(groups, config of the
+        optimizer) makes PyTorch's optimizer; each group of parameters has its weight_decay."""
+        optimizer = config["optimizer"]
+        parameters = list(self.model.parameters())
+        groups = [{"params": [p for p in parameters if p.dim() == 2], "weight_decay": optimizer["weight_decay"]},
+                  {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0}]
+        update = make_update(groups, optimizer)
+        losses, norms = [], []
+        for step in range(config["run"]["steps"]):
+            losses.append(self.backward())
+            norm = math.sqrt(sum(p.grad.double().square().sum().item() for p in parameters))
+            norms.append(norm)
+            for p in parameters:
+                p.grad *= min(1.0, optimizer["clip_norm"] / norm)
+            for group in update.param_groups:
+                group["lr"] = learning_rate(config, step)
+            update.step()
+        return losses, norms
+
+
+def transformers_place(name, model):
+    """Returns [(label, transformers' name, rows of its tensor in gptrain's layout, rows of gptrain's tensor)] for a
+    tensor, with queries, keys and values separate. Written independently of `checkpoint export`, which it checks."""
+    gpt2 = model["positions"] == "learned"
+    kv_size = model["hidden_size"] // model["num_heads"] * model.get("num_kv_heads", model["num_heads"])
+    outer = {"embedding.token": "transformer.wte.weight" if gpt2 else "model.embed_tokens.weight",
+             "embedding.position": "transformer.wpe.weight",
+             "head.norm.weight": "transformer.ln_f.weight" if gpt2 else "model.norm.weight",
+             "head.norm.bias": "transformer.ln_f.bias", "head.weight": "lm_head.weight"}
+    everything = slice(None)
+    if name in outer:
+        return [(name, outer[name], everything, everything)]
+    _, layer, rest = name.split(".", 2)
+    linear, kind = rest.rsplit(".", 1)
+    prefix = f"transformer.h.{layer}." if gpt2 else f"model.layers.{layer}."
+    sizes = {"attention.qkv": [("q", model["hidden_size"]), ("k", kv_size), ("v", kv_size)]}
+    if not gpt2:
+        sizes["ffn.in"] = [("gate", model["ffn_hidden_size"]), ("up", model["ffn_hidden_size"])]
+    whole = {"norm1": "ln_1", "norm2": "ln_2", "attention.qkv": "attn.c_attn", "attention.out": "attn.c_proj",
+             "ffn.in": "mlp.c_fc", "ffn.out": "mlp.c_proj"} if gpt2 else {
+             "norm1": "input_layernorm", "norm2": "post_attention_layernorm", "attention.out": "self_attn.o_proj",
+             "attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm",
+             "ffn.out": "mlp.down_proj", "attention.qkv": "self_attn.{}_proj", "ffn.in": "mlp.{}_proj"}
+    if linear not in sizes:
+        return [(name, f"{prefix}{whole[linear]}.{kind}", everything, everything)]
+    places, first = [], 0
+    for part, size in sizes[linear]:
+        rows = slice(first, first + size)
+        theirs = f"{prefix}{whole[linear].format(part)}.{kind}"
+        places.append((f"{name}[{part}]", theirs, rows if gpt2 else everything, rows))
+        first += size
+    return places
+
+
+def paired(stored, theirs, model):
+    """Returns {label: (gptrain's, transformers')}, both [out, in]; `stored` is gptrain's tensors by name."""
+    pairs = {}
+    for name, ours in stored.items():
+        for label, hf_name, hf_rows, rows in transformers_place(name, model):
+            other = theirs[hf_name]
+            conv1d = hf_name.startswith("transformer.h.") and other.dim() == 2
+            pairs[label] = (ours[rows], (other.T if conv1d else other)[hf_rows])
+    return pairs
+
+
+def stored_tensors(checkpoint, kind):
+    tensors = load_file(checkpoint / "rank-00000.safetensors")
+    return {name.removeprefix(kind + "/"): tensor for name, tensor in tensors.items() if name.startswith(kind + "/")}
+
+
+class Report:
+    def __init__(self):
+        self.faults = []
+
+    def check(self, holds, what):
+        if not holds:
+            self.faults.append(what)
+        return "" if holds else "  MISSED"
+
+    def gradients(self, title, reference, torch_run, ours, model):
+        """Prints a table of each tensor's distance from the reference."""
+        print(f"\n{title}\n{'tensor':<36}{'elements':>9}{'norm':>11}{'gptrain':>11}{'PyTorch':>11}{'ratio':>7}")
+        expected, theirs = paired(ours, reference, model), paired(ours, torch_run, model)
+        total = math.sqrt(sum(g.square().sum().item() for g in reference.values()))
+        worst = 0.0
+        for label, (own, exact) in expected.items():
+            norm = exact.norm().item()
+            scale = 1.0 if norm < ZERO_GRADIENT * total else norm
+            own_error = (own.double() - exact).norm().item() / scale
+            torch_error = (theirs[label][1].double() - exact).norm().item() / scale
+            ratio = own_error / torch_error if torch_error else math.inf if own_error else 0.0
+            worst = max(worst, ratio)
+            missed = self.check(ratio <= FACTOR, f"{title}: {label}: {own_error:.3g} against {torch_error:.3g}")
+            print(f"{label:<36}{exact.numel():>9}{norm:>11.3e}{own_error:>11.2e}{torch_error:>11.2e}{ratio:>7.2f}"
+                  f"{missed}")
+        print(f"largest ratio {worst:.2f}, allowed {FACTOR}")
+
+    def equal(self, what, own, other):
+        """Checks that two lists of losses agree to LOSS_TOLERANCE."""
+        worst = max(abs(a - b) for a, b in zip(own, other, strict=True))
+        missed = self.check(worst <= LOSS_TOLERANCE, f"{what}: {worst:.3g}")
+        print(f"{what}: largest difference {worst:.2e}, allowed {LOSS_TOLERANCE}{missed}")
+
+    def as_close(self, what, own, other, reference):
+        """Checks that losses are at most FACTOR times as far from the reference as PyTorch's."""
+        def distance(losses):
+            return math.sqrt(sum((a - b)**2 for a, b in zip(losses, reference, strict=True)) / len(reference))
+        ratio = distance(own) / distance(other)
+        missed = self.check(ratio <= FACTOR, f"{what}: ratio {ratio:.3g}")
+        print(f"{what}: gptrain {distance(own):.2e}, PyTorch {distance(other):.2e}, ratio {ratio:.2f}{missed}")
+
+
+PRECISIONS = {"fp32": {"compute": "fp32"}, "bf16": {"compute": "bf16", "residual": "fp32"}}
+
+
+def compare_gradients(report, gptrain, folder, name, model, precision):
+    for steps in (0, MOVED_STEPS):
+        out = f"{name}-{precision}-{steps}"
+        config = gradient_config(model, PRECISIONS[precision], steps + 1, out)
+        golden_run.train(gptrain, folder, config)
+        checkpoint = folder / out / "checkpoints" / f"step-{steps + 1:08}"
+        exported = folder / f"{out}-hf"
+        golden_run.run_gptrain(gptrain, folder, "checkpoint", "export", checkpoint, "--hf", exported)
+        z_loss = model.get("z_loss", 0.0)
+        reference = Run(exported, torch.float64, False, z_loss)
+        other = Run(exported, torch.float32, precision == "bf16", z_loss)
+        weights = dict(other.model.named_parameters())
+        for label, (own, theirs) in paired(stored_tensors(checkpoint, "weight"), weights, model).items():
+            if not torch.equal(own, theirs):
+                raise RuntimeError(f"{exported}: {label} is not what the checkpoint holds")
+        reference.backward()
+        other.backward()
+        where = f"after {steps} steps" if steps else "at the initial weights"
+        report.gradients(f"{name}, {precision}: gradients {where}", reference.gradients(), other.gradients(),
+                         stored_tensors(checkpoint, "exp_avg"), model)
+
+
+def compare_steps(report, gptrain, folder, name, model, golden):
+    initial = folder / f"{name}-fp32-0-hf"  # left by compare_gradients
+    z_loss = model.get("z_loss", 0.0)
+    config = run_config(model, run={"out": f"{name}-fp32-steps"})
+    exact, norms = Run(initial, torch.float64, False, z_loss).train(config)
+    single, _ = Run(initial, torch.float32, False, z_loss).train(config)
+    records = golden_run.train(gptrain, folder, config)
+    print(f"\n{name}: {STEPS} steps, loss {exact[0]:.6f} to {exact[-1]:.6f}")
+    for step, record in enumerate(records):
+        expected = learning_rate(config, step)
+        if abs(record["lr"] - expected) > 1e-6 * expected:
+            raise RuntimeError(f"{name}: step {step}: learning rate {record['lr']}, not {expected}")
+    losses = [record["loss"] for record in records]
+    report.equal(f"{name}, fp32: losses against float64", losses, exact)
+    report.equal(f"{name}, fp32: losses against PyTorch's in float32", losses, single)
+    if golden:
+        record = {"made_by": "tools/compare/compare_torch.py --write-golden", "torch": torch.__version__.split("+")[0],
+                  "transformers": transformers.__version__, "dtype": "float64", "tolerance": LOSS_TOLERANCE,
+                  "config": {**config, "run": {**config["run"], "out": name}}, "losses": exact, "grad_norms": norms}
+        (GOLDEN / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def compare_mixed_losses(report, gptrain, folder, name, model):
+    """Compares, in bf16, every loss of gptrain's 20 steps with PyTorch's at the weights before that step."""
+    out = f"{name}-bf16-steps"
+    config = run_config(model, precision=PRECISIONS["bf16"], run={"out": out})
+    config["checkpoint"] = {"every_steps": 1, "keep_last": STEPS}
+    own = [record["loss"] for record in golden_run.train(gptrain, folder, config)]
+    exact, mixed = [], []
+    for step in range(STEPS):
+        exported = folder / f"{name}-fp32-0-hf"  # left by compare_gradients: the initial weights
+        if step > 0:
+            exported = folder / f"{out}-hf-{step}"
+            checkpoint = folder / out / "checkpoints" / f"step-{step:08}"
+            golden_run.run_gptrain(gptrain, folder, "checkpoint", "export", checkpoint, "--hf", exported)
+        exact.append(Run(exported, torch.float64, False, 0.0).loss())
+        mixed.append(Run(exported, torch.float32, True, 0.0).loss())
+    report.as_close(f"{name}, bf16: losses", own, mixed, exact)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gptrain", type=Path, default=ROOT / "build" / "gptrain", help="the executable")
+    parser.add_argument("--case", action="append", choices=sorted(CASES), help="only this case; may be repeated")
+    parser.add_argument("--write-golden", action="store_true", help="write tests/golden/*.json")
+    arguments = parser.parse_args()
+    gptrain = arguments.gptrain.resolve()
+    transformers.logging.disable_progress_bar()
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}, {gptrain}")
+    report = Report()
+    with tempfile.TemporaryDirectory(prefix="gptrain-torch-") as scratch:
+        folder = Path(scratch)
+        golden_run.write_corpus(gptrain, folder)
+        for name in arguments.case or CASES:
+            for precision in PRECISIONS:
+                compare_gradients(report, gptrain, folder, name, CASES[name], precision)
+            compare_steps(report, gptrain, folder, name, CASES[name], arguments.write_golden)
+            compare_mixed_losses(report, gptrain, folder, name, CASES[name])
+    print(f"\n{len(report.faults)} bounds missed" if report.faults else "\nevery bound holds")
+    print("\n".join(report.faults))
+    return 1 if report.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
