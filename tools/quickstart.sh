@@ -80,7 +80,7 @@ get_corpus() {
   local part packed=no
   for part in train heldout; do
     if [[ ! -f $corpus/$part.bin || ! -f $corpus/$part.idx ]]; then
-      $GPTRAIN data pack "$corpus/$part.txt" --out "$corpus/$part" --tokenizer bytes
+      $GPTRAIN data pack "$corpus/$part.txt" --out "$corpus/$part" --tokenizer bytes --format text
       packed=yes
     fi
   done

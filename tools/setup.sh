@@ -127,8 +127,8 @@ if ! has_mpi && ! { command -v apt-get >/dev/null && run_logged apt-mpi.log inst
 fi
 
 # Libraries with which `gptrain data` reads and tokenizes; a build without one of them refuses data that need it.
-data_libraries=(libpcre2-dev libsimdjson-dev zlib1g-dev libzstd-dev liblzma-dev libsentencepiece-dev)
-has_data_libraries() { pkg-config --exists libpcre2-8 simdjson zlib libzstd liblzma sentencepiece; }
+data_libraries=(libpcre2-dev libsimdjson-dev zlib1g-dev libzstd-dev liblzma-dev libbz2-dev libsentencepiece-dev)
+has_data_libraries() { pkg-config --exists libpcre2-8 simdjson zlib libzstd liblzma sentencepiece && has_header bzlib.h; }
 install_data_libraries() { apt_get update && apt_get install --no-install-recommends "${data_libraries[@]}"; }
 if ! has_data_libraries && ! { command -v apt-get >/dev/null && run_logged apt-data.log install_data_libraries; }; then
   say "not all of ${data_libraries[*]}: some inputs and tokenizers of \`gptrain data\` will be refused"

@@ -117,4 +117,6 @@ void AtomicFile::commit() {
   sync_folder(path_.parent_path());
 }
 
+void check_can_write(const std::filesystem::path& path, ExitCode code) { const AtomicFile probe(path, code); }
+
 }  // namespace gptrain

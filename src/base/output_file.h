@@ -57,4 +57,7 @@ class AtomicFile {
   bool committed_ = false;
 };
 
+// Throws as AtomicFile does where `path` could not be written, before the work whose result it is to hold.
+void check_can_write(const std::filesystem::path& path, ExitCode code);
+
 }  // namespace gptrain

@@ -34,13 +34,19 @@ std::string format_token_rate(int64_t tokens, double elapsed_seconds) {
   return format_count(static_cast<double>(tokens) / elapsed_seconds) + " tokens/s";
 }
 
+std::string format_byte_rate(int64_t done, ProgressUnit unit, double elapsed_seconds, const ProgressMade& made) {
+  if (made.text_bytes == 0) return format_rate(done, unit, elapsed_seconds);
+  return format_rate(made.text_bytes, ProgressUnit::bytes, elapsed_seconds) + " of text";
+}
+
 // Returns the rates in bytes and tokens per second, each preceded by `before`.
 std::string format_rates(std::string_view before, int64_t done, ProgressUnit unit, double elapsed_seconds,
-                         int64_t tokens) {
+                         const ProgressMade& made) {
   if (elapsed_seconds <= 0) return "";
   std::string text;
-  if (unit == ProgressUnit::bytes) text = fmt::format("{}{}", before, format_rate(done, unit, elapsed_seconds));
-  if (tokens > 0) text += fmt::format("{}{}", before, format_token_rate(tokens, elapsed_seconds));
+  if (unit == ProgressUnit::bytes)
+    text = fmt::format("{}{}", before, format_byte_rate(done, unit, elapsed_seconds, made));
+  if (made.tokens > 0) text += fmt::format("{}{}", before, format_token_rate(made.tokens, elapsed_seconds));
   return text;
 }
 
@@ -52,32 +58,32 @@ int64_t share_of(int64_t parts, int64_t done, int64_t total) {
 }  // namespace
 
 std::string format_progress_bar(const std::string& label, int64_t done, int64_t total, ProgressUnit unit,
-                                double elapsed_seconds, int64_t tokens) {
+                                double elapsed_seconds, const ProgressMade& made) {
   const std::string amount = format_amount(static_cast<double>(done), unit);
   if (total <= 0) return fmt::format("{} {} in {}", label, amount, format_duration(elapsed_seconds));
   std::string bar(static_cast<size_t>(share_of(bar_width, done, total)), '=');
   if (done < total) bar += '>';
   return fmt::format("{} [{:<{}}] {:3}% {}/{}{} eta {}", label, bar, bar_width, share_of(100, done, total), amount,
                      format_amount(static_cast<double>(total), unit),
-                     format_rates(" ", done, unit, elapsed_seconds, tokens), format_eta(done, total, elapsed_seconds));
+                     format_rates(" ", done, unit, elapsed_seconds, made), format_eta(done, total, elapsed_seconds));
 }
 
 std::string format_progress_line(const std::string& label, int64_t done, int64_t total, ProgressUnit unit,
-                                 double elapsed_seconds, int64_t tokens) {
+                                 double elapsed_seconds, const ProgressMade& made) {
   const std::string amount = format_amount(static_cast<double>(done), unit);
   if (total <= 0) return fmt::format("{}: {} in {}", label, amount, format_duration(elapsed_seconds));
   return fmt::format("{}: {}% ({} of {}{}), eta {}", label, share_of(100, done, total), amount,
                      format_amount(static_cast<double>(total), unit),
-                     format_rates(", ", done, unit, elapsed_seconds, tokens), format_eta(done, total, elapsed_seconds));
+                     format_rates(", ", done, unit, elapsed_seconds, made), format_eta(done, total, elapsed_seconds));
 }
 
 std::string format_progress_end(const std::string& label, int64_t done, ProgressUnit unit, double elapsed_seconds,
-                                int64_t tokens) {
+                                const ProgressMade& made) {
   std::string text = fmt::format("{}: {} in {}", label, format_amount(static_cast<double>(done), unit),
                                  format_duration(elapsed_seconds));
   if (elapsed_seconds <= 0) return text;
-  text += fmt::format(" ({}", format_rate(done, unit, elapsed_seconds));
-  if (tokens > 0) text += ", " + format_token_rate(tokens, elapsed_seconds);
+  text += fmt::format(" ({}", format_byte_rate(done, unit, elapsed_seconds, made));
+  if (made.tokens > 0) text += ", " + format_token_rate(made.tokens, elapsed_seconds);
   return text + ')';
 }
 
@@ -94,15 +100,15 @@ Progress::~Progress() {
   if (bar_is_open_) std::fputc('\n', stream_);
 }
 
-void Progress::update(int64_t done, int64_t tokens) {
+void Progress::update(int64_t done, const ProgressMade& made) {
   done_ = done;
-  tokens_ = tokens;
+  made_ = made;
   const Clock::time_point now = Clock::now();
   if (finished_ || now < next_output_) return;
   if (is_terminal_) {
     draw_bar(now);
   } else {
-    write(format_progress_line(label_, done_, total_, unit_, elapsed_seconds(now), tokens_) + '\n');
+    write(format_progress_line(label_, done_, total_, unit_, elapsed_seconds(now), made_) + '\n');
   }
   next_output_ = now + (is_terminal_ ? Clock::duration(bar_interval) : Clock::duration(line_interval));
 }
@@ -113,7 +119,7 @@ void Progress::finish() {
   if (total_ > 0) done_ = total_;
   // On a terminal the last line replaces the bar.
   write(fmt::format("{}{}{}\n", is_terminal_ ? "\r" : "",
-                    format_progress_end(label_, done_, unit_, elapsed_seconds(now), tokens_),
+                    format_progress_end(label_, done_, unit_, elapsed_seconds(now), made_),
                     is_terminal_ ? clear_to_end_of_line : ""));
   bar_is_open_ = false;
 }
@@ -129,7 +135,7 @@ double Progress::elapsed_seconds(Clock::time_point now) const {
 }
 
 void Progress::draw_bar(Clock::time_point now) {
-  write(fmt::format("\r{}{}", format_progress_bar(label_, done_, total_, unit_, elapsed_seconds(now), tokens_),
+  write(fmt::format("\r{}{}", format_progress_bar(label_, done_, total_, unit_, elapsed_seconds(now), made_),
                     clear_to_end_of_line));
   bar_is_open_ = true;
 }

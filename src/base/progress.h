@@ -10,6 +10,13 @@ namespace gptrain {
 
 enum class ProgressUnit { items, bytes };
 
+// What the work has made so far, of which rates are shown, too.
+struct ProgressMade {
+  int64_t tokens = 0;
+  // Bytes of text that came out of compressed ones: then the rate of bytes is theirs.
+  int64_t text_bytes = 0;
+};
+
 // On a terminal the bar is redrawn at most ten times a second; elsewhere a line is printed at most every five seconds.
 // finish() prints one last line. If destroyed unfinished (an error is thrown), ends the bar's line so that the message
 // starts on a new one. Not thread-safe. update() reads the clock: call it per block of work, not per byte.
@@ -21,8 +28,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // `done` counts from the start, not from the last call. `tokens`: tokens produced so far; 0: the task makes none.
-  void update(int64_t done, int64_t tokens = 0);
+  // `done` counts from the start, not from the last call.
+  void update(int64_t done, const ProgressMade& made = {});
   void finish();              // prints the last line; the work is complete, whatever update() was last given
 
  private:
@@ -35,7 +42,7 @@ class Progress {
   std::string label_;
   int64_t total_;
   int64_t done_ = 0;
-  int64_t tokens_ = 0;
+  ProgressMade made_;
   ProgressUnit unit_;
   std::FILE* stream_;
   bool is_terminal_;
@@ -50,11 +57,11 @@ class Progress {
 // Bar:  `packing [=========>           ]  45% 1.2 GiB/2.7 GiB 125.1 MiB/s 31.2M tokens/s eta 12.0 s`
 // Line: `packing: 45% (1.2 GiB of 2.7 GiB, 125.1 MiB/s, 31.2M tokens/s), eta 12.0 s`
 std::string format_progress_bar(const std::string& label, int64_t done, int64_t total, ProgressUnit unit,
-                                double elapsed_seconds, int64_t tokens = 0);
+                                double elapsed_seconds, const ProgressMade& made = {});
 std::string format_progress_line(const std::string& label, int64_t done, int64_t total, ProgressUnit unit,
-                                 double elapsed_seconds, int64_t tokens = 0);
+                                 double elapsed_seconds, const ProgressMade& made = {});
 // `packing: 2.7 GiB in 22.1 s (125.1 MiB/s, 31.2M tokens/s)`
 std::string format_progress_end(const std::string& label, int64_t done, ProgressUnit unit, double elapsed_seconds,
-                                int64_t tokens = 0);
+                                const ProgressMade& made = {});
 
 }  // namespace gptrain

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 #include <fmt/format.h>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -10,18 +11,24 @@
 #include "base/units.h"
 #include "cli/commands.h"
 #include "cli/option_checks.h"
+#include "cli/reading_options.h"
 #include "data/pack.h"
 #include "data/tokenizer/files.h"
 
 namespace gptrain {
 namespace {
 
+const std::map<std::string, SpecialInText> special_choices = {
+    {"tokens", SpecialInText::tokens}, {"text", SpecialInText::text}, {"refuse", SpecialInText::refuse}};
+
 struct PackArguments {
   PackOptions options;
+  ReadingArguments reading;
   std::string out;
   std::string tokenizer;
   std::string pattern;
   std::string on_bad_line = "stop";
+  std::string special_in_text = "tokens";
   std::string part = "1/1";
 };
 
@@ -49,18 +56,28 @@ std::string best_fit_text(int64_t length, const PackResult& packed) {
 
 void pack_inputs(PackArguments& arguments) {
   PackOptions& options = arguments.options;
+  options.append_end = options.append_end || !options.end_token.empty();
+  options.reading = read_options(arguments.reading);
   options.out_prefix = arguments.out;
   options.tokenizer = load_tokenizer(arguments.tokenizer, arguments.pattern);
   options.skip_faults = arguments.on_bad_line == "skip";
+  options.special_in_text = special_choices.at(arguments.special_in_text);
   std::unique_ptr<Progress> bar;
   const PackResult packed = pack(options, [&](const PackProgress& done) {
     if (!bar) bar = std::make_unique<Progress>("packing", done.total_bytes, ProgressUnit::bytes);
-    bar->update(done.done_bytes, done.tokens);
+    bar->update(done.done_bytes, {.tokens = done.tokens, .text_bytes = done.text_bytes});
   });
   if (bar) bar->finish();
+  print_formats(packed.formats);
   for (const std::string& fault : packed.first_faults) print_err("left out: {}\n", fault);
   if (packed.faults > 0) {
     print_err("left out: {} that could not be read\n", format_counted(packed.faults, "document"));
+  }
+  if (packed.empty_documents > 0) print_err("left out: {}\n", format_counted(packed.empty_documents, "empty document"));
+  if (packed.special_in_text > 0) {
+    print_err("special tokens in texts: {}, {}\n", format_grouped(packed.special_in_text),
+              options.special_in_text == SpecialInText::refuse ? "whose documents are left out"
+                                                               : "taken as " + arguments.special_in_text);
   }
   if (packed.removed_shards > 0)
     print_err("removed: {} of an earlier pack\n", format_counted(packed.removed_shards, "shard"));
@@ -82,7 +99,7 @@ void add_pack_command(CLI::App& data) {
   options.threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   CLI::App* command = data.add_subcommand("pack", "texts to PREFIX.bin and PREFIX.idx");
   command
-      ->add_option("INPUT", options.inputs, "files, folders, patterns, -: text, JSON, CSV, Parquet; gz, zst, xz")
+      ->add_option("INPUT", options.inputs, "files, folders, patterns, -: text, JSON, CSV, Parquet; gz, zst, xz, bz2")
       ->required();
   command->add_option("--out", packing->out, "where to write")->required()->type_name("PREFIX");
   command
@@ -91,8 +108,11 @@ void add_pack_command(CLI::App& data) {
       ->required()
       ->type_name("NAME");
   command->add_option("--pattern", packing->pattern, "pattern of a rank file: gpt2, gpt4, o200k, llama3, qwen2, REGEX");
-  command->add_option("--field", options.field, "member or column that holds the text")->type_name("NAME");
+  add_reading_options(*command, packing->reading);
   command->add_flag("--append-eod", options.append_end, "an end-of-document token behind each document");
+  command->add_option("--end-token", options.end_token, "this token, by its text or its id, behind each document")
+      ->check(some_text())
+      ->type_name("TOKEN");
   command->add_option("--shards-of", options.shard_tokens, "PREFIX-00000, PREFIX-00001, ... of so many tokens")
       ->check(whole_number_from(1))
       ->type_name("TOKENS");
@@ -107,6 +127,11 @@ void add_pack_command(CLI::App& data) {
       ->check(CLI::IsMember({"stop", "skip"}))
       ->type_name("WORD");
   command->add_flag("--replace-invalid", options.replace_invalid_utf8, "U+FFFD for what is not UTF-8");
+  command
+      ->add_option("--special-in-text", packing->special_in_text,
+                   "what the text of a special token within a document becomes: tokens, text, refuse")
+      ->check(CLI::IsMember({"tokens", "text", "refuse"}))
+      ->type_name("WORD");
   command->add_option("--part", packing->part, "of N machines this is the I-th: every N-th input file")
       ->check(CLI::Validator(
           [packing](const std::string& text) {

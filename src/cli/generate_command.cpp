@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "base/output.h"
+#include "base/text_file.h"
 #include "cli/commands.h"
-#include "cli/input_text.h"
 #include "cli/option_checks.h"
 #include "train/generate.h"
 

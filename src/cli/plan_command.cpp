@@ -374,6 +374,9 @@ void check_options(const CLI::App& command) {
 }
 
 void plan(const CLI::App& command, PlanArguments& arguments) {
+  for (const std::string& path : {arguments.out, arguments.html}) {
+    if (!path.empty()) check_can_write(path, ExitCode::usage);
+  }
   check_options(command);
   if (!arguments.estimate.empty()) return estimate(arguments);
   if (!arguments.fit.empty()) return fit(arguments);

@@ -21,6 +21,8 @@
 #include "data/pack.h"
 #include "data/run_tokenizer.h"
 #include "data/token_file.h"
+#include "data/token_meta.h"
+#include "data/token_set.h"
 #include "data/tokenizer/files.h"
 
 namespace gptrain {
@@ -84,6 +86,7 @@ void add_convert_command(CLI::App& data) {
   struct Arguments {
     ConvertOptions options;
     std::string to;
+    std::string dtype;
     int32_t end_token = -1;
   };
   auto arguments = std::make_shared<Arguments>();
@@ -97,12 +100,16 @@ void add_convert_command(CLI::App& data) {
   command->add_option("--to", arguments->to, "megatron, llm.c, nanogpt, npy; default: as OUT's name says")
       ->check(CLI::IsMember({"megatron", "llm.c", "nanogpt", "npy"}))
       ->type_name("FORMAT");
+  command->add_option("--dtype", arguments->dtype, "IN is tokens of this type and nothing else: u16, u32")
+      ->check(CLI::IsMember({"u16", "u32"}))
+      ->type_name("TYPE");
   command->add_option("--end-token", arguments->end_token, "to megatron: a document ends behind each of this id")
       ->check(whole_number_from(0))
       ->type_name("ID");
   command->callback([arguments] {
     ConvertOptions& options = arguments->options;
     options.to = arguments->to.empty() ? format_of_name(options.out) : formats.at(arguments->to);
+    if (!arguments->dtype.empty()) options.dtype = arguments->dtype == "u16" ? DType::u16 : DType::i32;
     if (arguments->end_token >= 0) options.end_token = arguments->end_token;
     const ConvertResult result =
         with_bar("converting", [&](const auto& progress) { return convert_tokens(options, progress); });
@@ -110,6 +117,11 @@ void add_convert_command(CLI::App& data) {
         options.to == TokenFormat::megatron ? fmt::format(" in {}", format_counted(result.documents, "document")) : "";
     print_out("{}: {} tokens{}, from {} to {}\n", options.out.native(), format_grouped(result.tokens), documents,
               format_name(result.from), format_name(options.to));
+    const bool from_megatron = result.from == TokenFormat::megatron;
+    if (!from_megatron || read_token_meta(options.in).value_or(TokenMeta{}).tokenizer) {
+      print_out("note: {}: name it in data.tokenizer, or with --tokenizer\n",
+                from_megatron ? "the tokenizer does not go along" : "the tokenizer of these tokens is not known");
+    }
   });
 }
 
@@ -120,14 +132,13 @@ void add_join_command(CLI::App& data) {
   };
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = data.add_subcommand("join", "several token files as one");
-  command->add_option("PREFIX", arguments->inputs, "inputs, in their order; PREFIX.idx means PREFIX")->required();
+  command
+      ->add_option("PREFIX", arguments->inputs,
+                   "inputs, in their order: token files, PREFIXes of shards, folders, patterns")
+      ->required();
   command->add_option("--out", arguments->out, "where to write")->required()->type_name("PREFIX");
   command->callback([arguments] {
-    std::vector<fs::path> inputs;
-    for (const std::string& input : arguments->inputs) {
-      const fs::path path = input;
-      inputs.push_back(path.extension() == ".idx" ? fs::path(path).replace_extension() : path);
-    }
+    const std::vector<fs::path> inputs = token_files_of(arguments->inputs);
     const JoinResult result =
         with_bar("joining", [&](const auto& progress) { return join_token_files(inputs, arguments->out, progress); });
     print_out("{}: {}, {} tokens from {}\n", arguments->out, format_counted(result.documents, "document"),

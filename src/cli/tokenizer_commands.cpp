@@ -13,10 +13,11 @@
 #include "base/output.h"
 #include "base/output_file.h"
 #include "base/progress.h"
+#include "base/text_file.h"
 #include "base/units.h"
 #include "cli/commands.h"
-#include "cli/input_text.h"
 #include "cli/option_checks.h"
+#include "cli/reading_options.h"
 #include "data/ingest/count_pieces.h"
 #include "data/tokenizer/files.h"
 #include "data/tokenizer/unicode.h"
@@ -76,6 +77,7 @@ void tokenize(const TokenizeArguments& arguments) {
 
 struct TokenizerTraining {
   CountOptions count;
+  ReadingArguments reading;
   std::string pattern = "gpt2";
   std::string out;
   std::vector<std::string> special = {"<|endoftext|>"};
@@ -87,17 +89,21 @@ void train_tokenizer(TokenizerTraining& arguments) {
     arguments.count.stage = *kind;
     arguments.count.nfc = *kind == PatternKind::qwen2;
   } else {
-    arguments.count.stage = RegexStage{arguments.pattern, false};
+    arguments.count.stage = RegexStage{arguments.pattern, SplitBehavior::isolated};
   }
-  const PieceCounts pieces = [&] {
+  arguments.count.reading = read_options(arguments.reading);
+  check_can_write(arguments.out, ExitCode::data);
+  const CountedPieces counted = [&] {
     std::unique_ptr<Progress> bar;
-    PieceCounts counts = count_pieces(arguments.count, [&](int64_t done, int64_t total) {
+    CountedPieces counts = count_pieces(arguments.count, [&](int64_t done, int64_t total) {
       if (!bar) bar = std::make_unique<Progress>("counting", total, ProgressUnit::bytes);
       bar->update(done);
     });
     if (bar) bar->finish();
     return counts;
   }();
+  print_formats(counted.formats);
+  const PieceCounts& pieces = counted.counts;
   Progress bar("merging", arguments.vocab_size);
   TokenizerParts parts =
       train_bpe(pieces, arguments.vocab_size, arguments.special, [&](int64_t done, int64_t) { bar.update(done); });
@@ -129,7 +135,7 @@ void add_train_tokenizer_command(CLI::App& data) {
                    "gpt2, gpt4, o200k, llama3, qwen2 (with NFC), or a REGEX")
       ->type_name("NAME");
   command->add_option("--special", training->special, "special tokens, which get the first ids")->type_name("TOKEN");
-  command->add_option("--field", count.field, "member or column that holds the text")->type_name("NAME");
+  add_reading_options(*command, training->reading);
   command->add_option("--sample-bytes", count.sample_bytes, "read no more than about so much of the input")
       ->check(whole_number_from(1))
       ->type_name("N");

@@ -5,8 +5,8 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <system_error>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -21,7 +21,7 @@
 #include "config/load.h"
 #include "data/dataset.h"
 #include "data/run_tokenizer.h"
-#include "data/token_paths.h"
+#include "data/token_set.h"
 #include "parallel/groups.h"
 #include "planner/dry_run.h"
 #include "planner/predict.h"
@@ -89,8 +89,8 @@ std::optional<TokenRate> measured_rate(const fs::path& out) {
 std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   std::vector<SourceForecast> forecasts;
   const auto& sources = config.data.train;
-  const bool present =
-      std::all_of(sources.begin(), sources.end(), [](const DataSource& source) { return is_token_file(source.path); });
+  const bool present = std::all_of(sources.begin(), sources.end(),
+                                   [](const DataSource& source) { return !token_files_of(source.path).empty(); });
   if (present) {
     find_run_tokenizer(config);  // refuses what training would refuse
     const Dataset dataset = open_training_data(config);

@@ -16,6 +16,7 @@ struct ConvertOptions {
   TokenFormat to = TokenFormat::megatron;
   // Id that ends a document in formats without documents; nullopt: the whole file is one document.
   std::optional<int32_t> end_token;
+  std::optional<DType> dtype = {};  // `in` is tokens of this type and nothing else; u16, or i32 for any of four bytes
 };
 
 struct ConvertResult {

@@ -11,6 +11,7 @@
 #include "data/sample_order.h"
 #include "data/token_file.h"
 #include "data/token_paths.h"
+#include "data/token_set.h"
 
 namespace gptrain {
 namespace {
@@ -31,42 +32,21 @@ void check_sources(const std::vector<DataSource>& sources) {
   }
 }
 
-void check_length(const DataSource& source, int64_t best_fit_length, int64_t sequence_length) {
-  if (best_fit_length == sequence_length) return;
-  throw Error(ExitCode::usage,
-              "model.sequence_length = {}: {} was packed with --best-fit {}; set model.sequence_length to {}, or pack it "
-              "again with --best-fit {}",
-              sequence_length, source.path, best_fit_length, best_fit_length, sequence_length);
-}
-
-std::vector<TokenFile> open_files(const std::vector<DataSource>& sources, int64_t sequence_length, int64_t vocab_size,
-                                  bool checksums) {
+std::vector<TokenSet> open_sets(const std::vector<DataSource>& sources, int64_t sequence_length, int64_t vocab_size,
+                                bool checksums) {
   check_sources(sources);
-  std::vector<TokenFile> files;
-  files.reserve(sources.size());
+  std::vector<TokenSet> sets;
   for (const DataSource& source : sources) {
-    const TokenFile& file = files.emplace_back(source.path, checksums);
-    require_vocabulary(source.path, file.largest_id(), vocab_size, ExitCode::data);
-    if (file.best_fit_length() > 0) {
-      check_length(source, file.best_fit_length(), sequence_length);
-      continue;
-    }
-    if (samples_per_epoch(file.num_tokens(), sequence_length) == 0) {
-      throw Error(ExitCode::data,
-                  "{}: {} tokens are too few for one sample of model.sequence_length + 1 = {} tokens; use more text or "
-                  "shorter sequences",
-                  token_file_path(source.path, ".bin").native(), file.num_tokens(), sequence_length + 1);
-    }
+    const TokenSet& set = sets.emplace_back(source.path, sequence_length, checksums);
+    for (const TokenFile& file : set.files())
+      require_vocabulary(source.path, file.largest_id(), vocab_size, ExitCode::data);
   }
-  return files;
+  return sets;
 }
 
-std::vector<int64_t> samples_of(const std::vector<TokenFile>& files, int64_t sequence_length) {
+std::vector<int64_t> samples_of(const std::vector<TokenSet>& sets) {
   std::vector<int64_t> samples;
-  for (const TokenFile& file : files) {
-    samples.push_back(file.best_fit_length() > 0 ? file.num_samples()
-                                                 : samples_per_epoch(file.num_tokens(), sequence_length));
-  }
+  for (const TokenSet& set : sets) samples.push_back(set.num_samples());
   return samples;
 }
 
@@ -133,12 +113,15 @@ std::vector<MixturePhase> phases_until(const std::vector<MixturePhase>& mixture,
 
 void check_documents(const std::vector<DataSource>& sources, bool mask_documents) {
   for (const DataSource& source : sources) {
-    if (!mask_documents || !is_flat_token_file(source.path)) continue;
-    throw Error(
-        ExitCode::usage,
-        "data.mask_documents: {} has no index that tells its documents apart; `gptrain data convert --end-token "
-        "ID` makes a token file with one",
-        source.path);
+    if (!mask_documents) continue;
+    for (const std::filesystem::path& file : token_files_of(source.path)) {
+      if (!is_flat_token_file(file)) continue;
+      throw Error(
+          ExitCode::usage,
+          "data.mask_documents: {} has no index that tells its documents apart; `gptrain data convert --end-token "
+          "ID` makes a token file with one",
+          file.native());
+    }
   }
 }
 
@@ -151,8 +134,8 @@ struct Dataset::Impl {
         sequence_length(sequence_length_),
         vocab_size(vocab_size_),
         shuffled(shuffle),
-        files(open_files(sources, sequence_length, vocab_size, checksums)),
-        samples(samples_of(files, sequence_length)),
+        sets(open_sets(sources, sequence_length, vocab_size, checksums)),
+        samples(samples_of(sets)),
         weights(weights_of(sources, samples, mixture.temperature)),
         order(phases_of(mixture, weights), samples, seed, shuffle,
               limits_after(mixture.past, samples, limits_of(sources, samples))) {}
@@ -161,22 +144,15 @@ struct Dataset::Impl {
   int64_t sequence_length;
   int64_t vocab_size;
   bool shuffled;
-  std::vector<TokenFile> files;
+  std::vector<TokenSet> sets;
   std::vector<int64_t> samples;  // per epoch
   std::vector<double> weights;
   SampleOrder order;
   LeftOutSamples left_out;
 
-  TokenFile::Range tokens_of(const SampleLocation& location) const {
-    const TokenFile& file = files[location.source];
-    if (file.best_fit_length() > 0) return file.sample(location.index);
-    return {location.index * sequence_length, sequence_length + 1};
-  }
-
   void read(const SampleLocation& location, int32_t* tokens, int32_t* targets, int32_t* document_starts) const {
-    const TokenFile& file = files[location.source];
+    const auto [file, sample_tokens] = sets[location.source].place_of(location.index);
     const int64_t length = sequence_length;
-    const TokenFile::Range sample_tokens = tokens_of(location);
     const int64_t first = sample_tokens.first;
     const int64_t inputs = std::min(sample_tokens.count, length);
     const int64_t counted = sample_tokens.count - 1;  // targets
@@ -190,19 +166,14 @@ struct Dataset::Impl {
     std::fill(document_starts + inputs, document_starts + length, static_cast<int32_t>(inputs));
   }
 
-  // Tells where a sample that cannot be read lies, and how a run goes on without it.
+  // Tells where an unreadable sample lies, and how a run continues without it.
   std::string unread(const std::string& why, int64_t place, const SampleLocation& location) const {
-    const TokenFile& file = files[location.source];
+    const auto [file, tokens] = sets[location.source].place_of(location.index);
     std::string text = fmt::format("{}; sample {} of the order, in document {} of {}", why, place,
-                                   file.document_of(tokens_of(location).first), sources[location.source].path);
+                                   file.document_of(tokens.first), sources[location.source].path);
     if (shuffled)
       text += fmt::format("; add {{\"first\": {}, \"count\": 1}} to data.skip_samples to leave it out", place);
     return text;
-  }
-
-  // Returns the counted targets of a sample.
-  int64_t targets_of(const TokenFile& file, int64_t sample) const {
-    return file.best_fit_length() > 0 ? file.sample(sample).count - 1 : sequence_length;
   }
 
   // Returns how many of the run's first `num_samples` samples come from each source.
@@ -257,13 +228,13 @@ void Dataset::read(int64_t sample, int32_t* tokens, int32_t* targets, int32_t* d
 }
 
 int64_t Dataset::count_targets(int64_t first, int64_t count) const {
-  const std::vector<TokenFile>& files = impl_->files;
-  if (std::none_of(files.begin(), files.end(), [](const TokenFile& file) { return file.best_fit_length() > 0; }))
+  const std::vector<TokenSet>& sets = impl_->sets;
+  if (std::none_of(sets.begin(), sets.end(), [](const TokenSet& set) { return set.is_best_fit(); }))
     return count * impl_->sequence_length;
   int64_t targets = 0;
   for (int64_t sample = first; sample < first + count; ++sample) {
     const SampleLocation location = impl_->order.locate(impl_->left_out.place_of(sample));
-    targets += impl_->targets_of(files[location.source], location.index);
+    targets += sets[location.source].place_of(location.index).tokens.count - 1;
   }
   if (targets > 0) return targets;
   throw Error(ExitCode::data, "samples {} to {} are documents of one token each, which predict nothing", first,
@@ -272,8 +243,8 @@ int64_t Dataset::count_targets(int64_t first, int64_t count) const {
 
 std::vector<SourceRecord> Dataset::sources() const {
   std::vector<SourceRecord> records;
-  for (size_t i = 0; i < impl_->files.size(); ++i) {
-    records.push_back(impl_->files[i].identity());
+  for (size_t i = 0; i < impl_->sets.size(); ++i) {
+    records.push_back(impl_->sets[i].identity());
     records.back().path = impl_->sources[i].path;
     records.back().samples = impl_->samples[i];
   }
@@ -289,17 +260,17 @@ std::vector<Dataset::SourceReport> Dataset::report(int64_t num_samples) const {
   std::vector<SourceReport> reports;
   for (size_t i = 0; i < impl_->sources.size(); ++i) {
     const double slots_share = static_cast<double>(order.first_slots()[i]) / static_cast<double>(slots_per_cycle);
-    const TokenFile& file = impl_->files[i];
+    const TokenSet& set = impl_->sets[i];
     const auto places = static_cast<double>(impl_->samples[i] * impl_->sequence_length);
-    const auto targets = static_cast<double>(file.num_tokens() - impl_->samples[i]);
+    const auto targets = static_cast<double>(set.num_tokens() - impl_->samples[i]);
     const double seen_share = static_cast<double>(taken[i]) / static_cast<double>(std::max<int64_t>(num_samples, 1));
     reports.push_back({.path = impl_->sources[i].path,
                        .asked_share = impl_->weights[i] / weight_sum,
                        .share = order.num_phases() > 1 ? seen_share : slots_share,
-                       .tokens = file.num_tokens(),
-                       .documents = file.num_documents(),
+                       .tokens = set.num_tokens(),
+                       .documents = set.num_documents(),
                        .samples = impl_->samples[i],
-                       .padding = file.best_fit_length() > 0 ? 1 - targets / places : 0,
+                       .padding = set.is_best_fit() ? 1 - targets / places : 0,
                        .epochs = static_cast<double>(taken[i]) / static_cast<double>(impl_->samples[i]),
                        .taken = taken[i],
                        .first_repeat = impl_->first_repeat(i)});

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <fmt/format.h>
+#include <mutex>
+#include <set>
 #include <string_view>
 #include <utility>
 
 #include "base/error.h"
+#include "base/output.h"
 #include "data/damaged.h"
 
 namespace gptrain {
@@ -56,6 +59,18 @@ FlatTokens read_npy(MappedFile file) {
   return {std::move(file), TokenFormat::npy, *dtype, first};
 }
 
+// Once a file: a run opens it several times.
+void warn_of_u32(const fs::path& path) {
+  static std::mutex mutex;
+  static std::set<fs::path> warned;
+  const std::scoped_lock lock(mutex);
+  if (!warned.insert(path).second) return;
+  print_err(
+      "warning: {} is read as u16, and every second token is 0: if it holds u32, make a token file of it with `gptrain "
+      "data convert --dtype u32`\n",
+      path.native());
+}
+
 }  // namespace
 
 std::string format_name(TokenFormat format) {
@@ -78,17 +93,48 @@ std::string npy_header(DType dtype, int64_t tokens) {
   return header + text;
 }
 
-FlatTokens open_flat_tokens(const fs::path& path) {
+bool looks_like_u32(const FlatTokens& tokens) {
+  constexpr int64_t fewest = 32;
+  constexpr int64_t most = 8192;
+  if (tokens.format != TokenFormat::nanogpt || tokens.dtype != DType::u16) return false;
+  const int64_t count = std::min(most, tokens.file.size_bytes() / 4 * 2);
+  int64_t upper = 0;
+  for (int64_t i = 0; i < count; i += 2) {
+    if (tokens.file.load<uint16_t>(2 * i + 2) != 0) return false;
+    upper += tokens.file.load<uint16_t>(2 * i) != 0 ? 1 : 0;
+  }
+  return count >= fewest && upper > 0;
+}
+
+FlatTokens open_flat_tokens(const fs::path& path, std::optional<DType> dtype) {
   MappedFile file(path);
   const std::string_view start(reinterpret_cast<const char*>(file.data()),
                                static_cast<size_t>(std::min<int64_t>(file.size_bytes(), npy_start_bytes)));
-  if (start.starts_with(npy_magic)) return read_npy(std::move(file));
+  const auto refuse_dtype = [&] {
+    if (dtype) throw Error(ExitCode::usage, "--dtype: {} has a header that says its type", path.native());
+  };
+  if (start.starts_with(npy_magic)) {
+    refuse_dtype();
+    return read_npy(std::move(file));
+  }
   if (file.size_bytes() >= llmc::header_bytes) {
     const auto magic = file.load<int32_t>(0);
-    if (magic == llmc::magic_u16 || magic == llmc::magic_u32) return read_llmc(std::move(file));
+    if (magic == llmc::magic_u16 || magic == llmc::magic_u32) {
+      refuse_dtype();
+      return read_llmc(std::move(file));
+    }
+  }
+  if (dtype) {
+    if (file.size_bytes() % dtype_bytes(*dtype) != 0)
+      throw Error(ExitCode::data, "{}: {} bytes are no tokens of {}", path.native(), file.size_bytes(),
+                  dtype_name(*dtype));
+    return {std::move(file), TokenFormat::nanogpt, *dtype, 0};
   }
   if (path.extension() != ".bin") {
-    throw Error(ExitCode::data, "{}: no token file of llm.c, no .npy, and not the .bin of nanoGPT", path.native());
+    throw Error(ExitCode::data,
+                "{}: no token file of llm.c, no .npy, and not the .bin of nanoGPT; `gptrain data pack` makes token "
+                "files of texts",
+                path.native());
   }
   std::error_code ignored;
   if (fs::exists(fs::path(path).replace_extension(".idx"), ignored)) {
@@ -98,7 +144,9 @@ FlatTokens open_flat_tokens(const fs::path& path) {
   if (file.size_bytes() % 2 != 0)
     throw Error(ExitCode::data, "{}: {} bytes hold no u16 tokens, as nanoGPT has them", path.native(),
                 file.size_bytes());
-  return {std::move(file), TokenFormat::nanogpt, DType::u16, 0};
+  FlatTokens tokens{std::move(file), TokenFormat::nanogpt, DType::u16, 0};
+  if (looks_like_u32(tokens)) warn_of_u32(path);
+  return tokens;
 }
 
 }  // namespace gptrain

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "base/dtype.h"
@@ -36,9 +37,12 @@ struct FlatTokens {
   int64_t first_byte;  // start of the tokens, a multiple of their size
 };
 
-// Opens a file and identifies its format by content. A file without a header is nanoGPT's and must be named *.bin.
-// Throws Error(data), with file and byte, for a header that does not match the file, and for a .bin or .idx of an
-// indexed file.
-FlatTokens open_flat_tokens(const std::filesystem::path& path);
+// Told by the content; what has no header is nanoGPT's, and its name must end in ".bin". Throws Error(data) naming file
+// and byte for headers that do not fit their file, and for half of a token file with an index. With a `dtype` the file
+// is tokens of that type and nothing else, whatever its name; Error(usage) where it has a header.
+FlatTokens open_flat_tokens(const std::filesystem::path& path, std::optional<DType> dtype = {});
+
+// Whether tokens of u16 are most likely those of u32: every second one is 0.
+bool looks_like_u32(const FlatTokens& tokens);
 
 }  // namespace gptrain

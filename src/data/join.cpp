@@ -43,12 +43,11 @@ std::vector<TokenFile> open_inputs(const std::vector<fs::path>& inputs, const fs
   std::vector<TokenFile> files;
   for (const fs::path& input : inputs) {
     std::error_code ignored;
-    if (fs::equivalent(token_file_path(input, ".bin"), token_file_path(out, ".bin"), ignored))
+    const fs::path written = token_file_path(out, ".bin");
+    if (fs::equivalent(token_file_path(input, ".bin"), written, ignored) || fs::equivalent(input, written, ignored))
       throw Error(ExitCode::usage, "{} is an input and would be overwritten; choose another output prefix",
                   out.native());
     const TokenFile& file = files.emplace_back(input);
-    if (file.format() != TokenFormat::megatron)
-      throw Error(ExitCode::usage, "{} has no index; `gptrain data convert` makes one", input.native());
     if (file.best_fit_length() != files.front().best_fit_length()) {
       throw Error(ExitCode::usage, "{} was packed with --best-fit {}, {} with {} (0: without): they cannot be joined",
                   inputs.front().native(), files.front().best_fit_length(), input.native(), file.best_fit_length());

@@ -1,11 +1,10 @@
 #include "data/pack.h"
 
 #include <algorithm>
-#include <fstream>
+#include <charconv>
 #include <iterator>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -13,10 +12,12 @@
 #include "base/directory.h"
 #include "base/error.h"
 #include "base/json.h"
-#include "base/output_file.h"
 #include "data/best_fit.h"
+#include "data/ingest/input_format.h"
 #include "data/ingest/inputs.h"
 #include "data/ingest/pipeline.h"
+#include "data/pack_state.h"
+#include "data/token_file.h"
 #include "data/token_paths.h"
 #include "data/token_writer.h"
 #include "data/tokenizer/record.h"
@@ -84,12 +85,14 @@ nlohmann::json identity_of(const PackOptions& options, const std::vector<TextInp
   }
   return {{"inputs", std::move(files)},
           {"tokenizer_sha256", tokenizer.sha256},
-          {"field", options.field},
+          {"field", options.reading.fields.words()},
+          {"format", options.reading.kind ? format_name(*options.reading.kind) : "auto"},
           {"end_token", tokenizer.end_token.value_or(-1)},
           {"shard_tokens", options.shard_tokens},
           {"best_fit_length", options.best_fit_length},
           {"skip_faults", options.skip_faults},
-          {"replace_invalid_utf8", options.replace_invalid_utf8}};
+          {"replace_invalid_utf8", options.replace_invalid_utf8},
+          {"special_in_text", options.special_in_text}};
 }
 
 // Of many shards only the first holds the tokenizer's text.
@@ -140,21 +143,33 @@ int64_t remove_shards_behind_the_first(const PackOptions& options) {
   return std::ssize(numbers);
 }
 
+int32_t find_end_token(const PackOptions& options) {
+  const Tokenizer& tokenizer = *options.tokenizer;
+  const std::string& name = options.end_token;
+  std::optional<int32_t> id = name.empty() ? tokenizer.end_of_document_id() : tokenizer.id_of(name);
+  int32_t number = -1;
+  const auto parsed = std::from_chars(name.data(), name.data() + name.size(), number);
+  if (!id && !name.empty() && parsed.ptr == name.data() + name.size() && tokenizer.has(number)) id = number;
+  if (id) return *id;
+  if (!name.empty())
+    throw Error(ExitCode::usage, "--end-token {}: is no token of {}", name,
+                tokenizer.is_bytes() ? "tokenizer bytes" : tokenizer.parts().source);
+  throw Error(
+      ExitCode::usage,
+      "--append-eod: {} has no special token that ends a document (<|endoftext|>, <|end_of_text|>, </s>, <eos>, "
+      "<|eot|>): name it with --end-token",
+      tokenizer.parts().source);
+}
+
 class Packer {
  public:
   Packer(const PackOptions& options, const std::function<void(const PackProgress&)>& progress)
       : options_(options), progress_(progress), inputs_(find_inputs(options)) {
-    encode_.field = options.field;
     encode_.replace_invalid_utf8 = options.replace_invalid_utf8;
+    encode_.special_in_text = options.special_in_text;
     encode_.narrow = options.tokenizer->vocab_size() < first_vocabulary_of_i32;
     if (options.append_end || options.tokenizer->is_bytes()) {
-      encode_.end_token = options.tokenizer->end_of_document_id();
-      if (!encode_.end_token) {
-        throw Error(ExitCode::usage,
-                    "--append-eod: {} has no special token that ends a document (<|endoftext|>, <|end_of_text|>, </s>, "
-                    "<eos>, <|eot|>)",
-                    options.tokenizer->parts().source);
-      }
+      encode_.end_token = find_end_token(options);
     }
     tokenizer_ = make_tokenizer_record(*options.tokenizer, encode_.end_token);
     for (const TextInput& input : inputs_) total_bytes_ += input.path == "-" ? 0 : input.size_bytes;
@@ -176,7 +191,7 @@ class Packer {
   PackResult run() {
     if (result_.was_finished) return result_;
     BlockReader reader(
-        inputs_, options_.field, [this](std::string_view text) { return options_.tokenizer->last_safe_cut(text); },
+        inputs_, options_.reading, [this](std::string_view text) { return options_.tokenizer->last_safe_cut(text); },
         start_);
     IngestPipeline pipeline(reader, options_.tokenizer, encode_, options_.threads);
     open_shard();
@@ -184,8 +199,11 @@ class Packer {
       write(*item);
       pipeline.give_back(std::move(*item));
     }
+    result_.formats = formats_.lines();
     if (result_.documents == 0) {
-      throw Error(ExitCode::data, "nothing to pack: the inputs, {} first, hold no text", inputs_[0].path.native());
+      const std::string why = result_.first_faults.empty() ? "" : fmt::format(" ({})", result_.first_faults[0]);
+      throw Error(ExitCode::data, "nothing to pack: the inputs, {} first, hold no text{}", inputs_[0].path.native(),
+                  why);
     }
     if (shard_has_documents_) close_shard();
     writer_.reset();
@@ -215,6 +233,7 @@ class Packer {
       result_.samples += fitted.samples;
       result_.cut_documents += fitted.cut_documents;
     }
+    if (keeps_state()) shards_checksum_ = add_shard_checksum(shard_prefix(options_, result_.shards), shards_checksum_);
     if (options_.shard_tokens == 0) return;
     if (result_.shards == 0) result_.removed_shards = remove_shards_behind_the_first(options_);
     ++result_.shards;
@@ -222,6 +241,8 @@ class Packer {
 
   void write(const IngestPipeline::Item& item) {
     const EncodedBlock& encoded = item.encoded;
+    text_bytes_ += encoded.text_bytes;
+    formats_.add(item.block, inputs_[item.block.input].path);
     // A pack that goes on has counted the block in which it stopped.
     const auto to_skip = static_cast<size_t>(std::exchange(documents_to_skip_, 0));
     if (to_skip == 0) count(item);
@@ -249,7 +270,8 @@ class Packer {
     if (!progress_) return;
     progress_({.done_bytes = done_bytes - start_bytes_,
                .total_bytes = std::max<int64_t>(total_bytes_ - start_bytes_, 0),
-               .tokens = result_.tokens - start_tokens_});
+               .tokens = result_.tokens - start_tokens_,
+               .text_bytes = text_bytes_});
   }
 
   void append(const TokenBuffer& ids, size_t begin, size_t end) {
@@ -262,43 +284,47 @@ class Packer {
   void count(const IngestPipeline::Item& item) {
     result_.empty_documents += item.encoded.empty_documents;
     result_.faults += item.encoded.num_faults;
+    result_.special_in_text += item.encoded.special_in_text;
     for (const EncodedBlock::Fault& fault : item.encoded.faults) {
       const std::string text =
           fmt::format("{}, {} {}: {}", inputs_[item.block.input].path.native(),
                       item.block.kind == InputKind::rows ? "row" : "line", fault.line, fault.reason);
-      if (!options_.skip_faults || !item.encoded.is_whole) throw Error(ExitCode::data, text);
+      if (!options_.skip_faults || !item.encoded.is_whole) throw Error(ExitCode::data, text + of_a_guess(item.block));
       if (result_.first_faults.size() < EncodedBlock::max_faults) result_.first_faults.push_back(text);
     }
+  }
+
+  // Says for which format a file was taken, in case it is another.
+  static std::string of_a_guess(const TextBlock& block) {
+    if (block.kind == InputKind::rows || block.kind == InputKind::text || block.kind_was_asked) return {};
+    return fmt::format(" (read as {}; --format says otherwise)", format_name(block.kind));
   }
 
   void save_state(const BlockPosition& position, int64_t documents_done, bool finished) const {
     const nlohmann::json state = {{"identity", identity_},
                                   {"finished", finished},
                                   {"shards", result_.shards},
+                                  {"shards_crc32c", shards_checksum_},
                                   {"documents", result_.documents},
                                   {"empty_documents", result_.empty_documents},
                                   {"tokens", result_.tokens},
                                   {"samples", result_.samples},
                                   {"cut_documents", result_.cut_documents},
                                   {"faults", result_.faults},
+                                  {"special_in_text", result_.special_in_text},
                                   {"first_faults", result_.first_faults},
                                   {"input", position.input},
                                   {"offset", position.offset},
                                   {"line", position.line},
                                   {"documents_done", documents_done}};
-    AtomicFile file(state_path(options_), ExitCode::data);
-    file.write(json_text(state, 1) + "\n");
-    file.commit();
+    write_pack_state(state_path(options_), state);
   }
 
   void resume() {
     const fs::path path = state_path(options_);
     std::error_code ignored;
     if (!fs::exists(path, ignored)) return;
-    std::ifstream stream(path, std::ios::binary);
-    std::ostringstream text;
-    text << stream.rdbuf();
-    const nlohmann::json state = parse_json_or_discard(text.str());
+    const nlohmann::json state = read_pack_state(path);
     try {
       for (const auto& [key, value] : state.at("identity").items()) {
         if (identity_.at(key) == value) continue;
@@ -309,19 +335,24 @@ class Packer {
       }
       result_.was_finished = state.at("finished");
       result_.shards = state.at("shards");
+      shards_checksum_ = state.at("shards_crc32c");
       result_.documents = state.at("documents");
       result_.empty_documents = state.at("empty_documents");
       result_.tokens = state.at("tokens");
       result_.samples = state.at("samples");
       result_.cut_documents = state.at("cut_documents");
       result_.faults = state.at("faults");
+      result_.special_in_text = state.at("special_in_text");
       result_.first_faults = state.at("first_faults").get<std::vector<std::string>>();
       start_ = {state.at("input"), state.at("offset"), state.at("line")};
       documents_to_skip_ = state.at("documents_done");
     } catch (const nlohmann::json::exception&) {
       throw Error(ExitCode::data, "{} is damaged; start anew without --resume", path.native());
     }
-    if (start_.input > inputs_.size()) throw Error(ExitCode::data, "{} is damaged", path.native());
+    const bool is_one_file = options_.shard_tokens == 0 && result_.was_finished;
+    check_shards(
+        is_one_file ? 1 : result_.shards, [this](int64_t shard) { return shard_prefix(options_, shard); },
+        shards_checksum_);
     for (size_t i = 0; i < start_.input; ++i) start_bytes_ += inputs_[i].size_bytes;
     start_tokens_ = result_.tokens;
   }
@@ -339,8 +370,11 @@ class Packer {
   int64_t total_bytes_ = 0;
   int64_t next_report_bytes_ = progress_step_bytes;
   std::optional<TokenWriter> writer_;
+  uint32_t shards_checksum_ = 0;  // add_shard_checksum() of the whole ones
   int64_t shard_tokens_ = 0;
   bool shard_has_documents_ = false;
+  int64_t text_bytes_ = 0;  // in this call
+  InputFormats formats_;
   PackResult result_;
 };
 

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "data/ingest/encode_block.h"
+#include "data/ingest/inputs.h"
 #include "data/tokenizer/tokenizer.h"
 
 namespace gptrain {
@@ -16,14 +18,16 @@ struct PackOptions {
   std::vector<std::string> inputs;   // words of expand_inputs()
   std::filesystem::path out_prefix;  // writes PREFIX.bin and PREFIX.idx, each through a temporary file and rename
   std::shared_ptr<const Tokenizer> tokenizer;
-  std::string field = "text";  // of JSON objects and CSV records
+  ReadOptions reading;
   bool append_end = false;     // an end-of-document token behind each document; always with tokenizer "bytes"
+  std::string end_token;       // the text or the id of this token; empty: Tokenizer::end_of_document_id()
   int64_t shard_tokens = 0;  // above 0: PREFIX-00000, PREFIX-00001, ..., each closed by the document that reaches this
   int64_t best_fit_length = 0;  // above 0: whole documents are put into samples of so many inputs (best_fit.h)
   int threads = 1;              // that encode; the output does not depend on it
   bool resume = false;       // goes on behind the last shard of a pack that was killed
   bool skip_faults = false;  // documents that cannot be read are left out and counted; else the first one is an error
   bool replace_invalid_utf8 = false;
+  SpecialInText special_in_text = SpecialInText::tokens;
   int part = 1;  // of the input files, every num_parts-th, from the part-th on
   int num_parts = 1;
 };
@@ -33,6 +37,7 @@ struct PackProgress {
   int64_t done_bytes = 0;   // of the inputs as they lie on the disk
   int64_t total_bytes = 0;  // 0: not known
   int64_t tokens = 0;
+  int64_t text_bytes = 0;  // of documents
 };
 
 struct PackResult {
@@ -45,7 +50,9 @@ struct PackResult {
   int64_t samples = 0;          // with best_fit_length
   int64_t cut_documents = 0;    // longer than one
   int64_t faults = 0;
+  int64_t special_in_text = 0;            // texts of special tokens within documents
   std::vector<std::string> first_faults;  // "FILE, line N: reason", ten at most
+  std::vector<std::string> formats;       // InputFormats::lines(); of a resumed pack, since then
   bool was_finished = false;              // resume found nothing left to do
 };
 

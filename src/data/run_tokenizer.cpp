@@ -1,12 +1,13 @@
 #include "data/run_tokenizer.h"
 
+#include <filesystem>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
 #include "base/units.h"
-#include "data/token_file.h"
 #include "data/token_meta.h"
+#include "data/token_set.h"
 #include "data/tokenizer/files.h"
 
 namespace gptrain {
@@ -67,10 +68,12 @@ RunTokenizer find_run_tokenizer(const RunConfig& config, const std::optional<Tok
   }
   for (const auto* sources : {&config.data.train, &config.data.validation}) {
     for (const DataSource& source : *sources) {
-      const std::optional<TokenMeta> meta = read_token_meta(source.path);
-      if (!meta || !meta->tokenizer) continue;
-      data_say = true;
-      merge(claim, {*meta->tokenizer, fmt::format("the tokenizer of {}", source.path)});
+      for (const std::filesystem::path& file : token_files_of(source.path)) {
+        const std::optional<TokenMeta> meta = read_token_meta(file);
+        if (!meta || !meta->tokenizer) continue;
+        data_say = true;
+        merge(claim, {*meta->tokenizer, fmt::format("the tokenizer of {}", file.native())});
+      }
     }
   }
   if (known) merge(claim, {*known, "the tokenizer of the checkpoint"});

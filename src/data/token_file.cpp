@@ -47,6 +47,8 @@ TokenFile::TokenFile(FlatTokens flat)
 TokenFile::TokenFile(const std::filesystem::path& path, bool checksums)
     : TokenFile(is_flat_token_file(path) ? TokenFile(open_flat_tokens(path)) : TokenFile(Prefix{path}, checksums)) {}
 
+TokenFile::TokenFile(const std::filesystem::path& path, DType dtype) : TokenFile(open_flat_tokens(path, dtype)) {}
+
 TokenFile::TokenFile(const Prefix& prefix, bool checksums)
     : index_(open_part(prefix.path, ".idx")),
       tokens_(open_part(prefix.path, ".bin")),

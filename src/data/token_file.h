@@ -44,6 +44,8 @@ class TokenFile {
   // each block of the .bin with PREFIX.meta.json, if it exists, when it is first read. A file without an index is one
   // document. Throws Error(data) with file and byte.
   explicit TokenFile(const std::filesystem::path& path, bool checksums = true);
+  // A file of tokens of that type and nothing else.
+  TokenFile(const std::filesystem::path& path, DType dtype);
 
   TokenFormat format() const { return format_; }
   DType dtype() const { return dtype_; }  // u16 or i32

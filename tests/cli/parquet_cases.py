@@ -2,6 +2,7 @@
 rows.parquet has columns id, text and tags (lists), 1500 rows in groups of 700, 2 MB of text, zstd;
 nulls.parquet has text = "one", null, "three" and raw = b"\\xff", b"x", b"y"."""
 import os
+import resource
 import shutil
 import struct
 import unittest
@@ -81,3 +82,34 @@ class Parquet(CliCase):
                 self.refuse(DATA, messages, "data", "pack", name, "--field", field, "--out", "bad", "--tokenizer",
                             "bytes")
                 self.assertEqual(list(self.folder.glob("bad*")), [])
+
+    def test_rows_that_the_footer_loses(self):
+        """Each number of rows and of values in the footer, changed: the file is refused, or gives every row."""
+        self.needs_arrow()
+        content = self.path("rows.parquet").read_bytes()
+        footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+        refused = 0
+        for number, others in ((b"\xf8\x0a", (b"\x80\x00", b"\xf6\x0a", b"\x81\x00")), (b"\xb8\x17", (b"\xf8\x0a", b"\xb6\x17"))):
+            at = content.find(number, footer)
+            self.assertGreater(at, 0)
+            while at >= 0:
+                for other in others:
+                    self.path("damaged.parquet").write_bytes(content[:at] + other + content[at + 2:])
+                    result = self.run_gptrain("data", "pack", "damaged.parquet", "--out", "out", "--tokenizer", "bytes",
+                                              "--on-bad-line", "skip")
+                    if result.code == DATA:
+                        self.assertIn("damaged.parquet: the Parquet data cannot be read", result.err)
+                        refused += 1
+                    else:
+                        self.assertEqual(result.code, 0, result.err)
+                        self.assertIn("1,500 documents", result.out)
+                at = content.find(number, at + 1)
+        self.assertGreater(refused, 6)
+
+    def test_a_page_that_says_it_is_large(self):
+        """large_page.parquet has a page header that says 2^31 - 1 bytes."""
+        self.needs_arrow()
+        shutil.copy(SOURCE_ROOT / "tests/cli/large_page.parquet", self.path("large_page.parquet"))
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        self.refuse(DATA, "more than its column", "data", "pack", "large_page.parquet", "--out", "out", "--tokenizer", "bytes")
+        self.assertLess(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, max(before + 1, 512 << 10))

@@ -2,10 +2,12 @@
 of the licence (BPE, 420 tokens, byte fallback, one user-defined symbol) and encoded some texts for sentencepiece.json.
 """
 import json
+import random
 import shutil
+import struct
 import unittest
 
-from cli_case import DATA, SOURCE_ROOT, USAGE, CliCase, tiny_config
+from cli_case import DATA, FINISHED, SOURCE_ROOT, USAGE, CliCase, tiny_config
 
 
 class SentencePiece(CliCase):
@@ -62,6 +64,59 @@ class SentencePiece(CliCase):
         self.succeed("checkpoint", "export", "out", "--hf", "hf")
         self.assertEqual(self.path("hf/tokenizer.model").read_bytes(),
                          (SOURCE_ROOT / "tests/cli/sentencepiece.model").read_bytes())
+
+    @staticmethod
+    def field(number, content):
+        """A field of bytes of a protocol buffer."""
+        size, rest = b"", len(content)
+        while rest > 0x7F:
+            size += bytes([rest & 0x7F | 0x80])
+            rest >>= 7
+        return bytes([number << 3 | 2]) + size + bytes([rest]) + content
+
+    def with_charsmap(self, units, texts=b"a\0"):
+        """The model, which makes of each A what `texts` begins with: Darts' double array in `units`."""
+        trie = struct.pack(f"<{len(units)}I", *units)
+        charsmap = struct.pack("<I", len(trie)) + trie + texts
+        return (SOURCE_ROOT / "tests/cli/sentencepiece.model").read_bytes() + self.field(3, self.field(2, charsmap))
+
+    def test_damaged_tables_of_normalization(self):
+        """Words of the trie with any values: the same ids, other ones, or a refusal; no signal."""
+        self.needs_library()
+        units = [0] * 512
+        units[0] = 256 << 10                        # the root's children are at 256
+        units[0x141] = 0x41 | 1 << 8 | 0x140 << 10  # A, with its value at 1
+        units[1] = 1 << 31                          # the value: the text at 0
+        tokenize = ["data", "tokenize", "--tokenizer", "c.model"]
+        self.path("c.model").write_bytes(self.with_charsmap(units))
+        self.assertEqual(self.succeed(*tokenize, "AxA").splitlines()[0],
+                         self.succeed("data", "tokenize", "--tokenizer", "s.model", "axa").splitlines()[0])
+        damage = "c.model: no model that SentencePiece can read: the table of its normalization"
+        for place, value in [(0, 0x3FFFFF << 10), (0, 512 << 10), (0x141, 0x41 | 1 << 8 | 0x3FFF << 10), (1, 1 << 31 | 2),
+                             (1, 0xFFFFFFFF), (0x141, 0x341 | 0xFFFF << 10)]:
+            self.path("c.model").write_bytes(self.with_charsmap([*units[:place], value, *units[place + 1:]]))
+            self.refuse(USAGE, damage, *tokenize, "AxA")
+        for model in (self.with_charsmap([]), self.with_charsmap(units, b""), self.with_charsmap(units, b"a"),
+                      self.with_charsmap(units[:300])):
+            self.path("c.model").write_bytes(model)
+            self.refuse(USAGE, damage, *tokenize, "AxA")
+        draw = random.Random(1)
+        for _ in range(60):
+            mutant = list(units)
+            for place in (0, 1, 0x141, draw.randrange(512)):
+                if draw.random() < 0.5:
+                    mutant[place] = draw.choice([draw.getrandbits(32), mutant[place] ^ 1 << draw.randrange(32)])
+            self.path("c.model").write_bytes(self.with_charsmap(mutant))
+            self.assertIn(self.run_gptrain(*tokenize, "AxA").code, (FINISHED, USAGE), mutant)
+
+    def test_faults_that_the_library_throws(self):
+        self.needs_library()
+        content = self.path("s.model").read_bytes()
+        shutil.copy(SOURCE_ROOT / "tests/cli/empty_piece.model", self.path("e.model"))
+        self.refuse(USAGE, "e.model: no model that SentencePiece can read: ", "data", "tokenize", "--tokenizer", "e.model", "x")
+        # A piece that says it is a byte, and is too short for one.
+        self.path("b.model").write_bytes(content + self.field(1, b"\x0a\x01q\x15\0\0\0\0\x18\6"))
+        self.assertIn(self.run_gptrain("data", "tokenize", "--tokenizer", "b.model", "x").code, (FINISHED, USAGE))
 
     def test_refusals(self):
         self.needs_library()

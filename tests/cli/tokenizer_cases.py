@@ -90,6 +90,66 @@ class Tokenize(TokenizerCase):
         self.assertEqual(len(outputs), 1)
 
 
+class Folders(TokenizerCase):
+    def setUp(self):
+        super().setUp()
+        self.path("m").mkdir()
+        self.path("m/tokenizer.json").write_bytes(self.path("t.json").read_bytes())
+
+    def ids(self, text, tokenizer="m"):
+        line = self.succeed("data", "tokenize", "--tokenizer", tokenizer, text).splitlines()[0]
+        return [int(number) for number in line.removeprefix("ids:").split()]
+
+    def write(self, name, content):
+        self.path("m/" + name).write_text(json.dumps(content), encoding="utf-8")
+
+    def test_tokens_that_other_files_add(self):
+        """Each file that adds tokens, alone and with the others, to a folder of each kind."""
+        before = self.ids("the <|im|> fox")
+        added = {"added_tokens.json": {"<|im|>": self.size},
+                 "tokenizer_config.json": {"added_tokens_decoder": {str(self.size): {"content": "<|im|>", "special": True}}}}
+        vocabulary = json.loads(self.path("t.json").read_text(encoding="utf-8"))["model"]
+        for kind in ("tokenizer.json", "vocab.json"):
+            if kind == "vocab.json":
+                self.path("m/tokenizer.json").unlink()
+                self.write("vocab.json", vocabulary["vocab"])
+                self.path("m/merges.txt").write_text("".join(" ".join(pair) + "\n" for pair in vocabulary["merges"]), encoding="utf-8")
+            for names in ([], ["added_tokens.json"], ["tokenizer_config.json"], list(added)):
+                for name in added:
+                    self.path("m/" + name).unlink(missing_ok=True)
+                for name in names:
+                    self.write(name, added[name])
+                with self.subTest(kind=kind, names=names):
+                    found = self.ids("the <|im|> fox")
+                    self.assertEqual(self.size in found, bool(names))
+                    if not names and kind == "tokenizer.json":
+                        self.assertEqual(found, before)
+                    elif names:
+                        self.assertLess(len(found), len(before))
+            # A special token of the map is one of the vocabulary, which is then found as a whole.
+            self.write("special_tokens_map.json", {"eos_token": {"content": "<|im|>"}, "additional_special_tokens": ["<|endoftext|>"]})
+            self.assertIn(0, self.ids("the<|endoftext|>"))
+            self.write("special_tokens_map.json", {"pad_token": "<pad>"})
+            self.refuse(USAGE, "m/special_tokens_map.json: <pad> is no token of the vocabulary", "data", "tokenize", "--tokenizer", "m", "x")
+            self.path("m/special_tokens_map.json").unlink()
+            self.write("added_tokens.json", {"<|endoftext|>": 7})
+            self.refuse(USAGE, "m/added_tokens.json: <|endoftext|> has the id 7, and 0 in the vocabulary", "data", "tokenize",
+                        "--tokenizer", "m", "x")
+
+    def test_the_end_of_a_document_by_name(self):
+        for name, end in (("fox", None), (str(self.size - 1), self.size - 1), ("<|endoftext|>", 0)):
+            end = self.ids("fox")[0] if end is None else end
+            self.write_jsonl("a.jsonl", ["the", "dogs"])
+            self.succeed("data", "pack", "a.jsonl", "--tokenizer", "t.json", "--end-token", name, "--out", "e")
+            tokens = struct.unpack(f"<{self.path('e.bin').stat().st_size // 2}H", self.path("e.bin").read_bytes())
+            self.assertEqual(tokens[-1], end)
+            self.assertEqual(json.loads(self.path("e.meta.json").read_text(encoding="utf-8"))["tokenizer"]["end_token"], end)
+        for name in ("<|nope|>", str(self.size), "-1"):
+            self.refuse(USAGE, f"--end-token {name}: is no token of t.json", "data", "pack", "a.jsonl", "--tokenizer", "t.json",
+                        f"--end-token={name}", "--out", "e")
+        self.refuse(USAGE, "the tokenizer of a model is a file of its folder", "data", "tokenize", "--tokenizer", "gpt2", "x")
+
+
 class Formats(TokenizerCase):
     def test_every_format_gives_the_same_documents(self):
         texts = documents(20)
@@ -244,6 +304,48 @@ class Packing(TokenizerCase):
         self.refuse(USAGE, "--resume: k was begun with another shard_tokens", *others, "--out", "k", "--resume")
         self.refuse(USAGE, "the standard input cannot be read a second time", "data", "pack", "-", "--out", "k",
                     "--tokenizer", "bytes", "--resume")
+
+    def test_a_pack_does_not_go_on_behind_what_is_not_whole(self):
+        """Every file that a killed pack has left, gone, emptied, cut, or with one byte changed."""
+        self.write_jsonl("big.jsonl", documents(15000) + [333])
+        times = self.path("big.jsonl").stat()
+        command = ["data", "pack", "big.jsonl", "--tokenizer", "t.json", "--shards-of", "100000", "--append-eod", "--out", "k"]
+        self.refuse(DATA, "big.jsonl, line 15001", *command)
+        self.write_jsonl("big.jsonl", documents(15000) + ["b"])
+        os.utime(self.path("big.jsonl"), ns=(times.st_atime_ns, times.st_mtime_ns))
+        left = {path.name: path.read_bytes() for path in self.folder.glob("k*")}
+        self.assertGreater(len(left), 6)
+        draw = random.Random(1)
+        for name, content in sorted(left.items()):
+            at = draw.randrange(len(content))
+            damages = [None, b"", content[:-3], content[:at] + bytes([content[at] ^ 1]) + content[at + 1:]]
+            if name == "k.pack.json":
+                damages = [damages[1], content.replace(b'"shards": ', b'"shards": 1'), content.replace(b'"tokens": ', b'"tokens": 1'),
+                           content.replace(b'"offset": ', b'"offset": 1')]
+            for damage in damages:
+                self.path(name).unlink()
+                if damage is not None:
+                    self.path(name).write_bytes(damage)
+                with self.subTest(name=name, damage=damage if damage is None else len(damage)):
+                    self.refuse(DATA, "k", *command, "--resume")
+                self.path(name).write_bytes(content)
+        self.succeed(*command, "--resume")
+        # Of a pack that has ended, too.
+        self.path("k-00001.bin").unlink()
+        self.refuse(DATA, "k-00001.bin", *command, "--resume")
+
+    def test_inputs_without_an_end(self):
+        self.path("folder").mkdir()
+        for name in ("vocab.json", "merges.txt"):
+            self.path("folder/" + name).symlink_to("/dev/zero")
+        limit = "is larger than"
+        self.refuse(USAGE, ["folder/vocab.json", limit], "data", "tokenize", "--tokenizer", "folder", "x")
+        self.refuse(USAGE, ["/dev/zero", limit], "data", "tokenize", "--tokenizer", "/dev/zero", "x")
+        with open("/dev/zero", "rb") as zeros:
+            done = subprocess.run([EXECUTABLE, "data", "tokenize", "--tokenizer", "bytes", "-"], stdin=zeros,
+                                  capture_output=True, timeout=100, check=False)
+        self.assertEqual(done.returncode, USAGE)
+        self.assertIn(b"the standard input is larger than 64.0 MiB", done.stderr)
 
 
 if __name__ == "__main__":

@@ -155,15 +155,15 @@ void read_documents(std::string_view bytes) {
     write(path, bytes);
     const std::vector<TextInput> inputs = {{path, static_cast<int64_t>(bytes.size()), 0}};
     try {
-      BlockReader reader(inputs, "text", [](std::string_view text) { return text.size(); });
-      BlockTexts texts("text", by_content);
+      BlockReader reader(inputs, ReadOptions(), [](std::string_view text) { return text.size(); });
+      BlockTexts texts(by_content);
       while (const auto block = reader.next()) {
         texts.read(
             *block,
             [](std::string_view text, int64_t line) {
               if (find_invalid_utf8(text) < text.size() || line < 1) std::abort();
             },
-            [](int64_t, const std::string& reason) {
+            [](int64_t, const std::string& reason, bool) {
               if (reason.empty()) std::abort();
             });
       }

@@ -3,20 +3,13 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "data/ingest/input_format.h"
 
 namespace gptrain {
 namespace {
 
 constexpr size_t block_bytes = size_t{1} << 20;
 constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
-
-// The suffix of a name that is not one of a compression.
-std::string format_suffix(std::filesystem::path path) {
-  std::string suffix = path.extension().native();
-  if (suffix == ".gz" || suffix == ".zst" || suffix == ".xz") suffix = path.replace_extension().extension().native();
-  return suffix;
-}
 
 // Counts in bytes as far as these go, which compilers turn into instructions for many bytes at a time.
 int64_t count_lines(std::string_view text) {
@@ -31,15 +24,9 @@ int64_t count_lines(std::string_view text) {
   return lines;
 }
 
-std::string_view first_line_with_text(std::string_view text) {
-  const size_t first = text.find_first_not_of(" \t\r\n");
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find('\n', first) - first);
-}
-
 }  // namespace
 
-size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::string>& fields) {
+size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::string>& fields, char delimiter) {
   fields.assign(1, {});
   bool quoted = false;
   for (size_t at = 0; at < text.size(); ++at) {
@@ -54,7 +41,7 @@ size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::str
       }
     } else if (c == '"' && fields.back().empty()) {
       quoted = true;
-    } else if (c == ',') {
+    } else if (c == delimiter) {
       fields.emplace_back();
     } else if (c == '\n') {
       if (fields.back().ends_with('\r')) fields.back().pop_back();
@@ -66,9 +53,9 @@ size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::str
   return at_end ? text.size() : 0;
 }
 
-BlockReader::BlockReader(const std::vector<TextInput>& inputs, std::string field,
+BlockReader::BlockReader(const std::vector<TextInput>& inputs, ReadOptions options,
                          std::function<size_t(std::string_view)> safe_cut, BlockPosition from)
-    : inputs_(inputs), field_(std::move(field)), safe_cut_(std::move(safe_cut)), position_(from) {
+    : inputs_(inputs), options_(std::move(options)), safe_cut_(std::move(safe_cut)), position_(from) {
   for (size_t i = 0; i < from.input; ++i) bytes_before_ += inputs_[i].size_bytes;
 }
 
@@ -84,62 +71,63 @@ bool BlockReader::read_more() {
 }
 
 void BlockReader::open() {
-  source_ = std::make_unique<ByteSource>(inputs_[position_.input].path);
+  const std::filesystem::path& path = inputs_[position_.input].path;
+  source_ = std::make_unique<ByteSource>(path);
   pending_.clear();
   at_end_ = false;
   wanted_ = block_bytes;
   read_more();
-  if (pending_.starts_with("PAR1")) {
-    const std::filesystem::path& path = inputs_[position_.input].path;
-    if (path == "-") throw Error(ExitCode::usage, "a Parquet file cannot be read from the standard input; name it");
-    source_.reset();
-    parquet_ = std::make_unique<ParquetTexts>(path, field_, position_.offset);
-    return;
+  form_ = {};
+  form_.field = options_.fields.of(path);
+  form_.compression = source_->compression();
+  form_.kind_was_asked = options_.kind.has_value();
+  const std::string_view promised = compression_of_name(path);
+  if (!promised.empty() && form_.compression.empty() && !pending_.empty()) {
+    throw Error(ExitCode::data, "{} has a name of {} data, and its content is none: rename it, or fetch it again",
+                path.native(), promised);
   }
-  recognize();
+  if (pending_.starts_with("PAR1")) return open_parquet(path);
+  if (options_.kind != InputKind::text) refuse_foreign_format(path, pending_);
+  recognize(path);
   // A run that goes on leaves out what it has done.
   for (auto left = static_cast<size_t>(position_.offset); left > 0;) {
     const size_t dropped = std::min(left, pending_.size());
     pending_.erase(0, dropped);
     left -= dropped;
     wanted_ = block_bytes;
-    if (!read_more() && left > 0) {
-      throw Error(ExitCode::data, "{} is shorter than it was", inputs_[position_.input].path.native());
-    }
+    if (!read_more() && left > 0) throw Error(ExitCode::data, "{} is shorter than it was", path.native());
   }
 }
 
-void BlockReader::recognize() {
-  const std::filesystem::path& path = inputs_[position_.input].path;
-  const std::string suffix = format_suffix(path);
+void BlockReader::open_parquet(const std::filesystem::path& path) {
+  if (path == "-") throw Error(ExitCode::usage, "a Parquet file cannot be read from the standard input; name it");
+  if (!form_.compression.empty()) {
+    throw Error(ExitCode::data, "{} is a Parquet file within {} data: decompress it", path.native(), form_.compression);
+  }
+  if (options_.kind.value_or(InputKind::rows) != InputKind::rows) {
+    throw Error(ExitCode::data, "{} is a Parquet file, not {}: give another --format", path.native(),
+                format_name(*options_.kind));
+  }
+  source_.reset();
+  parquet_ = std::make_unique<ParquetTexts>(path, form_.field, position_.offset);
+}
+
+void BlockReader::recognize(const std::filesystem::path& path) {
   std::string_view start = pending_;
   if (start.starts_with(byte_order_mark)) start.remove_prefix(byte_order_mark.size());
-  const std::string_view line = first_line_with_text(start);
-  form_ = {};
+  const InputFormat format = find_input_format({.path = path,
+                                                .start = start,
+                                                .is_whole = at_end_,
+                                                .field = form_.field,
+                                                .field_is_given = options_.fields.is_given(path),
+                                                .asked = options_.kind});
+  form_.kind = format.kind;
+  form_.csv_delimiter = format.csv_delimiter;
+  form_.csv_column = format.csv_column;
+  form_.csv_columns = format.csv_columns;
   // A byte order mark belongs to a text, and to nothing else; offsets count from behind it and behind a header.
-  auto skipped = start.data() - pending_.data();
-  const nlohmann::json object = line.starts_with('{') ? parse_json_or_discard(line) : nlohmann::json();
-  const bool has_text = object.is_object() && object.contains(field_) && object[field_].is_string();
-  std::vector<std::string> header;
-  if (suffix == ".jsonl" || suffix == ".ndjson" || has_text) {
-    form_.kind = InputKind::jsonl;
-  } else if (suffix == ".json") {
-    form_.kind = InputKind::json;
-  } else if (const auto length = static_cast<std::ptrdiff_t>(parse_csv_record(start, true, header));
-             suffix == ".csv" || (header.size() > 1 && std::count(header.begin(), header.end(), field_) == 1)) {
-    const auto column = std::find(header.begin(), header.end(), field_);
-    if (column == header.end()) {
-      throw Error(ExitCode::data, "{}, line 1: the header has no column \"{}\" (--field names it)", path.native(),
-                  field_);
-    }
-    form_.kind = InputKind::csv;
-    form_.csv_column = static_cast<size_t>(column - header.begin());
-    form_.csv_columns = header.size();
-    skipped += length;
-  } else if (line.starts_with('[') && first_line_with_text(start.substr(start.find('[') + 1)).starts_with('{')) {
-    form_.kind = InputKind::json;
-  }
   if (form_.kind == InputKind::text) return;
+  const auto skipped = start.data() - pending_.data() + static_cast<std::ptrdiff_t>(format.header_bytes);
   if (position_.offset == 0) position_.line += std::count(pending_.begin(), pending_.begin() + skipped, '\n');
   pending_.erase(0, static_cast<size_t>(skipped));
 }
@@ -172,8 +160,8 @@ size_t BlockReader::find_cut() {
   return 0;
 }
 
-Block BlockReader::take(size_t size) {
-  Block block = form_;
+TextBlock BlockReader::take(size_t size) {
+  TextBlock block = form_;
   block.input = position_.input;
   block.first_line = position_.line;
   block.offset = position_.offset;
@@ -198,8 +186,8 @@ void BlockReader::go_to_next_input(int64_t bytes_of_this) {
 }
 
 // Nothing where the file has no more.
-std::optional<Block> BlockReader::next_rows() {
-  Block block;
+std::optional<TextBlock> BlockReader::next_rows() {
+  TextBlock block = form_;
   block.kind = InputKind::rows;
   block.input = position_.input;
   block.offset = position_.offset;
@@ -218,11 +206,11 @@ std::optional<Block> BlockReader::next_rows() {
   return block;
 }
 
-std::optional<Block> BlockReader::next() {
+std::optional<TextBlock> BlockReader::next() {
   while (position_.input < inputs_.size()) {
     if (!source_ && !parquet_) open();
     if (parquet_) {
-      if (std::optional<Block> block = next_rows()) return block;
+      if (std::optional<TextBlock> block = next_rows()) return block;
       continue;
     }
     read_more();
@@ -233,7 +221,7 @@ std::optional<Block> BlockReader::next() {
       cut = find_cut();
     }
     const bool is_first = position_.offset == 0;
-    std::optional<Block> block;
+    std::optional<TextBlock> block;
     // An empty text is an empty document, too.
     if (cut > 0 || (form_.kind == InputKind::text && (is_first || !document_ended_))) block = take(cut);
     if (at_end_ && pending_.empty()) {

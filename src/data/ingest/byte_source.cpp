@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <fcntl.h>
 #include <system_error>
@@ -18,21 +19,43 @@ constexpr size_t buffer_bytes = size_t{1} << 18;
   throw Error(ExitCode::data, "cannot read {}: {}", path.native(), std::generic_category().message(errno));
 }
 
+struct CompressionMagic {
+  std::string_view name;
+  std::unique_ptr<Decoder> (*make)();
+};
+constexpr CompressionMagic gzip{"gzip", make_gzip_decoder};
+constexpr CompressionMagic zstd{"zstd", make_zstd_decoder};
+constexpr CompressionMagic xz{"xz", make_xz_decoder};
+constexpr CompressionMagic bzip2{"bzip2", make_bzip2_decoder};
+
+// Null where `start` is that of none. A file of zstd may begin with a frame that readers skip, as pzstd writes it.
+const CompressionMagic* find_compression(std::string_view start) {
+  constexpr size_t bzip2_block = 4;  // behind "BZh" and a digit: a block, or the end of an empty file
+  if (start.starts_with("\x1F\x8B")) return &gzip;
+  const bool is_skipped =
+      start.size() >= 4 && (static_cast<uint8_t>(start[0]) & 0xF0U) == 0x50U && start.substr(1, 3) == "\x2A\x4D\x18";
+  if (is_skipped || start.starts_with("\x28\xB5\x2F\xFD")) return &zstd;
+  if (start.starts_with(std::string_view("\xFD"
+                                         "7zXZ\0",
+                                         6))) {
+    return &xz;
+  }
+  const std::string_view block = start.substr(std::min(start.size(), bzip2_block));
+  if (start.starts_with("BZh") && (block.starts_with("1AY&SY") || block.starts_with("\x17\x72\x45\x38\x50\x90"))) {
+    return &bzip2;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 ByteSource::ByteSource(std::filesystem::path path) : path_(std::move(path)), buffer_(buffer_bytes) {
   file_ = path_ == "-" ? ::dup(STDIN_FILENO) : ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
   if (file_ < 0) throw_unreadable(path_);
   fill();
-  const std::string_view start = available();
-  if (start.starts_with("\x1F\x8B")) {
-    decoder_ = make_gzip_decoder();
-  } else if (start.starts_with("\x28\xB5\x2F\xFD")) {
-    decoder_ = make_zstd_decoder();
-  } else if (start.starts_with(std::string_view("\xFD"
-                                                "7zXZ\0",
-                                                6))) {
-    decoder_ = make_xz_decoder();
+  if (const CompressionMagic* const found = find_compression(available())) {
+    compression_ = found->name;
+    decoder_ = found->make();
   }
 }
 
@@ -66,6 +89,15 @@ bool ByteSource::fill() {
   return count > 0;
 }
 
+// Between streams and behind the last one. False at the end of the file.
+bool ByteSource::skip_zeros() {
+  while (true) {
+    while (begin_ < end_ && buffer_[begin_] == '\0') ++begin_;
+    if (begin_ < end_) return true;
+    if (!fill()) return false;
+  }
+}
+
 size_t ByteSource::read(char* out, size_t room) {
   size_t produced = 0;
   while (produced < room) {
@@ -79,11 +111,14 @@ size_t ByteSource::read(char* out, size_t room) {
       produced += count;
       continue;
     }
+    if (stream_ended_ && !skip_zeros()) break;
+    stream_ended_ = false;
     try {
       const Decoder::Step step = decoder_->decode(available(), out + produced, room - produced);
       begin_ += step.consumed;
       produced += step.produced;
       in_stream_ = !step.ended;
+      stream_ended_ = step.ended;
       if (step.ended) decoder_->restart();
       if (step.consumed == 0 && step.produced == 0 && !step.ended && !fill()) {
         throw DecodeFault("they end too early: truncated?");

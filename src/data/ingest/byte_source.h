@@ -11,8 +11,9 @@
 
 namespace gptrain {
 
-// Reads a file, or the standard input for "-", once from start to end. gzip, zstd and xz are told by their first bytes,
-// whatever the name; several streams in one file follow each other. One thread at a time.
+// Reads a file, or the standard input for "-", once from start to end. gzip, zstd, xz and bzip2 are told by their first
+// bytes, whatever the name; several streams in one file follow each other, with zeros between and behind them. One
+// thread at a time.
 class ByteSource {
  public:
   // Throws Error(data) naming the file, and Error(usage) for a compression that this build cannot read.
@@ -25,11 +26,13 @@ class ByteSource {
   // damaged, or ends inside of compressed data.
   size_t read(char* out, size_t room);
 
+  std::string_view compression() const { return compression_; }  // "gzip", ..; empty for none
   int64_t file_bytes_read() const { return file_bytes_read_; }  // as they lie on the disk
 
  private:
   size_t read_file(char* out, size_t room);
   bool fill();
+  bool skip_zeros();
   std::string_view available() const { return {buffer_.data() + begin_, end_ - begin_}; }
 
   std::filesystem::path path_;
@@ -39,6 +42,8 @@ class ByteSource {
   size_t end_ = 0;
   bool at_end_ = false;
   bool in_stream_ = false;  // a compressed stream has begun and not ended
+  bool stream_ended_ = false;  // the last step came to the end of one
+  std::string_view compression_;
   std::unique_ptr<Decoder> decoder_;
   int64_t file_bytes_read_ = 0;
 };

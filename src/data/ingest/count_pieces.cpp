@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/thread.h"
 #include "data/ingest/block_texts.h"
+#include "data/ingest/input_format.h"
 #include "data/ingest/inputs.h"
 #include "data/tokenizer/regex.h"
 #include "data/tokenizer/unicode.h"
@@ -19,7 +20,7 @@ namespace {
 
 class Counter {
  public:
-  explicit Counter(const CountOptions& options) : texts_(options.field, options.replace_invalid_utf8), nfc_(options.nfc) {
+  explicit Counter(const CountOptions& options) : texts_(options.replace_invalid_utf8), nfc_(options.nfc) {
     if (const auto* kind = std::get_if<PatternKind>(&options.stage)) {
       scan_ = scanner_of_pattern(*kind);
     } else {
@@ -27,10 +28,10 @@ class Counter {
     }
   }
 
-  void count(const Block& block, const std::filesystem::path& path) {
+  void count(const TextBlock& block, const std::filesystem::path& path) {
     texts_.read(
         block, [&](std::string_view text, int64_t) { count_text(text); },
-        [&](int64_t line, const std::string& reason) {
+        [&](int64_t line, const std::string& reason, bool) {
           throw Error(ExitCode::data, "{}, {} {}: {}", path.native(), block.kind == InputKind::rows ? "row" : "line",
                       line, reason);
         });
@@ -70,21 +71,23 @@ class Counter {
 
 }  // namespace
 
-PieceCounts count_pieces(const CountOptions& options, const std::function<void(int64_t, int64_t)>& progress) {
+CountedPieces count_pieces(const CountOptions& options, const std::function<void(int64_t, int64_t)>& progress) {
   const std::vector<TextInput> inputs = expand_inputs(options.inputs);
   int64_t total_bytes = 0;
   for (const TextInput& input : inputs) total_bytes += input.size_bytes;
   // Any text may be cut between a word and the space of the next; a regular expression is its own matter.
   const bool can_cut = std::holds_alternative<PatternKind>(options.stage);
-  BlockReader reader(inputs, options.field, [&](std::string_view text) { return can_cut ? last_safe_cut(text) : 0; });
+  BlockReader reader(inputs, options.reading, [&](std::string_view text) { return can_cut ? last_safe_cut(text) : 0; });
   std::mutex mutex;
+  InputFormats formats;
   int64_t num_bytes = 0;
   std::exception_ptr error;
-  const auto next = [&]() -> std::optional<Block> {
+  const auto next = [&]() -> std::optional<TextBlock> {
     const std::scoped_lock lock(mutex);
     if (error || (options.sample_bytes > 0 && num_bytes >= options.sample_bytes)) return std::nullopt;
-    std::optional<Block> block = reader.next();
+    std::optional<TextBlock> block = reader.next();
     if (block) {
+      formats.add(*block, inputs[block->input].path);
       num_bytes += static_cast<int64_t>(block->text().size());
       if (progress) progress(block->file_bytes_read, total_bytes);
     }
@@ -98,7 +101,7 @@ PieceCounts count_pieces(const CountOptions& options, const std::function<void(i
   };
   const auto work = [&](Counter& counter) {
     try {
-      while (const std::optional<Block> block = next()) counter.count(*block, inputs[block->input].path);
+      while (const std::optional<TextBlock> block = next()) counter.count(*block, inputs[block->input].path);
     } catch (...) {
       fail();
     }
@@ -119,7 +122,7 @@ PieceCounts count_pieces(const CountOptions& options, const std::function<void(i
     for (const auto& [piece, count] : counters[i]->counts) counts[piece] += count;
     counters[i].reset();
   }
-  return counts;
+  return {std::move(counts), formats.lines()};
 }
 
 }  // namespace gptrain

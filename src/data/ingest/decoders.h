@@ -29,5 +29,6 @@ class Decoder {
 std::unique_ptr<Decoder> make_gzip_decoder();
 std::unique_ptr<Decoder> make_zstd_decoder();
 std::unique_ptr<Decoder> make_xz_decoder();
+std::unique_ptr<Decoder> make_bzip2_decoder();
 
 }  // namespace gptrain

@@ -1,5 +1,6 @@
 #include "data/ingest/encode_block.h"
 
+#include <fmt/format.h>
 #include <utility>
 
 namespace gptrain {
@@ -29,9 +30,9 @@ BlockEncoder::BlockEncoder(std::shared_ptr<const Tokenizer> tokenizer, const Enc
     : tokenizer_(std::move(tokenizer)),
       options_(options),
       encoder_(tokenizer_),
-      texts_(options.field, options.replace_invalid_utf8, tokenizer_->is_bytes()) {}
+      texts_(options.replace_invalid_utf8, tokenizer_->is_bytes()) {}
 
-EncodedBlock BlockEncoder::encode(const Block& block, TokenBuffer memory) {
+EncodedBlock BlockEncoder::encode(const TextBlock& block, TokenBuffer memory) {
   out_ = {};
   if (memory.narrow() == options_.narrow) out_.ids = std::move(memory);
   else out_.ids = TokenBuffer(options_.narrow);
@@ -39,18 +40,35 @@ EncodedBlock BlockEncoder::encode(const Block& block, TokenBuffer memory) {
   const bool is_text = block.kind == InputKind::text;
   texts_.read(
       block,
-      [&](std::string_view text, int64_t) {
-        if (tokenizer_->is_bytes()) out_.ids.append_bytes(text);
-        else out_.ids.append(encoder_.encode(text));
+      [&](std::string_view text, int64_t line) {
+        out_.text_bytes += static_cast<int64_t>(text.size());
+        if (tokenizer_->is_bytes()) {
+          out_.ids.append_bytes(text);
+        } else if (!append_encoded(text, line)) {
+          if (is_text) out_.is_whole = false;
+          return;
+        }
         if (!is_text) end_document(false);
       },
-      [&](int64_t line, const std::string& reason) {
+      [&](int64_t line, const std::string& reason, bool is_one_document) {
         fault(line, reason);
-        if (is_text) out_.is_whole = false;
+        if (!is_one_document) out_.is_whole = false;
       });
   // What came in the blocks before is the document's, too.
   if (is_text && block.ends_document) end_document(block.offset > 0);
   return std::move(out_);
+}
+
+// False where the text holds a special token that it may not hold, which is then a fault.
+bool BlockEncoder::append_encoded(std::string_view text, int64_t line) {
+  const std::span<const int32_t> ids = encoder_.encode(text, options_.special_in_text == SpecialInText::text);
+  out_.special_in_text += encoder_.num_special();
+  if (options_.special_in_text == SpecialInText::refuse && encoder_.num_special() > 0) {
+    fault(line, fmt::format("its text holds the special token {} (--special-in-text)", encoder_.special_in_text()));
+    return false;
+  }
+  out_.ids.append(ids);
+  return true;
 }
 
 void BlockEncoder::end_document(bool has_more) {

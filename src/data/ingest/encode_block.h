@@ -39,17 +39,25 @@ class TokenBuffer {
   std::vector<int32_t> ids32_;
 };
 
+// What becomes of a text of a special token within a document's text.
+enum class SpecialInText : uint8_t {
+  tokens,  // the token
+  text,    // text like any other
+  refuse,  // the document is left out
+};
+
 struct EncodeOptions {
-  std::string field = "text";
   std::optional<int32_t> end_token;   // put behind each document
   bool replace_invalid_utf8 = false;  // by U+FFFD; else a document that is not UTF-8 is a fault
   bool narrow = false;                // as of TokenBuffer
+  SpecialInText special_in_text = SpecialInText::tokens;
 };
 
 struct EncodedBlock {
   TokenBuffer ids;
   std::vector<size_t> ends;  // of each document, in ids; what is behind the last one goes on in the next block
   int64_t empty_documents = 0;
+  int64_t text_bytes = 0;
   struct Fault {
     int64_t line;
     std::string reason;
@@ -57,7 +65,8 @@ struct EncodedBlock {
   static constexpr size_t max_faults = 10;
   std::vector<Fault> faults;  // the first max_faults
   int64_t num_faults = 0;
-  bool is_whole = true;  // false where a fault leaves a document without its end, which nothing can make good
+  int64_t special_in_text = 0;  // texts of special tokens that the documents held
+  bool is_whole = true;  // false where a fault takes more than one document with it, or leaves one without its end
 };
 
 // One thread at a time.
@@ -66,9 +75,10 @@ class BlockEncoder {
   BlockEncoder(std::shared_ptr<const Tokenizer> tokenizer, const EncodeOptions& options);
 
   // `memory`: of an earlier result, whose memory the new one takes over.
-  EncodedBlock encode(const Block& block, TokenBuffer memory = {});
+  EncodedBlock encode(const TextBlock& block, TokenBuffer memory = {});
 
  private:
+  bool append_encoded(std::string_view text, int64_t line);
   void end_document(bool has_more);
   void fault(int64_t line, const std::string& reason);
 

@@ -1,8 +1,10 @@
 #include "data/ingest/inputs.h"
 
 #include <algorithm>
+#include <fnmatch.h>
 #include <glob.h>
 #include <system_error>
+#include <utility>
 
 #include "base/error.h"
 
@@ -61,6 +63,40 @@ void add_matches(const std::string& pattern, std::vector<TextInput>& files) {
 }
 
 }  // namespace
+
+TextFields::TextFields(std::vector<std::string> words) : words_(std::move(words)) {
+  std::string name_of_all;
+  for (const std::string& word : words_) {
+    const size_t sign = word.find('=');
+    const std::string name = sign == std::string::npos ? word : word.substr(sign + 1);
+    if (name.empty() || sign == 0) throw Error(ExitCode::usage, "--field {}: must be NAME or PATTERN=NAME", word);
+    if (sign != std::string::npos) {
+      rules_.push_back({word.substr(0, sign), name});
+    } else if (name_of_all.empty()) {
+      name_of_all = name;
+    } else {
+      throw Error(ExitCode::usage, "--field {}: a second name needs the inputs that it is of, as in '*.parquet={}'",
+                  word, word);
+    }
+  }
+  if (!name_of_all.empty()) rules_.push_back({"*", name_of_all});
+}
+
+const TextFields::Rule* TextFields::rule_of(const fs::path& input) const {
+  for (const Rule& rule : rules_) {
+    const auto matches = [&](const fs::path& path) { return ::fnmatch(rule.pattern.c_str(), path.c_str(), 0) == 0; };
+    if (matches(input) || matches(input.filename())) return &rule;
+  }
+  return nullptr;
+}
+
+const std::string& TextFields::of(const fs::path& input) const {
+  static const std::string usual = "text";
+  const Rule* const rule = rule_of(input);
+  return rule == nullptr ? usual : rule->name;
+}
+
+bool TextFields::is_given(const fs::path& input) const { return rule_of(input) != nullptr; }
 
 std::vector<TextInput> expand_inputs(const std::vector<std::string>& words) {
   std::vector<TextInput> files;

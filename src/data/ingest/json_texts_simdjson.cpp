@@ -1,7 +1,7 @@
+#include "base/json.h"
+
 #include <simdjson.h>
 
-#include "base/error.h"
-#include "base/json.h"
 #include "data/ingest/json_texts.h"
 
 namespace gptrain {
@@ -28,57 +28,65 @@ const char* type_name(simdjson::dom::element element) {
 }  // namespace
 
 struct JsonTexts::Impl {
-  std::string field;
+  JsonMember member;
   simdjson::dom::parser parser;
+  std::string text;  // of JSON that simdjson does not take
 
-  bool parse(std::string_view json, simdjson::dom::element& root, std::string& fault) {
+  bool parse(std::string_view json, simdjson::dom::element& root) {
     // simdjson counts the document itself, too.
     simdjson::error_code error = simdjson::SUCCESS;
     if (parser.capacity() < json.size() || parser.max_depth() != max_json_depth + 1)
       error = parser.allocate(json.size(), max_json_depth + 1);
-    if (error == simdjson::SUCCESS) error = parser.parse(json.data(), json.size(), false).get(root);
-    if (error == simdjson::DEPTH_ERROR) fault = fmt::format("nested deeper than {} levels", max_json_depth);
-    else if (error != simdjson::SUCCESS) fault = fmt::format("not valid JSON: {}", simdjson::error_message(error));
-    return error == simdjson::SUCCESS;
+    return error == simdjson::SUCCESS && parser.parse(json.data(), json.size(), false).get(root) == simdjson::SUCCESS;
   }
 
-  bool text_of(simdjson::dom::element element, std::string_view& text, std::string& fault) const {
+  bool text_in(simdjson::dom::element element, std::string_view& found, std::string& fault) const {
     simdjson::dom::object object;
     if (element.get(object) != simdjson::SUCCESS) {
-      fault = fmt::format("{} where an object with a member \"{}\" is needed", type_name(element), field);
+      fault = member.no_object(type_name(element));
       return false;
     }
-    simdjson::dom::element member;
-    if (object.at_key(field).get(member) != simdjson::SUCCESS) {
-      fault = fmt::format("no member \"{}\"", field);
-      return false;
+    bool has_member = false;
+    simdjson::dom::element value;
+    for (const auto& [key, candidate] : object) {
+      if (key != member.field) continue;
+      value = candidate;
+      has_member = true;
     }
-    if (member.get(text) != simdjson::SUCCESS) {
-      fault = fmt::format("member \"{}\" is of type {}, must be a string", field, type_name(member));
-      return false;
+    if (!has_member) {
+      fault = member.no_member();
+    } else if (value.get(found) != simdjson::SUCCESS) {
+      fault = member.no_string(type_name(value));
+    } else {
+      return true;
     }
-    return true;
+    return false;
   }
 };
 
-JsonTexts::JsonTexts(std::string field) : impl_(std::make_unique<Impl>()) { impl_->field = std::move(field); }
+JsonTexts::JsonTexts(bool replace_invalid) : impl_(std::make_unique<Impl>()) {
+  impl_->member.replace_invalid = replace_invalid;
+}
 
 JsonTexts::~JsonTexts() = default;
 
-bool JsonTexts::text_of(std::string_view json, std::string_view& text, std::string& fault) {
+bool JsonTexts::text_of(std::string_view json, const std::string& field, std::string_view& text, std::string& fault) {
+  impl_->member.field = field;
   simdjson::dom::element root;
-  return impl_->parse(json, root, fault) && impl_->text_of(root, text, fault);
+  if (impl_->parse(json, root)) return impl_->text_in(root, text, fault);
+  if (!impl_->member.text_of(json, impl_->text, fault)) return false;
+  text = impl_->text;
+  return true;
 }
 
-void JsonTexts::texts_of(std::string_view json,
-                         const std::function<void(std::string_view, const std::string&)>& document) {
+void JsonTexts::texts_of(std::string_view json, const std::string& field, const OnJsonDocument& document) {
+  impl_->member.field = field;
   simdjson::dom::element root;
-  std::string fault;
-  if (!impl_->parse(json, root, fault)) return document({}, fault);
+  if (!impl_->parse(json, root)) return impl_->member.texts_of(json, document);
   const auto put = [&](simdjson::dom::element element) {
     std::string_view text;
-    fault.clear();
-    impl_->text_of(element, text, fault);
+    std::string fault;
+    impl_->text_in(element, text, fault);
     document(text, fault);
   };
   simdjson::dom::array list;

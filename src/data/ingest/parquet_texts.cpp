@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <arrow/memory_pool.h>
 #include <new>
 #include <parquet/column_reader.h>
 #include <parquet/file_reader.h>
@@ -16,6 +17,36 @@ namespace gptrain {
 namespace {
 
 constexpr int64_t batch_rows = 1024;
+
+// Memory for what a column's pages hold. Page headers have no checksum, and one that lies about its size would have all
+// memory taken before it is found out.
+class BoundedPool final : public arrow::ProxyMemoryPool {
+ public:
+  BoundedPool() : arrow::ProxyMemoryPool(arrow::default_memory_pool()) {}
+
+  // A decoded value takes 16 bytes, and at least its 4 bytes of length in the page.
+  void set_column_bytes(int64_t bytes) { most_bytes_ = usual_bytes + 4 * bytes; }
+
+  using arrow::ProxyMemoryPool::Allocate;
+  using arrow::ProxyMemoryPool::Reallocate;
+  arrow::Status Allocate(int64_t size, int64_t alignment, uint8_t** out) override {
+    if (size > most_bytes_) return refuse(size);
+    return arrow::ProxyMemoryPool::Allocate(size, alignment, out);
+  }
+  arrow::Status Reallocate(int64_t old_size, int64_t new_size, int64_t alignment, uint8_t** ptr) override {
+    if (new_size > most_bytes_) return refuse(new_size);
+    return arrow::ProxyMemoryPool::Reallocate(old_size, new_size, alignment, ptr);
+  }
+
+ private:
+  static constexpr int64_t usual_bytes = int64_t{1} << 26;
+
+  static arrow::Status refuse(int64_t size) {
+    return arrow::Status::Invalid("a page that says it has ", size, " bytes, more than its column");
+  }
+
+  int64_t most_bytes_ = usual_bytes;
+};
 
 // What Arrow's library throws is an error of the file.
 template <typename Work>
@@ -36,10 +67,11 @@ auto reading(const std::filesystem::path& path, Work work) {
 struct ParquetTexts::Impl {
   Impl(std::filesystem::path path_, const std::string& name, int64_t first_row) : path(std::move(path_)) {
     reading(path, [&] {
-      parquet::ReaderProperties properties;
+      parquet::ReaderProperties properties(&pool);
       properties.enable_buffered_stream();  // else a column's part of a row group is read whole
       file = parquet::ParquetFileReader::OpenFile(path.native(), false, properties);
       column = find_column(name);
+      check_row_count();
       skip(first_row);
     });
   }
@@ -63,6 +95,16 @@ struct ParquetTexts::Impl {
     return index;
   }
 
+  void check_row_count() const {
+    const parquet::FileMetaData& metadata = *file->metadata();
+    int64_t in_groups = 0;
+    for (int i = 0; i < metadata.num_row_groups(); ++i) in_groups += metadata.RowGroup(i)->num_rows();
+    if (in_groups != metadata.num_rows()) {
+      throw Error(ExitCode::data, "{}: the Parquet data cannot be read: its row groups have {} rows, and it says {}",
+                  path.native(), in_groups, metadata.num_rows());
+    }
+  }
+
   void skip(int64_t rows) {
     const parquet::FileMetaData& metadata = *file->metadata();
     if (rows > metadata.num_rows()) throw Error(ExitCode::data, "{} is shorter than it was", path.native());
@@ -72,21 +114,53 @@ struct ParquetTexts::Impl {
         ++group;
       } else {
         open_group();
-        reader->Skip(rows);
+        if (reader->Skip(rows) != rows) refuse_missing_rows(rows_of_groups_before() + rows);
+        group_rows = rows;
       }
       rows -= std::min(rows, in_group);
     }
   }
 
   void open_group() {
+    const auto metadata = file->metadata()->RowGroup(group)->ColumnChunk(column);
+    const int64_t stored = metadata->total_compressed_size();
+    const auto file_bytes = static_cast<int64_t>(std::filesystem::file_size(path));
+    if (stored < 0 || stored > file_bytes) {
+      throw Error(ExitCode::data, "{}: the Parquet data cannot be read: row group {} says that it has {} bytes of {}",
+                  path.native(), group, stored, file_bytes);
+    }
+    pool.set_column_bytes(std::clamp<int64_t>(metadata->total_uncompressed_size(), stored, most_column_bytes));
     group_reader = file->RowGroup(group++);
     reader = std::static_pointer_cast<parquet::ByteArrayReader>(group_reader->Column(column));
+    group_rows = 0;
+  }
+
+  // The footer says how many rows there are in three places, and has no checksum.
+  void close_group() {
+    if (!reader) return;
+    const int64_t promised = file->metadata()->RowGroup(group - 1)->num_rows();
+    if (group_rows != promised) {
+      throw Error(ExitCode::data, "{}: the Parquet data cannot be read: row group {} has {} of its {} rows",
+                  path.native(), group - 1, group_rows, promised);
+    }
+    reader.reset();
+  }
+
+  int64_t rows_of_groups_before() const {
+    int64_t rows = 0;
+    for (int i = 0; i + 1 < group; ++i) rows += file->metadata()->RowGroup(i)->num_rows();
+    return rows;
+  }
+
+  [[noreturn]] void refuse_missing_rows(int64_t wanted) const {
+    throw Error(ExitCode::data, "{}: the Parquet data cannot be read: there is no row {}", path.native(), wanted);
   }
 
   int64_t read(std::string& bytes, size_t wanted_bytes) {
     int64_t rows = 0;
     while (bytes.size() < wanted_bytes) {
       if (!reader || !reader->HasNext()) {
+        close_group();
         if (group == file->metadata()->num_row_groups()) break;
         open_group();
         continue;
@@ -105,14 +179,21 @@ struct ParquetTexts::Impl {
         append_row_text(bytes, text.ptr, text.len);
       }
       rows += count;
+      group_rows += count;
+      // A reader that has more and gives nothing would be asked for ever.
+      if (count == 0) refuse_missing_rows(rows_of_groups_before() + group_rows + 1);
     }
     return rows;
   }
 
+  static constexpr int64_t most_column_bytes = int64_t{1} << 40;
+
   std::filesystem::path path;
+  BoundedPool pool;  // outlives what takes memory of it
   std::unique_ptr<parquet::ParquetFileReader> file;
   int column = 0;
-  int group = 0;  // that is opened next
+  int group = 0;           // that is opened next
+  int64_t group_rows = 0;  // read of the open one
   std::shared_ptr<parquet::RowGroupReader> group_reader;
   std::shared_ptr<parquet::ByteArrayReader> reader;
   std::array<int16_t, batch_rows> levels{};

@@ -48,7 +48,7 @@ void IngestPipeline::read() {
   int64_t number = 0;
   try {
     while (true) {
-      std::optional<Block> block = reader_.next();
+      std::optional<TextBlock> block = reader_.next();
       std::unique_lock lock(mutex_);
       if (!block) break;
       changed_.wait(lock, [&] { return stopped_ || number < num_taken_ + max_ahead_; });

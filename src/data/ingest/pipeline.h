@@ -30,7 +30,7 @@ class IngestPipeline {
   IngestPipeline& operator=(const IngestPipeline&) = delete;
 
   struct Item {
-    Block block;  // without its bytes
+    TextBlock block;  // without its bytes
     EncodedBlock encoded;
   };
   // The next block; none at the end. An Error of a thread is thrown where its block would have come.
@@ -52,7 +52,7 @@ class IngestPipeline {
   BlockReader& reader_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::pair<int64_t, Block>> waiting_;
+  std::deque<std::pair<int64_t, TextBlock>> waiting_;
   std::map<int64_t, Result> done_;
   // Memory for blocks and tokens: fresh memory costs as much as all that is done with a block of bytes.
   std::vector<std::string> spare_texts_;

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <bit>
 
+#include "data/tokenizer/unicode.h"
+#include "data/tokenizer/unigram.h"
+
 namespace gptrain {
 namespace {
 
@@ -41,6 +44,35 @@ Bpe::Bpe(const std::vector<std::string>& tokens, const std::vector<Merge>& merge
   }
 }
 
+Bpe::Bpe(const std::vector<std::string>& tokens, const std::vector<Merge>& merges, bool ignore_merges,
+         const CharacterParts& characters)
+    : Bpe(tokens, merges, ignore_merges) {
+  constexpr size_t most_bytes = std::string_view("<0x00>").size();
+  characters_ = characters;
+  for (size_t id = 0; id < tokens.size(); ++id) {
+    if (!tokens[id].empty() && tokens[id].size() <= most_bytes)
+      character_ids_.emplace(tokens[id], static_cast<int32_t>(id));
+  }
+}
+
+void Bpe::put_characters(std::string_view piece, std::vector<int32_t>& ids) const {
+  bool after_unknown = false;
+  while (!piece.empty()) {
+    const std::string character(piece.substr(0, decode_utf8(piece).length));
+    piece.remove_prefix(character.size());
+    if (const auto known = character_ids_.find(character); known != character_ids_.end()) {
+      ids.push_back(known->second);
+      after_unknown = false;
+      continue;
+    }
+    const auto bytes = characters_->byte_fallback ? byte_tokens(character_ids_, character) : std::vector<int32_t>();
+    ids.insert(ids.end(), bytes.begin(), bytes.end());
+    if (!bytes.empty()) continue;
+    if (characters_->unknown && !(after_unknown && characters_->fuse_unknown)) ids.push_back(*characters_->unknown);
+    after_unknown = characters_->unknown.has_value();
+  }
+}
+
 const Bpe::Pair& Bpe::find(int32_t left, int32_t right) const {
   const uint64_t key = pair_key(left, right);
   const uint64_t hash = mix(key);
@@ -60,8 +92,12 @@ void Bpe::encode(std::string_view piece, Scratch& scratch) const {
       return;
     }
   }
-  for (const char byte : piece) scratch.ids.push_back(byte_ids_[static_cast<uint8_t>(byte)]);
-  if (piece.size() <= short_piece_bytes) {
+  if (characters_) {
+    put_characters(piece, scratch.ids);
+  } else {
+    for (const char byte : piece) scratch.ids.push_back(byte_ids_[static_cast<uint8_t>(byte)]);
+  }
+  if (scratch.ids.size() <= short_piece_bytes) {
     encode_short(scratch);
   } else {
     encode_long(scratch);

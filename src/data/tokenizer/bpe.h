@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -23,6 +24,13 @@ constexpr uint64_t pair_key(int32_t left, int32_t right) {
   return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
 }
 
+// How a piece becomes characters, where it does not become bytes.
+struct CharacterParts {
+  std::optional<int32_t> unknown;  // of a character that is no token; without it such a character is dropped
+  bool fuse_unknown = false;       // several that follow each other are one
+  bool byte_fallback = false;      // in place of it, the tokens <0x00> .. <0xFF> of its bytes
+};
+
 // Vocabulary and merges. Immutable; thread-safe.
 class Bpe {
  public:
@@ -30,6 +38,9 @@ class Bpe {
   // earlier ones take precedence; of a pair listed twice, the later counts, as in Hugging Face tokenizers. With
   // ignore_merges a piece that is a token becomes that token, whatever the merges.
   Bpe(const std::vector<std::string>& tokens, const std::vector<Merge>& merges, bool ignore_merges);
+  // The same with tokens of characters, of which not every one need be a token.
+  Bpe(const std::vector<std::string>& tokens, const std::vector<Merge>& merges, bool ignore_merges,
+      const CharacterParts& characters);
 
   // Memory reused by encode(); one per thread.
   struct Scratch {
@@ -60,10 +71,13 @@ class Bpe {
   static constexpr uint32_t no_rank = ~uint32_t{0};
 
   const Pair& find(int32_t left, int32_t right) const;
+  void put_characters(std::string_view piece, std::vector<int32_t>& ids) const;
   void encode_short(Scratch& scratch) const;
   void encode_long(Scratch& scratch) const;
 
   std::array<int32_t, 256> byte_ids_{};
+  std::optional<CharacterParts> characters_;
+  std::unordered_map<std::string, int32_t> character_ids_;
   std::vector<Pair> pairs_;
   uint64_t mask_ = 0;
   // One bit per hash of a pair: most queried pairs do not merge, and this filter is small enough for the cache.

@@ -38,7 +38,7 @@ struct Encoder::Impl {
   template <typename Cache>
   size_t encode_remembered(Cache& cache, std::string_view piece, const typename Cache::Key& key) {
     if (const size_t count = cache.find(key, ids.data() + used); count != 0) return count;
-    tokenizer->bpe_->encode(piece, scratch);
+    tokenizer->encode_piece(piece, scratch);
     cache.put(key, scratch.ids);
     std::copy(scratch.ids.begin(), scratch.ids.end(), ids.begin() + static_cast<std::ptrdiff_t>(used));
     return scratch.ids.size();
@@ -51,7 +51,7 @@ struct Encoder::Impl {
     } else if (piece.size() <= LongCache::max_bytes) {
       used += encode_remembered(long_pieces, piece, LongCache::key_of(piece, readable));
     } else {
-      tokenizer->bpe_->encode(piece, scratch);
+      tokenizer->encode_piece(piece, scratch);
       std::copy(scratch.ids.begin(), scratch.ids.end(), ids.begin() + static_cast<std::ptrdiff_t>(used));
       used += scratch.ids.size();
     }
@@ -85,15 +85,37 @@ struct Encoder::Impl {
         throw Error(ExitCode::data, "a text is not UTF-8: byte 0x{:02x} {} bytes into a piece",
                     static_cast<uint8_t>(text[invalid]), invalid);
       }
-      for (size_t at = 0; at < text.size();) {
-        const Regex::Match match = regexes[regex].find(text, at);
-        if (!own->only_matches) piece(text.substr(at, match.begin - at), stage_number + 1, regex + 1);
-        piece(text.substr(match.begin, match.end - match.begin), stage_number + 1, regex + 1);
-        at = match.end;
-      }
+      split_by_regex(text, stage_number, regex, own->behavior);
     } else {
       split_digits(text, stage_number, regex);
     }
+  }
+
+  void split_by_regex(std::string_view text, size_t stage, size_t regex, SplitBehavior behavior) {
+    const auto put = [&](size_t begin, size_t end) { piece(text.substr(begin, end - begin), stage + 1, regex + 1); };
+    size_t begin = 0;  // of what is no piece yet
+    for (size_t at = 0; at < text.size();) {
+      const Regex::Match match = regexes[regex].find(text, at);
+      at = match.end;
+      switch (behavior) {
+        case SplitBehavior::merged_with_previous:
+          put(begin, match.end);
+          begin = match.end;
+          continue;
+        case SplitBehavior::merged_with_next:
+          put(begin, match.begin);
+          begin = match.begin;
+          continue;
+        case SplitBehavior::isolated:
+        case SplitBehavior::only_matches:
+        case SplitBehavior::removed:
+          break;
+      }
+      if (behavior != SplitBehavior::only_matches) put(begin, match.begin);
+      if (behavior != SplitBehavior::removed) put(match.begin, match.end);
+      begin = match.end;
+    }
+    put(begin, text.size());
   }
 
   // Looks a few pieces ahead, so that the memory of all of them is on its way at once.
@@ -142,14 +164,62 @@ struct Encoder::Impl {
     piece(text.substr(begin), stage_number + 1, regex);
   }
 
+  // The text with a symbol for each space, and one before it.
+  std::string with_metaspace(std::string_view text, const Metaspace& metaspace) const {
+    std::string result;
+    for (const char c : text) {
+      if (c == ' ')
+        result += metaspace.symbol;
+      else
+        result += c;
+    }
+    const bool prepends = metaspace.prepend == Metaspace::Prepend::always ||
+                          (metaspace.prepend == Metaspace::Prepend::first && at_text_start);
+    return prepends && !result.starts_with(metaspace.symbol) ? metaspace.symbol + result : result;
+  }
+
   void encode_plain(std::string_view text) {
     if (text.empty()) return;
+    if (const auto& metaspace = tokenizer->parts().metaspace) {
+      const std::string with_symbols = with_metaspace(text, *metaspace);
+      at_text_start = false;
+      return piece(with_symbols, 0, 0);
+    }
     if (tokenizer->parts().add_prefix_space && text[0] != ' ') {
       const std::string with_space = ' ' + std::string(text);
       piece(with_space, 0, 0);
     } else {
       piece(text, 0, 0);
     }
+  }
+
+  static bool is_space(const DecodedCharacter& character) {
+    return character.code_point < num_code_points &&
+           (class_bit(static_cast<CharacterClass>(character_classes()[character.code_point])) & space_classes) != 0;
+  }
+
+  static size_t end_of_space(std::string_view text, size_t at) {
+    while (at < text.size()) {
+      const DecodedCharacter character = decode_utf8(text.substr(at));
+      if (!is_space(character)) break;
+      at += character.length;
+    }
+    return at;
+  }
+
+  // Where the white space begins that ends at `end`; not before `from`.
+  static size_t begin_of_space(std::string_view text, size_t from, size_t end) {
+    size_t begin = end;
+    for (size_t at = from; at < end;) {
+      const DecodedCharacter character = decode_utf8(text.substr(at));
+      if (!is_space(character)) {
+        begin = end;
+      } else if (begin == end) {
+        begin = at;
+      }
+      at += character.length;
+    }
+    return begin;
   }
 
   // Encodes `text` with the added tokens of `finder`, and what lies between them by `rest`.
@@ -161,23 +231,30 @@ struct Encoder::Impl {
       const Tokenizer::Finder::Found found = finder.find(text, from);
       if (found.index >= 0) {
         const AddedToken& added = tokenizer->parts().added[static_cast<size_t>(found.index)];
+        if (added.special) {
+          ++num_special;
+          last_special = added.content;
+        }
         if (added.special && special_as_text) {
           from = found.end;
           continue;
         }
-        rest(text.substr(begin, found.begin - begin));
+        const size_t end = added.takes_left_space ? begin_of_space(text, begin, found.begin) : found.begin;
+        rest(text.substr(begin, end - begin));
+        at_text_start = false;
         make_room(1);
         ids[used++] = added.id;
-      } else {
-        rest(text.substr(begin));
+        begin = from = added.takes_right_space ? end_of_space(text, found.end) : found.end;
+        continue;
       }
+      rest(text.substr(begin));
       begin = from = found.end;
     }
   }
 
   void encode(std::string_view text) {
     find_added(tokenizer->raw_tokens_, text, [&](std::string_view raw) {
-      const bool changed = tokenizer->parts().nfc && normalize_nfc(raw, normalized);
+      const bool changed = tokenizer->normalize_text(raw, normalized);
       find_added(tokenizer->normalized_tokens_, changed ? normalized : raw,
                  [&](std::string_view plain) { encode_plain(plain); });
     });
@@ -192,6 +269,9 @@ struct Encoder::Impl {
   std::vector<int32_t> ids;
   size_t used = 0;
   bool special_as_text = false;
+  bool at_text_start = true;
+  int64_t num_special = 0;
+  std::string_view last_special;
 };
 
 Encoder::Encoder(std::shared_ptr<const Tokenizer> tokenizer) : impl_(std::make_unique<Impl>(std::move(tokenizer))) {}
@@ -201,6 +281,9 @@ Encoder::~Encoder() = default;
 std::span<const int32_t> Encoder::encode(std::string_view text, bool special_as_text) {
   impl_->used = 0;
   impl_->special_as_text = special_as_text;
+  impl_->at_text_start = true;
+  impl_->num_special = 0;
+  impl_->last_special = {};
   if (impl_->tokenizer->is_bytes()) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(text.data());
     impl_->ids.assign(bytes, bytes + text.size());
@@ -213,5 +296,9 @@ std::span<const int32_t> Encoder::encode(std::string_view text, bool special_as_
   }
   return std::span<const int32_t>(impl_->ids).first(impl_->used);
 }
+
+int64_t Encoder::num_special() const { return impl_->num_special; }
+
+std::string_view Encoder::special_in_text() const { return impl_->last_special; }
 
 }  // namespace gptrain

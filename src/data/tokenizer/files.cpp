@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
-#include <fstream>
 #include <numeric>
 #include <optional>
-#include <sstream>
 #include <system_error>
 #include <unordered_map>
 
@@ -15,22 +12,13 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/printable.h"
+#include "base/text_file.h"
+#include "data/tokenizer/folder.h"
 
 namespace gptrain {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string read_text(const fs::path& path) {
-  errno = 0;
-  std::ifstream stream(path, std::ios::binary);
-  std::ostringstream text;
-  if (stream) text << stream.rdbuf();
-  if (!stream) {
-    throw Error(ExitCode::usage, "cannot read {}: {}", printable(path.native()), std::generic_category().message(errno));
-  }
-  return std::move(text).str();
-}
 
 // What a published rank file leaves unsaid.
 struct Published {
@@ -148,7 +136,21 @@ bool looks_like_sentencepiece(std::string_view text) {
 Stage stage_of(const std::string& pattern) {
   if (const auto kind = pattern_of_name(pattern)) return *kind;
   if (const auto kind = pattern_of_regex(pattern)) return *kind;
-  return RegexStage{pattern, false};
+  return RegexStage{pattern, SplitBehavior::isolated};
+}
+
+// Says what of a pattern tiktoken reads otherwise than Hugging Face's tokenizers, which are followed here; empty:
+// nothing.
+std::string_view read_otherwise_by_tiktoken(std::string_view regex) {
+  for (size_t at = 0; at < regex.size(); ++at) {
+    if (regex[at] == '\\') {
+      if (const std::string_view escape = regex.substr(at, 2); escape == "\\w" || escape == "\\W") return escape;
+      ++at;
+    } else if (regex[at] == '$' || (regex[at] == '^' && (at == 0 || regex[at - 1] != '['))) {
+      return regex.substr(at, 1);
+    }
+  }
+  return {};
 }
 
 TokenizerParts read_ranks(std::string_view text, const std::string& source, const std::string& pattern) {
@@ -179,6 +181,9 @@ TokenizerParts read_ranks(std::string_view text, const std::string& source, cons
   const auto published = published_with(num_ranks);
   if (!pattern.empty()) {
     parts.stages.push_back(stage_of(pattern));
+    const auto* const own = std::get_if<RegexStage>(&parts.stages.back());
+    if (const auto other = own != nullptr ? read_otherwise_by_tiktoken(pattern) : std::string_view(); !other.empty())
+      throw Error(ExitCode::usage, "{}: {} in --pattern is not matched as tiktoken matches it", source, other);
   } else if (published) {
     parts.stages.emplace_back(published->pattern);
     parts.nfc = published->nfc;
@@ -189,43 +194,6 @@ TokenizerParts read_ranks(std::string_view text, const std::string& source, cons
                 source, num_ranks);
   }
   return parts;
-}
-
-TokenizerParts read_gpt2_folder(const fs::path& folder) {
-  TokenizerParts parts;
-  parts.source = folder.native();
-  parts.stages.emplace_back(PatternKind::gpt2);
-  std::error_code unreadable;
-  if (const fs::path config = folder / "tokenizer_config.json"; fs::exists(config, unreadable)) {
-    const nlohmann::json content = parse_json_or_discard(read_text(config));
-    const nlohmann::json given =
-        content.is_object() ? content.value("tokenizer_class", nlohmann::json("GPT2Tokenizer")) : nlohmann::json();
-    const std::string name = given.is_string() ? given.get<std::string>() : "";
-    if (!name.starts_with("GPT2Tokenizer")) {
-      throw Error(ExitCode::usage,
-                  "{}: tokenizer_class {} is not GPT-2's; save its tokenizer.json with transformers "
-                  "(AutoTokenizer.from_pretrained(...).save_pretrained(...))",
-                  config.native(), name);
-    }
-  }
-  // The same members as in a tokenizer.json, so that one reader checks both.
-  nlohmann::json model = {{"vocab", parse_json_or_discard(read_text(folder / "vocab.json"))}};
-  auto merges = nlohmann::json::array();
-  std::istringstream lines(read_text(folder / "merges.txt"));
-  for (std::string line; std::getline(lines, line);) {
-    if (line.ends_with('\r')) line.pop_back();
-    if (!line.empty() && !line.starts_with("#version")) merges.push_back(line);
-  }
-  model["merges"] = std::move(merges);
-  auto added = nlohmann::json::array();
-  const std::string end = "<|endoftext|>";
-  if (model["vocab"].is_object() && model["vocab"].contains(end)) {
-    added.push_back({{"id", model["vocab"][end]}, {"content", end}, {"special", true}});
-  }
-  const nlohmann::json root = {{"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
-                               {"added_tokens", std::move(added)},
-                               {"model", std::move(model)}};
-  return parse_tokenizer_json(json_text(root), folder.native())->parts();
 }
 
 }  // namespace
@@ -240,18 +208,16 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const s
   if (name == "bytes") return std::make_shared<Tokenizer>();
   fs::path path = name;
   std::error_code unreadable;  // then opening it says why
-  if (fs::is_directory(path, unreadable)) {
-    if (fs::exists(path / "tokenizer.json", unreadable)) {
-      path /= "tokenizer.json";
-    } else if (fs::exists(path / "vocab.json", unreadable) && fs::exists(path / "merges.txt", unreadable)) {
-      return std::make_shared<Tokenizer>(read_gpt2_folder(path));
-    } else {
-      throw Error(ExitCode::usage, "{}: the folder holds neither tokenizer.json nor vocab.json and merges.txt", name);
-    }
+  if (fs::is_directory(path, unreadable)) return load_tokenizer_folder(path, pattern);
+  if (!fs::exists(path, unreadable) && name.find_first_of("/.") == std::string::npos) {
+    throw Error(ExitCode::usage,
+                "cannot read {}: no such file; the tokenizer of a model is a file of its folder (src/data/README.md, "
+                "\"Tokens of a published model\")",
+                printable(name));
   }
-  const std::string text = read_text(path);
+  const std::string text = read_text_file(path, max_tokenizer_bytes);
   if (looks_like_ranks(text)) return std::make_shared<Tokenizer>(read_ranks(text, path.native(), pattern));
-  if (looks_like_sentencepiece(text)) {
+  if (looks_like_sentencepiece(text) || path.extension() == ".model") {
     return std::make_shared<Tokenizer>(std::make_unique<SentencePiece>(text, path.native()), path.native());
   }
   if (!pattern.empty()) throw Error(ExitCode::usage, "--pattern is for rank files; {} says its own", path.native());

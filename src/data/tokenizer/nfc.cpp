@@ -13,6 +13,10 @@ constexpr uint32_t combining_pairs[] = {
 constexpr uint32_t decomposition_triples[] = {
 #include "data/tokenizer/nfc_decompositions.inc"
 };
+// Count of the characters that follow << 24 | code point, and these: full compatibility decompositions.
+constexpr uint32_t compatibility_runs[] = {
+#include "data/tokenizer/nfkc_decompositions.inc"
+};
 constexpr uint32_t composes_bit = 1U << 31;
 
 // Constants for composing Hangul syllables (Unicode 16, section 3.12).
@@ -32,6 +36,7 @@ struct Tables {
   std::vector<bool> may_change = std::vector<bool>(num_code_points);  // a text without these is in NFC
   std::unordered_map<uint32_t, std::pair<uint32_t, uint32_t>> decompositions;
   std::unordered_map<uint64_t, uint32_t> compositions;
+  std::unordered_map<uint32_t, size_t> compatibility;  // the place in compatibility_runs
 
   Tables() {
     for (const uint32_t pair : combining_pairs) {
@@ -50,6 +55,9 @@ struct Tables {
         may_change[code] = true;
       }
     }
+    for (size_t i = 0; i < std::size(compatibility_runs); i += 1 + (compatibility_runs[i] >> 24)) {
+      compatibility[compatibility_runs[i] & 0xFFFFFF] = i;
+    }
     std::fill_n(may_change.begin() + vowels, num_vowels, true);
     std::fill_n(may_change.begin() + tails + 1, num_tails - 1, true);
   }
@@ -60,7 +68,14 @@ const Tables& tables() {
   return tables;
 }
 
-void decompose(uint32_t code, std::vector<uint32_t>& out) {
+void decompose(uint32_t code, bool compatibly, std::vector<uint32_t>& out) {
+  if (compatibly) {
+    if (const auto found = tables().compatibility.find(code); found != tables().compatibility.end()) {
+      const uint32_t* const first = compatibility_runs + found->second + 1;
+      out.insert(out.end(), first, first + (compatibility_runs[found->second] >> 24));
+      return;
+    }
+  }
   if (is_within(code, syllables, num_syllables)) {
     const uint32_t index = code - syllables;
     out.push_back(leads + index / (num_vowels * num_tails));
@@ -73,8 +88,8 @@ void decompose(uint32_t code, std::vector<uint32_t>& out) {
     out.push_back(code);
     return;
   }
-  decompose(found->second.first, out);
-  if (found->second.second != 0) decompose(found->second.second, out);
+  decompose(found->second.first, compatibly, out);
+  if (found->second.second != 0) decompose(found->second.second, compatibly, out);
 }
 
 // Returns the primary composite of a pair; 0 if there is none.
@@ -140,27 +155,27 @@ std::vector<uint32_t> decode_all(std::string_view text) {
   return codes;
 }
 
-bool may_need_change(std::string_view text) {
+bool may_need_change(std::string_view text, bool compatibly) {
   const Tables& known = tables();
+  // Below U+0300, whose first byte is 0xCC, nothing combines; below U+00A0, 0xC2, all characters are as they are.
+  const uint8_t least = compatibly ? 0xC2 : 0xCC;
   for (size_t at = 0; at < text.size();) {
-    // Below U+0300, whose first byte is 0xCC, nothing combines.
-    if (static_cast<uint8_t>(text[at]) < 0xCC) {
+    if (static_cast<uint8_t>(text[at]) < least) {
       ++at;
       continue;
     }
     const DecodedCharacter character = decode_utf8(text.substr(at));
     if (character.code_point < num_code_points && known.may_change[character.code_point]) return true;
+    if (compatibly && known.compatibility.contains(character.code_point)) return true;
     at += character.length;
   }
   return false;
 }
 
-}  // namespace
-
-bool normalize_nfc(std::string_view text, std::string& normalized) {
-  if (!may_need_change(text)) return false;
+bool compose_text(std::string_view text, bool compatibly, std::string& normalized) {
+  if (!may_need_change(text, compatibly)) return false;
   std::vector<uint32_t> codes;
-  for (const uint32_t code : decode_all(text)) decompose(code, codes);
+  for (const uint32_t code : decode_all(text)) decompose(code, compatibly, codes);
   order_canonically(codes);
   compose_all(codes);
   normalized.clear();
@@ -173,5 +188,11 @@ bool normalize_nfc(std::string_view text, std::string& normalized) {
   }
   return normalized != text;
 }
+
+}  // namespace
+
+bool normalize_nfc(std::string_view text, std::string& normalized) { return compose_text(text, false, normalized); }
+
+bool normalize_nfkc(std::string_view text, std::string& normalized) { return compose_text(text, true, normalized); }
 
 }  // namespace gptrain

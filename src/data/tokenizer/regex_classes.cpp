@@ -1,6 +1,6 @@
 #include "data/tokenizer/regex_classes.h"
 
-#include <array>
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -34,23 +34,38 @@ void append_ranges(std::string& text, const Ranges& ranges) {
   }
 }
 
-std::optional<uint32_t> classes_of_property(std::string_view name) {
-  using enum CharacterClass;
-  const std::array<std::pair<std::string_view, uint32_t>, 9> known = {{
-      {"L", letter_classes},
-      {"Lu", class_bit(upper)},
-      {"Lt", class_bit(title)},
-      {"Ll", class_bit(lower)},
-      {"Lm", class_bit(modifier)},
-      {"Lo", class_bit(letter)},
-      {"M", mark_classes},
-      {"N", number_classes},
-      {"", 0},
-  }};
-  for (const auto& [key, classes] : known) {
-    if (!key.empty() && key == name) return classes;
+Ranges of_both(const Ranges& a, const Ranges& b) {
+  Ranges result = a;
+  result.insert(result.end(), b.begin(), b.end());
+  std::sort(result.begin(), result.end());
+  Ranges merged;
+  for (const auto& [first, last] : result) {
+    if (!merged.empty() && first <= merged.back().second + 1) {
+      merged.back().second = std::max(merged.back().second, last);
+    } else {
+      merged.emplace_back(first, last);
+    }
   }
-  return std::nullopt;
+  return merged;
+}
+
+Ranges in_both(const Ranges& a, const Ranges& b) { return complement(of_both(complement(a), complement(b))); }
+
+// Of a general category or a script; nothing for one that is not known.
+std::optional<Ranges> ranges_of_property(std::string_view name) {
+  using enum CharacterClass;
+  struct Known {
+    std::string_view name;
+    uint32_t classes;
+  };
+  constexpr Known categories[] = {{"L", letter_classes},    {"Lu", class_bit(upper)},    {"Lt", class_bit(title)},
+                                  {"Ll", class_bit(lower)}, {"Lm", class_bit(modifier)}, {"Lo", class_bit(letter)},
+                                  {"M", mark_classes},      {"N", number_classes}};
+  for (const Known& known : categories) {
+    if (known.name == name) return ranges_of_classes(known.classes);
+  }
+  Ranges ranges = ranges_of_unicode_property(name);
+  return ranges.empty() ? std::nullopt : std::optional(std::move(ranges));
 }
 
 class Translator {
@@ -61,15 +76,22 @@ class Translator {
     while (at_ < pattern_.size()) {
       const char c = pattern_[at_];
       if (c == '\\') {
-        escape(false);
+        escape();
       } else if (c == '[') {
         set();
       } else if (c == '(') {
         group();
+      } else if (c == ')') {
+        close_group();
       } else if (c == '{') {
         repeat();
-      } else if (c == '^' || c == '$') {
-        refuse(std::string(1, c), "is the edge of a line to one engine and of the text to another");
+      } else if (c == '$') {
+        // The end of a line, as Oniguruma has it.
+        out_ += "(?=\\n|\\z)";
+        ++at_;
+      } else if (c == '^') {
+        out_ += "(?<![^\\n])";
+        ++at_;
       } else {
         out_ += c;
         ++at_;
@@ -83,93 +105,144 @@ class Translator {
     throw Error(ExitCode::usage, "{}: {} in the pattern {}", where_, construct, reason);
   }
 
-  void escape(bool in_set) {
+  // Reads \\s, \\d, \\w, \\p{..} and what they negate; nothing where something else stands there.
+  std::optional<Ranges> escaped_class() {
     if (at_ + 1 >= pattern_.size()) refuse("a backslash at the end", "escapes nothing");
     const char c = pattern_[at_ + 1];
-    if (c == 'p' || c == 'P') return property(in_set, c == 'P');
-    if (c == 's' || c == 'S') {
-      at_ += 2;
-      const Ranges blanks = ranges_of_classes(space_classes);
-      return put_ranges(in_set, c == 's' ? blanks : complement(blanks));
+    if (c == 'p' || c == 'P') return property(c == 'P');
+    Ranges ranges;
+    switch (c | 0x20) {
+      case 's':
+        ranges = ranges_of_classes(space_classes);
+        break;
+      case 'd':
+        ranges = ranges_of_unicode_property("Nd");
+        break;
+      case 'w':
+        ranges = ranges_of_unicode_property("word");
+        break;
+      default:
+        return std::nullopt;
     }
-    const bool is_letter_or_digit = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
-    const bool is_known = c == 'r' || c == 'n' || c == 't' || c == 'f';
-    if (is_letter_or_digit && !is_known) {
-      refuse(fmt::format("\\{}", c), "is not matched as the reference tokenizers match it");
-    }
-    out_ += pattern_.substr(at_, 2);
     at_ += 2;
+    return c >= 'a' ? ranges : complement(ranges);
   }
 
-  void property(bool in_set, bool negated) {
-    const size_t close = pattern_.find('}', at_);
-    if (close == std::string_view::npos || pattern_.substr(at_ + 2, 1) != "{") {
-      // \pL is \p{L}.
-      if (at_ + 2 >= pattern_.size()) refuse("\\p", "names no property");
-      const auto classes = classes_of_property(pattern_.substr(at_ + 2, 1));
-      if (!classes) refuse(pattern_.substr(at_, 3), "is not matched as the reference tokenizers match it");
-      at_ += 3;
-      return put_property(in_set, negated, *classes);
+  // The character that an escape stands for.
+  uint32_t escaped_character() {
+    const char c = pattern_[at_ + 1];
+    constexpr std::string_view names = "rntf", characters = "\r\n\t\f";
+    const bool is_letter_or_digit = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+    if (const size_t known = names.find(c); known != std::string_view::npos) {
+      at_ += 2;
+      return static_cast<uint32_t>(characters[known]);
     }
-    std::string_view name = pattern_.substr(at_ + 3, close - at_ - 3);
-    const std::string_view whole = pattern_.substr(at_, close + 1 - at_);
+    if (is_letter_or_digit) refuse(fmt::format("\\{}", c), "is not matched as the reference tokenizers match it");
+    ++at_;
+    return plain_character();
+  }
+
+  uint32_t plain_character() {
+    const DecodedCharacter character = decode_utf8(pattern_.substr(at_));
+    if (character.code_point >= num_code_points) refuse("a byte that is not UTF-8", "cannot be matched");
+    at_ += character.length;
+    return character.code_point;
+  }
+
+  void escape() {
+    if (const std::optional<Ranges> ranges = escaped_class()) return put_set(*ranges);
+    const size_t begin = at_;
+    escaped_character();
+    out_ += pattern_.substr(begin, at_ - begin);
+  }
+
+  Ranges property(bool negated) {
+    const size_t begin = at_;
+    std::string_view name;
+    if (pattern_.substr(at_ + 2, 1) == "{") {
+      const size_t close = pattern_.find('}', at_);
+      if (close == std::string_view::npos) refuse("\\p{", "never ends");
+      name = pattern_.substr(at_ + 3, close - at_ - 3);
+      at_ = close + 1;
+    } else {
+      // \\pL is \\p{L}.
+      name = pattern_.substr(at_ + 2, 1);
+      at_ = std::min(at_ + 3, pattern_.size());
+    }
     if (name.starts_with('^')) {
       name.remove_prefix(1);
       negated = !negated;
     }
-    const auto classes = classes_of_property(name);
-    if (!classes) refuse(whole, "is not matched as the reference tokenizers match it");
-    at_ = close + 1;
-    put_property(in_set, negated, *classes);
-  }
-
-  void put_property(bool in_set, bool negated, uint32_t classes) {
-    constexpr uint32_t cased =
-        class_bit(CharacterClass::upper) | class_bit(CharacterClass::title) | class_bit(CharacterClass::lower);
-    if (ignores_case_ && (classes & cased) != 0 && (classes & cased) != cased) {
+    const std::optional<Ranges> ranges = ranges_of_property(name);
+    if (!ranges) refuse(pattern_.substr(begin, at_ - begin), "is not matched as the reference tokenizers match it");
+    if (ignores_case_ && (name == "Lu" || name == "Lt" || name == "Ll")) {
       refuse("a class of one case after (?i", "depends on the engine");
     }
-    const Ranges ranges = ranges_of_classes(classes);
-    put_ranges(in_set, negated ? complement(ranges) : ranges);
+    return negated ? complement(*ranges) : *ranges;
   }
 
-  void put_ranges(bool in_set, const Ranges& ranges) {
-    if (!in_set) out_ += '[';
-    append_ranges(out_, ranges);
-    if (!in_set) out_ += ']';
-  }
-
-  void set() {
+  void put_set(const Ranges& ranges) {
+    const size_t begin = out_.size();
     out_ += '[';
-    ++at_;
-    if (at_ < pattern_.size() && pattern_[at_] == '^') {
-      out_ += '^';
-      ++at_;
+    append_ranges(out_, ranges);
+    out_ += ']';
+    if (out_.size() == begin + 2) refuse("a set of no characters", "matches nothing");
+  }
+
+  void set() { put_set(ranges_of_set(0)); }
+
+  // One item of a set: a class, a set within it, a character, or a range of characters.
+  Ranges ranges_of_item(int depth) {
+    if (pattern_[at_] == '[') {
+      if (pattern_.substr(at_, 2) == "[:") refuse("[:", "is a class to some engines only");
+      return ranges_of_set(depth + 1);
     }
+    if (pattern_[at_] == '\\') {
+      if (std::optional<Ranges> ranges = escaped_class()) return *ranges;
+    }
+    const uint32_t first = pattern_[at_] == '\\' ? escaped_character() : plain_character();
+    if (pattern_.substr(at_, 1) != "-" || at_ + 1 >= pattern_.size() || pattern_[at_ + 1] == ']')
+      return {{first, first}};
+    ++at_;
+    if (pattern_[at_] == '[' || (pattern_[at_] == '\\' && escaped_class())) refuse("a range to a class", "has no end");
+    const uint32_t last = pattern_[at_] == '\\' ? escaped_character() : plain_character();
+    if (last < first) refuse("a range whose end comes before its begin", "is empty");
+    return {{first, last}};
+  }
+
+  // The characters of the set that begins here; && takes those that are in what stands on both of its sides.
+  Ranges ranges_of_set(int depth) {
+    constexpr int most_depth = 16;
+    if (depth > most_depth) refuse("a set", "holds sets too deep");
+    ++at_;
+    const bool negated = pattern_.substr(at_, 1) == "^";
+    if (negated) ++at_;
+    std::optional<Ranges> before;
+    Ranges ranges;
     for (bool first = true;; first = false) {
       if (at_ >= pattern_.size()) refuse("a set without ]", "never ends");
-      const char c = pattern_[at_];
-      if (c == ']') {
+      if (pattern_[at_] == ']') {
         if (first) refuse("[]", "is an empty set to some engines");
         break;
       }
-      if (c == '[') refuse("a set within a set", "is read differently by regular expression engines");
-      if (c == '&' && pattern_.substr(at_, 2) == "&&") refuse("&&", "is an intersection to some engines only");
-      if (c == '\\') {
-        escape(true);
-      } else {
-        out_ += c;
-        ++at_;
+      if (pattern_.substr(at_, 2) == "&&") {
+        before = before ? in_both(*before, ranges) : ranges;
+        ranges.clear();
+        at_ += 2;
+        continue;
       }
+      ranges = of_both(ranges, ranges_of_item(depth));
     }
-    out_ += ']';
     ++at_;
+    if (before) ranges = in_both(*before, ranges);
+    return negated ? complement(ranges) : ranges;
   }
 
   void group() {
     const std::string_view rest = pattern_.substr(at_);
     for (const std::string_view known : {"(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!", "(?>"}) {
       if (!rest.starts_with(known)) continue;
+      open_groups_.push_back(ignores_case_);
       if (known == "(?i:") ignores_case_ = true;
       out_ += known;
       at_ += known.size();
@@ -178,7 +251,16 @@ class Translator {
     if (rest.starts_with("(?") || rest.starts_with("(*")) {
       refuse(rest.substr(0, 4), "is read differently by regular expression engines");
     }
+    open_groups_.push_back(ignores_case_);
     out_ += '(';
+    ++at_;
+  }
+
+  void close_group() {
+    if (open_groups_.empty()) refuse(")", "closes nothing");
+    ignores_case_ = open_groups_.back();
+    open_groups_.pop_back();
+    out_ += ')';
     ++at_;
   }
 
@@ -201,6 +283,7 @@ class Translator {
   const std::string& where_;
   size_t at_ = 0;
   bool ignores_case_ = false;
+  std::vector<bool> open_groups_;  // ignores_case_ around each
   std::string out_;
 };
 

@@ -1,10 +1,13 @@
 #include "data/tokenizer/sentencepiece.h"
 
 #include <charconv>
+#include <exception>
+#include <new>
 #include <sentencepiece_processor.h>
 #include <utility>
 
 #include "base/error.h"
+#include "data/tokenizer/charsmap.h"
 
 namespace gptrain {
 namespace {
@@ -14,6 +17,7 @@ constexpr std::string_view space_symbol = "\u2581";
 // "<0x0A>" is a newline.
 std::string byte_of(std::string_view piece) {
   constexpr size_t prefix = std::string_view("<0x").size();
+  if (piece.size() < prefix) return std::string(piece);
   uint8_t byte = 0;
   std::from_chars(piece.data() + prefix, piece.data() + piece.size(), byte, 16);
   return {static_cast<char>(byte)};
@@ -29,6 +33,21 @@ std::string with_spaces(std::string_view piece) {
   return text;
 }
 
+// The library says by its Status what is wrong, and throws all the same.
+template <typename Work>
+void using_library(ExitCode code, const std::string& what, Work work) {
+  std::string fault;
+  try {
+    const sentencepiece::util::Status status = work();
+    if (!status.ok()) fault = status.ToString();
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    fault = error.what();
+  }
+  if (!fault.empty()) throw Error(code, "{}: {}", what, fault);
+}
+
 }  // namespace
 
 struct SentencePiece::Impl {
@@ -38,8 +57,10 @@ struct SentencePiece::Impl {
 SentencePiece::SentencePiece(std::string model, const std::string& source)
     : model_(std::move(model)), impl_(std::make_unique<Impl>()) {
   sentencepiece::SentencePieceProcessor& processor = impl_->processor;
-  if (const auto status = processor.LoadFromSerializedProto(model_); !status.ok())
-    throw Error(ExitCode::usage, "{}: no model that SentencePiece can read: {}", source, status.ToString());
+  const std::string what = source + ": no model that SentencePiece can read";
+  if (const std::string fault = find_charsmap_fault(model_); !fault.empty())
+    throw Error(ExitCode::usage, "{}: {}", what, fault);
+  using_library(ExitCode::usage, what, [&] { return processor.LoadFromSerializedProto(model_); });
   const int size = processor.GetPieceSize();
   for (int id = 0; id < size; ++id) {
     const std::string& piece = processor.IdToPiece(id);
@@ -52,14 +73,14 @@ SentencePiece::SentencePiece(std::string model, const std::string& source)
 SentencePiece::~SentencePiece() = default;
 
 void SentencePiece::encode(std::string_view text, std::vector<int32_t>& ids) const {
-  if (const auto status = impl_->processor.Encode(text, &ids); !status.ok())
-    throw Error(ExitCode::data, "SentencePiece cannot encode a text: {}", status.ToString());
+  using_library(ExitCode::data, "SentencePiece cannot encode a text",
+                [&] { return impl_->processor.Encode(text, &ids); });
 }
 
 std::string SentencePiece::decode(std::span<const int32_t> ids) const {
   std::string text;
-  if (const auto status = impl_->processor.Decode(std::vector<int>(ids.begin(), ids.end()), &text); !status.ok())
-    throw Error(ExitCode::data, "SentencePiece cannot decode ids: {}", status.ToString());
+  using_library(ExitCode::data, "SentencePiece cannot decode ids",
+                [&] { return impl_->processor.Decode(std::vector<int>(ids.begin(), ids.end()), &text); });
   return text;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 
 #include "base/error.h"
 #include "data/tokenizer/unicode.h"
@@ -12,22 +13,69 @@ namespace {
 constexpr std::array<std::string_view, 5> ends_of_document = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>",
                                                               "<|eot|>"};
 
+// "<0x0A>" is a newline, and each symbol of SentencePiece a space.
+std::string text_of_characters(std::string_view token) {
+  constexpr std::string_view space_symbol = "\u2581";
+  constexpr std::string_view start = "<0x";
+  unsigned byte = 0;
+  if (token.size() == 6 && token.starts_with(start) && token[5] == '>' &&
+      std::from_chars(token.data() + start.size(), token.data() + 5, byte, 16).ptr == token.data() + 5) {
+    return {static_cast<char>(byte)};
+  }
+  std::string text;
+  for (size_t at = 0; at < token.size();) {
+    const bool is_space = token.substr(at).starts_with(space_symbol);
+    text += is_space ? ' ' : token[at];
+    at += is_space ? space_symbol.size() : 1;
+  }
+  return text;
+}
+
 }  // namespace
 
 Tokenizer::Tokenizer() {
   for (int byte = 0; byte < 256; ++byte) bytes_text_ += static_cast<char>(byte);
 }
 
-Tokenizer::Tokenizer(TokenizerParts parts) : parts_(std::move(parts)) {
+// Those of UTF-8 must be tokens: a text with another could not be encoded.
+void Tokenizer::check_bytes() const {
+  if (!parts_.byte_level) return;
   std::array<bool, 256> bytes{};
   for (const std::string& token : parts_.tokens) {
     if (token.size() == 1) bytes[static_cast<uint8_t>(token[0])] = true;
   }
-  if (const auto missing = std::find(bytes.begin(), bytes.end(), false); missing != bytes.end()) {
+  for (size_t byte = 0; byte < bytes.size(); ++byte) {
+    const bool is_of_utf8 = byte != 0xC0 && byte != 0xC1 && byte < 0xF5;
+    if (bytes[byte] || !is_of_utf8) continue;
     throw Error(ExitCode::usage, "{}: no token is the byte 0x{:02x}: texts with it could not be encoded", parts_.source,
-                missing - bytes.begin());
+                byte);
   }
-  bpe_ = std::make_unique<Bpe>(parts_.tokens, parts_.merges, parts_.ignore_merges);
+}
+
+bool Tokenizer::normalize_text(std::string_view text, std::string& normalized) const {
+  return parts_.nfc ? normalize_nfc(text, normalized) : normalize(parts_.normalizer, text, normalized);
+}
+
+void Tokenizer::encode_piece(std::string_view piece, Bpe::Scratch& scratch) const {
+  if (unigram_) {
+    unigram_->encode(piece, scratch.ids);
+  } else {
+    bpe_->encode(piece, scratch);
+  }
+}
+
+Tokenizer::Tokenizer(TokenizerParts parts) : parts_(std::move(parts)) {
+  check_bytes();
+  if (!parts_.unigram.scores.empty()) {
+    unigram_ = std::make_unique<Unigram>(parts_.tokens, parts_.unigram);
+  } else if (parts_.byte_level) {
+    bpe_ = std::make_unique<Bpe>(parts_.tokens, parts_.merges, parts_.ignore_merges);
+  } else {
+    bpe_ = std::make_unique<Bpe>(parts_.tokens, parts_.merges, parts_.ignore_merges, parts_.characters);
+  }
+  if (!parts_.byte_level) {
+    for (const std::string& token : parts_.tokens) texts_.push_back(text_of_characters(token));
+  }
   size_t size = parts_.tokens.size();
   for (const AddedToken& added : parts_.added) size = std::max(size, static_cast<size_t>(added.id) + 1);
   added_by_id_.resize(size);
@@ -35,15 +83,16 @@ Tokenizer::Tokenizer(TokenizerParts parts) : parts_(std::move(parts)) {
     const AddedToken& added = parts_.added[i];
     added_by_id_[static_cast<size_t>(added.id)] = &added;
     std::string content = added.content;
-    if (added.normalized && parts_.nfc) {
+    if (added.normalized) {
       std::string normalized;
-      if (normalize_nfc(content, normalized)) content = normalized;
+      if (normalize_text(content, normalized)) content = normalized;
     }
     (added.normalized ? normalized_tokens_ : raw_tokens_).add(content, static_cast<int32_t>(i));
-    if (added.content.find(' ') != std::string::npos) can_cut_ = false;
+    if (added.content.find(' ') != std::string::npos || added.takes_left_space || added.takes_right_space)
+      can_cut_ = false;
   }
   // With a space put before a text, a text cut in two would have two of them.
-  if (parts_.add_prefix_space) can_cut_ = false;
+  if (parts_.add_prefix_space || !parts_.byte_level || !parts_.normalizer.empty()) can_cut_ = false;
   for (const Stage& stage : parts_.stages) {
     if (std::holds_alternative<RegexStage>(stage)) can_cut_ = false;
   }
@@ -63,6 +112,9 @@ Tokenizer::Tokenizer(std::unique_ptr<const SentencePiece> model, std::string sou
 std::optional<int32_t> Tokenizer::id_of(std::string_view text) const {
   for (const AddedToken& added : parts_.added) {
     if (added.content == text) return added.id;
+  }
+  for (int32_t id = 0; sentencepiece_ && id < vocab_size_; ++id) {
+    if (sentencepiece_->text_of(id) == text) return id;
   }
   for (size_t id = 0; id < parts_.tokens.size(); ++id) {
     if (!text.empty() && parts_.tokens[id] == text) return static_cast<int32_t>(id);
@@ -94,7 +146,8 @@ std::string_view Tokenizer::text_of(int32_t id) const {
   if (is_bytes()) return std::string_view(bytes_text_).substr(index, id == end_of_document ? 0 : 1);
   if (sentencepiece_) return sentencepiece_->text_of(id);
   const AddedToken* const added = added_by_id_[index];
-  return added != nullptr ? std::string_view(added->content) : std::string_view(parts_.tokens[index]);
+  if (added != nullptr) return added->content;
+  return parts_.byte_level ? parts_.tokens[index] : texts_[index];
 }
 
 std::vector<int32_t> Tokenizer::text_bytes() const {
@@ -115,11 +168,12 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   }
   std::string text;
   for (const int32_t id : ids) text += text_of(id);
+  if (parts_.strips_first_space && text.starts_with(' ')) text.erase(0, 1);
   return text;
 }
 
 size_t Tokenizer::last_safe_cut(std::string_view text) const {
-  if (is_bytes()) return text.size();
+  if (is_bytes()) return whole_characters_size(text);
   return can_cut_ ? gptrain::last_safe_cut(text) : 0;
 }
 

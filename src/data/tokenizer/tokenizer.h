@@ -13,8 +13,10 @@
 #include <vector>
 
 #include "data/tokenizer/bpe.h"
+#include "data/tokenizer/normalizer.h"
 #include "data/tokenizer/patterns.h"
 #include "data/tokenizer/sentencepiece.h"
+#include "data/tokenizer/unigram.h"
 
 namespace gptrain {
 
@@ -28,22 +30,45 @@ struct AddedToken {
   std::string content;
   bool special = false;     // stands for no text
   bool normalized = false;  // looked for after normalization, not before
+  bool takes_left_space = false;   // the white space before it is part of it
+  bool takes_right_space = false;  // the same behind it
 };
 
 // One step of parting a text into pieces; several steps part each other's pieces.
+enum class SplitBehavior : uint8_t {
+  isolated,              // a match is a piece, and what lies between is another
+  only_matches,          // what lies between matches is dropped
+  removed,               // matches are dropped
+  merged_with_previous,  // a match ends the piece before it
+  merged_with_next,      // a match begins the piece behind it
+};
 struct RegexStage {
   std::string regex;
-  bool only_matches = false;  // what lies between matches is dropped; else it is a piece, too
+  SplitBehavior behavior = SplitBehavior::isolated;
 };
 struct DigitsStage {};  // each number character is a piece
 using Stage = std::variant<PatternKind, RegexStage, DigitsStage>;
 
+// The pre-tokenizer of SentencePiece's models: a symbol for each space, and one before a text.
+struct Metaspace {
+  enum class Prepend : uint8_t { never, first, always };
+  std::string symbol;
+  Prepend prepend = Prepend::always;
+};
+
 // What a tokenizer is made of, however its file says it.
 struct TokenizerParts {
-  std::vector<std::string> tokens;  // bytes by id; empty: no token of the merges
+  std::vector<std::string> tokens;  // bytes by id, or texts without byte_level; empty: no token of the merges
   std::vector<Merge> merges;
   bool ignore_merges = false;
   bool nfc = false;
+  std::vector<NormalizerStep> normalizer;  // in place of nfc
+  bool byte_level = true;                  // every text is bytes of tokens; else characters, as `characters` has it
+  CharacterParts characters;
+  UnigramParts unigram;
+  std::optional<Metaspace> metaspace;
+  bool strips_first_space = false;  // of a decoded text
+  std::string text;                 // the file, where tokenizer_json() cannot write what it says
   bool add_prefix_space = false;
   std::vector<Stage> stages;
   std::vector<AddedToken> added;
@@ -62,7 +87,7 @@ class Tokenizer {
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  bool is_bytes() const { return !bpe_ && !sentencepiece_; }
+  bool is_bytes() const { return !bpe_ && !unigram_ && !sentencepiece_; }
   const SentencePiece* sentencepiece() const { return sentencepiece_.get(); }  // null: it is none
   int64_t vocab_size() const { return vocab_size_; }  // the largest id + 1
   const TokenizerParts& parts() const { return parts_; }
@@ -111,7 +136,14 @@ class Tokenizer {
   };
 
   TokenizerParts parts_;
+  void check_bytes() const;
+  // As normalize(): false where `text` stays.
+  bool normalize_text(std::string_view text, std::string& normalized) const;
+  void encode_piece(std::string_view piece, Bpe::Scratch& scratch) const;
+
   std::unique_ptr<Bpe> bpe_;
+  std::unique_ptr<Unigram> unigram_;
+  std::vector<std::string> texts_;  // without byte_level: what a token adds to a text
   std::unique_ptr<const SentencePiece> sentencepiece_;
   int64_t vocab_size_ = bytes_vocabulary;
   Finder raw_tokens_;
@@ -135,6 +167,11 @@ class Encoder {
   // the next call. `text` is UTF-8; with the well-known patterns a byte that is not is a symbol of its own. Throws
   // Error(data) where a regular expression cannot be matched.
   std::span<const int32_t> encode(std::string_view text, bool special_as_text = false);
+  // How often the last text held the text of a special token, whatever became of it; 0 with models of SentencePiece and
+  // "bytes", which have no such tokens in texts.
+  int64_t num_special() const;
+  // One of them; empty for none.
+  std::string_view special_in_text() const;
 
  private:
   struct Impl;

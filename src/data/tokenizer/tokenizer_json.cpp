@@ -22,25 +22,39 @@ class Reader {
 
   TokenizerParts read(const json& root) {
     if (!root.is_object()) refuse("", "is no object");
-    for (const char* key : {"truncation", "padding"}) {
-      if (root.contains(key) && !root[key].is_null()) {
-        refuse(key, "is set: gptrain encodes every document whole and as it is");
-      }
-    }
+    refuse_truncation(root);
     read_normalizer(member(root, "normalizer"), "normalizer");
     read_pre_tokenizer(member(root, "pre_tokenizer"), "pre_tokenizer");
-    if (!is_byte_level_) {
-      refuse("pre_tokenizer", "holds no ByteLevel: only byte-level BPE is done here");
+    parts_.byte_level = is_byte_level_;
+    const bool only_nfc = parts_.normalizer.empty() ||
+                          (parts_.normalizer.size() == 1 && parts_.normalizer[0].kind == NormalizerStep::Kind::nfc);
+    if (only_nfc) {
+      parts_.nfc = !parts_.normalizer.empty();
+      parts_.normalizer.clear();
+    } else {
+      is_as_written_ = false;
     }
-    read_decoder(member(root, "decoder"));
+    read_decoder(member(root, "decoder"), "decoder");
     read_model(member(root, "model"));
     read_added(member(root, "added_tokens"));
     return std::move(parts_);
   }
 
+  // Whether tokenizer_json() can write what was read.
+  bool is_as_written() const { return is_as_written_ && is_byte_level_; }
+
  private:
   [[noreturn]] void refuse(const std::string& path, const std::string& reason) const {
     throw Error(ExitCode::usage, "{}: {} {}", parts_.source, path.empty() ? "the file" : path, reason);
+  }
+
+  // Padding of a batch to its longest leaves one text as it is.
+  void refuse_truncation(const json& root) const {
+    const json& padding = member(root, "padding");
+    const bool is_of_batches = padding.is_object() && member(padding, "strategy") == "BatchLongest" &&
+                               member(padding, "pad_to_multiple_of").is_null();
+    if (!padding.is_null() && !is_of_batches) refuse("padding", "is set: gptrain encodes every document as it is");
+    if (!member(root, "truncation").is_null()) refuse("truncation", "is set: gptrain encodes every document whole");
   }
 
   static const json& member(const json& object, const char* key) {
@@ -64,12 +78,22 @@ class Reader {
   void read_normalizer(const json& value, const std::string& path) {
     if (value.is_null()) return;
     const std::string type = type_of(value, path);
+    const auto add = [&](NormalizerStep step) { parts_.normalizer.push_back(std::move(step)); };
     if (type == "NFC") {
-      parts_.nfc = true;
+      add({.kind = NormalizerStep::Kind::nfc, .from = {}, .to = {}});
+    } else if (type == "NFKC") {
+      add({.kind = NormalizerStep::Kind::nfkc, .from = {}, .to = {}});
+    } else if (type == "Prepend" && member(value, "prepend").is_string()) {
+      add({.kind = NormalizerStep::Kind::prepend, .from = {}, .to = value["prepend"].get<std::string>()});
+    } else if (type == "Replace" && member(value, "content").is_string()) {
+      const json& pattern = member(value, "pattern");
+      const json string = pattern.is_object() ? member(pattern, "String") : json();
+      if (!string.is_string() || string == "") refuse(path + ".pattern", "is no String, which alone is replaced here");
+      add({.kind = NormalizerStep::Kind::replace, .from = string, .to = value["content"].get<std::string>()});
     } else if (type == "Sequence") {
       for (const json& part : elements(value, "normalizers", path)) read_normalizer(part, path + ".normalizers[]");
     } else {
-      refuse(path, "is " + type + ", which is not done here (NFC is)");
+      refuse(path, "is " + type + ", which is not done here (NFC, NFKC, Replace and Prepend are)");
     }
   }
 
@@ -94,8 +118,10 @@ class Reader {
       parts_.stages.emplace_back(DigitsStage{});
     } else if (type == "Split") {
       read_split(value, path);
+    } else if (type == "Metaspace") {
+      read_metaspace(value, path);
     } else {
-      refuse(path, "is " + type + ", which is not done here (ByteLevel, Split, Digits and Sequence are)");
+      refuse(path, "is " + type + ", which is not done here (ByteLevel, Split, Digits, Metaspace and Sequence are)");
     }
   }
 
@@ -108,46 +134,86 @@ class Reader {
     if (flag(value, "use_regex", path, true)) parts_.stages.emplace_back(PatternKind::gpt2);
   }
 
+  static std::string regex_of_string(const std::string& text) {
+    std::string regex;
+    for (const char c : text) {
+      const bool is_plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                            static_cast<uint8_t>(c) >= 0x80 || c == ' ' || c == '\n' || c == '\t' || c == '\r';
+      if (!is_plain) regex += '\\';
+      regex += c;
+    }
+    return regex;
+  }
+
+  void read_metaspace(const json& value, const std::string& path) {
+    if (!parts_.stages.empty() || parts_.metaspace) refuse(path, "is Metaspace behind others, which is not done here");
+    const json& symbol = member(value, "replacement");
+    if (!symbol.is_string() || symbol == "") refuse(path + ".replacement", "is no character");
+    Metaspace metaspace{.symbol = symbol.get<std::string>(), .prepend = Metaspace::Prepend::always};
+    const json& scheme = member(value, "prepend_scheme");
+    if (scheme == "first")
+      metaspace.prepend = Metaspace::Prepend::first;
+    else if (scheme == "never" || (scheme.is_null() && !flag(value, "add_prefix_space", path, true)))
+      metaspace.prepend = Metaspace::Prepend::never;
+    else if (!scheme.is_null() && scheme != "always")
+      refuse(path + ".prepend_scheme", "is none that is known");
+    if (flag(value, "split", path, true)) {
+      parts_.stages.emplace_back(RegexStage{regex_of_string(metaspace.symbol), SplitBehavior::merged_with_next});
+    }
+    parts_.metaspace = std::move(metaspace);
+  }
+
   void read_split(const json& value, const std::string& path) {
     const json& pattern = member(value, "pattern");
     std::string regex;
     if (pattern.is_object() && member(pattern, "Regex").is_string()) {
       regex = pattern["Regex"].get<std::string>();
     } else if (pattern.is_object() && member(pattern, "String").is_string()) {
-      for (const char c : pattern["String"].get<std::string>()) {
-        const bool is_plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                              static_cast<uint8_t>(c) >= 0x80 || c == ' ' || c == '\n' || c == '\t' || c == '\r';
-        if (!is_plain) regex += '\\';
-        regex += c;
-      }
+      regex = regex_of_string(pattern["String"].get<std::string>());
     }
     if (regex.empty()) refuse(path + ".pattern", "is neither a Regex nor a String");
     const json& behavior = member(value, "behavior");
     const bool invert = flag(value, "invert", path, false);
-    const bool isolated = behavior == "Isolated";
-    if (!isolated && !(behavior == "Removed" && invert)) {
+    SplitBehavior chosen = SplitBehavior::isolated;
+    if (behavior == "Removed")
+      chosen = invert ? SplitBehavior::only_matches : SplitBehavior::removed;
+    else if (behavior == "MergedWithPrevious" && !invert)
+      chosen = SplitBehavior::merged_with_previous;
+    else if (behavior == "MergedWithNext" && !invert)
+      chosen = SplitBehavior::merged_with_next;
+    else if (behavior != "Isolated")
       refuse(path, "is Split with behavior " + json_text(behavior) + (invert ? ", inverted" : "") +
-                       ", which is not done here (Isolated is, and Removed if inverted)");
-    }
+                       ", which is not done here");
+    if (chosen != SplitBehavior::isolated && chosen != SplitBehavior::only_matches) is_as_written_ = false;
     // Oniguruma reads {1,3}+, which is in tiktoken's own spelling of cl100k, differently from tiktoken.
     if (const auto known = pattern_of_regex(regex); known && regex.find("{1,3}+") == std::string::npos) {
       parts_.stages.emplace_back(*known);
     } else {
-      parts_.stages.emplace_back(RegexStage{regex, !isolated});
+      parts_.stages.emplace_back(RegexStage{regex, chosen});
     }
   }
 
-  void read_decoder(const json& value) const {
+  // Ids say how a text is encoded; of a decoder only this is of use, whether the first space is none of the text's.
+  void read_decoder(const json& value, const std::string& path) {
     if (value.is_null()) return;
-    if (const std::string type = type_of(value, "decoder"); type != "ByteLevel") {
-      refuse("decoder", "is " + type + ", which is not done here (ByteLevel is)");
+    const std::string type = type_of(value, path);
+    if (is_byte_level_) {
+      if (type != "ByteLevel") refuse(path, "is " + type + ", which is not done here (ByteLevel is)");
+    } else if (type == "Sequence") {
+      for (const json& part : elements(value, "decoders", path)) read_decoder(part, path + ".decoders[]");
+    } else if (type == "Strip" || type == "Metaspace") {
+      parts_.strips_first_space = type == "Metaspace" || member(value, "start") == 1;
+    } else if (type != "Replace" && type != "ByteFallback" && type != "Fuse") {
+      refuse(path, "is " + type + ", which is not done here");
     }
   }
 
   void read_model(const json& model) {
     if (!model.is_object()) refuse("model", "is no object");
-    if (const json& type = member(model, "type"); !type.is_null() && type != "BPE") {
-      refuse("model.type", "is " + json_text(type) + ", which is not done here (BPE is)");
+    const json& type = member(model, "type");
+    if (type == "Unigram") return read_unigram(model);
+    if (!type.is_null() && type != "BPE") {
+      refuse("model.type", "is " + json_text(type) + ", which is not done here (BPE and Unigram are)");
     }
     if (const json& dropout = member(model, "dropout"); !dropout.is_null() && dropout != 0) {
       refuse("model.dropout", "makes every encoding another, which is not done here");
@@ -157,12 +223,45 @@ class Reader {
         refuse(std::string("model.") + key, "is set, which is not done here");
       }
     }
-    if (flag(model, "byte_fallback", "model", false)) {
-      refuse("model.byte_fallback", "is set: only byte-level BPE is done here");
-    }
     parts_.ignore_merges = flag(model, "ignore_merges", "model", false);
     read_vocabulary(member(model, "vocab"));
     read_merges(member(model, "merges"));
+    read_characters(model);
+  }
+
+  void read_characters(const json& model) {
+    CharacterParts& characters = parts_.characters;
+    characters.byte_fallback = flag(model, "byte_fallback", "model", false);
+    characters.fuse_unknown = flag(model, "fuse_unk", "model", false);
+    if (const json& unknown = member(model, "unk_token"); unknown.is_string()) {
+      const auto found = ids_.find(unknown.get<std::string>());
+      if (found == ids_.end()) refuse("model.unk_token", "is not in model.vocab");
+      characters.unknown = found->second;
+    }
+    const bool has_bytes = ids_.contains("<0x00>") && ids_.contains("<0xFF>");
+    if (!is_byte_level_ && !characters.unknown && !(characters.byte_fallback && has_bytes)) {
+      refuse("model", "has neither ByteLevel nor a token for what is unknown: texts would lose characters");
+    }
+  }
+
+  void read_unigram(const json& model) {
+    if (is_byte_level_) refuse("model", "is Unigram behind ByteLevel, which is not done here");
+    const json& vocabulary = member(model, "vocab");
+    if (!vocabulary.is_array() || vocabulary.empty()) refuse("model.vocab", "is no list of tokens and scores");
+    for (const json& entry : vocabulary) {
+      if (!entry.is_array() || entry.size() != 2 || !entry[0].is_string() || !entry[1].is_number()) {
+        refuse("model.vocab", "holds " + json_text(entry) + ", which is no token with its score");
+      }
+      ids_[entry[0].get<std::string>()] = static_cast<int32_t>(parts_.tokens.size());
+      parts_.tokens.push_back(entry[0].get<std::string>());
+      parts_.unigram.scores.push_back(entry[1].get<double>());
+    }
+    const json& unknown = member(model, "unk_id");
+    if (unknown.is_null()) refuse("model.unk_id", "is not given: texts would lose characters");
+    if (!unknown.is_number_unsigned() || unknown.get<size_t>() >= parts_.tokens.size())
+      refuse("model.unk_id", "is no token");
+    parts_.unigram.unknown = unknown.get<int32_t>();
+    parts_.unigram.byte_fallback = flag(model, "byte_fallback", "model", false);
   }
 
   int32_t id_in_range(const json& value, const std::string& path) const {
@@ -182,7 +281,10 @@ class Reader {
       if (index >= parts_.tokens.size()) parts_.tokens.resize(index + 1);
       if (!parts_.tokens[index].empty()) refuse("model.vocab", "gives the id " + std::to_string(id) + " twice");
       // A token that is not bytes can only come from added_tokens.
-      if (from_byte_level(text, bytes)) parts_.tokens[index] = bytes;
+      if (!is_byte_level_)
+        parts_.tokens[index] = text;
+      else if (from_byte_level(text, bytes))
+        parts_.tokens[index] = bytes;
     }
   }
 
@@ -226,9 +328,9 @@ class Reader {
       AddedToken added;
       added.content = token["content"].get<std::string>();
       added.id = id_in_range(member(token, "id"), path + ".id");
-      for (const char* key : {"single_word", "lstrip", "rstrip"}) {
-        if (flag(token, key, path, false)) refuse(path + "." + key, "is true, which is not done here");
-      }
+      if (flag(token, "single_word", path, false)) refuse(path + ".single_word", "is true, which is not done here");
+      added.takes_left_space = flag(token, "lstrip", path, false);
+      added.takes_right_space = flag(token, "rstrip", path, false);
       added.special = flag(token, "special", path, false);
       added.normalized = flag(token, "normalized", path, !added.special);
       if (added.content.empty()) refuse(path + ".content", "is empty");
@@ -248,6 +350,7 @@ class Reader {
   TokenizerParts parts_;
   std::unordered_map<std::string, int32_t> ids_;
   bool is_byte_level_ = false;
+  bool is_as_written_ = true;
 };
 
 nlohmann::ordered_json split_of(std::string_view regex, bool only_matches) {
@@ -268,7 +371,7 @@ nlohmann::ordered_json pre_tokenizer_of(const TokenizerParts& parts) {
         list.push_back(split_of(regex_of_pattern(*kind), false));
       }
     } else if (const auto* regex = std::get_if<RegexStage>(&stage)) {
-      list.push_back(split_of(regex->regex, regex->only_matches));
+      list.push_back(split_of(regex->regex, regex->behavior == SplitBehavior::only_matches));
     } else {
       list.push_back({{"type", "Digits"}, {"individual_digits", true}});
     }
@@ -298,10 +401,14 @@ std::shared_ptr<const Tokenizer> parse_tokenizer_json(std::string_view text, con
     throw Error(ExitCode::usage, "{}: not valid JSON: {}", source, error.what());
   }
   if (root.is_object() && root.contains("sentencepiece")) return read_sentencepiece(root["sentencepiece"], source);
-  return std::make_shared<Tokenizer>(Reader(source).read(root));
+  Reader reader(source);
+  TokenizerParts parts = reader.read(root);
+  if (!reader.is_as_written()) parts.text = text;
+  return std::make_shared<Tokenizer>(std::move(parts));
 }
 
 std::string tokenizer_json(const TokenizerParts& parts) {
+  if (!parts.text.empty()) return parts.text;
   auto vocabulary = nlohmann::ordered_json::object();
   auto texts = std::vector<std::string>(parts.tokens.size());
   for (size_t id = 0; id < parts.tokens.size(); ++id) {
@@ -314,8 +421,8 @@ std::string tokenizer_json(const TokenizerParts& parts) {
     added.push_back({{"id", token.id},
                      {"content", token.content},
                      {"single_word", false},
-                     {"lstrip", false},
-                     {"rstrip", false},
+                     {"lstrip", token.takes_left_space},
+                     {"rstrip", token.takes_right_space},
                      {"normalized", token.normalized},
                      {"special", token.special}});
     const auto index = static_cast<size_t>(token.id);

@@ -11,6 +11,18 @@ constexpr uint32_t class_runs[] = {
 #include "data/tokenizer/unicode_classes.inc"
 };
 
+struct Property {
+  std::string_view name;
+  std::vector<uint32_t> ends;  // first and last code point of each range
+};
+
+const std::vector<Property>& properties() {
+  static const std::vector<Property> known = {
+#include "data/tokenizer/unicode_properties.inc"
+  };
+  return known;
+}
+
 std::vector<uint8_t> make_classes() {
   std::vector<uint8_t> classes(num_code_points + 1);
   for (size_t i = 0; i < std::size(class_runs); ++i) {
@@ -102,6 +114,17 @@ size_t ill_formed_length(std::string_view text) {
 
 }  // namespace
 
+size_t whole_characters_size(std::string_view text) {
+  constexpr size_t most_bytes = 4;
+  for (size_t length = 1; length <= std::min(most_bytes - 1, text.size()); ++length) {
+    const auto byte = static_cast<uint8_t>(text[text.size() - length]);
+    if ((byte & 0xC0U) == 0x80U) continue;
+    const size_t wanted = byte < 0xC0 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : most_bytes;
+    return wanted > length ? text.size() - length : text.size();
+  }
+  return text.size();
+}
+
 std::string replace_invalid_utf8(std::string_view text) {
   std::string result;
   while (!text.empty()) {
@@ -126,6 +149,15 @@ std::vector<std::pair<uint32_t, uint32_t>> ranges_of_classes(uint32_t classes) {
     } else {
       ranges.emplace_back(first, last);
     }
+  }
+  return ranges;
+}
+
+std::vector<std::pair<uint32_t, uint32_t>> ranges_of_unicode_property(std::string_view name) {
+  std::vector<std::pair<uint32_t, uint32_t>> ranges;
+  for (const Property& property : properties()) {
+    if (property.name != name) continue;
+    for (size_t i = 0; i < property.ends.size(); i += 2) ranges.emplace_back(property.ends[i], property.ends[i + 1]);
   }
   return ranges;
 }

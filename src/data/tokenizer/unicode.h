@@ -51,14 +51,20 @@ void append_utf8(std::string& text, uint32_t code_point);
 // The first byte that is not part of a UTF-8 character (surrogates, overlong forms and what lies past U+10FFFF are
 // none); text.size() where there is none.
 size_t find_invalid_utf8(std::string_view text);
+// The size of `text` without the beginning of a character at its end, whose other bytes may follow.
+size_t whole_characters_size(std::string_view text);
 // Each maximal ill-formed part becomes U+FFFD, as WHATWG and Python's errors="replace" do it.
 std::string replace_invalid_utf8(std::string_view text);
 
 // Normalization form C (UAX 15). False where `text` is in it already: then `normalized` is not written. Bytes that are
 // not UTF-8 stay as they are.
 bool normalize_nfc(std::string_view text, std::string& normalized);
+// The same for form KC, in which characters that only look otherwise are one.
+bool normalize_nfkc(std::string_view text, std::string& normalized);
 
 // The code points of a set of classes as ranges, both ends included, ascending.
 std::vector<std::pair<uint32_t, uint32_t>> ranges_of_classes(uint32_t classes);
+// The same of a property: P, S, Z, Nd, "word" (\w) and scripts, such as Han; none for one that is not known.
+std::vector<std::pair<uint32_t, uint32_t>> ranges_of_unicode_property(std::string_view name);
 
 }  // namespace gptrain

@@ -83,7 +83,7 @@ TEST_CASE("Progress texts") {
   constexpr int64_t mebibyte = 1 << 20;
   CHECK(format_progress_bar("packing", 45 * mebibyte, 90 * mebibyte, ProgressUnit::bytes, 12) ==
         "packing [============>           ]  50% 45.0 MiB/90.0 MiB 3.8 MiB/s eta 12.0 s");
-  CHECK(format_progress_bar("packing", 45 * mebibyte, 90 * mebibyte, ProgressUnit::bytes, 10, 20'000'000) ==
+  CHECK(format_progress_bar("packing", 45 * mebibyte, 90 * mebibyte, ProgressUnit::bytes, 10, {.tokens = 20'000'000}) ==
         "packing [============>           ]  50% 45.0 MiB/90.0 MiB 4.5 MiB/s 2.00M tokens/s eta 10.0 s");
   CHECK(format_progress_bar("init", 0, 10, ProgressUnit::items, 3) ==
         "init [>                       ]   0% 0/10 eta -");
@@ -93,12 +93,15 @@ TEST_CASE("Progress texts") {
         "init [========================] 100% 15/10 eta 0 ms");
   CHECK(format_progress_bar("reading", mebibyte, 0, ProgressUnit::bytes, 2) == "reading 1.0 MiB in 2.0 s");
   CHECK(format_progress_line("packing", 25, 100, ProgressUnit::items, 60) == "packing: 25% (25 of 100), eta 3m");
-  CHECK(format_progress_line("packing", 25 * mebibyte, 100 * mebibyte, ProgressUnit::bytes, 10, 5000) ==
+  CHECK(format_progress_line("packing", 25 * mebibyte, 100 * mebibyte, ProgressUnit::bytes, 10, {.tokens = 5000}) ==
         "packing: 25% (25.0 MiB of 100 MiB, 2.5 MiB/s, 500 tokens/s), eta 30.0 s");
   CHECK(format_progress_line("packing", 25, 0, ProgressUnit::items, 60) == "packing: 25 in 1m");
+  // Rates of compressed inputs are those of their text.
+  CHECK(format_progress_end("packing", 300 * mebibyte, ProgressUnit::bytes, 10, {.text_bytes = 900 * mebibyte}) ==
+        "packing: 300 MiB in 10.0 s (90.0 MiB/s of text)");
   CHECK(format_progress_end("packing", 300 * mebibyte, ProgressUnit::bytes, 10) ==
         "packing: 300 MiB in 10.0 s (30.0 MiB/s)");
-  CHECK(format_progress_end("packing", 300 * mebibyte, ProgressUnit::bytes, 10, 123'000) ==
+  CHECK(format_progress_end("packing", 300 * mebibyte, ProgressUnit::bytes, 10, {.tokens = 123'000}) ==
         "packing: 300 MiB in 10.0 s (30.0 MiB/s, 12.3k tokens/s)");
 }
 

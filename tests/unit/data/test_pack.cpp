@@ -55,7 +55,9 @@ TEST_CASE("A text file is one document, byte for byte") {
     write_file(inputs.back(), text);
     size += static_cast<int64_t>(text.size());
   }
-  const PackResult result = pack(inputs, folder / "out");
+  PackOptions options = options_of(inputs, folder / "out");
+  options.reading.kind = InputKind::text;
+  const PackResult result = pack(options, nullptr);
   CHECK(result.documents == 4);
   CHECK(result.empty_documents == 0);
   CHECK(result.input_bytes == size);
@@ -191,7 +193,9 @@ TEST_CASE("Inspect prints a document as text or as ids") {
       folder / "a.txt",
       "t\xC3\xA4\xE2\x82\xAC\xF0\x9F\x98\x80\n\tx \xFF\xC3 \xE2\x82 \xC0\xAF \xED\xA0\x80 \x1B[31m\r\xC2\x9B\xC3");
   write_file(folder / "b.txt", "second");
-  pack({folder / "a.txt", folder / "b.txt"}, folder / "out");
+  PackOptions options = options_of({folder / "a.txt", folder / "b.txt"}, folder / "out");
+  options.reading.kind = InputKind::text;
+  pack(options, nullptr);
   CHECK(inspect(folder / "out", 0) ==
         "t\xC3\xA4\xE2\x82\xAC\xF0\x9F\x98\x80\n\tx \\xff\\xc3 \\xe2\\x82 \\xc0\\xaf \\xed\\xa0\\x80 "
         "\\x1b[31m\\x0d\\xc2\\x9b\\xc3\n");

@@ -56,6 +56,23 @@ TEST_CASE("Golden ids of every pattern, and back") {
   }
 }
 
+// Patterns of DeepSeek, Kimi, Qwen3.5 and nanochat, NFKC, every way to split, characters with byte fallback as Llama 2
+// and Gemma have them, and Unigram.
+TEST_CASE("Golden ids of every form of tokenizer.json") {
+  const json forms = parse_json(test::read_file(GOLDEN_FORMS));
+  for (const auto& [name, form] : forms["forms"].items()) {
+    const auto tokenizer = parse_tokenizer_json(json_text(form["tokenizer"]), name);
+    const auto again = parse_tokenizer_json(tokenizer_text(*tokenizer), "again");
+    for (size_t i = 0; i < forms["texts"].size(); ++i) {
+      const auto text = forms["texts"][i].get<std::string>();
+      INFO(name << ", text " << i << ": " << text);
+      const auto expected = form["ids"][i].get<std::vector<int32_t>>();
+      CHECK(encode(tokenizer, text) == expected);
+      CHECK(encode(again, text) == expected);
+    }
+  }
+}
+
 TEST_CASE("A tokenizer written and read again gives the same ids") {
   for (const std::string pattern : {"gpt2", "llama3", "qwen2", "o200k"}) {
     const auto tokenizer = golden_tokenizer(pattern);
@@ -169,18 +186,20 @@ TEST_CASE("A text cut at a safe place has the same ids") {
 
 TEST_CASE("What a tokenizer.json asks for and is not done is refused by name") {
   const std::vector<std::pair<std::string, std::string>> faults = {
-      {R"({"model": {"type": "Unigram"}})", "model.type is \"Unigram\""},
+      {R"({"model": {"type": "WordPiece"}})", "model.type is \"WordPiece\""},
+      {R"({"model": {"type": "Unigram"}})", "model is Unigram behind ByteLevel"},
       {R"({"model": {"dropout": 0.1}})", "model.dropout"},
-      {R"({"model": {"byte_fallback": true}})", "model.byte_fallback"},
       {R"({"model": {"continuing_subword_prefix": "##"}})", "model.continuing_subword_prefix"},
       {R"({"model": {"merges": ["a b c"]}})", "model.merges holds \"a b c\", which is no \"left right\""},
       {R"({"model": {"merges": ["a ☃"]}})", "model.merges names \"☃\", which is not in model.vocab"},
       {R"({"normalizer": {"type": "Lowercase"}})", "normalizer is Lowercase"},
-      {R"({"pre_tokenizer": {"type": "Metaspace"}})", "pre_tokenizer is Metaspace"},
-      {R"({"pre_tokenizer": null})", "pre_tokenizer holds no ByteLevel"},
+      {R"({"pre_tokenizer": {"type": "Whitespace"}})", "pre_tokenizer is Whitespace"},
+      {R"({"pre_tokenizer": null})", "decoder is ByteLevel"},
+      {R"({"pre_tokenizer": null, "decoder": null})", "model has neither ByteLevel nor a token for what is unknown"},
+      {R"({"padding": {"strategy": {"Fixed": 5}}})", "padding is set"},
       {R"({"decoder": {"type": "WordPiece"}})", "decoder is WordPiece"},
       {R"({"truncation": {"max_length": 5}})", "truncation is set"},
-      {R"({"added_tokens": [{"id": 999, "content": "<x>", "lstrip": true}]})", "added_tokens[0].lstrip"},
+      {R"({"added_tokens": [{"id": 999, "content": "<x>", "single_word": true}]})", "added_tokens[0].single_word"},
       {R"({"added_tokens": [{"id": 3, "content": "<x>"}]})", "added_tokens[0] has the id 3 of another token"},
       {R"({"added_tokens": [{"id": -1, "content": "<x>"}]})", "added_tokens[0].id is -1"},
   };
@@ -199,7 +218,8 @@ TEST_CASE("What a tokenizer.json asks for and is not done is refused by name") {
                                 {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}}}};
     return error_of(ExitCode::usage, [&] { encode(parse_tokenizer_json(json_text(split), "t.json"), "x"); });
   };
-  for (const std::string regex : {"\\w+", "^a", "\\p{Han}", "a{1,3}+", "[a&&b]", "[[:alpha:]]", "(?m)a", "\\bx"}) {
+  for (const std::string regex :
+       {"a{1,3}+", "[a&&b]", "[[:alpha:]]", "(?m)a", "\\bx", "\\p{Klingon}", "[b-a]", "a)", "[]"}) {
     INFO(regex);
     CHECK(contains(refusal_of(regex), "t.json: "));
   }
@@ -222,6 +242,11 @@ TEST_CASE("A byte without a token, and ranks without a pattern, are refused") {
   CHECK(
       contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r"); }), "257 ranks is none of the published"));
   CHECK(encode(load_tokenizer(folder / "r", "gpt2"), "ab b") == std::vector<int32_t>{256, ' ', 'b'});
+  for (const std::string pattern : {"a$", "^a|b", "\\w+", "[^a]|\\W"}) {
+    CHECK(
+        contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r", pattern); }), "as tiktoken matches it"));
+  }
+  CHECK(encode(load_tokenizer(folder / "r", "[^\\s\\p{P}]+|\\$"), "ab$b") == std::vector<int32_t>{256, '$', 'b'});
   write_file(folder / "r", ranks + "YWI= 7\n");
   CHECK(contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r", "gpt2"); }), "line 257: rank 7 again"));
   write_file(folder / "r", "hello\n");

@@ -1,0 +1,18 @@
+// Whole texts, each with a limit: a pipe or a device may go on for ever.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace gptrain {
+
+constexpr int64_t max_text_bytes = int64_t{1} << 26;       // of a text that a command takes whole
+constexpr int64_t max_tokenizer_bytes = int64_t{1} << 27;  // of a file of a tokenizer
+
+// Throws Error(usage) where there is more than max_text_bytes.
+std::string read_standard_input();
+// Throws Error(usage), naming the file, where it cannot be read or has more than `most_bytes`.
+std::string read_text_file(const std::filesystem::path& path, int64_t most_bytes = max_text_bytes);
+
+}  // namespace gptrain

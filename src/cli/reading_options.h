@@ -1,0 +1,23 @@
+// Options of the commands that read texts.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "data/ingest/inputs.h"
+
+namespace gptrain {
+
+struct ReadingArguments {
+  std::vector<std::string> fields;
+  std::string format = "auto";
+};
+
+void add_reading_options(CLI::App& command, ReadingArguments& arguments);
+// Throws Error(usage) for a --field that is none.
+ReadOptions read_options(const ReadingArguments& arguments);
+// Says on standard error what the inputs were taken for: lines of InputFormats.
+void print_formats(const std::vector<std::string>& lines);
+
+}  // namespace gptrain

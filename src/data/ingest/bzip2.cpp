@@ -1,0 +1,45 @@
+#include <bzlib.h>
+#include <new>
+
+#include "data/ingest/decoders.h"
+
+namespace gptrain {
+namespace {
+
+class Bzip2Decoder : public Decoder {
+ public:
+  Bzip2Decoder() { begin(); }
+  ~Bzip2Decoder() override { BZ2_bzDecompressEnd(&stream_); }
+  Bzip2Decoder(const Bzip2Decoder&) = delete;
+  Bzip2Decoder& operator=(const Bzip2Decoder&) = delete;
+
+  Step decode(std::string_view input, char* out, size_t room) override {
+    stream_.next_in = const_cast<char*>(input.data());
+    stream_.avail_in = static_cast<unsigned>(input.size());
+    stream_.next_out = out;
+    stream_.avail_out = static_cast<unsigned>(room);
+    const int result = BZ2_bzDecompress(&stream_);
+    if (result == BZ_MEM_ERROR) throw std::bad_alloc();
+    if (result != BZ_OK && result != BZ_STREAM_END) throw DecodeFault("damaged");
+    return {input.size() - stream_.avail_in, room - stream_.avail_out, result == BZ_STREAM_END};
+  }
+
+  void restart() override {
+    BZ2_bzDecompressEnd(&stream_);
+    begin();
+  }
+
+ private:
+  void begin() {
+    stream_ = {};
+    if (BZ2_bzDecompressInit(&stream_, 0, 0) != BZ_OK) throw std::bad_alloc();
+  }
+
+  bz_stream stream_{};
+};
+
+}  // namespace
+
+std::unique_ptr<Decoder> make_bzip2_decoder() { return std::make_unique<Bzip2Decoder>(); }
+
+}  // namespace gptrain

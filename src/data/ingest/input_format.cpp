@@ -1,0 +1,358 @@
+#include "data/ingest/input_format.h"
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "data/ingest/json_record.h"
+
+namespace gptrain {
+namespace {
+
+constexpr std::string_view blanks = " \t\r\n";
+
+struct Magic {
+  size_t at;
+  std::string_view bytes;
+  std::string_view name;
+  std::string_view remedy;
+};
+
+constexpr std::string_view unpack = "unpack it and give the files in it";
+constexpr std::string_view to_parquet = "save it as Parquet or JSONL";
+constexpr std::string_view decompress = "decompress it, or compress it as gzip, zstd, xz or bzip2";
+constexpr std::string_view no_texts = "give files of texts";
+
+constexpr Magic foreign[] = {
+    {0, "PK\x03\x04", "a zip archive", unpack},
+    {0, "PK\x05\x06", "an empty zip archive", unpack},
+    {257, "ustar", "a tar archive", unpack},
+    {0, "7z\xBC\xAF\x27\x1C", "a 7z archive", unpack},
+    {0, "Rar!\x1A\x07", "a rar archive", unpack},
+    {0, "!<arch>\n", "an ar archive", unpack},
+    {0, "\x04\x22\x4D\x18", "lz4 data", decompress},
+    {0, "\x02\x21\x4C\x18", "lz4 data", decompress},
+    {0, std::string_view("\xFF\x06\x00\x00sNaPpY", 10), "snappy data", decompress},
+    {0, "LZIP\x01", "lzip data", decompress},
+    {0, "\x1F\x9D", "data of compress", decompress},
+    {0, std::string_view("\x89LZO\0", 5), "lzop data", decompress},
+    {0, std::string_view("\x5D\x00\x00", 3), "lzma data", decompress},
+    {0, "\x1F\x8B", "compressed twice (gzip data within compressed data)", decompress},
+    {0, "\x28\xB5\x2F\xFD", "compressed twice (zstd data within compressed data)", decompress},
+    {0,
+     std::string_view("\xFD"
+                      "7zXZ\0",
+                      6),
+     "compressed twice (xz data within compressed data)", decompress},
+    {4, "1AY&SY", "compressed twice (bzip2 data within compressed data)", decompress},
+    {0, std::string_view("ARROW1\0\0", 8), "an Arrow file (Feather, version 2)", to_parquet},
+    {0, std::string_view("FEA1\0", 5), "a Feather file of version 1", to_parquet},
+    {0, "\xFF\xFF\xFF\xFF", "an Arrow stream", to_parquet},
+    {0, "Obj\x01", "an Avro file", to_parquet},
+    {0, "\x89HDF\r\n\x1A\n", "an HDF5 file", to_parquet},
+    {0, std::string_view("SQLite format 3\0", 16), "an SQLite database", to_parquet},
+    {0, "\x93NUMPY", "a numpy file", "token files are not packed again: name it in data.train"},
+    {0, std::string_view("MMIDIDX\0\0", 9), "the index of a token file", "name its PREFIX in data.train"},
+    {0, "%PDF-", "a PDF file", "extract its text"},
+    {0, "{\\rtf", "an RTF file", "extract its text"},
+    {0,
+     "\x7F"
+     "ELF",
+     "an executable", no_texts},
+    {0, "\x89PNG", "a picture", no_texts},
+    {0, "\xFF\xD8\xFF", "a picture", no_texts},
+    {0, "WARC/1.", "a WARC file", "extract its texts to JSONL"},
+    {0, "version https://git-lfs.github.com/spec/", "a Git LFS pointer, not the data",
+     "fetch the data with git lfs pull"},
+};
+
+struct Suffix {
+  std::string_view suffix;
+  std::string_view name;
+};
+// Names of formats that are not read here, whatever the content.
+constexpr Suffix refused_suffixes[] = {
+    {".zip", "a zip archive"},
+    {".tar", "a tar archive"},
+    {".tgz", "a tar archive"},
+    {".tbz2", "a tar archive"},
+    {".txz", "a tar archive"},
+    {".7z", "a 7z archive"},
+    {".rar", "a rar archive"},
+    {".lz4", "lz4 data"},
+    {".lzma", "lzma data"},
+    {".lz", "lzip data"},
+    {".br", "brotli data"},
+    {".sz", "snappy data"},
+    {".Z", "data of compress"},
+    {".feather", "a Feather file"},
+    {".arrow", "an Arrow file"},
+    {".orc", "an ORC file"},
+    {".avro", "an Avro file"},
+    {".npy", "a numpy file"},
+    {".npz", "a numpy file"},
+    {".pdf", "a PDF file"},
+    {".docx", "a Word file"},
+    {".xlsx", "an Excel file"},
+    {".epub", "an EPUB book"},
+    {".pkl", "a pickle"},
+    {".pickle", "a pickle"},
+    {".pt", "a PyTorch file"},
+    {".safetensors", "a file of tensors"},
+    {".sqlite", "an SQLite database"},
+    {".warc", "a WARC file"},
+};
+
+struct Compression {
+  std::string_view suffix;
+  std::string_view name;
+};
+constexpr Compression compressions[] = {{".gz", "gzip"},   {".gzip", "gzip"}, {".zst", "zstd"},
+                                        {".zstd", "zstd"}, {".xz", "xz"},     {".bz2", "bzip2"}};
+
+std::string lower(std::string text) {
+  for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
+  return text;
+}
+
+// The suffix of a name that is not one of a compression.
+std::string format_suffix(std::filesystem::path path) {
+  if (!compression_of_name(path).empty()) path.replace_extension();
+  return lower(path.extension().native());
+}
+
+[[noreturn]] void refuse(const std::filesystem::path& path, std::string_view is, std::string_view remedy) {
+  throw Error(ExitCode::data, "{} is {}: {}", path.native(), is, remedy);
+}
+
+// A text of ASCII has a zero in every second byte of UTF-16.
+std::string_view wide_encoding(std::string_view start) {
+  if (start.starts_with(std::string_view("\xFF\xFE\0\0", 4)) ||
+      start.starts_with(std::string_view("\0\0\xFE\xFF", 4))) {
+    return "UTF-32";
+  }
+  if (start.starts_with("\xFF\xFE") || start.starts_with("\xFE\xFF")) return "UTF-16";
+  const std::string_view some = start.substr(0, 1000);
+  if (some.size() < 4) return {};
+  std::array<size_t, 2> zeros{};
+  for (size_t i = 0; i < some.size(); ++i) zeros[i % 2] += some[i] == '\0' ? 1 : 0;
+  const bool is_wide =
+      std::max(zeros[0], zeros[1]) * 4 > some.size() && std::min(zeros[0], zeros[1]) * 20 < some.size();
+  return is_wide ? std::string_view("UTF-16") : std::string_view();
+}
+
+enum class JsonShape {
+  none,     // no JSON
+  lines,    // a value a line
+  one,      // a list, or one object over several lines
+  several,  // values over several lines
+};
+
+struct Lines {
+  size_t number = 0;
+  size_t records = 0;  // that begin and end as an object does
+};
+
+// Of lines that are whole; blank ones do not count.
+Lines count_json_lines(std::string_view text, bool is_whole) {
+  Lines lines;
+  while (!text.empty()) {
+    const size_t newline = text.find('\n');
+    if (newline == std::string_view::npos && !is_whole) break;
+    std::string_view line = text.substr(0, newline);
+    text.remove_prefix(newline == std::string_view::npos ? text.size() : newline + 1);
+    const size_t first = line.find_first_not_of(blanks);
+    if (first == std::string_view::npos) continue;
+    ++lines.number;
+    if (line[first] == '{' && line[line.find_last_not_of(blanks)] == '}') ++lines.records;
+  }
+  return lines;
+}
+
+JsonShape json_shape(std::string_view text, bool is_whole) {
+  text.remove_prefix(std::min(text.find_first_not_of(blanks), text.size()));
+  if (text.empty()) return JsonShape::none;
+  const Lines lines = count_json_lines(text, is_whole);
+  const bool are_records = lines.records > 0 && 2 * lines.records >= lines.number;
+  const char first = text[0];
+  if (first != '{' && first != '[') return are_records ? JsonShape::lines : JsonShape::none;
+  const size_t second = std::min(text.find_first_not_of(blanks, 1), text.size() - 1);
+  const bool is_list = first == '[' && std::string_view("{[]\"").find(text[second]) != std::string_view::npos;
+  const size_t end = end_of_json_value(text);
+  if (end == std::string_view::npos) {
+    if (are_records) return JsonShape::lines;
+    if (first == '[') return is_list ? JsonShape::one : JsonShape::none;
+    return text.find('\n') == std::string_view::npos ? JsonShape::lines : JsonShape::one;
+  }
+  const bool is_one_line = text.substr(0, end).find('\n') == std::string_view::npos;
+  const bool is_alone = is_whole && text.find_first_not_of(blanks, end) == std::string_view::npos;
+  if (is_alone) {
+    if (first == '[') return is_list ? JsonShape::one : JsonShape::none;
+    return is_one_line ? JsonShape::lines : JsonShape::one;
+  }
+  if (are_records || (is_one_line && first == '{')) return JsonShape::lines;
+  if (first == '[' && !is_list) return JsonShape::none;
+  return JsonShape::several;
+}
+
+// A line that ends inside of what it opened: JSON for people, over several lines.
+bool is_pretty_printed(std::string_view text) {
+  text.remove_prefix(std::min(text.find_first_not_of(blanks), text.size()));
+  const size_t newline = text.find('\n');
+  if (newline == std::string_view::npos) return false;
+  const size_t last = text.substr(0, newline).find_last_not_of(blanks);
+  return last != std::string_view::npos && std::string_view("{[,").find(text[last]) != std::string_view::npos;
+}
+
+[[noreturn]] void refuse_pretty_printed(const std::filesystem::path& path) {
+  refuse(path, "JSON whose values go over several lines", "make JSONL of it with: jq -c . IN >OUT.jsonl");
+}
+
+struct CsvHeader {
+  std::vector<std::string> names;
+  size_t bytes = 0;
+};
+
+InputFormat csv_format(const InputQuestion& question, char delimiter, const CsvHeader& header) {
+  const auto column = std::find(header.names.begin(), header.names.end(), question.field);
+  if (column == header.names.end()) {
+    throw Error(ExitCode::data, "{}, line 1: the header has no column \"{}\" (--field names it)",
+                question.path.native(), question.field);
+  }
+  return {.kind = InputKind::csv,
+          .csv_delimiter = delimiter,
+          .csv_column = static_cast<size_t>(column - header.names.begin()),
+          .csv_columns = header.names.size(),
+          .header_bytes = header.bytes};
+}
+
+CsvHeader csv_header(std::string_view start, char delimiter) {
+  CsvHeader header;
+  header.bytes = parse_csv_record(start, true, header.names, delimiter);
+  return header;
+}
+
+InputFormat of_kind(InputKind kind) { return {.kind = kind}; }
+
+InputFormat json_format(const InputQuestion& question, JsonShape shape) {
+  if (shape == JsonShape::several) refuse_pretty_printed(question.path);
+  return of_kind(shape == JsonShape::lines ? InputKind::jsonl : InputKind::json);
+}
+
+char delimiter_of(std::string_view suffix) { return suffix == ".tsv" || suffix == ".tab" ? '\t' : ','; }
+
+// What the name promises; nothing where it promises nothing.
+std::optional<InputFormat> format_of_name(const InputQuestion& question, const std::string& suffix) {
+  const JsonShape shape = json_shape(question.start, question.is_whole);
+  if (suffix == ".jsonl" || suffix == ".ndjson") {
+    if (shape != JsonShape::lines && is_pretty_printed(question.start) && shape != JsonShape::none) {
+      refuse_pretty_printed(question.path);
+    }
+    return of_kind(InputKind::jsonl);
+  }
+  if (suffix == ".json") return shape == JsonShape::none ? of_kind(InputKind::json) : json_format(question, shape);
+  if (suffix == ".csv" || suffix == ".tsv" || suffix == ".tab") {
+    return csv_format(question, delimiter_of(suffix), csv_header(question.start, delimiter_of(suffix)));
+  }
+  if (suffix == ".parquet") refuse(question.path, "no Parquet file, as its name says", "look for a damaged download");
+  for (const Suffix& known : refused_suffixes) {
+    if (suffix == known.suffix)
+      refuse(question.path, std::string(known.name) + " by its name", "give files of texts, or --format");
+  }
+  return std::nullopt;
+}
+
+std::optional<InputFormat> format_of_content(const InputQuestion& question) {
+  if (const JsonShape shape = json_shape(question.start, question.is_whole); shape != JsonShape::none) {
+    return json_format(question, shape);
+  }
+  for (const char delimiter : {',', '\t'}) {
+    const CsvHeader header = csv_header(question.start, delimiter);
+    const auto count = std::count(header.names.begin(), header.names.end(), question.field);
+    if (count == 1 && (header.names.size() > 1 || question.field_is_given))
+      return csv_format(question, delimiter, header);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string_view compression_of_name(const std::filesystem::path& path) {
+  const std::string suffix = lower(path.extension().native());
+  for (const Compression& known : compressions) {
+    if (suffix == known.suffix) return known.name;
+  }
+  return {};
+}
+
+void refuse_foreign_format(const std::filesystem::path& path, std::string_view start) {
+  for (const Magic& magic : foreign) {
+    if (start.size() < magic.at || !start.substr(magic.at).starts_with(magic.bytes)) continue;
+    refuse(path, magic.name, magic.remedy);
+  }
+  if (const std::string_view encoding = wide_encoding(start); !encoding.empty()) {
+    refuse(path, std::string("text in ") + std::string(encoding),
+           fmt::format("make UTF-8 of it with: iconv -f {} -t UTF-8 IN >OUT", encoding));
+  }
+}
+
+InputFormat find_input_format(const InputQuestion& question) {
+  const std::string suffix = format_suffix(question.path);
+  if (question.asked) {
+    if (*question.asked == InputKind::rows) refuse(question.path, "no Parquet file", "give another --format");
+    if (*question.asked != InputKind::csv) return of_kind(*question.asked);
+    return csv_format(question, delimiter_of(suffix), csv_header(question.start, delimiter_of(suffix)));
+  }
+  if (auto format = format_of_name(question, suffix)) return *format;
+  if (auto format = format_of_content(question)) return *format;
+  const std::string_view texts[] = {".txt", ".text", ".md", ".rst", ".tex"};
+  const bool is_text_by_name = std::find(std::begin(texts), std::end(texts), suffix) != std::end(texts);
+  if (question.field_is_given && !is_text_by_name) {
+    throw Error(
+        ExitCode::data,
+        "{} has no field \"{}\": its content is neither JSONL, JSON, CSV nor Parquet (--format text takes it as "
+        "one text)",
+        question.path.native(), question.field);
+  }
+  return {};
+}
+
+std::string_view format_name(InputKind kind) {
+  switch (kind) {
+    case InputKind::text:
+      return "one text";
+    case InputKind::jsonl:
+      return "JSONL";
+    case InputKind::json:
+      return "JSON";
+    case InputKind::csv:
+      return "CSV";
+    case InputKind::rows:
+      return "Parquet";
+  }
+  return "";
+}
+
+void InputFormats::add(const TextBlock& block, const std::filesystem::path& input) {
+  if (last_input_ == block.input) return;
+  last_input_ = block.input;
+  std::string format(block.kind == InputKind::csv && block.csv_delimiter == '\t' ? "TSV" : format_name(block.kind));
+  if (!block.compression.empty()) format += fmt::format(" ({})", block.compression);
+  auto count = std::find_if(counts_.begin(), counts_.end(), [&](const Count& known) { return known.format == format; });
+  if (count == counts_.end()) count = counts_.insert(counts_.end(), {.format = format, .first = input.native()});
+  ++count->inputs;
+}
+
+std::vector<std::string> InputFormats::lines() const {
+  std::vector<std::string> lines;
+  for (const Count& count : counts_) {
+    lines.push_back(count.inputs == 1 ? fmt::format("{} as {}", count.first, count.format)
+                                      : fmt::format("{} as {}, {} the first", format_counted(count.inputs, "file"),
+                                                    count.format, count.first));
+  }
+  return lines;
+}
+
+}  // namespace gptrain

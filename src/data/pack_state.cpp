@@ -1,0 +1,75 @@
+#include "data/pack_state.h"
+
+#include <fstream>
+#include <sstream>
+
+#include "base/crc32c.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "base/output_file.h"
+#include "data/pack.h"
+#include "data/token_paths.h"
+
+namespace gptrain {
+namespace {
+
+constexpr const char* checksum_key = "crc32c";
+
+std::string text_of(const std::filesystem::path& path) {
+  std::ifstream stream(path, std::ios::binary);
+  std::ostringstream text;
+  text << stream.rdbuf();
+  if (!stream.is_open() || stream.bad()) throw Error(ExitCode::data, "{} cannot be read", path.native());
+  return std::move(text).str();
+}
+
+uint32_t checksum_of(const nlohmann::json& state) {
+  const std::string text = json_text(state);
+  return crc32c(text.data(), text.size());
+}
+
+}  // namespace
+
+void write_pack_state(const std::filesystem::path& path, nlohmann::json state) {
+  state[checksum_key] = checksum_of(state);
+  AtomicFile file(path, ExitCode::data);
+  file.write(json_text(state, 1) + "\n");
+  file.commit();
+}
+
+nlohmann::json read_pack_state(const std::filesystem::path& path) {
+  nlohmann::json state = parse_json_or_discard(text_of(path));
+  nlohmann::json checksum;
+  if (state.is_object() && state.contains(checksum_key)) {
+    checksum = state[checksum_key];
+    state.erase(checksum_key);
+  }
+  if (checksum != checksum_of(state)) {
+    throw Error(ExitCode::data, "{} is damaged; start anew without --resume", path.native());
+  }
+  return state;
+}
+
+uint32_t add_shard_checksum(const std::filesystem::path& shard, uint32_t before) {
+  for (const char* suffix : {".meta.json", ".idx"}) {
+    const std::string text = text_of(token_file_path(shard, suffix));
+    before = crc32c(text.data(), text.size(), before);
+  }
+  return before;
+}
+
+void check_shards(int64_t count, const std::function<std::filesystem::path(int64_t)>& shard_prefix, uint32_t expected) {
+  uint32_t found = 0;
+  for (int64_t shard = 0; shard < count; ++shard) {
+    verify_tokens(shard_prefix(shard), nullptr);
+    found = add_shard_checksum(shard_prefix(shard), found);
+  }
+  if (found != expected) {
+    throw Error(ExitCode::data,
+                "--resume: {} and the shards behind it are sound, and not those that this pack has written; start anew "
+                "without --resume",
+                shard_prefix(0).native());
+  }
+}
+
+}  // namespace gptrain

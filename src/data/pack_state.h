@@ -1,0 +1,24 @@
+// What a pack that was killed needs to go on: PREFIX.pack.json, and proof that the shards before it are whole.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+namespace gptrain {
+
+// Writes the state with a checksum of its own, by rename.
+void write_pack_state(const std::filesystem::path& path, nlohmann::json state);
+// Throws Error(data), naming the file, where it cannot be read or does not have its checksum.
+nlohmann::json read_pack_state(const std::filesystem::path& path);
+
+// The checksum of all shards up to this one: of their index, and of their .meta.json, which has those of their tokens.
+// `before`: that of the shards before, 0 for none.
+uint32_t add_shard_checksum(const std::filesystem::path& shard, uint32_t before);
+
+// Reads all of the `count` shards that `shard_prefix` names. Throws Error(data) naming what is missing or damaged, or
+// saying that their checksum is not `expected`.
+void check_shards(int64_t count, const std::function<std::filesystem::path(int64_t)>& shard_prefix, uint32_t expected);
+
+}  // namespace gptrain

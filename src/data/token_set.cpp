@@ -1,0 +1,179 @@
+#include "data/token_set.h"
+
+#include <algorithm>
+#include <charconv>
+#include <glob.h>
+#include <optional>
+#include <set>
+#include <system_error>
+
+#include "base/crc32c.h"
+#include "base/directory.h"
+#include "base/error.h"
+#include "data/sample_order.h"
+#include "data/token_paths.h"
+
+namespace gptrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t shard_digits = 5;
+
+// The token file that a name is part of; nothing for what belongs to one, or is none.
+std::optional<fs::path> token_file_with(const fs::path& name) {
+  const fs::path prefix = fs::path(name).replace_extension();
+  std::error_code ignored;
+  const bool has_index = fs::exists(token_file_path(prefix, ".idx"), ignored);
+  if (name.extension() == ".idx" || (name.extension() == ".bin" && has_index)) return prefix;
+  if (name.extension() == ".bin" || name.extension() == ".npy") return name;
+  return std::nullopt;
+}
+
+std::vector<fs::path> token_files_among(const std::vector<fs::path>& names) {
+  std::set<fs::path> files;
+  for (const fs::path& name : names) {
+    if (auto file = token_file_with(name)) files.insert(std::move(*file));
+  }
+  return {files.begin(), files.end()};
+}
+
+std::vector<fs::path> names_in(const fs::path& folder) {
+  std::error_code error;
+  std::vector<fs::path> names = paths_in(folder, error);
+  if (error) throw Error(ExitCode::data, "cannot read {}: {}", folder.native(), error.message());
+  std::erase_if(names, [](const fs::path& name) { return name.filename().native().starts_with('.'); });
+  return names;
+}
+
+std::vector<fs::path> names_that_match(const std::string& pattern) {
+  glob_t matches{};
+  const int result = ::glob(pattern.c_str(), 0, nullptr, &matches);
+  std::vector<fs::path> names;
+  for (size_t i = 0; result == 0 && i < matches.gl_pathc; ++i) names.emplace_back(matches.gl_pathv[i]);
+  ::globfree(&matches);
+  return names;
+}
+
+// PREFIX-00000 and those that follow it.
+std::vector<fs::path> shards_of(const fs::path& prefix) {
+  const fs::path folder = prefix.has_parent_path() ? prefix.parent_path() : ".";
+  const std::string start = prefix.filename().native() + "-";
+  std::set<int64_t> numbers;
+  for (const fs::path& path : names_in(folder)) {
+    const std::string name = path.filename().native();
+    if (!name.starts_with(start) || path.extension() != ".idx") continue;
+    const std::string digits = name.substr(start.size(), name.size() - start.size() - std::string_view(".idx").size());
+    int64_t number = -1;
+    const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    if (digits.size() >= shard_digits && parsed.ptr == digits.data() + digits.size()) numbers.insert(number);
+  }
+  std::vector<fs::path> shards;
+  for (const int64_t number : numbers) {
+    const auto expected = static_cast<int64_t>(shards.size());
+    if (number != expected)
+      throw Error(ExitCode::data, "{}-{:05}.idx is missing, and there is {}-{:05}", prefix.native(), expected,
+                  prefix.native(), number);
+    shards.emplace_back(fmt::format("{}-{:05}", prefix.native(), number));
+  }
+  return shards;
+}
+
+std::vector<TokenFile> open_all(const std::string& path, int64_t sequence_length, bool checksums) {
+  std::vector<TokenFile> files;
+  for (const fs::path& name : token_files_of(path)) {
+    const TokenFile& file = files.emplace_back(name, checksums);
+    const int64_t length = file.best_fit_length();
+    if (length > 0 && length != sequence_length) {
+      throw Error(ExitCode::usage,
+                  "model.sequence_length = {}: {} was packed with --best-fit {}; set model.sequence_length to {}, or "
+                  "pack it again with --best-fit {}",
+                  sequence_length, name.native(), length, length, sequence_length);
+    }
+    if (length != files.front().best_fit_length()) {
+      throw Error(ExitCode::usage,
+                  "{}: some of its token files were packed with --best-fit, and {} was not like the first", path,
+                  name.native());
+    }
+  }
+  // Says what is missing of a path that is no set.
+  if (files.empty()) files.emplace_back(path, checksums);
+  return files;
+}
+
+}  // namespace
+
+std::vector<fs::path> token_files_of(const std::string& path) {
+  std::error_code ignored;
+  if (is_token_file(path)) return {path};
+  if (fs::is_directory(path, ignored)) return token_files_among(names_in(path));
+  if (path.find_first_of("*?[") != std::string::npos) return token_files_among(names_that_match(path));
+  const fs::path first = fmt::format("{}-{:05}.idx", path, 0);
+  return fs::exists(first, ignored) ? shards_of(path) : std::vector<fs::path>();
+}
+
+std::vector<fs::path> token_files_of(const std::vector<std::string>& paths) {
+  std::vector<fs::path> files;
+  std::set<fs::path> parts;
+  for (const std::string& path : paths) {
+    const std::optional<fs::path> whole = token_file_with(path);
+    if (path.ends_with(".meta.json") || path.ends_with(".pack.json")) continue;
+    if (whole && *whole != path) {
+      if (parts.insert(*whole).second) files.push_back(*whole);
+      continue;
+    }
+    std::vector<fs::path> found = token_files_of(path);
+    if (found.empty()) found.emplace_back(path);
+    files.insert(files.end(), found.begin(), found.end());
+  }
+  return files;
+}
+
+TokenSet::TokenSet(const std::string& path, int64_t sequence_length, bool checksums)
+    : sequence_length_(sequence_length), files_(open_all(path, sequence_length, checksums)) {
+  int64_t samples = 0;
+  for (const TokenFile& file : files_) {
+    samples += is_best_fit() ? file.num_samples() : samples_per_epoch(file.num_tokens(), sequence_length);
+    ends_.push_back(samples);
+  }
+  if (samples == 0) {
+    throw Error(ExitCode::data,
+                "{}: {} tokens are too few for one sample of model.sequence_length + 1 = {} tokens; use more text or "
+                "shorter sequences",
+                files_.size() > 1 ? path : token_file_path(path, ".bin").native(), num_tokens(), sequence_length + 1);
+  }
+}
+
+int64_t TokenSet::num_tokens() const {
+  int64_t tokens = 0;
+  for (const TokenFile& file : files_) tokens += file.num_tokens();
+  return tokens;
+}
+
+int64_t TokenSet::num_documents() const {
+  int64_t documents = 0;
+  for (const TokenFile& file : files_) documents += file.num_documents();
+  return documents;
+}
+
+SourceRecord TokenSet::identity() const {
+  SourceRecord record = files_.front().identity();
+  for (size_t i = 1; i < files_.size(); ++i) {
+    const SourceRecord next = files_[i].identity();
+    record.tokens += next.tokens;
+    record.covered = std::max(record.covered, next.covered);
+    record.checksum = crc32c(&next.checksum, sizeof next.checksum, record.checksum);
+  }
+  return record;
+}
+
+TokenSet::Place TokenSet::place_of(int64_t sample) const {
+  const auto end = std::upper_bound(ends_.begin(), ends_.end(), sample);
+  const auto index = static_cast<size_t>(end - ends_.begin());
+  const TokenFile& file = files_[index];
+  const int64_t in_file = index == 0 ? sample : sample - ends_[index - 1];
+  if (is_best_fit()) return {file, file.sample(in_file)};
+  return {file, {in_file * sequence_length_, sequence_length_ + 1}};
+}
+
+}  // namespace gptrain

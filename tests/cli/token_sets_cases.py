@@ -1,0 +1,112 @@
+"""Sources that are sets of token files: the shards of a pack, a folder, a pattern, shards of llm.c; and `data join` of them."""
+import json
+import random
+import struct
+import unittest
+
+from cli_case import DATA, USAGE, CliCase, overrides, tiny_config, write_tokens
+
+
+class TokenSets(CliCase):
+    def write_set(self, folder, draw, flat=False):
+        """Shards of any sizes, some too short for a sample; their tokens."""
+        self.path(folder).mkdir()
+        shards = []
+        for size in [draw.choice([1, 16, 17, 40, 400]) for _ in range(draw.randint(2, 6))] + [500]:
+            tokens = [draw.randrange(64) for _ in range(size)]
+            shards.append(tokens)
+            if flat:
+                header = struct.pack("<3i", 20240520, 1, size) + bytes(1012)
+                self.path(f"{folder}/shard_train_{len(shards):06d}.bin").write_bytes(header + struct.pack(f"<{size}H", *tokens))
+            else:
+                write_tokens(self.path(f"{folder}/set-{len(shards) - 1:05}"), tokens)
+        return shards
+
+    def samples(self, path):
+        config = tiny_config(data={"train": [{"path": path, "weight": 1}]}, batch={"global": 2, "micro": 1})
+        return self.succeed("data", "mix", self.write_config(config))
+
+    def test_a_set_is_one_source_under_every_name(self):
+        draw = random.Random(1)
+        for number in range(4):
+            folder, flat = f"d{number}", number % 2 == 1
+            shards = self.write_set(folder, draw, flat)
+            total = sum(map(len, shards))
+            names = [folder, f"{folder}/*"] + ([f"{folder}/shard_train_*.bin"] if flat else
+                                               [f"{folder}/set", f"{folder}/set-*", f"{folder}/set-*.bin"])
+            weights = []
+            for name in names:
+                with self.subTest(name=name):
+                    report = self.samples(name)
+                    self.assertRegex(report, rf" {total:,} ")
+                    out = f"out-{number}-{len(weights)}"
+                    self.train("run.json", *overrides("run.steps=3", f"run.out={out}"))
+                    weights.append((self.checkpoint(3, out) / "rank-00000.safetensors").read_bytes())
+            self.assertEqual(len(set(weights)), 1, folder)
+            joined = self.succeed("data", "join", folder, "--out", f"joined{number}")
+            self.assertIn(f"{total:,} tokens from {len(shards)} token files", joined)
+            content = self.path(f"joined{number}.bin").read_bytes()
+            self.assertEqual(content, struct.pack(f"<{total}H", *[token for tokens in shards for token in tokens]))
+            # As a shell spells out the pattern: parts of one file count once.
+            parts = sorted(str(path.relative_to(self.folder)) for path in self.path(folder).iterdir())
+            self.succeed("data", "join", *parts, "--out", f"parts{number}")
+            self.assertEqual(self.path(f"parts{number}.bin").read_bytes(), content)
+
+    def test_shards_of_a_pack(self):
+        draw = random.Random(2)
+        texts = [" ".join(draw.choice(["the", "fox", "naps"]) for _ in range(draw.randrange(3, 60))) for _ in range(100)]
+        self.path("a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+        self.succeed("data", "pack", "a.jsonl", "--tokenizer", "bytes", "--shards-of", "2000", "--out", "s")
+        self.train(self.write_config(tiny_config(data={"train": [{"path": "s"}]}, run={"steps": 2, "sample_every_steps": 1,
+                                                                                      "sample_tokens": 4})))
+        self.path("s-00001.idx").unlink()
+        self.refuse(DATA, "s-00001.idx is missing, and there is s-00002", "train", "run.json", "--resume",
+                    *overrides("run.steps=3"))
+        self.path("s-00000.idx").unlink()
+        self.refuse(DATA, "s.idx does not exist", "train", "run.json", "--resume", *overrides("run.steps=3"))
+        self.refuse(DATA, ["a.jsonl", "`gptrain data pack` makes token files of texts"], "train", "run.json",
+                    *overrides('data.train=[{"path": "a.jsonl"}]', "run.out=new"))
+
+class Widths(CliCase):
+    def test_tokens_without_a_header(self):
+        """Files of u32 under the name of one of u16: a warning, once, and --dtype gives the ids; none for sound u16."""
+        draw = random.Random(3)
+        for size in (40, 1000, 20_000):
+            ids = [draw.randrange(50_000) for _ in range(size)]
+            self.path("wide.bin").write_bytes(struct.pack(f"<{size}I", *ids))
+            self.path("ids.dat").write_bytes(struct.pack(f"<{size}I", *ids))
+            self.path("narrow.bin").write_bytes(struct.pack(f"<{size}H", *ids))
+            result = self.run_gptrain("data", "inspect", "wide.bin")
+            self.assertEqual((result.code, result.err.count("warning: wide.bin is read as u16")), (0, 1), result.err)
+            self.assertNotIn("warning", self.run_gptrain("data", "inspect", "narrow.bin").err)
+            for name in ("wide.bin", "ids.dat"):
+                self.succeed("data", "convert", name, "out", "--dtype", "u32")
+                self.assertEqual(self.path("out.bin").read_bytes(), struct.pack(f"<{size}i", *ids))
+            self.succeed("data", "convert", "narrow.bin", "out", "--dtype", "u16")
+            self.assertEqual(self.path("out.bin").read_bytes(), struct.pack(f"<{size}H", *ids))
+            # A header says the type, whatever the name.
+            self.succeed("data", "convert", "narrow.bin", "a.npy")
+            self.path("a.npy").rename(self.path("a.bin"))
+            self.assertIn(f"{size:,} tokens", self.succeed("data", "inspect", "a.bin"))
+            self.refuse(USAGE, "a.bin has a header that says its type", "data", "convert", "a.bin", "out", "--dtype", "u32")
+        self.path("odd.bin").write_bytes(bytes(6))
+        self.refuse(DATA, "6 bytes are no tokens of", "data", "convert", "odd.bin", "out", "--dtype", "u32")
+
+
+class OutputsFirst(CliCase):
+    def test_what_cannot_be_written_is_found_first(self):
+        """Before anything is read: the inputs are not there either."""
+        self.path("file").touch()
+        config = self.write_config(tiny_config())
+        for code, arguments in [
+                (DATA, ["data", "train-tokenizer", "absent", "--vocab-size", "300", "--out", "nowhere/t.json"]),
+                (DATA, ["data", "train-tokenizer", "absent", "--vocab-size", "300", "--out", "file/t.json"]),
+                (USAGE, ["plan", config, "--gpus", "8", "--target", "absent", "--out", "nowhere/best.json"]),
+                (USAGE, ["plan", config, "--gpus", "8", "--target", "absent", "--html", "nowhere/page.html"])]:
+            with self.subTest(arguments=arguments):
+                self.refuse(code, arguments[-1], *arguments)
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["file", "run.json"])
+
+
+if __name__ == "__main__":
+    unittest.main()

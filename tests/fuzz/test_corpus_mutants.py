@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Mutants of what people give `data pack`: JSONL in each compression, Parquet, tokenizer.json, models of SentencePiece. No signal, no
+hang, at most 512 MiB of memory but for a window that the file asks for and the message names, and every document is packed or counted.
+
+Run as test_corpus_mutants.py GPTRAIN [--files N] [--seed N] [TEST...]
+"""
+import argparse
+import bz2
+import gzip
+import json
+import lzma
+import os
+import random
+import re
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+
+DOCUMENTED = {0, 2, 3}
+MOST_KIB = 512 << 10
+SECONDS = 60
+DATA_FOLDER = Path(__file__).resolve().parents[1] / "cli"
+WORDS = ["the", "quick", "brown", "fox's", "12345", "naïve", "日本語", "\n\n", "\t", '"', "\\"]
+
+
+def count_of(pattern, text):
+    found = re.search(pattern, text)
+    return int(found.group(1).replace(",", "")) if found else 0
+
+
+class CorpusMutants(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="gptrain-corpora-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.draw = random.Random(SEED)
+
+    def run_gptrain(self, *arguments):
+        """Exit code, what was printed, and the process's own largest memory."""
+        log = self.folder / "log"
+        child = os.fork()
+        if child == 0:
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            os.chdir(self.folder)
+            os.execv("/usr/bin/env", ["env", "timeout", str(SECONDS), str(GPTRAIN), *map(str, arguments)])
+        _, status, usage = os.wait4(child, 0)
+        return os.waitstatus_to_exitcode(status), log.read_text(errors="replace"), usage.ru_maxrss
+
+    def mutant(self, content):
+        bytes_ = bytearray(content)
+        for _ in range(self.draw.choice((1, 1, 2, 4))):
+            at = self.draw.randrange(len(bytes_) + 1)
+            kind = self.draw.randrange(6)
+            if kind == 0 and at < len(bytes_):
+                bytes_[at] ^= 1 << self.draw.randrange(8)
+            elif kind == 1 and at < len(bytes_):
+                bytes_[at] = self.draw.choice((0, 0x7F, 0x80, 0xFF, self.draw.randrange(256)))
+            elif kind == 2:
+                del bytes_[at:at + self.draw.choice((1, 2, 20))]
+            elif kind == 3:
+                bytes_[at:at] = self.draw.choice((b"\0" * 8, b"\xff" * 5, b"\n", b'"', b"{", b"\\ud800", b"1e999", b"NaN", b"\xef\xbb\xbf"))
+            elif kind == 4:
+                start = self.draw.randrange(len(bytes_) + 1)
+                bytes_[at:at] = bytes_[start:start + self.draw.randrange(200)]
+            elif self.draw.random() < 0.3:
+                del bytes_[at:]
+        return bytes(bytes_)
+
+    def pack(self, name, tokenizer="bytes"):
+        code, text, kib = self.run_gptrain("data", "pack", name, "--out", "out", "--tokenizer", tokenizer, "--on-bad-line", "skip")
+        kept = self.folder / "kept"
+        (self.folder / name).rename(kept)  # for whoever looks into a failure
+        self.assertIn(code, DOCUMENTED, f"seed {SEED}: {text}")
+        self.assertNotIn("internal error", text)
+        if "window takes" not in text:
+            self.assertLess(kib, MOST_KIB, text)
+        counted = count_of(r": ([\d,]+) documents?, ", text)
+        counted += count_of(r"left out: ([\d,]+) documents? that could", text) + count_of(r"left out: ([\d,]+) empty", text)
+        return code, counted, text
+
+    def test_jsonl(self):
+        lines = [json.dumps({"id": i, "text": " ".join(self.draw.choice(WORDS) for _ in range(self.draw.randrange(30)))},
+                            ensure_ascii=i % 2 == 0) for i in range(120)]
+        content = "".join(line + "\n" for line in lines).encode()
+        packed = 0
+        for _ in range(FILES):
+            mutant = self.mutant(content)
+            (self.folder / "a.jsonl").write_bytes(mutant)
+            code, counted, text = self.pack("a.jsonl")
+            packed += code == 0
+            if code == 0:
+                records = [line for line in mutant.split(b"\n") if line.removeprefix(b"\xef\xbb\xbf").strip(b" \t\r")]
+                self.assertEqual(counted, len(records), text)
+        self.assertGreater(packed, FILES // 2)
+
+    def test_compressed_jsonl(self):
+        content = "".join(json.dumps({"text": f"document {i} " + "x" * (i % 40)}) + "\n" for i in range(120)).encode()
+        for suffix, compress in ((".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress), (".zst", self.zstd)):
+            sound = compress(content)
+            for _ in range(FILES):
+                mutant = self.mutant(sound)
+                (self.folder / ("a.jsonl" + suffix)).write_bytes(mutant)
+                code, counted, text = self.pack("a.jsonl" + suffix)
+                # Frames of zstd need not have a checksum; members that are there twice are read twice.
+                if code == 0 and suffix != ".zst":
+                    self.assertEqual(counted % 120, 0, text)
+
+    @staticmethod
+    def zstd(content):
+        half = len(content) // 2
+        return b"".join(b"\x28\xb5\x2f\xfd\0\x58" + (1 | len(part) << 3).to_bytes(3, "little") + part
+                        for part in (content[:half], content[half:]))
+
+    def test_parquet(self):
+        (self.folder / "s.parquet").write_bytes((DATA_FOLDER / "nulls.parquet").read_bytes())
+        code, text, _ = self.run_gptrain("data", "pack", "s.parquet", "--out", "out", "--tokenizer", "bytes", "--on-bad-line", "skip")
+        if "which this build cannot read" in text:
+            self.skipTest("a build without Arrow's library")
+        self.assertEqual(code, 0, text)
+        for name, rows in (("nulls", 3), ("rows", 1500)):
+            sound = (DATA_FOLDER / f"{name}.parquet").read_bytes()
+            footer = len(sound) - 8 - int.from_bytes(sound[-8:-4], "little")
+            for number in range(FILES // 2):
+                # Half of the mutants in the footer, which has no checksum.
+                mutant = self.mutant(sound) if number % 2 else sound[:footer] + self.mutant(sound[footer:-8]) + sound[-8:]
+                (self.folder / "a.parquet").write_bytes(mutant)
+                code, counted, text = self.pack("a.parquet")
+                if code == 0:
+                    self.assertEqual(counted, rows, text)
+
+    def check_tokenizers(self, sound, name):
+        for _ in range(FILES):
+            (self.folder / name).write_bytes(self.mutant(sound))
+            code, text, kib = self.run_gptrain("data", "tokenize", "--tokenizer", name, "the License's\n\n1234 naïve 日本語")
+            self.assertIn(code, DOCUMENTED, text)
+            self.assertNotIn("internal error", text)
+            self.assertLess(kib, MOST_KIB, text)
+
+    def test_tokenizer_json(self):
+        (self.folder / "in.txt").write_text(" ".join(WORDS * 50))
+        code, text, _ = self.run_gptrain("data", "train-tokenizer", "in.txt", "--vocab-size", "300", "--out", "t.json")
+        self.assertEqual(code, 0, text)
+        self.check_tokenizers((self.folder / "t.json").read_bytes(), "m.json")
+
+    def test_sentencepiece(self):
+        self.check_tokenizers((DATA_FOLDER / "sentencepiece.model").read_bytes(), "m.model")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("gptrain", type=Path)
+    parser.add_argument("--files", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("tests", nargs="*")
+    arguments = parser.parse_args()
+    GPTRAIN, FILES, SEED = arguments.gptrain.resolve(), arguments.files, arguments.seed
+    unittest.main(argv=[sys.argv[0], *arguments.tests])
