@@ -242,7 +242,8 @@ class Packer {
   void write(const IngestPipeline::Item& item) {
     const EncodedBlock& encoded = item.encoded;
     text_bytes_ += encoded.text_bytes;
-    formats_.add(item.block, inputs_[item.block.input].path);
+    formats_.add(item.block.input, inputs_[item.block.input].path, item.block.kind, item.block.csv_delimiter,
+                 item.block.compression);
     // A pack that goes on has counted the block in which it stopped.
     const auto to_skip = static_cast<size_t>(std::exchange(documents_to_skip_, 0));
     if (to_skip == 0) count(item);
@@ -350,9 +351,12 @@ class Packer {
       throw Error(ExitCode::data, "{} is damaged; start anew without --resume", path.native());
     }
     const bool is_one_file = options_.shard_tokens == 0 && result_.was_finished;
-    check_shards(
-        is_one_file ? 1 : result_.shards, [this](int64_t shard) { return shard_prefix(options_, shard); },
-        shards_checksum_);
+    std::vector<fs::path> shards;
+    for (int64_t shard = 0; shard < (is_one_file ? 1 : result_.shards); ++shard) {
+      shards.push_back(shard_prefix(options_, shard));
+      verify_tokens(shards.back(), nullptr);
+    }
+    check_shards(shards, shards_checksum_);
     for (size_t i = 0; i < start_.input; ++i) start_bytes_ += inputs_[i].size_bytes;
     start_tokens_ = result_.tokens;
   }

@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/output_file.h"
-#include "data/pack.h"
 #include "data/token_paths.h"
 
 namespace gptrain {
@@ -58,17 +57,14 @@ uint32_t add_shard_checksum(const std::filesystem::path& shard, uint32_t before)
   return before;
 }
 
-void check_shards(int64_t count, const std::function<std::filesystem::path(int64_t)>& shard_prefix, uint32_t expected) {
+void check_shards(const std::vector<std::filesystem::path>& shards, uint32_t expected) {
   uint32_t found = 0;
-  for (int64_t shard = 0; shard < count; ++shard) {
-    verify_tokens(shard_prefix(shard), nullptr);
-    found = add_shard_checksum(shard_prefix(shard), found);
-  }
+  for (const std::filesystem::path& shard : shards) found = add_shard_checksum(shard, found);
   if (found != expected) {
     throw Error(ExitCode::data,
                 "--resume: {} and the shards behind it are sound, and not those that this pack has written; start anew "
                 "without --resume",
-                shard_prefix(0).native());
+                shards.empty() ? "PREFIX" : shards.front().native());
   }
 }
 

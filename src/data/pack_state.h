@@ -3,8 +3,8 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 namespace gptrain {
 
@@ -17,8 +17,7 @@ nlohmann::json read_pack_state(const std::filesystem::path& path);
 // `before`: that of the shards before, 0 for none.
 uint32_t add_shard_checksum(const std::filesystem::path& shard, uint32_t before);
 
-// Reads all of the `count` shards that `shard_prefix` names. Throws Error(data) naming what is missing or damaged, or
-// saying that their checksum is not `expected`.
-void check_shards(int64_t count, const std::function<std::filesystem::path(int64_t)>& shard_prefix, uint32_t expected);
+// Compares the checksum of shards that are sound. Throws Error(data) where it is not `expected`.
+void check_shards(const std::vector<std::filesystem::path>& shards, uint32_t expected);
 
 }  // namespace gptrain

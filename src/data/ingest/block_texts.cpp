@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "data/ingest/input_format.h"
 #include "data/ingest/json_record.h"
 #include "data/ingest/row_texts.h"
 #include "data/tokenizer/unicode.h"

@@ -26,33 +26,6 @@ int64_t count_lines(std::string_view text) {
 
 }  // namespace
 
-size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::string>& fields, char delimiter) {
-  fields.assign(1, {});
-  bool quoted = false;
-  for (size_t at = 0; at < text.size(); ++at) {
-    const char c = text[at];
-    if (quoted) {
-      if (c != '"') {
-        fields.back() += c;
-      } else if (text.substr(at + 1, 1) == "\"") {
-        fields.back() += text[++at];
-      } else {
-        quoted = false;
-      }
-    } else if (c == '"' && fields.back().empty()) {
-      quoted = true;
-    } else if (c == delimiter) {
-      fields.emplace_back();
-    } else if (c == '\n') {
-      if (fields.back().ends_with('\r')) fields.back().pop_back();
-      return at + 1;
-    } else {
-      fields.back() += c;
-    }
-  }
-  return at_end ? text.size() : 0;
-}
-
 BlockReader::BlockReader(const std::vector<TextInput>& inputs, ReadOptions options,
                          std::function<size_t(std::string_view)> safe_cut, BlockPosition from)
     : inputs_(inputs), options_(std::move(options)), safe_cut_(std::move(safe_cut)), position_(from) {

@@ -85,8 +85,4 @@ class BlockReader {
   int64_t bytes_before_ = 0;  // of the inputs before the open one
 };
 
-// The fields of the record at the start of `text` and its length with the line's end; no length where it does not end
-// in `text` (unless `at_end`, when the end of the text ends it).
-size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::string>& fields, char delimiter = ',');
-
 }  // namespace gptrain

@@ -87,7 +87,7 @@ CountedPieces count_pieces(const CountOptions& options, const std::function<void
     if (error || (options.sample_bytes > 0 && num_bytes >= options.sample_bytes)) return std::nullopt;
     std::optional<TextBlock> block = reader.next();
     if (block) {
-      formats.add(*block, inputs[block->input].path);
+      formats.add(block->input, inputs[block->input].path, block->kind, block->csv_delimiter, block->compression);
       num_bytes += static_cast<int64_t>(block->text().size());
       if (progress) progress(block->file_bytes_read, total_bytes);
     }

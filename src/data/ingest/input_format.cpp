@@ -279,6 +279,33 @@ std::optional<InputFormat> format_of_content(const InputQuestion& question) {
 
 }  // namespace
 
+size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::string>& fields, char delimiter) {
+  fields.assign(1, {});
+  bool quoted = false;
+  for (size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    if (quoted) {
+      if (c != '"') {
+        fields.back() += c;
+      } else if (text.substr(at + 1, 1) == "\"") {
+        fields.back() += text[++at];
+      } else {
+        quoted = false;
+      }
+    } else if (c == '"' && fields.back().empty()) {
+      quoted = true;
+    } else if (c == delimiter) {
+      fields.emplace_back();
+    } else if (c == '\n') {
+      if (fields.back().ends_with('\r')) fields.back().pop_back();
+      return at + 1;
+    } else {
+      fields.back() += c;
+    }
+  }
+  return at_end ? text.size() : 0;
+}
+
 std::string_view compression_of_name(const std::filesystem::path& path) {
   const std::string suffix = lower(path.extension().native());
   for (const Compression& known : compressions) {
@@ -335,11 +362,12 @@ std::string_view format_name(InputKind kind) {
   return "";
 }
 
-void InputFormats::add(const TextBlock& block, const std::filesystem::path& input) {
-  if (last_input_ == block.input) return;
-  last_input_ = block.input;
-  std::string format(block.kind == InputKind::csv && block.csv_delimiter == '\t' ? "TSV" : format_name(block.kind));
-  if (!block.compression.empty()) format += fmt::format(" ({})", block.compression);
+void InputFormats::add(size_t number, const std::filesystem::path& input, InputKind kind, char delimiter,
+                       std::string_view compression) {
+  if (last_input_ == number) return;
+  last_input_ = number;
+  std::string format(kind == InputKind::csv && delimiter == '\t' ? "TSV" : format_name(kind));
+  if (!compression.empty()) format += fmt::format(" ({})", compression);
   auto count = std::find_if(counts_.begin(), counts_.end(), [&](const Count& known) { return known.format == format; });
   if (count == counts_.end()) count = counts_.insert(counts_.end(), {.format = format, .first = input.native()});
   ++count->inputs;

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "data/ingest/blocks.h"
+#include "data/ingest/inputs.h"
 
 namespace gptrain {
 
@@ -41,14 +41,19 @@ struct InputFormat {
 // Throws Error(data), naming the file, where the name promises what the content is not, or where neither says enough.
 InputFormat find_input_format(const InputQuestion& question);
 
+// The fields of the record at the start of `text` and its length with the line's end; no length where it does not end
+// in `text` (unless `at_end`, when the end of the text ends it).
+size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::string>& fields, char delimiter = ',');
+
 // "JSONL", "one text": as messages name a format.
 std::string_view format_name(InputKind kind);
 
 // Which inputs were taken for which format.
 class InputFormats {
  public:
-  // An input counts with its first block.
-  void add(const TextBlock& block, const std::filesystem::path& input);
+  // The number of an input counts once, in the order of the inputs. `delimiter`: of a table.
+  void add(size_t number, const std::filesystem::path& input, InputKind kind, char delimiter,
+           std::string_view compression);
   // "a.jsonl.gz as JSONL (gzip)", "12 files as CSV, a.csv the first": one for each format, in the order of the inputs.
   std::vector<std::string> lines() const;
 

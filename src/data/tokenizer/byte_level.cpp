@@ -1,6 +1,6 @@
 #include <array>
 
-#include "data/tokenizer/files.h"
+#include "data/tokenizer/tokenizer_json.h"
 #include "data/tokenizer/unicode.h"
 
 namespace gptrain {

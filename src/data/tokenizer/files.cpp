@@ -208,7 +208,9 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const s
   if (name == "bytes") return std::make_shared<Tokenizer>();
   fs::path path = name;
   std::error_code unreadable;  // then opening it says why
-  if (fs::is_directory(path, unreadable)) return load_tokenizer_folder(path, pattern);
+  if (fs::is_directory(path, unreadable)) {
+    return load_tokenizer_folder(path, [&](const fs::path& model) { return load_tokenizer(model, pattern); });
+  }
   if (!fs::exists(path, unreadable) && name.find_first_of("/.") == std::string::npos) {
     throw Error(ExitCode::usage,
                 "cannot read {}: no such file; the tokenizer of a model is a file of its folder (src/data/README.md, "

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "data/tokenizer/tokenizer.h"
+#include "data/tokenizer/tokenizer_json.h"
 
 namespace gptrain {
 
@@ -18,18 +19,8 @@ namespace gptrain {
 // damaged, or that gptrain cannot do exactly as the file's own library.
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const std::string& pattern = {});
 
-// Parses the text of a tokenizer.json, or of tokenizer_text(). `source`: for messages.
-std::shared_ptr<const Tokenizer> parse_tokenizer_json(std::string_view text, const std::string& source);
-
-// Returns a tokenizer.json that Hugging Face tokenizers can read, and parse_tokenizer_json() reads back.
-std::string tokenizer_json(const TokenizerParts& parts);
-// Returns the same for any tokenizer except "bytes"; a SentencePiece model as {"sentencepiece": BASE64}, which only
-// gptrain reads.
+// Returns tokenizer_json() for any tokenizer except "bytes"; a SentencePiece model as {"sentencepiece": BASE64}, which
+// only gptrain reads.
 std::string tokenizer_text(const Tokenizer& tokenizer);
-
-// Convert to and from the characters of GPT-2's byte-level alphabet, in which vocabularies are written.
-// from_byte_level() returns false if `text` has other characters.
-std::string to_byte_level(std::string_view bytes);
-bool from_byte_level(std::string_view text, std::string& bytes);
 
 }  // namespace gptrain

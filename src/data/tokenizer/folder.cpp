@@ -11,7 +11,7 @@
 #include "base/json.h"
 #include "base/output.h"
 #include "base/text_file.h"
-#include "data/tokenizer/files.h"
+#include "data/tokenizer/tokenizer_json.h"
 
 namespace gptrain {
 namespace {
@@ -171,9 +171,9 @@ std::shared_ptr<const Tokenizer> load_gpt2(const fs::path& folder, const std::ve
 }
 
 // Tokens that others add cannot be added to a model: they are in it, or nothing is done.
-std::shared_ptr<const Tokenizer> load_model(const fs::path& path, const std::string& pattern,
-                                            const std::vector<ExtraToken>& extra) {
-  auto tokenizer = load_tokenizer(path, pattern);
+std::shared_ptr<const Tokenizer> model_with(const std::vector<ExtraToken>& extra, const fs::path& path,
+                                            const LoadModel& load_model) {
+  auto tokenizer = load_model(path);
   for (const ExtraToken& given : extra) {
     const json content = given.token.value("content", json());
     const std::optional<int32_t> id = content.is_string() ? tokenizer->id_of(content.get<std::string>()) : std::nullopt;
@@ -186,7 +186,7 @@ std::shared_ptr<const Tokenizer> load_model(const fs::path& path, const std::str
 
 }  // namespace
 
-std::shared_ptr<const Tokenizer> load_tokenizer_folder(const fs::path& folder, const std::string& pattern) {
+std::shared_ptr<const Tokenizer> load_tokenizer_folder(const fs::path& folder, const LoadModel& load_model) {
   const std::vector<ExtraToken> extra = extra_tokens(folder);
   const fs::path model = folder / "tokenizer.model";
   if (has_file(folder / "tokenizer.json")) {
@@ -196,10 +196,10 @@ std::shared_ptr<const Tokenizer> load_tokenizer_folder(const fs::path& folder, c
       if (!has_file(model)) throw;
       print_err("note: {} is taken: {}\n", model.native(), error.what());
     }
-    return load_model(model, pattern, extra);
+    return model_with(extra, model, load_model);
   }
   if (has_file(folder / "vocab.json") && has_file(folder / "merges.txt")) return load_gpt2(folder, extra);
-  if (has_file(model)) return load_model(model, pattern, extra);
+  if (has_file(model)) return model_with(extra, model, load_model);
   throw Error(ExitCode::usage,
               "{}: the folder holds neither tokenizer.json nor vocab.json and merges.txt nor tokenizer.model",
               folder.native());

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
-#include <string>
 
 #include "data/tokenizer/tokenizer.h"
 
@@ -13,6 +13,9 @@ namespace gptrain {
 // tokenizer.json asks for something that is not done here. Tokens of added_tokens.json, special_tokens_map.json and
 // tokenizer_config.json (added_tokens_decoder) belong to it. Throws Error(usage), naming the file, as load_tokenizer()
 // does, and for tokens that contradict each other.
-std::shared_ptr<const Tokenizer> load_tokenizer_folder(const std::filesystem::path& folder, const std::string& pattern);
+// `load_model` loads tokenizer.model.
+using LoadModel = std::function<std::shared_ptr<const Tokenizer>(const std::filesystem::path&)>;
+std::shared_ptr<const Tokenizer> load_tokenizer_folder(const std::filesystem::path& folder,
+                                                       const LoadModel& load_model);
 
 }  // namespace gptrain

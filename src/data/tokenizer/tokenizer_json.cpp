@@ -1,3 +1,5 @@
+#include "data/tokenizer/tokenizer_json.h"
+
 #include <algorithm>
 #include <optional>
 #include <unordered_map>
@@ -6,7 +8,6 @@
 #include "base/base64.h"
 #include "base/error.h"
 #include "base/json.h"
-#include "data/tokenizer/files.h"
 
 namespace gptrain {
 namespace {

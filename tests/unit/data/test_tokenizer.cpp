@@ -59,7 +59,7 @@ TEST_CASE("Golden ids of every pattern, and back") {
 // Patterns of DeepSeek, Kimi, Qwen3.5 and nanochat, NFKC, every way to split, characters with byte fallback as Llama 2
 // and Gemma have them, and Unigram.
 TEST_CASE("Golden ids of every form of tokenizer.json") {
-  const json forms = parse_json(test::read_file(GOLDEN_FORMS));
+  const json forms = parse_json(read_file(GOLDEN_FORMS));
   for (const auto& [name, form] : forms["forms"].items()) {
     const auto tokenizer = parse_tokenizer_json(json_text(form["tokenizer"]), name);
     const auto again = parse_tokenizer_json(tokenizer_text(*tokenizer), "again");

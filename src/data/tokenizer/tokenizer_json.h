@@ -1,0 +1,22 @@
+// tokenizer.json and its alphabet.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "data/tokenizer/tokenizer.h"
+
+namespace gptrain {
+
+// Parses the text of a tokenizer.json, or of tokenizer_text(). `source`: for messages.
+std::shared_ptr<const Tokenizer> parse_tokenizer_json(std::string_view text, const std::string& source);
+
+// Returns a tokenizer.json that Hugging Face tokenizers can read, and parse_tokenizer_json() reads back.
+std::string tokenizer_json(const TokenizerParts& parts);
+// Convert to and from the characters of GPT-2's byte-level alphabet, in which vocabularies are written.
+// from_byte_level() returns false if `text` has other characters.
+std::string to_byte_level(std::string_view bytes);
+bool from_byte_level(std::string_view text, std::string& bytes);
+
+}  // namespace gptrain
