@@ -354,7 +354,7 @@ class Packer {
     std::vector<fs::path> shards;
     for (int64_t shard = 0; shard < (is_one_file ? 1 : result_.shards); ++shard) {
       shards.push_back(shard_prefix(options_, shard));
-      verify_tokens(shards.back(), 0, nullptr);
+      verify_tokens(shards.back(), any_vocabulary, nullptr);
     }
     check_shards(shards, shards_checksum_);
     for (size_t i = 0; i < start_.input; ++i) start_bytes_ += inputs_[i].size_bytes;
