@@ -59,7 +59,8 @@ class DeviceCommunicator final : public GatheredTransfers {
 
   void reduce_scatter(const void* in, void* out, int64_t count, DType dtype, ReduceOp op) override {
     check_collective({Operation::reduce_scatter, dtype, op, 0, count});
-    reduce_slices(in, out, [&](int rank) { return count * rank; }, dtype, op);
+    reduce_slices(
+        in, out, [&](int rank) { return count * rank; }, dtype, op);
   }
 
   void all_gather(const void* in, void* out, int64_t count, DType dtype) override {

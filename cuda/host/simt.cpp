@@ -118,8 +118,9 @@ class Track {
     sanitizer_.stack_bottom = static_cast<std::byte*>(stack.sp) - stack.size;
     sanitizer_.stack_size = stack.size;
     sanitizer_.make([this] {
-      other_ = context::fiber(std::allocator_arg, context::preallocated(stack_.sp, stack_.size, stack_),
-                              BorrowedStack(), [this](context::fiber&& scheduler) { return run(std::move(scheduler)); });
+      other_ =
+          context::fiber(std::allocator_arg, context::preallocated(stack_.sp, stack_.size, stack_), BorrowedStack(),
+                         [this](context::fiber&& scheduler) { return run(std::move(scheduler)); });
     });
   }
   Track(const Track&) = delete;

@@ -196,7 +196,9 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 2)
 }  // namespace
 }  // namespace attention
 
-void cuda_run(const AttentionBackward& op, Stream stream, std::byte* scratch) { cuda_run(op, stream, scratch, nullptr); }
+void cuda_run(const AttentionBackward& op, Stream stream, std::byte* scratch) {
+  cuda_run(op, stream, scratch, nullptr);
+}
 
 void cuda_run(const AttentionBackward& op, Stream stream, std::byte* scratch, const int32_t* wanted) {
   attention::with_engine(op.q.dtype, op.head_size, [&](auto engine, auto chunks) {

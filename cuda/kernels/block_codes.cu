@@ -1,9 +1,8 @@
 // 8-bit codes with one scale per block of a row. A warp finds a block's scale and encodes it.
-#include "kernels/run.h"
-
 #include <bit>
 
 #include "kernels/rows.h"
+#include "kernels/run.h"
 
 namespace gptrain {
 namespace {

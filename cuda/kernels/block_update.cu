@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/segments.h"
 #include "kernels/run.h"
+#include "kernels/segments.h"
 #include "kernels/values.h"
 #include "launch.h"
 #include "ops/adamw_8bit.h"
@@ -120,7 +120,7 @@ __global__ void update_blocks(const UpdateSegment* segments, int64_t num_segment
         v.values[k] = memory.without_sign.values[v.codes[at]] * v_scale;
         const float weight = buffers.master != nullptr ? buffers.master[at] : to_float(weights[at]);
         const float w = updated_in_block<(Op::num_columns > 2)>(own, to_float(buffers.gradients[at]), weight,
-                                                               m.values[k], v.values[k], buffers.averages, at);
+                                                                m.values[k], v.values[k], buffers.averages, at);
         if (buffers.master != nullptr) {
           buffers.master[at] = w;
           if (weights != nullptr) weights[at] = rounded_to<C>(w);
@@ -146,8 +146,8 @@ void launch_block_update(const Op& op, Stream stream) {
   const int64_t blocks = op.gradients.cols / state_block;
   LaunchShape shape = shape_for((blocks + warps_of_block - 1) / warps_of_block);
   shape.shared_bytes = sizeof(BlockUpdateMemory<typename Op::Formula>);
-  launch(stream, shape, update_blocks<Op, G, C>, op.segments, op.num_segments, blocks, typename Op::Formula(op), op.state,
-         buffers, op.weights.template as<C>());
+  launch(stream, shape, update_blocks<Op, G, C>, op.segments, op.num_segments, blocks, typename Op::Formula(op),
+         op.state, buffers, op.weights.template as<C>());
 }
 
 template <typename G, typename Op>

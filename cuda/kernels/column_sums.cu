@@ -68,7 +68,8 @@ __global__ void add_partials(PartialSums<Sum> op) {
       float partials[group] = {};
 #pragma unroll
       for (int i = 0; i < group; ++i)
-        if (first + i * partial_warps < op.count) partials[i] = op.partials[(first + i * partial_warps) * width + column];
+        if (first + i * partial_warps < op.count)
+          partials[i] = op.partials[(first + i * partial_warps) * width + column];
 #pragma unroll
       for (int i = 0; i < group; ++i) total += static_cast<double>(partials[i]);
     }
@@ -94,8 +95,8 @@ void launch_sum_chunks(const Matrix& values, Stream stream, float* partials) {
 template <typename Sum>
 void launch_add_partials(const PartialSums<Sum>& op, Stream stream) {
   const int64_t width = op.more_sums == nullptr ? op.cols : 2 * op.cols;
-  launch(stream, {(width + lanes - 1) / lanes, lanes * partial_warps, sizeof(WarpSums<1, partial_warps>)}, add_partials<Sum>,
-         op);
+  launch(stream, {(width + lanes - 1) / lanes, lanes * partial_warps, sizeof(WarpSums<1, partial_warps>)},
+         add_partials<Sum>, op);
 }
 
 }  // namespace

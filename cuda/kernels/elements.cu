@@ -2,8 +2,8 @@
 #include <cmath>
 
 #include "kernels/amax.h"
-#include "kernels/run.h"
 #include "kernels/rows.h"
+#include "kernels/run.h"
 #include "ops/few_bits.h"
 
 namespace gptrain {
@@ -122,8 +122,8 @@ struct NormalTail {
 // Returns Phi(-a) and e^(-a^2 / 2) for a >= 0. Their ratio is t P(t), t = 1 / (1 + 0.31 a), with the polynomial P of
 // degree 9 of least relative error over all a, 6e-8. Small values keep their accuracy, without a branch.
 __device__ NormalTail normal_tail(float a) {
-  constexpr float coefficients[] = {-0.0176121784F, 0.0886339691F, -0.155023961F,  0.0882024067F, -0.0145632792F,
-                                    0.0642488347F,  0.0869122951F, 0.111859536F, 0.123670292F,  0.123672114F};
+  constexpr float coefficients[] = {-0.0176121784F, 0.0886339691F, -0.155023961F, 0.0882024067F, -0.0145632792F,
+                                    0.0642488347F,  0.0869122951F, 0.111859536F,  0.123670292F,  0.123672114F};
   const float t = reciprocal(1.0F + 0.31F * a);
   float ratio = coefficients[0];
 #pragma unroll
@@ -385,8 +385,8 @@ void launch_activation(const ActivationBackward& op, Stream stream) {
   const int64_t rows = op.dy.rows, cols = op.dy.cols;
   if (op.kind == ActivationKind::swiglu) {
     const Rows<C> d_gates(op.dx.column_range(0, cols)), d_ups(op.dx.column_range(cols, cols));
-    return launch(stream, shape_with_amax(rows, cols, N, op.amax), swiglu_backward<C, N>, x, op.bias.as<const C>(),
-                  dy, d_gates, d_ups, rows, cols, op.amax.as<float>());
+    return launch(stream, shape_with_amax(rows, cols, N, op.amax), swiglu_backward<C, N>, x, op.bias.as<const C>(), dy,
+                  d_gates, d_ups, rows, cols, op.amax.as<float>());
   }
   const auto start = [&](auto* kernel) {
     launch(stream, shape_with_amax(rows, cols, N, op.amax), kernel, x, op.bias.as<const C>(), dy, dx, rows, cols,

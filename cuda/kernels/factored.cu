@@ -2,14 +2,14 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/segments.h"
 #include "kernels/run.h"
+#include "kernels/segments.h"
 #include "launch.h"
 
 namespace gptrain {
 namespace {
 
-constexpr int64_t tile_cols = 32;  // columns that a block sums at a time
+constexpr int64_t tile_cols = 32;   // columns that a block sums at a time
 constexpr int64_t tile_lanes = 32;  // threads that divide a column's rows
 
 // Calls body(range, index in the range) for this block's items: every gridDim.x-th over all ranges, where a range has
@@ -105,7 +105,8 @@ __global__ void divide_by_moments(const FactoredMatrix* matrices, const MatrixRa
     const MatrixRange::Row row = range.part_of_row(index);
     const FactoredMatrix matrix = matrices[range.matrix];
     const auto moment = static_cast<double>(rows[matrix.row_moments + row.row]);
-    const auto factor = static_cast<float>(static_cast<double>(state->gradient_scale) / sqrt(moment / means[range.matrix]));
+    const auto factor =
+        static_cast<float>(static_cast<double>(state->gradient_scale) / sqrt(moment / means[range.matrix]));
     const float* const own_cols = cols + matrix.col_moments + row.col;
     for (int64_t i = threadIdx.x; i < row.count; i += blockDim.x)
       gradients[row.offset + i] = gradients[row.offset + i] * factor / sqrtf(own_cols[i]);

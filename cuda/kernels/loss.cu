@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "kernels/run.h"
 #include "kernels/rows.h"
+#include "kernels/run.h"
 
 namespace gptrain {
 namespace {
@@ -268,7 +268,8 @@ struct WarpSums {
 
 // One block. A thread adds every 1024th loss in order, and the threads' sums are added in a fixed order: reproducible,
 // and as accurate as f64.
-__global__ void __launch_bounds__(threads_of_losses) accumulate_loss(const float* losses, int64_t count, StepState* state) {
+__global__ void __launch_bounds__(threads_of_losses)
+    accumulate_loss(const float* losses, int64_t count, StepState* state) {
   WarpSums& sums = shared<WarpSums>();
   double sum = 0;
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) sum += static_cast<double>(losses[i]);

@@ -1,10 +1,9 @@
 // Random projections of rows, generated where they are used.
-#include "kernels/run.h"
-
 #include <cmath>
 
 #include "kernels/column_sums.h"
 #include "kernels/rows.h"
+#include "kernels/run.h"
 
 namespace gptrain {
 namespace {
@@ -51,7 +50,8 @@ __device__ void normals(uint32_t of_radius, uint32_t of_angle, float* to) {
 }
 
 // Returns one element of the sequence's random cosines.
-__device__ float cosine(const Draw& draw, uint32_t sequence, int64_t token, int64_t tokens, int64_t column, int64_t cols) {
+__device__ float cosine(const Draw& draw, uint32_t sequence, int64_t token, int64_t tokens, int64_t column,
+                        int64_t cols) {
   const uint32_t word = draw.words(static_cast<uint32_t>(column), dct_choice, sequence)[0];
   const DctElement element = dct_element(tokens, cols, sampled_row(tokens, cols, column, word), token);
   const float half_turns = static_cast<float>(element.turn) / static_cast<float>(2 * tokens);

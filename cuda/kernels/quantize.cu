@@ -3,8 +3,8 @@
 #include "base/fp8.h"
 #include "kernels/amax.h"
 #include "kernels/column_sums.h"
-#include "kernels/run.h"
 #include "kernels/rows.h"
+#include "kernels/run.h"
 #include "ops/gpu_scratch.h"
 
 namespace gptrain {
@@ -20,9 +20,8 @@ static_assert(tile == gpu_quantize_tile && threads % (2 * packs) == 0);
 
 __global__ void find_amax(Rows<const bf16> x, int64_t rows, int64_t cols, float* parts) {
   RunningAmax amax(parts);
-  for_each_pack<pack_width>(rows, cols, [&](int64_t row, int64_t column) {
-    amax.see(load<pack_width>(x.at(row, column)));
-  });
+  for_each_pack<pack_width>(rows, cols,
+                            [&](int64_t row, int64_t column) { amax.see(load<pack_width>(x.at(row, column))); });
   amax.leave();
 }
 
@@ -77,7 +76,8 @@ struct Copies {
 
 // Writes the column sums of a tile from the threads' sums over their rows in eight columns. Both halves of a warp have
 // the same columns.
-__device__ void leave_column_sums(Tile& shared_tile, const float (&sums)[pack_width], int64_t columns_left, float* partials) {
+__device__ void leave_column_sums(Tile& shared_tile, const float (&sums)[pack_width], int64_t columns_left,
+                                  float* partials) {
   const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int j = 0; j < pack_width; ++j) {
     const float both = sums[j] + __shfl_xor_sync(0xffffffff, sums[j], packs);
@@ -170,8 +170,9 @@ void cuda_run(const Quantize& op, Stream stream, std::byte* scratch) {
     launch_quantize<f8e5m2>(op, stream, partials);
   }
   if (partials == nullptr) return;
-  cuda_run(PartialSums<double>{partials, gpu_quantize_row_tiles(op.x.rows), op.x.cols, op.column_sums.as<double>(), nullptr},
-           stream);
+  cuda_run(
+      PartialSums<double>{partials, gpu_quantize_row_tiles(op.x.rows), op.x.cols, op.column_sums.as<double>(), nullptr},
+      stream);
 }
 
 }  // namespace gptrain

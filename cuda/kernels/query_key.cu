@@ -6,8 +6,8 @@
 #include <stdexcept>
 
 #include "kernels/column_sums.h"
-#include "kernels/run.h"
 #include "kernels/rows.h"
+#include "kernels/run.h"
 #include "ops/gpu_scratch.h"
 
 namespace gptrain {

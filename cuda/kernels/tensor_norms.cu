@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "kernels/segments.h"
 #include "kernels/run.h"
+#include "kernels/segments.h"
 #include "kernels/values.h"
 #include "launch.h"
 #include "ops/gpu_scratch.h"
@@ -47,7 +47,7 @@ __global__ void measure_chunks(const UpdateSegment* segments, int64_t num_segmen
     auto own = step;
     own.begin_measuring(segment);
     double of_weights = 0, of_measured = 0;
-    const auto add = [&](float gradient, float weight, const float (&values)[room_of<n>]) {
+    const auto add = [&](float gradient, float weight, const float(&values)[room_of<n>]) {
       of_weights += static_cast<double>(weight) * weight;
       of_measured += square_of_measured(own, gradient, weight, values, std::make_index_sequence<n>());
     };

@@ -2,8 +2,8 @@
 #include <cmath>
 #include <utility>
 
-#include "kernels/segments.h"
 #include "kernels/run.h"
+#include "kernels/segments.h"
 #include "kernels/values.h"
 #include "launch.h"
 #include "ops/gpu_scratch.h"
@@ -186,8 +186,7 @@ __global__ void keep(const KeptSegment* segments, int64_t num_segments, const fl
     const bool packs = in_whole_packs(gradients + first, kept + first);
     const auto words_of = [&](int64_t index) {
       const auto counter = static_cast<uint64_t>(index) / 4;
-      return philox(segment.key,
-                    {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), updates, draw});
+      return philox(segment.key, {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), updates, draw});
     };
     for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
       const int64_t index = map.index(i - segment.offset);
@@ -198,7 +197,8 @@ __global__ void keep(const KeptSegment* segments, int64_t num_segments, const fl
         if constexpr (accumulate) sum = load<width>(kept + i);
 #pragma unroll
         for (int k = 0; k < width; ++k)
-          sum.at[k] = stochastic_bf16(accumulate ? to_float(sum.at[k]) + g.at[k] : g.at[k], words[static_cast<size_t>(k)]);
+          sum.at[k] =
+              stochastic_bf16(accumulate ? to_float(sum.at[k]) + g.at[k] : g.at[k], words[static_cast<size_t>(k)]);
         store(kept + i, sum);
       } else {
         for (int64_t rest = i; rest < end && rest < i + width; ++rest) {
@@ -215,7 +215,8 @@ __global__ void keep(const KeptSegment* segments, int64_t num_segments, const fl
 template <typename G, typename Op>
 UpdateBuffers<G, Op::num_columns> buffers_of(const Op& op) {
   UpdateBuffers<G, Op::num_columns> buffers{op.gradients.template as<const G>(), op.master.template as<float>(), {}};
-  for (int i = 0; i < column_count<Op>; ++i) buffers.columns[i] = op.columns[static_cast<size_t>(i)].template as<float>();
+  for (int i = 0; i < column_count<Op>; ++i)
+    buffers.columns[i] = op.columns[static_cast<size_t>(i)].template as<float>();
   return buffers;
 }
 

@@ -11,8 +11,7 @@
 namespace gptrain {
 namespace {
 
-static_assert(std::endian::native == std::endian::little,
-              "bytes are folded as little-endian words");
+static_assert(std::endian::native == std::endian::little, "bytes are folded as little-endian words");
 
 // tables[k][b] is the checksum of byte b followed by k zero bytes, so that eight bytes are folded by eight look-ups.
 constexpr std::array<std::array<uint32_t, 256>, 8> make_tables() {

@@ -16,7 +16,7 @@ enum class ExitCode : int {
   checkpoint = 4,  // bad checkpoint
   device = 5,      // device or communication failure
   diverged = 6,    // training diverged
-  machine = 7,     // this machine or this build cannot do what is asked, and will not another time
+  machine = 7,     // this machine or this build cannot do it, now or later
   requeue = 75,    // stopped by a signal after saving
 };
 

@@ -40,7 +40,7 @@ struct Event {
   };
 
   Kind kind = Kind::op;
-  bool beside_ops = false;     // the copy runs in its own queue while ops go on
+  bool beside_ops = false;  // the copy runs in its own queue while ops go on
   Place place = {};
   int32_t ranks = 0;           // size of the collective's group
   int64_t awaits = -1;         // for a wait: event number of the collective; -1: it was issued before the log began
@@ -48,10 +48,10 @@ struct Event {
   std::string shape = {};      // sizes and dtypes, for people: "N=8192 in=768 out=2304 bf16"
   Flops model_flops = 0;
   Flops executed_flops = 0;
-  int64_t bytes_moved = 0;   // data of a copy or collective, in bytes
-  int64_t sent_bytes = 0;    // bytes that this rank sends in a collective (comm/plan.h)
-  ProductShape products = {};    // shapes of an op's matrix products
-  double start_seconds = 0;  // on the clock of steady_seconds; start and end are 0 if nothing ran (a plan)
+  int64_t bytes_moved = 0;     // data of a copy or collective, in bytes
+  int64_t sent_bytes = 0;      // bytes that this rank sends in a collective (comm/plan.h)
+  ProductShape products = {};  // shapes of an op's matrix products
+  double start_seconds = 0;    // on the clock of steady_seconds; start and end are 0 if nothing ran (a plan)
   double end_seconds = 0;
 };
 

@@ -35,7 +35,7 @@ constexpr std::array<std::string_view, 4> offload_words = {"none", "hidden", "al
 
 namespace offload {
 constexpr OffloadChoice none;
-constexpr OffloadChoice hidden = OffloadChoice::of_word(1);   // as many blocks as can be copied while others compute
+constexpr OffloadChoice hidden = OffloadChoice::of_word(1);  // as many blocks as can be copied while others compute
 constexpr OffloadChoice all = OffloadChoice::of_word(2);
 constexpr OffloadChoice optimal = OffloadChoice::of_word(3);  // chosen together with recomputation
 }  // namespace offload

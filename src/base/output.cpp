@@ -22,7 +22,7 @@ bool wait_until_writable(int descriptor) {
   return true;
 }
 
-// Past the stream's own buffer, which loses what a full descriptor does not take.
+// Past the stream's own buffer, which loses bytes that a full descriptor does not take.
 void write_to(std::FILE* stream, std::string_view text) {
   const int descriptor = stream == stdout ? STDOUT_FILENO : STDERR_FILENO;
   std::fflush(stream);

@@ -28,7 +28,7 @@ class OutputFile {
   OutputFile& operator=(const OutputFile&) = delete;
 
   void write(std::string_view bytes);
-  void sync();  // fsync
+  void sync();               // fsync
   bool is_in_place() const;  // false: another file is at its path now, or none
   const std::filesystem::path& path() const { return path_; }
   ExitCode code() const { return code_; }

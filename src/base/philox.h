@@ -31,15 +31,15 @@ constexpr std::array<uint32_t, 4> philox(PhiloxKey key, std::array<uint32_t, 4> 
 // Uses of random numbers, with the indices that form the counter. Never renumber them: the values determine the results
 // of a run.
 enum class RandomUse : uint32_t {
-  initial_weights = 1,    // (tensor, element)
-  embedding_dropout = 2,  // (sample, token, feature)
-  attention_dropout = 3,  // (sample, query, key), one key per layer and head
-  branch_dropout = 4,     // (sample, token, feature), one key per layer and site
-  data_order = 5,         // (epoch or cycle, source)
-  sampling = 6,           // (token), text generation
-  update_rounding = 7,    // (tensor, element, update)
-  linear_projection = 8,  // (sample, token, row of the projection), one key per layer and linear
-  gradient_rounding = 9,  // (tensor, element, update, sum)
+  initial_weights = 1,          // (tensor, element)
+  embedding_dropout = 2,        // (sample, token, feature)
+  attention_dropout = 3,        // (sample, query, key), one key per layer and head
+  branch_dropout = 4,           // (sample, token, feature), one key per layer and site
+  data_order = 5,               // (epoch or cycle, source)
+  sampling = 6,                 // (token), text generation
+  update_rounding = 7,          // (tensor, element, update)
+  linear_projection = 8,        // (sample, token, row of the projection), one key per layer and linear
+  gradient_rounding = 9,        // (tensor, element, update, sum)
   tied_gradient_rounding = 10,  // the same, on the last stage where two pipeline stages hold a tied table
 };
 

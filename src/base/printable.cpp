@@ -2,7 +2,6 @@
 
 #include "base/append.h"
 
-
 namespace gptrain {
 
 std::string printable(std::string_view text, size_t max_bytes) {

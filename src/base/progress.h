@@ -10,7 +10,7 @@ namespace gptrain {
 
 enum class ProgressUnit { items, bytes };
 
-// What the work has made so far, of which rates are shown, too.
+// Output of the work so far, whose rates are shown as well.
 struct ProgressMade {
   int64_t tokens = 0;
   // Bytes of text that came out of compressed ones: then the rate of bytes is theirs.
@@ -30,7 +30,7 @@ class Progress {
 
   // `done` counts from the start, not from the last call.
   void update(int64_t done, const ProgressMade& made = {});
-  void finish();              // prints the last line; the work is complete, whatever update() was last given
+  void finish();  // prints the last line; the work is complete, whatever update() was last given
 
  private:
   using Clock = std::chrono::steady_clock;

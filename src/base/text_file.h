@@ -7,8 +7,8 @@
 
 namespace gptrain {
 
-constexpr int64_t max_text_bytes = int64_t{1} << 26;       // of a text that a command takes whole
-constexpr int64_t max_tokenizer_bytes = int64_t{1} << 27;  // of a file of a tokenizer
+constexpr int64_t max_text_bytes = int64_t{1} << 26;       // limit of a text that a command takes whole
+constexpr int64_t max_tokenizer_bytes = int64_t{1} << 27;  // limit of a tokenizer's file
 
 // Throws Error(usage) where there is more than max_text_bytes.
 std::string read_standard_input();

@@ -21,8 +21,9 @@ std::thread start_thread(std::string_view purpose, Body&& body) {
   try {
     return std::thread(std::forward<Body>(body));
   } catch (const std::system_error& error) {
-    throw Error(ExitCode::machine, "cannot start the thread that {}: {} (see ulimit -u, and pids.max of the control group)",
-                purpose, error.what());
+    throw Error(ExitCode::machine,
+                "cannot start the thread that {}: {} (see ulimit -u, and pids.max of the control group)", purpose,
+                error.what());
   }
 }
 

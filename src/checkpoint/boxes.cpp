@@ -115,8 +115,9 @@ std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& bo
   for (size_t i = 0; i < boxes.size(); ++i) {
     if (num_elements(boxes[i].shape) != 0) order.push_back(i);
   }
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t i, size_t j) { return extent(boxes[i], row_axis).begin < extent(boxes[j], row_axis).begin; });
+  std::stable_sort(order.begin(), order.end(), [&](size_t i, size_t j) {
+    return extent(boxes[i], row_axis).begin < extent(boxes[j], row_axis).begin;
+  });
   const bool in_a_plane = boxes.empty() || boxes.front().shape.size() <= 2;
   return in_a_plane ? find_overlap_by_rows(boxes, order) : find_overlap_by_pairs(boxes, order);
 }

@@ -2,8 +2,9 @@
 //
 // OUT/checkpoints/step-00000120/
 //   rank-00000.safetensors   slices "weight/NAME" and "COLUMN/NAME", for each column of the optimizer's state, of f32
-//                            (with bf16-pure weights of bf16, with adamw-8bit codes of u8); each one's box in the global tensor in __metadata__.
-//                            Where they are more than 1 GiB, rank-00000-00000.safetensors and so on
+//                            (with bf16-pure weights of bf16, with adamw-8bit codes of u8); each one's box in the
+//                            global tensor in __metadata__. Where they are more than 1 GiB,
+//                            rank-00000-00000.safetensors and so on
 //   tokenizer.json           of the data, where one is known that is not "bytes"
 //   manifest.json            version, step, samples, ..., config, files with size and checksum
 // FORMAT.md describes both byte by byte.
@@ -90,10 +91,10 @@ bool is_sound_checkpoint(const std::filesystem::path& checkpoint);
 std::vector<CheckpointInfo> list_abandoned(const std::filesystem::path& out);
 
 // Deletes what retention does not keep: the newest `keep_last` stay, and every step that is a multiple of keep_every
-// (0: none). Those that are not sound (see above) neither count nor go. Unfinished ones are removed, and those that were
-// set aside and whose steps the run has come to again: their time is over. Deletion first
-// renames to a temporary folder, so that a crash never leaves a damaged "complete" checkpoint. Never throws for a
-// folder it cannot delete: returns a warning text, else empty.
+// (0: none). Those that are not sound (see above) neither count nor go. Unfinished ones are removed, and those that
+// were set aside and whose steps the run has come to again: their time is over. Deletion first renames to a temporary
+// folder, so that a crash never leaves a damaged "complete" checkpoint. Never throws for a folder it cannot delete:
+// returns a warning text, else empty.
 std::string apply_retention(const std::filesystem::path& out, int64_t keep_last, int64_t keep_every);
 // Deletes all that were set aside. The rest as of apply_retention.
 std::string remove_abandoned(const std::filesystem::path& out);

@@ -101,8 +101,9 @@ class AveragedTensor final : public SliceMemory {
     const double most = dtype_ == DType::bf16 ? largest_bf16 : double{std::numeric_limits<float>::max()};
     const bool fits = std::all_of(sums.begin(), sums.end(), [most](double sum) { return std::abs(sum) <= most; });
     if (fits) return;
-    throw Error(ExitCode::checkpoint, "{}: the weighted sum holds numbers that are not finite in {}; choose other --shares",
-                printable(name_), dtype_name(dtype_));
+    throw Error(ExitCode::checkpoint,
+                "{}: the weighted sum holds numbers that are not finite in {}; choose other --shares", printable(name_),
+                dtype_name(dtype_));
   }
 
   const std::vector<Contents>& all_;

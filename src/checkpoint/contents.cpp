@@ -115,8 +115,8 @@ void add_file(Contents& contents, size_t index, std::string_view header_bytes) {
     const auto text = header.metadata.find(key);
     const auto place = text == header.metadata.end() ? std::nullopt : parse_place(text->second);
     const DType dtype = entry.tensor.dtype;
-    if (!place || (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::u8) || !num_elements(place->global_shape) ||
-        !is_inside({place->offset, entry.tensor.shape}, place->global_shape)) {
+    if (!place || (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::u8) ||
+        !num_elements(place->global_shape) || !is_inside({place->offset, entry.tensor.shape}, place->global_shape)) {
       throw fault(fmt::format("slice \"{}\" is not an F32, BF16 or U8 box of a global tensor", key));
     }
     // Other programs know a slice by its key alone.
@@ -154,7 +154,8 @@ void cut_slice(const Slice& slice, int64_t most_bytes, std::vector<Slice>& piece
     piece.offset[dim] += row;
     piece.shape[dim] = std::min(of_piece, rows - row);
     // In numbers, as memory of its own may begin at 0.
-    piece.data = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(slice.data) + static_cast<uintptr_t>(row * row_bytes));
+    piece.data =
+        reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(slice.data) + static_cast<uintptr_t>(row * row_bytes));
     cut_slice(piece, most_bytes, pieces);
   }
 }
@@ -214,8 +215,7 @@ std::vector<FileRecord> write_rank_files(const fs::path& folder, int64_t rank, c
   std::vector<FileRecord> records;
   size_t begin = 0;
   for (size_t part = 0; part < ends.size(); ++part) {
-    const std::string name =
-        ends.size() == 1 ? rank_file_name(rank) : rank_part_name(rank, static_cast<int64_t>(part));
+    const std::string name = ends.size() == 1 ? rank_file_name(rank) : rank_part_name(rank, static_cast<int64_t>(part));
     records.push_back(write_file(folder, name, {slices.data() + begin, ends[part] - begin}));
     begin = ends[part];
   }

@@ -17,9 +17,9 @@ namespace gptrain {
 // Of the tensors in a file; one of them is larger only where a single element is.
 inline constexpr int64_t usual_part_bytes = int64_t{1} << 30;
 
-// Writes one rank's slices to FOLDER/rank-RRRRR.safetensors, or where they are more than `part_bytes` to parts of at most
-// so many, rank-RRRRR-00000.safetensors and so on; returns what the manifest says of these files. A slice that is larger
-// than a part is stored as several. A tensor that is one slice is stored under its own name, another slice as
+// Writes one rank's slices to FOLDER/rank-RRRRR.safetensors, or where they are more than `part_bytes` to parts of at
+// most so many, rank-RRRRR-00000.safetensors and so on; returns what the manifest says of these files. A slice that is
+// larger than a part is stored as several. A tensor that is one slice is stored under its own name, another slice as
 // NAME@OFFSET. Throws Error(checkpoint), also for slices that do not lie in their tensor, overlap, or disagree on its
 // shape.
 std::vector<FileRecord> write_rank_files(const std::filesystem::path& folder, int64_t rank,
@@ -49,8 +49,8 @@ struct Contents {
 Contents read_contents(const std::filesystem::path& checkpoint);
 
 // The same as read_contents in parts, for ranks that read a share of the headers each and pass them on, so that no rank
-// opens the files of all: the manifest; the headers of every `ranks`-th file from the `rank`-th on, one behind the other; and the contents,
-// from what each rank has read.
+// opens the files of all: the manifest; the headers of every `ranks`-th file from the `rank`-th on, one behind the
+// other; and the contents, from what each rank has read.
 StoredManifest read_named_manifest(const std::filesystem::path& checkpoint);
 std::string read_headers(const std::filesystem::path& checkpoint, const StoredManifest& stored, int rank, int ranks);
 Contents contents_of(const std::filesystem::path& checkpoint, StoredManifest stored,

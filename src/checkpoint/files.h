@@ -26,10 +26,10 @@ class SyncedFile {
   SyncedFile(const SyncedFile&) = delete;
   SyncedFile& operator=(const SyncedFile&) = delete;
 
-  // What follows goes to the disk without being copied into the system's cache of files, by O_DIRECT and an aligned buffer
-  // of direct_buffer_bytes, where the file system is known to take it well (ext4, XFS); elsewhere nothing changes. It is
-  // for large files: their write-back takes no memory and no processor from the training beside it. Call it before the
-  // first write.
+  // What follows goes to the disk without being copied into the system's cache of files, by O_DIRECT and an aligned
+  // buffer of direct_buffer_bytes, where the file system is known to take it well (ext4, XFS); elsewhere nothing
+  // changes. It is for large files: their write-back takes no memory and no processor from the training beside it. Call
+  // it before the first write.
   void write_past_cache();
   static constexpr int64_t direct_buffer_bytes = int64_t{4} << 20;
 

@@ -113,7 +113,9 @@ HfModel hf_model(const RunConfig& config, DType dtype) {
   HfModel result{hf, {}, hf_tensors(model, hf), {}, {}};
   result.config = {{"architectures", {hf.name}},
                    {"model_type", hf.model_type},
-                   {"torch_dtype", dtype == DType::f32 ? "float32" : dtype == DType::f16 ? "float16" : "bfloat16"}};
+                   {"torch_dtype", dtype == DType::f32   ? "float32"
+                                   : dtype == DType::f16 ? "float16"
+                                                         : "bfloat16"}};
   for (const HfKey& key : hf_keys(hf)) result.config[key.name] = find_field(key.path)->get(config);
   // The ids of special tokens belong to a tokenizer; the classes' own would be wrong.
   result.config["bos_token_id"] = result.config["eos_token_id"] = nullptr;

@@ -26,8 +26,8 @@ struct HfModel {
 };
 
 // The first of hf_classes() that computes the very same function; README.md of this folder has the table. `dtype` is
-// that of the weights, f32, bf16 or f16. Throws Error(usage) if there is none; the message names, for each class, every key
-// that is in the way.
+// that of the weights, f32, bf16 or f16. Throws Error(usage) if there is none; the message names, for each class, every
+// key that is in the way.
 HfModel hf_model(const RunConfig& config, DType dtype);
 
 struct HfDescription {

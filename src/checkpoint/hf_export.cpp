@@ -154,7 +154,8 @@ std::string tokenizer_note(const std::optional<TokenizerRecord>& record) {
   if (record->is_bytes()) return "no tokenizer goes along: \"bytes\" has no file that transformers reads";
   if (record->text.empty()) return "no tokenizer goes along: the checkpoint has its hash alone";
   if (tokenizer_of(*record, std::string(tokenizer_name))->sentencepiece() != nullptr)
-    return "tokenizer.model goes along without tokenizer_config.json: which class loads it, a model of SentencePiece does "
+    return "tokenizer.model goes along without tokenizer_config.json: which class loads it, a model of SentencePiece "
+           "does "
            "not say";
   return "";
 }
@@ -175,8 +176,8 @@ HfExport export_hf(const fs::path& checkpoint, const fs::path& out, DType dtype,
     model.config["bos_token_id"] = *tokenizer->end_token;
     model.config["eos_token_id"] = *tokenizer->end_token;
   }
-  HfExport result{model.hf.name, std::ssize(model.tensors), 0, 0, 0, model.left_out, model.warning,
-                  tokenizer_note(tokenizer)};
+  HfExport result{model.hf.name, std::ssize(model.tensors), 0, 0, 0, model.left_out,
+                  model.warning, tokenizer_note(tokenizer)};
   for (const HfTensor& tensor : model.tensors) result.parameters += *num_elements(tensor.shape);
   const int64_t total = result.parameters * dtype_bytes(dtype);
   int64_t done = 0;

@@ -33,10 +33,11 @@ struct HfExport {
 
 // Writes the master weights of `checkpoint` (a checkpoint's folder), or their average, to the folder `out`, which must
 // not exist, in `dtype`: f32, or bf16 or f16 rounded to nearest. Tensors are streamed: memory holds at most the largest
-// one twice. The folder is written under a temporary name beside it and renamed when all of it is on the disk. `progress(done,
-// total)`, if given, hears of the bytes written. Files of several tensors have at most `most_file_bytes` of them.
-// Throws Error(usage) if `out` exists, no class of transformers computes the model, there is no average or a weight is
-// beyond f16, Error(checkpoint) for a damaged checkpoint or a failing disk; `out` then does not exist.
+// one twice. The folder is written under a temporary name beside it and renamed when all of it is on the disk.
+// `progress(done, total)`, if given, hears of the bytes written. Files of several tensors have at most
+// `most_file_bytes` of them. Throws Error(usage) if `out` exists, no class of transformers computes the model, there is
+// no average or a weight is beyond f16, Error(checkpoint) for a damaged checkpoint or a failing disk; `out` then does
+// not exist.
 HfExport export_hf(const std::filesystem::path& checkpoint, const std::filesystem::path& out, DType dtype,
                    WhichWeights which = WhichWeights::trained,
                    const std::function<void(int64_t done, int64_t total)>& progress = {},

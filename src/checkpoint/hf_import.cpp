@@ -157,11 +157,13 @@ void require_tied_head(const std::vector<HfTensor>& tensors, const HfFiles& file
   if (!config.model.tied_head || !files.tensors().contains(head)) return;
   const auto table = std::find_if(tensors.begin(), tensors.end(),
                                   [](const HfTensor& tensor) { return tensor.source == "embedding.token"; });
-  if (files.tensors().at(head).entry.tensor.shape == table->shape && files.read(head) == files.read(table->name)) return;
-  throw Error(ExitCode::checkpoint,
-              "{} cannot be imported: its head is \"{}\" (tie_word_embeddings is true, or is so where it is not given), "
-              "but \"{}\" of {} is another; with tie_word_embeddings = false both are imported",
-              config_file.string(), table->name, head, files.file_of(head).filename().string());
+  if (files.tensors().at(head).entry.tensor.shape == table->shape && files.read(head) == files.read(table->name))
+    return;
+  throw Error(
+      ExitCode::checkpoint,
+      "{} cannot be imported: its head is \"{}\" (tie_word_embeddings is true, or is so where it is not given), "
+      "but \"{}\" of {} is another; with tie_word_embeddings = false both are imported",
+      config_file.string(), table->name, head, files.file_of(head).filename().string());
 }
 
 bool has_file(const fs::path& folder, const char* name) {
@@ -180,8 +182,8 @@ void note_files_left_behind(const fs::path& folder, bool has_tokenizer, std::vec
   for (const char* name : others)
     if (has_file(folder, name)) left.emplace_back(name);
   if (!left.empty())
-    notes.push_back(fmt::format("left behind: {}, which a checkpoint does not hold; an export writes what it knows itself",
-                                join(left, ", ")));
+    notes.push_back(fmt::format(
+        "left behind: {}, which a checkpoint does not hold; an export writes what it knows itself", join(left, ", ")));
 }
 
 std::optional<TokenizerRecord> tokenizer_in(const fs::path& folder, const HfDescription& description,

@@ -32,7 +32,8 @@ std::optional<RunConfig> readable_config(const Contents& contents) {
 std::string tokenizer_text_of(const std::optional<TokenizerRecord>& tokenizer) {
   if (!tokenizer) return "not known";
   if (tokenizer->is_bytes()) return "bytes";
-  return fmt::format("vocabulary of {}, sha256 {}", format_grouped(tokenizer->vocab_size), printable(tokenizer->sha256));
+  return fmt::format("vocabulary of {}, sha256 {}", format_grouped(tokenizer->vocab_size),
+                     printable(tokenizer->sha256));
 }
 
 std::string average_text(const Contents& contents, const std::optional<RunConfig>& config) {
@@ -68,9 +69,11 @@ std::string inspect_checkpoint(const std::filesystem::path& checkpoint) {
   }
   const std::optional<RunConfig> config = readable_config(contents);
   if (config && !config->data.skip_samples.empty())
-    append(text, "left out     {} by data.skip_samples\n", format_counted(samples_in(config->data.skip_samples), "sample"));
-  append(text, "precision    {}\n",
-         config ? find_field("precision.compute")->get(*config).get<std::string>() : "not known: its config is not valid");
+    append(text, "left out     {} by data.skip_samples\n",
+           format_counted(samples_in(config->data.skip_samples), "sample"));
+  append(
+      text, "precision    {}\n",
+      config ? find_field("precision.compute")->get(*config).get<std::string>() : "not known: its config is not valid");
   append(text, "tokenizer    {}\n", tokenizer_text_of(manifest.tokenizer));
   append(text, "average      {}\n", average_text(contents, config));
   append(text, "seed         {}\n", manifest.seed);
@@ -82,8 +85,7 @@ std::string inspect_checkpoint(const std::filesystem::path& checkpoint) {
   append(text, "\n{:<{}}  {:<{}}  dtype  slices\n", "tensor", name_width, "shape", shape_width);
   for (const auto& [name, tensor] : contents.tensors) {
     append(text, "{:<{}}  {:<{}}  {:<5}  {}\n", printable(name), name_width,
-           printable(format_shape(tensor.global_shape)), shape_width, dtype_name(tensor.dtype),
-           tensor.boxes.size());
+           printable(format_shape(tensor.global_shape)), shape_width, dtype_name(tensor.dtype), tensor.boxes.size());
   }
   return text;
 }

@@ -93,7 +93,8 @@ void parse_tokenizer(const json& object, Manifest& manifest) {
 
 ordered_json rollback_object(const RunProgress& progress) {
   ordered_json left_out = ordered_json::array();
-  for (const SampleRange& range : progress.left_out) left_out.push_back({{"first", range.first}, {"count", range.count}});
+  for (const SampleRange& range : progress.left_out)
+    left_out.push_back({{"first", range.first}, {"count", range.count}});
   return {{"count", progress.rollbacks},
           {"left_out", std::move(left_out)},
           {"losses", progress.losses.window},
@@ -155,8 +156,8 @@ void parse_run(const json& root, RunRecord& run) {
   const auto is_weight = [](double weight) { return weight >= 0; };
   for (size_t i = 0; i < run.mixture.size(); ++i) {
     const std::vector<double>& weights = run.mixture[i].weights;
-    const bool follows = i == 0 || i + 1 == run.mixture.size() ||
-                         run.mixture[i - 1].until_sample < run.mixture[i].until_sample;
+    const bool follows =
+        i == 0 || i + 1 == run.mixture.size() || run.mixture[i - 1].until_sample < run.mixture[i].until_sample;
     if (!follows || weights.size() != run.sources.size() || !std::all_of(weights.begin(), weights.end(), is_weight) ||
         std::none_of(weights.begin(), weights.end(), [](double weight) { return weight > 0; }))
       fault("its \"mixture\" is none of its sources");
@@ -166,8 +167,8 @@ void parse_run(const json& root, RunRecord& run) {
 FileRecord parse_file(const json& object) {
   FileRecord file;
   file.name = text_of(object, "name");
-  if (file.name.empty() || file.name.find('/') != std::string::npos ||
-      file.name.find('\0') != std::string::npos || file.name == "." || file.name == "..") {
+  if (file.name.empty() || file.name.find('/') != std::string::npos || file.name.find('\0') != std::string::npos ||
+      file.name == "." || file.name == "..") {
     fault("\"{}\" is not the name of a file in the checkpoint's folder", file.name);
   }
   file.bytes = count_of(object, "bytes");

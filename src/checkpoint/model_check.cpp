@@ -124,19 +124,21 @@ void check_model(const fs::path& checkpoint) {
 void check_progress(const fs::path& checkpoint, const Manifest& manifest, const RunConfig& saved) {
   const std::string file = (checkpoint / manifest_name).string();
   // After a change of batch.global, which the history tells, earlier steps had other batches.
-  if (manifest.run.history.empty() && Amount(manifest.progress.step) * saved.batch.global != manifest.progress.samples) {
-    throw Error(ExitCode::checkpoint, "{} cannot be used: {} samples are not those of {} steps of {}",
-                file, manifest.progress.samples, manifest.progress.step, saved.batch.global);
+  if (manifest.run.history.empty() &&
+      Amount(manifest.progress.step) * saved.batch.global != manifest.progress.samples) {
+    throw Error(ExitCode::checkpoint, "{} cannot be used: {} samples are not those of {} steps of {}", file,
+                manifest.progress.samples, manifest.progress.step, saved.batch.global);
   }
-  if (Amount(manifest.progress.updates) + manifest.progress.skipped != manifest.progress.step || manifest.progress.skipped_in_a_row > manifest.progress.skipped) {
+  if (Amount(manifest.progress.updates) + manifest.progress.skipped != manifest.progress.step ||
+      manifest.progress.skipped_in_a_row > manifest.progress.skipped) {
     throw Error(ExitCode::checkpoint,
-                "{} cannot be used: {} updates and {} skipped steps, {} in a row, are not {} steps",
-                file, manifest.progress.updates, manifest.progress.skipped, manifest.progress.skipped_in_a_row,
+                "{} cannot be used: {} updates and {} skipped steps, {} in a row, are not {} steps", file,
+                manifest.progress.updates, manifest.progress.skipped, manifest.progress.skipped_in_a_row,
                 manifest.progress.step);
   }
   if (manifest.seed != saved.run.seed) {
-    throw Error(ExitCode::checkpoint, "{} cannot be used: its seed {} is not that of its config, {}",
-                file, manifest.seed, saved.run.seed);
+    throw Error(ExitCode::checkpoint, "{} cannot be used: its seed {} is not that of its config, {}", file,
+                manifest.seed, saved.run.seed);
   }
 }
 

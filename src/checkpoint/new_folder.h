@@ -7,8 +7,8 @@
 
 namespace gptrain {
 
-// It is written under a temporary name beside its own, and removed if it is destroyed unpublished. One process at a time
-// has that name: it holds a lock on the folder.
+// It is written under a temporary name beside its own, and removed if it is destroyed unpublished. One process at a
+// time has that name: it holds a lock on the folder.
 class NewFolder {
  public:
   // Makes it, and removes what a process that was killed has left under its name. Error(usage) if `target` exists, is

@@ -23,7 +23,7 @@ using nlohmann::json;
 constexpr int64_t length_bytes = 8;
 constexpr int64_t header_alignment = 8;  // so that every dtype is aligned when the file is mapped
 constexpr const char* metadata_key = "__metadata__";
-constexpr int64_t write_bytes = int64_t{1} << 20;  // stays in the cache between checksum and write
+constexpr int64_t write_bytes = int64_t{1} << 20;          // stays in the cache between checksum and write
 constexpr int64_t least_direct_bytes = int64_t{32} << 20;  // a smaller file is soon out of the cache
 constexpr int64_t read_bytes = int64_t{1} << 20;
 

@@ -66,8 +66,8 @@ struct SafetensorsHeader {
 // base/dtype.h does not have are refused.
 SafetensorsHeader read_safetensors_header(const InputFile& file);
 
-// The same in two parts: all bytes before the first tensor, of which the length only is checked; and what they say of the
-// file at `path`, which has `file_bytes` bytes and may have been read by another rank.
+// The same in two parts: all bytes before the first tensor, of which the length only is checked; and what they say of
+// the file at `path`, which has `file_bytes` bytes and may have been read by another rank.
 std::string read_safetensors_header_bytes(const InputFile& file);
 SafetensorsHeader parse_safetensors_header(std::string_view bytes, const std::filesystem::path& path,
                                            int64_t file_bytes);

@@ -14,8 +14,8 @@ namespace gptrain {
 // Goes before a tensor's name in the name of its weights, as a column's name does in that of the optimizer's state.
 constexpr std::string_view weight_prefix = "weight/";
 
-// A box of one global tensor (true shape, never padding), f32, bf16 or u8, in row-major order at `data`, which the caller
-// owns and which lies in `memory`.
+// A box of one global tensor (true shape, never padding), f32, bf16 or u8, in row-major order at `data`, which the
+// caller owns and which lies in `memory`.
 struct Slice {
   std::string name;  // "weight/blocks.0.qkv.weight"
   std::vector<int64_t> global_shape;

@@ -20,9 +20,9 @@
 #include "comm/bootstrap.h"
 #include "comm/process_world.h"
 #include "config/load.h"
+#include "machine/profiles.h"
 #include "parallel/groups.h"
 #include "planner/measure_machine.h"
-#include "machine/profiles.h"
 #include "step/device.h"
 
 namespace gptrain {
@@ -133,8 +133,9 @@ void bench_links(World& world, const CommArguments& arguments, LinkWay way) {
   file.write(machine_text(machine, source_of_figures()));
   file.commit();
   print_out("{}: links between {} added\n", arguments.into,
-            way == LinkWay::threads ? fmt::format("{} threads", world.size())
-                                    : fmt::format("{} processes ({})", world.size(), way == LinkWay::mpi ? "MPI" : "TCP"));
+            way == LinkWay::threads
+                ? fmt::format("{} threads", world.size())
+                : fmt::format("{} processes ({})", world.size(), way == LinkWay::mpi ? "MPI" : "TCP"));
 }
 
 void bench_comm(CommArguments& arguments) {

@@ -41,8 +41,8 @@ void export_weights(const ExportArguments& arguments) {
     if (!bar) bar = std::make_unique<Progress>("exporting", total, ProgressUnit::bytes);
     bar->update(done);
   };
-  const HfExport written = export_hf(resolve_checkpoint(arguments.checkpoint), arguments.out, dtype,
-                                     which_weights(arguments.ema), progress);
+  const HfExport written =
+      export_hf(resolve_checkpoint(arguments.checkpoint), arguments.out, dtype, which_weights(arguments.ema), progress);
   if (bar) bar->finish();
   print_out("{}: {}, {}, {} parameters in {} ({}{})\n", arguments.out, written.architecture,
             format_counted(written.tensors, "tensor"), format_grouped(written.parameters), arguments.dtype,
@@ -151,8 +151,8 @@ void add_average_command(CLI::App& checkpoint) {
 bool is_readable(const std::filesystem::path& checkpoint) {
   std::error_code error;
   const std::vector<std::filesystem::path> files = paths_in(checkpoint, error);
-  return !error && std::all_of(files.begin(), files.end(),
-                               [](const auto& file) { return ::access(file.c_str(), R_OK) == 0; });
+  return !error &&
+         std::all_of(files.begin(), files.end(), [](const auto& file) { return ::access(file.c_str(), R_OK) == 0; });
 }
 
 void prune(const std::string& run, int64_t keep_last, int64_t keep_every) {
@@ -166,7 +166,8 @@ void prune(const std::string& run, int64_t keep_last, int64_t keep_every) {
   print_out("{}: {} removed, {} kept\n", run, format_counted(static_cast<int64_t>(before - kept.size()), "checkpoint"),
             kept.size());
   if (const size_t removed = abandoned - list_abandoned(run).size(); removed > 0)
-    print_out("{}: {} removed that had been set aside\n", run, format_counted(static_cast<int64_t>(removed), "checkpoint"));
+    print_out("{}: {} removed that had been set aside\n", run,
+              format_counted(static_cast<int64_t>(removed), "checkpoint"));
   for (const CheckpointInfo& info : kept) {
     if (is_sound_checkpoint(info.path)) continue;
     if (is_readable(info.path)) {
@@ -197,8 +198,8 @@ void add_prune_command(CLI::App& checkpoint) {
 }  // namespace
 
 void add_checkpoint_commands(CLI::App& app) {
-  CLI::App* checkpoint = app.add_subcommand("checkpoint", "verify, compare, convert and remove checkpoints")
-                             ->require_subcommand(1);
+  CLI::App* checkpoint =
+      app.add_subcommand("checkpoint", "verify, compare, convert and remove checkpoints")->require_subcommand(1);
   auto path = std::make_shared<std::string>();
   CLI::App* inspect_command = checkpoint->add_subcommand("inspect", "step, samples and a table of tensors");
   inspect_command->add_option("DIR", *path, "a checkpoint, or a run's folder (its newest)")->required();
@@ -212,7 +213,8 @@ void add_checkpoint_commands(CLI::App& app) {
       ->check(some_text())
       ->type_name("OUT");
   export_command
-      ->add_option("--dtype", exporting->dtype, "of the weights: fp32 (default), the masters as they are, bf16, or fp16")
+      ->add_option("--dtype", exporting->dtype,
+                   "of the weights: fp32 (default), the masters as they are, bf16, or fp16")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->type_name("DTYPE");
   export_command->add_flag("--ema", exporting->ema, "their average, which a run keeps with optimizer.ema");

@@ -1,9 +1,9 @@
 #include "cli/command_line.h"
 
 #include <csignal>
-#include <filesystem>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <sstream>
 #include <string>
 #include <string_view>

@@ -83,14 +83,14 @@ void pack_inputs(PackArguments& arguments) {
     print_err("removed: {} of an earlier pack\n", format_counted(packed.removed_shards, "shard"));
   if (packed.was_finished) {
     print_out("{}: was finished: {}, {} tokens\n", arguments.out, format_counted(packed.documents, "document"),
-               format_grouped(packed.tokens));
+              format_grouped(packed.tokens));
     return;
   }
   if (packed.samples > 0) print_out("{}: {}\n", arguments.out, best_fit_text(options.best_fit_length, packed));
   print_out("{}: {}, {} tokens{} from {}\n", arguments.out, format_counted(packed.documents, "document"),
-             format_grouped(packed.tokens),
-             packed.shards > 0 ? fmt::format(" in {}", format_counted(packed.shards, "shard")) : "",
-             format_bytes(static_cast<double>(packed.input_bytes)));
+            format_grouped(packed.tokens),
+            packed.shards > 0 ? fmt::format(" in {}", format_counted(packed.shards, "shard")) : "",
+            format_bytes(static_cast<double>(packed.input_bytes)));
 }
 
 void add_pack_command(CLI::App& data) {

@@ -17,10 +17,10 @@
 #include "planner/layouts.h"
 #include "planner/search.h"
 #include "planner/studies.h"
+#include "planner/study.h"
 #include "report/encoder_estimate.h"
 #include "report/layout_report.h"
 #include "report/plan_page.h"
-#include "planner/study.h"
 
 namespace gptrain {
 namespace {
@@ -128,13 +128,15 @@ std::vector<std::string> held_keys(const PlanArguments& arguments) {
 void require_use_of_budget(const PlanArguments& arguments) {
   const auto settings = settings_of(arguments);
   const auto value_of = [&](std::string_view key) -> std::string {
-    const auto found = std::find_if(settings.begin(), settings.end(), [&](const auto& set) { return set.first == key; });
+    const auto found =
+        std::find_if(settings.begin(), settings.end(), [&](const auto& set) { return set.first == key; });
     if (found == settings.end() || found->second == "null") return "";
     const std::string& text = found->second;  // a word may be quoted
     return text.size() > 1 && text.front() == '"' && text.back() == '"' ? text.substr(1, text.size() - 2) : text;
   };
   const std::string budget = value_of(budget_key), recompute = value_of("memory.recompute");
-  const bool is_optimal = (recompute.empty() && value_of("memory.recompute_interval").empty()) || recompute == "optimal";
+  const bool is_optimal =
+      (recompute.empty() && value_of("memory.recompute_interval").empty()) || recompute == "optimal";
   if (budget.empty() || (is_optimal && arguments.search.objective != Objective::memory)) return;
   throw Error(ExitCode::usage,
               "--set {}={}: has no effect: no layout in this search has memory.recompute = \"optimal\"", budget_key,
@@ -143,9 +145,8 @@ void require_use_of_budget(const PlanArguments& arguments) {
 
 bool sets_a_layout(const PlanArguments& arguments) {
   const auto settings = settings_of(arguments);
-  return std::any_of(settings.begin(), settings.end(), [](const auto& set) {
-    return set.first == budget_key || layout_value(set.first) != nullptr;
-  });
+  return std::any_of(settings.begin(), settings.end(),
+                     [](const auto& set) { return set.first == budget_key || layout_value(set.first) != nullptr; });
 }
 
 // Loads the config for `gpus` ranks, as its dry run does. If its own layout does not suit that number, loads it for one
@@ -177,7 +178,6 @@ RunConfig load_for_search(PlanArguments& arguments, int64_t gpus) {
     }
   }
 }
-
 
 // Parses whole numbers >= 1 between `separator`s.
 std::vector<int64_t> numbers_of(std::string_view option, std::string_view text, std::string_view separator,
@@ -243,7 +243,8 @@ void sweep(const PlanArguments& arguments) {
   }
   const int64_t gpus = require_gpus(arguments);
   const Machine machine = machine_for(arguments, arguments.target, gpus);
-  print_study(arguments, sweep_keys(arguments.config, arguments.overrides, axes, machine, gpus, arguments.search.price));
+  print_study(arguments,
+              sweep_keys(arguments.config, arguments.overrides, axes, machine, gpus, arguments.search.price));
 }
 
 void methods(const PlanArguments& arguments) {
@@ -280,8 +281,7 @@ void fit(const PlanArguments& arguments) {
 
 void estimate(const PlanArguments& arguments) {
   for (const EncoderShape& shape : encoder_shapes()) {
-    if (shape.name == arguments.estimate)
-      return write_out(arguments.json ? encoder_json(shape) : encoder_text(shape));
+    if (shape.name == arguments.estimate) return write_out(arguments.json ? encoder_json(shape) : encoder_text(shape));
   }
 }
 
@@ -292,7 +292,8 @@ void scale(const PlanArguments& arguments) {
   at_most_all("--scale", ends[1]);
   const Machine machine = machine_for(arguments, arguments.target, ends[1]);
   require_nodes(machine, "--scale " + arguments.scale, "whose ranks share it");
-  print_study(arguments, scale_devices(load_for(arguments, ends[0]), machine, ends[0], ends[1], arguments.search.price));
+  print_study(arguments,
+              scale_devices(load_for(arguments, ends[0]), machine, ends[0], ends[1], arguments.search.price));
 }
 
 // Returns the command that confirms the plan of a config.
@@ -319,9 +320,9 @@ void search(PlanArguments& arguments) {
     winner = show_config(checked_layout(config, best), ConfigText::for_any_ranks);
     if (!arguments.out.empty()) {
       write_file(arguments.out,
-                 fmt::format("// The best layout by {} on {} x {}. Its plan:\n// gptrain train {} {}\n{}", found.objective,
-                             best.world_size(), found.machine, arguments.out, dry_run_of(arguments, best.world_size()),
-                             winner));
+                 fmt::format("// The best layout by {} on {} x {}. Its plan:\n// gptrain train {} {}\n{}",
+                             found.objective, best.world_size(), found.machine, arguments.out,
+                             dry_run_of(arguments, best.world_size()), winner));
     }
   }
   if (!arguments.html.empty())
@@ -338,8 +339,9 @@ struct Task {
 };
 const std::vector<Task>& tasks() {
   static const std::vector<Task> all = {
-      {"", {"CONFIG", "--gpus", "--target", "--cluster", "--objective", "--price", "--top", "--set", "--out", "--html",
-            "--json"}},
+      {"",
+       {"CONFIG", "--gpus", "--target", "--cluster", "--objective", "--price", "--top", "--set", "--out", "--html",
+        "--json"}},
       {"--sweep", {"CONFIG", "--gpus", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
       {"--scale", {"CONFIG", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
       {"--links", {"CONFIG", "--gpus", "--target", "--cluster", "--price", "--set", "--html", "--json"}},

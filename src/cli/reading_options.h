@@ -17,7 +17,7 @@ struct ReadingArguments {
 void add_reading_options(CLI::App& command, ReadingArguments& arguments);
 // Throws Error(usage) for a --field that is none.
 ReadOptions read_options(const ReadingArguments& arguments);
-// Says on standard error what the inputs were taken for: lines of InputFormats.
+// Prints the formats of the inputs on standard error: lines of InputFormats.
 void print_formats(const std::vector<std::string>& lines);
 
 }  // namespace gptrain

@@ -72,7 +72,7 @@ void tokenize(const TokenizeArguments& arguments) {
   }
   print_out("ids:{}\npieces:{}\n", numbers, pieces);
   print_out("{} of {}, from {}\n", format_counted(static_cast<int64_t>(ids.size()), "token"),
-             format_grouped(tokenizer->vocab_size()), format_bytes(static_cast<double>(text.size())));
+            format_grouped(tokenizer->vocab_size()), format_bytes(static_cast<double>(text.size())));
 }
 
 struct TokenizerTraining {
@@ -114,9 +114,9 @@ void train_tokenizer(TokenizerTraining& arguments) {
   file.write(tokenizer_json(parts));
   file.commit();
   print_out("{}: {} tokens and {} merges, from {} different pieces\n", arguments.out,
-             format_grouped(static_cast<int64_t>(parts.tokens.size())),
-             format_grouped(static_cast<int64_t>(parts.merges.size())),
-             format_grouped(static_cast<int64_t>(pieces.size())));
+            format_grouped(static_cast<int64_t>(parts.tokens.size())),
+            format_grouped(static_cast<int64_t>(parts.merges.size())),
+            format_grouped(static_cast<int64_t>(pieces.size())));
 }
 
 void add_train_tokenizer_command(CLI::App& data) {
@@ -130,9 +130,7 @@ void add_train_tokenizer_command(CLI::App& data) {
       ->check(whole_number_from(257))
       ->type_name("N");
   command->add_option("--out", training->out, "the tokenizer.json to write")->required()->type_name("FILE");
-  command
-      ->add_option("--pattern", training->pattern,
-                   "gpt2, gpt4, o200k, llama3, qwen2 (with NFC), or a REGEX")
+  command->add_option("--pattern", training->pattern, "gpt2, gpt4, o200k, llama3, qwen2 (with NFC), or a REGEX")
       ->type_name("NAME");
   command->add_option("--special", training->special, "special tokens, which get the first ids")->type_name("TOKEN");
   add_reading_options(*command, training->reading);

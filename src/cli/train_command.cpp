@@ -27,13 +27,13 @@
 #include "planner/predict.h"
 #include "report/dry_run.h"
 #include "report/recompute_page.h"
-#include "step/step_profile.h"
 #include "report/timeline_page.h"
 #include "step/device.h"
+#include "step/step_profile.h"
 #include "train/run.h"
-#include "train/together.h"
 #include "train/set_up.h"
 #include "train/signals.h"
+#include "train/together.h"
 
 namespace gptrain {
 namespace {
@@ -211,7 +211,7 @@ void dry_run(const TrainArguments& arguments) {
   if (!arguments.trace.empty()) trace.emplace(arguments.trace);
   if (config.parallel.pipeline == 1 && !arguments.timeline.empty())
     throw Error(ExitCode::usage, "--timeline draws the stages of a pipeline, but parallel.pipeline is 1");
-  const KeptLogs kept = trace                                                ? KeptLogs::all
+  const KeptLogs kept = trace                                          ? KeptLogs::all
                         : machine.rates || !arguments.timeline.empty() ? KeptLogs::of_stages
                                                                        : KeptLogs::none;
   PlannedRun run = plan_run(config, machine, world_size, kept);
@@ -266,30 +266,27 @@ void add_train_command(CLI::App& app, ExitCode& result) {
   command->formatter(formatter);
   command->add_option("CONFIG", arguments->config, "run config (JSON, comments allowed)")->required();
   CLI::Option* resume =
-      command
-          ->add_option("--resume", arguments->resume, "go on from the newest checkpoint, or from a folder")
+      command->add_option("--resume", arguments->resume, "go on from the newest checkpoint, or from a folder")
           ->expected(0, 1)
           ->default_str(latest)  // value of --resume without an argument
           ->type_name("[DIR]");
-  CLI::Option* init = command
-                          ->add_option("--init-from", arguments->init_from,
-                                       "start with a checkpoint's weights, where none is resumed")
-                          ->type_name("DIR");
+  CLI::Option* init =
+      command
+          ->add_option("--init-from", arguments->init_from, "start with a checkpoint's weights, where none is resumed")
+          ->type_name("DIR");
   command->add_option("--accept-changes", arguments->accepted, "resume with other data or schedule (KIND); repeatable")
       ->check(change_kind())
       ->type_name("KIND")
       ->allow_extra_args(false);
-  CLI::Option* steps =
-      command->add_option("--steps", arguments->steps, "end after N steps; 0: save the initial state")
-          ->check(whole_number_from(0))
-          ->type_name("N");
+  CLI::Option* steps = command->add_option("--steps", arguments->steps, "end after N steps; 0: save the initial state")
+                           ->check(whole_number_from(0))
+                           ->type_name("N");
   CLI::Option* profile_step = command
                                   ->add_option("--profile-step", arguments->profile_step,
                                                "time step N op by op: a table, and OUT/trace-stepN.json")
                                   ->check(whole_number_from(1))
                                   ->type_name("N");
-  command
-      ->add_option("--set", arguments->overrides, "override a value (null: its default); repeatable")
+  command->add_option("--set", arguments->overrides, "override a value (null: its default); repeatable")
       ->type_name("key.path=value")
       ->allow_extra_args(false);
   CLI::Option* dry =
@@ -298,9 +295,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
   CLI::Option* ranks = command->add_option("--ranks", arguments->ranks, "ranks as threads of this process (1)")
                            ->check(whole_number_from(1))
                            ->type_name("N");
-  command
-      ->add_option("--world-size", arguments->world_size,
-                   "processes to plan for (as few as the mesh can have)")
+  command->add_option("--world-size", arguments->world_size, "processes to plan for (as few as the mesh can have)")
       ->check(whole_number_from(1))
       ->type_name("N")
       ->needs(dry)

@@ -50,8 +50,8 @@ class Activity {
   }
   void end(const std::string& group) {
     const std::lock_guard lock(mutex_);
-    const auto ended = std::find_if(running_.begin(), running_.end(),
-                                    [&](const Running& running) { return running.group == &group; });
+    const auto ended =
+        std::find_if(running_.begin(), running_.end(), [&](const Running& running) { return running.group == &group; });
     last_group_ = group;
     last_call_ = ended->call;
     running_.erase(ended);

@@ -19,7 +19,7 @@ struct Launch {
   std::vector<std::string> master_addresses;  // candidate addresses of rank 0, likeliest first; empty: MPI tells
   int master_port = 0;
   int tasks_of_job = 1;  // tasks of the job if this process was started without a launcher of tasks
-  std::string job;  // identifies this run among others that listen at the same address
+  std::string job;       // identifies this run among others that listen at the same address
 };
 
 // Returns the value of an environment variable; null if it is not set.

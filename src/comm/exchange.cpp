@@ -281,10 +281,10 @@ class ExchangeCommunicator final : public GatheredTransfers {
   int size_;
   const std::shared_ptr<ExchangeScratch> scratch_;  // null: the group cannot reduce
   const int64_t slot_bytes_;                        // scratch bytes per rank
-  std::vector<const void*> inputs_;  // operands of a reduction, by rank
-  std::vector<Message> messages_;    // queued for the next exchange
-  Call call_;                        // the running call
-  std::string failure_;  // message of the first failure; empty: none
+  std::vector<const void*> inputs_;                 // operands of a reduction, by rank
+  std::vector<Message> messages_;                   // queued for the next exchange
+  Call call_;                                       // the running call
+  std::string failure_;                             // message of the first failure; empty: none
 };
 
 }  // namespace

@@ -24,7 +24,7 @@ constexpr size_t least_secret_chars = 16;
 constexpr size_t most_callers = 256;  // callers that have not proved the secret yet
 constexpr size_t accepted_at_a_time = 64;
 constexpr auto time_to_prove = 10s;  // limit for a caller; a rank that is stopped for longer calls again
-constexpr auto frame_time = 100ms;    // limit for a frame that fits the connection's buffer
+constexpr auto frame_time = 100ms;   // limit for a frame that fits the connection's buffer
 
 // The text that each side authenticates with the secret. The nonces keep a proof from being used twice, and `role` from
 // being sent back to its author.

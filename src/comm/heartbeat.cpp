@@ -295,8 +295,8 @@ class Heartbeat::Watch {
   std::thread thread_;
 };
 
-Heartbeat::Heartbeat(Meeting meeting, int rank, int needed, const Timeout& timeout,
-                     std::shared_ptr<Activity> activity, End end)
+Heartbeat::Heartbeat(Meeting meeting, int rank, int needed, const Timeout& timeout, std::shared_ptr<Activity> activity,
+                     End end)
     : watch_(std::make_unique<Watch>(std::move(meeting), rank, needed, timeout, std::move(activity), std::move(end))) {}
 
 Heartbeat::~Heartbeat() = default;

@@ -173,9 +173,8 @@ Event Lane::event_of(const Item& item) const {
   const bool of_pieces = call.operation == Operation::reduce_scatter || call.operation == Operation::all_gather ||
                          call.operation == Operation::all_to_all;
   const int64_t bytes = call.count * dtype_bytes(call.dtype) * (of_pieces ? size : 1);
-  const int64_t sent = call.operation == Operation::all_to_all_v
-                           ? sent_bytes(item.sent, call.dtype, item.group->rank())
-                           : sent_bytes(call, item.group->rank(), size);
+  const int64_t sent = call.operation == Operation::all_to_all_v ? sent_bytes(item.sent, call.dtype, item.group->rank())
+                                                                 : sent_bytes(call, item.group->rank(), size);
   const auto group = std::find(groups_.begin(), groups_.end(), item.group);
   return {.kind = Event::Kind::collective,
           .place = {number_, static_cast<int8_t>(group == groups_.end() ? -1 : group - groups_.begin())},

@@ -22,9 +22,9 @@ enum class Operation : uint8_t {
   count
 };
 constexpr size_t num_operations = static_cast<size_t>(Operation::count);
-constexpr std::array<std::string_view, num_operations> operation_names = {
-    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "all_to_all_v",
-    "broadcast",  "send",           "receive",    "barrier"};
+constexpr std::array<std::string_view, num_operations> operation_names = {"all_reduce", "reduce_scatter", "all_gather",
+                                                                          "all_to_all", "all_to_all_v",   "broadcast",
+                                                                          "send",       "receive",        "barrier"};
 
 constexpr std::string_view operation_name(Operation operation) {
   return operation_names[static_cast<size_t>(operation)];

@@ -35,8 +35,7 @@ class PlanCommunicator final : public Communicator {
 int64_t sent_bytes(const Call& call, int rank, int size) {
   const Amount bytes = Amount(call.count) * dtype_bytes(call.dtype);
   // Computes bytes * (size - 1) / size without the product, which may overflow.
-  const Amount others_share =
-      Amount(bytes.value() / size) * (size - 1) + bytes.value() % size * (size - 1) / size;
+  const Amount others_share = Amount(bytes.value() / size) * (size - 1) + bytes.value() % size * (size - 1) / size;
   switch (call.operation) {
     case Operation::all_reduce:
       return (2 * others_share).value();

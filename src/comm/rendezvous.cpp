@@ -93,7 +93,7 @@ std::string first_lines(std::vector<std::string> lines) {
   return listed(lines, ", ") + (more > 0 ? fmt::format(" and {} more", more) : "");
 }
 
-// Says once what a rank waits for, when that takes long, and ends the wait when the process is to stop.
+// Names the awaited ranks once when a wait takes long, and ends the wait when the process is to stop.
 class PatientWait {
  public:
   PatientWait(const Launch& launch, const Timeout& timeout) : launch_(launch), timeout_(timeout) {}
@@ -274,9 +274,8 @@ void report_to_master(const Launch& launch, const std::vector<std::string>& addr
   std::string found = "nobody listens there";
   PatientWait wait(launch, timeout);
   do {
-    wait.look([&] {
-      return fmt::format("rank 0 at {} port {}: {}", listed(addresses, " or "), launch.master_port, found);
-    });
+    wait.look(
+        [&] { return fmt::format("rank 0 at {} port {}: {}", listed(addresses, " or "), launch.master_port, found); });
     for (const std::string& address : addresses) {
       auto socket = connect_to(address, launch.master_port, std::min(deadline, Clock::now() + 2s));
       if (!socket) continue;
@@ -284,7 +283,8 @@ void report_to_master(const Launch& launch, const std::vector<std::string>& addr
       const CallEnd end = prove_to(channel, secret, meeting_purpose, std::min(deadline, Clock::now() + proof_patience));
       if (end != CallEnd::proven) {
         found =
-            "what listens there does not know the secret of this run: it is another program, such as a launcher's agent, or "
+            "what listens there does not know the secret of this run: it is another program, such as a launcher's "
+            "agent, or "
             "GPTRAIN_SECRET is not the same for all ranks";
         continue;
       }

@@ -2,8 +2,8 @@
 // everyone the addresses of all.
 #pragma once
 
-#include <optional>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 

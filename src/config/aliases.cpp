@@ -26,7 +26,7 @@ std::string look_up(std::span<const Aliases> table, const std::string& name) {
   return look_up(table, name, [](const std::string&) { return true; });
 }
 
-// Keys of other trainers that have no counterpart, under what is said of them.
+// Keys of other trainers that have no counterpart, under the text of their refusal.
 std::span<const Aliases> absent_keys() {
   static const std::vector<Aliases> table = {
       {"gptrain has no context parallelism: long sequences are cut by parallel.sequence, and memory.recompute saves "

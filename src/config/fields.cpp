@@ -57,7 +57,8 @@ Builder offload_activations_field() {
   builder.path = "memory.offload_activations";
   builder.description =
       "blocks of a stage whose saved activations wait for backward in the host's memory, copied beside the ops: none, "
-      "as many as hide behind compute, all, a number, or with memory.recompute optimal what saves time within its budget";
+      "as many as hide behind compute, all, a number, or with memory.recompute optimal what saves time within its "
+      "budget";
   IntegerOrWordRule rule;
   rule.integer.min = 1;
   rule.integer.max = 10'000;
@@ -175,8 +176,8 @@ void add_parallel_and_precision(std::vector<Field>& table) {
           field("parallel.tensor", &RunConfig::parallel, &P::tensor, IntegerRule{1, 1 << 16, {}},
                 "ranks that share each layer; divides num_heads and ffn_hidden_size")
               .changeable(),
-          field("parallel.pipeline", &RunConfig::parallel, &P::pipeline,
-                IntegerRule{1, 1 << 16, {}}, "stages that share the layers; at most model.num_layers")
+          field("parallel.pipeline", &RunConfig::parallel, &P::pipeline, IntegerRule{1, 1 << 16, {}},
+                "stages that share the layers; at most model.num_layers")
               .changeable(),
           field("parallel.virtual_stages", &RunConfig::parallel, &P::virtual_stages, IntegerRule{1, 1 << 12, {}},
                 "chunks of layers on each stage; default: 2 where pipeline_schedule is interleaved or zero-bubble-v, "
@@ -218,11 +219,12 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                                         "gradients on their way between data ranks; a sum is taken in fp32 and rounded "
                                         "once")
               .changeable(),
-          words<PrecisionConfig, DType>("precision.gradients", &RunConfig::precision, &PrecisionConfig::gradients,
-                                        {{"fp32", DType::f32}, {"bf16", DType::bf16}}, refused_reduce,
-                                        "what a rank keeps of the gradients of a step; bf16: what each micro-batch adds, "
-                                        "in fp32, is rounded stochastically; data ranks sum in fp32, of a head's tied "
-                                        "table two stages in bf16")
+          words<PrecisionConfig, DType>(
+              "precision.gradients", &RunConfig::precision, &PrecisionConfig::gradients,
+              {{"fp32", DType::f32}, {"bf16", DType::bf16}}, refused_reduce,
+              "what a rank keeps of the gradients of a step; bf16: what each micro-batch adds, "
+              "in fp32, is rounded stochastically; data ranks sum in fp32, of a head's tied "
+              "table two stages in bf16")
               .only_with({"precision.compute", "precision.compute is bf16-pure",
                           [](const RunConfig& config) { return config.precision.pure; }})
               .changeable(),
@@ -232,10 +234,10 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                                         "it: E4M3 forward, E5M2 for gradients; default: compute")
               .derived(R"("fp32")")
               .changeable(),
-          words<PrecisionConfig, DType>("precision.weight_gradients", &RunConfig::precision,
-                                        &PrecisionConfig::weight_gradients, linears, {},
-                                        "what linears in blocks round both factors of their weights' gradients to, whose "
-                                        "sums are fp32; the input is kept so; bf16 with fp32, fp8 with bf16; default: linears")
+          words<PrecisionConfig, DType>(
+              "precision.weight_gradients", &RunConfig::precision, &PrecisionConfig::weight_gradients, linears, {},
+              "what linears in blocks round both factors of their weights' gradients to, whose "
+              "sums are fp32; the input is kept so; bf16 with fp32, fp8 with bf16; default: linears")
               .derived(R"("fp32")")
               .changeable(),
           field("precision.loss_scale", &RunConfig::precision, &PrecisionConfig::loss_scale,
@@ -309,17 +311,20 @@ void add_memory_checkpoint_log(std::vector<Field>& table) {
           activation_budget_field(),
           offload_activations_field(),
           field("memory.activation_bits", &RunConfig::memory, &M::activation_bits, IntegerRule{2, 16, {}},
-                "16, 4, 3 or 2: what backward reads in place of the input of GELU: the input itself, or so many bits of a "
+                "16, 4, 3 or 2: what backward reads in place of the input of GELU: the input itself, or so many bits "
+                "of a "
                 "derivative of 16, 8 or 4 levels (arXiv 2202.00441), which changes gradients a little")
               .only_with(not_gated)
               .changeable(),
           field("memory.saved_inputs", &RunConfig::memory, &M::saved_inputs, IntegerRule{8, 16, {}},
-                "16 or 8: what backward reads of the inputs of linears and norms in blocks: themselves, or copies of 8 bits "
+                "16 or 8: what backward reads of the inputs of linears and norms in blocks: themselves, or copies of 8 "
+                "bits "
                 "with a scale for every 128 columns of a row, which changes gradients a little")
               .changeable(),
-          field("memory.linear_projection", &RunConfig::memory, &M::linear_projection, ObjectRule{projection_keys},
-                "some linears keep a random projection of their input over the tokens of a sequence, from which backward "
-                "estimates the gradient of the weight without a bias (arXiv 2201.13195); {}: none")
+          field(
+              "memory.linear_projection", &RunConfig::memory, &M::linear_projection, ObjectRule{projection_keys},
+              "some linears keep a random projection of their input over the tokens of a sequence, from which backward "
+              "estimates the gradient of the weight without a bias (arXiv 2201.13195); {}: none")
               .usually(R"({"kind": "rademacher", "share": 0.2})")
               .changeable(),
           field("memory.loss_chunk_tokens", &RunConfig::memory, &M::loss_chunk_tokens, IntegerRule{0, 1 << 24, {}},
@@ -393,7 +398,8 @@ void add_run(std::vector<Field>& table) {
                 "same bits for any number of CPU threads; slower with many threads or few tokens")
               .changeable(),
           field("run.deterministic", section, &R::deterministic, BooleanRule{},
-                "same bits in every run of the same program on the same machines; false: on a GPU attention's gradients are "
+                "same bits in every run of the same program on the same machines; false: on a GPU attention's "
+                "gradients are "
                 "added up in any order where cuDNN serves them, which takes less memory and may be faster")
               .changeable(),
           field("run.algorithm_cache", section, &R::algorithm_cache, TextRule{},
@@ -421,10 +427,9 @@ void add_run(std::vector<Field>& table) {
               .changeable(),
           field("run.validate_ema", section, &R::validate_ema, BooleanRule{},
                 "validations are of the average of the weights that optimizer.ema keeps, not of the weights")
-              .only_with({"optimizer.ema", "optimizer.ema is greater than 0 and data.validation names a source",
-                          [](const RunConfig& config) {
-                            return config.optimizer.ema > 0 && !config.data.validation.empty();
-                          }})
+              .only_with(
+                  {"optimizer.ema", "optimizer.ema is greater than 0 and data.validation names a source",
+                   [](const RunConfig& config) { return config.optimizer.ema > 0 && !config.data.validation.empty(); }})
               .changeable(),
           field("run.sample_every_steps", section, &R::sample_every_steps, IntegerRule{0, max_steps, {}},
                 "steps from one text that the model writes to the next, in samples.jsonl and the report; 0: none")

@@ -23,7 +23,8 @@ class MemoryRules : Rules {
     if (!sound({"memory.activation_bits", "memory.recompute"}) || bits == 16) return;
     if (bits > 4) return fault("memory.activation_bits", "must be 16, 4, 3 or 2", "4");
     if (config_.memory.recompute == RecomputeKind::selective)
-      fault("memory.activation_bits", "saves nothing with memory.recompute = \"selective\", which keeps the input", "16");
+      fault("memory.activation_bits", "saves nothing with memory.recompute = \"selective\", which keeps the input",
+            "16");
   }
 
   void check_saved_inputs() {
@@ -31,11 +32,13 @@ class MemoryRules : Rules {
     if (!sound({"memory.saved_inputs"}) || bits == 16) return;
     if (bits != 8) return fault("memory.saved_inputs", "must be 16 or 8", "8");
     if (sound({"memory.recompute"}) && config_.memory.recompute == RecomputeKind::selective)
-      fault("memory.saved_inputs",
-            "does not go with memory.recompute = \"selective\", which runs a norm again from an input that must be exact",
-            "16");
+      fault(
+          "memory.saved_inputs",
+          "does not go with memory.recompute = \"selective\", which runs a norm again from an input that must be exact",
+          "16");
     if (const std::string fp8 = fp8_key(); !fp8.empty())
-      fault("memory.saved_inputs", "has no place with " + fp8 + " = \"fp8\", which saves inputs in 8 bits itself", "16");
+      fault("memory.saved_inputs", "has no place with " + fp8 + " = \"fp8\", which saves inputs in 8 bits itself",
+            "16");
   }
 
   // Returns the key that asks for FP8 inputs of linears; empty: none.

@@ -39,98 +39,98 @@ void add_optimizer_fields(std::vector<Field>& table) {
   const Dependency scales{"optimizer.lr_scaling", "optimizer.lr_scaling is linear or sqrt",
                           [](const RunConfig& config) { return config.optimizer.lr_scaling != LrScaling::none; }};
   using enum OptimizerKind;
-  table.insert(table.end(),
-               {
-                   words<O, OptimizerKind>("optimizer.type", section, &O::type,
-                                           named_words<OptimizerKind>(optimizer_names), {},
-                                           "the optimizer: AdamW with two moments, in fp32 or those of matrices in 8 bits; SGD "
-                                           "with momentum or Lion with one; "
-                                           "LAMB and LARS scale the steps of AdamW and SGD by norms of each matrix; "
-                                           "Muon orthogonalises the momentum of each matrix of the blocks; Adafactor keeps "
-                                           "second moments of rows and columns only"),
-                   field("optimizer.lr", section, &O::lr, NumberRule{.min = 0, .max = 10, .min_excluded = true},
-                         "peak learning rate")
-                       .required("0.0003")
-                       .changeable(),
-                   words<O, LrScaling>(
-                       "optimizer.lr_scaling", section, &O::lr_scaling,
-                       {{"none", LrScaling::none}, {"linear", LrScaling::linear}, {"sqrt", LrScaling::sqrt}}, {},
-                       "what lr, schedule.min_lr and warmup_steps are multiplied with: nothing, batch.global / "
-                       "base_batch, or its root")
-                       .changeable(),
-                   field("optimizer.base_batch", section, &O::base_batch,
-                         IntegerRule{1, static_cast<uint64_t>(max_batch_sequences), {}},
-                         "sequences of the batch that lr and schedule are meant for")
-                       .required("256")
-                       .only_with(scales)
-                       .changeable(),
-                   betas_field().derived("[0.9,0.95]").only_with(
-                       of_type<adamw, adamw_8bit, lion, lamb, muon>("adamw, adamw-8bit, lion, lamb or muon")).changeable(),
-                   field("optimizer.eps", section, &O::eps, NumberRule{.min = least_normal, .max = 1},
-                         "added to the root of the second moment, by adafactor to the square of each gradient; default: 1e-8, "
-                         "lamb's 1e-6, adafactor's 1e-30")
-                       .derived("1e-08")
-                       .only_with(of_type<adamw, adamw_8bit, lamb, muon, adafactor>("adamw, adamw-8bit, lamb, muon or adafactor"))
-                       .changeable(),
-                   field("optimizer.momentum", section, &O::momentum,
-                         NumberRule{.min = 0, .max = 1, .max_excluded = true},
-                         "share of the moment that each step keeps; default: 0.9, muon's 0.95")
-                       .derived("0.9")
-                       .only_with(of_type<sgd, lars, muon>("sgd, lars or muon")),
-                   field("optimizer.nesterov", section, &O::nesterov, BooleanRule{},
-                         "the step looks ahead by the momentum, after Nesterov; default: false, muon's true")
-                       .derived("false")
-                       .only_with({"optimizer.momentum", "optimizer.type is sgd or muon and momentum greater than 0",
-                                   [](const RunConfig& config) {
-                                     const OptimizerConfig& optimizer = config.optimizer;
-                                     return (optimizer.type == sgd || optimizer.type == muon) && optimizer.momentum > 0;
-                                   }}),
-                   field("optimizer.trust_coefficient", section, &O::trust_coefficient,
-                         NumberRule{.min = 0, .max = 1, .min_excluded = true},
-                         "what the step of a matrix is scaled to, as a share of the matrix's norm, per unit of learning "
-                         "rate")
-                       .only_with(of_type<lars>("lars"))
-                       .changeable(),
-                   words<O, NewtonSchulzProducts>(
-                       "optimizer.newton_schulz", section, &O::newton_schulz,
-                       {{"auto", NewtonSchulzProducts::as_compute}, {"fp32", NewtonSchulzProducts::fp32}}, {},
-                       "what muon's orthogonalisation multiplies in: bf16 if precision.compute is bf16 or bf16-pure, "
-                       "otherwise fp32; or always fp32")
-                       .only_with(of_type<muon>("muon"))
-                       .changeable(),
-                   field("optimizer.beta2_decay", section, &O::beta2_decay,
-                         NumberRule{.min = -1, .max = 0, .max_excluded = true},
-                         "step t keeps 1 - t^beta2_decay of the second moments")
-                       .only_with(of_type<adafactor>("adafactor"))
-                       .changeable(),
-                   field("optimizer.clip_threshold", section, &O::clip_threshold,
-                         NumberRule{.min = least_normal, .max = 1e9},
-                         "largest root mean square of the step of a matrix or vector, before rates")
-                       .only_with(of_type<adafactor>("adafactor"))
-                       .changeable(),
-                   field("optimizer.scale_parameter", section, &O::scale_parameter, BooleanRule{},
-                         "lr is a share: of the root mean square of each matrix or vector, or of eps2 if that is larger")
-                       .only_with(of_type<adafactor>("adafactor")),
-                   field("optimizer.eps2", section, &O::eps2, NumberRule{.min = least_normal, .max = 1},
-                         "the least root mean square that lr is a share of")
-                       .only_with({"optimizer.scale_parameter", "optimizer.type is adafactor and scale_parameter is true",
-                                   [](const RunConfig& config) {
-                                     return config.optimizer.type == adafactor && config.optimizer.scale_parameter;
-                                   }}),
-                   field("optimizer.weight_decay", section, &O::weight_decay, NumberRule{.min = 0, .max = 10},
-                         "decay per unit of learning rate, decoupled from the gradient (lars: added to it); never of norms "
-                         "and biases")
-                       .changeable(),
-                   field("optimizer.clip_norm", section, &O::clip_norm,
-                         NumberRule{.min = least_normal, .max = 1e9, .may_be_zero = true},
-                         "largest global norm of the gradients; 0: no clipping")
-                       .changeable(),
-                   field("optimizer.ema", section, &O::ema, NumberRule{.min = 0, .max = 1, .max_excluded = true},
-                         "decay rate of an exponential moving average of the weights, which is kept beside them, as "
-                         "0.999; 0: none is kept")
-                       .usually("0.999")
-                       .changeable(),
-               });
+  table.insert(
+      table.end(),
+      {
+          words<O, OptimizerKind>("optimizer.type", section, &O::type, named_words<OptimizerKind>(optimizer_names), {},
+                                  "the optimizer: AdamW with two moments, in fp32 or those of matrices in 8 bits; SGD "
+                                  "with momentum or Lion with one; "
+                                  "LAMB and LARS scale the steps of AdamW and SGD by norms of each matrix; "
+                                  "Muon orthogonalises the momentum of each matrix of the blocks; Adafactor keeps "
+                                  "second moments of rows and columns only"),
+          field("optimizer.lr", section, &O::lr, NumberRule{.min = 0, .max = 10, .min_excluded = true},
+                "peak learning rate")
+              .required("0.0003")
+              .changeable(),
+          words<O, LrScaling>("optimizer.lr_scaling", section, &O::lr_scaling,
+                              {{"none", LrScaling::none}, {"linear", LrScaling::linear}, {"sqrt", LrScaling::sqrt}}, {},
+                              "what lr, schedule.min_lr and warmup_steps are multiplied with: nothing, batch.global / "
+                              "base_batch, or its root")
+              .changeable(),
+          field("optimizer.base_batch", section, &O::base_batch,
+                IntegerRule{1, static_cast<uint64_t>(max_batch_sequences), {}},
+                "sequences of the batch that lr and schedule are meant for")
+              .required("256")
+              .only_with(scales)
+              .changeable(),
+          betas_field()
+              .derived("[0.9,0.95]")
+              .only_with(of_type<adamw, adamw_8bit, lion, lamb, muon>("adamw, adamw-8bit, lion, lamb or muon"))
+              .changeable(),
+          field("optimizer.eps", section, &O::eps, NumberRule{.min = least_normal, .max = 1},
+                "added to the root of the second moment, by adafactor to the square of each gradient; default: 1e-8, "
+                "lamb's 1e-6, adafactor's 1e-30")
+              .derived("1e-08")
+              .only_with(
+                  of_type<adamw, adamw_8bit, lamb, muon, adafactor>("adamw, adamw-8bit, lamb, muon or adafactor"))
+              .changeable(),
+          field("optimizer.momentum", section, &O::momentum, NumberRule{.min = 0, .max = 1, .max_excluded = true},
+                "share of the moment that each step keeps; default: 0.9, muon's 0.95")
+              .derived("0.9")
+              .only_with(of_type<sgd, lars, muon>("sgd, lars or muon")),
+          field("optimizer.nesterov", section, &O::nesterov, BooleanRule{},
+                "the step looks ahead by the momentum, after Nesterov; default: false, muon's true")
+              .derived("false")
+              .only_with({"optimizer.momentum", "optimizer.type is sgd or muon and momentum greater than 0",
+                          [](const RunConfig& config) {
+                            const OptimizerConfig& optimizer = config.optimizer;
+                            return (optimizer.type == sgd || optimizer.type == muon) && optimizer.momentum > 0;
+                          }}),
+          field("optimizer.trust_coefficient", section, &O::trust_coefficient,
+                NumberRule{.min = 0, .max = 1, .min_excluded = true},
+                "what the step of a matrix is scaled to, as a share of the matrix's norm, per unit of learning "
+                "rate")
+              .only_with(of_type<lars>("lars"))
+              .changeable(),
+          words<O, NewtonSchulzProducts>(
+              "optimizer.newton_schulz", section, &O::newton_schulz,
+              {{"auto", NewtonSchulzProducts::as_compute}, {"fp32", NewtonSchulzProducts::fp32}}, {},
+              "what muon's orthogonalisation multiplies in: bf16 if precision.compute is bf16 or bf16-pure, "
+              "otherwise fp32; or always fp32")
+              .only_with(of_type<muon>("muon"))
+              .changeable(),
+          field("optimizer.beta2_decay", section, &O::beta2_decay,
+                NumberRule{.min = -1, .max = 0, .max_excluded = true},
+                "step t keeps 1 - t^beta2_decay of the second moments")
+              .only_with(of_type<adafactor>("adafactor"))
+              .changeable(),
+          field("optimizer.clip_threshold", section, &O::clip_threshold, NumberRule{.min = least_normal, .max = 1e9},
+                "largest root mean square of the step of a matrix or vector, before rates")
+              .only_with(of_type<adafactor>("adafactor"))
+              .changeable(),
+          field("optimizer.scale_parameter", section, &O::scale_parameter, BooleanRule{},
+                "lr is a share: of the root mean square of each matrix or vector, or of eps2 if that is larger")
+              .only_with(of_type<adafactor>("adafactor")),
+          field("optimizer.eps2", section, &O::eps2, NumberRule{.min = least_normal, .max = 1},
+                "the least root mean square that lr is a share of")
+              .only_with({"optimizer.scale_parameter", "optimizer.type is adafactor and scale_parameter is true",
+                          [](const RunConfig& config) {
+                            return config.optimizer.type == adafactor && config.optimizer.scale_parameter;
+                          }}),
+          field("optimizer.weight_decay", section, &O::weight_decay, NumberRule{.min = 0, .max = 10},
+                "decay per unit of learning rate, decoupled from the gradient (lars: added to it); never of norms "
+                "and biases")
+              .changeable(),
+          field("optimizer.clip_norm", section, &O::clip_norm,
+                NumberRule{.min = least_normal, .max = 1e9, .may_be_zero = true},
+                "largest global norm of the gradients; 0: no clipping")
+              .changeable(),
+          field("optimizer.ema", section, &O::ema, NumberRule{.min = 0, .max = 1, .max_excluded = true},
+                "decay rate of an exponential moving average of the weights, which is kept beside them, as "
+                "0.999; 0: none is kept")
+              .usually("0.999")
+              .changeable(),
+      });
 }
 
 }  // namespace gptrain

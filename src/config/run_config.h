@@ -84,13 +84,13 @@ struct SampleRange {
 
 struct DataConfig {
   std::vector<DataSource> train;
-  std::vector<DataSource> validation;  // may be empty
-  double temperature = 0;              // weights are multiplied by size^(1 / temperature); 0: by nothing
-  std::vector<DataPhase> phases;       // consecutive, from the first step on
+  std::vector<DataSource> validation;     // may be empty
+  double temperature = 0;                 // weights are multiplied by size^(1 / temperature); 0: by nothing
+  std::vector<DataPhase> phases;          // consecutive, from the first step on
   std::vector<SampleRange> skip_samples;  // ranges of training samples that the run leaves out, in any order
-  std::string tokenizer = "auto";      // name as in `data pack`; auto: from the data's PREFIX.meta.json
-  bool checksums = true;               // compare data with PREFIX.meta.json, if it exists, when they are first read
-  bool mask_documents = false;         // a token attends to its own document only
+  std::string tokenizer = "auto";         // name as in `data pack`; auto: from the data's PREFIX.meta.json
+  bool checksums = true;                  // compare data with PREFIX.meta.json, if it exists, when they are first read
+  bool mask_documents = false;            // a token attends to its own document only
   int64_t max_documents = 0;  // mean number of documents per sample that cuDNN has room for; 0: our own kernels mask
 };
 
@@ -113,13 +113,13 @@ struct ParallelConfig {
 };
 
 struct PrecisionConfig {
-  DType compute = DType::f32;   // f32, bf16 or f16: weights, activations and matrix products
-  DType residual = DType::f32;  // the residual stream: f32 or `compute` (the default)
-  DType reduce = DType::f32;    // gradients while they are summed over data ranks
-  DType gradients = DType::f32;  // with `pure`: gradients that a rank keeps, f32 or bf16
-  DType linears = DType::f32;   // products of the blocks' linears: `compute` (the default), or f8e4m3 for FP8
+  DType compute = DType::f32;           // f32, bf16 or f16: weights, activations and matrix products
+  DType residual = DType::f32;          // the residual stream: f32 or `compute` (the default)
+  DType reduce = DType::f32;            // gradients while they are summed over data ranks
+  DType gradients = DType::f32;         // with `pure`: gradients that a rank keeps, f32 or bf16
+  DType linears = DType::f32;           // products of the blocks' linears: `compute` (the default), or f8e4m3 for FP8
   DType weight_gradients = DType::f32;  // operands of the blocks' weight-gradient products: `linears` or narrower
-  int64_t loss_scale = 65'536;  // f16: initial loss scale, a power of two
+  int64_t loss_scale = 65'536;          // f16: initial loss scale, a power of two
   int64_t loss_scale_window = 2000;
   bool pure = false;  // "compute": "bf16-pure": bf16 without fp32 master weights, except for norms
 
@@ -135,14 +135,14 @@ struct OptimizerConfig {
   double lr = 0;
   LrScaling lr_scaling = LrScaling::none;
   int64_t base_batch = 256;  // sequences per step for which lr and the section `schedule` were tuned
-  double beta1 = 0.9;  // "betas": [beta1, beta2] of adamw, adamw-8bit, lion, lamb, and muon's non-matrix part
+  double beta1 = 0.9;        // "betas": [beta1, beta2] of adamw, adamw-8bit, lion, lamb, and muon's non-matrix part
   double beta2 = 0.95;
-  double eps = 1e-8;      // adamw, adamw-8bit, lamb, muon and adafactor
-  double momentum = 0.9;  // sgd, lars and muon
-  bool nesterov = false;  // sgd and muon
-  double trust_coefficient = 0.001;  // lars
+  double eps = 1e-8;                                                      // adamw, adamw-8bit, lamb, muon and adafactor
+  double momentum = 0.9;                                                  // sgd, lars and muon
+  bool nesterov = false;                                                  // sgd and muon
+  double trust_coefficient = 0.001;                                       // lars
   NewtonSchulzProducts newton_schulz = NewtonSchulzProducts::as_compute;  // muon
-  double beta2_decay = -0.8;     // adafactor, as the next three
+  double beta2_decay = -0.8;                                              // adafactor, as the next three
   double clip_threshold = 1;
   bool scale_parameter = true;
   double eps2 = 1e-3;
@@ -163,7 +163,7 @@ struct LrCurveConfig {
 // gradient is estimated from it.
 struct ProjectionConfig {
   ProjectionKind kind = ProjectionKind::gauss;
-  double share = 0.2;  // rows of a projection, as a share of the sequence's rows
+  double share = 0.2;             // rows of a projection, as a share of the sequence's rows
   std::vector<LinearSite> sites;  // empty: no linear
 
   bool is_on() const { return !sites.empty(); }
@@ -176,9 +176,9 @@ struct MemoryConfig {
   int64_t activation_budget = 0;   // optimal: bytes of activations per rank; 0: all that the device has left
   OffloadChoice offload;           // offload_activations
   int64_t activation_bits = 16;  // 2, 3, 4: bits of GELU's saved derivative; 16: its input is saved, in type `compute`
-  int64_t saved_inputs = 16;       // 8: inputs of linears and norms are saved as 8-bit codes; 16: in type `compute`
+  int64_t saved_inputs = 16;     // 8: inputs of linears and norms are saved as 8-bit codes; 16: in type `compute`
   ProjectionConfig linear_projection;
-  int64_t loss_chunk_tokens = 0;   // rows of logits in memory at a time; 0: chosen for the device
+  int64_t loss_chunk_tokens = 0;  // rows of logits in memory at a time; 0: chosen for the device
 };
 
 struct CheckpointConfig {
@@ -200,8 +200,8 @@ struct LogConfig {
 
 struct CommConfig {
   std::string interface = "auto";  // network interface or address to listen at; auto: the one that reaches MASTER_ADDR
-  double timeout_seconds = 60;        // limit for peers to arrive, and for a silent one to count as lost
-  bool mixed_machines = false;        // allow ranks with different instruction sets or GPU models
+  double timeout_seconds = 60;     // limit for peers to arrive, and for a silent one to count as lost
+  bool mixed_machines = false;     // allow ranks with different instruction sets or GPU models
   int64_t compare_every_steps = 100;  // steps between comparisons of the replicas' weights; 0: never
 };
 
@@ -227,10 +227,10 @@ struct RunSettings {
   std::string algorithm_cache = "auto";  // folder of timed algorithms; auto: in the user's cache; none: not kept
   int64_t max_skipped_steps = 10;        // consecutive; more end the run with exit code 6
   RollbackConfig rollback;
-  int64_t validate_every_steps = 0;      // 0: at the end only
-  int64_t validation_samples = 64;       // sequences per validation
-  bool validate_ema = false;             // validate the weights' moving average
-  int64_t sample_every_steps = 0;        // steps between generated texts; 0: none
+  int64_t validate_every_steps = 0;  // 0: at the end only
+  int64_t validation_samples = 64;   // sequences per validation
+  bool validate_ema = false;         // validate the weights' moving average
+  int64_t sample_every_steps = 0;    // steps between generated texts; 0: none
   int64_t sample_tokens = 64;
   std::string sample_prompt;
 };

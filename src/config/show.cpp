@@ -11,7 +11,8 @@
 namespace gptrain {
 namespace {
 
-// Returns the part of a field's value that must not change on resume: the value itself, or for data sources their number.
+// Returns the part of a field's value that must not change on resume: the value itself, or for data sources their
+// number.
 Json resume_state(const Field& field, const RunConfig& config) {
   Json value = field.get(config);
   return std::holds_alternative<SourcesRule>(field.rule) ? Json(value.size()) : value;

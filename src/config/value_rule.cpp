@@ -63,10 +63,9 @@ void check(const NumberRule& rule, const Subject& subject) {
   const bool below = rule.min_excluded ? !(number > rule.min) : !(number >= rule.min);
   const bool above = rule.max_excluded ? !(number < rule.max) : !(number <= rule.max);
   if (!below && !above) return;
-  const std::string bounds =
-      fmt::format("must be {}{} {} and {} {}", rule.may_be_zero ? "0, or " : "",
-                  rule.min_excluded ? "greater than" : "at least", rule.min, rule.max_excluded ? "less than" : "at most",
-                  rule.max);
+  const std::string bounds = fmt::format("must be {}{} {} and {} {}", rule.may_be_zero ? "0, or " : "",
+                                         rule.min_excluded ? "greater than" : "at least", rule.min,
+                                         rule.max_excluded ? "less than" : "at most", rule.max);
   const bool bound_is_valid = below ? !rule.min_excluded : !rule.max_excluded;
   subject.fault(bounds, bound_is_valid ? fmt::format("{}", below ? rule.min : rule.max) : subject.example);
 }
@@ -244,8 +243,8 @@ void check(const ObjectRule& rule, const Subject& subject) {
 
 const std::vector<ObjectKey>& rollback_keys() {
   static const std::vector<ObjectKey> keys = {
-      {"spike", "standard deviations above the mean of the window", NumberRule{.min = 0, .max = 1e6, .min_excluded = true},
-       false, "4.0"},
+      {"spike", "standard deviations above the mean of the window",
+       NumberRule{.min = 0, .max = 1e6, .min_excluded = true}, false, "4.0"},
       {"window", "steps before, of whose losses mean and deviation are; none is above while there are fewer",
        IntegerRule{2, 100'000, {}}, false, "100"},
       {"skip_samples", "samples that are left out, from where the checkpoint stands",
@@ -259,10 +258,12 @@ const std::vector<ObjectKey>& rollback_keys() {
 
 const std::vector<ObjectKey>& projection_keys() {
   // Attention's backward reads its output whatever the linear behind it saves.
-  const RefusedWord out{"out", "saves nothing there: attention's backward reads the input of that linear anyway", "qkv"};
+  const RefusedWord out{"out", "saves nothing there: attention's backward reads the input of that linear anyway",
+                        "qkv"};
   static const std::vector<ObjectKey> keys = {
       {"kind",
-       "what projects: normal numbers, signs, cosines of some frequencies, or a row out of each run of neighbours; gauss, "
+       "what projects: normal numbers, signs, cosines of some frequencies, or a row out of each run of neighbours; "
+       "gauss, "
        "rademacher, dct or rows",
        WordRule{{projection_names.begin(), projection_names.end()}, {}}, true, R"("rademacher")"},
       {"share", "rows of the projection of a sequence for each of its tokens",

@@ -82,9 +82,9 @@ struct ObjectRule {
   const std::vector<ObjectKey>& (*keys)();
 };
 
-using ValueRule = std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, IntegerOrWordRule,
-                               NumberPairRule, IntegerListRule, SourcesRule, PhasesRule, SampleRangesRule, WordListRule,
-                               ObjectRule>;
+using ValueRule =
+    std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, IntegerOrWordRule, NumberPairRule,
+                 IntegerListRule, SourcesRule, PhasesRule, SampleRangesRule, WordListRule, ObjectRule>;
 
 struct ObjectKey {
   std::string key;

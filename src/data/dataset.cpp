@@ -182,7 +182,8 @@ struct Dataset::Impl {
     std::vector<int64_t> taken = order.taken_by(end);
     for (const SampleRange& range : left_out.ranges()) {
       if (range.first >= end) break;
-      const std::vector<int64_t> before = order.taken_by(range.first), after = order.taken_by(range.first + range.count);
+      const std::vector<int64_t> before = order.taken_by(range.first),
+                                 after = order.taken_by(range.first + range.count);
       for (size_t i = 0; i < taken.size(); ++i) taken[i] -= after[i] - before[i];
     }
     return taken;

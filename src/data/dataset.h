@@ -75,10 +75,10 @@ class Dataset {
     double share;        // slots / 65536, or if weights change, the share in the run's first `num_samples` samples
     int64_t tokens;      // tokens in the file
     int64_t documents;
-    int64_t samples;  // per epoch
-    double padding;   // padding's share of their positions
-    double epochs;    // seen in the first `num_samples` samples
-    int64_t taken;    // number of those samples
+    int64_t samples;                      // per epoch
+    double padding;                       // padding's share of their positions
+    double epochs;                        // seen in the first `num_samples` samples
+    int64_t taken;                        // number of those samples
     std::optional<int64_t> first_repeat;  // first sample of the run that repeats one of this source; nullopt: never
   };
   // The identity of each source. Throws Error(data): a file cannot be read.

@@ -17,7 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-
 // Returns the tokenizer that all inputs name; nullopt if one of them names none.
 std::optional<TokenizerRecord> common_tokenizer(const std::vector<fs::path>& inputs) {
   std::optional<TokenizerRecord> common;

@@ -43,7 +43,8 @@ fs::path unfitted_prefix(const fs::path& shard) { return token_file_path(shard, 
 
 void remove_unfitted(const fs::path& shard) {
   std::error_code ignored;
-  for (const std::string_view suffix : token_suffixes) fs::remove(token_file_path(unfitted_prefix(shard), suffix), ignored);
+  for (const std::string_view suffix : token_suffixes)
+    fs::remove(token_file_path(unfitted_prefix(shard), suffix), ignored);
 }
 
 fs::path state_path(const PackOptions& options) { return token_file_path(options.out_prefix, ".pack.json"); }
@@ -276,8 +277,10 @@ class Packer {
   }
 
   void append(const TokenBuffer& ids, size_t begin, size_t end) {
-    if (ids.narrow()) writer_->append(ids.ids16().subspan(begin, end - begin));
-    else writer_->append(ids.ids32().subspan(begin, end - begin));
+    if (ids.narrow())
+      writer_->append(ids.ids16().subspan(begin, end - begin));
+    else
+      writer_->append(ids.ids32().subspan(begin, end - begin));
     result_.tokens += static_cast<int64_t>(end - begin);
     shard_tokens_ += static_cast<int64_t>(end - begin);
   }

@@ -19,12 +19,12 @@ struct PackOptions {
   std::filesystem::path out_prefix;  // writes PREFIX.bin and PREFIX.idx, each through a temporary file and rename
   std::shared_ptr<const Tokenizer> tokenizer;
   ReadOptions reading;
-  bool append_end = false;     // an end-of-document token behind each document; always with tokenizer "bytes"
-  std::string end_token;       // the text or the id of this token; empty: Tokenizer::end_of_document_id()
+  bool append_end = false;   // an end-of-document token behind each document; always with tokenizer "bytes"
+  std::string end_token;     // the text or the id of this token; empty: Tokenizer::end_of_document_id()
   int64_t shard_tokens = 0;  // above 0: PREFIX-00000, PREFIX-00001, ..., each closed by the document that reaches this
   int64_t best_fit_length = 0;  // above 0: whole documents are put into samples of so many inputs (best_fit.h)
   int threads = 1;              // that encode; the output does not depend on it
-  bool resume = false;       // goes on behind the last shard of a pack that was killed
+  bool resume = false;          // goes on behind the last shard of a pack that was killed
   bool skip_faults = false;  // documents that cannot be read are left out and counted; else the first one is an error
   bool replace_invalid_utf8 = false;
   SpecialInText special_in_text = SpecialInText::tokens;
@@ -75,8 +75,8 @@ std::string inspect(const std::filesystem::path& prefix, int64_t sample,
                     std::shared_ptr<const Tokenizer> tokenizer = nullptr);
 
 // What `data verify` prints: the index is sound, and every block of the .bin has its checksum, or there are none to
-// compare with; with a vocab_size below any_vocabulary every token is read, too. Throws Error(data) naming file and byte for what is damaged. `progress(done, total)` gets
-// numbers of blocks.
+// compare with; with a vocab_size below any_vocabulary every token is read, too. Throws Error(data) naming file and
+// byte for what is damaged. `progress(done, total)` gets numbers of blocks.
 std::string verify_tokens(const std::filesystem::path& prefix, int64_t vocab_size,
                           const std::function<void(int64_t, int64_t)>& progress);
 

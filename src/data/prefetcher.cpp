@@ -1,3 +1,5 @@
+#include "data/prefetcher.h"
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -9,7 +11,6 @@
 #include <unistd.h>
 
 #include "base/thread.h"
-#include "data/prefetcher.h"
 
 namespace gptrain {
 

@@ -28,7 +28,8 @@ class Prefetcher : public MicroBatchSource {
   // Returns the next micro-batch; the one returned `kept` calls before is reused. Rethrows the reader's exception. Adds
   // the waiting time to waited_seconds().
   const MicroBatch& next() override;
-  // Returns a micro-batch of tokens 0 without targets in place of the one that cannot be read. REQUIRES: next() has thrown.
+  // Returns a micro-batch of tokens 0 without targets in place of the one that cannot be read. REQUIRES: next() has
+  // thrown.
   const MicroBatch& blank();
   int64_t kept() const override;
   double waited_seconds() const;

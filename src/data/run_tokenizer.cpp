@@ -47,12 +47,12 @@ std::string check_vocabulary(const RunConfig& config, const Claim& claim) {
   const int64_t has = config.model.vocab_size;
   const int64_t needs = claim.record.vocab_size;
   if (has < needs) {
-    throw Error(ExitCode::usage, "model.vocab_size = {}: {} has {} tokens; set model.vocab_size to {}", has, claim.source,
-                needs, needs);
+    throw Error(ExitCode::usage, "model.vocab_size = {}: {} has {} tokens; set model.vocab_size to {}", has,
+                claim.source, needs, needs);
   }
   if (has <= needs + max_spare_ids) return "";
-  return fmt::format("model.vocab_size = {}: {} has {} tokens, so that {} rows of the vocabulary are never trained", has,
-                     claim.source, needs, has - needs);
+  return fmt::format("model.vocab_size = {}: {} has {} tokens, so that {} rows of the vocabulary are never trained",
+                     has, claim.source, needs, has - needs);
 }
 
 }  // namespace

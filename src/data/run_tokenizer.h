@@ -22,8 +22,8 @@ constexpr int64_t max_spare_ids = 1024;
 
 // Returns the tokenizer named by data.tokenizer; if that is "auto", the one in the sources' PREFIX.meta.json, else
 // `known`, a checkpoint's. Sources without a record are assumed to be like the others. Throws Error(usage) if two of
-// these differ, if it cannot be read, or if model.vocab_size is smaller than its vocabulary. Warns if model.vocab_size is
-// larger by more than max_spare_ids.
+// these differ, if it cannot be read, or if model.vocab_size is smaller than its vocabulary. Warns if model.vocab_size
+// is larger by more than max_spare_ids.
 RunTokenizer find_run_tokenizer(const RunConfig& config, const std::optional<TokenizerRecord>& known = {});
 
 }  // namespace gptrain

@@ -71,7 +71,7 @@ class SampleOrder {
   };
 
   struct Phase {
-    int64_t first;                // first sample
+    int64_t first;  // first sample
     std::vector<double> weights;
     std::vector<int64_t> slots;   // positions of a cycle that each source owns
     std::vector<int64_t> before;  // samples given by each source before this phase

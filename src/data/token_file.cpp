@@ -160,8 +160,9 @@ void TokenFile::check_samples() const {
   for (int64_t i = 0; i < num_samples(); ++i) {
     const int64_t tokens = sample(i).count;
     if (1 <= tokens && tokens <= best_fit_length() + 1) continue;
-    damaged(*index_, boundary_at(i), "sample {} has {} tokens, but best_fit_length = {} of its .meta.json allows 1 to {}",
-            i, tokens, best_fit_length(), best_fit_length() + 1);
+    damaged(*index_, boundary_at(i),
+            "sample {} has {} tokens, but best_fit_length = {} of its .meta.json allows 1 to {}", i, tokens,
+            best_fit_length(), best_fit_length() + 1);
   }
 }
 

@@ -71,8 +71,7 @@ std::string format_token_meta(const TokenMeta& meta) {
   std::string text = fmt::format(
       "{{\"format\": \"{}\", \"version\": {}, \"bytes\": {}, \"tokens\": {}, \"block_bytes\": {}, \"crc32c\": [",
       meta_format, format_version, meta.bytes, meta.tokens, checksum_block_bytes);
-  for (size_t i = 0; i < meta.blocks.size(); ++i)
-    append(text, "{}\n  \"{:08x}\"", i > 0 ? "," : "", meta.blocks[i]);
+  for (size_t i = 0; i < meta.blocks.size(); ++i) append(text, "{}\n  \"{:08x}\"", i > 0 ? "," : "", meta.blocks[i]);
   text += "\n]";
   if (meta.best_fit_length > 0) text += fmt::format(",\n \"best_fit_length\": {}", meta.best_fit_length);
   if (meta.largest_id) text += fmt::format(",\n \"largest_id\": {}", *meta.largest_id);
@@ -82,10 +81,11 @@ std::string format_token_meta(const TokenMeta& meta) {
 
 void require_vocabulary(const std::string& path, std::optional<int64_t> largest_id, int64_t vocab_size, ExitCode code) {
   if (!largest_id || *largest_id < vocab_size) return;
-  throw Error(code,
-              "{} holds token {}, which is outside the vocabulary of {}: set model.vocab_size above it, or pack the texts "
-              "with the model's tokenizer",
-              path, *largest_id, vocab_size);
+  throw Error(
+      code,
+      "{} holds token {}, which is outside the vocabulary of {}: set model.vocab_size above it, or pack the texts "
+      "with the model's tokenizer",
+      path, *largest_id, vocab_size);
 }
 
 std::optional<TokenMeta> read_token_meta(const std::filesystem::path& prefix) {

@@ -23,7 +23,7 @@ UnitChoices choose_units(const RunConfig& config, const Target& target, int64_t 
   }
   const RecomputePlanner planner(config, target, world_size, stage);
   const bool fits = config.memory.activation_budget == 0;
-  const int64_t budget = !fits ? config.memory.activation_budget
+  const int64_t budget = !fits  ? config.memory.activation_budget
                          : room ? *room
                                 : activation_room(config, target, world_size, stage);
   if (std::optional<RecomputePoint> best = planner.best(budget)) return std::move(best->choices);

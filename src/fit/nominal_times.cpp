@@ -24,15 +24,14 @@ struct Generation {
   double least;  // compute capability
   NominalRates rates;
 };
-constexpr std::array generations{
-    Generation{0, {1.5e13, 1.2e14, 1.2e14, 8e11, 1e11, 5e5, 1.2e10, 80}},
-    Generation{7.5, {1.3e13, 5.4e13, 5.4e13, 6e11, 1e10, 5e5, 1.2e10, 68}},
-    Generation{8.0, {1.95e13, 3e14, 5e14, 1.8e12, 1.5e11, 5e5, 2.5e10, 108}},
-    Generation{8.6, {3.5e13, 7.1e13, 7.1e13, 9e11, 2e10, 5e5, 2.5e10, 82}},
-    Generation{8.9, {8.2e13, 1.65e14, 3.3e14, 1e12, 2e10, 5e5, 2.5e10, 128}},
-    Generation{9.0, {6.7e13, 9e14, 1.8e15, 3.2e12, 3e11, 5e5, 5e10, 132}},
-    Generation{10.0, {7.5e13, 2.2e15, 4.5e15, 7.5e12, 6e11, 5e5, 5e10, 148}},
-    Generation{12.0, {1.05e14, 2.1e14, 4.2e14, 1.7e12, 4e10, 5e5, 5e10, 170}}};
+constexpr std::array generations{Generation{0, {1.5e13, 1.2e14, 1.2e14, 8e11, 1e11, 5e5, 1.2e10, 80}},
+                                 Generation{7.5, {1.3e13, 5.4e13, 5.4e13, 6e11, 1e10, 5e5, 1.2e10, 68}},
+                                 Generation{8.0, {1.95e13, 3e14, 5e14, 1.8e12, 1.5e11, 5e5, 2.5e10, 108}},
+                                 Generation{8.6, {3.5e13, 7.1e13, 7.1e13, 9e11, 2e10, 5e5, 2.5e10, 82}},
+                                 Generation{8.9, {8.2e13, 1.65e14, 3.3e14, 1e12, 2e10, 5e5, 2.5e10, 128}},
+                                 Generation{9.0, {6.7e13, 9e14, 1.8e15, 3.2e12, 3e11, 5e5, 5e10, 132}},
+                                 Generation{10.0, {7.5e13, 2.2e15, 4.5e15, 7.5e12, 6e11, 5e5, 5e10, 148}},
+                                 Generation{12.0, {1.05e14, 2.1e14, 4.2e14, 1.7e12, 4e10, 5e5, 5e10, 170}}};
 constexpr double share_of_rates = 0.6;  // ops reach this part of the rates
 constexpr double fill_depth = 128;      // as in configs/devices, assumed
 constexpr double half_rate_bytes = 1e6;
@@ -56,7 +55,8 @@ double full_rate_seconds(const Event& event, const Target& target) {
   const auto bytes = static_cast<double>(event.bytes_moved);
   if (target.kind == Target::Kind::gpu && event.products.kind == ProductShape::Kind::plain)
     return 1 / rates.launches +
-           wave_seconds({products, rates.multiprocessors, fill_depth, rates.bytes, half_rate_bytes}, event.products, bytes);
+           wave_seconds({products, rates.multiprocessors, fill_depth, rates.bytes, half_rate_bytes}, event.products,
+                        bytes);
   return 1 / rates.launches + std::max(static_cast<double>(event.executed_flops) / products, bytes / rates.bytes);
 }
 

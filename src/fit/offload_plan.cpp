@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "ops/side_queue.h"
-#include "schedule/offload.h"
 #include "fit/fixed_choices.h"
 #include "fit/micro_batches.h"
 #include "fit/nominal_times.h"
+#include "ops/side_queue.h"
+#include "schedule/offload.h"
 
 namespace gptrain {
 namespace {
@@ -22,12 +22,10 @@ constexpr size_t most_passes_ahead = SideQueue::num_marks / 2;
 // The passes of a stage, with the times of their actions.
 class HiddenBlocks {
  public:
-  HiddenBlocks(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage)
-      : target_(target) {
+  HiddenBlocks(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage) : target_(target) {
     RunConfig few = with_few_micro_batches(config);
     few.memory.offload = offload::none;
-    const StepPlan plan =
-        plan_fixed(few, target, world_size, make_mesh(config, world_size).first_rank_of_stage(stage));
+    const StepPlan plan = plan_fixed(few, target, world_size, make_mesh(config, world_size).first_rank_of_stage(stage));
     options_ = plan.design->training->schedule.options;
     bytes_ = plan.design->training->bytes;
     // Twice as many micro-batches as all stages can have in flight.
@@ -101,7 +99,8 @@ void time_copies(UnitChoices& choices, ScheduleOptions options, const BufferByte
   std::vector<double> copies(options.units.size(), 0);
   for (size_t unit = 0; unit < copies.size(); ++unit) {
     UnitTraits& traits = options.units[unit];
-    if (traits.offload.any()) copies[unit] = nominal_copy_seconds(record_bytes(bytes, traits, static_cast<int32_t>(unit)), target);
+    if (traits.offload.any())
+      copies[unit] = nominal_copy_seconds(record_bytes(bytes, traits, static_cast<int32_t>(unit)), target);
     traits.offload = {};
   }
   options.micro_batches = 1;

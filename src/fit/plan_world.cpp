@@ -91,33 +91,33 @@ WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t worl
     world.choices.push_back(choose_step(config, target, world_size, static_cast<int32_t>(stage)));
     for_each_rank_kind(config, target, mesh, stage, world.choices.back(),
                        [&](const TensorRanks& kind, int64_t rank, StepPlan plan) {
-      const StepMemory& memory = plan.memory();
-      const int64_t bytes = memory.arenas.total();
-      for (const int64_t tensor_rank : kind) {
-        const auto position = static_cast<size_t>(stage * tensor_size + tensor_rank);
-        world.written_bytes[position] = plan.written_bytes;
-        world.on_host[position] = memory.arenas.on(MemoryPlace::host);
-      }
-      if (kind.front() == 0) world.stages.push_back(describe_stage(*plan.design, rank));
-      StagePlan& of_stage = world.stages.back();
-      if (kind.front() == 0 || bytes > of_stage.memory.arenas.total()) {
-        of_stage.rank = rank;
-        of_stage.memory = memory;
-      }
-      const int64_t more = bytes - world.largest.arenas.total();
-      if (rank == 0 || more > 0 || (more == 0 && rank < world.largest_rank)) {
-        world.largest_rank = rank;
-        world.largest = memory;
-      }
-      add_ops(world.ops, plan.ops, std::ssize(kind) * mesh.size(MeshAxis::data));
-      if (rank == 0) {
-        world.spec = plan.design->spec;
-        world.traffic = plan.traffic;
-        world.warnings = plan.warnings;
-      }
-      if (of_rank) of_rank(rank, std::move(plan));
-      return true;
-    });
+                         const StepMemory& memory = plan.memory();
+                         const int64_t bytes = memory.arenas.total();
+                         for (const int64_t tensor_rank : kind) {
+                           const auto position = static_cast<size_t>(stage * tensor_size + tensor_rank);
+                           world.written_bytes[position] = plan.written_bytes;
+                           world.on_host[position] = memory.arenas.on(MemoryPlace::host);
+                         }
+                         if (kind.front() == 0) world.stages.push_back(describe_stage(*plan.design, rank));
+                         StagePlan& of_stage = world.stages.back();
+                         if (kind.front() == 0 || bytes > of_stage.memory.arenas.total()) {
+                           of_stage.rank = rank;
+                           of_stage.memory = memory;
+                         }
+                         const int64_t more = bytes - world.largest.arenas.total();
+                         if (rank == 0 || more > 0 || (more == 0 && rank < world.largest_rank)) {
+                           world.largest_rank = rank;
+                           world.largest = memory;
+                         }
+                         add_ops(world.ops, plan.ops, std::ssize(kind) * mesh.size(MeshAxis::data));
+                         if (rank == 0) {
+                           world.spec = plan.design->spec;
+                           world.traffic = plan.traffic;
+                           world.warnings = plan.warnings;
+                         }
+                         if (of_rank) of_rank(rank, std::move(plan));
+                         return true;
+                       });
   }
   return world;
 }
@@ -136,7 +136,8 @@ HostMemoryUse fullest_host(const std::vector<MemoryPlan::ByClass>& on_host, cons
     const MeshPoint at = mesh.coordinates(rank);
     const int64_t kind = at[MeshAxis::pipeline] * mesh.size(MeshAxis::tensor) + at[MeshAxis::tensor];
     MemoryPlan::ByClass bytes = on_host[static_cast<size_t>(kind)];
-    if (at[MeshAxis::data] > 0) bytes[static_cast<size_t>(MemoryClass::samples)] = 0;  // the first data rank writes texts
+    if (at[MeshAxis::data] > 0)
+      bytes[static_cast<size_t>(MemoryClass::samples)] = 0;  // the first data rank writes texts
     nodes[node_of_rank[static_cast<size_t>(rank)]].add(bytes);
   }
   HostMemoryUse fullest;
@@ -156,14 +157,14 @@ RankBytes largest_rank_bytes(const RunConfig& whole, const Target& target, int64
   for (int64_t i = 0; i < num_stages; ++i) {
     const int64_t stage = (first_stage + i) % num_stages;
     const StepChoices choices = choose_step(config, target, world_size, static_cast<int32_t>(stage));
-    const bool is_enough = !for_each_rank_kind(config, target, mesh, stage, choices,
-                                               [&](const TensorRanks& kind, int64_t, const StepPlan& plan) {
-      for (const int64_t tensor_rank : kind)
-        most.on_host[static_cast<size_t>(stage * tensor_size + tensor_rank)] =
-            plan.memory().arenas.on(MemoryPlace::host);
-      most.on_device = std::max(most.on_device, plan.memory().arenas.total());
-      return most.on_device <= enough;
-    });
+    const bool is_enough = !for_each_rank_kind(
+        config, target, mesh, stage, choices, [&](const TensorRanks& kind, int64_t, const StepPlan& plan) {
+          for (const int64_t tensor_rank : kind)
+            most.on_host[static_cast<size_t>(stage * tensor_size + tensor_rank)] =
+                plan.memory().arenas.on(MemoryPlace::host);
+          most.on_device = std::max(most.on_device, plan.memory().arenas.total());
+          return most.on_device <= enough;
+        });
     if (is_enough) break;
   }
   return most;

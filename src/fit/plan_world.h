@@ -30,13 +30,13 @@ struct StagePlan {
 // rank's value; other data ranks differ by the padding between tensors.
 struct WorldPlan {
   ModelSpec spec;
-  LaneTraffic traffic{};             // sent by rank 0
-  std::string warnings;              // rank 0's, one per line; empty if none
-  int64_t largest_rank = 0;          // the first of the ranks that take the most device memory
-  StepMemory largest;                // memory of that rank
+  LaneTraffic traffic{};     // sent by rank 0
+  std::string warnings;      // rank 0's, one per line; empty if none
+  int64_t largest_rank = 0;  // the first of the ranks that take the most device memory
+  StepMemory largest;        // memory of that rank
   std::vector<StagePlan> stages;
-  std::vector<StepChoices> choices;  // by stage
-  OpTable ops{};                     // sums over all ranks
+  std::vector<StepChoices> choices;          // by stage
+  OpTable ops{};                             // sums over all ranks
   std::vector<int64_t> written_bytes;        // by kind: bytes of a checkpoint's tensors that the rank writes
   std::vector<MemoryPlan::ByClass> on_host;  // by kind: bytes of host memory
 };

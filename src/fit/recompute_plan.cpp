@@ -8,11 +8,11 @@
 #include <tuple>
 #include <utility>
 
-#include "ops/fused_product.h"
 #include "fit/fixed_choices.h"
 #include "fit/micro_batches.h"
 #include "fit/nominal_times.h"
 #include "fit/offload_plan.h"
+#include "ops/fused_product.h"
 
 namespace gptrain {
 namespace {
@@ -76,8 +76,8 @@ RecomputeCounts RecomputePlanner::counts(const UnitChoices& choices) const {
   for (int32_t unit = 1; unit + 1 < static_cast<int32_t>(choices.size()); ++unit) {
     if (!stages.runs(unit)) continue;
     const UnitChoice& choice = choices[static_cast<size_t>(unit)];
-    (choice.keeps_part         ? counts.in_part
-     : choice.again_from < 0   ? counts.kept
+    (choice.keeps_part          ? counts.in_part
+     : choice.again_from < 0    ? counts.kept
      : choice.again_from < unit ? counts.from_before
                                 : counts.alone) += 1;
     counts.offloaded += choice.offload.any() ? 1 : 0;
@@ -195,7 +195,8 @@ double RecomputePlanner::seconds_of(const Action& action, const UnitChoices& cho
   return seconds_of_pass(seconds_, action.kind, action.unit);
 }
 
-RecomputePlanner::Played RecomputePlanner::play(const UnitChoices& choices, int32_t micro_batches, RecomputeKind kind) const {
+RecomputePlanner::Played RecomputePlanner::play(const UnitChoices& choices, int32_t micro_batches,
+                                                RecomputeKind kind) const {
   ProgramInput made = program_input(choices, micro_batches);
   made.options.stages.shape.recompute = backward_runs_again(kind);
   constexpr auto activations = MemoryClass::activations;
@@ -227,8 +228,8 @@ double RecomputePlanner::again_share(const UnitChoices& choices) const {
 
 const RecomputePoint* RecomputePlanner::find_point(const std::vector<RecomputePoint>& points,
                                                    const UnitChoices& choices) {
-  const auto found = std::find_if(points.begin(), points.end(),
-                                  [&](const RecomputePoint& point) { return point.choices == choices; });
+  const auto found =
+      std::find_if(points.begin(), points.end(), [&](const RecomputePoint& point) { return point.choices == choices; });
   return found == points.end() ? nullptr : &*found;
 }
 
@@ -334,7 +335,8 @@ const RecomputePoint& RecomputePlanner::least() const {
   for (RecomputePoint other :
        {least_with(Copies{.price = 0, .shortest = true}), cost_of(choices_of(RecomputeKind::none, 0, offload::all)),
         cost_of(choices_of(RecomputeKind::block, 0, offload::all))}) {
-    if (std::pair(other.bytes, other.again_share) < std::pair(least_->bytes, least_->again_share)) least_ = std::move(other);
+    if (std::pair(other.bytes, other.again_share) < std::pair(least_->bytes, least_->again_share))
+      least_ = std::move(other);
   }
   return *least_;
 }

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "config/run_config.h"
+#include "fit/nominal_times.h"
 #include "ops/target.h"
 #include "schedule/recompute_chain.h"
-#include "fit/nominal_times.h"
 
 namespace gptrain {
 

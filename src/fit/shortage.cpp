@@ -10,12 +10,12 @@
 #include <string_view>
 #include <vector>
 
+#include "base/text_parts.h"
 #include "config/faults.h"
 #include "config/load.h"
 #include "fit/plan_world.h"
-#include "ops/fused_product.h"
-#include "base/text_parts.h"
 #include "fit/step_times.h"
+#include "ops/fused_product.h"
 
 namespace gptrain {
 namespace {
@@ -70,7 +70,8 @@ class Remedies {
 
   // Only "selective" may differ in bits from the other values: if they compute the activation inside a matrix product.
   Outcome outcome_of(RecomputeKind kind) const {
-    const bool changes_kind = (kind == RecomputeKind::selective) != (config_.memory.recompute == RecomputeKind::selective);
+    const bool changes_kind =
+        (kind == RecomputeKind::selective) != (config_.memory.recompute == RecomputeKind::selective);
     const int64_t width = config_.model.ffn_hidden_size / config_.parallel.tensor;
     return changes_kind && fused_activation(config_.model.activation, config_.precision.compute, width, target_)
                ? Outcome::rounding
@@ -97,12 +98,14 @@ class Remedies {
       add("memory.offload_activations = \"all\"", Outcome::exact,
           [](RunConfig& run) { run.memory.offload = offload::all; });
     if (is_optimal && memory.activation_budget > 0)
-      add("memory.activation_budget = \"fit\"", Outcome::exact,
+      add(
+          "memory.activation_budget = \"fit\"", Outcome::exact,
           [](RunConfig& run) { run.memory.activation_budget = 0; }, true);
     const bool offloads = memory.offload != offload::none;
     if (is_gpu && is_optimal && !offloads) {
       const std::string_view budget = memory.activation_budget > 0 ? ", memory.activation_budget = \"fit\"" : "";
-      add(fmt::format("memory.offload_activations = \"optimal\"{}", budget), Outcome::exact,
+      add(
+          fmt::format("memory.offload_activations = \"optimal\"{}", budget), Outcome::exact,
           [](RunConfig& run) {
             run.memory.offload = offload::optimal;
             run.memory.activation_budget = 0;
@@ -110,8 +113,9 @@ class Remedies {
           true);
     }
     if (is_optimal) return;
-    const std::string_view copied = !offloads ? "" : is_gpu ? ", memory.offload_activations = \"optimal\""
-                                                            : ", memory.offload_activations = \"none\"";
+    const std::string_view copied = !offloads ? ""
+                                    : is_gpu  ? ", memory.offload_activations = \"optimal\""
+                                              : ", memory.offload_activations = \"none\"";
     add(
         fmt::format("memory.recompute = \"optimal\"{}{}", resets(), copied), outcome_of(RecomputeKind::optimal),
         [=](RunConfig& run) {
@@ -148,8 +152,7 @@ class Remedies {
           });
     }
     if (precision.compute == DType::bf16 && !precision.pure)
-      add("precision.compute = \"bf16-pure\"", Outcome::changed,
-          [](RunConfig& run) { run.precision.pure = true; });
+      add("precision.compute = \"bf16-pure\"", Outcome::changed, [](RunConfig& run) { run.precision.pure = true; });
     if (precision.pure && precision.gradients == DType::f32)
       add("precision.gradients = \"bf16\"", Outcome::changed,
           [](RunConfig& run) { run.precision.gradients = DType::bf16; });
@@ -164,8 +167,7 @@ class Remedies {
       add(fmt::format("memory.activation_bits = {}", code_bits), Outcome::changed,
           [](RunConfig& run) { run.memory.activation_bits = code_bits; });
     if (config_.memory.saved_inputs == 16)
-      add("memory.saved_inputs = 8", Outcome::changed,
-          [](RunConfig& run) { run.memory.saved_inputs = 8; });
+      add("memory.saved_inputs = 8", Outcome::changed, [](RunConfig& run) { run.memory.saved_inputs = 8; });
     const int64_t chunk = config_.memory.loss_chunk_tokens;
     if (chunk > small_chunk || (chunk == 0 && target_.kind == Target::Kind::gpu))
       add(fmt::format("memory.loss_chunk_tokens = {}", small_chunk), Outcome::rounding,
@@ -268,9 +270,9 @@ class DeviceShortage {
     }
     if (all.remedies.size() > 1) {
       least = std::min(least, bytes.on_device);
-      text += fmt::format("\n  with all {}: {}; {}",
-                          all.others.empty() ? "of them" : "but " + join(all.others, " and "), verdict(bytes),
-                          price_of(all));
+      text +=
+          fmt::format("\n  with all {}: {}; {}", all.others.empty() ? "of them" : "but " + join(all.others, " and "),
+                      verdict(bytes), price_of(all));
     }
     return text + (least <= room_
                        ? "\nFor the fastest layout that fits, run gptrain plan; --methods also compares settings that "

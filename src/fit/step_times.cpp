@@ -1,10 +1,10 @@
 #include "fit/step_times.h"
 
-#include "mesh/mesh.h"
 #include "fit/choose_step.h"
 #include "fit/micro_batches.h"
 #include "fit/nominal_times.h"
 #include "fit/offload_plan.h"
+#include "mesh/mesh.h"
 #include "step/plan_step.h"
 
 namespace gptrain {

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "ops/op_event.h"
 #include "machine/op_times.h"
+#include "ops/op_event.h"
 
 namespace gptrain {
 namespace {
@@ -17,8 +17,7 @@ Operation operation_of(const Event& event) {
 
 // Seconds of an op at the device's full rates, for ops that no table has.
 double unmeasured_op_seconds(const DeviceProfile& device, const Event& op) {
-  const double rate =
-      op.products.dtype == DType::f32 ? device.f32.flops_per_second : device.half.flops_per_second;
+  const double rate = op.products.dtype == DType::f32 ? device.f32.flops_per_second : device.half.flops_per_second;
   const double products = rate > 0 ? static_cast<double>(op.executed_flops) / rate : 0;
   return products + static_cast<double>(op.bytes_moved) / device.bytes_per_second;
 }
@@ -72,8 +71,7 @@ size_t spending_of(const Event& event) {
   return static_cast<size_t>(Spending::memory);
 }
 
-EventTimes::EventTimes(const Machine& machine, const RunConfig& config, const Mesh& mesh, int64_t rank,
-                       int64_t sharing)
+EventTimes::EventTimes(const Machine& machine, const RunConfig& config, const Mesh& mesh, int64_t rank, int64_t sharing)
     : machine_(machine),
       tensor_ranks_(config.parallel.tensor),
       rows_(config.batch.micro * config.model.sequence_length),

@@ -7,10 +7,10 @@
 
 #include "base/event.h"
 #include "config/run_config.h"
-#include "mesh/mesh.h"
 #include "machine/collective_times.h"
 #include "machine/profiles.h"
 #include "machine/software.h"
+#include "mesh/mesh.h"
 
 namespace gptrain {
 

@@ -15,8 +15,8 @@ constexpr std::array<std::string_view, 3> activation_names = {"gelu_tanh", "gelu
 constexpr std::array<std::string_view, 2> norm_names = {"layernorm", "rmsnorm"};
 constexpr std::array<std::string_view, 2> query_key_names = {"rotary", "norm"};
 // Collectives with tables of their own, and the hand-over to a lane. Other operations use one of these tables.
-constexpr std::array<std::string_view, 7> measured_links = {
-    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send", hand_over_key};
+constexpr std::array<std::string_view, 7> measured_links = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all",
+                                                            "broadcast",  "send",           hand_over_key};
 
 DType table_dtype(DType dtype) { return dtype == DType::f32 ? DType::f32 : DType::bf16; }
 
@@ -134,7 +134,8 @@ OpKinds op_kinds(const ModelConfig& model) { return {model.activation, model.nor
 
 std::string op_key(std::string_view name, DType compute, const OpKinds& kinds) {
   std::string key = fmt::format("{} {}", dtype_name(table_dtype(compute)), name);
-  if (name.starts_with("activation")) key += fmt::format(" {}", activation_names[static_cast<size_t>(kinds.activation)]);
+  if (name.starts_with("activation"))
+    key += fmt::format(" {}", activation_names[static_cast<size_t>(kinds.activation)]);
   if (name.starts_with("norm_")) key += fmt::format(" {}", norm_names[static_cast<size_t>(kinds.norm)]);
   if (name.starts_with("query_key")) key += fmt::format(" {}", query_key_names[kinds.norms_query_key ? 1 : 0]);
   return key;
@@ -250,8 +251,7 @@ std::string machine_text(const MeasuredMachine& machine, std::string_view source
   std::vector<std::string> shares;
   for (const MeasuredShare& share : machine.shares) {
     shares.push_back(named(std::to_string(share.ranks),
-                           object_text({figure_line("threads", share.threads, source),
-                                        line("stretch", share.stretch),
+                           object_text({figure_line("threads", share.threads, source), line("stretch", share.stretch),
                                         line("between_ops_seconds", share.between_ops_seconds),
                                         named("ops", tables_text(share.ops, source, 3)),
                                         named("in_steps", tables_text(share.in_steps, source, 3))},
@@ -311,7 +311,8 @@ MeasuredMachine read_machine(ProfileReader& reader) {
   }
   // Other work on the machine may have disturbed the measurement of the best rate; no table may exceed it.
   machine.f32_flops = std::max(machine.f32_flops, best_product_rate(machine, DType::f32));
-  if (machine.half_flops > 0) machine.half_flops = std::max(machine.half_flops, best_product_rate(machine, DType::bf16));
+  if (machine.half_flops > 0)
+    machine.half_flops = std::max(machine.half_flops, best_product_rate(machine, DType::bf16));
   return machine;
 }
 

@@ -89,8 +89,7 @@ RankShare share_of_rank(const MeasuredMachine& machine, int64_t ranks, int64_t t
 constexpr std::string_view hand_over_key = "hand_over";
 
 // Returns nothing if the op was not measured.
-std::optional<double> measured_op_seconds(const RankShare& share, const Event& op, DType compute,
-                                          const OpKinds& kinds);
+std::optional<double> measured_op_seconds(const RankShare& share, const Event& op, DType compute, const OpKinds& kinds);
 // Returns the highest FLOP/s in the tables of products and attention of the dtype, scaled to all cores.
 double best_product_rate(const MeasuredMachine& machine, DType dtype);
 // Returns the sizes at which the table of an op with matrix products is read.

@@ -31,7 +31,9 @@ double share_of_head(double of_64, double of_128, double head) {
 
 }  // namespace
 
-double memory_seconds(const DeviceProfile& device, double bytes) { return wave_rates(device, {}).memory_seconds(bytes); }
+double memory_seconds(const DeviceProfile& device, double bytes) {
+  return wave_rates(device, {}).memory_seconds(bytes);
+}
 
 double product_seconds(const DeviceProfile& device, const ProductShape& products, double bytes) {
   const ProductRate& rate = rate_of(device, products.dtype);

@@ -18,7 +18,8 @@ double product_seconds(const DeviceProfile& device, const ProductShape& products
 
 // Returns the seconds of fused attention, launch not counted: executed FLOPs at the profile's share of the 16-bit rate
 // for the head's size and the executed length. A longer sequence never takes less time than a shorter one.
-double fused_attention_seconds(const DeviceProfile& device, const ProductShape& heads, double executed_flops, double bytes);
+double fused_attention_seconds(const DeviceProfile& device, const ProductShape& heads, double executed_flops,
+                               double bytes);
 
 // Returns the seconds of attention that stores the scores of all pairs, masked ones included: two products forward and
 // four backward, and separate passes for the masked softmax and dropout. Launches are not counted.

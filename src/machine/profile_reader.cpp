@@ -119,8 +119,7 @@ std::vector<std::vector<double>> ProfileReader::table(const std::string& path, s
   if (value == nullptr) return {};
   std::vector<std::vector<double>> rows;
   const auto is_row = [](const Json& row) {
-    return row.is_array() &&
-           std::all_of(row.begin(), row.end(), [](const Json& number) { return number.is_number(); });
+    return row.is_array() && std::all_of(row.begin(), row.end(), [](const Json& number) { return number.is_number(); });
   };
   if (!value->is_array() || !std::all_of(value->begin(), value->end(), is_row)) {
     add_fault(path, "must be [[[size, ..., value], ...], \"where it is from\"]");

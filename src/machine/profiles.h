@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "config/run_config.h"
-#include "ops/target.h"
+#include "machine/expected_error.h"
 #include "machine/measured_machine.h"
 #include "machine/profile_reader.h"
-#include "machine/expected_error.h"
+#include "ops/target.h"
 
 namespace gptrain {
 

@@ -8,10 +8,11 @@ Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tens
       ffn_(make_ffn_branch(context, layout_, layer, tensors)) {
   const Matrix stream = context.stream(nullptr);
   const Codec codec = input_codec(context);
-  mid_ = make_saved_matrix(context, layout_,
-                           layout_.save_product({"mid", stream.dtype, stream.rows, stream.cols, codec}));
+  mid_ =
+      make_saved_matrix(context, layout_, layout_.save_product({"mid", stream.dtype, stream.rows, stream.cols, codec}));
   if (codec != Codec::plain)
-    input_ = make_saved_matrix(context, layout_, layout_.save({"norm1.x", stream.dtype, stream.rows, stream.cols, codec}));
+    input_ =
+        make_saved_matrix(context, layout_, layout_.save({"norm1.x", stream.dtype, stream.rows, stream.cols, codec}));
   if (attention_->weight_reads_output_gradient())
     d_mid_ = layout_.leave({"d_mid", stream.dtype, stream.rows, stream.cols});
   if (ffn_->wants_output_gradient_amax()) layout_.want_output_gradient_amax();
@@ -21,7 +22,7 @@ Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tens
   records.use_of(UnitPass::forward) = {{batch, input}, {output, saved_for_input, saved_for_weight}};
   records.use_of(UnitPass::recompute) = {{batch, input}, {saved_for_input, saved_for_weight}};
   records.use_of(UnitPass::backward_input) = {{batch, saved_for_input, saved_for_weight, d_output},
-                                               {gradients, d_input}};
+                                              {gradients, d_input}};
   if (!input_) records.use_of(UnitPass::backward_input).reads.add(input);
   records.use_of(UnitPass::backward_weight) = {{saved_for_weight, gradients}, {}};
   // Projections depend on sample numbers, which lie in the batch.
@@ -50,8 +51,7 @@ Matrix Block::run_branches(const LayerCall& call, WorkspaceFrame& frame, const M
   attention_->forward(call, {.x = input}, part);
   // `part` is the FFN's from here on.
   const Matrix branch = tensor.wait(tensor.begin_sum(part, frame));
-  ffn_->forward(call,
-                {.x = input, .branch = branch, .dropout = attention_->dropout(call), .x_out = mid},
+  ffn_->forward(call, {.x = input, .branch = branch, .dropout = attention_->dropout(call), .x_out = mid},
                 with_output ? part : Matrix{});
   mid_->keep(call, mid);
   return part;

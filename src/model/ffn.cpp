@@ -31,7 +31,7 @@ class FfnBranch final : public Branch {
   void activate(const LayerCall& call, const Matrix& hidden, const Factor& activated);
 
   Parameter in_bias_;
-  std::unique_ptr<SavedMatrix> hidden_;           // the activation's input
+  std::unique_ptr<SavedMatrix> hidden_;  // the activation's input
   // With code_bits: codes of the derivative, in place of hidden_.
   LayerLayout::Field codes_ = LayerLayout::none;
   bool activation_is_fused_ = false;
@@ -67,8 +67,7 @@ FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t l
     codes_ = layout.save({"ffn.codes", DType::u8, context.shape.rows(), code_bytes(width(), code_bits())});
   } else {
     hidden_ = make_saved_matrix(
-        context, layout,
-        layout.save_product({"ffn.hidden", context.compute(), context.shape.rows(), hidden_width()}));
+        context, layout, layout.save_product({"ffn.hidden", context.compute(), context.shape.rows(), hidden_width()}));
   }
 }
 

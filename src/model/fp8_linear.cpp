@@ -64,10 +64,8 @@ class Fp8WeightLinear : public Linear {
 
   void backward_input(const LayerCall& call, const Factor& dy, const Matrix& dx, const Matrix&) override {
     leave_gradient(call, dy, {});
-    context_.backend.run(LinearBackwardInput{.dy = dy.x,
-                                             .w = context_.weight(call, design_.weight),
-                                             .dx = dx,
-                                             .true_out = design_.weight.true_rows});
+    context_.backend.run(LinearBackwardInput{
+        .dy = dy.x, .w = context_.weight(call, design_.weight), .dx = dx, .true_out = design_.weight.true_rows});
   }
 
   // The saved input already has all rows.

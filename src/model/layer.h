@@ -51,7 +51,7 @@ struct StepShape {
   std::vector<bool> with_kept_products = {};
   int code_bits = 0;  // bits of the activation's derivative (ops/few_bits.h); 0: its input is saved instead
   ProjectionConfig projection = {};  // projection of linears' saved inputs
-  bool codes_inputs = false;  // inputs of linears and norms are saved as Codec::blocks
+  bool codes_inputs = false;         // inputs of linears and norms are saved as Codec::blocks
 
   int64_t rows() const { return batch * sequence_length; }
   bool keeps_products(int64_t layer) const {

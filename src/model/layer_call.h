@@ -19,17 +19,17 @@ struct UnitParameters {
 // Buffers of one action, all owned by the caller; null if the layer has no use for one. N is the number of rows in the
 // residual stream; with sequence parallelism, of the rank's own rows.
 struct LayerCall {
-  UnitParameters parameters;   // the layer's own
-  UnitParameters head_matrix;  // unit that holds the head's matrix: the head, or the embedding if they are tied
-  const int32_t* tokens = nullptr;      // device, [B, T]
-  const int32_t* targets = nullptr;     // device, [B, T]
+  UnitParameters parameters;         // the layer's own
+  UnitParameters head_matrix;        // unit that holds the head's matrix: the head, or the embedding if they are tied
+  const int32_t* tokens = nullptr;   // device, [B, T]
+  const int32_t* targets = nullptr;  // device, [B, T]
   const int64_t* sample_ids = nullptr;  // device, [B]
   // Device, [B, T] (see AttentionMask); null without StepShape::mask_documents.
   const int32_t* document_starts = nullptr;
-  StepState* state = nullptr;            // device
-  std::byte* input = nullptr;            // [N, h] R: residual stream before the layer
-  std::byte* output = nullptr;           // [N, h] R: residual stream after the layer
-  std::byte* kept = nullptr;             // this and the next three: records (see RecordKind)
+  StepState* state = nullptr;   // device
+  std::byte* input = nullptr;   // [N, h] R: residual stream before the layer
+  std::byte* output = nullptr;  // [N, h] R: residual stream after the layer
+  std::byte* kept = nullptr;    // this and the next three: records (see RecordKind)
   std::byte* saved_for_input = nullptr;
   std::byte* saved_for_weight = nullptr;
   std::byte* gradients = nullptr;

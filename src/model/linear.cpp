@@ -26,7 +26,9 @@ class PlainLinear : public Linear {
                            .dtype = rounded ? factor_dtype() : context.compute(),
                            .rows = projection_ ? projection_->rows(input_rows) : input_rows,
                            .cols = design.weight.cols,
-                           .codec = coded ? input_codec(context) : rounded ? Codec::rounded : Codec::plain,
+                           .codec = coded     ? input_codec(context)
+                                    : rounded ? Codec::rounded
+                                              : Codec::plain,
                            .last_reader = LastReader::weight_gradient});
     } else {
       layout.read_by_weight(input);

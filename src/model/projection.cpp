@@ -33,11 +33,8 @@ void Projection::multiply(const LayerCall& call, PhiloxKey key, const int64_t* s
   WorkspaceFrame frame(*call.workspace);
   const Matrix s = frame.take(x.dtype, x.rows, projected.rows);
   const Matrix product = frame.take(DType::f32, projected.rows, projected.cols);
-  context_.backend.run(ProjectionMatrix{.kind = context_.shape.projection.kind,
-                                        .key = key,
-                                        .sample_ids = sample_id,
-                                        .sequence_length = x.rows,
-                                        .s = s});
+  context_.backend.run(ProjectionMatrix{
+      .kind = context_.shape.projection.kind, .key = key, .sample_ids = sample_id, .sequence_length = x.rows, .s = s});
   // true_out is 0, as the product is not part of the model's FLOPs.
   context_.backend.run(
       LinearBackwardWeight{.x = x, .dy = s, .dw = product, .d_bias = {}, .accumulate = false, .true_out = 0});

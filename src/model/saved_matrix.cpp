@@ -29,8 +29,8 @@ class CodedMatrix final : public SavedMatrix {
     return frame.take(tensor.dtype, tensor.rows, tensor.cols);
   }
   void keep(const LayerCall& call, const Matrix& computed) override {
-    context_.backend.run(EncodeBlocks{
-        .x = computed, .codes = layout_.at(call, field_), .scales = layout_.scale_at(call, field_)});
+    context_.backend.run(
+        EncodeBlocks{.x = computed, .codes = layout_.at(call, field_), .scales = layout_.scale_at(call, field_)});
   }
   Matrix read(const LayerCall& call, WorkspaceFrame& frame) const override {
     const Matrix copy = room(call, frame);

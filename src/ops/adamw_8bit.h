@@ -9,9 +9,9 @@
 #include <array>
 #include <string_view>
 
+#include "base/dynamic_map.h"
 #include "ops/adamw.h"
 #include "ops/averaged.h"
-#include "base/dynamic_map.h"
 
 namespace gptrain {
 

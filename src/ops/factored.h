@@ -24,9 +24,9 @@ struct FactoredMatrix {
 
 // Contiguous elements of a flat buffer that belong to one matrix: part of a box of it, stored row after row.
 struct MatrixRange {
-  int64_t offset;  // elements from the start of the buffer
-  int64_t count;   // above 0
-  int64_t first;   // elements of the box before the range
+  int64_t offset;          // elements from the start of the buffer
+  int64_t count;           // above 0
+  int64_t first;           // elements of the box before the range
   int64_t row, col, cols;  // the box in the matrix: its corner and its width
   int64_t matrix;          // index in the table of matrices
 

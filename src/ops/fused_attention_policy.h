@@ -83,8 +83,8 @@ constexpr int64_t document_overflow_bytes(int64_t batch) { return (batch * dtype
 // of d_o o in f32; and, if there are several query heads, its contribution to dk and dv in 16 bits.
 inline int64_t fused_attention_group_bytes(const AttentionBackward& op) {
   const int64_t length = op.sequence_length, query_heads = op.num_heads / op.num_kv_heads;
-  const int64_t scores = op.fixed_bits ? length * length * dtype_bytes(DType::bf16)
-                                       : length * op.head_size * dtype_bytes(DType::f32);
+  const int64_t scores =
+      op.fixed_bits ? length * length * dtype_bytes(DType::bf16) : length * op.head_size * dtype_bytes(DType::f32);
   const int64_t sums = length * dtype_bytes(DType::f32);
   const int64_t shares = query_heads > 1 ? 2 * length * op.head_size * dtype_bytes(DType::bf16) : 0;
   const int64_t matrices = fused_attention_room(op.mask) * query_heads, each = scores + sums + shares;

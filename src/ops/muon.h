@@ -67,7 +67,7 @@ struct WeightedSum {
   double a_factor;
   Matrix b;  // like a, or not given
   double b_factor;
-  Matrix to;  // out
+  Matrix to;                 // out
   Matrix squared_norm = {};  // [1, 1] f64, or not given
   double least_norm = 0;
 };

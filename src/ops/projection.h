@@ -67,7 +67,8 @@ struct DctElement {
   int64_t turn;
 };
 constexpr DctElement dct_element(int64_t tokens, int64_t runs, const SampledRow& frequency, int64_t token) {
-  const float squared = static_cast<float>((frequency.row == 0 ? 1 : 2) * frequency.run * runs) / static_cast<float>(tokens);
+  const float squared =
+      static_cast<float>((frequency.row == 0 ? 1 : 2) * frequency.run * runs) / static_cast<float>(tokens);
   return {squared, frequency.row * (2 * token + 1) % (4 * tokens)};
 }
 constexpr uint32_t dct_choice = 0xffffffffU;

@@ -13,7 +13,7 @@ namespace gptrain {
 struct StepState {
   // Written by the host before the step.
   float learning_rate = 0;
-  float inverse_tokens = 0;  // 1 / counted_targets
+  float inverse_tokens = 0;     // 1 / counted_targets
   int64_t counted_targets = 0;  // number of counted tokens in the global batch
 
   // Cleared by the host before the step, written by ops in it.
@@ -24,7 +24,7 @@ struct StepState {
   float step_loss_scale = 1;  // loss scale of this step's gradients
 
   // Kept from step to step (saved in checkpoints).
-  int64_t updates = 0;  // steps that were not skipped
+  int64_t updates = 0;   // steps that were not skipped
   LossScale loss_scale;  // scale of the next step's loss gradients
 };
 

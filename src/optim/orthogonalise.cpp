@@ -31,8 +31,7 @@ void orthogonalise(const Matrix& matrix, double scale, const SquaredNorm::Segmen
     } else {
       // A product over rows is f32. The matrix' own memory holds it, as it is free until the end.
       const Matrix sum = memory.products == DType::f32 ? a : Matrix(matrix.data, DType::f32, small, small);
-      backend.run(LinearBackwardWeight{
-          .x = x, .dy = x, .dw = sum, .d_bias = {}, .accumulate = false, .true_out = 0});
+      backend.run(LinearBackwardWeight{.x = x, .dy = x, .dw = sum, .d_bias = {}, .accumulate = false, .true_out = 0});
       if (sum.data != a.data) backend.run(Cast{.from = sum, .to = a});
     }
     backend.run(LinearBackwardInput{.dy = a, .w = a, .dx = b, .true_out = 0});
@@ -40,8 +39,7 @@ void orthogonalise(const Matrix& matrix, double scale, const SquaredNorm::Segmen
     backend.run(LinearBackwardInput{.dy = wide ? b : x, .w = wide ? x : b, .dx = y, .true_out = 0});
     const bool last = step == newton_schulz_steps;
     const double factor = last ? scale : 1;
-    backend.run(WeightedSum{
-        .a = x, .a_factor = factor * of_x, .b = y, .b_factor = factor, .to = last ? matrix : x});
+    backend.run(WeightedSum{.a = x, .a_factor = factor * of_x, .b = y, .b_factor = factor, .to = last ? matrix : x});
   }
 }
 

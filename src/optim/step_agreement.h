@@ -38,9 +38,9 @@ class StepAgreement {
   // agree. If the host runs ahead of a device, every wait for the device calls it, and the device reads the answer when
   // it reaches the norm. Once true, the rank's wish to stop is permanent. Empty function: never stop.
   void ask_for_stop(const std::function<bool()>& stop_wanted) { stop_wanted_ = stop_wanted; }
-  // Sets the function that tells whether this rank has computed the step with data that do not count. It is called once a
-  // step, after the rank's last micro-batch; once true, it stays true. All ranks then skip the step, as one that is not
-  // finite, and the rank counts void_count times among those that want to stop.
+  // Sets the function that tells whether this rank has computed the step with data that do not count. It is called once
+  // a step, after the rank's last micro-batch; once true, it stays true. All ranks then skip the step, as one that is
+  // not finite, and the rank counts void_count times among those that want to stop.
   void ask_for_void(const std::function<bool()>& is_void) { is_void_ = is_void; }
   static constexpr double void_count = 4294967296.0;  // more than there are ranks
   // RETURNS the number of ranks that wanted to stop at the last call of `agree`, in device memory.

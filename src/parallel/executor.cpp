@@ -167,15 +167,16 @@ ParameterExchange::Gradients Executor::gradients_of(const Action& action) const 
 
 void Executor::transfer(const Action& action) {
   const Transfer transfer = transfer_of(action.kind).value();
-  const StageMessage message = message_of(program_.schedule.options.stages, action.kind, action.micro_batch, action.unit);
+  const StageMessage message =
+      message_of(program_.schedule.options.stages, action.kind, action.micro_batch, action.unit);
   const DType dtype = model_.shape().precision.residual;
   // With FP8, the gradient's amax lies behind its elements and is sent with them.
   const bool with_amax = message.gradient && model_.carrier_bytes() > model_.stream_bytes();
   links_.play(transfer, message,
-                  {.data = at(action, transfer.operand),
-                   .count = with_amax ? model_.carrier_bytes() / dtype_bytes(dtype) : model_.stream_elements(),
-                   .dtype = dtype,
-                   .alike = !with_amax && !model_.splits_rows()});
+              {.data = at(action, transfer.operand),
+               .count = with_amax ? model_.carrier_bytes() / dtype_bytes(dtype) : model_.stream_elements(),
+               .dtype = dtype,
+               .alike = !with_amax && !model_.splits_rows()});
 }
 
 void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source) {

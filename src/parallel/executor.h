@@ -40,7 +40,7 @@ class ActionObserver {
 // Memory and services that a rank's executors use. The caller owns all of them.
 struct Workplace {
   std::array<std::byte*, num_memory_classes> arenas{};  // starts of the arenas
-  StepState* state = nullptr;  // device
+  StepState* state = nullptr;                           // device
   Workspace* workspace = nullptr;
   Backend* backend = nullptr;
   RankGroups* groups = nullptr;

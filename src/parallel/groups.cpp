@@ -216,12 +216,12 @@ void RankGroups::start_lanes(bool threaded) {
     lane.lane.reset();
     std::vector<const Communicator*> groups;
     for (const auto& group : lane.queue ? lane.device : lane.host) groups.push_back(group.get());
-    lane.lane = std::make_unique<Lane>(std::string(lane_names[kind]),
-                                       Lane::Options{.threaded = threaded && lane.ranks > 1,
-                                                     .queue = lane.queue.get(),
-                                                     .failure = failure_,
-                                                     .number = static_cast<int8_t>(kind),
-                                                     .groups = std::move(groups)});
+    lane.lane =
+        std::make_unique<Lane>(std::string(lane_names[kind]), Lane::Options{.threaded = threaded && lane.ranks > 1,
+                                                                            .queue = lane.queue.get(),
+                                                                            .failure = failure_,
+                                                                            .number = static_cast<int8_t>(kind),
+                                                                            .groups = std::move(groups)});
   }
 }
 
@@ -274,8 +274,7 @@ RankGroups::RankGroups(const RunConfig& config, int64_t world_size, int64_t rank
 }
 
 void RankGroups::use_memory_of(Backend& backend, bool own_devices, double timeout_seconds) {
-  const auto working =
-      std::count_if(lanes_.begin(), lanes_.end(), [](const RankLane& lane) { return lane.ranks > 1; });
+  const auto working = std::count_if(lanes_.begin(), lanes_.end(), [](const RankLane& lane) { return lane.ranks > 1; });
   linked_ = own_devices && has_device_links();
   std::vector<LinkedGroup> groups;
   std::vector<std::unique_ptr<Communicator>*> made;

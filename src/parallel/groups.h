@@ -35,9 +35,8 @@ enum class GroupKind : uint8_t {
 };
 constexpr size_t num_group_kinds = static_cast<size_t>(GroupKind::count);
 // Names in reports.
-constexpr std::array<std::string_view, num_group_kinds> group_names = {"world", "tensor", "replicas",
-                                                                       "data",  "stage",  "loss",
-                                                                       "tied",  "next",   "previous"};
+constexpr std::array<std::string_view, num_group_kinds> group_names = {
+    "world", "tensor", "replicas", "data", "stage", "loss", "tied", "next", "previous"};
 
 // Kinds of communication in a step. Each has a lane of its own (comm/lane.h).
 enum class LaneKind : uint8_t {
@@ -80,7 +79,8 @@ Mesh make_mesh(const RunConfig& config, int64_t world_size, ExitCode fault = Exi
 std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind);
 // Whether all ranks of `rank`'s group of a kind are on one node, if nodes have `ranks_per_node` neighbouring ranks
 // each. ranks_per_node 0: all ranks are on one node.
-bool lies_within_a_node(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind, int64_t ranks_per_node);
+bool lies_within_a_node(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind,
+                        int64_t ranks_per_node);
 // Returns the groups of the config's lanes, in the order in which all ranks make them. Groups between stages come after
 // them (neighbour_groups). A group of one rank is never made.
 std::vector<LaneGroup> lane_groups(const RunConfig& config);

@@ -12,8 +12,8 @@ namespace {
 // round a sum of their own, and these are added: with equal random bits their errors would not be independent.
 RandomUse rounding_of(const TensorSpec& tensor, const UnitRange& unit, const ShardBox& box) {
   const auto is_tied = [](const Reduction& sum) { return sum.group == ReductionGroup::tied; };
-  const bool two_have_it = tensor.split == Split::vocabulary &&
-                           std::any_of(unit.reductions.begin(), unit.reductions.end(), is_tied);
+  const bool two_have_it =
+      tensor.split == Split::vocabulary && std::any_of(unit.reductions.begin(), unit.reductions.end(), is_tied);
   return two_have_it && !box.owned ? RandomUse::tied_gradient_rounding : RandomUse::gradient_rounding;
 }
 
@@ -80,14 +80,14 @@ KeptGradients::KeptGradients(const ParameterStore& parameters, uint64_t seed, in
 
 void KeptGradients::add(const Range& range, std::byte* whole, bool accumulate, int64_t draw) const {
   if (range.first_segment == range.end_segment) return;
-  backend_.run(KeepGradients{
-      .segments = segments_ + range.first_segment,
-      .num_segments = static_cast<int64_t>(range.end_segment - range.first_segment),
-      .state = state_,
-      .gradients = Matrix(whole + range.first * dtype_bytes(DType::f32), DType::f32, 1, range.elements),
-      .kept = Matrix(range.kept, sharding_.gradients, 1, range.elements),
-      .accumulate = accumulate,
-      .draw = static_cast<uint32_t>(draw)});
+  backend_.run(
+      KeepGradients{.segments = segments_ + range.first_segment,
+                    .num_segments = static_cast<int64_t>(range.end_segment - range.first_segment),
+                    .state = state_,
+                    .gradients = Matrix(whole + range.first * dtype_bytes(DType::f32), DType::f32, 1, range.elements),
+                    .kept = Matrix(range.kept, sharding_.gradients, 1, range.elements),
+                    .accumulate = accumulate,
+                    .draw = static_cast<uint32_t>(draw)});
 }
 
 void KeptGradients::add_own(int64_t unit, std::byte* whole, int64_t micro_batch) const {

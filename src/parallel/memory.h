@@ -29,9 +29,8 @@ enum class MemoryClass : uint8_t {
 };
 constexpr size_t num_memory_classes = static_cast<size_t>(MemoryClass::count);
 constexpr std::array<std::string_view, num_memory_classes> memory_class_names = {
-    "weights",     "gradients",   "master",    "moments", "gathered",      "buckets", "fp8_weights",
-    "activations", "workspace", "data",    "communication", "state",   "snapshot", "samples",
-    "offloaded"};
+    "weights",   "gradients", "master",        "moments", "gathered", "buckets", "fp8_weights", "activations",
+    "workspace", "data",      "communication", "state",   "snapshot", "samples", "offloaded"};
 
 // Location of memory. If the device's memory is host memory, all of it counts as device.
 enum class MemoryPlace : uint8_t {

@@ -4,7 +4,8 @@
 
 namespace gptrain {
 
-void copy_micro_batch(Backend& backend, const MicroBatch& host, const MicroBatch& device, const MicroBatchShape& shape) {
+void copy_micro_batch(Backend& backend, const MicroBatch& host, const MicroBatch& device,
+                      const MicroBatchShape& shape) {
   backend.upload(device.tokens, host.tokens, shape.token_bytes());
   backend.upload(device.targets, host.targets, shape.token_bytes());
   backend.upload(device.sample_ids, host.sample_ids, shape.id_bytes());
@@ -24,8 +25,7 @@ void MicroBatchUploads::upload(MicroBatchSource& source, const MicroBatch& devic
   queue_.queue_upload(landing_.tokens, host.tokens, shape_.token_bytes());
   queue_.queue_upload(landing_.targets, host.targets, shape_.token_bytes());
   queue_.queue_upload(landing_.sample_ids, host.sample_ids, shape_.id_bytes());
-  if (shape_.with_documents)
-    queue_.queue_upload(landing_.document_starts, host.document_starts, shape_.token_bytes());
+  if (shape_.with_documents) queue_.queue_upload(landing_.document_starts, host.document_starts, shape_.token_bytes());
   queue_.mark_work(mark_of(uploads_));
   queue_.ops_follow(mark_of(uploads_));
   queue_.copy_among_ops(device.tokens, landing_.tokens, shape_.bytes());

@@ -21,8 +21,8 @@ GroupKind kind_of(ReductionGroup group) {
 
 }  // namespace
 
-Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered,
-                          RankGroups& groups, Backend& backend) {
+Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered, RankGroups& groups,
+                          Backend& backend) {
   if (parameters.piece_elements(unit) == 0) return Lane::done;
   Lane& lane = groups.lane(LaneKind::weights);
   Communicator* const data = groups.group(LaneKind::weights, GroupKind::copies);
@@ -80,8 +80,8 @@ void ParameterExchange::begin_sum(int64_t unit, const Gradients& of) {
       ticket = begin_narrow_sum(unit, of);
     } else if (in_pieces && sharding.zero > 0) {
       const int64_t piece = parameters_.piece_elements(unit);
-      ticket = std::max(ticket, lane.reduce_scatter(group, gradients, gradients + sharding.data_rank * piece, piece,
-                                                      DType::f32));
+      ticket = std::max(
+          ticket, lane.reduce_scatter(group, gradients, gradients + sharding.data_rank * piece, piece, DType::f32));
     } else {
       ticket = std::max(ticket, lane.all_reduce(group, gradients + sum.first, sum.count, DType::f32));
     }

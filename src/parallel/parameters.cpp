@@ -118,8 +118,8 @@ UnitParameters ParameterStore::whole(int64_t unit, std::byte* gathered, std::byt
   UnitParameters whole{
       .weights = sharding_.zero == 3 ? gathered : buffers_.weights + range(unit).offset * compute_bytes,
       .norms = nullptr,
-      .gradients = sharding_.makes_gradients_apart() ? whole_gradients
-                                                     : buffers_.gradients + range(unit).offset * f32_bytes};
+      .gradients =
+          sharding_.makes_gradients_apart() ? whole_gradients : buffers_.gradients + range(unit).offset * f32_bytes};
   if (sharding_.compute == DType::f32) {
     whole.norms = whole.weights;
   } else if (!sharding_.keeps_norms_apart()) {
@@ -230,9 +230,8 @@ void ParameterStore::for_each_box(bool written_only, const Body& body) const {
       const int64_t from = std::max(first, start) - start;
       const int64_t to = std::min(end, start + box.count()) - start;
       if (from >= to || (written_only && !box.owned)) continue;
-      for_each_part(box, from, to, start - held_first, [&](auto... part) {
-        body(tensor, part..., std::exchange(blocks, {}));
-      });
+      for_each_part(box, from, to, start - held_first,
+                    [&](auto... part) { body(tensor, part..., std::exchange(blocks, {})); });
     }
     const std::vector<int64_t> none(spec_.tensors[tensor].shape.size(), 0);
     if (blocks.count > 0) body(tensor, none, none, in_unit + shard.boxes.front().local_offset - held_first, blocks);
@@ -260,7 +259,8 @@ int64_t ParameterStore::snapshot_bytes() const {
   for_each_factored(true, [&](size_t tensor) {
     for (const StateColumn& column : columns_) {
       if (is_factored(column))
-        bytes += align_up(column_bytes(column, element_count(stored_shape(column, spec_.tensors[tensor], shards_[tensor]))));
+        bytes +=
+            align_up(column_bytes(column, element_count(stored_shape(column, spec_.tensors[tensor], shards_[tensor]))));
     }
   });
   for_each_box(true, [&](size_t tensor, const std::vector<int64_t>&, const std::vector<int64_t>& shape, int64_t,
@@ -292,9 +292,7 @@ std::vector<StatePiece> ParameterStore::state(bool written_only) const {
       std::byte* place = nullptr;
       if (has_values(column, spec_.tensors[tensor]) && piece.column_bytes(column) > 0) {
         const bool of_blocks = column.granularity == StateGranularity::block;
-        const int64_t before = of_blocks            ? blocks.in_columns
-                               : is_of_last(column) ? at - held_before_last(unit)
-                                                    : at;
+        const int64_t before = of_blocks ? blocks.in_columns : is_of_last(column) ? at - held_before_last(unit) : at;
         place = this->column(i, unit) + before * dtype_bytes(column.dtype);
       }
       piece.columns.push_back(place);

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "model/model.h"
 #include "model/spec/layout.h"
 #include "model/spec/shard.h"
-#include "model/model.h"
 #include "ops/element_update.h"
 #include "parallel/state_columns.h"
 
@@ -31,9 +31,9 @@ struct Sharding {
   int64_t zero = 0;       // ZeRO stage, 0 to 3
   int64_t data_size = 1;  // number of data ranks
   int64_t data_rank = 0;
-  DType compute = DType::f32;  // dtype of weights
-  DType reduce = DType::f32;  // dtype in which gradients are summed over the data axis
-  bool pure = false;          // compute is bf16, and only norms have masters
+  DType compute = DType::f32;    // dtype of weights
+  DType reduce = DType::f32;     // dtype in which gradients are summed over the data axis
+  bool pure = false;             // compute is bf16, and only norms have masters
   DType gradients = DType::f32;  // dtype of the gradients that the rank keeps: f32, or with `pure` bf16
 
   bool narrows_gradients() const { return reduce != DType::f32 && data_size > 1; }
@@ -64,8 +64,8 @@ struct ParameterBuffers {
 
 // A range of a unit's elements that an update changes, with its places in all buffers but the optimizer's.
 struct UpdateRange {
-  int64_t first;     // elements from the unit's start
-  int64_t elements;  // number of elements
+  int64_t first;         // elements from the unit's start
+  int64_t elements;      // number of elements
   std::byte* gradients;  // dtype Sharding::gradients
   float* master;         // master weights, or the weights themselves if they are f32; null with `pure`
   std::byte* weights;    // compute dtype; null if it is f32

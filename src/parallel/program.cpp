@@ -35,7 +35,7 @@ std::byte* Program::address(const Action& action, Operand operand,
 }
 
 std::vector<Program::RecordPart> Program::record(const Action& action,
-                                                  const std::array<std::byte*, num_memory_classes>& arenas) const {
+                                                 const std::array<std::byte*, num_memory_classes>& arenas) const {
   std::vector<RecordPart> parts;
   std::byte* host = address(action, Operand::host, arenas);
   for (const Operand operand : record_operands) {

@@ -35,8 +35,8 @@ void StageLinks::play(const Transfer& transfer, const StageMessage& message, con
   under_way_.erase(found);
   if (transfer.sends || !shared) return;
   Lane& tensor = groups_.lane(LaneKind::tensor);
-  tensor.wait(tensor.all_gather(groups_.group(LaneKind::tensor, GroupKind::tensor), data, payload.data, count,
-                                payload.dtype));
+  tensor.wait(
+      tensor.all_gather(groups_.group(LaneKind::tensor, GroupKind::tensor), data, payload.data, count, payload.dtype));
 }
 
 }  // namespace gptrain

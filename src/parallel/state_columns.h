@@ -79,7 +79,8 @@ constexpr int64_t factored_values(const StateColumn& column, int64_t rows, int64
 
 // Returns the shape of the column's tensor in a checkpoint. REQUIRES: has_values(column, tensor). `shard` may be of any
 // tensor rank.
-inline std::vector<int64_t> stored_shape(const StateColumn& column, const TensorSpec& tensor, const TensorShard& shard) {
+inline std::vector<int64_t> stored_shape(const StateColumn& column, const TensorSpec& tensor,
+                                         const TensorShard& shard) {
   switch (column.granularity) {
     case StateGranularity::block:
       return {shard.blocks_total};

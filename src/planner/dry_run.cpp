@@ -48,21 +48,21 @@ DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, cons
   const WorldPlan& plan = run.world;
   const Mesh mesh = make_mesh(config, run.world_size);
   const std::vector<int64_t> nodes = nodes_of_ranks(run.world_size, target.ranks_per_node);
-  DryRun result{.config = config,
-                .target = target,
-                .spec = plan.spec,
-                .memory = plan.largest.arenas,
-                .ops = plan.ops,
-                .checkpoint = forecast_checkpoint(checkpoint_bytes(plan.spec, config), plan.written_bytes, mesh,
-                                                  target.ranks_per_node, storage),
-                .rate = std::nullopt,
-                .sources = {},
-                .world = {.mesh = mesh, .traffic = plan.traffic, .largest_rank = plan.largest_rank},
-                .on_host = fullest_host(plan.on_host, mesh, nodes),
-                .stages = stage_forecasts(plan),
-                .warnings = plan.warnings,
-                .shortage = memory_shortage(config, target,
-                                            {plan.largest_rank, plan.largest.arenas, plan.on_host, nodes})};
+  DryRun result{
+      .config = config,
+      .target = target,
+      .spec = plan.spec,
+      .memory = plan.largest.arenas,
+      .ops = plan.ops,
+      .checkpoint = forecast_checkpoint(checkpoint_bytes(plan.spec, config), plan.written_bytes, mesh,
+                                        target.ranks_per_node, storage),
+      .rate = std::nullopt,
+      .sources = {},
+      .world = {.mesh = mesh, .traffic = plan.traffic, .largest_rank = plan.largest_rank},
+      .on_host = fullest_host(plan.on_host, mesh, nodes),
+      .stages = stage_forecasts(plan),
+      .warnings = plan.warnings,
+      .shortage = memory_shortage(config, target, {plan.largest_rank, plan.largest.arenas, plan.on_host, nodes})};
   const Machine* const rates = machine.rates ? &*machine.rates : nullptr;
   if (config.memory.recompute == RecomputeKind::optimal)
     result.recomputation = forecast_recomputation(config, target, rates, run.world_size, plan);

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "parallel/groups.h"
 #include "machine/expected_error.h"
+#include "parallel/groups.h"
 
 namespace gptrain {
 

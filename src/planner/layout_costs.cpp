@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "fit/choose_step.h"
+#include "fit/nominal_times.h"
 #include "model/spec/spec.h"
 #include "ops/op_event.h"
 #include "ops/updates.h"
@@ -11,7 +12,6 @@
 #include "parallel/parameters.h"
 #include "planner/layouts.h"
 #include "planner/rank_clock.h"
-#include "fit/nominal_times.h"
 #include "step/plan_step.h"
 
 namespace gptrain {
@@ -175,8 +175,7 @@ MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, Recompute
     PassCost& cost = costs.passes[static_cast<size_t>(part)];
     add_pass(cost, action.kind, part, clock.now().time - begin);
     cost.exposed_tensor += clock.exposed_seconds()[tensor_lane] - exposed;
-    if (action.kind == ActionKind::loss)
-      costs.held_bytes = alive_bytes(program, static_cast<int32_t>(i), middle_block);
+    if (action.kind == ActionKind::loss) costs.held_bytes = alive_bytes(program, static_cast<int32_t>(i), middle_block);
     if (action.kind == ActionKind::backward_weight && unit == middle_block)
       costs.held_for_weight_bytes = alive_bytes(program, static_cast<int32_t>(i), middle_block);
   }
@@ -194,7 +193,8 @@ std::vector<size_t> LayoutCosts::stages_alike(const RunLayout& layout) const {
   std::vector<size_t> first;
   std::vector<double> nodes;
   for (size_t stage = 0; stage < static_cast<size_t>(layout.pipeline); ++stage) {
-    const std::vector<int64_t> ranks = group_ranks(config, mesh, mesh.first_rank_of_stage(static_cast<int64_t>(stage)), GroupKind::copies);
+    const std::vector<int64_t> ranks =
+        group_ranks(config, mesh, mesh.first_rank_of_stage(static_cast<int64_t>(stage)), GroupKind::copies);
     nodes.push_back(place_of(ranks, machine_.cluster.gpus_per_node, mesh.world_size()).nodes);
     first.push_back(static_cast<size_t>(std::find(nodes.begin(), nodes.end(), nodes.back()) - nodes.begin()));
   }
@@ -213,8 +213,7 @@ size_t LayoutCosts::first_alike(const RunLayout& layout, size_t stage) {
 
 const UpdateCosts& LayoutCosts::update(const RunLayout& layout, size_t stage) {
   const size_t alike = first_alike(layout, stage);
-  const UpdateKey key{
-      .mesh = mesh_key(layout), .sequence = layout.sequence, .zero = layout.zero, .stage = alike};
+  const UpdateKey key{.mesh = mesh_key(layout), .sequence = layout.sequence, .zero = layout.zero, .stage = alike};
   const auto found = updates_.find(key);
   return found != updates_.end() ? found->second : updates_.emplace(key, make_update(layout, alike)).first->second;
 }
@@ -232,8 +231,8 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) cons
   const EventTimes times(machine_, whole, mesh, mesh.first_rank_of_stage(static_cast<int64_t>(stage)));
   const double piece = layout.zero >= 1 ? 2.0 / static_cast<double>(layout.data) : 1;
   // A rank measures only a piece of each unit, even if it updates the whole unit.
-  const std::vector<double> measured = first_pass_of(
-      plan.log, times, static_cast<double>(data) / static_cast<double>(layout.data), piece);
+  const std::vector<double> measured =
+      first_pass_of(plan.log, times, static_cast<double>(data) / static_cast<double>(layout.data), piece);
   UpdateCosts costs;
   for (size_t part = 0; part < num_unit_parts; ++part) {
     const auto work = [&](ActionKind kind, double scale) {
@@ -252,8 +251,7 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) cons
 }
 
 const UnitBytes& LayoutCosts::bytes(const RunLayout& layout) {
-  const BytesKey key{
-      .tensor = layout.tensor, .sequence = layout.sequence, .data = layout.data, .zero = layout.zero};
+  const BytesKey key{.tensor = layout.tensor, .sequence = layout.sequence, .data = layout.data, .zero = layout.zero};
   const auto found = bytes_.find(key);
   return found != bytes_.end() ? found->second : bytes_.emplace(key, make_bytes(layout)).first->second;
 }
@@ -274,7 +272,8 @@ UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
     std::vector<bool> held(spec.units.size(), false);
     const auto unit = static_cast<size_t>(part_units[part]);
     held[unit] = true;
-    const ParameterLayout of_unit = make_layout(spec, shards, layout.data, layout.sequence, held, false, unit_end_for(columns));
+    const ParameterLayout of_unit =
+        make_layout(spec, shards, layout.data, layout.sequence, held, false, unit_end_for(columns));
     const ParameterBytes parameters = parameter_bytes(of_unit, sharding, columns);
     bytes[part].parameters = parameters.weights + parameters.gradients + parameters.master + parameters.state;
     if (sharding.makes_gradients_apart())
@@ -300,8 +299,8 @@ LayoutCosts::MessageCost LayoutCosts::message(const RunLayout& layout, int64_t b
                                      .bytes_moved = moved});
   };
   const bool is_shared = layout.tensor > 1 && !layout.sequence;
-  return {.transfer = seconds(LaneKind::send_next, GroupKind::next, Operation::send,
-                              is_shared ? bytes / layout.tensor : bytes),
+  return {.transfer =
+              seconds(LaneKind::send_next, GroupKind::next, Operation::send, is_shared ? bytes / layout.tensor : bytes),
           .gather = is_shared ? seconds(LaneKind::tensor, GroupKind::tensor, Operation::all_gather, bytes) : 0};
 }
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "config/run_config.h"
-#include "ops/target.h"
 #include "machine/event_times.h"
+#include "ops/target.h"
 #include "planner/layout_search.h"
 #include "step/plan_step.h"
 

@@ -53,7 +53,10 @@ std::pair<bool, bool> LayoutEstimator::Chunks::receives(size_t chunk) const {
 }
 
 LayoutEstimator::LayoutEstimator(const RunConfig& config, const Machine& machine, const Target& target)
-    : config_(config), slow_down_(machine.device.slow_down_beside_traffic), room_(target.bytes_of_rank()), parts_(config, machine, target) {}
+    : config_(config),
+      slow_down_(machine.device.slow_down_beside_traffic),
+      room_(target.bytes_of_rank()),
+      parts_(config, machine, target) {}
 
 LayoutEstimator::ChunksKey LayoutEstimator::chunks_key(const RunLayout& layout) {
   return {.pipeline = layout.pipeline,
@@ -190,8 +193,7 @@ int64_t LayoutEstimator::activation_bytes(const RunLayout& layout, const Chunks&
   for (size_t i = 0; i < own.size(); ++i) {
     const auto chunk = static_cast<size_t>(own[i]);
     const int64_t recomputed = recomputed_layers(layout, lies, chunk);
-    const int64_t of_chunk =
-        recomputed * held.recomputed_bytes + (lies.layers[chunk] - recomputed) * held.plain_bytes;
+    const int64_t of_chunk = recomputed * held.recomputed_bytes + (lies.layers[chunk] - recomputed) * held.plain_bytes;
     const int64_t micro_batches = all_in_flight ? layout.accumulation : static_cast<int64_t>(counts.whole[i]);
     const int64_t away = offloaded_layers(layout, *held.any, lies.layers[chunk], true);
     sum += micro_batches * (of_chunk - away * (recomputed > 0 ? held.recomputed_bytes : held.plain_bytes));
@@ -205,7 +207,9 @@ int64_t LayoutEstimator::activation_bytes(const RunLayout& layout, const Chunks&
 
 int64_t LayoutEstimator::recomputed_layers(const RunLayout& layout, const Chunks& lies, size_t chunk) {
   const int64_t layers = lies.layers[chunk];
-  const auto before = [&](int64_t layer) { return (layer + layout.recompute_interval - 1) / layout.recompute_interval; };
+  const auto before = [&](int64_t layer) {
+    return (layer + layout.recompute_interval - 1) / layout.recompute_interval;
+  };
   switch (layout.recompute) {
     case RecomputeKind::none:
       return 0;
@@ -235,7 +239,8 @@ LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layo
   int64_t bytes = bytes_with(RecomputeKind::none, offload::none);
   const int64_t budget = config_.memory.activation_budget;
   const InFlight& in_flight = stage_passes(fixed, lies)[stage].most;
-  int64_t over = budget == 0 ? bytes - room_ : activation_bytes(fixed, lies, held(fixed, lies), in_flight, stage) - budget;
+  int64_t over =
+      budget == 0 ? bytes - room_ : activation_bytes(fixed, lies, held(fixed, lies), in_flight, stage) - budget;
   // Returns how many of `of_layers` layers to treat to remove the excess `over`, if treating all leaves `least` bytes.
   const auto freed = [&](int64_t of_layers, int64_t least) {
     const int64_t most = std::max<int64_t>(bytes - least, 0);
@@ -399,8 +404,8 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const Chunks& lies, siz
     // pass.
     const MicroBatchCosts& costs_of = parts_.micro_batch(layout, plain_kind(layout), costs.splits);
     const PassCost& pass = costs_of.passes[block];
-    const double beside_them = std::max(layers - (has_embedding ? 0.0 : 1.0), 0.0) *
-                               (costs.splits ? pass.backward_weight : pass.backward);
+    const double beside_them =
+        std::max(layers - (has_embedding ? 0.0 : 1.0), 0.0) * (costs.splits ? pass.backward_weight : pass.backward);
     const double all = over_units([](const UpdateCost& cost) { return cost.sum; });
     sums = std::max(sums, all - beside_them) + slow_down_ * std::min(all, beside_them);
   }
@@ -425,7 +430,8 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
   const Chunks& lies = chunks(layout);
   StepCosts costs;
   costs.splits = lies.stages.schedule->splits_backward;
-  costs.message = parts_.message(layout, parts_.micro_batch(layout, recomputed_kind(layout), costs.splits).message_bytes);
+  costs.message =
+      parts_.message(layout, parts_.micro_batch(layout, recomputed_kind(layout), costs.splits).message_bytes);
   const auto repeat_last = [](std::vector<double>& values) { values.push_back(values.back()); };
   for (size_t chunk = 0; chunk < lies.layers.size(); ++chunk) {
     // Most chunks equal the one before, so that its costs can be repeated.
@@ -479,8 +485,8 @@ double LayoutEstimator::least_seconds(const RunLayout& layout) {
     }
     for (const int32_t chunk : lies.of_stage[stage]) {
       const PassTimes& times = cost.chunks[static_cast<size_t>(chunk)];
-      busy += micro_batches * (times.forward +
-                               (cost.splits ? times.backward_input + times.backward_weight : times.backward));
+      busy += micro_batches *
+              (times.forward + (cost.splits ? times.backward_input + times.backward_weight : times.backward));
       busy_until_gradient += micro_batches * (times.forward + (cost.splits ? times.backward_input : times.backward));
     }
     passes = std::max({passes, before + busy, before + busy_until_gradient + after});

@@ -124,8 +124,8 @@ class LayoutEstimator {
   int64_t offloaded_layers(const RunLayout& layout, const MicroBatchCosts& costs, int64_t layers, bool at_most) const;
   int64_t parameter_bytes(const UnitBytes& bytes, const Chunks& chunks, size_t stage) const;
   Held held(const RunLayout& layout, const Chunks& chunks);
-  int64_t activation_bytes(const RunLayout& layout, const Chunks& chunks, const Held& held,
-                                  const InFlight& counts, size_t stage);
+  int64_t activation_bytes(const RunLayout& layout, const Chunks& chunks, const Held& held, const InFlight& counts,
+                           size_t stage);
   // Returns LayoutCosts::first_alike of the chunk's stage.
   size_t first_alike(const RunLayout& layout, const Chunks& chunks, size_t chunk);
   StepCosts costs(const RunLayout& layout);

@@ -66,9 +66,9 @@ struct LayoutResult {
 
 // All layouts with one value of one key, for which the best layout has another value.
 struct LostClass {
-  std::string key;    // "parallel.zero"
-  std::string value;  // "3"
-  bool fits = false;  // whether a layout that fits was found
+  std::string key;            // "parallel.zero"
+  std::string value;          // "3"
+  bool fits = false;          // whether a layout that fits was found
   bool all_tried = true;      // if none fits: whether each layout was planned or exceeds the memory by its bound
   int64_t missing_bytes = 0;  // if none fits: least missing memory of a layout, by its lower bound or a planned rank
   LayoutResult best;          // fastest layout found, or the smallest if the objective is memory; set if one fits

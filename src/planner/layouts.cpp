@@ -158,14 +158,16 @@ std::string tried_values(std::string_view key, int64_t value, bool by_memory, bo
   if (key == "memory.recompute" && by_memory && value == static_cast<int64_t>(RecomputeKind::optimal))
     return "\"none\", \"selective\", \"block\" and \"every_nth\" for the smallest peak";
   if (key == "memory.recompute_interval") {
-    const bool is_tried = std::find(recompute_intervals.begin(), recompute_intervals.end(), value) != recompute_intervals.end();
+    const bool is_tried =
+        std::find(recompute_intervals.begin(), recompute_intervals.end(), value) != recompute_intervals.end();
     if (value > 0 && !is_tried) return "2, 3 and 4";
   }
   if (key == offload_key && value != offload::none.code()) {
     if (!on_gpu) return "\"none\" on a CPU";
     if (value == offload::optimal.code() && !by_memory) return "";
     if (value != offload::hidden.code() && value != offload::all.code())
-      return by_memory ? "\"none\", \"hidden\" and \"all\" for the smallest peak" : "\"none\", \"hidden\", \"all\" and \"optimal\"";
+      return by_memory ? "\"none\", \"hidden\" and \"all\" for the smallest peak"
+                       : "\"none\", \"hidden\", \"all\" and \"optimal\"";
   }
   return "";
 }

@@ -39,6 +39,7 @@ struct LayoutGroup {
 };
 // Returns all groups whose tensor groups span at most two nodes.
 std::vector<LayoutGroup> layout_groups(const RunConfig& config, int64_t world_size, int64_t ranks_per_node);
-void for_each_layout(const RunConfig& config, const LayoutGroup& group, const std::function<void(const RunLayout&)>& body);
+void for_each_layout(const RunConfig& config, const LayoutGroup& group,
+                     const std::function<void(const RunLayout&)>& body);
 
 }  // namespace gptrain

@@ -163,8 +163,7 @@ double slow_down_beside_traffic(int64_t cores, const std::function<void()>& tick
         compute(ops);
         lane.wait_all();
       });
-      if (world.rank() == 0)
-        slow_downs.push_back((together - std::max(alone, traffic)) / std::min(alone, traffic));
+      if (world.rank() == 0) slow_downs.push_back((together - std::max(alone, traffic)) / std::min(alone, traffic));
       if (world.rank() == 0 && tick) tick();
     }
   });
@@ -219,8 +218,7 @@ RateTables measure_links(World& world, double seconds, const std::function<void(
     all->all_reduce(&too_long, 1, DType::f64, ReduceOp::max);
     if (too_long > 0) break;
     // Checking the results of the collectives takes half of the time.
-    const BenchOptions options{.max_bytes = int64_t{16} << 20,
-                               .seconds = seconds / most_rounds / rows_of_a_round / 2};
+    const BenchOptions options{.max_bytes = int64_t{16} << 20, .seconds = seconds / most_rounds / rows_of_a_round / 2};
     bench_collectives({*all, *all, *backend}, options, [&](const BenchRow& row) {
       samples[row.operation][static_cast<double>(row.bytes)].push_back(row.seconds);
       if (tick) tick();

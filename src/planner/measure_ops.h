@@ -4,8 +4,8 @@
 #include <functional>
 #include <vector>
 
-#include "ops/backend.h"
 #include "machine/measured_machine.h"
+#include "ops/backend.h"
 
 namespace gptrain {
 

@@ -6,7 +6,8 @@
 
 namespace gptrain {
 
-Miss nearest_of(const RunConfig& config, const Machine& machine, int64_t room, const Miss& by_bound, const RunLayout& other) {
+Miss nearest_of(const RunConfig& config, const Machine& machine, int64_t room, const Miss& by_bound,
+                const RunLayout& other) {
   Miss nearest = by_bound;
   for (const RunLayout& layout : {by_bound.layout, other}) {
     try {

@@ -90,9 +90,9 @@ Prediction predict_run(const RunConfig& config, const Machine& machine, int64_t 
   std::vector<StageLog> stages;
   for (size_t i = 0; i < logs.size(); ++i) stages.push_back({&logs[i], times[i]});
   prediction.step = simulate_step(stages);
-  prediction.forecast = forecast_step(machine, prediction.step, world_size,
-                                      planned_checkpoint(machine, config, prediction.plan, world_size),
-                                      config.checkpoint.asynchronous);
+  prediction.forecast =
+      forecast_step(machine, prediction.step, world_size,
+                    planned_checkpoint(machine, config, prediction.plan, world_size), config.checkpoint.asynchronous);
   return prediction;
 }
 

@@ -8,10 +8,10 @@
 #include "config/run_config.h"
 #include "fit/plan_world.h"
 #include "ops/target.h"
-#include "planner/simulate_step.h"
-#include "step/checkpoint_forecast.h"
 #include "planner/forecast.h"
 #include "planner/layout_search.h"
+#include "planner/simulate_step.h"
+#include "step/checkpoint_forecast.h"
 
 namespace gptrain {
 

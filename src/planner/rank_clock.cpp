@@ -16,7 +16,10 @@ bool is_receive(size_t lane) {
 }  // namespace
 
 RankClock::RankClock(const StepLog& log, const EventTimes& times)
-    : log_(log), software_(times.software()), slow_down_(times.slow_down()), lanes_take_turns_(times.lanes_take_turns()) {
+    : log_(log),
+      software_(times.software()),
+      slow_down_(times.slow_down()),
+      lanes_take_turns_(times.lanes_take_turns()) {
   const auto add = [&](const EventBlock& block) {
     std::vector<double>& seconds = seconds_.emplace_back();
     for (const Event& event : block) seconds.push_back(times.seconds_of(event));
@@ -111,7 +114,8 @@ RankClock::Pending RankClock::run_copy_of_record(const Event& event, double seco
   return {lane, copy_lane, action_name(kind)};
 }
 
-RankClock::Pending RankClock::run_collective(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time) {
+RankClock::Pending RankClock::run_collective(const Event& event, double seconds, const LoggedAction* action,
+                                             TimeSpan& time) {
   const auto number = static_cast<size_t>(event.place.lane);
   if (software_.sums_gradients_last && action != nullptr && action->kind == ActionKind::reduce) {
     postponed_ += seconds;
@@ -149,8 +153,7 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
   std::optional<Pending> awaited;
   Pending* begun = nullptr;
   bool is_transfer = false;
-  const bool is_copy_of_record =
-      at != nullptr && (at->kind == ActionKind::offload || at->kind == ActionKind::fetch);
+  const bool is_copy_of_record = at != nullptr && (at->kind == ActionKind::offload || at->kind == ActionKind::fetch);
   if (at != nullptr) {
     const auto [work, begins] = work_of(*at);
     is_transfer = work && work->front() >= 0;

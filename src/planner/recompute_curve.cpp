@@ -11,8 +11,8 @@
 #include "fit/fixed_choices.h"
 #include "fit/micro_batches.h"
 #include "fit/plan_world.h"
-#include "planner/simulate_step.h"
 #include "fit/recompute_plan.h"
+#include "planner/simulate_step.h"
 
 namespace gptrain {
 namespace {
@@ -28,10 +28,10 @@ double simulated_step_seconds(const RunConfig& config, const Target& target, con
   for (int64_t stage = 0; stage < config.parallel.pipeline; ++stage) {
     const int64_t rank = mesh.first_rank_of_stage(stage);
     const UnitChoices& units = points[static_cast<size_t>(stage)].choices;
-    const StepChoices choices = units.empty()
-                                    ? choose_step(config, target, world_size, static_cast<int32_t>(stage))
-                                    : choices_with(config, target, units);
-    logs.emplace_back(plan_step(config, target, choices, world_size, rank).log, EventTimes(machine, config, mesh, rank));
+    const StepChoices choices = units.empty() ? choose_step(config, target, world_size, static_cast<int32_t>(stage))
+                                              : choices_with(config, target, units);
+    logs.emplace_back(plan_step(config, target, choices, world_size, rank).log,
+                      EventTimes(machine, config, mesh, rank));
   }
   std::vector<StageLog> stages;
   for (const auto& [log, times] : logs) stages.push_back({&log, times});
@@ -65,14 +65,13 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
   int64_t most_bytes = 0;
   forecast.room_bytes = std::numeric_limits<int64_t>::max();
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
-    forecast.room_bytes = std::min(forecast.room_bytes,
-                                   activation_room(config, target, world_size, static_cast<int32_t>(stage)));
-    const RecomputePlanner& planner =
-        planners.emplace_back(config, target, world_size, static_cast<int32_t>(stage));
+    forecast.room_bytes =
+        std::min(forecast.room_bytes, activation_room(config, target, world_size, static_cast<int32_t>(stage)));
+    const RecomputePlanner& planner = planners.emplace_back(config, target, world_size, static_cast<int32_t>(stage));
     const RecomputePoint chosen = planner.cost_of(plan.choices[stage].units);
     const RecomputeCounts counts = planner.counts(chosen.choices);
-    forecast.stages.push_back({counts.kept, counts.in_part, counts.alone, counts.from_before, counts.offloaded, chosen.bytes,
-                               planner.least().bytes, chosen.again_share});
+    forecast.stages.push_back({counts.kept, counts.in_part, counts.alone, counts.from_before, counts.offloaded,
+                               chosen.bytes, planner.least().bytes, chosen.again_share});
     most_bytes = std::max(most_bytes, planner.fixed(RecomputeKind::none).bytes);
   }
   const auto point_of = [&](std::string name, const RunConfig& of, const std::vector<RecomputePoint>& points) {
@@ -102,7 +101,8 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
     RunConfig without = config;
     without.memory.offload = offload::none;
     std::vector<RecomputePlanner> alone;
-    for (int32_t stage = 0; stage < config.parallel.pipeline; ++stage) alone.emplace_back(without, target, world_size, stage);
+    for (int32_t stage = 0; stage < config.parallel.pipeline; ++stage)
+      alone.emplace_back(without, target, world_size, stage);
     add_curve(forecast.without_offload, "optimal", alone);
   }
   const auto add_fixed = [&](std::string name, RecomputeKind kind, OffloadChoice offloaded) {

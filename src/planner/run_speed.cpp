@@ -9,8 +9,7 @@ RunSpeed run_speed(const RunConfig& config, const Target& target, const OpTable&
   const auto ranks = static_cast<double>(world_size);
   const double rate = config.precision.compute == DType::f32 ? target.f32_flops : target.bf16_flops;
   RunSpeed speed{};
-  speed.tokens_per_second =
-      static_cast<double>(config.batch.global * config.model.sequence_length) / step_seconds;
+  speed.tokens_per_second = static_cast<double>(config.batch.global * config.model.sequence_length) / step_seconds;
   speed.tokens_per_gpu = speed.tokens_per_second / ranks;
   speed.model_flops_per_gpu = static_cast<double>(step.model_flops) / step_seconds / ranks;
   speed.hardware_flops_per_gpu = static_cast<double>(step.executed_flops) / step_seconds / ranks;

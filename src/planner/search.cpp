@@ -16,11 +16,11 @@
 #include "config/faults.h"
 #include "fit/choose_step.h"
 #include "fit/plan_world.h"
+#include "fit/saving_methods.h"
 #include "model/spec/spec.h"
 #include "planner/layout_estimate.h"
 #include "planner/layouts.h"
 #include "planner/nearest_layout.h"
-#include "fit/saving_methods.h"
 #include "step/device.h"
 
 namespace gptrain {
@@ -36,7 +36,7 @@ constexpr int most_tries = 24;               // layouts whose memory is planned 
 constexpr int most_weighed = 8;              // ranks planned for each class, to find its smallest peak
 constexpr size_t num_classes = 10;
 
-// Returns a layout's values of the keys of layout_keys, in that order, as numbers.
+// Returns the values of layout_keys, as numbers.
 std::array<int64_t, num_classes> class_values(const RunLayout& layout) {
   return {layout.tensor,
           layout.sequence ? 1 : 0,
@@ -101,7 +101,8 @@ class Search {
 
   LayoutSearch run() {
     require_target(config_, target_, ExitCode::usage);
-    require_tried_values(own_, options_.held, options_.objective == Objective::memory, target_.kind == Target::Kind::gpu);
+    require_tried_values(own_, options_.held, options_.objective == Objective::memory,
+                         target_.kind == Target::Kind::gpu);
     collect();
     if (options_.objective == Objective::memory) {
       plan_smallest();
@@ -217,7 +218,8 @@ class Search {
       return add_miss(layout, least.bytes - room_);
     }
     const double seconds = estimator_.least_seconds(layout);
-    candidates_.push_back({layout, least, least.bytes, BytesKnown::bound, score(layout, seconds, least.bytes), seconds});
+    candidates_.push_back(
+        {layout, least, least.bytes, BytesKnown::bound, score(layout, seconds, least.bytes), seconds});
   }
 
   // "optimal" uses all free memory. The value helps only if saving everything does not fit, while recomputing all
@@ -297,7 +299,8 @@ class Search {
 
   // Runs `plan`. Returns false if the plan exceeds the config's budget of activations.
   bool keeps_budget(const Candidate& candidate, const std::function<void()>& plan) {
-    const bool has_budget = candidate.layout.recompute == RecomputeKind::optimal && config_.memory.activation_budget > 0;
+    const bool has_budget =
+        candidate.layout.recompute == RecomputeKind::optimal && config_.memory.activation_budget > 0;
     if (!has_budget) {
       plan();
       return true;
@@ -354,7 +357,8 @@ class Search {
       }
       LayoutResult result;
       actions += more;
-      if (!keeps_budget(candidate, [&] { result = predict_layout(*config, machine_, candidate.layout, options_.price); })) {
+      if (!keeps_budget(candidate,
+                        [&] { result = predict_layout(*config, machine_, candidate.layout, options_.price); })) {
         if (++num_over_budget == most_over_budget) break;
         continue;
       }
@@ -435,8 +439,7 @@ class Search {
       actions += num_actions(config_, candidate->layout);
       planned_.insert(candidate);
       if (actions <= most_actions || exact_.empty() || candidate->bytes == exact_.front().peak_bytes) {
-        exact_.push_back(
-            predict_layout(*checked(candidate->layout), machine_, candidate->layout, options_.price));
+        exact_.push_back(predict_layout(*checked(candidate->layout), machine_, candidate->layout, options_.price));
       } else {
         not_simulated_.push_back(candidate);
       }

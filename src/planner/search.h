@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "config/run_config.h"
-#include "planner/predict.h"
 #include "planner/layout_search.h"
+#include "planner/predict.h"
 
 namespace gptrain {
 

@@ -96,10 +96,7 @@ std::optional<PipelineBar::Kind> bar_kind(ActionKind kind) {
 class Walk {
  public:
   Walk(const StageLog& stage, PlannedStage& out)
-      : log_(*stage.log),
-        stages_(log_.stages),
-        clock_(log_, stage.times),
-        out_(out) {
+      : log_(*stage.log), stages_(log_.stages), clock_(log_, stage.times), out_(out) {
     out_.not_before.resize(log_.actions.size());
     clock_.next();
   }

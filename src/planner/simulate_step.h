@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "planner/rank_clock.h"
 #include "planner/planned_pipeline.h"
+#include "planner/rank_clock.h"
 
 namespace gptrain {
 

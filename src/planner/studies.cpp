@@ -11,12 +11,12 @@
 #include "config/load.h"
 #include "fit/choose_step.h"
 #include "fit/plan_world.h"
+#include "fit/saving_methods.h"
 #include "model/spec/spec.h"
 #include "planner/layouts.h"
 #include "planner/predict.h"
-#include "fit/saving_methods.h"
-#include "planner/search.h"
 #include "planner/run_speed.h"
+#include "planner/search.h"
 #include "step/device.h"
 
 namespace gptrain {
@@ -129,7 +129,8 @@ Study compare_methods(const std::filesystem::path& file, std::span<const std::st
                       int64_t gpus, double price) {
   const RunConfig config = load_config(file, overrides, gpus);
   Study study{.kind = Study::Kind::methods, .machine = machine_name(machine), .error = machine.device.error};
-  study.title = fmt::format("methods that save memory, {} on {} device{}", file.stem().string(), gpus, gpus > 1 ? "s" : "");
+  study.title =
+      fmt::format("methods that save memory, {} on {} device{}", file.stem().string(), gpus, gpus > 1 ? "s" : "");
   study.room_bytes = planned_target(machine, config, gpus).bytes_of_rank();
   study.axes = {"method"};
   for (const SavingMethod& method : saving_methods) {
@@ -149,9 +150,9 @@ Study scale_devices(const RunConfig& config, const Machine& machine, int64_t fir
   study.axes = {"scaling", "devices"};
   for (const bool weak : {false, true}) {
     for (int64_t gpus = first; gpus <= last; gpus *= 2) {
-      study.points.push_back(
-          point_of({weak ? "weak" : "strong", fmt::format("{}", gpus)}, machine, gpus, price,
-                   [&] { return with_batch(config, gpus, config.batch.global * (weak ? gpus / first : 1)); }));
+      study.points.push_back(point_of({weak ? "weak" : "strong", fmt::format("{}", gpus)}, machine, gpus, price, [&] {
+        return with_batch(config, gpus, config.batch.global * (weak ? gpus / first : 1));
+      }));
     }
   }
   return study;
@@ -182,11 +183,11 @@ Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, 
       for (const auto& [rank, log] : logs) stages.push_back({&log, EventTimes(changed, config, mesh, rank)});
       const SimulatedStep step = simulate_step(stages);
       const StepForecast forecast = forecast_step(changed, step, gpus, checkpoint, config.checkpoint.asynchronous);
-      StudyPoint point{.values = {fmt::format("{:g}", 8 * changed.cluster.nic_bytes_per_second / 1e9),
-                                  fmt::format("{}", number)},
-                       .parameters = plan.spec.parameters(),
-                       .gpus = gpus,
-                       .result = layout_result(config, target, plan, forecast, layout_of(config, gpus), price)};
+      StudyPoint point{
+          .values = {fmt::format("{:g}", 8 * changed.cluster.nic_bytes_per_second / 1e9), fmt::format("{}", number)},
+          .parameters = plan.spec.parameters(),
+          .gpus = gpus,
+          .result = layout_result(config, target, plan, forecast, layout_of(config, gpus), price)};
       study.points.push_back(std::move(point));
     }
   }
@@ -200,12 +201,13 @@ struct Precision {
   std::string_view compute;    // value of precision.compute
   std::string_view more = "";  // another setting; empty: none
 };
-constexpr std::array<Precision, 6> precisions = {{{"fp32", "fp32"},
-                                                  {"bf16", "bf16"},
-                                                  {"fp16", "fp16"},
-                                                  {"bf16-pure", "bf16-pure"},
-                                                  {"bf16-pure, bf16 gradients", "bf16-pure", "precision.gradients=bf16"},
-                                                  {"bf16, fp8 linears", "bf16", "precision.linears=fp8"}}};
+constexpr std::array<Precision, 6> precisions = {
+    {{"fp32", "fp32"},
+     {"bf16", "bf16"},
+     {"fp16", "fp16"},
+     {"bf16-pure", "bf16-pure"},
+     {"bf16-pure, bf16 gradients", "bf16-pure", "precision.gradients=bf16"},
+     {"bf16, fp8 linears", "bf16", "precision.linears=fp8"}}};
 constexpr std::array<std::string_view, 3> recomputations = {"none", "selective", "block"};
 
 // One row of a fit study: its values on the axes but for the model's size, and its settings.
@@ -322,7 +324,8 @@ Study fit_methods(const Machine& machine, const std::string& family, int64_t gpu
   const std::vector<std::string> overrides = {"precision.compute=" + compute};
   for (const SavingMethod& method : saving_methods) {
     const std::vector<std::string> settings = method.on({});
-    study.points.push_back(fit_of(machine, family, {{std::string(method.name)}, joined(overrides, settings)}, target, gpus));
+    study.points.push_back(
+        fit_of(machine, family, {{std::string(method.name)}, joined(overrides, settings)}, target, gpus));
     study.points.back().settings = settings;
   }
   return study;

@@ -94,7 +94,8 @@ std::string study_json(const Study& study) {
             {"points", Json::array()}};
   for (const StudyPoint& point : study.points) {
     Json entry;
-    for (size_t axis = 0; axis < study.axes.size(); ++axis) entry[(study.keys.empty() ? study.axes : study.keys)[axis]] = typed_value(point.values[axis]);
+    for (size_t axis = 0; axis < study.axes.size(); ++axis)
+      entry[(study.keys.empty() ? study.axes : study.keys)[axis]] = typed_value(point.values[axis]);
     entry["gpus"] = point.gpus;
     if (!point.settings.empty()) entry["settings"] = point.settings;
     if (point.result) {

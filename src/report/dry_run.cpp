@@ -7,15 +7,15 @@
 #include <sstream>
 
 #include "base/json.h"
+#include "base/text_parts.h"
 #include "base/units.h"
 #include "config/faults.h"
 #include "model/spec/shard.h"
 #include "optim/types.h"
+#include "planner/run_speed.h"
+#include "report/formulas.h"
 #include "report/recompute_page.h"
 #include "step/flops_json.h"
-#include "report/formulas.h"
-#include "planner/run_speed.h"
-#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -111,8 +111,10 @@ std::string column_names(const OptimizerConfig& config) {
 // Returns "9 of 48 blocks are offloaded".
 std::string offload_text(const DryRun& input) {
   std::vector<std::string> counts;
-  for (const StageForecast& stage : input.stages) counts.push_back(fmt::format("{} of {}", stage.offloaded, stage.layers));
-  const bool alike = std::all_of(counts.begin(), counts.end(), [&](const std::string& text) { return text == counts.front(); });
+  for (const StageForecast& stage : input.stages)
+    counts.push_back(fmt::format("{} of {}", stage.offloaded, stage.layers));
+  const bool alike =
+      std::all_of(counts.begin(), counts.end(), [&](const std::string& text) { return text == counts.front(); });
   if (alike) counts.resize(1);
   const std::string_view of_which = input.stages.size() == 1 ? "" : alike ? " of each stage" : " of the stages";
   return fmt::format("{} blocks{} are offloaded", join(counts, ", "), of_which);
@@ -145,13 +147,13 @@ std::string memory_section(const DryRun& input) {
   const auto there = static_cast<double>(input.target.memory_bytes);
   const std::string ranks = input.target.sharing > 1 ? fmt::format("; {} ranks take ", input.target.sharing) : ", ";
   text += text_row("peak", format_grouped(total),
-              fmt::format("{}{}{:.1f}% of {}'s {}", format_bytes(static_cast<double>(total)), ranks, 100 * all / there,
-                          input.target.name, format_bytes(there)));
+                   fmt::format("{}{}{:.1f}% of {}'s {}", format_bytes(static_cast<double>(total)), ranks,
+                               100 * all / there, input.target.name, format_bytes(there)));
   const MemoryPlan::ByClass& on_host = input.memory.on(MemoryPlace::host);
   for (size_t c = 0; c < num_memory_classes; ++c) {
     if (on_host[c] > 0)
       text += text_row(fmt::format("{} on the host", memory_class_names[c]), format_grouped(on_host[c]),
-                  format_bytes(static_cast<double>(on_host[c])));
+                       format_bytes(static_cast<double>(on_host[c])));
   }
   if (input.config.memory.offload != offload::none) text += "  " + offload_text(input) + ".\n";
   text += on_host_text(input);
@@ -205,8 +207,8 @@ std::string orders_section(const DryRun& input) {
   for (size_t i = 0; i < rank_order_names.size(); ++i) {
     const auto order = static_cast<RankOrder>(i);
     text += text_row(order == mesh.order() ? "order" : "other order", std::string(rank_order_names[i]),
-                fmt::format("data ranks {}, stages {}", links_in_order(input, order, GroupKind::copies),
-                            links_in_order(input, order, GroupKind::next)));
+                     fmt::format("data ranks {}, stages {}", links_in_order(input, order, GroupKind::copies),
+                                 links_in_order(input, order, GroupKind::next)));
   }
   return text;
 }
@@ -245,10 +247,11 @@ std::string ranks_section(const DryRun& input) {
         input.target.ranks_per_node, input.target.ranks_per_node);
   text += "\nsent by rank 0 in one step\n";
   for_each_traffic(input, [&](size_t lane, size_t kind, size_t operation, const Traffic& traffic) {
-    text += text_row(fmt::format("{} {}", group_names[kind], operation_names[operation]), format_grouped(traffic.sent_bytes),
-                fmt::format("{}, {}, {}, lane {}", format_bytes(static_cast<double>(traffic.sent_bytes)),
-                            format_counted(traffic.calls, "call"), link_class(input, static_cast<GroupKind>(kind)),
-                            lane_names[lane]));
+    text += text_row(fmt::format("{} {}", group_names[kind], operation_names[operation]),
+                     format_grouped(traffic.sent_bytes),
+                     fmt::format("{}, {}, {}, lane {}", format_bytes(static_cast<double>(traffic.sent_bytes)),
+                                 format_counted(traffic.calls, "call"), link_class(input, static_cast<GroupKind>(kind)),
+                                 lane_names[lane]));
   });
   return text;
 }
@@ -258,9 +261,9 @@ std::string pipeline_section(const DryRun& input) {
   const ParallelConfig& parallel = input.config.parallel;
   std::string text = "\npipeline\n";
   text += text_row("schedule", std::string(pipeline_order_names[static_cast<size_t>(parallel.pipeline_schedule)]),
-              fmt::format("{} stages{}, {} each step", parallel.pipeline,
-                          parallel.virtual_stages > 1 ? fmt::format(" of {} chunks", parallel.virtual_stages) : "",
-                          format_counted(input.config.batch.accumulation, "micro-batch")));
+                   fmt::format("{} stages{}, {} each step", parallel.pipeline,
+                               parallel.virtual_stages > 1 ? fmt::format(" of {} chunks", parallel.virtual_stages) : "",
+                               format_counted(input.config.batch.accumulation, "micro-batch")));
   if (input.pipeline) {
     text += text_row("bubble", fmt::format("{:.1f}%", 100 * input.pipeline->bubble()),
                      "time that stages wait for each other, over the time of their passes");
@@ -296,13 +299,13 @@ std::string forecast_section(const DryRun& input) {
   std::string text = "\npredicted step\n";
   text += text_row("machine", forecast.machine);
   text += text_row("step", seconds_text(forecast.step_seconds),
-              fmt::format("{} tokens/s, {} on each device", format_count(speed.tokens_per_second),
-                          format_count(speed.tokens_per_gpu)));
+                   fmt::format("{} tokens/s, {} on each device", format_count(speed.tokens_per_second),
+                               format_count(speed.tokens_per_gpu)));
   text += text_row("expected error", fmt::format("{:.0f}%", 100 * forecast.error.share), forecast.error.source);
   text += text_row("model FLOPs", fmt::format("{:.1f}%", 100 * speed.mfu),
-              flops_rate_text(speed.model_flops_per_gpu, 1) + " on each device (MFU)");
+                   flops_rate_text(speed.model_flops_per_gpu, 1) + " on each device (MFU)");
   text += text_row("hardware FLOPs", fmt::format("{:.1f}%", 100 * speed.hfu),
-              flops_rate_text(speed.hardware_flops_per_gpu, 1) + " on each device (HFU)");
+                   flops_rate_text(speed.hardware_flops_per_gpu, 1) + " on each device (HFU)");
   if (forecast.bubble_seconds > 0)
     text += text_row("bubble", seconds_text(forecast.bubble_seconds), "mean time that a stage waits for other stages");
   for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
@@ -310,7 +313,7 @@ std::string forecast_section(const DryRun& input) {
     if (seconds < 1e-4 * forecast.step_seconds) continue;
     const LongestWait& wait = forecast.longest_waits[lane];
     text += text_row(fmt::format("exposed {}", waited_lane_name(lane)), seconds_text(seconds),
-                wait.seconds > 0 ? wait_text(wait) : "");
+                     wait.seconds > 0 ? wait_text(wait) : "");
   }
   std::vector<std::string> parts;
   for (const auto& [name, seconds] : forecast.critical_path)
@@ -339,8 +342,10 @@ Json forecast_json(const DryRun& input) {
     const LongestWait& wait = forecast.longest_waits[lane];
     exposed[std::string(waited_lane_name(lane))] = forecast.exposed_seconds[lane];
     if (wait.seconds == 0) continue;
-    json["longest_waits"].push_back(
-        {{"lane", waited_lane_name(lane)}, {"collective", wait.operation}, {"unit", wait.unit}, {"seconds", wait.seconds}});
+    json["longest_waits"].push_back({{"lane", waited_lane_name(lane)},
+                                     {"collective", wait.operation},
+                                     {"unit", wait.unit},
+                                     {"seconds", wait.seconds}});
   }
   for (const auto& [name, seconds] : forecast.critical_path) json["critical_path_seconds"][std::string(name)] = seconds;
   json["gpu_hours"] = speed.gpu_hours;
@@ -404,11 +409,11 @@ std::string run_section(const DryRun& input, const Totals& totals) {
   const RunConfig& config = input.config;
   std::string text = "\nrun\n";
   text += text_row("steps", format_grouped(config.run.steps),
-              fmt::format("{} each: {} of {}{}", format_counted(config.batch.global, "sequence"),
-                          format_counted(config.batch.accumulation, "micro-batch"), config.batch.micro,
-                          input.world.mesh.size(MeshAxis::data) > 1 ? " on each data rank" : ""));
+                   fmt::format("{} each: {} of {}{}", format_counted(config.batch.global, "sequence"),
+                               format_counted(config.batch.accumulation, "micro-batch"), config.batch.micro,
+                               input.world.mesh.size(MeshAxis::data) > 1 ? " on each data rank" : ""));
   text += text_row("tokens", format_count(to_double(totals.tokens)),
-              fmt::format("{} a step", format_grouped(totals.tokens_per_step)));
+                   fmt::format("{} a step", format_grouped(totals.tokens_per_step)));
   text += scaled_rate_row(config);
   text += text_row("model FLOPs", fmt::format("{:.3e}", to_double(totals.run_flops)));
   const double rate = matrix_rate(input);
@@ -418,15 +423,15 @@ std::string run_section(const DryRun& input, const Totals& totals) {
     const std::string devices = ranks > 1 ? fmt::format("{} x ", ranks) : "";
     const char* const traffic = ranks > 1 ? ", without communication" : "";
     text += text_row("shortest time", format_duration(seconds),
-                fmt::format("{} at {}'s full matrix rate, {}{}{}", days_text(seconds), input.target.name, devices,
-                            flops_rate_text(rate, rate < 1e13 ? 3 : 0), traffic));
+                     fmt::format("{} at {}'s full matrix rate, {}{}{}", days_text(seconds), input.target.name, devices,
+                                 flops_rate_text(rate, rate < 1e13 ? 3 : 0), traffic));
   }
   const bool is_predicted = input.forecast && input.rate && input.rate->origin == "predicted";
   if (is_predicted) {
     const double hours = speed_of(input).gpu_hours, goodput = input.forecast->goodput;
     text += text_row("device-hours", format_count(hours),
-                fmt::format("{}: goodput {} with a checkpoint every {}", with_failures_text(hours, goodput),
-                            goodput_text(goodput), format_duration(input.forecast->best_checkpoint_interval)));
+                     fmt::format("{}: goodput {} with a checkpoint every {}", with_failures_text(hours, goodput),
+                                 goodput_text(goodput), format_duration(input.forecast->best_checkpoint_interval)));
     if (input.price > 0)
       text += text_row("cost", goodput > 0 ? format_count(input.price * hours / goodput) : "?",
                        goodput > 0 ? fmt::format("{:g} for each device-hour, with failures", input.price)
@@ -434,10 +439,11 @@ std::string run_section(const DryRun& input, const Totals& totals) {
   }
   if (input.rate) {
     const double seconds = to_double(totals.tokens) / input.rate->tokens_per_second;
-    text += text_row("time", format_duration(seconds),
-                fmt::format("{} at {} tokens/s, {}{}", days_text(seconds), format_count(input.rate->tokens_per_second),
-                            input.rate->origin,
-                            is_predicted ? "; " + with_failures_text(seconds / 86400, input.forecast->goodput) : ""));
+    text +=
+        text_row("time", format_duration(seconds),
+                 fmt::format("{} at {} tokens/s, {}{}", days_text(seconds), format_count(input.rate->tokens_per_second),
+                             input.rate->origin,
+                             is_predicted ? "; " + with_failures_text(seconds / 86400, input.forecast->goodput) : ""));
   } else {
     text += text_row(
         "time", "?",
@@ -522,8 +528,8 @@ std::string dry_run_text(const DryRun& input) {
     if (parts[part] > 0) text += text_row(model_part_names[part], format_grouped(parts[part]));
   }
   if (input.config.model.tied_head) text += text_row("head", "0", "tied to the embedding");
-  text +=
-      text_row("total", format_grouped(input.spec.parameters()), format_count(static_cast<double>(input.spec.parameters())));
+  text += text_row("total", format_grouped(input.spec.parameters()),
+                   format_count(static_cast<double>(input.spec.parameters())));
   text += ranks_section(input) + pipeline_section(input) + memory_section(input) +
           (input.recomputation ? recompute_text(*input.recomputation) : "") + flops_section(input.config, totals) +
           forecast_section(input) + run_section(input, totals) + data_section(input);

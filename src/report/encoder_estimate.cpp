@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include "base/json.h"
+#include "base/text_parts.h"
 #include "base/units.h"
 #include "step/flops_json.h"
-#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -110,14 +110,14 @@ std::string encoder_text(const EncoderShape& s) {
   if (estimate.head > 0) text += text_row("pooler", format_grouped(estimate.head));
   text += text_row("total", format_grouped(estimate.parameters()), format_count(parameters));
   text += text_row("state", format_grouped(state_bytes * estimate.parameters()),
-              fmt::format("{}: {} bytes a parameter in bf16 with AdamW",
-                          format_bytes(static_cast<double>(state_bytes) * parameters), state_bytes));
+                   fmt::format("{}: {} bytes a parameter in bf16 with AdamW",
+                               format_bytes(static_cast<double>(state_bytes) * parameters), state_bytes));
   const auto flops = static_cast<double>(estimate.sequence_flops);
   text += "\nmodel FLOPs in training\n";
   text += text_row("sequence", fmt::format("{:.3e}", flops),
-              fmt::format("{} tokens in, {} predicted", s.input_length, s.predicted_length));
+                   fmt::format("{} tokens in, {} predicted", s.input_length, s.predicted_length));
   text += text_row("step", fmt::format("{:.3e}", flops * static_cast<double>(s.batch)),
-              fmt::format("{} sequences, as published", s.batch));
+                   fmt::format("{} sequences, as published", s.batch));
   text += text_row("token", fmt::format("{:.3e}", flops / static_cast<double>(s.input_length)), "of input");
   return text;
 }

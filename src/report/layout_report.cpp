@@ -6,9 +6,9 @@
 #include <fmt/format.h>
 
 #include "base/json.h"
+#include "base/text_parts.h"
 #include "base/units.h"
 #include "config/faults.h"
-#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -47,15 +47,14 @@ bool shows_devices(const LayoutSearch& search) { return search.objective == "cos
 std::string row_text(const LayoutSearch& search, size_t place) {
   const LayoutResult& result = search.best[place];
   const double step = result.step_seconds;
-  std::string text = fmt::format("  {:>3} {:>11} {:>9} {:>7} {:>7} {:>8} {:>10}", place + 1,
-                                 fmt::format("{}{:.4g} s", result.is_exact ? "" : "~", step), format_count(result.tokens_per_second),
-                                 result.is_exact ? fmt::format("{:.1f}%", 100 * result.mfu) : "",
-                                 fmt::format("{:.1f}%", 100 * result.bubble_seconds / step),
-                                 fmt::format("{:.1f}%", 100 * exposed_of(result) / step),
-                                 peak_text(result));
+  std::string text =
+      fmt::format("  {:>3} {:>11} {:>9} {:>7} {:>7} {:>8} {:>10}", place + 1,
+                  fmt::format("{}{:.4g} s", result.is_exact ? "" : "~", step), format_count(result.tokens_per_second),
+                  result.is_exact ? fmt::format("{:.1f}%", 100 * result.mfu) : "",
+                  fmt::format("{:.1f}%", 100 * result.bubble_seconds / step),
+                  fmt::format("{:.1f}%", 100 * exposed_of(result) / step), peak_text(result));
   if (shows_devices(search)) {
-    text += fmt::format(" {:>7} {:>12}", result.layout.world_size(),
-                        result.is_exact ? device_hours_text(result) : "");
+    text += fmt::format(" {:>7} {:>12}", result.layout.world_size(), result.is_exact ? device_hours_text(result) : "");
   }
   if (has_price(search)) text += fmt::format(" {:>9}", result.is_exact ? format_count(result.cost) : "");
   text += "   ";
@@ -102,7 +101,8 @@ Json result_json(const LayoutResult& result) {
             {"bubble_seconds", result.bubble_seconds},
             {result.is_peak_exact ? "peak_bytes" : "least_peak_bytes", result.peak_bytes}};
   Json& exposed = json["exposed_seconds"] = Json::object();
-  for (size_t lane = 0; lane < num_waited_lanes; ++lane) exposed[std::string(waited_lane_name(lane))] = result.exposed_seconds[lane];
+  for (size_t lane = 0; lane < num_waited_lanes; ++lane)
+    exposed[std::string(waited_lane_name(lane))] = result.exposed_seconds[lane];
   if (!result.is_exact) return json;
   if (result.host_bytes > 0) json["host_bytes_of_node"] = result.host_bytes;
   json["mfu"] = result.mfu;
@@ -128,8 +128,7 @@ std::string layout_text(const RunLayout& layout) {
   if (layout.pipeline > 1)
     parts.push_back(fmt::format("pipeline {} {}", layout.pipeline, value_text(layout, schedule_key)));
   if (layout.is_balanced) parts.push_back("layers balanced");
-  if (layout.rank_order != RankOrder::tensor_data_pipeline) 
-    parts.push_back(value_text(layout, rank_order_key));
+  if (layout.rank_order != RankOrder::tensor_data_pipeline) parts.push_back(value_text(layout, rank_order_key));
   parts.push_back(fmt::format("data {}", layout.data));
   parts.push_back(fmt::format("zero {}", layout.zero));
   parts.push_back(fmt::format("micro {}", layout.micro));
@@ -172,8 +171,7 @@ std::string loss_text(const LayoutSearch& search, const LostClass& lost) {
     return fmt::format("{}: at least {} missing", lost.all_tried ? "does not fit" : "none of the layouts tried fits",
                        bytes_text(lost.missing_bytes));
   const double more = lost.best.step_seconds - best.step_seconds;
-  const std::string step =
-      fmt::format("{}{}", lost.best.is_exact ? "" : "~", seconds_text(lost.best.step_seconds));
+  const std::string step = fmt::format("{}{}", lost.best.is_exact ? "" : "~", seconds_text(lost.best.step_seconds));
   if (search.objective == "memory") {
     return fmt::format("{} ({}), {}", peak_text(lost.best),
                        change_text(static_cast<double>(best.peak_bytes), static_cast<double>(lost.best.peak_bytes)),

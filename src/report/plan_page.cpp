@@ -7,12 +7,12 @@
 #include <functional>
 #include <optional>
 
+#include "base/text_parts.h"
 #include "base/units.h"
 #include "config/faults.h"
 #include "report/html_page.h"
 #include "report/layout_report.h"
 #include "report/svg_plot.h"
-#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -106,8 +106,8 @@ std::string best_table(const LayoutSearch& search) {
       out += number_cell(fmt::format("{}", result.layout.world_size()));
       out += number_cell(result.is_exact ? device_hours_text(result) : "");
     }
-    out += cell("td", i == 0 ? layout_text(result.layout)
-                             : layout_difference(search.best.front().layout, result.layout));
+    out +=
+        cell("td", i == 0 ? layout_text(result.layout) : layout_difference(search.best.front().layout, result.layout));
     out += "</tr>\n";
   }
   return out + "</table>\n";
@@ -171,12 +171,16 @@ std::string heat_map(const Study& study) {
 std::string lines(const Study& study, const char* id, const std::string& title, bool doubles,
                   const std::function<double(const LayoutResult&)>& y) {
   const size_t along = study.axes.size() - 1;
-  Plot plot{.id = id, .title = title, .x_label = study.axes[along], .description = title, .y_from_zero = true,
+  Plot plot{.id = id,
+            .title = title,
+            .x_label = study.axes[along],
+            .description = title,
+            .y_from_zero = true,
             .x_doubles = doubles};
   const std::vector<std::string> names = study.axes.size() > 1 ? values_of(study, 0) : std::vector<std::string>{""};
   for (size_t i = 0; i < names.size() && i < 3; ++i) {
-    PlotSeries series{names[i].empty() ? title : study.axes[0] + " " + names[i], SeriesStyle::markers,
-                      static_cast<int>(i), {}};
+    PlotSeries series{
+        names[i].empty() ? title : study.axes[0] + " " + names[i], SeriesStyle::markers, static_cast<int>(i), {}};
     for (const StudyPoint& point : study.points) {
       const std::optional<double> x = number_of(point.values[along]);
       if (x && point.result && (names[i].empty() || point.values[0] == names[i]))
@@ -194,9 +198,11 @@ std::string plots(const Study& study) {
   if (!number_of(study.points.front().values.back())) return "";
   std::string out = "<div class=\"plots\">\n";
   const bool scales = study.kind == Study::Kind::scale;
-  out += lines(study, "speed", scales ? "Model PFLOP/s of all devices" : "Tokens/s", scales,
-               [&](const LayoutResult& result) { return scales ? result.model_flops / 1e15 : result.tokens_per_second; });
-  out += lines(study, "step", "Seconds of a step", scales, [](const LayoutResult& result) { return result.step_seconds; });
+  out +=
+      lines(study, "speed", scales ? "Model PFLOP/s of all devices" : "Tokens/s", scales,
+            [&](const LayoutResult& result) { return scales ? result.model_flops / 1e15 : result.tokens_per_second; });
+  out +=
+      lines(study, "step", "Seconds of a step", scales, [](const LayoutResult& result) { return result.step_seconds; });
   return out + "</div>\n";
 }
 
@@ -221,10 +227,11 @@ std::string method_bars(const Study& study) {
   for (const StudyPoint& point : study.points) {
     if (!point.result) continue;
     const LayoutResult& result = *point.result;
-    out += "<tr>" + cell("td", point.values.front()) +
-           bar_of(study.fits(point) ? "ops" : "exposed",
-                  static_cast<double>(result.peak_bytes) / static_cast<double>(largest), bytes_text(result.peak_bytes)) +
-           bar_of("bubble", result.step_seconds / longest, seconds_text(result.step_seconds)) + "</tr>\n";
+    out +=
+        "<tr>" + cell("td", point.values.front()) +
+        bar_of(study.fits(point) ? "ops" : "exposed",
+               static_cast<double>(result.peak_bytes) / static_cast<double>(largest), bytes_text(result.peak_bytes)) +
+        bar_of("bubble", result.step_seconds / longest, seconds_text(result.step_seconds)) + "</tr>\n";
   }
   return out + "</table>\n";
 }
@@ -285,22 +292,25 @@ std::string search_page(const std::string& title, const LayoutSearch& search, co
   body += summary_row("Step", seconds_text(best.step_seconds), format_count(best.tokens_per_second) + " tokens/s") +
           summary_row("MFU", fmt::format("{:.1f}%", 100 * best.mfu)) +
           summary_row("Peak memory", bytes_text(best.peak_bytes)) +
-          summary_row("Device-hours", device_hours_text(best),
-                      "goodput " + goodput_text(best.goodput));
+          summary_row("Device-hours", device_hours_text(best), "goodput " + goodput_text(best.goodput));
   if (best.cost > 0) body += summary_row("Cost", format_count(best.cost));
   body += "</dl>\n";
   body += section("Best layouts", best_table(search)) + section("Why others lost", lost_table(search));
-  return html_page(title, plan_css, body + fmt::format("<details>\n<summary>Config</summary>\n<pre>{}</pre>\n</details>\n",
-                                                       escape_html(config)));
+  return html_page(
+      title, plan_css,
+      body + fmt::format("<details>\n<summary>Config</summary>\n<pre>{}</pre>\n</details>\n", escape_html(config)));
 }
 
 std::string study_page(const std::string& title, const Study& study) {
-  std::string body = fmt::format("<p class=\"note\">{}, on {}; {}{}{}</p>\n", escape_html(study.title),
-                                 escape_html(study.machine), escape_html(study.error.text()),
-                                 study.note.empty() ? "" : "; ", escape_html(study.note));
-  if (study.kind == Study::Kind::sweep && study.axes.size() == 2) body += section("Heat map", heat_map(study));
-  else if (study.kind == Study::Kind::methods) body += section("Memory and time", method_bars(study));
-  else if (study.kind != Study::Kind::fit) body += plots(study);
+  std::string body =
+      fmt::format("<p class=\"note\">{}, on {}; {}{}{}</p>\n", escape_html(study.title), escape_html(study.machine),
+                  escape_html(study.error.text()), study.note.empty() ? "" : "; ", escape_html(study.note));
+  if (study.kind == Study::Kind::sweep && study.axes.size() == 2)
+    body += section("Heat map", heat_map(study));
+  else if (study.kind == Study::Kind::methods)
+    body += section("Memory and time", method_bars(study));
+  else if (study.kind != Study::Kind::fit)
+    body += plots(study);
   return html_page(title, plan_css, body + section("All points", points_table(study)));
 }
 

@@ -5,9 +5,9 @@
 #include <string_view>
 #include <utility>
 
+#include "base/text_parts.h"
 #include "report/html_page.h"
 #include "report/svg_plot.h"
-#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -36,7 +36,7 @@ std::string stage_rows(const std::vector<RecomputeForecast::OfStage>& stages) {
   };
   for (size_t first = 0, next = 0; first < stages.size(); first = next) {
     while (next < stages.size() && words(next) == words(first)) ++next;
-    const std::string label = stages.size() == 1   ? "blocks"
+    const std::string label = stages.size() == 1  ? "blocks"
                               : next == first + 1 ? fmt::format("stage {}", first)
                                                   : fmt::format("stages {} to {}", first, next - 1);
     text += text_row(label, words(first).first, words(first).second);
@@ -75,13 +75,15 @@ BytesUnit unit_of(const RecomputeForecast& forecast) {
   return forecast.curve.back().bytes >= gib ? BytesUnit{"GiB", gib} : BytesUnit{"MiB", 1 << 20};
 }
 
-PlotSeries series_of(const std::vector<RecomputeForecast::Point>& points, bool times, const BytesUnit& unit, size_t color) {
+PlotSeries series_of(const std::vector<RecomputeForecast::Point>& points, bool times, const BytesUnit& unit,
+                     size_t color) {
   PlotSeries series{.label = points.front().name,
                     .style = SeriesStyle::markers,
                     .color = static_cast<int>(color) % num_plot_colors,
                     .points = {}};
   for (const RecomputeForecast::Point& point : points)
-    if (is_drawn(point)) series.points.push_back({unit(point.bytes), times ? point.step_seconds : 100 * point.again_share});
+    if (is_drawn(point))
+      series.points.push_back({unit(point.bytes), times ? point.step_seconds : 100 * point.again_share});
   return series;
 }
 
@@ -116,8 +118,9 @@ std::string curve_table(const RecomputeForecast& forecast) {
   for (const auto* const points : {&forecast.curve, &forecast.without_offload, &forecast.others}) {
     for (const RecomputeForecast::Point& point : *points) {
       table += fmt::format("<tr><td>{}{}</td>", escape_html(point.name), is_drawn(point) ? "" : " (not drawn)");
-      for (const std::string& number : {format_grouped(point.bytes), bytes_text(point.bytes), share_text(point.again_share),
-                                        point.step_seconds > 0 ? seconds_text(point.step_seconds) : std::string("?")})
+      for (const std::string& number :
+           {format_grouped(point.bytes), bytes_text(point.bytes), share_text(point.again_share),
+            point.step_seconds > 0 ? seconds_text(point.step_seconds) : std::string("?")})
         table += fmt::format("<td class=\"number\">{}</td>", number);
       table += "</tr>\n";
     }
@@ -170,8 +173,9 @@ std::string recompute_page(const RecomputeForecast& forecast, const std::string&
   if (!forecast.without_offload.empty()) plot.series.push_back(series_of(forecast.without_offload, times, unit, 1));
   for (const RecomputeForecast::Point& point : forecast.others)
     plot.series.push_back(series_of({point}, times, unit, plot.series.size()));
-  return html_page(title, curve_css,
-                   page_note(forecast) + "<div class=\"plots\">\n" + render_plot(plot) + "</div>\n" + curve_table(forecast));
+  return html_page(
+      title, curve_css,
+      page_note(forecast) + "<div class=\"plots\">\n" + render_plot(plot) + "</div>\n" + curve_table(forecast));
 }
 
 }  // namespace gptrain

@@ -11,10 +11,10 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/output_file.h"
+#include "base/text_parts.h"
 #include "base/units.h"
 #include "report/html_page.h"
 #include "report/svg_plot.h"
-#include "base/text_parts.h"
 
 namespace gptrain {
 namespace {
@@ -224,8 +224,7 @@ RunHistory read_run_history(const std::filesystem::path& metrics_file) {
     const json record = parse_json_or_discard(line);
     if (!record.is_object() || !record.contains("step")) continue;
     if (record.contains("rollback")) {
-      history.rollbacks.push_back(
-          {integer(record, "step"), integer(record, "from_step"), integer(record, "left_out")});
+      history.rollbacks.push_back({integer(record, "step"), integer(record, "from_step"), integer(record, "left_out")});
     } else if (record.contains("validation_loss")) {
       history.validations.push_back(
           {integer(record, "step"), number(record, "validation_loss"), number(record, "bits_per_byte")});

@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 
 #include "base/append.h"
-#include "report/svg_plot.h"
 #include "base/text_parts.h"
+#include "report/svg_plot.h"
 
 namespace gptrain {
 namespace {
@@ -78,8 +78,7 @@ class Drawing {
     const std::vector<double> ticks = nice_ticks(0, pipeline_.seconds * 1e3, 10);
     const std::vector<std::string> labels = format_ticks(ticks);
     for (size_t i = 0; i < ticks.size(); ++i) {
-      append(text_, "<text class=\"m\" x=\"{:.1f}\" y=\"{:.1f}\">{} ms</text>\n", x(ticks[i] / 1e3), y + 14,
-             labels[i]);
+      append(text_, "<text class=\"m\" x=\"{:.1f}\" y=\"{:.1f}\">{} ms</text>\n", x(ticks[i] / 1e3), y + 14, labels[i]);
     }
   }
 

@@ -27,13 +27,16 @@ class ByAction {
     indices_.resize(starts_.back());
     std::vector<uint32_t> next(starts_.begin(), starts_.end() - 1);
     for (size_t i = 0; i < lifetimes.size(); ++i) {
-      if (is_placed(lifetimes[i])) indices_[next[static_cast<size_t>(lifetimes[i].*action)]++] = static_cast<uint32_t>(i);
+      if (is_placed(lifetimes[i]))
+        indices_[next[static_cast<size_t>(lifetimes[i].*action)]++] = static_cast<uint32_t>(i);
     }
   }
 
   size_t num_actions() const { return starts_.size() - 1; }
   const std::vector<uint32_t>& indices() const { return indices_; }  // by rising action
-  std::span<uint32_t> of(size_t action) { return {indices_.data() + starts_[action], starts_[action + 1] - starts_[action]}; }
+  std::span<uint32_t> of(size_t action) {
+    return {indices_.data() + starts_[action], starts_[action + 1] - starts_[action]};
+  }
 
  private:
   std::vector<uint32_t> starts_;  // by action: its first place in indices_; then the size of indices_

@@ -106,16 +106,16 @@ class Checker {
   }
 
   void step(const Action& a) {
-    const bool repeats = a.kind == ActionKind::gather || a.kind == ActionKind::await_weights ||
-                         a.kind == ActionKind::forward_again;
-    if (!require(a.micro_batch >= -1 && a.micro_batch < schedule_.options.micro_batches && a.unit >= -1 &&
-                     a.unit <= head_,
-                 "there is no such micro-batch or unit"))
+    const bool repeats =
+        a.kind == ActionKind::gather || a.kind == ActionKind::await_weights || a.kind == ActionKind::forward_again;
+    if (!require(
+            a.micro_batch >= -1 && a.micro_batch < schedule_.options.micro_batches && a.unit >= -1 && a.unit <= head_,
+            "there is no such micro-batch or unit"))
       return;
     const bool of_parameters = a.kind == ActionKind::gather || a.kind == ActionKind::await_weights ||
                                a.kind == ActionKind::reduce || a.kind == ActionKind::await_gradients ||
-                               a.kind == ActionKind::keep_gradients ||
-                               a.kind == ActionKind::sum_tied || a.kind == ActionKind::update;
+                               a.kind == ActionKind::keep_gradients || a.kind == ActionKind::sum_tied ||
+                               a.kind == ActionKind::update;
     require(a.unit < 0 || (of_parameters ? schedule_.options.holds(a.unit) : schedule_.options.stages.runs(a.unit)),
             "the unit is not on stage {}", schedule_.options.stages.stage);
     require(repeats || !done(a.kind, a.micro_batch, a.unit), "done twice");
@@ -132,27 +132,27 @@ class Checker {
       require(index < 0, "has no {}", operand_name(operand));
       return;
     }
-    if (!require(index >= 0 && static_cast<size_t>(index) < schedule_.buffers.size(),
-                 "its {} is buffer {} of {}", operand_name(operand), index, schedule_.buffers.size()))
+    if (!require(index >= 0 && static_cast<size_t>(index) < schedule_.buffers.size(), "its {} is buffer {} of {}",
+                 operand_name(operand), index, schedule_.buffers.size()))
       return;
     const Buffer& buffer = schedule_.buffers[static_cast<size_t>(index)];
     const Buffer wanted = expected(a, operand);
     require(buffer.kind == wanted.kind && buffer.unit == wanted.unit && buffer.micro_batch == wanted.micro_batch,
             "its {} is {} of micro-batch {}, unit {}", operand_name(operand), buffer_name(buffer.kind),
-                        buffer.micro_batch, buffer.unit);
+            buffer.micro_batch, buffer.unit);
     const Content there = content(index);
     if (is_async(a.kind)) return;
     if (use != Access::write)
       require(there == Content::whole, "its {} {}", operand_name(operand),
-                                                   there == Content::under_way ? "is not awaited" : "is not there");
+              there == Content::under_way ? "is not awaited" : "is not there");
     require(there != Content::being_summed, "its {} is still being summed", operand_name(operand));
     require(use == Access::read || !sending_[static_cast<size_t>(index)], "its {} is still being sent",
             operand_name(operand));
   }
 
   static bool is_async(ActionKind kind) {
-    return transfer_of(kind).has_value() || kind == ActionKind::gather || kind == ActionKind::await_weights || kind == ActionKind::reduce ||
-           kind == ActionKind::await_gradients || copies_record(kind);
+    return transfer_of(kind).has_value() || kind == ActionKind::gather || kind == ActionKind::await_weights ||
+           kind == ActionKind::reduce || kind == ActionKind::await_gradients || copies_record(kind);
   }
 
   void leave_content(const Action& a) {
@@ -201,7 +201,8 @@ class Checker {
     Content& left = content(buffer);
     if (use == Access::read) {
       require(left == Content::whole, "what it copies is not there");
-      require(sending_[static_cast<size_t>(buffer)] != begins, "its copy has {}", begins ? "begun before" : "not begun");
+      require(sending_[static_cast<size_t>(buffer)] != begins, "its copy has {}",
+              begins ? "begun before" : "not begun");
       sending_[static_cast<size_t>(buffer)] = begins;
     } else {
       require(left == (begins ? Content::nothing : Content::under_way), "its copy {}",
@@ -214,13 +215,12 @@ class Checker {
   void check_order(const Action& a) {
     const int32_t zero = schedule_.options.zero;
     const bool reads_weights = !is_async(a.kind) && a.unit >= 0 && a.kind != ActionKind::backward_weight &&
-                               a.kind != ActionKind::keep_gradients &&
-                               a.kind != ActionKind::sum_tied && a.kind != ActionKind::update;
+                               a.kind != ActionKind::keep_gradients && a.kind != ActionKind::sum_tied &&
+                               a.kind != ActionKind::update;
     if (reads_weights && (zero == 1 || zero == 2)) {
       const bool matrix = (a.kind == ActionKind::loss || a.kind == ActionKind::evaluate) && schedule_.options.tied_head;
       for (const int32_t unit : {a.unit, matrix ? 0 : a.unit})
-        require(done(ActionKind::await_weights, -1, unit),
-                "the updated weights of unit {} are not awaited", unit);
+        require(done(ActionKind::await_weights, -1, unit), "the updated weights of unit {} are not awaited", unit);
     }
     switch (a.kind) {
       case ActionKind::backward_weight:
@@ -288,7 +288,7 @@ class Checker {
       const Buffer& is = played.buffers[i];
       require(says.first == is.first && says.last == is.last,
               "buffer {} ({} of micro-batch {}, unit {}) lives from action {} to {}, not {} to {}", i,
-                          buffer_name(is.kind), is.micro_batch, is.unit, is.first, is.last, says.first, says.last);
+              buffer_name(is.kind), is.micro_batch, is.unit, is.first, is.last, says.first, says.last);
     }
   }
 

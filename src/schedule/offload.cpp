@@ -162,7 +162,8 @@ std::vector<size_t> first_actions_of_passes(const std::vector<Action>& actions) 
     return a.unit == b.unit && a.micro_batch == b.micro_batch && is_backward(a.kind) == is_backward(b.kind);
   };
   for (size_t i = 0; i < actions.size(); ++i)
-    if (is_unit_pass(actions[i].kind) && (starts.empty() || !is_same(actions[starts.back()], actions[i]))) starts.push_back(i);
+    if (is_unit_pass(actions[i].kind) && (starts.empty() || !is_same(actions[starts.back()], actions[i])))
+      starts.push_back(i);
   return starts;
 }
 

@@ -38,9 +38,7 @@ class OperandSet {
   constexpr OperandSet(std::initializer_list<Operand> operands) {
     for (const Operand operand : operands) add(operand);
   }
-  constexpr void add(Operand operand) {
-    bits_ = static_cast<uint16_t>(bits_ | 1U << static_cast<unsigned>(operand));
-  }
+  constexpr void add(Operand operand) { bits_ = static_cast<uint16_t>(bits_ | 1U << static_cast<unsigned>(operand)); }
   constexpr bool contains(Operand operand) const { return (bits_ >> static_cast<unsigned>(operand) & 1U) != 0; }
   bool operator==(const OperandSet&) const = default;
 

@@ -37,7 +37,8 @@ int32_t ParameterTraffic::use(int32_t unit, int32_t following) {
 void ParameterTraffic::begin_gather(int32_t unit, int32_t in_use) {
   if (find_gathered(unit) != nullptr) return;
   if (is_block(unit)) {
-    const auto held = std::count_if(gathered_.begin(), gathered_.end(), [&](const Gathered& g) { return is_block(g.unit); });
+    const auto held =
+        std::count_if(gathered_.begin(), gathered_.end(), [&](const Gathered& g) { return is_block(g.unit); });
     const auto spare = std::find_if(gathered_.begin(), gathered_.end(),
                                     [&](const Gathered& g) { return is_block(g.unit) && g.unit != in_use; });
     if (static_cast<size_t>(held) == most_blocks) gathered_.erase(spare);
@@ -51,9 +52,8 @@ void ParameterTraffic::begin_gather(int32_t unit, int32_t in_use) {
 }
 
 std::vector<ParameterTraffic::Claim>::iterator ParameterTraffic::find_claim(int32_t unit, int32_t micro_batch) {
-  return std::find_if(claims_.begin(), claims_.end(), [&](const Claim& claim) {
-    return claim.unit == unit && claim.micro_batch == micro_batch;
-  });
+  return std::find_if(claims_.begin(), claims_.end(),
+                      [&](const Claim& claim) { return claim.unit == unit && claim.micro_batch == micro_batch; });
 }
 
 int32_t ParameterTraffic::claim_gradients(int32_t unit, int32_t micro_batch) {
@@ -71,7 +71,8 @@ void ParameterTraffic::gradients_done(int32_t unit, int32_t micro_batch) {
   const ScheduleOptions& options = schedule_.options;
   const bool sums = options.zero >= 2 || micro_batch + 1 == options.micro_batches;
   if (!sums && !options.makes_gradients_apart()) return;
-  Action action{.kind = sums ? ActionKind::reduce : ActionKind::keep_gradients, .micro_batch = micro_batch, .unit = unit};
+  Action action{
+      .kind = sums ? ActionKind::reduce : ActionKind::keep_gradients, .micro_batch = micro_batch, .unit = unit};
   if (sums && options.narrow_sums) {
     make_room_for_sum_of(unit);
     action[Operand::narrow_gradients] = static_cast<int32_t>(schedule_.buffers.size());
@@ -101,8 +102,7 @@ void ParameterTraffic::make_room_for_sum_of(int32_t unit) {
 }
 
 void ParameterTraffic::await(size_t sum) {
-  Action action{
-      .kind = ActionKind::await_gradients, .micro_batch = sums_[sum].micro_batch, .unit = sums_[sum].unit};
+  Action action{.kind = ActionKind::await_gradients, .micro_batch = sums_[sum].micro_batch, .unit = sums_[sum].unit};
   action[Operand::whole_gradients] = sums_[sum].whole;
   action[Operand::narrow_gradients] = sums_[sum].narrow;
   schedule_.actions.push_back(action);

@@ -7,9 +7,7 @@
 
 namespace gptrain {
 
-int64_t ChainUnit::written_bytes() const {
-  return std::max(saved_bytes, part_bytes < 0 ? 0 : part_bytes + rest_bytes);
-}
+int64_t ChainUnit::written_bytes() const { return std::max(saved_bytes, part_bytes < 0 ? 0 : part_bytes + rest_bytes); }
 
 namespace {
 

@@ -15,8 +15,8 @@ namespace gptrain {
 
 // Memory and time of a unit of the chain.
 struct ChainUnit {
-  int64_t output_bytes = 0;  // the residual stream that leaves the unit
-  int64_t saved_bytes = 0;   // values that its backward pass reads, except its input
+  int64_t output_bytes = 0;    // the residual stream that leaves the unit
+  int64_t saved_bytes = 0;     // values that its backward pass reads, except its input
   int64_t backward_bytes = 0;  // gradients in its backward pass: of its input and output, and BufferKind::gradients
   double forward_seconds = 0;  // running its forward pass again, with its output
   double saved_seconds = 0;    // running its forward pass again only for the saved values

@@ -40,17 +40,28 @@ std::string_view action_name(ActionKind kind) {
 
 std::string_view buffer_name(BufferKind kind) {
   constexpr std::array<std::string_view, num_buffer_kinds> names = {
-      "batch",           "stream",          "kept",    "saved_for_input",  "saved_for_weight",
-      "gradients",       "stream_gradient", "weights", "prepared_weights", "whole_gradients",
-      "narrow_gradients", "offloaded"};
+      "batch",           "stream",           "kept",
+      "saved_for_input", "saved_for_weight", "gradients",
+      "stream_gradient", "weights",          "prepared_weights",
+      "whole_gradients", "narrow_gradients", "offloaded"};
   return names[static_cast<size_t>(kind)];
 }
 
 std::string_view operand_name(Operand operand) {
-  constexpr std::array<std::string_view, num_operands> names = {
-      "batch",           "input",    "output",  "kept",    "saved_for_input", "saved_for_weight",
-      "gradients",       "d_output", "d_input", "weights", "whole_gradients", "prepared_weights",
-      "narrow_gradients", "host"};
+  constexpr std::array<std::string_view, num_operands> names = {"batch",
+                                                                "input",
+                                                                "output",
+                                                                "kept",
+                                                                "saved_for_input",
+                                                                "saved_for_weight",
+                                                                "gradients",
+                                                                "d_output",
+                                                                "d_input",
+                                                                "weights",
+                                                                "whole_gradients",
+                                                                "prepared_weights",
+                                                                "narrow_gradients",
+                                                                "host"};
   return names[static_cast<size_t>(operand)];
 }
 

@@ -164,9 +164,7 @@ struct ScheduleOptions {
   // Whether a micro-batch's gradients are written to a buffer of their own and then added to the sum that is kept.
   bool makes_gradients_apart() const { return zero >= 2 || keeps_narrow; }
   // Whether this stage holds the unit's parameters. The last stage holds unit 0's as well if the head is tied.
-  bool holds(int32_t unit) const {
-    return stages.runs(unit) || (unit == 0 && tied_head && stages.last());
-  }
+  bool holds(int32_t unit) const { return stages.runs(unit) || (unit == 0 && tied_head && stages.last()); }
   // Whether two stages, the first and the last, hold the table of a tied head.
   bool table_twice() const { return tied_head && stages.shape.stages > 1 && stages.first() != stages.last(); }
   bool operator==(const ScheduleOptions&) const = default;

@@ -145,9 +145,8 @@ class Stage {
   }
 
   InFlight& in_flight(int32_t chunk, int32_t m) {
-    return *std::find_if(in_flight_.begin(), in_flight_.end(), [&](const InFlight& flight) {
-      return flight.chunk == chunk && flight.micro_batch == m;
-    });
+    return *std::find_if(in_flight_.begin(), in_flight_.end(),
+                         [&](const InFlight& flight) { return flight.chunk == chunk && flight.micro_batch == m; });
   }
   void end(const Pass& pass) {
     const InFlight* const done = &in_flight(pass.chunk, pass.micro_batch);
@@ -175,8 +174,7 @@ class Stage {
     Action action{.kind = kind, .micro_batch = flight.micro_batch, .unit = unit};
     action[Operand::batch] = flight.batch;
     action[Operand::output] = own.output;
-    action[Operand::input] =
-        unit > stages_.first_unit(flight.chunk) ? of(flight, unit - 1).output : flight.input;
+    action[Operand::input] = unit > stages_.first_unit(flight.chunk) ? of(flight, unit - 1).output : flight.input;
     action[Operand::kept] = own.kept;
     action[Operand::saved_for_input] = own.saved_for_input;
     action[Operand::saved_for_weight] = own.saved_for_weight;

@@ -28,9 +28,9 @@ using UnitChoices = std::vector<UnitChoice>;
 struct StepChoices {
   UnitChoices units;                 // units of other stages have the default
   bool backward_runs_again = false;  // orders passes as if each backward pass ran its forward pass again
-  int64_t loss_chunk_tokens = 1;   // rows of logits that exist at a time
-  int code_bits = 0;               // bits of the code that replaces the input of GELU or SiLU; 0: the input is kept
-  bool codes_inputs = false;       // inputs of linears and norms are kept as codes of 8 bits
+  int64_t loss_chunk_tokens = 1;     // rows of logits that exist at a time
+  int code_bits = 0;                 // bits of the code that replaces the input of GELU or SiLU; 0: the input is kept
+  bool codes_inputs = false;         // inputs of linears and norms are kept as codes of 8 bits
   ProjectionConfig projection = {};  // projection of the inputs of linears
   std::string warning;               // one line about settings that do no good on the target; empty if there are none
 };

@@ -19,9 +19,10 @@ Matrix kept_weights_of(const StatePiece& piece) { return row(piece.gradient, DTy
 
 AveragedWeights::AveragedWeights(TrainingStep& step) : step_(step) {
   const StateColumns& columns = step.parameters().columns();
-  const auto ema = static_cast<size_t>(
-      std::find_if(columns.begin(), columns.end(), [](const StateColumn& column) { return column.name == ema_column; }) -
-      columns.begin());
+  const auto ema =
+      static_cast<size_t>(std::find_if(columns.begin(), columns.end(),
+                                       [](const StateColumn& column) { return column.name == ema_column; }) -
+                          columns.begin());
   for (const StatePiece& piece : step.state()) {
     if (piece.count() == 0) continue;
     step.backend().run(Cast{.from = weights_of(piece), .to = kept_weights_of(piece)});

@@ -56,7 +56,8 @@ std::string checkpoint_remark(const CheckpointForecast& forecast) {
     const double rate = static_cast<double>(forecast.node_bytes) / forecast.seconds;
     remark += fmt::format("; {} at {:.3g} GB/s a node", format_duration(forecast.seconds), rate / 1e9);
   }
-  if (forecast.local_seconds > 0) remark += fmt::format(", {} to its own drives", format_duration(forecast.local_seconds));
+  if (forecast.local_seconds > 0)
+    remark += fmt::format(", {} to its own drives", format_duration(forecast.local_seconds));
   return remark;
 }
 

@@ -50,7 +50,8 @@ void require_target(const RunConfig& config, const Target& target, ExitCode code
     faults.add("precision.compute", config.precision.pure ? "bf16-pure" : "bf16",
                target.name + " has no bf16: GPUs have it from compute capability 8.0 on", "\"fp16\"");
   }
-  if (config.precision.compute == DType::f32 && config.precision.weight_gradients == DType::bf16 && !target.bf16_products) {
+  if (config.precision.compute == DType::f32 && config.precision.weight_gradients == DType::bf16 &&
+      !target.bf16_products) {
     faults.add("precision.weight_gradients", "bf16",
                target.name + " has no bf16: GPUs have it from compute capability 8.0 on", "\"fp32\"");
   }

@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "base/philox.h"
 #include "base/event.h"
+#include "base/philox.h"
 #include "model/record.h"
 #include "ops/footprint.h"
 

@@ -7,8 +7,8 @@
 
 #include "base/event_log.h"
 #include "ops/plan/plan_backend.h"
-#include "step/checkpoint_forecast.h"
 #include "schedule/offload.h"
+#include "step/checkpoint_forecast.h"
 #include "step/inference.h"
 
 namespace gptrain {
@@ -55,10 +55,11 @@ class PlanObserver : public ActionObserver {
     const bool is_own = action.unit < 0 || copies_record(action.kind);
     const int32_t unit = is_own ? action.unit : design_.first_alike[static_cast<size_t>(action.unit)];
     const int32_t prepared = action[Operand::prepared_weights];
-    const bool prepares = prepared >= 0 && &action == &schedule.actions[static_cast<size_t>(
-                                                          schedule.buffers[static_cast<size_t>(prepared)].first)];
-    const auto of_kind = static_cast<size_t>(action.kind) * (design_.first_alike.size() + 1) +
-                         static_cast<size_t>(unit + 1);
+    const bool prepares =
+        prepared >= 0 &&
+        &action == &schedule.actions[static_cast<size_t>(schedule.buffers[static_cast<size_t>(prepared)].first)];
+    const auto of_kind =
+        static_cast<size_t>(action.kind) * (design_.first_alike.size() + 1) + static_cast<size_t>(unit + 1);
     return of_kind * 4 + (action.micro_batch == 0 ? 2 : 0) + (prepares ? 1 : 0);
   }
 
@@ -95,8 +96,7 @@ int64_t written_bytes(const TrainingStep& step, const RunConfig& config) {
   for (const StatePiece& piece : step.parameters().state(true)) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
     bytes += piece.count() * weight_bytes(tensor, config.precision);
-    for (const StateColumn& column : columns)
-      bytes += has_values(column, tensor) ? piece.column_bytes(column) : 0;
+    for (const StateColumn& column : columns) bytes += has_values(column, tensor) ? piece.column_bytes(column) : 0;
   }
   return bytes;
 }

@@ -102,8 +102,8 @@ std::vector<int64_t> OtherBlocks::saved_blocks(const Pieces& pieces) const {
 
 void OtherBlocks::settle(const Pieces& pieces, size_t codes, size_t scales, const std::vector<int64_t>& saved) const {
   const StatePiece& first = pieces.front();
-  const StatePiece& with_blocks = *std::find_if(pieces.begin(), pieces.end(),
-                                                [](const StatePiece& piece) { return piece.num_blocks > 0; });
+  const StatePiece& with_blocks =
+      *std::find_if(pieces.begin(), pieces.end(), [](const StatePiece& piece) { return piece.num_blocks > 0; });
   const std::vector<float>& saved_scales = saved_scales_.at({static_cast<size_t>(first.tensor), scales});
   const bool has_sign = step_.parameters().columns()[codes].has_sign;
   const auto elements = std::ssize(saved);

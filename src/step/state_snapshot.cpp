@@ -6,9 +6,7 @@
 namespace gptrain {
 
 StateSnapshot::StateSnapshot(Backend& backend, int64_t bytes)
-    : backend_(backend),
-      copies_(backend.make_side_queue()),
-      memory_(memory_for("checkpoint.asynchronous", [&] {
+    : backend_(backend), copies_(backend.make_side_queue()), memory_(memory_for("checkpoint.asynchronous", [&] {
         return copies_ != nullptr ? copies_->allocate_host(bytes) : backend.allocate(bytes);
       })) {
   if (copies_ != nullptr) return;  // pinned memory has its pages already

@@ -93,7 +93,8 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
     of(BufferKind::narrow_gradients)
         .push_back(design.sharding.narrows_gradients() ? align_up(elements * dtype_bytes(design.sharding.reduce)) : 0);
     const UnitTraits& traits = units[static_cast<size_t>(unit)];
-    of(BufferKind::offloaded).push_back(traits.offload.any() ? record_bytes(bytes, traits, static_cast<int32_t>(unit)) : 0);
+    of(BufferKind::offloaded)
+        .push_back(traits.offload.any() ? record_bytes(bytes, traits, static_cast<int32_t>(unit)) : 0);
   }
   return bytes;
 }
@@ -136,7 +137,7 @@ std::vector<int32_t> find_equal_designs(const Model& model) {
 
 // Makes a model on the `plan` backend without groups, to ask its layers for their records.
 Model planned_model(const StepDesign& design, const StepShape& shape, PlanBackend& backend) {
-  return {shape,   design.spec,   design.shards, design.layout, {design.tensor, design.sequence, nullptr, nullptr},
+  return {shape,  design.spec, design.shards, design.layout, {design.tensor, design.sequence, nullptr, nullptr},
           backend};
 }
 
@@ -191,17 +192,16 @@ void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice) 
 std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& shape, Backend& backend,
                                   RankGroups& groups) {
   const bool split = design.tensor.size > 1;
-  return std::make_unique<Model>(
-      shape, design.spec, design.shards, design.layout,
-      TensorParallel{design.tensor, design.sequence, split ? groups.group(LaneKind::tensor, GroupKind::tensor) : nullptr,
-                     split ? &groups.lane(LaneKind::tensor) : nullptr},
-      backend);
+  return std::make_unique<Model>(shape, design.spec, design.shards, design.layout,
+                                 TensorParallel{design.tensor, design.sequence,
+                                                split ? groups.group(LaneKind::tensor, GroupKind::tensor) : nullptr,
+                                                split ? &groups.lane(LaneKind::tensor) : nullptr},
+                                 backend);
 }
 
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
                        const std::shared_ptr<const Program>& like) {
-  const Stages stages =
-      make_stages(config, groups.stage(), config.batch.accumulation, choices.backward_runs_again);
+  const Stages stages = make_stages(config, groups.stage(), config.batch.accumulation, choices.backward_runs_again);
   StepDesign design = begin_design(config, groups.tensor_place(), stages, make_sharding(config, groups),
                                    optimizer_columns(config.optimizer));
   design.choices = std::move(choices);
@@ -220,8 +220,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
     const Model model = planned_model(design, design.evaluation_shape, backend);
     ScheduleOptions options = schedule_options(design, model);
     options.micro_batches = 1;
-    design.evaluation = make_program(evaluation_schedule(options), buffer_bytes(design, options.units, model),
-                                     host_place(target));
+    design.evaluation =
+        make_program(evaluation_schedule(options), buffer_bytes(design, options.units, model), host_place(target));
   }
   MemoryPlan& memory = design.memory.arenas;
   for (const MemoryPlace place : {MemoryPlace::device, MemoryPlace::host})
@@ -237,10 +237,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   StateTables& tables = design.tables;
   tables.agreement = align_up(sizeof(StepState));
   tables.optimizer = tables.agreement + StepAgreement::table_bytes(store);
-  tables.kept_gradients =
-      tables.optimizer + optimizer_type(config.optimizer.type).table_bytes(store);
-  memory[MemoryClass::state] =
-      tables.kept_gradients + KeptGradients::table_bytes(store);
+  tables.kept_gradients = tables.optimizer + optimizer_type(config.optimizer.type).table_bytes(store);
+  memory[MemoryClass::state] = tables.kept_gradients + KeptGradients::table_bytes(store);
   design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
   if (config.checkpoint.keeps_snapshot()) design.snapshot_bytes = store.snapshot_bytes();
   design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] = design.snapshot_bytes;
@@ -264,8 +262,8 @@ StepDesign design_inference(const RunConfig& config, const Target& target, const
   design.choices.units.resize(design.spec.units.size());
   ScheduleOptions options = schedule_options(design, model);
   options.micro_batches = 1;
-  design.evaluation = make_program(inference_schedule(options), buffer_bytes(design, options.units, model),
-                                   host_place(target));
+  design.evaluation =
+      make_program(inference_schedule(options), buffer_bytes(design, options.units, model), host_place(target));
   design.memory.arenas = design.evaluation->memory;
   design.memory.arenas[MemoryClass::weights] = parameter_bytes(design.layout, design.sharding, {}).weights;
   return design;

@@ -51,7 +51,8 @@ class Rows {
 
   void add(const StepPart& part) {
     std::vector<size_t> of_this_part;
-    std::vector<size_t>& places = part.action == nullptr ? of_this_part : known_[static_cast<size_t>(part.action->block)];
+    std::vector<size_t>& places =
+        part.action == nullptr ? of_this_part : known_[static_cast<size_t>(part.action->block)];
     if (places.empty()) {
       for (const Event& event : part.events) places.push_back(profile_row(event));
     }

@@ -17,8 +17,7 @@ void StepProfiler::start() {
   start_seconds_ = steady_seconds();
 }
 
-StepProfile StepProfiler::finish(int64_t step, double data_seconds, const MachineLimits& limits,
-                                 const Stages& stages) {
+StepProfile StepProfiler::finish(int64_t step, double data_seconds, const MachineLimits& limits, const Stages& stages) {
   const double end_seconds = steady_seconds();
   log_.stop();
   groups_.wait_all();

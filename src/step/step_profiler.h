@@ -8,8 +8,8 @@
 #include "ops/timed_backend.h"
 #include "parallel/executor.h"
 #include "parallel/groups.h"
-#include "step/step_profile.h"
 #include "step/machine_limits.h"
+#include "step/step_profile.h"
 
 namespace gptrain {
 
@@ -29,8 +29,7 @@ class StepProfiler final : public ActionObserver {
   void start();
   // Waits for the lanes and returns the profile. Call right after the step. `data_seconds`: time of the step spent
   // waiting for data; `stages`: StepDesign::stages.
-  StepProfile finish(int64_t step, double data_seconds, const MachineLimits& limits,
-                     const Stages& stages);
+  StepProfile finish(int64_t step, double data_seconds, const MachineLimits& limits, const Stages& stages);
 
   // Begins or ends a save: copies in between are logged as "save_copy".
   void set_saving(bool saving) { log_.name_copies(saving ? "save_copy" : ""); }

@@ -52,26 +52,22 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
   model_ = make_model(*design_, design_->training_shape, backend_, groups_);
   evaluation_model_ = make_model(*design_, design_->evaluation_shape, backend_, groups_);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
-  const UpdateContext context{.parameters = *parameters_,
-                              .state = state_,
-                              .backend = backend_,
-                              .groups = groups_,
-                              .workspace = workspace_};
+  const UpdateContext context{
+      .parameters = *parameters_, .state = state_, .backend = backend_, .groups = groups_, .workspace = workspace_};
   std::byte* const state = arena(MemoryClass::state);
   const StateTables& tables = design_->tables;
   agreement_ = std::make_unique<StepAgreement>(context, config.optimizer.clip_norm, loss_scale_window,
                                                state + tables.agreement, groups_, copies_.get());
   optimizer_ = optimizer.make(config.optimizer, context, config.run.seed, state + tables.optimizer);
   if (design_->sharding.gradients != DType::f32) {
-    kept_ = std::make_unique<KeptGradients>(*parameters_, config.run.seed,
-                                            config.batch.accumulation, state + tables.kept_gradients, state_, backend_);
+    kept_ = std::make_unique<KeptGradients>(*parameters_, config.run.seed, config.batch.accumulation,
+                                            state + tables.kept_gradients, state_, backend_);
   }
   update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_, groups_);
   if (copies_ != nullptr) {
     const DeviceMemory& data = *arenas_[static_cast<size_t>(MemoryClass::data)];
     uploads_ = std::make_unique<MicroBatchUploads>(
-        *copies_, data.data() + data.bytes() - landing_bytes(config, backend_.target()),
-        micro_batch_shape(config));
+        *copies_, data.data() + data.bytes() - landing_bytes(config, backend_.target()), micro_batch_shape(config));
   }
   const Workplace place{.arenas = arena_starts(),
                         .state = state_,
@@ -108,7 +104,8 @@ std::vector<StatePiece> TrainingStep::copy_state() { return snapshot_->copy(stat
 uint32_t TrainingStep::weights_checksum() const {
   if (design_->sharding.zero == 3) return 0;
   groups_.wait_all();
-  return device_crc32c(backend_, arena(MemoryClass::weights), arenas_[static_cast<size_t>(MemoryClass::weights)]->bytes(), 0);
+  return device_crc32c(backend_, arena(MemoryClass::weights),
+                       arenas_[static_cast<size_t>(MemoryClass::weights)]->bytes(), 0);
 }
 
 uint32_t TrainingStep::norms_checksum() const {
@@ -126,7 +123,8 @@ MemoryPlan TrainingStep::taken() const {
   MemoryPlan taken = memory_outside(design_->config, backend_.target(), groups_.exchanged_bytes());
   for (size_t c = 0; c < num_memory_classes; ++c)
     taken.on(arena_place(static_cast<MemoryClass>(c), backend_.target()))[c] += arenas_[c]->bytes();
-  if (snapshot_) taken.on(host_place(backend_.target()))[static_cast<size_t>(MemoryClass::snapshot)] += snapshot_->bytes();
+  if (snapshot_)
+    taken.on(host_place(backend_.target()))[static_cast<size_t>(MemoryClass::snapshot)] += snapshot_->bytes();
   return taken;
 }
 
@@ -190,7 +188,8 @@ void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
     }
   }
   set_updates(0);
-  if (design_->config.precision.scales_loss()) set_loss_scale({static_cast<float>(design_->config.precision.loss_scale), 0});
+  if (design_->config.precision.scales_loss())
+    set_loss_scale({static_cast<float>(design_->config.precision.loss_scale), 0});
   weights_changed();
 }
 

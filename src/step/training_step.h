@@ -22,13 +22,13 @@
 namespace gptrain {
 
 struct StepResult {
-  double loss = 0;        // mean cross-entropy of the counted tokens, nats
-  double grad_norm = 0;   // before clipping
-  bool skipped = false;   // the loss or the norm was not finite; nothing was updated
-  bool stop = false;      // some rank wants to stop
-  bool is_void = false;   // some rank could not read its data; nothing was updated
-  int64_t updates = 0;    // steps of the run that were not skipped
-  double loss_scale = 1;  // scale of the step's gradients; always 1 except in fp16
+  double loss = 0;              // mean cross-entropy of the counted tokens, nats
+  double grad_norm = 0;         // before clipping
+  bool skipped = false;         // the loss or the norm was not finite; nothing was updated
+  bool stop = false;            // some rank wants to stop
+  bool is_void = false;         // some rank could not read its data; nothing was updated
+  int64_t updates = 0;          // steps of the run that were not skipped
+  double loss_scale = 1;        // scale of the step's gradients; always 1 except in fp16
   int64_t counted_targets = 0;  // in the global batch
   double seconds = 0;           // since the step began, or since the step before ended if that was later
 

@@ -91,15 +91,16 @@ RunProgress Checkpointing::start(const std::optional<fs::path>& checkpoint, cons
 void Checkpointing::say_layout_changes(const fs::path& checkpoint) const {
   if (!context_.config.parallel.elastic) return;
   const Manifest manifest = read_manifest(checkpoint);
-  const std::string changes = layout_changes(saved_config(checkpoint, manifest), manifest.world_size, context_.config,
-                                             context_.world.size());
+  const std::string changes =
+      layout_changes(saved_config(checkpoint, manifest), manifest.world_size, context_.config, context_.world.size());
   if (!changes.empty()) print_out("elastic: {}\n", changes);
 }
 
 void Checkpointing::start_from_weights(const fs::path& checkpoint) {
   const std::vector<std::string> changes = load_weights(checkpoint, step_, context_.groups, context_.world);
   if (!context_.leads()) return;
-  print_out("with the weights of {} (step {} of its run)\n", checkpoint.string(), read_manifest(checkpoint).progress.step);
+  print_out("with the weights of {} (step {} of its run)\n", checkpoint.string(),
+            read_manifest(checkpoint).progress.step);
   for (const std::string& change : changes) print_out("  {}\n", change);
   const std::optional<TokenizerRecord> before = read_tokenizer(checkpoint);
   if (before && data_.tokenizer && before->sha256 != data_.tokenizer->sha256)
@@ -174,7 +175,8 @@ void Checkpointing::step_is_over(const RunProgress& progress, bool doubtful, boo
   if (every > 0 && progress.step % every == 0) save_due_ = true;
   doubtful_ = doubtful;
   if (writing_ && work_->is_over() && !work_->has_failed()) finish_writing();
-  // After a skipped step or a high loss the weights may be what is wrong: such a checkpoint must not push out a good one.
+  // After a skipped step or a high loss the weights may be what is wrong: such a checkpoint must not push out a good
+  // one.
   if (work_ == nullptr || last || doubtful || !save_due_ || saved_step_ == progress.step) return;
   context_.world.activity().set_phase("checkpoint");
   const auto began = Clock::now();
@@ -182,8 +184,8 @@ void Checkpointing::step_is_over(const RunProgress& progress, bool doubtful, boo
     const int64_t before = writing_->save.manifest.progress.step;
     finish_writing_or_move();
     if (context_.leads())
-      print_out("the checkpoint of step {} waited {} for that of step {}, which was still being written\n", progress.step,
-                format_duration(seconds_since(began)), before);
+      print_out("the checkpoint of step {} waited {} for that of step {}, which was still being written\n",
+                progress.step, format_duration(seconds_since(began)), before);
   }
   copied_ = std::make_unique<Writing>(begin_writing(progress, step_.copy_state(), nullptr, began));
   reporter_.note_checkpoint_cost(seconds_since(began));
@@ -253,7 +255,8 @@ void Checkpointing::note_end(const Writing& writing) {
   if (!writing.metrics_fault.empty()) folder_.fail(writing.metrics_fault);
   reporter_.note_durable(writing.durable_seconds);
   if (!context_.leads()) return;
-  print_out("checkpoint of step {} saved in {}\n", writing.save.manifest.progress.step, format_duration(writing.durable_seconds));
+  print_out("checkpoint of step {} saved in {}\n", writing.save.manifest.progress.step,
+            format_duration(writing.durable_seconds));
   if (!writing.warning.empty()) print_err("warning: {}\n", writing.warning);
 }
 

@@ -11,13 +11,13 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "step/training_step.h"
 #include "train/background_work.h"
 #include "train/folder.h"
 #include "train/reporter.h"
 #include "train/run_context.h"
 #include "train/run_state.h"
 #include "train/state_save.h"
-#include "step/training_step.h"
 
 namespace gptrain {
 
@@ -29,8 +29,8 @@ namespace gptrain {
 // work is done by a thread of its own over a group of its own, beside the steps; at most one at a time. Otherwise, and
 // when the run ends, it refers to the state itself, and the rank's thread does the work at once.
 //
-// Work that fails beside the steps fails on all ranks, but each finds that when it looks. So a rank that does asks for a
-// stop (has_failed), and the error is thrown where all ranks have come to the same place: before the next save, or at
+// Work that fails beside the steps fails on all ranks, but each finds that when it looks. So a rank that does asks for
+// a stop (has_failed), and the error is thrown where all ranks have come to the same place: before the next save, or at
 // the end.
 class Checkpointing {
  public:
@@ -42,8 +42,8 @@ class Checkpointing {
   // Borrows all. Error(device): no memory for the copy.
   Checkpointing(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter, DataFacts data);
 
-  // Gives the step its state: the checkpoint's, or the initial one, with other weights where they are given. Returns how
-  // far the run has come.
+  // Gives the step its state: the checkpoint's, or the initial one, with other weights where they are given. Returns
+  // how far the run has come.
   RunProgress start(const std::optional<std::filesystem::path>& checkpoint,
                     const std::optional<std::filesystem::path>& weights);
   // Renames the checkpoints of the folder that are later than `step`. Not collective: rank 0.
@@ -62,8 +62,8 @@ class Checkpointing {
   // Error(checkpoint), too, where the run's folder is lost: says where the state is saved.
   void save_at_end(const RunProgress& progress);
   // Gives the step the state of the newest checkpoint from before `step`: of the run's folder, or else the one that was
-  // resumed. What is being written is waited for, and later ones are renamed. Returns how far that one had come; nothing,
-  // and the state is as it was, where there is none.
+  // resumed. What is being written is waited for, and later ones are renamed. Returns how far that one had come;
+  // nothing, and the state is as it was, where there is none.
   std::optional<RunProgress> go_back(int64_t step);
   // Saves the state of now under its step, where it has been saved before.
   void save_again(const RunProgress& progress);
@@ -84,8 +84,8 @@ class Checkpointing {
     bool retains = false;  // its end makes others dispensable
     Clock::time_point began;
     // What the work leaves.
-    double durable_seconds = 0;     // since it began
-    std::string warning = {};       // of what could not be removed
+    double durable_seconds = 0;      // since it began
+    std::string warning = {};        // of what could not be removed
     std::string metrics_fault = {};  // what kept them from being synced
   };
 
@@ -103,8 +103,8 @@ class Checkpointing {
   // The same, but where the run's folder is lost, no failure: later states go to another place, and the end says so.
   void finish_writing_or_move();
   void note_end(const Writing& writing);
-  // Whether a checkpoint is due after `step` by the clock of rank 0, which also says when all ranks are to ask again: the
-  // seconds left are halved each time, so that few steps wait for it.
+  // Whether a checkpoint is due after `step` by the clock of rank 0, which also says when all ranks are to ask again:
+  // the seconds left are halved each time, so that few steps wait for it.
   bool is_time(int64_t step);
   bool is_look(int64_t step) const;  // whether all ranks ask after `step`
   // What is wrong with the run's folder, and where the state of `step` is instead.
@@ -116,19 +116,19 @@ class Checkpointing {
   Reporter& reporter_;
   const DataFacts data_;
   std::optional<std::filesystem::path> started_from_;
-  int64_t started_step_ = 0;               // of that checkpoint
-  int64_t saved_step_ = -1;                // or being written
+  int64_t started_step_ = 0;  // of that checkpoint
+  int64_t saved_step_ = -1;   // or being written
   bool save_due_ = false;
-  bool doubtful_ = false;  // the state after the last step
+  bool doubtful_ = false;   // the state after the last step
   int64_t next_look_ = -1;  // the step after which all ranks ask rank 0; -1: not before the first step
   // Of rank 0: when the last save began, and the last look.
   Clock::time_point saved_at_ = Clock::now();
   Clock::time_point looked_at_ = saved_at_;
   int64_t looked_step_ = 0;
 
-  std::unique_ptr<Communicator> group_;  // of the thread; null, too: there is one rank
-  std::unique_ptr<Writing> copied_;      // waits for save_if_due
-  std::unique_ptr<Writing> writing_;     // the thread's
+  std::unique_ptr<Communicator> group_;   // of the thread; null, too: there is one rank
+  std::unique_ptr<Writing> copied_;       // waits for save_if_due
+  std::unique_ptr<Writing> writing_;      // the thread's
   std::unique_ptr<BackgroundWork> work_;  // null: nothing is written beside the steps. After what it refers to
 };
 

@@ -98,8 +98,9 @@ FolderLock::~FolderLock() {
 void FolderLock::keep() {
   kept_ = true;
   if (!is_protected_) {
-    print_err("warning: run.out = {}: its file system has no locks, so that nothing keeps a second run out of the folder\n",
-              out_.string());
+    print_err(
+        "warning: run.out = {}: its file system has no locks, so that nothing keeps a second run out of the folder\n",
+        out_.string());
   }
   for (const fs::path& folder : made_folders_) {
     const fs::path parent = folder.parent_path();

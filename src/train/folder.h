@@ -48,7 +48,7 @@ class FolderLock {
   std::filesystem::path found_at() const;
 
   const std::filesystem::path out_;
-  std::filesystem::path absolute_;  // the same, for when the working folder is gone
+  std::filesystem::path absolute_;                   // the same, for when the working folder is gone
   const std::filesystem::path path_;                 // of the lock
   std::vector<std::filesystem::path> made_folders_;  // the innermost first
   bool made_lock_ = false;

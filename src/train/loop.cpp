@@ -48,8 +48,8 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
     start_.lock->keep();
     // The checkpoint or the weights have the rows already.
     const bool chosen = start_.checkpoint || start_.weights;
-    for (const std::string& warning : {start_.warning, chosen ? std::string() : data_.tokenizer.warning,
-                                       step_->design().choices.warning})
+    for (const std::string& warning :
+         {start_.warning, chosen ? std::string() : data_.tokenizer.warning, step_->design().choices.warning})
       if (!warning.empty()) print_err("warning: {}\n", warning);
     if (start_.checkpoint) checkpoints_.set_later_aside(progress_.step);
     reporter_.open(start_.checkpoint ? progress_.step : -1);

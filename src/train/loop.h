@@ -8,21 +8,21 @@
 
 #include "base/error.h"
 #include "base/loss_scale.h"
+#include "step/machine_limits.h"
+#include "step/step_profiler.h"
+#include "step/training_step.h"
 #include "train/batches.h"
 #include "train/checkpointing.h"
 #include "train/folder.h"
 #include "train/loss_watch.h"
-#include "step/machine_limits.h"
-#include "train/reporter.h"
 #include "train/options.h"
+#include "train/reporter.h"
 #include "train/run_context.h"
 #include "train/run_state.h"
 #include "train/samples.h"
 #include "train/set_up.h"
 #include "train/signals.h"
-#include "step/step_profiler.h"
 #include "train/stop_request.h"
-#include "step/training_step.h"
 #include "train/validation.h"
 
 namespace gptrain {
@@ -78,8 +78,8 @@ class TrainingLoop {
   std::optional<Validation> validation_;  // from the constructor's end on
   RunProgress progress_;
   std::optional<LossScale> loss_scale_;  // after the last step, with fp16
-  int64_t first_step_;           // steps done before this call
-  std::deque<BegunStep> begun_;  // the oldest first
+  int64_t first_step_;                   // steps done before this call
+  std::deque<BegunStep> begun_;          // the oldest first
 };
 
 }  // namespace gptrain

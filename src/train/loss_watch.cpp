@@ -64,7 +64,8 @@ RunProgress LossWatch::go_back(const RunProgress& progress) {
   std::optional<RunProgress> found = checkpoints_.go_back(first);
   if (!found) {
     if (context_.leads())
-      print_err("warning: {}; no checkpoint was saved before step {} to go back to, and the run goes on\n", spike, first);
+      print_err("warning: {}; no checkpoint was saved before step {} to go back to, and the run goes on\n", spike,
+                first);
     RunProgress same = progress;
     accept_spike(same.losses);
     return same;
@@ -84,7 +85,8 @@ RunProgress LossWatch::go_back(const RunProgress& progress) {
 std::string LossWatch::way_back() const {
   if (!context_.leads()) return "";
   if (list_checkpoints(folder_.out()).empty()) return "no checkpoint was saved before";
-  return fmt::format("the last checkpoint in {} is untouched{}", (folder_.out() / "checkpoints").string(), before_rise());
+  return fmt::format("the last checkpoint in {} is untouched{}", (folder_.out() / "checkpoints").string(),
+                     before_rise());
 }
 
 std::string LossWatch::before_rise() const {
@@ -98,10 +100,11 @@ std::string LossWatch::before_rise() const {
 std::string LossWatch::spike_text(const LossHistory& losses) const {
   const LossSpread spread = spread_of(losses);
   return fmt::format(
-      "the loss spiked for {} up to step {}: {:.4f} is more than {} standard deviations of {:.4f} above {:.4f}, the mean of "
+      "the loss spiked for {} up to step {}: {:.4f} is more than {} standard deviations of {:.4f} above {:.4f}, the "
+      "mean of "
       "{} steps before",
-      format_counted(std::ssize(losses.above), "step"), spike_end_, losses.above.back(), context_.config.run.rollback.spike,
-      spread.deviation, spread.mean, losses.window.size());
+      format_counted(std::ssize(losses.above), "step"), spike_end_, losses.above.back(),
+      context_.config.run.rollback.spike, spread.deviation, spread.mean, losses.window.size());
 }
 
 // What has happened on all ranks alike is said by one.

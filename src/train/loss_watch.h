@@ -7,19 +7,19 @@
 
 #include "base/error.h"
 #include "data/dataset.h"
+#include "step/training_step.h"
 #include "train/checkpointing.h"
 #include "train/folder.h"
 #include "train/reporter.h"
 #include "train/run_context.h"
 #include "train/run_state.h"
-#include "step/training_step.h"
 
 namespace gptrain {
 
 // Every rank has one and calls it alike. The loss of a step is the same number on all of them, and so is what follows.
 //
-// A run that goes back goes on from the checkpoint, with samples left out, to the bit as a run does that leaves them out
-// from the beginning (data.skip_samples). The checkpoint is saved again with what is left out. All that a decision
+// A run that goes back goes on from the checkpoint, with samples left out, to the bit as a run does that leaves them
+// out from the beginning (data.skip_samples). The checkpoint is saved again with what is left out. All that a decision
 // depends on is in the run's progress, which checkpoints hold, so that a resumed run decides alike.
 class LossWatch {
  public:

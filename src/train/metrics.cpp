@@ -13,8 +13,8 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/output_file.h"
-#include "base/units.h"
 #include "base/text_parts.h"
+#include "base/units.h"
 #include "train/tensorboard.h"
 
 namespace gptrain {
@@ -211,8 +211,7 @@ void MetricsWriter::write_step(const StepMetrics& metrics) {
   if (metrics.loss_scale > 0) impl_->add("loss_scale", metrics.loss_scale);
   if (metrics.padding > 0) impl_->add("padding", metrics.padding);
   if (metrics.checkpoint_cost_seconds) impl_->add("checkpoint_cost_seconds", *metrics.checkpoint_cost_seconds);
-  if (metrics.checkpoint_durable_seconds)
-    impl_->add("checkpoint_durable_seconds", *metrics.checkpoint_durable_seconds);
+  if (metrics.checkpoint_durable_seconds) impl_->add("checkpoint_durable_seconds", *metrics.checkpoint_durable_seconds);
   impl_->end();
   impl_->tensorboard.write(metrics.step, {{"loss", metrics.loss},
                                           {"grad_norm", metrics.grad_norm},

@@ -25,8 +25,8 @@ struct StepMetrics {
   bool skipped = false;
   double loss_scale = 0;  // 0: there is none
   double padding = 0;     // share of the step's tokens whose targets do not count
-  // Since the last step that was reported: seconds that the loop has waited for checkpoints, and those that the last one
-  // took to be durable.
+  // Since the last step that was reported: seconds that the loop has waited for checkpoints, and those that the last
+  // one took to be durable.
   std::optional<double> checkpoint_cost_seconds = {}, checkpoint_durable_seconds = {};
 };
 
@@ -41,14 +41,14 @@ struct ValidationMetrics {
 struct RollbackMetrics {
   int64_t number = 0;  // of the run's rollbacks, from 1
   int64_t from_step = 0;
-  double loss = 0;  // of from_step
+  double loss = 0;                           // of from_step
   int64_t first_left_out = 0, left_out = 0;  // samples
 };
 
 // `step 120/5000 2.4% | loss 3.2145 | gnorm 0.84 | lr 3.0e-4 | 412 ms (data 1%) | 57.1k tok/s | mfu 46.2% | mem 1.9/24
 // GiB | eta 33m` eta_seconds < 0: not known yet ("eta -"). With a loss scale, ` | scale 65536` follows lr. Then,
-// where a checkpoint has cost time or become durable, ` | checkpoint cost 12 ms` and ` | checkpoint durable after 1.3 s`.
-// A skipped step ends with " | SKIPPED (not finite)".
+// where a checkpoint has cost time or become durable, ` | checkpoint cost 12 ms` and ` | checkpoint durable after 1.3
+// s`. A skipped step ends with " | SKIPPED (not finite)".
 std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, int64_t memory_bytes, double eta_seconds);
 
 // Appends to OUT's files. Opening with resume_step >= 0 drops every record of a later step from metrics.jsonl and

@@ -16,7 +16,7 @@ struct TrainOptions {
   std::optional<int64_t> steps;          // number of steps to run in this call; none: to the end
   int64_t ranks = 1;                     // threads of this process, each a rank if the run needs it
   AcceptedChanges accepted = {};
-  std::optional<int64_t> profile_step;   // step to profile: a table on standard output, and a trace in run.out
+  std::optional<int64_t> profile_step;  // step to profile: a table on standard output, and a trace in run.out
 };
 
 }  // namespace gptrain

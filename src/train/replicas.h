@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "train/run_context.h"
 #include "step/training_step.h"
+#include "train/run_context.h"
 
 namespace gptrain {
 

@@ -74,14 +74,16 @@ void Reporter::open(int64_t resumed_step) {
 
 void Reporter::look_for_files() {
   if (!metrics_) return;
-  if (const std::string warning = metrics_->begin_again_if_gone(); !warning.empty()) print_err("warning: {}\n", warning);
+  if (const std::string warning = metrics_->begin_again_if_gone(); !warning.empty())
+    print_err("warning: {}\n", warning);
 }
 
 // " x 4 pipeline (1f1b)", or nothing.
 std::string Reporter::pipeline_text() const {
   const ParallelConfig& parallel = context_.config.parallel;
   if (parallel.pipeline == 1) return "";
-  const std::string chunks = parallel.virtual_stages > 1 ? fmt::format(", {} chunks each", parallel.virtual_stages) : "";
+  const std::string chunks =
+      parallel.virtual_stages > 1 ? fmt::format(", {} chunks each", parallel.virtual_stages) : "";
   return fmt::format(" x {} pipeline ({}{})", parallel.pipeline,
                      pipeline_order_names[static_cast<size_t>(parallel.pipeline_schedule)], chunks);
 }
@@ -94,10 +96,10 @@ void Reporter::announce() const {
   const std::string device = target.kind == Target::Kind::cpu ? format_counted(target.num_threads, "thread")
                                                               : fmt::format("one {}", target.name);
   if (ranks > 1) {
-    print_out("{} ranks: {} tensor x {} data{}, ZeRO {}{}; {} each, {:.0f} GFLOP/s in {} matrix products in all\n", ranks,
-              groups.mesh().size(MeshAxis::tensor), groups.num_copies(), pipeline_text(), context_.config.parallel.zero,
-              context_.config.parallel.sequence ? ", sequence parallel" : "", device, total_matrix_flops_ / 1e9,
-              dtype_name(limits_.compute));
+    print_out("{} ranks: {} tensor x {} data{}, ZeRO {}{}; {} each, {:.0f} GFLOP/s in {} matrix products in all\n",
+              ranks, groups.mesh().size(MeshAxis::tensor), groups.num_copies(), pipeline_text(),
+              context_.config.parallel.zero, context_.config.parallel.sequence ? ", sequence parallel" : "", device,
+              total_matrix_flops_ / 1e9, dtype_name(limits_.compute));
     if (target.kind == Target::Kind::gpu && groups.exchange_amid_ops())
       print_out("what tensor groups exchange is in no CUDA graph: their forward and backward run op by op\n");
   } else {
@@ -187,9 +189,9 @@ void Reporter::report_rollback(const RollbackReport& report) {
                                               .first_left_out = report.left_out.first,
                                               .left_out = report.left_out.count});
   });
-  print_out("{}: back to step {}, samples {} to {} of the data are left out (rollback {} of at most {})\n", report.reason,
-            report.to_step, report.left_out.first, report.left_out.first + report.left_out.count - 1, report.number,
-            context_.config.run.rollback.limit);
+  print_out("{}: back to step {}, samples {} to {} of the data are left out (rollback {} of at most {})\n",
+            report.reason, report.to_step, report.left_out.first, report.left_out.first + report.left_out.count - 1,
+            report.number, context_.config.run.rollback.limit);
 }
 
 void Reporter::report_profile(const StepProfile& profile) const {

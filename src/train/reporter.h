@@ -5,14 +5,14 @@
 #include <optional>
 #include <string>
 
-#include "step/step_profile.h"
-#include "train/folder.h"
 #include "step/machine_limits.h"
+#include "step/step_profile.h"
+#include "step/step_profiler.h"
+#include "step/training_step.h"
+#include "train/folder.h"
 #include "train/metrics.h"
 #include "train/run_context.h"
 #include "train/run_state.h"
-#include "step/step_profiler.h"
-#include "step/training_step.h"
 
 namespace gptrain {
 
@@ -40,8 +40,8 @@ class Reporter {
   Reporter(const RunContext& context, FolderWatch& folder, const TrainingStep& step, const MachineLimits& limits,
            int64_t last_step);
 
-  // Finds what the ranks have taken, once each has taken all. Collective over the world. Before `open`. As in a dry run,
-  // the first ranks of the data axis stand for the others, which differ in the tables of their pieces only.
+  // Finds what the ranks have taken, once each has taken all. Collective over the world. Before `open`. As in a dry
+  // run, the first ranks of the data axis stand for the others, which differ in the tables of their pieces only.
   void find_memory();
   // Opens the metrics and writes config.json and run.json. `resumed_step`: the step that the run goes on from; -1: it
   // starts from scratch. Not collective. Before any of what follows, `announce` and `warn` apart.
@@ -88,9 +88,9 @@ class Reporter {
   const MachineLimits limits_;
   const int64_t last_step_;
   const double model_flops_per_step_;
-  double total_matrix_flops_;             // of all ranks, FLOP/s
-  MemoryPlan taken_;                      // of the rank that takes the most, as find_memory finds it
-  double average_step_seconds_ = 0;       // 0: no step yet
+  double total_matrix_flops_;        // of all ranks, FLOP/s
+  MemoryPlan taken_;                 // of the rank that takes the most, as find_memory finds it
+  double average_step_seconds_ = 0;  // 0: no step yet
   std::optional<double> checkpoint_cost_seconds_, durable_seconds_;  // not reported yet
   std::optional<MetricsWriter> metrics_;                             // on rank 0, once open
 };

@@ -20,7 +20,9 @@ constexpr double most_rise = 2;
 // The samples that the run has had end before this place of the order.
 int64_t place_after(const RunConfig& config, const Manifest& manifest) {
   if (manifest.progress.samples == 0) return 0;
-  return LeftOutSamples(join(config.data.skip_samples, manifest.progress.left_out)).place_of(manifest.progress.samples - 1) + 1;
+  return LeftOutSamples(join(config.data.skip_samples, manifest.progress.left_out))
+             .place_of(manifest.progress.samples - 1) +
+         1;
 }
 
 // Lines for the sources that hold other tokens than before. `data`: with the new files.

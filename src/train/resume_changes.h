@@ -24,8 +24,8 @@ std::vector<std::string> config_changes(const RunConfig& saved, const RunConfig&
 
 struct ResumedData {
   Dataset train;
-  RunRecord record;                  // of the run from here on, with the changes of `saved` and `asked`
-  std::vector<std::string> changes;  // of the sources, one line each
+  RunRecord record;                  // record of the run from here on, with the changes of `saved` and `asked`
+  std::vector<std::string> changes;  // changes of the sources, one line each
 };
 // The training data as a checkpoint's run goes on with them. A changed mixture begins a phase at the checkpoint, and
 // each source goes on at the ordinal that it has reached. Error(data): a source holds other tokens than the

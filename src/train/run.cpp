@@ -17,17 +17,17 @@
 #include "comm/process_world.h"
 #include "config/elastic.h"
 #include "config/load.h"
-#include "step/device.h"
-#include "train/idle_ranks.h"
-#include "train/loop.h"
-#include "step/plan_step.h"
 #include "fit/choose_step.h"
 #include "fit/recompute_plan.h"
+#include "fit/shortage.h"
+#include "step/device.h"
+#include "step/plan_step.h"
+#include "step/step_profiler.h"
+#include "train/idle_ranks.h"
+#include "train/loop.h"
 #include "train/run_context.h"
 #include "train/set_up.h"
-#include "fit/shortage.h"
 #include "train/signals.h"
-#include "step/step_profiler.h"
 #include "train/together.h"
 
 namespace gptrain {
@@ -37,8 +37,8 @@ int32_t stage_of(const RunConfig& config, const World& world, int rank) {
   return make_mesh(config, world.size()).stage_of(rank);
 }
 
-// What memory.activation_budget "fit" is for the ranks of a stage, whose machines may differ: none has less. They do the
-// same in the same order. Empty: nothing is made to fit.
+// What memory.activation_budget "fit" is for the ranks of a stage, whose machines may differ: none has less. They do
+// the same in the same order. Empty: nothing is made to fit.
 std::optional<int64_t> agreed_room(const RunConfig& config, Communicator* all, const World& world,
                                    const Target& target) {
   if (config.memory.recompute != RecomputeKind::optimal || config.memory.activation_budget > 0) return std::nullopt;
@@ -163,8 +163,9 @@ ExitCode train(const RunConfig& config, const TrainOptions& options, const Launc
   const std::string elastic = elastic_line(config, started);
   if (launch.rank == 0 && !elastic.empty()) print_out("{}\n", elastic);
   if (launch.tasks_of_job > started) {
-    print_err("warning: this job has {} tasks (SLURM_NTASKS), and {} of this run: start it with srun, or with --ranks\n",
-              launch.tasks_of_job, started == 1 ? "one rank is all" : fmt::format("{} ranks are all", started));
+    print_err(
+        "warning: this job has {} tasks (SLURM_NTASKS), and {} of this run: start it with srun, or with --ranks\n",
+        launch.tasks_of_job, started == 1 ? "one rank is all" : fmt::format("{} ranks are all", started));
   }
   if (launch.size > 1) return train_as_process(config, options, signals, launch);
   TrainOptions of_threads = options;

@@ -105,9 +105,7 @@ std::string left_out_conflict(const RunConfig& saved, const RunConfig& asked, co
     return ranges;
   };
   if (up_to_end(before) == up_to_end(now)) return "";
-  const auto text = [](const RunConfig& config) {
-    return json_text(find_field("data.skip_samples")->get(config));
-  };
+  const auto text = [](const RunConfig& config) { return json_text(find_field("data.skip_samples")->get(config)); };
   return fmt::format(
       "data.skip_samples: is not what it was for the samples before {}, which the checkpoint has come to: {} in the "
       "checkpoint, {} in the config",
@@ -214,10 +212,11 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
   if (const std::string of_samples = left_out_conflict(saved, config, progress); !of_samples.empty())
     conflicts += (conflicts.empty() ? "" : "\n") + of_samples;
   if (!conflicts.empty()) {
-    throw Error(ExitCode::usage,
-                "cannot resume {} with this config:\n{}\ngive these keys the checkpoint's values, or start a new run from "
-                "its weights with --init-from and another run.out",
-                checkpoint.string(), conflicts);
+    throw Error(
+        ExitCode::usage,
+        "cannot resume {} with this config:\n{}\ngive these keys the checkpoint's values, or start a new run from "
+        "its weights with --init-from and another run.out",
+        checkpoint.string(), conflicts);
   }
   return checkpoint;
 }
@@ -229,7 +228,8 @@ fs::path checkpoint_to_init_from(const RunConfig& config, const std::string& ask
   check_model(contents, saved);
   const std::string refused = model_changes(saved, config).refused;
   if (!refused.empty())
-    throw Error(ExitCode::usage, "cannot start from the weights of {} with this config:\n{}", checkpoint.string(), refused);
+    throw Error(ExitCode::usage, "cannot start from the weights of {} with this config:\n{}", checkpoint.string(),
+                refused);
   return checkpoint;
 }
 
@@ -263,7 +263,8 @@ std::vector<std::string> set_aside_later_checkpoints(const fs::path& out, int64_
     fs::path aside = info.path;
     aside += abandoned_suffix;
     std::error_code error;
-    for (int n = 2; fs::exists(aside, error); ++n) aside = fmt::format("{}{}-{}", info.path.string(), abandoned_suffix, n);
+    for (int n = 2; fs::exists(aside, error); ++n)
+      aside = fmt::format("{}{}-{}", info.path.string(), abandoned_suffix, n);
     if (!error) fs::rename(info.path, aside, error);
     if (error) throw Error(ExitCode::checkpoint, "cannot rename {}: {}", info.path.string(), error.message());
     names.push_back(aside.filename().string());

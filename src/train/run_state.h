@@ -9,8 +9,8 @@
 
 #include "checkpoint/checkpoint.h"
 #include "config/run_config.h"
-#include "train/state_save.h"
 #include "step/training_step.h"
+#include "train/state_save.h"
 
 namespace gptrain {
 

@@ -27,10 +27,11 @@ void require_tokenizer_of_samples(const RunConfig& config, const RunTokenizer& t
     Encoder encoder(tokenizer.tokenizer);
     const auto tokens = static_cast<int64_t>(encoder.encode(config.run.sample_prompt).size());
     if (tokens + 1 + config.run.sample_tokens <= most_tokens_of_sample(config)) return;
-    throw Error(ExitCode::usage,
-                "run.sample_prompt = {}: its {} bytes become {} tokens after normalization, more than memory is planned "
-                "for; choose another",
-                config.run.sample_prompt, config.run.sample_prompt.size(), tokens);
+    throw Error(
+        ExitCode::usage,
+        "run.sample_prompt = {}: its {} bytes become {} tokens after normalization, more than memory is planned "
+        "for; choose another",
+        config.run.sample_prompt, config.run.sample_prompt.size(), tokens);
   }
   if (!tokenizer.record && config.model.vocab_size == bytes_vocabulary) return;  // generate() uses "bytes" then
   throw Error(ExitCode::usage,
@@ -41,8 +42,7 @@ void require_tokenizer_of_samples(const RunConfig& config, const RunTokenizer& t
 Samples::Samples(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter,
                  const RunTokenizer& tokenizer)
     : context_(context), folder_(folder), step_(step), reporter_(reporter), tokenizer_(tokenizer) {
-  if (context.config.run.sample_every_steps > 0)
-    groups_ = std::make_unique<RankGroups>(context.config, context.world);
+  if (context.config.run.sample_every_steps > 0) groups_ = std::make_unique<RankGroups>(context.config, context.world);
   // A killed run may have left the folder behind.
   if (context.leads()) remove_folder(sampling_folder(folder.out()));
 }

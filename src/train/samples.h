@@ -6,11 +6,11 @@
 #include <memory>
 
 #include "data/run_tokenizer.h"
+#include "step/training_step.h"
 #include "train/folder.h"
 #include "train/reporter.h"
 #include "train/run_context.h"
 #include "train/run_state.h"
-#include "step/training_step.h"
 
 namespace gptrain {
 

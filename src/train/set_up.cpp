@@ -55,7 +55,8 @@ std::string describe_checkpoint(const fs::path& checkpoint) {
   const InputFile file(checkpoint / "manifest.json");
   std::string text(static_cast<size_t>(file.bytes()), '\0');
   file.read(0, text.data(), file.bytes());
-  return fmt::format("of step {}, checksum {:08x}", load_manifest(checkpoint).manifest.progress.step, crc32c(text.data(), text.size()));
+  return fmt::format("of step {}, checksum {:08x}", load_manifest(checkpoint).manifest.progress.step,
+                     crc32c(text.data(), text.size()));
 }
 
 // The data as the run sees them from its first step on.
@@ -150,8 +151,8 @@ Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t
     for (size_t rank = 1; rank < seen.size() && world.rank() == 0; ++rank) {
       if (seen[rank] == seen[0]) continue;
       throw Error(ExitCode::checkpoint,
-                  "{} is {} on rank {} ({}), {} on rank 0 ({}): all ranks must see the same folder", chosen.substr(1), seen[rank],
-                  rank, world.host(static_cast<int>(rank)), seen[0], world.host(0));
+                  "{} is {} on rank {} ({}), {} on rank 0 ({}): all ranks must see the same folder", chosen.substr(1),
+                  seen[rank], rank, world.host(static_cast<int>(rank)), seen[0], world.host(0));
     }
   });
   return start;
@@ -171,7 +172,8 @@ RunData open_data(const RunConfig& config, const Start& start, Communicator* all
                          .record = std::move(resumed.record),
                          .changes = std::move(resumed.changes)});
     const RunProgress progress =
-        start.manifest ? RunProgress{.step = start.manifest->progress.step, .samples = start.manifest->progress.samples} : RunProgress{};
+        start.manifest ? RunProgress{.step = start.manifest->progress.step, .samples = start.manifest->progress.samples}
+                       : RunProgress{};
     check_length(config, data->train, progress);
     if (!config.data.validation.empty()) data->validation.emplace(open_validation_data(config));
     if (all == nullptr) return std::string();

@@ -12,11 +12,11 @@
 #include "config/run_config.h"
 #include "data/dataset.h"
 #include "data/run_tokenizer.h"
+#include "step/training_step.h"
 #include "train/folder.h"
 #include "train/options.h"
 #include "train/resume_changes.h"
 #include "train/state_save.h"
-#include "step/training_step.h"
 
 namespace gptrain {
 
@@ -24,11 +24,11 @@ namespace gptrain {
 
 // What rank 0 finds in the run's folder, and all ranks act on.
 struct Start {
-  std::unique_ptr<FolderLock> lock;  // on rank 0
+  std::unique_ptr<FolderLock> lock;                 // on rank 0
   std::optional<std::filesystem::path> checkpoint;  // that the run goes on from
   std::optional<std::filesystem::path> weights;     // or whose weights it starts with
-  int64_t last_step = 0;  // of this call
-  std::string warning;    // on rank 0: of too little room for checkpoints; else empty
+  int64_t last_step = 0;                            // of this call
+  std::string warning;                              // on rank 0: of too little room for checkpoints; else empty
   // Of a run that goes on: the checkpoint's, and what the config has otherwise, one line each.
   std::optional<Manifest> manifest = {};
   AcceptedChanges accepted = {};
@@ -44,7 +44,7 @@ struct RunData {
   Dataset train;
   std::optional<Dataset> validation;
   RunRecord record;
-  std::vector<std::string> changes;  // of the config and the sources since the checkpoint, one line each
+  std::vector<std::string> changes;  // changes of config and sources since the checkpoint, one line each
 };
 // Every rank reads its own files. With other data than rank 0's it would train another model: Error(device). With
 // another tokenizer than the checkpoint's, where the run goes on from one: Error(usage). With other tokens than the

@@ -4,9 +4,9 @@
 #include <string>
 
 #include "comm/activity.h"
+#include "step/training_step.h"
 #include "train/folder.h"
 #include "train/signals.h"
-#include "step/training_step.h"
 
 namespace gptrain {
 

@@ -7,8 +7,8 @@
 #include "base/units.h"
 #include "comm/agree.h"
 #include "step/averaged_weights.h"
-#include "train/batches.h"
 #include "step/step_design.h"
+#include "train/batches.h"
 
 namespace gptrain {
 
@@ -73,8 +73,7 @@ std::optional<double> Validation::evaluate() {
 ValidationMetrics Validation::metrics_of(double sum, bool of_average) {
   const RunConfig& config = context_.config;
   const int64_t samples = config.run.validation_samples;
-  ValidationMetrics metrics{.loss = sum / static_cast<double>(data_->count_targets(0, samples)),
-                            .ema = of_average};
+  ValidationMetrics metrics{.loss = sum / static_cast<double>(data_->count_targets(0, samples)), .ema = of_average};
   if (tokenizer_ == nullptr || !context_.leads()) return metrics;
   try {
     if (!text_bytes_) text_bytes_ = data_->count_bytes(samples, tokenizer_->text_bytes());

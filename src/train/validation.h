@@ -8,10 +8,10 @@
 
 #include "data/dataset.h"
 #include "data/tokenizer/tokenizer.h"
+#include "step/training_step.h"
 #include "train/reporter.h"
 #include "train/run_context.h"
 #include "train/stop_request.h"
-#include "step/training_step.h"
 
 namespace gptrain {
 

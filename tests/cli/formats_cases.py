@@ -1,4 +1,4 @@
-"""What `data pack` takes its inputs for: the format is told from name and whole content, never guessed past a fault; JSON is
+"""Formats of the inputs of `data pack`: the format is told from name and whole content, never guessed past a fault; JSON is
 what Python's json module reads; compressed data end and go on as their own programs take them."""
 import bz2
 import gzip
@@ -51,7 +51,7 @@ class FormatCase(CliCase):
         return error
 
     def refuse_all(self, name, message, *more, stdin=b""):
-        """Refused with and without what lets single documents go."""
+        """Refused with and without --on-bad-line skip."""
         for options in ([], ["--on-bad-line", "skip"]):
             code, error = self.run_pack(name, stdin=stdin, more=[*more, *options])
             self.assertEqual(code, DATA, f"{name} {options}: {error}")
@@ -61,7 +61,7 @@ class FormatCase(CliCase):
 
 class Recognition(FormatCase):
     def test_a_bad_first_record_does_not_decide(self):
-        """Of every kind of bad record, under names that say the format, that say half of it, and that say nothing."""
+        """Bad records of every kind, under names that tell the format, half of it, or nothing."""
         draw = random.Random(1)
         for record in BAD_RECORDS:
             suffix, compress = draw.choice(sorted(COMPRESSIONS.items()))

@@ -1,4 +1,4 @@
-"""What machines, launchers and file systems do to a run: data that fail under it, limits, signals, files that vanish."""
+"""Mishaps of a run by machines, launchers and file systems: data that fail under it, limits, signals, files that vanish."""
 import fcntl
 import json
 import os

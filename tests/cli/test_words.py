@@ -19,15 +19,13 @@ from pathlib import Path
 MOST = {
     "cuda": (0, 0, 3),
     "src/base": (0, 0, 1),
-    "src/checkpoint": (35, 30, 63),
+    "src/checkpoint": (35, 32, 62),
     "src/cli": (0, 0, 2),
     "src/comm": (0, 0, 2),
-    "src/data": (11, 15, 22),
-    "src/fit": (28, 23, 51),
+    "src/data": (20, 32, 57),
     "src/machine": (0, 0, 1),
-    "src/step": (20, 24, 38),
-    "src/train": (45, 18, 89),
-    "tests": (0, 0, 1),
+    "src/train": (33, 16, 69),
+    "tests": (0, 0, 8),
     "tools": (0, 0, 2),
 }
 KINDS = ("sentences that begin without a noun", "comments behind code that begin without a noun", 'uses of "what"')

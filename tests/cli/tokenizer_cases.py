@@ -330,7 +330,7 @@ class Packing(TokenizerCase):
                     self.refuse(DATA, "k", *command, "--resume")
                 self.path(name).write_bytes(content)
         self.succeed(*command, "--resume")
-        # Of a pack that has ended, too.
+        # A finished pack is refused as well.
         self.path("k-00001.bin").unlink()
         self.refuse(DATA, "k-00001.bin", *command, "--resume")
 

@@ -45,7 +45,8 @@ struct Disk {
   void note(const std::string& operation, const std::string& first, const std::string& second = "",
             const std::string& bytes = "") const {
     if (log < 0) return;
-    const std::string record = operation + "\t" + first + "\t" + second + "\t" + std::to_string(bytes.size()) + "\n" + bytes;
+    const std::string record =
+        operation + "\t" + first + "\t" + second + "\t" + std::to_string(bytes.size()) + "\n" + bytes;
     for (size_t done = 0; done < record.size();)
       done += static_cast<size_t>(syscall(SYS_write, log, record.data() + done, record.size() - done));
   }
@@ -122,7 +123,8 @@ int close(int descriptor) {
 ssize_t write(int descriptor, const void* data, size_t bytes) {
   const std::unique_lock lock(disk().mutex);
   const auto file = disk().files.find(descriptor);
-  if (file != disk().files.end() && !disk().full.empty() && file->second.second.find(disk().full) != std::string::npos) {
+  if (file != disk().files.end() && !disk().full.empty() &&
+      file->second.second.find(disk().full) != std::string::npos) {
     errno = ENOSPC;
     return -1;
   }
@@ -156,13 +158,13 @@ int rename(const char* from, const char* to) {
 
 int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) {
   const std::string first = path_at(from_folder, from), second = path_at(to_folder, to);
-  return change(flags == RENAME_EXCHANGE ? "exchange" : "rename", first, second, [&] {
-    return static_cast<int>(syscall(SYS_renameat2, from_folder, from, to_folder, to, flags));
-  });
+  return change(flags == RENAME_EXCHANGE ? "exchange" : "rename", first, second,
+                [&] { return static_cast<int>(syscall(SYS_renameat2, from_folder, from, to_folder, to, flags)); });
 }
 
 int mkdir(const char* path, mode_t mode) {
-  return change("mkdir", path_at(AT_FDCWD, path), "", [&] { return real<int (*)(const char*, mode_t)>("mkdir")(path, mode); });
+  return change("mkdir", path_at(AT_FDCWD, path), "",
+                [&] { return real<int (*)(const char*, mode_t)>("mkdir")(path, mode); });
 }
 
 int unlinkat(int folder, const char* path, int flags) {

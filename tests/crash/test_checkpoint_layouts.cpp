@@ -95,7 +95,8 @@ void for_each_value(const TrainingStep& step, const Visit& visit) {
     const std::vector<int64_t>& shape = step.spec().tensors[static_cast<size_t>(piece.tensor)].shape;
     const bool matrix = shape.size() == 2;
     const int64_t width = matrix ? piece.shape[1] : 1;
-    float* const data[] = {piece.weight, testing::column(piece, 0), testing::column(piece, 1), testing::column(piece, 2)};
+    float* const data[] = {piece.weight, testing::column(piece, 0), testing::column(piece, 1),
+                           testing::column(piece, 2)};
     for (int64_t i = 0; i < piece.count(); ++i) {
       const int64_t index =
           (piece.offset[0] + i / width) * (matrix ? shape[1] : 1) + (matrix ? piece.offset[1] + i % width : 0);
@@ -217,7 +218,8 @@ TEST_CASE("every layout loads the bits that every layout saved") {
 }
 
 TEST_CASE("so it is with weights of bf16 without masters") {
-  check_layouts(Family::gpt2, "bf16-pure", {{1, 1, 0}, {1, 3, 1}, {1, 5, 3}, {3, 1, 0, true}, {2, 2, 2, true}, {1, 2, 2, false, "1f1b", 3}});
+  check_layouts(Family::gpt2, "bf16-pure",
+                {{1, 1, 0}, {1, 3, 1}, {1, 5, 3}, {3, 1, 0, true}, {2, 2, 2, true}, {1, 2, 2, false, "1f1b", 3}});
 }
 
 TEST_CASE("a part that is missing or damaged is named") {

@@ -77,8 +77,7 @@ int main(int argc, char** argv) {
   in.shrink_to_fit();
   std::vector<float> out(blocks);
   try {
-    gptrain::simt::run_grid(blocks, threads, sizeof(Sums), seed,
-                            [&] { row_sums(in.data(), out.data(), n, broken); });
+    gptrain::simt::run_grid(blocks, threads, sizeof(Sums), seed, [&] { row_sums(in.data(), out.data(), n, broken); });
   } catch (const gptrain::simt::Fault& fault) {
     std::printf("fault: %s\n", fault.what());
     return 3;

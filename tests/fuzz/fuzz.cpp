@@ -80,8 +80,10 @@ void read_header(std::string_view bytes) {
 void read_hf_config_file(std::string_view bytes) {
   write(scratch() / "config.json", bytes);
   const HfDescription description = read_hf_config(scratch() / "config.json");
-  Json config = {{"model", description.model}, {"data", {{"train", Json::array({{{"path", "x"}}})}}},
-                 {"batch", {{"global", 1}}},   {"optimizer", {{"lr", 1e-4}}},
+  Json config = {{"model", description.model},
+                 {"data", {{"train", Json::array({{{"path", "x"}}})}}},
+                 {"batch", {{"global", 1}}},
+                 {"optimizer", {{"lr", 1e-4}}},
                  {"run", {{"steps", 1}, {"out", "x"}}}};
   parse_config(json_text(config), {}, "fuzz");
 }
@@ -91,7 +93,8 @@ void read_hf_index(std::string_view bytes) {
   const fs::path folder = scratch() / "sharded";
   if (fs::create_directories(folder)) {
     for (const char* name : {"a", "b"}) {
-      const std::string header = fmt::format(R"({{"{}.weight":{{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}}})", name);
+      const std::string header =
+          fmt::format(R"({{"{}.weight":{{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}}})", name);
       std::string file(8, '\0');
       file[0] = static_cast<char>(header.size());
       write(folder / (std::string(name) + ".safetensors"), file + header + "\1\2\3\4");
@@ -200,10 +203,10 @@ void read_flat(std::string_view bytes) {
 
 const std::vector<Target>& targets() {
   static const std::vector<Target> all = {
-      {"config", read_config},      {"manifest", read_manifest_file}, {"header", read_header}, {"idx", read_index},
-      {"meta", read_checksum_file}, {"metrics", read_metrics},        {"frames", read_frames},
-      {"documents", read_documents}, {"tokenizer", read_tokenizer_json}, {"flat", read_flat},
-      {"hf_config", read_hf_config_file}, {"hf_index", read_hf_index}};
+      {"config", read_config}, {"manifest", read_manifest_file},   {"header", read_header},
+      {"idx", read_index},     {"meta", read_checksum_file},       {"metrics", read_metrics},
+      {"frames", read_frames}, {"documents", read_documents},      {"tokenizer", read_tokenizer_json},
+      {"flat", read_flat},     {"hf_config", read_hf_config_file}, {"hf_index", read_hf_index}};
   return all;
 }
 

@@ -15,7 +15,8 @@ namespace {
 struct Parts {
   explicit Parts(int64_t n_)
       : n(n_),
-        matrices{{5, 9, 0, 5, n + 40, 2 * n + 67}, {n, 2 * n, 14, n + 14, 0, 0}, {40, 67, 3 * n + 14, 3 * n + 54, n, 2 * n}},
+        matrices{
+            {5, 9, 0, 5, n + 40, 2 * n + 67}, {n, 2 * n, 14, n + 14, 0, 0}, {40, 67, 3 * n + 14, 3 * n + 54, n, 2 * n}},
         ranges{{.offset = 2740, .count = n * n - n - 2, .first = 5, .row = 1, .col = 3, .cols = n, .matrix = 1},
                {.offset = 8, .count = 40 * 67, .first = 0, .row = 0, .col = 0, .cols = 67, .matrix = 2}} {
     for (const MatrixRange& range : ranges) elements += range.count;
@@ -124,8 +125,8 @@ void check_moments(Trial& trial, int64_t n, bool skip) {
 }
 
 template <typename Real>
-std::vector<Real> directions(const Parts& parts, const Operand& gradients, const Moments& moments,
-                             const Operand& means, const StepState& state) {
+std::vector<Real> directions(const Parts& parts, const Operand& gradients, const Moments& moments, const Operand& means,
+                             const StepState& state) {
   std::vector<Real> values = to_real<Real>(gradients.values());
   for_each_element(parts, [&](const FactoredMatrix& matrix, int64_t row, int64_t col, int64_t at) {
     const auto r = static_cast<Real>(moments.rows.at(0, matrix.row_moments + row));
@@ -259,7 +260,9 @@ StepValues<Real> step_reference(const AdafactorEma& op, const std::vector<Update
     };
     auto rate = static_cast<Real>(state.learning_rate);
     if (op.scale_parameter) rate *= std::max(static_cast<Real>(op.eps2), rms(0));
-    const Real decay = segment.decay != 0 ? static_cast<Real>(segment.rate_factor) * rate * static_cast<Real>(op.weight_decay) : Real{0};
+    const Real decay = segment.decay != 0
+                           ? static_cast<Real>(segment.rate_factor) * rate * static_cast<Real>(op.weight_decay)
+                           : Real{0};
     const Real clip = std::max(Real{1}, rms(1) / static_cast<Real>(op.clip_threshold));
     for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
       Real& w = values.weight[static_cast<size_t>(i)];

@@ -58,7 +58,9 @@ Values<Real> reference(const AdamW8bitEma& op, const std::vector<UpdateSegment>&
   const auto size = static_cast<size_t>(elements);
   Values<Real> values{to_real<Real>(buffers.weight.values()), to_real<Real>(buffers.ema.values()),
                       std::vector<Real>(size), std::vector<Real>(size)};
-  const auto power = [&state](double beta) { return std::pow(static_cast<Real>(beta), static_cast<Real>(state.updates)); };
+  const auto power = [&state](double beta) {
+    return std::pow(static_cast<Real>(beta), static_cast<Real>(state.updates));
+  };
   const Real share = (1 - static_cast<Real>(op.ema)) / (1 - power(op.ema));
   for (const UpdateSegment& segment : segments) {
     const auto lr = static_cast<Real>(state.learning_rate);

@@ -72,7 +72,8 @@ void check_decode(Trial& trial, int64_t rows, int64_t cols, DType dtype) {
   trial.run(DecodeBlocks{codes.matrix(), scales.matrix(), x.matrix()});
   std::vector<double> expected;
   for (int64_t row = 0; row < rows; ++row)
-    for (int64_t col = 0; col < cols; ++col) expected.push_back(number(codes.at(row, col)) * scales.at(row, col / block));
+    for (int64_t col = 0; col < cols; ++col)
+      expected.push_back(number(codes.at(row, col)) * scales.at(row, col / block));
   trial.expect_near("x", x, expected, 0);
 }
 
@@ -95,7 +96,8 @@ void check_both_ways(Trial& trial, int64_t rows, int64_t cols, DType dtype) {
     }
   }
   trial.expect_true(furthest <= 1, fmt::format("{} times the bound off", furthest));
-  const double deviation = std::sqrt(static_cast<double>(rows * cols) / 12 * (1 + 12 * 127 * 127 * rounding * rounding));
+  const double deviation =
+      std::sqrt(static_cast<double>(rows * cols) / 12 * (1 + 12 * 127 * 127 * rounding * rounding));
   trial.expect_true(std::abs(sum) < 6.1 * deviation, fmt::format("errors add up to {} steps", sum));
 }
 

@@ -102,9 +102,9 @@ void check_not_finite(Trial& trial) {
   Operand& kept = trial.in_out(DType::bf16, 1, 4);
   op.kept = kept.matrix();
   trial.run(op);
-  trial.expect_true(kept.at(0, 0) == infinity && kept.at(0, 1) == -infinity && std::isnan(kept.at(0, 2)) &&
-                        kept.at(0, 3) == 1,
-                    "what is not finite stays so");
+  trial.expect_true(
+      kept.at(0, 0) == infinity && kept.at(0, 1) == -infinity && std::isnan(kept.at(0, 2)) && kept.at(0, 3) == 1,
+      "what is not finite stays so");
   op.gradients = trial.input(DType::f32, 1, 4, {1, 1, 1, infinity}).matrix();
   op.accumulate = true;
   trial.run(op);
@@ -188,7 +188,8 @@ void check_narrow_gradients(Trial& trial, const Op& constants, bool masters) {
     }
   }
   double moved = 0;
-  for (int64_t i = 0; i < 999; ++i) moved += std::abs(of_wide.front()->at(0, i) - (1 + static_cast<double>(i % 100) / 128));
+  for (int64_t i = 0; i < 999; ++i)
+    moved += std::abs(of_wide.front()->at(0, i) - (1 + static_cast<double>(i % 100) / 128));
   trial.expect_true(moved > 0, "weights move");
 }
 

@@ -131,7 +131,8 @@ void check_sum(Trial& trial, const SumCase& sum, double squared_norm, double div
   WeightedSum op{.a = a.matrix(), .a_factor = 3.4445, .b = {}, .b_factor = -2.5, .to = to.matrix()};
   if (sum.with_b) op.b = b.matrix();
   if (sum.with_norm) {
-    op.squared_norm = Matrix(Trial::pointer<double>(trial.input_array(std::vector<double>{squared_norm})), DType::f64, 1, 1);
+    op.squared_norm =
+        Matrix(Trial::pointer<double>(trial.input_array(std::vector<double>{squared_norm})), DType::f64, 1, 1);
     op.least_norm = 0.5;
   }
   trial.run(op);
@@ -157,10 +158,11 @@ void add_sum_cases(Suite& suite) {
         if (is_left_out(from, index++) || (to == from && from == DType::f32 && index % 2 == 0)) continue;
         for (const bool with_b : {false, true}) {
           const bool in_place = to == from && with_b;
-          suite.add<WeightedSum>(
-              fmt::format("[{}, {}] {} to {}{}{}", rows, cols, dtype_name(from), dtype_name(to), with_b ? ", of two" : "",
-                          in_place ? ", in place" : ""),
-              [=](Trial& t) { check_sum(t, {rows, cols, from, to, with_b, false, in_place}, 0, 1); });
+          suite.add<WeightedSum>(fmt::format("[{}, {}] {} to {}{}{}", rows, cols, dtype_name(from), dtype_name(to),
+                                             with_b ? ", of two" : "", in_place ? ", in place" : ""),
+                                 [=](Trial& t) {
+                                   check_sum(t, {rows, cols, from, to, with_b, false, in_place}, 0, 1);
+                                 });
         }
       }
     }
@@ -186,7 +188,8 @@ void add_sum_cases(Suite& suite) {
   });
   suite.add_bench<WeightedSum>("[4096, 4096] bf16", [](Trial& t) {
     const Matrix a = t.in_out(DType::bf16, 4096, 4096, 0).matrix();
-    t.time(WeightedSum{.a = a, .a_factor = 2, .b = t.input(DType::bf16, 4096, 4096, 0).matrix(), .b_factor = 1, .to = a});
+    t.time(
+        WeightedSum{.a = a, .a_factor = 2, .b = t.input(DType::bf16, 4096, 4096, 0).matrix(), .b_factor = 1, .to = a});
   });
 }
 

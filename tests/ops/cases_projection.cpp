@@ -105,8 +105,8 @@ void check_unbiased(Trial& trial, ProjectionKind kind) {
       identity[static_cast<size_t>(row * tokens + row % tokens)] = 1;
     const Operand& x = trial.input(DType::f32, num_samples * tokens, tokens, identity);
     Operand& y = trial.output(DType::f32, num_samples * runs, tokens);
-    trial.run(SampleRows{
-        .key = key, .sample_ids = sample_ids, .sequence_length = tokens, .x = x.matrix(), .y = y.matrix()});
+    trial.run(
+        SampleRows{.key = key, .sample_ids = sample_ids, .sequence_length = tokens, .x = x.matrix(), .y = y.matrix()});
     for (int64_t row = 0; row < num_samples * runs; ++row)
       for (int64_t a = 0; a < tokens; ++a)
         for (int64_t b = 0; b < tokens; ++b)
@@ -242,7 +242,8 @@ void add_cases(Suite& suite) {
     add_benches(suite, dtype);
   }
   for (const ProjectionKind kind : matrix_kinds)
-    suite.add<ProjectionMatrix>(std::string(name_of(kind)) + " is unbiased", [=](Trial& t) { check_unbiased(t, kind); });
+    suite.add<ProjectionMatrix>(std::string(name_of(kind)) + " is unbiased",
+                                [=](Trial& t) { check_unbiased(t, kind); });
   suite.add<SampleRows>("rows are unbiased", [](Trial& t) { check_unbiased(t, ProjectionKind::rows); });
   suite.add<ProjectionMatrix>("rejections", check_rejections);
 }

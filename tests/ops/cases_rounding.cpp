@@ -39,12 +39,9 @@ struct Operands {
 
 Operands make_operands(Trial& trial, const std::vector<AdamW::Segment>& segments, const StepState& state,
                        int64_t elements) {
-  Operands operands{trial.input(DType::f32, 1, elements),
-                    trial.in_out(DType::bf16, 1, elements),
-                    trial.in_out(DType::f32, 1, elements, 0.1),
-                    trial.in_out(DType::f32, 1, elements, 0.1),
-                    trial.in_out(DType::f32, 1, elements),
-                    {}};
+  Operands operands{trial.input(DType::f32, 1, elements),       trial.in_out(DType::bf16, 1, elements),
+                    trial.in_out(DType::f32, 1, elements, 0.1), trial.in_out(DType::f32, 1, elements, 0.1),
+                    trial.in_out(DType::f32, 1, elements),      {}};
   for (int64_t i = 0; i < elements; ++i) operands.exp_avg_sq.set(0, i, std::abs(operands.exp_avg_sq.at(0, i)));
   set_segments(trial, operands.op, segments, state);
   operands.op.beta1 = 0.9;
@@ -76,7 +73,8 @@ Updated updated(const AdamW& op, const StepState& state, const UpdateSegment& se
   const auto w = static_cast<Real>(before.weight);
   const auto rate = static_cast<Real>(state.learning_rate);
   const Real decay = segment.decay != 0 ? rate * static_cast<Real>(op.weight_decay) * w : Real{0};
-  return {static_cast<double>(w - rate * static_cast<Real>(segment.rate_factor) * step - decay), static_cast<double>(m), static_cast<double>(v)};
+  return {static_cast<double>(w - rate * static_cast<Real>(segment.rate_factor) * step - decay), static_cast<double>(m),
+          static_cast<double>(v)};
 }
 
 // `cols` of `stride` columns are the box of the largest segment.

@@ -131,9 +131,9 @@ struct Buffers {
 };
 
 Buffers make_buffers(Trial& trial, int64_t elements, DType weights) {
-  Buffers buffers{trial.input(DType::f32, 1, elements), trial.in_out(DType::f32, 1, elements),
+  Buffers buffers{trial.input(DType::f32, 1, elements),       trial.in_out(DType::f32, 1, elements),
                   trial.in_out(DType::f32, 1, elements, 0.1), trial.in_out(DType::f32, 1, elements, 0.1),
-                  trial.in_out(DType::f32, 1, elements), trial.in_out(weights, 1, elements)};
+                  trial.in_out(DType::f32, 1, elements),      trial.in_out(weights, 1, elements)};
   for (int64_t i = 0; i < elements; ++i) buffers.exp_avg_sq.set(0, i, std::abs(buffers.exp_avg_sq.at(0, i)));
   return buffers;
 }

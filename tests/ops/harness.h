@@ -142,9 +142,7 @@ class Trial {
     return array(&value, sizeof(T), true);
   }
   // Returns a row of bytes.
-  Operand& in_out_array(const std::vector<uint8_t>& values) {
-    return array(values.data(), std::ssize(values), true);
-  }
+  Operand& in_out_array(const std::vector<uint8_t>& values) { return array(values.data(), std::ssize(values), true); }
   template <typename T>
   static std::vector<T> array_of(const Operand& operand, int64_t count) {
     std::vector<T> values(static_cast<size_t>(count));

@@ -132,7 +132,8 @@ std::vector<const Suite::Case*> some_of_each_kind(const std::vector<Suite::Case>
   for (size_t i = 0; i < cases.size(); ++i) kinds[kind(cases[i])].push_back(i);
   std::vector<bool> taken(cases.size(), count == 0);
   for (const auto& [words, alike] : kinds) {
-    for (size_t i = 0; i < count; ++i) taken[alike[count == 1 ? alike.size() / 3 : i * (alike.size() - 1) / (count - 1)]] = true;
+    for (size_t i = 0; i < count; ++i)
+      taken[alike[count == 1 ? alike.size() / 3 : i * (alike.size() - 1) / (count - 1)]] = true;
   }
   std::vector<const Suite::Case*> chosen;
   for (size_t i = 0; i < cases.size(); ++i) {

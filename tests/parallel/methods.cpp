@@ -5,8 +5,8 @@
 #include <random>
 
 #include "base/error.h"
-#include "model_fixture.h"
 #include "fit/recompute_plan.h"
+#include "model_fixture.h"
 
 namespace gptrain::testing {
 namespace {
@@ -101,15 +101,15 @@ const std::vector<MethodAxis>& method_axes() {
 }
 
 size_t method_axis(const std::string& name) {
-  const auto found =
-      std::find_if(method_axes().begin(), method_axes().end(), [&](const MethodAxis& axis) { return axis.name == name; });
+  const auto found = std::find_if(method_axes().begin(), method_axes().end(),
+                                  [&](const MethodAxis& axis) { return axis.name == name; });
   return static_cast<size_t>(found - method_axes().begin());
 }
 
 // Sizes that suit FP8 on two tensor ranks and blocks of 8-bit moments.
-const Overrides method_sizes = {"model.num_layers=6",         "model.hidden_size=64", "model.num_heads=4",
-                         "model.ffn_hidden_size=160",  "model.vocab_size=101", "model.sequence_length=24",
-                         "batch.micro=2"};
+const Overrides method_sizes = {
+    "model.num_layers=6",   "model.hidden_size=64",     "model.num_heads=4", "model.ffn_hidden_size=160",
+    "model.vocab_size=101", "model.sequence_length=24", "batch.micro=2"};
 constexpr int64_t micro_batches = 3;
 
 // Draws choices for every pair of values. Other axes have their default half of the time, as rules allow few
@@ -143,7 +143,8 @@ std::vector<std::vector<size_t>> possible_choices() {
 std::string MethodCase::name() const {
   std::string name;
   for (size_t axis = 0; axis < choice_.size(); ++axis) {
-    if (axis < 2 || choice_[axis] > 0) name += (axis == 0 ? "" : ", ") + method_axes()[axis].values[choice_[axis]].label;
+    if (axis < 2 || choice_[axis] > 0)
+      name += (axis == 0 ? "" : ", ") + method_axes()[axis].values[choice_[axis]].label;
   }
   return name;
 }

@@ -35,7 +35,8 @@ inline Elements elements_of(const ModelConfig& m, int64_t t, int64_t d) {
   const int64_t qkv = (heads + 2 * kv_heads) * m.head_size;
   const int64_t ffn_in = (is_gated(m.activation) ? 2 : 1) * f;
   const int64_t vocabulary = padded((m.vocab_size + t - 1) / t, vocab_multiple) * h;
-  const int64_t biases = m.bias ? padded(qkv) + padded(h) + padded(ffn_in) + padded(h) : 0;  // qkv, out, ffn.in, ffn.out
+  const int64_t biases =
+      m.bias ? padded(qkv) + padded(h) + padded(ffn_in) + padded(h) : 0;  // qkv, out, ffn.in, ffn.out
   const int64_t norm = padded(h) * (m.bias && m.norm == NormKind::layernorm ? 2 : 1);
   const int64_t head_norms = m.qk_norm ? 2 * padded(m.head_size) : 0;
   Elements e{};
@@ -76,8 +77,8 @@ inline MemoryPlan parameter_formula(const RunConfig& config, int64_t data_size) 
   const bool narrowed = config.precision.reduce != DType::f32 && data_size > 1;
   // A single rank computes one unit's gradients after another, but starts a tied table's with the head's.
   const bool alone = data_size == 1 && config.parallel.tensor == 1;
-  const int64_t one_by_one = config.model.tied_head ? e.embedding + std::max(e.block, e.head)
-                                                    : std::max({e.embedding, e.block, e.head});
+  const int64_t one_by_one =
+      config.model.tied_head ? e.embedding + std::max(e.block, e.head) : std::max({e.embedding, e.block, e.head});
   const int64_t apart = zero >= 2 || narrow_gradients ? 4 * (alone ? one_by_one : e.slots()) : 0;
   plan[MemoryClass::buckets] = apart + (narrowed ? 2 * e.slots() : 0);
   return plan;

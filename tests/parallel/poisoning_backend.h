@@ -54,9 +54,8 @@ inline std::shared_ptr<const PoisoningBackends> poison_memory(Wrapping& wrapping
 }
 
 // Runs `body` on every rank, with its micro-batches, on its own poisoning backend.
-inline void on_poisoned_ranks(
-    const RunConfig& config, int64_t world_size,
-    const std::function<void(RankContext&, RandomBatches&, const PoisoningBackend&)>& body) {
+inline void on_poisoned_ranks(const RunConfig& config, int64_t world_size,
+                              const std::function<void(RankContext&, RandomBatches&, const PoisoningBackend&)>& body) {
   Wrapping wrapping;
   const auto backends = poison_memory(wrapping, world_size);
   on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {

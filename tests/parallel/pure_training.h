@@ -62,8 +62,8 @@ inline void require_same_over_zero(const std::string& gradients, int micro) {
 inline void require_unchanged_by_infinity(const std::string& gradients) {
   for (const int zero : {0, 1, 2, 3}) {
     INFO("zero " << zero);
-    const RunConfig config = pure_config(
-        Family::gpt2, {1, 2, {"batch.micro=2", fmt::format("parallel.zero={}", zero)}}, gradients);
+    const RunConfig config =
+        pure_config(Family::gpt2, {1, 2, {"batch.micro=2", fmt::format("parallel.zero={}", zero)}}, gradients);
     on_ranks(config, 2, nullptr, {}, [&](RankContext& rank) {
       const auto bits = [&] {
         std::vector<float> values;

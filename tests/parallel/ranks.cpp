@@ -1,5 +1,3 @@
-#include "fit/choose_step.h"
-#include "fit/fixed_choices.h"
 #include "ranks.h"
 
 #include <algorithm>
@@ -10,6 +8,8 @@
 #include <stdexcept>
 
 #include "comm/world.h"
+#include "fit/choose_step.h"
+#include "fit/fixed_choices.h"
 #include "model_fixture.h"
 #include "wrappers.h"
 
@@ -184,8 +184,8 @@ void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* st
     groups.use_memory_of(backend, false, config.comm.timeout_seconds);
     const StepPlan plan = wrapping.choices == nullptr
                               ? plan_rank(config, backend.target(), world_size, rank)
-                              : plan_step(config, backend.target(), choices_with(config, backend.target(), *wrapping.choices),
-                                          world_size, rank);
+                              : plan_step(config, backend.target(),
+                                          choices_with(config, backend.target(), *wrapping.choices), world_size, rank);
     TrainingStep step(plan.design, backend, groups);
     step.initialize();
     if (start != nullptr) set_weights(step, *start);

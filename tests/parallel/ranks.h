@@ -35,10 +35,10 @@ struct RankContext {
 struct Wrapping {
   std::function<std::unique_ptr<Backend>(int64_t rank, Backend&)> backend = {};
   // Wraps the groups in which lanes work.
-  std::function<std::unique_ptr<Communicator>(int64_t rank, LaneKind, GroupKind, std::unique_ptr<Communicator>)>
-      group = {};
+  std::function<std::unique_ptr<Communicator>(int64_t rank, LaneKind, GroupKind, std::unique_ptr<Communicator>)> group =
+      {};
   std::function<std::unique_ptr<Backend>(int64_t rank)> device = {};  // null: a CPU backend of one thread
-  const UnitChoices* choices = nullptr;  // choices for the units of all stages; null: the config's
+  const UnitChoices* choices = nullptr;                       // choices for the units of all stages; null: the config's
   std::function<void(RankContext&)> before = {}, after = {};  // run before and after the steps of train_on_ranks
 };
 

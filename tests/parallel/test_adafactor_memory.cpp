@@ -17,13 +17,14 @@ using namespace gptrain::testing;
 // With few tokens the workspace is the one for the sums, which cover the whole model on every rank. Each rank of a
 // stage has all rows and columns, and a value per element of a vector.
 TEST_CASE("Adafactor's state and workspace are what its rows, columns and vectors need") {
-  for (const SmallLayout& layout : {SmallLayout{1, 1, {}}, SmallLayout{1, 3, {"parallel.zero=1"}}, SmallLayout{2, 1, {}},
-                                    SmallLayout{2, 2, {"parallel.zero=3"}}, SmallLayout{1, 1, {}, 2}}) {
+  for (const SmallLayout& layout :
+       {SmallLayout{1, 1, {}}, SmallLayout{1, 3, {"parallel.zero=1"}}, SmallLayout{2, 1, {}},
+        SmallLayout{2, 2, {"parallel.zero=3"}}, SmallLayout{1, 1, {}, 2}}) {
     const int64_t world_size = layout.world_size();
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16-pure"}) {
       INFO(world_size << " ranks " << precision);
-      const RunConfig config = config_of(
-          layout, {precision, "optimizer.type=adafactor", "model.sequence_length=2", "batch.micro=1", "model.vocab_size=64"});
+      const RunConfig config = config_of(layout, {precision, "optimizer.type=adafactor", "model.sequence_length=2",
+                                                  "batch.micro=1", "model.vocab_size=64"});
       int64_t sums = 0;
       for (const TensorSpec& tensor : make_spec(config.model).tensors) {
         if (tensor.shape.size() < 2) continue;
@@ -32,31 +33,32 @@ TEST_CASE("Adafactor's state and workspace are what its rows, columns and vector
       }
       std::mutex mutex;
       int64_t rows = 0, cols = 0;  // summed over all stages
-      on_poisoned_ranks(config, world_size, [&](RankContext& rank, RandomBatches& batches, const PoisoningBackend& backend) {
-        rank.step.run(1e-3, batches);
-        const std::lock_guard lock(mutex);
-        for (const MemoryClass c : {MemoryClass::optimizer, MemoryClass::state, MemoryClass::workspace}) {
-          INFO(memory_class_names[static_cast<size_t>(c)]);
-          const DeviceMemory& arena = *backend.arenas[static_cast<size_t>(c)];
-          CHECK(arena.bytes() == rank.plan.memory().arenas[c]);
-          CHECK(backend.touched_bytes(arena) == arena.bytes());
-        }
-        CHECK(rank.plan.memory().frame_bytes == align_up(8 * sums));
-        int64_t own_rows = 0, own_cols = 0, vectors = 0;
-        const ParameterLayout& held = rank.step.design().layout;
-        for (const UnitRange& unit : held.units) {
-          own_rows += unit.matrix_rows;
-          own_cols += unit.matrix_cols;
-          const int64_t pieces = config.parallel.zero > 0 ? held.pieces : 1;
-          vectors += std::min(unit.before_last, unit.elements / pieces);
-        }
-        CHECK(rank.plan.memory().arenas[MemoryClass::optimizer] ==
-              align_up(4 * vectors) + align_up(4 * own_rows) + align_up(4 * own_cols));
-        if (rank.groups.rank() % (world_size / layout.pipeline) == 0) {
-          rows += own_rows;
-          cols += own_cols;
-        }
-      });
+      on_poisoned_ranks(
+          config, world_size, [&](RankContext& rank, RandomBatches& batches, const PoisoningBackend& backend) {
+            rank.step.run(1e-3, batches);
+            const std::lock_guard lock(mutex);
+            for (const MemoryClass c : {MemoryClass::optimizer, MemoryClass::state, MemoryClass::workspace}) {
+              INFO(memory_class_names[static_cast<size_t>(c)]);
+              const DeviceMemory& arena = *backend.arenas[static_cast<size_t>(c)];
+              CHECK(arena.bytes() == rank.plan.memory().arenas[c]);
+              CHECK(backend.touched_bytes(arena) == arena.bytes());
+            }
+            CHECK(rank.plan.memory().frame_bytes == align_up(8 * sums));
+            int64_t own_rows = 0, own_cols = 0, vectors = 0;
+            const ParameterLayout& held = rank.step.design().layout;
+            for (const UnitRange& unit : held.units) {
+              own_rows += unit.matrix_rows;
+              own_cols += unit.matrix_cols;
+              const int64_t pieces = config.parallel.zero > 0 ? held.pieces : 1;
+              vectors += std::min(unit.before_last, unit.elements / pieces);
+            }
+            CHECK(rank.plan.memory().arenas[MemoryClass::optimizer] ==
+                  align_up(4 * vectors) + align_up(4 * own_rows) + align_up(4 * own_cols));
+            if (rank.groups.rank() % (world_size / layout.pipeline) == 0) {
+              rows += own_rows;
+              cols += own_cols;
+            }
+          });
       CHECK(rows + cols == sums);
     }
   }

@@ -184,7 +184,8 @@ TEST_CASE("moments of 8 bits after two steps are those of one rank, but for code
 TEST_CASE("steps with moments of 8 bits have the rates, decay and eps of the config") {
   const SmallLayout alone{1, 1, {}};
   const auto settings = [](const char* optimizer) -> Overrides {
-    return {optimizer, "optimizer.betas=[0.6,0.7]", "optimizer.eps=1e-3", "optimizer.weight_decay=9", "model.hidden_size=96"};
+    return {optimizer, "optimizer.betas=[0.6,0.7]", "optimizer.eps=1e-3", "optimizer.weight_decay=9",
+            "model.hidden_size=96"};
   };
   const Overrides coded_settings = settings("optimizer.type=adamw-8bit");
   const Outcome exact = train(alone, settings("optimizer.type=adamw"), 3), codes = train(alone, coded_settings, 3);
@@ -194,7 +195,8 @@ TEST_CASE("steps with moments of 8 bits have the rates, decay and eps of the con
     for (int i = 0; i < 3; ++i) step.run(1e-3, batches);
   });
   const auto size = [](const std::vector<float>& values) {
-    return std::accumulate(values.begin(), values.end(), 0.0, [](double sum, float value) { return sum + std::abs(value); });
+    return std::accumulate(values.begin(), values.end(), 0.0,
+                           [](double sum, float value) { return sum + std::abs(value); });
   };
   for (const auto& [name, values] : exact.state) {
     INFO(name);
@@ -216,11 +218,8 @@ TEST_CASE("ranks that hold the same weights have the same bits with moments of 8
 }
 
 TEST_CASE("a checkpoint takes moments of 8 bits to every layout, to the bit where blocks are not cut", "[long]") {
-  const std::vector<SmallLayout> layouts = {{1, 1, {}},
-                                            {2, 2, {"parallel.zero=3"}},
-                                            {1, 3, {"parallel.zero=1"}},
-                                            {2, 1, {}, 2},
-                                            {1, 2, {"parallel.zero=0"}}};
+  const std::vector<SmallLayout> layouts = {
+      {1, 1, {}}, {2, 2, {"parallel.zero=3"}}, {1, 3, {"parallel.zero=1"}}, {2, 1, {}, 2}, {1, 2, {"parallel.zero=0"}}};
   for (size_t i = 0; i < layouts.size(); ++i) {
     const SmallLayout& saved = layouts[i];
     const SmallLayout& loading = layouts[(i + 1) % layouts.size()];

@@ -34,8 +34,8 @@ class PackedFile {
   PackedFile() {
     TokenWriter writer(folder_ / "documents", DType::u16);
     for (uint32_t document = 0; document < 200; ++document) {
-      const uint32_t length = random_word(document, 0) % 7 == 0 ? 1 + random_word(document, 1) % 33
-                                                                : 11 + random_word(document, 1) % 8;
+      const uint32_t length =
+          random_word(document, 0) % 7 == 0 ? 1 + random_word(document, 1) % 33 : 11 + random_word(document, 1) % 8;
       for (uint32_t t = 0; t < length; ++t) {
         const auto id = static_cast<int32_t>((document * 13 + t * 7 + random_word(document, 2 + t) % 5) % vocab_size);
         writer.append(std::span(&id, 1));
@@ -46,9 +46,7 @@ class PackedFile {
     result_ = write_best_fit(folder_ / "documents", folder_ / "packed", sequence_length);
   }
 
-  Dataset open() const {
-    return {{{folder_ / "packed", 1}}, sequence_length, vocab_size, 3, true};
-  }
+  Dataset open() const { return {{{folder_ / "packed", 1}}, sequence_length, vocab_size, 3, true}; }
   const BestFitResult& result() const { return result_; }
 
  private:
@@ -71,9 +69,9 @@ class DataBatches : public MicroBatchSource {
 };
 
 RunConfig config_of(Family family, const std::vector<std::string>& layout, int64_t world_size) {
-  std::vector<std::string> overrides = {"model.sequence_length=20", "model.vocab_size=201", "model.num_heads=4",
-                                        "model.hidden_size=40",     "optimizer.eps=1e-3",   "batch.global=8",
-                                        "batch.micro=2",            "model.tied_head=false"};
+  std::vector<std::string> overrides = {
+      "model.sequence_length=20", "model.vocab_size=201", "model.num_heads=4", "model.hidden_size=40",
+      "optimizer.eps=1e-3",       "batch.global=8",       "batch.micro=2",     "model.tied_head=false"};
   overrides.insert(overrides.end(), layout.begin(), layout.end());
   return small_config(family, overrides, world_size);
 }
@@ -105,11 +103,10 @@ TEST_CASE("samples with padding have the losses and first moments of one rank on
         std::vector<std::string> overrides;
         bool same_bits;
       };
-      for (const Layout& layout : {Layout{1, {"batch.micro=8"}, false},
-                                   Layout{2, {"batch.micro=1", "parallel.zero=3"}, false},
-                                   Layout{2, {"parallel.tensor=2", "parallel.sequence=true"}, false},
-                                   Layout{2, {"parallel.pipeline=2"}, true},
-                                   Layout{4, {"parallel.pipeline=2", "parallel.zero=1"}, false}}) {
+      for (const Layout& layout :
+           {Layout{1, {"batch.micro=8"}, false}, Layout{2, {"batch.micro=1", "parallel.zero=3"}, false},
+            Layout{2, {"parallel.tensor=2", "parallel.sequence=true"}, false}, Layout{2, {"parallel.pipeline=2"}, true},
+            Layout{4, {"parallel.pipeline=2", "parallel.zero=1"}, false}}) {
         std::vector<std::string> overrides = layout.overrides;
         overrides.push_back(documents);
         const RunConfig config = config_of(family, overrides, layout.world_size);

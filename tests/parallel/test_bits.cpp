@@ -123,17 +123,17 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
 // (E4M3) and 5.2% (E5M2) per product. Scales are powers of two, so a rank with a scale of its own would hardly show in
 // that: the scales are checked as well.
 TEST_CASE("FP8 factors: a tensor has the scale of all of it, however many tensor ranks share it") {
-  const Overrides base = {"model.num_heads=4",        "model.hidden_size=64",   "model.ffn_hidden_size=128",
-                          "model.sequence_length=16", "model.num_layers=2",     "batch.global=4",
+  const Overrides base = {"model.num_heads=4",        "model.hidden_size=64",  "model.ffn_hidden_size=128",
+                          "model.sequence_length=16", "model.num_layers=2",    "batch.global=4",
                           "run.device=auto",          "precision.compute=bf16"};
   struct Case {
     Overrides overrides;
     size_t tensors;  // tensors per linear: weight, input and gradient, or the latter two
   };
   for (const Family family : {Family::gpt2, Family::llama}) {
-    for (const auto& [overrides, tensors] : {Case{{"precision.linears=fp8"}, 3},
-                                             Case{{"precision.linears=fp8", "model.dropout=0.1"}, 3},
-                                             Case{{"precision.weight_gradients=fp8"}, 2}}) {
+    for (const auto& [overrides, tensors] :
+         {Case{{"precision.linears=fp8"}, 3}, Case{{"precision.linears=fp8", "model.dropout=0.1"}, 3},
+          Case{{"precision.weight_gradients=fp8"}, 2}}) {
       const Overrides all = with(base, overrides);
       const GlobalState start = train_on_ranks(config_of(family, {1, 1, false}, all), 1, 3).state;
       const auto run = [&](const MeshSizes& mesh, RankScales& scales) {

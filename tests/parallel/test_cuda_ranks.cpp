@@ -146,8 +146,8 @@ TEST_CASE("LAMB, Muon and Adafactor on CUDA ranks take the step of one CPU rank,
 TEST_CASE("moments of 8 bits on CUDA ranks are those of CPU ranks, with the same bits for ZeRO 0 and 1") {
   require_device();
   const auto run = [&](const char* zero, const char* precision, const Wrapping& wrapping) {
-    return train(Family::llama, {1, 2, {zero, precision, "optimizer.type=adamw-8bit", "model.num_layers=1"}}, 2, nullptr,
-                 wrapping);
+    return train(Family::llama, {1, 2, {zero, precision, "optimizer.type=adamw-8bit", "model.num_layers=1"}}, 2,
+                 nullptr, wrapping);
   };
   const Outcome zero0 = run("parallel.zero=0", "precision.compute=fp32", on_cuda);
   CHECK(same_bits(zero0, run("parallel.zero=1", "precision.compute=fp32", on_cuda)));
@@ -195,7 +195,8 @@ TEST_CASE("gradients of CUDA ranks summed in bf16 are the same for every ZeRO st
   CHECK(first_difference(rounded.state, run(0, "precision.reduce=fp32").state) != "");
 }
 
-TEST_CASE("methods that save memory take what is planned on the device, and have the bits of keeping all", "[methods]") {
+TEST_CASE("methods that save memory take what is planned on the device, and have the bits of keeping all",
+          "[methods]") {
   require_device();
   const Target target = make_cuda_backend(0)->target();
   for (const MethodCase& method : method_cases()) {
@@ -205,8 +206,7 @@ TEST_CASE("methods that save memory take what is planned on the device, and have
     check_touched_after(wrapping, config, method.world_size());
     const Outcome outcome = train_on_ranks(config, method.world_size(), 2, nullptr, 0, wrapping);
     if (!method.has_bits_of_keeping_all(target)) continue;
-    require_same(outcome,
-                 train_on_ranks(method.config_that_keeps_all(), method.world_size(), 2, nullptr, 0, on_cuda));
+    require_same(outcome, train_on_ranks(method.config_that_keeps_all(), method.world_size(), 2, nullptr, 0, on_cuda));
   }
 }
 
@@ -223,8 +223,7 @@ TEST_CASE("a step on the device has the events of its plan, copies too") {
   for (const Layout& layout : layouts) {
     INFO(layout.name());
     RunConfig config = config_of(Family::gpt2, layout);
-    for (const RankEvents& rank :
-         events_on_ranks(config, layout.world_size(), [] { return make_cuda_backend(0); })) {
+    for (const RankEvents& rank : events_on_ranks(config, layout.world_size(), [] { return make_cuda_backend(0); })) {
       const EventWords ran = in_words(rank.profile.log);
       REQUIRE(ran.size() == rank.planned.size());
       for (size_t part = 0; part < ran.size(); ++part) REQUIRE(ran[part] == rank.planned[part]);

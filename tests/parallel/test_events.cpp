@@ -48,7 +48,10 @@ const Layout layouts[] = {
 };
 
 RunConfig config_of(const Layout& layout) {
-  std::vector<std::string> overrides = {"model.num_layers=4", "batch.global=12", "batch.micro=2", "model.hidden_size=48",
+  std::vector<std::string> overrides = {"model.num_layers=4",
+                                        "batch.global=12",
+                                        "batch.micro=2",
+                                        "model.hidden_size=48",
                                         fmt::format("parallel.tensor={}", layout.tensor),
                                         fmt::format("parallel.pipeline={}", layout.pipeline)};
   if (layout.family == Family::gpt2) overrides.emplace_back("model.num_heads=4");
@@ -83,9 +86,8 @@ TEST_CASE("every rank's step has the events of its plan, action by action") {
     const std::vector<RankEvents> ranks =
         events_on_ranks(config_of(layout), layout.world_size(), [] { return make_cpu_backend(1); });
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
-      INFO("tensor " << layout.tensor << " data " << layout.data << " pipeline "
-                     << layout.pipeline << " " << layout.overrides.front() << ", rank "
-                     << rank);
+      INFO("tensor " << layout.tensor << " data " << layout.data << " pipeline " << layout.pipeline << " "
+                     << layout.overrides.front() << ", rank " << rank);
       const EventWords ran = in_words(ranks[rank].profile.log);
       REQUIRE(ran.size() == ranks[rank].planned.size());
       for (size_t part = 0; part < ran.size(); ++part) {

@@ -91,8 +91,7 @@ class DrawRecorder final : public ForwardingBackend {
   void run(const KeepGradients& op) override {
     {
       const std::lock_guard lock(mutex_);
-      for (int64_t i = 0; i < op.num_segments; ++i)
-        ++draws_[{op.segments[i].key.k0, op.segments[i].key.k1, op.draw}];
+      for (int64_t i = 0; i < op.num_segments; ++i) ++draws_[{op.segments[i].key.k0, op.segments[i].key.k1, op.draw}];
     }
     inner_.run(op);
   }
@@ -112,15 +111,15 @@ TEST_CASE("gradients in bf16: pipelines give the bits of one stage, and one micr
   const Outcome one = train_pure(Family::llama, {1, 1, {"batch.micro=2", "model.num_layers=4"}}, narrow, 2);
   for (const char* schedule : {"1f1b", "interleaved", "zero-bubble"}) {
     INFO(schedule);
-    const PureLayout two{1, 2,
+    const PureLayout two{1,
+                         2,
                          {"batch.micro=2", "model.num_layers=4", "parallel.pipeline=2",
                           fmt::format("parallel.pipeline_schedule={}", schedule)}};
     require_same(one, train_pure(Family::llama, two, narrow, 2));
   }
   const auto zero = [](int stage, const char* optimizer) {
-    const PureLayout layout{1, 2,
-                            {"batch.micro=6", fmt::format("parallel.zero={}", stage),
-                             fmt::format("optimizer.type={}", optimizer)}};
+    const PureLayout layout{
+        1, 2, {"batch.micro=6", fmt::format("parallel.zero={}", stage), fmt::format("optimizer.type={}", optimizer)}};
     return train_pure(Family::llama, layout, narrow, 2);
   };
   for (const char* optimizer : {"adamw", "adamw-8bit", "lion", "sgd"}) {
@@ -163,16 +162,16 @@ TEST_CASE("gradients in bf16: no two sums of a step draw the same random bits, b
     Draws draws;
     std::mutex mutex;
     const RunConfig config = pure_config(Family::gpt2, {1, 2, overrides}, narrow);
-    const Wrapping recording{.backend = [&](int64_t, Backend& inner) {
-      return std::make_unique<DrawRecorder>(inner, draws, mutex);
-    }};
+    const Wrapping recording{
+        .backend = [&](int64_t, Backend& inner) { return std::make_unique<DrawRecorder>(inner, draws, mutex); }};
     on_ranks(config, 2, nullptr, recording, [&](RankContext& rank) {
       RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
       rank.step.run(1e-3, batches);
     });
     return draws;
   };
-  const auto tensors = static_cast<int64_t>(make_spec(pure_config(Family::gpt2, {1, 1, {}}, narrow).model).tensors.size());
+  const auto tensors =
+      static_cast<int64_t>(make_spec(pure_config(Family::gpt2, {1, 1, {}}, narrow).model).tensors.size());
   // Three micro-batches: for the first two each rank sums its own gradients (sums 0 and 1, or 3 and 4); for the last it
   // sums those of all ranks.
   const Draws own = draws_of({"batch.micro=2", "parallel.zero=0"});

@@ -277,9 +277,9 @@ class Player {
     }
   }
 
-  static constexpr std::array buffers = {
-      Operand::input,     Operand::output,   Operand::kept,   Operand::saved_for_input, Operand::saved_for_weight,
-      Operand::gradients, Operand::d_output, Operand::d_input};
+  static constexpr std::array buffers = {Operand::input,           Operand::output,           Operand::kept,
+                                         Operand::saved_for_input, Operand::saved_for_weight, Operand::gradients,
+                                         Operand::d_output,        Operand::d_input};
 
   const std::unique_ptr<Backend> backend_;
   const ModelSpec spec_;
@@ -333,7 +333,8 @@ const std::vector<Case>& cases() {
 
 }  // namespace
 
-TEST_CASE("every W may wait until all B are over, with the same bits, and nothing else is kept than is said", "[long]") {
+TEST_CASE("every W may wait until all B are over, with the same bits, and nothing else is kept than is said",
+          "[long]") {
   for (const Case& c : cases()) {
     std::string name = "tensor " + std::to_string(c.tensor) + (c.sequence ? " sequence" : "");
     for (const std::string& text : c.overrides) name += " " + text;
@@ -422,8 +423,7 @@ TEST_CASE("what a block saves lies in the record of its last reader") {
                                                            "norm2.rstd"});
   const auto codes = [](int64_t width) { return align_up(76 * width) + align_up(76 * ((width + 127) / 128) * 4); };
   CHECK(coded.saved_for_weight_bytes == 3 * codes(36) + codes(144));
-  CHECK(coded.saved_for_input_bytes ==
-        matrix(108) + matrix(144) + 2 * codes(36) + align_up(4 * 3 * 19 * 4) + 4 * 512);
+  CHECK(coded.saved_for_input_bytes == matrix(108) + matrix(144) + 2 * codes(36) + align_up(4 * 3 * 19 * 4) + 4 * 512);
   CHECK(plain.use(backward_input).reads.contains(Operand::input));
   CHECK(!coded.use(backward_input).reads.contains(Operand::input));
 

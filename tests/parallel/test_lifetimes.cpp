@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "catch.h"
+#include "fit/recompute_plan.h"
 #include "model_fixture.h"
 #include "ranks.h"
 #include "some_cases.h"
-#include "fit/recompute_plan.h"
 #include "wrappers.h"
 
 namespace test_lifetimes {
@@ -85,8 +85,9 @@ std::vector<double> train(const RunConfig& config, int64_t ranks, bool spoils) {
     const auto number = static_cast<size_t>(rank.groups.rank());
     RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
     const Program& program = *rank.plan.design->training;
-    const auto named = static_cast<size_t>(std::count_if(program.schedule.buffers.begin(), program.schedule.buffers.end(),
-                                                         [](const Buffer& buffer) { return buffer.first >= 0; }));
+    const auto named =
+        static_cast<size_t>(std::count_if(program.schedule.buffers.begin(), program.schedule.buffers.end(),
+                                          [](const Buffer& buffer) { return buffer.first >= 0; }));
     for (int step = 0; step < 3; ++step) {
       Spoiler spoiler(program, recorders[number]->arenas);
       const StepResult result = rank.step.run(1e-3, batches, spoils ? &spoiler : nullptr);
@@ -137,7 +138,8 @@ TEST_CASE("buffers of every pipeline schedule may be spoilt before their first a
   }
 }
 
-TEST_CASE("buffers of units that are run again from before may be spoilt before their first action and after their last") {
+TEST_CASE(
+    "buffers of units that are run again from before may be spoilt before their first action and after their last") {
   for (const char* const schedule : {"1f1b", "zero-bubble"}) {
     for (const int zero : {0, 3}) {
       const std::vector<std::string> overrides = {"model.num_layers=8",

@@ -31,11 +31,12 @@ using namespace gptrain::testing;
 
 namespace {
 
-constexpr MemoryClass parameter_classes[] = {MemoryClass::weights, MemoryClass::gradients, MemoryClass::master,
+constexpr MemoryClass parameter_classes[] = {MemoryClass::weights,   MemoryClass::gradients, MemoryClass::master,
                                              MemoryClass::optimizer, MemoryClass::gathered,  MemoryClass::buckets};
 
 const std::vector<std::string> precisions[] = {
-    {"precision.compute=fp32", "optimizer.type=lars"}, {"precision.compute=bf16"},
+    {"precision.compute=fp32", "optimizer.type=lars"},
+    {"precision.compute=bf16"},
     {"precision.reduce=bf16", "precision.compute=bf16", "optimizer.type=lamb"},
     {"precision.compute=bf16", "optimizer.type=muon"},
     {"precision.compute=bf16-pure", "precision.gradients=bf16"}};
@@ -91,7 +92,8 @@ TEST_CASE("ranks take the bytes of the closed formulas for their share of the pa
         const MemoryPlan expected = parameter_formula(config, layout.data);
         const auto cpu = make_cpu_backend(1);
         for (int64_t rank = 0; rank < layout.tensor * layout.data; ++rank) {
-          const MemoryPlan planned = plan_rank(config, cpu->target(), layout.tensor * layout.data, rank).memory().arenas;
+          const MemoryPlan planned =
+              plan_rank(config, cpu->target(), layout.tensor * layout.data, rank).memory().arenas;
           for (const MemoryClass c : parameter_classes) {
             INFO("rank " << rank << " " << memory_class_names[static_cast<size_t>(c)]);
             CHECK(planned[c] == expected[c]);
@@ -137,7 +139,8 @@ TEST_CASE("a block's activations shrink with the tensor size as the published fo
       const int64_t coded_block = activations(config_with(4, overrides)) - activations(config_with(3, overrides));
       const auto codes = [](int64_t of_rows, int64_t cols) { return of_rows * (cols + 4 * ((cols + 127) / 128)); };
       const int64_t h = m.hidden_size;
-      CHECK(coded_block == 14 * rows * h / t + codes(rows, h / t) + codes(rows, 4 * h / t) + 4 * codes(rows / s, h) + statistics);
+      CHECK(coded_block ==
+            14 * rows * h / t + codes(rows, h / t) + codes(rows, 4 * h / t) + 4 * codes(rows / s, h) + statistics);
     }
   }
 }
@@ -196,25 +199,26 @@ std::vector<std::byte> bytes_of(const TrainingStep& step, const std::vector<Stat
 
 void check_snapshot(const RunConfig& config, int64_t world_size) {
   std::mutex mutex;
-  on_poisoned_ranks(config, world_size, [&](RankContext& rank, RandomBatches& batches, const PoisoningBackend& backend) {
-    rank.step.run(1e-3, batches);
-    rank.step.take_snapshot_memory();
-    const std::vector<StatePiece> copy = rank.step.copy_state();
-    const std::vector<std::byte> copied = bytes_of(rank.step, rank.step.state(true));
-    rank.step.run(1e-3, batches);
-    rank.step.state();  // waits for gathers in progress
-    const std::lock_guard lock(mutex);
-    const DeviceMemory& memory = *backend.arenas.back();
-    const int64_t planned = rank.plan.memory().arenas[MemoryClass::snapshot];
-    CHECK(planned > 0);
-    CHECK(memory.bytes() == planned);
-    CHECK(backend.touched_bytes(memory) == planned);
-    CHECK(rank.step.taken()[MemoryClass::snapshot] == planned);
-    CHECK(first_difference(bytes_of(rank.step, copy), copied) == "");
-    for (const StatePiece& piece : copy)  // gradients are not copied, and the step's own are overwritten
-      REQUIRE((piece.gradient == nullptr && piece.narrow_gradient == nullptr));
-    CHECK((bytes_of(rank.step, rank.step.state(true)) != copied));
-  });
+  on_poisoned_ranks(
+      config, world_size, [&](RankContext& rank, RandomBatches& batches, const PoisoningBackend& backend) {
+        rank.step.run(1e-3, batches);
+        rank.step.take_snapshot_memory();
+        const std::vector<StatePiece> copy = rank.step.copy_state();
+        const std::vector<std::byte> copied = bytes_of(rank.step, rank.step.state(true));
+        rank.step.run(1e-3, batches);
+        rank.step.state();  // waits for gathers in progress
+        const std::lock_guard lock(mutex);
+        const DeviceMemory& memory = *backend.arenas.back();
+        const int64_t planned = rank.plan.memory().arenas[MemoryClass::snapshot];
+        CHECK(planned > 0);
+        CHECK(memory.bytes() == planned);
+        CHECK(backend.touched_bytes(memory) == planned);
+        CHECK(rank.step.taken()[MemoryClass::snapshot] == planned);
+        CHECK(first_difference(bytes_of(rank.step, copy), copied) == "");
+        for (const StatePiece& piece : copy)  // gradients are not copied, and the step's own are overwritten
+          REQUIRE((piece.gradient == nullptr && piece.narrow_gradient == nullptr));
+        CHECK((bytes_of(rank.step, rank.step.state(true)) != copied));
+      });
 }
 
 }  // namespace
@@ -241,8 +245,8 @@ struct Pipeline {
   std::string schedule;
   int64_t stages, chunks;
 };
-const std::vector<Pipeline> pipelines = {{"gpipe", 2, 1},       {"1f1b", 3, 1},        {"interleaved", 2, 2},
-                                         {"varuna", 2, 1},      {"zero-bubble", 3, 1}, {"zero-bubble-v", 2, 2},
+const std::vector<Pipeline> pipelines = {{"gpipe", 2, 1},       {"1f1b", 3, 1},         {"interleaved", 2, 2},
+                                         {"varuna", 2, 1},      {"zero-bubble", 3, 1},  {"zero-bubble-v", 2, 2},
                                          {"interleaved", 3, 2}, {"zero-bubble-v", 3, 2}};
 
 std::vector<std::string> in_stages(const Pipeline& pipeline, std::vector<std::string> overrides) {
@@ -257,7 +261,8 @@ int64_t most_alive(const Program& program, MemoryClass c) {
   std::vector<int64_t> change(program.schedule.actions.size() + 1, 0);
   for (const Buffer& buffer : program.schedule.buffers) {
     if (memory_class(buffer.kind) != c || buffer.first < 0) continue;  // not named by any action
-    const int64_t bytes = program.bytes[static_cast<size_t>(buffer.kind)][static_cast<size_t>(std::max(buffer.unit, 0))];
+    const int64_t bytes =
+        program.bytes[static_cast<size_t>(buffer.kind)][static_cast<size_t>(std::max(buffer.unit, 0))];
     change[static_cast<size_t>(buffer.first)] += bytes;
     change[static_cast<size_t>(buffer.last) + 1] -= bytes;
   }
@@ -283,11 +288,11 @@ TEST_CASE("1F1B keeps what min(stages - i, micro-batches) micro-batches save on 
   const auto cpu = make_cpu_backend(1);
   for (const int64_t stages : {2, 3, 4}) {
     for (const int64_t micro_batches : {1, 2, 3, 5, 8}) {
-      const RunConfig config =
-          small_config(Family::llama,
-                       in_stages({"1f1b", stages, 1}, {"model.num_layers=12", "batch.micro=1",
-                                                       fmt::format("batch.global={}", micro_batches)}),
-                       stages);
+      const RunConfig config = small_config(
+          Family::llama,
+          in_stages({"1f1b", stages, 1},
+                    {"model.num_layers=12", "batch.micro=1", fmt::format("batch.global={}", micro_batches)}),
+          stages);
       for (int64_t stage = 0; stage < stages; ++stage) {
         INFO(stages << " stages, " << micro_batches << " micro-batches, stage " << stage);
         const StepPlan plan = plan_rank(config, cpu->target(), stages, stage);
@@ -322,9 +327,8 @@ TEST_CASE("arenas of stages are hardly larger than what is alive in them at once
           for (const MemoryClass c : {MemoryClass::activations, MemoryClass::gathered, MemoryClass::buckets}) {
             const int64_t alive = most_alive(program, c);
             INFO(pipeline.schedule << " " << pipeline.stages << " stages, rank " << rank << " zero " << zero << ", "
-                                   << micro_batches << " micro-batches, "
-                                   << memory_class_names[static_cast<size_t>(c)] << ": " << program.memory[c] << " of "
-                                   << alive);
+                                   << micro_batches << " micro-batches, " << memory_class_names[static_cast<size_t>(c)]
+                                   << ": " << program.memory[c] << " of " << alive);
             CHECK(program.memory[c] >= alive);
             const double ratio = alive > 0 ? static_cast<double>(program.memory[c]) / static_cast<double>(alive) : 1;
             const bool splits = find_pipeline_schedule(pipeline.schedule)->splits_backward;

@@ -63,7 +63,8 @@ TEST_CASE("every pair of methods takes the bytes of its plan, has the bits of ke
     const MethodCase other = method.on_next_layout();
     const RunConfig to = in_folder(other);
     INFO("loaded by: " << other.name());
-    if (keeps_blocks(config, to)) require_bits_of(saved, train_on_ranks(to, other.world_size(), 0, nullptr, 0, loading));
+    if (keeps_blocks(config, to))
+      require_bits_of(saved, train_on_ranks(to, other.world_size(), 0, nullptr, 0, loading));
   }
 }
 

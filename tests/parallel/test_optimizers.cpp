@@ -114,12 +114,14 @@ TEST_CASE("Adafactor's rows and columns are summed over every kind of layout") {
   for (const SmallLayout& layout :
        {SmallLayout{1, 3, {"parallel.zero=0"}}, SmallLayout{1, 6, {"parallel.zero=1"}},
         SmallLayout{2, 3, {"parallel.zero=1", "parallel.sequence=true"}}, SmallLayout{2, 2, {"parallel.zero=2"}, 2},
-        SmallLayout{1, 1, {}, 3}, SmallLayout{1, 2, {"parallel.zero=2", "parallel.rank_order=tensor-pipeline-data"}, 2}}) {
-    for (const Overrides& more : {Overrides{}, Overrides{"optimizer.scale_parameter=false", "optimizer.clip_threshold=0.5"}}) {
+        SmallLayout{1, 1, {}, 3},
+        SmallLayout{1, 2, {"parallel.zero=2", "parallel.rank_order=tensor-pipeline-data"}, 2}}) {
+    for (const Overrides& more :
+         {Overrides{}, Overrides{"optimizer.scale_parameter=false", "optimizer.clip_threshold=0.5"}}) {
       const auto [one, many] = compared_step(layout, with(adafactor, more));
       const Difference d = difference(make_spec(config_of(layout, adafactor).model), one, many);
-      INFO(layout.world_size() << " ranks, moment " << d.first_moment << " of " << d.moment_of << ", weight " << d.weight
-                               << " of " << d.weight_of);
+      INFO(layout.world_size() << " ranks, moment " << d.first_moment << " of " << d.moment_of << ", weight "
+                               << d.weight << " of " << d.weight_of);
       CHECK(d.small());
     }
   }
@@ -127,13 +129,13 @@ TEST_CASE("Adafactor's rows and columns are summed over every kind of layout") {
 
 // With a tied table the last unit is only a norm, wide enough that its bias, with another root mean square than its
 // weight, is on the second rank.
-TEST_CASE("Adafactor measures the norm of a tied head that two ranks share, whether each holds all of it or its piece") {
+TEST_CASE(
+    "Adafactor measures the norm of a tied head that two ranks share, whether each holds all of it or its piece") {
   const auto zero = [](int stage) {
-    const RunConfig config = small_config(
-        Family::gpt2,
-        with(adafactor, {"precision.compute=bf16-pure", "model.hidden_size=264", fmt::format("parallel.zero={}", stage),
-                         "batch.micro=2"}),
-        2);
+    const RunConfig config = small_config(Family::gpt2,
+                                          with(adafactor, {"precision.compute=bf16-pure", "model.hidden_size=264",
+                                                           fmt::format("parallel.zero={}", stage), "batch.micro=2"}),
+                                          2);
     return train_on_ranks(config, 2, 2);
   };
   require_same(zero(0), zero(1));
@@ -142,9 +144,10 @@ TEST_CASE("Adafactor measures the norm of a tied head that two ranks share, whet
 // The ranks of a stage take turns, and none holds a whole matrix: pieces begin and end within rows.
 TEST_CASE("Muon's matrices come from every kind of layout and go back") {
   for (const SmallLayout& layout :
-       {SmallLayout{1, 3, {"parallel.zero=0"}}, SmallLayout{1, 3, {"parallel.zero=2"}}, SmallLayout{1, 3, {"parallel.zero=3"}},
-        SmallLayout{1, 6, {"parallel.zero=1"}}, SmallLayout{2, 3, {"parallel.zero=1", "parallel.sequence=true"}},
-        SmallLayout{2, 2, {"parallel.zero=0"}, 2}, SmallLayout{2, 2, {"parallel.zero=1"}, 2}, SmallLayout{1, 1, {}, 3},
+       {SmallLayout{1, 3, {"parallel.zero=0"}}, SmallLayout{1, 3, {"parallel.zero=2"}},
+        SmallLayout{1, 3, {"parallel.zero=3"}}, SmallLayout{1, 6, {"parallel.zero=1"}},
+        SmallLayout{2, 3, {"parallel.zero=1", "parallel.sequence=true"}}, SmallLayout{2, 2, {"parallel.zero=0"}, 2},
+        SmallLayout{2, 2, {"parallel.zero=1"}, 2}, SmallLayout{1, 1, {}, 3},
         SmallLayout{1, 2, {"parallel.zero=2", "parallel.rank_order=tensor-pipeline-data"}, 2}}) {
     const auto [one, many] = compared_step(layout, muon);
     const Difference d = difference(make_spec(config_of(layout, muon).model), one, many);

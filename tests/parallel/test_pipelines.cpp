@@ -77,11 +77,10 @@ const std::vector<Mesh> meshes = {{"alone", 1, 1, {}},
                                    {"parallel.tensor=2", "parallel.sequence=true"},
                                    RankOrder::tensor_pipeline_data}};
 const std::vector<int64_t> micro_batches = {1, 2, 3, 5, 8};
-const std::vector<Value> recomputes = {
-    {"none", {}},
-    {"selective", {"memory.recompute=selective"}},
-    {"block", {"memory.recompute=block"}},
-    {"every_nth", {"memory.recompute=every_nth", "memory.recompute_interval=2"}}};
+const std::vector<Value> recomputes = {{"none", {}},
+                                       {"selective", {"memory.recompute=selective"}},
+                                       {"block", {"memory.recompute=block"}},
+                                       {"every_nth", {"memory.recompute=every_nth", "memory.recompute_interval=2"}}};
 const std::vector<Value> precisions = {{"fp32", {"precision.compute=fp32"}},
                                        {"bf16", {"precision.compute=bf16"}},
                                        {"pure", {"precision.compute=bf16-pure"}}};
@@ -97,7 +96,7 @@ class Case {
   enum Axis : size_t { pipeline, model, mesh, zero, accumulation, recompute, precision, extra, placement, count };
 
   static std::vector<size_t> sizes() {
-    return {pipelines.size(), models.size(),     meshes.size(), 4, micro_batches.size(), recomputes.size(),
+    return {pipelines.size(),  models.size(), meshes.size(),    4, micro_batches.size(), recomputes.size(),
             precisions.size(), extras.size(), placements.size()};
   }
 
@@ -130,9 +129,9 @@ class Case {
 
   RunConfig config() const {
     Overrides overrides = of_mesh();
-    append(overrides, {fmt::format("parallel.pipeline={}", shape().stages),
-                       "parallel.pipeline_schedule=" + shape().schedule,
-                       fmt::format("parallel.rank_order={}", rank_order_names[static_cast<size_t>(ranks().order)])});
+    append(overrides,
+           {fmt::format("parallel.pipeline={}", shape().stages), "parallel.pipeline_schedule=" + shape().schedule,
+            fmt::format("parallel.rank_order={}", rank_order_names[static_cast<size_t>(ranks().order)])});
     if (shape().chunks > 1) overrides.push_back(fmt::format("parallel.virtual_stages={}", shape().chunks));
     if (choice_[placement] > 0)
       overrides.push_back(fmt::format("parallel.layers_per_stage=[{}]", fmt::join(uneven_layers(), ",")));
@@ -284,10 +283,10 @@ TEST_CASE("all pipelines give the bits of one stage", "[.full]") {
 
 TEST_CASE("FP8 linears over pipelines give the bits of one stage") {
   const auto train = [](const Overrides& more, int64_t ranks) {
-    Overrides overrides = {"model.num_layers=6",       "model.num_heads=4",        "model.hidden_size=64",
-                           "model.ffn_hidden_size=64", "model.sequence_length=16", "batch.global=3",
-                           "batch.micro=1",            "run.device=auto",          "precision.compute=bf16",
-                           "precision.linears=fp8",    "model.dropout=0.1"};
+    Overrides overrides = {
+        "model.num_layers=6",       "model.num_heads=4",     "model.hidden_size=64", "model.ffn_hidden_size=64",
+        "model.sequence_length=16", "batch.global=3",        "batch.micro=1",        "run.device=auto",
+        "precision.compute=bf16",   "precision.linears=fp8", "model.dropout=0.1"};
     overrides.insert(overrides.end(), more.begin(), more.end());
     return train_on_ranks(small_config(Family::llama, overrides, ranks), ranks, 2);
   };

@@ -55,7 +55,8 @@ TEST_CASE("a choice of all rows is the exact gradient, bit for bit") {
 // All frequencies make an orthonormal transform, which would expose any wrong factor; the tokens' signs cancel.
 TEST_CASE("a projection to all frequencies is the exact gradient, to rounding") {
   const Overrides base = {"model.bias=true", "batch.global=4"};
-  for (const SmallLayout& layout : {SmallLayout{1, 1, base}, SmallLayout{2, 1, {"parallel.sequence=true", "batch.global=4"}}}) {
+  for (const SmallLayout& layout :
+       {SmallLayout{1, 1, base}, SmallLayout{2, 1, {"parallel.sequence=true", "batch.global=4"}}}) {
     const Outcome exact = train(layout, {}, 1), projected_to_all = train(layout, {projected("dct", 1)}, 1);
     CHECK(projected_to_all.losses == exact.losses);
     for (const auto& [name, values] : exact.state) {

@@ -9,13 +9,13 @@
 #include "base/error.h"
 #include "catch.h"
 #include "fit/choose_step.h"
-#include "model_fixture.h"
-#include "ops/side_queue.h"
-#include "machine/profiles.h"
-#include "same_outcomes.h"
 #include "fit/nominal_times.h"
 #include "fit/offload_plan.h"
 #include "fit/recompute_plan.h"
+#include "machine/profiles.h"
+#include "model_fixture.h"
+#include "ops/side_queue.h"
+#include "same_outcomes.h"
 
 namespace test_recompute {
 
@@ -41,25 +41,37 @@ const std::vector<Layout> layouts = {
     {"sequence", Family::llama, 2, {"parallel.tensor=2", "parallel.sequence=true", "batch.micro=2"}},
     {"few bits", Family::gpt2, 1, {"memory.activation_bits=3", "batch.micro=2"}},
     {"fp8", Family::llama, 1, {"precision.compute=bf16", "precision.linears=fp8", "run.device=auto", "batch.micro=2"}},
-    {"fp8 zero 3", Family::llama, 2,
+    {"fp8 zero 3",
+     Family::llama,
+     2,
      {"precision.compute=bf16", "precision.linears=fp8", "run.device=auto", "batch.micro=1", "parallel.zero=3"}},
     {"1f1b", Family::gpt2, 2, {"parallel.pipeline=2", "batch.micro=1", "model.tied_head=false"}},
-    {"gpipe few bits", Family::gpt2, 2,
+    {"gpipe few bits",
+     Family::gpt2,
+     2,
      {"parallel.pipeline=2", "parallel.pipeline_schedule=gpipe", "batch.micro=1", "memory.activation_bits=2"}},
-    {"varuna zero 2", Family::llama, 4,
+    {"varuna zero 2",
+     Family::llama,
+     4,
      {"parallel.pipeline=2", "parallel.pipeline_schedule=varuna", "parallel.zero=2", "batch.micro=1"}},
-    {"zero-bubble tensor", Family::gpt2, 4,
+    {"zero-bubble tensor",
+     Family::gpt2,
+     4,
      {"parallel.pipeline=2", "parallel.pipeline_schedule=zero-bubble", "parallel.tensor=2", "model.num_heads=4",
       "batch.micro=1"}},
-    {"interleaved zero 3", Family::llama, 4,
+    {"interleaved zero 3",
+     Family::llama,
+     4,
      {"parallel.pipeline=2", "parallel.pipeline_schedule=interleaved", "parallel.virtual_stages=2", "parallel.zero=3",
       "batch.micro=1"}},
-    {"zero-bubble-v", Family::llama, 2,
+    {"zero-bubble-v",
+     Family::llama,
+     2,
      {"parallel.pipeline=2", "parallel.pipeline_schedule=zero-bubble-v", "parallel.virtual_stages=2", "batch.micro=1"}},
 };
 
 RunConfig config_of(const Layout& layout, const Overrides& more = {}) {
-  Overrides overrides = {"model.num_layers=8",        "model.hidden_size=32",     "model.num_heads=4",
+  Overrides overrides = {"model.num_layers=8",       "model.hidden_size=32",     "model.num_heads=4",
                          "model.sequence_length=16", "model.ffn_hidden_size=64", "batch.global=8"};
   overrides.insert(overrides.end(), layout.overrides.begin(), layout.overrides.end());
   overrides.insert(overrides.end(), more.begin(), more.end());
@@ -218,8 +230,7 @@ TEST_CASE("what one plan runs again and copies to the host has the bits of what 
   for (const size_t of : {0, 4, 7, 10, 12, 15}) {
     const Layout& layout = layouts[of];
     const RunConfig plain = config_of(layout);
-    const RunConfig mixed =
-        config_of(layout, {"memory.recompute=optimal", "memory.offload_activations=optimal"});
+    const RunConfig mixed = config_of(layout, {"memory.recompute=optimal", "memory.offload_activations=optimal"});
     const std::vector<RecomputePlanner> planners = planners_of(mixed, layout.ranks, with_copy_lanes());
     const int64_t least = least_bytes(planners);
     const int64_t most = most_bytes(planners);
@@ -281,16 +292,21 @@ TEST_CASE("passes are played with a copy each way at the same time") {
   const BufferBytes& bytes = plan.design->training->bytes;
   const double copy = nominal_copy_seconds(record_bytes(bytes, schedule.traits(1), 1), target);
   REQUIRE(copy > 0);
-  const auto action = [](ActionKind kind, int32_t unit) { return Action{.kind = kind, .micro_batch = 0, .unit = unit}; };
+  const auto action = [](ActionKind kind, int32_t unit) {
+    return Action{.kind = kind, .micro_batch = 0, .unit = unit};
+  };
   schedule.actions = {action(ActionKind::offload, 1), action(ActionKind::fetch, 2), action(ActionKind::forward, 3),
                       action(ActionKind::await_offloaded, 1), action(ActionKind::await_fetched, 2)};
-  const auto played = [&](double pass) { return play_passes(schedule, bytes, target, [=](const Action&) { return pass; }); };
+  const auto played = [&](double pass) {
+    return play_passes(schedule, bytes, target, [=](const Action&) { return pass; });
+  };
   CHECK(played(copy).waited == Approx(0).margin(copy / 1e6));
   CHECK(played(copy / 2).waited == Approx(copy / 2));
   CHECK(played(copy / 2).seconds == Approx(copy));
 }
 
-TEST_CASE("a plan that copies to the host keeps its budget, and is no slower than plans that do not or that copy evenly") {
+TEST_CASE(
+    "a plan that copies to the host keeps its budget, and is no slower than plans that do not or that copy evenly") {
   int faster = 0, much_faster = 0, plans = 0, some_hidden = 0;
   for (const size_t of : {1, 4, 8, 12, 13}) {
     const Layout& layout = layouts[of];
@@ -352,10 +368,10 @@ TEST_CASE("a plan of a deep model that copies to the host is no slower than as m
     for (const int64_t micro : {4, 8, 16}) {
       const Target target = find_target(device);
       const RunConfig config = small_config(
-          Family::gpt2, {"model.num_layers=48", "model.hidden_size=1600", "model.num_heads=25", "model.ffn_hidden_size=6400",
-                         "model.vocab_size=50257", "model.sequence_length=1024", "precision.compute=bf16", "batch.global=64",
-                         fmt::format("batch.micro={}", micro), "run.device=auto", "memory.recompute=optimal",
-                         "memory.offload_activations=optimal"});
+          Family::gpt2, {"model.num_layers=48", "model.hidden_size=1600", "model.num_heads=25",
+                         "model.ffn_hidden_size=6400", "model.vocab_size=50257", "model.sequence_length=1024",
+                         "precision.compute=bf16", "batch.global=64", fmt::format("batch.micro={}", micro),
+                         "run.device=auto", "memory.recompute=optimal", "memory.offload_activations=optimal"});
       INFO(device << " " << micro);
       const RecomputePlanner planner(config, target, 1, 0);
       for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::block}) {
@@ -370,7 +386,8 @@ TEST_CASE("a plan of a deep model that copies to the host is no slower than as m
         RunConfig same = config;
         same.memory.recompute = kind;
         same.memory.offload = offload::hidden;
-        CHECK(planner.counts(choose_step(same, target, 1, 0).units).offloaded == planner.counts(hidden.choices).offloaded);
+        CHECK(planner.counts(choose_step(same, target, 1, 0).units).offloaded ==
+              planner.counts(hidden.choices).offloaded);
       }
     }
   }
@@ -379,9 +396,11 @@ TEST_CASE("a plan of a deep model that copies to the host is no slower than as m
 TEST_CASE("an order of passes that depends on recomputation is that of keeping all where optimal may keep all") {
   const Target target = find_target("a100-80g");
   const auto config_of = [](const char* recompute) {
-    return small_config(Family::gpt2, {"parallel.pipeline=4", "parallel.pipeline_schedule=varuna", "model.num_layers=8",
-                                       "batch.global=16", "batch.micro=1", "run.device=auto",
-                                       fmt::format("memory.recompute={}", recompute)}, 4);
+    return small_config(
+        Family::gpt2,
+        {"parallel.pipeline=4", "parallel.pipeline_schedule=varuna", "model.num_layers=8", "batch.global=16",
+         "batch.micro=1", "run.device=auto", fmt::format("memory.recompute={}", recompute)},
+        4);
   };
   const auto bytes_of = [&](const char* recompute) {
     return plan_rank(config_of(recompute), target, 4, 0).memory().arenas[MemoryClass::activations];

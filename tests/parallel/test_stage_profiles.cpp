@@ -86,13 +86,12 @@ Sends sends_of(const StepProfile& profile) {
 }  // namespace
 
 TEST_CASE("four stages that ran show their schedule, with sends beside ops") {
-  const std::vector<std::pair<std::string, int64_t>> schedules = {{"gpipe", 1},  {"1f1b", 1},        {"interleaved", 2},
-                                                                  {"varuna", 1}, {"zero-bubble", 1}, {"zero-bubble-v", 2}};
+  const std::vector<std::pair<std::string, int64_t>> schedules = {
+      {"gpipe", 1}, {"1f1b", 1}, {"interleaved", 2}, {"varuna", 1}, {"zero-bubble", 1}, {"zero-bubble-v", 2}};
   for (const auto& [schedule, chunks] : schedules) {
     INFO(schedule);
     const RunConfig config = config_of(schedule, chunks);
-    const std::vector<RankEvents> ranks =
-        events_on_ranks(config, num_stages, [] { return make_cpu_backend(1); });
+    const std::vector<RankEvents> ranks = events_on_ranks(config, num_stages, [] { return make_cpu_backend(1); });
     PassTimes passes;
     Sends sends;
     for (const RankEvents& rank : ranks) {
@@ -113,8 +112,8 @@ TEST_CASE("four stages that ran show their schedule, with sends beside ops") {
     using enum ActionKind;
     const auto head = static_cast<int32_t>(config.model.num_layers) + 1;
     const auto follows = [&](PassName later, PassName earlier) {
-      INFO(action_name(std::get<0>(later)) << " of unit " << std::get<1>(later) << ", micro-batch "
-                                           << std::get<2>(later));
+      INFO(action_name(std::get<0>(later))
+           << " of unit " << std::get<1>(later) << ", micro-batch " << std::get<2>(later));
       CHECK(passes.at(later).start_seconds >= passes.at(earlier).end_seconds);
     };
     for (int32_t m = 0; m < micro_batches; ++m) {

@@ -83,9 +83,9 @@ TEST_CASE("projections and 8-bit inputs go with factors in bf16") {
 namespace {
 
 // Sizes that FP8 products accept.
-const Overrides in_bf16 = {"model.bias=true",           "model.hidden_size=64",   "model.num_heads=4",
-                           "model.ffn_hidden_size=128", "model.sequence_length=16", "precision.compute=bf16",
-                           "run.device=auto"};
+const Overrides in_bf16 = {
+    "model.bias=true",          "model.hidden_size=64",   "model.num_heads=4", "model.ffn_hidden_size=128",
+    "model.sequence_length=16", "precision.compute=bf16", "run.device=auto"};
 const Overrides in_fp8 = [] {
   Overrides all = in_bf16;
   all.emplace_back("precision.weight_gradients=fp8");

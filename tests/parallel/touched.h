@@ -41,7 +41,8 @@ inline int64_t own_rows_bytes(const RunConfig& config) {
 }
 
 // Checks the arenas on the backend's device; offloaded data are in memory of a queue.
-inline void check_touched(RankContext& rank, const RunConfig& config, const PoisoningBackend& backend, std::mutex& mutex) {
+inline void check_touched(RankContext& rank, const RunConfig& config, const PoisoningBackend& backend,
+                          std::mutex& mutex) {
   const bool in_blocks = config.optimizer.type == OptimizerKind::adamw_8bit;
   const int64_t unit_padding =
       (in_blocks ? state_block : segment_multiple) * rank.groups.num_copies() * dtype_bytes(DType::f32);
@@ -79,7 +80,8 @@ inline void check_touched(RankContext& rank, const RunConfig& config, const Pois
 // Checks every rank after the steps of train_on_ranks, before the wrapping's own hook.
 inline void check_touched_after(Wrapping& wrapping, const RunConfig& config, int64_t world_size) {
   const auto mutex = std::make_shared<std::mutex>();
-  wrapping.after = [=, &config, backends = poison_memory(wrapping, world_size), then = wrapping.after](RankContext& rank) {
+  wrapping.after = [=, &config, backends = poison_memory(wrapping, world_size),
+                    then = wrapping.after](RankContext& rank) {
     rank.step.state();  // waits for gathers in progress
     check_touched(rank, config, *(*backends)[static_cast<size_t>(rank.groups.rank())], *mutex);
     if (then) then(rank);

@@ -118,6 +118,7 @@ int main(int count, char** arguments) {
                                         "model.ffn_hidden_size=" + std::to_string(3 * std::stoi(width))};
   overrides.insert(overrides.end(), arguments + 4, arguments + count);
   const Family family = std::string(arguments[1]) == "llama" ? Family::llama : Family::gpt2;
-  const Json line = {{"width", std::stoi(width)}, {"moved", moved(small_config(family, overrides), std::stoi(arguments[3]))}};
+  const Json line = {{"width", std::stoi(width)},
+                     {"moved", moved(small_config(family, overrides), std::stoi(arguments[3]))}};
   std::printf("%s\n", line.dump().c_str());
 }

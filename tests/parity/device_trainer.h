@@ -74,7 +74,9 @@ class Trainer {
     config.run.out = out.string();
     save_state(config, step_, {.step = 3, .updates = updates}, rank_.groups, *rank_.world);
   }
-  void load(const std::filesystem::path& out) { load_state(resolve_checkpoint(out), step_, rank_.groups, *rank_.world); }
+  void load(const std::filesystem::path& out) {
+    load_state(resolve_checkpoint(out), step_, rank_.groups, *rank_.world);
+  }
 
  private:
   RunConfig config_;
@@ -113,7 +115,7 @@ inline State after_ten_steps(const RunConfig& config) {
 
 // Runs one step with fresh moments from given weights: exp_avg is (1 - beta1) times the clipped gradient.
 inline State first_moments(const RunConfig& config, std::unique_ptr<Backend> backend, const State& start,
-                    int64_t first_sample = 1000) {
+                           int64_t first_sample = 1000) {
   Trainer trainer(config, std::move(backend), first_sample);
   trainer.set_weights(start);
   trainer.run();

@@ -40,7 +40,8 @@ Values weights_after(Family family, int steps, std::vector<std::string> override
 
 double root_mean_square(const std::vector<float>& values, size_t first, size_t count) {
   double squares = 0;
-  for (size_t i = first; i < first + count; ++i) squares += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+  for (size_t i = first; i < first + count; ++i)
+    squares += static_cast<double>(values[i]) * static_cast<double>(values[i]);
   return std::sqrt(squares / static_cast<double>(count));
 }
 

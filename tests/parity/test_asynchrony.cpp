@@ -24,8 +24,8 @@
 #include "parallel/offload_lanes.h"
 #include "parallel/wrappers.h"
 #include "step/arena_fill.h"
-#include "train/run_state.h"
 #include "step/state_snapshot.h"
+#include "train/run_state.h"
 
 namespace test_asynchrony {
 

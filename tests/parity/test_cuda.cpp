@@ -11,9 +11,9 @@
 #include "catch.h"
 #include "device_trainer.h"
 #include "differences.h"
+#include "fit/recompute_plan.h"
 #include "model_fixture.h"
 #include "parallel/wrappers.h"
-#include "fit/recompute_plan.h"
 #include "train/run_state.h"
 
 namespace test_cuda {
@@ -77,8 +77,9 @@ TEST_CASE("what runs again or is offloaded gives the same bits, but where a prod
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
       INFO(precision);
       // Has a width for which products fuse the activation.
-      RunConfig config = small_config(family, {precision, "model.dropout=0.1", "model.hidden_size=48",
-                                               "model.ffn_hidden_size=96", "model.sequence_length=20", "model.num_layers=4"});
+      RunConfig config =
+          small_config(family, {precision, "model.dropout=0.1", "model.hidden_size=48", "model.ffn_hidden_size=96",
+                                "model.sequence_length=20", "model.num_layers=4"});
       const auto run = [&](RecomputeKind recompute, OffloadChoice offloaded = {}) {
         config.memory.recompute = recompute;
         config.memory.offload = offloaded;
@@ -130,7 +131,8 @@ TEST_CASE("documents that a library takes give what they give on the CPU") {
   CHECK(trainer.took_what_was_planned());
   Trainer any_order(with({"precision.compute=bf16", "data.max_documents=19", "run.deterministic=false"}), cuda());
   CHECK(std::isfinite(any_order.run().loss));
-  CHECK(any_order.take_warnings().starts_with("attention's gradients are added up in any order (run.deterministic = false)"));
+  CHECK(any_order.take_warnings().starts_with(
+      "attention's gradients are added up in any order (run.deterministic = false)"));
 }
 
 TEST_CASE("documents that no library takes are the own kernels', which is said once") {

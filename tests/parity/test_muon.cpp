@@ -94,8 +94,8 @@ Values by_ops(const Wide& matrix, DType products, double scale) {
   std::vector<float> narrow(matrix.values.begin(), matrix.values.end());
   backend->upload(values->data(), narrow.data(), 4 * elements);
   orthogonalise(Matrix(values->data(), DType::f32, matrix.rows, matrix.cols), scale,
-                reinterpret_cast<const SquaredNorm::Segment*>(segment->data()),
-                reinterpret_cast<double*>(norm->data()), {products, x->data(), y->data(), a->data(), b->data()}, *backend);
+                reinterpret_cast<const SquaredNorm::Segment*>(segment->data()), reinterpret_cast<double*>(norm->data()),
+                {products, x->data(), y->data(), a->data(), b->data()}, *backend);
   backend->download(narrow.data(), values->data(), 4 * elements);
   return {narrow.begin(), narrow.end()};
 }
@@ -152,7 +152,8 @@ Values stepped(const TensorSpec& tensor, const OptimizerConfig& optimizer, doubl
 }  // namespace
 
 TEST_CASE("a matrix is orthogonalised as in float64, whatever its sides") {
-  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1}, {1, 7}, {9, 1}, {5, 5}, {17, 40}, {61, 23}, {48, 31}}) {
+  for (const auto& [rows, cols] :
+       {std::pair<int64_t, int64_t>{1, 1}, {1, 7}, {9, 1}, {5, 5}, {17, 40}, {61, 23}, {48, 31}}) {
     INFO(rows << " x " << cols);
     for (const double size : {1e-3, 50.0}) {
       const Wide matrix = noise(rows, cols, size);
@@ -186,8 +187,8 @@ TEST_CASE("singular values come near to one, and nothing comes of zeros") {
 TEST_CASE("Muon's steps are those of float64, matrix by matrix, and AdamW's elsewhere") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     for (const char* nesterov : {"optimizer.nesterov=true", "optimizer.nesterov=false"}) {
-      const RunConfig config =
-          small_config(family, {"optimizer.type=muon", "optimizer.momentum=0.8", "optimizer.weight_decay=0.3", nesterov});
+      const RunConfig config = small_config(
+          family, {"optimizer.type=muon", "optimizer.momentum=0.8", "optimizer.weight_decay=0.3", nesterov});
       const RunConfig adamw = small_config(family, {"optimizer.weight_decay=0.3"});
       const auto backend = make_cpu_backend(2);
       testing::OneRank rank(config), other_rank(adamw);

@@ -51,8 +51,7 @@ Profiled train_steps(const RunConfig& config, int64_t profiled_step) {
     const bool profiled = n == profiled_step;
     if (profiled) profiler.start();
     result.losses.push_back(step.run(1e-3, batches, profiled ? &profiler : nullptr).loss);
-    if (profiled)
-      result.profile = profiler.finish(n, 0, {config.precision.compute, 1e12, 1e10}, step.design().stages);
+    if (profiled) result.profile = profiler.finish(n, 0, {config.precision.compute, 1e12, 1e10}, step.design().stages);
   }
   for (const auto& tensor : step.state()) result.weights.emplace_back(tensor.weight, tensor.weight + tensor.count());
   return result;

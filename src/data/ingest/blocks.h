@@ -19,22 +19,22 @@ namespace gptrain {
 // Bytes behind a block's text that may be read, and are zero.
 constexpr size_t block_padding = 64;
 
-// A piece of an input: whole lines of JSONL, whole records of CSV, rows as append_row_text() writes them, the whole of a
-// JSON input, or a part of a text that ends where a tokenizer parts it anyway.
+// A piece of an input: whole lines of JSONL, whole records of CSV, rows as append_row_text() writes them, the whole of
+// a JSON input, or a part of a text that ends where a tokenizer parts it anyway.
 struct TextBlock {
   size_t input = 0;  // number of the TextInput
   InputKind kind = InputKind::text;
-  std::string bytes;            // with block_padding behind
-  int64_t first_line = 1;       // of the input, from 1; of rows their number
-  int64_t offset = 0;           // of the first byte in the input, without its compression and header; of rows their number
-  std::string field;            // member or column that holds the text
+  std::string bytes;       // with block_padding behind
+  int64_t first_line = 1;  // of the input, from 1; of rows their number
+  int64_t offset = 0;      // of the first byte in the input, without its compression and header; of rows their number
+  std::string field;       // member or column that holds the text
   char csv_delimiter = ',';
-  size_t csv_column = 0;        // of the documents
-  size_t csv_columns = 0;       // of each record
-  bool ends_document = true;    // of text: the document ends here
-  bool kind_was_asked = false;  // not told by name and content
+  size_t csv_column = 0;         // of the documents
+  size_t csv_columns = 0;        // of each record
+  bool ends_document = true;     // of text: the document ends here
+  bool kind_was_asked = false;   // not told by name and content
   std::string_view compression;  // "gzip", ..; empty for none
-  int64_t file_bytes_read = 0;  // of all inputs, up to the end of this block
+  int64_t file_bytes_read = 0;   // of all inputs, up to the end of this block
 
   std::string_view text() const { return std::string_view(bytes).substr(0, bytes.size() - block_padding); }
 };

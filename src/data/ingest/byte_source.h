@@ -27,7 +27,7 @@ class ByteSource {
   size_t read(char* out, size_t room);
 
   std::string_view compression() const { return compression_; }  // "gzip", ..; empty for none
-  int64_t file_bytes_read() const { return file_bytes_read_; }  // as they lie on the disk
+  int64_t file_bytes_read() const { return file_bytes_read_; }   // as they lie on the disk
 
  private:
   size_t read_file(char* out, size_t room);
@@ -41,7 +41,7 @@ class ByteSource {
   size_t begin_ = 0;
   size_t end_ = 0;
   bool at_end_ = false;
-  bool in_stream_ = false;  // a compressed stream has begun and not ended
+  bool in_stream_ = false;     // a compressed stream has begun and not ended
   bool stream_ended_ = false;  // the last step came to the end of one
   std::string_view compression_;
   std::unique_ptr<Decoder> decoder_;

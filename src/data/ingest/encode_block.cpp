@@ -17,8 +17,10 @@ void TokenBuffer::append(std::span<const int32_t> ids) {
 
 void TokenBuffer::append_bytes(std::string_view text) {
   const auto* const bytes = reinterpret_cast<const uint8_t*>(text.data());
-  if (narrow_) ids16_.insert(ids16_.end(), bytes, bytes + text.size());
-  else ids32_.insert(ids32_.end(), bytes, bytes + text.size());
+  if (narrow_)
+    ids16_.insert(ids16_.end(), bytes, bytes + text.size());
+  else
+    ids32_.insert(ids32_.end(), bytes, bytes + text.size());
 }
 
 void TokenBuffer::clear() {
@@ -34,8 +36,10 @@ BlockEncoder::BlockEncoder(std::shared_ptr<const Tokenizer> tokenizer, const Enc
 
 EncodedBlock BlockEncoder::encode(const TextBlock& block, TokenBuffer memory) {
   out_ = {};
-  if (memory.narrow() == options_.narrow) out_.ids = std::move(memory);
-  else out_.ids = TokenBuffer(options_.narrow);
+  if (memory.narrow() == options_.narrow)
+    out_.ids = std::move(memory);
+  else
+    out_.ids = TokenBuffer(options_.narrow);
   out_.ids.clear();
   const bool is_text = block.kind == InputKind::text;
   texts_.read(

@@ -28,8 +28,8 @@ constexpr int64_t bytes_vocabulary = 257;
 struct AddedToken {
   int32_t id = 0;
   std::string content;
-  bool special = false;     // stands for no text
-  bool normalized = false;  // looked for after normalization, not before
+  bool special = false;            // stands for no text
+  bool normalized = false;         // looked for after normalization, not before
   bool takes_left_space = false;   // the white space before it is part of it
   bool takes_right_space = false;  // the same behind it
 };
@@ -89,13 +89,13 @@ class Tokenizer {
 
   bool is_bytes() const { return !bpe_ && !unigram_ && !sentencepiece_; }
   const SentencePiece* sentencepiece() const { return sentencepiece_.get(); }  // null: it is none
-  int64_t vocab_size() const { return vocab_size_; }  // the largest id + 1
+  int64_t vocab_size() const { return vocab_size_; }                           // the largest id + 1
   const TokenizerParts& parts() const { return parts_; }
 
   // The id of an added token, or of a token with these bytes.
   std::optional<int32_t> id_of(std::string_view text) const;
-  // The token that ends a document: 256 of "bytes"; </s> of SentencePiece; else the special token <|endoftext|>, <|end_of_text|>, </s>, <eos>
-  // or
+  // The token that ends a document: 256 of "bytes"; </s> of SentencePiece; else the special token <|endoftext|>,
+  // <|end_of_text|>, </s>, <eos> or
   // <|eot|>, the first of these that there is.
   std::optional<int32_t> end_of_document_id() const;
 
@@ -163,9 +163,9 @@ class Encoder {
   Encoder& operator=(const Encoder&) = delete;
 
   // The ids of a text: what Hugging Face's encode(text, add_special_tokens=False) gives, or tiktoken's encode(text,
-  // allowed_special="all"), or SentencePiece's Encode; with `special_as_text`, added tokens that are special are text like any other. Valid until
-  // the next call. `text` is UTF-8; with the well-known patterns a byte that is not is a symbol of its own. Throws
-  // Error(data) where a regular expression cannot be matched.
+  // allowed_special="all"), or SentencePiece's Encode; with `special_as_text`, added tokens that are special are text
+  // like any other. Valid until the next call. `text` is UTF-8; with the well-known patterns a byte that is not is a
+  // symbol of its own. Throws Error(data) where a regular expression cannot be matched.
   std::span<const int32_t> encode(std::string_view text, bool special_as_text = false);
   // How often the last text held the text of a special token, whatever became of it; 0 with models of SentencePiece and
   // "bytes", which have no such tokens in texts.

@@ -16,7 +16,8 @@ void cpu_run(const FactoredSums& op, const CpuContext& context) {
     parallel_shares(context.num_threads, range.num_rows(), [&](int64_t first, int64_t end) {
       for (int64_t row = first; row < end; ++row) {
         const MatrixRange::Row part = range.part_of_row(row);
-        sums[matrix.row_sums + part.row] = context.kernels->sum_of_squares(op.gradients, part.offset, part.offset + part.count);
+        sums[matrix.row_sums + part.row] =
+            context.kernels->sum_of_squares(op.gradients, part.offset, part.offset + part.count);
       }
     });
     parallel_column_blocks(context.num_threads, range.cols, [&](int64_t first, int64_t end) {

@@ -21,7 +21,8 @@
 namespace gptrain {
 namespace {
 
-static_assert(DNNL_CPU_RUNTIME == DNNL_RUNTIME_OMP, "threads of gptrain's teams share out products: oneDNN has to run on OpenMP, too");
+static_assert(DNNL_CPU_RUNTIME == DNNL_RUNTIME_OMP,
+              "threads of gptrain's teams share out products: oneDNN has to run on OpenMP, too");
 
 // c [rows, cols] = a [rows, depth] b [depth, cols] (+ bias), or += with `accumulate`. A transposed factor is stored
 // with its second dimension as rows.
@@ -291,10 +292,9 @@ class CpuLinear::Products {
   }
 
   static ProductKey key_of(const Product& product, int num_threads) {
-    return {num_threads,           product.rows(),        product.cols(),        product.depth(),
-            row_stride(product.a), row_stride(product.b), row_stride(product.c), product.a.dtype,
-            product.c.dtype,       product.a_transposed,  product.b_transposed,  product.bias.given(),
-            product.accumulate};
+    return {num_threads,           product.rows(),        product.cols(),    product.depth(), row_stride(product.a),
+            row_stride(product.b), row_stride(product.c), product.a.dtype,   product.c.dtype, product.a_transposed,
+            product.b_transposed,  product.bias.given(),  product.accumulate};
   }
 
   // RETURNS the primitive for a dense product or part of one, on one thread or all; nullptr if the own tiled products
@@ -310,9 +310,9 @@ class CpuLinear::Products {
   // packed: b is in the layout that oneDNN prefers.
   std::optional<Primitive> make_primitive(const ProductKey& key, bool packed) {
     const auto a = plain_desc(key.rows, key.depth, key.a_stride, key.operand_dtype, key.a_transposed);
-    const auto b = packed ? dnnl::memory::desc({key.depth, key.cols}, dnnl_type(key.operand_dtype),
-                                               dnnl::memory::format_tag::any)
-                          : plain_desc(key.depth, key.cols, key.b_stride, key.operand_dtype, key.b_transposed);
+    const auto b =
+        packed ? dnnl::memory::desc({key.depth, key.cols}, dnnl_type(key.operand_dtype), dnnl::memory::format_tag::any)
+               : plain_desc(key.depth, key.cols, key.b_stride, key.operand_dtype, key.b_transposed);
     const auto c = plain_desc(key.rows, key.cols, key.c_stride, key.c_dtype, false);
     const auto bias = plain_desc(1, key.cols, key.cols, key.operand_dtype, false);
     dnnl::primitive_attr attributes;
@@ -329,7 +329,8 @@ class CpuLinear::Products {
       const auto memory = [this](const dnnl::memory::desc& of) { return dnnl::memory(of, engine_, DNNL_MEMORY_NONE); };
       Primitive primitive{dnnl::matmul(description), {}};
       for (int thread = 0; thread < (key.num_threads == 1 ? num_threads_ : 1); ++thread) {
-        primitive.of_thread.push_back({memory(a), memory(description.weights_desc()), memory(c), key.bias ? memory(bias) : dnnl::memory(),
+        primitive.of_thread.push_back({memory(a), memory(description.weights_desc()), memory(c),
+                                       key.bias ? memory(bias) : dnnl::memory(),
                                        scratch.get_size() > 0 ? memory(scratch) : dnnl::memory()});
       }
       return primitive;

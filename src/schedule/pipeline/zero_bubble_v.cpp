@@ -1,5 +1,5 @@
-#include "schedule/pipeline/schedules.h"
 #include "schedule/pipeline/list_schedule.h"
+#include "schedule/pipeline/schedules.h"
 
 namespace gptrain {
 namespace {

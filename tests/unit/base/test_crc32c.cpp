@@ -1,8 +1,7 @@
-#include "base/crc32c.h"
-
 #include <string>
 #include <vector>
 
+#include "base/crc32c.h"
 #include "catch.h"
 
 using namespace gptrain;

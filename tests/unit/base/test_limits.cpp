@@ -44,8 +44,7 @@ TEST_CASE("JSON has 64 levels at most, wherever brackets stand") {
   parse_json(R"({"a": {"b": 1}, "c": [{"d": 2}]})", [&](const std::string& key, int) { keys += key; });
   CHECK(keys == "ac");
   keys.clear();
-  parse_json(R"({"a": {"b": {"x": 1}}, "c": {"d": 2}})", [&](const std::string& key, int depth) {
-    keys += key + std::to_string(depth);
-  }, 2);
+  parse_json(R"({"a": {"b": {"x": 1}}, "c": {"d": 2}})",
+             [&](const std::string& key, int depth) { keys += key + std::to_string(depth); }, 2);
   CHECK(keys == "a1b2c1d2");
 }

@@ -1,6 +1,6 @@
 // Numbers in reports for people.
-#include "catch.h"
 #include "base/text_parts.h"
+#include "catch.h"
 
 namespace gptrain {
 namespace {

@@ -289,10 +289,11 @@ TEST_CASE("Progress tells the bytes written of all", "[hf]") {
   const SavedModel model({});
   std::vector<int64_t> steps;
   int64_t announced = 0;
-  const HfExport result = export_hf(model.checkpoint(), model.out(), DType::f32, WhichWeights::trained, [&](int64_t done, int64_t total) {
-    steps.push_back(done);
-    announced = total;
-  });
+  const HfExport result =
+      export_hf(model.checkpoint(), model.out(), DType::f32, WhichWeights::trained, [&](int64_t done, int64_t total) {
+        steps.push_back(done);
+        announced = total;
+      });
   CHECK(static_cast<int64_t>(steps.size()) == result.tensors);
   CHECK(std::is_sorted(steps.begin(), steps.end()));
   CHECK(steps.back() == 4 * model.spec().parameters());

@@ -116,7 +116,9 @@ TEST_CASE("GPT-2's older files: names without prefix, masks, the tied head, keys
   for (Given& one : all) one.tensor.name = one.tensor.name.substr(std::strlen("transformer."));
   all.push_back({{"h.0.attn.bias", DType::u8, {1, 1, 5, 5}}, std::vector<std::byte>(25)});
   all.push_back({{"h.0.attn.masked_bias", DType::f32, {}}, std::vector<std::byte>(4)});
-  all.push_back({{"lm_head.weight", DType::f32, {vocab, hidden}}, std::find_if(all.begin(), all.end(), [](const Given& one) { return one.tensor.name == "wte.weight"; })->bytes});
+  all.push_back(
+      {{"lm_head.weight", DType::f32, {vocab, hidden}},
+       std::find_if(all.begin(), all.end(), [](const Given& one) { return one.tensor.name == "wte.weight"; })->bytes});
   write_tensors(hf.file(weights_name), all);
   HfJson config = hf.config();
   for (const char* key : {"activation_function", "layer_norm_epsilon", "initializer_range", "tie_word_embeddings"})
@@ -208,8 +210,10 @@ TEST_CASE("A window counts where a class has it", "[hf]") {
   CHECK(window(qwen, {{"layer_types", {"sliding_attention", "sliding_attention"}}}) == 3);
   CHECK(window(qwen, {{"layer_types", {"full_attention", "full_attention"}}}) == 0);
   CHECK(lacking(qwen.refusal_with("layer_types", {"full_attention", "sliding_attention"}), {"layer_types"}) == "");
-  for (const HfJson& kinds : {HfJson::array({"full_attention"}), HfJson::array({"full_attention", "full_attention", "full_attention"})})
-    CHECK(lacking(qwen.refusal_with("layer_types", kinds), {"layer_types", "must name the kind of each of 2 layers"}) == "");
+  for (const HfJson& kinds :
+       {HfJson::array({"full_attention"}), HfJson::array({"full_attention", "full_attention", "full_attention"})})
+    CHECK(lacking(qwen.refusal_with("layer_types", kinds), {"layer_types", "must name the kind of each of 2 layers"}) ==
+          "");
   qwen.set_config([&] {
     HfJson config = qwen.config();
     config.erase("layer_types");
@@ -222,10 +226,10 @@ TEST_CASE("A window counts where a class has it", "[hf]") {
 TEST_CASE("What a class does and gptrain does not is refused by name", "[hf]") {
   HfFolder gpt2;
   const std::vector<std::pair<std::string, HfJson>> of_gpt2 = {{"scale_attn_weights", false},
-                                                             {"scale_attn_by_inverse_layer_idx", true},
-                                                             {"add_cross_attention", true},
-                                                             {"activation_function", "relu"},
-                                                             {"quantization_config", {{"bits", 4}}}};
+                                                               {"scale_attn_by_inverse_layer_idx", true},
+                                                               {"add_cross_attention", true},
+                                                               {"activation_function", "relu"},
+                                                               {"quantization_config", {{"bits", 4}}}};
   for (const auto& [key, value] : of_gpt2)
     CHECK(lacking(gpt2.refusal_with(key, value), {"config.json cannot be imported:\n  " + key + " = "}) == "");
   CHECK(lacking(gpt2.refusal_with("architectures", HfJson::array({"GPTNeoXForCausalLM"})),
@@ -282,9 +286,9 @@ TEST_CASE("Several files and their index are read as one, and checked against ea
   const std::string norm = "model.norm.weight";
   CHECK(lacking(refusal([&](HfJson& map) { map[norm] = "../b.safetensors"; }),
                 {index_name, "\"../b.safetensors\" is not the name of a file in this folder"}) == "");
-  CHECK(
-      lacking(refusal([&](HfJson& map) { map[norm] = map[norm] == "a.safetensors" ? "b.safetensors" : "a.safetensors"; }),
-              {index_name, "does not say that \"model.norm.weight\" is in"}) == "");
+  CHECK(lacking(
+            refusal([&](HfJson& map) { map[norm] = map[norm] == "a.safetensors" ? "b.safetensors" : "a.safetensors"; }),
+            {index_name, "does not say that \"model.norm.weight\" is in"}) == "");
   CHECK(lacking(refusal([&](HfJson& map) { map["more"] = "a.safetensors"; }), {"a.safetensors", "\"more\""}) == "");
   CHECK(lacking(refusal([&](HfJson& map) { map[norm] = "c.safetensors"; }), {"c.safetensors"}) == "");
   CHECK(lacking(refusal([&](HfJson& map) { map = HfJson::array(); }), {index_name, "weight_map"}) == "");
@@ -300,8 +304,8 @@ TEST_CASE("Several files and their index are read as one, and checked against ea
   const std::string twice = "\"model.norm.weight\":\"a.safetensors\",";
   CHECK(lacking(refusal_of(std::string(sound).insert(sound.find("{", 1 + sound.find("weight_map")) + 1, twice)),
                 {index_name, "\"model.norm.weight\" is given twice"}) == "");
-  CHECK(lacking(refusal_of(std::string(sound).insert(1, "\"weight_map\":{},")), {index_name, "\"weight_map\" is given twice"}) ==
-        "");
+  CHECK(lacking(refusal_of(std::string(sound).insert(1, "\"weight_map\":{},")),
+                {index_name, "\"weight_map\" is given twice"}) == "");
 }
 
 TEST_CASE("Files of PyTorch are refused with the line that converts them", "[hf]") {

@@ -38,7 +38,8 @@ TEST_CASE("Damaged checkpoints push out no sound one", "[retention]") {
   const TemporaryFolder out;
   for (const int64_t step : {5, 10, 15, 20, 25}) save_step(out.path(), step);
   const fs::path folder = out.path() / "checkpoints";
-  const fs::path manifest = folder / "step-00000025/manifest.json", data = folder / "step-00000020/rank-00000.safetensors";
+  const fs::path manifest = folder / "step-00000025/manifest.json",
+                 data = folder / "step-00000020/rank-00000.safetensors";
   write_file(manifest, read_file(manifest).substr(10));
   write_file(data, read_file(data).substr(1));
   CHECK(is_sound_checkpoint(folder / "step-00000015"));

@@ -8,8 +8,8 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "catch.h"
 #include "base/crc32c.h"
+#include "catch.h"
 #include "helpers.h"
 
 using namespace gptrain;
@@ -205,7 +205,8 @@ double cached_share(const std::filesystem::path& path) {
   std::vector<unsigned char> pages((bytes + page - 1) / page);
   REQUIRE(::mincore(memory, bytes, pages.data()) == 0);
   ::munmap(memory, bytes);
-  return static_cast<double>(std::count_if(pages.begin(), pages.end(), [](unsigned char one) { return (one & 1) != 0; })) /
+  return static_cast<double>(
+             std::count_if(pages.begin(), pages.end(), [](unsigned char one) { return (one & 1) != 0; })) /
          static_cast<double>(pages.size());
 }
 

@@ -118,7 +118,8 @@ TEST_CASE("Ranks read a share of the headers each, and all know the whole", "[sh
     const Contents contents = contents_of(checkpoint, stored, headers);
     const StoredTensor& table = contents.tensors.at(tall_table.name);
     REQUIRE(table.boxes.size() == 5);
-    for (size_t i = 0; i < 5; ++i) CHECK(table.boxes[i].box.offset[0] == 600 * static_cast<int64_t>(table.boxes[i].file));
+    for (size_t i = 0; i < 5; ++i)
+      CHECK(table.boxes[i].box.offset[0] == 600 * static_cast<int64_t>(table.boxes[i].file));
     // A rank that found another file than the others.
     headers.front().pop_back();
     CHECK(lacking(error_of([&] { contents_of(checkpoint, stored, headers); }), {checkpoint.string(), "changed"}) == "");

@@ -73,7 +73,8 @@ TEST_CASE("launchers of other MPIs") {
   REQUIRE(launch.local_size == 2);
   REQUIRE(launch.master_addresses == std::vector<std::string>{"127.0.0.1"});
   REQUIRE(launch.master_port == launch_with(with(hydra, {{"PMI_RANK", "0"}, {"MPI_LOCALRANKID", "0"}})).master_port);
-  REQUIRE(launch_with(with(hydra, {{"PMI_SIZE", "1"}, {"PMI_RANK", "0"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "1"}}))
+  REQUIRE(launch_with(
+              with(hydra, {{"PMI_SIZE", "1"}, {"PMI_RANK", "0"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "1"}}))
               .size == 1);
   for (const auto& [rank, size] : {std::pair{"FLUX_TASK_RANK", "FLUX_JOB_SIZE"},
                                    {"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"},

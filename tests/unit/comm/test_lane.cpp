@@ -56,9 +56,7 @@ class NotedGroup final : public Communicator {
     note("all_to_all_v " + std::to_string(sent[1].count), received[1].count);
   }
   void send(const void*, int64_t count, DType, int peer) override { note("send to " + std::to_string(peer), count); }
-  void receive(void*, int64_t count, DType, int peer) override {
-    note("receive from " + std::to_string(peer), count);
-  }
+  void receive(void*, int64_t count, DType, int peer) override { note("receive from " + std::to_string(peer), count); }
   void group_start() override { note("start", 0); }
   void group_end() override { note("end", 0); }
   void barrier() override { note("barrier", 0); }

@@ -83,19 +83,23 @@ TEST_CASE("factors of weights' gradients have the linears' type or fewer bits") 
   CHECK(given({"precision.compute=bf16", "precision.linears=fp8", "batch.micro=1"}) == DType::f8e4m3);
   CHECK(fault({"precision.weight_gradients=fp8"}) ==
         R"(precision.weight_gradients = "fp8": needs precision.compute = bf16, not "fp32" (try "fp32"))");
-  CHECK(fault({"precision.weight_gradients=fp16"}) ==
-        R"(precision.weight_gradients = "fp16": must be "fp32" or "bf16" with precision.compute = "fp32" (try "fp32"))");
+  CHECK(
+      fault({"precision.weight_gradients=fp16"}) ==
+      R"(precision.weight_gradients = "fp16": must be "fp32" or "bf16" with precision.compute = "fp32" (try "fp32"))");
   CHECK(fault({"precision.compute=bf16", "precision.weight_gradients=fp32"}) ==
         R"(precision.weight_gradients = "fp32": must be "bf16" or "fp8" with precision.compute = "bf16" (try "bf16"))");
   CHECK(fault({"precision.compute=fp16", "precision.weight_gradients=bf16", "run.device=auto"}) ==
         R"(precision.weight_gradients = "bf16": must be "fp16" with precision.compute = "fp16" (try "fp16"))");
-  CHECK(fault({"precision.compute=bf16", "precision.linears=fp8", "precision.weight_gradients=bf16", "batch.micro=1"}) ==
-        R"(precision.weight_gradients = "bf16": has no place with precision.linears = "fp8", whose products are all of FP8 )"
-        R"((try "fp8"))");
+  CHECK(
+      fault({"precision.compute=bf16", "precision.linears=fp8", "precision.weight_gradients=bf16", "batch.micro=1"}) ==
+      R"(precision.weight_gradients = "bf16": has no place with precision.linears = "fp8", whose products are all of FP8 )"
+      R"((try "fp8"))");
   CHECK(fault({"precision.compute=bf16", "precision.weight_gradients=fp8", "run.device=cpu", "batch.micro=1"}) ==
         R"(precision.weight_gradients = "fp8": needs a GPU, not run.device = cpu (try "bf16"))");
-  CHECK(fault({"precision.compute=bf16", "precision.weight_gradients=fp8", "model.ffn_hidden_size=3000", "batch.micro=1"}) ==
-        "model.ffn_hidden_size = 3000: must be a multiple of 16 with precision.weight_gradients = fp8 (try 3008 or 2992)");
+  CHECK(fault({"precision.compute=bf16", "precision.weight_gradients=fp8", "model.ffn_hidden_size=3000",
+               "batch.micro=1"}) ==
+        "model.ffn_hidden_size = 3000: must be a multiple of 16 with precision.weight_gradients = fp8 (try 3008 or "
+        "2992)");
   CHECK(fault({"precision.compute=bf16", "precision.weight_gradients=fp8", "memory.saved_inputs=8", "batch.micro=1"}) ==
         "memory.saved_inputs = 8: has no place with precision.weight_gradients = \"fp8\", which saves inputs in 8 bits "
         "itself (try 16)");

@@ -114,8 +114,9 @@ TEST_CASE("what cannot be is refused before anything multiplies it") {
   CHECK(fault({"batch.global=16777216", "batch.micro=1"}) ==
         "batch.micro = 1: leaves 16777216 micro-batches a step, must be at most 299593 with model.num_layers = 12 (try "
         "64)");
-  CHECK(fault({"batch.global=299594", "batch.micro=1"}) ==
-        "batch.micro = 1: leaves 299594 micro-batches a step, must be at most 299593 with model.num_layers = 12 (try 2)");
+  CHECK(
+      fault({"batch.global=299594", "batch.micro=1"}) ==
+      "batch.micro = 1: leaves 299594 micro-batches a step, must be at most 299593 with model.num_layers = 12 (try 2)");
   CHECK(parse({"batch.global=299593", "batch.micro=1"}).batch.accumulation == 299593);
   const Overrides wide = {"model.hidden_size=1048576", "model.num_heads=16", "model.ffn_hidden_size=4194304"};
   const auto with = [&](Overrides more) {
@@ -230,7 +231,8 @@ TEST_CASE("a key that would have no effect is refused") {
   CHECK(fault({"memory.activation_bits=8"}) == "memory.activation_bits = 8: must be 16, 4, 3 or 2 (try 4)");
   CHECK(fault({"memory.activation_bits=1"}) == "memory.activation_bits = 1: must be at least 2 and at most 16 (try 2)");
   CHECK(fault({"memory.activation_bits=3", "memory.recompute=selective"}) ==
-        "memory.activation_bits = 3: saves nothing with memory.recompute = \"selective\", which keeps the input (try 16)");
+        "memory.activation_bits = 3: saves nothing with memory.recompute = \"selective\", which keeps the input (try "
+        "16)");
   CHECK(fault({"memory.activation_bits=3", "model.activation=swiglu"}) ==
         "memory.activation_bits = 3: has no effect unless model.activation is gelu or gelu_tanh "
         "(try --set memory.activation_bits=null or leaving it out)");
@@ -238,22 +240,26 @@ TEST_CASE("a key that would have no effect is refused") {
   CHECK(fault({"memory.saved_inputs=12"}) == "memory.saved_inputs = 12: must be 16 or 8 (try 8)");
   CHECK(fault({"memory.saved_inputs=4"}) == "memory.saved_inputs = 4: must be at least 8 and at most 16 (try 8)");
   CHECK(fault({"memory.saved_inputs=8", "memory.recompute=selective"}) ==
-        "memory.saved_inputs = 8: does not go with memory.recompute = \"selective\", which runs a norm again from an input "
+        "memory.saved_inputs = 8: does not go with memory.recompute = \"selective\", which runs a norm again from an "
+        "input "
         "that must be exact (try 16)");
   CHECK(fault({"memory.saved_inputs=8", "precision.compute=bf16", "precision.linears=fp8", "run.device=auto"}) ==
-        "memory.saved_inputs = 8: has no place with precision.linears = \"fp8\", which saves inputs in 8 bits itself (try "
+        "memory.saved_inputs = 8: has no place with precision.linears = \"fp8\", which saves inputs in 8 bits itself "
+        "(try "
         "16)");
-  CHECK(fault({R"(memory.linear_projection={"kind":"gauss"})", "precision.compute=bf16", "precision.linears=fp8",
-               "run.device=auto"}) ==
-        R"(memory.linear_projection = {...}: has no place with precision.linears = "fp8", whose linears save inputs in )"
-        "8 bits (try {})");
+  CHECK(
+      fault({R"(memory.linear_projection={"kind":"gauss"})", "precision.compute=bf16", "precision.linears=fp8",
+             "run.device=auto"}) ==
+      R"(memory.linear_projection = {...}: has no place with precision.linears = "fp8", whose linears save inputs in )"
+      "8 bits (try {})");
   CHECK(fault({R"(memory.linear_projection={"kind":"rows","sites":["qkv"]})", "parallel.tensor=2",
                "parallel.sequence=true", "batch.micro=1"}) ==
         "memory.linear_projection = {...}: projects whole sequences: with parallel.sequence batch.micro = 1 must be a "
         "multiple of parallel.tensor = 2 (try {})");
-  CHECK(fault({"memory.offload_activations=all", "memory.recompute=optimal"}) ==
-        "memory.offload_activations = \"all\": must be \"none\" or \"optimal\" with memory.recompute = \"optimal\" (try "
-        "\"optimal\")");
+  CHECK(
+      fault({"memory.offload_activations=all", "memory.recompute=optimal"}) ==
+      "memory.offload_activations = \"all\": must be \"none\" or \"optimal\" with memory.recompute = \"optimal\" (try "
+      "\"optimal\")");
   CHECK(fault({"memory.offload_activations=optimal", "memory.recompute=block"}) ==
         "memory.offload_activations = \"optimal\": needs memory.recompute = \"optimal\" (try \"hidden\")");
   CHECK(fault({"memory.offload_activations=optimal", "memory.recompute=optimal"}).empty());
@@ -445,8 +451,8 @@ TEST_CASE("resume refuses what changes the model or the training state") {
         "model.num_layers: 12 in the checkpoint, 6 in the config\nrun.seed: 1 in the checkpoint, 2 in the config");
   CHECK(resume_conflicts(saved, parse({"model.norm_eps=1e-6"})) ==
         "model.norm_eps: 1e-05 in the checkpoint, 1e-06 in the config");
-  CHECK(resume_conflicts(saved, parse({"optimizer.type=sgd"})).starts_with(
-      R"(optimizer.type: "adamw" in the checkpoint, "sgd" in the config)"));
+  CHECK(resume_conflicts(saved, parse({"optimizer.type=sgd"}))
+            .starts_with(R"(optimizer.type: "adamw" in the checkpoint, "sgd" in the config)"));
   CHECK(resume_conflicts(saved, parse({R"(data.train=[{"path": "a"}, {"path": "b", "weight": 2}])"})) ==
         "data.train (number of sources): 1 in the checkpoint, 2 in the config");
 }

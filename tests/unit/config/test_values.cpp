@@ -115,9 +115,10 @@ TEST_CASE("a key that gptrain has not is answered with the reason, and with no k
     CHECK(fault({setting}).find(words) != std::string::npos);
     CHECK(fault({setting}).find("(try ") == std::string::npos);
   }
-  CHECK(fault({R"(parallel={"tensor": 2})"}).starts_with("parallel = {...}: is a section, whose keys are set one by one (try --set parallel."));
-  CHECK(refusal(R"({"weights_and_biases": {"x": 1}})").starts_with(
-      "weights_and_biases = {...}: unknown section, and gptrain has none like it\n"));
+  CHECK(fault({R"(parallel={"tensor": 2})"})
+            .starts_with("parallel = {...}: is a section, whose keys are set one by one (try --set parallel."));
+  CHECK(refusal(R"({"weights_and_biases": {"x": 1}})")
+            .starts_with("weights_and_biases = {...}: unknown section, and gptrain has none like it\n"));
 }
 
 TEST_CASE("keys of torchtitan and of the HF Trainer are answered with ours") {
@@ -135,7 +136,8 @@ TEST_CASE("keys of torchtitan and of the HF Trainer are answered with ours") {
 
 TEST_CASE("a short try of a run is offered --steps first") {
   CHECK(fault({"run.steps=5", "schedule.warmup_steps=10"})
-            .starts_with("for a short try keep run.steps and give train --steps 5, which ends early on the same schedule"));
+            .starts_with(
+                "for a short try keep run.steps and give train --steps 5, which ends early on the same schedule"));
   CHECK(fault({"schedule.warmup_steps=1001"}).starts_with("schedule.warmup_steps"));
 }
 
@@ -232,8 +234,9 @@ batch.global: must be given, or both batch.micro and batch.accumulation (try 16)
         R"(memory.activation_budget = "most": must be an integer or "fit" (try 8000000000))");
   CHECK(fault({"memory.recompute=optimal", "memory.activation_budget=0"}) ==
         "memory.activation_budget = 0: must be at least 1 and at most 1125899906842624 (try 1)");
-  CHECK(fault({"memory.offload_activations=some"}) ==
-        R"(memory.offload_activations = "some": must be an integer or one of none, hidden, all, optimal (try "hidden"))");
+  CHECK(
+      fault({"memory.offload_activations=some"}) ==
+      R"(memory.offload_activations = "some": must be an integer or one of none, hidden, all, optimal (try "hidden"))");
   CHECK(fault({"memory.offload_activations=0"}) ==
         "memory.offload_activations = 0: must be at least 1 and at most 10000 (try 1)");
   CHECK(fault({"memory.recompute=every_nth"}) ==
@@ -349,8 +352,9 @@ TEST_CASE("pipelines that a model cannot be cut into are refused") {
         "parallel.virtual_stages = 1: must be at least 2 with parallel.pipeline_schedule = interleaved (try 2)");
   CHECK(fault({"parallel.pipeline=2", "parallel.pipeline_schedule=zero-bubble-v", "parallel.virtual_stages=3"}) ==
         "parallel.virtual_stages = 3: must be 2 with parallel.pipeline_schedule = zero-bubble-v (try 2)");
-  CHECK(fault({"parallel.pipeline=2", "parallel.pipeline_schedule=pipedream"}).find(
-            R"(parallel.pipeline_schedule = "pipedream": must be one of 1f1b, gpipe, interleaved, varuna, )") == 0);
+  CHECK(fault({"parallel.pipeline=2", "parallel.pipeline_schedule=pipedream"})
+            .find(R"(parallel.pipeline_schedule = "pipedream": must be one of 1f1b, gpipe, interleaved, varuna, )") ==
+        0);
   CHECK(fault({"parallel.pipeline=0"}).find("parallel.pipeline = 0: must be at least 1") == 0);
 }
 

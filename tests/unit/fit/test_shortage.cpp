@@ -7,16 +7,16 @@
 #include <utility>
 #include <vector>
 
+#include "base/text_parts.h"
 #include "base/units.h"
 #include "catch.h"
 #include "fit/choose_step.h"
 #include "fit/micro_batches.h"
 #include "fit/plan_world.h"
-#include "machine/profiles.h"
-#include "unit/preset_fixture.h"
-#include "base/text_parts.h"
 #include "fit/shortage.h"
 #include "fit/step_times.h"
+#include "machine/profiles.h"
+#include "unit/preset_fixture.h"
 
 using namespace gptrain;
 using gptrain::testing::cpu_target;
@@ -27,8 +27,9 @@ namespace {
 // Returns the message of a dry run.
 std::string shortage_of(const RunConfig& config, const Target& target, int64_t world_size = 1) {
   const WorldPlan plan = plan_world(config, target, world_size);
-  return memory_shortage(config, target, {plan.largest_rank, plan.largest.arenas, plan.on_host,
-                                          nodes_of_ranks(world_size, target.ranks_per_node)});
+  return memory_shortage(
+      config, target,
+      {plan.largest_rank, plan.largest.arenas, plan.on_host, nodes_of_ranks(world_size, target.ranks_per_node)});
 }
 
 HostMemoryUse host_of(const RunConfig& config, const Target& target, int64_t world_size = 1) {
@@ -68,9 +69,9 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
 
   const std::string shortage = shortage_on(config, cpu_target(), 30);
   CHECK(shortage.starts_with("Does not fit: "));
-  for (const char* setting : {"memory.recompute = \"block\": ", "memory.recompute = \"optimal\": ", "batch.micro = 1 instead of 2: ",
-                              "optimizer.type = \"adamw-8bit\": ", "memory.saved_inputs = 8: ",
-                              "memory.activation_bits = 3: ", "with all but "})
+  for (const char* setting : {"memory.recompute = \"block\": ", "memory.recompute = \"optimal\": ",
+                              "batch.micro = 1 instead of 2: ", "optimizer.type = \"adamw-8bit\": ",
+                              "memory.saved_inputs = 8: ", "memory.activation_bits = 3: ", "with all but "})
     CHECK(has(shortage, setting));
   CHECK(!has(shortage, "loss_chunk_tokens"));
   CHECK(!has(shortage, "offload"));
@@ -100,16 +101,16 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
   CHECK(has(too_large, "memory.activation_bits"));
   CHECK(!has(shortage_on(preset_config("gpt3-175b", {"batch.micro=1"}), cpu_target(), 40), "memory.activation_bits"));
   for (const char* optimizer : {"adamw-8bit", "lamb"}) {
-    const RunConfig pure = preset_config(
-        "gpt2-1.5b", {"precision.compute=bf16-pure", "optimizer.type=" + std::string(optimizer)});
+    const RunConfig pure =
+        preset_config("gpt2-1.5b", {"precision.compute=bf16-pure", "optimizer.type=" + std::string(optimizer)});
     CHECK(has(shortage_on(pure, cpu_target(), 4), "precision.gradients = \"bf16\": ") == (optimizer[0] == 'a'));
   }
   CHECK(has(too_large, "choose a smaller model"));
 }
 
 TEST_CASE("settings that help say what they do to training and to the time of a step") {
-  const auto text_of = [](const char* preset, const std::vector<std::string>& overrides, const char* device, int64_t gib,
-                          int64_t world_size = 1) {
+  const auto text_of = [](const char* preset, const std::vector<std::string>& overrides, const char* device,
+                          int64_t gib, int64_t world_size = 1) {
     Target target = find_target(device);
     target.memory_bytes = gib << 30;
     return shortage_of(preset_config(preset, overrides, world_size), target, world_size);
@@ -150,8 +151,10 @@ TEST_CASE("settings that help say what they do to training and to the time of a 
   CHECK(price("memory.loss_chunk_tokens = 2048").starts_with("exact but for rounding, a step "));
   // GELU's tanh form uses unrounded sums if a product computes it.
   CHECK(price("memory.recompute = \"selective\"").starts_with("exact but for rounding, a step 1."));
-  CHECK(price_of(text_of("llama-7b", {}, "a100-80g", 100), "memory.recompute = \"selective\"").starts_with("exact, a step 1."));
-  CHECK(price_of(text_of("gpt2-1.5b", {"batch.micro=8", "memory.recompute=selective"}, "a100-80g", 30), "memory.recompute = \"block\"")
+  CHECK(price_of(text_of("llama-7b", {}, "a100-80g", 100), "memory.recompute = \"selective\"")
+            .starts_with("exact, a step 1."));
+  CHECK(price_of(text_of("gpt2-1.5b", {"batch.micro=8", "memory.recompute=selective"}, "a100-80g", 30),
+                 "memory.recompute = \"block\"")
             .starts_with("exact but for rounding, a step 1."));
 
   const std::string of_two = text_of("gpt2-1.5b", {}, "a100-80g", 20, 2);
@@ -194,9 +197,10 @@ TEST_CASE("what would help is what a plan with it takes, and nothing that does n
 }
 
 TEST_CASE("what the ranks of a machine take of its memory is weighed, where that is known") {
-  const RunConfig config =
-      preset_config("gpt2-1.5b", {"memory.offload_activations=all", "checkpoint.every_steps=5",
-                                  "parallel.pipeline=2", "batch.micro=1", "batch.global=4"}, 4);
+  const RunConfig config = preset_config("gpt2-1.5b",
+                                         {"memory.offload_activations=all", "checkpoint.every_steps=5",
+                                          "parallel.pipeline=2", "batch.micro=1", "batch.global=4"},
+                                         4);
   const Target target = find_target("h100");
   const auto of_nodes = [&](const std::vector<int64_t>& nodes) {
     return fullest_host(plan_world(config, target, 4).on_host, make_mesh(config, 4), nodes);
@@ -222,7 +226,8 @@ TEST_CASE("what the ranks of a machine take of its memory is weighed, where that
   CHECK(host_shortage(config, all, 0).empty());
   CHECK(host_shortage(config, all, all.total()).empty());
   const std::string text = host_shortage(config, all, all.total() - (int64_t{1} << 30));
-  CHECK(text.starts_with("Does not fit into the host's memory: 1.0 GiB are missing. The 4 ranks of the machine would "));
+  CHECK(
+      text.starts_with("Does not fit into the host's memory: 1.0 GiB are missing. The 4 ranks of the machine would "));
   const auto asked = [&](MemoryClass memory_class) {
     return format_bytes(static_cast<double>(all.bytes[static_cast<size_t>(memory_class)]));
   };
@@ -245,7 +250,8 @@ TEST_CASE("of a host's memory that is offered which the rules take") {
   CHECK(has(one, " for memory.offload_activations; \"none\" takes none"));
   CHECK(!has(one, "a smaller batch.micro"));
   for (const char* offload : {"2", "all"})
-    CHECK(has(offered("memory.recompute=none", offload, "batch.micro=1"), "; a smaller number of blocks, or \"none\","));
+    CHECK(
+        has(offered("memory.recompute=none", offload, "batch.micro=1"), "; a smaller number of blocks, or \"none\","));
 }
 
 TEST_CASE("what would help a device is not what the host cannot hold") {

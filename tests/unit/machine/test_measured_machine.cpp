@@ -10,10 +10,10 @@
 #include "catch.h"
 #include "config/load.h"
 #include "fit/choose_step.h"
-#include "ops/ops.h"
 #include "machine/event_times.h"
 #include "machine/measured_machine.h"
 #include "machine/profiles.h"
+#include "ops/ops.h"
 #include "planner/simulate_step.h"
 #include "step/plan_step.h"
 
@@ -28,8 +28,7 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 MeasuredShare share_of(int64_t ranks, int64_t threads, double gflops, double byte_seconds) {
   MeasuredShare share{.ranks = ranks, .threads = threads};
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    for (const std::string_view name :
-         {LinearForward::name, LinearBackwardInput::name, LinearBackwardWeight::name})
+    for (const std::string_view name : {LinearForward::name, LinearBackwardInput::name, LinearBackwardWeight::name})
       share.ops.emplace(op_key(name, dtype, {}), RateTable(RateTable::Kind::rate, {{256, 256, 256, gflops * 1e9}}));
     for (const std::string_view name : {AttentionForward::name, AttentionBackward::name})
       share.ops.emplace(op_key(name, dtype, {}), RateTable(RateTable::Kind::rate, {{256, 64, gflops * 1e9}}));
@@ -106,8 +105,8 @@ TEST_CASE("rates are interpolated between sizes, and go on beyond them") {
   CHECK(rates.at({100}) == Approx(1));
   CHECK(rates.at({200}) == Approx(2));  // half-way on a logarithmic scale
   CHECK(rates.at({400}) == Approx(4));
-  CHECK(rates.at({4000}) == Approx(4));   // no faster
-  CHECK(rates.at({50}) == Approx(0.5));   // half the work in the same time
+  CHECK(rates.at({4000}) == Approx(4));  // no faster
+  CHECK(rates.at({50}) == Approx(0.5));  // half the work in the same time
   const RateTable seconds(RateTable::Kind::seconds, {{100, 1}, {400, 4}});
   CHECK(seconds.at({10}) == Approx(1));
   CHECK(seconds.at({4000}) == Approx(40));
@@ -170,7 +169,8 @@ TEST_CASE("a measured profile's faults are told together, each with its key") {
   bad = replaced(bad, "\"f32 attention_forward\": [[[256.0,64.0,100000000000.0]]", "\"f32 attention_forward\": [7");
   bad = replaced(bad, "\"bf16 linear_forward\"", "\"bf16 linear_foreward\"");
   bad = replaced(bad, "    \"4\": {", "    \"four\": {");
-  bad = replaced(bad, "\"bf16 attention_forward\": [[[1000000.0,1.0", "\"bf16 attention_forward bias\": [[[1000000.0,1.0");
+  bad = replaced(bad, "\"bf16 attention_forward\": [[[1000000.0,1.0",
+                 "\"bf16 attention_forward bias\": [[[1000000.0,1.0");
   bad = replaced(bad, "all_reduce", "all_reducing");
   bad = replaced(bad, "\"stretch\": [1.0,", "\"stretch\": [0.5,");
   const std::string faults = refusal(bad);
@@ -184,7 +184,9 @@ TEST_CASE("a measured profile's faults are told together, each with its key") {
     CHECK(has(faults, fault));
   }
   CHECK(has(refusal("{\"shares\": {}}"), "shares: is empty"));
-  CHECK(has(refusal("{\"shares\": {\"1\": {\"threads\": [1, \"measured\"], \"stretch\": [1, \"measured\"], \"ops\": {}}}}"), "shares.1.ops: names no op"));
+  CHECK(has(
+      refusal("{\"shares\": {\"1\": {\"threads\": [1, \"measured\"], \"stretch\": [1, \"measured\"], \"ops\": {}}}}"),
+      "shares.1.ops: names no op"));
   const File file(std::string(built_in_devices().front().text));
   CHECK(has(message_of([] { find_machine(File::path()); }), "not written by gptrain bench device"));
   CHECK(message_of([] { find_machine("./none.json"); }) == "./none.json: cannot be read");
@@ -232,7 +234,8 @@ TEST_CASE("the matrix rate is no less than the best that the tables give on all 
     return find_device(File::path()).f32.flops_per_second;
   };
   CHECK(rate() == Approx(1e11));
-  machine.shares[1].ops.insert_or_assign("f32 linear_forward", RateTable(RateTable::Kind::rate, {{256, 256, 256, 4e10}}));
+  machine.shares[1].ops.insert_or_assign("f32 linear_forward",
+                                         RateTable(RateTable::Kind::rate, {{256, 256, 256, 4e10}}));
   CHECK(rate() == Approx(1.6e11));  // four ranks of one thread each
   machine.half_flops = 0;
   const File file(machine_text(machine, source));
@@ -257,7 +260,12 @@ TEST_CASE("attention of a part of a tile takes as long as of the tile") {
   const MeasuredMachine machine = machine_of();
   const auto seconds = [&](int64_t tokens) {
     Event op{.name = AttentionForward::name, .executed_flops = 1'000'000'000};
-    op.products = {.kind = ProductShape::Kind::attention_forward, .dtype = DType::f32, .count = 1, .m = tokens, .n = tokens, .k = 64};
+    op.products = {.kind = ProductShape::Kind::attention_forward,
+                   .dtype = DType::f32,
+                   .count = 1,
+                   .m = tokens,
+                   .n = tokens,
+                   .k = 64};
     return *measured_op_seconds(share_of_rank(machine, 1, 4), op, DType::f32, {});
   };
   CHECK(seconds(1) == Approx(seconds(64)));
@@ -294,7 +302,8 @@ TEST_CASE("collectives beyond what was measured") {
   CHECK(seconds(2, 2, Operation::barrier) == Approx(1e-3));
   MeasuredMachine handing = machine;
   handing.links[0][2].emplace(hand_over_key, RateTable(RateTable::Kind::seconds, {{1, 5e-5}}));
-  CHECK(measured_collective_seconds(handing, LinkWay::threads, 2, 2, Operation::all_reduce, 1 << 20) == Approx(1.05e-3));
+  CHECK(measured_collective_seconds(handing, LinkWay::threads, 2, 2, Operation::all_reduce, 1 << 20) ==
+        Approx(1.05e-3));
 }
 
 double predicted_seconds(const MeasuredMachine& measured, const std::vector<std::string>& overrides = {},
@@ -325,7 +334,8 @@ TEST_CASE("predictions change with the profile") {
 
 TEST_CASE("lanes take turns where they have no cores of their own") {
   MeasuredMachine machine = machine_of();
-  machine.links[0][2].insert_or_assign("all_reduce", RateTable(RateTable::Kind::seconds, {{1024, 1e-2}, {1 << 20, 1e-1}}));
+  machine.links[0][2].insert_or_assign("all_reduce",
+                                       RateTable(RateTable::Kind::seconds, {{1024, 1e-2}, {1 << 20, 1e-1}}));
   machine.cores = 8;  // four compute, and each rank has one for its lanes
   const std::vector<std::string> overrides = {"parallel.tensor=2", "parallel.zero=0", "run.threads=1"};
   const double alone = predicted_seconds(machine, overrides, 4);

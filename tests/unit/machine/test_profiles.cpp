@@ -115,7 +115,9 @@ TEST_CASE("a profile's faults are told together, each with its key") {
 
 TEST_CASE("a key that is given twice is a fault, in profiles as in configs") {
   const std::string text = text_of_a100();
-  const auto begun_with = [&](const std::string& members) { return refusal("{" + members + text.substr(text.find('{') + 1)); };
+  const auto begun_with = [&](const std::string& members) {
+    return refusal("{" + members + text.substr(text.find('{') + 1));
+  };
   CHECK(begun_with("// a comment\n").empty());
   CHECK(has(begun_with("\"name\": \"mine\","), "json: name: is given twice"));
   CHECK(has(begun_with("\"memory\": {\"bytes\": [1, \"measured\"]},"), "json: memory: is given twice"));

@@ -38,8 +38,7 @@ TEST_CASE("stages may be nearer than data ranks") {
   for (int64_t rank = 0; rank < 24; ++rank) REQUIRE(mesh.rank_of(mesh.coordinates(rank)) == rank);
   REQUIRE(mesh.group(11, {MeshAxis::pipeline}) == Ranks{9, 11, 13, 15});
   REQUIRE(mesh.group(11, {MeshAxis::data}) == Ranks{3, 11, 19});
-  REQUIRE(mesh.group(3, {MeshAxis::data, MeshAxis::pipeline}) ==
-          Ranks{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23});
+  REQUIRE(mesh.group(3, {MeshAxis::data, MeshAxis::pipeline}) == Ranks{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23});
 }
 
 TEST_CASE("a stage's ranks know it, its first ones have no other coordinate but the tensor axis's") {

@@ -6,9 +6,9 @@
 #include "base/error.h"
 #include "catch.h"
 #include "comm/staged.h"
+#include "machine/profiles.h"
 #include "model_fixture.h"
 #include "parallel/groups.h"
-#include "machine/profiles.h"
 
 using namespace gptrain;
 using gptrain::testing::Family;
@@ -65,7 +65,8 @@ TEST_CASE("stages pass numbers on and back, in a chain or a ring, and sum what b
       Communicator* const ends = groups.group(LaneKind::gradients, GroupKind::tied);
       groups.lane(LaneKind::gradients).all_reduce(ends, &table, 1, DType::f32);
       const auto receive = [&](LaneKind lane, int64_t* to) {
-        groups.lane(lane).receive(groups.group(lane, neighbours_of(lane)), to, 1, DType::i64, RankGroups::peer_on(lane));
+        groups.lane(lane).receive(groups.group(lane, neighbours_of(lane)), to, 1, DType::i64,
+                                  RankGroups::peer_on(lane));
       };
       const auto send = [&](LaneKind lane) {
         groups.lane(lane).send(groups.group(lane, neighbours_of(lane)), &number, 1, DType::i64,
@@ -94,8 +95,7 @@ TEST_CASE("stages pass numbers on and back, in a chain or a ring, and sum what b
 TEST_CASE("ranks along the context, expert and data axes hold the same parameters") {
   const Mesh mesh({{2, 2, 2, 3, 2}}, 48);
   const RunConfig config = small_config(Family::gpt2);
-  CHECK(group_ranks(config, mesh, 25, GroupKind::copies) ==
-        Ranks{25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 47});
+  CHECK(group_ranks(config, mesh, 25, GroupKind::copies) == Ranks{25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 47});
 }
 
 TEST_CASE("a lane has what its largest group takes, and only lanes that reduce take anything") {

@@ -6,11 +6,11 @@
 
 #include "catch.h"
 #include "fit/plan_world.h"
+#include "fit/recompute_plan.h"
+#include "fit/step_times.h"
 #include "model_fixture.h"
 #include "planner/predict.h"
 #include "planner/recompute_curve.h"
-#include "fit/recompute_plan.h"
-#include "fit/step_times.h"
 
 namespace gptrain::test_predict {
 namespace {
@@ -153,8 +153,10 @@ TEST_CASE("the best interval is no shorter than the node that writes the most ta
 }  // namespace
 TEST_CASE("the room of a curve is that of the stage that has the least") {
   const Machine machine = machine_with(0);
-  const RunConfig config = small_config(Family::gpt2, {"parallel.pipeline=3", "model.num_layers=7", "batch.global=12",
-                                                       "batch.micro=1", "run.device=auto", "memory.recompute=optimal"}, 3);
+  const RunConfig config = small_config(Family::gpt2,
+                                        {"parallel.pipeline=3", "model.num_layers=7", "batch.global=12",
+                                         "batch.micro=1", "run.device=auto", "memory.recompute=optimal"},
+                                        3);
   const Target target = planned_target(machine, config, 3);
   std::vector<int64_t> rooms;
   for (const int32_t stage : {0, 1, 2}) rooms.push_back(activation_room(config, target, 3, stage));
@@ -183,7 +185,8 @@ TEST_CASE("what a setting costs by usual rates is what is predicted") {
     const auto config_of = [&](const std::vector<std::string>& overrides) {
       const std::string compute = profile.compute_capability < 8 ? "fp16" : "bf16";
       return parse_config(R"({"model": {"preset": "gpt2-1.5b"}, "data": {"train": [{"path": "x"}]},
-                              "batch": {"global": 64, "micro": 32}, "precision": {"compute": ")" + compute + R"("},
+                              "batch": {"global": 64, "micro": 32}, "precision": {"compute": ")" +
+                              compute + R"("},
                               "optimizer": {"lr": 1e-3}, "run": {"steps": 10, "out": "x"}})",
                           overrides, "test");
     };

@@ -107,9 +107,8 @@ double compare_row(const std::string& name, int64_t gpus, double published, doub
   std::ifstream file(std::string(GPTRAIN_SOURCE_ROOT) + "/src/report/README.md");
   const std::string page((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   const double error = predicted / published - 1;
-  const std::string line =
-      fmt::format("| {} | {} | {:.4g} {} | {:.4g} {} | {:+.1f}% |\n", name, gpus, published, unit, predicted, unit,
-                  100 * error);
+  const std::string line = fmt::format("| {} | {} | {:.4g} {} | {:.4g} {} | {:+.1f}% |\n", name, gpus, published, unit,
+                                       predicted, unit, 100 * error);
   INFO(line);
   CHECK(page.find(line) != std::string::npos);
   return error;

@@ -63,11 +63,15 @@ struct Case {
 };
 
 std::vector<Case> cases() {
-  return {{"2B on 16 A100", model(2560, 24, 64), a100(), 16, 60},
-          {"2B with a tied head off on 12 PCIe", model(2560, 26, 48, R"(, "tied_head": false)"), h100_pcie(), 12, 50},
-          {"7B on 64 A100", model(4096, 32, 256, R"(, "tied_head": false, "positions": "rope", "norm": "rmsnorm", "activation": "swiglu", "bias": false)"), a100(), 64, 50},
-          {"350M on one", model(1024, 24, 32), a100(), 1, 30},
-          {"2B, bf16 gradients", model(2560, 24, 64, "", R"(bf16-pure", "gradients": "bf16)"), a100(), 16, 30}};
+  return {
+      {"2B on 16 A100", model(2560, 24, 64), a100(), 16, 60},
+      {"2B with a tied head off on 12 PCIe", model(2560, 26, 48, R"(, "tied_head": false)"), h100_pcie(), 12, 50},
+      {"7B on 64 A100",
+       model(4096, 32, 256,
+             R"(, "tied_head": false, "positions": "rope", "norm": "rmsnorm", "activation": "swiglu", "bias": false)"),
+       a100(), 64, 50},
+      {"350M on one", model(1024, 24, 32), a100(), 1, 30},
+      {"2B, bf16 gradients", model(2560, 24, 64, "", R"(bf16-pure", "gradients": "bf16)"), a100(), 16, 30}};
 }
 
 TEST_CASE("bounds of memory and time stay below whole plans, and estimates within their errors") {
@@ -312,7 +316,8 @@ TEST_CASE("what takes too much memory is cut, and the least that is missing is n
   CHECK(found.best.empty());
   CHECK(found.num_too_large >= found.num_layouts);
   CHECK(found.least_missing_bytes > 0);
-  const LayoutResult least = predict_layout(checked_layout(config, found.least_missing), a100(), found.least_missing, 0);
+  const LayoutResult least =
+      predict_layout(checked_layout(config, found.least_missing), a100(), found.least_missing, 0);
   CHECK(least.peak_bytes == found.room_bytes + found.least_missing_bytes);
   CHECK(found.least_missing_is_exact);
   RunLayout kept = found.least_missing;
@@ -367,8 +372,9 @@ TEST_CASE("a search has as much copied and run again as it takes to fit, where k
   CHECK(best.step_seconds < predict_layout(checked_layout(config, other), machine, other, 0).step_seconds);
   other.recompute = RecomputeKind::none;
   CHECK(predict_layout(checked_layout(config, other), machine, other, 0).peak_bytes > found.room_bytes);
-  for (const auto& [kind, interval] : {std::pair(RecomputeKind::selective, 0), std::pair(RecomputeKind::block, 0),
-                                       std::pair(RecomputeKind::every_nth, 2), std::pair(RecomputeKind::every_nth, 4)}) {
+  for (const auto& [kind, interval] :
+       {std::pair(RecomputeKind::selective, 0), std::pair(RecomputeKind::block, 0),
+        std::pair(RecomputeKind::every_nth, 2), std::pair(RecomputeKind::every_nth, 4)}) {
     other.recompute = kind;
     other.recompute_interval = interval;
     const LayoutResult result = predict_layout(checked_layout(config, other), machine, other, 0);

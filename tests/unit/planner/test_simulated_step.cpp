@@ -9,10 +9,10 @@
 #include "fit/choose_step.h"
 #include "parallel/make_stages.h"
 #include "planner/simulate_step.h"
-#include "step/step_profile.h"
 #include "report/timeline_page.h"
 #include "schedule/pipeline/simulate.h"
 #include "step/plan_step.h"
+#include "step/step_profile.h"
 
 namespace test_simulated_step {
 
@@ -57,10 +57,10 @@ Planned plan_stages(const RunConfig& config, const Machine& machine) {
 
 // Products dominate everything else.
 RunConfig staged_config(const std::string& schedule, int64_t stages, int64_t chunks, int64_t micro_batches) {
-  const std::vector<std::string> overrides = {
-      "batch.micro=32", "batch.accumulation=" + std::to_string(micro_batches),
-      "parallel.pipeline=" + std::to_string(stages), "parallel.pipeline_schedule=" + schedule,
-      "parallel.virtual_stages=" + std::to_string(chunks)};
+  const std::vector<std::string> overrides = {"batch.micro=32", "batch.accumulation=" + std::to_string(micro_batches),
+                                              "parallel.pipeline=" + std::to_string(stages),
+                                              "parallel.pipeline_schedule=" + schedule,
+                                              "parallel.virtual_stages=" + std::to_string(chunks)};
   return parse_config(R"({"model": {"preset": "gpt2-124m", "tied_head": false}, "data": {"train": [{"path": "x"}]},
                           "precision": {"compute": "bf16"}, "optimizer": {"lr": 1e-3}, "run": {"steps": 1, "out": "x"}})",
                       overrides, "test", stages);
@@ -86,8 +86,13 @@ TEST_CASE("a planned pipeline takes the time that its passes take by themselves"
     const char* schedule;
     int64_t chunks;
   };
-  for (const Case& c : {Case{"1f1b", 1}, {"gpipe", 1}, {"interleaved", 2}, {"interleaved", 3}, {"varuna", 1},
-                        {"zero-bubble", 1}, {"zero-bubble-v", 2}}) {
+  for (const Case& c : {Case{"1f1b", 1},
+                        {"gpipe", 1},
+                        {"interleaved", 2},
+                        {"interleaved", 3},
+                        {"varuna", 1},
+                        {"zero-bubble", 1},
+                        {"zero-bubble-v", 2}}) {
     for (const int64_t stages : {2, 3, 4}) {
       for (const int64_t micro_batches : {3, 5, 8}) {
         INFO(c.schedule << " of " << c.chunks << " chunks, " << stages << " stages, " << micro_batches);

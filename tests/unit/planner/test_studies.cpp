@@ -40,7 +40,8 @@ TEST_CASE("each point of a sweep is the dry run of the config with those values"
 
 TEST_CASE("a sweep over optimizers says of every key that one has not how it is taken out") {
   const std::vector<std::string> overrides{"optimizer.betas=[0.9,0.95]", "optimizer.eps=1e-6"};
-  const Study study = sweep_keys(configs / "gpt2-124m.json", overrides, {{"optimizer.type", {"adamw", "sgd"}}}, a100(), 1, 0);
+  const Study study =
+      sweep_keys(configs / "gpt2-124m.json", overrides, {{"optimizer.type", {"adamw", "sgd"}}}, a100(), 1, 0);
   REQUIRE(study.points.size() == 2);
   CHECK(study.points[0].result);
   CHECK(study.points[1].refused ==
@@ -51,7 +52,8 @@ TEST_CASE("a sweep over optimizers says of every key that one has not how it is 
 }
 
 TEST_CASE("strong scaling keeps the batch, weak scaling the work of a device") {
-  RunConfig config = load_config(configs / "gpt2-124m.json", std::vector<std::string>{"batch.global=64", "batch.micro=8"});
+  RunConfig config =
+      load_config(configs / "gpt2-124m.json", std::vector<std::string>{"batch.global=64", "batch.micro=8"});
   const Study study = scale_devices(config, a100(), 4, 32, 0);
   REQUIRE(study.points.size() == 8);
   const auto step = [&](size_t i) { return study.points[i].result->step_seconds; };
@@ -74,8 +76,10 @@ TEST_CASE("more and faster NICs make no step longer, and one of the points is th
   const Machine machine = a100();
   const Study study = vary_links(config, machine, 64, {1, machine.cluster.nics_per_node}, 0);
   REQUIRE(study.points.size() == 6);
-  for (size_t i = 2; i < 6; ++i) CHECK(study.points[i].result->step_seconds <= study.points[i - 2].result->step_seconds);
-  for (size_t i = 0; i < 6; i += 2) CHECK(study.points[i + 1].result->step_seconds < study.points[i].result->step_seconds);
+  for (size_t i = 2; i < 6; ++i)
+    CHECK(study.points[i].result->step_seconds <= study.points[i - 2].result->step_seconds);
+  for (size_t i = 0; i < 6; i += 2)
+    CHECK(study.points[i + 1].result->step_seconds < study.points[i].result->step_seconds);
   const LayoutResult expected = predict_layout(config, machine, layout_of(config, 64), 0);
   CHECK(study.points[3].result->step_seconds == expected.step_seconds);
 }

@@ -3,8 +3,8 @@
 
 #include "base/error.h"
 #include "catch.h"
-#include "unit/not_a_number.h"
 #include "report/run_page.h"
+#include "unit/not_a_number.h"
 #include "unit/temporary_folder.h"
 
 using namespace gptrain;

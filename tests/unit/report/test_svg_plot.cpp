@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "catch.h"
-#include "unit/not_a_number.h"
 #include "report/html_page.h"
 #include "report/svg_plot.h"
+#include "unit/not_a_number.h"
 
 using namespace gptrain;
 

@@ -12,7 +12,8 @@ namespace gptrain::testing {
 // The actions of one micro-batch, and the lifetimes of their outputs.
 class Play {
  public:
-  Play(const Chain& chain, const UnitChoices& choices) : chain_(chain), choices_(choices), places_(chain.units.size()) {}
+  Play(const Chain& chain, const UnitChoices& choices)
+      : chain_(chain), choices_(choices), places_(chain.units.size()) {}
 
   int64_t peak() {
     const auto n = static_cast<int32_t>(chain_.units.size());

@@ -54,8 +54,8 @@ TEST_CASE("a step's buffers take no more than what is alive at once, and every m
       for (const size_t layers : {1, 2, 12, 40}) {
         std::vector<bool> recomputed(layers + 2, false);
         for (size_t i = 1; recompute && i <= layers; ++i) recomputed[i] = true;
-        const Schedule schedule = training_schedule(
-            {.micro_batches = 3, .units = units_of(recomputed), .joint_backward = joint});
+        const Schedule schedule =
+            training_schedule({.micro_batches = 3, .units = units_of(recomputed), .joint_backward = joint});
         const std::vector<Lifetime> lifetimes = lifetimes_of(schedule, 9, 5, 7);
         const Placement placement = place(lifetimes);
         INFO(layers << (recompute ? " recomputed" : "") << (joint ? " joint" : ""));

@@ -105,8 +105,11 @@ TEST_CASE("training schedules of all stages are sound, fit together and end with
           if (tied != recompute && shape.stages > 4) continue;
           // Every other combination also has the remaining options.
           const bool more = (zero + shape.micro_batches) % 2 == 0;
-          const ScheduleOptions options{.zero = zero, .narrow_sums = more, .tied_head = tied, .joint_backward = more,
-                                       .keeps_narrow = more != tied};
+          const ScheduleOptions options{.zero = zero,
+                                        .narrow_sums = more,
+                                        .tied_head = tied,
+                                        .joint_backward = more,
+                                        .keeps_narrow = more != tied};
           const std::string fault = fault_of(schedules_of(options, stages, training_schedule));
           INFO(text(schedule, shape) << " zero " << zero << (tied ? " tied" : "") << (recompute ? " recompute" : ""));
           REQUIRE(fault == "");

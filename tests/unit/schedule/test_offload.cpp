@@ -82,9 +82,8 @@ TEST_CASE("schedules with offloaded units are sound, however many there are") {
             const Schedule schedule = training_schedule(options);
             INFO(layers << " layers, " << count << " offloaded, ZeRO " << zero);
             REQUIRE(check(schedule) == "");
-            const auto copies = std::count_if(schedule.actions.begin(), schedule.actions.end(), [](const Action& action) {
-              return action.kind == ActionKind::fetch;
-            });
+            const auto copies = std::count_if(schedule.actions.begin(), schedule.actions.end(),
+                                              [](const Action& action) { return action.kind == ActionKind::fetch; });
             CHECK(copies == count * micro_batches);
           }
         }

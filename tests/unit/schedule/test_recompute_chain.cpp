@@ -88,7 +88,9 @@ double priced_seconds(const Chain& chain, const UnitChoices& choices, double pri
 }
 
 Chain random_chain(std::mt19937& random, int32_t units) {
-  const auto number = [&random](int64_t most) { return static_cast<int64_t>(random() % static_cast<uint64_t>(most + 1)); };
+  const auto number = [&random](int64_t most) {
+    return static_cast<int64_t>(random() % static_cast<uint64_t>(most + 1));
+  };
   Chain chain{.units = std::vector<ChainUnit>(static_cast<size_t>(units)),
               .gradient_bytes = number(2),
               .in_flight = 1 + number(3) / 2};
@@ -178,7 +180,9 @@ TEST_CASE("with a price on each byte that is copied the schedule is the best of 
   CHECK(beside_again > 20);
 }
 
-TEST_CASE("the schedule of a long chain is no slower than every n-th unit run again, and fits where the bytes are in pieces") {
+TEST_CASE(
+    "the schedule of a long chain is no slower than every n-th unit run again, and fits where the bytes are in "
+    "pieces") {
   std::mt19937 random(2);
   for (int i = 0; i < 6; ++i) {
     Chain chain = random_chain(random, 20);
@@ -211,7 +215,7 @@ TEST_CASE("with ever less memory a chain of equal units is run again from its st
   };
   CHECK(seconds(most_bytes(chain)) == 0);
   CHECK(seconds(most_bytes(chain) - 1) == 1);
-  CHECK(seconds(27) == 15);      // the last unit's data still exist when its backward begins
+  CHECK(seconds(27) == 15);           // the last unit's data still exist when its backward begins
   CHECK(seconds(13) == 15 * 16 / 2);  // for each unit except the last, all units before it
   CHECK(seconds(12) == -1);
 }

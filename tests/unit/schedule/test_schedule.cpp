@@ -100,7 +100,10 @@ TEST_CASE("units run again from the input of one before them, as often as is ask
     std::string text;
     for (const Action& action : schedule.actions)
       if (action.micro_batch == 1 && (is_again(action.kind) || action.kind == ActionKind::backward_input))
-        text += fmt::format("{}{} ", action.kind == ActionKind::forward_again ? "f" : is_again(action.kind) ? "r" : "B",
+        text += fmt::format("{}{} ",
+                            action.kind == ActionKind::forward_again ? "f"
+                            : is_again(action.kind)                  ? "r"
+                                                                     : "B",
                             action.unit);
     CHECK(text == "B6 B5 f2 f3 r4 B4 f0 f1 f2 r3 B3 r2 B2 r1 B1 ");
     // Before unit 5 only the input streams of unit 2's pass and of unit 5 stay.
@@ -203,8 +206,7 @@ TEST_CASE("the checker finds every kind of unsound schedule") {
   SECTION("an action that is done twice") {
     Schedule schedule = with_recompute();
     const size_t i = find(schedule, ActionKind::backward_weight, 2);
-    schedule.actions.insert(schedule.actions.begin() + static_cast<std::ptrdiff_t>(i),
-                            Action(schedule.actions[i]));
+    schedule.actions.insert(schedule.actions.begin() + static_cast<std::ptrdiff_t>(i), Action(schedule.actions[i]));
     CHECK(check(schedule).find("done twice") != std::string::npos);
   }
 }

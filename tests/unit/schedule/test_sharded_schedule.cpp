@@ -43,8 +43,8 @@ std::vector<ScheduleOptions> variants() {
 
 std::string describe(const ScheduleOptions& o) {
   return "zero " + std::to_string(o.zero) + ", " + std::to_string(o.micro_batches) + " micro-batches, " +
-         std::to_string(o.units.size()) + " units" + (o.tied_head ? ", tied" : "") +
-         (o.narrow_sums ? ", narrow" : "") + (o.keeps_narrow ? ", kept narrow" : "") + (o.joint_backward ? ", joint" : "");
+         std::to_string(o.units.size()) + " units" + (o.tied_head ? ", tied" : "") + (o.narrow_sums ? ", narrow" : "") +
+         (o.keeps_narrow ? ", kept narrow" : "") + (o.joint_backward ? ", joint" : "");
 }
 
 Schedule schedule_of(int32_t zero, bool tied = false) {
@@ -109,8 +109,8 @@ std::string misused_sums(const Schedule& schedule) {
         summing.contains(action[Operand::whole_gradients]))
       return "writes gradients that are being summed";
   }
-  const auto expected = static_cast<size_t>((schedule.options.zero < 2 ? 1 : schedule.options.micro_batches) *
-                                            schedule.num_units());
+  const auto expected =
+      static_cast<size_t>((schedule.options.zero < 2 ? 1 : schedule.options.micro_batches) * schedule.num_units());
   return sums_done.size() == expected ? "" : "a sum is missing";
 }
 
@@ -145,8 +145,7 @@ TEST_CASE("units are summed once a step, or with ZeRO 2 and 3 once a micro-batch
         const Action& before = schedule.actions[last];
         CHECK(before.unit == unit);
         CHECK(before.micro_batch == schedule.actions[i].micro_batch);
-        const bool ends_backward =
-            before.kind == ActionKind::backward || before.kind == ActionKind::backward_weight;
+        const bool ends_backward = before.kind == ActionKind::backward || before.kind == ActionKind::backward_weight;
         CHECK(ends_backward);
       }
       CHECK(found == sums);
@@ -194,8 +193,8 @@ TEST_CASE("the checker finds every kind of unsound sharded schedule") {
     for (const int32_t zero : {1, 2, 3}) {
       const std::string fault =
           fault_after(schedule_of(zero), [](Schedule& s) { erase(s, find(s, ActionKind::await_weights, 2)); });
-      CHECK(fault.find(zero == 3 ? "its weights is not awaited"
-                                 : "the updated weights of unit 2 are not awaited") != std::string::npos);
+      CHECK(fault.find(zero == 3 ? "its weights is not awaited" : "the updated weights of unit 2 are not awaited") !=
+            std::string::npos);
     }
   }
   SECTION("weights awaited after their use") {

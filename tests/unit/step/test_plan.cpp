@@ -6,14 +6,14 @@
 #include "catch.h"
 #include "config/presets.h"
 #include "fit/choose_step.h"
+#include "machine/profiles.h"
 #include "model/spec/shard.h"
 #include "model_fixture.h"
 #include "ops/footprint.h"
-#include "machine/profiles.h"
-#include "unit/preset_fixture.h"
 #include "report/dry_run.h"
 #include "report/formulas.h"
 #include "step/plan_step.h"
+#include "unit/preset_fixture.h"
 
 using namespace gptrain;
 using gptrain::testing::cpu_target;
@@ -126,9 +126,8 @@ TEST_CASE("documents cost the memory of their places, and count as if nothing we
   CHECK(plan_rank(masked, gpu).memory().scratch_bytes < plan_rank(plain, gpu).memory().scratch_bytes);
   // With room for documents it does: score gradients for each document, in pieces as large as before, and the table.
   const auto with_room = [&](int64_t documents) {
-    const RunConfig config =
-        preset_config("gpt2-124m", {"batch.micro=8", "batch.global=8", "data.mask_documents=true",
-                                    "data.max_documents=" + std::to_string(documents)});
+    const RunConfig config = preset_config("gpt2-124m", {"batch.micro=8", "batch.global=8", "data.mask_documents=true",
+                                                         "data.max_documents=" + std::to_string(documents)});
     CHECK(plan_rank(config, cpu_target()).memory().scratch_bytes == after.memory().scratch_bytes);
     return plan_rank(config, gpu).memory().scratch_bytes;
   };
@@ -270,7 +269,8 @@ TEST_CASE("a GPU has the logits of four times as many rows at a time as the CPU,
     return plan_rank(preset_config("gpt2-124m", {"batch.global=8", "batch.micro=8", "model.num_layers=1",
                                                  "model.num_heads=1", "model.hidden_size=64", rows}),
                      target)
-        .memory().frame_bytes;
+        .memory()
+        .frame_bytes;
   };
   const int64_t row = 50304 * dtype_bytes(DType::bf16);
   const Target gpu = find_target("h100");
@@ -287,13 +287,13 @@ TEST_CASE("the dry run's JSON has every promised key and agrees with its parts")
   const int64_t saved = checkpoint_bytes(plan.design->spec, config);
   CHECK(plan.written_bytes == saved);  // one rank writes it all
   const DryRun input{config,
-                          cpu_target(),
-                          plan.design->spec,
-                          plan.memory().arenas,
-                          plan.ops,
-                          {.bytes = saved, .rank_bytes = saved, .node_bytes = saved},
-                          TokenRate{1000, "given"},
-                          {{"x", 1.0, 2.5}}};
+                     cpu_target(),
+                     plan.design->spec,
+                     plan.memory().arenas,
+                     plan.ops,
+                     {.bytes = saved, .rank_bytes = saved, .node_bytes = saved},
+                     TokenRate{1000, "given"},
+                     {{"x", 1.0, 2.5}}};
   const auto json = nlohmann::json::parse(dry_run_json(input));
   CHECK(json["total_parameters"] == 124'439'808);
   int64_t sum = 0;
@@ -321,7 +321,8 @@ TEST_CASE("with gradients in bf16 and moments of 8 bits a parameter takes six by
   };
   const StepPlan plan = plan_with("precision.gradients=bf16"), wide = plan_with("precision.gradients=fp32");
   int64_t large = 0, norms = 0;
-  for (const TensorSpec& tensor : plan.design->spec.tensors) (tensor.has_block_state() ? large : norms) += tensor.count();
+  for (const TensorSpec& tensor : plan.design->spec.tensors)
+    (tensor.has_block_state() ? large : norms) += tensor.count();
   REQUIRE(large + norms == plan.design->spec.parameters());
   const auto state_bytes = [](const MemoryPlan& memory) {
     return memory[MemoryClass::weights] + memory[MemoryClass::gradients] + memory[MemoryClass::master] +

@@ -47,10 +47,7 @@ StepProfile example_profile() {
         .sent_bytes = 999'999,
         .start_seconds = 100.005,
         .end_seconds = 100.009},
-       {.kind = Event::Kind::wait,
-        .name = "waiting for ranks",
-        .start_seconds = 100.007,
-        .end_seconds = 100.009}}};
+       {.kind = Event::Kind::wait, .name = "waiting for ranks", .start_seconds = 100.007, .end_seconds = 100.009}}};
   profile.log.actions = {{.kind = ActionKind::forward, .micro_batch = 0, .unit = 1, .block = 0},
                          {.kind = ActionKind::reduce, .unit = 1, .block = 1}};
   return profile;

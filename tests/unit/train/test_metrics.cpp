@@ -97,9 +97,10 @@ TEST_CASE("The step line of other magnitudes") {
   metrics.step_seconds = 3605.4;
   metrics.data_seconds = 1802.7;
   metrics.tokens_per_second = 12.3e6;
-  CHECK(format_step_line(metrics, 10000, 0, 100000) ==
-        "step 5000/10000 50.0% | loss 10.9877 | gnorm 1.2e5 | lr 1.2e-12 | 3605 s (data 50%) | 12.3M tok/s | mfu 33.3% | "
-        "mem 300 MiB | eta 1d 3h");
+  CHECK(
+      format_step_line(metrics, 10000, 0, 100000) ==
+      "step 5000/10000 50.0% | loss 10.9877 | gnorm 1.2e5 | lr 1.2e-12 | 3605 s (data 50%) | 12.3M tok/s | mfu 33.3% | "
+      "mem 300 MiB | eta 1d 3h");
 }
 
 TEST_CASE("A skipped step says so, and an unknown ETA is a dash") {

@@ -211,9 +211,8 @@ void activation_backward(const ActivationBackward& op, int64_t first_row, int64_
   with_type(op.dy.dtype, [&](auto type) {
     using C = decltype(type);
     if (op.code_bits != 0) {
-      with_code_width(op.code_bits, [&](auto width) {
-        backward_rows_coded<decltype(width)::value, C>(op, first_row, end_row);
-      });
+      with_code_width(op.code_bits,
+                      [&](auto width) { backward_rows_coded<decltype(width)::value, C>(op, first_row, end_row); });
     } else if (op.bias.rows > 0) {
       backward_rows<true, C>(op, first_row, end_row);
     } else {

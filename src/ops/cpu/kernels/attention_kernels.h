@@ -257,8 +257,9 @@ inline void softmax_backward(float* scores, float* d_scores, const GradientTile&
     float* const ds_row = d_scores + row * tile_size;
     if (drops) dropout_factors(factors, tile.head, tile.query + row, tile.key);
     for (int64_t col = 0; col < tile_size; col += lanes) {
-      const KeyGradients result = softmax_gradients(load(p_row + col), load(ds_row + col), drops ? factors + col : nullptr,
-                                                    tile.lse[row], tile.delta[row], tile.head.scale);
+      const KeyGradients result =
+          softmax_gradients(load(p_row + col), load(ds_row + col), drops ? factors + col : nullptr, tile.lse[row],
+                            tile.delta[row], tile.head.scale);
       store(p_row + col, result.p);
       store(ds_row + col, result.ds);
     }
@@ -287,9 +288,9 @@ inline void softmax_backward_pairs(const float* scores, const float* d_scores, c
       for (int r = 0; r < 2; ++r) {
         for (int n = 0; n < 2; ++n) {
           const int64_t at = (row + r) * tile_size + col + n * lanes;
-          of[r][n] = softmax_gradients(load(scores + at), load(d_scores + at),
-                                       drops ? factors[r] + col + n * lanes : nullptr, lse[r], delta[r],
-                                       tile.head.scale);
+          of[r][n] =
+              softmax_gradients(load(scores + at), load(d_scores + at), drops ? factors[r] + col + n * lanes : nullptr,
+                                lse[r], delta[r], tile.head.scale);
         }
       }
       for (int n = 0; n < 2; ++n) {

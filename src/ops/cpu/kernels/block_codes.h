@@ -147,15 +147,15 @@ inline void decode_block(const uint8_t* codes, float scale, float* values) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
     const __m512i n = _mm512_sub_epi32(_mm512_maskz_cvtepu8_epi32(all_lanes, bytes), zero);
     const __m512i place = _mm512_castps_si512(_mm512_maskz_cvtepi32_ps(all_lanes, n));  // the sign is used last
-    const __m512i log = _mm512_maskz_srli_epi32(all_lanes, place, 23);  // plus 127
+    const __m512i log = _mm512_maskz_srli_epi32(all_lanes, place, 23);                  // plus 127
     const __m512i mantissa = _mm512_maskz_ternarylogic_epi32(all_lanes, place, fraction_bits, one, and_or);
     const __m512 fraction = _mm512_sub_ps(_mm512_castsi512_ps(mantissa), _mm512_castsi512_ps(one));
     __m512 value = _mm512_maskz_fmadd_ps(has_sign ? _mm512_test_epi32_mask(n, n) : all_lanes,
                                          _mm512_maskz_permutexvar_ps(all_lanes, log, span), fraction,
                                          _mm512_maskz_permutexvar_ps(all_lanes, log, low));
     if (has_sign)
-      value = _mm512_castsi512_ps(
-          _mm512_maskz_ternarylogic_epi32(all_lanes, n, sign, _mm512_castps_si512(value), and_or));
+      value =
+          _mm512_castsi512_ps(_mm512_maskz_ternarylogic_epi32(all_lanes, n, sign, _mm512_castps_si512(value), and_or));
     _mm512_storeu_ps(values + i, value);
   }
 }

@@ -83,7 +83,8 @@ template <int bits>
 __m512 levels_of(uint32_t first, uint32_t second, __m512 levels) {
   const __m512i shifts = _mm512_set_epi32(7 * bits, 6 * bits, 5 * bits, 4 * bits, 3 * bits, 2 * bits, bits, 0,  //
                                           7 * bits, 6 * bits, 5 * bits, 4 * bits, 3 * bits, 2 * bits, bits, 0);
-  const __m512i words = _mm512_mask_set1_epi32(_mm512_set1_epi32(static_cast<int>(first)), 0xff00, static_cast<int>(second));
+  const __m512i words =
+      _mm512_mask_set1_epi32(_mm512_set1_epi32(static_cast<int>(first)), 0xff00, static_cast<int>(second));
   // The permutation uses the lowest four bits. (GCC 12 warns of an uninitialized value in forms without a mask.)
   const __m512i codes = _mm512_maskz_srlv_epi32(0xffff, words, shifts);
   return _mm512_maskz_permutexvar_ps(0xffff, codes, levels);

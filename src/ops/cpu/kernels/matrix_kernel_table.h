@@ -56,12 +56,12 @@ struct AttentionForwardBuffers {
 };
 
 struct AttentionBackwardBuffers {
-  Unit *q, *d_o;             // [tiles of the sequence][tile]
-  float* dq;                 // [tiles of the sequence][tile]
-  float *dk, *dv;            // [tiles of the sequence][tile], or one tile if each query head has its own keys
-  float* delta;              // [tokens rounded up to tiles], d_o . o of each query
-  Unit *k_rows, *k, *v;      // [tile]
-  float *scores, *d_scores;  // [tile_size][tile_size]
+  Unit *q, *d_o;                       // [tiles of the sequence][tile]
+  float* dq;                           // [tiles of the sequence][tile]
+  float *dk, *dv;                      // [tiles of the sequence][tile], or one tile if each query head has its own keys
+  float* delta;                        // [tokens rounded up to tiles], d_o . o of each query
+  Unit *k_rows, *k, *v;                // [tile]
+  float *scores, *d_scores;            // [tile_size][tile_size]
   Unit *p_pairs, *ds_pairs, *ds_rows;  // [tile_size][tile_size]
   bool grouped;                        // several query heads share the keys
 };

@@ -69,7 +69,8 @@ void weighted_sum(const WeightedSum& op, float a_factor, int64_t row, int64_t fi
       }
       const From* b = row_of<From>(op.b, row);
 #pragma omp simd
-      for (int64_t i = first_column; i < end_column; ++i) store(to + i, a_factor * load(a + i) + b_factor * load(b + i));
+      for (int64_t i = first_column; i < end_column; ++i)
+        store(to + i, a_factor * load(a + i) + b_factor * load(b + i));
     });
   });
 }

@@ -49,8 +49,8 @@ void for_rounded_runs(const Segment& segment, int64_t first, int64_t end, uint32
     }
     const int64_t left = same_high_half - index % same_high_half;
     count = count < left ? count : left;
-    const PhiloxCounters counters{segment.key.k0, segment.key.k1, static_cast<uint32_t>(index / same_high_half),
-                                  low, high};
+    const PhiloxCounters counters{segment.key.k0, segment.key.k1, static_cast<uint32_t>(index / same_high_half), low,
+                                  high};
     uint32_t words[rounding_span + 4 * philox_counters];
     for (int64_t n = 0; n < index % 4 + count; n += 4 * philox_counters)
       philox_words(words + n, counters, static_cast<uint32_t>((index + n) / 4));
@@ -192,7 +192,8 @@ double sum_of_squares(const Matrix& values, int64_t first, int64_t end) {
   double sum = 0;
   const auto add_up = [&](const auto* from) {
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = first; i < end; ++i) sum += static_cast<double>(load(from + i)) * static_cast<double>(load(from + i));
+    for (int64_t i = first; i < end; ++i)
+      sum += static_cast<double>(load(from + i)) * static_cast<double>(load(from + i));
   };
   if (values.dtype == DType::bf16) {
     add_up(row_of<bf16>(values, 0));
