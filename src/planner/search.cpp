@@ -36,7 +36,6 @@ constexpr int most_tries = 24;               // layouts whose memory is planned 
 constexpr int most_weighed = 8;              // ranks planned for each class, to find its smallest peak
 constexpr size_t num_classes = 10;
 
-// Returns the values of layout_keys, as numbers.
 std::array<int64_t, num_classes> class_values(const RunLayout& layout) {
   return {layout.tensor,
           layout.sequence ? 1 : 0,
@@ -54,7 +53,6 @@ int64_t num_passes(const RunLayout& layout) {
   return 3 * layout.pipeline * layout.virtual_stages * layout.accumulation;
 }
 
-// Returns approximately the number of actions of all stages.
 int64_t num_actions(const RunConfig& config, const RunLayout& layout) {
   return layout.accumulation * (4 * config.model.num_layers + 8 * layout.pipeline * layout.virtual_stages);
 }
