@@ -129,9 +129,10 @@ ssize_t write(int descriptor, const void* data, size_t bytes) {
     return -1;
   }
   const ssize_t written = syscall(SYS_write, descriptor, data, bytes);
-  if (written > 0 && file != disk().files.end())
-    disk().note("write", std::to_string(file->second.first), "",
-                std::string(static_cast<const char*>(data), static_cast<size_t>(written)));
+  if (written <= 0) return written;
+  const std::string text(static_cast<const char*>(data), static_cast<size_t>(written));
+  if (file != disk().files.end()) disk().note("write", std::to_string(file->second.first), "", text);
+  if (descriptor == STDOUT_FILENO) disk().note("say", "", "", text);
   return written;
 }
 
@@ -176,15 +177,6 @@ int rmdir(const char* path) { return unlinkat(AT_FDCWD, path, AT_REMOVEDIR); }
 int remove(const char* path) {
   const std::string known = path_at(AT_FDCWD, path);
   return change("remove", known, "", [&] { return real<int (*)(const char*)>("remove")(path); });
-}
-
-// Watches the run's output.
-size_t fwrite(const void* data, size_t size, size_t count, FILE* stream) {
-  if (stream == stdout) {
-    const std::lock_guard lock(disk().mutex);
-    disk().note("say", "", "", std::string(static_cast<const char*>(data), size * count));
-  }
-  return real<size_t (*)(const void*, size_t, size_t, FILE*)>("fwrite")(data, size, count, stream);
 }
 
 }  // extern "C"
