@@ -15,7 +15,8 @@ std::string show_key(const RunConfig& config, const char* path) {
   return fmt::format("{} = {}", path, show_value(find_field(path)->get(config)));
 }
 
-// The keys that keep a class from computing this model, each with the value that the class has; empty if it does.
+// Returns the keys that prevent a class from computing this model, each with the class's value; empty if there are
+// none.
 std::string obstacles(const RunConfig& config, const HfClass& hf) {
   const ModelConfig& model = config.model;
   std::string found;

@@ -24,11 +24,11 @@ struct HfExport {
   std::string architecture;
   int64_t tensors = 0;
   int64_t parameters = 0;
-  int64_t files = 0;                  // of weights
-  int64_t bytes = 0;                  // of these files
+  int64_t files = 0;                  // number of weight files
+  int64_t bytes = 0;                  // bytes of the weight files
   std::vector<std::string> left_out;  // see HfModel
   std::string warning;                // see HfModel
-  std::string note;                   // what of a tokenizer is missing; else empty
+  std::string note;                   // missing parts of the tokenizer; else empty
 };
 
 // Writes the master weights of `checkpoint` (a checkpoint's folder), or their average, to the folder `out`, which must

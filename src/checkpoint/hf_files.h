@@ -23,7 +23,7 @@ class HfFiles {
     SafetensorsEntry entry;
   };
   const std::map<std::string, Place>& tensors() const { return tensors_; }
-  int64_t bytes() const;  // of all tensors
+  int64_t bytes() const;  // bytes of all tensors
 
   // The tensor's values, from f32, f16 or bf16. Error(checkpoint): of another dtype, or not all finite.
   std::vector<float> read(const std::string& name) const;

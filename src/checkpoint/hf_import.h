@@ -15,9 +15,9 @@ namespace gptrain {
 
 struct HfImport {
   std::string architecture;
-  int64_t tensors = 0;  // as transformers has them
+  int64_t tensors = 0;  // number of transformers' tensors
   int64_t parameters = 0;
-  std::vector<std::string> notes;  // what of the folder is changed or left behind
+  std::vector<std::string> notes;  // parts of the folder that were changed or left behind
 };
 
 // Imports `folder` to `out`, which must not exist. The config that the checkpoint holds has the model of the folder,

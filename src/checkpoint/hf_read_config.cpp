@@ -16,7 +16,7 @@
 namespace gptrain {
 namespace {
 
-// What has no part in the function that the classes compute.
+// Keys without effect on the function that the classes compute.
 constexpr std::string_view idle_keys[] = {"architectures",
                                           "bos_token_id",
                                           "chunk_size_feed_forward",
@@ -72,7 +72,7 @@ class HfConfigReader {
   }
 
  private:
-  // Null where it is not given or is null.
+  // Returns null if the key is missing or null.
   const Json& value(const std::string& name) {
     static const Json none;
     known_.insert(name);
@@ -189,7 +189,7 @@ class HfConfigReader {
     for (const auto& [key, set_to] : rope.items()) result_.model[key] = set_to;
   }
 
-  // Of keys that both have.
+  // Returns true if a key that both have has different values.
   static bool differs(const Json& a, const Json& b) {
     for (const auto& [key, value] : b.items()) {
       if (a.contains(key) && a[key] != value) return true;
@@ -197,7 +197,7 @@ class HfConfigReader {
     return false;
   }
 
-  // gptrain's keys.
+  // Returns the RoPE settings under gptrain's keys.
   Json rope_of(const std::string& name, const Json& object) {
     Json rope = Json::object();
     if (!object.is_object()) {

@@ -116,7 +116,7 @@ void TrainingLoop::run_steps() {
   } while (go_back());
 }
 
-// Where the loss has spiked. Whether it has.
+// Goes back to an earlier checkpoint if the loss has spiked. Returns true if it has.
 bool TrainingLoop::go_back() {
   if (!losses_.has_spiked()) return false;
   progress_ = losses_.go_back(progress_);
@@ -180,7 +180,7 @@ void TrainingLoop::end_unread(const PrefetchedBatches& batches) {
   });
 }
 
-// Once the time of a step is known.
+// Call once the time of a step is known.
 void TrainingLoop::warn_of_no_checkpoints(double step_seconds) {
   constexpr double some_minutes = 300;
   constexpr int64_t first_steps = 3;
@@ -215,21 +215,22 @@ void TrainingLoop::do_what_is_due() {
   if (samples_.is_due(progress_.step)) samples_.run(progress_);
 }
 
-// Whether what follows the step depends on its result, or on a device that has nothing else to do.
+// Returns true if the work after the step needs its result, or a device without other work.
 bool TrainingLoop::needs_result(int64_t step) const {
   const int64_t compare_every = context_.config.comm.compare_every_steps;
   return step == start_.last_step || checkpoints_.is_due(step) || validation_->is_due(step) || samples_.is_due(step) ||
          (compare_every > 0 && step % compare_every == 0) || step == profile_step_ || step + 1 == profile_step_;
 }
 
-// All ranks answer alike. Asked between two steps: a rank that is alone need not wait for the next one to agree.
+// Returns true if the run must stop; the same on all ranks. A rank that is alone need not wait for the next step to
+// agree.
 bool TrainingLoop::is_stopping() {
   if (context_.all() == nullptr) return wants_to_stop();
   if (!stop_.is_agreed() && begun_steps() == first_step_) stop_.agree(*step_);
   return stop_.is_agreed();
 }
 
-// A crash or a stop after the last step may have kept the rest of the end from happening.
+// Finishes a run that a crash or a stop ended after its last step.
 ExitCode TrainingLoop::find_nothing_to_do() {
   const bool validated = reporter_.has_validation(progress_.step) || validation_->run(progress_.step);
   checkpoints_.retain();

@@ -38,7 +38,7 @@ std::string format_exponent(double value) {
 
 // Two decimals, unless they would show nothing or more than fits the column.
 std::string format_grad_norm(double value) {
-  if (std::isnan(value)) return "nan";  // of whatever sign
+  if (std::isnan(value)) return "nan";  // NaN of either sign
   const bool two_decimals_fit = value == 0 || (value >= 0.095 && value < 9999.995) || std::isinf(value);
   return two_decimals_fit ? fmt::format("{:.2f}", value) : format_exponent(value);
 }
@@ -72,13 +72,13 @@ void move_earlier_run_aside(const fs::path& out) {
   int number = 1;
   while (is_used(number)) ++number;
   for (const char* name : run_files) {
-    // A link that leads nowhere, too: writing would make a file where it leads.
+    // Moves a dangling link too: writing would create the file that it names.
     if (fs::exists(fs::symlink_status(out / name))) fs::rename(out / name, moved_aside(out / name, number));
   }
 }
 
-// Keeps the lines that are records of a step up to last_step. What is no record was damaged: it goes to a file of its
-// own, and the warning says so. A last line without its end is what a killed run leaves.
+// Keeps the lines that are records of a step up to last_step. Other lines are damaged: they go to a file of their own,
+// and the warning says so. A last line without its end was left by a killed run.
 std::string drop_later_records(const fs::path& path, int64_t last_step) {
   if (!fs::exists(path)) return "";
   if (!fs::is_regular_file(path)) throw Error(ExitCode::usage, "cannot read {}: not a regular file", path.string());

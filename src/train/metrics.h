@@ -1,5 +1,5 @@
-// What a run writes for people and tools: the step line, OUT/metrics.jsonl and OUT/tb/.
-// OUT/report.html is made from them by report/run_page.h.
+// Reports of a run for people and tools: the step line, OUT/metrics.jsonl and OUT/tb/. OUT/report.html is made from
+// them by report/run_page.h.
 #pragma once
 
 #include <cstdint>
@@ -25,23 +25,23 @@ struct StepMetrics {
   bool skipped = false;
   double loss_scale = 0;  // 0: there is none
   double padding = 0;     // share of the step's tokens whose targets do not count
-  // Since the last step that was reported: seconds that the loop has waited for checkpoints, and those that the last
-  // one took to be durable.
+  // Seconds since the last reported step: those that the loop waited for checkpoints, and those until the last
+  // checkpoint was durable; none if there was no checkpoint.
   std::optional<double> checkpoint_cost_seconds = {}, checkpoint_durable_seconds = {};
 };
 
 struct ValidationMetrics {
   double loss = 0;  // mean cross-entropy of a token, nats
-  // The same for a byte of the text, in bits: where the tokenizer is known. Tokens that stand for no text count in the
+  // Cross-entropy of a byte of the text, bits; none if the tokenizer is not known. Tokens without text count in the
   // sum, but have no bytes.
   std::optional<double> bits_per_byte = {};
-  bool ema = false;  // of the weights' average
+  bool ema = false;  // true: evaluated the average of the weights
 };
 
 struct RollbackMetrics {
-  int64_t number = 0;  // of the run's rollbacks, from 1
+  int64_t number = 0;  // 1 is the run's first rollback
   int64_t from_step = 0;
-  double loss = 0;                           // of from_step
+  double loss = 0;                           // loss of from_step
   int64_t first_left_out = 0, left_out = 0;  // samples
 };
 
@@ -60,21 +60,22 @@ std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, in
 class MetricsWriter {
  public:
   MetricsWriter(const std::filesystem::path& out, int64_t resume_step);
-  // Of lines that resuming could not read, which are kept in metrics.jsonl.unreadable; empty if there are none.
+  // Returns a warning about lines that resuming could not read, which are kept in metrics.jsonl.unreadable; empty if
+  // there are none.
   const std::string& warning() const;
   ~MetricsWriter();
 
   void write_step(const StepMetrics& metrics);  // full precision; NaN and infinities as null
   void write_validation(int64_t step, const ValidationMetrics& metrics);
-  // The run has gone back to `step`.
+  // Records that the run has gone back to `step`.
   void write_rollback(int64_t step, const RollbackMetrics& metrics);
-  // A text that the model wrote after `step`, to samples.jsonl.
+  // Writes a text that the model generated after `step` to samples.jsonl.
   void write_sample(int64_t step, const std::string& prompt, const std::string& text);
-  // What was written survives a crash of the machine after this. Called before a checkpoint is saved, so that no
-  // checkpoint is ever ahead of its metrics.
-  // Any thread, beside the others.
-  // Begins metrics.jsonl anew where its path leads to it no more. Returns a warning then. Error(usage): it cannot.
+  // Starts metrics.jsonl anew if its path no longer leads to it, and then returns a warning; else empty. THROWS
+  // Error(usage) if it cannot.
   std::string begin_again_if_gone();
+  // Makes all records so far survive a crash of the machine. Call before a checkpoint is saved, so that no checkpoint
+  // is ahead of its metrics. Any thread, beside other calls.
   void sync() const;
 
  private:

@@ -47,7 +47,7 @@ Reporter::Reporter(const RunContext& context, FolderWatch& folder, const Trainin
 
 void Reporter::find_memory() {
   taken_ = step_.taken();
-  // Texts take theirs while one is written.
+  // Sample texts allocate their memory only while one is written.
   const MemoryPlace host = host_place(context_.backend.target());
   constexpr auto samples = static_cast<size_t>(MemoryClass::samples);
   taken_.on(host)[samples] = step_.design().memory.outside.on(host)[samples];
@@ -199,7 +199,7 @@ void Reporter::report_profile(const StepProfile& profile) const {
   write_trace_events(profile, [&](std::string_view text) { events += text; });
   const fs::path trace = folder_.out() / fmt::format("trace-step{}.json", profile.step);
   std::optional<AtomicFile> file;
-  // A folder that takes no file keeps no rank from passing its events on.
+  // A failed write is recorded, not thrown: the ranks still pass on their events.
   const auto write = [&](std::string_view text) {
     folder_.record([&] {
       if (!file) file.emplace(trace);

@@ -50,7 +50,7 @@ std::string warning_of_room(const RunConfig& config, int64_t done, int64_t bytes
   return checkpoint_shortage(config, done, kept, bytes, space);
 }
 
-// What tells two checkpoints apart: the manifest has the checksums of everything in them.
+// Describes a checkpoint by the checksum of its manifest, which holds the checksums of all its files.
 std::string describe_checkpoint(const fs::path& checkpoint) {
   const InputFile file(checkpoint / "manifest.json");
   std::string text(static_cast<size_t>(file.bytes()), '\0');
@@ -73,7 +73,7 @@ ResumedData training_data(const RunConfig& config, const Start& start) {
   return resumed;
 }
 
-// What tells two datasets apart: their sizes, and a checksum of a few samples from all over them.
+// Describes a dataset by its sizes and a checksum of a few samples from all over it.
 std::string describe_data(const Dataset& data, int64_t sequence_length) {
   int64_t tokens = 0, documents = 0, samples = 0;
   for (const Dataset::SourceReport& source : data.report(1)) {

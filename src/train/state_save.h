@@ -17,14 +17,15 @@ namespace gptrain {
 
 enum class StatePart { all, weights };
 
-// How slices reach the memory of a backend, which outlives this; null where it is the host's.
+// Returns the access of slices to the memory of a backend; null if that is the host's. The backend must outlive it.
 std::unique_ptr<SliceMemory> make_slice_memory(Backend& backend);
 
-// Weights, and each column of the optimizer's state, where `pieces` say that they lie.
+// Returns the slices of the weights and of each column of the optimizer's state, in the memory that `pieces` name.
 std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StatePiece>& pieces, StatePart part,
                              SliceMemory* memory);
 
-// What one rank writes, and what rank 0 says of it all. It refers to the memory of the pieces alone.
+// The part of a save that one rank writes, and the manifest that rank 0 writes. Its slices refer to the memory of the
+// pieces.
 struct StateSave {
   std::filesystem::path out;  // the same on all ranks
   Manifest manifest;
