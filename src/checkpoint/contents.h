@@ -29,7 +29,7 @@ struct StoredBox {
   size_t file = 0;  // index in the manifest's list of files
   SafetensorsEntry entry;
   Box box;
-  uint32_t crc32c = 0;  // checksum of the box's data
+  uint32_t crc32c = 0;
 };
 
 struct StoredTensor {

@@ -4,7 +4,7 @@
 //   config.json         class, shape and eps of the model; see hf_config.h
 //   model.safetensors   the weights under transformers' names; or beyond 5 GB model-00001-of-00003.safetensors, ...,
 //   and
-//                       model.safetensors.index.json, which says what is in which
+//                       model.safetensors.index.json, which names each tensor's file
 //   tokenizer.json, tokenizer_config.json, generation_config.json   where the checkpoint holds a tokenizer that is not
 //                       "bytes"
 #pragma once

@@ -150,7 +150,7 @@ void check_tensors(const std::vector<HfTensor>& tensors, const HfFiles& files, c
               join(faults, "\n  "), count > max_listed ? fmt::format("\n  and {} more", count - max_listed) : "");
 }
 
-// Refuses files with an untied head if the model's head is tied: its weights would be lost.
+// Refuses a head that differs from the token embedding if the config ties them: the head's values would be lost.
 void require_tied_head(const std::vector<HfTensor>& tensors, const HfFiles& files, const RunConfig& config,
                        const fs::path& config_file) {
   const std::string head = "lm_head.weight";

@@ -20,7 +20,7 @@ struct HfClass {
   bool is_gpt2() const { return architecture == HfArchitecture::gpt2; }
 };
 
-// In the order in which export tries them.
+// Returns all classes in the order in which export tries them.
 std::span<const HfClass> hf_classes();
 
 // Rows [first_row, first_row + rows) of one of gptrain's tensors, under the name that transformers gives them.

@@ -244,7 +244,7 @@ class HfConfigReader {
     const bool is_qwen = architecture == HfArchitecture::qwen2 || architecture == HfArchitecture::qwen3;
     const bool has_window = architecture == HfArchitecture::mistral || (is_qwen && flag("use_sliding_window", false));
     if (is_qwen || has_window) known_.insert("sliding_window");
-    // The class's own number holds where the key is missing, and none where it is null.
+    // A missing key means the class's default window, a null one no window.
     if (has_window) window = document_.contains("sliding_window") ? count("sliding_window", 0) : usual_window;
     if (is_qwen && !layers_have_window(window > 0)) window = 0;
     const int64_t length = count("max_position_embeddings", 0);
@@ -255,7 +255,8 @@ class HfConfigReader {
     set("model.attention_window", window);
   }
 
-  // Layers from max_window_layers on have it, unless each one's kind is given. gptrain's layers are all alike.
+  // Returns true if all layers have a window; refuses a config in which only some do. Layers from max_window_layers on
+  // have one, unless layer_types gives each layer's kind.
   bool layers_have_window(bool has_window) {
     const Json& kinds = value("layer_types");
     const int64_t layers = count("num_hidden_layers", 0);

@@ -41,7 +41,7 @@ class SafetensorsWriter {
   void finish();
 
   uint32_t header_crc32c() const { return header_crc32c_; }  // checksum of all bytes before the first tensor
-  int64_t file_bytes() const { return file_bytes_; }         // size of the whole file
+  int64_t file_bytes() const { return file_bytes_; }
 
  private:
   SyncedFile file_;

@@ -110,7 +110,7 @@ class SharedLoader {
     }
   }
 
-  // Assigns each box to a reader: the rank that needs it and has the least to read so far.
+  // Assigns each box to a reader: of the ranks that need it, the one with the least to read so far.
   void share_out() {
     const int ranks = group_.size();
     std::vector<int64_t> bytes(streams_.size());

@@ -20,7 +20,7 @@ struct Slice {
   std::string name;  // "weight/blocks.0.qkv.weight"
   std::vector<int64_t> global_shape;
   std::vector<int64_t> offset;  // offset of the box in the global tensor
-  std::vector<int64_t> shape;   // shape of the box
+  std::vector<int64_t> shape;
   void* data = nullptr;
   SliceMemory* memory = nullptr;  // null: host memory
   DType dtype = DType::f32;

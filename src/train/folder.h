@@ -48,8 +48,8 @@ class FolderLock {
   std::filesystem::path found_at() const;
 
   const std::filesystem::path out_;
-  std::filesystem::path absolute_;                   // absolute path of out_, in case the working folder is removed
-  const std::filesystem::path path_;                 // path of the lock's file
+  std::filesystem::path absolute_;                   // as out_, for use after the working folder is removed
+  const std::filesystem::path path_;                 // the lock's file
   std::vector<std::filesystem::path> made_folders_;  // the innermost first
   bool made_lock_ = false;
   bool kept_ = false;

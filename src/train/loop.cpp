@@ -46,7 +46,7 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
   agree_on(context.all(), context.world, [&] {
     if (!context.leads()) return;
     start_.lock->keep();
-    // The checkpoint or the weights have the rows already.
+    // A loaded checkpoint has the vocabulary's rows already, so the tokenizer's warning is of no use.
     const bool chosen = start_.checkpoint || start_.weights;
     for (const std::string& warning :
          {start_.warning, chosen ? std::string() : data_.tokenizer.warning, step_->design().choices.warning})
@@ -63,7 +63,7 @@ ExitCode TrainingLoop::run() {
     checkpoints_.settle();
     throw;
   } catch (const Error& error) {
-    // A run without a step of its own has nothing to save.
+    // A call that has done no step has nothing to save.
     if (error.code() == ExitCode::data && progress_.step > first_step_) save_and_end(error);
     checkpoints_.settle();
     throw;
@@ -133,7 +133,7 @@ void TrainingLoop::begin_step(PrefetchedBatches& batches) {
   context_.world.activity().set_step(step);
   context_.world.activity().set_phase("step");
   const int64_t batch = context_.config.batch.global;
-  // Every rank finds the same, before the batch is read.
+  // The number is the same on every rank, and known before the batch is read.
   int64_t targets = 0;
   try {
     targets = data_.train.count_targets(progress_.samples + step_->begun() * batch, batch);
@@ -146,7 +146,7 @@ void TrainingLoop::begin_step(PrefetchedBatches& batches) {
   begun_.push_back({lr, batches.waited_seconds() - waited_before});
 }
 
-// Ends the oldest step that has begun, and does what is due after it.
+// Ends the oldest step that has begun, and does the work due after it.
 void TrainingLoop::end_step(const PrefetchedBatches& batches) {
   const StepResult result = step_->end();
   if (result.is_void) end_unread(batches);
@@ -171,7 +171,7 @@ void TrainingLoop::end_step(const PrefetchedBatches& batches) {
   flush_lines();
 }
 
-// A step for which some rank could not read its data did not change the state, and no later one has.
+// Ends the steps that have begun after some rank could not read its data. None of them has changed the state.
 void TrainingLoop::end_unread(const PrefetchedBatches& batches) {
   while (step_->begun() > 0) step_->end();
   if (loss_scale_) step_->set_loss_scale(*loss_scale_);

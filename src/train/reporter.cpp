@@ -78,7 +78,7 @@ void Reporter::look_for_files() {
     print_err("warning: {}\n", warning);
 }
 
-// " x 4 pipeline (1f1b)", or nothing.
+// Returns " x 4 pipeline (1f1b)", or an empty text without pipeline parallelism.
 std::string Reporter::pipeline_text() const {
   const ParallelConfig& parallel = context_.config.parallel;
   if (parallel.pipeline == 1) return "";
@@ -110,7 +110,8 @@ void Reporter::announce() const {
   warn_of_spread_tensor_groups();
 }
 
-// A tensor group exchanges activations all the time, which wants the links within a node.
+// Warns if a tensor group spans nodes: it exchanges activations in every layer, which needs the fast links within a
+// node.
 void Reporter::warn_of_spread_tensor_groups() const {
   const RankGroups& groups = context_.groups;
   const World& world = context_.world;
@@ -136,7 +137,7 @@ void Reporter::report_step(const RunProgress& progress, const StepResult& result
   const RunConfig& config = context_.config;
   const double seconds = result.seconds;
   const auto places = static_cast<double>(config.batch.global * config.model.sequence_length);
-  // Weighs the last twenty steps or so; the first step, which sets up primitives, only until the next.
+  // A moving average over about twenty steps. The first step, which sets up primitives, counts only until the second.
   average_step_seconds_ =
       average_step_seconds_ == 0 || progress.step <= 2 ? seconds : 0.95 * average_step_seconds_ + 0.05 * seconds;
   if (!context_.leads()) return;

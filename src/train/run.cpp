@@ -92,7 +92,7 @@ void refuse_shortage(const RunConfig& config, const Target& share, const MemoryP
   });
 }
 
-// One rank of the run, from its groups to the end.
+// Runs one rank from the creation of its groups to the end.
 ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, World& world) {
   world.activity().set_phase("set-up");
   RankGroups groups(config, world);

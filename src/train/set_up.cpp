@@ -39,7 +39,7 @@ int64_t last_step_of_call(const RunConfig& config, const TrainOptions& options, 
 // Checks the disk of the run's folder, which this process has locked. `done`: steps.
 std::string warning_of_room(const RunConfig& config, int64_t done, int64_t bytes) {
   const fs::path out = config.run.out;
-  remove_unfinished_checkpoints(out);  // their room is free; of those that stay, saving warns
+  remove_unfinished_checkpoints(out);  // frees their space; saving warns of those that stay
   const std::vector<CheckpointInfo> found = list_checkpoints(out);
   const auto kept =
       std::count_if(found.begin(), found.end(), [&](const CheckpointInfo& info) { return info.step <= done; });
@@ -59,7 +59,7 @@ std::string describe_checkpoint(const fs::path& checkpoint) {
                      crc32c(text.data(), text.size()));
 }
 
-// The data as the run sees them from its first step on.
+// Opens the training data as the run uses them from its first step on.
 ResumedData training_data(const RunConfig& config, const Start& start) {
   if (!start.manifest) {
     Dataset train = open_training_data(config);
@@ -89,7 +89,7 @@ std::string describe_data(const Dataset& data, int64_t sequence_length) {
       data.read(samples / num_compared * i, ids.data(), ids.data() + sequence_length);
       checksum = crc32c(ids.data(), ids.size() * sizeof(int32_t), checksum);
     } catch (const Error& error) {
-      // The run may never come to it, or leave it out.
+      // No error yet: the run may never reach this sample, or leave it out.
       checksum = crc32c(error.what(), std::strlen(error.what()), checksum);
     }
   }

@@ -36,10 +36,10 @@ StateSave make_state_save(const RunConfig& config, const TrainingStep& step, con
                           const std::filesystem::path& out, const std::optional<TokenizerRecord>& tokenizer,
                           std::vector<Slice> slices, StatePart part = StatePart::all);
 
-// Every rank writes its part; once all of them are durable, rank 0 calls `before_publish`, if given, and gives the
-// checkpoint its name. Collective over `all`, the group of the world (null: there is one rank); any thread.
-// Error(checkpoint) on every rank if one fails, with the message on rank 0: nothing is left then. PeerGone: a rank has
-// left; what was written stays under its temporary name.
+// Writes this rank's part. Once all parts are durable, rank 0 calls `before_publish`, if given, and gives the
+// checkpoint its name. Collective over `all`, the group of the world (null: there is one rank); any thread. THROWS
+// Error(checkpoint) on every rank if one fails, with the message on rank 0, after removing all files written; PeerGone
+// if a rank has left, and the files written then stay under a temporary name.
 void write_state(const StateSave& save, Communicator* all, const World& world,
                  const std::function<void()>& before_publish = {});
 
