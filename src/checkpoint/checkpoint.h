@@ -3,9 +3,9 @@
 // OUT/checkpoints/step-00000120/
 //   rank-00000.safetensors   slices "weight/NAME" and "COLUMN/NAME", for each column of the optimizer's state, of f32
 //                            (with bf16-pure weights of bf16, with adamw-8bit codes of u8); each one's box in the
-//                            global tensor in __metadata__. Where they are more than 1 GiB,
+//                            global tensor in __metadata__. Beyond 1 GiB
 //                            rank-00000-00000.safetensors and so on
-//   tokenizer.json           of the data, where one is known that is not "bytes"
+//   tokenizer.json           the data's tokenizer, if it is known and not "bytes"
 //   manifest.json            version, step, samples, ..., config, files with size and checksum
 // FORMAT.md describes both byte by byte.
 //

@@ -65,8 +65,8 @@ void add_gpt2_keys(const ModelConfig& model, Json& config) {
   config["embd_pdrop"] = model.residual_dropout;
 }
 
-// Releases of transformers before 5 read the base of the angles, and how they are scaled, from keys of their own, later
-// ones from one object.
+// Adds the RoPE keys twice: releases of transformers before 5 read the base and scaling of the angles from separate
+// keys, later ones from one object.
 void add_rope(const ModelConfig& model, Json& config) {
   Json scaling = {{"rope_type", "default"}};
   if (model.rope_scaling != RopeScaling::none) {

@@ -2,11 +2,10 @@
 //
 // OUT/
 //   config.json         class, shape and eps of the model; see hf_config.h
-//   model.safetensors   the weights under transformers' names; or beyond 5 GB model-00001-of-00003.safetensors, ...,
-//   and
-//                       model.safetensors.index.json, which names each tensor's file
-//   tokenizer.json, tokenizer_config.json, generation_config.json   where the checkpoint holds a tokenizer that is not
-//                       "bytes"
+//   model.safetensors   the weights under transformers' names; or beyond 5 GB model-00001-of-00003.safetensors and so
+//                       on, and model.safetensors.index.json, which names each tensor's file
+//   tokenizer.json, tokenizer_config.json, generation_config.json
+//                       if the checkpoint holds a tokenizer other than "bytes"
 #pragma once
 
 #include <cstdint>

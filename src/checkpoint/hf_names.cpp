@@ -16,8 +16,8 @@ constexpr HfClass classes[] = {{HfArchitecture::gpt2, "GPT2LMHeadModel", "gpt2"}
                                {HfArchitecture::qwen2, "Qwen2ForCausalLM", "qwen2"},
                                {HfArchitecture::qwen3, "Qwen3ForCausalLM", "qwen3"}};
 
-// The parts of a fused tensor that transformers keeps apart, with their rows; for a tensor that it keeps whole, one
-// name and no rows.
+// The tensors of transformers that make up one of gptrain's: name and number of rows of each; a tensor that is not
+// split has one name and 0 rows.
 using Parts = std::vector<std::pair<std::string, int64_t>>;
 
 // Returns transformers' names of a block's tensors, by gptrain's name within the block.

@@ -70,7 +70,7 @@ void NewFolder::take() {
     lock_ = ::open(temporary_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (lock_ < 0 && errno == ENOENT) continue;
     if (lock_ < 0) throw Error(ExitCode::checkpoint, "cannot open {}: {}", temporary_.string(), std::strerror(errno));
-    // Where the file system has no locks the folder is not protected from another process with the same target.
+    // If the file system has no locks, the folder is not protected from another process with the same target.
     if (const std::error_code error = lock_file(lock_); error && error != std::errc::not_supported) {
       ::close(std::exchange(lock_, -1));
       if (error == std::errc::operation_would_block)

@@ -11,11 +11,11 @@
 namespace gptrain {
 namespace {
 
-constexpr int64_t most_received_bytes = int64_t{16} << 20;  // bytes received from all ranks at a time, except
-constexpr int64_t least_piece_bytes = int64_t{64} << 10;    // if so many ranks send that pieces are smallest
+constexpr int64_t most_received_bytes = int64_t{16} << 20;  // from all ranks at a time; more only if
+constexpr int64_t least_piece_bytes = int64_t{64} << 10;    // so many ranks send that all pieces are this small
 constexpr int64_t most_piece_bytes = int64_t{1} << 20;
 
-// All boxes of a checkpoint in the order in which they lie on the disk: the same numbers on all ranks.
+// Returns all boxes of a checkpoint in their order on the disk, so that a box has the same number on all ranks.
 std::vector<const StoredBox*> boxes_in_order(const Contents& contents) {
   std::vector<const StoredBox*> boxes;
   for (const auto& [name, tensor] : contents.tensors)

@@ -41,7 +41,7 @@ FolderLock::FolderLock(const fs::path& out) : out_(out), path_(out / ".lock") {
     }
     if (fault == std::errc::operation_would_block)
       throw Error(ExitCode::usage, "run.out = {}: another gptrain is running in this folder", out.string());
-    // create_directories reports file_exists, too, where the folder is removed during the call.
+    // create_directories also reports file_exists if the folder is removed during the call.
     if (fault != std::errc::no_such_file_or_directory && fault != std::errc::not_a_directory &&
         fault != std::errc::file_exists)
       break;
@@ -81,7 +81,7 @@ std::error_code FolderLock::lock() {
       close(std::exchange(descriptor_, -1));
       return why;
     }
-    // Who had the lock before may have removed its file: another process could make and lock a new one.
+    // The process that had the lock before may have removed its file, so another process could make and lock a new one.
     struct stat ours {
     }, there{};
     if (fstat(descriptor_, &ours) == 0 && stat(path_.c_str(), &there) == 0 && ours.st_ino == there.st_ino) return {};

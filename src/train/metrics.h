@@ -45,18 +45,18 @@ struct RollbackMetrics {
   int64_t first_left_out = 0, left_out = 0;  // samples
 };
 
-// `step 120/5000 2.4% | loss 3.2145 | gnorm 0.84 | lr 3.0e-4 | 412 ms (data 1%) | 57.1k tok/s | mfu 46.2% | mem 1.9/24
-// GiB | eta 33m` eta_seconds < 0: not known yet ("eta -"). With a loss scale, ` | scale 65536` follows lr. Then,
-// where a checkpoint has cost time or become durable, ` | checkpoint cost 12 ms` and ` | checkpoint durable after 1.3
-// s`. A skipped step ends with " | SKIPPED (not finite)".
+// Returns a line such as `step 120/5000 2.4% | loss 3.2145 | gnorm 0.84 | lr 3.0e-4 | 412 ms (data 1%) | 57.1k tok/s |
+// mfu 46.2% | mem 1.9/24 GiB | eta 33m`. eta_seconds < 0: not known yet ("eta -"). With a loss scale, ` | scale 65536`
+// follows lr. If a checkpoint has cost time or become durable, ` | checkpoint cost 12 ms` and ` | checkpoint durable
+// after 1.3 s` follow. A skipped step ends with " | SKIPPED (not finite)".
 std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, int64_t memory_bytes, double eta_seconds);
 
-// Appends to OUT's files. Opening with resume_step >= 0 drops every record of a later step from metrics.jsonl and
-// samples.jsonl (through
-// a temporary file and rename) and starts a new TensorBoard event file whose first event purges later steps; -1 starts
-// afresh: existing files (report.html among them) are moved aside to *.old-N, never overwritten. Throws Error(usage)
-// when a file cannot be written. Each record is flushed whole, so a killed run leaves at most one cut line, at the end,
-// which the next resume drops; other lines that are no records are kept aside.
+// Appends to OUT's files. With resume_step >= 0 the constructor drops every record of a later step from metrics.jsonl
+// and samples.jsonl (through a temporary file and rename) and starts a new TensorBoard event file whose first event
+// purges later steps. With -1 it starts afresh: existing files (report.html among them) are renamed to *.old-N, never
+// overwritten. THROWS Error(usage) if a file cannot be written. Each record is flushed whole, so a killed run leaves at
+// most one cut line, at the end, which the next resume drops. Resuming moves other lines that are no records to a file
+// of their own.
 class MetricsWriter {
  public:
   MetricsWriter(const std::filesystem::path& out, int64_t resume_step);

@@ -20,7 +20,7 @@
 
 namespace gptrain {
 
-// `all` is the group of all ranks of `world`, null where there is one rank. Errors are agreed upon (comm/agree.h).
+// `all` is the group of all ranks of `world`, null if there is one rank. Errors are agreed upon (comm/agree.h).
 
 // The start of a run, which rank 0 chooses from the run's folder for all ranks.
 struct Start {
@@ -29,7 +29,8 @@ struct Start {
   std::optional<std::filesystem::path> weights;     // checkpoint whose weights to start with; none: initial ones
   int64_t last_step = 0;                            // last step of this call
   std::string warning;                              // on rank 0: too little room for checkpoints; else empty
-  // For a resumed run: the checkpoint's manifest, and changes of the config, one line each.
+  // Members of a resumed run: the checkpoint's manifest, the changes that the command accepts, and the changes of the
+  // config, one line each.
   std::optional<Manifest> manifest = {};
   AcceptedChanges accepted = {};
   std::vector<std::string> changes = {};

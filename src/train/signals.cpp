@@ -54,8 +54,8 @@ bool is_repeated_term(int number) {
 // second, and LSF sends SIGINT and SIGTERM after SIGXCPU, the first of which then is no second request.
 bool is_announcement(int number) { return number == SIGUSR2 || number == SIGXCPU; }
 
-// A library's thread, which does not block the signals, may take one at the same time as the thread below: one of the
-// two is the second. A terminal that is lost is told of by the kernel and by the shell.
+// Handles a signal. A library's thread, which does not block the signals, may take one at the same time as
+// take_signals; then one of the two counts as the second. SIGHUP may come twice, from the kernel and from the shell.
 void on_signal(int number) {
   int before = 0;
   bool is_first = received.compare_exchange_strong(before, number);

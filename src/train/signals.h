@@ -32,8 +32,7 @@ class StopSignals {
 };
 
 // Discards further standard output and error if they go to a terminal that is gone and fails every write. Returns true
-// if either is discarded, now or since an earlier call. The handler of SIGHUP calls it, but a write may fail before
-// that signal comes.
+// if either is discarded, now or since an earlier call. SIGHUP calls it, but a write may fail before that signal comes.
 bool leave_lost_terminal();
 
 // Flushes the lines that a run has printed so far. If that fails, e.g. by a full disk or a closed pipe, prints one
