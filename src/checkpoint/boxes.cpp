@@ -17,7 +17,7 @@ std::vector<int64_t> row_major_strides(const std::vector<int64_t>& shape) {
   return strides;
 }
 
-// Of a box in one dim; those that it lacks are one element wide.
+// Range of a box in one dim. Dims that the box lacks are one element wide.
 struct Extent {
   int64_t begin, end;
 };
@@ -31,7 +31,7 @@ constexpr size_t row_axis = 0, column_axis = 1;
 
 using Overlap = std::optional<std::pair<size_t, size_t>>;
 
-// Of boxes in the order of their first rows; for any number of dims.
+// Compares pairs of boxes with any number of dims. `order` lists the boxes by their first rows.
 Overlap find_overlap_by_pairs(const std::vector<Box>& boxes, const std::vector<size_t>& order) {
   constexpr int64_t most_compared = 20'000'000;  // some seconds
   int64_t compared = 0;
@@ -47,11 +47,12 @@ Overlap find_overlap_by_pairs(const std::vector<Box>& boxes, const std::vector<s
   return std::nullopt;
 }
 
-// Of boxes of up to two dims in the order of their first rows. Those that reach the present row lie beside each other,
-// so that each new one is compared with its neighbours only: whatever the boxes, they take no quadratic time.
+// Sweeps over the rows of boxes with up to two dims. `order` lists the boxes by their first rows. The boxes that cover
+// the current row lie side by side, so each new box is compared with its neighbours only, and the time is never
+// quadratic.
 Overlap find_overlap_by_rows(const std::vector<Box>& boxes, const std::vector<size_t>& order) {
-  std::map<int64_t, size_t> present;    // by their first columns
-  std::multimap<int64_t, size_t> ends;  // by the rows behind their last
+  std::map<int64_t, size_t> present;    // boxes that cover the current row, by first column
+  std::multimap<int64_t, size_t> ends;  // the same boxes, by the row after their last
   for (const size_t i : order) {
     while (!ends.empty() && ends.begin()->first <= extent(boxes[i], row_axis).begin) {
       present.erase(extent(boxes[ends.begin()->second], column_axis).begin);

@@ -1,4 +1,4 @@
-// Boxes of a global tensor: what a checkpoint's slices are, and how one layout's slices fill another's.
+// Boxes of a global tensor: they describe a checkpoint's slices, and one layout's boxes fill another's.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct Box {
   std::vector<int64_t> shape;
 };
 
-// Product of the dims; nothing if one is negative or if the product does not fit.
+// Returns the product of the dims; none if a dim is negative or the product overflows.
 std::optional<int64_t> num_elements(const std::vector<int64_t>& shape);
 
 // "768,2304"
@@ -29,39 +29,39 @@ std::string join_numbers(const std::vector<int64_t>& numbers, std::string_view s
 // "[768, 2304]"
 std::string format_shape(const std::vector<int64_t>& shape);
 
-// Whether offset and shape have the tensor's number of dims and lie inside it.
+// Returns true if offset and shape have the tensor's number of dims and lie inside it.
 bool is_inside(const Box& box, const std::vector<int64_t>& global_shape);
 
-// What two boxes of one tensor share; nothing if that has no elements.
+// Returns the intersection of two boxes of one tensor; none if it is empty.
 std::optional<Box> intersect(const Box& a, const Box& b);
 
-// Two boxes of one tensor that share an element, as positions in the list, if there are such. In n log n for up to two
-// dims. Error(checkpoint): of more dims, too many to compare.
+// Returns the list positions of two boxes of one tensor that share an element; none if no boxes do. Takes n log n time
+// for up to two dims. THROWS Error(checkpoint) if boxes of more dims are too many to compare.
 std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& boxes);
 
-// Memory that copies reach by calls of their own, as a device's.
+// Memory that only its own copy functions can read and write, such as a device's.
 class SliceMemory {
  public:
   virtual ~SliceMemory() = default;
-  // Passes the bytes on from front to back, in pieces that `take` may use until it returns.
+  // Receives the bytes from front to back, in pieces that are valid until `take` returns.
   using Take = std::function<void(const std::byte* piece, int64_t bytes)>;
   virtual void read(const std::byte* from, int64_t bytes, const Take& take) = 0;
   virtual void write(std::byte* to, const std::byte* from, int64_t bytes) = 0;
 };
 
-// Copies what a source box shares with a target box, while the source's elements arrive from front to back in pieces.
-// Both boxes are stored in row-major order.
+// Copies the intersection of a source box and a target box, while the source's elements arrive from front to back in
+// pieces. Both boxes are stored in row-major order.
 class BoxCopy {
  public:
-  // `target_data` holds the target box, in `memory` (null: the host's); the caller owns both.
+  // `target_data` holds the target box, in `memory` (null: host memory); the caller owns both.
   BoxCopy(const Box& source, const Box& target, DType dtype, void* target_data, SliceMemory* memory = nullptr);
 
   DType dtype() const { return dtype_; }
 
-  // Whether anything is left to copy.
+  // Returns true if anything is left to copy.
   bool pending() const { return pending_; }
 
-  // The source's elements [first, first + count), the pieces in order and without gaps.
+  // Takes the source's elements [first, first + count). REQUIRES: pieces come in order and without gaps.
   void feed(int64_t first, const void* elements, int64_t count);
 
  private:
@@ -80,9 +80,9 @@ class BoxCopy {
   SliceMemory* memory_;
   std::vector<Loop> loops_;  // outermost first
   int64_t run_ = 1;          // elements that are contiguous in both boxes
-  int64_t copied_ = 0;       // of the current run
-  int64_t source_at_ = 0;    // where the current run begins
-  int64_t target_at_ = 0;
+  int64_t copied_ = 0;       // elements copied of the current run
+  int64_t source_at_ = 0;    // first element of the current run in the source
+  int64_t target_at_ = 0;    // first element of the current run in the target
   bool pending_ = false;
 };
 

@@ -21,8 +21,8 @@ namespace gptrain {
 namespace fs = std::filesystem;
 namespace {
 
-// What there is in place of a checkpoint that cannot be used: the newest older one of its run whose manifest and file
-// sizes are sound, or, for the folder of a run, its newest one.
+// Names a checkpoint to use in place of one that cannot be used: the newest older one of its run whose manifest and
+// file sizes are sound, or, for the folder of a run, its newest one.
 std::string other_checkpoint_hint(const fs::path& checkpoint) {
   const fs::path folder = plain_path(checkpoint);
   const auto step = step_of_folder_name(folder.filename().string());
@@ -43,7 +43,7 @@ std::string other_checkpoint_hint(const fs::path& checkpoint) {
   return step ? "; there is no older checkpoint in this run" : "";
 }
 
-// Runs `read`, and adds the hint to what it throws.
+// Runs `read`, and adds the hint to its errors.
 template <typename Read>
 auto with_hint(const fs::path& checkpoint, Read read) {
   try {
@@ -53,7 +53,7 @@ auto with_hint(const fs::path& checkpoint, Read read) {
   }
 }
 
-// Runs `write`, which begins its files anew, again where it fails as network file systems do at times.
+// Runs `write`, which starts its files anew, again if it fails with a TransientError.
 template <typename Write>
 auto with_more_tries(const Write& write) {
   constexpr int most_tries = 3;
@@ -68,7 +68,7 @@ auto with_more_tries(const Write& write) {
   }
 }
 
-// Removes the files of a folder whose names begin so, which an earlier try has left.
+// Removes the files of a folder whose names start with one of `beginnings`, left by an earlier try.
 void remove_files(const fs::path& folder, const std::vector<std::string>& beginnings) {
   std::error_code ignored;
   for (const fs::path& path : paths_in(folder, ignored)) {
@@ -82,7 +82,7 @@ fs::path temporary_folder(const fs::path& out, int64_t step) {
   return checkpoints_folder(out) / temporary_folder_name(step);
 }
 
-// The manifest's tokenizer with its text, where the checkpoint has it.
+// Returns the manifest's tokenizer with its text, if the checkpoint has it.
 std::optional<TokenizerRecord> with_text(const Manifest& manifest, const fs::path& checkpoint) {
   std::optional<TokenizerRecord> record = manifest.tokenizer;
   if (!manifest.has_tokenizer_file) return record;
@@ -170,7 +170,7 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& out) {
   for (const fs::path& path : paths_in(folder, error)) {
     if (const auto step = step_of_folder_name(path.filename().string())) found.push_back({path, *step});
   }
-  // A link that leads nowhere, as to a disk that is not mounted, is no folder without checkpoints.
+  // A dangling link, e.g. to a disk that is not mounted, is an error and not an empty list.
   std::error_code unknown;
   const bool is_lost_link = error && fs::is_symlink(folder, unknown);
   if (error && (error != std::errc::no_such_file_or_directory || is_lost_link)) {

@@ -52,7 +52,7 @@ Difference difference_of(const std::vector<float>& a, const std::vector<float>& 
   for (size_t i = 0; i < a.size(); ++i) {
     const bool both_nan = std::isnan(a[i]) && std::isnan(b[i]);
     const double distance = a[i] == b[i] || both_nan ? 0 : std::abs(static_cast<double>(a[i]) - b[i]);
-    // A difference that is no number is the largest, whatever comes after it.
+    // NaN counts as the largest difference.
     if (std::isnan(distance) || distance > result.largest) result.largest = distance;
     if (std::isnan(distance)) return {distance, distance};
     sum += distance * distance;
@@ -64,7 +64,7 @@ Difference difference_of(const std::vector<float>& a, const std::vector<float>& 
 // The weighted sum of one tensor of several checkpoints, made as it is read.
 class AveragedTensor final : public SliceMemory {
  public:
-  // `name`: in the checkpoints.
+  // `name` is the tensor's name in the checkpoints.
   AveragedTensor(const std::vector<Contents>& all, const std::vector<double>& shares, std::string name, DType dtype)
       : all_(all), shares_(shares), name_(std::move(name)), dtype_(dtype) {}
 
@@ -110,7 +110,7 @@ class AveragedTensor final : public SliceMemory {
   const std::vector<double>& shares_;
   const std::string name_;
   const DType dtype_;
-  std::vector<std::byte> average_;  // from the first byte's read to the last one's
+  std::vector<std::byte> average_;  // kept from the read of the first byte to that of the last
 };
 
 void require_one_model(const std::vector<Contents>& all) {

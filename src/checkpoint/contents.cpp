@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-// A slice's place, the text under its key in the file's metadata.
+// Returns a slice's place, the text under its key in the file's metadata.
 std::string format_place(const Slice& slice) {
   return json_text(json{{"tensor", slice.name}, {"global_shape", slice.global_shape}, {"offset", slice.offset}});
 }
@@ -29,7 +29,7 @@ struct Place {
   std::vector<int64_t> offset;
 };
 
-// Nothing if it is no list of whole numbers. JSON's reader would cut off what is behind a point.
+// Returns none if it is no list of whole numbers. The JSON library would truncate fractions.
 std::optional<std::vector<int64_t>> sizes_of(const json& list) {
   if (!list.is_array()) return std::nullopt;
   std::vector<int64_t> sizes;
@@ -40,7 +40,7 @@ std::optional<std::vector<int64_t>> sizes_of(const json& list) {
   return sizes;
 }
 
-// Nothing if the text is not a place.
+// Returns none if the text is not a place.
 std::optional<Place> parse_place(const std::string& text) {
   try {
     const json place = parse_json(text);
@@ -141,7 +141,7 @@ void add_file(Contents& contents, size_t index, std::string_view header_bytes) {
 
 int64_t slice_bytes(const Slice& slice) { return *num_elements(slice.shape) * dtype_bytes(slice.dtype); }
 
-// Adds the slice, in pieces that lie one after the other in its memory where it is larger than `most_bytes`.
+// Adds the slice; cuts one larger than `most_bytes` into pieces that are contiguous in its memory.
 void cut_slice(const Slice& slice, int64_t most_bytes, std::vector<Slice>& pieces) {
   const auto dim = static_cast<size_t>(
       std::find_if(slice.shape.begin(), slice.shape.end(), [](int64_t n) { return n > 1; }) - slice.shape.begin());
@@ -153,7 +153,7 @@ void cut_slice(const Slice& slice, int64_t most_bytes, std::vector<Slice>& piece
     Slice piece = slice;
     piece.offset[dim] += row;
     piece.shape[dim] = std::min(of_piece, rows - row);
-    // In numbers, as memory of its own may begin at 0.
+    // Adds as integers, because a SliceMemory's addresses may start at 0.
     piece.data =
         reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(slice.data) + static_cast<uintptr_t>(row * row_bytes));
     cut_slice(piece, most_bytes, pieces);
@@ -201,7 +201,7 @@ std::vector<FileRecord> write_rank_files(const fs::path& folder, int64_t rank, c
   // Large elements first: other readers want each tensor at a multiple of its elements' size.
   std::stable_sort(slices.begin(), slices.end(),
                    [](const Slice& a, const Slice& b) { return dtype_bytes(a.dtype) > dtype_bytes(b.dtype); });
-  std::vector<size_t> ends;  // of each part
+  std::vector<size_t> ends;  // one past the last slice of each part
   int64_t bytes = 0;
   for (size_t i = 0; i < slices.size(); ++i) {
     const int64_t more = slice_bytes(slices[i]);

@@ -1,4 +1,4 @@
-// What is wrong with a file of a checkpoint, without the file's name, which the reader of the file adds.
+// Faults of a checkpoint's files. The message lacks the file's name, which the reader of the file adds.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace gptrain {
 
-// Throws Error(checkpoint). Text that the file holds is shown with escapes and cut.
+// THROWS Error(checkpoint). Text from the file is shown escaped and cut short.
 template <typename... Args>
 [[noreturn]] void fault(fmt::format_string<Args...> format, Args&&... args) {
   constexpr size_t max_bytes = 400;

@@ -26,7 +26,7 @@ namespace {
   throw Error(ExitCode::checkpoint, "cannot {} {}: {}", action, path.string(), std::strerror(error));
 }
 
-// Calls again what a signal interrupted.
+// Repeats a call that a signal interrupted.
 template <typename Call>
 auto retry(Call call) {
   decltype(call()) result;
@@ -48,8 +48,8 @@ void move_folder(const fs::path& from, const fs::path& to) {
   }
 }
 
-// For file systems that cannot exchange two names. A crash between the two renames leaves no folder of that name, and
-// the checkpoint before it as the newest complete one.
+// Replaces `target` on file systems that cannot exchange two names. A crash between the two renames leaves no folder of
+// that name; the checkpoint before it is then the newest complete one.
 void replace_in_two_steps(const fs::path& temporary, const fs::path& target) {
   const fs::path aside =
       target.parent_path() / (std::string(temporary_prefix) + "replaced-" + target.filename().string());
@@ -90,7 +90,7 @@ void SyncedFile::write_past_cache() {
   if (!direct_) stop_past_cache();
 }
 
-// What is left is no whole block, or the system does not take what was said to be taken well.
+// Returns to cached writes: the rest is not a whole block, or the system refuses direct writes.
 void SyncedFile::stop_past_cache() {
   const int flags = ::fcntl(descriptor_, F_GETFL);
   if (flags < 0 || ::fcntl(descriptor_, F_SETFL, flags & ~O_DIRECT) != 0) fail("write", path_, errno);
@@ -139,7 +139,7 @@ void SyncedFile::sync_and_close() {
 }
 
 InputFile::InputFile(fs::path path) : path_(std::move(path)) {
-  // Not to wait for a writer where the path is a pipe's; of a file it changes nothing.
+  // O_NONBLOCK: do not wait for a writer if the path is a pipe. No effect on files.
   descriptor_ = retry([&] { return ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
   if (descriptor_ < 0) fail("open", path_, errno);
   struct stat status {};
@@ -195,7 +195,7 @@ void publish_folder(const fs::path& temporary, const fs::path& target) {
   }
   if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) {
     sync_folder(target.parent_path());
-    // What cannot be removed now is a temporary folder, which retention removes, or reports.
+    // If this fails, a temporary folder remains, which retention removes or reports.
     remove_folder(temporary);
     return;
   }

@@ -12,7 +12,7 @@
 
 namespace gptrain {
 
-// A failure that another try may not meet: EIO or ESTALE, as network file systems give them at times.
+// A failure that may not occur at another try: EIO or ESTALE, as network file systems return them at times.
 class TransientError : public Error {
  public:
   explicit TransientError(const std::string& message) : Error(ExitCode::checkpoint, message) {}
@@ -26,16 +26,15 @@ class SyncedFile {
   SyncedFile(const SyncedFile&) = delete;
   SyncedFile& operator=(const SyncedFile&) = delete;
 
-  // What follows goes to the disk without being copied into the system's cache of files, by O_DIRECT and an aligned
-  // buffer of direct_buffer_bytes, where the file system is known to take it well (ext4, XFS); elsewhere nothing
-  // changes. It is for large files: their write-back takes no memory and no processor from the training beside it. Call
-  // it before the first write.
+  // Makes later writes bypass the page cache, by O_DIRECT and an aligned buffer of direct_buffer_bytes, if the file
+  // system is known to handle that well (ext4, XFS); else no effect. For large files, whose write-back would take
+  // memory and processor time from the training. REQUIRES: called before the first write.
   void write_past_cache();
   static constexpr int64_t direct_buffer_bytes = int64_t{4} << 20;
 
   void write(const void* data, int64_t bytes);
-  // After this the content survives a crash of the machine (its name does once the folder is synced). A file that is
-  // destroyed without this call has an undefined content.
+  // Makes the content survive a crash of the machine (sync_folder does so for the name). Without this call the
+  // destructor leaves a file with undefined content.
   void sync_and_close();
 
  private:
@@ -48,12 +47,12 @@ class SyncedFile {
 
   std::filesystem::path path_;
   int descriptor_ = -1;
-  std::unique_ptr<std::byte[], Freed> direct_;  // the buffer; null: through the cache
-  int64_t num_buffered_ = 0;                    // bytes of it
+  std::unique_ptr<std::byte[], Freed> direct_;  // buffer of direct writes; null: cached writes
+  int64_t num_buffered_ = 0;                    // bytes in `direct_`
 };
 
-// A file that is read at any place. Reading with pread, not mmap: a file that is cut short or fails under us is then an
-// error with a message, not a SIGBUS.
+// A file for random reads. Uses pread, not mmap, so that a file that is truncated or fails meanwhile gives an error
+// message, not a SIGBUS.
 class InputFile {
  public:
   explicit InputFile(std::filesystem::path path);
@@ -63,7 +62,7 @@ class InputFile {
 
   const std::filesystem::path& path() const { return path_; }
   int64_t bytes() const { return bytes_; }
-  // Reads exactly `bytes` bytes from `offset` on; a file that ends before is an error.
+  // Reads exactly `bytes` bytes from `offset` on. THROWS if the file ends before.
   void read(int64_t offset, void* data, int64_t bytes) const;
 
  private:
@@ -72,7 +71,7 @@ class InputFile {
   int64_t bytes_ = 0;
 };
 
-// The entries of a folder survive a crash of the machine after this.
+// Makes the entries of a folder survive a crash of the machine.
 void sync_folder(const std::filesystem::path& folder);
 
 // Creates a folder and those above it that are missing, and syncs the parent of each one made.
@@ -82,8 +81,8 @@ void create_folders(const std::filesystem::path& folder);
 // the two change places, so that at every moment a complete folder bears the name; the old one is then deleted.
 void publish_folder(const std::filesystem::path& temporary, const std::filesystem::path& target);
 
-// Removes a folder (or file) and all in it. Returns an empty text, or what could not be removed and why; no error is
-// thrown.
+// Removes a folder (or file) and all in it. Returns the name and the reason if something could not be removed, else
+// empty; throws nothing.
 std::string remove_folder(const std::filesystem::path& folder);
 
 }  // namespace gptrain

@@ -37,7 +37,7 @@ std::optional<int64_t> step_of_folder_name(std::string_view name) {
   if (!name.starts_with(prefix)) return std::nullopt;
   int64_t step = -1;
   std::from_chars(name.data() + prefix.size(), name.data() + name.size(), step);
-  // One step has one name: "step-120" or "step-00000120.old" are somebody else's.
+  // Other spellings, such as "step-120" or "step-00000120.old", are not gptrain's.
   if (step < 0 || step_folder_name(step) != name) return std::nullopt;
   return step;
 }

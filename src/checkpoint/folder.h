@@ -9,9 +9,9 @@
 
 namespace gptrain {
 
-// What starts with it is not a checkpoint: being written, being deleted, or left by a crash.
+// Prefix of folders that are not checkpoints: being written, being deleted, or left by a crash.
 inline constexpr std::string_view temporary_prefix = ".tmp-";
-// Behind a checkpoint's name: set aside, as the run has gone on from an older one.
+// Suffix of checkpoints that were set aside because the run has gone on from an older one.
 inline constexpr std::string_view abandoned_suffix = ".abandoned";
 inline constexpr std::string_view manifest_name = "manifest.json";
 inline constexpr std::string_view tokenizer_name = "tokenizer.json";
@@ -22,13 +22,14 @@ std::string temporary_folder_name(int64_t step);                             // 
 std::string rank_file_name(int64_t rank);                                    // "rank-00000.safetensors"
 std::string rank_part_name(int64_t rank, int64_t part);                      // "rank-00000-00000.safetensors"
 
-// The path in the form PARENT/NAME, without dots and trailing slash, relative if it was and can be.
+// Returns the path in the form PARENT/NAME, without dots and trailing slash; relative if `path` is and that form allows
+// it.
 std::filesystem::path plain_path(const std::filesystem::path& path);
 
-// The step of a folder named by step_folder_name, else nothing.
+// Returns the step of a folder named by step_folder_name, else none.
 std::optional<int64_t> step_of_folder_name(std::string_view name);
 
-// The same of a folder that was set aside: "step-00000120.abandoned", or "step-00000120.abandoned-2".
+// Returns the step of an abandoned checkpoint, "step-00000120.abandoned" or "step-00000120.abandoned-2", else none.
 std::optional<int64_t> step_of_abandoned_name(std::string_view name);
 
 }  // namespace gptrain

@@ -15,7 +15,8 @@ std::string show_key(const RunConfig& config, const char* path) {
   return fmt::format("{} = {}", path, show_value(find_field(path)->get(config)));
 }
 
-// The keys that keep a class from computing this model, each with the value that the class has; empty if it does.
+// Returns the keys that prevent a class from computing this model, each with the class's value; empty if there are
+// none.
 std::string obstacles(const RunConfig& config, const HfClass& hf) {
   const ModelConfig& model = config.model;
   std::string found;
@@ -64,8 +65,8 @@ void add_gpt2_keys(const ModelConfig& model, Json& config) {
   config["embd_pdrop"] = model.residual_dropout;
 }
 
-// Releases of transformers before 5 read the base of the angles, and how they are scaled, from keys of their own, later
-// ones from one object.
+// Adds the RoPE keys twice: releases of transformers before 5 read the base and scaling of the angles from separate
+// keys, later ones from one object.
 void add_rope(const ModelConfig& model, Json& config) {
   Json scaling = {{"rope_type", "default"}};
   if (model.rope_scaling != RopeScaling::none) {

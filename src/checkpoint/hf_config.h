@@ -21,26 +21,27 @@ struct HfModel {
   std::vector<HfTensor> tensors;
   // Keys that the class lacks and that act in training only: "model.z_loss = 0.0001".
   std::vector<std::string> left_out;
-  // Of data.mask_documents, which no class has: the function is the same within one document. Else empty.
+  // Warning about data.mask_documents, which no class has: the function is the same within one document. Empty without
+  // it.
   std::string warning;
 };
 
-// The first of hf_classes() that computes the very same function; README.md of this folder has the table. `dtype` is
-// that of the weights, f32, bf16 or f16. Throws Error(usage) if there is none; the message names, for each class, every
-// key that is in the way.
+// Returns the first of hf_classes() that computes exactly the same function; README.md of this folder has the table.
+// `dtype` is the weights', f32, bf16 or f16. THROWS Error(usage) if there is none; the message names, for each class,
+// the keys that prevent it.
 HfModel hf_model(const RunConfig& config, DType dtype);
 
 struct HfDescription {
   HfClass hf;
   Json model;                        // the section `model` of a run config
-  std::vector<std::string> notes;    // what is done about keys that act in training only
+  std::vector<std::string> notes;    // treatment of keys that act in training only
   std::vector<std::string> unknown;  // keys that neither side knows
   std::optional<int32_t> end_token;  // eos_token_id, the first of several
 };
 
-// Reads a config.json, of releases of transformers before 5 and of those after. Error(checkpoint), which names the file
-// and every key in the way: it is damaged, its class is none of hf_classes(), or asks for something that gptrain does
-// not compute. Whether the values fit each other is for the config's reader to say.
+// Reads a config.json of any release of transformers, before 5 or later. THROWS Error(checkpoint), naming the file and
+// all keys that prevent it, if the file is damaged, its class is none of hf_classes(), or it asks for something that
+// gptrain does not compute. Does not check that the values fit each other; the config's reader does.
 HfDescription read_hf_config(const std::filesystem::path& file);
 
 }  // namespace gptrain

@@ -53,7 +53,7 @@ class HfSource {
 
   void write(const HfTensor& tensor, SafetensorsWriter& writer, DType dtype) {
     if (tensor.source != loaded_) {
-      values_ = {};  // before the next is taken
+      values_ = {};  // frees it before the next is loaded
       values_ = load_tensor(contents_, stored_name(which_, tensor.source));
       loaded_ = tensor.source;
     }
@@ -78,7 +78,7 @@ int64_t bytes_of(const HfTensor& tensor, DType dtype) { return *num_elements(ten
 
 using File = std::span<const HfTensor>;
 
-// As few as can be in this order, where none but one of a single tensor is larger than `most_bytes`.
+// Returns the fewest files in this order that have at most `most_bytes` each; a larger tensor has a file of its own.
 std::vector<File> part_into_files(const std::vector<HfTensor>& tensors, DType dtype, int64_t most_bytes) {
   std::vector<File> files;
   size_t first = 0;
@@ -96,7 +96,7 @@ std::vector<File> part_into_files(const std::vector<HfTensor>& tensors, DType dt
   return files;
 }
 
-// One file, or several and their index. Returns the sizes of the files.
+// Writes one file, or several and their index. Returns the sizes of the files.
 std::vector<int64_t> write_weights(NewFolder& folder, HfSource& source, const HfModel& model, DType dtype,
                                    int64_t most_bytes, const Progressed& progressed) {
   const std::vector<File> files = part_into_files(model.tensors, dtype, most_bytes);
@@ -126,8 +126,8 @@ std::vector<int64_t> write_weights(NewFolder& folder, HfSource& source, const Hf
   return sizes;
 }
 
-// The tokenizer's own file, and what makes AutoTokenizer load it and generation end with its token. A model of
-// SentencePiece does not say which class would load it.
+// Writes the tokenizer's file, and the files by which AutoTokenizer loads it and generation ends at its end token. A
+// SentencePiece model does not say which class loads it.
 void write_tokenizer(NewFolder& folder, const TokenizerRecord& record, const RunConfig& config) {
   const auto tokenizer = tokenizer_of(record, std::string(tokenizer_name));
   Json about = {{"tokenizer_class", "PreTrainedTokenizerFast"},
@@ -148,7 +148,7 @@ void write_tokenizer(NewFolder& folder, const TokenizerRecord& record, const Run
   folder.write("tokenizer_config.json", json_text(about, 2) + '\n');
 }
 
-// Of what transformers will lack; empty if nothing.
+// Returns a note about the tokenizer files that transformers will lack; empty if none.
 std::string tokenizer_note(const std::optional<TokenizerRecord>& record) {
   if (!record) return "no tokenizer goes along: the checkpoint does not know that of its data";
   if (record->is_bytes()) return "no tokenizer goes along: \"bytes\" has no file that transformers reads";

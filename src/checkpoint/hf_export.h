@@ -2,11 +2,10 @@
 //
 // OUT/
 //   config.json         class, shape and eps of the model; see hf_config.h
-//   model.safetensors   the weights under transformers' names; or beyond 5 GB model-00001-of-00003.safetensors, ...,
-//   and
-//                       model.safetensors.index.json, which says what is in which
-//   tokenizer.json, tokenizer_config.json, generation_config.json   where the checkpoint holds a tokenizer that is not
-//                       "bytes"
+//   model.safetensors   the weights under transformers' names; or beyond 5 GB model-00001-of-00003.safetensors and so
+//                       on, and model.safetensors.index.json, which names each tensor's file
+//   tokenizer.json, tokenizer_config.json, generation_config.json
+//                       if the checkpoint holds a tokenizer other than "bytes"
 #pragma once
 
 #include <cstdint>
@@ -24,11 +23,11 @@ struct HfExport {
   std::string architecture;
   int64_t tensors = 0;
   int64_t parameters = 0;
-  int64_t files = 0;                  // of weights
-  int64_t bytes = 0;                  // of these files
+  int64_t files = 0;                  // number of weight files
+  int64_t bytes = 0;                  // bytes of the weight files
   std::vector<std::string> left_out;  // see HfModel
   std::string warning;                // see HfModel
-  std::string note;                   // what of a tokenizer is missing; else empty
+  std::string note;                   // missing parts of the tokenizer; else empty
 };
 
 // Writes the master weights of `checkpoint` (a checkpoint's folder), or their average, to the folder `out`, which must

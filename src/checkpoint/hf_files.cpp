@@ -30,7 +30,7 @@ template <typename... Args>
               printable(fmt::format(format, std::forward<Args>(args)...), max_bytes));
 }
 
-// File by tensor.
+// Returns the file of each tensor.
 std::map<std::string, std::string> read_index(const fs::path& path) {
   const InputFile file(path);
   if (file.bytes() > max_tensor_header_bytes) refuse_file(path, "{} bytes are more than an index has", file.bytes());

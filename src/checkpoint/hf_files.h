@@ -14,8 +14,8 @@ namespace gptrain {
 class HfFiles {
  public:
   // Reads the headers. Error(checkpoint), naming the file: it is missing or damaged; the index names a file outside of
-  // the folder, or does not say what the files hold; there are only PyTorch's own files (the message says how to
-  // convert them).
+  // the folder, or does not match their content; there are only PyTorch's own files (the message says how to convert
+  // them).
   explicit HfFiles(const std::filesystem::path& folder);
 
   struct Place {
@@ -23,9 +23,10 @@ class HfFiles {
     SafetensorsEntry entry;
   };
   const std::map<std::string, Place>& tensors() const { return tensors_; }
-  int64_t bytes() const;  // of all tensors
+  int64_t bytes() const;  // sum over all tensors
 
-  // The tensor's values, from f32, f16 or bf16. Error(checkpoint): of another dtype, or not all finite.
+  // Returns a tensor's values, converted from f32, f16 or bf16. THROWS Error(checkpoint) if the dtype is another one,
+  // or a value is not finite.
   std::vector<float> read(const std::string& name) const;
   std::filesystem::path file_of(const std::string& name) const { return files_[tensors_.at(name).file]; }
 

@@ -30,7 +30,7 @@ namespace {
 
 using Progressed = std::function<void(int64_t bytes)>;
 
-// Zeros, however many.
+// Memory that reads as zeros.
 class ZeroMemory final : public SliceMemory {
  public:
   explicit ZeroMemory(const Progressed& progressed) : progressed_(progressed) {}
@@ -56,7 +56,7 @@ class ImportedTensor final : public SliceMemory {
   void add(HfTensor part) { parts_.push_back(std::move(part)); }
   void read(const std::byte* from, int64_t bytes, const Take& take) override {
     const auto first = static_cast<int64_t>(reinterpret_cast<uintptr_t>(from));
-    int64_t begin = 0;  // of the part
+    int64_t begin = 0;  // first byte of the part
     for (size_t part = 0; part < parts_.size(); ++part) {
       const int64_t end = begin + *num_elements(parts_[part].shape) * dtype_bytes(DType::f32);
       const int64_t low = std::max(first, begin), high = std::min(first + bytes, end);
@@ -89,7 +89,7 @@ class ImportedTensor final : public SliceMemory {
   const Progressed& progressed_;
   std::vector<HfTensor> parts_;  // in the order of their rows
   std::optional<size_t> loaded_;
-  std::vector<float> values_;  // of that part
+  std::vector<float> values_;  // values of part loaded_
 };
 
 RunConfig config_of(const HfDescription& description, const fs::path& file, const std::string& precision) {
@@ -112,7 +112,7 @@ void find_names(std::vector<HfTensor>& tensors, const HfFiles& files) {
   }
 }
 
-// What the classes hold beside their parameters: masks and angles, which they can compute.
+// Returns true for tensors that are no parameters: masks and angles, which the classes can compute.
 bool is_buffer(const std::string& name, const HfClass& hf) {
   if (hf.is_gpt2()) return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
   return name.ends_with(".rotary_emb.inv_freq");
@@ -150,7 +150,7 @@ void check_tensors(const std::vector<HfTensor>& tensors, const HfFiles& files, c
               join(faults, "\n  "), count > max_listed ? fmt::format("\n  and {} more", count - max_listed) : "");
 }
 
-// A head of its own would be lost.
+// Refuses a head that differs from the token embedding if the config ties them: the head's values would be lost.
 void require_tied_head(const std::vector<HfTensor>& tensors, const HfFiles& files, const RunConfig& config,
                        const fs::path& config_file) {
   const std::string head = "lm_head.weight";
@@ -171,7 +171,7 @@ bool has_file(const fs::path& folder, const char* name) {
   return fs::exists(folder / name, unreadable);
 }
 
-// What a folder of transformers says of its tokenizer and of generation, beside what a checkpoint keeps of them.
+// Notes the folder's files about tokenizer and generation that a checkpoint does not keep.
 void note_files_left_behind(const fs::path& folder, bool has_tokenizer, std::vector<std::string>& notes) {
   constexpr const char* vocabularies[] = {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"};
   constexpr const char* others[] = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -204,7 +204,7 @@ std::optional<TokenizerRecord> tokenizer_in(const fs::path& folder, const HfDesc
   return std::nullopt;
 }
 
-// The section `model` as a config has it.
+// Returns the section `model` of a config file.
 std::string model_section(const RunConfig& config) {
   Json section = Json::object();
   for (const Field& field : fields()) {

@@ -17,7 +17,7 @@ constexpr HfKey gpt2[] = {{"vocab_size", "model.vocab_size"},
                           {"initializer_range", "model.init_std", number, 0.02},
                           {"tie_word_embeddings", "model.tied_head", flag, 0, true}};
 
-// Classes whose own number of key and value heads, or head size, is not gptrain's rule must say it.
+// A config.json must give the number of key and value heads, or the head size, if the class's default is not gptrain's.
 template <HfKey::Absent kv_heads, HfKey::Absent head_size>
 constexpr HfKey llama[] = {{"vocab_size", "model.vocab_size"},
                            {"num_hidden_layers", "model.num_layers"},

@@ -9,8 +9,8 @@
 namespace gptrain {
 
 struct HfKey {
-  // What holds where config.json does not have the key: it must be there, gptrain's rule for what is not given is the
-  // class's too, or a number of the class's own.
+  // Treatment of a key that config.json lacks: an error, the same default rule as gptrain's, or the class's own number
+  // or flag below.
   enum class Absent : uint8_t { refused, same_rule, number, flag };
 
   const char* name;  // "num_hidden_layers"

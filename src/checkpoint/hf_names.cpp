@@ -16,11 +16,11 @@ constexpr HfClass classes[] = {{HfArchitecture::gpt2, "GPT2LMHeadModel", "gpt2"}
                                {HfArchitecture::qwen2, "Qwen2ForCausalLM", "qwen2"},
                                {HfArchitecture::qwen3, "Qwen3ForCausalLM", "qwen3"}};
 
-// The parts of a fused tensor that transformers keeps apart, with their rows; for a tensor that it keeps whole, one
-// name and no rows.
+// The tensors of transformers that make up one of gptrain's: name and number of rows of each; a tensor that is not
+// split has one name and 0 rows.
 using Parts = std::vector<std::pair<std::string, int64_t>>;
 
-// By gptrain's name within a block.
+// Returns transformers' names of a block's tensors, by gptrain's name within the block.
 std::map<std::string, Parts> block_names(const ModelConfig& model, bool is_gpt2) {
   if (is_gpt2) {
     return {{"norm1", {{"ln_1", 0}}}, {"attention.qkv", {{"attn.c_attn", 0}}}, {"attention.out", {{"attn.c_proj", 0}}},
@@ -39,7 +39,7 @@ std::map<std::string, Parts> block_names(const ModelConfig& model, bool is_gpt2)
           {"ffn.out", {{"mlp.down_proj", 0}}}};
 }
 
-// transformers' names of everything outside the blocks, by gptrain's.
+// Returns transformers' names of the tensors outside the blocks, by gptrain's name.
 std::map<std::string, std::string> outer_names(bool is_gpt2) {
   if (is_gpt2) {
     return {{"embedding.token", "transformer.wte.weight"},
@@ -94,7 +94,7 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& model, const HfClass& hf) {
   return tensors;
 }
 
-// In square tiles that stay in the cache.
+// Works in square tiles that stay in the cache.
 std::vector<float> transpose(const float* from, int64_t rows, int64_t columns) {
   constexpr int64_t tile = 32;
   std::vector<float> to(static_cast<size_t>(rows * columns));

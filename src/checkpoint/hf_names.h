@@ -1,4 +1,4 @@
-// What the transformers library calls a model's tensors, and how it lays them out: one table for import and export.
+// Names and layouts of a model's tensors in the transformers library: one table for import and export.
 #pragma once
 
 #include <cstdint>
@@ -20,23 +20,24 @@ struct HfClass {
   bool is_gpt2() const { return architecture == HfArchitecture::gpt2; }
 };
 
-// In the order in which export tries them.
+// Returns all classes in the order in which export tries them.
 std::span<const HfClass> hf_classes();
 
 // Rows [first_row, first_row + rows) of one of gptrain's tensors, under the name that transformers gives them.
 struct HfTensor {
   std::string name;            // "transformer.h.0.attn.c_attn.weight"
   std::string source;          // "blocks.0.attention.qkv.weight"
-  int64_t first_row;           // of the source
-  int64_t rows;                // of the source
+  int64_t first_row;           // first row of the source
+  int64_t rows;                // number of rows of the source
   bool transposed;             // stored as [in, out], as transformers' Conv1D has it
   std::vector<int64_t> shape;  // as stored
 };
 
-// By source, in the spec's order, and by first_row; every element of the model is in exactly one of them.
+// Returns all tensors in the spec's order of their sources, then by first_row. Every element of the model is in exactly
+// one of them.
 std::vector<HfTensor> hf_tensors(const ModelConfig& model, const HfClass& hf);
 
-// [rows, columns] to [columns, rows].
+// Transposes [rows, columns] to [columns, rows].
 std::vector<float> transpose(const float* from, int64_t rows, int64_t columns);
 
 }  // namespace gptrain

@@ -16,7 +16,7 @@
 namespace gptrain {
 namespace {
 
-// What has no part in the function that the classes compute.
+// Keys without effect on the function that the classes compute.
 constexpr std::string_view idle_keys[] = {"architectures",
                                           "bos_token_id",
                                           "chunk_size_feed_forward",
@@ -72,7 +72,7 @@ class HfConfigReader {
   }
 
  private:
-  // Null where it is not given or is null.
+  // Returns null if the key is missing or null.
   const Json& value(const std::string& name) {
     static const Json none;
     known_.insert(name);
@@ -189,7 +189,7 @@ class HfConfigReader {
     for (const auto& [key, set_to] : rope.items()) result_.model[key] = set_to;
   }
 
-  // Of keys that both have.
+  // Returns true if a key that both have has different values.
   static bool differs(const Json& a, const Json& b) {
     for (const auto& [key, value] : b.items()) {
       if (a.contains(key) && a[key] != value) return true;
@@ -197,7 +197,7 @@ class HfConfigReader {
     return false;
   }
 
-  // gptrain's keys.
+  // Returns the RoPE settings under gptrain's keys.
   Json rope_of(const std::string& name, const Json& object) {
     Json rope = Json::object();
     if (!object.is_object()) {
@@ -244,7 +244,7 @@ class HfConfigReader {
     const bool is_qwen = architecture == HfArchitecture::qwen2 || architecture == HfArchitecture::qwen3;
     const bool has_window = architecture == HfArchitecture::mistral || (is_qwen && flag("use_sliding_window", false));
     if (is_qwen || has_window) known_.insert("sliding_window");
-    // The class's own number holds where the key is missing, and none where it is null.
+    // A missing key means the class's default window, a null one no window.
     if (has_window) window = document_.contains("sliding_window") ? count("sliding_window", 0) : usual_window;
     if (is_qwen && !layers_have_window(window > 0)) window = 0;
     const int64_t length = count("max_position_embeddings", 0);
@@ -255,7 +255,8 @@ class HfConfigReader {
     set("model.attention_window", window);
   }
 
-  // Layers from max_window_layers on have it, unless each one's kind is given. gptrain's layers are all alike.
+  // Returns true if all layers have a window; refuses a config in which only some do. Layers from max_window_layers on
+  // have one, unless layer_types gives each layer's kind.
   bool layers_have_window(bool has_window) {
     const Json& kinds = value("layer_types");
     const int64_t layers = count("num_hidden_layers", 0);

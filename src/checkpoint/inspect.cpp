@@ -20,7 +20,7 @@ int64_t samples_in(const std::vector<SampleRange>& ranges) {
   return count;
 }
 
-// Nothing where it cannot be read: the rest is worth a look.
+// Returns none if the config cannot be read, so that the rest is still shown.
 std::optional<RunConfig> readable_config(const Contents& contents) {
   try {
     return saved_config(contents.checkpoint, contents.stored.manifest);

@@ -19,7 +19,7 @@ constexpr double most_rise = 1.5, noise = 0.1;
 
 bool has_risen(double loss, double least) { return !std::isfinite(loss) || loss > most_rise * least + noise; }
 
-// Those of a run that tell their loss, oldest first.
+// Returns the run's checkpoints that record their loss, oldest first.
 std::vector<CheckpointLoss> known_losses(const fs::path& out) {
   std::vector<CheckpointLoss> known;
   for (const CheckpointInfo& info : list_checkpoints(out)) {
@@ -27,7 +27,7 @@ std::vector<CheckpointLoss> known_losses(const fs::path& out) {
       const std::optional<double> loss = load_manifest(info.path).manifest.progress.loss;
       if (loss) known.push_back({info, *loss});
     } catch (const Error&) {
-      // A damaged one tells nothing.
+      // Skip damaged checkpoints.
     }
   }
   return known;

@@ -11,15 +11,15 @@ namespace gptrain {
 
 struct CheckpointLoss {
   CheckpointInfo checkpoint;
-  double loss = 0;  // of its step
+  double loss = 0;  // loss of the checkpoint's step
 };
 
-// The newest checkpoint of a run's folder whose loss has not risen: it is no more than half above the lowest before it.
-// Checkpoints that do not tell their loss do not count; none is left where no one does.
+// Returns the newest checkpoint of a run's folder whose loss has not risen: it is at most half above the lowest earlier
+// loss. Ignores checkpoints that do not record their loss; returns none if no checkpoint is left.
 std::optional<CheckpointLoss> last_before_rise(const std::filesystem::path& out);
 
-// A warning about a checkpoint whose loss is not finite, or has risen above that of earlier ones of its run, with the
-// one to use instead; empty: there is nothing to warn of.
+// Returns a warning if the checkpoint's loss is not finite, or has risen above that of earlier ones of its run, with
+// the one to use instead; else empty.
 std::string rise_warning(const std::filesystem::path& checkpoint);
 
 }  // namespace gptrain

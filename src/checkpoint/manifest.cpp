@@ -69,7 +69,7 @@ LossScale parse_loss_scale(const json& object) {
   return {static_cast<float>(value), count_of(object, "good_steps")};
 }
 
-// Its text, where it is no word, is a file of its own.
+// Returns true if the tokenizer's text is saved in a file of its own.
 bool needs_file(const TokenizerRecord& tokenizer) { return !tokenizer.text.empty() && !tokenizer.is_bytes(); }
 
 ordered_json tokenizer_object(TokenizerRecord tokenizer) {
@@ -101,7 +101,7 @@ ordered_json rollback_object(const RunProgress& progress) {
           {"above", progress.losses.above}};
 }
 
-// What is not finite is null in JSON.
+// Reads losses; null, JSON's form of a loss that is not finite, becomes NaN.
 std::vector<double> losses_of(const json& object, const std::string& key) {
   const json& list = member(object, key);
   if (!list.is_array()) fault("\"{}\" is not a list", key);

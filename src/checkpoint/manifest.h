@@ -1,5 +1,4 @@
-// The manifest of a checkpoint: what is in it, with sizes and checksums, and where the run stood. FORMAT.md has the
-// JSON.
+// The manifest of a checkpoint: its files, with sizes and checksums, and the run's progress. FORMAT.md has the JSON.
 #pragma once
 
 #include <cstdint>
@@ -19,21 +18,21 @@ namespace gptrain {
 
 // Losses of a run that goes back where they spike (run.rollback), the oldest first.
 struct LossHistory {
-  std::vector<double> window;  // that the next one is compared with
-  std::vector<double> above;   // of the last steps: those too far above these; NaN where one was not finite
+  std::vector<double> window;  // losses that the next loss is compared with
+  std::vector<double> above;   // high losses of the last steps in a row; NaN: not finite
 };
 
 // How far a run has come.
 struct RunProgress {
   int64_t step = 0;     // steps done, skipped ones included
-  int64_t samples = 0;  // consumed
+  int64_t samples = 0;  // samples consumed
   int64_t updates = 0;  // steps not skipped
   int64_t skipped = 0;
   int64_t skipped_in_a_row = 0;
   LossHistory losses = {};
   int64_t rollbacks = 0;                   // how often the run has gone back (run.rollback)
   std::vector<SampleRange> left_out = {};  // samples skipped for that, beside data.skip_samples
-  std::optional<double> loss = {};         // of the last step; none: not known, NaN: not finite
+  std::optional<double> loss = {};         // loss of the last step; none: not known, NaN: not finite
 };
 
 // Changes with which a run went on from a checkpoint.
@@ -56,13 +55,13 @@ struct Manifest {
   int64_t world_size = 1;
   std::string config;  // show_config text
   std::string build;   // version of the program that wrote it
-  // Backend::algorithms of rank 0: a run that goes on with the same ones gets the same bits. Empty on a CPU.
+  // Backend::algorithms of rank 0: a run that resumes with the same ones gets the same bits. Empty on a CPU.
   std::string algorithms;
-  std::optional<LossScale> loss_scale = {};  // of the next step, where the run has loss scaling
-  // Of the data, where it is known. Its text is saved in tokenizer.json, and not read with the manifest, but for
-  // "bytes".
+  std::optional<LossScale> loss_scale = {};  // scale of the next step; none: no loss scaling
+  // Tokenizer of the data; none: not known. Its text is saved in tokenizer.json and not read with the manifest, except
+  // for "bytes".
   std::optional<TokenizerRecord> tokenizer = {};
-  bool has_tokenizer_file = false;  // as read; saving looks at the text
+  bool has_tokenizer_file = false;  // set by reading; saving decides by the text
   RunRecord run = {};
 };
 
@@ -70,8 +69,8 @@ struct Manifest {
 struct FileRecord {
   std::string name;
   int64_t bytes = 0;
-  uint32_t header_crc32c = 0;                     // of all bytes before the first slice
-  std::map<std::string, uint32_t> slices_crc32c;  // of each slice's bytes, by its key in the file
+  uint32_t header_crc32c = 0;                     // checksum of all bytes before the first slice
+  std::map<std::string, uint32_t> slices_crc32c;  // checksum of each slice, by its key in the file
 };
 
 struct StoredManifest {
@@ -80,11 +79,12 @@ struct StoredManifest {
   std::vector<FileRecord> files;
 };
 
-// A rank's files as text, for the rank that writes the manifest. parse_file_records throws Error(checkpoint).
+// Converts the records of a rank's files to text, for the rank that writes the manifest, and back. parse_file_records
+// THROWS Error(checkpoint).
 std::string format_file_records(const std::vector<FileRecord>& records);
 std::vector<FileRecord> parse_file_records(const std::string& text);
 
-// JSON that ends with the CRC-32C of all that stands before it. Throws Error(checkpoint) for what cannot be
+// Returns JSON that ends with the CRC-32C of all bytes before it. THROWS Error(checkpoint) for values that cannot be
 // read again: text that is not UTF-8, a negative count.
 std::string format_manifest(const StoredManifest& stored);
 

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::string_view weight_kind = "weight";
 
-// Of a stored tensor's name, KIND/NAME.
+// The parts of a stored tensor's name, KIND/NAME.
 struct StoredName {
   std::string_view kind, name;
 };
@@ -39,7 +39,8 @@ struct Expected {
   std::vector<int64_t> shape;
 };
 
-// What a checkpoint has of the tensor, if it has such values. `shard` is that of any tensor rank.
+// Returns the shape and dtype that a checkpoint must have for values of this kind of a tensor; none if the tensor has
+// no such values. `shard` is any tensor rank's.
 std::optional<Expected> expected(std::string_view kind, const TensorSpec& tensor, const TensorShard& shard,
                                  const RunConfig& config) {
   const bool narrow = config.precision.pure && tensor.norm_use == NormUse::no_norm;
@@ -57,7 +58,7 @@ struct SpecAndShard {
 };
 using SpecByName = std::unordered_map<std::string_view, SpecAndShard>;
 
-// What is wrong with a tensor of the checkpoint; empty if nothing.
+// Returns the fault of a tensor of the checkpoint; empty if there is none.
 std::string difference_from_spec(const std::string& stored, const StoredTensor& tensor, const SpecByName& spec,
                                  const RunConfig& config) {
   const StoredName name = split_name(stored);
@@ -123,7 +124,7 @@ void check_model(const fs::path& checkpoint) {
 
 void check_progress(const fs::path& checkpoint, const Manifest& manifest, const RunConfig& saved) {
   const std::string file = (checkpoint / manifest_name).string();
-  // After a change of batch.global, which the history tells, earlier steps had other batches.
+  // If the history is not empty, batch.global may have changed, and earlier steps may have had other batch sizes.
   if (manifest.run.history.empty() &&
       Amount(manifest.progress.step) * saved.batch.global != manifest.progress.samples) {
     throw Error(ExitCode::checkpoint, "{} cannot be used: {} samples are not those of {} steps of {}", file,

@@ -1,5 +1,5 @@
-// Whether a checkpoint is one of the model that its own config describes. Its checksums say that nothing was changed by
-// accident; a config and tensors that do not belong together are found here, before anything is made of them.
+// Checks that a checkpoint's tensors are those of the model that its config describes. Checksums find accidental
+// changes; these checks find a config and tensors that do not belong together, before they are used.
 #pragma once
 
 #include <filesystem>
@@ -9,15 +9,16 @@
 
 namespace gptrain {
 
-// The config that the checkpoint was saved with, for as many ranks. Error(checkpoint): it cannot be read.
+// Returns the config that the checkpoint was saved with, for the saved number of ranks. THROWS Error(checkpoint) if it
+// cannot be read.
 RunConfig saved_config(const std::filesystem::path& checkpoint, const Manifest& manifest);
 
-// Every tensor that is stored must be one of the model's, or of the optimizer's state, with its shape and dtype, and
-// stored whole; every weight must be there. Error(checkpoint), which lists what differs.
+// THROWS Error(checkpoint), listing the differences, unless every stored tensor is one of the model or of the
+// optimizer's state, with its shape and dtype and stored whole, and every weight is there.
 void check_model(const Contents& contents, const RunConfig& config);
-// Whether steps, samples, updates and seed of a manifest belong together. Error(checkpoint).
+// THROWS Error(checkpoint) unless steps, samples, updates and seed of a manifest belong together.
 void check_progress(const std::filesystem::path& checkpoint, const Manifest& manifest, const RunConfig& saved);
-// Both for a checkpoint of which nothing has been read.
+// Reads a checkpoint's metadata and does both checks.
 void check_model(const std::filesystem::path& checkpoint);
 
 }  // namespace gptrain

@@ -63,14 +63,14 @@ NewFolder::NewFolder(const fs::path& target, const std::string& option) : given_
   }
 }
 
-// Who had the folder before may rename or remove it between any two of these calls.
+// The process that held the folder before may rename or remove it between any two of these calls.
 void NewFolder::take() {
   for (;;) {
     create_folders(temporary_);
     lock_ = ::open(temporary_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (lock_ < 0 && errno == ENOENT) continue;
     if (lock_ < 0) throw Error(ExitCode::checkpoint, "cannot open {}: {}", temporary_.string(), std::strerror(errno));
-    // Where the file system has no locks the folder is not protected from another process with the same target.
+    // If the file system has no locks, the folder is not protected from another process with the same target.
     if (const std::error_code error = lock_file(lock_); error && error != std::errc::not_supported) {
       ::close(std::exchange(lock_, -1));
       if (error == std::errc::operation_would_block)
@@ -80,13 +80,13 @@ void NewFolder::take() {
     if (is_folder_of(lock_, temporary_)) break;
     ::close(std::exchange(lock_, -1));
   }
-  // What had the name before may be published by now.
+  // The process that held the temporary folder before may have published it by now.
   refuse_existing(target_, given_, option_);
 }
 
 NewFolder::~NewFolder() { remove_what_was_made(); }
 
-// But for what was published, or is another process's. A folder that has something in it stays.
+// Keeps a published folder, another process's folder, and folders that are not empty.
 void NewFolder::remove_what_was_made() {
   if (lock_ >= 0 && is_folder_of(lock_, temporary_)) remove_folder(temporary_);
   if (lock_ >= 0) ::close(std::exchange(lock_, -1));

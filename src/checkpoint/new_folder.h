@@ -1,4 +1,4 @@
-// A folder that is there as a whole or not at all.
+// A folder that appears whole or not at all.
 #pragma once
 
 #include <filesystem>
@@ -11,17 +11,17 @@ namespace gptrain {
 // time has that name: it holds a lock on the folder.
 class NewFolder {
  public:
-  // Makes it, and removes what a process that was killed has left under its name. Error(usage) if `target` exists, is
-  // empty, or is being written by another process; `option` names it in the message. Error(checkpoint): it cannot be
-  // made.
+  // Creates the folder, and removes the files that a killed process has left under its temporary name. THROWS
+  // Error(usage) if `target` exists, is an empty path, or is being written by another process; the message names
+  // `option`. THROWS Error(checkpoint) if the folder cannot be created.
   NewFolder(const std::filesystem::path& target, const std::string& option);
   ~NewFolder();
   NewFolder(const NewFolder&) = delete;
   NewFolder& operator=(const NewFolder&) = delete;
 
-  const std::filesystem::path& path() const { return temporary_; }  // to write to
+  const std::filesystem::path& path() const { return temporary_; }  // folder to write to
   void write(const std::string& name, const std::string& text);
-  // Syncs it and gives it its name. Errors as in the constructor.
+  // Syncs the folder and gives it its final name. THROWS like the constructor.
   void publish();
 
  private:
@@ -32,7 +32,7 @@ class NewFolder {
   std::string option_;
   std::filesystem::path target_;
   std::filesystem::path temporary_;
-  std::vector<std::filesystem::path> made_folders_;  // that it lies in, the innermost first
+  std::vector<std::filesystem::path> made_folders_;  // parent folders created, innermost first
   int lock_ = -1;
 };
 

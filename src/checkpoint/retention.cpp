@@ -30,7 +30,7 @@ std::vector<fs::path> temporary_folders(const fs::path& folder) {
   return found;
 }
 
-// By way of a temporary name, so that no crash leaves half of a checkpoint under a name that stands for a whole one.
+// Removes a checkpoint by way of a temporary name, so that no crash leaves half of one under the name of a whole one.
 std::string remove_checkpoint(const fs::path& checkpoint) {
   const fs::path temporary =
       checkpoint.parent_path() / (std::string(temporary_prefix) + checkpoint.filename().string());
@@ -42,7 +42,7 @@ std::string remove_checkpoint(const fs::path& checkpoint) {
   return remove_folder(temporary);
 }
 
-// Of steps up to `last_step`.
+// Removes the abandoned checkpoints of steps up to `last_step`.
 std::string remove_abandoned_until(const fs::path& out, int64_t last_step) {
   std::string warnings;
   for (const CheckpointInfo& info : list_abandoned(out))

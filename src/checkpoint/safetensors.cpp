@@ -23,11 +23,11 @@ using nlohmann::json;
 constexpr int64_t length_bytes = 8;
 constexpr int64_t header_alignment = 8;  // so that every dtype is aligned when the file is mapped
 constexpr const char* metadata_key = "__metadata__";
-constexpr int64_t write_bytes = int64_t{1} << 20;          // stays in the cache between checksum and write
+constexpr int64_t write_bytes = int64_t{1} << 20;          // fits the CPU's cache between checksum and write
 constexpr int64_t least_direct_bytes = int64_t{32} << 20;  // a smaller file is soon out of the cache
 constexpr int64_t read_bytes = int64_t{1} << 20;
 
-// Written by the first name of a dtype. Masks are BOOL, which other programs store beside the weights.
+// Names of dtypes; the first name of a dtype is the one written. Other programs store masks as BOOL beside the weights.
 constexpr std::pair<DType, std::string_view> dtype_names[] = {
     {DType::f64, "F64"}, {DType::f32, "F32"}, {DType::bf16, "BF16"}, {DType::f16, "F16"}, {DType::i64, "I64"},
     {DType::i32, "I32"}, {DType::u16, "U16"}, {DType::u8, "U8"},     {DType::u8, "BOOL"}};
@@ -53,7 +53,7 @@ std::optional<int64_t> tensor_bytes(const SafetensorsTensor& tensor) {
   return bytes;
 }
 
-// The header's text without padding.
+// Returns the header's text without padding.
 std::string header_text(const std::vector<SafetensorsTensor>& tensors, const SafetensorsMetadata& metadata,
                         int64_t& data_bytes) {
   json header = json::object();

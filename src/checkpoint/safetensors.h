@@ -23,7 +23,7 @@ struct SafetensorsTensor {
   std::vector<int64_t> shape;
 };
 
-// Texts by key, the header's "__metadata__".
+// The header's "__metadata__": texts by key.
 using SafetensorsMetadata = std::map<std::string, std::string>;
 
 // Writes a new file, which must not exist. Throws Error(checkpoint).
@@ -40,8 +40,8 @@ class SafetensorsWriter {
   // Call after the last tensor: the file's content is then durable.
   void finish();
 
-  uint32_t header_crc32c() const { return header_crc32c_; }  // of all bytes before the first tensor
-  int64_t file_bytes() const { return file_bytes_; }         // of the whole file
+  uint32_t header_crc32c() const { return header_crc32c_; }  // checksum of all bytes before the first tensor
+  int64_t file_bytes() const { return file_bytes_; }
 
  private:
   SyncedFile file_;
@@ -51,27 +51,28 @@ class SafetensorsWriter {
 
 struct SafetensorsEntry {
   SafetensorsTensor tensor;
-  int64_t offset = 0;  // of its first byte in the file
+  int64_t offset = 0;  // offset of the first byte in the file
   int64_t bytes = 0;
 };
 
 struct SafetensorsHeader {
-  std::vector<SafetensorsEntry> entries;  // by offset
+  std::vector<SafetensorsEntry> entries;  // sorted by offset
   SafetensorsMetadata metadata;
-  uint32_t crc32c = 0;  // of all bytes before the first tensor
+  uint32_t crc32c = 0;  // checksum of all bytes before the first tensor
 };
 
 // Reads and checks a header: its length, the JSON, each dtype and shape against its bytes, offsets contiguous from the
-// header's end to the file's end. Throws Error(checkpoint) naming the file, the tensor and what is wrong. Dtypes that
-// base/dtype.h does not have are refused.
+// header's end to the file's end. THROWS Error(checkpoint) with the file, the tensor and the fault. Refuses dtypes that
+// base/dtype.h lacks.
 SafetensorsHeader read_safetensors_header(const InputFile& file);
 
-// The same in two parts: all bytes before the first tensor, of which the length only is checked; and what they say of
-// the file at `path`, which has `file_bytes` bytes and may have been read by another rank.
+// The two parts of read_safetensors_header. The first returns all bytes before the first tensor and checks only their
+// length. The second parses them; another rank may have read them from the file at `path`, which has `file_bytes`
+// bytes.
 std::string read_safetensors_header_bytes(const InputFile& file);
 SafetensorsHeader parse_safetensors_header(std::string_view bytes, const std::filesystem::path& path,
                                            int64_t file_bytes);
-// Length of the first of several headers that lie one behind the other; 0 if there is none.
+// Returns the length of the first of several concatenated headers; 0 if there is none.
 size_t safetensors_header_bytes(std::string_view headers);
 
 // A piece of a tensor: `bytes` bytes at `data` (aligned for any dtype, valid during the call only), the first of them

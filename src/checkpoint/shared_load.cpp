@@ -11,11 +11,11 @@
 namespace gptrain {
 namespace {
 
-constexpr int64_t most_received_bytes = int64_t{16} << 20;  // of all ranks at a time, but for
-constexpr int64_t least_piece_bytes = int64_t{64} << 10;    // the pieces of very many
+constexpr int64_t most_received_bytes = int64_t{16} << 20;  // from all ranks at a time; more only if
+constexpr int64_t least_piece_bytes = int64_t{64} << 10;    // so many ranks send that all pieces are this small
 constexpr int64_t most_piece_bytes = int64_t{1} << 20;
 
-// All boxes of a checkpoint in the order in which they lie on the disk: the same numbers on all ranks.
+// Returns all boxes of a checkpoint in their order on the disk, so that a box has the same number on all ranks.
 std::vector<const StoredBox*> boxes_in_order(const Contents& contents) {
   std::vector<const StoredBox*> boxes;
   for (const auto& [name, tensor] : contents.tensors)
@@ -26,7 +26,7 @@ std::vector<const StoredBox*> boxes_in_order(const Contents& contents) {
   return boxes;
 }
 
-// Which ranks need which boxes, one bit each.
+// Table of the boxes that each rank needs, one bit each.
 class Needs {
  public:
   Needs(size_t num_boxes, Communicator& group)
@@ -49,11 +49,11 @@ class Needs {
   std::vector<uint8_t> own_, all_;
 };
 
-// A rank's boxes, read from front to back in pieces. Every rank follows those of all.
+// A rank's boxes, which it reads from front to back in pieces. Every rank tracks the streams of all ranks.
 struct Stream {
   std::vector<size_t> boxes;
-  size_t next = 0;     // of `boxes`
-  int64_t offset = 0;  // in that box
+  size_t next = 0;     // index in `boxes`
+  int64_t offset = 0;  // byte offset in that box
 
   bool is_over() const { return next == boxes.size(); }
 };
@@ -99,7 +99,7 @@ class SharedLoader {
   }
 
  private:
-  // A fault is kept for later: the other ranks wait for what this one is to pass on.
+  // Keeps a fault for later, because the other ranks wait for this rank's data.
   template <typename Work>
   void guarded(const Work& work) {
     if (result_.fault) return;
@@ -110,7 +110,7 @@ class SharedLoader {
     }
   }
 
-  // Who reads what: of those that need a box, the one that has the least to read so far.
+  // Assigns each box to a reader: of the ranks that need it, the one with the least to read so far.
   void share_out() {
     const int ranks = group_.size();
     std::vector<int64_t> bytes(streams_.size());
@@ -193,7 +193,7 @@ class SharedLoader {
   std::vector<std::byte> read_, received_;
   std::optional<InputFile> file_;
   size_t file_number_ = 0;
-  uint32_t crc_ = 0;  // of what has been read of the box
+  uint32_t crc_ = 0;  // checksum of the box's bytes read so far
   SharedLoad result_;
 };
 

@@ -1,5 +1,5 @@
-// Loading by the ranks that hold the same parameters: of what several of them need, each byte is read by one, and
-// passed on to the others. So no file is read as often as there are data ranks.
+// Loading by ranks that hold the same parameters: one of them reads a box that several need, and sends it to the
+// others. So files are not read once for each data rank.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,15 @@
 namespace gptrain {
 
 struct SharedLoad {
-  int64_t read_bytes = 0;  // of tensors, by this rank, from files
-  // Error(checkpoint): what kept this rank from reading, or from writing to its memory. It has taken part to the end
-  // all the same; what the ranks have loaded is then of no use. Null: nothing did.
+  int64_t read_bytes = 0;  // bytes of tensors that this rank read from files
+  // Error(checkpoint) if this rank could not read, or not write to its memory; null if it could. The rank takes part to
+  // the end all the same; after a fault the loaded values of all ranks are invalid.
   std::exception_ptr fault;
 };
 
-// Carries out the transfers of every rank of `group` (null: there is one rank), all of them of the same checkpoint.
-// Collective. A box is read, and its checksum compared, by one of the ranks that need it, so that all read about as
-// much; pieces of what the others need go to them, at most some 24 MiB at a time. Error(device) as for every
+// Carries out the transfers of every rank of `group` (null: there is one rank). Collective. REQUIRES: all transfers are
+// of the same checkpoint. One of the ranks that need a box reads it and checks its checksum, so that all read about
+// equally much, and sends it to the others in pieces, at most some 24 MiB at a time. THROWS Error(device) like every
 // collective.
 SharedLoad load_together(const Contents& contents, std::vector<BoxTransfer> transfers, Communicator* group);
 

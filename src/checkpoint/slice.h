@@ -11,7 +11,7 @@
 
 namespace gptrain {
 
-// Goes before a tensor's name in the name of its weights, as a column's name does in that of the optimizer's state.
+// Prefix of a tensor's name for its weights. Values of the optimizer's state have the column's name there.
 constexpr std::string_view weight_prefix = "weight/";
 
 // A box of one global tensor (true shape, never padding), f32, bf16 or u8, in row-major order at `data`, which the
@@ -19,12 +19,12 @@ constexpr std::string_view weight_prefix = "weight/";
 struct Slice {
   std::string name;  // "weight/blocks.0.qkv.weight"
   std::vector<int64_t> global_shape;
-  std::vector<int64_t> offset;  // of the box in the global tensor
-  std::vector<int64_t> shape;   // of the box
+  std::vector<int64_t> offset;  // offset of the box in the global tensor
+  std::vector<int64_t> shape;
   void* data = nullptr;
-  SliceMemory* memory = nullptr;  // null: the host's
+  SliceMemory* memory = nullptr;  // null: host memory
   DType dtype = DType::f32;
-  bool rounds = false;  // of bf16 to be filled: from an f32 tensor, too, rounded to nearest
+  bool rounds = false;  // a bf16 slice may be filled from f32, rounded to nearest
 };
 
 }  // namespace gptrain

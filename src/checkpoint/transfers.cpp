@@ -16,7 +16,7 @@ bool holds_weights_alone(const Contents& contents) {
                      [](const auto& tensor) { return tensor.first.starts_with(weight_prefix); });
 }
 
-// The slices asked for, by tensor, after checking that the checkpoint can fill each one.
+// Returns the slices by tensor, after checking that the checkpoint can fill each one.
 std::map<std::string, std::vector<const Slice*>> match_slices(const Contents& contents,
                                                               const std::vector<Slice>& slices) {
   std::map<std::string, std::vector<const Slice*>> wanted;
@@ -55,7 +55,7 @@ std::map<std::string, std::vector<const Slice*>> match_slices(const Contents& co
   return wanted;
 }
 
-// In the order in which they lie on the disk.
+// Sorts by place on the disk.
 void sort_by_place(std::vector<BoxTransfer>& transfers) {
   const auto place = [](const BoxTransfer& t) { return std::pair(t.stored->file, t.stored->entry.offset); };
   std::sort(transfers.begin(), transfers.end(), [&](const auto& a, const auto& b) { return place(a) < place(b); });

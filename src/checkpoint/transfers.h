@@ -1,4 +1,4 @@
-// From the boxes of a checkpoint to the slices that are asked for.
+// Transfers from the boxes of a checkpoint to slices.
 #pragma once
 
 #include <cstddef>
@@ -10,20 +10,20 @@
 
 namespace gptrain {
 
-// One box of the checkpoint and the copies that it feeds.
+// A box of the checkpoint and the copies that it fills.
 struct BoxTransfer {
   const StoredBox* stored;
   std::vector<BoxCopy> copies;
 
-  // `bytes` bytes of the box, the first of them at byte `offset` of it; in order and without gaps.
+  // Takes `bytes` bytes of the box from its byte `offset` on. REQUIRES: called in order and without gaps.
   void feed(const std::byte* data, int64_t offset, int64_t bytes);
 };
 
-// What fills the slices, in the order in which the boxes lie on the disk. Error(checkpoint), as of load_slices: the
-// checkpoint cannot fill them. Borrows the contents.
+// Returns the transfers that fill the slices, in the order of the boxes on the disk. Borrows the contents. THROWS
+// Error(checkpoint) like load_slices if the checkpoint cannot fill them.
 std::vector<BoxTransfer> transfers_to(const Contents& contents, const std::vector<Slice>& slices);
 
-// Reads and checks each box once. Error(checkpoint).
+// Reads and checks each box once. THROWS Error(checkpoint).
 void run_transfers(const Contents& contents, std::vector<BoxTransfer> transfers);
 
 }  // namespace gptrain

@@ -11,11 +11,11 @@ namespace gptrain {
 
 enum class WhichWeights : uint8_t { trained, averaged };
 
-// The name of such a tensor in a checkpoint: "weight/NAME", "ema/NAME".
+// Returns the name of a tensor's weights in a checkpoint: "weight/NAME" or "ema/NAME".
 std::string stored_name(WhichWeights which, std::string_view tensor);
 
-// Error(usage), of the option --ema: the average is asked for, and there is none, or none yet: the first update begins
-// it.
+// THROWS Error(usage) about the option --ema if the average is asked for but the checkpoint has none, or none yet
+// because the first update begins it.
 void require_weights(const Contents& contents, WhichWeights which);
 
 }  // namespace gptrain

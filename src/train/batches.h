@@ -12,7 +12,7 @@
 
 namespace gptrain {
 
-// One of the ranks that share a batch among them.
+// A rank's number among the ranks that share a batch.
 struct DataPlace {
   int64_t rank = 0;
   int64_t size = 1;
@@ -22,13 +22,14 @@ struct DataPlace {
 // first_sample + (m D + d) B on.
 class PrefetchedBatches : public MicroBatchSource {
  public:
-  // `memory`: that of the ring, of the caller.
+  // `memory` holds the ring; the caller owns it.
   PrefetchedBatches(const RunConfig& config, const Dataset& dataset, int64_t first_sample, DataPlace place,
                     PrefetchRing ring, std::byte* memory);
 
-  // Micro-batches that cannot be read come without targets, so that ranks which wait for this one are not left alone.
+  // Returns a micro-batch without targets if it cannot be read, so that the other ranks' collectives still complete.
   const MicroBatch& next() override;
-  // The reason why a micro-batch could not be read; empty: all could. Such a step or evaluation must not count.
+  // Returns the reason why a micro-batch could not be read; empty if all could. A step or evaluation with a fault must
+  // not count.
   const std::string& fault() const { return fault_; }
   bool is_void() const override { return !fault_.empty(); }
   int64_t kept() const override { return prefetcher_.kept(); }
@@ -39,8 +40,8 @@ class PrefetchedBatches : public MicroBatchSource {
   std::string fault_;
 };
 
-// Only the first `samples` samples of a source count, whatever the micro-batch and the number of ranks: the targets of
-// the others are marked as not counted.
+// A source of which only the first `samples` samples count, for any micro-batch size and number of ranks. The targets
+// of later samples are marked as not counted.
 class FirstSamples : public MicroBatchSource {
  public:
   FirstSamples(MicroBatchSource& source, int64_t samples, const RunConfig& config, DataPlace place);

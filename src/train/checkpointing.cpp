@@ -175,8 +175,7 @@ void Checkpointing::step_is_over(const RunProgress& progress, bool doubtful, boo
   if (every > 0 && progress.step % every == 0) save_due_ = true;
   doubtful_ = doubtful;
   if (writing_ && work_->is_over() && !work_->has_failed()) finish_writing();
-  // After a skipped step or a high loss the weights may be what is wrong: such a checkpoint must not push out a good
-  // one.
+  // After a skipped step or a high loss the weights may be damaged; a checkpoint of them must not replace a good one.
   if (work_ == nullptr || last || doubtful || !save_due_ || saved_step_ == progress.step) return;
   context_.world.activity().set_phase("checkpoint");
   const auto began = Clock::now();
@@ -210,7 +209,7 @@ Checkpointing::Writing Checkpointing::begin_writing(const RunProgress& progress,
                                    slices_of(step_, pieces, StatePart::all, memory));
   save.manifest.run = data_.record;
   return {.save = std::move(save),
-          // No good checkpoint is given up for what may be wrong.
+          // A doubtful state removes no good checkpoint.
           .retains = !doubtful_ && progress.skipped_in_a_row == 0,
           .began = began};
 }
@@ -271,7 +270,7 @@ void Checkpointing::finish_writing_or_move() {
   }
 }
 
-// A folder that cannot be written to any more is no reason to lose the state, but one to end with an error.
+// If the folder cannot be written any more, the state is saved elsewhere, and the run ends with an error.
 void Checkpointing::save_at_end(const RunProgress& progress) {
   for (bool saved = false; !saved;) {
     try {

@@ -1,5 +1,5 @@
-// Checkpoints in the course of a run: what it starts from, when one is due, how it is saved, which are kept, and the
-// last one.
+// The checkpoints of a run: the one that it starts from, when one is due, how it is saved, which are kept, and the last
+// one.
 #pragma once
 
 #include <chrono>
@@ -21,93 +21,93 @@
 
 namespace gptrain {
 
-// Every rank has one and calls it alike, while no step is under way. Unless it says otherwise, each is collective over
-// the world, and its errors are those of write_state and load_state.
+// Every rank has one object and makes the same calls, while no step is running. Functions are collective over the world
+// and throw like write_state and load_state, unless they say otherwise.
 //
-// A save goes one way: a StateSave is written by all ranks, made durable, named, and what it makes dispensable is
-// removed; that is one piece of work. With checkpoint.asynchronous the StateSave refers to a copy of the state, and the
-// work is done by a thread of its own over a group of its own, beside the steps; at most one at a time. Otherwise, and
-// when the run ends, it refers to the state itself, and the rank's thread does the work at once.
+// A save is one piece of work: all ranks write a StateSave, it becomes durable and gets its name, and the checkpoints
+// that retention no longer keeps are removed. With checkpoint.asynchronous the StateSave refers to a copy of the state,
+// and a thread does the work beside the steps, over a group of its own; at most one save at a time. Otherwise, and when
+// the run ends, the StateSave refers to the state itself, and the rank's thread does the work at once.
 //
-// Work that fails beside the steps fails on all ranks, but each finds that when it looks. So a rank that does asks for
-// a stop (has_failed), and the error is thrown where all ranks have come to the same place: before the next save, or at
-// the end.
+// A save that fails beside the steps fails on all ranks, but they notice at different times. A rank that notices asks
+// for a stop (has_failed). The error is thrown at a point that all ranks reach: before the next save, or at the end.
 class Checkpointing {
  public:
-  // What manifests say of the data.
+  // Facts about the data that every manifest records.
   struct DataFacts {
-    const std::optional<TokenizerRecord>& tokenizer;  // where it is known
+    const std::optional<TokenizerRecord>& tokenizer;  // none: not known
     const RunRecord& record;
   };
-  // Borrows all. Error(device): no memory for the copy.
+  // Borrows all arguments. THROWS Error(device) if there is no memory for the copy of the state.
   Checkpointing(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter, DataFacts data);
 
-  // Gives the step its state: the checkpoint's, or the initial one, with other weights where they are given. Returns
-  // how far the run has come.
+  // Sets the step's state: loads `checkpoint`, or else sets the initial state, with the weights of the checkpoint
+  // `weights` if given. Returns the run's progress.
   RunProgress start(const std::optional<std::filesystem::path>& checkpoint,
                     const std::optional<std::filesystem::path>& weights);
-  // Renames the checkpoints of the folder that are later than `step`. Not collective: rank 0.
+  // Renames the checkpoints of the folder that are later than `step`. Not collective; call on rank 0.
   void set_later_aside(int64_t step) const;
 
-  // Whether a checkpoint waits to be saved after `step`, or checkpoint.every_steps asks for one, or it is time to look
-  // whether checkpoint.every_seconds does. Not collective.
+  // Returns true if a checkpoint waits to be saved after `step`, if checkpoint.every_steps asks for one, or if it is
+  // time to ask rank 0 whether checkpoint.every_seconds does. Not collective.
   bool is_due(int64_t step) const;
-  // First thing after each step, which `progress` counts. Where a checkpoint is due that is written beside the steps,
-  // waits for the one before, and copies the state. None is due after a step that leaves the state `doubtful`, which
-  // leaves it due, nor after the `last` of this call, after which save_at_end comes.
+  // Call first after each step; `progress` includes the step. If an asynchronous checkpoint is due, waits for the
+  // previous one and copies the state. A step that leaves the state `doubtful` puts the checkpoint off to a later step;
+  // after the `last` step of this call, save_at_end saves it.
   void step_is_over(const RunProgress& progress, bool doubtful, bool last);
-  // Saves the checkpoint that is due, or has it written from here on.
+  // Saves the checkpoint if one is due, or starts to write it beside the steps.
   void save_if_due(const RunProgress& progress);
-  // The state when the run ends, finished or stopped, and the report page; what is being written is waited for.
-  // Error(checkpoint), too, where the run's folder is lost: says where the state is saved.
+  // Waits for the save in progress, saves the state at the end of the run, finished or stopped, and writes the report
+  // page. THROWS Error(checkpoint) also if the run's folder is lost; the message says where the state is saved.
   void save_at_end(const RunProgress& progress);
-  // Gives the step the state of the newest checkpoint from before `step`: of the run's folder, or else the one that was
-  // resumed. What is being written is waited for, and later ones are renamed. Returns how far that one had come;
-  // nothing, and the state is as it was, where there is none.
+  // Loads the newest checkpoint from before `step`: one of the run's folder, or else the one that the run resumed from.
+  // Waits for the save in progress and renames later checkpoints. Returns the progress of the loaded checkpoint; none,
+  // with the state unchanged, if there is no such checkpoint.
   std::optional<RunProgress> go_back(int64_t step);
-  // Saves the state of now under its step, where it has been saved before.
+  // Saves the current state under its step again.
   void save_again(const RunProgress& progress);
-  // Whether what is written beside the steps has failed, as far as this rank knows. Not collective.
+  // Returns true if this rank knows that a save beside the steps has failed. Not collective.
   bool has_failed() const { return work_ && work_->has_failed(); }
-  // Waits for what is being written, where the run ends with another error; a warning says what has failed. Not
-  // collective, but all ranks must come here, or be gone.
+  // Waits for the save in progress when the run ends with another error, and prints a warning if the save has failed.
+  // Not collective, but every other rank must call it too, or have exited.
   void settle();
-  // Removes the checkpoints that checkpoint.keep_last and keep_every do not keep. Not collective: rank 0 does it.
+  // Removes the checkpoints that checkpoint.keep_last and keep_every do not keep. Not collective; call on rank 0.
   void retain() const;
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  // A save from its begin to where the rank's thread has taken note of its end.
+  // A save, from its start until the rank's thread has handled its end.
   struct Writing {
     StateSave save;
-    bool retains = false;  // its end makes others dispensable
+    bool retains = false;  // removes older checkpoints at its end
     Clock::time_point began;
-    // What the work leaves.
-    double durable_seconds = 0;      // since it began
-    std::string warning = {};        // of what could not be removed
-    std::string metrics_fault = {};  // what kept them from being synced
+    // Results of the work.
+    double durable_seconds = 0;      // from `began` until durable
+    std::string warning = {};        // about checkpoints that could not be removed; else empty
+    std::string metrics_fault = {};  // reason why metrics were not synced; else empty
   };
 
-  // With parallel.elastic, what the run has otherwise than the one that saved.
+  // Prints, with parallel.elastic, how the run's layout differs from that of the run that saved.
   void say_layout_changes(const std::filesystem::path& checkpoint) const;
   void start_from_weights(const std::filesystem::path& checkpoint);
   Writing begin_writing(const RunProgress& progress, const std::vector<StatePiece>& pieces, SliceMemory* memory,
                         Clock::time_point began);
-  // The work. Any thread.
+  // Does the work. Any thread.
   void write(Writing& writing, Communicator* all) const;
-  std::string remove_others(const std::filesystem::path& out) const;  // returns a warning, or nothing
+  std::string remove_others(const std::filesystem::path& out) const;  // returns a warning, else empty
   void save_now(const RunProgress& progress);
-  // Takes note of the end of what is being written, which it waits for; throws what that has failed with.
+  // Waits for the save in progress and handles its end. Rethrows its error.
   void finish_writing();
-  // The same, but where the run's folder is lost, no failure: later states go to another place, and the end says so.
+  // Does the same, but drops the error if the run's folder is lost: later states go to another place, and save_at_end
+  // says so.
   void finish_writing_or_move();
   void note_end(const Writing& writing);
-  // Whether a checkpoint is due after `step` by the clock of rank 0, which also says when all ranks are to ask again:
-  // the seconds left are halved each time, so that few steps wait for it.
+  // Returns true if a checkpoint is due after `step` by the clock of rank 0, which also tells all ranks when to ask
+  // again: after half of the seconds left, so that few steps wait for rank 0.
   bool is_time(int64_t step);
-  bool is_look(int64_t step) const;  // whether all ranks ask after `step`
-  // What is wrong with the run's folder, and where the state of `step` is instead.
+  bool is_look(int64_t step) const;  // true if all ranks ask after `step`
+  // Returns the fault of the run's folder, and the place where the state of `step` is saved instead.
   std::string lost_folder(int64_t step) const;
 
   const RunContext& context_;
@@ -116,20 +116,20 @@ class Checkpointing {
   Reporter& reporter_;
   const DataFacts data_;
   std::optional<std::filesystem::path> started_from_;
-  int64_t started_step_ = 0;  // of that checkpoint
-  int64_t saved_step_ = -1;   // or being written
+  int64_t started_step_ = 0;  // step of started_from_
+  int64_t saved_step_ = -1;   // newest step saved or being written; -1: none
   bool save_due_ = false;
-  bool doubtful_ = false;   // the state after the last step
+  bool doubtful_ = false;   // the state after the last step may be damaged
   int64_t next_look_ = -1;  // the step after which all ranks ask rank 0; -1: not before the first step
-  // Of rank 0: when the last save began, and the last look.
+  // Times on rank 0: start of the last save, and last look at the clock.
   Clock::time_point saved_at_ = Clock::now();
   Clock::time_point looked_at_ = saved_at_;
   int64_t looked_step_ = 0;
 
-  std::unique_ptr<Communicator> group_;   // of the thread; null, too: there is one rank
-  std::unique_ptr<Writing> copied_;       // waits for save_if_due
-  std::unique_ptr<Writing> writing_;      // the thread's
-  std::unique_ptr<BackgroundWork> work_;  // null: nothing is written beside the steps. After what it refers to
+  std::unique_ptr<Communicator> group_;   // the thread's group; null: no thread, or one rank
+  std::unique_ptr<Writing> copied_;       // copied state that save_if_due will write; null: none
+  std::unique_ptr<Writing> writing_;      // save in progress; null: none
+  std::unique_ptr<BackgroundWork> work_;  // null: no save runs beside the steps. Last: uses the above
 };
 
 }  // namespace gptrain

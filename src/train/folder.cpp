@@ -41,7 +41,7 @@ FolderLock::FolderLock(const fs::path& out) : out_(out), path_(out / ".lock") {
     }
     if (fault == std::errc::operation_would_block)
       throw Error(ExitCode::usage, "run.out = {}: another gptrain is running in this folder", out.string());
-    // create_directories reports file_exists, too, where the folder is removed during the call.
+    // create_directories also reports file_exists if the folder is removed during the call.
     if (fault != std::errc::no_such_file_or_directory && fault != std::errc::not_a_directory &&
         fault != std::errc::file_exists)
       break;
@@ -81,7 +81,7 @@ std::error_code FolderLock::lock() {
       close(std::exchange(descriptor_, -1));
       return why;
     }
-    // Who had the lock before may have removed its file: another process could make and lock a new one.
+    // The process that had the lock before may have removed its file, so another process could make and lock a new one.
     struct stat ours {
     }, there{};
     if (fstat(descriptor_, &ours) == 0 && stat(path_.c_str(), &there) == 0 && ours.st_ino == there.st_ino) return {};
@@ -115,7 +115,7 @@ bool FolderLock::is_there(const fs::path& path) const {
          ours.st_ino == there.st_ino;
 }
 
-// Locks the folder again where its lock's file is gone.
+// Locks the folder again if its lock's file was removed. Returns true if another process has locked it meanwhile.
 bool FolderLock::is_taken_over() {
   struct stat ours {
   }, there{};
@@ -138,14 +138,14 @@ bool FolderLock::is_removed() const {
   return fstat(folder_, &ours) != 0 || ours.st_nlink == 0;
 }
 
-// Whether what lies there is gone when nobody holds it any more.
+// Returns true if the folder's content is lost once no process has it open.
 bool FolderLock::is_in_memory() const {
   struct statfs system {};
   return fstatfs(folder_, &system) == 0 && (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC);
 }
 
-// The system's name for it. Of what was unmounted that is no path; it is still reached through the descriptor, by
-// other ranks of this machine, too.
+// Returns the folder's path now; if it has none, as after an unmount, its path through this process's descriptor, which
+// other ranks of this machine can use too.
 fs::path FolderLock::found_at() const {
   const fs::path by_descriptor = fmt::format("/proc/{}/fd/{}", getpid(), folder_);
   std::error_code unknown;
@@ -207,7 +207,7 @@ bool FolderWatch::has_other_place() {
 
 std::string checkpoint_shortage(const RunConfig& config, int64_t step, int64_t kept, int64_t bytes,
                                 const fs::space_info& space) {
-  // By the clock, there may be one after each step.
+  // With checkpoint.every_seconds there may be one after each step.
   const int64_t steps = config.run.steps - step;
   const int64_t every = config.checkpoint.every_seconds > 0 ? 1 : config.checkpoint.every_steps;
   const int64_t keep_last = config.checkpoint.keep_last;

@@ -1,4 +1,4 @@
-// A run's folder: made, kept to one process, measured, written to.
+// A run's folder: its creation, its lock, free space, and files in it.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@
 
 namespace gptrain {
 
-// Keeps a second run out of a run's folder for as long as it lives. Makes the folder where it is missing; unless `keep`
-// is called, what it has made is gone again when it ends. Error(usage): the folder cannot be made or written, or
-// another gptrain has it.
+// Locks a run's folder against other processes during its lifetime. Creates the folder if it is missing; the destructor
+// removes the folders it has created unless `keep` was called. THROWS Error(usage) if the folder cannot be created or
+// written, or if another gptrain has locked it.
 class FolderLock {
  public:
   explicit FolderLock(const std::filesystem::path& out);
@@ -23,33 +23,33 @@ class FolderLock {
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
-  // From here on the folder is the run's, and its name survives a crash of the machine. Error(checkpoint).
+  // Keeps the folder for good, and makes its name survive a crash of the machine. THROWS Error(checkpoint).
   void keep();
 
   const std::filesystem::path& out() const { return out_; }
-  // What has become of the folder since: "was renamed to ...", "was removed", "is another one now"; empty while its
-  // path leads to it.
+  // Returns the reason why the run can no longer use the folder by its path, e.g. "was removed while the run wrote to
+  // it"; empty if it can.
   std::string whats_wrong();
-  // Where what must not be lost goes, the best first: the folder, wherever it is now, and unmounted, too, if its disk
-  // has it when it is mounted again; its path, if nothing is there or an empty folder; PATH.saved.
+  // Returns the places where the state can be saved, best first: the folder itself, wherever it is now, even unmounted
+  // if its disk will have it when mounted again; its path, if nothing or an empty folder is there; PATH.saved.
   std::vector<std::filesystem::path> places_to_save() const;
-  // Whether only this process, by its descriptor, reaches a place.
+  // Returns true if a place has no path of its own and is reached through this process's descriptor.
   static bool is_out_of_sight(const std::filesystem::path& place);
 
  private:
   void note_missing_folders(const std::filesystem::path& out);
-  std::error_code lock();  // operation_would_block: somebody else has the lock
+  std::error_code lock();  // operation_would_block: another process has the lock
   void remove_what_was_made() const;
 
-  bool is_there(const std::filesystem::path& path) const;  // the folder itself
+  bool is_there(const std::filesystem::path& path) const;  // true if `path` leads to the folder itself
   bool is_taken_over();
   bool is_removed() const;
   bool is_in_memory() const;
   std::filesystem::path found_at() const;
 
   const std::filesystem::path out_;
-  std::filesystem::path absolute_;                   // the same, for when the working folder is gone
-  const std::filesystem::path path_;                 // of the lock
+  std::filesystem::path absolute_;                   // as out_, for use after the working folder is removed
+  const std::filesystem::path path_;                 // the lock's file
   std::vector<std::filesystem::path> made_folders_;  // the innermost first
   bool made_lock_ = false;
   bool kept_ = false;
@@ -58,14 +58,14 @@ class FolderLock {
   int folder_ = -1;
 };
 
-// What a run writes to its folder besides checkpoints. Where that fails, or the folder is no longer what it was, the
-// run has a fault to tell, but loses no state: it stops at the next chance, and saves where it still can.
+// Watches a run's folder and the files written to it besides checkpoints. If a write fails, or the folder is lost, it
+// keeps the fault; the run then stops at the next chance and saves its state where it still can.
 class FolderWatch {
  public:
   // `out`: run.out. The lock is borrowed, and null on ranks that do not write.
   FolderWatch(std::filesystem::path out, FolderLock* lock) : out_(std::move(out)), lock_(lock) {}
 
-  // Where the run writes: run.out until `move_to`.
+  // Returns the folder that the run writes to: run.out until `move_to`.
   const std::filesystem::path& out() const { return out_; }
   void move_to(std::filesystem::path out) { out_ = std::move(out); }
 
@@ -77,33 +77,34 @@ class FolderWatch {
       fail(error.what());
     }
   }
-  // Something could not be written; the first fault stays.
+  // Records that something could not be written. Keeps the first fault.
   void fail(const std::string& fault) {
     if (fault_.empty()) fault_ = fault;
   }
-  void look();  // after each step
-  // Why nothing more can be written; empty if all is well.
+  void look();  // call after each step
+  // Returns the reason why nothing more can be written; empty if there is none.
   const std::string& fault() const { return fault_; }
-  // Where checkpoints go: `out` as long as all is well. On the rank that writes.
+  // Returns the folder for checkpoints: `out` unless it is lost. Call on the rank that writes.
   std::filesystem::path place_to_save();
-  // After a place at which nothing could be saved: whether place_to_save now gives another. On the rank that writes.
+  // Call after saving at place_to_save has failed: returns true if place_to_save now gives another place. Call on the
+  // rank that writes.
   bool has_other_place();
 
  private:
   std::filesystem::path out_;
   FolderLock* lock_;
   std::string fault_;
-  std::vector<std::filesystem::path> places_;  // once the folder is lost: those that are left, the next first
+  std::vector<std::filesystem::path> places_;  // places left to try once the folder is lost, next one first
 };
 
-// Whether a disk has room for the checkpoints that a run will hold at a time beside the `kept` ones of its folder:
-// those that come after `step`, checkpoint.keep_last and one that is being written; not those that
-// checkpoint.keep_every keeps for good. `bytes`: of one. Empty if it has; else a warning. Error(checkpoint) where not
-// even the first fits.
+// Returns a warning if the disk lacks room for the checkpoints that a run will hold at a time beside the `kept` ones of
+// its folder: those after `step` that checkpoint.keep_last keeps, and one being written, without those that
+// checkpoint.keep_every keeps for good. Empty if there is room. `bytes` is the size of one checkpoint. THROWS
+// Error(checkpoint) if not even the first one fits.
 std::string checkpoint_shortage(const RunConfig& config, int64_t step, int64_t kept, int64_t bytes,
                                 const std::filesystem::space_info& space);
 
-// The file appears whole or not at all.
+// Writes a file so that it appears whole or not at all.
 void write_whole_file(const std::filesystem::path& path, const std::string& text);
 
 }  // namespace gptrain

@@ -46,7 +46,7 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
   agree_on(context.all(), context.world, [&] {
     if (!context.leads()) return;
     start_.lock->keep();
-    // The checkpoint or the weights have the rows already.
+    // A loaded checkpoint has the vocabulary's rows already, so the tokenizer's warning is of no use.
     const bool chosen = start_.checkpoint || start_.weights;
     for (const std::string& warning :
          {start_.warning, chosen ? std::string() : data_.tokenizer.warning, step_->design().choices.warning})
@@ -63,7 +63,7 @@ ExitCode TrainingLoop::run() {
     checkpoints_.settle();
     throw;
   } catch (const Error& error) {
-    // A run without a step of its own has nothing to save.
+    // A call that has done no step has nothing to save.
     if (error.code() == ExitCode::data && progress_.step > first_step_) save_and_end(error);
     checkpoints_.settle();
     throw;
@@ -116,7 +116,7 @@ void TrainingLoop::run_steps() {
   } while (go_back());
 }
 
-// Where the loss has spiked. Whether it has.
+// Goes back to an earlier checkpoint if the loss has spiked. Returns true if it has.
 bool TrainingLoop::go_back() {
   if (!losses_.has_spiked()) return false;
   progress_ = losses_.go_back(progress_);
@@ -133,7 +133,7 @@ void TrainingLoop::begin_step(PrefetchedBatches& batches) {
   context_.world.activity().set_step(step);
   context_.world.activity().set_phase("step");
   const int64_t batch = context_.config.batch.global;
-  // Every rank finds the same, before the batch is read.
+  // The number is the same on every rank, and known before the batch is read.
   int64_t targets = 0;
   try {
     targets = data_.train.count_targets(progress_.samples + step_->begun() * batch, batch);
@@ -146,7 +146,7 @@ void TrainingLoop::begin_step(PrefetchedBatches& batches) {
   begun_.push_back({lr, batches.waited_seconds() - waited_before});
 }
 
-// Ends the oldest step that has begun, and does what is due after it.
+// Ends the oldest step that has begun, and does the work due after it.
 void TrainingLoop::end_step(const PrefetchedBatches& batches) {
   const StepResult result = step_->end();
   if (result.is_void) end_unread(batches);
@@ -171,7 +171,7 @@ void TrainingLoop::end_step(const PrefetchedBatches& batches) {
   flush_lines();
 }
 
-// A step for which some rank could not read its data did not change the state, and no later one has.
+// Ends the steps that have begun after some rank could not read its data. None of them has changed the state.
 void TrainingLoop::end_unread(const PrefetchedBatches& batches) {
   while (step_->begun() > 0) step_->end();
   if (loss_scale_) step_->set_loss_scale(*loss_scale_);
@@ -180,7 +180,7 @@ void TrainingLoop::end_unread(const PrefetchedBatches& batches) {
   });
 }
 
-// Once the time of a step is known.
+// Call once the time of a step is known.
 void TrainingLoop::warn_of_no_checkpoints(double step_seconds) {
   constexpr double some_minutes = 300;
   constexpr int64_t first_steps = 3;
@@ -215,21 +215,22 @@ void TrainingLoop::do_what_is_due() {
   if (samples_.is_due(progress_.step)) samples_.run(progress_);
 }
 
-// Whether what follows the step depends on its result, or on a device that has nothing else to do.
+// Returns true if the work after the step needs its result, or a device without other work.
 bool TrainingLoop::needs_result(int64_t step) const {
   const int64_t compare_every = context_.config.comm.compare_every_steps;
   return step == start_.last_step || checkpoints_.is_due(step) || validation_->is_due(step) || samples_.is_due(step) ||
          (compare_every > 0 && step % compare_every == 0) || step == profile_step_ || step + 1 == profile_step_;
 }
 
-// All ranks answer alike. Asked between two steps: a rank that is alone need not wait for the next one to agree.
+// Returns true if the run must stop; the same on all ranks. A rank that is alone need not wait for the next step to
+// agree.
 bool TrainingLoop::is_stopping() {
   if (context_.all() == nullptr) return wants_to_stop();
   if (!stop_.is_agreed() && begun_steps() == first_step_) stop_.agree(*step_);
   return stop_.is_agreed();
 }
 
-// A crash or a stop after the last step may have kept the rest of the end from happening.
+// Finishes a run that a crash or a stop ended after its last step.
 ExitCode TrainingLoop::find_nothing_to_do() {
   const bool validated = reporter_.has_validation(progress_.step) || validation_->run(progress_.step);
   checkpoints_.retain();

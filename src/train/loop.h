@@ -27,19 +27,19 @@
 
 namespace gptrain {
 
-// Every rank of a world makes one and calls it alike.
+// Every rank of a world has one object and makes the same calls.
 class TrainingLoop {
  public:
-  // Takes the run's folder, opens the data, and sets the step to its first state, from a checkpoint or from scratch.
-  // Collective over the world. Borrows all but the design. `profiler`, where options.profile_step is given, is what the
-  // context's backend runs ops through, else null. Throws Error as choose_start, open_data, make_step and load_state
-  // do.
+  // Locks the run's folder, opens the data, and sets the step's first state, from a checkpoint or from scratch.
+  // Collective over the world. Borrows all but the design. `profiler` is the one through which the context's backend
+  // runs ops if options.profile_step is given, else null. THROWS like choose_start, open_data, make_step and
+  // load_state.
   TrainingLoop(const RunContext& context, const TrainOptions& options, const StopSignals& signals,
                StepProfiler* profiler, std::shared_ptr<const StepDesign> design);
 
   // Trains to the last step of this call, or until a stop. Returns finished, or requeue after a stop (the state is
-  // saved). Error(data), which names step and sample, comes with the state of the last step saved. Error(diverged),
-  // Error(device) and Error(checkpoint) end it with the state of the last checkpoint.
+  // saved). THROWS Error(data), which names step and sample, after saving the state of the last step. After
+  // Error(diverged), Error(device) or Error(checkpoint) the last checkpoint remains.
   ExitCode run();
 
  private:
@@ -69,15 +69,15 @@ class TrainingLoop {
   StopRequest stop_;
   RunData data_;
   const MachineLimits limits_;  // measured once all input is found sound, and before the arenas take their memory
-  std::unique_ptr<DeviceMemory> rings_;  // before the step, which may be copying from it until its end
+  std::unique_ptr<DeviceMemory> rings_;  // declared before step_, which may copy from it until destroyed
   const std::unique_ptr<TrainingStep> step_;
   Reporter reporter_;
   Checkpointing checkpoints_;
   LossWatch losses_;
   Samples samples_;
-  std::optional<Validation> validation_;  // from the constructor's end on
+  std::optional<Validation> validation_;  // set at the constructor's end
   RunProgress progress_;
-  std::optional<LossScale> loss_scale_;  // after the last step, with fp16
+  std::optional<LossScale> loss_scale_;  // scale after the last step; none: no loss scaling
   int64_t first_step_;                   // steps done before this call
   std::deque<BegunStep> begun_;          // the oldest first
 };

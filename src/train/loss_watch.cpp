@@ -81,7 +81,7 @@ RunProgress LossWatch::go_back(const RunProgress& progress) {
   return back;
 }
 
-// On rank 0, which alone speaks.
+// Returns an empty text on all ranks but 0, which prints the message.
 std::string LossWatch::way_back() const {
   if (!context_.leads()) return "";
   if (list_checkpoints(folder_.out()).empty()) return "no checkpoint was saved before";
@@ -96,7 +96,6 @@ std::string LossWatch::before_rise() const {
                      last->checkpoint.step, last->loss, last->checkpoint.path.string());
 }
 
-// For people.
 std::string LossWatch::spike_text(const LossHistory& losses) const {
   const LossSpread spread = spread_of(losses);
   return fmt::format(
@@ -107,7 +106,7 @@ std::string LossWatch::spike_text(const LossHistory& losses) const {
       context_.config.run.rollback.spike, spread.deviation, spread.mean, losses.window.size());
 }
 
-// What has happened on all ranks alike is said by one.
+// All ranks diverge alike, so only one prints the message.
 Error LossWatch::diverged(const std::string& what) const {
   return {ExitCode::diverged, context_.leads() ? "training diverged: " + what : std::string()};
 }

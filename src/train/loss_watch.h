@@ -1,4 +1,4 @@
-// What becomes of a run whose loss is not finite (run.max_skipped_steps), or spikes (run.rollback).
+// Reacts to a loss that is not finite (run.max_skipped_steps) or spikes (run.rollback).
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,12 @@
 
 namespace gptrain {
 
-// Every rank has one and calls it alike. The loss of a step is the same number on all of them, and so is what follows.
+// Every rank has one object and makes the same calls. A step's loss is the same number on all ranks, and so is every
+// decision.
 //
-// A run that goes back goes on from the checkpoint, with samples left out, to the bit as a run does that leaves them
-// out from the beginning (data.skip_samples). The checkpoint is saved again with what is left out. All that a decision
-// depends on is in the run's progress, which checkpoints hold, so that a resumed run decides alike.
+// A run that goes back continues from the checkpoint with some samples left out, bit for bit like a run that leaves
+// them out from the beginning (data.skip_samples). The checkpoint is saved again with the list of these samples.
+// Decisions depend only on the run's progress, which checkpoints hold, so a resumed run decides alike.
 class LossWatch {
  public:
   // Borrows all.
@@ -28,24 +29,24 @@ class LossWatch {
             Dataset& data)
       : context_(context), folder_(folder), checkpoints_(checkpoints), reporter_(reporter), data_(data) {}
 
-  // Leaves out of the data what the run has left out so far. Before the first step. Error(usage): the data do not last
-  // to run.steps. Collective over the world.
+  // Removes from the data the samples that the run has left out so far. Call before the first step. THROWS Error(usage)
+  // if the data do not last to run.steps. Collective over the world.
   void begin(const RunProgress& progress);
 
-  // After each step, which `progress` counts; notes its loss there.
+  // Call after each step; `progress` includes the step and receives its loss.
   void look(RunProgress& progress, const StepResult& result);
-  // Whether the state after the last step may be what is wrong: no good checkpoint is given up for it.
+  // Returns true if the state after the last step may be damaged. A checkpoint of it must not replace a good one.
   bool is_doubtful() const { return doubtful_; }
-  // Ends the run where too many steps were skipped: Error(diverged).
+  // THROWS Error(diverged) if too many steps were skipped.
   void end_if_diverged(const RunProgress& progress);
-  // The same where the run's last step was.
+  // THROWS Error(diverged) if the run's last step was skipped.
   void end_if_skipped_last(const RunProgress& progress) const;
 
-  // Whether the run is to go back once no step is under way.
+  // Returns true if the run must go back once no step is running.
   bool has_spiked() const { return spiked_; }
-  // Gives the step the state of the last checkpoint from before the spike, and returns the run's progress there. Where
-  // there is none, a warning says so, and the run goes on from `progress`. Collective over the world, while no step is
-  // under way. Error(diverged): the run has gone back run.rollback.limit times. Errors of loading and saving.
+  // Loads the last checkpoint from before the spike and returns the run's progress there. If there is none, prints a
+  // warning and returns `progress`. Collective over the world, while no step is running. THROWS Error(diverged) if the
+  // run has gone back run.rollback.limit times, and errors of loading and saving.
   RunProgress go_back(const RunProgress& progress);
 
  private:
@@ -60,7 +61,7 @@ class LossWatch {
   Reporter& reporter_;
   Dataset& data_;
   bool doubtful_ = false, spiked_ = false;
-  int64_t spike_end_ = 0;  // the step that made it a spike
+  int64_t spike_end_ = 0;  // last step of the spike
 };
 
 }  // namespace gptrain

@@ -27,7 +27,7 @@ constexpr const char* tensor_board_folder = "tb";
 constexpr const char* samples_file_name = "samples.jsonl";
 constexpr std::array run_files = {metrics_file_name, samples_file_name, tensor_board_folder, "report.html"};
 
-// `3.0e-4`: the exponent without padding.
+// Formats `3.0e-4`: the exponent without padding.
 std::string format_exponent(double value) {
   if (value == 0) return "0";
   const std::string text = fmt::format("{:.1e}", value);
@@ -36,14 +36,14 @@ std::string format_exponent(double value) {
   return fmt::format("{}e{}", std::string_view(text).substr(0, e), std::stoi(text.substr(e + 1)));
 }
 
-// Two decimals, unless they would show nothing or more than fits the column.
+// Formats with two decimals, unless they would show only zeros or would not fit the column.
 std::string format_grad_norm(double value) {
-  if (std::isnan(value)) return "nan";  // of whatever sign
+  if (std::isnan(value)) return "nan";  // NaN of either sign
   const bool two_decimals_fit = value == 0 || (value >= 0.095 && value < 9999.995) || std::isinf(value);
   return two_decimals_fit ? fmt::format("{:.2f}", value) : format_exponent(value);
 }
 
-// `1.9/24 GiB`: the unit once when both have the same.
+// Formats `1.9/24 GiB`; prints the unit once if both values have the same.
 std::string format_memory(int64_t peak_bytes, int64_t memory_bytes) {
   const std::string peak = format_bytes(static_cast<double>(peak_bytes));
   if (memory_bytes <= 0) return peak;
@@ -61,7 +61,7 @@ std::string duration_column(std::string_view what, std::optional<double> seconds
 
 fs::path moved_aside(const fs::path& path, int number) { return fs::path(path).concat(fmt::format(".old-{}", number)); }
 
-// All files of one earlier run get the same number.
+// Renames an earlier run's files. All files of one run get the same number.
 void move_earlier_run_aside(const fs::path& out) {
   const auto is_used = [&](int number) {
     for (const char* name : run_files) {
@@ -72,13 +72,13 @@ void move_earlier_run_aside(const fs::path& out) {
   int number = 1;
   while (is_used(number)) ++number;
   for (const char* name : run_files) {
-    // A link that leads nowhere, too: writing would make a file where it leads.
+    // Moves a dangling link too: writing would create the file that it names.
     if (fs::exists(fs::symlink_status(out / name))) fs::rename(out / name, moved_aside(out / name, number));
   }
 }
 
-// Keeps the lines that are records of a step up to last_step. What is no record was damaged: it goes to a file of its
-// own, and the warning says so. A last line without its end is what a killed run leaves.
+// Drops the records of steps after last_step. Lines that are no records are damaged: they go to a file of their own,
+// and the returned warning says so. A last line without its end was left by a killed run.
 std::string drop_later_records(const fs::path& path, int64_t last_step) {
   if (!fs::exists(path)) return "";
   if (!fs::is_regular_file(path)) throw Error(ExitCode::usage, "cannot read {}: not a regular file", path.string());
@@ -165,7 +165,7 @@ struct MetricsWriter::Impl {
 
   void add(std::string_view key, int64_t value) { append(line, ",\"{}\":{}", key, value); }
 
-  // The shortest text that reads back as the same double; JSON has no NaN and no infinities.
+  // Adds the shortest text that reads back as the same double, or null for NaN and infinities, which JSON lacks.
   void add(std::string_view key, double value) {
     if (std::isfinite(value)) {
       append(line, ",\"{}\":{}", key, value);
@@ -183,7 +183,7 @@ struct MetricsWriter::Impl {
 
   fs::path out;
   std::string warning;
-  std::optional<OutputFile> records;  // always; begun anew where somebody has removed it
+  std::optional<OutputFile> records;  // never empty; replaced if somebody has removed the file
   TensorBoardWriter tensorboard;
   std::string line;
 };

@@ -1,5 +1,5 @@
-// What a run writes for people and tools: the step line, OUT/metrics.jsonl and OUT/tb/.
-// OUT/report.html is made from them by report/run_page.h.
+// Reports of a run for people and tools: the step line, OUT/metrics.jsonl and OUT/tb/. OUT/report.html is made from
+// them by report/run_page.h.
 #pragma once
 
 #include <cstdint>
@@ -25,56 +25,57 @@ struct StepMetrics {
   bool skipped = false;
   double loss_scale = 0;  // 0: there is none
   double padding = 0;     // share of the step's tokens whose targets do not count
-  // Since the last step that was reported: seconds that the loop has waited for checkpoints, and those that the last
-  // one took to be durable.
+  // Seconds since the last reported step: those that the loop waited for checkpoints, and those until the last
+  // checkpoint was durable; none if there was no checkpoint.
   std::optional<double> checkpoint_cost_seconds = {}, checkpoint_durable_seconds = {};
 };
 
 struct ValidationMetrics {
   double loss = 0;  // mean cross-entropy of a token, nats
-  // The same for a byte of the text, in bits: where the tokenizer is known. Tokens that stand for no text count in the
+  // Cross-entropy of a byte of the text, bits; none if the tokenizer is not known. Tokens without text count in the
   // sum, but have no bytes.
   std::optional<double> bits_per_byte = {};
-  bool ema = false;  // of the weights' average
+  bool ema = false;  // true: evaluated the average of the weights
 };
 
 struct RollbackMetrics {
-  int64_t number = 0;  // of the run's rollbacks, from 1
+  int64_t number = 0;  // 1 is the run's first rollback
   int64_t from_step = 0;
-  double loss = 0;                           // of from_step
+  double loss = 0;                           // loss of from_step
   int64_t first_left_out = 0, left_out = 0;  // samples
 };
 
-// `step 120/5000 2.4% | loss 3.2145 | gnorm 0.84 | lr 3.0e-4 | 412 ms (data 1%) | 57.1k tok/s | mfu 46.2% | mem 1.9/24
-// GiB | eta 33m` eta_seconds < 0: not known yet ("eta -"). With a loss scale, ` | scale 65536` follows lr. Then,
-// where a checkpoint has cost time or become durable, ` | checkpoint cost 12 ms` and ` | checkpoint durable after 1.3
-// s`. A skipped step ends with " | SKIPPED (not finite)".
+// Returns a line such as `step 120/5000 2.4% | loss 3.2145 | gnorm 0.84 | lr 3.0e-4 | 412 ms (data 1%) | 57.1k tok/s |
+// mfu 46.2% | mem 1.9/24 GiB | eta 33m`. eta_seconds < 0: not known yet ("eta -"). With a loss scale, ` | scale 65536`
+// follows lr. If a checkpoint has cost time or become durable, ` | checkpoint cost 12 ms` and ` | checkpoint durable
+// after 1.3 s` follow. A skipped step ends with " | SKIPPED (not finite)".
 std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, int64_t memory_bytes, double eta_seconds);
 
-// Appends to OUT's files. Opening with resume_step >= 0 drops every record of a later step from metrics.jsonl and
-// samples.jsonl (through
-// a temporary file and rename) and starts a new TensorBoard event file whose first event purges later steps; -1 starts
-// afresh: existing files (report.html among them) are moved aside to *.old-N, never overwritten. Throws Error(usage)
-// when a file cannot be written. Each record is flushed whole, so a killed run leaves at most one cut line, at the end,
-// which the next resume drops; other lines that are no records are kept aside.
+// Appends to OUT's files. With resume_step >= 0 the constructor drops every record of a later step from metrics.jsonl
+// and samples.jsonl (through a temporary file and rename) and starts a new TensorBoard event file whose first event
+// purges later steps. With -1 it starts afresh: existing files (report.html among them) are renamed to *.old-N, never
+// overwritten. THROWS Error(usage) if a file cannot be written. Each record is flushed whole, so a killed run leaves at
+// most one cut line, at the end, which the next resume drops. Resuming moves other lines that are no records to a file
+// of their own.
 class MetricsWriter {
  public:
   MetricsWriter(const std::filesystem::path& out, int64_t resume_step);
-  // Of lines that resuming could not read, which are kept in metrics.jsonl.unreadable; empty if there are none.
+  // Returns a warning about lines that resuming could not read, which are kept in metrics.jsonl.unreadable; empty if
+  // there are none.
   const std::string& warning() const;
   ~MetricsWriter();
 
   void write_step(const StepMetrics& metrics);  // full precision; NaN and infinities as null
   void write_validation(int64_t step, const ValidationMetrics& metrics);
-  // The run has gone back to `step`.
+  // Records that the run has gone back to `step`.
   void write_rollback(int64_t step, const RollbackMetrics& metrics);
-  // A text that the model wrote after `step`, to samples.jsonl.
+  // Writes a text that the model generated after `step` to samples.jsonl.
   void write_sample(int64_t step, const std::string& prompt, const std::string& text);
-  // What was written survives a crash of the machine after this. Called before a checkpoint is saved, so that no
-  // checkpoint is ever ahead of its metrics.
-  // Any thread, beside the others.
-  // Begins metrics.jsonl anew where its path leads to it no more. Returns a warning then. Error(usage): it cannot.
+  // Starts metrics.jsonl anew if its path no longer leads to it, and then returns a warning; else empty. THROWS
+  // Error(usage) if it cannot.
   std::string begin_again_if_gone();
+  // Makes all records so far survive a crash of the machine. Call before a checkpoint is saved, so that no checkpoint
+  // is ahead of its metrics. Any thread, beside other calls.
   void sync() const;
 
  private:

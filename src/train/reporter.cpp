@@ -47,7 +47,7 @@ Reporter::Reporter(const RunContext& context, FolderWatch& folder, const Trainin
 
 void Reporter::find_memory() {
   taken_ = step_.taken();
-  // Texts take theirs while one is written.
+  // Sample texts allocate their memory only while one is written.
   const MemoryPlace host = host_place(context_.backend.target());
   constexpr auto samples = static_cast<size_t>(MemoryClass::samples);
   taken_.on(host)[samples] = step_.design().memory.outside.on(host)[samples];
@@ -78,7 +78,7 @@ void Reporter::look_for_files() {
     print_err("warning: {}\n", warning);
 }
 
-// " x 4 pipeline (1f1b)", or nothing.
+// Returns " x 4 pipeline (1f1b)", or an empty text without pipeline parallelism.
 std::string Reporter::pipeline_text() const {
   const ParallelConfig& parallel = context_.config.parallel;
   if (parallel.pipeline == 1) return "";
@@ -110,7 +110,8 @@ void Reporter::announce() const {
   warn_of_spread_tensor_groups();
 }
 
-// A tensor group exchanges activations all the time, which wants the links within a node.
+// Warns if a tensor group spans nodes: it exchanges activations in every layer, which needs the fast links within a
+// node.
 void Reporter::warn_of_spread_tensor_groups() const {
   const RankGroups& groups = context_.groups;
   const World& world = context_.world;
@@ -136,7 +137,7 @@ void Reporter::report_step(const RunProgress& progress, const StepResult& result
   const RunConfig& config = context_.config;
   const double seconds = result.seconds;
   const auto places = static_cast<double>(config.batch.global * config.model.sequence_length);
-  // Weighs the last twenty steps or so; the first step, which sets up primitives, only until the next.
+  // A moving average over about twenty steps. The first step, which sets up primitives, counts only until the second.
   average_step_seconds_ =
       average_step_seconds_ == 0 || progress.step <= 2 ? seconds : 0.95 * average_step_seconds_ + 0.05 * seconds;
   if (!context_.leads()) return;
@@ -199,7 +200,7 @@ void Reporter::report_profile(const StepProfile& profile) const {
   write_trace_events(profile, [&](std::string_view text) { events += text; });
   const fs::path trace = folder_.out() / fmt::format("trace-step{}.json", profile.step);
   std::optional<AtomicFile> file;
-  // A folder that takes no file keeps no rank from passing its events on.
+  // A failed write is recorded, not thrown: the ranks still pass on their events.
   const auto write = [&](std::string_view text) {
     folder_.record([&] {
       if (!file) file.emplace(trace);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr double most_rise = 2;
 
-// The samples that the run has had end before this place of the order.
+// Returns the place in the order after the last sample that the run has used.
 int64_t place_after(const RunConfig& config, const Manifest& manifest) {
   if (manifest.progress.samples == 0) return 0;
   return LeftOutSamples(join(config.data.skip_samples, manifest.progress.left_out))
@@ -25,7 +25,7 @@ int64_t place_after(const RunConfig& config, const Manifest& manifest) {
          1;
 }
 
-// Lines for the sources that hold other tokens than before. `data`: with the new files.
+// Returns one line for each source that holds other tokens than before. `data` has the new files.
 std::vector<std::string> source_changes(const Manifest& manifest, const std::vector<SourceRecord>& now,
                                         const Dataset& data, AcceptedChanges accepted) {
   std::vector<std::string> lines;

@@ -1,4 +1,4 @@
-// What is otherwise in a run that goes on from a checkpoint than in the run that saved it.
+// Differences between a resumed run and the run that saved its checkpoint.
 #pragma once
 
 #include <filesystem>
@@ -17,8 +17,8 @@ struct AcceptedChanges {
   bool schedule = false;  // the learning rate rises more than twofold after its decay
 };
 
-// Each key that has changed, with both values, and the rate before and after; one line each. Error(usage): the rate
-// jumps, and that is not accepted.
+// Returns one line for each key that has changed, with both values, and for the learning rate before and after. THROWS
+// Error(usage) if the rate jumps and that is not accepted.
 std::vector<std::string> config_changes(const RunConfig& saved, const RunConfig& asked, const Manifest& manifest,
                                         AcceptedChanges accepted);
 
@@ -27,9 +27,9 @@ struct ResumedData {
   RunRecord record;                  // record of the run from here on, with the changes of `saved` and `asked`
   std::vector<std::string> changes;  // changes of the sources, one line each
 };
-// The training data as a checkpoint's run goes on with them. A changed mixture begins a phase at the checkpoint, and
-// each source goes on at the ordinal that it has reached. Error(data): a source holds other tokens than the
-// checkpoint's, and that is not accepted. Other errors as of open_training_data.
+// Opens the training data for a run that resumes from a checkpoint. A changed mixture begins a phase at the checkpoint,
+// and each source continues at the ordinal that it has reached. THROWS Error(data) if a source holds other tokens than
+// the checkpoint's and that is not accepted; else throws like open_training_data.
 ResumedData resume_data(const RunConfig& saved, const RunConfig& asked, const Manifest& manifest,
                         AcceptedChanges accepted);
 

@@ -37,8 +37,8 @@ int32_t stage_of(const RunConfig& config, const World& world, int rank) {
   return make_mesh(config, world.size()).stage_of(rank);
 }
 
-// What memory.activation_budget "fit" is for the ranks of a stage, whose machines may differ: none has less. They do
-// the same in the same order. Empty: nothing is made to fit.
+// Returns the bytes that memory.activation_budget = "fit" gives this rank's stage: the least room on any of its ranks,
+// as all must do the same work in the same order. None if nothing is made to fit. Collective over `all`.
 std::optional<int64_t> agreed_room(const RunConfig& config, Communicator* all, const World& world,
                                    const Target& target) {
   if (config.memory.recompute != RecomputeKind::optimal || config.memory.activation_budget > 0) return std::nullopt;
@@ -53,7 +53,7 @@ std::optional<int64_t> agreed_room(const RunConfig& config, Communicator* all, c
   return least;
 }
 
-// Of all ranks, in rank order. Collective over `all`.
+// Returns the values of all ranks, in rank order. Collective over `all`.
 template <typename T>
 std::vector<T> gathered(const T& own, Communicator* all, const World& world) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -70,8 +70,8 @@ std::vector<int64_t> nodes_of(const World& world) {
   return nodes;
 }
 
-// Ends the run where a rank does not fit its device, or the ranks of a node its host. What would help is planned once,
-// on the rank that takes the most: a dry run says the same. Collective over `all`.
+// THROWS Error(machine) if a rank does not fit its device, or the ranks of a node do not fit its host. The rank that
+// uses the most memory plans the remedies for all, and finds the same ones as a dry run. Collective over `all`.
 void refuse_shortage(const RunConfig& config, const Target& share, const MemoryPlan& own, Communicator* all,
                      const World& world) {
   const std::vector<MemoryPlan> plans = gathered(own, all, world);
@@ -82,7 +82,7 @@ void refuse_shortage(const RunConfig& config, const Target& share, const MemoryP
     const std::string shortage = memory_shortage(config, share, memory);
     if (!shortage.empty()) throw Error(ExitCode::machine, "{}", shortage);
   });
-  // Nodes may have less than that rank's.
+  // Another node may have less memory than that rank's node.
   agree_on(all, world, [&] {
     HostMemoryUse use;
     for (int rank = 0; rank < world.size(); ++rank)
@@ -92,7 +92,7 @@ void refuse_shortage(const RunConfig& config, const Target& share, const MemoryP
   });
 }
 
-// One rank of the run, from its groups to the end.
+// Runs one rank from the creation of its groups to the end.
 ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, World& world) {
   world.activity().set_phase("set-up");
   RankGroups groups(config, world);
@@ -122,7 +122,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
   return TrainingLoop(context, options, signals, profiler ? &*profiler : nullptr, plan.design).run();
 }
 
-// What the ranks must be started with alike: the config, and those options of the command that say what to do.
+// Returns the settings that all ranks must share: the config, and the options of the command that change the work.
 std::string config_fact(const RunConfig& config, const TrainOptions& options) {
   std::string lines = list_config(config);
   if (options.resume) lines += fmt::format("--resume {}\n", *options.resume);
@@ -157,7 +157,7 @@ ExitCode train_as_process(const RunConfig& config, const TrainOptions& options, 
 }  // namespace
 
 ExitCode train(const RunConfig& config, const TrainOptions& options, const Launch& launch) {
-  // First of all: a request to stop that comes while the run is being set up is honoured too.
+  // Created first, so that a request to stop during the set-up counts too.
   const StopSignals signals;
   const int64_t started = std::max<int64_t>(launch.size, options.ranks);
   const std::string elastic = elastic_line(config, started);

@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Leaves out the rows behind those that the checkpoint has.
+// Shortens the slice to the rows that the checkpoint has.
 void keep_stored_rows(Slice& slice, const Contents& contents) {
   const auto stored = contents.tensors.find(slice.name);
   if (stored == contents.tensors.end() || stored->second.global_shape.empty()) return;
@@ -34,7 +34,7 @@ void keep_stored_rows(Slice& slice, const Contents& contents) {
   slice.shape.front() = std::clamp<int64_t>(rows - slice.offset.front(), 0, slice.shape.front());
 }
 
-// Runs `work`, and adds to its errors which other checkpoint there is.
+// Runs `work`, and adds to its errors the name of another checkpoint to use.
 template <typename Work>
 auto with_way_out_of(const fs::path& checkpoint, const Work& work) {
   try {
@@ -44,7 +44,7 @@ auto with_way_out_of(const fs::path& checkpoint, const Work& work) {
   }
 }
 
-// Runs `work`, and adds to its errors what the command line has for them.
+// Runs `work`, and adds to its errors the option that resumes from another checkpoint.
 template <typename Work>
 auto with_other_to_resume(const Work& work) {
   try {
@@ -55,8 +55,8 @@ auto with_other_to_resume(const Work& work) {
   }
 }
 
-// Fills the slices that `wanted` names. Each rank reads its share of the files' headers, and what data ranks have in
-// common, one of them reads. Returns what the checkpoint holds. Collective over the world.
+// Fills the slices that `wanted` returns. Each rank reads a share of the files' headers, and one of the data ranks
+// reads the boxes that they have in common. Returns the checkpoint's contents. Collective over the world.
 Contents load_on_all(const fs::path& checkpoint, const RankGroups& groups, const World& world,
                      const std::function<std::vector<Slice>(const Contents&)>& wanted) {
   Communicator* const all = groups.group(GroupKind::world);
@@ -80,7 +80,7 @@ Contents load_on_all(const fs::path& checkpoint, const RankGroups& groups, const
   return contents;
 }
 
-// A run that begins to keep an average of its weights begins it with those of the checkpoint.
+// Starts the average of the weights from the checkpoint's weights if its run kept none.
 void begin_average(std::vector<Slice>& slices, const RunConfig& saved) {
   if (saved.optimizer.ema > 0) return;
   const std::string average = fmt::format("{}/", ema_column);
@@ -89,11 +89,11 @@ void begin_average(std::vector<Slice>& slices, const RunConfig& saved) {
   }
 }
 
-// Samples that were seen stay seen, and those that were left out stay left out.
+// Returns an error message if data.skip_samples differs for samples that the run has already passed; else empty.
 std::string left_out_conflict(const RunConfig& saved, const RunConfig& asked, const RunProgress& progress) {
   const LeftOutSamples before(join(saved.data.skip_samples, progress.left_out));
   const LeftOutSamples now(join(asked.data.skip_samples, progress.left_out));
-  constexpr int64_t most = int64_t{1} << 61;  // so that places are numbers, whatever the manifest says
+  constexpr int64_t most = int64_t{1} << 61;  // no overflow below, whatever the manifest says
   const int64_t last = std::min(progress.samples, most) - 1;
   if (last < 0) return "";
   const int64_t end = before.place_of(last) + 1;

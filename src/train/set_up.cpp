@@ -39,7 +39,7 @@ int64_t last_step_of_call(const RunConfig& config, const TrainOptions& options, 
 // Checks the disk of the run's folder, which this process has locked. `done`: steps.
 std::string warning_of_room(const RunConfig& config, int64_t done, int64_t bytes) {
   const fs::path out = config.run.out;
-  remove_unfinished_checkpoints(out);  // their room is free; of those that stay, saving warns
+  remove_unfinished_checkpoints(out);  // frees their space; saving warns of those that stay
   const std::vector<CheckpointInfo> found = list_checkpoints(out);
   const auto kept =
       std::count_if(found.begin(), found.end(), [&](const CheckpointInfo& info) { return info.step <= done; });
@@ -50,7 +50,7 @@ std::string warning_of_room(const RunConfig& config, int64_t done, int64_t bytes
   return checkpoint_shortage(config, done, kept, bytes, space);
 }
 
-// What tells two checkpoints apart: the manifest has the checksums of everything in them.
+// Describes a checkpoint by the checksum of its manifest, which holds the checksums of all its files.
 std::string describe_checkpoint(const fs::path& checkpoint) {
   const InputFile file(checkpoint / "manifest.json");
   std::string text(static_cast<size_t>(file.bytes()), '\0');
@@ -59,7 +59,7 @@ std::string describe_checkpoint(const fs::path& checkpoint) {
                      crc32c(text.data(), text.size()));
 }
 
-// The data as the run sees them from its first step on.
+// Opens the training data as the run uses them from its first step on.
 ResumedData training_data(const RunConfig& config, const Start& start) {
   if (!start.manifest) {
     Dataset train = open_training_data(config);
@@ -73,7 +73,7 @@ ResumedData training_data(const RunConfig& config, const Start& start) {
   return resumed;
 }
 
-// What tells two datasets apart: their sizes, and a checksum of a few samples from all over them.
+// Describes a dataset by its sizes and a checksum of a few samples from all over it.
 std::string describe_data(const Dataset& data, int64_t sequence_length) {
   int64_t tokens = 0, documents = 0, samples = 0;
   for (const Dataset::SourceReport& source : data.report(1)) {
@@ -89,7 +89,7 @@ std::string describe_data(const Dataset& data, int64_t sequence_length) {
       data.read(samples / num_compared * i, ids.data(), ids.data() + sequence_length);
       checksum = crc32c(ids.data(), ids.size() * sizeof(int32_t), checksum);
     } catch (const Error& error) {
-      // The run may never come to it, or leave it out.
+      // No error yet: the run may never reach this sample, or leave it out.
       checksum = crc32c(error.what(), std::strlen(error.what()), checksum);
     }
   }

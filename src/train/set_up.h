@@ -1,4 +1,4 @@
-// What a run needs before its first step, found sound on every rank or refused on all.
+// Sets up a run before its first step. A fault on one rank refuses the run on all.
 #pragma once
 
 #include <cstdint>
@@ -20,22 +20,23 @@
 
 namespace gptrain {
 
-// `all` is the group of all ranks of `world`, null where there is one rank. Errors are agreed upon (comm/agree.h).
+// `all` is the group of all ranks of `world`, null if there is one rank. Errors are agreed upon (comm/agree.h).
 
-// What rank 0 finds in the run's folder, and all ranks act on.
+// The start of a run, which rank 0 chooses from the run's folder for all ranks.
 struct Start {
   std::unique_ptr<FolderLock> lock;                 // on rank 0
-  std::optional<std::filesystem::path> checkpoint;  // that the run goes on from
-  std::optional<std::filesystem::path> weights;     // or whose weights it starts with
-  int64_t last_step = 0;                            // of this call
-  std::string warning;                              // on rank 0: of too little room for checkpoints; else empty
-  // Of a run that goes on: the checkpoint's, and what the config has otherwise, one line each.
+  std::optional<std::filesystem::path> checkpoint;  // checkpoint to resume; none: do not resume
+  std::optional<std::filesystem::path> weights;     // checkpoint whose weights to start with; none: initial ones
+  int64_t last_step = 0;                            // last step of this call
+  std::string warning;                              // on rank 0: too little room for checkpoints; else empty
+  // Members of a resumed run: the checkpoint's manifest, the changes that the command accepts, and the changes of the
+  // config, one line each.
   std::optional<Manifest> manifest = {};
   AcceptedChanges accepted = {};
   std::vector<std::string> changes = {};
 };
-// Rank 0 takes the folder and chooses, the others follow. `bytes`: of a checkpoint. Error(usage), Error(checkpoint),
-// which is thrown where the folder's disk has no room for one, too.
+// Rank 0 locks the folder and chooses; the other ranks follow. `bytes` is the size of a checkpoint. THROWS
+// Error(usage), and Error(checkpoint), also if the folder's disk has no room for a checkpoint.
 Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t bytes, Communicator* all,
                    const World& world);
 
@@ -46,21 +47,22 @@ struct RunData {
   RunRecord record;
   std::vector<std::string> changes;  // changes of config and sources since the checkpoint, one line each
 };
-// Every rank reads its own files. With other data than rank 0's it would train another model: Error(device). With
-// another tokenizer than the checkpoint's, where the run goes on from one: Error(usage). With other tokens than the
-// checkpoint's sources had: Error(data), unless that is accepted.
+// Opens the data; every rank reads its own files. THROWS Error(device) if a rank's data differ from rank 0's,
+// Error(usage) if a resumed run has another tokenizer than its checkpoint, Error(data) if its sources hold other tokens
+// than the checkpoint's and that is not accepted.
 RunData open_data(const RunConfig& config, const Start& start, Communicator* all, const World& world);
 
-// Error(usage): the run goes on when every source has been seen as often as it may be. `progress`: of the run so far,
-// whose steps may have had other batches.
+// THROWS Error(usage) if the run still goes on when every source has been seen as often as it may be. `progress` is
+// that of the run so far, whose steps may have had other batch sizes.
 void check_length(const RunConfig& config, const Dataset& data, const RunProgress& progress = {});
 
-// Error(device): no memory on some rank.
+// THROWS Error(device) if there is no memory on some rank.
 std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,
                                         const World& world);
 
-// Fixes which algorithms of a library serve the products, where the backend has a choice: the checkpoint's, so that the
-// run goes on with the same bits; what it does not name is chosen now, by rank 0 for all. Collective over `all`.
+// Selects the library algorithms of the matrix products if the backend offers a choice: the checkpoint's, so that the
+// run continues bit for bit; rank 0 chooses those that the checkpoint does not name, for all ranks. Collective over
+// `all`.
 void choose_algorithms(TrainingStep& step, const std::optional<std::filesystem::path>& checkpoint, Communicator* all);
 
 int ranks_on_this_host(const World& world);

@@ -19,13 +19,13 @@ constexpr std::array<int, 6> stop_signals = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, 
 constexpr std::chrono::seconds one_request{5};
 
 std::atomic<int> received = 0;
-std::atomic<int64_t> first_term = 0;  // when it came, in ticks of the steady clock; 0: it did not
+std::atomic<int64_t> first_term = 0;  // time of the first SIGTERM, in ticks of the steady clock; 0: none
 std::atomic<bool> ending = false;
 std::atomic<bool> left_terminal = false;
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free,
               "a signal handler may only use lock-free atomics");
 
-// nohup lets a run outlive its terminal.
+// Returns false for an ignored SIGHUP: nohup lets a run outlive its terminal.
 bool is_handled(int number) {
   struct sigaction action {};
   return number != SIGHUP || (sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_IGN);
@@ -40,8 +40,8 @@ sigset_t handled_set() {
   return set;
 }
 
-// Whether this TERM belongs to the first one: Slurm sends two, one right after the other, to a job whose time is over.
-// Later ones do not begin the time again: who asks every few seconds wants the process to end.
+// Returns true if this SIGTERM belongs to the first one: Slurm sends two in quick succession to a job whose time is
+// over. Time counts from the first SIGTERM only: a user who sends one every few seconds wants the process to end.
 bool is_repeated_term(int number) {
   if (number != SIGTERM) return false;
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -50,12 +50,12 @@ bool is_repeated_term(int number) {
   return now - std::chrono::steady_clock::duration(earlier) < one_request;
 }
 
-// Announcements never end the process: the kernel repeats XCPU every second, and LSF sends INT and TERM after it, the
-// first of which is then no second request.
+// Returns true for signals that only announce the end and never end the process: the kernel repeats SIGXCPU every
+// second, and LSF sends SIGINT and SIGTERM after SIGXCPU, the first of which then is no second request.
 bool is_announcement(int number) { return number == SIGUSR2 || number == SIGXCPU; }
 
-// A library's thread, which does not block the signals, may take one at the same time as the thread below: one of the
-// two is the second. A terminal that is lost is told of by the kernel and by the shell.
+// Handles a signal. A library's thread, which does not block the signals, may take one at the same time as
+// take_signals; then one of the two counts as the second. SIGHUP may come twice, from the kernel and from the shell.
 void on_signal(int number) {
   int before = 0;
   bool is_first = received.compare_exchange_strong(before, number);

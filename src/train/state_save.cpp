@@ -16,7 +16,7 @@
 namespace gptrain {
 namespace {
 
-// State goes to a file through two pieces of pinned memory: one is filled while the other is written.
+// Reads device memory through two buffers of pinned memory: one is filled while the other is written to the file.
 class DeviceState final : public SliceMemory {
  public:
   explicit DeviceState(Backend& backend) : backend_(backend) {}
@@ -47,7 +47,7 @@ class DeviceState final : public SliceMemory {
   static constexpr int64_t piece_bytes = int64_t{4} << 20;
 
   Backend& backend_;
-  std::unique_ptr<SideQueue> queue_;  // from the first read on
+  std::unique_ptr<SideQueue> queue_;  // null before the first read
   std::unique_ptr<DeviceMemory> pinned_;
 };
 
@@ -93,7 +93,7 @@ std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StatePi
       }
     }
   }
-  // Behind the others, which would else begin at odd places of the file.
+  // u8 slices go last, so that the others stay aligned in the file.
   std::stable_partition(slices.begin(), slices.end(), [](const Slice& slice) { return slice.dtype != DType::u8; });
   return slices;
 }
@@ -131,7 +131,7 @@ void write_state(const StateSave& save, Communicator* all, const World& world,
   try {
     std::string part;
     agree_on(all, world, [&] { part = write_checkpoint_part(save.out, step, world.rank(), save.slices); });
-    std::vector<std::string> parts;  // on rank 0, which reads no file for the manifest
+    std::vector<std::string> parts;  // on rank 0: descriptions of all parts, so that it need not read the files
     pass_texts_to_first(all, part, [&](const std::string& text) { parts.push_back(text); });
     // The manifest is written after every rank has written and synced its part.
     agree_on(all, world, [&] {

@@ -17,14 +17,15 @@ namespace gptrain {
 
 enum class StatePart { all, weights };
 
-// How slices reach the memory of a backend, which outlives this; null where it is the host's.
+// Returns the access of slices to the memory of a backend; null if that is the host's. The backend must outlive it.
 std::unique_ptr<SliceMemory> make_slice_memory(Backend& backend);
 
-// Weights, and each column of the optimizer's state, where `pieces` say that they lie.
+// Returns the slices of the weights and of each column of the optimizer's state, in the memory that `pieces` name.
 std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StatePiece>& pieces, StatePart part,
                              SliceMemory* memory);
 
-// What one rank writes, and what rank 0 says of it all. It refers to the memory of the pieces alone.
+// The part of a save that one rank writes, and the manifest that rank 0 writes. Its slices refer to the memory of the
+// pieces.
 struct StateSave {
   std::filesystem::path out;  // the same on all ranks
   Manifest manifest;
@@ -35,10 +36,10 @@ StateSave make_state_save(const RunConfig& config, const TrainingStep& step, con
                           const std::filesystem::path& out, const std::optional<TokenizerRecord>& tokenizer,
                           std::vector<Slice> slices, StatePart part = StatePart::all);
 
-// Every rank writes its part; once all of them are durable, rank 0 calls `before_publish`, if given, and gives the
-// checkpoint its name. Collective over `all`, the group of the world (null: there is one rank); any thread.
-// Error(checkpoint) on every rank if one fails, with the message on rank 0: nothing is left then. PeerGone: a rank has
-// left; what was written stays under its temporary name.
+// Writes this rank's part. Once all parts are durable, rank 0 calls `before_publish`, if given, and gives the
+// checkpoint its name. Collective over `all`, the group of the world (null: there is one rank); any thread. THROWS
+// Error(checkpoint) on every rank if one fails, with the message on rank 0, after removing all files written; PeerGone
+// if a rank has left, and the files written then stay under a temporary name.
 void write_state(const StateSave& save, Communicator* all, const World& world,
                  const std::function<void()>& before_publish = {});
 

@@ -95,8 +95,8 @@ TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, int64_
   append_double_field(event_, event_wall_time, wall_seconds());
   append_bytes_field(event_, event_file_version, "brain.Event:2");
   write_event();
-  // A session that starts at a step makes TensorBoard drop what it read of that step and of later ones. The first mark
-  // of a folder it takes for the first session's, and drops nothing, so the first file has one, too.
+  // A session start at a step makes TensorBoard drop earlier events of that step and later ones. TensorBoard drops
+  // nothing at the first session start of a folder, so the first file has one too.
   begin_event(std::max<int64_t>(resume_step, -1) + 1);
   value_.clear();
   append_varint_field(value_, session_log_status, session_log_start);

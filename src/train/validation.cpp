@@ -53,7 +53,7 @@ bool Validation::run(int64_t step) {
   return true;
 }
 
-// Sum of the cross-entropies; nothing if a stop was agreed upon.
+// Returns the sum of the cross-entropies; none if a stop was agreed upon.
 std::optional<double> Validation::evaluate() {
   const RunConfig& config = context_.config;
   const int64_t samples = config.run.validation_samples;
@@ -69,7 +69,7 @@ std::optional<double> Validation::evaluate() {
   return sum;
 }
 
-// `sum`: of the cross-entropies of all tokens.
+// `sum` is the sum of the cross-entropies of all tokens.
 ValidationMetrics Validation::metrics_of(double sum, bool of_average) {
   const RunConfig& config = context_.config;
   const int64_t samples = config.run.validation_samples;

@@ -15,23 +15,23 @@
 
 namespace gptrain {
 
-// Every rank has one and calls it alike. Without validation data nothing is ever run.
+// Every rank has one object and makes the same calls. Without validation data nothing is ever run.
 class Validation {
  public:
-  // Borrows all. `ring`: host memory for the micro-batches read ahead, prefetch_ring_bytes. `tokenizer`: of the data;
-  // null where it is not known.
+  // Borrows all. `ring`: host memory for the micro-batches read ahead, prefetch_ring_bytes. `tokenizer` is the data's;
+  // null if it is not known.
   Validation(const RunContext& context, const std::optional<Dataset>& data, const Tokenizer* tokenizer,
              TrainingStep& step, std::byte* ring, Reporter& reporter, StopRequest& stop);
 
-  // Whether run.validate_every_steps asks for one after this step.
+  // Returns true if run.validate_every_steps asks for a validation after this step.
   bool is_due(int64_t step) const;
   // Rank 0 warns where the data hold fewer samples than run.validation_samples.
   void warn_of_repeats() const;
-  // Evaluates the weights as they are after `step`, or with run.validate_ema their average, which the first update
-  // begins, and reports the loss; does nothing where that was done before, by this object. False if a stop left it out;
-  // whoever resumes that step makes up for it. Collective over the world, while no step is under way.
+  // Evaluates the weights after `step`, or with run.validate_ema their average, which the first update begins, and
+  // reports the loss; does nothing if this object has evaluated the step before. Returns false if a stop left it out; a
+  // run that resumes from the step does it then. Collective over the world, while no step is running.
   bool run(int64_t step);
-  // The run has gone back: what was evaluated may come again.
+  // Forgets the evaluated step. Call when the run has gone back.
   void forget() { validated_step_ = -1; }
 
  private:
@@ -47,7 +47,7 @@ class Validation {
   StopRequest& stop_;
   std::string fault_;  // the reason why some data could not be read
   int64_t validated_step_ = -1;
-  std::optional<int64_t> text_bytes_;  // of what is evaluated; on rank 0, once it has been counted
+  std::optional<int64_t> text_bytes_;  // bytes of the evaluated text; none: not rank 0, or not counted yet
 };
 
 }  // namespace gptrain

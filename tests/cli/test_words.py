@@ -19,12 +19,10 @@ from pathlib import Path
 MOST = {
     "cuda": (0, 0, 3),
     "src/base": (0, 0, 1),
-    "src/checkpoint": (35, 32, 62),
     "src/cli": (0, 0, 2),
     "src/comm": (0, 0, 2),
     "src/data": (20, 32, 57),
     "src/machine": (0, 0, 1),
-    "src/train": (33, 16, 69),
     "tests": (0, 0, 8),
     "tools": (0, 0, 2),
 }
