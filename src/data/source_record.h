@@ -25,7 +25,7 @@ struct SourceRecord {
 nlohmann::ordered_json source_record_json(const SourceRecord& record);
 SourceRecord parse_source_record(const nlohmann::json& object);
 
-// Whether both describe the same tokens, wherever the file lies now. Checksums of different kinds are not compared.
+// Returns true if both describe the same tokens, whatever the paths. Does not compare checksums of different kinds.
 bool is_same_source(const SourceRecord& before, const SourceRecord& now);
 // "d/train: 96,659 tokens in 755 samples, checksum 01234567 of its blocks"
 std::string describe_source(const SourceRecord& record);
