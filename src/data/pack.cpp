@@ -381,7 +381,7 @@ class Packer {
   uint32_t shards_checksum_ = 0;  // add_shard_checksum() of all complete shards
   int64_t shard_tokens_ = 0;
   bool shard_has_documents_ = false;
-  int64_t text_bytes_ = 0;  // text packed by this call, in bytes
+  int64_t text_bytes_ = 0;  // bytes of text packed by this call
   InputFormats formats_;
   PackResult result_;
 };

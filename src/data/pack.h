@@ -21,7 +21,7 @@ struct PackOptions {
   ReadOptions reading;
   bool append_end = false;  // appends an end token to each document; always done with tokenizer "bytes"
   std::string end_token;    // the end token's text or id; empty: Tokenizer::end_of_document_id()
-  // > 0: writes shards PREFIX-00000, PREFIX-00001, ..., each ended by the document with which it has so many tokens.
+  // > 0: writes shards PREFIX-00000, PREFIX-00001, ..., each up to the document with which it reaches this many tokens.
   int64_t shard_tokens = 0;
   int64_t best_fit_length = 0;  // > 0: packs whole documents into samples of this many inputs (best_fit.h)
   int threads = 1;              // encoding threads; the output does not depend on their number
@@ -33,21 +33,21 @@ struct PackOptions {
   int num_parts = 1;
 };
 
-// Progress of this call; a resumed pack begins anew.
+// Progress of this call; work before a resume does not count.
 struct PackProgress {
-  int64_t done_bytes = 0;   // bytes of the input files, compressed or not
+  int64_t done_bytes = 0;   // bytes read of the input files, compressed or not
   int64_t total_bytes = 0;  // 0: unknown
   int64_t tokens = 0;
-  int64_t text_bytes = 0;  // text of documents
+  int64_t text_bytes = 0;  // bytes of documents' text
 };
 
 struct PackResult {
   int64_t documents = 0;
   int64_t empty_documents = 0;  // left out, not counted in `documents`
   int64_t tokens = 0;           // end-of-document tokens included
-  int64_t input_bytes = 0;      // bytes of the input files, compressed or not, read by this call
+  int64_t input_bytes = 0;      // bytes read of the input files, compressed or not, by this call
   int64_t shards = 0;           // 0 without shard_tokens
-  int64_t removed_shards = 0;   // old shards of an earlier pack that were removed
+  int64_t removed_shards = 0;   // shards of an earlier pack
   int64_t samples = 0;          // samples written; 0 without best_fit_length
   int64_t cut_documents = 0;    // documents longer than a sample
   int64_t faults = 0;

@@ -30,8 +30,8 @@ bool is_same_source(const SourceRecord& before, const SourceRecord& now);
 // "d/train: 96,659 tokens in 755 samples, checksum 01234567 of its blocks"
 std::string describe_source(const SourceRecord& record);
 
-// Samples of the epoch under way that come a second time, and that never come, where a source whose first `given`
-// samples were seen changes its number of samples per epoch. Expected values: the order is a random permutation.
+// Expected numbers of samples of the current epoch that are repeated and that are missed if a source changes its number
+// of samples per epoch after `given` samples. Expected, because the order is a random permutation.
 struct ChangedEpoch {
   int64_t repeated, missed;
 };

@@ -16,7 +16,7 @@
 
 namespace gptrain {
 
-// Bytes behind a block's text that may be read, and are zero.
+// Zero bytes after a block's text, so that vector code may read past its end.
 constexpr size_t block_padding = 64;
 
 // A piece of an input: whole lines of JSONL, whole records of CSV, rows as append_row_text() writes them, a whole JSON
@@ -24,18 +24,18 @@ constexpr size_t block_padding = 64;
 struct TextBlock {
   size_t input = 0;  // index of the TextInput
   InputKind kind = InputKind::text;
-  std::string bytes;       // with block_padding behind
+  std::string bytes;       // text(), then block_padding zero bytes
   int64_t first_line = 1;  // number of the first line or row in the input, from 1
   // Offset of the first byte in the decompressed input, without its header, in bytes; in Parquet files, in rows.
   int64_t offset = 0;
-  std::string field;  // name of the member or column that holds the text
+  std::string field;  // member or column that holds the text
   char csv_delimiter = ',';
   size_t csv_column = 0;         // column of the text
-  size_t csv_columns = 0;        // number of columns
+  size_t csv_columns = 0;        // fields per record
   bool ends_document = true;     // InputKind::text: the document ends with this block
   bool kind_was_asked = false;   // the user named the format
   std::string_view compression;  // "gzip", ...; empty: not compressed
-  int64_t file_bytes_read = 0;   // compressed bytes read of all inputs, up to the end of this block
+  int64_t file_bytes_read = 0;   // bytes read of all input files, compressed or not, up to the end of this block
 
   std::string_view text() const { return std::string_view(bytes).substr(0, bytes.size() - block_padding); }
 };
@@ -83,7 +83,7 @@ class BlockReader {
   bool at_end_ = false;
   bool document_ended_ = true;
   size_t wanted_ = 0;
-  int64_t bytes_before_ = 0;  // compressed bytes of the inputs before the open one
+  int64_t bytes_before_ = 0;  // file sizes of the inputs before the open one
 };
 
 }  // namespace gptrain

@@ -26,7 +26,7 @@ class ByteSource {
   size_t read(char* out, size_t room);
 
   std::string_view compression() const { return compression_; }  // "gzip", ...; empty: not compressed
-  int64_t file_bytes_read() const { return file_bytes_read_; }   // compressed bytes
+  int64_t file_bytes_read() const { return file_bytes_read_; }   // bytes read of the file, compressed or not
 
  private:
   size_t read_file(char* out, size_t room);

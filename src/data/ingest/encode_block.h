@@ -17,7 +17,7 @@ namespace gptrain {
 // Tokens, in 16 or 32 bits as the token file stores them.
 class TokenBuffer {
  public:
-  // `narrow`: 16 bits. REQUIRES: each appended id fits.
+  // `narrow`: stores 16 bits per id. REQUIRES: each appended id fits.
   explicit TokenBuffer(bool narrow) : narrow_(narrow) {}
   TokenBuffer() = default;
 

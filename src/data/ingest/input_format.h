@@ -33,9 +33,9 @@ struct InputQuestion {
 struct InputFormat {
   InputKind kind = InputKind::text;
   char csv_delimiter = ',';
-  size_t csv_column = 0;    // column of the text
-  size_t csv_columns = 0;   // number of columns
-  size_t header_bytes = 0;  // bytes before the first record
+  size_t csv_column = 0;   // column of the text
+  size_t csv_columns = 0;  // fields per record
+  size_t header_bytes = 0;
 };
 
 // Throws Error(data), with the file's name, if the content contradicts the name, or if neither tells the format.
@@ -51,7 +51,7 @@ std::string_view format_name(InputKind kind);
 // Counts inputs by detected format.
 class InputFormats {
  public:
-  // Adds input `number`; repeated calls with the same number count once. REQUIRES: numbers ascend. `delimiter`: of CSV.
+  // Adds input `number`; consecutive calls with the same number count once. `delimiter`: between CSV fields.
   void add(size_t number, const std::filesystem::path& input, InputKind kind, char delimiter,
            std::string_view compression);
   // Returns a line per format, in the order of the inputs: "a.jsonl.gz as JSONL (gzip)", "12 files as CSV, a.csv the

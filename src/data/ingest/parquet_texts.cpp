@@ -135,7 +135,7 @@ struct ParquetTexts::Impl {
     group_rows = 0;
   }
 
-  // The footer states the number of rows in three places and has no checksum, so that they are compared.
+  // The footer states the number of rows in three places and has no checksum, so they are compared.
   void close_group() {
     if (!reader) return;
     const int64_t promised = file->metadata()->RowGroup(group - 1)->num_rows();

@@ -28,7 +28,7 @@ constexpr uint64_t pair_key(int32_t left, int32_t right) {
 struct CharacterParts {
   std::optional<int32_t> unknown;  // id for a character that is no token; nullopt: such characters are dropped
   bool fuse_unknown = false;       // consecutive unknown characters become one id
-  bool byte_fallback = false;      // uses the tokens <0x00> ... <0xFF> of its bytes instead of `unknown`
+  bool byte_fallback = false;      // prefers the tokens <0x00> ... <0xFF> of its bytes, if all exist, to `unknown`
 };
 
 // Vocabulary and merges. Immutable; thread-safe.

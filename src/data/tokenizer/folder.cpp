@@ -170,7 +170,8 @@ std::shared_ptr<const Tokenizer> load_gpt2(const fs::path& folder, const std::ve
   return parse_tokenizer_json(json_text(root), folder.native());
 }
 
-// Loads a SentencePiece model. Tokens cannot be added to it: throws Error(usage) if it lacks one of `extra`.
+// Loads a SentencePiece model. Tokens cannot be added to it: throws Error(usage) if it lacks one of `extra`, or has it
+// with another id.
 std::shared_ptr<const Tokenizer> model_with(const std::vector<ExtraToken>& extra, const fs::path& path,
                                             const LoadModel& load_model) {
   auto tokenizer = load_model(path);

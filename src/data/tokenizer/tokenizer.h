@@ -28,8 +28,8 @@ constexpr int64_t bytes_vocabulary = 257;
 struct AddedToken {
   int32_t id = 0;
   std::string content;
-  bool special = false;            // denotes no text
-  bool normalized = false;         // searched after normalization, not before
+  bool special = false;            // a control token: encodes no part of a text
+  bool normalized = false;         // searched in the normalized text, not in the original
   bool takes_left_space = false;   // includes the white space before it
   bool takes_right_space = false;  // includes the white space after it
 };
@@ -92,7 +92,7 @@ class Tokenizer {
   int64_t vocab_size() const { return vocab_size_; }                           // largest id + 1
   const TokenizerParts& parts() const { return parts_; }
 
-  // Returns the id of an added token with this text, else of a token with these bytes; nullopt if there is none.
+  // Returns the id of the added token, else of the token, with this text; nullopt if there is none.
   std::optional<int32_t> id_of(std::string_view text) const;
   // Returns the token that ends a document. "bytes": 256; SentencePiece: </s>; else the first special token that exists
   // of <|endoftext|>, <|end_of_text|>, </s>, <eos> and <|eot|>. nullopt if there is none.

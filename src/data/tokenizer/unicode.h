@@ -25,7 +25,7 @@ enum class CharacterClass : uint8_t {
   space,     // the rest of \s
 };
 
-// Sets of classes as bit masks.
+// Bit masks of classes.
 constexpr uint32_t class_bit(CharacterClass value) { return 1U << static_cast<uint32_t>(value); }
 constexpr uint32_t letter_classes = class_bit(CharacterClass::upper) | class_bit(CharacterClass::title) |
                                     class_bit(CharacterClass::lower) | class_bit(CharacterClass::modifier) |

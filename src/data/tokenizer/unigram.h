@@ -14,8 +14,8 @@ namespace gptrain {
 
 struct UnigramParts {
   std::vector<double> scores;      // log-probability by id; empty: not a unigram model
-  std::optional<int32_t> unknown;  // id for text without a token; nullopt: none
-  bool byte_fallback = false;      // encodes unknown text as tokens <0x00> ... <0xFF> of its bytes
+  std::optional<int32_t> unknown;  // id for text without a token; nullopt: such text is dropped
+  bool byte_fallback = false;      // prefers the tokens <0x00> ... <0xFF> of its bytes, if all exist, to `unknown`
 };
 
 // Immutable; thread-safe.
