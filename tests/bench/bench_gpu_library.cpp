@@ -267,7 +267,7 @@ class ProductBench {
   void compare_fused(const Op& op, Subject& plain, const Surveyed& plain_best) {
     Call call = call_of(op);
     fuse(op, scratch_.data(), call);
-    Subject fused = subject_of(fmt::format("{}{}", plain.title, name_of(call.epilogue).text), plain.flops, call);
+    Subject fused = subject_of(fmt::format("{}{}", plain.title, epilogue_names[call.epilogue].text), plain.flops, call);
     const std::vector<Surveyed> all = survey_.all_of(fused);
     const Surveyed* best = fastest(all, [](const Surveyed& one) { return one.allowed; });
     const Algorithms& algorithms = survey_.algorithms();
@@ -284,12 +284,12 @@ class ProductBench {
       }));
     }
     if (best == nullptr) {
-      fmt::print("  with{} in the epilogue: not offered; apart {:.4f} ms\n", name_of(call.epilogue).text, apart);
+      fmt::print("  with{} in the epilogue: not offered; apart {:.4f} ms\n", epilogue_names[call.epilogue].text, apart);
       return;
     }
     const std::string fault = survey_.fault_of(fused, *best);
-    fmt::print("  with{} in the epilogue: {:.4f} ms, apart {:.4f} ms; {}\n", name_of(call.epilogue).text, together,
-               apart, fault.empty() ? "sound" : fault);
+    fmt::print("  with{} in the epilogue: {:.4f} ms, apart {:.4f} ms; {}\n", epilogue_names[call.epilogue].text,
+               together, apart, fault.empty() ? "sound" : fault);
     if (!fault.empty()) print_row(fused.title, "", "", "struck out: " + fault);
     std::fflush(stdout);
   }
