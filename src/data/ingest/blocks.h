@@ -83,7 +83,7 @@ class BlockReader {
   bool at_end_ = false;
   bool document_ended_ = true;
   size_t wanted_ = 0;
-  int64_t bytes_before_ = 0;  // file sizes of the inputs before the open one
+  int64_t bytes_before_ = 0;  // bytes of the input files before the open one
 };
 
 }  // namespace gptrain
