@@ -59,7 +59,7 @@ FlatTokens read_npy(MappedFile file) {
   return {std::move(file), TokenFormat::npy, *dtype, first};
 }
 
-// Once a file: a run opens it several times.
+// Warns once per file, because a run opens a file several times.
 void warn_of_u32(const fs::path& path) {
   static std::mutex mutex;
   static std::set<fs::path> warned;

@@ -1,4 +1,4 @@
-// Files of tokens with at most a header: those of llm.c and nanoGPT, and numpy arrays.
+// Token files without an index: those of llm.c and nanoGPT, and numpy arrays.
 #pragma once
 
 #include <cstdint>
@@ -37,12 +37,13 @@ struct FlatTokens {
   int64_t first_byte;  // start of the tokens, a multiple of their size
 };
 
-// Told by the content; what has no header is nanoGPT's, and its name must end in ".bin". Throws Error(data) naming file
-// and byte for headers that do not fit their file, and for half of a token file with an index. With a `dtype` the file
-// is tokens of that type and nothing else, whatever its name; Error(usage) where it has a header.
+// Detects the format by the header. A file without a header is nanoGPT's if its name ends in ".bin". With `dtype`, the
+// file must be bare tokens of that type, whatever its name. Throws Error(data), with file and byte, for other files,
+// for a header that does not match the file, and for the .bin or .idx of a file with an index; Error(usage) for a
+// header if `dtype` is given.
 FlatTokens open_flat_tokens(const std::filesystem::path& path, std::optional<DType> dtype = {});
 
-// Whether tokens of u16 are most likely those of u32: every second one is 0.
+// Returns true if tokens of u16 are probably u32: every second one is 0.
 bool looks_like_u32(const FlatTokens& tokens);
 
 }  // namespace gptrain

@@ -109,7 +109,7 @@ MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
   size_bytes_ = status.st_size;
   if (size_bytes_ == 0) return;  // an empty file cannot be mapped, and is never read
   const auto length = static_cast<size_t>(size_bytes_);
-  // Private, which some file systems have where they have no shared mappings; nothing is ever written.
+  // A private mapping, because some file systems have no shared ones. Nothing is ever written to it.
   void* memory = ::mmap(nullptr, length, PROT_READ, MAP_PRIVATE, file.number, 0);
   if (memory == MAP_FAILED) throw_read_error(path_);
   memory_ = {static_cast<const std::byte*>(memory), Unmap{length, watch(memory, length)}};

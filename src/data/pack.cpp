@@ -28,7 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t progress_step_bytes = int64_t{1} << 20;
-// Megatron-LM's bound.
+// Smallest vocabulary that is stored in i32, as in Megatron-LM.
 constexpr int64_t first_vocabulary_of_i32 = 65500;
 
 fs::path shard_prefix(const PackOptions& options, int64_t shard) {
@@ -38,7 +38,7 @@ fs::path shard_prefix(const PackOptions& options, int64_t shard) {
 
 constexpr std::string_view token_suffixes[] = {".idx", ".meta.json", ".bin"};
 
-// Where a shard's documents are kept until they are put into samples.
+// PREFIX for a shard's documents until they are packed into samples.
 fs::path unfitted_prefix(const fs::path& shard) { return token_file_path(shard, ".unfitted"); }
 
 void remove_unfitted(const fs::path& shard) {
@@ -49,7 +49,7 @@ void remove_unfitted(const fs::path& shard) {
 
 fs::path state_path(const PackOptions& options) { return token_file_path(options.out_prefix, ".pack.json"); }
 
-// Everything that can be refused before any output exists.
+// Finds the inputs. Checks the options before any output is written.
 std::vector<TextInput> find_inputs(const PackOptions& options) {
   if (options.inputs.empty()) throw Error(ExitCode::usage, "no input file to pack");
   const std::vector<TextInput> all = expand_inputs(options.inputs);
@@ -77,7 +77,7 @@ std::vector<TextInput> find_inputs(const PackOptions& options) {
   return own;
 }
 
-// What must be the same for a pack to go on.
+// Options and inputs that must be equal for a pack to resume.
 nlohmann::json identity_of(const PackOptions& options, const std::vector<TextInput>& inputs,
                            const TokenizerRecord& tokenizer) {
   auto files = nlohmann::json::array();
@@ -96,13 +96,14 @@ nlohmann::json identity_of(const PackOptions& options, const std::vector<TextInp
           {"special_in_text", options.special_in_text}};
 }
 
-// Of many shards only the first holds the tokenizer's text.
+// Returns the record for all shards but the first, which alone has the tokenizer's text.
 TokenizerRecord without_text(TokenizerRecord record) {
   record.text.clear();
   return record;
 }
 
-// What a killed pack of this PREFIX left: PREFIX[-NNNNN].bin.tmp-PROCESS, and .idx, and PREFIX[-NNNNN].unfitted.*.
+// Removes the temporary files of a killed pack: PREFIX[-NNNNN].{bin,idx,meta.json}.tmp-PROCESS and
+// PREFIX[-NNNNN].unfitted.*.
 void remove_leftovers(const PackOptions& options) {
   const fs::path folder = options.out_prefix.has_parent_path() ? options.out_prefix.parent_path() : ".";
   const std::string start = options.out_prefix.filename().native();
@@ -117,7 +118,7 @@ void remove_leftovers(const PackOptions& options) {
   }
 }
 
-// Removes PREFIX-00001 and on, which another pack wrote. Returns how many there were.
+// Removes PREFIX-00001 and later shards of an earlier pack. Returns their number.
 int64_t remove_shards_behind_the_first(const PackOptions& options) {
   constexpr size_t digits = 5;
   const fs::path folder = options.out_prefix.has_parent_path() ? options.out_prefix.parent_path() : ".";
@@ -245,7 +246,7 @@ class Packer {
     text_bytes_ += encoded.text_bytes;
     formats_.add(item.block.input, inputs_[item.block.input].path, item.block.kind, item.block.csv_delimiter,
                  item.block.compression);
-    // A pack that goes on has counted the block in which it stopped.
+    // A resumed pack has already counted the block in which it stopped.
     const auto to_skip = static_cast<size_t>(std::exchange(documents_to_skip_, 0));
     if (to_skip == 0) count(item);
     size_t begin = to_skip == 0 ? 0 : encoded.ends[to_skip - 1];
@@ -298,7 +299,7 @@ class Packer {
     }
   }
 
-  // Says for which format a file was taken, in case it is another.
+  // Returns a hint with the detected format, as the detection may be wrong; empty if the user named the format.
   static std::string of_a_guess(const TextBlock& block) {
     if (block.kind == InputKind::rows || block.kind == InputKind::text || block.kind_was_asked) return {};
     return fmt::format(" (read as {}; --format says otherwise)", format_name(block.kind));
@@ -377,10 +378,10 @@ class Packer {
   int64_t total_bytes_ = 0;
   int64_t next_report_bytes_ = progress_step_bytes;
   std::optional<TokenWriter> writer_;
-  uint32_t shards_checksum_ = 0;  // add_shard_checksum() of the whole ones
+  uint32_t shards_checksum_ = 0;  // add_shard_checksum() of all complete shards
   int64_t shard_tokens_ = 0;
   bool shard_has_documents_ = false;
-  int64_t text_bytes_ = 0;  // in this call
+  int64_t text_bytes_ = 0;  // bytes of text packed by this call
   InputFormats formats_;
   PackResult result_;
 };

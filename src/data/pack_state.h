@@ -1,4 +1,4 @@
-// What a pack that was killed needs to go on: PREFIX.pack.json, and proof that the shards before it are whole.
+// State from which a killed pack resumes (PREFIX.pack.json), and the check that its shards are complete.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,17 @@
 
 namespace gptrain {
 
-// Writes the state with a checksum of its own, by rename.
+// Writes the state and its checksum, by rename.
 void write_pack_state(const std::filesystem::path& path, nlohmann::json state);
-// Throws Error(data), naming the file, where it cannot be read or does not have its checksum.
+// Throws Error(data), with the file's name, if it cannot be read or its checksum does not match.
 nlohmann::json read_pack_state(const std::filesystem::path& path);
 
-// The checksum of all shards up to this one: of their index, and of their .meta.json, which has those of their tokens.
-// `before`: that of the shards before, 0 for none.
+// Returns the checksum of all shards up to this one. Covers each .idx, and each .meta.json, which has the checksums of
+// the tokens. `before`: the checksum of the earlier shards; 0: this is the first.
 uint32_t add_shard_checksum(const std::filesystem::path& shard, uint32_t before);
 
-// Compares the checksum of shards that are sound. Throws Error(data) where it is not `expected`.
+// Throws Error(data) if the checksum of all shards is not `expected`: another pack wrote them. REQUIRES: the shards are
+// sound.
 void check_shards(const std::vector<std::filesystem::path>& shards, uint32_t expected);
 
 }  // namespace gptrain

@@ -25,13 +25,13 @@ struct SourceRecord {
 nlohmann::ordered_json source_record_json(const SourceRecord& record);
 SourceRecord parse_source_record(const nlohmann::json& object);
 
-// Whether both describe the same tokens, wherever the file lies now. Checksums of different kinds are not compared.
+// Returns true if both describe the same tokens, whatever the paths. Does not compare checksums of different kinds.
 bool is_same_source(const SourceRecord& before, const SourceRecord& now);
 // "d/train: 96,659 tokens in 755 samples, checksum 01234567 of its blocks"
 std::string describe_source(const SourceRecord& record);
 
-// Samples of the epoch under way that come a second time, and that never come, where a source whose first `given`
-// samples were seen changes its number of samples per epoch. Expected values: the order is a random permutation.
+// Expected numbers of samples of the current epoch that are repeated and that are missed if a source changes its number
+// of samples per epoch after `given` samples. Expected, because the order is a random permutation.
 struct ChangedEpoch {
   int64_t repeated, missed;
 };

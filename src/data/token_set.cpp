@@ -20,7 +20,8 @@ namespace fs = std::filesystem;
 
 constexpr size_t shard_digits = 5;
 
-// The token file that a name is part of; nothing for what belongs to one, or is none.
+// Returns the token file to which a name leads: PREFIX for its .bin and .idx, or the file itself if it has no index.
+// nullopt for other files, PREFIX.meta.json included.
 std::optional<fs::path> token_file_with(const fs::path& name) {
   const fs::path prefix = fs::path(name).replace_extension();
   std::error_code ignored;
@@ -55,7 +56,7 @@ std::vector<fs::path> names_that_match(const std::string& pattern) {
   return names;
 }
 
-// PREFIX-00000 and those that follow it.
+// Returns the shards PREFIX-00000, PREFIX-00001, ...
 std::vector<fs::path> shards_of(const fs::path& prefix) {
   const fs::path folder = prefix.has_parent_path() ? prefix.parent_path() : ".";
   const std::string start = prefix.filename().native() + "-";
@@ -96,7 +97,7 @@ std::vector<TokenFile> open_all(const std::string& path, int64_t sequence_length
                   name.native());
     }
   }
-  // Says what is missing of a path that is no set.
+  // Opens a path without token files, which throws with the missing file.
   if (files.empty()) files.emplace_back(path, checksums);
   return files;
 }

@@ -1,5 +1,5 @@
 """Formats of the inputs of `data pack`: the format is told from name and whole content, never guessed past a fault; JSON is
-what Python's json module reads; compressed data end and go on as their own programs take them."""
+read as Python's json module reads it; compressed data end and go on as their own programs take them."""
 import bz2
 import gzip
 import io
@@ -156,7 +156,7 @@ class Recognition(FormatCase):
 
 class SpecialTokens(FormatCase):
     def test_special_tokens_in_texts(self):
-        """Texts with any number of special tokens anywhere: their ids, how many, and what is left out."""
+        """Texts with any number of special tokens anywhere: their ids, their count, and the documents left out."""
         draw = random.Random(5)
         self.write("plain.txt", "the quick brown fox " * 20)
         self.succeed("data", "train-tokenizer", "plain.txt", "--vocab-size", "280", "--out", "t.json", "--special", "<|endoftext|>",
@@ -262,7 +262,7 @@ class PythonJson(FormatCase):
                     "--out", "x", "--tokenizer", "bytes")
 
     def test_damage_is_as_python_sees_it(self):
-        """Mutants of lines: what Python reads is read to the same text, what it refuses is counted."""
+        """Mutants of lines: those that Python reads give the same text, those that it refuses are counted."""
         draw = random.Random(3)
         lines, expected = [], []
         for _ in range(1500):

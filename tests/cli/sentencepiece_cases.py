@@ -75,7 +75,7 @@ class SentencePiece(CliCase):
         return bytes([number << 3 | 2]) + size + bytes([rest]) + content
 
     def with_charsmap(self, units, texts=b"a\0"):
-        """The model, which makes of each A what `texts` begins with: Darts' double array in `units`."""
+        """Returns the model with a charsmap that replaces each A by the first of `texts`. `units`: its Darts double array."""
         trie = struct.pack(f"<{len(units)}I", *units)
         charsmap = struct.pack("<I", len(trie)) + trie + texts
         return (SOURCE_ROOT / "tests/cli/sentencepiece.model").read_bytes() + self.field(3, self.field(2, charsmap))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Mutants of what people give `data pack`: JSONL in each compression, Parquet, tokenizer.json, models of SentencePiece. No signal, no
+"""Mutants of inputs of `data pack`: JSONL in each compression, Parquet, tokenizer.json, models of SentencePiece. No signal, no
 hang, at most 512 MiB of memory but for a window that the file asks for and the message names, and every document is packed or counted.
 
 Run as test_corpus_mutants.py GPTRAIN [--files N] [--seed N] [TEST...]
@@ -39,7 +39,7 @@ class CorpusMutants(unittest.TestCase):
         self.draw = random.Random(SEED)
 
     def run_gptrain(self, *arguments):
-        """Exit code, what was printed, and the process's own largest memory."""
+        """Returns the exit code, the output, and the process's own peak memory."""
         log = self.folder / "log"
         child = os.fork()
         if child == 0:

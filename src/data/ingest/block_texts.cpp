@@ -29,7 +29,8 @@ void BlockTexts::read(const TextBlock& block, const OnText& on_text, const OnFau
   }
 }
 
-// The block's text, or a copy in `replaced` without what is not UTF-8; block_padding bytes behind it may be read.
+// Returns the block's text, or a copy in `replaced` if invalid UTF-8 must be replaced. block_padding more bytes may be
+// read.
 std::string_view BlockTexts::json_of(const TextBlock& block, std::string& replaced) const {
   const std::string_view text = block.text();
   if (!replace_invalid_utf8_ || find_invalid_utf8(text) == text.size()) return text;
@@ -64,7 +65,7 @@ void BlockTexts::read_jsonl(const TextBlock& block, const OnText& on_text, const
     const size_t newline = rest.find('\n');
     std::string_view line = rest.substr(0, newline);
     rest.remove_prefix(newline == std::string_view::npos ? rest.size() : newline + 1);
-    // Where files were joined, the mark of a later one stands within.
+    // Files joined end to end keep their byte order marks, which then begin lines in the middle.
     if (line.starts_with(byte_order_mark)) line.remove_prefix(byte_order_mark.size());
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     std::string_view text;

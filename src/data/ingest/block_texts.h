@@ -1,4 +1,4 @@
-// The documents of a block.
+// Extracts the documents of a block.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,15 @@ namespace gptrain {
 class BlockTexts {
  public:
   using OnText = std::function<void(std::string_view text, int64_t line)>;
-  // `is_one_document` is false where it is unknown how many documents are lost.
+  // `is_one_document`: true if exactly one document is lost; false if the number is unknown.
   using OnFault = std::function<void(int64_t line, const std::string& reason, bool is_one_document)>;
 
-  // Invalid UTF-8 becomes U+FFFD, or the document is a fault, as is one with a zero byte. With `any_bytes` both may
-  // stay in rows, and in texts that were asked for as such.
+  // `replace_invalid_utf8`: replaces invalid UTF-8 with U+FFFD and keeps zero bytes. Otherwise a document with invalid
+  // UTF-8 is a fault, and one with a zero byte unless it is a row. `any_bytes`: rows, and inputs whose format the user
+  // named, may contain any bytes.
   explicit BlockTexts(bool replace_invalid_utf8, bool any_bytes = false);
 
-  // Calls `on_text` for each document, or part of a text; `on_fault` in the place of one that cannot be read.
+  // Calls `on_text` for each document or part of a text, `on_fault` for each document that cannot be read, in order.
   void read(const TextBlock& block, const OnText& on_text, const OnFault& on_fault);
 
  private:

@@ -11,7 +11,7 @@ namespace {
 constexpr size_t block_bytes = size_t{1} << 20;
 constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
 
-// Counts in bytes as far as these go, which compilers turn into instructions for many bytes at a time.
+// Counts in bytes while they do not overflow, so that compilers vectorize the loop.
 int64_t count_lines(std::string_view text) {
   int64_t lines = 0;
   while (!text.empty()) {
@@ -32,7 +32,7 @@ BlockReader::BlockReader(const std::vector<TextInput>& inputs, ReadOptions optio
   for (size_t i = 0; i < from.input; ++i) bytes_before_ += inputs_[i].size_bytes;
 }
 
-// Makes pending_ hold `wanted_` bytes or all that is left. False where nothing came.
+// Fills pending_ up to `wanted_` bytes or the end of the input. Returns false if no byte was added.
 bool BlockReader::read_more() {
   const size_t before = pending_.size();
   if (at_end_ || wanted_ <= before) return false;
@@ -62,7 +62,7 @@ void BlockReader::open() {
   if (pending_.starts_with("PAR1")) return open_parquet(path);
   if (options_.kind != InputKind::text) refuse_foreign_format(path, pending_);
   recognize(path);
-  // A run that goes on leaves out what it has done.
+  // A resumed run skips the bytes that are done.
   for (auto left = static_cast<size_t>(position_.offset); left > 0;) {
     const size_t dropped = std::min(left, pending_.size());
     pending_.erase(0, dropped);
@@ -98,7 +98,7 @@ void BlockReader::recognize(const std::filesystem::path& path) {
   form_.csv_delimiter = format.csv_delimiter;
   form_.csv_column = format.csv_column;
   form_.csv_columns = format.csv_columns;
-  // A byte order mark belongs to a text, and to nothing else; offsets count from behind it and behind a header.
+  // Plain text keeps its byte order mark. Other formats drop the mark and the header; offsets count from there.
   if (form_.kind == InputKind::text) return;
   const auto skipped = start.data() - pending_.data() + static_cast<std::ptrdiff_t>(format.header_bytes);
   if (position_.offset == 0) position_.line += std::count(pending_.begin(), pending_.begin() + skipped, '\n');
@@ -106,7 +106,7 @@ void BlockReader::recognize(const std::filesystem::path& path) {
 }
 
 size_t BlockReader::last_csv_record() {
-  // Quotes that open and close a field alternate, doubled ones too: outside of quotes their number is even.
+  // Outside of quoted fields the number of quotes so far is even, doubled quotes included.
   size_t end = 0;
   bool quoted = false;
   for (size_t at = 0; at < pending_.size(); ++at) {
@@ -116,7 +116,7 @@ size_t BlockReader::last_csv_record() {
   return end;
 }
 
-// How much of pending_ is a block; 0 where more must be read first.
+// Returns the bytes of pending_ that make a block; 0 if more must be read first.
 size_t BlockReader::find_cut() {
   if (at_end_) return pending_.size();
   switch (form_.kind) {
@@ -158,7 +158,7 @@ void BlockReader::go_to_next_input(int64_t bytes_of_this) {
   position_ = {position_.input + 1, 0, 1};
 }
 
-// Nothing where the file has no more.
+// Returns nullopt at the end of the file.
 std::optional<TextBlock> BlockReader::next_rows() {
   TextBlock block = form_;
   block.kind = InputKind::rows;
@@ -195,7 +195,7 @@ std::optional<TextBlock> BlockReader::next() {
     }
     const bool is_first = position_.offset == 0;
     std::optional<TextBlock> block;
-    // An empty text is an empty document, too.
+    // An empty text file is an empty document.
     if (cut > 0 || (form_.kind == InputKind::text && (is_first || !document_ended_))) block = take(cut);
     if (at_end_ && pending_.empty()) {
       go_to_next_input(source_->file_bytes_read());

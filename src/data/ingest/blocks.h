@@ -1,4 +1,4 @@
-// Inputs cut into blocks that can be read apart from each other.
+// Cuts inputs into blocks that can be parsed independently.
 #pragma once
 
 #include <cstdint>
@@ -16,47 +16,48 @@
 
 namespace gptrain {
 
-// Bytes behind a block's text that may be read, and are zero.
+// Zero bytes after a block's text, so that vector code may read past its end.
 constexpr size_t block_padding = 64;
 
-// A piece of an input: whole lines of JSONL, whole records of CSV, rows as append_row_text() writes them, the whole of
-// a JSON input, or a part of a text that ends where a tokenizer parts it anyway.
+// A piece of an input: whole lines of JSONL, whole records of CSV, rows as append_row_text() writes them, a whole JSON
+// input, or a part of a text that ends where the tokenizer splits the text anyway.
 struct TextBlock {
-  size_t input = 0;  // number of the TextInput
+  size_t input = 0;  // index of the TextInput
   InputKind kind = InputKind::text;
-  std::string bytes;       // with block_padding behind
-  int64_t first_line = 1;  // of the input, from 1; of rows their number
-  int64_t offset = 0;      // of the first byte in the input, without its compression and header; of rows their number
-  std::string field;       // member or column that holds the text
+  std::string bytes;       // text(), then block_padding zero bytes
+  int64_t first_line = 1;  // number of the first line or row in the input, from 1
+  // Offset of the first byte in the decompressed input, without its header, in bytes; in Parquet files, in rows.
+  int64_t offset = 0;
+  std::string field;  // member or column that holds the text
   char csv_delimiter = ',';
-  size_t csv_column = 0;         // of the documents
-  size_t csv_columns = 0;        // of each record
-  bool ends_document = true;     // of text: the document ends here
-  bool kind_was_asked = false;   // not told by name and content
-  std::string_view compression;  // "gzip", ..; empty for none
-  int64_t file_bytes_read = 0;   // of all inputs, up to the end of this block
+  size_t csv_column = 0;         // column of the text
+  size_t csv_columns = 0;        // fields per record
+  bool ends_document = true;     // InputKind::text: the document ends with this block
+  bool kind_was_asked = false;   // the user named the format
+  std::string_view compression;  // "gzip", ...; empty: not compressed
+  int64_t file_bytes_read = 0;   // bytes read of all input files, compressed or not, up to the end of this block
 
   std::string_view text() const { return std::string_view(bytes).substr(0, bytes.size() - block_padding); }
 };
 
-// Where reading goes on.
+// Start of the next block. `offset` and `line` are TextBlock's offset and first_line.
 struct BlockPosition {
   size_t input = 0;
   int64_t offset = 0;
   int64_t line = 1;
 };
 
-// Reads inputs in order, one thread; their kinds are those of input_format.h. Blocks depend on the inputs and the
-// options alone.
+// Reads inputs in order. Detects their formats (input_format.h). Blocks depend on the inputs and options alone. Not
+// thread-safe.
 class BlockReader {
  public:
-  // `safe_cut` gives where a text may be cut, as last_safe_cut().
+  // `safe_cut` returns a position where a text may be cut, or 0, as last_safe_cut() does.
   BlockReader(const std::vector<TextInput>& inputs, ReadOptions options,
               std::function<size_t(std::string_view)> safe_cut, BlockPosition from = {});
 
-  // The next block; none at the end. Throws Error(data) naming the file, and the line where there is one.
+  // Returns the next block; nullopt at the end. Throws Error(data) with the file, and with the line if known.
   std::optional<TextBlock> next();
-  // A later block takes the memory of `text`.
+  // Gives the memory of `text` to a later block.
   void reuse(std::string text) { spare_ = std::move(text); }
 
  private:
@@ -75,14 +76,14 @@ class BlockReader {
   std::function<size_t(std::string_view)> safe_cut_;
   BlockPosition position_;
   std::unique_ptr<ByteSource> source_;
-  std::unique_ptr<ParquetTexts> parquet_;  // in place of it
-  TextBlock form_;                         // kind and columns of the open input
+  std::unique_ptr<ParquetTexts> parquet_;  // replaces source_ for Parquet files
+  TextBlock form_;                         // the open input's format; has no bytes
   std::string pending_;
   std::string spare_;
   bool at_end_ = false;
   bool document_ended_ = true;
   size_t wanted_ = 0;
-  int64_t bytes_before_ = 0;  // of the inputs before the open one
+  int64_t bytes_before_ = 0;  // bytes of the input files before the open one
 };
 
 }  // namespace gptrain

@@ -28,9 +28,9 @@ constexpr CompressionMagic zstd{"zstd", make_zstd_decoder};
 constexpr CompressionMagic xz{"xz", make_xz_decoder};
 constexpr CompressionMagic bzip2{"bzip2", make_bzip2_decoder};
 
-// Null where `start` is that of none. A file of zstd may begin with a frame that readers skip, as pzstd writes it.
+// Returns null if `start` begins no known compression. A zstd file may begin with a skippable frame, as pzstd writes.
 const CompressionMagic* find_compression(std::string_view start) {
-  constexpr size_t bzip2_block = 4;  // behind "BZh" and a digit: a block, or the end of an empty file
+  constexpr size_t bzip2_block = 4;  // position after "BZh" and a digit: a block, or the end of an empty file
   if (start.starts_with("\x1F\x8B")) return &gzip;
   const bool is_skipped =
       start.size() >= 4 && (static_cast<uint8_t>(start[0]) & 0xF0U) == 0x50U && start.substr(1, 3) == "\x2A\x4D\x18";
@@ -63,7 +63,7 @@ ByteSource::~ByteSource() {
   if (file_ >= 0) ::close(file_);
 }
 
-// Up to `room` bytes, fewer only at the end.
+// Reads up to `room` bytes, fewer only at the end.
 size_t ByteSource::read_file(char* out, size_t room) {
   size_t produced = 0;
   while (!at_end_ && produced < room) {
@@ -77,7 +77,7 @@ size_t ByteSource::read_file(char* out, size_t room) {
   return produced;
 }
 
-// Reads on behind what is there, until the buffer is full or the file ends. False where nothing came.
+// Reads until the buffer is full or the file ends. Returns false if no byte was read.
 bool ByteSource::fill() {
   if (begin_ > 0) {
     std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
@@ -89,7 +89,7 @@ bool ByteSource::fill() {
   return count > 0;
 }
 
-// Between streams and behind the last one. False at the end of the file.
+// Skips zero bytes between streams and after the last. Returns false at the end of the file.
 bool ByteSource::skip_zeros() {
   while (true) {
     while (begin_ < end_ && buffer_[begin_] == '\0') ++begin_;
@@ -101,7 +101,7 @@ bool ByteSource::skip_zeros() {
 size_t ByteSource::read(char* out, size_t room) {
   size_t produced = 0;
   while (produced < room) {
-    // Plain bytes need not go through the buffer.
+    // Uncompressed data bypass the buffer.
     if (!decoder_ && begin_ == end_) return produced + read_file(out + produced, room - produced);
     if (begin_ == end_ && !fill() && !in_stream_) break;
     if (!decoder_) {

@@ -1,4 +1,4 @@
-// The bytes of an input, without its compression.
+// Reads and decompresses an input.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,8 @@
 
 namespace gptrain {
 
-// Reads a file, or the standard input for "-", once from start to end. gzip, zstd, xz and bzip2 are told by their first
-// bytes, whatever the name; several streams in one file follow each other, with zeros between and behind them. One
-// thread at a time.
+// Reads a file, or the standard input for "-", once from start to end. Detects gzip, zstd, xz and bzip2 by their first
+// bytes, whatever the name. A file may hold several streams, with zero bytes between and after them. Not thread-safe.
 class ByteSource {
  public:
   // Throws Error(data) naming the file, and Error(usage) for a compression that this build cannot read.
@@ -26,8 +25,8 @@ class ByteSource {
   // damaged, or ends inside of compressed data.
   size_t read(char* out, size_t room);
 
-  std::string_view compression() const { return compression_; }  // "gzip", ..; empty for none
-  int64_t file_bytes_read() const { return file_bytes_read_; }   // as they lie on the disk
+  std::string_view compression() const { return compression_; }  // "gzip", ...; empty: not compressed
+  int64_t file_bytes_read() const { return file_bytes_read_; }   // bytes read of the file, compressed or not
 
  private:
   size_t read_file(char* out, size_t room);
@@ -42,7 +41,7 @@ class ByteSource {
   size_t end_ = 0;
   bool at_end_ = false;
   bool in_stream_ = false;     // a compressed stream has begun and not ended
-  bool stream_ended_ = false;  // the last step came to the end of one
+  bool stream_ended_ = false;  // the last step ended a stream
   std::string_view compression_;
   std::unique_ptr<Decoder> decoder_;
   int64_t file_bytes_read_ = 0;

@@ -75,7 +75,7 @@ CountedPieces count_pieces(const CountOptions& options, const std::function<void
   const std::vector<TextInput> inputs = expand_inputs(options.inputs);
   int64_t total_bytes = 0;
   for (const TextInput& input : inputs) total_bytes += input.size_bytes;
-  // Any text may be cut between a word and the space of the next; a regular expression is its own matter.
+  // Well-known patterns can be cut between a word and the space before the next; other patterns perhaps not.
   const bool can_cut = std::holds_alternative<PatternKind>(options.stage);
   BlockReader reader(inputs, options.reading, [&](std::string_view text) { return can_cut ? last_safe_cut(text) : 0; });
   std::mutex mutex;

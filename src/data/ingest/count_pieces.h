@@ -1,4 +1,4 @@
-// The pieces of a corpus, for training a tokenizer.
+// Counts the pieces of a corpus, to train a tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@
 namespace gptrain {
 
 struct CountOptions {
-  std::vector<std::string> inputs;  // words of expand_inputs()
+  std::vector<std::string> inputs;  // arguments of expand_inputs()
   ReadOptions reading;
   Stage stage = PatternKind::gpt2;
   bool nfc = false;
-  int64_t sample_bytes = 0;           // above 0: reading stops at the block that reaches this
-  bool replace_invalid_utf8 = false;  // by U+FFFD; else a document that is not UTF-8 is an error
+  int64_t sample_bytes = 0;           // stops after the block that reaches this; 0: reads everything
+  bool replace_invalid_utf8 = false;  // with U+FFFD; else invalid UTF-8 is an error
   int threads = 1;
 };
 
@@ -26,8 +26,8 @@ struct CountedPieces {
   std::vector<std::string> formats;  // InputFormats::lines()
 };
 
-// How often each piece occurs. `progress(done_bytes, total_bytes)` is called from one thread at a time. Throws
-// Error(data) naming file and line for a document that cannot be read, or is not UTF-8 and must be.
+// Counts how often each piece occurs. `progress(done_bytes, total_bytes)` is called from one thread at a time. Throws
+// Error(data), with file and line, for a document that cannot be read, and for invalid UTF-8 unless it is replaced.
 CountedPieces count_pieces(const CountOptions& options, const std::function<void(int64_t, int64_t)>& progress);
 
 }  // namespace gptrain

@@ -1,4 +1,5 @@
-// Compressed streams, each by its library. Where a build lacks one, its function throws Error(usage) with the package.
+// Decompresses streams, each with its library. In a build without a library, its function throws Error(usage) with the
+// package to install.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 
 namespace gptrain {
 
-// Damage; what() says what the library says.
+// Damaged data; carries the library's message.
 struct DecodeFault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -20,7 +21,7 @@ class Decoder {
   struct Step {
     size_t consumed;
     size_t produced;
-    bool ended;  // at the end of a stream; what follows in the input is another, after restart()
+    bool ended;  // the stream has ended; the next one needs restart()
   };
   virtual Step decode(std::string_view input, char* out, size_t room) = 0;
   virtual void restart() = 0;

@@ -58,12 +58,12 @@ EncodedBlock BlockEncoder::encode(const TextBlock& block, TokenBuffer memory) {
         fault(line, reason);
         if (!is_one_document) out_.is_whole = false;
       });
-  // What came in the blocks before is the document's, too.
+  // A document with text in earlier blocks is not empty, even if this block is.
   if (is_text && block.ends_document) end_document(block.offset > 0);
   return std::move(out_);
 }
 
-// False where the text holds a special token that it may not hold, which is then a fault.
+// Returns false, after recording a fault, if the text has a special token and these are refused.
 bool BlockEncoder::append_encoded(std::string_view text, int64_t line) {
   const std::span<const int32_t> ids = encoder_.encode(text, options_.special_in_text == SpecialInText::text);
   out_.special_in_text += encoder_.num_special();

@@ -1,4 +1,4 @@
-// From a block of an input to the tokens of its documents.
+// Encodes a block of an input into the tokens of its documents.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@
 
 namespace gptrain {
 
-// Tokens in the width in which a token file stores them.
+// Tokens, in 16 or 32 bits as the token file stores them.
 class TokenBuffer {
  public:
-  // `narrow`: in 16 bits, which every id that is put in fits.
+  // `narrow`: stores 16 bits per id. REQUIRES: each appended id fits.
   explicit TokenBuffer(bool narrow) : narrow_(narrow) {}
   TokenBuffer() = default;
 
@@ -28,7 +28,7 @@ class TokenBuffer {
 
   void append(std::span<const int32_t> ids);
   void append(int32_t id) { append(std::span(&id, 1)); }
-  // Each byte is an id.
+  // Appends each byte as an id.
   void append_bytes(std::string_view text);
   // Keeps the memory.
   void clear();
@@ -39,7 +39,7 @@ class TokenBuffer {
   std::vector<int32_t> ids32_;
 };
 
-// What becomes of a text of a special token within a document's text.
+// Treatment of a special token's text within a document.
 enum class SpecialInText : uint8_t {
   tokens,  // the token
   text,    // text like any other
@@ -47,15 +47,15 @@ enum class SpecialInText : uint8_t {
 };
 
 struct EncodeOptions {
-  std::optional<int32_t> end_token;   // put behind each document
-  bool replace_invalid_utf8 = false;  // by U+FFFD; else a document that is not UTF-8 is a fault
-  bool narrow = false;                // as of TokenBuffer
+  std::optional<int32_t> end_token;   // appended to each document; nullopt: none
+  bool replace_invalid_utf8 = false;  // with U+FFFD; else invalid UTF-8 is a fault
+  bool narrow = false;                // see TokenBuffer
   SpecialInText special_in_text = SpecialInText::tokens;
 };
 
 struct EncodedBlock {
   TokenBuffer ids;
-  std::vector<size_t> ends;  // of each document, in ids; what is behind the last one goes on in the next block
+  std::vector<size_t> ends;  // end of each document in `ids`; ids after the last end continue in the next block
   int64_t empty_documents = 0;
   int64_t text_bytes = 0;
   struct Fault {
@@ -65,16 +65,16 @@ struct EncodedBlock {
   static constexpr size_t max_faults = 10;
   std::vector<Fault> faults;  // the first max_faults
   int64_t num_faults = 0;
-  int64_t special_in_text = 0;  // texts of special tokens that the documents held
-  bool is_whole = true;  // false where a fault takes more than one document with it, or leaves one without its end
+  int64_t special_in_text = 0;  // special tokens found in the documents' texts
+  bool is_whole = true;         // false if a fault lost an unknown number of documents, or cut one off
 };
 
-// One thread at a time.
+// Not thread-safe.
 class BlockEncoder {
  public:
   BlockEncoder(std::shared_ptr<const Tokenizer> tokenizer, const EncodeOptions& options);
 
-  // `memory`: of an earlier result, whose memory the new one takes over.
+  // `memory`: ids of an earlier result, whose memory the new result reuses.
   EncodedBlock encode(const TextBlock& block, TokenBuffer memory = {});
 
  private:

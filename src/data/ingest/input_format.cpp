@@ -72,7 +72,7 @@ struct Suffix {
   std::string_view suffix;
   std::string_view name;
 };
-// Names of formats that are not read here, whatever the content.
+// Suffixes of unsupported formats, refused whatever the content.
 constexpr Suffix refused_suffixes[] = {
     {".zip", "a zip archive"},
     {".tar", "a tar archive"},
@@ -117,7 +117,7 @@ std::string lower(std::string text) {
   return text;
 }
 
-// The suffix of a name that is not one of a compression.
+// Returns the suffix of a name before a suffix of compression.
 std::string format_suffix(std::filesystem::path path) {
   if (!compression_of_name(path).empty()) path.replace_extension();
   return lower(path.extension().native());
@@ -127,7 +127,7 @@ std::string format_suffix(std::filesystem::path path) {
   throw Error(ExitCode::data, "{} is {}: {}", path.native(), is, remedy);
 }
 
-// A text of ASCII has a zero in every second byte of UTF-16.
+// Returns the encoding's name; empty if none. ASCII in UTF-16 has a zero in every second byte.
 std::string_view wide_encoding(std::string_view start) {
   if (start.starts_with(std::string_view("\xFF\xFE\0\0", 4)) ||
       start.starts_with(std::string_view("\0\0\xFE\xFF", 4))) {
@@ -144,18 +144,18 @@ std::string_view wide_encoding(std::string_view start) {
 }
 
 enum class JsonShape {
-  none,     // no JSON
-  lines,    // a value a line
+  none,     // not JSON
+  lines,    // a value per line
   one,      // a list, or one object over several lines
-  several,  // values over several lines
+  several,  // several values, each over several lines
 };
 
 struct Lines {
   size_t number = 0;
-  size_t records = 0;  // that begin and end as an object does
+  size_t records = 0;  // lines that begin with { and end with }
 };
 
-// Of lines that are whole; blank ones do not count.
+// Counts whole lines that are not blank.
 Lines count_json_lines(std::string_view text, bool is_whole) {
   Lines lines;
   while (!text.empty()) {
@@ -197,7 +197,7 @@ JsonShape json_shape(std::string_view text, bool is_whole) {
   return JsonShape::several;
 }
 
-// A line that ends inside of what it opened: JSON for people, over several lines.
+// Returns true if the first line ends with an open value: JSON with indentation.
 bool is_pretty_printed(std::string_view text) {
   text.remove_prefix(std::min(text.find_first_not_of(blanks), text.size()));
   const size_t newline = text.find('\n');
@@ -243,7 +243,7 @@ InputFormat json_format(const InputQuestion& question, JsonShape shape) {
 
 char delimiter_of(std::string_view suffix) { return suffix == ".tsv" || suffix == ".tab" ? '\t' : ','; }
 
-// What the name promises; nothing where it promises nothing.
+// Returns the format by the name's suffix; nullopt if the suffix tells none.
 std::optional<InputFormat> format_of_name(const InputQuestion& question, const std::string& suffix) {
   const JsonShape shape = json_shape(question.start, question.is_whole);
   if (suffix == ".jsonl" || suffix == ".ndjson") {

@@ -1,5 +1,5 @@
-// The format of an input: told by its content and its name, or asked for; never a guess that takes damaged data for
-// text.
+// Detects the format of an input from its content and name, unless the user names it. Damaged data are never taken for
+// plain text.
 #pragma once
 
 #include <cstddef>
@@ -14,47 +14,48 @@
 
 namespace gptrain {
 
-// The compression that a name promises: "gzip", "zstd", "xz", "bzip2"; empty for none.
+// Returns the compression by the suffix of a name: "gzip", "zstd", "xz", "bzip2"; empty: none.
 std::string_view compression_of_name(const std::filesystem::path& path);
 
-// Throws Error(data), naming file and format, where `start`, the first bytes of an input without its compression, is
-// that of a format which is not read here: an archive, another compression, Arrow, UTF-16, a Git LFS pointer and more.
+// Throws Error(data), with file and format, if `start`, the first decompressed bytes, begins an unsupported format: an
+// archive, another compression, Arrow, UTF-16, a Git LFS pointer and others.
 void refuse_foreign_format(const std::filesystem::path& path, std::string_view start);
 
 struct InputQuestion {
   const std::filesystem::path& path;
   std::string_view start;  // the first bytes of the content, without a byte order mark
-  bool is_whole;           // nothing follows them
+  bool is_whole;           // `start` is the whole content
   const std::string& field;
-  bool field_is_given;               // then an input without fields is refused
-  std::optional<InputKind> asked{};  // in place of what name and content say
+  bool field_is_given;               // the user named the field: inputs without fields are refused
+  std::optional<InputKind> asked{};  // format named by the user; nullopt: detected
 };
 
 struct InputFormat {
   InputKind kind = InputKind::text;
   char csv_delimiter = ',';
-  size_t csv_column = 0;    // of the documents
-  size_t csv_columns = 0;   // of each record
-  size_t header_bytes = 0;  // before the first record
+  size_t csv_column = 0;   // column of the text
+  size_t csv_columns = 0;  // fields per record
+  size_t header_bytes = 0;
 };
 
-// Throws Error(data), naming the file, where the name promises what the content is not, or where neither says enough.
+// Throws Error(data), with the file's name, if the content contradicts the name, or if neither tells the format.
 InputFormat find_input_format(const InputQuestion& question);
 
-// The fields of the record at the start of `text` and its length with the line's end; no length where it does not end
-// in `text` (unless `at_end`, when the end of the text ends it).
+// Parses the fields of the record at the start of `text`. Returns its length with the line's end; 0 if it does not end
+// within `text`. With `at_end`, the end of the text ends it.
 size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::string>& fields, char delimiter = ',');
 
-// "JSONL", "one text": as messages name a format.
+// Returns a format's name for messages: "JSONL", "one text".
 std::string_view format_name(InputKind kind);
 
-// Which inputs were taken for which format.
+// Counts inputs by detected format.
 class InputFormats {
  public:
-  // The number of an input counts once, in the order of the inputs. `delimiter`: of a table.
+  // Adds input `number`; consecutive calls with the same number count once. `delimiter`: between CSV fields.
   void add(size_t number, const std::filesystem::path& input, InputKind kind, char delimiter,
            std::string_view compression);
-  // "a.jsonl.gz as JSONL (gzip)", "12 files as CSV, a.csv the first": one for each format, in the order of the inputs.
+  // Returns a line per format, in the order of the inputs: "a.jsonl.gz as JSONL (gzip)", "12 files as CSV, a.csv the
+  // first".
   std::vector<std::string> lines() const;
 
  private:

@@ -53,7 +53,7 @@ void add_matches(const std::string& pattern, std::vector<TextInput>& files) {
   ::globfree(&matches);
   if (found.empty()) refuse_input(pattern, "no file matches");
   for (const std::string& path : found) {
-    std::error_code unreadable;  // then opening it says why
+    std::error_code unreadable;  // ignored: opening the file reports the reason
     if (fs::is_directory(path, unreadable)) {
       add_folder(path, files);
     } else {

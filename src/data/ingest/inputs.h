@@ -1,4 +1,4 @@
-// The files that the words of a command line name, and how they are read.
+// Finds the files that command line arguments name, and the options for reading them.
 #pragma once
 
 #include <cstdint>
@@ -11,28 +11,28 @@ namespace gptrain {
 
 enum class InputKind : uint8_t {
   text,   // the whole input is one document
-  jsonl,  // one document a line
-  json,   // a list of documents, or one
-  csv,    // one document a record, RFC 4180, or with tabs for commas
-  rows,   // one document a row of a Parquet file
+  jsonl,  // one document per line
+  json,   // a list of documents, or a single one
+  csv,    // one document per record; RFC 4180, or the same with tabs for commas
+  rows,   // one document per row of a Parquet file
 };
 
 struct TextInput {
   std::filesystem::path path;  // "-" is the standard input
   int64_t size_bytes = 0;      // 0 for the standard input
-  int64_t modified = 0;        // the file system's time of the last change, in its own unit
+  int64_t modified = 0;        // time of the last change, in ticks of the file system's clock
 };
 
-// The member or column that holds the text, by input.
+// Name of the member or column that holds the text, by input.
 class TextFields {
  public:
-  // Each word is NAME, of all inputs, or PATTERN=NAME, of those whose path or file name matches (* ? [...]): the first
-  // that matches counts, and NAME where none does. Without a NAME, "text".
+  // Each word is NAME or PATTERN=NAME. The first PATTERN (* ? [...]) that matches an input's path or file name applies,
+  // else NAME, else "text".
   TextFields() = default;
   explicit TextFields(std::vector<std::string> words);
 
   const std::string& of(const std::filesystem::path& input) const;
-  // Whether a word says it.
+  // Returns true if a word applies to the input.
   bool is_given(const std::filesystem::path& input) const;
   const std::vector<std::string>& words() const { return words_; }
 
@@ -44,18 +44,17 @@ class TextFields {
   const Rule* rule_of(const std::filesystem::path& input) const;
 
   std::vector<std::string> words_;
-  std::vector<Rule> rules_;  // the word without a pattern stands last, as *
+  std::vector<Rule> rules_;  // in order of use; NAME without a pattern is last, as *
 };
 
-// How inputs are read.
 struct ReadOptions {
   TextFields fields;
-  std::optional<InputKind> kind;  // of all inputs, whatever their names and contents say
+  std::optional<InputKind> kind;  // format of all inputs; nullopt: detected by name and content
 };
 
-// Each word is a file, "-", a folder (all files below it whose names do not begin with a dot, in the order of their
-// paths) or, where no such file is there, a pattern with * ? [...] (its matches, in order). Throws Error(data) naming a
-// word that is nothing of these, or a file that cannot be read.
+// Returns the files of command line words. A word is a file, "-", a folder (all files below whose names do not begin
+// with a dot, in the order of their paths) or, if no such file exists, a pattern with * ? [...] (its matches, in
+// order). Throws Error(data), with the name, for any other word and for a file that cannot be read.
 std::vector<TextInput> expand_inputs(const std::vector<std::string>& words);
 
 }  // namespace gptrain

@@ -7,7 +7,7 @@
 namespace gptrain {
 namespace {
 
-// The text of the member of `value`, or the fault.
+// Sets `text` to the member of `value`. Returns false, with the reason in `fault`, if there is none.
 bool text_in(const JsonRecord& record, JsonSpan value, const JsonMember& member, std::string& text,
              std::string& fault) {
   JsonSpan found{};

@@ -15,7 +15,7 @@ constexpr std::string_view json_blanks = " \t\r\n";
 
 [[noreturn]] void fail(size_t at, const std::string& reason) { throw JsonFault(at, reason); }
 
-// One pass over a text, value by value. A scanner stands before what it reads, and then behind it.
+// Scans a text value by value. Each method begins at the scanner's position and leaves it after the text read.
 class Scanner {
  public:
   explicit Scanner(std::string_view text, size_t at = 0) : text_(text), at_(at) {}
@@ -42,7 +42,7 @@ class Scanner {
     fail(at_, c == '\'' ? "strings have double quotes" : "no value begins like this");
   }
 
-  // Calls `on_member(key, value)` for each member of the object that begins here.
+  // Reads an object. Calls `on_member(key, value)` for each member.
   template <typename OnMember>
   void object(int depth, const OnMember& on_member) {
     ++at_;
@@ -74,7 +74,7 @@ class Scanner {
   }
 
  private:
-  // Reads what stands between members or elements, or closes the container.
+  // Reads the closing bracket, or the comma before a value that is not the first. Returns true for the bracket.
   bool ends(char close, bool first) {
     skip_blanks();
     if (at_end()) fail(at_, fmt::format("the text ends before {} closes what was opened", close));

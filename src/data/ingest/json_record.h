@@ -1,5 +1,5 @@
-// JSON as Python's json module writes and reads it: NaN and Infinity are numbers, a number has as many digits as it
-// likes, of a member that stands twice the last one counts.
+// Reads JSON as Python's json module does: NaN and Infinity are numbers, numbers may have any number of digits, and the
+// last of several members with the same name counts.
 #pragma once
 
 #include <cstddef>
@@ -10,32 +10,33 @@
 
 namespace gptrain {
 
-// Why a text is not JSON, and at which byte.
+// Reason why a text is not JSON, with the byte offset.
 struct JsonFault : std::runtime_error {
   JsonFault(size_t at_, const std::string& reason) : std::runtime_error(reason), at(at_) {}
   size_t at;
 };
 
-// A value of a text, not yet looked into.
+// Byte range of a value in the text.
 struct JsonSpan {
   size_t begin;
   size_t end;
 };
 
-// Checks all of a text, and finds what is asked for. One thread at a time; the text is borrowed.
+// Checks a whole text, then finds values in it. REQUIRES: the text outlives this. Not thread-safe.
 class JsonRecord {
  public:
-  // Throws JsonFault where `text` is not UTF-8, not one JSON value, or nested deeper than max_json_depth.
+  // Throws JsonFault if `text` is not UTF-8, not one JSON value, or nested deeper than max_json_depth.
   explicit JsonRecord(std::string_view text);
 
   JsonSpan root() const { return root_; }
-  // The elements of a list, in order; the value itself where it is none.
+  // Returns the elements of the root list in order; the root itself if it is not a list.
   std::vector<JsonSpan> elements() const;
-  // The last member of this name of an object; false where there is none.
+  // Finds the last member with this name. Returns false if there is none.
   bool member(JsonSpan object, std::string_view name, JsonSpan& value) const;
-  // "array", "object", "string", "boolean", "null" or "number".
+  // Returns "array", "object", "string", "boolean", "null" or "number".
   const char* type_name(JsonSpan value) const;
-  // The characters of a string. A surrogate without its other half becomes U+FFFD, or a JsonFault.
+  // Returns a string's characters in UTF-8. An unpaired surrogate becomes U+FFFD or, without `replace_surrogates`,
+  // throws JsonFault.
   std::string string_at(JsonSpan value, bool replace_surrogates) const;
 
  private:
@@ -43,11 +44,11 @@ class JsonRecord {
   JsonSpan root_{};
 };
 
-// The place behind the JSON value at the start of `text`, told by its brackets and quotes alone; npos where it does not
-// end in `text`.
+// Returns the end of the JSON value at the start of `text`, found by brackets and quotes alone; npos if it does not end
+// within `text`.
 size_t end_of_json_value(std::string_view text);
 
-// "not valid JSON: column 12: ..., in: ...": a fault as people can find it in its line.
+// Returns a message with the column and the text around the fault: "not valid JSON: column 12: ..., in: ...".
 std::string describe_json_fault(std::string_view text, const JsonFault& fault);
 
 }  // namespace gptrain

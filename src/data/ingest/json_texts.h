@@ -1,5 +1,5 @@
-// The text member of JSON objects at high speed: simdjson reads what it can, json_member.h the rest, and everything in
-// a build without simdjson.
+// Extracts the text member of JSON objects fast, with simdjson. json_member.h reads JSON that simdjson refuses, and
+// everything in a build without simdjson.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace gptrain {
 
-// One thread at a time.
+// Not thread-safe.
 class JsonTexts {
  public:
   explicit JsonTexts(bool replace_invalid);
@@ -18,7 +18,7 @@ class JsonTexts {
   JsonTexts(const JsonTexts&) = delete;
   JsonTexts& operator=(const JsonTexts&) = delete;
 
-  // As JsonMember's. 64 bytes behind `json` may be read. `text` is valid until the next call.
+  // Do the same as JsonMember. REQUIRES: 64 bytes after `json` are readable. `text` is valid until the next call.
   bool text_of(std::string_view json, const std::string& field, std::string_view& text, std::string& fault);
   void texts_of(std::string_view json, const std::string& field, const OnJsonDocument& document);
 

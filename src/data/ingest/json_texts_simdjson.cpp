@@ -30,10 +30,10 @@ const char* type_name(simdjson::dom::element element) {
 struct JsonTexts::Impl {
   JsonMember member;
   simdjson::dom::parser parser;
-  std::string text;  // of JSON that simdjson does not take
+  std::string text;  // result for JSON that simdjson refuses
 
   bool parse(std::string_view json, simdjson::dom::element& root) {
-    // simdjson counts the document itself, too.
+    // simdjson counts the document itself as a level, hence + 1.
     simdjson::error_code error = simdjson::SUCCESS;
     if (parser.capacity() < json.size() || parser.max_depth() != max_json_depth + 1)
       error = parser.allocate(json.size(), max_json_depth + 1);

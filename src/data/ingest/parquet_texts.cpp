@@ -18,13 +18,13 @@ namespace {
 
 constexpr int64_t batch_rows = 1024;
 
-// Memory for what a column's pages hold. Page headers have no checksum, and one that lies about its size would have all
-// memory taken before it is found out.
+// Memory pool for a column's pages, with a limit per allocation. Page headers have no checksum: a damaged size could
+// otherwise exhaust memory before the damage is noticed.
 class BoundedPool final : public arrow::ProxyMemoryPool {
  public:
   BoundedPool() : arrow::ProxyMemoryPool(arrow::default_memory_pool()) {}
 
-  // A decoded value takes 16 bytes, and at least its 4 bytes of length in the page.
+  // A decoded value takes 16 bytes and at least 4 bytes in the page, its length: hence the factor 4.
   void set_column_bytes(int64_t bytes) { most_bytes_ = usual_bytes + 4 * bytes; }
 
   using arrow::ProxyMemoryPool::Allocate;
@@ -48,7 +48,7 @@ class BoundedPool final : public arrow::ProxyMemoryPool {
   int64_t most_bytes_ = usual_bytes;
 };
 
-// What Arrow's library throws is an error of the file.
+// Turns Arrow's exceptions into Error(data) with the file's name.
 template <typename Work>
 auto reading(const std::filesystem::path& path, Work work) {
   try {
@@ -68,7 +68,7 @@ struct ParquetTexts::Impl {
   Impl(std::filesystem::path path_, const std::string& name, int64_t first_row) : path(std::move(path_)) {
     reading(path, [&] {
       parquet::ReaderProperties properties(&pool);
-      properties.enable_buffered_stream();  // else a column's part of a row group is read whole
+      properties.enable_buffered_stream();  // without it, a row group's column is read at once
       file = parquet::ParquetFileReader::OpenFile(path.native(), false, properties);
       column = find_column(name);
       check_row_count();
@@ -135,7 +135,7 @@ struct ParquetTexts::Impl {
     group_rows = 0;
   }
 
-  // The footer says how many rows there are in three places, and has no checksum.
+  // The footer states the number of rows in three places and has no checksum, so they are compared.
   void close_group() {
     if (!reader) return;
     const int64_t promised = file->metadata()->RowGroup(group - 1)->num_rows();
@@ -166,7 +166,7 @@ struct ParquetTexts::Impl {
         continue;
       }
       int64_t num_values = 0;
-      // A batch is part of a page, in which the values lie.
+      // A batch lies within one page, which holds the values.
       const int64_t count = reader->ReadBatch(batch_rows, levels.data(), nullptr, values.data(), &num_values);
       const int16_t present = reader->descr()->max_definition_level();
       size_t value = 0;
@@ -180,7 +180,7 @@ struct ParquetTexts::Impl {
       }
       rows += count;
       group_rows += count;
-      // A reader that has more and gives nothing would be asked for ever.
+      // A damaged reader that announces more rows and gives none would make this loop endless.
       if (count == 0) refuse_missing_rows(rows_of_groups_before() + group_rows + 1);
     }
     return rows;
@@ -189,11 +189,11 @@ struct ParquetTexts::Impl {
   static constexpr int64_t most_column_bytes = int64_t{1} << 40;
 
   std::filesystem::path path;
-  BoundedPool pool;  // outlives what takes memory of it
+  BoundedPool pool;  // declared first: outlives the readers that allocate from it
   std::unique_ptr<parquet::ParquetFileReader> file;
   int column = 0;
-  int group = 0;           // that is opened next
-  int64_t group_rows = 0;  // read of the open one
+  int group = 0;           // next row group to open
+  int64_t group_rows = 0;  // rows read of the open row group
   std::shared_ptr<parquet::RowGroupReader> group_reader;
   std::shared_ptr<parquet::ByteArrayReader> reader;
   std::array<int16_t, batch_rows> levels{};

@@ -7,7 +7,7 @@
 namespace gptrain {
 namespace {
 
-// One of them, or a new one.
+// Returns a spare object, or a new one if none is left.
 template <typename T>
 T take_spare(std::vector<T>& spare) {
   if (spare.empty()) return {};

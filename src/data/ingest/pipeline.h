@@ -1,4 +1,4 @@
-// Threads that read and encode ahead of the one that writes.
+// Reads and encodes in threads, ahead of the thread that writes.
 #pragma once
 
 #include <condition_variable>
@@ -19,10 +19,10 @@
 namespace gptrain {
 
 // One thread reads and decompresses, `num_threads` parse and encode, and next() hands out the results in the order of
-// the input, whatever the number of threads. At most a few blocks a thread are in memory at once.
+// the input, whatever the number of threads. At most a few blocks per thread are in memory at once.
 class IngestPipeline {
  public:
-  // Throws Error(device) where a thread cannot be started. `reader` is borrowed, and belongs to the pipeline meanwhile.
+  // Throws Error(device) if a thread cannot be started. REQUIRES: `reader` outlives this and is not used otherwise.
   IngestPipeline(BlockReader& reader, std::shared_ptr<const Tokenizer> tokenizer, const EncodeOptions& options,
                  int num_threads);
   ~IngestPipeline();
@@ -33,9 +33,9 @@ class IngestPipeline {
     TextBlock block;  // without its bytes
     EncodedBlock encoded;
   };
-  // The next block; none at the end. An Error of a thread is thrown where its block would have come.
+  // Returns the next block; nullopt at the end. Rethrows a thread's Error in the place of its block.
   std::optional<Item> next();
-  // Later blocks use the memory of an item that is done with.
+  // Returns an item that is no longer needed; later blocks reuse its memory.
   void give_back(Item item);
 
  private:
@@ -54,11 +54,11 @@ class IngestPipeline {
   std::condition_variable changed_;
   std::deque<std::pair<int64_t, TextBlock>> waiting_;
   std::map<int64_t, Result> done_;
-  // Memory for blocks and tokens: fresh memory costs as much as all that is done with a block of bytes.
+  // Memory to reuse for blocks and tokens. Fresh memory costs as much time as all other work on a block of bytes.
   std::vector<std::string> spare_texts_;
   std::vector<TokenBuffer> spare_tokens_;
   int64_t num_taken_ = 0;    // blocks that next() has given out
-  int64_t num_blocks_ = -1;  // once all are read
+  int64_t num_blocks_ = -1;  // number of all blocks; -1: not all are read
   int64_t max_ahead_;
   bool stopped_ = false;
   std::vector<std::unique_ptr<BlockEncoder>> encoders_;

@@ -1,4 +1,4 @@
-// How a row's text is written in a block of rows.
+// Writes a row's text into a block of rows.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace gptrain {
 
-// A text's length in 32 bits, null_row_text where the row has none, and its bytes.
+// A row is its text's length in 32 bits (null_row_text: no text), then the text's bytes.
 constexpr uint32_t null_row_text = 0xFFFFFFFF;
 inline void append_row_text(std::string& bytes, const void* text, uint32_t length) {
   bytes.append(reinterpret_cast<const char*>(&length), sizeof length);

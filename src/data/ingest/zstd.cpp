@@ -14,9 +14,9 @@
 namespace gptrain {
 namespace {
 
-// The window that the header of a frame asks for, in bytes (RFC 8878, section 3.1.1.1); 0 where `frame` says none.
+// Returns the window size in a frame's header, in bytes (RFC 8878, section 3.1.1.1); 0 if it has none.
 uint64_t window_bytes(std::string_view frame) {
-  constexpr size_t descriptor = 4;  // behind the magic number
+  constexpr size_t descriptor = 4;  // position after the magic number
   constexpr uint32_t single_segment = 1U << 5;
   if (!frame.starts_with("\x28\xB5\x2F\xFD") || frame.size() < descriptor + 2) return 0;
   if ((static_cast<uint8_t>(frame[descriptor]) & single_segment) != 0) return 0;
@@ -25,7 +25,7 @@ uint64_t window_bytes(std::string_view frame) {
   return base + base / 8 * (byte & 7U);
 }
 
-// Memory that processes may still take; as much as there can be where the system does not say.
+// Returns the memory available to processes; the largest number if the system does not tell it.
 uint64_t available_bytes() {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);) {
@@ -62,7 +62,7 @@ class ZstdDecoder : public Decoder {
   }
 
  private:
-  // A window above 128 MiB is what zstd --long takes, and what damage may ask for.
+  // A window above 128 MiB comes from zstd --long or from damage. Refuses it only if it exceeds the free memory.
   void check_window(std::string_view frame) {
     constexpr uint64_t usual_bytes = uint64_t{1} << 27;
     const uint64_t bytes = window_bytes(frame);
@@ -79,7 +79,7 @@ class ZstdDecoder : public Decoder {
 
   ZSTD_DCtx* stream_;
   bool at_start_ = true;
-  std::string wanted_;  // for messages, where the window is large
+  std::string wanted_;  // addition to messages if the window is large; else empty
 };
 
 }  // namespace

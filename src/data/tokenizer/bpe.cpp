@@ -9,7 +9,7 @@
 namespace gptrain {
 namespace {
 
-// Up to this length scanning all pairs is faster than a priority queue.
+// Largest length for which scanning all pairs is faster than a priority queue.
 constexpr size_t short_piece_bytes = 96;
 
 uint64_t mix(uint64_t key) {

@@ -24,11 +24,11 @@ constexpr uint64_t pair_key(int32_t left, int32_t right) {
   return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
 }
 
-// How a piece becomes characters, where it does not become bytes.
+// Vocabularies of characters instead of bytes: treatment of characters that are no token.
 struct CharacterParts {
-  std::optional<int32_t> unknown;  // of a character that is no token; without it such a character is dropped
-  bool fuse_unknown = false;       // several that follow each other are one
-  bool byte_fallback = false;      // in place of it, the tokens <0x00> .. <0xFF> of its bytes
+  std::optional<int32_t> unknown;  // id for a character that is no token; nullopt: such characters are dropped
+  bool fuse_unknown = false;       // consecutive unknown characters become one id
+  bool byte_fallback = false;      // prefers the tokens <0x00> ... <0xFF> of its bytes, if all exist, to `unknown`
 };
 
 // Vocabulary and merges. Immutable; thread-safe.
@@ -38,7 +38,7 @@ class Bpe {
   // earlier ones take precedence; of a pair listed twice, the later counts, as in Hugging Face tokenizers. With
   // ignore_merges a piece that is a token becomes that token, whatever the merges.
   Bpe(const std::vector<std::string>& tokens, const std::vector<Merge>& merges, bool ignore_merges);
-  // The same with tokens of characters, of which not every one need be a token.
+  // The same with tokens of characters. A character need not be a token.
   Bpe(const std::vector<std::string>& tokens, const std::vector<Merge>& merges, bool ignore_merges,
       const CharacterParts& characters);
 

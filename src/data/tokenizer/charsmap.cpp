@@ -8,12 +8,12 @@
 namespace gptrain {
 namespace {
 
-// Fields of a protocol buffer, one after the other.
+// Iterates over the fields of a protocol buffer.
 class ProtoFields {
  public:
   explicit ProtoFields(std::string_view message) : rest_(message) {}
 
-  // False at the end, and where the message is damaged.
+  // Returns false at the end, and if the message is damaged.
   bool next(uint64_t& number, std::string_view& bytes) {
     constexpr uint64_t as_varint = 0, as_8_bytes = 1, as_bytes = 2, as_4_bytes = 5;
     uint64_t key = 0;
@@ -73,7 +73,7 @@ class DoubleArray {
     std::memcpy(units_.data(), bytes.data(), units_.size() * sizeof(uint32_t));
   }
 
-  // Whether every way through the array stays within, and ends in values below `most`.
+  // Returns true if every path through the array stays inside it and ends in a value below `most`.
   bool is_sound(uint64_t most) const {
     if (units_.empty()) return false;
     std::vector<bool> is_known(units_.size());
@@ -101,7 +101,7 @@ class DoubleArray {
   std::vector<uint32_t> units_;
 };
 
-// The size of the trie in 32 bits, the trie, and the texts that its values are places in.
+// Checks a charsmap: the trie's size in 32 bits, the trie, and the texts into which the trie's values point.
 bool is_sound_charsmap(std::string_view charsmap) {
   if (charsmap.empty()) return true;
   uint32_t trie_bytes = 0;

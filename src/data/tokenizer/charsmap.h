@@ -1,4 +1,5 @@
-// The table with which a model of SentencePiece normalizes texts: a trie that its library follows without bounds.
+// Checks the table with which a SentencePiece model normalizes texts: its library follows this trie without bounds
+// checks.
 #pragma once
 
 #include <string>
@@ -6,7 +7,7 @@
 
 namespace gptrain {
 
-// Why the tables of a model's bytes cannot be followed; empty where they can, and where there is none.
+// Returns why a model's normalization tables are unusable; empty if they are sound, and if the model has none.
 std::string find_charsmap_fault(std::string_view model);
 
 }  // namespace gptrain

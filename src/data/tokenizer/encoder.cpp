@@ -28,7 +28,7 @@ struct Encoder::Impl {
     }
   }
 
-  // Ids are written behind `used`; a piece of n bytes needs room for n + inline_ids.
+  // Makes room for the ids of a piece after the first `used` ids: a piece of n bytes needs n + inline_ids.
   void make_room(size_t bytes) {
     if (ids.size() - used < bytes + ShortCache::inline_ids) {
       ids.resize(std::max(ids.size() * 2, used + bytes + ShortCache::inline_ids));
@@ -44,7 +44,7 @@ struct Encoder::Impl {
     return scratch.ids.size();
   }
 
-  // `readable` bytes may be read from the start of the piece.
+  // REQUIRES: `readable` bytes can be read from the start of the piece.
   void encode_piece(std::string_view piece, size_t readable) {
     if (piece.size() <= ShortCache::max_bytes) {
       used += encode_remembered(short_pieces, piece, ShortCache::key_of(piece, readable));
@@ -67,8 +67,8 @@ struct Encoder::Impl {
     }
   }
 
-  // Parts `text` by a stage, its pieces by the stages after it, and encodes what comes out. `regex` numbers the regular
-  // expressions among the stages.
+  // Splits `text` by a stage and its pieces by all later stages, then encodes the pieces. `regex`: number of regular
+  // expressions among the earlier stages.
   void split(std::string_view text, size_t stage_number, size_t regex) {
     const Stage& stage = tokenizer->parts().stages[stage_number];
     const bool is_last = stage_number + 1 == tokenizer->parts().stages.size();
@@ -93,7 +93,7 @@ struct Encoder::Impl {
 
   void split_by_regex(std::string_view text, size_t stage, size_t regex, SplitBehavior behavior) {
     const auto put = [&](size_t begin, size_t end) { piece(text.substr(begin, end - begin), stage + 1, regex + 1); };
-    size_t begin = 0;  // of what is no piece yet
+    size_t begin = 0;  // start of the text that is in no piece yet
     for (size_t at = 0; at < text.size();) {
       const Regex::Match match = regexes[regex].find(text, at);
       at = match.end;
@@ -118,7 +118,7 @@ struct Encoder::Impl {
     put(begin, text.size());
   }
 
-  // Looks a few pieces ahead, so that the memory of all of them is on its way at once.
+  // Encodes the pieces of a scanner. Prefetches the cache entries of a few pieces ahead, so that their loads overlap.
   void encode_scanned(std::string_view text, PieceScanner scan) {
     struct Ahead {
       std::string_view piece;
@@ -164,7 +164,7 @@ struct Encoder::Impl {
     piece(text.substr(begin), stage_number + 1, regex);
   }
 
-  // The text with a symbol for each space, and one before it.
+  // Returns the text with a symbol for each space, and one in front.
   std::string with_metaspace(std::string_view text, const Metaspace& metaspace) const {
     std::string result;
     for (const char c : text) {
@@ -207,7 +207,7 @@ struct Encoder::Impl {
     return at;
   }
 
-  // Where the white space begins that ends at `end`; not before `from`.
+  // Returns the start of the white space that ends at `end`, at least `from`.
   static size_t begin_of_space(std::string_view text, size_t from, size_t end) {
     size_t begin = end;
     for (size_t at = from; at < end;) {
@@ -222,7 +222,7 @@ struct Encoder::Impl {
     return begin;
   }
 
-  // Encodes `text` with the added tokens of `finder`, and what lies between them by `rest`.
+  // Encodes the added tokens of `finder` in `text`, and the text between them with `rest`.
   template <typename Rest>
   void find_added(const Tokenizer::Finder& finder, std::string_view text, const Rest& rest) {
     if (finder.empty()) return rest(text);

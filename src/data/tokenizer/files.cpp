@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What a published rank file leaves unsaid.
+// Pattern, normalization and special tokens of a published rank file, which does not contain them.
 struct Published {
   size_t num_ranks;
   PatternKind pattern;
@@ -79,7 +79,7 @@ std::optional<Published> published_with(size_t num_ranks) {
   }
 }
 
-// Gives false where `text` is not base64, whose padding may be missing.
+// Returns false if `text` is not base64. Padding may be missing.
 bool decode_base64(std::string_view text, std::string& bytes) {
   bytes.clear();
   while (text.ends_with('=')) text.remove_suffix(1);
@@ -99,8 +99,8 @@ bool decode_base64(std::string_view text, std::string& bytes) {
   return !bytes.empty();
 }
 
-// tiktoken merges any two neighbours that together are a token, the lowest rank first. So each way to part a token in
-// two tokens is a merge.
+// Returns a merge for each way to split a token into two tokens: tiktoken merges any two neighbours that form a token,
+// lowest rank first.
 std::vector<Merge> merges_of_ranks(const std::vector<std::string>& tokens) {
   std::unordered_map<std::string_view, int32_t> ids;
   for (size_t id = 0; id < tokens.size(); ++id) {
@@ -127,7 +127,7 @@ bool looks_like_ranks(std::string_view text) {
          line[space + 1] <= '9' && decode_base64(line.substr(0, space), bytes);
 }
 
-// A protocol buffer whose first pieces are those that SentencePiece gives every model.
+// Returns true for a protocol buffer that begins with the pieces found in every SentencePiece model.
 bool looks_like_sentencepiece(std::string_view text) {
   constexpr size_t start_bytes = 64;
   return text.starts_with('\n') && text.substr(0, start_bytes).find("<unk>") != std::string_view::npos;
@@ -139,8 +139,8 @@ Stage stage_of(const std::string& pattern) {
   return RegexStage{pattern, SplitBehavior::isolated};
 }
 
-// Says what of a pattern tiktoken reads otherwise than Hugging Face's tokenizers, which are followed here; empty:
-// nothing.
+// Returns the first construct of a pattern that tiktoken reads differently from Hugging Face tokenizers, as gptrain
+// reads all constructs; empty: none.
 std::string_view read_otherwise_by_tiktoken(std::string_view regex) {
   for (size_t at = 0; at < regex.size(); ++at) {
     if (regex[at] == '\\') {
@@ -207,7 +207,7 @@ std::string tokenizer_text(const Tokenizer& tokenizer) {
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const std::string& pattern) {
   if (name == "bytes") return std::make_shared<Tokenizer>();
   fs::path path = name;
-  std::error_code unreadable;  // then opening it says why
+  std::error_code unreadable;  // ignored: opening the file reports the reason
   if (fs::is_directory(path, unreadable)) {
     return load_tokenizer_folder(path, [&](const fs::path& model) { return load_tokenizer(model, pattern); });
   }

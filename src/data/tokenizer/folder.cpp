@@ -20,11 +20,11 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 bool has_file(const fs::path& path) {
-  std::error_code unreadable;  // then opening it says why
+  std::error_code unreadable;  // ignored: opening the file reports the reason
   return fs::exists(path, unreadable);
 }
 
-// The object of a file; an empty one where there is no such file.
+// Returns the JSON object in a file; an empty object if the file does not exist.
 json object_of(const fs::path& path) {
   if (!has_file(path)) return json::object();
   json content = parse_json_or_discard(read_text_file(path, max_tokenizer_bytes));
@@ -32,9 +32,9 @@ json object_of(const fs::path& path) {
   return content;
 }
 
-// A token that a file beside the tokenizer's own names, as a member of added_tokens.
+// A token from a file other than the tokenizer's, in the form of an element of added_tokens.
 struct ExtraToken {
-  json token;     // without "id" where the file gives none
+  json token;     // has no "id" if the file gives none
   fs::path file;  // for messages
 };
 
@@ -83,7 +83,7 @@ std::vector<ExtraToken> extra_tokens(const fs::path& folder) {
   return extra;
 }
 
-// The id of a text in a tokenizer.json; nothing where it has none.
+// Returns the id of a token's text in a tokenizer.json; nullopt if it is no token.
 std::optional<json> id_in(const json& root, const std::string& content) {
   for (const json& token : root.value("added_tokens", json::array())) {
     if (token.is_object() && token.value("content", json()) == content) return token.value("id", json());
@@ -106,7 +106,7 @@ bool is_added(const json& root, const json& content) {
   return false;
 }
 
-// Adds what `root` lacks. False where it lacks nothing.
+// Adds the tokens that `root` lacks. Returns false if it lacks none.
 bool add_tokens(const std::vector<ExtraToken>& extra, json& root) {
   bool changed = false;
   if (!root.contains("added_tokens") || !root["added_tokens"].is_array()) root["added_tokens"] = json::array();
@@ -146,7 +146,7 @@ std::shared_ptr<const Tokenizer> load_gpt2(const fs::path& folder, const std::ve
                 "(AutoTokenizer.from_pretrained(...).save_pretrained(...))",
                 (folder / "tokenizer_config.json").native(), name);
   }
-  // The same members as in a tokenizer.json, so that one reader checks both.
+  // Builds the members of a tokenizer.json, so that the same reader checks both.
   json model = {{"vocab", parse_json_or_discard(read_text_file(folder / "vocab.json", max_tokenizer_bytes))}};
   auto merges = json::array();
   std::istringstream lines(read_text_file(folder / "merges.txt", max_tokenizer_bytes));
@@ -170,7 +170,8 @@ std::shared_ptr<const Tokenizer> load_gpt2(const fs::path& folder, const std::ve
   return parse_tokenizer_json(json_text(root), folder.native());
 }
 
-// Tokens that others add cannot be added to a model: they are in it, or nothing is done.
+// Loads a SentencePiece model. Tokens cannot be added to it: throws Error(usage) if it lacks one of `extra`, or has it
+// with another id.
 std::shared_ptr<const Tokenizer> model_with(const std::vector<ExtraToken>& extra, const fs::path& path,
                                             const LoadModel& load_model) {
   auto tokenizer = load_model(path);

@@ -13,7 +13,7 @@ constexpr uint32_t combining_pairs[] = {
 constexpr uint32_t decomposition_triples[] = {
 #include "data/tokenizer/nfc_decompositions.inc"
 };
-// Count of the characters that follow << 24 | code point, and these: full compatibility decompositions.
+// Full compatibility decompositions: (number of characters << 24 | code point), then those characters.
 constexpr uint32_t compatibility_runs[] = {
 #include "data/tokenizer/nfkc_decompositions.inc"
 };
@@ -33,10 +33,10 @@ bool is_within(uint32_t code, uint32_t first, uint32_t count) { return code - fi
 
 struct Tables {
   std::vector<uint8_t> combining = std::vector<uint8_t>(num_code_points);
-  std::vector<bool> may_change = std::vector<bool>(num_code_points);  // a text without these is in NFC
+  std::vector<bool> may_change = std::vector<bool>(num_code_points);  // true: a text with it may not be NFC
   std::unordered_map<uint32_t, std::pair<uint32_t, uint32_t>> decompositions;
   std::unordered_map<uint64_t, uint32_t> compositions;
-  std::unordered_map<uint32_t, size_t> compatibility;  // the place in compatibility_runs
+  std::unordered_map<uint32_t, size_t> compatibility;  // index in compatibility_runs
 
   Tables() {
     for (const uint32_t pair : combining_pairs) {
@@ -157,7 +157,7 @@ std::vector<uint32_t> decode_all(std::string_view text) {
 
 bool may_need_change(std::string_view text, bool compatibly) {
   const Tables& known = tables();
-  // Below U+0300, whose first byte is 0xCC, nothing combines; below U+00A0, 0xC2, all characters are as they are.
+  // No character below U+0300 (first byte 0xCC) combines; none below U+00A0 (0xC2) has a compatibility decomposition.
   const uint8_t least = compatibly ? 0xC2 : 0xCC;
   for (size_t at = 0; at < text.size();) {
     if (static_cast<uint8_t>(text[at]) < least) {

@@ -1,4 +1,4 @@
-// What a tokenizer does to a text before it parts it.
+// Normalizes a text before it is split into pieces.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@ namespace gptrain {
 struct NormalizerStep {
   enum class Kind : uint8_t { nfc, nfkc, replace, prepend };
   Kind kind = Kind::nfc;
-  std::string from;  // of replace: what is replaced
-  std::string to;    // of replace, and of prepend what is put before a text that is not empty
+  std::string from;  // replace: text to replace
+  std::string to;    // replace: its replacement; prepend: put before every text that is not empty
 };
 
-// All steps in order. False where they leave `text` as it is: then `normalized` need not hold it.
+// Applies all steps in order. Returns false if `text` is unchanged; then `normalized` is undefined.
 bool normalize(const std::vector<NormalizerStep>& steps, std::string_view text, std::string& normalized);
 
 }  // namespace gptrain

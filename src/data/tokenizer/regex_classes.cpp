@@ -51,7 +51,7 @@ Ranges of_both(const Ranges& a, const Ranges& b) {
 
 Ranges in_both(const Ranges& a, const Ranges& b) { return complement(of_both(complement(a), complement(b))); }
 
-// Of a general category or a script; nothing for one that is not known.
+// Returns the code points of a general category or script; nullopt if the name is unknown.
 std::optional<Ranges> ranges_of_property(std::string_view name) {
   using enum CharacterClass;
   struct Known {
@@ -86,7 +86,7 @@ class Translator {
       } else if (c == '{') {
         repeat();
       } else if (c == '$') {
-        // The end of a line, as Oniguruma has it.
+        // Matches as Oniguruma's $: before any newline, and at the end of the text.
         out_ += "(?=\\n|\\z)";
         ++at_;
       } else if (c == '^') {
@@ -105,7 +105,7 @@ class Translator {
     throw Error(ExitCode::usage, "{}: {} in the pattern {}", where_, construct, reason);
   }
 
-  // Reads \\s, \\d, \\w, \\p{..} and what they negate; nothing where something else stands there.
+  // Reads \\s, \\d, \\w, \\p{...} or its negation. Returns nullopt for other escapes.
   std::optional<Ranges> escaped_class() {
     if (at_ + 1 >= pattern_.size()) refuse("a backslash at the end", "escapes nothing");
     const char c = pattern_[at_ + 1];
@@ -128,7 +128,7 @@ class Translator {
     return c >= 'a' ? ranges : complement(ranges);
   }
 
-  // The character that an escape stands for.
+  // Returns the character that an escape denotes.
   uint32_t escaped_character() {
     const char c = pattern_[at_ + 1];
     constexpr std::string_view names = "rntf", characters = "\r\n\t\f";
@@ -165,7 +165,7 @@ class Translator {
       name = pattern_.substr(at_ + 3, close - at_ - 3);
       at_ = close + 1;
     } else {
-      // \\pL is \\p{L}.
+      // The form without braces: \\pL is \\p{L}.
       name = pattern_.substr(at_ + 2, 1);
       at_ = std::min(at_ + 3, pattern_.size());
     }
@@ -191,7 +191,7 @@ class Translator {
 
   void set() { put_set(ranges_of_set(0)); }
 
-  // One item of a set: a class, a set within it, a character, or a range of characters.
+  // Reads an item of a set: a class, a nested set, a character, or a range of characters.
   Ranges ranges_of_item(int depth) {
     if (pattern_[at_] == '[') {
       if (pattern_.substr(at_, 2) == "[:") refuse("[:", "is a class to some engines only");
@@ -210,7 +210,7 @@ class Translator {
     return {{first, last}};
   }
 
-  // The characters of the set that begins here; && takes those that are in what stands on both of its sides.
+  // Reads a set and returns its characters. && intersects the sets on its two sides.
   Ranges ranges_of_set(int depth) {
     constexpr int most_depth = 16;
     if (depth > most_depth) refuse("a set", "holds sets too deep");
@@ -264,7 +264,7 @@ class Translator {
     ++at_;
   }
 
-  // {n,m}+ is possessive in PCRE2, and a repeated repeat in Oniguruma.
+  // Reads {n,m}. {n,m}+ is possessive in PCRE2 but a quantifier on a quantifier in Oniguruma.
   void repeat() {
     const size_t close = pattern_.find('}', at_);
     const bool is_repeat =
@@ -283,7 +283,7 @@ class Translator {
   const std::string& where_;
   size_t at_ = 0;
   bool ignores_case_ = false;
-  std::vector<bool> open_groups_;  // ignores_case_ around each
+  std::vector<bool> open_groups_;  // per open group: ignores_case_ before it
   std::string out_;
 };
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view space_symbol = "\u2581";
 
-// "<0x0A>" is a newline.
+// Returns the byte that a byte token such as "<0x0A>" denotes.
 std::string byte_of(std::string_view piece) {
   constexpr size_t prefix = std::string_view("<0x").size();
   if (piece.size() < prefix) return std::string(piece);
@@ -33,7 +33,7 @@ std::string with_spaces(std::string_view piece) {
   return text;
 }
 
-// The library says by its Status what is wrong, and throws all the same.
+// Turns faults of the library into Error(code). It reports some as a Status and throws others.
 template <typename Work>
 void using_library(ExitCode code, const std::string& what, Work work) {
   std::string fault;

@@ -13,7 +13,7 @@ namespace {
 constexpr std::array<std::string_view, 5> ends_of_document = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>",
                                                               "<|eot|>"};
 
-// "<0x0A>" is a newline, and each symbol of SentencePiece a space.
+// Returns the text of a token: "<0x0A>" is a newline, each SentencePiece symbol a space.
 std::string text_of_characters(std::string_view token) {
   constexpr std::string_view space_symbol = "\u2581";
   constexpr std::string_view start = "<0x";
@@ -37,7 +37,7 @@ Tokenizer::Tokenizer() {
   for (int byte = 0; byte < 256; ++byte) bytes_text_ += static_cast<char>(byte);
 }
 
-// Those of UTF-8 must be tokens: a text with another could not be encoded.
+// Throws Error(usage) unless every byte of UTF-8 is a token: other texts could not be encoded.
 void Tokenizer::check_bytes() const {
   if (!parts_.byte_level) return;
   std::array<bool, 256> bytes{};
@@ -91,12 +91,12 @@ Tokenizer::Tokenizer(TokenizerParts parts) : parts_(std::move(parts)) {
     if (added.content.find(' ') != std::string::npos || added.takes_left_space || added.takes_right_space)
       can_cut_ = false;
   }
-  // With a space put before a text, a text cut in two would have two of them.
+  // A prefix, a normalizer or a model of characters may treat the parts of a cut text differently from the whole.
   if (parts_.add_prefix_space || !parts_.byte_level || !parts_.normalizer.empty()) can_cut_ = false;
   for (const Stage& stage : parts_.stages) {
     if (std::holds_alternative<RegexStage>(stage)) can_cut_ = false;
   }
-  // Digits alone part no words.
+  // Only the well-known patterns are known to split before a word; a digits stage does not.
   if (!std::any_of(parts_.stages.begin(), parts_.stages.end(),
                    [](const Stage& stage) { return std::holds_alternative<PatternKind>(stage); })) {
     can_cut_ = false;
@@ -163,7 +163,7 @@ std::vector<int32_t> Tokenizer::text_bytes() const {
 
 std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   if (sentencepiece_) {
-    for (const int32_t id : ids) text_of(id);  // each is a token
+    for (const int32_t id : ids) text_of(id);  // throws if an id is no token
     return sentencepiece_->decode(ids);
   }
   std::string text;

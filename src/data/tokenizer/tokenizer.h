@@ -1,5 +1,5 @@
-// Text to tokens and back: "bytes" and byte-level BPE, with the ids that Hugging Face tokenizers and tiktoken give, and
-// models of SentencePiece.
+// Encodes text to tokens and decodes it: "bytes", BPE and unigram models with the ids of Hugging Face tokenizers and
+// tiktoken, and SentencePiece models.
 #pragma once
 
 #include <cstdint>
@@ -24,96 +24,95 @@ namespace gptrain {
 constexpr int32_t end_of_document = 256;
 constexpr int64_t bytes_vocabulary = 257;
 
-// A token that is found in a text by its own text, before anything else is.
+// A token that is searched by its text before the rest of a text is split.
 struct AddedToken {
   int32_t id = 0;
   std::string content;
-  bool special = false;            // stands for no text
-  bool normalized = false;         // looked for after normalization, not before
-  bool takes_left_space = false;   // the white space before it is part of it
-  bool takes_right_space = false;  // the same behind it
+  bool special = false;            // a control token: encodes no part of a text
+  bool normalized = false;         // searched in the normalized text, not in the original
+  bool takes_left_space = false;   // includes the white space before it
+  bool takes_right_space = false;  // includes the white space after it
 };
 
-// One step of parting a text into pieces; several steps part each other's pieces.
+// A step that splits a text into pieces. Each step splits the pieces of the step before it.
 enum class SplitBehavior : uint8_t {
-  isolated,              // a match is a piece, and what lies between is another
-  only_matches,          // what lies between matches is dropped
+  isolated,              // matches are pieces, and so are the parts between them
+  only_matches,          // parts between matches are dropped
   removed,               // matches are dropped
-  merged_with_previous,  // a match ends the piece before it
-  merged_with_next,      // a match begins the piece behind it
+  merged_with_previous,  // each match is joined to the part before it
+  merged_with_next,      // each match is joined to the part after it
 };
 struct RegexStage {
   std::string regex;
   SplitBehavior behavior = SplitBehavior::isolated;
 };
-struct DigitsStage {};  // each number character is a piece
+struct DigitsStage {};  // each number character becomes a piece
 using Stage = std::variant<PatternKind, RegexStage, DigitsStage>;
 
-// The pre-tokenizer of SentencePiece's models: a symbol for each space, and one before a text.
+// The pre-tokenizer of SentencePiece models: replaces each space with a symbol, and puts one before a text.
 struct Metaspace {
   enum class Prepend : uint8_t { never, first, always };
   std::string symbol;
   Prepend prepend = Prepend::always;
 };
 
-// What a tokenizer is made of, however its file says it.
+// Parts of a tokenizer, independent of its file's format.
 struct TokenizerParts {
-  std::vector<std::string> tokens;  // bytes by id, or texts without byte_level; empty: no token of the merges
+  std::vector<std::string> tokens;  // by id: bytes, or text without byte_level; empty: not a token of the merges
   std::vector<Merge> merges;
   bool ignore_merges = false;
   bool nfc = false;
-  std::vector<NormalizerStep> normalizer;  // in place of nfc
-  bool byte_level = true;                  // every text is bytes of tokens; else characters, as `characters` has it
+  std::vector<NormalizerStep> normalizer;  // replaces nfc
+  bool byte_level = true;                  // tokens are made of bytes; false: of characters, see `characters`
   CharacterParts characters;
   UnigramParts unigram;
   std::optional<Metaspace> metaspace;
-  bool strips_first_space = false;  // of a decoded text
-  std::string text;                 // the file, where tokenizer_json() cannot write what it says
+  bool strips_first_space = false;  // decode() drops a text's first space
+  std::string text;                 // the file's text if tokenizer_json() cannot write an equal one; else empty
   bool add_prefix_space = false;
   std::vector<Stage> stages;
   std::vector<AddedToken> added;
-  std::string source;  // the file, for messages
+  std::string source;  // name of the file, for messages
 };
 
-// Immutable; safe from several threads.
+// Immutable; thread-safe.
 class Tokenizer {
  public:
   // Tokenizer "bytes": ids 0-255 are bytes, 256 ends a document.
   Tokenizer();
-  // Throws Error(usage), naming the source, if a byte is no token or an added token has an id or a text that cannot be.
+  // Throws Error(usage), with the source, if a byte is no token or an added token has an invalid id or text.
   explicit Tokenizer(TokenizerParts parts);
-  // `source`: the file, for messages.
+  // `source`: name of the file, for messages.
   Tokenizer(std::unique_ptr<const SentencePiece> model, std::string source);
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
   bool is_bytes() const { return !bpe_ && !unigram_ && !sentencepiece_; }
-  const SentencePiece* sentencepiece() const { return sentencepiece_.get(); }  // null: it is none
-  int64_t vocab_size() const { return vocab_size_; }                           // the largest id + 1
+  const SentencePiece* sentencepiece() const { return sentencepiece_.get(); }  // null: not a SentencePiece model
+  int64_t vocab_size() const { return vocab_size_; }                           // largest id + 1
   const TokenizerParts& parts() const { return parts_; }
 
-  // The id of an added token, or of a token with these bytes.
+  // Returns the id of the added token, else of the token, with this text; nullopt if there is none.
   std::optional<int32_t> id_of(std::string_view text) const;
-  // The token that ends a document: 256 of "bytes"; </s> of SentencePiece; else the special token <|endoftext|>,
-  // <|end_of_text|>, </s>, <eos> or
-  // <|eot|>, the first of these that there is.
+  // Returns the token that ends a document. "bytes": 256; SentencePiece: </s>; else the first special token that exists
+  // of <|endoftext|>, <|end_of_text|>, </s>, <eos> and <|eot|>. nullopt if there is none.
   std::optional<int32_t> end_of_document_id() const;
 
   bool has(int64_t id) const;
-  // The bytes of a token; throws Error(data) for an id that is none. A special token gives its text, a token of
-  // SentencePiece what it adds to a text (whose first space decode() leaves out).
+  // Returns a token's bytes; for a special token its text, for a SentencePiece token the text that it adds (decode()
+  // drops a text's first space). Throws Error(data) for an id that is no token.
   std::string_view text_of(int32_t id) const;
-  // Bytes of text that each id stands for: 0 for special tokens, and for ids that are none.
+  // Returns the number of text bytes of each id: 0 for special tokens and for ids that are no token.
   std::vector<int32_t> text_bytes() const;
   std::string decode(std::span<const int32_t> ids) const;
 
-  // As last_safe_cut(), for this tokenizer's stages; always 0 where none can be known.
+  // Returns last_safe_cut() for this tokenizer's stages; 0 if they allow no cut.
   size_t last_safe_cut(std::string_view text) const;
 
  private:
   friend class Encoder;
 
-  // The added tokens of one kind, as a tree of their bytes.
+  // The added tokens before or after normalization, as a trie of their bytes.
   class Finder {
    public:
     void add(std::string_view content, int32_t index);
@@ -123,7 +122,7 @@ class Tokenizer {
       size_t end;
       int32_t index;
     };
-    // The leftmost, and of several there the longest; nothing is index -1.
+    // Returns the leftmost match, the longest of several there; index -1: no match.
     Found find(std::string_view text, size_t from) const;
 
    private:
@@ -137,40 +136,40 @@ class Tokenizer {
 
   TokenizerParts parts_;
   void check_bytes() const;
-  // As normalize(): false where `text` stays.
+  // Returns false if `text` is unchanged; see normalize().
   bool normalize_text(std::string_view text, std::string& normalized) const;
   void encode_piece(std::string_view piece, Bpe::Scratch& scratch) const;
 
   std::unique_ptr<Bpe> bpe_;
   std::unique_ptr<Unigram> unigram_;
-  std::vector<std::string> texts_;  // without byte_level: what a token adds to a text
+  std::vector<std::string> texts_;  // without byte_level: the text that each token adds
   std::unique_ptr<const SentencePiece> sentencepiece_;
   int64_t vocab_size_ = bytes_vocabulary;
   Finder raw_tokens_;
   Finder normalized_tokens_;
   std::vector<const AddedToken*> added_by_id_;
   bool can_cut_ = true;
-  std::string bytes_text_;  // of "bytes": all bytes in order
+  std::string bytes_text_;  // for "bytes": all bytes in order
 };
 
-// Encodes texts with one tokenizer on one thread, and remembers pieces that it has met.
+// Encodes texts with a tokenizer. Caches the ids of pieces. Not thread-safe.
 class Encoder {
  public:
-  // Throws like Regex.
+  // Throws as Regex does.
   explicit Encoder(std::shared_ptr<const Tokenizer> tokenizer);
   ~Encoder();
   Encoder(const Encoder&) = delete;
   Encoder& operator=(const Encoder&) = delete;
 
-  // The ids of a text: what Hugging Face's encode(text, add_special_tokens=False) gives, or tiktoken's encode(text,
-  // allowed_special="all"), or SentencePiece's Encode; with `special_as_text`, added tokens that are special are text
-  // like any other. Valid until the next call. `text` is UTF-8; with the well-known patterns a byte that is not is a
-  // symbol of its own. Throws Error(data) where a regular expression cannot be matched.
+  // Returns the ids of a text, as Hugging Face's encode(text, add_special_tokens=False), tiktoken's encode(text,
+  // allowed_special="all") or SentencePiece's Encode does. With `special_as_text`, special added tokens are ordinary
+  // text. Valid until the next call. `text` is UTF-8; the well-known patterns treat each invalid byte as a symbol.
+  // Throws Error(data) if a regular expression cannot be matched.
   std::span<const int32_t> encode(std::string_view text, bool special_as_text = false);
-  // How often the last text held the text of a special token, whatever became of it; 0 with models of SentencePiece and
-  // "bytes", which have no such tokens in texts.
+  // Returns how many special tokens' texts the last text contained, encoded as tokens or not. Always 0 for
+  // SentencePiece models and "bytes", which have no special tokens in texts.
   int64_t num_special() const;
-  // One of them; empty for none.
+  // Returns one of these special tokens' texts; empty if there is none.
   std::string_view special_in_text() const;
 
  private:

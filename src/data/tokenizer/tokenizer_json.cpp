@@ -41,7 +41,7 @@ class Reader {
     return std::move(parts_);
   }
 
-  // Whether tokenizer_json() can write what was read.
+  // Returns true if tokenizer_json() can write an equal tokenizer.
   bool is_as_written() const { return is_as_written_ && is_byte_level_; }
 
  private:
@@ -49,7 +49,7 @@ class Reader {
     throw Error(ExitCode::usage, "{}: {} {}", parts_.source, path.empty() ? "the file" : path, reason);
   }
 
-  // Padding of a batch to its longest leaves one text as it is.
+  // Padding a batch to its longest text leaves a single text unchanged, so it is allowed.
   void refuse_truncation(const json& root) const {
     const json& padding = member(root, "padding");
     const bool is_of_batches = padding.is_object() && member(padding, "strategy") == "BatchLongest" &&
@@ -194,7 +194,7 @@ class Reader {
     }
   }
 
-  // Ids say how a text is encoded; of a decoder only this is of use, whether the first space is none of the text's.
+  // Reads from the decoder only whether decoding drops the first space. The tokens themselves give the rest.
   void read_decoder(const json& value, const std::string& path) {
     if (value.is_null()) return;
     const std::string type = type_of(value, path);

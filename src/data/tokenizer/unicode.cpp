@@ -39,7 +39,7 @@ const uint8_t* character_classes() {
   return classes.data();
 }
 
-// Unicode 16, table 3-7.
+// See Unicode 16, table 3-7.
 DecodedCharacter decode_utf8(std::string_view text) {
   constexpr DecodedCharacter invalid{num_code_points, 1};
   const auto byte = [&](size_t i) { return i < text.size() ? uint32_t{static_cast<uint8_t>(text[i])} : 0U; };
@@ -78,7 +78,7 @@ void append_utf8(std::string& text, uint32_t code) {
 size_t find_invalid_utf8(std::string_view text) {
   size_t at = 0;
   while (at < text.size()) {
-    // Eight bytes of ASCII at a time.
+    // Skips ASCII eight bytes at a time.
     if (at + 8 <= text.size()) {
       uint64_t word = 0;
       std::copy_n(text.data() + at, 8, reinterpret_cast<char*>(&word));
@@ -96,7 +96,8 @@ size_t find_invalid_utf8(std::string_view text) {
 
 namespace {
 
-// How many bytes at the start of `text`, which starts no character, began one (Unicode 16, table 3-7); at least 1.
+// Returns the length of the maximal ill-formed part at the start of `text` (Unicode 16, table 3-7), at least 1.
+// REQUIRES: `text` does not start with a character.
 size_t ill_formed_length(std::string_view text) {
   const auto lead = static_cast<uint8_t>(text[0]);
   if (lead < 0xC2 || lead > 0xF4) return 1;

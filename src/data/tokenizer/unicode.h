@@ -1,5 +1,5 @@
-// What tokenizers know of Unicode: UTF-8, classes of code points, and normalization form C. The tables are those of the
-// reference tokenizers (tools/generate/make_unicode_tables.py), not those of a Unicode library of this system.
+// Unicode for tokenizers: UTF-8, classes of code points, normalization forms C and KC. Has the reference tokenizers'
+// tables (tools/generate/make_unicode_tables.py), so that the system's Unicode version has no effect.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace gptrain {
 
-// The general categories that pre-tokenizers tell apart: letters by case, marks, numbers; and \s, with CR and LF apart.
+// General categories that pre-tokenizers distinguish: letters by case, marks, numbers, and \s with CR and LF separate.
 enum class CharacterClass : uint8_t {
   other,
   upper,     // Lu
@@ -25,7 +25,7 @@ enum class CharacterClass : uint8_t {
   space,     // the rest of \s
 };
 
-// Sets of classes, as bits.
+// Bit masks of classes.
 constexpr uint32_t class_bit(CharacterClass value) { return 1U << static_cast<uint32_t>(value); }
 constexpr uint32_t letter_classes = class_bit(CharacterClass::upper) | class_bit(CharacterClass::title) |
                                     class_bit(CharacterClass::lower) | class_bit(CharacterClass::modifier) |
@@ -37,34 +37,34 @@ constexpr uint32_t space_classes = class_bit(CharacterClass::newline) | class_bi
 
 constexpr uint32_t num_code_points = 0x110000;
 
-// One byte a code point: its CharacterClass. Made at the first call.
+// Returns the table of each code point's CharacterClass, which the first call builds.
 const uint8_t* character_classes();
 
 struct DecodedCharacter {
-  uint32_t code_point;  // num_code_points where the bytes are not UTF-8; such a byte is a character of its own
+  uint32_t code_point;  // num_code_points: not UTF-8; such a byte is a character by itself
   uint32_t length;      // in bytes, at least 1
 };
-// The character at the start of `text`, which must not be empty.
+// Decodes the character at the start of `text`. REQUIRES: `text` is not empty.
 DecodedCharacter decode_utf8(std::string_view text);
 void append_utf8(std::string& text, uint32_t code_point);
 
-// The first byte that is not part of a UTF-8 character (surrogates, overlong forms and what lies past U+10FFFF are
-// none); text.size() where there is none.
+// Returns the offset of the first byte that is not part of a UTF-8 character; text.size() if there is none. Surrogates,
+// overlong forms and code points above U+10FFFF are invalid.
 size_t find_invalid_utf8(std::string_view text);
-// The size of `text` without the beginning of a character at its end, whose other bytes may follow.
+// Returns the size of `text` without an incomplete character at its end.
 size_t whole_characters_size(std::string_view text);
-// Each maximal ill-formed part becomes U+FFFD, as WHATWG and Python's errors="replace" do it.
+// Replaces each maximal ill-formed part with U+FFFD, as WHATWG and Python's errors="replace" do.
 std::string replace_invalid_utf8(std::string_view text);
 
-// Normalization form C (UAX 15). False where `text` is in it already: then `normalized` is not written. Bytes that are
-// not UTF-8 stay as they are.
+// Converts to normalization form C (UAX 15). Returns false, without writing `normalized`, if `text` is in it already.
+// Invalid UTF-8 is kept.
 bool normalize_nfc(std::string_view text, std::string& normalized);
-// The same for form KC, in which characters that only look otherwise are one.
+// Does the same for form KC, which also unifies compatibility variants of characters.
 bool normalize_nfkc(std::string_view text, std::string& normalized);
 
-// The code points of a set of classes as ranges, both ends included, ascending.
+// Returns the code points of a set of classes as ascending ranges, both ends included.
 std::vector<std::pair<uint32_t, uint32_t>> ranges_of_classes(uint32_t classes);
-// The same of a property: P, S, Z, Nd, "word" (\w) and scripts, such as Han; none for one that is not known.
+// Does the same for a property: P, S, Z, Nd, "word" (\w), or a script such as Han. Returns nothing for other names.
 std::vector<std::pair<uint32_t, uint32_t>> ranges_of_unicode_property(std::string_view name);
 
 }  // namespace gptrain

@@ -41,7 +41,7 @@ void Unigram::encode(std::string_view piece, std::vector<int32_t>& ids) const {
   struct Best {
     double score = 0;
     size_t begin = 0;
-    int32_t id = -1;  // unknown where nothing ends here
+    int32_t id = -1;  // -1: the unknown token
     bool is_known = false;
     bool is_reached = false;
   };
@@ -67,7 +67,7 @@ void Unigram::encode(std::string_view piece, std::vector<int32_t>& ids) const {
     if (!has_character) offer(at, at + length, best[at].score + unknown_score_, -1, false);
     at += length;
   }
-  // From the end to the start: unknown parts that follow each other are one.
+  // Collects the pieces from the end to the start. Joins consecutive unknown parts.
   std::vector<std::string_view> pieces;
   bool after_unknown = false;
   for (size_t end = piece.size(); end > 0;) {

@@ -1,5 +1,5 @@
-// Unigram language models of Hugging Face tokenizers (Kudo, arXiv 1804.10959): of all ways to part a piece in tokens,
-// the likeliest.
+// Unigram language models of Hugging Face tokenizers (Kudo, arXiv 1804.10959): encodes a piece with the likeliest
+// sequence of tokens.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@
 namespace gptrain {
 
 struct UnigramParts {
-  std::vector<double> scores;      // of each token, a logarithm; empty: the model is another
-  std::optional<int32_t> unknown;  // of what no token begins
-  bool byte_fallback = false;      // what is unknown is its bytes <0x00> .. <0xFF>
+  std::vector<double> scores;      // log-probability by id; empty: not a unigram model
+  std::optional<int32_t> unknown;  // id for text without a token; nullopt: such text is dropped
+  bool byte_fallback = false;      // prefers the tokens <0x00> ... <0xFF> of its bytes, if all exist, to `unknown`
 };
 
-// Immutable; safe from several threads.
+// Immutable; thread-safe.
 class Unigram {
  public:
   // tokens[id] is a token's text.
@@ -32,11 +32,11 @@ class Unigram {
   UnigramParts parts_;
   double unknown_score_ = 0;
   std::unordered_map<std::string, int32_t> ids_;
-  std::unordered_map<uint64_t, uint32_t> children_;  // of a node of the trie by its byte: node << 8 | byte
-  std::vector<int32_t> id_at_;                       // of the token that ends in a node; -1 for none
+  std::unordered_map<uint64_t, uint32_t> children_;  // trie: child node by (node << 8 | byte)
+  std::vector<int32_t> id_at_;                       // by node: id of the token that ends there; -1: none
 };
 
-// The ids of a character's bytes as <0xNN>; empty where one of them is no token.
+// Returns the ids of a character's bytes as tokens <0xNN>; empty if one of them is no token.
 std::vector<int32_t> byte_tokens(const std::unordered_map<std::string, int32_t>& ids, std::string_view character);
 
 }  // namespace gptrain
