@@ -129,7 +129,7 @@ void add_pack_command(CLI::App& data) {
   command->add_flag("--replace-invalid", options.replace_invalid_utf8, "U+FFFD for what is not UTF-8");
   command
       ->add_option("--special-in-text", packing->special_in_text,
-                   "what the text of a special token within a document becomes: tokens, text, refuse")
+                   "special tokens in texts become tokens or text, or refuse")
       ->check(CLI::IsMember({"tokens", "text", "refuse"}))
       ->type_name("WORD");
   command->add_option("--part", packing->part, "of N machines this is the I-th: every N-th input file")

@@ -74,7 +74,7 @@ class BadCommandLines(CliCase):
             (["data", "pack", config, "--tokenizer", "bytes"], "--out is required"),
             (["data", "pack", config, "--out", "x"], "--tokenizer is required"),
             (["data", "pack", config, "--out", "x", "--tokenizer", "gpt2"],
-             "cannot read gpt2: No such file or directory"),
+             "cannot read gpt2: no such file; the tokenizer of a model is a file of its folder"),
             (["data", "inspect"], "PREFIX is required"),
             (["checkpoint", "inspect"], "DIR is required"),
             (["checkpoint", "verify"], "DIR is required"),

@@ -130,13 +130,17 @@ TEST_CASE("An event file starts with its version and holds the scalars of each s
   REQUIRE(names.size() == 1);
   CHECK(names[0].find("tfevents") != std::string::npos);
   const std::vector<std::string> records = read_records(out / "tb" / names[0]);
-  REQUIRE(records.size() == 3);
+  REQUIRE(records.size() == 4);
 
   const auto version = read_message(records[0]);
   CHECK(field_of(version, 3).bytes == "brain.Event:2");
   CHECK(std::bit_cast<double>(field_of(version, 1).number) > 1.6e9);  // seconds since 1970
 
-  const auto step = read_message(records[1]);
+  const auto session = read_message(records[1]);
+  CHECK(field_of(session, 2).number == 0);
+  CHECK(field_of(read_message(field_of(session, 7).bytes), 1).number == 1);
+
+  const auto step = read_message(records[2]);
   CHECK(field_of(step, 2).number == 300);
   CHECK(std::bit_cast<double>(field_of(step, 1).number) >= std::bit_cast<double>(field_of(version, 1).number));
   CHECK(scalars_of(step) == std::map<std::string, float>{{"loss", 3.25f},
@@ -146,7 +150,7 @@ TEST_CASE("An event file starts with its version and holds the scalars of each s
                                                          {"step_seconds", 0.5f},
                                                          {"mfu", 0.25f},
                                                          {"peak_bytes", 1099511627776.0f}});
-  const auto validation = read_message(records[2]);
+  const auto validation = read_message(records[3]);
   CHECK(field_of(validation, 2).number == 301);
   CHECK(scalars_of(validation) == std::map<std::string, float>{{"validation_loss", 2.5f}});
 }
@@ -157,7 +161,7 @@ TEST_CASE("A resumed run starts a later event file that purges the steps it repe
   const std::vector<std::string> names = file_names(folder.path());
   REQUIRE(names.size() == 3);  // within one second, and still three names in order
   const std::vector<std::string> fresh = read_records(folder / names[0]);
-  CHECK(fresh.size() == 2);
+  CHECK(fresh.size() == 3);
   for (const size_t resumed : {1, 2}) {
     const std::vector<std::string> records = read_records(folder / names[resumed]);
     REQUIRE(records.size() == 3);
