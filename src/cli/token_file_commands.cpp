@@ -132,9 +132,7 @@ void add_join_command(CLI::App& data) {
   };
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = data.add_subcommand("join", "several token files as one");
-  command
-      ->add_option("PREFIX", arguments->inputs,
-                   "in order: token files, PREFIXes of shards, folders, patterns")
+  command->add_option("PREFIX", arguments->inputs, "in order: token files, PREFIXes of shards, folders, patterns")
       ->required();
   command->add_option("--out", arguments->out, "where to write")->required()->type_name("PREFIX");
   command->callback([arguments] {
