@@ -154,7 +154,8 @@ std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, in
 struct MetricsWriter::Impl {
   Impl(const fs::path& folder, int64_t resume_step)
       : out(folder),
-        records(std::in_place, prepare(folder, resume_step, warning) / metrics_file_name, OutputFile::Mode::append),
+        records(std::make_unique<OutputFile>(prepare(folder, resume_step, warning) / metrics_file_name,
+                                             OutputFile::Mode::append)),
         tensorboard(folder / tensor_board_folder, resume_step) {}
 
   // Starts a record. The buffer is kept from record to record, so that a step allocates nothing.
@@ -183,7 +184,7 @@ struct MetricsWriter::Impl {
 
   fs::path out;
   std::string warning;
-  std::optional<OutputFile> records;  // never empty; replaced if somebody has removed the file
+  std::unique_ptr<OutputFile> records;  // never null; replaced if somebody has removed the file
   TensorBoardWriter tensorboard;
   std::string line;
 };
@@ -228,7 +229,8 @@ void MetricsWriter::sync() const { impl_->records->sync(); }
 std::string MetricsWriter::begin_again_if_gone() {
   if (impl_->records->is_in_place()) return "";
   const fs::path path = impl_->records->path();
-  impl_->records.emplace(path, OutputFile::Mode::append);
+  // The old file is kept if the new one cannot be opened.
+  impl_->records = std::make_unique<OutputFile>(path, OutputFile::Mode::append);
   return fmt::format("{} was removed or replaced while the run wrote to it: a new one begins with the next step",
                      path.string());
 }
