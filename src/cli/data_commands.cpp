@@ -98,8 +98,7 @@ void add_pack_command(CLI::App& data) {
   PackOptions& options = packing->options;
   options.threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   CLI::App* command = data.add_subcommand("pack", "texts to PREFIX.bin and PREFIX.idx");
-  command
-      ->add_option("INPUT", options.inputs, "files, folders, patterns, -: text, JSON, CSV, Parquet; gz, zst, xz, bz2")
+  command->add_option("INPUT", options.inputs, "files, folders, patterns, -: text, JSON, CSV, Parquet; or compressed")
       ->required();
   command->add_option("--out", packing->out, "where to write")->required()->type_name("PREFIX");
   command
