@@ -42,7 +42,7 @@ def write_corpus(gptrain, folder):
     """Writes the token file "corpus" in `folder`."""
     text = folder / "corpus.txt"
     text.write_bytes(corpus_text())
-    run_gptrain(gptrain, folder, "data", "pack", text, "--out", "corpus", "--tokenizer", "bytes")
+    run_gptrain(gptrain, folder, "data", "pack", text, "--out", "corpus", "--tokenizer", "bytes", "--format", "text")
 
 
 def train(gptrain, folder, config):
