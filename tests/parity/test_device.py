@@ -14,7 +14,7 @@ from pathlib import Path
 WITHOUT_DEVICE, WITH_DEVICE = (str(Path(argument).resolve()) for argument in sys.argv[1:3])
 WHY_NO_DEVICE = {"cuda": "this process sees no CUDA device (",
                  "no-cuda": "this build of gptrain has no CUDA: "}[sys.argv[3]]
-FINISHED, DEVICE_FAILURE, DIVERGED, STOPPED = 0, 5, 6, 75
+FINISHED, MACHINE, DIVERGED, STOPPED = 0, 7, 6, 75
 
 CONFIG = {
     "model": {"num_layers": 2, "hidden_size": 24, "num_heads": 2, "vocab_size": 257, "sequence_length": 16,
@@ -195,7 +195,7 @@ class Device(unittest.TestCase):
         for arguments in [(), ("--dry-run",)]:
             code, _, err = self.run_program(WITHOUT_DEVICE, "train", "run.json", "--set", "precision.compute=fp16",
                                             *arguments)
-            self.assertEqual(code, DEVICE_FAILURE, err)
+            self.assertEqual(code, MACHINE, err)
             self.assertIn(f"precision.compute = fp16: {WHY_NO_DEVICE}", err)
         code, text, err = self.run_program(WITHOUT_DEVICE, "train", "run.json", "--set", "precision.compute=fp16",
                                            "--dry-run", "--target", "h100")
@@ -216,7 +216,7 @@ class Device(unittest.TestCase):
         for arguments in [(), ("--dry-run",)]:
             code, _, err = self.run_program(WITHOUT_DEVICE, "train", "run.json", "--set", "run.device=cuda",
                                             *arguments)
-            self.assertEqual(code, DEVICE_FAILURE, err)
+            self.assertEqual(code, MACHINE, err)
             self.assertIn(f"run.device = cuda: {WHY_NO_DEVICE}", err)
 
     def test_fp8_linears_are_refused_without_a_device_that_has_them(self):
@@ -224,7 +224,7 @@ class Device(unittest.TestCase):
         fp8 = [argument for setting in settings for argument in ("--set", setting)]
         for arguments in [(), ("--dry-run",)]:
             code, _, err = self.run_program(WITHOUT_DEVICE, "train", "run.json", *fp8, *arguments)
-            self.assertEqual(code, DEVICE_FAILURE, err)
+            self.assertEqual(code, MACHINE, err)
             self.assertIn("precision.linears = fp8: this-machine has no FP8 matrix products", err)
         self.train(WITH_DEVICE, "fp8", "cuda", *fp8)
         self.assertLess(self.losses("fp8")[-1], self.losses("fp8")[0])
@@ -254,7 +254,7 @@ class Device(unittest.TestCase):
         for line in lines:
             self.assertRegex(plan(many), line)
         code, _, err = self.run_program(WITH_DEVICE, "train", "run.json", "--set", "run.device=cuda", *settings(many))
-        self.assertEqual(code, DEVICE_FAILURE, err)
+        self.assertEqual(code, MACHINE, err)
         for line in lines:
             self.assertRegex(err, line)
 
