@@ -70,7 +70,7 @@ void for_each_field(std::string_view message, uint64_t wanted, const std::functi
 class DoubleArray {
  public:
   explicit DoubleArray(std::string_view bytes) : units_(bytes.size() / sizeof(uint32_t)) {
-    std::memcpy(units_.data(), bytes.data(), units_.size() * sizeof(uint32_t));
+    if (!units_.empty()) std::memcpy(units_.data(), bytes.data(), units_.size() * sizeof(uint32_t));
   }
 
   // Returns true if every path through the array stays inside it and ends in a value below `most`.
