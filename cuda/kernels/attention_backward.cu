@@ -7,7 +7,7 @@
 #include "kernels/attention.h"
 #include "kernels/attention_tiles.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace attention {
 namespace {
 
@@ -229,4 +229,4 @@ void cuda_run(const AttentionBackward& op, Stream stream, std::byte* scratch, co
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -6,7 +6,7 @@
 #include "kernels/run.h"
 #include "ops/few_bits.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 template <typename From, typename To, int N>
@@ -498,4 +498,4 @@ void cuda_run(const ActivationBackward& op, Stream stream, std::byte*) {
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

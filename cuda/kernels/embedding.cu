@@ -7,7 +7,7 @@
 #include "kernels/run.h"
 #include "ops/gpu_scratch.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 constexpr unsigned threads = 256;
@@ -246,4 +246,4 @@ void cuda_run(const EmbeddingBackward& op, Stream stream, std::byte* scratch) {
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

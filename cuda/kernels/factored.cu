@@ -6,7 +6,7 @@
 #include "kernels/segments.h"
 #include "launch.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 constexpr int64_t tile_cols = 32;   // columns that a block sums at a time
@@ -144,4 +144,4 @@ void cuda_run(const FactoredDirection& op, Stream stream, std::byte*) {
          op.rows.as<const float>(), op.cols.as<const float>(), op.means.as<const double>(), op.gradients.as<float>());
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -5,7 +5,7 @@
 #include "kernels/rows.h"
 #include "kernels/run.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 // Random numbers of a sample and a position in its projection.
@@ -130,4 +130,4 @@ void cuda_run(const BiasGradient& op, Stream stream, std::byte* scratch) {
   cuda_run(ColumnSums{op.dy, op.d_bias, op.accumulate}, stream, scratch);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -10,7 +10,7 @@
 #include "kernels/run.h"
 #include "ops/gpu_scratch.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 constexpr int most_threads = 256;
@@ -378,4 +378,4 @@ void cuda_run(const QueryKeyBackward& op, Stream stream, std::byte* scratch) {
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

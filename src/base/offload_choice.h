@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 class OffloadChoice {
  public:
@@ -45,4 +45,4 @@ std::string offload_name(OffloadChoice choice);
 // Returns nullopt if `word` is not one of offload_words.
 std::optional<OffloadChoice> parse_offload(std::string_view word);
 
-}  // namespace gptrain
+}  // namespace gptrain::base

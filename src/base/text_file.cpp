@@ -10,7 +10,7 @@
 #include "base/printable.h"
 #include "base/units.h"
 
-namespace gptrain {
+namespace gptrain::inline base {
 namespace {
 
 std::string read_all(std::FILE* file, const std::string& name, int64_t most_bytes) {
@@ -41,4 +41,4 @@ std::string read_text_file(const std::filesystem::path& path, int64_t most_bytes
   return text;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -17,7 +17,7 @@
 #include "checkpoint/folder.h"
 #include "checkpoint/transfers.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -236,4 +236,4 @@ std::vector<float> load_tensor(const Contents& contents, const std::string& name
   return values;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -19,7 +19,7 @@
 #include "checkpoint/new_folder.h"
 #include "config/load.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -215,4 +215,4 @@ void average_checkpoints(const std::vector<fs::path>& checkpoints, const std::ve
   made.publish();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -12,7 +12,7 @@
 #include "base/printable.h"
 #include "checkpoint/folder.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -308,4 +308,4 @@ int64_t covered_elements(const StoredTensor& tensor, const Box& wanted) {
   return covered;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -7,7 +7,7 @@
 #include "checkpoint/hf_keys.h"
 #include "config/fields.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace {
 
 // "model.norm = "rmsnorm""
@@ -134,4 +134,4 @@ HfModel hf_model(const RunConfig& config, DType dtype) {
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -13,7 +13,7 @@
 #include "config/json_text.h"
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 struct HfModel {
   HfClass hf;
@@ -44,4 +44,4 @@ struct HfDescription {
 // gptrain does not compute. Does not check that the values fit each other; the config's reader does.
 HfDescription read_hf_config(const std::filesystem::path& file);
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -16,7 +16,7 @@
 #include "checkpoint/new_folder.h"
 #include "checkpoint/safetensors.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -194,4 +194,4 @@ HfExport export_hf(const fs::path& checkpoint, const fs::path& out, DType dtype,
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -11,7 +11,7 @@
 #include "base/printable.h"
 #include "checkpoint/boxes.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -145,4 +145,4 @@ std::vector<float> HfFiles::read(const std::string& name) const {
   return values;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -24,7 +24,7 @@
 #include "model/spec/spec.h"
 #include "optim/types.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -264,4 +264,4 @@ HfImport import_hf(const fs::path& folder, const fs::path& out, const std::strin
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -19,7 +19,7 @@
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace {
 
 using nlohmann::json;
@@ -331,4 +331,4 @@ StoredManifest load_manifest(const std::filesystem::path& checkpoint) {
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -17,7 +17,7 @@
 #include "model/spec/spec.h"
 #include "optim/types.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -143,4 +143,4 @@ void check_progress(const fs::path& checkpoint, const Manifest& manifest, const 
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

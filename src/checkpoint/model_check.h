@@ -7,7 +7,7 @@
 #include "checkpoint/contents.h"
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 // Returns the config that the checkpoint was saved with, for the saved number of ranks. THROWS Error(checkpoint) if it
 // cannot be read.
@@ -21,4 +21,4 @@ void check_progress(const std::filesystem::path& checkpoint, const Manifest& man
 // Reads a checkpoint's metadata and does both checks.
 void check_model(const std::filesystem::path& checkpoint);
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

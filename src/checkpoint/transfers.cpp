@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace {
 
 bool holds_weights_alone(const Contents& contents) {
@@ -116,4 +116,4 @@ void run_transfers(const Contents& contents, std::vector<BoxTransfer> transfers)
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -25,7 +25,7 @@
 #include "planner/measure_machine.h"
 #include "step/device.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -230,4 +230,4 @@ void add_bench_command(CLI::App& app) {
   comm->callback([arguments] { bench_comm(*arguments); });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

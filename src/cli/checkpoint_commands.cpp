@@ -22,7 +22,7 @@
 #include "train/folder.h"
 #include "train/run_state.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 struct ExportArguments {
@@ -225,4 +225,4 @@ void add_checkpoint_commands(CLI::App& app) {
   add_prune_command(*checkpoint);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

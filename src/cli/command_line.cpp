@@ -14,7 +14,7 @@
 #include "cli/commands.h"
 #include "cli/environment.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 // Returns the first word of the form `--name=`, which CLI11 would take as `--name` with the next word as value; empty
@@ -106,4 +106,4 @@ int run_program(int argc, char** argv) {
   return end_output(static_cast<int>(result));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 
 void add_train_command(CLI::App& app, ExitCode& result);
 void add_data_commands(CLI::App& app);
@@ -17,4 +17,4 @@ void add_config_commands(CLI::App& app);
 void add_bench_command(CLI::App& app);
 void add_plan_command(CLI::App& app);
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

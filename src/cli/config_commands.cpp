@@ -9,7 +9,7 @@
 #include "config/load.h"
 #include "data/token_meta.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 // Sources that are there must hold no token outside the vocabulary, as far as their PREFIX.meta.json tells.
@@ -52,4 +52,4 @@ void add_config_commands(CLI::App& app) {
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

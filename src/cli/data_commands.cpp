@@ -15,7 +15,7 @@
 #include "data/pack.h"
 #include "data/tokenizer/files.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 const std::map<std::string, SpecialInText> special_choices = {
@@ -151,4 +151,4 @@ void add_data_commands(CLI::App& app) {
   add_token_file_commands(*data);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

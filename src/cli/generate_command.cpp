@@ -11,7 +11,7 @@
 #include "cli/option_checks.h"
 #include "train/generate.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 struct GenerateArguments {
@@ -94,4 +94,4 @@ void add_generate_command(CLI::App& app) {
   command->callback([arguments] { generate_texts(*arguments); });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

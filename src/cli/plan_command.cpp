@@ -22,7 +22,7 @@
 #include "report/layout_report.h"
 #include "report/plan_page.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 struct PlanArguments {
@@ -451,4 +451,4 @@ void add_plan_command(CLI::App& app) {
   command->callback([arguments, command] { plan(*command, *arguments); });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

@@ -4,7 +4,7 @@
 
 #include "base/output.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 const std::map<std::string, InputKind> kinds = {{"text", InputKind::text},
@@ -35,4 +35,4 @@ void print_formats(const std::vector<std::string>& lines) {
   for (const std::string& line : lines) print_err("read: {}\n", line);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

@@ -25,7 +25,7 @@
 #include "data/token_set.h"
 #include "data/tokenizer/files.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -207,4 +207,4 @@ void add_token_file_commands(CLI::App& data) {
   add_mix_command(data);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

@@ -22,7 +22,7 @@
 #include "data/tokenizer/files.h"
 #include "data/tokenizer/unicode.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 struct TokenizeArguments {
@@ -155,4 +155,4 @@ void add_tokenizer_commands(CLI::App& data) {
   command->callback([tokenizing] { tokenize(*tokenizing); });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

@@ -35,7 +35,7 @@
 #include "train/signals.h"
 #include "train/together.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -361,9 +361,9 @@ void add_train_command(CLI::App& app, ExitCode& result) {
     options.accepted = {.data = accepts("data"), .schedule = accepts("schedule")};
     if (*steps) options.steps = arguments->steps;
     if (*profile_step) options.profile_step = arguments->profile_step;
-    result = train(config, options, launch);
+    result = train::train(config, options, launch);
     flush_lines();
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

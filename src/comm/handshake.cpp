@@ -14,7 +14,7 @@
 #include "base/json.h"
 #include "comm/frames.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 using Json = nlohmann::json;
@@ -215,4 +215,4 @@ std::optional<Gate::Guest> Gate::admit(Clock::time_point deadline) {
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -7,7 +7,7 @@
 #include "base/amount.h"
 #include "config/rules.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 class Settler : Rules {
@@ -169,4 +169,4 @@ void settle(RunConfig& config, const std::set<std::string>& given, int64_t world
   Settler({config, given, world_size, faults}).run();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

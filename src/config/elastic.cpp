@@ -6,7 +6,7 @@
 #include "base/units.h"
 #include "config/faults.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 int64_t ranks_of_model(const RunConfig& config) { return config.parallel.tensor * config.parallel.pipeline; }
@@ -45,4 +45,4 @@ std::string layout_changes(const RunConfig& saved, int64_t saved_ranks, const Ru
   return fmt::format("{}; batch.global stays {}", join(changes, ", "), config.batch.global);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

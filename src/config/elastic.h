@@ -6,7 +6,7 @@
 
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 // Returns how many of `ranks`, for which the config was loaded, train. With parallel.elastic this is the largest number
 // over which batch.global divides, and the others idle; without it all train. Returns `ranks` if they are fewer than
@@ -20,4 +20,4 @@ std::string elastic_line(const RunConfig& config, int64_t ranks);
 // batch.accumulation 3 -> 4; batch.global stays 24". Empty if there are none.
 std::string layout_changes(const RunConfig& saved, int64_t saved_ranks, const RunConfig& config, int64_t ranks);
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -9,7 +9,7 @@
 #include "config/run_config.h"
 #include "config/value_rule.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 enum class Presence {
   optional,  // the default is the member's value in RunConfig{}
@@ -41,4 +41,4 @@ struct Field {
   bool used(const RunConfig& config) const { return !dependency || dependency->holds(config); }
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -11,7 +11,7 @@
 
 #include "config/field.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 template <typename Value>
 Json value_json(const Value& value) {
@@ -184,4 +184,4 @@ Words<E> named_words(const std::array<std::string_view, N>& names) {
 void add_model_fields(std::vector<Field>& table);
 void add_optimizer_fields(std::vector<Field>& table);
 
-}  // namespace gptrain
+}  // namespace gptrain::config

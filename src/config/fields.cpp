@@ -8,7 +8,7 @@
 #include "base/loss_scale.h"
 #include "config/field_builder.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 constexpr uint64_t max_steps = 1'000'000'000'000;
@@ -485,4 +485,4 @@ std::vector<std::string> section_names() {
   return names;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -9,7 +9,7 @@
 
 #include "config/field.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 // Returns true if `config show` prints the field: it has a value and an effect, and does not follow from the number of
 // ranks.
@@ -22,4 +22,4 @@ std::vector<std::string> section_names();        // in the order of the table
 
 inline constexpr int64_t max_batch_sequences = int64_t{1} << 24;
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -15,7 +15,7 @@
 
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 // Loads a config. Precedence, low to high: defaults, the preset, the file, `overrides` ("key.path=value", value in JSON
 // or a bare word; the last override of a key counts). A path may name an existing element of a list, a member of one
@@ -66,4 +66,4 @@ std::vector<std::string> resume_changes(const RunConfig& saved, const RunConfig&
 // Whether sources come in the same shares at the same samples, wherever they lie.
 bool has_same_mixture(const RunConfig& saved, const RunConfig& asked);
 
-}  // namespace gptrain
+}  // namespace gptrain::config

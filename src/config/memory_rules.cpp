@@ -3,7 +3,7 @@
 #include "base/fp8.h"
 #include "config/rules.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 class MemoryRules : Rules {
@@ -82,4 +82,4 @@ class MemoryRules : Rules {
 
 void check_memory(const RuleContext& context) { MemoryRules(context).run(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -8,7 +8,7 @@
 #include "base/loss_scale.h"
 #include "config/rules.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 class MethodRules : Rules {
@@ -217,4 +217,4 @@ class MethodRules : Rules {
 
 void settle_method(const RuleContext& context) { MethodRules(context).run(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

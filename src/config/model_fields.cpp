@@ -4,7 +4,7 @@
 #include "config/field_builder.h"
 #include "config/presets.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 Builder preset_field() {
@@ -142,4 +142,4 @@ void add_model_fields(std::vector<Field>& table) {
       });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

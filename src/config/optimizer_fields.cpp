@@ -2,7 +2,7 @@
 #include "config/field_builder.h"
 #include "config/fields.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 // Updates are computed in f32, where numbers below 1.18e-38 are subnormal: they lose digits or count as 0.
@@ -133,4 +133,4 @@ void add_optimizer_fields(std::vector<Field>& table) {
       });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

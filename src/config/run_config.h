@@ -13,7 +13,7 @@
 #include "base/offload_choice.h"
 #include "base/rotary.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 struct ModelConfig {
   std::string preset;  // empty: none
@@ -261,4 +261,4 @@ struct RunConfig {
   }
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::config

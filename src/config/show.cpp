@@ -8,7 +8,7 @@
 #include "config/fields.h"
 #include "config/load.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 // Returns the part of a field's value that must not change on resume: the value itself, or for data sources their
@@ -108,4 +108,4 @@ bool has_same_mixture(const RunConfig& saved, const RunConfig& asked) {
   return same_steps && mixture(saved) == mixture(asked);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

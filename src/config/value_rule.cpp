@@ -8,7 +8,7 @@
 #include "base/kinds.h"
 #include "config/aliases.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 struct Subject {
@@ -297,4 +297,4 @@ void check_value(const ValueRule& rule, const std::string& path, const Json& val
   std::visit([&](const auto& alternative) { check(alternative, subject); }, rule);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

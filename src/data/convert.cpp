@@ -14,7 +14,7 @@
 #include "data/token_paths.h"
 #include "data/token_writer.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -139,4 +139,4 @@ ConvertResult convert_tokens(const ConvertOptions& options, const std::function<
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

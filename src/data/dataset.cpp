@@ -13,7 +13,7 @@
 #include "data/token_paths.h"
 #include "data/token_set.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 void refuse_weight(const DataSource& source, double weight) {
@@ -317,4 +317,4 @@ Dataset open_validation_data(const RunConfig& config) {
           config.data.checksums};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

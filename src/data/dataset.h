@@ -14,7 +14,7 @@
 #include "data/source_record.h"
 #include "model/micro_batch.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Mixing of a run's sources beyond their own weights.
 struct Mixture {
@@ -103,4 +103,4 @@ class Dataset {
 Dataset open_training_data(const RunConfig& config, const MixtureSoFar& so_far = {});
 Dataset open_validation_data(const RunConfig& config);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -12,7 +12,7 @@
 #include "base/output.h"
 #include "data/damaged.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -149,4 +149,4 @@ FlatTokens open_flat_tokens(const fs::path& path, std::optional<DType> dtype) {
   return tokens;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -9,7 +9,7 @@
 #include "base/dtype.h"
 #include "data/mapped_file.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 enum class TokenFormat : uint8_t {
   megatron,  // PREFIX.bin and PREFIX.idx
@@ -46,4 +46,4 @@ FlatTokens open_flat_tokens(const std::filesystem::path& path, std::optional<DTy
 // Returns true if tokens of u16 are probably u32: every second one is 0.
 bool looks_like_u32(const FlatTokens& tokens);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

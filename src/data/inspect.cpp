@@ -17,7 +17,7 @@
 #include "data/token_meta.h"
 #include "data/token_paths.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 // Limit of an id: counts have an entry for each id, and a larger id is in no vocabulary, so the file is damaged.
@@ -269,4 +269,4 @@ std::string verify_tokens(const std::filesystem::path& prefix, int64_t vocab_siz
 
 double unigram_entropy(const std::filesystem::path& prefix) { return entropy(count_tokens(TokenFile(prefix))); }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

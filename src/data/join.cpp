@@ -12,7 +12,7 @@
 #include "data/token_paths.h"
 #include "data/token_writer.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -102,4 +102,4 @@ JoinResult join_token_files(const std::vector<fs::path>& inputs, const fs::path&
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

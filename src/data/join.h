@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct JoinResult {
   int64_t documents = 0;
@@ -19,4 +19,4 @@ struct JoinResult {
 JoinResult join_token_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& out,
                             const std::function<void(int64_t, int64_t)>& progress);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

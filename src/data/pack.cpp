@@ -22,7 +22,7 @@
 #include "data/token_writer.h"
 #include "data/tokenizer/record.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -392,4 +392,4 @@ PackResult pack(const PackOptions& options, const std::function<void(const PackP
   return Packer(options, progress).run();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

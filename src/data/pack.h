@@ -12,7 +12,7 @@
 #include "data/ingest/inputs.h"
 #include "data/tokenizer/tokenizer.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct PackOptions {
   std::vector<std::string> inputs;   // arguments of expand_inputs()
@@ -83,4 +83,4 @@ std::string verify_tokens(const std::filesystem::path& prefix, int64_t vocab_siz
 // Returns the entropy of a file's token distribution in nats: the loss of the best prediction without context.
 double unigram_entropy(const std::filesystem::path& prefix);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

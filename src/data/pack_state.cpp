@@ -9,7 +9,7 @@
 #include "base/output_file.h"
 #include "data/token_paths.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr const char* checksum_key = "crc32c";
@@ -68,4 +68,4 @@ void check_shards(const std::vector<std::filesystem::path>& shards, uint32_t exp
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

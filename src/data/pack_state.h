@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Writes the state and its checksum, by rename.
 void write_pack_state(const std::filesystem::path& path, nlohmann::json state);
@@ -21,4 +21,4 @@ uint32_t add_shard_checksum(const std::filesystem::path& shard, uint32_t before)
 // sound.
 void check_shards(const std::vector<std::filesystem::path>& shards, uint32_t expected);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

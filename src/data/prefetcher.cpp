@@ -12,7 +12,7 @@
 
 #include "base/thread.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct Prefetcher::Impl {
   Impl(const Dataset& dataset_, const MicroBatchShape& shape_, int64_t first_sample_, int64_t stride_,
@@ -130,4 +130,4 @@ int64_t Prefetcher::kept() const { return impl_->kept; }
 
 double Prefetcher::waited_seconds() const { return impl_->waited_seconds; }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -8,7 +8,7 @@
 #include "data/dataset.h"
 #include "model/micro_batch.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Sizes of the ring of micro-batches that are read ahead.
 struct PrefetchRing {
@@ -39,4 +39,4 @@ class Prefetcher : public MicroBatchSource {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -10,7 +10,7 @@
 #include "data/token_set.h"
 #include "data/tokenizer/files.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr const char* automatic = "auto";
@@ -86,4 +86,4 @@ RunTokenizer find_run_tokenizer(const RunConfig& config, const std::optional<Tok
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -9,7 +9,7 @@
 #include "config/run_config.h"
 #include "data/tokenizer/record.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct RunTokenizer {
   std::optional<TokenizerRecord> record;       // nullopt: neither the config nor the data name one
@@ -26,4 +26,4 @@ constexpr int64_t max_spare_ids = 1024;
 // is larger by more than max_spare_ids.
 RunTokenizer find_run_tokenizer(const RunConfig& config, const std::optional<TokenizerRecord>& known = {});
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -13,7 +13,7 @@
 #include "data/sample_order.h"
 #include "data/token_paths.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -177,4 +177,4 @@ TokenSet::Place TokenSet::place_of(int64_t sample) const {
   return {file, {in_file * sequence_length_, sequence_length_ + 1}};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

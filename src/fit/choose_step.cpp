@@ -10,7 +10,7 @@
 #include "fit/offload_plan.h"
 #include "fit/recompute_plan.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 namespace {
 
 UnitChoices choose_units(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage,
@@ -57,4 +57,4 @@ StepPlan plan_rank(const RunConfig& config, const Target& target, int64_t world_
   return plan_step(config, target, choose_step(config, target, world_size, stage), world_size, rank);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

@@ -9,7 +9,7 @@
 #include "schedule/step_choices.h"
 #include "step/plan_step.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
 // Makes the choices for the ranks of a stage. `room`: bytes for activations if memory.activation_budget is "fit", as
 // agreed by the ranks of the stage; none: the bytes that the target leaves (activation_room). If "fit" is not possible,
@@ -21,4 +21,4 @@ StepChoices choose_step(const RunConfig& config, const Target& target, int64_t w
 // Plans a step of `rank` with the choices for its stage.
 StepPlan plan_rank(const RunConfig& config, const Target& target, int64_t world_size = 1, int64_t rank = 0);
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

@@ -8,7 +8,7 @@
 #include "parallel/make_stages.h"
 #include "schedule/offload.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 namespace {
 
 // Makes each stage offload `offloaded` blocks (a number or "all"), spread evenly.
@@ -70,4 +70,4 @@ StepPlan plan_fixed(const RunConfig& config, const Target& target, int64_t world
   return plan_step(config, target, choices_with(config, target, fixed_units(config)), world_size, rank);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

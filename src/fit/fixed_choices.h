@@ -8,7 +8,7 @@
 #include "schedule/step_choices.h"
 #include "step/plan_step.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
 // Returns true if this value recomputes blocks regardless of memory; "optimal" recomputes only to fit its budget.
 constexpr bool backward_runs_again(RecomputeKind kind) {
@@ -25,4 +25,4 @@ StepChoices choices_with(const RunConfig& config, const Target& target, UnitChoi
 // Plans a step of a rank whose config has fixed choices. REQUIRES: the same as fixed_units.
 StepPlan plan_fixed(const RunConfig& config, const Target& target, int64_t world_size, int64_t rank);
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

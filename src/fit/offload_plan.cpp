@@ -12,7 +12,7 @@
 #include "ops/side_queue.h"
 #include "schedule/offload.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 namespace {
 
 constexpr double most_waited = 0.005;  // copies that cost a smaller share of the passes' time count as hidden
@@ -144,4 +144,4 @@ int64_t hidden_blocks(const RunConfig& config, const Target& target, int64_t wor
   return HiddenBlocks(config, target, world_size, stage).most();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

@@ -10,7 +10,7 @@
 #include "parallel/program.h"
 #include "schedule/step_choices.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
 using ActionSeconds = std::function<double(const Action&)>;
 
@@ -33,4 +33,4 @@ void time_copies(UnitChoices& choices, ScheduleOptions options, const BufferByte
 // ranks of a stage get the same number.
 int64_t hidden_blocks(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage);
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

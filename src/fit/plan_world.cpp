@@ -10,7 +10,7 @@
 #include "fit/micro_batches.h"
 #include "schedule/pipeline/pipeline.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 namespace {
 
 StagePlan describe_stage(const StepDesign& design, int64_t rank) {
@@ -170,4 +170,4 @@ RankBytes largest_rank_bytes(const RunConfig& whole, const Target& target, int64
   return most;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

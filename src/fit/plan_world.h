@@ -15,7 +15,7 @@
 #include "schedule/step_choices.h"
 #include "step/plan_step.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
 // The plan of one pipeline stage.
 struct StagePlan {
@@ -60,4 +60,4 @@ struct RankBytes {
 RankBytes largest_rank_bytes(const RunConfig& config, const Target& target, int64_t world_size, int64_t first_stage,
                              int64_t enough = std::numeric_limits<int64_t>::max());
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

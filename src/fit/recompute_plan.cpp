@@ -14,7 +14,7 @@
 #include "fit/offload_plan.h"
 #include "ops/fused_product.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 namespace {
 
 int64_t unit_bytes(const BufferBytes& bytes, BufferKind kind, int32_t unit) {
@@ -492,4 +492,4 @@ int64_t activation_room(const RunConfig& config, const Target& target, int64_t w
   return target.bytes_of_rank() - others;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

@@ -14,7 +14,7 @@
 #include "ops/target.h"
 #include "schedule/recompute_chain.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
 // Choices for a stage, with their cost.
 struct RecomputePoint {
@@ -128,4 +128,4 @@ std::vector<int64_t> curve_budgets(int64_t least, int64_t most, int64_t num_budg
 // the fewest.
 int64_t activation_room(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage);
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

@@ -9,7 +9,7 @@
 #include "config/run_config.h"
 #include "ops/target.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
 struct SavingMethod {
   std::string_view name;
@@ -85,4 +85,4 @@ constexpr std::array<SavingMethod, 18> saving_methods = {{
      {saving::pure, saving::moments, saving::gradients, "memory.recompute=block"}},
 }};
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

@@ -17,7 +17,7 @@
 #include "fit/step_times.h"
 #include "ops/fused_product.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 namespace {
 
 // Rows of logits per chunk above which no device is noticeably faster.
@@ -430,4 +430,4 @@ std::string host_shortage(const RunConfig& config, const HostMemoryUse& use, int
   return text;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

@@ -11,7 +11,7 @@
 #include "ops/target.h"
 #include "parallel/memory.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
 // The memory that the ranks of a run take.
 struct WorldMemory {
@@ -41,4 +41,4 @@ std::string memory_shortage(const RunConfig& config, const Target& target, const
 // take less.
 std::string host_shortage(const RunConfig& config, const HostMemoryUse& use, int64_t host_bytes);
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

@@ -7,7 +7,7 @@
 #include "mesh/mesh.h"
 #include "step/plan_step.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
 double nominal_step_seconds(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage) {
   // The choices are those of the whole step: with fewer micro-batches in flight more activations might be kept.
@@ -30,4 +30,4 @@ double nominal_step_seconds(const RunConfig& config, const Target& target, int64
   return played.seconds * share + update;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

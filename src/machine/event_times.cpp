@@ -7,7 +7,7 @@
 #include "machine/op_times.h"
 #include "ops/op_event.h"
 
-namespace gptrain {
+namespace gptrain::inline machine {
 namespace {
 
 Operation operation_of(const Event& event) {
@@ -131,4 +131,4 @@ double EventTimes::seconds_of(const Event& event) const {
   return machine_->device.launch_seconds + bytes / machine_->cluster.host_bytes_per_second;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

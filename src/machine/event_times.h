@@ -12,7 +12,7 @@
 #include "machine/software.h"
 #include "mesh/mesh.h"
 
-namespace gptrain {
+namespace gptrain::inline machine {
 
 // A device, its cluster, and the trainer that runs on them.
 struct Machine {
@@ -71,4 +71,4 @@ class EventTimes {
 
 size_t spending_of(const Event& event);
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline machine {
 namespace {
 
 ProductRate read_rate(ProfileReader& reader, const std::string& path) {
@@ -173,4 +173,4 @@ Target find_target(std::string_view name) {
   return target_of(device, cluster_of(device));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

@@ -14,7 +14,7 @@
 #include "machine/profile_reader.h"
 #include "ops/target.h"
 
-namespace gptrain {
+namespace gptrain::inline machine {
 
 // Speed of matrix products of one dtype.
 struct ProductRate {
@@ -100,4 +100,4 @@ Target find_target(std::string_view name);
 const std::vector<BuiltInProfile>& built_in_devices();
 const std::vector<BuiltInProfile>& built_in_clusters();
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-namespace gptrain {
+namespace gptrain::inline optim {
 
 double learning_rate(const RunConfig& config, int64_t step) {
   const LrCurveConfig& curve = config.lr_curve;
@@ -33,4 +33,4 @@ double learning_rate(const RunConfig& config, int64_t step) {
   return lr;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

@@ -11,7 +11,7 @@
 #include "comm/staged.h"
 #include "config/faults.h"
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 namespace {
 
 constexpr std::initializer_list<MeshAxis> all_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert,
@@ -348,4 +348,4 @@ void RankGroups::wait_all() {
   if (failure) std::rethrow_exception(failure);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

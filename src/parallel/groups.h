@@ -18,7 +18,7 @@
 #include "ops/side_queue.h"
 #include "parallel/memory.h"
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 // Kinds of groups, by the property that their ranks share.
 enum class GroupKind : uint8_t {
@@ -216,4 +216,4 @@ class RankGroups {
 // Returns RankGroups::exchanged_bytes as it will be on the target for a rank with these planned groups.
 ExchangeBytes planned_exchange_bytes(const Target& target, const RankGroups& groups);
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

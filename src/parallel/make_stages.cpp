@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 namespace {
 
 // Returns the time of the head as a number of layers.
@@ -65,4 +65,4 @@ Stages make_stages(const RunConfig& config, int64_t stage, int64_t micro_batches
   return stages;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

@@ -7,7 +7,7 @@
 #include "config/run_config.h"
 #include "schedule/stages.h"
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 // Returns the stages as seen by `stage`, for programs of `micro_batches`. The embedding is in the first chunk and the
 // head in the last. Layers that the config does not place are spread so that the slowest chunk takes the least time,
@@ -20,4 +20,4 @@ std::vector<int64_t> layers_of_chunks(const RunConfig& config);
 // Returns the numbers of layers that balance the chunks' times, ignoring parallel.layers_per_stage and equal division.
 std::vector<int64_t> balanced_layers(const RunConfig& config);
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 OffloadLanes::OffloadLanes(Backend& backend)
     : backend_(backend), to_host_{backend.make_side_queue()}, to_device_{backend.make_side_queue()} {}
@@ -71,4 +71,4 @@ std::unique_ptr<DeviceMemory> OffloadLanes::allocate(int64_t bytes) {
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

@@ -10,7 +10,7 @@
 #include "ops/side_queue.h"
 #include "parallel/program.h"
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 // Each lane is a queue of the device that runs beside the ops. If the device's memory is host memory, there are no
 // queues, and a copy ends before the call that begins it returns.
@@ -48,4 +48,4 @@ class OffloadLanes {
   Lane to_host_, to_device_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

@@ -7,7 +7,7 @@
 #include "planner/predict.h"
 #include "planner/recompute_curve.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 // Simulates the step with the first log of each stage. Other ranks of a stage have nearly the same ops.
@@ -74,4 +74,4 @@ DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, cons
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

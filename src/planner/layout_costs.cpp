@@ -14,7 +14,7 @@
 #include "planner/rank_clock.h"
 #include "step/plan_step.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 constexpr int64_t small_layers = 3;
@@ -304,4 +304,4 @@ LayoutCosts::MessageCost LayoutCosts::message(const RunLayout& layout, int64_t b
           .gather = is_shared ? seconds(LaneKind::tensor, GroupKind::tensor, Operation::all_gather, bytes) : 0};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

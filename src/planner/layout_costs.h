@@ -15,7 +15,7 @@
 #include "planner/layout_search.h"
 #include "step/plan_step.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 // A model is an embedding, equal blocks, and a head.
 enum class UnitPart : uint8_t { embedding, block, head };
@@ -134,4 +134,4 @@ class LayoutCosts {
   std::map<MeshKey, EventTimes> of_meshes_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

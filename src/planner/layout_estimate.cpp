@@ -10,7 +10,7 @@
 #include "parallel/make_stages.h"
 #include "planner/layouts.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 constexpr auto embedding = static_cast<size_t>(UnitPart::embedding);
@@ -531,4 +531,4 @@ LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -15,7 +15,7 @@
 #include "schedule/pipeline/simulate.h"
 #include "schedule/stages.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 // 95% of estimates are within estimate_error of the simulated step, all tested ones within largest_estimate_error. The
 // largest errors come from pipelines that wait much, where traffic and recomputation hide in the waiting. If passes
@@ -140,4 +140,4 @@ class LayoutEstimator {
   std::map<PassesKey, std::vector<StagePasses>> stage_passes_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

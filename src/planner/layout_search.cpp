@@ -5,7 +5,7 @@
 
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 std::string recompute_word(const RunLayout& layout) {
@@ -47,4 +47,4 @@ std::string value_text(const RunLayout& layout, std::string_view key) {
   throw std::logic_error("not a key of layouts");
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

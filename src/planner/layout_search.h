@@ -13,7 +13,7 @@
 #include "machine/expected_error.h"
 #include "parallel/groups.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 // How a run is spread over ranks, and how it saves memory: the keys that a search changes.
 struct RunLayout {
@@ -98,4 +98,4 @@ struct LayoutSearch {
   std::vector<std::string> untried;     // settings that save memory but change training, so that no search tries them
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -10,7 +10,7 @@
 #include "config/load.h"
 #include "parallel/make_stages.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 constexpr int64_t most_micro = 64;  // sequences per micro-batch
@@ -233,4 +233,4 @@ void for_each_layout(const RunConfig& config, const LayoutGroup& group,
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -10,7 +10,7 @@
 #include "config/run_config.h"
 #include "planner/layout_search.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 // Returns the config with that layout, unchecked: see checked_layout. memory.activation_budget is kept only if
 // recompute is optimal.
@@ -42,4 +42,4 @@ std::vector<LayoutGroup> layout_groups(const RunConfig& config, int64_t world_si
 void for_each_layout(const RunConfig& config, const LayoutGroup& group,
                      const std::function<void(const RunLayout&)>& body);
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -16,7 +16,7 @@
 #include "step/plan_step.h"
 #include "step/step_profiler.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 // Micro-batches of random tokens of the whole vocabulary.
@@ -227,4 +227,4 @@ void measure_steps(Backend& backend, DType dtype, const MeasuringTime& time, Mea
   tables.finish();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -8,7 +8,7 @@
 #include "fit/plan_world.h"
 #include "planner/run_speed.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 Saving best_saving(const SaveTimes& save, double mtbf_seconds, double restart_seconds) {
   Saving saving;
@@ -124,4 +124,4 @@ LayoutResult predict_layout(const RunConfig& config, const Machine& machine, con
                        prediction.forecast, layout, price);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

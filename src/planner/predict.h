@@ -13,7 +13,7 @@
 #include "planner/simulate_step.h"
 #include "step/checkpoint_forecast.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 // Seconds of one checkpoint: `cost` is the pause of the steps, `durable` the time from the beginning of the save until
 // the checkpoint is complete. An asynchronous checkpoint is written beside the steps, so that its cost is smaller.
@@ -60,4 +60,4 @@ LayoutResult layout_result(const RunConfig& config, const Target& target, const 
 // Returns the figures of the dry run of `config`, whose layout is `layout`.
 LayoutResult predict_layout(const RunConfig& config, const Machine& machine, const RunLayout& layout, double price);
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

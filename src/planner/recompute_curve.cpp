@@ -14,7 +14,7 @@
 #include "fit/recompute_plan.h"
 #include "planner/simulate_step.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 // Returns the number of points of a curve: fewer for more stages, since a point needs plans of all of them.
@@ -135,4 +135,4 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
   return forecast;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -1,6 +1,6 @@
 #include "planner/run_speed.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 RunSpeed run_speed(const RunConfig& config, const Target& target, const OpTable& ops, int64_t world_size,
                    double step_seconds) {
@@ -19,4 +19,4 @@ RunSpeed run_speed(const RunConfig& config, const Target& target, const OpTable&
   return speed;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -7,7 +7,7 @@
 #include "ops/target.h"
 #include "step/step_log.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 struct RunSpeed {
   double tokens_per_second, tokens_per_gpu;
@@ -19,4 +19,4 @@ struct RunSpeed {
 RunSpeed run_speed(const RunConfig& config, const Target& target, const OpTable& ops, int64_t world_size,
                    double step_seconds);
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

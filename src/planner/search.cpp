@@ -23,7 +23,7 @@
 #include "planner/nearest_layout.h"
 #include "step/device.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 constexpr int64_t most_played = 400;         // layouts whose passes are simulated
@@ -596,4 +596,4 @@ LayoutSearch search_layouts(const RunConfig& config, const Machine& machine, con
   return Search(config, machine, options).run();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -11,7 +11,7 @@
 #include "planner/layout_search.h"
 #include "planner/predict.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 enum class Objective : uint8_t {
   time,    // shortest step
@@ -35,4 +35,4 @@ struct SearchOptions {
 // none of those searched has the held values, or if no planned layout keeps to the budget.
 LayoutSearch search_layouts(const RunConfig& config, const Machine& machine, const SearchOptions& options);
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

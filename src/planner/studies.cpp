@@ -19,7 +19,7 @@
 #include "planner/search.h"
 #include "step/device.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 std::string first_line(const Error& error) {
@@ -331,4 +331,4 @@ Study fit_methods(const Machine& machine, const std::string& family, int64_t gpu
   return study;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -17,7 +17,7 @@
 #include "report/recompute_page.h"
 #include "step/flops_json.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -590,4 +590,4 @@ std::string memory_json(const RunConfig& config, const ModelSpec& spec, const Me
   return json_text(memory_object(config, spec, memory), 2) + "\n";
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::report

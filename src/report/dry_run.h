@@ -8,7 +8,7 @@
 #include "parallel/memory.h"
 #include "planner/dry_run.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 
 // Returns tables in plain text, for people.
 std::string dry_run_text(const DryRun& run);
@@ -18,4 +18,4 @@ std::string dry_run_json(const DryRun& run);
 // ("weights_bytes", ..., "peak_bytes").
 std::string memory_json(const RunConfig& config, const ModelSpec& spec, const MemoryPlan& memory);
 
-}  // namespace gptrain
+}  // namespace gptrain::report

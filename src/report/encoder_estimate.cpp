@@ -7,7 +7,7 @@
 #include "base/units.h"
 #include "step/flops_json.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -139,4 +139,4 @@ std::string encoder_json(const EncoderShape& s) {
   return json_text(json, 2) + "\n";
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::report

@@ -8,7 +8,7 @@
 
 #include "base/int128.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 
 struct EncoderShape {
   std::string_view name;
@@ -42,4 +42,4 @@ EncoderEstimate estimate_encoder(const EncoderShape& shape);
 std::string encoder_text(const EncoderShape& shape);
 std::string encoder_json(const EncoderShape& shape);
 
-}  // namespace gptrain
+}  // namespace gptrain::report

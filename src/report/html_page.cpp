@@ -4,7 +4,7 @@
 
 #include "report/svg_plot.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 namespace {
 
 constexpr std::string_view page_css = R"css(
@@ -47,4 +47,4 @@ std::string html_page(const std::string& title, std::string_view css, const std:
   return out + body + "</main>\n</body>\n</html>\n";
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::report

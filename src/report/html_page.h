@@ -4,11 +4,11 @@
 #include <string>
 #include <string_view>
 
-namespace gptrain {
+namespace gptrain::inline report {
 
 // Returns the whole document. `title` is plain text; `css` and `body` are inserted as they are. They can use the colors
 // --page, --card, --text, --muted, --border and --color-0 to --color-7, a list `.summary`, and `.plots` for figures of
 // svg_plot.h.
 std::string html_page(const std::string& title, std::string_view css, const std::string& body);
 
-}  // namespace gptrain
+}  // namespace gptrain::report

@@ -14,7 +14,7 @@
 #include "report/layout_report.h"
 #include "report/svg_plot.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 namespace {
 
 constexpr std::string_view plan_css = R"css(
@@ -314,4 +314,4 @@ std::string study_page(const std::string& title, const Study& study) {
   return html_page(title, plan_css, body + section("All points", points_table(study)));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::report

@@ -9,7 +9,7 @@
 #include "report/html_page.h"
 #include "report/svg_plot.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 namespace {
 
 // Returns the numbers of a stage's blocks by the activations that they save.
@@ -178,4 +178,4 @@ std::string recompute_page(const RecomputeForecast& forecast, const std::string&
       page_note(forecast) + "<div class=\"plots\">\n" + render_plot(plot) + "</div>\n" + curve_table(forecast));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::report

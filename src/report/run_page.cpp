@@ -16,7 +16,7 @@
 #include "report/html_page.h"
 #include "report/svg_plot.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 namespace {
 
 using nlohmann::json;
@@ -270,4 +270,4 @@ void write_run_page(const std::filesystem::path& out, const std::string& title, 
   page.commit();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::report

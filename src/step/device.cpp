@@ -16,7 +16,7 @@
 #include "ops/cuda_devices.h"
 #include "ops/fused_attention_policy.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 namespace {
 
 // Returns the number of CUDA devices to use; 0: the run is on the CPU.
@@ -118,4 +118,4 @@ RankDevice take_device(const RunConfig& config, Communicator* all, const World& 
   return device;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -11,7 +11,7 @@
 #include "config/run_config.h"
 #include "ops/backend.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 // THROWS Error(code) if the config needs features that the target lacks: matrix products in bf16 or FP8, or attention
 // heads longer than the GPU kernels allow.
@@ -42,4 +42,4 @@ void require_same_models(const RunConfig& config, Communicator* all, const World
 // for, if a device cannot be used or lacks features that the config needs, or if the ranks' device models differ.
 RankDevice take_device(const RunConfig& config, Communicator* all, const World& world, int num_threads);
 
-}  // namespace gptrain
+}  // namespace gptrain::step

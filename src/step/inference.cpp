@@ -10,7 +10,7 @@
 #include "model/micro_batch.h"
 #include "ops/plan/plan_backend.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 namespace {
 
 namespace fs = std::filesystem;
@@ -221,4 +221,4 @@ std::vector<float> Inference::next_logits(const std::vector<int32_t>& sequence, 
   return pass_->next_logits(sequence, begin);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -15,7 +15,7 @@
 #include "parallel/parameters.h"
 #include "step/step_design.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 // Returns the most tokens of one text of run.sample_every_steps, prompt included; memory is planned for it. Each byte
 // of the prompt is at most one token, and two more may precede it.
@@ -61,4 +61,4 @@ class Inference {
   std::unique_ptr<Pass> pass_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -11,7 +11,7 @@
 #include "step/checkpoint_forecast.h"
 #include "step/inference.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 namespace {
 
 // Runs only the first of equal actions. The others refer to its block of events.
@@ -141,4 +141,4 @@ StepPlan plan_step(const RunConfig& config, const Target& target, const StepChoi
   return plan;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -9,7 +9,7 @@
 #include "step/step_log.h"
 #include "step/training_step.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 // The plan of one rank's step.
 struct StepPlan {
@@ -29,4 +29,4 @@ struct StepPlan {
 StepPlan plan_step(const RunConfig& config, const Target& target, const StepChoices& choices, int64_t world_size = 1,
                    int64_t rank = 0, const std::shared_ptr<const Program>& like = nullptr);
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -11,7 +11,7 @@
 #include "parallel/micro_batch_uploads.h"
 #include "step/step_readback.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 namespace {
 
 bool has_own_memory(const Target& target) { return target.kind == Target::Kind::gpu; }
@@ -269,4 +269,4 @@ StepDesign design_inference(const RunConfig& config, const Target& target, const
   return design;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

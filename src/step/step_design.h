@@ -17,7 +17,7 @@
 #include "parallel/program.h"
 #include "schedule/step_choices.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 // The memory of a rank's step. The size of the workspace is known once the step has run on the `plan` backend.
 struct StepMemory {
@@ -93,4 +93,4 @@ MemoryPlan memory_outside(const RunConfig& config, const Target& target, const E
 // Returns the bytes in which uploaded micro-batches arrive on a device with its own memory; 0 if it has none.
 int64_t landing_bytes(const RunConfig& config, const Target& target);
 
-}  // namespace gptrain
+}  // namespace gptrain::step

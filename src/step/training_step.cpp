@@ -12,7 +12,7 @@
 #include "step/arena_fill.h"
 #include "step/choosing_pass.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 namespace {
 
 constexpr int64_t upload_chunk_elements = int64_t{1} << 20;
@@ -268,4 +268,4 @@ double TrainingStep::evaluate(int64_t micro_batches, MicroBatchSource& source) {
   return host_state_.loss_sum;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "step/step_design.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 PrefetchedBatches::PrefetchedBatches(const RunConfig& config, const Dataset& dataset, int64_t first_sample,
                                      DataPlace place, PrefetchRing ring, std::byte* memory)
@@ -36,4 +36,4 @@ const MicroBatch& FirstSamples::next() {
   return batch;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -10,7 +10,7 @@
 #include "data/prefetcher.h"
 #include "model/micro_batch.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // A rank's number among the ranks that share a batch.
 struct DataPlace {
@@ -55,4 +55,4 @@ class FirstSamples : public MicroBatchSource {
   int64_t batch_, stride_, sequence_length_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -19,7 +19,7 @@
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 namespace fs = std::filesystem;
 
@@ -234,4 +234,4 @@ void write_whole_file(const std::filesystem::path& path, const std::string& text
   file.commit();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

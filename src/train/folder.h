@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // Locks a run's folder against other processes during its lifetime. Creates the folder if it is missing; the destructor
 // removes the folders it has created unless `keep` was called. THROWS Error(usage) if the folder cannot be created or
@@ -107,4 +107,4 @@ std::string checkpoint_shortage(const RunConfig& config, int64_t step, int64_t k
 // Writes a file so that it appears whole or not at all.
 void write_whole_file(const std::filesystem::path& path, const std::string& text);
 
-}  // namespace gptrain
+}  // namespace gptrain::train

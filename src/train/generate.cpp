@@ -27,7 +27,7 @@
 #include "step/inference.h"
 #include "train/run_state.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -206,4 +206,4 @@ SharedText generate_together(const GenerateOptions& options, const ParallelConfi
   return {.text = std::move(text)};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -12,7 +12,7 @@
 #include "step/device.h"
 #include "train/replicas.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& options, const StopSignals& signals,
                            StepProfiler* profiler, std::shared_ptr<const StepDesign> design)
@@ -253,4 +253,4 @@ ExitCode TrainingLoop::stopped() const {
   return ExitCode::requeue;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

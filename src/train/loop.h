@@ -25,7 +25,7 @@
 #include "train/stop_request.h"
 #include "train/validation.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // Every rank of a world has one object and makes the same calls.
 class TrainingLoop {
@@ -82,4 +82,4 @@ class TrainingLoop {
   std::deque<BegunStep> begun_;          // the oldest first
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -13,7 +13,7 @@
 #include "train/loss_spikes.h"
 #include "train/set_up.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 void LossWatch::begin(const RunProgress& progress) {
   data_.leave_out(LeftOutSamples(join(context_.config.data.skip_samples, progress.left_out)));
@@ -111,4 +111,4 @@ Error LossWatch::diverged(const std::string& what) const {
   return {ExitCode::diverged, context_.leads() ? "training diverged: " + what : std::string()};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -24,7 +24,7 @@
 #include "report/run_page.h"
 #include "train/signals.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 namespace fs = std::filesystem;
 
@@ -251,4 +251,4 @@ void Reporter::write_page() const {
   write_run_page(out, fmt::format("gptrain: {}", out.string()), show_config(context_.config));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

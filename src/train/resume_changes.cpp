@@ -12,7 +12,7 @@
 #include "data/source_record.h"
 #include "optim/learning_rate.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 constexpr double most_rise = 2;
@@ -94,4 +94,4 @@ ResumedData resume_data(const RunConfig& saved, const RunConfig& asked, const Ma
   return {.train = std::move(train), .record = std::move(record), .changes = std::move(changes)};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

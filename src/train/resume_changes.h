@@ -9,7 +9,7 @@
 #include "config/run_config.h"
 #include "data/dataset.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // Changes for which the command line must ask (--accept-changes).
 struct AcceptedChanges {
@@ -33,4 +33,4 @@ struct ResumedData {
 ResumedData resume_data(const RunConfig& saved, const RunConfig& asked, const Manifest& manifest,
                         AcceptedChanges accepted);
 
-}  // namespace gptrain
+}  // namespace gptrain::train

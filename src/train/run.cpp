@@ -30,7 +30,7 @@
 #include "train/signals.h"
 #include "train/together.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 int32_t stage_of(const RunConfig& config, const World& world, int rank) {
@@ -180,4 +180,4 @@ ExitCode train(const RunConfig& config, const TrainOptions& options, const Launc
   return code;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -20,7 +20,7 @@
 #include "data/left_out_samples.h"
 #include "step/state_blocks.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -272,4 +272,4 @@ std::vector<std::string> set_aside_later_checkpoints(const fs::path& out, int64_
   return names;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

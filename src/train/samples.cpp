@@ -12,7 +12,7 @@
 #include "step/inference.h"
 #include "train/generate.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -86,4 +86,4 @@ void Samples::write_text(const fs::path& checkpoint, int64_t step) {
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -12,7 +12,7 @@
 #include "train/run_context.h"
 #include "train/run_state.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // THROWS Error(usage) if the run writes sample texts and the tokenizer is not known, or the prompt has more tokens than
 // most_tokens_of_sample allows.
@@ -44,4 +44,4 @@ class Samples {
   const RunTokenizer& tokenizer_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -19,7 +19,7 @@
 #include "train/run_state.h"
 #include "train/samples.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -209,4 +209,4 @@ void choose_algorithms(TrainingStep& step, const std::optional<fs::path>& checkp
   backend.use_algorithms(broadcast_text(all, backend.algorithms(), 0));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

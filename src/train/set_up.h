@@ -18,7 +18,7 @@
 #include "train/resume_changes.h"
 #include "train/state_save.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // `all` is the group of all ranks of `world`, null if there is one rank. Errors are agreed upon (comm/agree.h).
 
@@ -67,4 +67,4 @@ void choose_algorithms(TrainingStep& step, const std::optional<std::filesystem::
 
 int ranks_on_this_host(const World& world);
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -10,7 +10,7 @@
 #include "step/step_design.h"
 #include "train/batches.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 Validation::Validation(const RunContext& context, const std::optional<Dataset>& data, const Tokenizer* tokenizer,
                        TrainingStep& step, std::byte* ring, Reporter& reporter, StopRequest& stop)
@@ -85,4 +85,4 @@ ValidationMetrics Validation::metrics_of(double sum, bool of_average) {
   return metrics;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "data/ingest/input_format.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr size_t block_bytes = size_t{1} << 20;
@@ -205,4 +205,4 @@ std::optional<TextBlock> BlockReader::next() {
   return std::nullopt;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -3,7 +3,7 @@
 
 #include "data/ingest/decoders.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 class Bzip2Decoder : public Decoder {
@@ -42,4 +42,4 @@ class Bzip2Decoder : public Decoder {
 
 std::unique_ptr<Decoder> make_bzip2_decoder() { return std::make_unique<Bzip2Decoder>(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

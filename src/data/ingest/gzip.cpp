@@ -2,7 +2,7 @@
 
 #include "data/ingest/decoders.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 class GzipDecoder : public Decoder {
@@ -35,4 +35,4 @@ class GzipDecoder : public Decoder {
 
 std::unique_ptr<Decoder> make_gzip_decoder() { return std::make_unique<GzipDecoder>(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -8,7 +8,7 @@
 #include "base/units.h"
 #include "data/ingest/json_record.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr std::string_view blanks = " \t\r\n";
@@ -383,4 +383,4 @@ std::vector<std::string> InputFormats::lines() const {
   return lines;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

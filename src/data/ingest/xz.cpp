@@ -3,7 +3,7 @@
 
 #include "data/ingest/decoders.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 class XzDecoder : public Decoder {
@@ -37,4 +37,4 @@ class XzDecoder : public Decoder {
 
 std::unique_ptr<Decoder> make_xz_decoder() { return std::make_unique<XzDecoder>(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

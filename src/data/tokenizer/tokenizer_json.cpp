@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/json.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 using nlohmann::json;
@@ -463,4 +463,4 @@ std::string tokenizer_json(const TokenizerParts& parts) {
   return json_text(root, 2) + "\n";
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

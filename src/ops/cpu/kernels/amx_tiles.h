@@ -12,7 +12,7 @@
 
 #include "ops/cpu/kernels/matrix_kernel_table.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 constexpr int64_t amx_rows = 16;   // rows of a tile
@@ -230,4 +230,4 @@ inline void product_of_tiles(float* c, int64_t c_stride, const Unit* a, int64_t 
 }
 
 }  // namespace
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -5,7 +5,7 @@
 #include "ops/cpu/kernels/philox_lanes.h"
 #include "ops/cpu/kernels/tile.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 constexpr float log2_e = 1.44269504F;
@@ -432,4 +432,4 @@ void backward_head(const AttentionHead& head, bool first_of_group, bool last_of_
 }
 
 }  // namespace
-}  // namespace gptrain
+}  // namespace gptrain::ops

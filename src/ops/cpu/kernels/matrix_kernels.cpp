@@ -3,7 +3,7 @@
 #include "ops/cpu/kernels/matrix_kernel_table.h"
 #include "ops/cpu/kernels/tile.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 // Template parameters for each element type: pairs of bfloat16 if the CPU multiplies them, else floats.
@@ -135,4 +135,4 @@ void column_sums(const void* values, DType dtype, int64_t stride, int64_t rows, 
 extern const MatrixKernels GPTRAIN_MATRIX_KERNELS;
 const MatrixKernels GPTRAIN_MATRIX_KERNELS = {attention_forward, attention_backward, tiled_linear, column_sums};
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -18,7 +18,7 @@
 #include "ops/cpu/kernels/amx_tiles.h"
 #include "ops/cpu/kernels/matrix_kernel_table.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 #if defined(__AVX512F__)
@@ -242,4 +242,4 @@ inline Vec exp2(Vec x) {
 }
 
 }  // namespace
-}  // namespace gptrain
+}  // namespace gptrain::ops
