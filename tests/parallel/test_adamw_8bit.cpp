@@ -25,6 +25,7 @@ namespace test_adamw_8bit {
 
 using namespace gptrain;
 using namespace gptrain::testing;
+using gptrain::testing::train;
 
 namespace {
 

@@ -9,6 +9,7 @@ namespace test_offload {
 
 using namespace gptrain;
 using namespace gptrain::testing;
+using gptrain::testing::train;
 
 TEST_CASE("what is offloaded has the bits of what is kept, with every kind of sharding and of recomputation") {
   const std::vector<SmallLayout> layouts = {

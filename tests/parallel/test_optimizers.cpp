@@ -13,6 +13,7 @@ namespace test_optimizers {
 
 using namespace gptrain;
 using namespace gptrain::testing;
+using gptrain::testing::train;
 
 namespace {
 

@@ -17,6 +17,7 @@ namespace test_projection {
 
 using namespace gptrain;
 using namespace gptrain::testing;
+using gptrain::testing::train;
 
 namespace {
 
