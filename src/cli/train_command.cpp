@@ -266,15 +266,15 @@ void add_train_command(CLI::App& app, ExitCode& result) {
   command->formatter(formatter);
   command->add_option("CONFIG", arguments->config, "run config (JSON, comments allowed)")->required();
   CLI::Option* resume =
-      command->add_option("--resume", arguments->resume, "go on from the newest checkpoint, or from a folder")
+      command->add_option("--resume", arguments->resume, "continue from the newest checkpoint, or from DIR")
           ->expected(0, 1)
           ->default_str(latest)  // value of --resume without an argument
           ->type_name("[DIR]");
   CLI::Option* init =
       command
-          ->add_option("--init-from", arguments->init_from, "start with a checkpoint's weights, where none is resumed")
+          ->add_option("--init-from", arguments->init_from, "begin with a checkpoint's weights, unless one is resumed")
           ->type_name("DIR");
-  command->add_option("--accept-changes", arguments->accepted, "resume with other data or schedule (KIND); repeatable")
+  command->add_option("--accept-changes", arguments->accepted, "resume although data or schedule (KIND) have changed")
       ->check(change_kind())
       ->type_name("KIND")
       ->allow_extra_args(false);
@@ -286,7 +286,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
                                                "time step N op by op: a table, and OUT/trace-stepN.json")
                                   ->check(whole_number_from(1))
                                   ->type_name("N");
-  command->add_option("--set", arguments->overrides, "override a value (null: its default); repeatable")
+  command->add_option("--set", arguments->overrides, "set a config key (null: its default); repeatable")
       ->type_name("key.path=value")
       ->allow_extra_args(false);
   CLI::Option* dry =
@@ -313,7 +313,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->check(positive_number())
       ->type_name("P")
       ->needs(target);
-  command->add_option("--storage-gbps", arguments->storage_gbps, "GB/s written by a node, for the time of a checkpoint")
+  command->add_option("--storage-gbps", arguments->storage_gbps, "GB/s that a node writes, for a checkpoint's time")
       ->check(positive_number())
       ->type_name("R")
       ->needs(dry);
@@ -336,6 +336,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->type_name("FILE")
       ->needs(dry);
   command->add_flag("--json", arguments->json, "print the dry run as JSON")->needs(dry);
+  set_examples(command, {"gptrain train configs/demo.json --resume latest --set optimizer.lr=1e-3", "gptrain train configs/gpt2-124m.json --dry-run --target h100"});
   command->callback([arguments, resume, init, steps, profile_step, &result] {
     if (arguments->dry_run && !arguments->accepted.empty())
       throw Error(ExitCode::usage, "--accept-changes: a dry run resumes nothing; leave it out");
