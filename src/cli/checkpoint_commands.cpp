@@ -170,14 +170,15 @@ void prune(const std::string& run, int64_t keep_last, int64_t keep_every) {
   print_out("{}: {} removed, {} kept\n", run, format_counted(static_cast<int64_t>(before - kept.size()), "checkpoint"),
             kept.size());
   if (const size_t removed = abandoned - list_abandoned(run).size(); removed > 0)
-    print_out("{}: {} removed that had been set aside\n", run,
+    print_out("{}: {} removed that a resume had set aside\n", run,
               format_counted(static_cast<int64_t>(removed), "checkpoint"));
   for (const CheckpointInfo& info : kept) {
     if (is_sound_checkpoint(info.path)) continue;
     if (is_readable(info.path)) {
-      print_err("warning: {} is damaged: it does not count, and stays until you remove it\n", info.path.string());
+      print_err("warning: {} is damaged: it is neither counted nor removed; remove it yourself\n", info.path.string());
     } else {
-      print_err("warning: {} cannot be read: it does not count, and stays; see its permissions\n", info.path.string());
+      print_err("warning: {} cannot be read: it is neither counted nor removed; check its permissions\n",
+                info.path.string());
     }
   }
   if (!warning.empty()) throw Error(ExitCode::checkpoint, "{}", warning);
@@ -218,9 +219,7 @@ void add_checkpoint_commands(CLI::App& app) {
       ->required()
       ->check(some_text())
       ->type_name("OUT");
-  export_command
-      ->add_option("--dtype", exporting->dtype,
-                   "dtype of the weights: fp32 (default: exact), bf16, or fp16")
+  export_command->add_option("--dtype", exporting->dtype, "dtype of the weights: fp32 (default: exact), bf16, or fp16")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->type_name("DTYPE");
   export_command->add_flag("--ema", exporting->ema, "write the average of the weights (needs optimizer.ema)");

@@ -123,7 +123,7 @@ int run_program(int argc, char** argv) {
     if (*error.what() != '\0') print_err("gptrain: {}\n", error.what());
     return static_cast<int>(error.code());
   } catch (const std::bad_alloc&) {
-    print_err("gptrain: the machine is out of memory, or a limit of the process is (ulimit -v)\n");
+    print_err("gptrain: out of memory: the machine has none left, or the process has reached its limit (ulimit -v)\n");
     return static_cast<int>(ExitCode::machine);
   } catch (const std::filesystem::filesystem_error& error) {
     flush_out();

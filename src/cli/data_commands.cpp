@@ -82,7 +82,7 @@ void pack_inputs(PackArguments& arguments) {
   if (packed.removed_shards > 0)
     print_err("removed: {} of an earlier pack\n", format_counted(packed.removed_shards, "shard"));
   if (packed.was_finished) {
-    print_out("{}: was finished: {}, {} tokens\n", arguments.out, format_counted(packed.documents, "document"),
+    print_out("{}: already finished: {}, {} tokens\n", arguments.out, format_counted(packed.documents, "document"),
               format_grouped(packed.tokens));
     return;
   }
@@ -112,7 +112,8 @@ void add_pack_command(CLI::App& data) {
   command->add_option("--end-token", options.end_token, "write this token (its text or id) after each document")
       ->check(some_text())
       ->type_name("TOKEN");
-  command->add_option("--shards-of", options.shard_tokens, "write shards PREFIX-00000, PREFIX-00001, ... of TOKENS tokens")
+  command
+      ->add_option("--shards-of", options.shard_tokens, "write shards PREFIX-00000, PREFIX-00001, ... of TOKENS tokens")
       ->check(whole_number_from(1))
       ->type_name("TOKENS");
   command
@@ -120,7 +121,9 @@ void add_pack_command(CLI::App& data) {
                    "fit whole documents into samples of LENGTH = model.sequence_length")
       ->check(whole_number_from(1))
       ->type_name("LENGTH");
-  command->add_option("--threads", options.threads, "number of threads (one for each core)")->check(whole_number_from(1))->type_name("N");
+  command->add_option("--threads", options.threads, "number of threads (one for each core)")
+      ->check(whole_number_from(1))
+      ->type_name("N");
   command->add_flag("--resume", options.resume, "continue a stopped pack after its last complete shard");
   command->add_option("--on-bad-line", packing->on_bad_line, "at a document that cannot be read: stop, or skip it")
       ->check(CLI::IsMember({"stop", "skip"}))
@@ -138,7 +141,9 @@ void add_pack_command(CLI::App& data) {
           },
           ""))
       ->type_name("I/N");
-  set_examples(command, {"gptrain data pack data/corpus/train.txt --out data/corpus/train --tokenizer bytes", "gptrain data pack books.jsonl --out data/corpus/books --tokenizer tokenizer.json --append-eod"});
+  set_examples(command,
+               {"gptrain data pack data/corpus/train.txt --out data/corpus/train --tokenizer bytes",
+                "gptrain data pack books.jsonl --out data/corpus/books --tokenizer tokenizer.json --append-eod"});
   command->callback([packing] { pack_inputs(*packing); });
 }
 

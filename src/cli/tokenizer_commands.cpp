@@ -50,7 +50,7 @@ void tokenize(const TokenizeArguments& arguments) {
       const size_t end = std::min(text.find_first_of(" ,\t\r\n[]", at), text.size());
       int32_t id = 0;
       if (std::from_chars(text.data() + at, text.data() + end, id).ptr != text.data() + end) {
-        throw Error(ExitCode::usage, "--decode: {} is no id", text.substr(at, end - at));
+        throw Error(ExitCode::usage, "--decode: {} is not an id", text.substr(at, end - at));
       }
       ids.push_back(id);
       at = end;
@@ -138,7 +138,9 @@ void add_train_tokenizer_command(CLI::App& data) {
       ->check(whole_number_from(1))
       ->type_name("N");
   command->add_flag("--replace-invalid", count.replace_invalid_utf8, "replace bytes that are not UTF-8 by U+FFFD");
-  command->add_option("--threads", count.threads, "number of threads (one for each core)")->check(whole_number_from(1))->type_name("N");
+  command->add_option("--threads", count.threads, "number of threads (one for each core)")
+      ->check(whole_number_from(1))
+      ->type_name("N");
   set_examples(command, {"gptrain data train-tokenizer data/corpus/train.txt --vocab-size 300 --out tokenizer.json"});
   command->callback([training] { train_tokenizer(*training); });
 }
@@ -153,7 +155,8 @@ void add_tokenizer_commands(CLI::App& data) {
   command->add_option("--pattern", tokenizing->pattern, "as for data pack");
   command->add_flag("--decode", tokenizing->decode, "TEXT is a list of ids: print their text");
   command->add_option("TEXT", tokenizing->text, "the text, or - for the standard input");
-  set_examples(command, {"gptrain data tokenize --tokenizer tokenizer.json \"a b\"", "gptrain data tokenize --tokenizer tokenizer.json --decode \"97 32 98\""});
+  set_examples(command, {"gptrain data tokenize --tokenizer tokenizer.json \"a b\"",
+                         "gptrain data tokenize --tokenizer tokenizer.json --decode \"97 32 98\""});
   command->callback([tokenizing] { tokenize(*tokenizing); });
 }
 

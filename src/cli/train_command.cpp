@@ -175,8 +175,7 @@ StorageRates planned_storage(const TrainArguments& arguments, const PlannedMachi
 
 void write_memory_curve(const TrainArguments& arguments, const std::optional<RecomputeForecast>& forecast) {
   if (!forecast)
-    throw Error(ExitCode::usage,
-                "--memory-curve draws what memory.recompute = \"optimal\" may choose, and it is not that");
+    throw Error(ExitCode::usage, "--memory-curve needs memory.recompute = \"optimal\", whose choices it draws");
   const std::string name = fs::path(arguments.config).stem().string();
   AtomicFile page(arguments.memory_curve);
   page.write(recompute_page(*forecast, fmt::format("{}: time against memory", name)));
@@ -248,7 +247,7 @@ RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) 
                 arguments.ranks, launch.size);
   }
   if (arguments.resume.empty())
-    throw Error(ExitCode::usage, "--resume \"\": names no folder (give {}, a folder, or nothing behind it)", latest);
+    throw Error(ExitCode::usage, "--resume \"\": names no folder (give {}, a folder, or no value)", latest);
   const int64_t num_ranks = std::max<int64_t>(launch.size, arguments.ranks);
   RunConfig config = load_config(arguments.config, arguments.overrides, num_ranks);
   make_mesh(config, training_ranks(config, num_ranks));
@@ -336,7 +335,8 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->type_name("FILE")
       ->needs(dry);
   command->add_flag("--json", arguments->json, "print the dry run as JSON")->needs(dry);
-  set_examples(command, {"gptrain train configs/demo.json --resume latest --set optimizer.lr=1e-3", "gptrain train configs/gpt2-124m.json --dry-run --target h100"});
+  set_examples(command, {"gptrain train configs/demo.json --resume latest --set optimizer.lr=1e-3",
+                         "gptrain train configs/gpt2-124m.json --dry-run --target h100"});
   command->callback([arguments, resume, init, steps, profile_step, &result] {
     if (arguments->dry_run && !arguments->accepted.empty())
       throw Error(ExitCode::usage, "--accept-changes: a dry run resumes nothing; leave it out");

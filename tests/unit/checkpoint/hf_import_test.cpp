@@ -130,7 +130,7 @@ TEST_CASE("GPT-2's older files: names without prefix, masks, the tied head, keys
   CHECK(read_file(hf.checkpoint() / "rank-00000.safetensors") == before);
   REQUIRE(read.notes.size() == 2);
   CHECK(read.notes[0] == "something_new of config.json is not used");
-  CHECK(lacking(read.notes[1], {"lm_head.weight is left behind"}) == "");
+  CHECK(lacking(read.notes[1], {"lm_head.weight is not imported"}) == "");
 }
 
 TEST_CASE("A head of its own beside a tied one is refused", "[hf]") {
@@ -144,7 +144,7 @@ TEST_CASE("A head of its own beside a tied one is refused", "[hf]") {
     const std::string name = table->tensor.name;
     all.push_back(head);
     write_tensors(hf.file(weights_name), all);
-    CHECK(lacking(hf.import().notes.back(), {"lm_head.weight is left behind"}) == "");
+    CHECK(lacking(hf.import().notes.back(), {"lm_head.weight is not imported"}) == "");
     all.back().bytes[5] ^= std::byte{1};
     write_tensors(hf.file(weights_name), all);
     CHECK(lacking(hf.refusal(), {"config.json cannot be imported: its head is \"" + name + "\"",
