@@ -170,15 +170,15 @@ TEST_CASE("Angles are read from the keys of older releases and of later ones", "
   const HfJson scaling = hf.config()["rope_scaling"];
   HfJson without_theta = scaling;
   without_theta.erase("rope_theta");
-  const RotaryAngles llama3{300, RopeScaling::llama3, 8, 1, 4, 4};
+  const RotaryAngles llama3{.theta = 300, .scaling = RopeScaling::llama3, .factor = 8, .original_length = 4};
   CHECK(rope(nullptr, without_theta, 300) == llama3);
   HfJson later = scaling;
   later["rope_theta"] = 300.0;
   CHECK(rope(later, nullptr, nullptr) == llama3);
   CHECK(rope(nullptr, {{"type", "linear"}, {"factor", 2.0}}, nullptr) ==
-        RotaryAngles{10000, RopeScaling::linear, 2, 1, 4, 0});
+        RotaryAngles{.scaling = RopeScaling::linear, .factor = 2});
   CHECK(rope({{"rope_type", "default"}, {"rope_theta", 7.0}}, nullptr, nullptr).theta == 7);
-  CHECK(rope(nullptr, nullptr, nullptr) == RotaryAngles{10000, RopeScaling::none, 1, 1, 4, 0});
+  CHECK(rope(nullptr, nullptr, nullptr) == RotaryAngles{});
 
   const auto refusal = [&](const HfJson& value) { return hf.refusal_with("rope_parameters", value); };
   CHECK(lacking(refusal({{"rope_type", "dynamic"}, {"factor", 2.0}}),
