@@ -88,7 +88,7 @@ std::optional<TokenizerRecord> with_text(const Manifest& manifest, const fs::pat
   if (!manifest.has_tokenizer_file) return record;
   const InputFile file(checkpoint / tokenizer_name);
   if (file.bytes() > max_tensor_header_bytes)
-    throw Error(ExitCode::checkpoint, "{} cannot be used: it is larger than a tokenizer is", file.path().string());
+    throw Error(ExitCode::checkpoint, "{} cannot be used: it is larger than any tokenizer", file.path().string());
   record->text.resize(static_cast<size_t>(file.bytes()));
   file.read(0, record->text.data(), file.bytes());
   if (sha256_hex(record->text) != record->sha256)

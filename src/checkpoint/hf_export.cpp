@@ -150,11 +150,11 @@ void write_tokenizer(NewFolder& folder, const TokenizerRecord& record, const Run
 
 // Returns a note about the tokenizer files that transformers will lack; empty if none.
 std::string tokenizer_note(const std::optional<TokenizerRecord>& record) {
-  if (!record) return "no tokenizer goes along: the checkpoint does not know that of its data";
-  if (record->is_bytes()) return "no tokenizer goes along: \"bytes\" has no file that transformers reads";
-  if (record->text.empty()) return "no tokenizer goes along: the checkpoint has its hash alone";
+  if (!record) return "no tokenizer is exported: the checkpoint does not know that of its data";
+  if (record->is_bytes()) return "no tokenizer is exported: \"bytes\" has no file that transformers reads";
+  if (record->text.empty()) return "no tokenizer is exported: the checkpoint has only its hash";
   if (tokenizer_of(*record, std::string(tokenizer_name))->sentencepiece() != nullptr)
-    return "tokenizer.model goes along without tokenizer_config.json: which class loads it, a model of SentencePiece "
+    return "tokenizer.model is exported without tokenizer_config.json: which class loads it, a model of SentencePiece "
            "does "
            "not say";
   return "";

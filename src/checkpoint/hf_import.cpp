@@ -136,7 +136,7 @@ void check_tensors(const std::vector<HfTensor>& tensors, const HfFiles& files, c
   for (const auto& [name, place] : files.tensors()) {
     if (used.contains(name) || is_buffer(name, hf)) continue;
     if (name == "lm_head.weight" && config.model.tied_head) {
-      notes.push_back("lm_head.weight is left behind: with tie_word_embeddings the head is the token table");
+      notes.push_back("lm_head.weight is not imported: with tie_word_embeddings the head is the token table");
       continue;
     }
     faults.push_back(fmt::format("\"{}\" of {} is no tensor of a {}", printable(name),
@@ -182,8 +182,8 @@ void note_files_left_behind(const fs::path& folder, bool has_tokenizer, std::vec
   for (const char* name : others)
     if (has_file(folder, name)) left.emplace_back(name);
   if (!left.empty())
-    notes.push_back(fmt::format(
-        "left behind: {}, which a checkpoint does not hold; an export writes what it knows itself", join(left, ", ")));
+    notes.push_back(
+        fmt::format("not imported: {}, which a checkpoint does not hold; an export writes its own", join(left, ", ")));
 }
 
 std::optional<TokenizerRecord> tokenizer_in(const fs::path& folder, const HfDescription& description,
@@ -196,10 +196,10 @@ std::optional<TokenizerRecord> tokenizer_in(const fs::path& folder, const HfDesc
     std::optional<int32_t> end = description.end_token;
     if (end && !tokenizer->has(*end)) end.reset();
     if (tokenizer->vocab_size() <= vocab_size) return make_tokenizer_record(*tokenizer, end);
-    notes.push_back(fmt::format("the tokenizer is left behind: it has {} tokens, the model {}", tokenizer->vocab_size(),
-                                vocab_size));
+    notes.push_back(fmt::format("the tokenizer is not imported: it has {} tokens, the model {}",
+                                tokenizer->vocab_size(), vocab_size));
   } catch (const Error& error) {
-    notes.push_back(fmt::format("the tokenizer is left behind: {}", error.what()));
+    notes.push_back(fmt::format("the tokenizer is not imported: {}", error.what()));
   }
   return std::nullopt;
 }

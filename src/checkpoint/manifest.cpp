@@ -319,7 +319,7 @@ StoredManifest load_manifest(const std::filesystem::path& checkpoint) {
   }
   const InputFile file(checkpoint / manifest_name);
   if (file.bytes() > max_manifest_bytes) {
-    throw Error(ExitCode::checkpoint, "{} cannot be used: {} bytes are more than a manifest has", file.path().string(),
+    throw Error(ExitCode::checkpoint, "{} cannot be used: {} bytes are too many for a manifest", file.path().string(),
                 file.bytes());
   }
   std::string text(static_cast<size_t>(file.bytes()), '\0');

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <initializer_list>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -16,5 +18,8 @@ void add_generate_command(CLI::App& app);
 void add_config_commands(CLI::App& app);
 void add_bench_command(CLI::App& app);
 void add_plan_command(CLI::App& app);
+
+// Shows command lines at the end of a command's help. tests/cli/help_cases.py runs them.
+void set_examples(CLI::App* command, std::initializer_list<std::string_view> examples);
 
 }  // namespace gptrain::cli

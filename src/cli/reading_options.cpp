@@ -16,7 +16,7 @@ const std::map<std::string, InputKind> kinds = {{"text", InputKind::text},
 }  // namespace
 
 void add_reading_options(CLI::App& command, ReadingArguments& arguments) {
-  command.add_option("--field", arguments.fields, "member or column with the text; PATTERN=NAME: of such inputs")
+  command.add_option("--field", arguments.fields, "member or column with the text; PATTERN=NAME: for those inputs")
       ->type_name("NAME")
       ->allow_extra_args(false);
   command.add_option("--format", arguments.format, "auto, or what all inputs are: text, jsonl, json, csv, parquet")

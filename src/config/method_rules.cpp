@@ -105,7 +105,8 @@ class MethodRules : Rules {
     if (!is_given(path)) factors = precision.linears;
     if (factors == precision.linears) return;
     if (is_fp8(precision.linears))
-      return fault(path, "has no place with precision.linears = \"fp8\", whose products are all of FP8", "\"fp8\"");
+      return fault(path, "cannot be combined with precision.linears = \"fp8\", whose products are all of FP8",
+                   "\"fp8\"");
     if (is_fp8(factors)) return check_fp8(path, dtype);
     if (factors == DType::bf16 && precision.compute == DType::f32) return;
     const char* const less = precision.compute == DType::f32    ? " or \"bf16\""

@@ -30,7 +30,8 @@ std::optional<TokenizerRecord> common_tokenizer(const std::vector<fs::path>& inp
     TokenizerRecord& own = *meta->tokenizer;
     if (!common) common = own;
     if (common->sha256 != own.sha256 || common->end_token != own.end_token) {
-      throw Error(ExitCode::usage, "{} and {} were packed with different tokenizers, or only one with end tokens",
+      throw Error(ExitCode::usage,
+                  "{} and {} were packed with different tokenizers, or only one has end tokens: pack them alike",
                   inputs.front().native(), input.native());
     }
     if (common->text.empty()) common->text = std::move(own.text);

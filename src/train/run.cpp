@@ -163,9 +163,9 @@ ExitCode train(const RunConfig& config, const TrainOptions& options, const Launc
   const std::string elastic = elastic_line(config, started);
   if (launch.rank == 0 && !elastic.empty()) print_out("{}\n", elastic);
   if (launch.tasks_of_job > started) {
-    print_err(
-        "warning: this job has {} tasks (SLURM_NTASKS), and {} of this run: start it with srun, or with --ranks\n",
-        launch.tasks_of_job, started == 1 ? "one rank is all" : fmt::format("{} ranks are all", started));
+    print_err("warning: this job has {} tasks (SLURM_NTASKS), but {}: start it with srun, or with --ranks\n",
+              launch.tasks_of_job,
+              started == 1 ? "this run has one rank" : fmt::format("this run has {} ranks", started));
   }
   if (launch.size > 1) return train_as_process(config, options, signals, launch);
   TrainOptions of_threads = options;

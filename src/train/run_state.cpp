@@ -107,7 +107,7 @@ std::string left_out_conflict(const RunConfig& saved, const RunConfig& asked, co
   if (up_to_end(before) == up_to_end(now)) return "";
   const auto text = [](const RunConfig& config) { return json_text(find_field("data.skip_samples")->get(config)); };
   return fmt::format(
-      "data.skip_samples: is not what it was for the samples before {}, which the checkpoint has come to: {} in the "
+      "data.skip_samples: must not change for samples before {}, which the checkpoint has passed: {} in the "
       "checkpoint, {} in the config",
       end, text(saved), text(asked));
 }

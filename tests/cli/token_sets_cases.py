@@ -91,7 +91,7 @@ class Widths(CliCase):
             self.assertIn(f"{size:,} tokens", self.succeed("data", "inspect", "a.bin"))
             self.refuse(USAGE, "a.bin has a header that says its type", "data", "convert", "a.bin", "out", "--dtype", "u32")
         self.path("odd.bin").write_bytes(bytes(6))
-        self.refuse(DATA, "6 bytes are no tokens of", "data", "convert", "odd.bin", "out", "--dtype", "u32")
+        self.refuse(DATA, "6 bytes are no whole number of tokens of", "data", "convert", "odd.bin", "out", "--dtype", "u32")
 
 
 class OutputsFirst(CliCase):

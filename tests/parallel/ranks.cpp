@@ -189,7 +189,7 @@ void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* st
     TrainingStep step(plan.design, backend, groups);
     step.initialize();
     if (start != nullptr) set_weights(step, *start);
-    RankContext context{groups, step, plan, world};
+    RankContext context{.groups = groups, .step = step, .plan = plan, .world = world};
     body(context);
   });
 }

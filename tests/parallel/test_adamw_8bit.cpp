@@ -160,7 +160,8 @@ TEST_CASE("moments of 8 bits after two steps are those of one rank, but for code
   const Moments one = run({1, 1, {}});
   for (const SmallLayout& layout :
        {SmallLayout{2, 1, {}}, SmallLayout{1, 3, {"parallel.zero=1"}},
-        SmallLayout{2, 2, {"parallel.zero=2", "parallel.sequence=true"}}, SmallLayout{2, 2, {"parallel.zero=3"}, 2}}) {
+        SmallLayout{2, 2, {"parallel.zero=2", "parallel.sequence=true"}},
+        SmallLayout{.tensor = 2, .data = 2, .overrides = {"parallel.zero=3"}, .pipeline = 2}}) {
     const Moments many = run(layout);
     REQUIRE(many.size() == one.size());
     for (const auto& [name, values] : one) {
@@ -210,7 +211,8 @@ TEST_CASE("steps with moments of 8 bits have the rates, decay and eps of the con
 }
 
 TEST_CASE("ranks that hold the same weights have the same bits with moments of 8 bits", "[long]") {
-  for (const SmallLayout& layout : {SmallLayout{2, 1, {}, 2}, SmallLayout{2, 2, {"parallel.zero=1"}}}) {
+  for (const SmallLayout& layout :
+       {SmallLayout{.tensor = 2, .data = 1, .overrides = {}, .pipeline = 2}, SmallLayout{2, 2, {"parallel.zero=1"}}}) {
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16-pure"}) {
       INFO(layout.world_size() << " ranks " << precision);
       CHECK(train(layout, with(wide, precision), 3).torn.empty());
@@ -219,8 +221,11 @@ TEST_CASE("ranks that hold the same weights have the same bits with moments of 8
 }
 
 TEST_CASE("a checkpoint takes moments of 8 bits to every layout, to the bit where blocks are not cut", "[long]") {
-  const std::vector<SmallLayout> layouts = {
-      {1, 1, {}}, {2, 2, {"parallel.zero=3"}}, {1, 3, {"parallel.zero=1"}}, {2, 1, {}, 2}, {1, 2, {"parallel.zero=0"}}};
+  const std::vector<SmallLayout> layouts = {{1, 1, {}},
+                                            {2, 2, {"parallel.zero=3"}},
+                                            {1, 3, {"parallel.zero=1"}},
+                                            {.tensor = 2, .data = 1, .overrides = {}, .pipeline = 2},
+                                            {1, 2, {"parallel.zero=0"}}};
   for (size_t i = 0; i < layouts.size(); ++i) {
     const SmallLayout& saved = layouts[i];
     const SmallLayout& loading = layouts[(i + 1) % layouts.size()];

@@ -397,7 +397,7 @@ TEST_CASE("texts during a run take the memory that is planned for them") {
   const TemporaryFolder folder;
   const auto check = [&](Family family, int64_t tensor, int64_t stages, const std::string& length) {
     const int64_t data = tensor * stages < 4 ? 2 : 1;
-    const Layout layout{tensor, data * stages, data > 1 ? 3 : 0, tensor > 1};
+    const Layout layout{.tensor = tensor, .data = data * stages, .zero = data > 1 ? 3 : 0, .sequence = tensor > 1};
     const RunConfig config = config_of(
         family, layout,
         {length, fmt::format("parallel.pipeline={}", stages), "data.mask_documents=true", "precision.compute=bf16",

@@ -92,7 +92,7 @@ TEST_CASE("factors of weights' gradients have the linears' type or fewer bits") 
         R"(precision.weight_gradients = "bf16": must be "fp16" with precision.compute = "fp16" (try "fp16"))");
   CHECK(
       fault({"precision.compute=bf16", "precision.linears=fp8", "precision.weight_gradients=bf16", "batch.micro=1"}) ==
-      R"(precision.weight_gradients = "bf16": has no place with precision.linears = "fp8", whose products are all of FP8 )"
+      R"(precision.weight_gradients = "bf16": cannot be combined with precision.linears = "fp8", whose products are all of FP8 )"
       R"((try "fp8"))");
   CHECK(fault({"precision.compute=bf16", "precision.weight_gradients=fp8", "run.device=cpu", "batch.micro=1"}) ==
         R"(precision.weight_gradients = "fp8": needs a GPU, not run.device = cpu (try "bf16"))");
@@ -101,7 +101,8 @@ TEST_CASE("factors of weights' gradients have the linears' type or fewer bits") 
         "model.ffn_hidden_size = 3000: must be a multiple of 16 with precision.weight_gradients = fp8 (try 3008 or "
         "2992)");
   CHECK(fault({"precision.compute=bf16", "precision.weight_gradients=fp8", "memory.saved_inputs=8", "batch.micro=1"}) ==
-        "memory.saved_inputs = 8: has no place with precision.weight_gradients = \"fp8\", which saves inputs in 8 bits "
+        "memory.saved_inputs = 8: cannot be combined with precision.weight_gradients = \"fp8\", which saves inputs in "
+        "8 bits "
         "itself (try 16)");
 }
 

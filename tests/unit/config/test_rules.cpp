@@ -240,17 +240,19 @@ TEST_CASE("a key that would have no effect is refused") {
   CHECK(fault({"memory.saved_inputs=12"}) == "memory.saved_inputs = 12: must be 16 or 8 (try 8)");
   CHECK(fault({"memory.saved_inputs=4"}) == "memory.saved_inputs = 4: must be at least 8 and at most 16 (try 8)");
   CHECK(fault({"memory.saved_inputs=8", "memory.recompute=selective"}) ==
-        "memory.saved_inputs = 8: does not go with memory.recompute = \"selective\", which runs a norm again from an "
+        "memory.saved_inputs = 8: cannot be combined with memory.recompute = \"selective\", which runs a norm again "
+        "from an "
         "input "
         "that must be exact (try 16)");
   CHECK(fault({"memory.saved_inputs=8", "precision.compute=bf16", "precision.linears=fp8", "run.device=auto"}) ==
-        "memory.saved_inputs = 8: has no place with precision.linears = \"fp8\", which saves inputs in 8 bits itself "
+        "memory.saved_inputs = 8: cannot be combined with precision.linears = \"fp8\", which saves inputs in 8 bits "
+        "itself "
         "(try "
         "16)");
   CHECK(
       fault({R"(memory.linear_projection={"kind":"gauss"})", "precision.compute=bf16", "precision.linears=fp8",
              "run.device=auto"}) ==
-      R"(memory.linear_projection = {...}: has no place with precision.linears = "fp8", whose linears save inputs in )"
+      R"(memory.linear_projection = {...}: cannot be combined with precision.linears = "fp8", whose linears save inputs in )"
       "8 bits (try {})");
   CHECK(fault({R"(memory.linear_projection={"kind":"rows","sites":["qkv"]})", "parallel.tensor=2",
                "parallel.sequence=true", "batch.micro=1"}) ==

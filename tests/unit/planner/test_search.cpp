@@ -102,7 +102,7 @@ TEST_CASE("bounds of memory and time stay below whole plans, and estimates withi
 }
 
 TEST_CASE("bounds and estimates of what is offloaded are as good") {
-  const Case test{"2B on 16 A100", model(2560, 24, 64), a100(), 16, 120};
+  const Case test{.name = "2B on 16 A100", .config = model(2560, 24, 64), .machine = a100(), .gpus = 16, .count = 120};
   LayoutEstimator estimator(test.config, test.machine, planned_target(test.machine, test.config, test.gpus));
   double sum = 0;
   int count = 0, near = 0, waiting = 0;

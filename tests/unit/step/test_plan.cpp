@@ -201,7 +201,14 @@ TEST_CASE("totals of the largest preset do not overflow") {
   const RunConfig config = preset_config("megatron-1008b", {"batch.global=3072", "batch.micro=1", "run.steps=1000000"});
   const StepPlan plan = plan_rank(config, cpu_target());
   CHECK(to_string(plan.total().model_flops).size() > 19);  // beyond 2^63
-  const DryRun input{config, cpu_target(), plan.design->spec, plan.memory().arenas, plan.ops, {}, std::nullopt, {}};
+  const DryRun input{.config = config,
+                     .target = cpu_target(),
+                     .spec = plan.design->spec,
+                     .memory = plan.memory().arenas,
+                     .ops = plan.ops,
+                     .checkpoint = {},
+                     .rate = std::nullopt,
+                     .sources = {}};
   const auto json = nlohmann::json::parse(dry_run_json(input));
   CHECK(json["total_model_flops"].get<double>() ==
         Approx(1e6 * static_cast<double>(model_flops_formula(config.model, 3072))).epsilon(1e-12));
@@ -286,14 +293,14 @@ TEST_CASE("the dry run's JSON has every promised key and agrees with its parts")
   const StepPlan plan = plan_rank(config, cpu_target());
   const int64_t saved = checkpoint_bytes(plan.design->spec, config);
   CHECK(plan.written_bytes == saved);  // one rank writes it all
-  const DryRun input{config,
-                     cpu_target(),
-                     plan.design->spec,
-                     plan.memory().arenas,
-                     plan.ops,
-                     {.bytes = saved, .rank_bytes = saved, .node_bytes = saved},
-                     TokenRate{1000, "given"},
-                     {{"x", 1.0, 2.5}}};
+  const DryRun input{.config = config,
+                     .target = cpu_target(),
+                     .spec = plan.design->spec,
+                     .memory = plan.memory().arenas,
+                     .ops = plan.ops,
+                     .checkpoint = {.bytes = saved, .rank_bytes = saved, .node_bytes = saved},
+                     .rate = TokenRate{1000, "given"},
+                     .sources = {{"x", 1.0, 2.5}}};
   const auto json = nlohmann::json::parse(dry_run_json(input));
   CHECK(json["total_parameters"] == 124'439'808);
   int64_t sum = 0;
