@@ -150,13 +150,17 @@ void write_tokenizer(NewFolder& folder, const TokenizerRecord& record, const Run
 
 // Returns a note about the tokenizer files that transformers will lack; empty if none.
 std::string tokenizer_note(const std::optional<TokenizerRecord>& record) {
-  if (!record) return "no tokenizer goes along: the checkpoint does not know that of its data";
-  if (record->is_bytes()) return "no tokenizer goes along: \"bytes\" has no file that transformers reads";
-  if (record->text.empty()) return "no tokenizer goes along: the checkpoint has its hash alone";
+  if (!record)
+    return "no tokenizer goes along: the checkpoint does not know that of its data; copy its tokenizer.json there";
+  if (record->is_bytes())
+    return "no tokenizer goes along: \"bytes\" has no file that transformers reads; give it bytes as ids, and 256 as "
+           "the "
+           "end of a document";
+  if (record->text.empty())
+    return "no tokenizer goes along: the checkpoint has its hash alone; copy its tokenizer.json there";
   if (tokenizer_of(*record, std::string(tokenizer_name))->sentencepiece() != nullptr)
-    return "tokenizer.model goes along without tokenizer_config.json: which class loads it, a model of SentencePiece "
-           "does "
-           "not say";
+    return "tokenizer.model goes along without tokenizer_config.json: write there which tokenizer_class loads it, as "
+           "LlamaTokenizer";
   return "";
 }
 
