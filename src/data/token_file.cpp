@@ -44,10 +44,9 @@ TokenFile::TokenFile(FlatTokens flat)
   if (num_tokens() == 0) damaged(tokens_, first_byte_, "the file holds no tokens");
 }
 
-TokenFile::TokenFile(const std::filesystem::path& path, bool checksums)
-    : TokenFile(is_flat_token_file(path) ? TokenFile(open_flat_tokens(path)) : TokenFile(Prefix{path}, checksums)) {}
-
-TokenFile::TokenFile(const std::filesystem::path& path, DType dtype) : TokenFile(open_flat_tokens(path, dtype)) {}
+TokenFile::TokenFile(const std::filesystem::path& path, bool checksums, std::optional<DType> dtype)
+    : TokenFile(dtype || is_flat_token_file(path) ? TokenFile(open_flat_tokens(path, dtype))
+                                                  : TokenFile(Prefix{path}, checksums)) {}
 
 TokenFile::TokenFile(const Prefix& prefix, bool checksums)
     : index_(open_part(prefix.path, ".idx")),
