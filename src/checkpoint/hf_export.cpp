@@ -150,13 +150,17 @@ void write_tokenizer(NewFolder& folder, const TokenizerRecord& record, const Run
 
 // Returns a note about the tokenizer files that transformers will lack; empty if none.
 std::string tokenizer_note(const std::optional<TokenizerRecord>& record) {
-  if (!record) return "no tokenizer is exported: the checkpoint does not know that of its data";
-  if (record->is_bytes()) return "no tokenizer is exported: \"bytes\" has no file that transformers reads";
-  if (record->text.empty()) return "no tokenizer is exported: the checkpoint has only its hash";
+  if (!record)
+    return "no tokenizer is exported: the checkpoint does not know that of its data; copy its tokenizer.json there";
+  if (record->is_bytes())
+    return "no tokenizer is exported: \"bytes\" has no file that transformers reads; give it bytes as ids, and 256 as "
+           "the "
+           "end of a document";
+  if (record->text.empty())
+    return "no tokenizer is exported: the checkpoint has only its hash; copy its tokenizer.json there";
   if (tokenizer_of(*record, std::string(tokenizer_name))->sentencepiece() != nullptr)
-    return "tokenizer.model is exported without tokenizer_config.json: which class loads it, a model of SentencePiece "
-           "does "
-           "not say";
+    return "tokenizer.model is exported without tokenizer_config.json: write there which tokenizer_class loads it, as "
+           "LlamaTokenizer";
   return "";
 }
 

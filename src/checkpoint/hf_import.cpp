@@ -173,7 +173,8 @@ bool has_file(const fs::path& folder, const char* name) {
 
 // Notes the folder's files about tokenizer and generation that a checkpoint does not keep.
 void note_files_left_behind(const fs::path& folder, bool has_tokenizer, std::vector<std::string>& notes) {
-  constexpr const char* vocabularies[] = {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"};
+  constexpr const char* vocabularies[] = {"tokenizer.json", "tokenizer.model", "tiktoken.model",
+                                          "vocab.json",     "merges.txt",      "vocab.txt"};
   constexpr const char* others[] = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
                                     "chat_template.jinja", "generation_config.json"};
   std::vector<std::string> left;
@@ -190,16 +191,23 @@ std::optional<TokenizerRecord> tokenizer_in(const fs::path& folder, const HfDesc
                                             int64_t vocab_size, std::vector<std::string>& notes) {
   const auto has = [&](const char* name) { return has_file(folder, name); };
   const bool as_folder = has("tokenizer.json") || (has("vocab.json") && has("merges.txt"));
-  if (!as_folder && !has("tokenizer.model")) return std::nullopt;
+  if (!as_folder && !has("tokenizer.model") && !has("tiktoken.model")) {
+    notes.push_back("no tokenizer is imported: the folder holds none; name it in data.tokenizer, or with --tokenizer");
+    return std::nullopt;
+  }
   try {
-    const auto tokenizer = load_tokenizer((as_folder ? folder : folder / "tokenizer.model").string());
+    const auto tokenizer =
+        load_tokenizer((as_folder || !has("tokenizer.model") ? folder : folder / "tokenizer.model").string());
     std::optional<int32_t> end = description.end_token;
     if (end && !tokenizer->has(*end)) end.reset();
     if (tokenizer->vocab_size() <= vocab_size) return make_tokenizer_record(*tokenizer, end);
-    notes.push_back(fmt::format("the tokenizer is not imported: it has {} tokens, the model {}",
-                                tokenizer->vocab_size(), vocab_size));
+    notes.push_back(
+        fmt::format("the tokenizer is not imported: it has {} tokens, the model {}; a run from its weights "
+                    "may have the larger model.vocab_size",
+                    tokenizer->vocab_size(), vocab_size));
   } catch (const Error& error) {
-    notes.push_back(fmt::format("the tokenizer is not imported: {}", error.what()));
+    notes.push_back(fmt::format("the tokenizer is not imported, name another in data.tokenizer or with --tokenizer: {}",
+                                error.what()));
   }
   return std::nullopt;
 }

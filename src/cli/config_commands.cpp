@@ -8,6 +8,7 @@
 #include "config/key_table.h"
 #include "config/load.h"
 #include "data/token_meta.h"
+#include "data/token_set.h"
 
 namespace gptrain::inline cli {
 namespace {
@@ -16,8 +17,10 @@ namespace {
 void check_tokens(const RunConfig& config) {
   for (const auto* sources : {&config.data.train, &config.data.validation}) {
     for (const DataSource& source : *sources) {
-      if (const auto meta = read_token_meta(source.path))
-        require_vocabulary(source.path, meta->largest_id, config.model.vocab_size, ExitCode::usage);
+      for (const auto& file : token_files_of(source.path)) {
+        if (const auto meta = read_token_meta(file))
+          require_vocabulary(file.native(), meta->largest_id, config.model.vocab_size, ExitCode::usage);
+      }
     }
   }
 }

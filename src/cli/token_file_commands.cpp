@@ -42,18 +42,31 @@ auto with_bar(const std::string& what, Work work) {
   return result;
 }
 
+const std::map<std::string, DType> dtypes = {{"u16", DType::u16}, {"u32", DType::i32}};
+
+void add_dtype_option(CLI::App& command, std::optional<DType>& dtype) {
+  command
+      .add_option_function<std::string>(
+          "--dtype", [&dtype](const std::string& name) { dtype = dtypes.at(name); },
+          "the input is tokens of this type without header or index: u16, u32")
+      ->check(CLI::IsMember({"u16", "u32"}))
+      ->type_name("TYPE");
+}
+
 void add_data_verify_command(CLI::App& data) {
   auto prefix = std::make_shared<std::string>();
+  auto dtype = std::make_shared<std::optional<DType>>();
   auto vocabulary = std::make_shared<int64_t>(any_vocabulary);
   CLI::App* command = data.add_subcommand("verify", "check a token file's index and checksums");
-  command->add_option("PREFIX", *prefix, "PREFIX of PREFIX.bin and PREFIX.idx")->required();
+  command->add_option("PREFIX", *prefix, "PREFIX of PREFIX.bin and PREFIX.idx, or a file of tokens")->required();
   command->add_option("--vocabulary", *vocabulary, "also check that every token is below N (model.vocab_size)")
       ->check(whole_number_from(1))
       ->type_name("N");
+  add_dtype_option(*command, *dtype);
   set_examples(command, {"gptrain data verify data/corpus/train --vocabulary 257"});
-  command->callback([prefix, vocabulary] {
+  command->callback([prefix, vocabulary, dtype] {
     write_out(with_bar("verifying blocks",
-                       [&](const auto& progress) { return verify_tokens(*prefix, *vocabulary, progress); }));
+                       [&](const auto& progress) { return verify_tokens(*prefix, *vocabulary, progress, *dtype); }));
   });
 }
 
@@ -62,6 +75,7 @@ void add_inspect_command(CLI::App& data) {
     std::string prefix;
     std::string tokenizer;
     int64_t sample = -1;
+    std::optional<DType> dtype;
   };
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = data.add_subcommand("inspect", "print counts, histogram, entropy and texts of a token file");
@@ -70,12 +84,16 @@ void add_inspect_command(CLI::App& data) {
   command->add_option("--sample", arguments->sample, "print document N")->check(whole_number_from(0))->type_name("N");
   command->add_option("--tokenizer", arguments->tokenizer, "as for data pack (default: that of PREFIX.meta.json)")
       ->type_name("NAME");
+  add_dtype_option(*command, arguments->dtype);
   set_examples(command, {"gptrain data inspect data/corpus/train --sample 0"});
   command->callback([arguments] {
     const auto tokenizer = arguments->tokenizer.empty() ? nullptr : load_tokenizer(arguments->tokenizer);
-    write_out(inspect(arguments->prefix, arguments->sample, tokenizer));
+    write_out(inspect(arguments->prefix, arguments->sample, tokenizer, arguments->dtype));
   });
 }
+
+constexpr const char* unknown_tokenizer = "the tokenizer of these tokens is not known";
+constexpr const char* name_it = "name it in data.tokenizer, or with --tokenizer";
 
 // Format of OUT without --to, from its name.
 TokenFormat format_of_name(const fs::path& out) {
@@ -88,7 +106,6 @@ void add_convert_command(CLI::App& data) {
   struct Arguments {
     ConvertOptions options;
     std::string to;
-    std::string dtype;
     int32_t end_token = -1;
   };
   auto arguments = std::make_shared<Arguments>();
@@ -102,17 +119,15 @@ void add_convert_command(CLI::App& data) {
   command->add_option("--to", arguments->to, "format of OUT: megatron, llm.c, nanogpt, npy (by OUT's name)")
       ->check(CLI::IsMember({"megatron", "llm.c", "nanogpt", "npy"}))
       ->type_name("FORMAT");
-  command->add_option("--dtype", arguments->dtype, "IN has no header, only tokens of this type: u16, u32")
-      ->check(CLI::IsMember({"u16", "u32"}))
-      ->type_name("TYPE");
+  add_dtype_option(*command, arguments->options.dtype);
   command->add_option("--end-token", arguments->end_token, "to megatron: end a document after each token ID")
       ->check(whole_number_from(0))
       ->type_name("ID");
-  set_examples(command, {"gptrain data convert data/corpus/train train.bin --to nanogpt", "gptrain data convert train.bin data/corpus/copy --dtype u16 --end-token 256"});
+  set_examples(command, {"gptrain data convert data/corpus/train train.bin --to nanogpt",
+                         "gptrain data convert train.bin data/corpus/copy --dtype u16 --end-token 256"});
   command->callback([arguments] {
     ConvertOptions& options = arguments->options;
     options.to = arguments->to.empty() ? format_of_name(options.out) : formats.at(arguments->to);
-    if (!arguments->dtype.empty()) options.dtype = arguments->dtype == "u16" ? DType::u16 : DType::i32;
     if (arguments->end_token >= 0) options.end_token = arguments->end_token;
     const ConvertResult result =
         with_bar("converting", [&](const auto& progress) { return convert_tokens(options, progress); });
@@ -120,11 +135,9 @@ void add_convert_command(CLI::App& data) {
         options.to == TokenFormat::megatron ? fmt::format(" in {}", format_counted(result.documents, "document")) : "";
     print_out("{}: {} tokens{}, from {} to {}\n", options.out.native(), format_grouped(result.tokens), documents,
               format_name(result.from), format_name(options.to));
-    const bool from_megatron = result.from == TokenFormat::megatron;
-    if (!from_megatron || read_token_meta(options.in).value_or(TokenMeta{}).tokenizer) {
-      print_out("note: {}: name it in data.tokenizer, or with --tokenizer\n",
-                from_megatron ? "the tokenizer does not go along" : "the tokenizer of these tokens is not known");
-    }
+    const bool is_known =
+        result.from == TokenFormat::megatron && read_token_meta(options.in).value_or(TokenMeta{}).tokenizer.has_value();
+    print_out("note: {}: {}\n", is_known ? "the tokenizer does not go along" : unknown_tokenizer, name_it);
   });
 }
 
@@ -132,19 +145,23 @@ void add_join_command(CLI::App& data) {
   struct Arguments {
     std::vector<std::string> inputs;
     std::string out;
+    std::optional<DType> dtype;
   };
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = data.add_subcommand("join", "join several token files into one");
   command->add_option("PREFIX", arguments->inputs, "in order: token files, PREFIXes of shards, folders, patterns")
       ->required();
   command->add_option("--out", arguments->out, "write PREFIX.bin and PREFIX.idx")->required()->type_name("PREFIX");
+  add_dtype_option(*command, arguments->dtype);
   set_examples(command, {"gptrain data join data/corpus/train data/corpus/heldout --out data/corpus/all"});
   command->callback([arguments] {
     const std::vector<fs::path> inputs = token_files_of(arguments->inputs);
-    const JoinResult result =
-        with_bar("joining", [&](const auto& progress) { return join_token_files(inputs, arguments->out, progress); });
+    const JoinResult result = with_bar("joining", [&](const auto& progress) {
+      return join_token_files(inputs, arguments->out, progress, arguments->dtype);
+    });
     print_out("{}: {}, {} tokens from {}\n", arguments->out, format_counted(result.documents, "document"),
               format_grouped(result.tokens), format_counted(static_cast<int64_t>(inputs.size()), "token file"));
+    if (!result.has_tokenizer) print_out("note: {}: {}\n", unknown_tokenizer, name_it);
   });
 }
 
@@ -194,7 +211,9 @@ void add_mix_command(CLI::App& data) {
   auto arguments = std::make_shared<MixArguments>();
   CLI::App* command = data.add_subcommand("mix", "print how much of each source a run sees");
   command->add_option("CONFIG", arguments->config, "run config")->required();
-  command->add_option("--steps", arguments->steps, "number of steps (run.steps)")->check(whole_number_from(1))->type_name("N");
+  command->add_option("--steps", arguments->steps, "number of steps (run.steps)")
+      ->check(whole_number_from(1))
+      ->type_name("N");
   command->add_option("--set", arguments->overrides, "set a config key (null: its default); repeatable")
       ->type_name("key.path=value")
       ->allow_extra_args(false);

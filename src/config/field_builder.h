@@ -24,6 +24,7 @@ inline Json value_json(const std::vector<DataSource>& sources) {
     Json object = {{"path", source.path}};
     object.update(source.epochs > 0 ? Json{{"epochs", source.epochs}} : Json{{"weight", source.weight}});
     if (source.max_epochs > 0) object["max_epochs"] = source.max_epochs;
+    if (source.dtype) object["dtype"] = *source.dtype == DType::u16 ? "u16" : "u32";
     array.push_back(std::move(object));
   }
   return array;
@@ -67,9 +68,13 @@ void set_value(const Json& json, Value& value) {
 inline void set_value(const Json& json, std::vector<DataSource>& sources) {
   sources.clear();
   for (const Json& source : json) {
-    const DataSource usual;
-    sources.push_back({source.at("path").get<std::string>(), source.value("weight", usual.weight),
-                       source.value("epochs", usual.epochs), source.value("max_epochs", usual.max_epochs)});
+    DataSource& read = sources.emplace_back();
+    read.path = source.at("path").get<std::string>();
+    read.weight = source.value("weight", read.weight);
+    read.epochs = source.value("epochs", read.epochs);
+    read.max_epochs = source.value("max_epochs", read.max_epochs);
+    const std::string dtype = source.value("dtype", "auto");
+    if (dtype != "auto") read.dtype = dtype == "u16" ? DType::u16 : DType::i32;
   }
 }
 

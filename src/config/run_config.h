@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,9 @@ struct DataSource {
   double weight = 1;
   double epochs = 0;  // > 0: weight by size: passes over this source per pass over a source with 1; 0: `weight` counts
   double max_epochs = 0;  // most passes over this source, after which the other sources take its place; 0: no limit
+  // Type of tokens in files without a header: u16, or i32 for any of four bytes; nullopt: files without a header are
+  // u16.
+  std::optional<DType> dtype = {};
 };
 
 // Weights of the sources until a step, instead of their own.

@@ -101,7 +101,10 @@ std::vector<std::string> resume_changes(const RunConfig& saved, const RunConfig&
 bool has_same_mixture(const RunConfig& saved, const RunConfig& asked) {
   const auto mixture = [](const RunConfig& config) {
     Json sources = value_json(config.data.train);
-    for (Json& source : sources) source.erase("path");
+    for (Json& source : sources) {
+      source.erase("path");
+      source.erase("dtype");
+    }
     return Json{sources, config.data.temperature, value_json(config.data.phases)};
   };
   const bool same_steps = saved.batch.global == asked.batch.global || asked.data.phases.empty();

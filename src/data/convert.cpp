@@ -108,7 +108,7 @@ void refuse_own_input(const ConvertOptions& options) {
 
 ConvertResult convert_tokens(const ConvertOptions& options, const std::function<void(int64_t, int64_t)>& progress) {
   refuse_own_input(options);
-  const TokenFile source = options.dtype ? TokenFile(options.in, *options.dtype) : TokenFile(options.in);
+  const TokenFile source(options.in, true, options.dtype);
   if (source.format() == TokenFormat::megatron && options.to == TokenFormat::megatron)
     throw Error(ExitCode::usage, "{} is in Megatron's format already", options.in.native());
   if (source.best_fit_length() > 0)

@@ -37,7 +37,7 @@ std::vector<TokenSet> open_sets(const std::vector<DataSource>& sources, int64_t 
   check_sources(sources);
   std::vector<TokenSet> sets;
   for (const DataSource& source : sources) {
-    const TokenSet& set = sets.emplace_back(source.path, sequence_length, checksums);
+    const TokenSet& set = sets.emplace_back(source, sequence_length, checksums);
     for (const TokenFile& file : set.files())
       require_vocabulary(source.path, file.largest_id(), vocab_size, ExitCode::data);
   }

@@ -225,8 +225,9 @@ std::shared_ptr<const Tokenizer> tokenizer_for(const std::filesystem::path& pref
 
 }  // namespace
 
-std::string inspect(const std::filesystem::path& prefix, int64_t sample, std::shared_ptr<const Tokenizer> named) {
-  const TokenFile file(prefix);
+std::string inspect(const std::filesystem::path& prefix, int64_t sample, std::shared_ptr<const Tokenizer> named,
+                    std::optional<DType> dtype) {
+  const TokenFile file(prefix, true, dtype);
   const std::shared_ptr<const Tokenizer> tokenizer = tokenizer_for(prefix, file, std::move(named));
   if (sample >= 0) return print_document(file, prefix, sample, tokenizer.get());
   const std::vector<int64_t> counts = count_tokens(file);
@@ -248,8 +249,8 @@ std::string inspect(const std::filesystem::path& prefix, int64_t sample, std::sh
 }
 
 std::string verify_tokens(const std::filesystem::path& prefix, int64_t vocab_size,
-                          const std::function<void(int64_t, int64_t)>& progress) {
-  const TokenFile file(prefix);
+                          const std::function<void(int64_t, int64_t)>& progress, std::optional<DType> dtype) {
+  const TokenFile file(prefix, true, dtype);
   if (vocab_size < any_vocabulary) {
     std::vector<int32_t> ids(chunk_tokens);
     for (int64_t first = 0; first < file.num_tokens(); first += chunk_tokens)

@@ -5,9 +5,11 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "data/ingest/encode_block.h"
 #include "data/ingest/inputs.h"
 #include "data/tokenizer/tokenizer.h"
@@ -71,14 +73,15 @@ PackResult pack(const PackOptions& options, const std::function<void(const PackP
 // could be "bytes" (the last id is 256, the others are below); else as ids, one per line. Bytes that are not printable
 // UTF-8 are written as \xNN. `tokenizer`: null for the one in PREFIX.meta.json. Throws Error(data) for a damaged file
 // and, with the valid range, for a missing document; Error(usage) if `tokenizer` differs from PREFIX.meta.json's.
+// `dtype`: see TokenFile.
 std::string inspect(const std::filesystem::path& prefix, int64_t sample,
-                    std::shared_ptr<const Tokenizer> tokenizer = nullptr);
+                    std::shared_ptr<const Tokenizer> tokenizer = nullptr, std::optional<DType> dtype = {});
 
 // Checks the index, the checksum of each block of the .bin if there are checksums, and, with a vocab_size below
 // any_vocabulary, each token. Returns the output of `data verify`. `progress(done, total)` counts blocks. Throws
-// Error(data), with file and byte, for damage.
+// Error(data), with file and byte, for damage. `dtype`: see TokenFile.
 std::string verify_tokens(const std::filesystem::path& prefix, int64_t vocab_size,
-                          const std::function<void(int64_t, int64_t)>& progress);
+                          const std::function<void(int64_t, int64_t)>& progress, std::optional<DType> dtype = {});
 
 // Returns the entropy of a file's token distribution in nats: the loss of the best prediction without context.
 double unigram_entropy(const std::filesystem::path& prefix);

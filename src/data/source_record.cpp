@@ -15,9 +15,10 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array<std::string_view, 3> covered_names = {"blocks", "index", "ends"};
-constexpr std::array<std::string_view, 3> covered_texts = {"of its blocks", "of its index",
-                                                           "of its first, middle and last MiB alone"};
+constexpr std::array<std::string_view, 4> covered_names = {"blocks", "index and ends", "index", "ends"};
+constexpr std::array<std::string_view, 4> covered_texts = {"of its blocks",
+                                                           "of its index and its first, middle and last MiB",
+                                                           "of its index", "of its first, middle and last MiB alone"};
 
 }  // namespace
 

@@ -10,9 +10,10 @@
 namespace gptrain::inline data {
 
 struct SourceRecord {
-  // Bytes that the checksum covers: the block checksums of PREFIX.meta.json, all of PREFIX.idx, or, of a file without
-  // an index, its size and its first, middle and last MiB.
-  enum class Covered : uint8_t { blocks, index, ends };
+  // Bytes that the checksum covers: the block checksums of PREFIX.meta.json; without them all of PREFIX.idx and the
+  // ends of PREFIX.bin, its size and its first, middle and last MiB; the index alone in older checkpoints; or, of a
+  // file without an index, its ends.
+  enum class Covered : uint8_t { blocks, index_and_ends, index, ends };
 
   std::string path = {};
   int64_t tokens = 0;

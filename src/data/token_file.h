@@ -42,10 +42,9 @@ class TokenFile {
  public:
   // Opens a file. Checks every field of the index against both files' sizes and each other. With `checksums`, compares
   // each block of the .bin with PREFIX.meta.json, if it exists, when it is first read. A file without an index is one
-  // document. Throws Error(data) with file and byte.
-  explicit TokenFile(const std::filesystem::path& path, bool checksums = true);
-  // A file of tokens of that type and nothing else.
-  TokenFile(const std::filesystem::path& path, DType dtype);
+  // document, see open_flat_tokens(); with `dtype` it has tokens of that type and nothing else. Throws Error(data) with
+  // file and byte; Error(usage) for a `dtype` beside a header or an index.
+  explicit TokenFile(const std::filesystem::path& path, bool checksums = true, std::optional<DType> dtype = {});
 
   TokenFormat format() const { return format_; }
   DType dtype() const { return dtype_; }  // u16 or i32

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "config/run_config.h"
 #include "data/source_record.h"
 #include "data/token_file.h"
 
@@ -25,8 +26,8 @@ std::vector<std::filesystem::path> token_files_of(const std::vector<std::string>
 class TokenSet {
  public:
   // Throws as TokenFile does; Error(data) if all files together have no sample; Error(usage) if they were packed for
-  // samples of another length.
-  TokenSet(const std::string& path, int64_t sequence_length, bool checksums);
+  // samples of another length, or if the path is a list of weights and paths.
+  TokenSet(const DataSource& source, int64_t sequence_length, bool checksums);
 
   int64_t num_tokens() const;
   int64_t num_documents() const;

@@ -83,7 +83,10 @@ ResumedData resume_data(const RunConfig& saved, const RunConfig& asked, const Ma
   MixtureSoFar so_far{.phases = manifest.run.mixture, .change = {}};
   if (!same) {
     RunConfig before = saved;
-    for (size_t i = 0; i < before.data.train.size(); ++i) before.data.train[i].path = asked.data.train[i].path;
+    for (size_t i = 0; i < before.data.train.size(); ++i) {
+      before.data.train[i].path = asked.data.train[i].path;
+      before.data.train[i].dtype = asked.data.train[i].dtype;
+    }
     if (so_far.phases.empty()) so_far.phases = open_training_data(before).mixture();
     so_far.change = {.step = manifest.progress.step, .place = place_after(asked, manifest)};
   }

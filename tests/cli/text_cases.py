@@ -267,6 +267,17 @@ class OtherFormats(TextCase):
         self.convert("indexed", "wide2.npy")
         self.assertEqual(self.path("wide2.npy").read_bytes(), self.path("wide.npy").read_bytes())
 
+    def test_every_direction_says_what_becomes_of_the_tokenizer(self):
+        name_it = ": name it in data.tokenizer, or with --tokenizer\n"
+        lost, unknown = "note: the tokenizer does not go along" + name_it, "note: the tokenizer of these tokens is not known" + name_it
+        self.assertIn(lost, self.convert("corpus", "a.npy"))
+        for arguments in (["a.npy", "b.bin", "--to", "llm.c"], ["a.npy", "flat"], ["flat", "c.npy"]):
+            self.assertIn(unknown, self.convert(*arguments))
+        self.assertNotIn("note", self.succeed("data", "join", "corpus", "corpus", "--out", "twice"))
+        self.assertIn("sha256", self.path("twice.meta.json").read_text(encoding="utf-8"))
+        for inputs in (["corpus", "flat"], ["b.bin", "a.npy"]):
+            self.assertIn(unknown, self.succeed("data", "join", *inputs, "--out", "joined"))
+
     def test_as_sources_of_a_run(self):
         config = self.config(run={"steps": 3})
         self.train(config)

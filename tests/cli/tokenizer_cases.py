@@ -1,4 +1,5 @@
 """`data train-tokenizer`, `data tokenize`, and `data pack` with tokenizers, formats, threads, shards and kills."""
+import base64
 import gzip
 import json
 import lzma
@@ -135,6 +136,20 @@ class Folders(TokenizerCase):
             self.write("added_tokens.json", {"<|endoftext|>": 7})
             self.refuse(USAGE, "m/added_tokens.json: <|endoftext|> has the id 7, and 0 in the vocabulary", "data", "tokenize",
                         "--tokenizer", "m", "x")
+
+    def test_a_folder_of_kimi(self):
+        """Ranks as many as Kimi K2's have its pattern, and the special tokens that the folder's config names."""
+        bytes_ = [bytes([first]) for first in range(256)]
+        ranks = bytes_ + [first + second for first in bytes_ for second in bytes_]
+        ranks += [b"\xe6" + second + third for second in bytes_ for third in bytes_][:163584 - len(ranks)]
+        ranks += [b"\xe5" + second + third for second in bytes_ for third in bytes_][:163584 - len(ranks)]
+        self.path("m/tokenizer.json").unlink()
+        lines = (b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(ranks))
+        self.path("m/tiktoken.model").write_bytes(b"".join(lines))
+        added = {"163586": {"content": "<|im_end|>", "special": True}}
+        self.write("tokenizer_config.json", {"added_tokens_decoder": added})
+        # A run of Han characters is parted from the letters before and behind it.
+        self.assertEqual(self.ids("x日y<|im_end|>"), [ord("x"), ranks.index("日".encode()), ord("y"), 163586])
 
     def test_the_end_of_a_document_by_name(self):
         for name, end in (("fox", None), (str(self.size - 1), self.size - 1), ("<|endoftext|>", 0)):

@@ -149,13 +149,33 @@ class Import(CheckpointCase):
         self.assertIn(b'"F16"', self.path("hf/model.safetensors").read_bytes()[:4000])
 
     def test_files_of_tokenizers_that_stay_behind_are_named(self):
-        note = "note: no tokenizer is exported: the checkpoint does not know that of its data\n"
+        note = "note: no tokenizer is exported: the checkpoint does not know that of its data; copy its tokenizer.json there\n"
         self.assertIn(note, self.succeed("checkpoint", "export", "out", "--hf", "hf"))
         for name in ("tokenizer_config.json", "chat_template.jinja", "vocab.txt"):
             self.path("hf", ).joinpath(name).write_text("{}", encoding="utf-8")
         out = self.succeed("checkpoint", "import", "--hf", "hf", "imported")
-        self.assertIn("note: not imported: vocab.txt, tokenizer_config.json, chat_template.jinja, which a checkpoint "
-                      "does not hold; an export writes its own\n", out)
+        self.assertIn("note: not imported: vocab.txt, tokenizer_config.json, chat_template.jinja, which a checkpoint does not "
+                      "hold; an export writes its own\n", out)
+        self.assertIn("note: no tokenizer is imported: the folder holds none; name it in data.tokenizer, or with --tokenizer\n", out)
+
+    def test_what_becomes_of_a_tokenizer(self):
+        """An import carries it or says how to name it, and so does a run from the imported weights."""
+        self.path("in.txt").write_text("the quick brown fox " * 20, encoding="utf-8")
+        self.succeed("checkpoint", "export", "out", "--hf", "hf")
+        for vocabulary, note in (("270", "the tokenizer is not imported: it has 270 tokens, the model 257; a run from its weights may "
+                                         "have the larger model.vocab_size"), ("257", "")):
+            self.succeed("data", "train-tokenizer", "in.txt", "--vocab-size", vocabulary, "--out", "hf/tokenizer.json")
+            out = self.succeed("checkpoint", "import", "--hf", "hf", f"with{vocabulary}")
+            self.assertEqual([line for line in out.splitlines() if line.startswith("note: ")][:1], [f"note: {note}"] if note else [])
+        self.path("hf/tokenizer.json").write_text('{"model": {"type": "WordPiece"}}', encoding="utf-8")
+        self.assertIn("note: the tokenizer is not imported, name another in data.tokenizer or with --tokenizer: hf/tokenizer.json",
+                      self.succeed("checkpoint", "import", "--hf", "hf", "without"))
+        start = ("train", self.config, "--init-from", "with257", "--steps", "0")
+        name = "with257/checkpoints/step-00000000/tokenizer.json"
+        note = f"note: the tokenizer of the data is not known; data.tokenizer = {name} is that of the weights\n"
+        self.assertIn(note, self.succeed(*start, *overrides("run.out=new")))
+        self.assertNotIn("note", self.succeed(*start, *overrides("run.out=named", f"data.tokenizer={name}")))
+        self.assertIn("vocabulary of 257", self.succeed("checkpoint", "inspect", "named"))
 
     def test_what_is_refused(self):
         self.refuse(CHECKPOINT, "cannot open absent/config.json", "checkpoint", "import", "--hf", "absent", "imported")
@@ -276,7 +296,7 @@ class Compare(CheckpointCase):
         self.refuse(USAGE, "step-00000004 has another tokenizer than", "checkpoint", "average", self.checkpoint(2),
                     self.checkpoint(4), "--out", "more")
         self.assertFalse(self.path("more").exists())
-        self.assertIn("note: no tokenizer is exported: the checkpoint has only its hash\n",
+        self.assertIn("note: no tokenizer is exported: the checkpoint has only its hash; copy its tokenizer.json there\n",
                       self.succeed("checkpoint", "export", "out", "--hf", "hf"))
 
     def test_what_fp16_does_not_hold_is_refused(self):

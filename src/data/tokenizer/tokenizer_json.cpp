@@ -212,7 +212,10 @@ class Reader {
   }
 
   void read_model(const json& model) {
-    if (!model.is_object()) refuse("model", "is no object");
+    if (!model.is_object())
+      refuse("",
+             "has no object \"model\": it is no tokenizer.json (tekken.json is none; take the tokenizer.json of its "
+             "folder)");
     const json& type = member(model, "type");
     if (type == "Unigram") return read_unigram(model);
     if (!type.is_null() && type != "BPE") {
