@@ -19,7 +19,7 @@
 #include "planner/layout_search.h"
 #include "planner/layouts.h"
 #include "planner/nearest_layout.h"
-#include "planner/search.h"
+#include "planner/search_options.h"
 
 namespace gptrain {
 

@@ -34,12 +34,12 @@ double beside(double work, double traffic, double slow_down) { return std::max(w
 
 }  // namespace
 
-LayoutEstimator::LayoutEstimator(const RunConfig& config, const Machine& machine, const Target& target)
-    : config_(config),
+LayoutEstimator::LayoutEstimator(RunConfig config, const Machine& machine, const Target& target)
+    : config_(std::move(config)),
       slow_down_(machine.device.slow_down_beside_traffic),
       room_(target.bytes_of_rank()),
-      parts_(config, machine, target),
-      passes_(config) {}
+      parts_(config_, machine, target),
+      passes_(config_) {}
 
 int64_t LayoutEstimator::parameter_bytes(const UnitBytes& bytes, const LayoutChunks& chunks, size_t stage) const {
   int64_t sum = chunks.layers_of(stage) * bytes[block].parameters;
@@ -106,7 +106,7 @@ LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layo
     return {recomputed_layers(layout, lies, chunk), offloaded_layers(layout, plain, layers, false), 0};
   const auto stage = static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)));
   RunLayout fixed = layout;
-  const auto bytes_with = [&](RecomputeKind recompute, OffloadChoice offloaded) {
+  const auto bytes_with = [&](RecomputeKind recompute, auto offloaded) {
     fixed.recompute = recompute;
     fixed.offload = offloaded;
     return stage_bytes(fixed, lies, held(fixed, lies), stage);
@@ -129,9 +129,9 @@ LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layo
   const auto hidden = copies ? static_cast<int64_t>(plain.hidden_share * static_cast<double>(layers)) : 0;
   if (hidden > 0) {
     const int64_t on_their_way = std::min<int64_t>(2, layers) * plain.record_bytes;
-    counts.copied = freed(hidden, bytes_with(RecomputeKind::none, OffloadChoice::of_blocks(hidden)) + on_their_way);
+    counts.copied = freed(hidden, bytes_with(RecomputeKind::none, offload::of_blocks(hidden)) + on_their_way);
   }
-  counts.recomputed = freed(layers - counts.copied, bytes_with(RecomputeKind::block, OffloadChoice::of_blocks(hidden)));
+  counts.recomputed = freed(layers - counts.copied, bytes_with(RecomputeKind::block, offload::of_blocks(hidden)));
   if (copies) counts.copied_inputs = freed(counts.recomputed, bytes_with(RecomputeKind::block, offload::all));
   return counts;
 }

@@ -27,7 +27,7 @@ struct LeastBytes {
 
 class LayoutEstimator {
  public:
-  LayoutEstimator(const RunConfig& config, const Machine& machine, const Target& target);
+  LayoutEstimator(RunConfig config, const Machine& machine, const Target& target);
 
   // Returns the bound of the stage that needs the most. If parameters alone exceed `room`, activations are not counted.
   LeastBytes least_bytes(const RunLayout& layout, int64_t room);

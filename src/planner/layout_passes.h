@@ -49,7 +49,7 @@ struct StagePasses {
 
 class LayoutPasses {
  public:
-  explicit LayoutPasses(const RunConfig& config) : config_(config) {}
+  explicit LayoutPasses(RunConfig config) : config_(std::move(config)) {}
 
   const LayoutChunks& chunks(const RunLayout& layout);
   // Returns the passes by stage. REQUIRES: `chunks` is chunks(layout).

@@ -38,14 +38,14 @@ int64_t num_passes(const RunLayout& layout) {
   return 3 * layout.pipeline * layout.virtual_stages * layout.accumulation;
 }
 
-int64_t num_actions(const RunConfig& config, const RunLayout& layout) {
+int64_t num_actions(const StepConfig& config, const RunLayout& layout) {
   return layout.accumulation * (4 * config.model.num_layers + 8 * layout.pipeline * layout.virtual_stages);
 }
 
 class Search {
  public:
   Search(const RunConfig& config, const Machine& machine, const SearchOptions& options)
-      : case_{config, machine, options, planned_target(machine, config, options.gpus), 0},
+      : case_{config, machine, options, planned_target(machine, config.run.threads, options.gpus), 0},
         estimator_(config, machine, case_.target),
         scores_(config, machine, options.objective),
         held_(options, layout_of(config, options.gpus)) {
@@ -103,7 +103,7 @@ class Search {
     found_.least_missing_bytes = nearest.bytes;
     found_.least_missing = nearest.layout;
     found_.least_missing_is_exact = nearest.is_exact;
-    found_.untried = untried_methods(case_.config, case_.target);
+    found_.untried = untried_methods(case_.config, case_.config.memory, case_.target);
   }
 
   void estimate(Candidate& candidate) {
@@ -157,7 +157,7 @@ class Search {
     const Mesh mesh = make_mesh(config, candidate.layout.world_size());
     const auto last = static_cast<int32_t>(candidate.layout.pipeline) - 1;
     for (const int32_t stage : std::set<int32_t>{candidate.least.stage, 0, last}) {
-      const StepPlan plan = plan_rank(config, case_.target, mesh.world_size(), mesh.first_rank_of_stage(stage));
+      const StepPlan plan = plan_rank({config, case_.target, mesh.world_size()}, mesh.first_rank_of_stage(stage));
       const int64_t bytes = plan.memory().arenas.total();
       if (bytes > case_.room) return bytes - case_.room;
     }
@@ -214,7 +214,7 @@ class Search {
     if (!config) return false;
     const Mesh mesh = make_mesh(*config, candidate.layout.world_size());
     const int64_t rank = mesh.first_rank_of_stage(candidate.least.stage);
-    const StepPlan plan = plan_rank(*config, case_.target, mesh.world_size(), rank);
+    const StepPlan plan = plan_rank({*config, case_.target, mesh.world_size()}, rank);
     candidate.bytes = std::max(candidate.bytes, plan.memory().arenas.total());
     candidate.bytes_known = BytesKnown::of_a_rank;
     return true;
@@ -226,11 +226,11 @@ class Search {
     alike.rank_order = {};
     const auto key = std::pair(class_values(alike), alike.data);
     const auto known = weighed_.find(key);
-    candidate.bytes = known != weighed_.end()
-                          ? known->second
-                          : largest_rank_bytes(checked_layout(case_.config, candidate.layout), case_.target,
-                                               candidate.layout.world_size(), candidate.least.stage, enough)
-                                .on_device;
+    candidate.bytes = known != weighed_.end() ? known->second
+                                              : largest_rank_bytes({checked_layout(case_.config, candidate.layout),
+                                                                    case_.target, candidate.layout.world_size()},
+                                                                   candidate.least.stage, enough)
+                                                    .on_device;
     ++found_.num_weighed;
     if (candidate.bytes > enough) return;
     weighed_[key] = candidate.bytes;

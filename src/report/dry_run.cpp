@@ -166,7 +166,7 @@ std::string flops_row(std::string_view label, Flops flops, std::string_view rema
   return text_row(label, fmt::format("{:.3e}", to_double(flops)), fmt::format("{}; {}", to_string(flops), remark));
 }
 
-std::string flops_section(const RunConfig& config, const Totals& totals) {
+std::string flops_section(const StepConfig& config, const Totals& totals) {
   std::string text = "\nFLOPs of one step\n";
   text += flops_row("model", totals.step.model_flops,
                     fmt::format("matrix products without padding, causal {}, no recomputation",
@@ -179,7 +179,8 @@ std::string flops_section(const RunConfig& config, const Totals& totals) {
 }
 
 RunSpeed speed_of(const DryRun& input) {
-  return run_speed(input.config, input.target, input.ops, input.world.mesh.world_size(), input.forecast->step_seconds);
+  return run_speed(input.config, input.config.run.steps, input.target, input.ops, input.world.mesh.world_size(),
+                   input.forecast->step_seconds);
 }
 
 std::string wait_text(const LongestWait& wait) {
@@ -252,7 +253,8 @@ Json forecast_json(const DryRun& input) {
 }
 
 // Returns the learning rate and warm-up after optimizer.lr_scaling; empty without scaling.
-std::string scaled_rate_row(const RunConfig& config) {
+std::string scaled_rate_row(const DryRun& input) {
+  const auto& config = input.config;
   const OptimizerConfig& optimizer = config.optimizer;
   if (optimizer.lr_scaling == LrScaling::none) return "";
   const bool linear = optimizer.lr_scaling == LrScaling::linear;
@@ -263,7 +265,7 @@ std::string scaled_rate_row(const RunConfig& config) {
 }
 
 std::string run_section(const DryRun& input, const Totals& totals) {
-  const RunConfig& config = input.config;
+  const auto& config = input.config;
   std::string text = "\nrun\n";
   text += text_row("steps", format_grouped(config.run.steps),
                    fmt::format("{} each: {} of {}{}", format_counted(config.batch.global, "sequence"),
@@ -271,7 +273,7 @@ std::string run_section(const DryRun& input, const Totals& totals) {
                                input.world.mesh.size(MeshAxis::data) > 1 ? " on each data rank" : ""));
   text += text_row("tokens", format_count(to_double(totals.tokens)),
                    fmt::format("{} a step", format_grouped(totals.tokens_per_step)));
-  text += scaled_rate_row(config);
+  text += scaled_rate_row(input);
   text += text_row("model FLOPs", fmt::format("{:.3e}", to_double(totals.run_flops)));
   const double rate = matrix_rate(input);
   if (rate > 0) {
@@ -360,7 +362,7 @@ Json recompute_json(const RecomputeForecast& forecast) {
   return json;
 }
 
-Json memory_object(const RunConfig& config, const ModelSpec& spec, const MemoryPlan& memory) {
+Json memory_object(const StepConfig& config, const ModelSpec& spec, const MemoryPlan& memory) {
   Json json;
   json["total_parameters"] = spec.parameters();
   for (size_t c = 0; c < num_memory_classes; ++c)
@@ -443,7 +445,7 @@ std::string dry_run_json(const DryRun& input) {
   return json_text(json, 2) + "\n";
 }
 
-std::string memory_json(const RunConfig& config, const ModelSpec& spec, const MemoryPlan& memory) {
+std::string memory_json(const StepConfig& config, const ModelSpec& spec, const MemoryPlan& memory) {
   return json_text(memory_object(config, spec, memory), 2) + "\n";
 }
 
