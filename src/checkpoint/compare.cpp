@@ -126,7 +126,7 @@ void require_one_model(const std::vector<Contents>& all) {
       throw Error(ExitCode::usage, "{} has another tokenizer than {}: their tokens are not the same",
                   contents.checkpoint.string(), all.front().checkpoint.string());
     }
-    const ModelChanges changes = model_changes(first, config);
+    const ModelChanges changes = model_changes({first, config});
     if (changes.refused.empty() && changes.accepted.empty()) continue;
     throw Error(ExitCode::usage, "{} is of another model than {}:\n{}", contents.checkpoint.string(),
                 all.front().checkpoint.string(), changes.refused.empty() ? changes.accepted.front() : changes.refused);

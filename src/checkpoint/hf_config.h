@@ -29,7 +29,7 @@ struct HfModel {
 // Returns the first of hf_classes() that computes exactly the same function; README.md of this folder has the table.
 // `dtype` is the weights', f32, bf16 or f16. THROWS Error(usage) if there is none; the message names, for each class,
 // the keys that prevent it.
-HfModel hf_model(const RunConfig& config, DType dtype);
+HfModel hf_model(const StepConfig& config, DType dtype);
 
 struct HfDescription {
   HfClass hf;

@@ -118,7 +118,7 @@ bool is_buffer(const std::string& name, const HfClass& hf) {
   return name.ends_with(".rotary_emb.inv_freq");
 }
 
-void check_tensors(const std::vector<HfTensor>& tensors, const HfFiles& files, const RunConfig& config,
+void check_tensors(const std::vector<HfTensor>& tensors, const HfFiles& files, const ModelConfig& model,
                    const HfClass& hf, const fs::path& folder, std::vector<std::string>& notes) {
   std::vector<std::string> faults;
   std::set<std::string> used;
@@ -135,7 +135,7 @@ void check_tensors(const std::vector<HfTensor>& tensors, const HfFiles& files, c
   }
   for (const auto& [name, place] : files.tensors()) {
     if (used.contains(name) || is_buffer(name, hf)) continue;
-    if (name == "lm_head.weight" && config.model.tied_head) {
+    if (name == "lm_head.weight" && model.tied_head) {
       notes.push_back("lm_head.weight is not imported: with tie_word_embeddings the head is the token table");
       continue;
     }
@@ -151,10 +151,10 @@ void check_tensors(const std::vector<HfTensor>& tensors, const HfFiles& files, c
 }
 
 // Refuses a head that differs from the token embedding if the config ties them: the head's values would be lost.
-void require_tied_head(const std::vector<HfTensor>& tensors, const HfFiles& files, const RunConfig& config,
+void require_tied_head(const std::vector<HfTensor>& tensors, const HfFiles& files, const ModelConfig& model,
                        const fs::path& config_file) {
   const std::string head = "lm_head.weight";
-  if (!config.model.tied_head || !files.tensors().contains(head)) return;
+  if (!model.tied_head || !files.tensors().contains(head)) return;
   const auto table = std::find_if(tensors.begin(), tensors.end(),
                                   [](const HfTensor& tensor) { return tensor.source == "embedding.token"; });
   if (files.tensors().at(head).entry.tensor.shape == table->shape && files.read(head) == files.read(table->name))
@@ -212,16 +212,6 @@ std::optional<TokenizerRecord> tokenizer_in(const fs::path& folder, const HfDesc
   return std::nullopt;
 }
 
-// Returns the section `model` of a config file.
-std::string model_section(const RunConfig& config) {
-  Json section = Json::object();
-  for (const Field& field : fields()) {
-    if (field.section() != "model" || !field.get || !field.used(config) || field.path == "model.preset") continue;
-    section[field.key()] = field.get(config);
-  }
-  return json_text(Json{{"model", std::move(section)}}, 2) + '\n';
-}
-
 }  // namespace
 
 HfImport import_hf(const fs::path& folder, const fs::path& out, const std::string& precision,
@@ -236,8 +226,8 @@ HfImport import_hf(const fs::path& folder, const fs::path& out, const std::strin
   HfImport result{description.hf.name, std::ssize(tensors), make_spec(config.model).parameters(), description.notes};
   for (const std::string& key : description.unknown)
     result.notes.push_back(fmt::format("{} of config.json is not used", printable(key)));
-  check_tensors(tensors, files, config, description.hf, folder, result.notes);
-  require_tied_head(tensors, files, config, config_file);
+  check_tensors(tensors, files, config.model, description.hf, folder, result.notes);
+  require_tied_head(tensors, files, config.model, config_file);
 
   const StateColumns columns = optimizer_columns(config.optimizer);
   const int64_t total = result.parameters * dtype_bytes(DType::f32) * (1 + std::ssize(columns));
@@ -267,7 +257,7 @@ HfImport import_hf(const fs::path& folder, const fs::path& out, const std::strin
   manifest.tokenizer = tokenizer_in(folder, description, config.model.vocab_size, result.notes);
   note_files_left_behind(folder, manifest.tokenizer.has_value(), result.notes);
   save_checkpoint(made.path(), manifest, slices);
-  made.write("model.json", model_section(config));
+  made.write("model.json", show_model(config));
   made.publish();
   return result;
 }

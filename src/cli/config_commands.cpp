@@ -14,7 +14,7 @@ namespace gptrain::inline cli {
 namespace {
 
 // Sources that are there must hold no token outside the vocabulary, as far as their PREFIX.meta.json tells.
-void check_tokens(const RunConfig& config) {
+void check_tokens(const StepConfig& config) {
   for (const auto* sources : {&config.data.train, &config.data.validation}) {
     for (const DataSource& source : *sources) {
       for (const auto& file : token_files_of(source.path)) {

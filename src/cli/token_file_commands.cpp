@@ -17,6 +17,7 @@
 #include "config/load.h"
 #include "data/convert.h"
 #include "data/dataset.h"
+#include "data/inspect.h"
 #include "data/join.h"
 #include "data/pack.h"
 #include "data/run_tokenizer.h"
@@ -175,8 +176,8 @@ void print_mixture(const MixArguments& arguments) {
   constexpr double many_epochs = 4;
   RunConfig config = load_config(arguments.config, arguments.overrides);
   if (arguments.steps > 0) config.run.steps = arguments.steps;
-  find_run_tokenizer(config);  // refuses what training would refuse
-  const Dataset dataset = open_training_data(config);
+  find_run_tokenizer(config.data, config.model.vocab_size);  // refuses what training would refuse
+  const Dataset dataset = open_training_data(config, config.run.seed);
   const int64_t samples = config.run.steps * config.batch.global;
   const auto reports = dataset.report(samples);
   size_t width = 6;

@@ -92,9 +92,9 @@ std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   const bool present = std::all_of(sources.begin(), sources.end(),
                                    [](const DataSource& source) { return !token_files_of(source.path).empty(); });
   if (present) {
-    find_run_tokenizer(config);  // refuses what training would refuse
-    const Dataset dataset = open_training_data(config);
-    check_length(config, dataset);
+    find_run_tokenizer(config.data, config.model.vocab_size);  // refuses what training would refuse
+    const Dataset dataset = open_training_data(config, config.run.seed);
+    check_length(config.batch.global, config.run.steps, dataset);
     for (const auto& report : dataset.report(config.run.steps * config.batch.global)) {
       forecasts.push_back({report.path, report.share, report.epochs});
     }
@@ -161,7 +161,7 @@ PlannedMachine planned_machine(const TrainArguments& arguments, const RunConfig&
   } else {
     machine.rates = machine_named(arguments.target, arguments.cluster, arguments.ranks == 0);
     if (arguments.storage_gbps > 0) machine.rates->cluster.storage_bytes_per_second = arguments.storage_gbps * giga;
-    machine.target = planned_target(*machine.rates, config, world_size);
+    machine.target = planned_target(*machine.rates, config.run.threads, world_size);
     require_links(*machine.rates, world_size);
   }
   machine.target.of_processes = arguments.ranks == 0;
@@ -182,7 +182,7 @@ void write_memory_curve(const TrainArguments& arguments, const std::optional<Rec
   page.commit();
 }
 
-void write_timeline(const TrainArguments& arguments, const RunConfig& config, const PlannedPipeline& pipeline,
+void write_timeline(const TrainArguments& arguments, const StepConfig& config, const PlannedPipeline& pipeline,
                     bool has_times) {
   const std::string name = fs::path(arguments.config).stem().string();
   AtomicFile page(arguments.timeline);
@@ -190,7 +190,7 @@ void write_timeline(const TrainArguments& arguments, const RunConfig& config, co
   page.commit();
 }
 
-void add_to_trace(PlannedTrace& trace, const RunConfig& config, const PlannedMachine& machine, PlannedRun& run) {
+void add_to_trace(PlannedTrace& trace, const StepConfig& config, const PlannedMachine& machine, PlannedRun& run) {
   for (TimedLog& timed : run.logs) {
     trace.add(planned_profile(timed.rank, config.precision.compute, std::move(timed.log), machine.target, timed.times,
                               run.step.pipeline.stages[static_cast<size_t>(timed.stage)].not_before),

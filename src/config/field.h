@@ -21,8 +21,14 @@ enum class Presence {
 struct Dependency {
   std::string path;       // path of the other key
   std::string condition;  // "model.positions is rope"
-  bool (*holds)(const RunConfig&);
+  std::function<bool(const RunConfig&)> holds;
 };
+
+// Returns a condition on one section of a config.
+template <typename Owner, typename Section, typename Holds>
+std::function<bool(const RunConfig&)> when(Section Owner::*section, Holds holds) {
+  return [=](const RunConfig& config) { return holds(config.*section); };
+}
 
 struct Field {
   std::string path;  // "section.key"

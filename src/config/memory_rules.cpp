@@ -65,8 +65,8 @@ class MemoryRules : Rules {
   }
 
   void check_offload() {
-    const char* const path = "memory.offload_activations";
-    const OffloadChoice choice = config_.memory.offload;
+    const char* const path = offload_key.data();
+    const auto choice = config_.memory.offload;
     if (!sound({path}) || !choice.any()) return;
     const bool is_optimal = config_.memory.recompute == RecomputeKind::optimal;
     if (sound({"memory.recompute"}) && is_optimal && choice != offload::optimal)

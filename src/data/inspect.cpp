@@ -1,3 +1,5 @@
+#include "data/inspect.h"
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -12,7 +14,6 @@
 #include "base/append.h"
 #include "base/error.h"
 #include "base/units.h"
-#include "data/pack.h"
 #include "data/token_file.h"
 #include "data/token_meta.h"
 #include "data/token_paths.h"

@@ -16,6 +16,7 @@
 #include "data/ingest/input_format.h"
 #include "data/ingest/inputs.h"
 #include "data/ingest/pipeline.h"
+#include "data/inspect.h"
 #include "data/pack_state.h"
 #include "data/token_file.h"
 #include "data/token_paths.h"

@@ -11,6 +11,6 @@ namespace gptrain::inline optim {
 // 1) / w. Then, with p the share of the remaining steps that is done: constant lr; linear lr + (min - lr) p; cosine min
 // + (lr - min) (1 + cos(pi p)) / 2; wsd stays at lr and falls linearly to min over the last decay_steps (arXiv
 // 2404.06395). The last step runs at p = 1. lr, min and w are the config's after optimizer.lr_scaling.
-double learning_rate(const RunConfig& config, int64_t step);
+double learning_rate(const LrCourse& course, int64_t step);
 
 }  // namespace gptrain::optim

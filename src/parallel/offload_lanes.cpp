@@ -66,7 +66,7 @@ void OffloadLanes::copy_to_device(const std::vector<Program::RecordPart>& record
 }
 
 std::unique_ptr<DeviceMemory> OffloadLanes::allocate(int64_t bytes) {
-  return memory_for("memory.offload_activations", [&] {
+  return memory_for(offload_key, [&] {
     return to_host_.queue != nullptr ? to_host_.queue->allocate_for_copies(bytes) : backend_.allocate(bytes);
   });
 }

@@ -24,8 +24,7 @@ class OffloadLanes {
   // one has not begun.
   void play(const Action& action, const std::vector<Program::RecordPart>& record);
 
-  // Allocates host memory for offloaded records. THROWS Error, which names the key memory.offload_activations, if there
-  // is not enough.
+  // Allocates host memory for offloaded records. THROWS Error, which names offload_key, if there is not enough.
   std::unique_ptr<DeviceMemory> allocate(int64_t bytes);
 
  private:

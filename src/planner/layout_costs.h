@@ -64,8 +64,8 @@ using UnitBytes = std::array<PartBytes, num_unit_parts>;
 // Computes each cost on first use and stores it. Not thread-safe. Methods THROW the Error(usage) of a plan.
 class LayoutCosts {
  public:
-  LayoutCosts(const RunConfig& config, const Machine& machine, const Target& target)
-      : config_(config), machine_(machine), target_(target) {}
+  LayoutCosts(RunConfig config, const Machine& machine, const Target& target)
+      : config_(std::move(config)), machine_(machine), target_(target) {}
 
   // REQUIRES: `recompute` is the kind of single blocks, so not every_nth or optimal. `split`: backward passes are
   // split.

@@ -38,7 +38,7 @@ struct RunLayout {
 
 // Keys of a config that a search chooses.
 constexpr std::string_view schedule_key = "parallel.pipeline_schedule", rank_order_key = "parallel.rank_order",
-                           recompute_key = "memory.recompute", offload_key = "memory.offload_activations";
+                           recompute_key = "memory.recompute";
 
 // Returns the keys and their values for people; parallel.layers_per_stage is "balanced" or "default".
 std::vector<std::pair<std::string, std::string>> layout_keys(const RunLayout& layout);

@@ -194,7 +194,7 @@ RunConfig checked_layout(const RunConfig& config, const RunLayout& layout) {
   return parse_config(show_config(with_layout(config, layout)), {}, "the layout", layout.world_size());
 }
 
-std::vector<LayoutGroup> layout_groups(const RunConfig& config, int64_t world_size, int64_t ranks_per_node) {
+std::vector<LayoutGroup> layout_groups(const StepConfig& config, int64_t world_size, int64_t ranks_per_node) {
   std::vector<LayoutGroup> groups;
   for (const int64_t tensor : divisors(world_size, 2 * ranks_per_node)) {
     if (!suits_tensor(config.model, tensor)) continue;

@@ -38,7 +38,7 @@ struct LayoutGroup {
   bool orders_differ;  // whether both rank orders are tried; with one node, stage or data rank they are equal
 };
 // Returns all groups whose tensor groups span at most two nodes.
-std::vector<LayoutGroup> layout_groups(const RunConfig& config, int64_t world_size, int64_t ranks_per_node);
+std::vector<LayoutGroup> layout_groups(const StepConfig& config, int64_t world_size, int64_t ranks_per_node);
 void for_each_layout(const RunConfig& config, const LayoutGroup& group,
                      const std::function<void(const RunLayout&)>& body);
 

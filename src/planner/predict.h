@@ -40,9 +40,9 @@ StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, in
                            const CheckpointForecast& checkpoint, bool asynchronous);
 
 // Returns the target of a run of `world_size` processes, one on each GPU, or all on one machine without GPUs.
-Target planned_target(const Machine& machine, const RunConfig& config, int64_t world_size);
+Target planned_target(const Machine& machine, int64_t threads, int64_t world_size);
 // `plan` is the plan of `config`.
-CheckpointForecast planned_checkpoint(const Machine& machine, const RunConfig& config, const WorldPlan& plan,
+CheckpointForecast planned_checkpoint(const Machine& machine, const StepConfig& config, const WorldPlan& plan,
                                       int64_t world_size);
 
 // A dry run's prediction.

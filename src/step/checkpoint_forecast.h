@@ -16,7 +16,7 @@ namespace gptrain::inline step {
 int64_t weight_bytes(const TensorSpec& tensor, const PrecisionConfig& precision);
 
 // Returns the bytes of one checkpoint's tensors: weights and optimizer state.
-int64_t checkpoint_bytes(const ModelSpec& spec, const RunConfig& config);
+int64_t checkpoint_bytes(const ModelSpec& spec, const StepConfig& config);
 
 struct CheckpointForecast {
   int64_t bytes = 0;         // written by all ranks

@@ -101,8 +101,8 @@ class FolderWatch {
 // its folder: those after `step` that checkpoint.keep_last keeps, and one being written, without those that
 // checkpoint.keep_every keeps for good. Empty if there is room. `bytes` is the size of one checkpoint. THROWS
 // Error(checkpoint) if not even the first one fits.
-std::string checkpoint_shortage(const RunConfig& config, int64_t step, int64_t kept, int64_t bytes,
-                                const std::filesystem::space_info& space);
+std::string checkpoint_shortage(const CheckpointConfig& saving, const RunSettings& run, int64_t step, int64_t kept,
+                                int64_t bytes, const std::filesystem::space_info& space);
 
 // Writes a file so that it appears whole or not at all.
 void write_whole_file(const std::filesystem::path& path, const std::string& text);

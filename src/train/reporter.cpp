@@ -134,7 +134,7 @@ void Reporter::warn() const {
 }
 
 void Reporter::report_step(const RunProgress& progress, const StepResult& result, const BegunStep& begun) {
-  const RunConfig& config = context_.config;
+  const auto& config = context_.config;
   const double seconds = result.seconds;
   const auto places = static_cast<double>(config.batch.global * config.model.sequence_length);
   // A moving average over about twenty steps. The first step, which sets up primitives, counts only until the second.

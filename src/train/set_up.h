@@ -54,7 +54,7 @@ RunData open_data(const RunConfig& config, const Start& start, Communicator* all
 
 // THROWS Error(usage) if the run still goes on when every source has been seen as often as it may be. `progress` is
 // that of the run so far, whose steps may have had other batch sizes.
-void check_length(const RunConfig& config, const Dataset& data, const RunProgress& progress = {});
+void check_length(int64_t batch, int64_t run_steps, const Dataset& data, const RunProgress& progress = {});
 
 // THROWS Error(device) if there is no memory on some rank.
 std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,

@@ -55,10 +55,10 @@ bool Validation::run(int64_t step) {
 
 // Returns the sum of the cross-entropies; none if a stop was agreed upon.
 std::optional<double> Validation::evaluate() {
-  const RunConfig& config = context_.config;
-  const int64_t samples = config.run.validation_samples;
+  const StepConfig& config = context_.config;
+  const int64_t samples = context_.config.run.validation_samples;
   const DataPlace place = context_.place();
-  PrefetchedBatches batches(config, *data_, 0, place, prefetch_ring(config, context_.backend.target()), ring_);
+  Prefetcher batches = read_ahead(config, *data_, 0, place, prefetch_ring(config, context_.backend.target()), ring_);
   FirstSamples counted(batches, samples, config, place);
   double sum = 0;
   for (int64_t first = 0; first < samples; first += config.batch.micro * place.size) {
@@ -71,8 +71,7 @@ std::optional<double> Validation::evaluate() {
 
 // `sum` is the sum of the cross-entropies of all tokens.
 ValidationMetrics Validation::metrics_of(double sum, bool of_average) {
-  const RunConfig& config = context_.config;
-  const int64_t samples = config.run.validation_samples;
+  const int64_t samples = context_.config.run.validation_samples;
   ValidationMetrics metrics{.loss = sum / static_cast<double>(data_->count_targets(0, samples)), .ema = of_average};
   if (tokenizer_ == nullptr || !context_.leads()) return metrics;
   try {

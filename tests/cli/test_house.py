@@ -17,6 +17,15 @@ CUDA_ROOMS = ["base", "config", "ops", "comm"]
 # Files that define functions of C only.
 C_FILES = ["src/cli/main.cpp", "cuda/device/cublaslt.cpp"]
 MAX_LINES = 600
+MAX_OWN_LINES = 500  # of a file in src or cuda
+MAX_PARAMETERS = 7
+# Rooms that may take a run config whole, and how often all of them together do; others take the sections they need.
+WHOLE_CONFIG_ROOMS = {"config", "step", "fit", "planner", "train", "cli"}
+WHOLE_CONFIG = "const RunConfig&"
+MAX_WHOLE_CONFIGS = 120
+# A method that saves memory is named in few files beside those that run it.
+OFFLOAD_CHOICE = re.compile(r"offload_activations|OffloadChoice")
+MAX_OFFLOAD_FILES = 10
 SOURCE_SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".inc", ".py", ".sh"}
 TEXT_SUFFIXES = SOURCE_SUFFIXES | {".build", ".json", ".md", ".supp", ".txt", ".yml", ""}
 # Printing throws if a stream is closed or full, also while an error is reported; src/base/output.h does not throw.
@@ -25,6 +34,9 @@ NAMESPACE = re.compile(r"(?:inline )?namespace\b ?(.*?) ?\{$|\}  // namespace ?(
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 # Two files or more in a list of meson.build.
 FILE_LIST = re.compile(r"'[\w./-]+\.cpp'(?:,\s*'[\w./-]+\.cpp')+")
+# A function that starts at the beginning of a line: all but those inside a class.
+PARAMETER_LIST = re.compile(r"^(?!using |#|//|struct |class |enum |return |static_assert)[\w\[][^=(;{}\n]*?[ &*:](\w+)\(",
+                            re.MULTILINE)
 MACHINE_PATH = re.compile(r"(?<![\w.*-])/(?:work|home|root|Users)/")
 
 
@@ -164,6 +176,53 @@ def namespace_faults(root):
             yield f"{path}: lacks the namespace {own[0] if own else opened[-1]}, or the comment at its end"
 
 
+def source_texts(root):
+    """Yields (path, text) for the files of src and cuda."""
+    for path in [*sorted((root / "src").rglob("*")), *sorted((root / "cuda").rglob("*"))]:
+        if path.suffix in {".cpp", ".h", ".cu", ".cuh", ".inc"}:
+            yield path, path.read_text(encoding="utf-8")
+
+
+def num_parameters(text, begin):
+    """Returns the number of parameters in the list that begins behind the parenthesis at BEGIN - 1."""
+    depth, commas = 0, 0
+    for end in range(begin, len(text)):
+        if text[end] in "([{<":
+            depth += 1
+        elif text[end] in ")]}>" and depth == 0:
+            return commas + 1 if text[begin:end].strip() else 0
+        elif text[end] in ")]}>":
+            depth -= 1
+        elif text[end] == "," and depth == 0:
+            commas += 1
+    return 0
+
+
+def size_faults(root):
+    """Yields files that are too long, and functions with too many parameters."""
+    for path, text in source_texts(root):
+        if (lines := len(text.splitlines())) > MAX_OWN_LINES:
+            yield f"{path}: {lines} lines, at most {MAX_OWN_LINES}"
+        for match in PARAMETER_LIST.finditer(text):
+            if (count := num_parameters(text, match.end())) > MAX_PARAMETERS:
+                number = text.count("\n", 0, match.start()) + 1
+                yield f"{path}:{number}: {match.group(1)} has {count} parameters, at most {MAX_PARAMETERS}"
+
+
+def config_faults(root):
+    """Yields uses of a whole run config where sections are taken, and too many of them or of a memory choice."""
+    whole, offloading = 0, 0
+    for path, text in source_texts(root):
+        offloading += 1 if OFFLOAD_CHOICE.search(text) else 0
+        whole += text.count(WHOLE_CONFIG)
+        if WHOLE_CONFIG in text and room_of(path.relative_to(root / path.relative_to(root).parts[0])) not in WHOLE_CONFIG_ROOMS:
+            yield f"{path}: takes RunConfig whole; take the sections that it needs"
+    if whole > MAX_WHOLE_CONFIGS:
+        yield f"{root / 'src'}: RunConfig is taken whole {whole} times, at most {MAX_WHOLE_CONFIGS}"
+    if offloading > MAX_OFFLOAD_FILES:
+        yield f"{root / 'src'}: {offloading} files name an offload choice, at most {MAX_OFFLOAD_FILES}"
+
+
 def file_faults(root):
     for path in repository_files(root):
         if path.suffix not in TEXT_SUFFIXES:
@@ -178,7 +237,8 @@ def file_faults(root):
 
 def all_faults(root):
     return [*include_faults(root), *ring_faults(root), *cuda_include_faults(root), *map_faults(root),
-            *printing_faults(root), *namespace_faults(root), *list_faults(root), *file_faults(root)]
+            *printing_faults(root), *namespace_faults(root), *list_faults(root), *size_faults(root),
+            *config_faults(root), *file_faults(root)]
 
 
 def check_that_faults_are_found():
@@ -207,6 +267,11 @@ def check_that_faults_are_found():
             "src/optim/m.h": "\n",
             "src/optim/n.h": '#include "base/o.h"\n#include "optim/l.h"\n',
             "src/base/o.h": "\n",
+            "src/base/q.cpp": "\n" * (MAX_OWN_LINES + 1),
+            "src/ops/r.h": "void f(int a, std::map<int, int> b, int c, int d, int e, int f, int g,\n       int h);\n"
+                           "void g(const RunConfig& config);\n",
+            "src/train/s.h": "void g(const RunConfig& config);\n" * MAX_WHOLE_CONFIGS,
+            **{f"src/fit/t{i}.h": "OffloadChoice choice;\n" for i in range(MAX_OFFLOAD_FILES + 1)},
             "tests/long.cpp": "\n" * (MAX_LINES + 1),
             ROOM_LIST: "base   errors\n",
             "README.md": "see /" + "work/notes and src/work/notes\n",
@@ -220,6 +285,7 @@ def check_that_faults_are_found():
             (root / name).write_text(text, encoding="utf-8")
         found = {fault.removeprefix(folder + "/").split(": ")[0] for fault in all_faults(root)}
     expected = {"src/base/a.h:2", "src/ops/b.h:3", "src/ops/b.h:4", "src/model/spec/c.h:1", "src/model/spec/c.h:2", "src/elsewhere/e.h", "cuda/f.cu:3",
+                "src/base/q.cpp", "src/ops/r.h:1", "src/ops/r.h", "src",
                 "src/base/a", "src/data/h.cpp:3", "src/data/i.cpp", "src/data/j.cpp", "cuda/p.cpp:3", "cuda/p.cpp:4", "src/optim/l",
                 "src/data/meson.build:1", "src/data/meson.build:7", "src/comm/meson.build:1",
                 "tests/long.cpp", "README.md", "README.md:1"}

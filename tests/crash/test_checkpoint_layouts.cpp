@@ -120,7 +120,7 @@ void on_ranks(const RunConfig& config, int world_size, const Body& body) {
   run_local_ranks(world_size, [&](World& world) {
     RankGroups groups(config, world);
     const auto backend = make_cpu_backend(1);
-    const StepPlan plan = plan_rank(config, backend->target(), world_size, world.rank());
+    const StepPlan plan = plan_rank({config, backend->target(), world_size}, world.rank());
     TrainingStep step(plan.design, *backend, groups);
     body(step, groups, world);
   });

@@ -90,7 +90,7 @@ Moments moments_after(const RunConfig& config, int64_t world_size, const Body& b
     RankGroups groups(config, world);
     const auto backend = make_cpu_backend(1);
     groups.use_memory_of(*backend, false, config.comm.timeout_seconds);
-    const StepPlan plan = plan_rank(config, backend->target(), world_size, world.rank());
+    const StepPlan plan = plan_rank({config, backend->target(), world_size}, world.rank());
     TrainingStep step(plan.design, *backend, groups);
     step.initialize();
     body(step, groups, world);

@@ -18,7 +18,7 @@ TEST_CASE("bf16-pure is bf16 but for the update") {
         R"(precision.linears = "fp32": must be fp8, or what precision.compute is: "bf16" (try "bf16"))");
   CHECK(fault({"precision.compute=bf16-pure", "precision.linears=fp8", "run.device=cpu"}) ==
         R"(precision.linears = "fp8": needs a GPU, not run.device = cpu (try "bf16"))");
-  CHECK(resume_conflicts(parse({"precision.compute=bf16"}), parse({"precision.compute=bf16-pure"})) ==
+  CHECK(resume_conflicts({parse({"precision.compute=bf16"}), parse({"precision.compute=bf16-pure"})}) ==
         R"(precision.compute: "bf16" in the checkpoint, "bf16-pure" in the config)");
 }
 
@@ -36,7 +36,7 @@ TEST_CASE("gradients are kept in bf16 with bf16-pure, and for updates that read 
   CHECK(fault({"precision.compute=bf16", "precision.gradients=bf16"}) ==
         R"(precision.gradients = "bf16": has no effect unless precision.compute is bf16-pure )"
         "(try --set precision.gradients=null or leaving it out)");
-  CHECK(resume_conflicts(parse({"precision.compute=bf16-pure"}), parse(with({}))).empty());
+  CHECK(resume_conflicts({parse({"precision.compute=bf16-pure"}), parse(with({}))}).empty());
 }
 
 TEST_CASE("FP8 linears want bf16, a GPU and sizes in multiples of 16 on every tensor rank") {

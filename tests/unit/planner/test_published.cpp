@@ -378,7 +378,7 @@ TEST_CASE("rows that are reported without a bound") {
   compare(more_rates, "TFLOP/s", predicted_rate);
   const Machine h100{find_device("h100-sxm"), find_cluster("dgx-h100")};
   const Prediction llm_c = predict_run(llm_c_config(), h100, llm_c_gpus);
-  CHECK(llm_c.plan.largest.arenas.total() < planned_target(h100, llm_c_config(), llm_c_gpus).memory_bytes);
+  CHECK(llm_c.plan.largest.arenas.total() < planned_target(h100, llm_c_config().run.threads, llm_c_gpus).memory_bytes);
   const double rate = llm_c_flops() / llm_c.forecast.step_seconds / static_cast<double>(llm_c_gpus);
   compare_row(llm_c_row, llm_c_gpus, llm_c_published, 100 * rate / 989e12, "% of 989 TFLOP/s");
 }
