@@ -108,7 +108,8 @@ void add_convert_command(CLI::App& data) {
   command->add_option("--end-token", arguments->end_token, "to megatron: end a document after each token ID")
       ->check(whole_number_from(0))
       ->type_name("ID");
-  set_examples(command, {"gptrain data convert data/corpus/train train.bin --to nanogpt", "gptrain data convert train.bin data/corpus/copy --dtype u16 --end-token 256"});
+  set_examples(command, {"gptrain data convert data/corpus/train train.bin --to nanogpt",
+                         "gptrain data convert train.bin data/corpus/copy --dtype u16 --end-token 256"});
   command->callback([arguments] {
     ConvertOptions& options = arguments->options;
     options.to = arguments->to.empty() ? format_of_name(options.out) : formats.at(arguments->to);
@@ -194,7 +195,9 @@ void add_mix_command(CLI::App& data) {
   auto arguments = std::make_shared<MixArguments>();
   CLI::App* command = data.add_subcommand("mix", "print how much of each source a run sees");
   command->add_option("CONFIG", arguments->config, "run config")->required();
-  command->add_option("--steps", arguments->steps, "number of steps (run.steps)")->check(whole_number_from(1))->type_name("N");
+  command->add_option("--steps", arguments->steps, "number of steps (run.steps)")
+      ->check(whole_number_from(1))
+      ->type_name("N");
   command->add_option("--set", arguments->overrides, "set a config key (null: its default); repeatable")
       ->type_name("key.path=value")
       ->allow_extra_args(false);
