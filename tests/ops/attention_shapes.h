@@ -140,4 +140,49 @@ inline const Shape document_shapes[] = {
      .max_documents = 4},
 };
 
+// Heads of GPT-2 124M, and of 128; short and long sequences, with dropout, a window and documents.
+inline const Shape bench_shapes[] = {
+    {.batch = 4, .tokens = 64, .heads = 12, .kv_heads = 12, .head_size = 64},
+    {.batch = 1, .tokens = 1024, .heads = 12, .kv_heads = 12, .head_size = 64},
+    {.batch = 8, .tokens = 1024, .heads = 12, .kv_heads = 12, .head_size = 64},
+    {.batch = 1, .tokens = 1024, .heads = 12, .kv_heads = 12, .head_size = 64, .dropout = 0.1},
+    {.batch = 1, .tokens = 1024, .heads = 6, .kv_heads = 6, .head_size = 128},
+    {.batch = 1, .tokens = 1024, .heads = 12, .kv_heads = 12, .head_size = 64, .window = 256},
+    {.batch = 1, .tokens = 1024, .heads = 12, .kv_heads = 12, .head_size = 64, .documents = Documents::one},
+    {.batch = 8, .tokens = 1024, .heads = 12, .kv_heads = 12, .head_size = 64, .documents = Documents::several},
+    {.batch = 8,
+     .tokens = 1024,
+     .heads = 12,
+     .kv_heads = 12,
+     .head_size = 64,
+     .documents = Documents::several,
+     .max_documents = 8}};
+
+// Heads that are slices of a wider matrix.
+inline const Shape sliced_shapes[] = {
+    {.batch = 2, .tokens = 67, .heads = 4, .kv_heads = 4, .head_size = 16, .dropout = 0.3},
+    {.batch = 1,
+     .tokens = 70,
+     .heads = 6,
+     .kv_heads = 2,
+     .head_size = 8,
+     .dropout = 0.2,
+     .window = 20,
+     .documents = Documents::several},
+    {.batch = 2, .tokens = 9, .heads = 3, .kv_heads = 3, .head_size = 5}};
+
+// Small shapes, whose gradients are compared with central differences.
+inline const Shape differentiated_shapes[] = {
+    {.batch = 1, .tokens = 9, .heads = 2, .kv_heads = 1, .head_size = 6},
+    {.batch = 2, .tokens = 5, .heads = 2, .kv_heads = 2, .head_size = 3, .causal = false},
+    {.batch = 1, .tokens = 70, .heads = 1, .kv_heads = 1, .head_size = 4, .dropout = 0.2},
+    {.batch = 1,
+     .tokens = 70,
+     .heads = 1,
+     .kv_heads = 1,
+     .head_size = 4,
+     .dropout = 0.2,
+     .window = 5,
+     .documents = Documents::several}};
+
 }  // namespace gptrain::ops_test::cases_attention

@@ -510,33 +510,13 @@ void add_cases(Suite& suite) {
           [=](Trial& trial) { packed_case(trial, dtype, first_is_other ? 0 : 33, first_is_other); });
   }
   suite.add<AttentionForward>("masks that are refused", rejected_case);
-  for (const Shape& shape :
-       {Shape{.batch = 2, .tokens = 67, .heads = 4, .kv_heads = 4, .head_size = 16, .dropout = 0.3},
-        Shape{.batch = 1,
-        .tokens = 70,
-        .heads = 6,
-        .kv_heads = 2,
-        .head_size = 8,
-        .dropout = 0.2,
-        .window = 20,
-        .documents = Documents::several},
-        Shape{.batch = 2, .tokens = 9, .heads = 3, .kv_heads = 3, .head_size = 5}}) {
+  for (const Shape& shape : sliced_shapes) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       suite.add<AttentionForward>(describe(shape, fmt::format("{} slices of heads", dtype_name(dtype))),
                                   [=](Trial& trial) { head_slices_case(trial, shape, dtype); });
     }
   }
-  for (const Shape& shape : {Shape{.batch = 1, .tokens = 9, .heads = 2, .kv_heads = 1, .head_size = 6},
-                             Shape{.batch = 2, .tokens = 5, .heads = 2, .kv_heads = 2, .head_size = 3, .causal = false},
-                             Shape{.batch = 1, .tokens = 70, .heads = 1, .kv_heads = 1, .head_size = 4, .dropout = 0.2},
-                             Shape{.batch = 1,
-                             .tokens = 70,
-                             .heads = 1,
-                             .kv_heads = 1,
-                             .head_size = 4,
-                             .dropout = 0.2,
-                             .window = 5,
-                             .documents = Documents::several}}) {
+  for (const Shape& shape : differentiated_shapes) {
     suite.add<AttentionBackward>(describe(shape, "f32 central differences"),
                                  [=](Trial& trial) { derivative_case(trial, shape); });
   }
@@ -586,23 +566,7 @@ void bench(Trial& trial, const Shape& shape, DType dtype, bool backward) {
 }
 
 void add_benches(Suite& suite) {
-  for (const Shape& shape :
-       {Shape{.batch = 4, .tokens = 64, .heads = 12, .kv_heads = 12, .head_size = 64},
-        Shape{.batch = 1, .tokens = 1024, .heads = 12, .kv_heads = 12, .head_size = 64},
-        Shape{.batch = 8, .tokens = 1024, .heads = 12, .kv_heads = 12, .head_size = 64},
-        Shape{.batch = 1, .tokens = 1024, .heads = 12, .kv_heads = 12, .head_size = 64, .dropout = 0.1},
-        Shape{.batch = 1, .tokens = 1024, .heads = 6, .kv_heads = 6, .head_size = 128},
-        Shape{.batch = 1, .tokens = 1024, .heads = 12, .kv_heads = 12, .head_size = 64, .window = 256},
-        Shape{.batch = 1, .tokens = 1024, .heads = 12, .kv_heads = 12, .head_size = 64, .documents = Documents::one},
-        Shape{
-            .batch = 8, .tokens = 1024, .heads = 12, .kv_heads = 12, .head_size = 64, .documents = Documents::several},
-        Shape{.batch = 8,
-        .tokens = 1024,
-        .heads = 12,
-        .kv_heads = 12,
-        .head_size = 64,
-        .documents = Documents::several,
-        .max_documents = 8}}) {
+  for (const Shape& shape : bench_shapes) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       if (dtype == DType::f32 && shape.documents == Documents::several) continue;
       const std::string description = describe(shape, dtype_name(dtype));
