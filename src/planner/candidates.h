@@ -1,4 +1,4 @@
-// The layouts among which a search chooses: those that fit by their lower bounds, and the reasons why others do not fit.
+// The layouts among which a search chooses: those that fit by their lower bounds, and the reasons why others do not.
 #pragma once
 
 #include <array>
