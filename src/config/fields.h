@@ -20,7 +20,7 @@ const std::vector<Field>& fields();
 const Field* find_field(std::string_view path);  // nullptr if there is none
 // Returns the value of a key. REQUIRES: it is a key of one of these sections.
 Json value_of(std::string_view path, const StepConfig& config);
-std::vector<std::string> section_names();        // in the order of the table
+std::vector<std::string> section_names();  // in the order of the table
 
 inline constexpr int64_t max_batch_sequences = int64_t{1} << 24;
 

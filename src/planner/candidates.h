@@ -1,4 +1,4 @@
-// The layouts among which a search chooses: those that fit by their lower bounds, and what the others lack.
+// The layouts among which a search chooses: those that fit by their lower bounds, and the memory that the others lack.
 #pragma once
 
 #include <array>
