@@ -61,10 +61,10 @@ RunTokenizer find_run_tokenizer(const DataConfig& data, int64_t model_vocab_size
   std::optional<Claim> claim;
   RunTokenizer result;
   bool data_say = false;
-  if (config.data.tokenizer != automatic) {
-    result.tokenizer = load_tokenizer(config.data.tokenizer);
+  if (data.tokenizer != automatic) {
+    result.tokenizer = load_tokenizer(data.tokenizer);
     claim = Claim{make_tokenizer_record(*result.tokenizer, std::nullopt),
-                  fmt::format("data.tokenizer = {}", config.data.tokenizer)};
+                  fmt::format("data.tokenizer = {}", data.tokenizer)};
   }
   for (const auto* sources : {&data.train, &data.validation}) {
     for (const DataSource& source : *sources) {
