@@ -21,7 +21,7 @@
 #include "planner/nearest_layout.h"
 #include "planner/search_options.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 constexpr size_t num_classes = 10;
 // A layout's values of the keys of layout_keys, in their order, as numbers. Layouts with one value of one key are a
@@ -114,4 +114,4 @@ struct Candidates {
 Candidates collect_candidates(const SearchCase& search, const HeldKeys& held, LayoutEstimator& estimator,
                               LayoutScores& scores, Misses& misses);
 
-}  // namespace gptrain
+}  // namespace gptrain::planner
