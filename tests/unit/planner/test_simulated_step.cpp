@@ -46,7 +46,7 @@ Planned plan_stages(const RunConfig& config, const Machine& machine) {
   const Mesh mesh = make_mesh(config, num_stages);
   for (int64_t stage = 0; stage < num_stages; ++stage) {
     planned.plans.push_back(plan_rank({config, target_of(machine.device, machine.cluster), num_stages}, stage));
-    planned.times.emplace_back(machine, config, mesh, stage);
+    planned.times.emplace_back(machine, config, config.run.threads, mesh, stage);
   }
   std::vector<StageLog> logs;
   for (size_t i = 0; i < planned.plans.size(); ++i) logs.push_back({&planned.plans[i].log, planned.times[i]});
