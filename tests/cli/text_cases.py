@@ -315,7 +315,7 @@ class OtherFormats(TextCase):
         for code, messages, arguments in [
             (USAGE, "a .bin may be llm.c's or nanoGPT's", ["corpus", "y.bin"]),
             (USAGE, "is in Megatron's format already", ["corpus", "y"]),
-            (USAGE, "npy has no documents", ["corpus", "y.npy", "--end-token", "0"]),
+            (USAGE, "the format npy keeps no boundaries of documents", ["corpus", "y.npy", "--end-token", "0"]),
             (USAGE, "would be overwritten", ["a.npy", "a.npy"]),
             (DATA, "absent.idx does not exist", ["absent", "y.npy"]),
         ]:
