@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-namespace gptrain {
+namespace gptrain::inline base {
 namespace {
 
 using nlohmann::json;
@@ -111,4 +111,4 @@ void read_json_events(std::string_view text, nlohmann::json_sax<nlohmann::ordere
                                     /*ignore_comments=*/true);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

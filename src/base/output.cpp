@@ -8,7 +8,7 @@
 #include <poll.h>
 #include <unistd.h>
 
-namespace gptrain {
+namespace gptrain::inline base {
 namespace {
 
 std::atomic<int> out_error = 0;  // errno of the first write that failed; 0: none
@@ -88,4 +88,4 @@ void give_up_out() {
   out_error = 0;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

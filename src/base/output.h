@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 // Opens each of the descriptors 0, 1 and 2 that is closed, so that no file of the program gets that number. Reading
 // such a stdin gives end of file; writing to stdout fails, so that flush_out reports the lost output; stderr is
@@ -37,4 +37,4 @@ std::string flush_out();
 // Discards further standard output. Call once its reader is gone.
 void give_up_out();
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -10,7 +10,7 @@
 #include <unistd.h>
 #include <utility>
 
-namespace gptrain {
+namespace gptrain::inline base {
 namespace {
 
 [[noreturn]] void fail(ExitCode code, const char* action, const std::filesystem::path& path, int error_number) {
@@ -119,4 +119,4 @@ void AtomicFile::commit() {
 
 void check_can_write(const std::filesystem::path& path, ExitCode code) { const AtomicFile probe(path, code); }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

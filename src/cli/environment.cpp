@@ -6,7 +6,7 @@
 
 #include "comm/device_groups.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 // About ten microseconds: longer than the gap between two ops, far shorter than a scheduler's time slice.
@@ -37,4 +37,4 @@ void shorten_openmp_spinning(char** argv) {
   execv("/proc/self/exe", argv);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

@@ -9,7 +9,7 @@
 #include "comm/rendezvous.h"
 #include "comm/transport.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 class Links {
  public:
@@ -41,4 +41,4 @@ class MpiLinks : public Links {
 // number of ranks is not the launcher's.
 std::unique_ptr<MpiLinks> start_mpi(const Launch& launch, bool yielding);
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -23,7 +23,7 @@
 #include "comm/heartbeat.h"
 #include "comm/links.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 using Json = nlohmann::json;
@@ -233,4 +233,4 @@ bool uses_mpi(const Launch& launch) {
   return launch.mpi && (built_with_mpi() || launch.source == Launch::Source::open_mpi);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -16,7 +16,7 @@
 #include "comm/frames.h"
 #include "comm/links.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 using Json = nlohmann::json;
@@ -214,4 +214,4 @@ std::unique_ptr<Links> make_tcp_links(Meeting& meeting, int rank, double timeout
   return std::make_unique<TcpLinks>(meeting, rank, timeout_seconds);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

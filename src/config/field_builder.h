@@ -11,7 +11,7 @@
 
 #include "config/field.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 template <typename Value>
 Json value_json(const Value& value) {
@@ -137,8 +137,8 @@ struct Builder : Field {
   }
 };
 
-template <typename Section, typename Value>
-Builder field(std::string path, Section RunConfig::*section, Value Section::*member, ValueRule rule,
+template <typename Owner, typename Section, typename Value>
+Builder field(std::string path, Section Owner::*section, Value Section::*member, ValueRule rule,
               std::string description) {
   Builder builder;
   builder.path = std::move(path);
@@ -152,8 +152,8 @@ Builder field(std::string path, Section RunConfig::*section, Value Section::*mem
 template <typename Enum>
 using Words = std::vector<std::pair<std::string, Enum>>;
 
-template <typename Section, typename Enum>
-Builder words(std::string path, Section RunConfig::*section, Enum Section::*member, const Words<Enum>& choices,
+template <typename Section, typename Enum, typename Owner>
+Builder words(std::string path, Section Owner::*section, Enum Section::*member, const Words<Enum>& choices,
               std::vector<RefusedWord> refused, std::string description) {
   WordRule rule{{}, std::move(refused)};
   for (const auto& choice : choices) {
@@ -187,6 +187,7 @@ Words<E> named_words(const std::array<std::string_view, N>& names) {
 }
 
 void add_model_fields(std::vector<Field>& table);
+void add_memory_fields(std::vector<Field>& table);
 void add_optimizer_fields(std::vector<Field>& table);
 
-}  // namespace gptrain
+}  // namespace gptrain::config

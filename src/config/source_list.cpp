@@ -7,7 +7,7 @@
 
 #include "base/json.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 // Appends the words of a text, or a number. Returns false for other values.
@@ -43,4 +43,4 @@ Json sources_of_list(const Json& list) {
   return sources;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

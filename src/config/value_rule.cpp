@@ -9,7 +9,7 @@
 #include "config/aliases.h"
 #include "config/source_list.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 struct Subject {
@@ -304,4 +304,4 @@ void check_value(const ValueRule& rule, const std::string& path, const Json& val
   std::visit([&](const auto& alternative) { check(alternative, subject); }, rule);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -13,7 +13,7 @@
 #include "data/damaged.h"
 #include "data/token_paths.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -135,7 +135,7 @@ FlatTokens open_flat_tokens(const fs::path& path, std::optional<DType> dtype) {
   }
   if (dtype) {
     if (file.size_bytes() % dtype_bytes(*dtype) != 0)
-      throw Error(ExitCode::data, "{}: {} bytes are no tokens of {}", path.native(), file.size_bytes(),
+      throw Error(ExitCode::data, "{}: {} bytes are no whole number of tokens of {}", path.native(), file.size_bytes(),
                   dtype_name(*dtype));
     return {std::move(file), TokenFormat::nanogpt, *dtype, 0};
   }
@@ -150,10 +150,10 @@ FlatTokens open_flat_tokens(const fs::path& path, std::optional<DType> dtype) {
                 fs::path(path).replace_extension().native());
   }
   if (file.size_bytes() % 2 != 0)
-    throw Error(ExitCode::data, "{}: {} bytes hold no u16 tokens, as nanoGPT has them", path.native(),
+    throw Error(ExitCode::data, "{}: {} bytes are no whole number of u16 tokens, as nanoGPT writes them", path.native(),
                 file.size_bytes());
   if (looks_like_u32(file)) warn_of_u32(path);
   return {std::move(file), TokenFormat::nanogpt, DType::u16, 0};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

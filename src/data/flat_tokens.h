@@ -9,7 +9,7 @@
 #include "base/dtype.h"
 #include "data/mapped_file.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 enum class TokenFormat : uint8_t {
   megatron,  // PREFIX.bin and PREFIX.idx
@@ -43,4 +43,4 @@ struct FlatTokens {
 // and for the .bin or .idx of a file with an index; Error(usage) for a header or an index if `dtype` is given.
 FlatTokens open_flat_tokens(const std::filesystem::path& path, std::optional<DType> dtype = {});
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -1,3 +1,5 @@
+#include "data/inspect.h"
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -12,12 +14,11 @@
 #include "base/append.h"
 #include "base/error.h"
 #include "base/units.h"
-#include "data/pack.h"
 #include "data/token_file.h"
 #include "data/token_meta.h"
 #include "data/token_paths.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 // Limit of an id: counts have an entry for each id, and a larger id is in no vocabulary, so the file is damaged.
@@ -270,4 +271,4 @@ std::string verify_tokens(const std::filesystem::path& prefix, int64_t vocab_siz
 
 double unigram_entropy(const std::filesystem::path& prefix) { return entropy(count_tokens(TokenFile(prefix))); }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

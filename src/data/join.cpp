@@ -12,7 +12,7 @@
 #include "data/token_paths.h"
 #include "data/token_writer.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -30,7 +30,8 @@ std::optional<TokenizerRecord> common_tokenizer(const std::vector<fs::path>& inp
     TokenizerRecord& own = *meta->tokenizer;
     if (!common) common = own;
     if (common->sha256 != own.sha256 || common->end_token != own.end_token) {
-      throw Error(ExitCode::usage, "{} and {} were packed with different tokenizers, or only one with end tokens",
+      throw Error(ExitCode::usage,
+                  "{} and {} were packed with different tokenizers, or only one has end tokens: pack them alike",
                   inputs.front().native(), input.native());
     }
     if (common->text.empty()) common->text = std::move(own.text);
@@ -103,4 +104,4 @@ JoinResult join_token_files(const std::vector<fs::path>& inputs, const fs::path&
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -9,7 +9,7 @@
 
 #include "base/dtype.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct JoinResult {
   int64_t documents = 0;
@@ -23,4 +23,4 @@ struct JoinResult {
 JoinResult join_token_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& out,
                             const std::function<void(int64_t, int64_t)>& progress, std::optional<DType> dtype = {});
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // An entry of the list that the signal handler searches. Never freed, but reused.
 struct WatchedMapping {
@@ -128,4 +128,4 @@ void MappedFile::check() const {
               path_.native(), byte);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -16,13 +16,14 @@
 #include "data/ingest/input_format.h"
 #include "data/ingest/inputs.h"
 #include "data/ingest/pipeline.h"
+#include "data/inspect.h"
 #include "data/pack_state.h"
 #include "data/token_file.h"
 #include "data/token_paths.h"
 #include "data/token_writer.h"
 #include "data/tokenizer/record.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -398,4 +399,4 @@ PackResult pack(const PackOptions& options, const std::function<void(const PackP
   return Packer(options, progress).run();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -9,7 +9,7 @@
 #include "base/output_file.h"
 #include "data/token_paths.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr const char* checksum_key = "crc32c";
@@ -57,4 +57,4 @@ uint32_t add_shard_checksum(const std::filesystem::path& shard, uint32_t before)
   return before;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -10,7 +10,7 @@
 #include "base/printable.h"
 #include "base/units.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 using nlohmann::json;
@@ -60,4 +60,4 @@ ChangedEpoch changed_epoch(int64_t given, int64_t samples_before, int64_t sample
   return {std::llround(shared * seen * (1 - passed)), std::llround(shared * (1 - seen) * passed)};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -7,7 +7,7 @@
 
 #include "base/json.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct SourceRecord {
   // Bytes that the checksum covers: the block checksums of PREFIX.meta.json; without them all of PREFIX.idx and the
@@ -38,4 +38,4 @@ struct ChangedEpoch {
 };
 ChangedEpoch changed_epoch(int64_t given, int64_t samples_before, int64_t samples_now);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

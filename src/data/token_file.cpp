@@ -12,7 +12,7 @@
 #include "data/damaged.h"
 #include "data/token_paths.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 using namespace token_index;
@@ -275,4 +275,4 @@ void TokenFile::read_as(Range range, int64_t vocab_size, int32_t* out) const {
           position, vocab_size);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -16,7 +16,7 @@
 #include "data/source_record.h"
 #include "data/token_meta.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // The layout of PREFIX.idx, used by reader and writer.
 namespace token_index {
@@ -119,4 +119,4 @@ class TokenFile {
   int64_t num_boundaries_ = 0;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -17,7 +17,7 @@
 #include "data/sample_order.h"
 #include "data/token_paths.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -199,4 +199,4 @@ TokenSet::Place TokenSet::place_of(int64_t sample) const {
   return {file, {in_file * sequence_length_, sequence_length_ + 1}};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

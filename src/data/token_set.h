@@ -10,7 +10,7 @@
 #include "data/source_record.h"
 #include "data/token_file.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Returns the token files of a path, in the order of their names. A token file: itself. PREFIX: the shards
 // PREFIX-00000, PREFIX-00001, ... of `data pack --shards-of`. A folder or pattern (* ? [...]): the token files in it.
@@ -51,4 +51,4 @@ class TokenSet {
   std::vector<int64_t> ends_;  // samples up to the end of each file
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

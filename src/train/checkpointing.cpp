@@ -20,7 +20,7 @@
 #include "config/elastic.h"
 #include "train/signals.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -323,4 +323,4 @@ void Checkpointing::retain() const {
   if (!warning.empty()) print_err("warning: {}\n", warning);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

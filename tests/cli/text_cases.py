@@ -299,7 +299,7 @@ class OtherFormats(TextCase):
         for name, data, messages in [
             ("x.bin", content[:-2], "x.bin, byte 8: the header counts"),
             ("x.bin", content[:4] + b"\x02" + content[5:], "byte 4: version 2 of llm.c's format, but only 1 is known"),
-            ("x.bin", b"abc", "3 bytes hold no u16 tokens"),
+            ("x.bin", b"abc", "3 bytes are no whole number of u16 tokens"),
             ("x.bin", b"", "the file holds no tokens"),
             ("x.tokens", b"abcd", "no token file of llm.c, no .npy, and not the .bin of nanoGPT"),
             ("x.npy", array[:-2], "x.npy, byte 10: the array must have one dimension"),

@@ -122,7 +122,7 @@ class Widths(CliCase):
         self.refuse(USAGE, "a.tokens has a header that says its type", "data", "convert", "a.tokens", "out", "--dtype", "u32")
         self.refuse(USAGE, "out.idx says the type of its tokens", "data", "inspect", "out", "--dtype", "u32")
         self.path("odd.bin").write_bytes(bytes(6))
-        self.refuse(DATA, "6 bytes are no tokens of", "data", "convert", "odd.bin", "out", "--dtype", "u32")
+        self.refuse(DATA, "6 bytes are no whole number of tokens of", "data", "convert", "odd.bin", "out", "--dtype", "u32")
 
     def test_a_source_of_a_run(self):
         self.write_widths(4000, 200)

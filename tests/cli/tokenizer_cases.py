@@ -69,7 +69,7 @@ class Tokenize(TokenizerCase):
         for messages, arguments in [
             ("cannot read absent.json: No such file", ["--tokenizer", "absent.json", "x"]),
             ("--pattern is for rank files", ["--tokenizer", "t.json", "--pattern", "gpt2", "x"]),
-            ("--decode: x is no id", ["--tokenizer", "t.json", "--decode", "x"]),
+            ("--decode: x is not an id", ["--tokenizer", "t.json", "--decode", "x"]),
         ]:
             self.refuse(USAGE, messages, "data", "tokenize", *arguments)
         self.refuse(DATA, f"{self.size} is no token of t.json", "data", "tokenize", "--tokenizer", "t.json", "--decode",
@@ -314,7 +314,7 @@ class Packing(TokenizerCase):
             for name in names:
                 self.assertEqual(self.path(f"k{name}").read_bytes(), self.path(f"whole{name}").read_bytes(), name)
         self.assertGreater(killed, 5)
-        self.assertIn("was finished", self.succeed(*command, "--out", "k", "--resume"))
+        self.assertIn("already finished", self.succeed(*command, "--out", "k", "--resume"))
         others = ["300000" if argument == "200000" else argument for argument in command]
         self.refuse(USAGE, "--resume: k was begun with another shard_tokens", *others, "--out", "k", "--resume")
         self.refuse(USAGE, "the standard input cannot be read a second time", "data", "pack", "-", "--out", "k",

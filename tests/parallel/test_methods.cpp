@@ -78,9 +78,9 @@ TEST_CASE("beyond so many micro-batches a rank of one stage takes no more memory
       const int64_t ranks = method.world_size();
       CHECK(enough.batch.accumulation < 100);
       CHECK(enough.batch.global == few.batch.global / few.batch.accumulation * enough.batch.accumulation);
-      const StepChoices choices = choose_step(enough, target, ranks, 0);
+      const StepChoices choices = choose_step({enough, target, ranks}, 0);
       const auto memory = [&](const RunConfig& config) {
-        return plan_step(config, target, choices, ranks, 0).memory().arenas;
+        return plan_step({config, target, ranks}, choices, 0).memory().arenas;
       };
       INFO(target.name << ": " << method.name());
       CHECK(memory(enough) == memory(with_micro_batches(few, 900)));

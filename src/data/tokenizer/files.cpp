@@ -15,7 +15,7 @@
 #include "base/text_file.h"
 #include "data/tokenizer/folder.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -241,4 +241,4 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const s
   return parse_tokenizer_json(text, path.native());
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

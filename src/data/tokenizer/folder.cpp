@@ -13,7 +13,7 @@
 #include "base/text_file.h"
 #include "data/tokenizer/tokenizer_json.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -212,4 +212,4 @@ std::shared_ptr<const Tokenizer> load_tokenizer_folder(const fs::path& folder, c
               folder.native());
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

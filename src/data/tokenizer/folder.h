@@ -7,7 +7,7 @@
 
 #include "data/tokenizer/tokenizer.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Loads tokenizer.json, else vocab.json and merges.txt, else tokenizer.model or tiktoken.model (with `load_model`).
 // tokenizer.model also replaces a tokenizer.json with a feature that gptrain lacks. Adds the tokens of
@@ -17,4 +17,4 @@ using LoadModel = std::function<std::shared_ptr<const Tokenizer>(const std::file
 std::shared_ptr<const Tokenizer> load_tokenizer_folder(const std::filesystem::path& folder,
                                                        const LoadModel& load_model);
 
-}  // namespace gptrain
+}  // namespace gptrain::data
