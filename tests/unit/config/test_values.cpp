@@ -334,7 +334,8 @@ TEST_CASE("an override may name an element of a list") {
   CHECK(parse({"optimizer.betas=[0.5, 0.6]", "optimizer.betas[1]=0.7"}).optimizer.beta2 == 0.7);
   CHECK(fault({"data.train[0].wieght=2"}) == "data.train[0].wieght = 2: unknown key (try data.train[0].weight)");
   CHECK(fault({"data.train[0].path=3"}) == R"(data.train[0].path = 3: must be text (try "data/corpus/train"))");
-  CHECK(fault({R"(data.train=["x"])", "data.train[0].path=y"}).starts_with("data.train[0] = \"x\": must be an object"));
+  CHECK(fault({R"(data.train=[{"path": "y"}, "x"])", "data.train[1].path=y"})
+            .starts_with("data.train[1] = \"x\": must be an object"));
   const auto none = [](const std::string& path, int count) {
     return fmt::format(
         R"({} = "x": names no element of data.train, to which the config gives {} (try the whole value: )"
