@@ -9,7 +9,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "base/output.h"
+#include "base/process_limits.h"
 #include "base/version.h"
 #include "cli/commands.h"
 #include "cli/environment.h"
@@ -39,9 +41,12 @@ int end_output(int code) {
 }  // namespace
 
 int run_program(int argc, char** argv) {
+  if (const std::string fault = raise_process_limits(); !fault.empty()) {
+    print_err("gptrain: {}\n", fault);
+    return static_cast<int>(ExitCode::machine);
+  }
   shorten_openmp_spinning(argv);
   give_streams_queues();
-  raise_file_limit();
   open_missing_standard_streams();
   // Turns writes beyond the file size limit, or to a pipe without a reader, into errors of the write, like those of a
   // full disk.
