@@ -66,9 +66,14 @@ std::string without_controls(std::string_view text) {
   return shown;
 }
 
-void write_out(std::string_view text) { write_to(stdout, text); }
+void write_out(std::string_view text) { write_to(stdout, without_controls(text)); }
 
-void write_err(std::string_view text) { write_to(stderr, text); }
+void write_err(std::string_view text) { write_to(stderr, without_controls(text)); }
+
+void write_result(std::string_view text) {
+  if (isatty(STDOUT_FILENO) == 1) return write_out(text);
+  write_to(stdout, text);
+}
 
 std::string flush_out() {
   const int before = errno;

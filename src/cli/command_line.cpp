@@ -89,7 +89,7 @@ int run_program(int argc, char** argv) {
     std::ostringstream out, err;
     const int code = app.exit(error, out, err);
     write_out(out.str());
-    write_err(without_controls(err.str()));
+    write_err(err.str());
     return code == 0 ? end_output(0) : static_cast<int>(ExitCode::usage);
   } catch (const Error& error) {
     flush_out();
