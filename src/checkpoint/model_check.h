@@ -18,7 +18,8 @@ RunConfig saved_config(const std::filesystem::path& checkpoint, const Manifest& 
 void check_model(const Contents& contents, const RunConfig& config);
 // THROWS Error(checkpoint) unless steps, samples, updates and seed of a manifest belong together.
 void check_progress(const std::filesystem::path& checkpoint, const Manifest& manifest, const RunConfig& saved);
-// Reads a checkpoint's metadata and does both checks.
-void check_model(const std::filesystem::path& checkpoint);
+// Reads a checkpoint and checks everything that a run asks of it before it goes on from it, but for the checksums of
+// the tensors' bytes. THROWS Error(checkpoint).
+Contents check_model(const std::filesystem::path& checkpoint);
 
 }  // namespace gptrain
