@@ -14,7 +14,7 @@ MODULES = ["command_line", "config_commands", "data_commands", "dry_run", "recom
            "learned", "ranks", "streams", "hostile_files", "faults", "second_nets", "tokenizer", "formats", "token_sets",
            "text",
            "best_fit", "parquet", "sentencepiece", "weights", "ema", "optimizer", "rollback", "plan", "machine", "elastic",
-           "resume", "mishap"]
+           "resume", "mishap", "file_system"]
 
 
 def main():
