@@ -13,7 +13,7 @@
 #include "base/output_file.h"
 #include "config/json_text.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 namespace fs = std::filesystem;
@@ -127,4 +127,4 @@ fs::path AlgorithmRecord::cache_file(const std::string& cache) const {
   return folder / fmt::format("products-{}-{}.json", file_name_part(device_), file_name_part(library_));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // The algorithms for one kind of device and one library version; their names are meaningless for others.
 class AlgorithmRecord {
@@ -45,4 +45,4 @@ class AlgorithmRecord {
   std::map<std::string, std::string> algorithms_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -22,7 +22,7 @@
 #include "products.h"
 #include "runtime.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 bool has_fixed_bits(const AttentionForward&) { return true; }
@@ -174,8 +174,12 @@ class CudaBackend final : public Backend {
 
 }  // namespace
 
+}  // namespace gptrain::cuda
+
+namespace gptrain::inline ops {
+
 std::unique_ptr<Backend> make_cuda_backend(int device, const std::string& algorithm_cache) {
   return std::make_unique<CudaBackend>(device, algorithm_cache);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -8,7 +8,7 @@
 #include "comm/gathered_transfers.h"
 #include "kernels/rank_sum.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 // Total bytes of all ranks up to which an all-reduce is faster as one exchange than as two.
@@ -195,4 +195,4 @@ std::unique_ptr<Communicator> make_device_communicator(std::unique_ptr<Links> li
   return std::make_unique<DeviceCommunicator>(std::move(links), scratch);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -7,7 +7,7 @@
 #include "links.h"
 #include "ops/backend.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // Returns a communicator in which the links only move data. All arithmetic is in kernels/rank_sum.h, in rank order and
 // with 16-bit numbers rounded once, so that results are as Communicator promises, whatever algorithms the links'
@@ -19,4 +19,4 @@ namespace gptrain {
 // returns once its work is queued; its buffers are free when that work is done.
 std::unique_ptr<Communicator> make_device_communicator(std::unique_ptr<Links> links, DeviceMemory& scratch);
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

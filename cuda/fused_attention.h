@@ -17,7 +17,7 @@
 #include "ops/ops.h"
 #include "stream.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // How the library serves an op: `sequences` at a time, a divisor of the batch. 0: not at all; `refusal` is the reason,
 // or empty if the library never serves such ops.
@@ -59,4 +59,4 @@ struct FusedAttentionOptions {
 // Runs on the calling thread's current device. Throws Error(device).
 std::unique_ptr<FusedAttention> make_fused_attention(Stream stream, const FusedAttentionOptions& options = {});
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

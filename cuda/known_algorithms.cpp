@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 KnownAlgorithms::KnownAlgorithms(const AlgorithmRecord& empty, const std::string& cache)
     : run_(empty), timed_(empty), cache_file_(timed_.cache_file(cache)) {
@@ -45,4 +45,4 @@ void KnownAlgorithms::keep_timed(const std::string& product, const std::string& 
   if (!cache_file_.empty()) warn(timed_.write(cache_file_));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -9,7 +9,7 @@
 
 #include "algorithm_record.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // A record is only text from a checkpoint or file, perhaps left by another build, another driver or a faulty device. A
 // recorded algorithm is therefore checked once per process before use, as if timed now. One that fails is removed; a
@@ -48,4 +48,4 @@ class KnownAlgorithms {
   std::string warnings_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

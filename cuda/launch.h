@@ -12,7 +12,7 @@
 #include "host/recording.h"
 #endif
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 struct LaunchShape {
   int64_t blocks = 1;
@@ -74,4 +74,4 @@ void launch(Stream stream, const LaunchShape& shape, void (*kernel)(Parameters..
 
 #endif
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -8,7 +8,7 @@
 
 #include "stream.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // One rank's end of the links. Work queued on the stream runs in order and pairs with the peers' work in the same
 // order. Moves data without arithmetic. After an Error(device) or PeerGone the links are unusable.
@@ -44,4 +44,4 @@ class Links {
   virtual void synchronize() = 0;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

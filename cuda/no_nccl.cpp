@@ -2,7 +2,7 @@
 #include "base/error.h"
 #include "comm/device_groups.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 bool has_device_links() { return false; }
 
@@ -10,4 +10,4 @@ std::vector<std::unique_ptr<Communicator>> make_linked_communicators(std::span<c
   throw Error(ExitCode::device, "this build of gptrain has no NCCL");
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

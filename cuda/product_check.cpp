@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 // Returns the column sums of a [1, n] bias gradient as a product: a row of ones times the operand.
@@ -67,4 +67,4 @@ std::string why_unserved(const std::string& last_fault) {
   return "all algorithms that cuBLASLt has for it were struck out, the last one because " + last_fault;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -18,7 +18,7 @@
 #include "kernels/product_check.h"
 #include "stream.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 class ProductCheck {
  public:
@@ -69,4 +69,4 @@ std::optional<Candidate> fastest_sound(std::vector<Candidate> candidates, float 
 // `last_fault`.
 std::string why_unserved(const std::string& last_fault);
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -32,7 +32,7 @@
 #include "ops/ops.h"
 #include "stream.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // REQUIRES: operands and scratch are memory of the stream's device; `scratch` has at least gpu_scratch_bytes of the op,
 // aligned to 256 bytes; one thread calls at a time. Throws Error(device), with the op and its shape, if the library
@@ -70,4 +70,4 @@ class Products {
 // Uses the calling thread's current device. `algorithm_cache`: as in make_cuda_backend. Throws Error(device).
 std::unique_ptr<Products> make_products(Stream stream, const std::string& algorithm_cache);
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -13,7 +13,7 @@
 #include "ops/side_queue.h"
 #include "stream.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // Captured launches that can be queued again together: a CUDA graph. Operands and parameters stay as captured.
 class LaunchGraph {
@@ -50,4 +50,4 @@ inline Error cannot_pin(int64_t bytes) {
 // Opens device number `device`. Throws Error(device) if it does not exist or cannot be used.
 std::unique_ptr<Runtime> make_runtime(int device);
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -8,7 +8,7 @@
 
 #include <cuda_runtime.h>
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // Returns the block's dynamic shared memory, of the size given to `launch`.
 template <typename T>
@@ -17,7 +17,7 @@ __device__ T& shared() {
   return *reinterpret_cast<T*>(dynamic_shared_memory);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda
 
 #else
 

@@ -7,17 +7,21 @@
 
 struct CUstream_st;
 
-namespace gptrain {
+namespace gptrain::inline cuda {
+
 using Stream = CUstream_st*;
-}
+
+}  // namespace gptrain::cuda
 
 #else
 
-namespace gptrain {
+namespace gptrain::simt {
 
-namespace simt {
 class DeviceQueues;
-}
+
+}  // namespace gptrain::simt
+
+namespace gptrain::inline cuda {
 
 // On the host harness: a queue of a device, or of none (null), in which case a launch has ended when it returns. The
 // seed determines the order in which a block's threads run.
@@ -27,6 +31,6 @@ struct Stream {
   int queue = 0;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda
 
 #endif

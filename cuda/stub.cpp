@@ -3,7 +3,7 @@
 #include "ops/backend.h"
 #include "ops/cuda_devices.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 [[noreturn]] void throw_no_cuda() { throw Error(ExitCode::device, "{}; or run on the CPU", why_no_cuda_device()); }
@@ -18,4 +18,4 @@ Target cuda_target(int) { throw_no_cuda(); }
 
 std::unique_ptr<Backend> make_cuda_backend(int, const std::string&) { throw_no_cuda(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -8,7 +8,7 @@
 #include "ops/fused_product.h"
 #include "stream.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // Return true if the op does more than the product and its bias.
 inline bool has_more_than_product(const LinearForward& op) { return op.pre_activation.given(); }
@@ -22,4 +22,4 @@ inline void run_rest(const LinearBackwardWeight& op, Stream stream, std::byte* s
   cuda_run(ColumnSums{op.dy, op.d_bias, op.accumulate}, stream, scratch);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

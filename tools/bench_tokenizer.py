@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the speed of gptrain's tokenizer beside tiktoken and Hugging Face tokenizers.
 
-    V/bin/python tools/bench_tokenizer.py GPTRAIN FOLDER [--part encode|train]   (V: see compare_tokenizers.py)
+    V/bin/python tools/bench_tokenizer.py GPTRAIN FOLDER [--part encode|train] [--before OTHER]   (V: see compare_tokenizers.py)
 
 The first run creates a corpus in FOLDER: 100 MB of text from the Collaborative International Dictionary of English and
 the pages of Debian's documentation packages listed below, without markup (apt-get downloads packages that are not in
@@ -13,6 +13,8 @@ the elapsed time of `data pack` for the whole corpus, with one and with two enco
 train: 32,000 tokens from the whole corpus, with one and with two threads, each trainer in its own process: elapsed and
 processor time and peak memory. Then gptrain's peak memory for the same corpus repeated three times, which has the same
 words.
+--before OTHER, another build of gptrain: only `data pack` of the 20 MB by both in turn, as bytes and with the
+vocabulary of 50,257, one thread; processor time.
 """
 import argparse
 import gzip
@@ -20,6 +22,7 @@ import html
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -148,6 +151,24 @@ def bench_encode(gptrain, corpus, folder):
           f"{one / two:.2f} times as fast")
 
 
+def bench_before(gptrain, corpus, folder, before):
+    turns = 9
+    text = "\n".join(texts_of(corpus))[:ENCODED_BYTES]
+    documents = write_documents(folder / "documents.jsonl",
+                                [text[i:i + DOCUMENT_CHARACTERS] for i in range(0, len(text), DOCUMENT_CHARACTERS)])
+    own = folder / "tokenizer.json"
+    run(gptrain, "data", "train-tokenizer", documents, "--vocab-size", ENCODE_VOCABULARY, "--out", own, capture_output=True)
+    for tokenizer in ("bytes", own):
+        spent = {before: [], gptrain: []}
+        for _ in range(turns):
+            for program, seconds in spent.items():
+                seconds.append(measured(program, "data", "pack", documents, "--tokenizer", tokenizer, "--threads", 1, "--out",
+                                        folder / "out")[1])
+        for program, seconds in spent.items():
+            print(f"data pack of {documents.stat().st_size / 1e6:.1f} MB of JSONL, {Path(tokenizer).stem}, {program}: least "
+                  f"{min(seconds):.3f} s, median {statistics.median(seconds):.3f} s of {turns} turns", flush=True)
+
+
 def train_reference(corpus):
     import compare_tokenizers as reference
     reference.reference_tokenizer("gpt2", None, texts_of(corpus), TRAIN_VOCABULARY)
@@ -173,13 +194,15 @@ def main():
     parser.add_argument("gptrain")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--part", choices=["encode", "train"], action="append", help="only this; default: both")
+    parser.add_argument("--before", help="another build of gptrain")
     parser.add_argument("--reference", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.reference:  # runs in the separate process; FOLDER is then the corpus
-        train_reference(arguments.folder)
-        return
+        return train_reference(arguments.folder)
     corpus = make_corpus(arguments.folder)
     with tempfile.TemporaryDirectory() as folder:
+        if arguments.before:
+            return bench_before(arguments.gptrain, corpus, Path(folder), arguments.before)
         for part in arguments.part or ["encode", "train"]:
             {"encode": bench_encode, "train": bench_train}[part](arguments.gptrain, corpus, Path(folder))
 

@@ -6,16 +6,17 @@
 # ones; a part that cannot run is "skipped", with the reason. Exits with 1 if anything failed, a mark of the table
 # included.
 #   tools/gpu_check.sh probe      lists what is installed, and tells if a build would fail: seconds
-#   tools/gpu_check.sh A          every op; a step of 124M with its profile; memcheck, racecheck; steps beside the CPU
-#   tools/gpu_check.sh B          products by algorithm; kernels and their marks; attention; FP8 products
-#   tools/gpu_check.sh C          whole steps and their marks, and beside PyTorch if python3 has it
-#   tools/gpu_check.sh D          ranks: staged on one GPU, over NCCL, collectives; methods; stop and resume; memory
-#   tools/gpu_check.sh            probe, then all four
+#   tools/gpu_check.sh correctness (A) every op; a step of 124M with its profile; memcheck, racecheck; steps beside the
+#                                 CPU
+#   tools/gpu_check.sh kernels    (B) products by algorithm; kernels and their marks; attention; FP8 products
+#   tools/gpu_check.sh steps      (C) whole steps and their marks, and beside PyTorch if python3 has it
+#   tools/gpu_check.sh ranks      (D) ranks: staged on one GPU, over NCCL, collectives; methods; stop and resume; memory
+#   tools/gpu_check.sh            probe, then all four; a stage's letter may stand for its name
 #   --no-build                    uses build-cuda/ as it is; the executables alone may have been copied there
 #   GPU_CHECK_SECONDS=N           most seconds of a stage (570)
 #   GPU_CHECK_ARCHS=90a,...       architectures to build for if there is no GPU to ask
 # Output, in $OUT or else build-cuda/gpu-check/: STAGE.log, written while parts run, and the table as STAGE.tsv and
-# STAGE.txt. build-cuda/gpu-check/ has each part's log, too.
+# STAGE.txt, where STAGE is probe or the letter. build-cuda/gpu-check/ has each part's log, too.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
@@ -23,8 +24,12 @@ build=yes stages=()
 while (($#)); do
   case "$1" in
     probe | A | B | C | D) stages+=("$1") ;;
+    correctness) stages+=(A) ;;
+    kernels) stages+=(B) ;;
+    steps) stages+=(C) ;;
+    ranks) stages+=(D) ;;
     --no-build) build=no ;;
-    *) die "usage: tools/gpu_check.sh [probe|A|B|C|D]... [--no-build]" ;;
+    *) die "usage: tools/gpu_check.sh [probe|correctness|kernels|steps|ranks]... [--no-build]" ;;
   esac
   shift
 done
@@ -204,7 +209,7 @@ begin() {
   stage=$1 stage_start=$SECONDS rows=$results/$1.tsv
   : >"$rows"
   : >"$results/$stage.log"
-  say "$stage: the GPU is ${gpu:-none}; the log is $results/$stage.log"
+  say "stage $stage: the GPU is ${gpu:-none}; the log is $results/$stage.log"
   if [[ ${probed:-} ]]; then
     cp "$probed" "$rows"
   else

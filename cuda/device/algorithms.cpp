@@ -10,7 +10,7 @@
 #include "device/status.h"
 #include "ops/gpu_scratch.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 // Returns the library's serialized form, word by word.
@@ -316,4 +316,4 @@ cublasStatus_t Algorithms::try_to_start(Served& served, const LtOperands& operan
   return status;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -17,7 +17,7 @@
 #include "product_check.h"
 #include "stream.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // Entries of a record in place of an algorithm. own_kernel: cuBLASLt does not serve the product. apart: instead of an
 // epilogue with more than a bias, the product runs alone, followed by our own kernels.
@@ -172,4 +172,4 @@ class Algorithms {
   KnownAlgorithms known_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

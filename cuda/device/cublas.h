@@ -8,7 +8,7 @@
 
 #include "base/dtype.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 constexpr uintptr_t workspace_alignment = 256;
 constexpr int most_candidates = 24;  // most algorithms considered for a product
@@ -43,4 +43,4 @@ inline bool sums_are_whole(const cublasLtMatmulAlgo_t& algorithm, int64_t depth)
   return !known || parts <= 1 || depth % deepest_tile == 0;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -20,7 +20,7 @@
 #include "ops/gpu_scratch.h"
 #include "unfused.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 constexpr uintptr_t most_alignment = 16;  // bytes: the widest access of any kernel
 
@@ -112,4 +112,4 @@ inline LinearBackwardWeight for_timing(const LinearBackwardWeight& op, std::byte
   return timed;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

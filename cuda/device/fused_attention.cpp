@@ -30,7 +30,7 @@
 #include "ops/footprint.h"
 #include "ops/fused_attention_policy.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 namespace fe = cudnn_frontend;
@@ -439,4 +439,4 @@ std::unique_ptr<FusedAttention> make_fused_attention(Stream stream, const FusedA
   return std::make_unique<CudnnAttention>(stream, options);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

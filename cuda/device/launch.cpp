@@ -8,7 +8,7 @@
 
 #include "device/status.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 void allow_shared_memory(const void* kernel, size_t bytes);
 void check_launch();
@@ -59,4 +59,4 @@ int64_t resident_blocks(const void* kernel, unsigned threads, size_t shared_byte
   return found->second;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -24,7 +24,7 @@
 #include "device/status.h"
 #include "device_communicator.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -296,6 +296,10 @@ int blocks_of_group(size_t num_lanes) {
 
 }  // namespace
 
+}  // namespace gptrain::cuda
+
+namespace gptrain::inline comm {
+
 bool has_device_links() { return true; }
 
 std::vector<std::unique_ptr<Communicator>> make_linked_communicators(std::span<const LinkedGroup> groups,
@@ -334,4 +338,4 @@ std::vector<std::unique_ptr<Communicator>> make_linked_communicators(std::span<c
   return communicators;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

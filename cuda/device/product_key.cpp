@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 std::string ProductKey::text() const {
   return fmt::format("{}{} m={} n={} k={} ld={},{},{} align={},{},{} {} to {}{}{}", transpose_a ? 'T' : 'N',
@@ -74,4 +74,4 @@ void set_pointers(const Call& call, Served& served) {
   if (call.pre_activation.given()) served.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, call.pre_activation.data);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

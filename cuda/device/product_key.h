@@ -9,7 +9,7 @@
 #include "device/algorithms.h"
 #include "device/epilogues.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // All properties that an algorithm is chosen by. Alignments of addresses are in bytes.
 struct ProductKey {
@@ -32,4 +32,4 @@ void set_pointers(const Call& call, Served& served);
 LtOperands operands_of(const Call& call);
 Expected expected_of(const Call& call);
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

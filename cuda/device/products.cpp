@@ -35,7 +35,7 @@
 #include "ops/check.h"
 #include "ops/gpu_scratch.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 class CublasProducts final : public Products {
@@ -186,4 +186,4 @@ std::unique_ptr<Products> make_products(Stream stream, const std::string& algori
   return std::make_unique<CublasProducts>(stream, algorithm_cache);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -15,7 +15,7 @@
 #include "device/upload_ring.h"
 #include "ops/cuda_devices.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 // Lowest compute capability for which kernels are compiled.
@@ -274,6 +274,12 @@ std::unique_ptr<LaunchGraph> CudaRuntime::end_capture() {
 
 }  // namespace
 
+std::unique_ptr<Runtime> make_runtime(int device) { return std::make_unique<CudaRuntime>(device); }
+
+}  // namespace gptrain::cuda
+
+namespace gptrain::inline ops {
+
 int num_cuda_devices() {
   int count = 0;
   // Returns 0 without a driver or with one that is too old.
@@ -313,6 +319,4 @@ Target cuda_target(int device) {
   return target;
 }
 
-std::unique_ptr<Runtime> make_runtime(int device) { return std::make_unique<CudaRuntime>(device); }
-
-}  // namespace gptrain
+}  // namespace gptrain::ops

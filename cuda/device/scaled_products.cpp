@@ -15,7 +15,7 @@
 #include "ops/footprint.h"
 #include "ops/gpu_scratch.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 constexpr uint32_t operand_alignment = 16;
@@ -107,4 +107,4 @@ Served& ScaledProducts::served(const ScaledProduct& op) {
   return served;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -10,7 +10,7 @@
 #include "device/algorithms.h"
 #include "ops/ops.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // Fill in the descriptors, without algorithm and pointers, and the pointers.
 void describe(const ScaledProduct& op, Served& served);
@@ -45,4 +45,4 @@ class ScaledProducts {
   std::map<Key, Served> served_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // Throws Error(device) unless the call succeeded. `what`: the action, e.g. "copying to the device".
 inline void check_cuda(cudaError_t status, std::string_view what) {
@@ -14,4 +14,4 @@ inline void check_cuda(cudaError_t status, std::string_view what) {
     throw Error(ExitCode::device, "{}: CUDA error {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

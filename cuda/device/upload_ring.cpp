@@ -5,7 +5,7 @@
 
 #include "device/status.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 UploadRing::UploadRing() {
   void* memory = nullptr;
@@ -35,4 +35,4 @@ void UploadRing::upload(void* device, const void* host, int64_t bytes, Stream st
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

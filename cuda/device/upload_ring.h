@@ -9,7 +9,7 @@
 
 #include "stream.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // Uploads to the device that is current at construction. A call copies to the ring and returns. It waits, by `wait`,
 // only if the next piece of the ring has not reached the device yet.
@@ -33,4 +33,4 @@ class UploadRing {
   int64_t used_ = 0;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

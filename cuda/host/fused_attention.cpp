@@ -11,7 +11,7 @@
 #include "host/recording.h"
 #include "ops/fused_attention_policy.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 using Vector = std::vector<float>;
@@ -171,4 +171,4 @@ std::unique_ptr<FusedAttention> make_fused_attention(Stream stream, const FusedA
   return std::make_unique<HostFusedAttention>(stream);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -13,7 +13,7 @@
 #include "ops/cpu/linear.h"
 #include "unfused.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 // An operand in f32 on the host. An f16 operand is rounded and copied back when the product is done.
@@ -116,4 +116,4 @@ std::unique_ptr<Products> make_products(Stream stream, const std::string&) {
   return std::make_unique<HostProducts>(stream);  // nothing is timed
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

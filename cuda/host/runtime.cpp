@@ -20,7 +20,7 @@
 #include "host/recording.h"
 #include "ops/cuda_devices.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 constexpr int num_devices = 8;
@@ -208,6 +208,12 @@ class HostRuntime final : public Runtime {
 
 }  // namespace
 
+std::unique_ptr<Runtime> make_runtime(int device) { return std::make_unique<HostRuntime>(device); }
+
+}  // namespace gptrain::cuda
+
+namespace gptrain::inline ops {
+
 int num_cuda_devices() { return num_devices; }
 
 std::string why_no_cuda_device() { return "this process sees no CUDA device"; }
@@ -225,6 +231,4 @@ Target cuda_target(int device) {
   return target;
 }
 
-std::unique_ptr<Runtime> make_runtime(int device) { return std::make_unique<HostRuntime>(device); }
-
-}  // namespace gptrain
+}  // namespace gptrain::ops

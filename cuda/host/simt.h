@@ -98,7 +98,7 @@ T __shfl_down_sync(uint32_t mask, T value, unsigned lanes,
   return gptrain::simt::shuffle(mask, value, source < gptrain::simt::warp_size ? source : gptrain::simt::lane(), site);
 }
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 template <typename T>
 T& shared() {
@@ -106,4 +106,4 @@ T& shared() {
   return *reinterpret_cast<T*>(simt::place().shared_memory);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -9,7 +9,7 @@
 #include "ops/ops.h"
 #include "simt.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 struct WarpMaxima {
   uint32_t of_warp[32];
@@ -63,4 +63,4 @@ class RunningAmax {
   uint32_t largest_ = 0;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

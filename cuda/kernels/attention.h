@@ -7,11 +7,11 @@
 
 #include "kernels/run.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // `wanted`: [B] in device memory; sequences with 0 are skipped. Null: all are computed. `scratch`:
 // gpu_scratch_bytes(op) bytes, of the op with or without max_documents.
 void cuda_run(const AttentionForward& op, Stream stream, std::byte* scratch, const int32_t* wanted);
 void cuda_run(const AttentionBackward& op, Stream stream, std::byte* scratch, const int32_t* wanted);
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

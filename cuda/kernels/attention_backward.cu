@@ -7,7 +7,7 @@
 #include "kernels/attention.h"
 #include "kernels/attention_tiles.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace attention {
 namespace {
 
@@ -72,21 +72,32 @@ struct KeysMemory : BlockMemory<E, chunks, 2> {
 static_assert(sizeof(KeysMemory<MmaEngine<bf16>, 2>) <= 48 << 10 &&
               sizeof(KeysMemory<FmaEngine<float>, 4>) <= 48 << 10);
 
+// First query and first key of a tile of scores.
+struct ScoreTile {
+  int64_t query, key;
+};
+
+// Dropout of a head's probabilities.
+struct ProbabilityDropout {
+  bool drops;
+  float keep_scale;
+};
+
 // Rows are keys, columns are queries. Rows past the last key may hold anything: they do not affect others and are not
 // stored.
 template <typename E, int chunks>
 __device__ __forceinline__ void gradients_by_key(typename E::Values& values, typename E::Values& gradients,
-                                                 const KeysMemory<E, chunks>& memory, const Sizes& sizes, bool drops,
-                                                 float keep_scale, int64_t key, int64_t query) {
+                                                 const KeysMemory<E, chunks>& memory, const Sizes& sizes,
+                                                 ProbabilityDropout dropout, ScoreTile tile) {
 #pragma unroll
   for (int i = 0; i < E::rows; ++i)
 #pragma unroll
     for (int j = 0; j < E::cols; ++j) {
       const int column = E::score_column(j);
-      const bool seen = !sizes.causal || key + E::row(i) <= query + column;
-      const bool kept = !drops || memory.kept.at(column, E::row(i));
-      const Gradients result =
-          gradients_of(values.at[i][j], gradients.at[i][j], seen, kept, memory.sums[column], sizes.scale, keep_scale);
+      const bool seen = !sizes.causal || tile.key + E::row(i) <= tile.query + column;
+      const bool kept = !dropout.drops || memory.kept.at(column, E::row(i));
+      const Gradients result = gradients_of(values.at[i][j], gradients.at[i][j], seen, kept, memory.sums[column],
+                                            sizes.scale, dropout.keep_scale);
       values.at[i][j] = result.p;
       gradients.at[i][j] = result.ds;
     }
@@ -124,7 +135,8 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(2 * chunks 
       typename E::Values values = scores<E, chunks>(memory, 0, k, key, q, query);
       typename E::Values gradients = scores<E, chunks>(memory, 1, v, key, d_o, query);
       hide_before_first_by_key<E>(values, sizes, sequence, key, query);
-      gradients_by_key<E>(values, gradients, memory, sizes, dropout.threshold != 0, op.dropout.keep_scale, key, query);
+      gradients_by_key<E>(values, gradients, memory, sizes, {dropout.threshold != 0, op.dropout.keep_scale},
+                          {query, key});
       add_weighted<E>(dv, memory, E::weights_of(values), d_o, query);
       add_weighted<E>(dk, memory, E::weights_of(gradients), q, query);
     }
@@ -141,17 +153,16 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(2 * chunks 
 template <typename E>
 __device__ __forceinline__ void gradients_by_query(typename E::Values& values, const typename E::Values& gradients,
                                                    const QuerySums (&sums)[E::rows], const KeptBits& kept_bits,
-                                                   const Sizes& sizes, bool drops, float keep_scale, int64_t query,
-                                                   int64_t key) {
+                                                   const Sizes& sizes, ProbabilityDropout dropout, ScoreTile tile) {
 #pragma unroll
   for (int i = 0; i < E::rows; ++i)
 #pragma unroll
     for (int j = 0; j < E::cols; ++j) {
-      const int64_t column = key + E::score_column(j);
-      const bool seen = column < sizes.tokens && (!sizes.causal || column <= query + E::row(i));
-      const bool kept = !drops || kept_bits.at(E::row(i), E::score_column(j));
+      const int64_t column = tile.key + E::score_column(j);
+      const bool seen = column < sizes.tokens && (!sizes.causal || column <= tile.query + E::row(i));
+      const bool kept = !dropout.drops || kept_bits.at(E::row(i), E::score_column(j));
       values.at[i][j] =
-          gradients_of(values.at[i][j], gradients.at[i][j], seen, kept, sums[i], sizes.scale, keep_scale).ds;
+          gradients_of(values.at[i][j], gradients.at[i][j], seen, kept, sums[i], sizes.scale, dropout.keep_scale).ds;
     }
 }
 
@@ -183,8 +194,8 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 2)
     typename E::Values values = scores<E, chunks>(memory, 0, q, query, k, key);
     const typename E::Values gradients = scores<E, chunks>(memory, 1, d_o, query, v, key);
     hide_before_first<E>(values, sizes, sequence, query, key);
-    gradients_by_query<E>(values, gradients, sums, memory.kept, sizes, dropout.threshold != 0, op.dropout.keep_scale,
-                          query, key);
+    gradients_by_query<E>(values, gradients, sums, memory.kept, sizes, {dropout.threshold != 0, op.dropout.keep_scale},
+                          {query, key});
     add_weighted<E>(dq, memory, E::weights_of(values), k, key);
   }
 
@@ -229,4 +240,4 @@ void cuda_run(const AttentionBackward& op, Stream stream, std::byte* scratch, co
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -13,7 +13,7 @@
 #include "kernels/mma.h"
 #include "kernels/values.h"
 
-namespace gptrain::attention {
+namespace gptrain::inline cuda::attention {
 
 constexpr int tile_size = 64;
 
@@ -265,4 +265,4 @@ constexpr int blocks_side_by_side(int products) {
   return registers / (E::threads * (products * E::rows * E::cols + others));
 }
 
-}  // namespace gptrain::attention
+}  // namespace gptrain::cuda::attention

@@ -3,7 +3,7 @@
 #include "kernels/attention.h"
 #include "kernels/attention_tiles.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace attention {
 namespace {
 
@@ -155,4 +155,4 @@ void cuda_run(const AttentionForward& op, Stream stream, std::byte*, const int32
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

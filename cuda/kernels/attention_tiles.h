@@ -12,7 +12,7 @@
 #include "ops/fused_attention_policy.h"
 #include "ops/ops.h"
 
-namespace gptrain::attention {
+namespace gptrain::inline cuda::attention {
 
 constexpr float log2_e = 1.44269504F;
 constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -279,4 +279,4 @@ void with_engine(DType dtype, int64_t head_size, const Body& body) {
   });
 }
 
-}  // namespace gptrain::attention
+}  // namespace gptrain::cuda::attention

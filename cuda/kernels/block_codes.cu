@@ -4,7 +4,7 @@
 #include "kernels/rows.h"
 #include "kernels/run.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 constexpr int lane_columns = code_block / 32;  // consecutive columns of a block per lane
@@ -94,4 +94,4 @@ void cuda_run(const DecodeBlocks& op, Stream stream, std::byte*) {
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

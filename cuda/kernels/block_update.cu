@@ -10,7 +10,7 @@
 #include "launch.h"
 #include "ops/adamw_8bit.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 constexpr unsigned warps_of_block = threads / 32;
@@ -172,4 +172,4 @@ void run_block_update(const Op& op, Stream stream) {
 GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_CUDA_BLOCK_UPDATE)
 #undef GPTRAIN_CUDA_BLOCK_UPDATE
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -3,7 +3,7 @@
 #include "kernels/rows.h"
 #include "ops/gpu_scratch.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 constexpr int lanes = 32;  // threads on neighbouring columns: a warp reads whole memory lines
@@ -121,4 +121,4 @@ void cuda_run(const ColumnSums& op, Stream stream, std::byte* scratch) {
 void cuda_run(const PartialSums<float>& op, Stream stream) { launch_add_partials(op, stream); }
 void cuda_run(const PartialSums<double>& op, Stream stream) { launch_add_partials(op, stream); }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -6,7 +6,7 @@
 #include "base/matrix.h"
 #include "stream.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // sums[c] (+)= sum over n of values[n, c].
 struct ColumnSums {
@@ -35,4 +35,4 @@ struct PartialSums {
 void cuda_run(const PartialSums<float>& op, Stream stream);
 void cuda_run(const PartialSums<double>& op, Stream stream);
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -11,7 +11,7 @@
 
 #include "simt.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 class Divisor {
  public:
@@ -38,4 +38,4 @@ class Divisor {
   int shift_ = 0;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -5,7 +5,7 @@
 #include "kernels/documents.h"
 #include "launch.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 constexpr unsigned num_threads = 256;
@@ -144,4 +144,4 @@ void list_documents(const DocumentTable& table, const AttentionBackward& op, Str
   start(table, operands, stream);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -8,7 +8,7 @@
 #include "ops/ops.h"
 #include "stream.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // Index of an operand in the table.
 enum class DocumentOperand : uint8_t { q, k, v, o, lse, d_o, dq, dk, dv };
@@ -54,4 +54,4 @@ class DocumentTable {
 void list_documents(const DocumentTable& table, const AttentionForward& op, Stream stream);
 void list_documents(const DocumentTable& table, const AttentionBackward& op, Stream stream);
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

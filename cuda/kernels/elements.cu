@@ -1,12 +1,13 @@
 // Element-wise ops.
 #include <cmath>
 
+#include "kernels/activation_functions.h"
 #include "kernels/amax.h"
 #include "kernels/rows.h"
 #include "kernels/run.h"
 #include "ops/few_bits.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 template <typename From, typename To, int N>
@@ -19,25 +20,32 @@ __global__ void cast(Rows<const From> from, Rows<To> to, int64_t rows, int64_t c
   });
 }
 
+struct SumFactors {
+  double a;
+  float b;
+  const double* squared_norm;  // a's factor is divided by its root, at least by least_norm; null: by 1
+  double least_norm;
+};
+
 // Without b, b is a and its factor 0; infinities and NaNs of a remain.
 template <typename From, typename To, int N>
-__global__ void weighted_sum(Rows<const From> a, double a_factor, Rows<const From> b, float b_factor, Rows<To> to,
-                             const double* squared_norm, double least_norm, int64_t rows, int64_t cols) {
+__global__ void weighted_sum(Rows<const From> a, Rows<const From> b, SumFactors factors, Rows<To> to, int64_t rows,
+                             int64_t cols) {
   double divisor = 1;
-  if (squared_norm != nullptr) {
-    const double norm = sqrt(*squared_norm);
-    divisor = norm < least_norm ? least_norm : norm;
+  if (factors.squared_norm != nullptr) {
+    const double norm = sqrt(*factors.squared_norm);
+    divisor = norm < factors.least_norm ? factors.least_norm : norm;
   }
-  const auto factor = static_cast<float>(a_factor / divisor);
+  const auto factor = static_cast<float>(factors.a / divisor);
   for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
     const auto of_a = load<N>(a.at(row, column));
     Pack<To, N> out;
-    if (b_factor == 0) {
+    if (factors.b == 0) {
       for (int i = 0; i < N; ++i) out.at[i] = rounded_to<To>(factor * to_float(of_a.at[i]));
     } else {
       const auto of_b = load<N>(b.at(row, column));
       for (int i = 0; i < N; ++i)
-        out.at[i] = rounded_to<To>(factor * to_float(of_a.at[i]) + b_factor * to_float(of_b.at[i]));
+        out.at[i] = rounded_to<To>(factor * to_float(of_a.at[i]) + factors.b * to_float(of_b.at[i]));
     }
     store(to.at(row, column), out);
   });
@@ -92,84 +100,27 @@ __global__ void branch_backward(Rows<const R> dx, Rows<C> d_branch, DropoutMask 
   amax.leave();
 }
 
-struct ValueAndSlope {
-  float value, slope;
-};
-
-// Returns 1 / x for x >= 1. On a device one instruction with an error of at most one unit in the last place; exact
-// division takes ten.
-__device__ float reciprocal(float x) {
-#ifdef __CUDACC__
-  float result;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-#else
-  return 1.0F / x;
-#endif
-}
-
-// Uses e^-|x|, which does not overflow and avoids computing the slope as a difference of nearly equal numbers.
-__device__ ValueAndSlope sigmoid(float x) {
-  const float e = exp2_of(-log2_e * fabsf(x));
-  const float r = reciprocal(1.0F + e);
-  return {x < 0 ? e * r : r, e * r * r};
-}
-
-struct NormalTail {
-  float probability, bell;
-};
-
-// Returns Phi(-a) and e^(-a^2 / 2) for a >= 0. Their ratio is t P(t), t = 1 / (1 + 0.31 a), with the polynomial P of
-// degree 9 of least relative error over all a, 6e-8. Small values keep their accuracy, without a branch.
-__device__ NormalTail normal_tail(float a) {
-  constexpr float coefficients[] = {-0.0176121784F, 0.0886339691F, -0.155023961F, 0.0882024067F, -0.0145632792F,
-                                    0.0642488347F,  0.0869122951F, 0.111859536F,  0.123670292F,  0.123672114F};
-  const float t = reciprocal(1.0F + 0.31F * a);
-  float ratio = coefficients[0];
-#pragma unroll
-  for (int i = 1; i < 10; ++i) ratio = ratio * t + coefficients[i];
-  const float bell = exp2_of(-0.5F * log2_e * a * a);
-  return {ratio * t * bell, bell};
-}
-
-// x Phi(x); its derivative is Phi(x) plus x times the normal density.
-struct Gelu {
-  static constexpr ActivationKind kind = ActivationKind::gelu;
-  __device__ static ValueAndSlope of(float x) {
-    constexpr float inverse_sqrt_2pi = 0.398942280F;
-    const NormalTail tail = normal_tail(fabsf(x));
-    const float distribution = x < 0 ? tail.probability : 1.0F - tail.probability;
-    return {x * distribution, distribution + x * tail.bell * inverse_sqrt_2pi};
-  }
-};
-
-// 0.5 x (1 + tanh(u)) = x sigmoid(2 u), with 2 u = c (x + 0.044715 x^3).
-struct GeluTanh {
-  static constexpr ActivationKind kind = ActivationKind::gelu_tanh;
-  __device__ static ValueAndSlope of(float x) {
-    constexpr float c = 1.59576912F;  // 2 sqrt(2 / pi)
-    constexpr float cubic = 0.044715F;
-    const ValueAndSlope s = sigmoid(c * (x + cubic * x * x * x));
-    return {x * s.value, s.value + x * s.slope * (c + 3.0F * c * cubic * x * x)};
-  }
+template <typename C>
+struct BiasedRows {
+  Rows<const C> x;
+  const C* bias;  // null: none
 };
 
 template <typename C, int N>
-__device__ void load_with_bias(const Rows<const C>& x, const C* bias, int64_t row, int64_t column, float (&values)[N]) {
-  const auto in = load<N>(x.at(row, column));
+__device__ void load_with_bias(const BiasedRows<C>& biased, int64_t row, int64_t column, float (&values)[N]) {
+  const auto in = load<N>(biased.x.at(row, column));
   for (int i = 0; i < N; ++i) values[i] = to_float(in.at[i]);
-  if (bias == nullptr) return;
-  const auto added = load<N>(bias + column);
+  if (biased.bias == nullptr) return;
+  const auto added = load<N>(biased.bias + column);
   for (int i = 0; i < N; ++i) values[i] += to_float(added.at[i]);
 }
 
 template <typename Function, typename C, int N>
-__global__ void activation_forward(Rows<const C> x, const C* bias, Rows<C> y, int64_t rows, int64_t cols,
-                                   float* parts) {
+__global__ void activation_forward(BiasedRows<C> x, Rows<C> y, int64_t rows, int64_t cols, float* parts) {
   RunningAmax amax(parts);
   for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
     float values[N];
-    load_with_bias(x, bias, row, column, values);
+    load_with_bias(x, row, column, values);
     Pack<C, N> out;
     for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(Function::of(values[i]).value);
     store(y.at(row, column), out);
@@ -179,12 +130,12 @@ __global__ void activation_forward(Rows<const C> x, const C* bias, Rows<C> y, in
 }
 
 template <typename Function, typename C, int N>
-__global__ void activation_backward(Rows<const C> x, const C* bias, Rows<const C> dy, Rows<C> dx, int64_t rows,
-                                    int64_t cols, float* parts) {
+__global__ void activation_backward(BiasedRows<C> x, Rows<const C> dy, Rows<C> dx, int64_t rows, int64_t cols,
+                                    float* parts) {
   RunningAmax amax(parts);
   for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
     float values[N];
-    load_with_bias(x, bias, row, column, values);
+    load_with_bias(x, row, column, values);
     const auto gradient = load<N>(dy.at(row, column));
     Pack<C, N> out;
     for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(to_float(gradient.at[i]) * Function::of(values[i]).slope);
@@ -281,12 +232,12 @@ __global__ void activation_backward_coded(Rows<const uint8_t> codes, Rows<const 
 
 // x = [gate | up], each of `cols` columns.
 template <typename C, int N>
-__global__ void swiglu_forward(Rows<const C> x, const C* bias, Rows<C> y, int64_t rows, int64_t cols, float* parts) {
+__global__ void swiglu_forward(BiasedRows<C> x, Rows<C> y, int64_t rows, int64_t cols, float* parts) {
   RunningAmax amax(parts);
   for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
     float gate[N], up[N];
-    load_with_bias(x, bias, row, column, gate);
-    load_with_bias(x, bias, row, cols + column, up);
+    load_with_bias(x, row, column, gate);
+    load_with_bias(x, row, cols + column, up);
     Pack<C, N> out;
     for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(gate[i] * sigmoid(gate[i]).value * up[i]);
     store(y.at(row, column), out);
@@ -298,13 +249,13 @@ __global__ void swiglu_forward(Rows<const C> x, const C* bias, Rows<C> y, int64_
 // The halves of x's gradient are separate matrices: with stores through one pointer, the compiler would split those of
 // the second half into single words.
 template <typename C, int N>
-__global__ void swiglu_backward(Rows<const C> x, const C* bias, Rows<const C> dy, Rows<C> d_gates, Rows<C> d_ups,
-                                int64_t rows, int64_t cols, float* parts) {
+__global__ void swiglu_backward(BiasedRows<C> x, Rows<const C> dy, Rows<C> d_gates, Rows<C> d_ups, int64_t rows,
+                                int64_t cols, float* parts) {
   RunningAmax amax(parts);
   for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
     float gate[N], up[N];
-    load_with_bias(x, bias, row, column, gate);
-    load_with_bias(x, bias, row, cols + column, up);
+    load_with_bias(x, row, column, gate);
+    load_with_bias(x, row, cols + column, up);
     const auto gradient = load<N>(dy.at(row, column));
     Pack<C, N> d_gate, d_up;
     for (int i = 0; i < N; ++i) {
@@ -365,12 +316,11 @@ void launch_coded(const ActivationBackward& op, Stream stream) {
 template <typename C, int N>
 void launch_activation(const ActivationForward& op, Stream stream) {
   if (op.code_bits != 0) return launch_coded<C, N>(op, stream);
-  const Rows<const C> x(op.x);
+  const BiasedRows<C> x{Rows<const C>(op.x), op.bias.as<const C>()};
   const Rows<C> y(op.y);
   const int64_t rows = op.y.rows, cols = op.y.cols;
   const auto start = [&](auto* kernel) {
-    launch(stream, shape_with_amax(rows, cols, N, op.amax), kernel, x, op.bias.as<const C>(), y, rows, cols,
-           op.amax.as<float>());
+    launch(stream, shape_with_amax(rows, cols, N, op.amax), kernel, x, y, rows, cols, op.amax.as<float>());
   };
   if (op.kind == ActivationKind::swiglu) return start(swiglu_forward<C, N>);
   if (op.kind == ActivationKind::gelu) return start(activation_forward<Gelu, C, N>);
@@ -380,17 +330,17 @@ void launch_activation(const ActivationForward& op, Stream stream) {
 template <typename C, int N>
 void launch_activation(const ActivationBackward& op, Stream stream) {
   if (op.code_bits != 0) return launch_coded<C, N>(op, stream);
-  const Rows<const C> x(op.x), dy(op.dy);
+  const BiasedRows<C> x{Rows<const C>(op.x), op.bias.as<const C>()};
+  const Rows<const C> dy(op.dy);
   const Rows<C> dx(op.dx);
   const int64_t rows = op.dy.rows, cols = op.dy.cols;
   if (op.kind == ActivationKind::swiglu) {
     const Rows<C> d_gates(op.dx.column_range(0, cols)), d_ups(op.dx.column_range(cols, cols));
-    return launch(stream, shape_with_amax(rows, cols, N, op.amax), swiglu_backward<C, N>, x, op.bias.as<const C>(), dy,
-                  d_gates, d_ups, rows, cols, op.amax.as<float>());
+    return launch(stream, shape_with_amax(rows, cols, N, op.amax), swiglu_backward<C, N>, x, dy, d_gates, d_ups, rows,
+                  cols, op.amax.as<float>());
   }
   const auto start = [&](auto* kernel) {
-    launch(stream, shape_with_amax(rows, cols, N, op.amax), kernel, x, op.bias.as<const C>(), dy, dx, rows, cols,
-           op.amax.as<float>());
+    launch(stream, shape_with_amax(rows, cols, N, op.amax), kernel, x, dy, dx, rows, cols, op.amax.as<float>());
   };
   if (op.kind == ActivationKind::gelu) return start(activation_backward<Gelu, C, N>);
   start(activation_backward<GeluTanh, C, N>);
@@ -421,7 +371,10 @@ void cuda_run(const Cast& op, Stream stream, std::byte*) {
 
 void cuda_run(const WeightedSum& op, Stream stream, std::byte*) {
   const Matrix& b = op.b.given() ? op.b : op.a;
-  const float b_factor = op.b.given() ? static_cast<float>(op.b_factor) : 0.0F;
+  const SumFactors factors{.a = op.a_factor,
+                           .b = op.b.given() ? static_cast<float>(op.b_factor) : 0.0F,
+                           .squared_norm = op.squared_norm.as<const double>(),
+                           .least_norm = op.least_norm};
   with_type(op.a.dtype, [&](auto from) {
     with_type(op.to.dtype, [&](auto to) {
       with_width({op.a, b, op.to}, [&](auto width) {
@@ -429,8 +382,7 @@ void cuda_run(const WeightedSum& op, Stream stream, std::byte*) {
         using To = decltype(to);
         constexpr int n = decltype(width)::value;
         launch(stream, shape_of_elements(op.to.rows, op.to.cols, n), weighted_sum<From, To, n>, Rows<const From>(op.a),
-               op.a_factor, Rows<const From>(b), b_factor, Rows<To>(op.to), op.squared_norm.as<const double>(),
-               op.least_norm, op.to.rows, op.to.cols);
+               Rows<const From>(b), factors, Rows<To>(op.to), op.to.rows, op.to.cols);
       });
     });
   });
@@ -498,4 +450,4 @@ void cuda_run(const ActivationBackward& op, Stream stream, std::byte*) {
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -7,7 +7,7 @@
 #include "kernels/run.h"
 #include "ops/gpu_scratch.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 constexpr unsigned threads = 256;
@@ -148,10 +148,18 @@ __device__ void store_sums(float* to, const float (&sums)[N]) {
 // Returns the number of warps that divide the columns of a row.
 __host__ __device__ constexpr int64_t warps_of_row(int64_t cols, int width) { return (cols / width + 31) / 32; }
 
+// Gradient of the embedding's output.
+template <typename R>
+struct OutputGradient {
+  Rows<const R> dx;
+  DropoutMask dropout;
+  int64_t rows, cols;
+};
+
 // The warps at the first key of each token add that token's rows.
 template <typename R, int N>
-__global__ void sum_tokens(const Key* keys, Rows<const R> dx, DropoutMask dropout, Rows<float> d_table, int64_t rows,
-                           int64_t cols, bool accumulate) {
+__global__ void sum_tokens(const Key* keys, OutputGradient<R> gradient, Rows<float> d_table, bool accumulate) {
+  const int64_t rows = gradient.rows, cols = gradient.cols;
   constexpr int in_flight = 8;  // rows loaded at once; only the additions depend on each other
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   const int64_t first = warp / warps_of_row(cols, N);
@@ -174,25 +182,25 @@ __global__ void sum_tokens(const Key* keys, Rows<const R> dx, DropoutMask dropou
     }
 #pragma unroll
     for (int i = 0; i < in_flight; ++i)
-      if (has_token[i]) packs[i] = load<N>(dx.at(batch_rows[i], column));
+      if (has_token[i]) packs[i] = load<N>(gradient.dx.at(batch_rows[i], column));
 #pragma unroll
     for (int i = 0; i < in_flight; ++i)
-      if (has_token[i]) add_row(packs[i], dropout, batch_rows[i], column, sums);
+      if (has_token[i]) add_row(packs[i], gradient.dropout, batch_rows[i], column, sums);
     more = has_token[in_flight - 1];
   }
   store_sums(d_table.at(token, column), sums);
 }
 
 template <typename R, int N>
-__global__ void sum_positions(Rows<const R> dx, DropoutMask dropout, Rows<float> d_table, int64_t table_rows,
-                              int64_t sequence_length, int64_t rows, int64_t cols, bool accumulate) {
-  for_each_pack<N>(table_rows, cols, [&](int64_t position, int64_t column) {
+__global__ void sum_positions(OutputGradient<R> gradient, Rows<float> d_table, int64_t table_rows,
+                              int64_t sequence_length, bool accumulate) {
+  for_each_pack<N>(table_rows, gradient.cols, [&](int64_t position, int64_t column) {
     const bool used = position < sequence_length;
     if (accumulate && !used) return;
     float sums[N] = {};
     if (accumulate) load_sums(d_table.at(position, column), sums);
-    for (int64_t row = position; used && row < rows; row += sequence_length)
-      add_row(load<N>(dx.at(row, column)), dropout, row, column, sums);
+    for (int64_t row = position; used && row < gradient.rows; row += sequence_length)
+      add_row(load<N>(gradient.dx.at(row, column)), gradient.dropout, row, column, sums);
     store_sums(d_table.at(position, column), sums);
   });
 }
@@ -200,17 +208,17 @@ __global__ void sum_positions(Rows<const R> dx, DropoutMask dropout, Rows<float>
 template <typename R, int N>
 void launch_backward(const EmbeddingBackward& op, Stream stream, const Key* keys) {
   const int64_t rows = op.dx.rows, cols = op.dx.cols;
-  const Rows<const R> dx(op.dx);
-  const DropoutMask dropout(op.dropout, op.sequence_length);
+  const OutputGradient<R> gradient{
+      .dx = Rows<const R>(op.dx), .dropout = DropoutMask(op.dropout, op.sequence_length), .rows = rows, .cols = cols};
   const Rows<float> d_tokens(op.d_token_table), d_positions(op.d_position_table);
   if (!op.accumulate_token)
     launch(stream, shape_of_elements(op.d_token_table.rows, cols, N), clear<N>, d_tokens, op.d_token_table.rows, cols);
   const int64_t warps = rows * warps_of_row(cols, N);
-  launch(stream, {(warps * 32 + threads - 1) / threads, threads, 0}, sum_tokens<R, N>, keys, dx, dropout, d_tokens,
-         rows, cols, op.accumulate_token);
+  launch(stream, {(warps * 32 + threads - 1) / threads, threads, 0}, sum_tokens<R, N>, keys, gradient, d_tokens,
+         op.accumulate_token);
   if (!op.d_position_table.given()) return;
-  launch(stream, shape_of_elements(op.d_position_table.rows, cols, N), sum_positions<R, N>, dx, dropout, d_positions,
-         op.d_position_table.rows, op.sequence_length, rows, cols, op.accumulate_position);
+  launch(stream, shape_of_elements(op.d_position_table.rows, cols, N), sum_positions<R, N>, gradient, d_positions,
+         op.d_position_table.rows, op.sequence_length, op.accumulate_position);
 }
 
 }  // namespace
@@ -246,4 +254,4 @@ void cuda_run(const EmbeddingBackward& op, Stream stream, std::byte* scratch) {
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -6,21 +6,33 @@
 #include "kernels/segments.h"
 #include "launch.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 constexpr int64_t tile_cols = 32;   // columns that a block sums at a time
 constexpr int64_t tile_lanes = 32;  // threads that divide a column's rows
 
+struct MatrixRanges {
+  const FactoredMatrix* matrices;
+  const MatrixRange* ranges;
+  int64_t num_ranges;
+};
+
+// Moments of all matrices, and the means of their row moments.
+struct Moments {
+  float *rows, *cols;
+  double* means;
+};
+
 // Calls body(range, index in the range) for this block's items: every gridDim.x-th over all ranges, where a range has
 // count(range) items.
 template <typename Count, typename Body>
-__device__ void for_each_item(const MatrixRange* ranges, int64_t num_ranges, const Count& count, const Body& body) {
+__device__ void for_each_item(const MatrixRanges& all, const Count& count, const Body& body) {
   int64_t first_of_range = 0;
   int64_t next = blockIdx.x;
-  for (int64_t i = 0; i < num_ranges; ++i) {
-    const int64_t end = first_of_range + count(ranges[i]);
-    for (; next < end; next += gridDim.x) body(ranges[i], next - first_of_range);
+  for (int64_t i = 0; i < all.num_ranges; ++i) {
+    const int64_t end = first_of_range + count(all.ranges[i]);
+    for (; next < end; next += gridDim.x) body(all.ranges[i], next - first_of_range);
     first_of_range = end;
   }
 }
@@ -30,10 +42,9 @@ __global__ void clear_sums(double* sums, int64_t count) {
     sums[i] = 0;
 }
 
-__global__ void sum_rows(const FactoredMatrix* matrices, const MatrixRange* ranges, int64_t num_ranges,
-                         const float* gradients, double* sums) {
+__global__ void sum_rows(MatrixRanges all, const float* gradients, double* sums) {
   const auto rows = [](const MatrixRange& range) { return range.num_rows(); };
-  for_each_item(ranges, num_ranges, rows, [&](const MatrixRange& range, int64_t index) {
+  for_each_item(all, rows, [&](const MatrixRange& range, int64_t index) {
     const MatrixRange::Row row = range.part_of_row(index);
     double sum = 0;
     for (int64_t i = threadIdx.x; i < row.count; i += blockDim.x) {
@@ -41,7 +52,7 @@ __global__ void sum_rows(const FactoredMatrix* matrices, const MatrixRange* rang
       sum += value * value;
     }
     sum = block_sum(sum, shared<WarpSums>());
-    if (threadIdx.x == 0) sums[matrices[range.matrix].row_sums + row.row] = sum;
+    if (threadIdx.x == 0) sums[all.matrices[range.matrix].row_sums + row.row] = sum;
   });
 }
 
@@ -49,12 +60,11 @@ struct TileSums {
   double of_lane[tile_lanes][tile_cols];
 };
 
-__global__ void sum_columns(const FactoredMatrix* matrices, const MatrixRange* ranges, int64_t num_ranges,
-                            const float* gradients, double* sums) {
+__global__ void sum_columns(MatrixRanges all, const float* gradients, double* sums) {
   auto& tile = shared<TileSums>();
   const auto tiles = [](const MatrixRange& range) { return (range.cols + tile_cols - 1) / tile_cols; };
   const int64_t in_tile = threadIdx.x % tile_cols, lane = threadIdx.x / tile_cols;
-  for_each_item(ranges, num_ranges, tiles, [&](const MatrixRange& range, int64_t index) {
+  for_each_item(all, tiles, [&](const MatrixRange& range, int64_t index) {
     const int64_t col = range.col + index * tile_cols + in_tile;  // column in the matrix
     double sum = 0;
     for (int64_t i = lane; i < range.num_rows(); i += tile_lanes) {
@@ -68,7 +78,7 @@ __global__ void sum_columns(const FactoredMatrix* matrices, const MatrixRange* r
     if (lane == 0 && col < range.col + range.cols) {
       double total = 0;
       for (int64_t i = 0; i < tile_lanes; ++i) total += tile.of_lane[i][in_tile];
-      sums[matrices[range.matrix].col_sums + col] = total;
+      sums[all.matrices[range.matrix].col_sums + col] = total;
     }
     __syncthreads();  // until no thread reads the tile
   });
@@ -76,7 +86,7 @@ __global__ void sum_columns(const FactoredMatrix* matrices, const MatrixRange* r
 
 // One block per matrix.
 __global__ void advance_moments(const FactoredMatrix* matrices, const StepState* state, double beta2_decay, double eps,
-                                const double* sums, float* rows, float* cols, double* means) {
+                                const double* sums, Moments all) {
   if (state->skip != 0) return;
   const FactoredMatrix matrix = matrices[blockIdx.x];
   const double share = pow(static_cast<double>(state->updates), beta2_decay);
@@ -90,24 +100,22 @@ __global__ void advance_moments(const FactoredMatrix* matrices, const StepState*
     }
     return sum;
   };
-  const double of_rows = advance(rows + matrix.row_moments, sums + matrix.row_sums, matrix.rows, matrix.cols);
-  advance(cols + matrix.col_moments, sums + matrix.col_sums, matrix.cols, matrix.rows);
+  const double of_rows = advance(all.rows + matrix.row_moments, sums + matrix.row_sums, matrix.rows, matrix.cols);
+  advance(all.cols + matrix.col_moments, sums + matrix.col_sums, matrix.cols, matrix.rows);
   const double total = block_sum(of_rows, shared<WarpSums>());
-  if (threadIdx.x == 0) means[blockIdx.x] = total / static_cast<double>(matrix.rows);
+  if (threadIdx.x == 0) all.means[blockIdx.x] = total / static_cast<double>(matrix.rows);
 }
 
-__global__ void divide_by_moments(const FactoredMatrix* matrices, const MatrixRange* ranges, int64_t num_ranges,
-                                  const StepState* state, const float* rows, const float* cols, const double* means,
-                                  float* gradients) {
+__global__ void divide_by_moments(MatrixRanges all, const StepState* state, Moments moments, float* gradients) {
   if (state->skip != 0) return;
   const auto all_rows = [](const MatrixRange& range) { return range.num_rows(); };
-  for_each_item(ranges, num_ranges, all_rows, [&](const MatrixRange& range, int64_t index) {
+  for_each_item(all, all_rows, [&](const MatrixRange& range, int64_t index) {
     const MatrixRange::Row row = range.part_of_row(index);
-    const FactoredMatrix matrix = matrices[range.matrix];
-    const auto moment = static_cast<double>(rows[matrix.row_moments + row.row]);
+    const FactoredMatrix matrix = all.matrices[range.matrix];
+    const auto moment = static_cast<double>(moments.rows[matrix.row_moments + row.row]);
     const auto factor =
-        static_cast<float>(static_cast<double>(state->gradient_scale) / sqrt(moment / means[range.matrix]));
-    const float* const own_cols = cols + matrix.col_moments + row.col;
+        static_cast<float>(static_cast<double>(state->gradient_scale) / sqrt(moment / moments.means[range.matrix]));
+    const float* const own_cols = moments.cols + matrix.col_moments + row.col;
     for (int64_t i = threadIdx.x; i < row.count; i += blockDim.x)
       gradients[row.offset + i] = gradients[row.offset + i] * factor / sqrtf(own_cols[i]);
   });
@@ -120,28 +128,37 @@ LaunchShape shape_of(int64_t num_ranges, int64_t shared_bytes) {
   return shape;
 }
 
+template <typename Op>
+MatrixRanges ranges_of(const Op& op) {
+  return {op.matrices, op.ranges, op.num_ranges};
+}
+
+template <typename Op>
+Moments moments_of(const Op& op) {
+  return {op.rows.template as<float>(), op.cols.template as<float>(), op.means.template as<double>()};
+}
+
 }  // namespace
 
 void cuda_run(const FactoredSums& op, Stream stream, std::byte*) {
   auto* const sums = op.sums.as<double>();
   const auto* const gradients = op.gradients.as<const float>();
   launch(stream, shape_for((op.sums.cols + threads - 1) / threads), clear_sums, sums, op.sums.cols);
-  launch(stream, shape_of(op.num_ranges, sizeof(WarpSums)), sum_rows, op.matrices, op.ranges, op.num_ranges, gradients,
-         sums);
+  launch(stream, shape_of(op.num_ranges, sizeof(WarpSums)), sum_rows, ranges_of(op), gradients, sums);
   LaunchShape tiles = shape_of(op.num_ranges, sizeof(TileSums));
   tiles.threads = tile_cols * tile_lanes;
-  launch(stream, tiles, sum_columns, op.matrices, op.ranges, op.num_ranges, gradients, sums);
+  launch(stream, tiles, sum_columns, ranges_of(op), gradients, sums);
 }
 
 void cuda_run(const FactoredMoments& op, Stream stream, std::byte*) {
   if (op.num_matrices == 0) return;
   launch(stream, {op.num_matrices, threads, sizeof(WarpSums)}, advance_moments, op.matrices, op.state, op.beta2_decay,
-         op.eps, op.sums.as<const double>(), op.rows.as<float>(), op.cols.as<float>(), op.means.as<double>());
+         op.eps, op.sums.as<const double>(), moments_of(op));
 }
 
 void cuda_run(const FactoredDirection& op, Stream stream, std::byte*) {
-  launch(stream, shape_of(op.num_ranges, 0), divide_by_moments, op.matrices, op.ranges, op.num_ranges, op.state,
-         op.rows.as<const float>(), op.cols.as<const float>(), op.means.as<const double>(), op.gradients.as<float>());
+  launch(stream, shape_of(op.num_ranges, 0), divide_by_moments, ranges_of(op), op.state, moments_of(op),
+         op.gradients.as<float>());
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -6,7 +6,7 @@
 #include "kernels/rows.h"
 #include "kernels/run.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -328,4 +328,4 @@ void cuda_run(const AccumulateLoss& op, Stream stream, std::byte*) {
          op.state);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -9,7 +9,7 @@
 #include "kernels/values.h"
 #include "simt.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // Returns two numbers rounded to T, the first in the lower half.
 template <typename T>
@@ -74,4 +74,4 @@ __device__ inline void mma_16x8x16(float& c0, float& c1, float& c2, float& c3, c
 #endif
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

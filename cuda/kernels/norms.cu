@@ -10,7 +10,7 @@
 #include "kernels/run.h"
 #include "ops/gpu_scratch.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 constexpr int64_t most_threads = 512;
@@ -408,4 +408,4 @@ void cuda_run(const NormBackward& op, Stream stream, std::byte* scratch) {
            stream);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -8,7 +8,7 @@
 #include "kernels/product_tile.h"
 #include "kernels/rows.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 using namespace product_tile;
@@ -278,4 +278,4 @@ int64_t take_fingerprint(const Matrix& result, Fingerprint* parts, Stream stream
   return blocks;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -8,7 +8,7 @@
 #include "kernels/tiled_product.h"
 #include "stream.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // The epilogue after the bias. plain: nothing. gelu: stores the value in pre_activation; c = gelu_tanh(value).
 // gelu_slope: c = value * gelu_tanh'(pre_activation).
@@ -47,4 +47,4 @@ int64_t compare_tiles(const ExpectedProduct& expected, TileDistance* distances, 
 // Computes parts[b] of the fingerprint, which add up to it, and returns their number.
 int64_t take_fingerprint(const Matrix& result, Fingerprint* parts, Stream stream);
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

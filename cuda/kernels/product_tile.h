@@ -6,7 +6,7 @@
 
 #include "simt.h"
 
-namespace gptrain::product_tile {
+namespace gptrain::inline cuda::product_tile {
 
 constexpr int side = 64;   // rows and columns of a tile
 constexpr int slice = 16;  // depth of the part in shared memory
@@ -57,4 +57,4 @@ __device__ void for_each_product(const A& a, int64_t first_row, const B& b, int6
   }
 }
 
-}  // namespace gptrain::product_tile
+}  // namespace gptrain::cuda::product_tile

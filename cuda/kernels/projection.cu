@@ -5,7 +5,7 @@
 #include "kernels/rows.h"
 #include "kernels/run.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 // Random numbers of a sample and a position in its projection.
@@ -84,14 +84,19 @@ __global__ void fill_projection(Rows<T> s, Draw draw, Divisor sequence_length, i
   });
 }
 
+// Division of a sequence into runs of tokens, of each of which one row is sampled.
+struct SequenceRuns {
+  int64_t tokens, count;
+  Divisor divisor;  // by count
+};
+
 template <typename T, int N>
-__global__ void sample(Rows<const T> x, Rows<T> y, Draw draw, int64_t tokens, Divisor runs, int64_t num_runs,
-                       int64_t rows, int64_t cols) {
+__global__ void sample(Rows<const T> x, Rows<T> y, Draw draw, SequenceRuns runs, int64_t rows, int64_t cols) {
   for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
-    const auto [sequence, j] = runs.divide(static_cast<uint32_t>(row));
-    const SampledRow sampled = sampled_row(tokens, num_runs, j, draw.words(j, 0, sequence)[0]);
+    const auto [sequence, j] = runs.divisor.divide(static_cast<uint32_t>(row));
+    const SampledRow sampled = sampled_row(runs.tokens, runs.count, j, draw.words(j, 0, sequence)[0]);
     const float factor = std::sqrt(static_cast<float>(sampled.run));
-    const auto in = load<N>(x.at(sequence * tokens + sampled.row, column));
+    const auto in = load<N>(x.at(sequence * runs.tokens + sampled.row, column));
     Pack<T, N> out;
 #pragma unroll
     for (int i = 0; i < N; ++i) out.at[i] = rounded_to<T>(factor * to_float(in.at[i]));
@@ -119,7 +124,7 @@ void cuda_run(const SampleRows& op, Stream stream, std::byte*) {
     const auto start = [&](auto width) {
       constexpr int n = decltype(width)::value;
       launch(stream, shape_of_elements(op.y.rows, op.y.cols, n), sample<T, n>, Rows<const T>(op.x), Rows<T>(op.y),
-             Draw{op.key, op.sample_ids}, op.sequence_length, Divisor(runs), runs, op.y.rows, op.y.cols);
+             Draw{op.key, op.sample_ids}, SequenceRuns{op.sequence_length, runs, Divisor(runs)}, op.y.rows, op.y.cols);
     };
     if (in_packs({op.x, op.y})) return start(std::integral_constant<int, pack_width>{});
     start(std::integral_constant<int, 1>{});
@@ -130,4 +135,4 @@ void cuda_run(const BiasGradient& op, Stream stream, std::byte* scratch) {
   cuda_run(ColumnSums{op.dy, op.d_bias, op.accumulate}, stream, scratch);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -7,7 +7,7 @@
 #include "kernels/run.h"
 #include "ops/gpu_scratch.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 constexpr unsigned threads = 256;
@@ -175,4 +175,4 @@ void cuda_run(const Quantize& op, Stream stream, std::byte* scratch) {
       stream);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

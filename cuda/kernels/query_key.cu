@@ -10,7 +10,7 @@
 #include "kernels/run.h"
 #include "ops/gpu_scratch.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 constexpr int most_threads = 256;
@@ -336,9 +336,14 @@ void launch_forward(const QueryKeyForward& op, const Matrix& x, const Matrix& ga
   });
 }
 
+// Matrices of the queries, or of the keys.
+struct BackwardMatrices {
+  const Matrix &x, &gamma, &rstd, &gradient, &gamma_sums;
+};
+
 template <typename C>
-void launch_backward(const QueryKeyBackward& op, const Matrix& x, const Matrix& gamma, const Matrix& rstd,
-                     const Matrix& gradient, const Matrix& gamma_sums, Stream stream, float* partials) {
+void launch_backward(const QueryKeyBackward& op, const BackwardMatrices& matrices, Stream stream, float* partials) {
+  const auto& [x, gamma, rstd, gradient, gamma_sums] = matrices;
   const BackwardOperands<C> operands{Rows<C>(gradient),       Rows<const C>(x), gamma.as<const float>(),
                                      Rows<const float>(rstd), partials,         gradient.rows};
   const Rotary rotary(op);
@@ -373,9 +378,13 @@ void cuda_run(const QueryKeyBackward& op, Stream stream, std::byte* scratch) {
   auto* const partials = reinterpret_cast<float*>(scratch);
   with_type(op.dq.dtype, [&](auto type) {
     using C = decltype(type);
-    launch_backward<C>(op, op.q, op.q_gamma, op.rstd, op.dq, op.q_gamma_sums, stream, partials);
-    launch_backward<C>(op, op.k, op.k_gamma, k_rstd, op.dk, op.k_gamma_sums, stream, partials);
+    launch_backward<C>(
+        op, {.x = op.q, .gamma = op.q_gamma, .rstd = op.rstd, .gradient = op.dq, .gamma_sums = op.q_gamma_sums}, stream,
+        partials);
+    launch_backward<C>(
+        op, {.x = op.k, .gamma = op.k_gamma, .rstd = k_rstd, .gradient = op.dk, .gamma_sums = op.k_gamma_sums}, stream,
+        partials);
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

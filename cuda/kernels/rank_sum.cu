@@ -7,7 +7,7 @@
 #include "kernels/values.h"
 #include "launch.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 __device__ inline float widened(bf16 value) { return to_float(value); }
@@ -101,4 +101,4 @@ void cuda_run(const RankSum& sum, Stream stream) {
   if (sum.dtype == DType::i64) launch_type<int64_t>(sum, stream);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

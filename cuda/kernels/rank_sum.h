@@ -7,7 +7,7 @@
 #include "comm/reduce_op.h"
 #include "stream.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // out[i] = reduction over ranks r, in order, of received[r * count + i], with own[i] for this rank. `out` may be `own`.
 // Has the bits of `reduce` (comm/reduce.h), except for the payload of a NaN.
@@ -22,4 +22,4 @@ struct RankSum {
 };
 void cuda_run(const RankSum& sum, Stream stream);
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -13,7 +13,7 @@
 #include "launch.h"
 #include "ops/ops.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // Limit for the rows of a matrix and for the rows before it in its micro-batch, so that kernels count both together in
 // 31 bits.
@@ -134,4 +134,4 @@ void with_type_beside(T first, DType dtype, const Body& body) {
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -10,7 +10,7 @@
 #include "ops/element_update.h"
 #include "ops/gpu_scratch.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 constexpr unsigned threads = 256;
 constexpr int width = 4;  // elements per access of a thread: 16 bytes of f32
@@ -81,4 +81,4 @@ __device__ Formula begun(const Formula& formula, const State& state, Formula& st
   return step;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -8,7 +8,7 @@
 #include "launch.h"
 #include "ops/gpu_scratch.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 // Loop bounds and array sizes; an array has at least one element even if the loop is empty.
@@ -130,4 +130,4 @@ void run_tensor_norms(const Op& op, Stream stream, std::byte* scratch) {
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_CUDA_TENSOR_NORMS)
 #undef GPTRAIN_CUDA_TENSOR_NORMS
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -3,7 +3,7 @@
 #include "kernels/rows.h"
 #include "kernels/tiled_product.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 using namespace product_tile;
@@ -66,4 +66,4 @@ void cuda_run(const Product& product, Stream stream) {
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

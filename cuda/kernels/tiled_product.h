@@ -5,7 +5,7 @@
 #include "ops/ops.h"
 #include "stream.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // c [rows, cols] = a [rows, depth] b [depth, cols] (+ bias), or += if `accumulate`. A transposed operand is stored with
 // its second dimension as rows.
@@ -32,4 +32,4 @@ inline Product product_of(const LinearBackwardWeight& op) {
 // Does not use tensor cores. Sums every element in f32 in depth order. Operands are device memory; nothing waits.
 void cuda_run(const Product& product, Stream stream);
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -8,7 +8,7 @@
 #include "launch.h"
 #include "ops/gpu_scratch.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 namespace {
 
 template <typename G>
@@ -287,4 +287,4 @@ void cuda_run(const KeepGradients& op, Stream stream, std::byte*) {
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CUDA_UPDATE)
 #undef GPTRAIN_CUDA_UPDATE
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

@@ -8,7 +8,7 @@
 #include "base/dtype.h"
 #include "simt.h"
 
-namespace gptrain {
+namespace gptrain::inline cuda {
 
 // On a device one instruction, with to_bf16's bits except for a NaN's payload.
 __device__ inline bf16 rounded_to_bf16(float value) {
@@ -73,4 +73,4 @@ __device__ void store(T* to, const Pack<T, N>& values) {
   *reinterpret_cast<Pack<T, N>*>(to) = values;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cuda

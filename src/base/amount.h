@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 // A whole number >= 0 that saturates at 2^63 - 1 instead of overflowing. Once saturated it stays so, whatever is added
 // or multiplied.
@@ -33,4 +33,4 @@ class Amount {
   int64_t value_ = 0;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::base

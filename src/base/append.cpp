@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 #include <iterator>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 void append_formatted(std::string& text, fmt::string_view format, fmt::format_args arguments) {
   fmt::vformat_to(std::back_inserter(text), format, arguments);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

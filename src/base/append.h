@@ -5,7 +5,7 @@
 #include <fmt/core.h>
 #include <string>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 void append_formatted(std::string& text, fmt::string_view format, fmt::format_args arguments);
 
@@ -15,4 +15,4 @@ void append(std::string& text, fmt::format_string<Args...> format, Args&&... arg
   append_formatted(text, format, fmt::make_format_args(args...));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -2,7 +2,7 @@
 
 #include <sodium.h>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 std::string to_base64(std::string_view bytes) {
   constexpr int variant = sodium_base64_VARIANT_ORIGINAL;
@@ -23,4 +23,4 @@ std::optional<std::string> from_base64(std::string_view text) {
   return bytes;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -8,7 +8,7 @@
 #include <nmmintrin.h>
 #endif
 
-namespace gptrain {
+namespace gptrain::inline base {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "bytes are folded as little-endian words");
@@ -77,4 +77,4 @@ uint32_t crc32c(const void* data, size_t bytes, uint32_t crc) {
   return function(data, bytes, crc);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

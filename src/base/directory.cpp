@@ -1,6 +1,6 @@
 #include "base/directory.h"
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 std::vector<std::filesystem::path> paths_in(const std::filesystem::path& folder, std::error_code& error) {
   std::vector<std::filesystem::path> paths;
@@ -11,4 +11,4 @@ std::vector<std::filesystem::path> paths_in(const std::filesystem::path& folder,
   return paths;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

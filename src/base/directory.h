@@ -5,10 +5,10 @@
 #include <system_error>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 // Returns the paths of the folder's entries, unordered. Throws nothing: `error` is set if the folder cannot be read to
 // its end.
 std::vector<std::filesystem::path> paths_in(const std::filesystem::path& folder, std::error_code& error);
 
-}  // namespace gptrain
+}  // namespace gptrain::base

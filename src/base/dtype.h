@@ -6,7 +6,7 @@
 #include <string_view>
 #include <type_traits>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 enum class DType : uint8_t { f32, bf16, f16, f64, i32, i64, u16, u8, f8e4m3, f8e5m2 };
 
@@ -117,4 +117,4 @@ constexpr f16 to_f16(float value) {
   return {static_cast<uint16_t>(sign | rounded)};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

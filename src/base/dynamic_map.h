@@ -14,7 +14,7 @@
 #include <bit>
 #include <cstdint>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 constexpr int64_t state_block = 256;  // elements that share one scale
 constexpr int zero_code = 127;        // the code of 0 in the signed map
@@ -108,4 +108,4 @@ template <bool has_sign>
   return static_cast<uint8_t>(value < 0 ? zero_code - below : zero_code + n);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstddef>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 // A std::array that is also indexed by the values of Enum: EnumArray<NormKind, int, 2> sizes = {1, 2};
 // sizes[NormKind::rmsnorm] == 2. REQUIRES: the values of Enum are 0, 1, ...
@@ -15,4 +15,4 @@ struct EnumArray : std::array<T, num_values> {
   constexpr const T& operator[](Enum value) const { return (*this)[static_cast<size_t>(value)]; }
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 enum class ExitCode : int {
   finished = 0,
@@ -37,4 +37,4 @@ class Error : public std::runtime_error {
   ExitCode code_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::base

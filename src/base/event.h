@@ -9,7 +9,7 @@
 #include "base/dtype.h"
 #include "base/int128.h"
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 // Shapes of the matrix products in an op, from which its speed in FLOPs is predicted.
 struct ProductShape {
@@ -60,4 +60,4 @@ inline double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

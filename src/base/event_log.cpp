@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 void EventLog::start() {
   const std::lock_guard lock(mutex_);
@@ -43,4 +43,4 @@ std::vector<Event> EventLog::take(int64_t end) {
   return events;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

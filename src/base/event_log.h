@@ -10,7 +10,7 @@
 
 #include "base/event.h"
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 // One thread, the rank's, calls all methods; set_times may be called from any thread.
 class EventLog {
@@ -46,4 +46,4 @@ class EventLog {
   std::deque<Event> events_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -4,7 +4,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 
-namespace gptrain {
+namespace gptrain::inline base {
 namespace {
 
 bool has_no_locks(int error) {
@@ -34,4 +34,4 @@ std::error_code lock_file(int descriptor) {
   return {error, std::generic_category()};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -8,7 +8,7 @@
 
 #include "base/dtype.h"
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 // One stored number. E4M3 has no infinities and one NaN per sign; E5M2 follows the IEEE rules.
 struct f8e4m3 {
@@ -92,4 +92,4 @@ constexpr float fp8_scale(float largest) {
   return std::bit_cast<float>(static_cast<uint32_t>((room < 126 ? room : 126) + 127) << 23);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 __extension__ using Flops = unsigned __int128;
 
 constexpr Flops wide(int64_t value) { return static_cast<Flops>(value); }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -5,7 +5,7 @@
 
 #include "base/append.h"
 
-namespace gptrain {
+namespace gptrain::inline base {
 namespace {
 
 using nlohmann::json;
@@ -135,4 +135,4 @@ void read_json_events(std::string_view text, nlohmann::json_sax<nlohmann::ordere
                                     /*ignore_comments=*/true);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 constexpr int max_json_depth = 64;  // objects and arrays that may be open at a time
 
@@ -39,4 +39,4 @@ nlohmann::json parse_json_or_discard(std::string_view text);
 // events.parse_error and stops.
 void read_json_events(std::string_view text, nlohmann::json_sax<nlohmann::ordered_json>& events);
 
-}  // namespace gptrain
+}  // namespace gptrain::base

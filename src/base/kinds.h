@@ -6,7 +6,7 @@
 
 #include "base/enum_array.h"
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 enum class NormKind : uint8_t { layernorm, rmsnorm };             // arXiv 1607.06450, 1910.07467
 enum class ActivationKind : uint8_t { gelu_tanh, gelu, swiglu };  // arXiv 1606.08415 (tanh form and exact), 2002.05202
@@ -43,4 +43,4 @@ enum class DeviceKind : uint8_t { automatic, cpu, cuda };
 // A gated activation reads two halves of its input: gate and up.
 constexpr bool is_gated(ActivationKind kind) { return kind == ActivationKind::swiglu; }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

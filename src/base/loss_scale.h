@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 constexpr float least_loss_scale = 1;
 constexpr float most_loss_scale = 0x1p24F;
@@ -22,4 +22,4 @@ constexpr LossScale next_loss_scale(const LossScale& scale, bool skipped, int64_
   return {scale.value * 2 > most_loss_scale ? most_loss_scale : scale.value * 2, 0};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

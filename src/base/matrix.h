@@ -6,7 +6,7 @@
 
 #include "base/dtype.h"
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 // A view that owns nothing. Row r starts `r * stride` elements after `data`. A vector is a matrix of one row. A
 // default-constructed Matrix means "not given" where an operand is optional. On the `plan` backend `data` is an address
@@ -40,4 +40,4 @@ struct Matrix {
   }
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::base

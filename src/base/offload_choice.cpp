@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 std::string offload_name(OffloadChoice choice) {
   for (size_t word = 0; word < offload_words.size(); ++word)
@@ -16,4 +16,4 @@ std::optional<OffloadChoice> parse_offload(std::string_view word) {
   return OffloadChoice::of_word(static_cast<size_t>(found - offload_words.begin()));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -1,4 +1,4 @@
-// Value of the key memory.offload_activations: the blocks of a stage whose saved activations stay on the host until
+// Value of the key offload_key: the blocks of a stage whose saved activations stay on the host until
 // their backward pass.
 #pragma once
 
@@ -8,7 +8,9 @@
 #include <string>
 #include <string_view>
 
-namespace gptrain {
+namespace gptrain::inline base {
+
+constexpr std::string_view offload_key = "memory.offload_activations";
 
 class OffloadChoice {
  public:
@@ -38,6 +40,7 @@ constexpr OffloadChoice none;
 constexpr OffloadChoice hidden = OffloadChoice::of_word(1);  // as many blocks as can be copied while others compute
 constexpr OffloadChoice all = OffloadChoice::of_word(2);
 constexpr OffloadChoice optimal = OffloadChoice::of_word(3);  // chosen together with recomputation
+constexpr OffloadChoice of_blocks(int64_t blocks) { return OffloadChoice::of_blocks(blocks); }
 }  // namespace offload
 
 // Returns the word of a choice, or its number of blocks.
@@ -45,4 +48,4 @@ std::string offload_name(OffloadChoice choice);
 // Returns nullopt if `word` is not one of offload_words.
 std::optional<OffloadChoice> parse_offload(std::string_view word);
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -9,7 +9,7 @@
 #include <poll.h>
 #include <unistd.h>
 
-namespace gptrain {
+namespace gptrain::inline base {
 namespace {
 
 std::atomic<int> out_error = 0;  // errno of the first write that failed; 0: none
@@ -45,7 +45,10 @@ size_t character_bytes(std::string_view text) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
   const unsigned first = byte(0), second = byte(1);
   if (first < 0x80) return 1;
-  const size_t length = first >= 0xc2 && first < 0xe0 ? 2 : (first & 0xf0U) == 0xe0 ? 3 : first >= 0xf0 && first < 0xf5 ? 4 : 0;
+  const size_t length = first >= 0xc2 && first < 0xe0   ? 2
+                        : (first & 0xf0U) == 0xe0       ? 3
+                        : first >= 0xf0 && first < 0xf5 ? 4
+                                                        : 0;
   for (size_t i = 1; i < length; ++i)
     if ((byte(i) & 0xc0U) != 0x80) return 0;
   // Longer forms than needed, surrogates, and numbers beyond U+10FFFF.
@@ -110,4 +113,4 @@ void give_up_out() {
   out_error = 0;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 // Opens each of the descriptors 0, 1 and 2 that is closed, so that no file of the program gets that number. Reading
 // such a stdin gives end of file; writing to stdout fails, so that flush_out reports the lost output; stderr is
@@ -22,7 +22,7 @@ std::string without_controls(std::string_view text);
 void write_out(std::string_view text);
 void write_err(std::string_view text);
 
-// Writes text that is itself what the user asked for: byte for byte, but to a terminal without control characters.
+// Writes a command's result: byte for byte, but to a terminal without control characters.
 void write_result(std::string_view text);
 
 template <typename... Args>
@@ -41,4 +41,4 @@ std::string flush_out();
 // Discards further standard output. Call once its reader is gone.
 void give_up_out();
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -11,7 +11,7 @@
 #include <unistd.h>
 #include <utility>
 
-namespace gptrain {
+namespace gptrain::inline base {
 namespace {
 
 [[noreturn]] void fail(ExitCode code, const char* action, const std::filesystem::path& path, int error_number) {
@@ -133,4 +133,4 @@ void remove_lost_link(const std::filesystem::path& path) {
 
 void check_can_write(const std::filesystem::path& path, ExitCode code) { const AtomicFile probe(path, code); }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 // An unbuffered file for writing. The kernel has the data when write() returns, so a process that is killed later loses
 // none. Movable, not copyable; the destructor closes the file. All methods throw Error(code), with the file's name and
@@ -63,4 +63,4 @@ void remove_lost_link(const std::filesystem::path& path);
 // Throws as AtomicFile does where `path` could not be written, before the work whose result it is to hold.
 void check_can_write(const std::filesystem::path& path, ExitCode code);
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -8,7 +8,7 @@
 #include <array>
 #include <cstdint>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 struct PhiloxKey {
   uint32_t k0 = 0;
@@ -54,4 +54,4 @@ constexpr PhiloxKey random_key(uint64_t seed, RandomUse use, uint32_t layer = 0,
 // Uniform in (0, 1], 24 bits.
 constexpr float uniform_open_closed(uint32_t word) { return static_cast<float>((word >> 8) + 1) * 0x1p-24F; }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -2,7 +2,7 @@
 
 #include "base/append.h"
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 std::string printable(std::string_view text, size_t max_bytes) {
   size_t end = text.size();
@@ -26,4 +26,4 @@ std::string printable(std::string_view text, size_t max_bytes) {
   return end < text.size() ? shown + "..." : shown;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/units.h"
 
-namespace gptrain {
+namespace gptrain::inline base {
 namespace {
 
 constexpr rlim_t usual_stack_bytes = rlim_t{8} << 20;
@@ -54,10 +54,11 @@ void require_address_space(int64_t bytes) {
     munmap(data, static_cast<size_t>(bytes));
     return;
   }
-  throw Error(ExitCode::machine,
-              "the process may have {} of address space (ulimit -v), of which {} more are needed for arrays, threads and "
-              "libraries: raise the limit",
-              format_bytes(static_cast<double>(limit.rlim_cur)), format_bytes(static_cast<double>(bytes)));
+  throw Error(
+      ExitCode::machine,
+      "the process may have {} of address space (ulimit -v), of which {} more are needed for arrays, threads and "
+      "libraries: raise the limit",
+      format_bytes(static_cast<double>(limit.rlim_cur)), format_bytes(static_cast<double>(bytes)));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

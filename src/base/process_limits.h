@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 // Raises the soft limits of open files and of stacks towards the hard ones. Returns the fault if stacks stay too small
 // for the program; empty: none. REQUIRES: called before the first thread starts.
@@ -13,4 +13,4 @@ std::string raise_process_limits();
 // THROWS Error(machine) unless the process may have `bytes` more of address space (ulimit -v).
 void require_address_space(int64_t bytes);
 
-}  // namespace gptrain
+}  // namespace gptrain::base

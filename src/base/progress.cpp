@@ -9,7 +9,7 @@
 #include "base/output.h"
 #include "base/units.h"
 
-namespace gptrain {
+namespace gptrain::inline base {
 namespace {
 
 constexpr std::chrono::milliseconds bar_interval{100};
@@ -141,4 +141,4 @@ void Progress::draw_bar(Clock::time_point now) {
   bar_is_open_ = true;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

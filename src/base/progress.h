@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <string>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 enum class ProgressUnit { items, bytes };
 
@@ -64,4 +64,4 @@ std::string format_progress_line(const std::string& label, int64_t done, int64_t
 std::string format_progress_end(const std::string& label, int64_t done, ProgressUnit unit, double elapsed_seconds,
                                 const ProgressMade& made = {});
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -5,7 +5,7 @@
 
 #include "base/kinds.h"
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 // Pair i of a head of D features is rotated by scaled(theta^(-2i/D)) radians per token.
 struct RotaryAngles {
@@ -32,4 +32,4 @@ struct RotaryAngles {
   bool operator==(const RotaryAngles&) const = default;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -5,7 +5,7 @@
 
 #include "base/append.h"
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 std::string sha256_hex(std::string_view bytes) {
   std::array<unsigned char, crypto_hash_sha256_BYTES> digest{};
@@ -15,4 +15,4 @@ std::string sha256_hex(std::string_view bytes) {
   return text;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -3,9 +3,9 @@
 #include <string>
 #include <string_view>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 // SHA-256 (FIPS 180-4) as 64 lower-case hexadecimal digits.
 std::string sha256_hex(std::string_view bytes);
 
-}  // namespace gptrain
+}  // namespace gptrain::base

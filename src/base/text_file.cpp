@@ -10,7 +10,7 @@
 #include "base/printable.h"
 #include "base/units.h"
 
-namespace gptrain {
+namespace gptrain::inline base {
 namespace {
 
 std::string read_all(std::FILE* file, const std::string& name, int64_t most_bytes) {
@@ -19,7 +19,7 @@ std::string read_all(std::FILE* file, const std::string& name, int64_t most_byte
   for (size_t count = 0; (count = std::fread(chunk.data(), 1, chunk.size(), file)) > 0;) {
     text.append(chunk.data(), count);
     if (static_cast<int64_t>(text.size()) > most_bytes) {
-      throw Error(ExitCode::usage, "{} is larger than {}, which is the most that is read of it", name,
+      throw Error(ExitCode::usage, "{} is larger than {}, the limit for this file", name,
                   format_bytes(static_cast<double>(most_bytes)));
     }
   }
@@ -41,4 +41,4 @@ std::string read_text_file(const std::filesystem::path& path, int64_t most_bytes
   return text;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 constexpr int64_t max_text_bytes = int64_t{1} << 26;       // limit of a text that a command takes whole
 constexpr int64_t max_tokenizer_bytes = int64_t{1} << 27;  // limit of a tokenizer's file
@@ -15,4 +15,4 @@ std::string read_standard_input();
 // Throws Error(usage), naming the file, where it cannot be read or has more than `most_bytes`.
 std::string read_text_file(const std::filesystem::path& path, int64_t most_bytes = max_text_bytes);
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -8,7 +8,7 @@
 
 #include "base/units.h"
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 // A line of a table: label, value, remark.
 inline std::string text_row(std::string_view label, const std::string& value, const std::string& remark = "") {
@@ -47,4 +47,4 @@ inline std::string step_seconds_text(double seconds) {
   return seconds < 1 ? format_duration(seconds) : seconds_text(seconds);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 // Starts a thread that runs `body`. THROWS Error(machine) "cannot start the thread that PURPOSE..." if the process may
 // have no more threads.
@@ -45,4 +45,4 @@ inline void require_threads(int64_t number) {
   if (fault) std::rethrow_exception(fault);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

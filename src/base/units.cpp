@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <string_view>
 
-namespace gptrain {
+namespace gptrain::inline base {
 namespace {
 
 // Three significant digits below 1000, so that columns keep their width.
@@ -67,4 +67,4 @@ std::string format_grouped(int64_t number) {
   return digits;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::base

@@ -1,8 +1,8 @@
 // The version of this build, as checkpoints and `gptrain --version` name it.
 #pragma once
 
-namespace gptrain {
+namespace gptrain::inline base {
 
 extern const char* const version;
 
-}  // namespace gptrain
+}  // namespace gptrain::base

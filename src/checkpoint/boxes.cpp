@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace {
 
 std::vector<int64_t> row_major_strides(const std::vector<int64_t>& shape) {
@@ -177,4 +177,4 @@ void BoxCopy::next_run() {
   pending_ = false;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

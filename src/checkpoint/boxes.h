@@ -12,7 +12,7 @@
 
 #include "base/dtype.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 // Elements offset[d] <= i[d] < offset[d] + shape[d] of a global tensor. No dims: the one element of a scalar.
 struct Box {
@@ -86,4 +86,4 @@ class BoxCopy {
   bool pending_ = false;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -17,7 +17,7 @@
 #include "checkpoint/folder.h"
 #include "checkpoint/transfers.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -88,7 +88,7 @@ std::optional<TokenizerRecord> with_text(const Manifest& manifest, const fs::pat
   if (!manifest.has_tokenizer_file) return record;
   const InputFile file(checkpoint / tokenizer_name);
   if (file.bytes() > max_tensor_header_bytes)
-    throw Error(ExitCode::checkpoint, "{} cannot be used: it is larger than a tokenizer is", file.path().string());
+    throw Error(ExitCode::checkpoint, "{} cannot be used: it is larger than any tokenizer", file.path().string());
   record->text.resize(static_cast<size_t>(file.bytes()));
   file.read(0, record->text.data(), file.bytes());
   if (sha256_hex(record->text) != record->sha256)
@@ -236,4 +236,4 @@ std::vector<float> load_tensor(const Contents& contents, const std::string& name
   return values;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -26,7 +26,7 @@
 #include "checkpoint/slice.h"
 #include "data/tokenizer/record.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 // Writes OUT/checkpoints/step-N and replaces an existing one. Slices are streamed, with at most a few MiB of memory
 // beside them. THROWS Error(checkpoint) with the path and the system's reason (disk full, no permission); the temporary
@@ -102,4 +102,4 @@ std::string remove_abandoned(const std::filesystem::path& out);
 // files, and a table of tensors with shape and dtype.
 std::string inspect_checkpoint(const std::filesystem::path& checkpoint);
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -19,7 +19,7 @@
 #include "checkpoint/new_folder.h"
 #include "config/load.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -126,7 +126,7 @@ void require_one_model(const std::vector<Contents>& all) {
       throw Error(ExitCode::usage, "{} has another tokenizer than {}: their tokens are not the same",
                   contents.checkpoint.string(), all.front().checkpoint.string());
     }
-    const ModelChanges changes = model_changes(first, config);
+    const ModelChanges changes = model_changes({first, config});
     if (changes.refused.empty() && changes.accepted.empty()) continue;
     throw Error(ExitCode::usage, "{} is of another model than {}:\n{}", contents.checkpoint.string(),
                 all.front().checkpoint.string(), changes.refused.empty() ? changes.accepted.front() : changes.refused);
@@ -215,4 +215,4 @@ void average_checkpoints(const std::vector<fs::path>& checkpoints, const std::ve
   made.publish();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

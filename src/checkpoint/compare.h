@@ -7,7 +7,7 @@
 
 #include "checkpoint/which_weights.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 // A table of all tensors: norm, largest magnitude, number of elements that are not finite. `sound` is false if there is
 // such an element. report_tensors THROWS Error(checkpoint) if the checkpoint cannot be read.
@@ -30,4 +30,4 @@ std::string compare_checkpoints(const std::filesystem::path& a, const std::files
 void average_checkpoints(const std::vector<std::filesystem::path>& checkpoints, const std::vector<double>& shares,
                          const std::filesystem::path& out, WhichWeights which = WhichWeights::trained);
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

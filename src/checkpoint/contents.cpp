@@ -12,7 +12,7 @@
 #include "base/printable.h"
 #include "checkpoint/folder.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -121,7 +121,7 @@ void add_file(Contents& contents, size_t index, std::string_view header_bytes) {
     }
     // Other programs know a slice by its key alone.
     if (key != slice_key(place->tensor, {place->offset, entry.tensor.shape}, place->global_shape))
-      throw fault(fmt::format("slice \"{}\" has the place of another one", key));
+      throw fault(fmt::format("slice \"{}\" covers the elements of another one", key));
     const auto [tensor, is_new] = contents.tensors.try_emplace(place->tensor);
     if (is_new) {
       tensor->second.global_shape = place->global_shape;
@@ -308,4 +308,4 @@ int64_t covered_elements(const StoredTensor& tensor, const Box& wanted) {
   return covered;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -12,7 +12,7 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/slice.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 // Most bytes of tensors in a file, unless a single element is larger.
 inline constexpr int64_t usual_part_bytes = int64_t{1} << 30;
@@ -68,4 +68,4 @@ StoredManifest read_manifest_and_sizes(const std::filesystem::path& checkpoint);
 // Returns the number of the tensor's elements that lie both in the checkpoint and in `wanted`.
 int64_t covered_elements(const StoredTensor& tensor, const Box& wanted);
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/printable.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 // THROWS Error(checkpoint). Text from the file is shown escaped and cut short.
 template <typename... Args>
@@ -17,4 +17,4 @@ template <typename... Args>
   throw Error(ExitCode::checkpoint, printable(fmt::format(format, std::forward<Args>(args)...), max_bytes));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "checkpoint/folder.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -209,4 +209,4 @@ std::string remove_folder(const fs::path& folder) {
   return error ? fmt::format("cannot remove {}: {}", folder.string(), error.message()) : "";
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

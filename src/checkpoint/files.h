@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 // A failure that may not occur at another try: EIO or ESTALE, as network file systems return them at times.
 class TransientError : public Error {
@@ -85,4 +85,4 @@ void publish_folder(const std::filesystem::path& temporary, const std::filesyste
 // empty; throws nothing.
 std::string remove_folder(const std::filesystem::path& folder);
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

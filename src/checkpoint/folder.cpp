@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <system_error>
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace {
 
 std::filesystem::path without_trailing_slash(std::filesystem::path path) {
@@ -51,4 +51,4 @@ std::optional<int64_t> step_of_abandoned_name(std::string_view name) {
   return is_ours ? step_of_folder_name(name.substr(0, suffix)) : std::nullopt;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 // Prefix of folders that are not checkpoints: being written, being deleted, or left by a crash.
 inline constexpr std::string_view temporary_prefix = ".tmp-";
@@ -32,4 +32,4 @@ std::optional<int64_t> step_of_folder_name(std::string_view name);
 // Returns the step of an abandoned checkpoint, "step-00000120.abandoned" or "step-00000120.abandoned-2", else none.
 std::optional<int64_t> step_of_abandoned_name(std::string_view name);
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

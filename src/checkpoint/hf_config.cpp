@@ -7,17 +7,17 @@
 #include "checkpoint/hf_keys.h"
 #include "config/fields.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace {
 
 // "model.norm = "rmsnorm""
-std::string show_key(const RunConfig& config, const char* path) {
-  return fmt::format("{} = {}", path, show_value(find_field(path)->get(config)));
+std::string show_key(const StepConfig& config, const char* path) {
+  return fmt::format("{} = {}", path, show_value(value_of(path, config)));
 }
 
 // Returns the keys that prevent a class from computing this model, each with the class's value; empty if there are
 // none.
-std::string obstacles(const RunConfig& config, const HfClass& hf) {
+std::string obstacles(const StepConfig& config, const HfClass& hf) {
   const ModelConfig& model = config.model;
   std::string found;
   const auto need = [&](bool met, const char* path, const std::string& value) {
@@ -50,7 +50,7 @@ std::string obstacles(const RunConfig& config, const HfClass& hf) {
   return found;
 }
 
-const HfClass& choose_class(const RunConfig& config) {
+const HfClass& choose_class(const StepConfig& config) {
   std::string all;
   for (const HfClass& candidate : hf_classes()) {
     const std::string found = obstacles(config, candidate);
@@ -108,7 +108,7 @@ void add_llama_keys(const ModelConfig& model, const HfClass& hf, Json& config) {
 
 }  // namespace
 
-HfModel hf_model(const RunConfig& config, DType dtype) {
+HfModel hf_model(const StepConfig& config, DType dtype) {
   const HfClass& hf = choose_class(config);
   const ModelConfig& model = config.model;
   HfModel result{hf, {}, hf_tensors(model, hf), {}, {}};
@@ -117,7 +117,7 @@ HfModel hf_model(const RunConfig& config, DType dtype) {
                    {"torch_dtype", dtype == DType::f32   ? "float32"
                                    : dtype == DType::f16 ? "float16"
                                                          : "bfloat16"}};
-  for (const HfKey& key : hf_keys(hf)) result.config[key.name] = find_field(key.path)->get(config);
+  for (const HfKey& key : hf_keys(hf)) result.config[key.name] = value_of(key.path, config);
   // The ids of special tokens belong to a tokenizer; the classes' own would be wrong.
   result.config["bos_token_id"] = result.config["eos_token_id"] = nullptr;
   if (hf.is_gpt2()) {
@@ -134,4 +134,4 @@ HfModel hf_model(const RunConfig& config, DType dtype) {
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

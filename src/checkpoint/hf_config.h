@@ -13,7 +13,7 @@
 #include "config/json_text.h"
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 struct HfModel {
   HfClass hf;
@@ -29,7 +29,7 @@ struct HfModel {
 // Returns the first of hf_classes() that computes exactly the same function; README.md of this folder has the table.
 // `dtype` is the weights', f32, bf16 or f16. THROWS Error(usage) if there is none; the message names, for each class,
 // the keys that prevent it.
-HfModel hf_model(const RunConfig& config, DType dtype);
+HfModel hf_model(const StepConfig& config, DType dtype);
 
 struct HfDescription {
   HfClass hf;
@@ -44,4 +44,4 @@ struct HfDescription {
 // gptrain does not compute. Does not check that the values fit each other; the config's reader does.
 HfDescription read_hf_config(const std::filesystem::path& file);
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

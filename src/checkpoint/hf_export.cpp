@@ -16,7 +16,7 @@
 #include "checkpoint/new_folder.h"
 #include "checkpoint/safetensors.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -128,10 +128,10 @@ std::vector<int64_t> write_weights(NewFolder& folder, HfSource& source, const Hf
 
 // Writes the tokenizer's file, and the files by which AutoTokenizer loads it and generation ends at its end token. A
 // SentencePiece model does not say which class loads it.
-void write_tokenizer(NewFolder& folder, const TokenizerRecord& record, const RunConfig& config) {
+void write_tokenizer(NewFolder& folder, const TokenizerRecord& record, int64_t sequence_length) {
   const auto tokenizer = tokenizer_of(record, std::string(tokenizer_name));
   Json about = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                {"model_max_length", config.model.sequence_length},
+                {"model_max_length", sequence_length},
                 {"clean_up_tokenization_spaces", false}};
   Json generation = Json::object();
   if (record.end_token) {
@@ -150,13 +150,16 @@ void write_tokenizer(NewFolder& folder, const TokenizerRecord& record, const Run
 
 // Returns a note about the tokenizer files that transformers will lack; empty if none.
 std::string tokenizer_note(const std::optional<TokenizerRecord>& record) {
-  if (!record) return "no tokenizer goes along: the checkpoint does not know that of its data";
-  if (record->is_bytes()) return "no tokenizer goes along: \"bytes\" has no file that transformers reads";
-  if (record->text.empty()) return "no tokenizer goes along: the checkpoint has its hash alone";
+  if (!record)
+    return "no tokenizer is exported: the checkpoint does not know that of its data; copy its tokenizer.json there";
+  if (record->is_bytes())
+    return "no tokenizer is exported: \"bytes\" has no file that transformers reads; give it bytes as ids, "
+           "and 256 as the end of a document";
+  if (record->text.empty())
+    return "no tokenizer is exported: the checkpoint has only its hash; copy its tokenizer.json there";
   if (tokenizer_of(*record, std::string(tokenizer_name))->sentencepiece() != nullptr)
-    return "tokenizer.model goes along without tokenizer_config.json: which class loads it, a model of SentencePiece "
-           "does "
-           "not say";
+    return "tokenizer.model is exported without tokenizer_config.json: write there which tokenizer_class loads it, as "
+           "LlamaTokenizer";
   return "";
 }
 
@@ -189,9 +192,9 @@ HfExport export_hf(const fs::path& checkpoint, const fs::path& out, DType dtype,
   result.files = std::ssize(sizes);
   for (const int64_t bytes : sizes) result.bytes += bytes;
   folder.write("config.json", json_text(model.config, 2) + '\n');
-  if (has_tokenizer) write_tokenizer(folder, *tokenizer, config);
+  if (has_tokenizer) write_tokenizer(folder, *tokenizer, config.model.sequence_length);
   folder.publish();
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -17,7 +17,7 @@
 #include "base/dtype.h"
 #include "checkpoint/which_weights.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 struct HfExport {
   std::string architecture;
@@ -42,4 +42,4 @@ HfExport export_hf(const std::filesystem::path& checkpoint, const std::filesyste
                    const std::function<void(int64_t done, int64_t total)>& progress = {},
                    int64_t most_file_bytes = 5'000'000'000);
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

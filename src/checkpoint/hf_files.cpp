@@ -11,7 +11,7 @@
 #include "base/printable.h"
 #include "checkpoint/boxes.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -33,7 +33,7 @@ template <typename... Args>
 // Returns the file of each tensor.
 std::map<std::string, std::string> read_index(const fs::path& path) {
   const InputFile file(path);
-  if (file.bytes() > max_tensor_header_bytes) refuse_file(path, "{} bytes are more than an index has", file.bytes());
+  if (file.bytes() > max_tensor_header_bytes) refuse_file(path, "{} bytes are too many for an index", file.bytes());
   std::string text(static_cast<size_t>(file.bytes()), '\0');
   file.read(0, text.data(), file.bytes());
   nlohmann::json index;
@@ -145,4 +145,4 @@ std::vector<float> HfFiles::read(const std::string& name) const {
   return values;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -9,7 +9,7 @@
 
 #include "checkpoint/safetensors.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 class HfFiles {
  public:
@@ -37,4 +37,4 @@ class HfFiles {
   std::map<std::string, Place> tensors_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

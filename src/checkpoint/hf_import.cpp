@@ -24,7 +24,7 @@
 #include "model/spec/spec.h"
 #include "optim/types.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -118,7 +118,7 @@ bool is_buffer(const std::string& name, const HfClass& hf) {
   return name.ends_with(".rotary_emb.inv_freq");
 }
 
-void check_tensors(const std::vector<HfTensor>& tensors, const HfFiles& files, const RunConfig& config,
+void check_tensors(const std::vector<HfTensor>& tensors, const HfFiles& files, const ModelConfig& model,
                    const HfClass& hf, const fs::path& folder, std::vector<std::string>& notes) {
   std::vector<std::string> faults;
   std::set<std::string> used;
@@ -135,8 +135,8 @@ void check_tensors(const std::vector<HfTensor>& tensors, const HfFiles& files, c
   }
   for (const auto& [name, place] : files.tensors()) {
     if (used.contains(name) || is_buffer(name, hf)) continue;
-    if (name == "lm_head.weight" && config.model.tied_head) {
-      notes.push_back("lm_head.weight is left behind: with tie_word_embeddings the head is the token table");
+    if (name == "lm_head.weight" && model.tied_head) {
+      notes.push_back("lm_head.weight is not imported: with tie_word_embeddings the head is the token table");
       continue;
     }
     faults.push_back(fmt::format("\"{}\" of {} is no tensor of a {}", printable(name),
@@ -151,10 +151,10 @@ void check_tensors(const std::vector<HfTensor>& tensors, const HfFiles& files, c
 }
 
 // Refuses a head that differs from the token embedding if the config ties them: the head's values would be lost.
-void require_tied_head(const std::vector<HfTensor>& tensors, const HfFiles& files, const RunConfig& config,
+void require_tied_head(const std::vector<HfTensor>& tensors, const HfFiles& files, const ModelConfig& model,
                        const fs::path& config_file) {
   const std::string head = "lm_head.weight";
-  if (!config.model.tied_head || !files.tensors().contains(head)) return;
+  if (!model.tied_head || !files.tensors().contains(head)) return;
   const auto table = std::find_if(tensors.begin(), tensors.end(),
                                   [](const HfTensor& tensor) { return tensor.source == "embedding.token"; });
   if (files.tensors().at(head).entry.tensor.shape == table->shape && files.read(head) == files.read(table->name))
@@ -173,7 +173,8 @@ bool has_file(const fs::path& folder, const char* name) {
 
 // Notes the folder's files about tokenizer and generation that a checkpoint does not keep.
 void note_files_left_behind(const fs::path& folder, bool has_tokenizer, std::vector<std::string>& notes) {
-  constexpr const char* vocabularies[] = {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"};
+  constexpr const char* vocabularies[] = {"tokenizer.json", "tokenizer.model", "tiktoken.model",
+                                          "vocab.json",     "merges.txt",      "vocab.txt"};
   constexpr const char* others[] = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
                                     "chat_template.jinja", "generation_config.json"};
   std::vector<std::string> left;
@@ -182,36 +183,33 @@ void note_files_left_behind(const fs::path& folder, bool has_tokenizer, std::vec
   for (const char* name : others)
     if (has_file(folder, name)) left.emplace_back(name);
   if (!left.empty())
-    notes.push_back(fmt::format(
-        "left behind: {}, which a checkpoint does not hold; an export writes what it knows itself", join(left, ", ")));
+    notes.push_back(
+        fmt::format("not imported: {}, which a checkpoint does not hold; an export writes its own", join(left, ", ")));
 }
 
 std::optional<TokenizerRecord> tokenizer_in(const fs::path& folder, const HfDescription& description,
                                             int64_t vocab_size, std::vector<std::string>& notes) {
   const auto has = [&](const char* name) { return has_file(folder, name); };
   const bool as_folder = has("tokenizer.json") || (has("vocab.json") && has("merges.txt"));
-  if (!as_folder && !has("tokenizer.model")) return std::nullopt;
+  if (!as_folder && !has("tokenizer.model") && !has("tiktoken.model")) {
+    notes.push_back("no tokenizer is imported: the folder holds none; name it in data.tokenizer, or with --tokenizer");
+    return std::nullopt;
+  }
   try {
-    const auto tokenizer = load_tokenizer((as_folder ? folder : folder / "tokenizer.model").string());
+    const auto tokenizer =
+        load_tokenizer((as_folder || !has("tokenizer.model") ? folder : folder / "tokenizer.model").string());
     std::optional<int32_t> end = description.end_token;
     if (end && !tokenizer->has(*end)) end.reset();
     if (tokenizer->vocab_size() <= vocab_size) return make_tokenizer_record(*tokenizer, end);
-    notes.push_back(fmt::format("the tokenizer is left behind: it has {} tokens, the model {}", tokenizer->vocab_size(),
-                                vocab_size));
+    notes.push_back(
+        fmt::format("the tokenizer is not imported: it has {} tokens, the model {}; a run from its weights "
+                    "may have the larger model.vocab_size",
+                    tokenizer->vocab_size(), vocab_size));
   } catch (const Error& error) {
-    notes.push_back(fmt::format("the tokenizer is left behind: {}", error.what()));
+    notes.push_back(fmt::format("the tokenizer is not imported, name another in data.tokenizer or with --tokenizer: {}",
+                                error.what()));
   }
   return std::nullopt;
-}
-
-// Returns the section `model` of a config file.
-std::string model_section(const RunConfig& config) {
-  Json section = Json::object();
-  for (const Field& field : fields()) {
-    if (field.section() != "model" || !field.get || !field.used(config) || field.path == "model.preset") continue;
-    section[field.key()] = field.get(config);
-  }
-  return json_text(Json{{"model", std::move(section)}}, 2) + '\n';
 }
 
 }  // namespace
@@ -228,8 +226,8 @@ HfImport import_hf(const fs::path& folder, const fs::path& out, const std::strin
   HfImport result{description.hf.name, std::ssize(tensors), make_spec(config.model).parameters(), description.notes};
   for (const std::string& key : description.unknown)
     result.notes.push_back(fmt::format("{} of config.json is not used", printable(key)));
-  check_tensors(tensors, files, config, description.hf, folder, result.notes);
-  require_tied_head(tensors, files, config, config_file);
+  check_tensors(tensors, files, config.model, description.hf, folder, result.notes);
+  require_tied_head(tensors, files, config.model, config_file);
 
   const StateColumns columns = optimizer_columns(config.optimizer);
   const int64_t total = result.parameters * dtype_bytes(DType::f32) * (1 + std::ssize(columns));
@@ -259,9 +257,9 @@ HfImport import_hf(const fs::path& folder, const fs::path& out, const std::strin
   manifest.tokenizer = tokenizer_in(folder, description, config.model.vocab_size, result.notes);
   note_files_left_behind(folder, manifest.tokenizer.has_value(), result.notes);
   save_checkpoint(made.path(), manifest, slices);
-  made.write("model.json", model_section(config));
+  made.write("model.json", show_model(config));
   made.publish();
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 struct HfImport {
   std::string architecture;
@@ -29,4 +29,4 @@ struct HfImport {
 HfImport import_hf(const std::filesystem::path& folder, const std::filesystem::path& out, const std::string& precision,
                    const std::function<void(int64_t done, int64_t total)>& progress = {});
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -1,6 +1,6 @@
 #include "checkpoint/hf_keys.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace {
 
 using enum HfKey::Absent;
@@ -49,4 +49,4 @@ std::span<const HfKey> hf_keys(const HfClass& hf) {
   return {};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

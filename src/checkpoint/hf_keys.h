@@ -6,7 +6,7 @@
 
 #include "checkpoint/hf_names.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 struct HfKey {
   // Treatment of a key that config.json lacks: an error, the same default rule as gptrain's, or the class's own number
@@ -22,4 +22,4 @@ struct HfKey {
 
 std::span<const HfKey> hf_keys(const HfClass& hf);
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

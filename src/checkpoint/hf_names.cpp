@@ -7,7 +7,7 @@
 
 #include "model/spec/spec.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace {
 
 constexpr HfClass classes[] = {{HfArchitecture::gpt2, "GPT2LMHeadModel", "gpt2"},
@@ -110,4 +110,4 @@ std::vector<float> transpose(const float* from, int64_t rows, int64_t columns) {
   return to;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -8,7 +8,7 @@
 
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 enum class HfArchitecture : uint8_t { gpt2, llama, mistral, qwen2, qwen3 };
 
@@ -40,4 +40,4 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& model, const HfClass& hf);
 // Transposes [rows, columns] to [columns, rows].
 std::vector<float> transpose(const float* from, int64_t rows, int64_t columns);
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -13,7 +13,7 @@
 #include "checkpoint/hf_keys.h"
 #include "config/faults.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace {
 
 // Keys without effect on the function that the classes compute.
@@ -324,4 +324,4 @@ HfDescription read_hf_config(const std::filesystem::path& path) {
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -11,7 +11,7 @@
 #include "checkpoint/which_weights.h"
 #include "config/fields.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace {
 
 int64_t samples_in(const std::vector<SampleRange>& ranges) {
@@ -90,4 +90,4 @@ std::string inspect_checkpoint(const std::filesystem::path& checkpoint) {
   return text;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

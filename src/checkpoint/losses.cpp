@@ -10,7 +10,7 @@
 #include "checkpoint/folder.h"
 #include "checkpoint/manifest.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
@@ -64,4 +64,4 @@ std::string rise_warning(const fs::path& checkpoint) {
   return fmt::format("the loss of {} is {:.6g}: the run had diverged{}", checkpoint.string(), *loss, other);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -7,7 +7,7 @@
 
 #include "checkpoint/checkpoint.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 struct CheckpointLoss {
   CheckpointInfo checkpoint;
@@ -22,4 +22,4 @@ std::optional<CheckpointLoss> last_before_rise(const std::filesystem::path& out)
 // the one to use instead; else empty.
 std::string rise_warning(const std::filesystem::path& checkpoint);
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -19,7 +19,7 @@
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace {
 
 using nlohmann::json;
@@ -323,7 +323,7 @@ StoredManifest load_manifest(const std::filesystem::path& checkpoint) {
   }
   const InputFile file(checkpoint / manifest_name);
   if (file.bytes() > max_manifest_bytes) {
-    throw Error(ExitCode::checkpoint, "{} cannot be used: {} bytes are more than a manifest has", file.path().string(),
+    throw Error(ExitCode::checkpoint, "{} cannot be used: {} bytes are too many for a manifest", file.path().string(),
                 file.bytes());
   }
   std::string text(static_cast<size_t>(file.bytes()), '\0');
@@ -335,4 +335,4 @@ StoredManifest load_manifest(const std::filesystem::path& checkpoint) {
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -14,7 +14,7 @@
 #include "data/source_record.h"
 #include "data/tokenizer/record.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 // Losses of a run that goes back where they spike (run.rollback), the oldest first.
 struct LossHistory {
@@ -95,4 +95,4 @@ void write_manifest(const std::filesystem::path& checkpoint, const StoredManifes
 // Reads CHECKPOINT/manifest.json and checks its checksum, its format version and every field. Throws Error(checkpoint).
 StoredManifest load_manifest(const std::filesystem::path& checkpoint);
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -18,7 +18,7 @@
 #include "model/spec/spec.h"
 #include "optim/types.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -43,7 +43,7 @@ struct Expected {
 // Returns the shape and dtype that a checkpoint must have for values of this kind of a tensor; none if the tensor has
 // no such values. `shard` is any tensor rank's.
 std::optional<Expected> expected(std::string_view kind, const TensorSpec& tensor, const TensorShard& shard,
-                                 const RunConfig& config) {
+                                 const StepConfig& config) {
   const bool narrow = config.precision.pure && tensor.norm_use == NormUse::no_norm;
   if (kind == weight_kind) return Expected{narrow ? DType::bf16 : DType::f32, tensor.shape};
   for (const StateColumn& column : optimizer_columns(config.optimizer)) {
@@ -61,7 +61,7 @@ using SpecByName = std::unordered_map<std::string_view, SpecAndShard>;
 
 // Returns the fault of a tensor of the checkpoint; empty if there is none.
 std::string difference_from_spec(const std::string& stored, const StoredTensor& tensor, const SpecByName& spec,
-                                 const RunConfig& config) {
+                                 const StepConfig& config) {
   const StoredName name = split_name(stored);
   const auto found = spec.find(name.name);
   const std::string shown = printable(stored);
@@ -92,7 +92,7 @@ RunConfig saved_config(const fs::path& checkpoint, const Manifest& manifest) {
   }
 }
 
-void check_model(const Contents& contents, const RunConfig& config) {
+void check_model(const Contents& contents, const StepConfig& config) {
   const ModelSpec spec = make_spec(config.model);
   SpecByName by_name;
   const std::vector<TensorShard> shards = shard_tensors(spec, {config.parallel.tensor, 0});
@@ -120,17 +120,16 @@ Contents check_model(const fs::path& checkpoint) {
   Contents contents = verify_structure(checkpoint);
   const RunConfig saved = saved_config(checkpoint, contents.stored.manifest);
   check_model(contents, saved);
-  check_progress(checkpoint, contents.stored.manifest, saved);
+  check_progress(checkpoint, contents.stored.manifest, saved.batch, saved.run.seed);
   return contents;
 }
 
-void check_progress(const fs::path& checkpoint, const Manifest& manifest, const RunConfig& saved) {
+void check_progress(const fs::path& checkpoint, const Manifest& manifest, const BatchConfig& batch, uint64_t seed) {
   const std::string file = (checkpoint / manifest_name).string();
   // If the history is not empty, batch.global may have changed, and earlier steps may have had other batch sizes.
-  if (manifest.run.history.empty() &&
-      Amount(manifest.progress.step) * saved.batch.global != manifest.progress.samples) {
+  if (manifest.run.history.empty() && Amount(manifest.progress.step) * batch.global != manifest.progress.samples) {
     throw Error(ExitCode::checkpoint, "{} cannot be used: {} samples are not those of {} steps of {}", file,
-                manifest.progress.samples, manifest.progress.step, saved.batch.global);
+                manifest.progress.samples, manifest.progress.step, batch.global);
   }
   if (Amount(manifest.progress.updates) + manifest.progress.skipped != manifest.progress.step ||
       manifest.progress.skipped_in_a_row > manifest.progress.skipped) {
@@ -139,10 +138,10 @@ void check_progress(const fs::path& checkpoint, const Manifest& manifest, const 
                 manifest.progress.updates, manifest.progress.skipped, manifest.progress.skipped_in_a_row,
                 manifest.progress.step);
   }
-  if (manifest.seed != saved.run.seed) {
+  if (manifest.seed != seed) {
     throw Error(ExitCode::checkpoint, "{} cannot be used: its seed {} is not that of its config, {}", file,
-                manifest.seed, saved.run.seed);
+                manifest.seed, seed);
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

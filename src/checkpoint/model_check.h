@@ -7,7 +7,7 @@
 #include "checkpoint/contents.h"
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 // Returns the config that the checkpoint was saved with, for the saved number of ranks. THROWS Error(checkpoint) if it
 // cannot be read.
@@ -15,11 +15,12 @@ RunConfig saved_config(const std::filesystem::path& checkpoint, const Manifest& 
 
 // THROWS Error(checkpoint), listing the differences, unless every stored tensor is one of the model or of the
 // optimizer's state, with its shape and dtype and stored whole, and every weight is there.
-void check_model(const Contents& contents, const RunConfig& config);
-// THROWS Error(checkpoint) unless steps, samples, updates and seed of a manifest belong together.
-void check_progress(const std::filesystem::path& checkpoint, const Manifest& manifest, const RunConfig& saved);
+void check_model(const Contents& contents, const StepConfig& config);
+// THROWS Error(checkpoint) unless steps, samples and updates of a manifest belong together, and its seed is `seed`.
+void check_progress(const std::filesystem::path& checkpoint, const Manifest& manifest, const BatchConfig& batch,
+                    uint64_t seed);
 // Reads a checkpoint and checks everything that a run asks of it before it goes on from it, but for the checksums of
 // the tensors' bytes. THROWS Error(checkpoint).
 Contents check_model(const std::filesystem::path& checkpoint);
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

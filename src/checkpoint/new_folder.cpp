@@ -14,7 +14,7 @@
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -110,4 +110,4 @@ void NewFolder::publish() {
   publish_folder(temporary_, target_);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 // It is written under a temporary name beside its own, and removed if it is destroyed unpublished. One process at a
 // time has that name: it holds a lock on the folder.
@@ -36,4 +36,4 @@ class NewFolder {
   int lock_ = -1;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -12,7 +12,7 @@
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -106,4 +106,4 @@ std::string apply_retention(const fs::path& out, int64_t keep_last, int64_t keep
   return warnings;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -15,7 +15,7 @@
 #include "checkpoint/boxes.h"
 #include "checkpoint/fault.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace {
 
 using nlohmann::json;
@@ -259,4 +259,4 @@ uint32_t stream_tensor(const InputFile& file, const SafetensorsEntry& entry, con
   return crc;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -15,7 +15,7 @@
 #include "base/dtype.h"
 #include "checkpoint/files.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 struct SafetensorsTensor {
   std::string name;
@@ -82,4 +82,4 @@ using SafetensorsPiece = std::function<void(const std::byte* data, int64_t offse
 // Reads one tensor in pieces and returns the CRC-32C of its bytes.
 uint32_t stream_tensor(const InputFile& file, const SafetensorsEntry& entry, const SafetensorsPiece& piece);
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

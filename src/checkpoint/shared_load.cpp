@@ -8,7 +8,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace {
 
 constexpr int64_t most_received_bytes = int64_t{16} << 20;  // from all ranks at a time; more only if
@@ -211,4 +211,4 @@ SharedLoad load_together(const Contents& contents, std::vector<BoxTransfer> tran
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -9,7 +9,7 @@
 #include "checkpoint/transfers.h"
 #include "comm/communicator.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 struct SharedLoad {
   int64_t read_bytes = 0;  // bytes of tensors that this rank read from files
@@ -24,4 +24,4 @@ struct SharedLoad {
 // collective.
 SharedLoad load_together(const Contents& contents, std::vector<BoxTransfer> transfers, Communicator* group);
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -9,7 +9,7 @@
 #include "base/dtype.h"
 #include "checkpoint/boxes.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 // Prefix of a tensor's name for its weights. Values of the optimizer's state have the column's name there.
 constexpr std::string_view weight_prefix = "weight/";
@@ -27,4 +27,4 @@ struct Slice {
   bool rounds = false;  // a bf16 slice may be filled from f32, rounded to nearest
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 namespace {
 
 bool holds_weights_alone(const Contents& contents) {
@@ -24,7 +24,7 @@ std::map<std::string, std::vector<const Slice*>> match_slices(const Contents& co
     const auto tensor = contents.tensors.find(slice.name);
     if (tensor == contents.tensors.end()) {
       if (holds_weights_alone(contents) && !slice.name.starts_with(weight_prefix)) {
-        throw Error(ExitCode::checkpoint, "{} holds weights alone: a run begins with them by train --init-from",
+        throw Error(ExitCode::checkpoint, "{} holds only weights: start a run from them with train --init-from",
                     contents.checkpoint.string());
       }
       throw Error(ExitCode::checkpoint, "{} holds no tensor \"{}\": it was saved by another model",
@@ -116,4 +116,4 @@ void run_transfers(const Contents& contents, std::vector<BoxTransfer> transfers)
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

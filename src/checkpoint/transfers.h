@@ -8,7 +8,7 @@
 #include "checkpoint/boxes.h"
 #include "checkpoint/contents.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 // A box of the checkpoint and the copies that it fills.
 struct BoxTransfer {
@@ -26,4 +26,4 @@ std::vector<BoxTransfer> transfers_to(const Contents& contents, const std::vecto
 // Reads and checks each box once. THROWS Error(checkpoint).
 void run_transfers(const Contents& contents, std::vector<BoxTransfer> transfers);
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

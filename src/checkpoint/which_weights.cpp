@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "parallel/state_columns.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 std::string stored_name(WhichWeights which, std::string_view tensor) {
   return fmt::format("{}/{}", which == WhichWeights::averaged ? ema_column : "weight", tensor);
@@ -26,4 +26,4 @@ void require_weights(const Contents& contents, WhichWeights which) {
               contents.checkpoint.string());
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

@@ -7,7 +7,7 @@
 
 #include "checkpoint/contents.h"
 
-namespace gptrain {
+namespace gptrain::inline checkpoint {
 
 enum class WhichWeights : uint8_t { trained, averaged };
 
@@ -18,4 +18,4 @@ std::string stored_name(WhichWeights which, std::string_view tensor);
 // because the first update begins it.
 void require_weights(const Contents& contents, WhichWeights which);
 
-}  // namespace gptrain
+}  // namespace gptrain::checkpoint

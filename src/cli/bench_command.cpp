@@ -25,7 +25,7 @@
 #include "planner/measure_machine.h"
 #include "step/device.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -196,11 +196,12 @@ void add_bench_command(CLI::App& app) {
   device->add_option("--seconds", device_arguments->seconds, "approximate time to measure (60)")
       ->check(positive_number())
       ->type_name("S");
+  set_examples(device, {"gptrain bench device --out machine.json --seconds 20"});
   device->callback([device_arguments] { bench_device(*device_arguments); });
   auto arguments = std::make_shared<CommArguments>();
   CLI::App* comm = bench->add_subcommand("comm", "measure the speed of collectives, and check their results");
   CLI::Option* config =
-      comm->add_option("CONFIG", arguments->config, "config whose groups of ranks are measured (one group of all)");
+      comm->add_option("CONFIG", arguments->config, "measure the rank groups of this config (one group of all ranks)");
   comm->add_option("--ranks", arguments->ranks, "ranks as threads of this process, without a launcher (2)")
       ->check(whole_number_from(1))
       ->type_name("N");
@@ -208,7 +209,7 @@ void add_bench_command(CLI::App& app) {
       ->check(whole_number_from(1))
       ->type_name("N")
       ->excludes(config);
-  comm->add_option("--into", arguments->into, "add the links to this profile of bench device; print no table")
+  comm->add_option("--into", arguments->into, "add the links to this profile from bench device; print no table")
       ->check(some_text())
       ->type_name("FILE")
       ->excludes(config);
@@ -227,7 +228,9 @@ void add_bench_command(CLI::App& app) {
   comm->add_option("--timeout", arguments->timeout_seconds, "longest wait for other ranks (60)")
       ->check(positive_number())
       ->type_name("S");
+  set_examples(comm, {"gptrain bench comm --ranks 2 --max-bytes 4096 --seconds 0.01"});
   comm->callback([arguments] { bench_comm(*arguments); });
+  set_examples(bench, {"gptrain bench device --out machine.json"});
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

@@ -22,7 +22,7 @@
 #include "train/folder.h"
 #include "train/run_state.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 struct ExportArguments {
@@ -76,7 +76,7 @@ void import_weights(const ImportArguments& arguments) {
 
 void add_import_command(CLI::App& checkpoint) {
   auto arguments = std::make_shared<ImportArguments>();
-  CLI::App* command = checkpoint.add_subcommand("import", "a Hugging Face folder as a checkpoint of step 0");
+  CLI::App* command = checkpoint.add_subcommand("import", "turn a Hugging Face folder into a checkpoint of step 0");
   command->add_option("--hf", arguments->folder, "the folder to read: config.json and safetensors")
       ->required()
       ->check(some_text())
@@ -87,6 +87,7 @@ void add_import_command(CLI::App& checkpoint) {
   command->add_option("--precision", arguments->precision, "precision.compute of the checkpoint's config: fp32 or bf16")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->type_name("WORD");
+  set_examples(command, {"gptrain checkpoint import --hf demo-hf imported"});
   command->callback([arguments] { import_weights(*arguments); });
 }
 
@@ -95,7 +96,8 @@ void add_checkpoint_verify_command(CLI::App& checkpoint) {
   auto deep = std::make_shared<bool>(false);
   CLI::App* command = checkpoint.add_subcommand("verify", "check every file and checksum");
   command->add_option("DIR", *path, "a checkpoint, or a run's folder (its newest)")->required();
-  command->add_flag("--deep", *deep, "look at the numbers, too: norms by tensor, all of them finite");
+  command->add_flag("--deep", *deep, "also read the numbers: print norms, refuse any that is not finite");
+  set_examples(command, {"gptrain checkpoint verify runs/demo --deep"});
   command->callback([path, deep] {
     const auto directory = resolve_checkpoint(*path);
     verify_checkpoint(directory);
@@ -113,9 +115,10 @@ void add_checkpoint_verify_command(CLI::App& checkpoint) {
 void add_diff_command(CLI::App& checkpoint) {
   auto first = std::make_shared<std::string>();
   auto second = std::make_shared<std::string>();
-  CLI::App* command = checkpoint.add_subcommand("diff", "the largest difference of two checkpoints, by tensor");
+  CLI::App* command = checkpoint.add_subcommand("diff", "print the largest difference of two checkpoints, by tensor");
   command->add_option("A", *first, "a checkpoint, or a run's folder (its newest)")->required();
-  command->add_option("B", *second, "another")->required();
+  command->add_option("B", *second, "another checkpoint or run's folder")->required();
+  set_examples(command, {"gptrain checkpoint diff runs/demo runs/other"});
   command->callback(
       [first, second] { write_out(compare_checkpoints(resolve_checkpoint(*first), resolve_checkpoint(*second))); });
 }
@@ -128,16 +131,17 @@ void add_average_command(CLI::App& checkpoint) {
     bool ema = false;
   };
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = checkpoint.add_subcommand("average", "the mean of the weights of checkpoints of one model");
+  CLI::App* command = checkpoint.add_subcommand("average", "write the mean of the weights of several checkpoints");
   command->add_option("DIR", arguments->folders, "checkpoints, or runs' folders (their newest)")->required();
   command->add_option("--out", arguments->out, "the folder to write, which must not exist")
       ->required()
       ->check(some_text());
-  command->add_option("--shares", arguments->shares, "a factor for each checkpoint, in place of the mean")
+  command->add_option("--shares", arguments->shares, "factor for each checkpoint, instead of the mean")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("A,B,...");
-  command->add_flag("--ema", arguments->ema, "of the averages that optimizer.ema keeps, not of the weights");
+  command->add_flag("--ema", arguments->ema, "mean of the averages that optimizer.ema keeps, not of the weights");
+  set_examples(command, {"gptrain checkpoint average runs/demo runs/other --out averaged"});
   command->callback([arguments] {
     std::vector<std::filesystem::path> checkpoints;
     for (const std::string& folder : arguments->folders) checkpoints.push_back(resolve_checkpoint(folder));
@@ -166,14 +170,15 @@ void prune(const std::string& run, int64_t keep_last, int64_t keep_every) {
   print_out("{}: {} removed, {} kept\n", run, format_counted(static_cast<int64_t>(before - kept.size()), "checkpoint"),
             kept.size());
   if (const size_t removed = abandoned - list_abandoned(run).size(); removed > 0)
-    print_out("{}: {} removed that had been set aside\n", run,
+    print_out("{}: {} removed that a resume had set aside\n", run,
               format_counted(static_cast<int64_t>(removed), "checkpoint"));
   for (const CheckpointInfo& info : kept) {
     if (is_sound_checkpoint(info.path)) continue;
     if (is_readable(info.path)) {
-      print_err("warning: {} is damaged: it does not count, and stays until you remove it\n", info.path.string());
+      print_err("warning: {} is damaged: it is neither counted nor removed; remove it yourself\n", info.path.string());
     } else {
-      print_err("warning: {} cannot be read: it does not count, and stays; see its permissions\n", info.path.string());
+      print_err("warning: {} cannot be read: it is neither counted nor removed; check its permissions\n",
+                info.path.string());
     }
   }
   if (!warning.empty()) throw Error(ExitCode::checkpoint, "{}", warning);
@@ -185,13 +190,14 @@ void add_prune_command(CLI::App& checkpoint) {
   auto keep_every = std::make_shared<int64_t>(0);
   CLI::App* command = checkpoint.add_subcommand("prune", "remove older checkpoints of a run");
   command->add_option("RUN", *run, "a run's folder, which no process is training in")->required();
-  command->add_option("--keep-last", *keep_last, "how many of the newest stay")
+  command->add_option("--keep-last", *keep_last, "number of newest checkpoints to keep")
       ->required()
       ->check(whole_number_from(1))
       ->type_name("N");
-  command->add_option("--keep-every", *keep_every, "steps that are multiples stay, too")
+  command->add_option("--keep-every", *keep_every, "also keep checkpoints of steps that are multiples of N")
       ->check(whole_number_from(1))
       ->type_name("N");
+  set_examples(command, {"gptrain checkpoint prune runs/demo --keep-last 2 --keep-every 1000"});
   command->callback([run, keep_last, keep_every] { prune(*run, *keep_last, *keep_every); });
 }
 
@@ -201,28 +207,29 @@ void add_checkpoint_commands(CLI::App& app) {
   CLI::App* checkpoint =
       app.add_subcommand("checkpoint", "verify, compare, convert and remove checkpoints")->require_subcommand(1);
   auto path = std::make_shared<std::string>();
-  CLI::App* inspect_command = checkpoint->add_subcommand("inspect", "step, samples and a table of tensors");
+  CLI::App* inspect_command = checkpoint->add_subcommand("inspect", "print step, samples and a table of tensors");
   inspect_command->add_option("DIR", *path, "a checkpoint, or a run's folder (its newest)")->required();
+  set_examples(inspect_command, {"gptrain checkpoint inspect runs/demo"});
   inspect_command->callback([path] { write_out(inspect_checkpoint(resolve_checkpoint(*path))); });
   add_checkpoint_verify_command(*checkpoint);
   auto exporting = std::make_shared<ExportArguments>();
-  CLI::App* export_command = checkpoint->add_subcommand("export", "the weights as a Hugging Face folder");
+  CLI::App* export_command = checkpoint->add_subcommand("export", "write the weights as a Hugging Face folder");
   export_command->add_option("DIR", exporting->checkpoint, "a checkpoint, or a run's folder (its newest)")->required();
   export_command->add_option("--hf", exporting->out, "the folder to write, which must not exist")
       ->required()
       ->check(some_text())
       ->type_name("OUT");
-  export_command
-      ->add_option("--dtype", exporting->dtype,
-                   "of the weights: fp32 (default), the masters as they are, bf16, or fp16")
+  export_command->add_option("--dtype", exporting->dtype, "dtype of the weights: fp32 (default: exact), bf16, or fp16")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->type_name("DTYPE");
-  export_command->add_flag("--ema", exporting->ema, "their average, which a run keeps with optimizer.ema");
+  export_command->add_flag("--ema", exporting->ema, "write the average of the weights (needs optimizer.ema)");
+  set_examples(export_command, {"gptrain checkpoint export runs/demo --hf demo-hf --dtype bf16"});
   export_command->callback([exporting] { export_weights(*exporting); });
   add_import_command(*checkpoint);
   add_diff_command(*checkpoint);
   add_average_command(*checkpoint);
   add_prune_command(*checkpoint);
+  set_examples(checkpoint, {"gptrain checkpoint verify runs/demo"});
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

@@ -4,6 +4,9 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <fmt/format.h>
+#include <initializer_list>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -16,7 +19,7 @@
 #include "cli/commands.h"
 #include "cli/environment.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 // Returns the first word of the form `--name=`, which CLI11 would take as `--name` with the next word as value; empty
@@ -38,7 +41,32 @@ int end_output(int code) {
   return static_cast<int>(ExitCode::device);
 }
 
+// Adds `gptrain help COMMAND...`, which prints the same as `gptrain COMMAND... --help`.
+void add_help_command(CLI::App& app) {
+  auto words = std::make_shared<std::vector<std::string>>();
+  CLI::App* command = app.add_subcommand("help", "print this text, or that of a command");
+  command->add_option("COMMAND", *words, "a command, such as train or data pack");
+  set_examples(command, {"gptrain help train", "gptrain help data pack"});
+  command->callback([&app, words] {
+    const CLI::App* found = &app;
+    std::string path = app.get_name();
+    for (const std::string& word : *words) {
+      const auto named = found->get_subcommands([&](const CLI::App* other) { return other->get_name() == word; });
+      if (named.empty()) throw Error(ExitCode::usage, "unknown command \"{}\" (see gptrain help)", word);
+      found = named.front();
+      path += " " + word;
+    }
+    write_out(found->get_formatter()->make_help(found, path, CLI::AppFormatMode::Normal));
+  });
+}
+
 }  // namespace
+
+void set_examples(CLI::App* command, std::initializer_list<std::string_view> examples) {
+  std::string text = examples.size() > 1 ? "Examples:\n" : "Example:\n";
+  for (const std::string_view example : examples) text += fmt::format("  {}\n", example);
+  command->footer(text + "gptrain help lists the exit codes.");
+}
 
 int run_program(int argc, char** argv) {
   if (const std::string fault = raise_process_limits(); !fault.empty()) {
@@ -59,6 +87,8 @@ int run_program(int argc, char** argv) {
     return "gptrain: " + CLI::FailureMessage::simple(command, error);
   });
   app.footer(
+      "Example: gptrain train configs/gpt2-124m.json --dry-run\n"
+      "\n"
       "Exit codes: 0 finished, 1 internal error, 2 bad command line or config,\n"
       "3 bad data, 4 bad checkpoint, 5 device or communication failure,\n"
       "6 training diverged, 7 this machine or build cannot do it,\n"
@@ -71,6 +101,7 @@ int run_program(int argc, char** argv) {
   add_generate_command(app);
   add_config_commands(app);
   add_bench_command(app);
+  add_help_command(app);
   if (const std::string_view word = option_without_value(argc, argv); !word.empty()) {
     print_err("gptrain: {}: a value must follow\n", word);
     return static_cast<int>(ExitCode::usage);
@@ -82,7 +113,7 @@ int run_program(int argc, char** argv) {
     const std::vector<std::string> words = app.remaining(true);
     if (error.get_name() == "RequiredError" && !words.empty() &&
         std::string_view(error.what()).find("subcommand") != std::string_view::npos) {
-      print_err("gptrain: unknown command \"{}\" (see --help)\n", words.front());
+      print_err("gptrain: unknown command \"{}\" (see gptrain help)\n", words.front());
       return static_cast<int>(ExitCode::usage);
     }
     // CLI11 reports help and version by this exception with code 0.
@@ -96,7 +127,7 @@ int run_program(int argc, char** argv) {
     if (*error.what() != '\0') print_err("gptrain: {}\n", error.what());
     return static_cast<int>(error.code());
   } catch (const std::bad_alloc&) {
-    print_err("gptrain: the machine is out of memory, or a limit of the process is (ulimit -v)\n");
+    print_err("gptrain: out of memory: the machine has none left, or the process has reached its limit (ulimit -v)\n");
     return static_cast<int>(ExitCode::machine);
   } catch (const std::filesystem::filesystem_error& error) {
     flush_out();
@@ -111,4 +142,4 @@ int run_program(int argc, char** argv) {
   return end_output(static_cast<int>(result));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

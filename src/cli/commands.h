@@ -2,10 +2,12 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <initializer_list>
+#include <string_view>
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 
 void add_train_command(CLI::App& app, ExitCode& result);
 void add_data_commands(CLI::App& app);
@@ -17,4 +19,7 @@ void add_config_commands(CLI::App& app);
 void add_bench_command(CLI::App& app);
 void add_plan_command(CLI::App& app);
 
-}  // namespace gptrain
+// Shows command lines at the end of a command's help. tests/cli/help_cases.py runs them.
+void set_examples(CLI::App* command, std::initializer_list<std::string_view> examples);
+
+}  // namespace gptrain::cli

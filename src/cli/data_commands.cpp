@@ -15,7 +15,7 @@
 #include "data/pack.h"
 #include "data/tokenizer/files.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 const std::map<std::string, SpecialInText> special_choices = {
@@ -82,7 +82,7 @@ void pack_inputs(PackArguments& arguments) {
   if (packed.removed_shards > 0)
     print_err("removed: {} of an earlier pack\n", format_counted(packed.removed_shards, "shard"));
   if (packed.was_finished) {
-    print_out("{}: was finished: {}, {} tokens\n", arguments.out, format_counted(packed.documents, "document"),
+    print_out("{}: already finished: {}, {} tokens\n", arguments.out, format_counted(packed.documents, "document"),
               format_grouped(packed.tokens));
     return;
   }
@@ -97,10 +97,10 @@ void add_pack_command(CLI::App& data) {
   auto packing = std::make_shared<PackArguments>();
   PackOptions& options = packing->options;
   options.threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  CLI::App* command = data.add_subcommand("pack", "texts to PREFIX.bin and PREFIX.idx");
-  command->add_option("INPUT", options.inputs, "files, folders, patterns, -: text, JSON, CSV, Parquet; or compressed")
+  CLI::App* command = data.add_subcommand("pack", "tokenize texts into PREFIX.bin and PREFIX.idx");
+  command->add_option("INPUT", options.inputs, "files, folders, patterns, -: text, JSON, CSV, Parquet; compressed, too")
       ->required();
-  command->add_option("--out", packing->out, "where to write")->required()->type_name("PREFIX");
+  command->add_option("--out", packing->out, "write PREFIX.bin and PREFIX.idx")->required()->type_name("PREFIX");
   command
       ->add_option("--tokenizer", packing->tokenizer,
                    "bytes, tokenizer.json, rank file, SentencePiece .model, or a folder")
@@ -108,36 +108,42 @@ void add_pack_command(CLI::App& data) {
       ->type_name("NAME");
   command->add_option("--pattern", packing->pattern, "pattern of a rank file: gpt2, gpt4, o200k, llama3, qwen2, REGEX");
   add_reading_options(*command, packing->reading);
-  command->add_flag("--append-eod", options.append_end, "an end-of-document token behind each document");
-  command->add_option("--end-token", options.end_token, "this token, by its text or its id, behind each document")
+  command->add_flag("--append-eod", options.append_end, "write an end-of-document token after each document");
+  command->add_option("--end-token", options.end_token, "write this token (its text or id) after each document")
       ->check(some_text())
       ->type_name("TOKEN");
-  command->add_option("--shards-of", options.shard_tokens, "PREFIX-00000, PREFIX-00001, ... of so many tokens")
+  command
+      ->add_option("--shards-of", options.shard_tokens, "write shards PREFIX-00000, PREFIX-00001, ... of TOKENS tokens")
       ->check(whole_number_from(1))
       ->type_name("TOKENS");
   command
       ->add_option("--best-fit", options.best_fit_length,
-                   "whole documents in samples of model.sequence_length = LENGTH")
+                   "fit whole documents into samples of LENGTH = model.sequence_length")
       ->check(whole_number_from(1))
       ->type_name("LENGTH");
-  command->add_option("--threads", options.threads, "threads that encode")->check(whole_number_from(1))->type_name("N");
-  command->add_flag("--resume", options.resume, "go on behind the last whole shard of a pack that was stopped");
-  command->add_option("--on-bad-line", packing->on_bad_line, "what a document that cannot be read does: stop, skip")
+  command->add_option("--threads", options.threads, "number of threads (one for each core)")
+      ->check(whole_number_from(1))
+      ->type_name("N");
+  command->add_flag("--resume", options.resume, "continue a stopped pack after its last complete shard");
+  command->add_option("--on-bad-line", packing->on_bad_line, "at a document that cannot be read: stop, or skip it")
       ->check(CLI::IsMember({"stop", "skip"}))
       ->type_name("WORD");
-  command->add_flag("--replace-invalid", options.replace_invalid_utf8, "U+FFFD for what is not UTF-8");
+  command->add_flag("--replace-invalid", options.replace_invalid_utf8, "replace bytes that are not UTF-8 by U+FFFD");
   command
       ->add_option("--special-in-text", packing->special_in_text,
-                   "special tokens in texts become tokens or text, or refuse")
+                   "special tokens in texts: encode as tokens, as text, or refuse")
       ->check(CLI::IsMember({"tokens", "text", "refuse"}))
       ->type_name("WORD");
-  command->add_option("--part", packing->part, "of N machines this is the I-th: every N-th input file")
+  command->add_option("--part", packing->part, "pack every N-th input file, from the I-th on: for N machines")
       ->check(CLI::Validator(
           [packing](const std::string& text) {
             return part_fault(text, packing->options.part, packing->options.num_parts);
           },
           ""))
       ->type_name("I/N");
+  set_examples(command,
+               {"gptrain data pack data/corpus/train.txt --out data/corpus/train --tokenizer bytes",
+                "gptrain data pack books.jsonl --out data/corpus/books --tokenizer tokenizer.json --append-eod"});
   command->callback([packing] { pack_inputs(*packing); });
 }
 
@@ -145,10 +151,11 @@ void add_pack_command(CLI::App& data) {
 
 void add_data_commands(CLI::App& app) {
   CLI::App* data = app.add_subcommand("data", "make and look at token files")->require_subcommand(1);
+  set_examples(data, {"gptrain data inspect data/corpus/train"});
 
   add_pack_command(*data);
   add_tokenizer_commands(*data);
   add_token_file_commands(*data);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

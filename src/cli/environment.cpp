@@ -5,7 +5,7 @@
 
 #include "comm/device_groups.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 // About ten microseconds: longer than the gap between two ops, far shorter than a scheduler's time slice.
@@ -29,4 +29,4 @@ void shorten_openmp_spinning(char** argv) {
   execv("/proc/self/exe", argv);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace gptrain {
+namespace gptrain::inline cli {
 
 // Shortens the time for which idle OpenMP threads spin between parallel regions: by default milliseconds, which slows a
 // step up to fiftyfold when other work shares the cores. Restarts this program once with a short spin, unless the user
@@ -19,4 +19,4 @@ void give_streams_queues();
 // peer that waits for this rank: a deadlock. REQUIRES: no CUDA call yet, one thread.
 void load_kernels_at_start(int64_t ranks);
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

@@ -11,7 +11,7 @@
 #include "cli/option_checks.h"
 #include "train/generate.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 struct GenerateArguments {
@@ -65,15 +65,15 @@ void add_generate_command(CLI::App& app) {
   command->add_option("--checkpoint", options.checkpoint, "a checkpoint, or a run's folder (its newest)")
       ->required()
       ->type_name("DIR");
-  command->add_option("--prompt", options.prompts, "how a text begins; may be repeated")
+  command->add_option("--prompt", options.prompts, "beginning of the text; may be repeated")
       ->type_name("TEXT")
       ->allow_extra_args(false);
   command->add_option("--prompt-file", arguments->prompt_files, "a file that holds a prompt, or -; may be repeated")
       ->type_name("FILE")
       ->allow_extra_args(false);
-  command->add_option("--tokenizer", options.tokenizer, "as of `data pack`; default: the checkpoint's")
+  command->add_option("--tokenizer", options.tokenizer, "as for data pack (default: the checkpoint's)")
       ->type_name("NAME");
-  command->add_option("--tokens", options.tokens, "at most this many for each prompt")
+  command->add_option("--tokens", options.tokens, "most tokens to write for each prompt")
       ->check(whole_number_from(1))
       ->capture_default_str()
       ->type_name("N");
@@ -89,9 +89,10 @@ void add_generate_command(CLI::App& app) {
       ->check(whole_number_from(0))
       ->capture_default_str()
       ->type_name("S");
-  command->add_flag("--ema", arguments->ema, "with the average of the weights, which a run keeps with optimizer.ema");
+  command->add_flag("--ema", arguments->ema, "use the average of the weights (needs optimizer.ema)");
   command->add_flag("--stream", arguments->stream, "print each token as it comes");
+  set_examples(command, {"gptrain generate --checkpoint runs/demo --prompt \"The \" --tokens 100"});
   command->callback([arguments] { generate_texts(*arguments); });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

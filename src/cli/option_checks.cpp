@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 // Parses the whole text as a T; nullopt if that fails.
@@ -70,4 +70,4 @@ void refuse_same_file(const OutputPath& first, const OutputPath& second) {
     throw Error(ExitCode::usage, "{} and {} name the same file: {}", first.option, second.option, first.path);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-namespace gptrain {
+namespace gptrain::inline cli {
 
 CLI::Validator whole_number_from(int64_t least);  // "0 is not a whole number of at least 1"
 CLI::Validator number_from(double least);         // "nan is not a number of at least 0"
@@ -21,4 +21,4 @@ struct OutputPath {
 // Throws Error(usage) if both options name the same file.
 void refuse_same_file(const OutputPath& first, const OutputPath& second);
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

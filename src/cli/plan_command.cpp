@@ -22,7 +22,7 @@
 #include "report/layout_report.h"
 #include "report/plan_page.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 struct PlanArguments {
@@ -448,7 +448,9 @@ void add_plan_command(CLI::App& app) {
   command->add_option("--estimate", arguments->estimate, "print parameters and FLOPs of bert-large or t5-11b")
       ->check(CLI::IsMember(encoder_names()))
       ->type_name("MODEL");
+  set_examples(command, {"gptrain plan configs/gpt2-124m.json --gpus 8 --target a100-80g --out best.json",
+                         "gptrain plan --fit h100 --optimizer adamw,adafactor"});
   command->callback([arguments, command] { plan(*command, *arguments); });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

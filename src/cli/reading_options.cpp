@@ -4,7 +4,7 @@
 
 #include "base/output.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 const std::map<std::string, InputKind> kinds = {{"text", InputKind::text},
@@ -16,7 +16,7 @@ const std::map<std::string, InputKind> kinds = {{"text", InputKind::text},
 }  // namespace
 
 void add_reading_options(CLI::App& command, ReadingArguments& arguments) {
-  command.add_option("--field", arguments.fields, "member or column with the text; PATTERN=NAME: of such inputs")
+  command.add_option("--field", arguments.fields, "member or column with the text; PATTERN=NAME: for those inputs")
       ->type_name("NAME")
       ->allow_extra_args(false);
   command.add_option("--format", arguments.format, "auto, or what all inputs are: text, jsonl, json, csv, parquet")
@@ -35,4 +35,4 @@ void print_formats(const std::vector<std::string>& lines) {
   for (const std::string& line : lines) print_err("read: {}\n", line);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

@@ -7,7 +7,7 @@
 
 #include "data/ingest/inputs.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 
 struct ReadingArguments {
   std::vector<std::string> fields;
@@ -20,4 +20,4 @@ ReadOptions read_options(const ReadingArguments& arguments);
 // Prints the formats of the inputs on standard error: lines of InputFormats.
 void print_formats(const std::vector<std::string>& lines);
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

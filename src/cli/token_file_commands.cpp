@@ -17,6 +17,7 @@
 #include "config/load.h"
 #include "data/convert.h"
 #include "data/dataset.h"
+#include "data/inspect.h"
 #include "data/join.h"
 #include "data/pack.h"
 #include "data/run_tokenizer.h"
@@ -25,7 +26,7 @@
 #include "data/token_set.h"
 #include "data/tokenizer/files.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -42,17 +43,31 @@ auto with_bar(const std::string& what, Work work) {
   return result;
 }
 
+const std::map<std::string, DType> dtypes = {{"u16", DType::u16}, {"u32", DType::i32}};
+
+void add_dtype_option(CLI::App& command, std::optional<DType>& dtype) {
+  command
+      .add_option_function<std::string>(
+          "--dtype", [&dtype](const std::string& name) { dtype = dtypes.at(name); },
+          "the input is tokens of this type without header or index: u16, u32")
+      ->check(CLI::IsMember({"u16", "u32"}))
+      ->type_name("TYPE");
+}
+
 void add_data_verify_command(CLI::App& data) {
   auto prefix = std::make_shared<std::string>();
+  auto dtype = std::make_shared<std::optional<DType>>();
   auto vocabulary = std::make_shared<int64_t>(any_vocabulary);
   CLI::App* command = data.add_subcommand("verify", "check a token file's index and checksums");
-  command->add_option("PREFIX", *prefix, "PREFIX of PREFIX.bin and PREFIX.idx")->required();
-  command->add_option("--vocabulary", *vocabulary, "every token must be below N, as model.vocab_size is")
+  command->add_option("PREFIX", *prefix, "PREFIX of PREFIX.bin and PREFIX.idx, or a file of tokens")->required();
+  command->add_option("--vocabulary", *vocabulary, "also check that every token is below N (model.vocab_size)")
       ->check(whole_number_from(1))
       ->type_name("N");
-  command->callback([prefix, vocabulary] {
+  add_dtype_option(*command, *dtype);
+  set_examples(command, {"gptrain data verify data/corpus/train --vocabulary 257"});
+  command->callback([prefix, vocabulary, dtype] {
     write_out(with_bar("verifying blocks",
-                       [&](const auto& progress) { return verify_tokens(*prefix, *vocabulary, progress); }));
+                       [&](const auto& progress) { return verify_tokens(*prefix, *vocabulary, progress, *dtype); }));
   });
 }
 
@@ -61,19 +76,25 @@ void add_inspect_command(CLI::App& data) {
     std::string prefix;
     std::string tokenizer;
     int64_t sample = -1;
+    std::optional<DType> dtype;
   };
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = data.add_subcommand("inspect", "counts, histogram, entropy and texts of a token file");
+  CLI::App* command = data.add_subcommand("inspect", "print counts, histogram, entropy and texts of a token file");
   command->add_option("PREFIX", arguments->prefix, "PREFIX of PREFIX.bin and PREFIX.idx, or a file of tokens")
       ->required();
   command->add_option("--sample", arguments->sample, "print document N")->check(whole_number_from(0))->type_name("N");
-  command->add_option("--tokenizer", arguments->tokenizer, "as of `data pack`; default: PREFIX.meta.json's")
+  command->add_option("--tokenizer", arguments->tokenizer, "as for data pack (default: that of PREFIX.meta.json)")
       ->type_name("NAME");
+  add_dtype_option(*command, arguments->dtype);
+  set_examples(command, {"gptrain data inspect data/corpus/train --sample 0"});
   command->callback([arguments] {
     const auto tokenizer = arguments->tokenizer.empty() ? nullptr : load_tokenizer(arguments->tokenizer);
-    write_out(inspect(arguments->prefix, arguments->sample, tokenizer));
+    write_out(inspect(arguments->prefix, arguments->sample, tokenizer, arguments->dtype));
   });
 }
+
+constexpr const char* unknown_tokenizer = "the tokenizer of these tokens is not known";
+constexpr const char* name_it = "name it in data.tokenizer, or with --tokenizer";
 
 // Format of OUT without --to, from its name.
 TokenFormat format_of_name(const fs::path& out) {
@@ -86,30 +107,28 @@ void add_convert_command(CLI::App& data) {
   struct Arguments {
     ConvertOptions options;
     std::string to;
-    std::string dtype;
     int32_t end_token = -1;
   };
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = data.add_subcommand("convert", "token files of Megatron-LM, llm.c, nanoGPT and numpy");
-  command->add_option("IN", arguments->options.in, "a PREFIX, or a file; its content says what it is")->required();
-  command->add_option("OUT", arguments->options.out, "the same")->required();
+  CLI::App* command = data.add_subcommand("convert", "convert token files of Megatron-LM, llm.c, nanoGPT and numpy");
+  command->add_option("IN", arguments->options.in, "a PREFIX or a file; its content tells the format")->required();
+  command->add_option("OUT", arguments->options.out, "a PREFIX or a file")->required();
   static const std::map<std::string, TokenFormat> formats = {{"megatron", TokenFormat::megatron},
                                                              {"llm.c", TokenFormat::llmc},
                                                              {"nanogpt", TokenFormat::nanogpt},
                                                              {"npy", TokenFormat::npy}};
-  command->add_option("--to", arguments->to, "megatron, llm.c, nanogpt, npy; default: as OUT's name says")
+  command->add_option("--to", arguments->to, "format of OUT: megatron, llm.c, nanogpt, npy (by OUT's name)")
       ->check(CLI::IsMember({"megatron", "llm.c", "nanogpt", "npy"}))
       ->type_name("FORMAT");
-  command->add_option("--dtype", arguments->dtype, "IN is tokens of this type and nothing else: u16, u32")
-      ->check(CLI::IsMember({"u16", "u32"}))
-      ->type_name("TYPE");
-  command->add_option("--end-token", arguments->end_token, "to megatron: a document ends behind each of this id")
+  add_dtype_option(*command, arguments->options.dtype);
+  command->add_option("--end-token", arguments->end_token, "to megatron: end a document after each token ID")
       ->check(whole_number_from(0))
       ->type_name("ID");
+  set_examples(command, {"gptrain data convert data/corpus/train train.bin --to nanogpt",
+                         "gptrain data convert train.bin data/corpus/copy --dtype u16 --end-token 256"});
   command->callback([arguments] {
     ConvertOptions& options = arguments->options;
     options.to = arguments->to.empty() ? format_of_name(options.out) : formats.at(arguments->to);
-    if (!arguments->dtype.empty()) options.dtype = arguments->dtype == "u16" ? DType::u16 : DType::i32;
     if (arguments->end_token >= 0) options.end_token = arguments->end_token;
     const ConvertResult result =
         with_bar("converting", [&](const auto& progress) { return convert_tokens(options, progress); });
@@ -117,11 +136,9 @@ void add_convert_command(CLI::App& data) {
         options.to == TokenFormat::megatron ? fmt::format(" in {}", format_counted(result.documents, "document")) : "";
     print_out("{}: {} tokens{}, from {} to {}\n", options.out.native(), format_grouped(result.tokens), documents,
               format_name(result.from), format_name(options.to));
-    const bool from_megatron = result.from == TokenFormat::megatron;
-    if (!from_megatron || read_token_meta(options.in).value_or(TokenMeta{}).tokenizer) {
-      print_out("note: {}: name it in data.tokenizer, or with --tokenizer\n",
-                from_megatron ? "the tokenizer does not go along" : "the tokenizer of these tokens is not known");
-    }
+    const bool is_known =
+        result.from == TokenFormat::megatron && read_token_meta(options.in).value_or(TokenMeta{}).tokenizer.has_value();
+    print_out("note: {}: {}\n", is_known ? "the tokenizer does not go along" : unknown_tokenizer, name_it);
   });
 }
 
@@ -129,18 +146,23 @@ void add_join_command(CLI::App& data) {
   struct Arguments {
     std::vector<std::string> inputs;
     std::string out;
+    std::optional<DType> dtype;
   };
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = data.add_subcommand("join", "several token files as one");
+  CLI::App* command = data.add_subcommand("join", "join several token files into one");
   command->add_option("PREFIX", arguments->inputs, "in order: token files, PREFIXes of shards, folders, patterns")
       ->required();
-  command->add_option("--out", arguments->out, "where to write")->required()->type_name("PREFIX");
+  command->add_option("--out", arguments->out, "write PREFIX.bin and PREFIX.idx")->required()->type_name("PREFIX");
+  add_dtype_option(*command, arguments->dtype);
+  set_examples(command, {"gptrain data join data/corpus/train data/corpus/heldout --out data/corpus/all"});
   command->callback([arguments] {
     const std::vector<fs::path> inputs = token_files_of(arguments->inputs);
-    const JoinResult result =
-        with_bar("joining", [&](const auto& progress) { return join_token_files(inputs, arguments->out, progress); });
+    const JoinResult result = with_bar("joining", [&](const auto& progress) {
+      return join_token_files(inputs, arguments->out, progress, arguments->dtype);
+    });
     print_out("{}: {}, {} tokens from {}\n", arguments->out, format_counted(result.documents, "document"),
               format_grouped(result.tokens), format_counted(static_cast<int64_t>(inputs.size()), "token file"));
+    if (!result.has_tokenizer) print_out("note: {}: {}\n", unknown_tokenizer, name_it);
   });
 }
 
@@ -154,8 +176,8 @@ void print_mixture(const MixArguments& arguments) {
   constexpr double many_epochs = 4;
   RunConfig config = load_config(arguments.config, arguments.overrides);
   if (arguments.steps > 0) config.run.steps = arguments.steps;
-  find_run_tokenizer(config);  // refuses what training would refuse
-  const Dataset dataset = open_training_data(config);
+  find_run_tokenizer(config.data, config.model.vocab_size);  // refuses what training would refuse
+  const Dataset dataset = open_training_data(config, config.run.seed);
   const int64_t samples = config.run.steps * config.batch.global;
   const auto reports = dataset.report(samples);
   size_t width = 6;
@@ -188,12 +210,15 @@ void print_mixture(const MixArguments& arguments) {
 
 void add_mix_command(CLI::App& data) {
   auto arguments = std::make_shared<MixArguments>();
-  CLI::App* command = data.add_subcommand("mix", "how much of each source a run sees");
+  CLI::App* command = data.add_subcommand("mix", "print how much of each source a run sees");
   command->add_option("CONFIG", arguments->config, "run config")->required();
-  command->add_option("--steps", arguments->steps, "instead of run.steps")->check(whole_number_from(1))->type_name("N");
-  command->add_option("--set", arguments->overrides, "as of `train`")
+  command->add_option("--steps", arguments->steps, "number of steps (run.steps)")
+      ->check(whole_number_from(1))
+      ->type_name("N");
+  command->add_option("--set", arguments->overrides, "set a config key (null: its default); repeatable")
       ->type_name("key.path=value")
       ->allow_extra_args(false);
+  set_examples(command, {"gptrain data mix configs/demo.json --steps 1000"});
   command->callback([arguments] { print_mixture(*arguments); });
 }
 
@@ -207,4 +232,4 @@ void add_token_file_commands(CLI::App& data) {
   add_mix_command(data);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

@@ -22,7 +22,7 @@
 #include "data/tokenizer/files.h"
 #include "data/tokenizer/unicode.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 struct TokenizeArguments {
@@ -50,7 +50,7 @@ void tokenize(const TokenizeArguments& arguments) {
       const size_t end = std::min(text.find_first_of(" ,\t\r\n[]", at), text.size());
       int32_t id = 0;
       if (std::from_chars(text.data() + at, text.data() + end, id).ptr != text.data() + end) {
-        throw Error(ExitCode::usage, "--decode: {} is no id", text.substr(at, end - at));
+        throw Error(ExitCode::usage, "--decode: {} is not an id", text.substr(at, end - at));
       }
       ids.push_back(id);
       at = end;
@@ -123,9 +123,9 @@ void add_train_tokenizer_command(CLI::App& data) {
   auto training = std::make_shared<TokenizerTraining>();
   CountOptions& count = training->count;
   count.threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  CLI::App* command = data.add_subcommand("train-tokenizer", "learns a byte-level BPE tokenizer.json from texts");
-  command->add_option("INPUT", count.inputs, "as of `data pack`")->required();
-  command->add_option("--vocab-size", training->vocab_size, "tokens, with the 256 bytes and the special ones")
+  CLI::App* command = data.add_subcommand("train-tokenizer", "train a byte-level BPE tokenizer.json on texts");
+  command->add_option("INPUT", count.inputs, "as for data pack")->required();
+  command->add_option("--vocab-size", training->vocab_size, "number of tokens, with the 256 bytes and the special ones")
       ->required()
       ->check(whole_number_from(257))
       ->type_name("N");
@@ -134,11 +134,14 @@ void add_train_tokenizer_command(CLI::App& data) {
       ->type_name("NAME");
   command->add_option("--special", training->special, "special tokens, which get the first ids")->type_name("TOKEN");
   add_reading_options(*command, training->reading);
-  command->add_option("--sample-bytes", count.sample_bytes, "read no more than about so much of the input")
+  command->add_option("--sample-bytes", count.sample_bytes, "read about N bytes of the input at most")
       ->check(whole_number_from(1))
       ->type_name("N");
-  command->add_flag("--replace-invalid", count.replace_invalid_utf8, "U+FFFD for what is not UTF-8");
-  command->add_option("--threads", count.threads, "threads that count")->check(whole_number_from(1))->type_name("N");
+  command->add_flag("--replace-invalid", count.replace_invalid_utf8, "replace bytes that are not UTF-8 by U+FFFD");
+  command->add_option("--threads", count.threads, "number of threads (one for each core)")
+      ->check(whole_number_from(1))
+      ->type_name("N");
+  set_examples(command, {"gptrain data train-tokenizer data/corpus/train.txt --vocab-size 300 --out tokenizer.json"});
   command->callback([training] { train_tokenizer(*training); });
 }
 
@@ -147,12 +150,14 @@ void add_train_tokenizer_command(CLI::App& data) {
 void add_tokenizer_commands(CLI::App& data) {
   add_train_tokenizer_command(data);
   auto tokenizing = std::make_shared<TokenizeArguments>();
-  CLI::App* command = data.add_subcommand("tokenize", "the ids and pieces of a text, or the text of ids");
-  command->add_option("--tokenizer", tokenizing->tokenizer, "as of `data pack`")->required()->type_name("NAME");
-  command->add_option("--pattern", tokenizing->pattern, "as of `data pack`");
-  command->add_flag("--decode", tokenizing->decode, "TEXT is ids; print their text");
+  CLI::App* command = data.add_subcommand("tokenize", "print the ids and pieces of a text, or the text of ids");
+  command->add_option("--tokenizer", tokenizing->tokenizer, "as for data pack")->required()->type_name("NAME");
+  command->add_option("--pattern", tokenizing->pattern, "as for data pack");
+  command->add_flag("--decode", tokenizing->decode, "TEXT is a list of ids: print their text");
   command->add_option("TEXT", tokenizing->text, "the text, or - for the standard input");
+  set_examples(command, {"gptrain data tokenize --tokenizer tokenizer.json \"a b\"",
+                         "gptrain data tokenize --tokenizer tokenizer.json --decode \"97 32 98\""});
   command->callback([tokenizing] { tokenize(*tokenizing); });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

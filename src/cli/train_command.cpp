@@ -35,7 +35,7 @@
 #include "train/signals.h"
 #include "train/together.h"
 
-namespace gptrain {
+namespace gptrain::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -92,9 +92,9 @@ std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   const bool present = std::all_of(sources.begin(), sources.end(),
                                    [](const DataSource& source) { return !token_files_of(source.path).empty(); });
   if (present) {
-    find_run_tokenizer(config);  // refuses what training would refuse
-    const Dataset dataset = open_training_data(config);
-    check_length(config, dataset);
+    find_run_tokenizer(config.data, config.model.vocab_size);  // refuses what training would refuse
+    const Dataset dataset = open_training_data(config, config.run.seed);
+    check_length(config.batch.global, config.run.steps, dataset);
     for (const auto& report : dataset.report(config.run.steps * config.batch.global)) {
       forecasts.push_back({report.path, report.share, report.epochs});
     }
@@ -161,7 +161,7 @@ PlannedMachine planned_machine(const TrainArguments& arguments, const RunConfig&
   } else {
     machine.rates = machine_named(arguments.target, arguments.cluster, arguments.ranks == 0);
     if (arguments.storage_gbps > 0) machine.rates->cluster.storage_bytes_per_second = arguments.storage_gbps * giga;
-    machine.target = planned_target(*machine.rates, config, world_size);
+    machine.target = planned_target(*machine.rates, config.run.threads, world_size);
     require_links(*machine.rates, world_size);
   }
   machine.target.of_processes = arguments.ranks == 0;
@@ -175,15 +175,14 @@ StorageRates planned_storage(const TrainArguments& arguments, const PlannedMachi
 
 void write_memory_curve(const TrainArguments& arguments, const std::optional<RecomputeForecast>& forecast) {
   if (!forecast)
-    throw Error(ExitCode::usage,
-                "--memory-curve draws what memory.recompute = \"optimal\" may choose, and it is not that");
+    throw Error(ExitCode::usage, "--memory-curve needs memory.recompute = \"optimal\", whose choices it draws");
   const std::string name = fs::path(arguments.config).stem().string();
   AtomicFile page(arguments.memory_curve);
   page.write(recompute_page(*forecast, fmt::format("{}: time against memory", name)));
   page.commit();
 }
 
-void write_timeline(const TrainArguments& arguments, const RunConfig& config, const PlannedPipeline& pipeline,
+void write_timeline(const TrainArguments& arguments, const StepConfig& config, const PlannedPipeline& pipeline,
                     bool has_times) {
   const std::string name = fs::path(arguments.config).stem().string();
   AtomicFile page(arguments.timeline);
@@ -191,7 +190,7 @@ void write_timeline(const TrainArguments& arguments, const RunConfig& config, co
   page.commit();
 }
 
-void add_to_trace(PlannedTrace& trace, const RunConfig& config, const PlannedMachine& machine, PlannedRun& run) {
+void add_to_trace(PlannedTrace& trace, const StepConfig& config, const PlannedMachine& machine, PlannedRun& run) {
   for (TimedLog& timed : run.logs) {
     trace.add(planned_profile(timed.rank, config.precision.compute, std::move(timed.log), machine.target, timed.times,
                               run.step.pipeline.stages[static_cast<size_t>(timed.stage)].not_before),
@@ -248,7 +247,7 @@ RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) 
                 arguments.ranks, launch.size);
   }
   if (arguments.resume.empty())
-    throw Error(ExitCode::usage, "--resume \"\": names no folder (give {}, a folder, or nothing behind it)", latest);
+    throw Error(ExitCode::usage, "--resume \"\": names no folder (give {}, a folder, or no value)", latest);
   const int64_t num_ranks = std::max<int64_t>(launch.size, arguments.ranks);
   RunConfig config = load_config(arguments.config, arguments.overrides, num_ranks);
   make_mesh(config, training_ranks(config, num_ranks));
@@ -266,15 +265,15 @@ void add_train_command(CLI::App& app, ExitCode& result) {
   command->formatter(formatter);
   command->add_option("CONFIG", arguments->config, "run config (JSON, comments allowed)")->required();
   CLI::Option* resume =
-      command->add_option("--resume", arguments->resume, "go on from the newest checkpoint, or from a folder")
+      command->add_option("--resume", arguments->resume, "continue from the newest checkpoint, or from DIR")
           ->expected(0, 1)
           ->default_str(latest)  // value of --resume without an argument
           ->type_name("[DIR]");
   CLI::Option* init =
       command
-          ->add_option("--init-from", arguments->init_from, "start with a checkpoint's weights, where none is resumed")
+          ->add_option("--init-from", arguments->init_from, "begin with a checkpoint's weights, unless one is resumed")
           ->type_name("DIR");
-  command->add_option("--accept-changes", arguments->accepted, "resume with other data or schedule (KIND); repeatable")
+  command->add_option("--accept-changes", arguments->accepted, "resume although data or schedule (KIND) have changed")
       ->check(change_kind())
       ->type_name("KIND")
       ->allow_extra_args(false);
@@ -286,7 +285,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
                                                "time step N op by op: a table, and OUT/trace-stepN.json")
                                   ->check(whole_number_from(1))
                                   ->type_name("N");
-  command->add_option("--set", arguments->overrides, "override a value (null: its default); repeatable")
+  command->add_option("--set", arguments->overrides, "set a config key (null: its default); repeatable")
       ->type_name("key.path=value")
       ->allow_extra_args(false);
   CLI::Option* dry =
@@ -313,7 +312,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->check(positive_number())
       ->type_name("P")
       ->needs(target);
-  command->add_option("--storage-gbps", arguments->storage_gbps, "GB/s written by a node, for the time of a checkpoint")
+  command->add_option("--storage-gbps", arguments->storage_gbps, "GB/s that a node writes, for a checkpoint's time")
       ->check(positive_number())
       ->type_name("R")
       ->needs(dry);
@@ -336,6 +335,8 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->type_name("FILE")
       ->needs(dry);
   command->add_flag("--json", arguments->json, "print the dry run as JSON")->needs(dry);
+  set_examples(command, {"gptrain train configs/demo.json --resume latest --set optimizer.lr=1e-3",
+                         "gptrain train configs/gpt2-124m.json --dry-run --target h100"});
   command->callback([arguments, resume, init, steps, profile_step, &result] {
     if (arguments->dry_run && !arguments->accepted.empty())
       throw Error(ExitCode::usage, "--accept-changes: a dry run resumes nothing; leave it out");
@@ -361,9 +362,9 @@ void add_train_command(CLI::App& app, ExitCode& result) {
     options.accepted = {.data = accepts("data"), .schedule = accepts("schedule")};
     if (*steps) options.steps = arguments->steps;
     if (*profile_step) options.profile_step = arguments->profile_step;
-    result = train(config, options, launch);
+    result = train::train(config, options, launch);
     flush_lines();
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::cli

@@ -11,7 +11,7 @@
 
 #include "comm/call.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 // Thread-safe. The training loop sets steps and phases; communicators note their operations, of which several may run
 // at a time.
@@ -82,4 +82,4 @@ class Activity {
   Call last_call_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "comm/texts.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 std::vector<std::string> agree(Communicator* group, const World& world, const std::function<std::string()>& work) {
   if (group == nullptr) return {work()};
@@ -35,4 +35,4 @@ void agree_on(Communicator* group, const World& world, const std::function<void(
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

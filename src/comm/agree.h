@@ -8,7 +8,7 @@
 #include "comm/communicator.h"
 #include "comm/world.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 // Runs `work` on each rank and returns all results in rank order. If `work` throws an Error on some ranks, every rank
 // throws the Error of the lowest of them: rank 0 with its message, which names that rank, the others with an empty one,
@@ -19,4 +19,4 @@ std::vector<std::string> agree(Communicator* group, const World& world, const st
 // Does the same for work without a result.
 void agree_on(Communicator* group, const World& world, const std::function<void()>& work);
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 constexpr int64_t smallest_bytes = 1024;
@@ -157,4 +157,4 @@ void bench_collectives(const BenchGroup& group, const BenchOptions& options,
       on_row(bench_one(group, subject, size, buffers, options));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

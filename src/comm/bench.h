@@ -8,7 +8,7 @@
 #include "comm/communicator.h"
 #include "ops/backend.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 struct BenchOptions {
   int64_t max_bytes = 256 << 20;  // largest buffer; sizes are 1 KiB, 4 KiB, ... up to it
@@ -43,4 +43,4 @@ struct BenchGroup {
 void bench_collectives(const BenchGroup& group, const BenchOptions& options,
                        const std::function<void(const BenchRow&)>& on_row);
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

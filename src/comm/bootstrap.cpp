@@ -16,7 +16,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 constexpr int lowest_job_port = 20000;  // below the ports that systems assign by themselves
@@ -306,4 +306,4 @@ bool settle_on_node(const Launch& launch) {
   return enough;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

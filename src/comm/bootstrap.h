@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 struct Launch {
   enum class Source { alone, variables, slurm, open_mpi, other_mpi };
@@ -55,4 +55,4 @@ std::string first_host(const std::string& list);
 // Returns false if processes of this node share cores: waiting should then yield the core.
 bool settle_on_node(const Launch& launch);
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

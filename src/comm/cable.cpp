@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <utility>
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 // Most bytes of a frame. The rest of a frame that the system does not take whole is copied.
@@ -60,7 +60,7 @@ class Parts {
 }  // namespace
 
 Cable::~Cable() {
-  // Closing a socket with unread input resets the connection, and the peer may lose what it has not read yet.
+  // Closing a socket with unread input resets the connection, and the peer may lose bytes that it has not read yet.
   ::shutdown(descriptor(), SHUT_WR);
   std::byte ignored[4096];
   while (::recv(descriptor(), ignored, sizeof ignored, MSG_DONTWAIT) > 0) {
@@ -163,12 +163,12 @@ short Cable::events(int stream, bool sending, bool receiving) {
   const std::lock_guard lock(mutex_);
   const Stream& own = streams_[stream];
   const bool lacks_credit = sending && own.credit == 0;
-  const bool writes = (sending && !lacks_credit) || !notices_.empty() || written_ < own.sent_until ||
-                      (receiving && !unsent_.empty());
+  const bool writes =
+      (sending && !lacks_credit) || !notices_.empty() || written_ < own.sent_until || (receiving && !unsent_.empty());
   return static_cast<short>((receiving || lacks_credit ? POLLIN : 0) | (writes ? POLLOUT : 0));
 }
 
-// Reads what has arrived until something of the stream `wanted` fits into `parts`, whose bytes are returned, or until
+// Reads the input that has arrived until some of the stream `wanted` is in `parts`, and returns its bytes, or until
 // nothing is left: 0. Bytes of other streams, and without parts all bytes, are kept.
 int64_t Cable::take_input(int wanted, std::span<const iovec> parts) {
   while (can_read_) {
@@ -237,7 +237,7 @@ int64_t Cable::read(std::span<iovec> into) {
   return 0;
 }
 
-// Writes what waits to be written. Returns true if nothing is left, or nothing can be written any more.
+// Writes the bytes that wait to be written. Returns true if nothing is left, or nothing can be written any more.
 bool Cable::flush() {
   while (can_write_) {
     if (unsent_.empty()) {
@@ -280,4 +280,4 @@ void Cable::wake_all() {
     if (stream.wake) stream.wake();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -13,7 +13,7 @@
 
 #include "comm/socket.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 // A connection to another rank, with a stream of bytes in each direction for each group of the two. Streams never wait
 // for each other: a sender is at most window_bytes ahead of its receiver, and bytes that arrive for a stream
@@ -83,9 +83,9 @@ class Cable {
   size_t unsent_begin_ = 0;
   int64_t queued_ = 0;   // bytes given to the connection so far, frames included
   int64_t written_ = 0;  // bytes of these that the system has taken
-  Frame header_;         // of the frame that arrives
+  Frame header_;         // header of the frame that arrives
   size_t header_bytes_ = 0;
   int64_t left_ = 0;  // bytes of the frame that have not arrived
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

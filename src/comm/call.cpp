@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 std::string describe(const Call& call) {
   static constexpr const char* reductions[] = {"sum", "max", "min"};
@@ -58,4 +58,4 @@ Error disagreement(const char* what, int rank_a, const Call& a, int rank_b, cons
                rank_a, describe(a), rank_b, describe(b));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -9,7 +9,7 @@
 #include "comm/communicator.h"
 #include "comm/operation.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 struct Call {
   Operation operation = Operation::barrier;
@@ -35,4 +35,4 @@ void check_parts(std::span<const PeerPart> sent, std::span<const PeerPart> recei
 // Returns the Error(device) for two ranks whose calls differ in `what`.
 Error disagreement(const char* what, int rank_a, const Call& a, int rank_b, const Call& b);
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "comm/reduce_op.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 // Thrown when a rank needs another that has left. The cause is the failure on that other rank.
 class PeerGone : public Error {
@@ -71,4 +71,4 @@ class Communicator {
 // that the rank is gone. A peer that still needs it throws PeerGone, or Error(device) if every rank waits.
 std::vector<std::unique_ptr<Communicator>> make_local_group(int size);
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -9,7 +9,7 @@
 #include "comm/communicator.h"
 #include "ops/side_queue.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 // Returns false in a build without NCCL; the functions below must then not be called.
 bool has_device_links();
@@ -39,4 +39,4 @@ struct LinkedGroup {
 std::vector<std::unique_ptr<Communicator>> make_linked_communicators(std::span<const LinkedGroup> groups,
                                                                      double timeout_seconds);
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -10,7 +10,7 @@
 #include "comm/gathered_transfers.h"
 #include "comm/reduce.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 // Messages below this size are limited by latency, above it by bandwidth.
@@ -305,4 +305,4 @@ std::unique_ptr<Communicator> make_exchange_communicator(std::unique_ptr<Transpo
                                                 std::move(scratch));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -10,7 +10,7 @@
 #include "comm/communicator.h"
 #include "comm/transport.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 // Returns the scratch bytes that a rank of a group needs to reduce: a slot per rank of at most 256 KiB, and of at least
 // 16 KiB in groups so large that all slots would exceed 16 MiB.
@@ -43,4 +43,4 @@ std::unique_ptr<Communicator> make_exchange_communicator(std::unique_ptr<Transpo
                                                          std::shared_ptr<Activity> activity, std::string group,
                                                          std::shared_ptr<ExchangeScratch> scratch);
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -1,6 +1,6 @@
 #include "comm/frames.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 std::string text_member(const nlohmann::json& json, const char* name) {
   if (!json.is_object()) return "";
@@ -17,4 +17,4 @@ std::optional<int64_t> number_member(const nlohmann::json& json, const char* nam
   return fits && value >= least && value <= most ? std::optional(value) : std::nullopt;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

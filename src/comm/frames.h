@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 // Returns the string member `name`; empty if `json` is not an object or has none.
 std::string text_member(const nlohmann::json& json, const char* name);
@@ -14,4 +14,4 @@ std::string text_member(const nlohmann::json& json, const char* name);
 // Returns the integer member `name` if it is in [least, most]; nullopt otherwise.
 std::optional<int64_t> number_member(const nlohmann::json& json, const char* name, int64_t least, int64_t most);
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

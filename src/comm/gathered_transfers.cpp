@@ -1,6 +1,6 @@
 #include "comm/gathered_transfers.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 void GatheredTransfers::group_start() {
   if (gathering_) throw Error(ExitCode::device, "group_start inside a group of transfers");
@@ -24,4 +24,4 @@ void GatheredTransfers::transfer(const Call& call, const void* in, void* out) {
   if (!gathering_) run_transfers();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -7,7 +7,7 @@
 #include "comm/call.h"
 #include "comm/communicator.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 class GatheredTransfers : public Communicator {
  public:
@@ -42,4 +42,4 @@ class GatheredTransfers : public Communicator {
   bool gathering_ = false;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -14,7 +14,7 @@
 #include "base/json.h"
 #include "comm/frames.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 using Json = nlohmann::json;
@@ -68,7 +68,7 @@ std::string read_secret_file(const std::string& path) {
 }  // namespace
 
 std::string Secret::proof(std::string_view statement) const {
-  if (!start_sodium()) throw Error(ExitCode::device, "the library of the handshake cannot be started");
+  if (!start_sodium()) throw Error(ExitCode::device, "libsodium, with which ranks prove themselves, cannot be started");
   crypto_auth_hmacsha256_state state;
   std::array<unsigned char, crypto_auth_hmacsha256_BYTES> digest{};
   crypto_auth_hmacsha256_init(&state, reinterpret_cast<const unsigned char*>(key_.data()), key_.size());
@@ -99,7 +99,7 @@ Secret find_secret() {
 }
 
 std::string draw_secret() {
-  if (!start_sodium()) throw Error(ExitCode::device, "the library of the handshake cannot be started");
+  if (!start_sodium()) throw Error(ExitCode::device, "libsodium, with which ranks prove themselves, cannot be started");
   std::array<unsigned char, 32> bytes{};
   randombytes_buf(bytes.data(), bytes.size());
   return to_hex(bytes);
@@ -215,4 +215,4 @@ std::optional<Gate::Guest> Gate::admit(Clock::time_point deadline) {
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

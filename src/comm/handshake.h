@@ -13,7 +13,7 @@
 #include "comm/bootstrap.h"
 #include "comm/socket.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 // A key of HMAC-SHA256 (RFC 2104). Without a secret the key is empty, which everybody knows.
 class Secret {
@@ -92,4 +92,4 @@ class Gate {
   int64_t num_turned_away_ = 0;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

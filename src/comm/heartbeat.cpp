@@ -16,7 +16,7 @@
 #include "base/units.h"
 #include "comm/frames.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 using Json = nlohmann::json;
@@ -303,4 +303,4 @@ Heartbeat::~Heartbeat() = default;
 
 void Heartbeat::leave(bool finished) { watch_->leave(finished); }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

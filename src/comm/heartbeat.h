@@ -8,7 +8,7 @@
 #include "comm/activity.h"
 #include "comm/rendezvous.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 // Runs one thread per process, beside the collectives. Several times a second every rank reports its activity to rank 0
 // over TCP, and rank 0 answers with its own. A peer is lost if its connection closes or it is silent for the timeout.
@@ -33,4 +33,4 @@ class Heartbeat {
   std::unique_ptr<Watch> watch_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -9,7 +9,7 @@
 #include "base/units.h"
 #include "comm/plan.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 constexpr std::string_view wait_name = "waiting for ranks";
@@ -309,4 +309,4 @@ Lane::Ticket Lane::transfers_end(Communicator* group) {
   return issue({.kind = Item::Kind::transfers_end, .group = group});
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -34,7 +34,7 @@
 #include "comm/communicator.h"
 #include "ops/side_queue.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 class Lane;
 
@@ -173,4 +173,4 @@ class Lane {
   std::thread thread_;  // last member: starts when the others exist
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -19,7 +19,7 @@
 #include "comm/gathered_transfers.h"
 #include "comm/reduce.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 constexpr int spins_per_yield = 200;
@@ -347,4 +347,4 @@ std::vector<std::unique_ptr<Communicator>> make_local_group(int size) {
   return handles;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

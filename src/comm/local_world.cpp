@@ -12,7 +12,7 @@
 #include "base/thread.h"
 #include "comm/world.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 // State shared by the ranks of a world.
@@ -165,4 +165,4 @@ void check_group(const std::vector<int>& ranks, int world_size) {
                 list_ranks(ranks));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -14,7 +14,7 @@
 #include "comm/links.h"
 #include "comm/process_world.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 constexpr int header_tag = 1;
@@ -223,4 +223,4 @@ std::unique_ptr<MpiLinks> start_mpi(const Launch& launch, bool yielding) {
   return std::make_unique<MpiWorldLinks>(std::move(session));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 // Reductions come first: is_reduction compares values.
 enum class Operation : uint8_t {
@@ -31,4 +31,4 @@ constexpr std::string_view operation_name(Operation operation) {
 }
 constexpr bool is_reduction(Operation operation) { return operation <= Operation::reduce_scatter; }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

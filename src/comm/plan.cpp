@@ -2,7 +2,7 @@
 
 #include "base/amount.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 class PlanCommunicator final : public Communicator {
@@ -67,4 +67,4 @@ std::unique_ptr<Communicator> make_plan_communicator(int rank, int size) {
   return std::make_unique<PlanCommunicator>(rank, size);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

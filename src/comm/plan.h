@@ -10,7 +10,7 @@
 #include "comm/communicator.h"
 #include "comm/operation.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 // Number of calls of one operation and the bytes that one rank sends in them.
 struct Traffic {
@@ -31,4 +31,4 @@ int64_t sent_bytes(std::span<const PeerPart> sent, DType dtype, int rank);
 // Returns the communicator of one rank in a group of `size`.
 std::unique_ptr<Communicator> make_plan_communicator(int rank, int size);
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

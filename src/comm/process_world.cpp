@@ -23,7 +23,7 @@
 #include "comm/heartbeat.h"
 #include "comm/links.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 using Json = nlohmann::json;
@@ -160,7 +160,7 @@ std::vector<Fact> all_facts(const WorldOptions& options) {
 
 // Refuses, before the ranks meet, a number of ranks for which this process may not open enough files.
 void require_files(const Launch& launch) {
-  constexpr int64_t sockets_of_peer = 2, other_files = 40;  // of rank 0; the others have one of a peer
+  constexpr int64_t sockets_of_peer = 2, other_files = 40;  // sockets of rank 0; the others have one for each peer
   const int64_t needed = sockets_of_peer * launch.size + other_files;
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
@@ -233,4 +233,4 @@ bool uses_mpi(const Launch& launch) {
   return launch.mpi && (built_with_mpi() || launch.source == Launch::Source::open_mpi);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -8,7 +8,7 @@
 #include "comm/rendezvous.h"
 #include "comm/world.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 // Exit of a process that meets the others only to agree on a refusal, if they do not arrive.
 struct Refusal {
@@ -46,4 +46,4 @@ std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& 
 bool built_with_mpi();
 bool uses_mpi(const Launch& launch);
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -4,7 +4,7 @@
 
 #include "comm/reduce_kernels.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 // Selects the instruction set as ops/cpu does: the one oneDNN uses, which the user may cap.
@@ -22,4 +22,4 @@ void reduce(std::span<const void* const> inputs, void* out, int64_t count, DType
   kernel(inputs.data(), static_cast<int64_t>(inputs.size()), out, count, dtype, op);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -6,7 +6,7 @@
 
 #include "comm/communicator.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 // out[i] = inputs[0][i] op inputs[1][i] op ... for i < count, combined in this order. bf16 and f16 are widened to f32
 // and rounded once at the end. `out` may be one of the inputs; otherwise they must not overlap. A NaN in any input
@@ -14,4 +14,4 @@ namespace gptrain {
 // refuses it).
 void reduce(std::span<const void* const> inputs, void* out, int64_t count, DType dtype, ReduceOp op);
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

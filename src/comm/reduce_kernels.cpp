@@ -3,8 +3,11 @@
 
 #include "ops/cpu/kernels/isa.h"
 
-namespace gptrain::GPTRAIN_ISA {
+namespace gptrain::inline comm::GPTRAIN_ISA {
 namespace {
+
+using ops::GPTRAIN_ISA::load;
+using ops::GPTRAIN_ISA::store;
 
 inline double load(const double* from) { return *from; }
 inline void store(double* to, double value) { *to = value; }
@@ -107,4 +110,4 @@ void reduce_any(const void* const* inputs, int64_t num_inputs, void* out, int64_
 
 const ReduceKernel reduce_kernel = reduce_any;
 
-}  // namespace gptrain::GPTRAIN_ISA
+}  // namespace gptrain::comm::GPTRAIN_ISA

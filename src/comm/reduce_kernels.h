@@ -12,7 +12,7 @@
 #define GPTRAIN_REDUCE_ISAS(apply) apply(baseline)
 #endif
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 // Implements `reduce` of comm/reduce.h for num_inputs >= 1.
 using ReduceKernel = void (*)(const void* const* inputs, int64_t num_inputs, void* out, int64_t count, DType dtype,
@@ -25,4 +25,4 @@ using ReduceKernel = void (*)(const void* const* inputs, int64_t num_inputs, voi
 GPTRAIN_REDUCE_ISAS(GPTRAIN_DECLARE_REDUCE_KERNEL)
 #undef GPTRAIN_DECLARE_REDUCE_KERNEL
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 enum class ReduceOp : uint8_t { sum, max, min };
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -18,7 +18,7 @@
 #include "base/version.h"
 #include "comm/frames.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 using Json = nlohmann::json;
@@ -402,4 +402,4 @@ PeerCall call_peer(const Peer& peer, int rank, const Peer& self, PeerPort port, 
   return call;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

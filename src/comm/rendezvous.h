@@ -11,7 +11,7 @@
 #include "comm/handshake.h"
 #include "comm/socket.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 // A property that must be equal on every rank. If values have several lines, the lines that differ are reported.
 struct Fact {
@@ -82,4 +82,4 @@ struct CallDeadlines {
 PeerCall call_peer(const Peer& peer, int rank, const Peer& self, PeerPort port, const Secret& key,
                    const std::string& greeting, const CallDeadlines& by);
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

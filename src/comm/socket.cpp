@@ -17,7 +17,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 constexpr char frame_magic[4] = {'G', 'P', 'T', 'R'};
@@ -315,4 +315,4 @@ std::optional<std::string> FrameChannel::receive(Clock::time_point deadline) {
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 using Clock = std::chrono::steady_clock;
 Clock::duration seconds_duration(double seconds);
@@ -105,4 +105,4 @@ class FrameChannel {
   std::string bytes_;  // read but not taken yet
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

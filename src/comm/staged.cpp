@@ -6,7 +6,7 @@
 
 #include "comm/gathered_transfers.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 class StagedCommunicator final : public GatheredTransfers {
@@ -185,4 +185,4 @@ std::unique_ptr<Communicator> make_staged_communicator(Communicator& host, SideQ
   return std::make_unique<StagedCommunicator>(host, queue, staging);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -7,7 +7,7 @@
 #include "comm/communicator.h"
 #include "ops/side_queue.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 // Size of a rank's host memory through which its collectives pass in pieces; the lanes share it. A piece is so long
 // that copying it takes longer than starting the copy.
@@ -21,4 +21,4 @@ constexpr int64_t staging_bytes = int64_t{8} << 20;
 // direction; none ends before the first pieces of all have met.
 std::unique_ptr<Communicator> make_staged_communicator(Communicator& host, SideQueue& queue, DeviceMemory& staging);
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -18,7 +18,7 @@
 #include "comm/frames.h"
 #include "comm/links.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 namespace {
 
 using Json = nlohmann::json;
@@ -199,8 +199,8 @@ class TcpLinks final : public Links {
 
   Socket call(int rank, Clock::time_point deadline) const {
     const Peer& peer = peers_[static_cast<size_t>(rank)];
-    PeerCall call = call_peer(peer, rank, self(), PeerPort::group, key_, json_text(Json{{"rank", rank_}}),
-                              {deadline, deadline});
+    PeerCall call =
+        call_peer(peer, rank, self(), PeerPort::group, key_, json_text(Json{{"rank", rank_}}), {deadline, deadline});
     if (call.end == CallEnd::proven) return call.channel.take_socket();
     throw Error(ExitCode::device,
                 "rank {} ({}) cannot connect to rank {} ({}) at any of its addresses: is there a "
@@ -241,4 +241,4 @@ std::unique_ptr<Links> make_tcp_links(Meeting& meeting, int rank, double timeout
   return std::make_unique<TcpLinks>(meeting, rank, timeout_seconds);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

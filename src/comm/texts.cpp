@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 std::string broadcast_text(Communicator* group, const std::string& text, int root) {
   if (group == nullptr || group->size() == 1) return text;
@@ -51,4 +51,4 @@ std::vector<std::string> gather_texts(Communicator* group, const std::string& te
   return texts;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

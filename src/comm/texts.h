@@ -7,7 +7,7 @@
 
 #include "comm/communicator.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 // All functions are collective over `group` (null: one rank) and throw Error(device) as every collective does.
 
@@ -19,4 +19,4 @@ void pass_texts_to_first(Communicator* group, const std::string& text,
 // Returns every rank's text, in rank order, on every rank.
 std::vector<std::string> gather_texts(Communicator* group, const std::string& text);
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

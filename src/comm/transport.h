@@ -7,7 +7,7 @@
 
 #include "comm/call.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 struct Message {
   Call call;  // the operation; the receiver compares it with its own
@@ -40,4 +40,4 @@ class Transport {
 // for. `rank`: the receiver.
 void check_arrival(const Call& sent, int64_t sent_bytes, const Message& expected, int rank);
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

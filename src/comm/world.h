@@ -9,7 +9,7 @@
 #include "comm/activity.h"
 #include "comm/communicator.h"
 
-namespace gptrain {
+namespace gptrain::inline comm {
 
 class ExchangeScratch;
 
@@ -60,4 +60,4 @@ std::string list_ranks(const std::vector<int>& ranks);  // "0,2,4"
 // Throws Error(device) unless `ranks` lists at least one rank of a world of `world_size`, each once.
 void check_group(const std::vector<int>& ranks, int world_size);
 
-}  // namespace gptrain
+}  // namespace gptrain::comm

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cctype>
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 std::string plain(std::string_view name) {
@@ -230,4 +230,4 @@ std::string word_meant(std::string_view word, std::span<const std::string> choic
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 struct Aliases {
   std::string ours;  // our name, as a fault proposes it: "optimizer.lr", `precision.compute = "fp16"`, "cuda"
@@ -31,4 +31,4 @@ std::string key_absent(std::string_view section, std::string_view key);
 // Returns the one of `choices` that `word` means in other trainers; empty if there is none.
 std::string word_meant(std::string_view word, std::span<const std::string> choices);
 
-}  // namespace gptrain
+}  // namespace gptrain::config

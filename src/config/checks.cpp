@@ -7,7 +7,7 @@
 #include "base/amount.h"
 #include "config/rules.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 class Settler : Rules {
@@ -58,7 +58,7 @@ class Settler : Rules {
       faults_.add(fmt::format("data.train[{}].epochs", other), "", "must be given, as other sources have it", "1");
     }
     if (counted > 0 && config_.data.temperature > 0 && sound({"data.temperature"}))
-      fault("data.temperature", "has no place beside the epochs of sources", "0");
+      fault("data.temperature", "cannot be combined with the epochs of sources", "0");
     if (sound({"data.phases"})) check_phases();
   }
 
@@ -169,4 +169,4 @@ void settle(RunConfig& config, const std::set<std::string>& given, int64_t world
   Settler({config, given, world_size, faults}).run();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -6,20 +6,20 @@
 #include "base/units.h"
 #include "config/faults.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
-int64_t ranks_of_model(const RunConfig& config) { return config.parallel.tensor * config.parallel.pipeline; }
+int64_t ranks_of_model(const StepConfig& config) { return config.parallel.tensor * config.parallel.pipeline; }
 
 }  // namespace
 
-int64_t training_ranks(const RunConfig& config, int64_t ranks) {
+int64_t training_ranks(const StepConfig& config, int64_t ranks) {
   const int64_t of_model = ranks_of_model(config);
   if (!config.parallel.elastic || ranks < of_model) return ranks;
   return of_model * (config.batch.global / (config.batch.micro * config.batch.accumulation));
 }
 
-std::string elastic_line(const RunConfig& config, int64_t ranks) {
+std::string elastic_line(const StepConfig& config, int64_t ranks) {
   if (!config.parallel.elastic) return "";
   const int64_t training = training_ranks(config, ranks);
   const std::string how = fmt::format(
@@ -31,7 +31,7 @@ std::string elastic_line(const RunConfig& config, int64_t ranks) {
   return fmt::format("elastic: {} of {} train, {}; {}", training, format_counted(ranks, "rank"), idle, how);
 }
 
-std::string layout_changes(const RunConfig& saved, int64_t saved_ranks, const RunConfig& config, int64_t ranks) {
+std::string layout_changes(const StepConfig& saved, int64_t saved_ranks, const StepConfig& config, int64_t ranks) {
   std::vector<std::string> changes;
   const auto compare = [&](const char* what, int64_t before, int64_t now) {
     if (before != now) changes.push_back(fmt::format("{} {} -> {}", what, before, now));
@@ -45,4 +45,4 @@ std::string layout_changes(const RunConfig& saved, int64_t saved_ranks, const Ru
   return fmt::format("{}; batch.global stays {}", join(changes, ", "), config.batch.global);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

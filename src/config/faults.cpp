@@ -8,7 +8,7 @@
 #include "base/printable.h"
 #include "base/units.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 void Faults::add(const std::string& path, const std::string& value, const std::string& rule,
                  const std::string& nearest) {
@@ -88,4 +88,4 @@ std::string nearest_integers(int64_t value, int64_t min, int64_t max, const std:
   return {};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

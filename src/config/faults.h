@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 class Faults {
  public:
@@ -49,4 +49,4 @@ std::string nearest_word(std::string_view word, std::span<const std::string> can
 // The nearest integers in [min, max] that hold, above and below `value`: "6 or 4", "6", or empty.
 std::string nearest_integers(int64_t value, int64_t min, int64_t max, const std::function<bool(int64_t)>& holds);
 
-}  // namespace gptrain
+}  // namespace gptrain::config

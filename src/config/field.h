@@ -9,7 +9,7 @@
 #include "config/run_config.h"
 #include "config/value_rule.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 enum class Presence {
   optional,  // the default is the member's value in RunConfig{}
@@ -21,8 +21,14 @@ enum class Presence {
 struct Dependency {
   std::string path;       // path of the other key
   std::string condition;  // "model.positions is rope"
-  bool (*holds)(const RunConfig&);
+  std::function<bool(const RunConfig&)> holds;
 };
+
+// Returns a condition on one section of a config.
+template <typename Owner, typename Section, typename Holds>
+std::function<bool(const RunConfig&)> when(Section Owner::*section, Holds holds) {
+  return [=](const RunConfig& config) { return holds(config.*section); };
+}
 
 struct Field {
   std::string path;  // "section.key"
@@ -41,4 +47,4 @@ struct Field {
   bool used(const RunConfig& config) const { return !dependency || dependency->holds(config); }
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -11,7 +11,7 @@
 
 #include "config/field.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 template <typename Value>
 Json value_json(const Value& value) {
@@ -24,6 +24,7 @@ inline Json value_json(const std::vector<DataSource>& sources) {
     Json object = {{"path", source.path}};
     object.update(source.epochs > 0 ? Json{{"epochs", source.epochs}} : Json{{"weight", source.weight}});
     if (source.max_epochs > 0) object["max_epochs"] = source.max_epochs;
+    if (source.dtype) object["dtype"] = *source.dtype == DType::u16 ? "u16" : "u32";
     array.push_back(std::move(object));
   }
   return array;
@@ -67,9 +68,13 @@ void set_value(const Json& json, Value& value) {
 inline void set_value(const Json& json, std::vector<DataSource>& sources) {
   sources.clear();
   for (const Json& source : json) {
-    const DataSource usual;
-    sources.push_back({source.at("path").get<std::string>(), source.value("weight", usual.weight),
-                       source.value("epochs", usual.epochs), source.value("max_epochs", usual.max_epochs)});
+    DataSource& read = sources.emplace_back();
+    read.path = source.at("path").get<std::string>();
+    read.weight = source.value("weight", read.weight);
+    read.epochs = source.value("epochs", read.epochs);
+    read.max_epochs = source.value("max_epochs", read.max_epochs);
+    const std::string dtype = source.value("dtype", "auto");
+    if (dtype != "auto") read.dtype = dtype == "u16" ? DType::u16 : DType::i32;
   }
 }
 
@@ -132,8 +137,8 @@ struct Builder : Field {
   }
 };
 
-template <typename Section, typename Value>
-Builder field(std::string path, Section RunConfig::*section, Value Section::*member, ValueRule rule,
+template <typename Owner, typename Section, typename Value>
+Builder field(std::string path, Section Owner::*section, Value Section::*member, ValueRule rule,
               std::string description) {
   Builder builder;
   builder.path = std::move(path);
@@ -147,8 +152,8 @@ Builder field(std::string path, Section RunConfig::*section, Value Section::*mem
 template <typename Enum>
 using Words = std::vector<std::pair<std::string, Enum>>;
 
-template <typename Section, typename Enum>
-Builder words(std::string path, Section RunConfig::*section, Enum Section::*member, const Words<Enum>& choices,
+template <typename Section, typename Enum, typename Owner>
+Builder words(std::string path, Section Owner::*section, Enum Section::*member, const Words<Enum>& choices,
               std::vector<RefusedWord> refused, std::string description) {
   WordRule rule{{}, std::move(refused)};
   for (const auto& choice : choices) {
@@ -182,6 +187,7 @@ Words<E> named_words(const std::array<std::string_view, N>& names) {
 }
 
 void add_model_fields(std::vector<Field>& table);
+void add_memory_fields(std::vector<Field>& table);
 void add_optimizer_fields(std::vector<Field>& table);
 
-}  // namespace gptrain
+}  // namespace gptrain::config

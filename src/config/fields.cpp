@@ -8,7 +8,7 @@
 #include "base/loss_scale.h"
 #include "config/field_builder.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 constexpr uint64_t max_steps = 1'000'000'000'000;
@@ -25,54 +25,6 @@ Builder layers_per_stage_field() {
     config.parallel.layers_per_stage = json.get<std::vector<int64_t>>();
   };
   return builder.usually("[2, 2]");
-}
-
-// Takes a number of bytes, or the word for all memory that the device has left.
-Builder activation_budget_field() {
-  static constexpr const char* fit = "fit";
-  Builder builder;
-  builder.path = "memory.activation_budget";
-  builder.description = "bytes that the activations of a rank may take; fit: what the device leaves beside all else";
-  IntegerOrWordRule rule;
-  rule.integer.min = 1;
-  rule.integer.max = uint64_t{1} << 50;
-  rule.words = {fit};
-  builder.rule = rule;
-  builder.get = [](const RunConfig& config) {
-    const int64_t bytes = config.memory.activation_budget;
-    return bytes > 0 ? Json(bytes) : Json(fit);
-  };
-  builder.set = [](RunConfig& config, const Json& json) {
-    config.memory.activation_budget = json.is_string() ? 0 : json.get<int64_t>();
-  };
-  return builder.usually("8000000000")
-      .only_with({"memory.recompute", "memory.recompute is optimal",
-                  [](const RunConfig& config) { return config.memory.recompute == RecomputeKind::optimal; }})
-      .changeable();
-}
-
-// Takes a number of blocks, or a word.
-Builder offload_activations_field() {
-  Builder builder;
-  builder.path = "memory.offload_activations";
-  builder.description =
-      "blocks of a stage whose saved activations wait for backward in the host's memory, copied beside the ops: none, "
-      "as many as hide behind compute, all, a number, or with memory.recompute optimal what saves time within its "
-      "budget";
-  IntegerOrWordRule rule;
-  rule.integer.min = 1;
-  rule.integer.max = 10'000;
-  rule.words.assign(offload_words.begin(), offload_words.end());
-  builder.rule = rule;
-  builder.get = [](const RunConfig& config) {
-    const OffloadChoice choice = config.memory.offload;
-    return choice.any() && choice.is_number() ? Json(choice.blocks()) : Json(offload_name(choice));
-  };
-  builder.set = [](RunConfig& config, const Json& json) {
-    config.memory.offload = json.is_string() ? parse_offload(json.get<std::string>()).value()
-                                             : OffloadChoice::of_blocks(json.get<int64_t>());
-  };
-  return builder.usually(R"("hidden")").changeable();
 }
 
 constexpr const char* pure = "bf16-pure";
@@ -136,7 +88,7 @@ void add_data_and_batch(std::vector<Field>& table) {
                 "gptrain's own kernels mask samples with more, and with 0 all samples")
               .usually("8")
               .only_with({"data.mask_documents", "data.mask_documents is true",
-                          [](const RunConfig& config) { return config.data.mask_documents; }})
+                          when(&RunConfig::data, [](const DataConfig& data) { return data.mask_documents; })})
               .changeable(),
           field("batch.global", &RunConfig::batch, &BatchConfig::global,
                 IntegerRule{1, static_cast<uint64_t>(max_batch_sequences), {}},
@@ -158,11 +110,13 @@ void add_data_and_batch(std::vector<Field>& table) {
 
 void add_parallel_and_precision(std::vector<Field>& table) {
   using P = ParallelConfig;
-  const Dependency pipelined{"parallel.pipeline", "parallel.pipeline is greater than 1",
-                             [](const RunConfig& config) { return config.parallel.pipeline > 1; }};
+  const Dependency pipelined{
+      "parallel.pipeline", "parallel.pipeline is greater than 1",
+      when(&RunConfig::parallel, [](const ParallelConfig& parallel) { return parallel.pipeline > 1; })};
   const Words<DType> dtypes = {{"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp16", DType::f16}};
-  const Dependency fp16{"precision.compute", "precision.compute is fp16",
-                        [](const RunConfig& config) { return config.precision.scales_loss(); }};
+  const Dependency fp16{
+      "precision.compute", "precision.compute is fp16",
+      when(&RunConfig::precision, [](const PrecisionConfig& precision) { return precision.scales_loss(); })};
   const std::vector<RefusedWord> refused = {
       {"fp8", "only the linears of blocks have fp8: precision.linears", "bf16"},
   };
@@ -203,8 +157,9 @@ void add_parallel_and_precision(std::vector<Field>& table) {
               .changeable(),
           field("parallel.sequence", &RunConfig::parallel, &P::sequence, BooleanRule{},
                 "the tensor ranks also share the rows of norms, dropout and the residual stream")
-              .only_with({"parallel.tensor", "parallel.tensor is greater than 1",
-                          [](const RunConfig& config) { return config.parallel.tensor > 1; }})
+              .only_with(
+                  {"parallel.tensor", "parallel.tensor is greater than 1",
+                   when(&RunConfig::parallel, [](const ParallelConfig& parallel) { return parallel.tensor > 1; })})
               .changeable(),
           field("parallel.elastic", &RunConfig::parallel, &P::elastic, BooleanRule{},
                 "of the ranks that are there, the most train over which batch.global divides, and the others idle; "
@@ -226,7 +181,7 @@ void add_parallel_and_precision(std::vector<Field>& table) {
               "in fp32, is rounded stochastically; data ranks sum in fp32, of a head's tied "
               "table two stages in bf16")
               .only_with({"precision.compute", "precision.compute is bf16-pure",
-                          [](const RunConfig& config) { return config.precision.pure; }})
+                          when(&RunConfig::precision, [](const PrecisionConfig& precision) { return precision.pure; })})
               .changeable(),
           words<PrecisionConfig, DType>("precision.linears", &RunConfig::precision, &PrecisionConfig::linears, linears,
                                         {},
@@ -253,10 +208,12 @@ void add_parallel_and_precision(std::vector<Field>& table) {
 
 void add_lr_curve(std::vector<Field>& table) {
   using S = LrCurveConfig;
-  const Dependency wsd{"schedule.type", "schedule.type is wsd",
-                       [](const RunConfig& config) { return config.lr_curve.type == LrCurve::wsd; }};
-  const Dependency decays{"schedule.type", "schedule.type is linear, cosine or wsd",
-                          [](const RunConfig& config) { return config.lr_curve.type != LrCurve::constant; }};
+  const Dependency wsd{
+      "schedule.type", "schedule.type is wsd",
+      when(&RunConfig::lr_curve, [](const LrCurveConfig& curve) { return curve.type == LrCurve::wsd; })};
+  const Dependency decays{
+      "schedule.type", "schedule.type is linear, cosine or wsd",
+      when(&RunConfig::lr_curve, [](const LrCurveConfig& curve) { return curve.type != LrCurve::constant; })};
   table.insert(table.end(),
                {
                    words<S, LrCurve>("schedule.type", &RunConfig::lr_curve, &S::type,
@@ -281,55 +238,11 @@ void add_lr_curve(std::vector<Field>& table) {
                });
 }
 
-void add_memory_checkpoint_log(std::vector<Field>& table) {
-  using M = MemoryConfig;
+void add_checkpoint_log_comm(std::vector<Field>& table) {
   using C = CheckpointConfig;
-  const Dependency every_nth{"memory.recompute", "memory.recompute is every_nth", [](const RunConfig& config) {
-                               return config.memory.recompute == RecomputeKind::every_nth;
-                             }};
-  const Dependency not_gated{"model.activation", "model.activation is gelu or gelu_tanh",
-                             [](const RunConfig& config) { return !is_gated(config.model.activation); }};
   table.insert(
       table.end(),
       {
-          words<M, RecomputeKind>(
-              "memory.recompute", &RunConfig::memory, &M::recompute,
-              {{"none", RecomputeKind::none},
-               {"selective", RecomputeKind::selective},
-               {"block", RecomputeKind::block},
-               {"every_nth", RecomputeKind::every_nth},
-               {"optimal", RecomputeKind::optimal}},
-              {},
-              "what is run again in backward: nothing; of each block attention, norms and activation, but no linear; "
-              "whole blocks; some of them; or what takes the least time within activation_budget")
-              .changeable(),
-          field("memory.recompute_interval", &RunConfig::memory, &M::recompute_interval, IntegerRule{1, 10'000, {}},
-                "n of every_nth: blocks 0, n, 2n, ... are recomputed")
-              .required("2")
-              .only_with(every_nth)
-              .changeable(),
-          activation_budget_field(),
-          offload_activations_field(),
-          field("memory.activation_bits", &RunConfig::memory, &M::activation_bits, IntegerRule{2, 16, {}},
-                "16, 4, 3 or 2: what backward reads in place of the input of GELU: the input itself, or so many bits "
-                "of a "
-                "derivative of 16, 8 or 4 levels (arXiv 2202.00441), which changes gradients a little")
-              .only_with(not_gated)
-              .changeable(),
-          field("memory.saved_inputs", &RunConfig::memory, &M::saved_inputs, IntegerRule{8, 16, {}},
-                "16 or 8: what backward reads of the inputs of linears and norms in blocks: themselves, or copies of 8 "
-                "bits "
-                "with a scale for every 128 columns of a row, which changes gradients a little")
-              .changeable(),
-          field(
-              "memory.linear_projection", &RunConfig::memory, &M::linear_projection, ObjectRule{projection_keys},
-              "some linears keep a random projection of their input over the tokens of a sequence, from which backward "
-              "estimates the gradient of the weight without a bias (arXiv 2201.13195); {}: none")
-              .usually(R"({"kind": "rademacher", "share": 0.2})")
-              .changeable(),
-          field("memory.loss_chunk_tokens", &RunConfig::memory, &M::loss_chunk_tokens, IntegerRule{0, 1 << 24, {}},
-                "rows of logits that exist at a time; 0: 8192 on a GPU, 2048 on the CPU")
-              .changeable(),
           field("checkpoint.every_steps", &RunConfig::checkpoint, &C::every_steps, IntegerRule{0, max_steps, {}},
                 "steps from one checkpoint to the next; 0: only at the end and when stopped")
               .changeable(),
@@ -372,9 +285,10 @@ void add_run(std::vector<Field>& table) {
   const auto section = &RunConfig::run;
   using R = RunSettings;
   const Dependency validation{"data.validation", "data.validation names a source",
-                              [](const RunConfig& config) { return !config.data.validation.empty(); }};
-  const Dependency samples{"run.sample_every_steps", "run.sample_every_steps is greater than 0",
-                           [](const RunConfig& config) { return config.run.sample_every_steps > 0; }};
+                              when(&RunConfig::data, [](const DataConfig& data) { return !data.validation.empty(); })};
+  const Dependency samples{
+      "run.sample_every_steps", "run.sample_every_steps is greater than 0",
+      when(&RunConfig::run, [](const RunSettings& settings) { return settings.sample_every_steps > 0; })};
   table.insert(
       table.end(),
       {
@@ -415,7 +329,8 @@ void add_run(std::vector<Field>& table) {
               .usually(R"({"spike": 4.0, "window": 100, "skip_samples": 4096})")
               .only_with({"checkpoint.every_steps",
                           "checkpoint.every_steps or checkpoint.every_seconds is greater than 0",
-                          [](const RunConfig& config) { return config.checkpoint.saves_on_the_way(); }})
+                          when(&RunConfig::checkpoint,
+                               [](const CheckpointConfig& checkpoint) { return checkpoint.saves_on_the_way(); })})
               .changeable(),
           field("run.validate_every_steps", section, &R::validate_every_steps, IntegerRule{0, max_steps, {}},
                 "steps from one validation to the next; 0: at the end only")
@@ -452,7 +367,8 @@ std::vector<Field> make_table() {
   add_parallel_and_precision(table);
   add_optimizer_fields(table);
   add_lr_curve(table);
-  add_memory_checkpoint_log(table);
+  add_memory_fields(table);
+  add_checkpoint_log_comm(table);
   add_run(table);
   for (Field& row : table) {
     if (row.example.empty()) row.example = json_text(row.get(RunConfig{}));
@@ -477,6 +393,12 @@ const Field* find_field(std::string_view path) {
   return found == by_path.end() ? nullptr : found->second;
 }
 
+Json value_of(std::string_view path, const StepConfig& config) {
+  RunConfig whole;
+  static_cast<StepConfig&>(whole) = config;
+  return find_field(path)->get(whole);
+}
+
 std::vector<std::string> section_names() {
   std::vector<std::string> names;
   for (const Field& row : fields()) {
@@ -485,4 +407,4 @@ std::vector<std::string> section_names() {
   return names;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -9,7 +9,7 @@
 
 #include "config/field.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 // Returns true if `config show` prints the field: it has a value and an effect, and does not follow from the number of
 // ranks.
@@ -18,8 +18,10 @@ bool is_shown(const Field& field, const RunConfig& config);
 // Returns all fields in the order in which they are applied (the preset first) and printed.
 const std::vector<Field>& fields();
 const Field* find_field(std::string_view path);  // nullptr if there is none
-std::vector<std::string> section_names();        // in the order of the table
+// Returns the value of a key. REQUIRES: it is a key of one of these sections.
+Json value_of(std::string_view path, const StepConfig& config);
+std::vector<std::string> section_names();  // in the order of the table
 
 inline constexpr int64_t max_batch_sequences = int64_t{1} << 24;
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -8,7 +8,7 @@
 #include "base/json.h"
 #include "base/printable.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 // Returns "line:column" of the last character read, given the number of characters read.
@@ -145,4 +145,4 @@ std::string show_value(const Json& value) {
   return printable(dump(value), max_chars);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 // Keeps the order of the text, so that faults are listed in that order.
 using Json = nlohmann::ordered_json;
@@ -27,4 +27,4 @@ JsonText read_json(std::string_view text);
 // Returns the value on one line, short enough for a message: nested values and long text are abbreviated.
 std::string show_value(const Json& value);
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -7,7 +7,7 @@
 #include "base/json.h"
 #include "config/fields.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 std::string code(const std::string& text) { return "`" + text + "`"; }
@@ -68,4 +68,4 @@ std::string config_key_table() {
   return table;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

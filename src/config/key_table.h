@@ -3,9 +3,9 @@
 
 #include <string>
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 // Returns a Markdown table with a row for each key, in the order of the table of fields: path, default, meaning.
 std::string config_key_table();
 
-}  // namespace gptrain
+}  // namespace gptrain::config

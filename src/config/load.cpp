@@ -16,7 +16,7 @@
 #include "config/faults.h"
 #include "config/fields.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 constexpr size_t longest_misspelling = 100;
@@ -285,4 +285,4 @@ RunConfig load_config(const std::filesystem::path& file, std::span<const std::st
   return parse_config(text, overrides, file.string(), world_size);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -15,7 +15,7 @@
 
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 // Loads a config. Precedence, low to high: defaults, the preset, the file, `overrides` ("key.path=value", value in JSON
 // or a bare word; the last override of a key counts). A path may name an existing element of a list, a member of one
@@ -43,27 +43,36 @@ std::optional<RunConfig> settled(RunConfig config, int64_t world_size);
 enum class ConfigText : uint8_t { every_value, for_any_ranks };
 std::string show_config(const RunConfig& config, ConfigText text = ConfigText::every_value);
 
+// Returns the section `model` of such a text, alone and without its preset.
+std::string show_model(const RunConfig& config);
+
 // Returns the same values, a line "path = value" each.
 std::string list_config(const RunConfig& config);
 
 // Returns a JSON Schema (draft 2020-12) of the config file, with descriptions, ranges, defaults and valid words.
 std::string config_schema();
 
+// The config of a checkpoint and the config of a run that starts from it. Refers to both.
+struct ConfigChange {
+  const RunConfig& saved;
+  const RunConfig& asked;
+};
+
 // Differences between a saved model and the config `asked` of a run that starts from its weights.
 struct ModelChanges {
   std::string refused;                // differences that make the weights unusable, a line each; empty if they fit
   std::vector<std::string> accepted;  // keys that change how the weights are used: "model.vocab_size: 257 in ..."
 };
-ModelChanges model_changes(const RunConfig& saved, const RunConfig& asked);
+ModelChanges model_changes(const ConfigChange& change);
 
 // Returns the differences in model or training state that forbid resuming a checkpoint of `saved` as `asked`, a line
 // each ("model.num_layers: 12 in the checkpoint, 6 in the config"); empty if it can be resumed. A resumed run may
 // change (Field::may_change) all keys that do not change the meaning of weights, moments and the order of the data.
 // src/checkpoint/README.md lists them.
-std::string resume_conflicts(const RunConfig& saved, const RunConfig& asked);
+std::string resume_conflicts(const ConfigChange& change);
 // Every key with another value, one line each: "run.steps: 12 -> 24".
-std::vector<std::string> resume_changes(const RunConfig& saved, const RunConfig& asked);
+std::vector<std::string> resume_changes(const ConfigChange& change);
 // Whether sources come in the same shares at the same samples, wherever they lie.
-bool has_same_mixture(const RunConfig& saved, const RunConfig& asked);
+bool has_same_mixture(const ConfigChange& change);
 
-}  // namespace gptrain
+}  // namespace gptrain::config

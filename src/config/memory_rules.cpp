@@ -3,7 +3,7 @@
 #include "base/fp8.h"
 #include "config/rules.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 class MemoryRules : Rules {
@@ -32,12 +32,12 @@ class MemoryRules : Rules {
     if (!sound({"memory.saved_inputs"}) || bits == 16) return;
     if (bits != 8) return fault("memory.saved_inputs", "must be 16 or 8", "8");
     if (sound({"memory.recompute"}) && config_.memory.recompute == RecomputeKind::selective)
-      fault(
-          "memory.saved_inputs",
-          "does not go with memory.recompute = \"selective\", which runs a norm again from an input that must be exact",
-          "16");
+      fault("memory.saved_inputs",
+            "cannot be combined with memory.recompute = \"selective\", which runs a norm again from an input that must "
+            "be exact",
+            "16");
     if (const std::string fp8 = fp8_key(); !fp8.empty())
-      fault("memory.saved_inputs", "has no place with " + fp8 + " = \"fp8\", which saves inputs in 8 bits itself",
+      fault("memory.saved_inputs", "cannot be combined with " + fp8 + " = \"fp8\", which saves inputs in 8 bits itself",
             "16");
   }
 
@@ -53,7 +53,7 @@ class MemoryRules : Rules {
     const char* const path = "memory.linear_projection";
     if (!sound({path}) || !config_.memory.linear_projection.is_on()) return;
     if (const std::string fp8 = fp8_key(); !fp8.empty())
-      fault(path, "has no place with " + fp8 + " = \"fp8\", whose linears save inputs in 8 bits", "{}");
+      fault(path, "cannot be combined with " + fp8 + " = \"fp8\", whose linears save inputs in 8 bits", "{}");
     if (!sound({"batch.global", "batch.micro", "batch.accumulation", "parallel.sequence", "parallel.tensor"})) return;
     const int64_t micro = config_.batch.micro, tensor = config_.parallel.tensor;
     if (config_.parallel.sequence && micro > 0 && micro % tensor != 0)
@@ -65,8 +65,8 @@ class MemoryRules : Rules {
   }
 
   void check_offload() {
-    const char* const path = "memory.offload_activations";
-    const OffloadChoice choice = config_.memory.offload;
+    const char* const path = offload_key.data();
+    const auto choice = config_.memory.offload;
     if (!sound({path}) || !choice.any()) return;
     const bool is_optimal = config_.memory.recompute == RecomputeKind::optimal;
     if (sound({"memory.recompute"}) && is_optimal && choice != offload::optimal)
@@ -82,4 +82,4 @@ class MemoryRules : Rules {
 
 void check_memory(const RuleContext& context) { MemoryRules(context).run(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -4,7 +4,7 @@
 
 #include "config/rules.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 // Upper limit of a schedule's length: actions per micro-batch times layers, embedding and head. At about 700 bytes
@@ -194,4 +194,4 @@ class MeshRules : Rules {
 
 void settle_mesh(const RuleContext& context) { MeshRules(context).run(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -8,7 +8,7 @@
 #include "base/loss_scale.h"
 #include "config/rules.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 class MethodRules : Rules {
@@ -105,7 +105,8 @@ class MethodRules : Rules {
     if (!is_given(path)) factors = precision.linears;
     if (factors == precision.linears) return;
     if (is_fp8(precision.linears))
-      return fault(path, "has no place with precision.linears = \"fp8\", whose products are all of FP8", "\"fp8\"");
+      return fault(path, "cannot be combined with precision.linears = \"fp8\", whose products are all of FP8",
+                   "\"fp8\"");
     if (is_fp8(factors)) return check_fp8(path, dtype);
     if (factors == DType::bf16 && precision.compute == DType::f32) return;
     const char* const less = precision.compute == DType::f32    ? " or \"bf16\""
@@ -217,4 +218,4 @@ class MethodRules : Rules {
 
 void settle_method(const RuleContext& context) { MethodRules(context).run(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -4,7 +4,7 @@
 #include "config/field_builder.h"
 #include "config/presets.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 Builder preset_field() {
@@ -37,16 +37,17 @@ void add_model_fields(std::vector<Field>& table) {
   const auto section = &RunConfig::model;
   using M = ModelConfig;
   const NumberRule probability{.min = 0, .max = 1, .max_excluded = true};
-  const Dependency rope{"model.positions", "model.positions is rope",
-                        [](const RunConfig& config) { return config.model.positions == PositionKind::rope; }};
-  const Dependency scaled{"model.rope_scaling", "model.rope_scaling is linear or llama3", [](const RunConfig& config) {
-                            return config.model.positions == PositionKind::rope &&
-                                   config.model.rope_scaling != RopeScaling::none;
-                          }};
-  const Dependency llama3{"model.rope_scaling", "model.rope_scaling is llama3", [](const RunConfig& config) {
-                            return config.model.positions == PositionKind::rope &&
-                                   config.model.rope_scaling == RopeScaling::llama3;
-                          }};
+  const Dependency rope{
+      "model.positions", "model.positions is rope",
+      when(&RunConfig::model, [](const ModelConfig& model) { return model.positions == PositionKind::rope; })};
+  const Dependency scaled{"model.rope_scaling", "model.rope_scaling is linear or llama3",
+                          when(&RunConfig::model, [](const ModelConfig& model) {
+                            return model.positions == PositionKind::rope && model.rope_scaling != RopeScaling::none;
+                          })};
+  const Dependency llama3{"model.rope_scaling", "model.rope_scaling is llama3",
+                          when(&RunConfig::model, [](const ModelConfig& model) {
+                            return model.positions == PositionKind::rope && model.rope_scaling == RopeScaling::llama3;
+                          })};
   table.insert(
       table.end(),
       {
@@ -142,4 +143,4 @@ void add_model_fields(std::vector<Field>& table) {
       });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

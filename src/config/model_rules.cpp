@@ -2,7 +2,7 @@
 
 #include "config/rules.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 class ModelRules : Rules {
@@ -96,4 +96,4 @@ class ModelRules : Rules {
 
 void settle_model(const RuleContext& context) { ModelRules(context).run(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

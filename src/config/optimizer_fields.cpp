@@ -2,7 +2,7 @@
 #include "config/field_builder.h"
 #include "config/fields.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 // Updates are computed in f32, where numbers below 1.18e-38 are subnormal: they lose digits or count as 0.
@@ -27,8 +27,9 @@ Builder betas_field() {
 
 template <OptimizerKind... kinds>
 Dependency of_type(const std::string& names) {
-  return {"optimizer.type", "optimizer.type is " + names,
-          [](const RunConfig& config) { return ((config.optimizer.type == kinds) || ...); }};
+  return {
+      "optimizer.type", "optimizer.type is " + names,
+      when(&RunConfig::optimizer, [](const OptimizerConfig& optimizer) { return ((optimizer.type == kinds) || ...); })};
 }
 
 }  // namespace
@@ -37,7 +38,9 @@ void add_optimizer_fields(std::vector<Field>& table) {
   const auto section = &RunConfig::optimizer;
   using O = OptimizerConfig;
   const Dependency scales{"optimizer.lr_scaling", "optimizer.lr_scaling is linear or sqrt",
-                          [](const RunConfig& config) { return config.optimizer.lr_scaling != LrScaling::none; }};
+                          when(&RunConfig::optimizer, [](const OptimizerConfig& optimizer) {
+                            return optimizer.lr_scaling != LrScaling::none;
+                          })};
   using enum OptimizerKind;
   table.insert(
       table.end(),
@@ -82,10 +85,10 @@ void add_optimizer_fields(std::vector<Field>& table) {
                 "the step looks ahead by the momentum, after Nesterov; default: false, muon's true")
               .derived("false")
               .only_with({"optimizer.momentum", "optimizer.type is sgd or muon and momentum greater than 0",
-                          [](const RunConfig& config) {
-                            const OptimizerConfig& optimizer = config.optimizer;
-                            return (optimizer.type == sgd || optimizer.type == muon) && optimizer.momentum > 0;
-                          }}),
+                          when(&RunConfig::optimizer,
+                               [](const OptimizerConfig& optimizer) {
+                                 return (optimizer.type == sgd || optimizer.type == muon) && optimizer.momentum > 0;
+                               })}),
           field("optimizer.trust_coefficient", section, &O::trust_coefficient,
                 NumberRule{.min = 0, .max = 1, .min_excluded = true},
                 "what the step of a matrix is scaled to, as a share of the matrix's norm, per unit of learning "
@@ -114,9 +117,10 @@ void add_optimizer_fields(std::vector<Field>& table) {
           field("optimizer.eps2", section, &O::eps2, NumberRule{.min = least_normal, .max = 1},
                 "the least root mean square that lr is a share of")
               .only_with({"optimizer.scale_parameter", "optimizer.type is adafactor and scale_parameter is true",
-                          [](const RunConfig& config) {
-                            return config.optimizer.type == adafactor && config.optimizer.scale_parameter;
-                          }}),
+                          when(&RunConfig::optimizer,
+                               [](const OptimizerConfig& optimizer) {
+                                 return optimizer.type == adafactor && optimizer.scale_parameter;
+                               })}),
           field("optimizer.weight_decay", section, &O::weight_decay, NumberRule{.min = 0, .max = 10},
                 "decay per unit of learning rate, decoupled from the gradient (lars: added to it); never of norms "
                 "and biases")
@@ -133,4 +137,4 @@ void add_optimizer_fields(std::vector<Field>& table) {
       });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

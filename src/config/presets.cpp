@@ -1,6 +1,6 @@
 #include "config/presets.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 // GPT block: LayerNorm, GELU (tanh form), learned positions, biases, tied head.
@@ -101,4 +101,4 @@ std::vector<std::string> preset_names() {
   return names;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -7,7 +7,7 @@
 
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 // Returns all presets in the order of the table. `preset` is the name; num_kv_heads and ffn_hidden_size are 0 if the
 // model has their defaults.
@@ -15,4 +15,4 @@ std::span<const ModelConfig> presets();
 
 std::vector<std::string> preset_names();
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -14,7 +14,7 @@
 #include "config/fields.h"
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 // The inputs of a rule, all borrowed.
 struct RuleContext {
@@ -62,4 +62,4 @@ class Rules {
   Faults& faults_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,7 @@
 #include "base/offload_choice.h"
 #include "base/rotary.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 struct ModelConfig {
   std::string preset;  // empty: none
@@ -66,6 +67,9 @@ struct DataSource {
   double weight = 1;
   double epochs = 0;  // > 0: weight by size: passes over this source per pass over a source with 1; 0: `weight` counts
   double max_epochs = 0;  // most passes over this source, after which the other sources take its place; 0: no limit
+  // Type of tokens in files without a header: u16, or i32 for any of four bytes; nullopt: files without a header are
+  // u16.
+  std::optional<DType> dtype = {};
 };
 
 // Weights of the sources until a step, instead of their own.
@@ -174,10 +178,10 @@ struct MemoryConfig {
   RecomputeKind recompute = RecomputeKind::none;
   int64_t recompute_interval = 0;  // every_nth: blocks 0, n, 2n, ... are recomputed
   int64_t activation_budget = 0;   // optimal: bytes of activations per rank; 0: all that the device has left
-  OffloadChoice offload;           // offload_activations
+  OffloadChoice offload = {};      // offload_activations
   int64_t activation_bits = 16;  // 2, 3, 4: bits of GELU's saved derivative; 16: its input is saved, in type `compute`
   int64_t saved_inputs = 16;     // 8: inputs of linears and norms are saved as 8-bit codes; 16: in type `compute`
-  ProjectionConfig linear_projection;
+  ProjectionConfig linear_projection = {};
   int64_t loss_chunk_tokens = 0;  // rows of logits in memory at a time; 0: chosen for the device
 };
 
@@ -235,13 +239,27 @@ struct RunSettings {
   std::string sample_prompt;
 };
 
-struct RunConfig {
+// The course of the learning rate with all scaling applied.
+struct LrCourse {
+  LrCurve type = LrCurve::constant;
+  double lr = 0;  // at its peak
+  double min_lr = 0;
+  int64_t steps = 0;
+  int64_t warmup_steps = 0;
+  int64_t decay_steps = 0;  // wsd: steps of the final decay
+};
+
+// The sections that determine the ops and tensors of a step, and which ranks hold and sum them.
+struct StepConfig {
   ModelConfig model;
   DataConfig data;
   BatchConfig batch;
   ParallelConfig parallel;
   PrecisionConfig precision;
   OptimizerConfig optimizer;
+};
+
+struct RunConfig : StepConfig {
   LrCurveConfig lr_curve;
   MemoryConfig memory;
   CheckpointConfig checkpoint;
@@ -259,6 +277,14 @@ struct RunConfig {
   int64_t warmup_steps() const {
     return std::llround(std::fmin(static_cast<double>(lr_curve.warmup_steps) * lr_factor(), 1e18));
   }
+  LrCourse lr_course() const {
+    return {.type = lr_curve.type,
+            .lr = optimizer.lr * lr_factor(),
+            .min_lr = lr_curve.min_lr * lr_factor(),
+            .steps = run.steps,
+            .warmup_steps = warmup_steps(),
+            .decay_steps = lr_curve.decay_steps};
+  }
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::config

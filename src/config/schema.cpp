@@ -6,7 +6,7 @@
 #include "config/fields.h"
 #include "config/load.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 Json value_schema(const ValueRule& rule);
@@ -160,4 +160,4 @@ std::string config_schema() {
   return json_text(schema, 2) + "\n";
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

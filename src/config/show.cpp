@@ -8,7 +8,7 @@
 #include "config/fields.h"
 #include "config/load.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 // Returns the part of a field's value that must not change on resume: the value itself, or for data sources their
@@ -40,6 +40,15 @@ std::string show_config(const RunConfig& config, ConfigText text) {
   return fmt::format("{{\n{}\n}}\n", join(sections, ",\n"));
 }
 
+std::string show_model(const RunConfig& config) {
+  Json section = Json::object();
+  for (const Field& field : fields()) {
+    if (field.section() != "model" || !field.get || !field.used(config) || field.path == "model.preset") continue;
+    section[field.key()] = field.get(config);
+  }
+  return json_text(Json{{"model", std::move(section)}}, 2) + '\n';
+}
+
 std::string list_config(const RunConfig& config) {
   std::string lines;
   for (const Field& field : fields()) {
@@ -48,7 +57,8 @@ std::string list_config(const RunConfig& config) {
   return lines;
 }
 
-ModelChanges model_changes(const RunConfig& saved, const RunConfig& asked) {
+ModelChanges model_changes(const ConfigChange& change) {
+  const auto& [saved, asked] = change;
   // Keys that act in training only, and keys that change how weights of the same shapes are used.
   const std::vector<std::string> of_training = {"model.preset", "model.residual_dropout", "model.attention_dropout",
                                                 "model.init_std", "model.z_loss"};
@@ -74,7 +84,8 @@ ModelChanges model_changes(const RunConfig& saved, const RunConfig& asked) {
   return changes;
 }
 
-std::string resume_conflicts(const RunConfig& saved, const RunConfig& asked) {
+std::string resume_conflicts(const ConfigChange& change) {
+  const auto& [saved, asked] = change;
   std::vector<std::string> lines;
   for (const Field& field : fields()) {
     if (field.may_change || !field.get) continue;
@@ -88,7 +99,8 @@ std::string resume_conflicts(const RunConfig& saved, const RunConfig& asked) {
   return join(lines, "\n");
 }
 
-std::vector<std::string> resume_changes(const RunConfig& saved, const RunConfig& asked) {
+std::vector<std::string> resume_changes(const ConfigChange& change) {
+  const auto& [saved, asked] = change;
   std::vector<std::string> lines;
   for (const Field& field : fields()) {
     if (!field.get) continue;
@@ -98,14 +110,18 @@ std::vector<std::string> resume_changes(const RunConfig& saved, const RunConfig&
   return lines;
 }
 
-bool has_same_mixture(const RunConfig& saved, const RunConfig& asked) {
-  const auto mixture = [](const RunConfig& config) {
+bool has_same_mixture(const ConfigChange& change) {
+  const auto& [saved, asked] = change;
+  const auto mixture = [](const StepConfig& config) {
     Json sources = value_json(config.data.train);
-    for (Json& source : sources) source.erase("path");
+    for (Json& source : sources) {
+      source.erase("path");
+      source.erase("dtype");
+    }
     return Json{sources, config.data.temperature, value_json(config.data.phases)};
   };
   const bool same_steps = saved.batch.global == asked.batch.global || asked.data.phases.empty();
   return same_steps && mixture(saved) == mixture(asked);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -7,8 +7,9 @@
 #include "base/json.h"
 #include "base/kinds.h"
 #include "config/aliases.h"
+#include "config/source_list.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 namespace {
 
 struct Subject {
@@ -163,6 +164,10 @@ void check_source(const std::string& path, const Json& source, bool counts_epoch
 }
 
 void check(const SourcesRule& rule, const Subject& subject) {
+  const bool has_objects =
+      std::any_of(subject.value.begin(), subject.value.end(), [](const Json& element) { return element.is_object(); });
+  const Json meant = has_objects ? Json() : sources_of_list(subject.value);
+  if (!meant.empty()) return subject.fault("must be an array of data sources, each an object", json_text(meant));
   if (!subject.value.is_array()) return subject.fault("must be an array of data sources", subject.example);
   if (subject.value.empty() && !rule.may_be_empty) {
     return subject.fault("must hold at least one data source", subject.example);
@@ -277,12 +282,14 @@ const std::vector<ObjectKey>& projection_keys() {
 const std::vector<SourceKey>& source_keys() {
   static const std::vector<SourceKey> keys = {
       {"path",
-       "PREFIX of PREFIX.bin and PREFIX.idx, or a file of llm.c, nanoGPT (.bin) or numpy (.npy); a relative path "
-       "starts "
-       "at the working directory",
+       "PREFIX of PREFIX.bin and PREFIX.idx, or of shards; a file of llm.c, nanoGPT (.bin) or numpy (.npy); or a "
+       "folder or "
+       "pattern of such files; a relative path starts at the working directory",
        TextRule{}, true, R"("data/corpus/train")"},
       {"weight", "share of the samples that come from this source, relative to the other weights",
        NumberRule{.min = 0, .max = 1e9, .min_excluded = true}, false, "1"},
+      {"dtype", "type of the tokens in files that have no header and no index, u16 or u32; auto: u16",
+       WordRule{{"auto", "u16", "u32"}, {}}, false, R"("auto")"},
       {"epochs", "instead of weight, in all sources: the weight is so many times the source's size",
        NumberRule{.min = 0, .max = 1e9, .min_excluded = true}, false, "2", true},
       {"max_epochs", "after so many passes over this source the others take its place",
@@ -297,4 +304,4 @@ void check_value(const ValueRule& rule, const std::string& path, const Json& val
   std::visit([&](const auto& alternative) { check(alternative, subject); }, rule);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::config

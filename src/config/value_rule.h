@@ -9,7 +9,7 @@
 #include "config/faults.h"
 #include "config/json_text.h"
 
-namespace gptrain {
+namespace gptrain::inline config {
 
 struct IntegerRule {
   int64_t min = 0;
@@ -114,4 +114,4 @@ const std::vector<SourceKey>& source_keys();
 void check_value(const ValueRule& rule, const std::string& path, const Json& value, const std::string& example,
                  Faults& faults);
 
-}  // namespace gptrain
+}  // namespace gptrain::config

@@ -10,7 +10,7 @@
 #include "data/token_meta.h"
 #include "data/token_writer.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 // Tokens to read before the mapped pages are dropped: documents are read from all over the file, which would keep it in
@@ -105,4 +105,4 @@ BestFitResult write_best_fit(const std::filesystem::path& in, const std::filesys
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Packs by best-fit decreasing: longest first, each goes into the bin with the least remaining room that still holds
 // it. Returns the bin of each; bins are numbered from 0 in the order of their first members. REQUIRES: lengths in [1,
@@ -24,4 +24,4 @@ struct BestFitResult {
 // bytes a document. Throws Error(data), with the file's name, if a file cannot be read or written.
 BestFitResult write_best_fit(const std::filesystem::path& in, const std::filesystem::path& out, int64_t length);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -14,7 +14,7 @@
 #include "data/token_paths.h"
 #include "data/token_writer.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -108,7 +108,7 @@ void refuse_own_input(const ConvertOptions& options) {
 
 ConvertResult convert_tokens(const ConvertOptions& options, const std::function<void(int64_t, int64_t)>& progress) {
   refuse_own_input(options);
-  const TokenFile source = options.dtype ? TokenFile(options.in, *options.dtype) : TokenFile(options.in);
+  const TokenFile source(options.in, true, options.dtype);
   if (source.format() == TokenFormat::megatron && options.to == TokenFormat::megatron)
     throw Error(ExitCode::usage, "{} is in Megatron's format already", options.in.native());
   if (source.best_fit_length() > 0)
@@ -116,7 +116,8 @@ ConvertResult convert_tokens(const ConvertOptions& options, const std::function<
                 "{} was packed with --best-fit {}: {} has no samples that are told apart; pack its texts without",
                 options.in.native(), source.best_fit_length(), format_name(options.to));
   if (options.end_token && options.to != TokenFormat::megatron)
-    throw Error(ExitCode::usage, "--end-token: {} has no documents that could be told apart", format_name(options.to));
+    throw Error(ExitCode::usage, "--end-token: the format {} keeps no boundaries of documents: leave it out",
+                format_name(options.to));
   ConvertResult result{source.format(), source.num_tokens(), 0};
   const auto read_all = [&](auto& writer) {
     std::vector<int32_t> ids(chunk_tokens);
@@ -139,4 +140,4 @@ ConvertResult convert_tokens(const ConvertOptions& options, const std::function<
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -8,7 +8,7 @@
 
 #include "data/flat_tokens.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct ConvertOptions {
   std::filesystem::path in;   // PREFIX, or a file
@@ -31,4 +31,4 @@ struct ConvertResult {
 // do not go together.
 ConvertResult convert_tokens(const ConvertOptions& options, const std::function<void(int64_t, int64_t)>& progress);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

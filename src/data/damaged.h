@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "data/mapped_file.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Throws Error(data) with file and byte.
 template <typename... Args>
@@ -17,4 +17,4 @@ template <typename... Args>
               fmt::format(format, std::forward<Args>(args)...));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

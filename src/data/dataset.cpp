@@ -13,7 +13,7 @@
 #include "data/token_paths.h"
 #include "data/token_set.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 void refuse_weight(const DataSource& source, double weight) {
@@ -37,7 +37,7 @@ std::vector<TokenSet> open_sets(const std::vector<DataSource>& sources, int64_t 
   check_sources(sources);
   std::vector<TokenSet> sets;
   for (const DataSource& source : sources) {
-    const TokenSet& set = sets.emplace_back(source.path, sequence_length, checksums);
+    const TokenSet& set = sets.emplace_back(source, sequence_length, checksums);
     for (const TokenFile& file : set.files())
       require_vocabulary(source.path, file.largest_id(), vocab_size, ExitCode::data);
   }
@@ -295,26 +295,27 @@ int64_t Dataset::num_samples() const {
   return places == std::numeric_limits<int64_t>::max() ? places : places - impl_->left_out.before(places);
 }
 
-Dataset open_training_data(const RunConfig& config, const MixtureSoFar& so_far) {
-  check_documents(config.data.train, config.data.mask_documents);
+Dataset open_training_data(const StepConfig& config, uint64_t seed, const MixtureSoFar& so_far) {
+  const DataConfig& data = config.data;
+  check_documents(data.train, data.mask_documents);
   const auto change = so_far.change.value_or(MixtureSoFar::Change{0, 0});
-  Mixture mixture{.temperature = config.data.temperature,
+  Mixture mixture{.temperature = data.temperature,
                   .phases = {},
                   .past = so_far.change ? phases_until(so_far.phases, change.place) : so_far.phases};
-  for (const DataPhase& phase : config.data.phases) {
+  for (const DataPhase& phase : data.phases) {
     if (phase.until_step <= change.step) continue;
     mixture.phases.push_back({change.place + (phase.until_step - change.step) * config.batch.global, phase.weights});
   }
-  Dataset data(config.data.train, config.model.sequence_length, config.model.vocab_size, config.run.seed, true,
-               config.data.checksums, mixture);
-  data.leave_out(LeftOutSamples(config.data.skip_samples));
-  return data;
+  Dataset opened(data.train, config.model.sequence_length, config.model.vocab_size, seed, true, data.checksums,
+                 mixture);
+  opened.leave_out(LeftOutSamples(data.skip_samples));
+  return opened;
 }
 
-Dataset open_validation_data(const RunConfig& config) {
-  check_documents(config.data.validation, config.data.mask_documents);
-  return {config.data.validation, config.model.sequence_length, config.model.vocab_size, config.run.seed, false,
-          config.data.checksums};
+Dataset open_validation_data(const StepConfig& config, uint64_t seed) {
+  const DataConfig& data = config.data;
+  check_documents(data.validation, data.mask_documents);
+  return {data.validation, config.model.sequence_length, config.model.vocab_size, seed, false, data.checksums};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

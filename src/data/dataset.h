@@ -14,7 +14,7 @@
 #include "data/source_record.h"
 #include "model/micro_batch.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Mixing of a run's sources beyond their own weights.
 struct Mixture {
@@ -100,7 +100,7 @@ class Dataset {
 
 // Open the data of a run as Dataset does. Throw Error(usage) as well if documents are to be masked and a source has no
 // index that separates them.
-Dataset open_training_data(const RunConfig& config, const MixtureSoFar& so_far = {});
-Dataset open_validation_data(const RunConfig& config);
+Dataset open_training_data(const StepConfig& config, uint64_t seed, const MixtureSoFar& so_far = {});
+Dataset open_validation_data(const StepConfig& config, uint64_t seed);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

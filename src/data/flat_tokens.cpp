@@ -11,14 +11,16 @@
 #include "base/error.h"
 #include "base/output.h"
 #include "data/damaged.h"
+#include "data/token_paths.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
 
 constexpr std::string_view npy_magic = "\x93NUMPY";
-constexpr int64_t npy_start_bytes = 10;  // magic, version, length of the following text
+constexpr int64_t npy_start_bytes = 10;   // magic, version, length of the following text
+constexpr uint32_t most_upper_half = 15;  // upper half of an id below 2^20, more than any vocabulary has
 
 FlatTokens read_llmc(MappedFile file) {
   const bool narrow = file.load<int32_t>(0) == llmc::magic_u16;
@@ -66,9 +68,25 @@ void warn_of_u32(const fs::path& path) {
   const std::scoped_lock lock(mutex);
   if (!warned.insert(path).second) return;
   print_err(
-      "warning: {} is read as u16, and every second token is 0: if it holds u32, make a token file of it with `gptrain "
-      "data convert --dtype u32`\n",
-      path.native());
+      "warning: {} is read as u16, and every second token is {} at most: if it holds u32, say so with --dtype u32, or "
+      "with \"dtype\": \"u32\" beside its path in a config\n",
+      path.native(), most_upper_half);
+}
+
+// Returns true if tokens of u16 are probably the halves of u32: every second one is the upper half of an id.
+bool looks_like_u32(const MappedFile& file) {
+  constexpr int64_t most_pairs = 4096;
+  constexpr int64_t fewest_pairs = 16;         // if all upper halves are 0
+  constexpr int64_t fewest_pairs_wide = 1024;  // if some are not, which is rarer in u16
+  const int64_t pairs = std::min(most_pairs, file.size_bytes() / 4);
+  uint32_t upper = 0;
+  uint32_t lower = 0;
+  for (int64_t i = 0; i < pairs; ++i) {
+    lower = std::max<uint32_t>(lower, file.load<uint16_t>(4 * i));
+    upper = std::max<uint32_t>(upper, file.load<uint16_t>(4 * i + 2));
+  }
+  if (upper > most_upper_half || lower <= upper) return false;
+  return pairs >= (upper == 0 ? fewest_pairs : fewest_pairs_wide);
 }
 
 }  // namespace
@@ -93,25 +111,16 @@ std::string npy_header(DType dtype, int64_t tokens) {
   return header + text;
 }
 
-bool looks_like_u32(const FlatTokens& tokens) {
-  constexpr int64_t fewest = 32;
-  constexpr int64_t most = 8192;
-  if (tokens.format != TokenFormat::nanogpt || tokens.dtype != DType::u16) return false;
-  const int64_t count = std::min(most, tokens.file.size_bytes() / 4 * 2);
-  int64_t upper = 0;
-  for (int64_t i = 0; i < count; i += 2) {
-    if (tokens.file.load<uint16_t>(2 * i + 2) != 0) return false;
-    upper += tokens.file.load<uint16_t>(2 * i) != 0 ? 1 : 0;
-  }
-  return count >= fewest && upper > 0;
-}
-
 FlatTokens open_flat_tokens(const fs::path& path, std::optional<DType> dtype) {
+  std::error_code ignored;
+  if (dtype && fs::exists(token_file_path(path, ".idx"), ignored))
+    throw Error(ExitCode::usage, "dtype: {}.idx says the type of its tokens; leave the dtype out", path.native());
   MappedFile file(path);
   const std::string_view start(reinterpret_cast<const char*>(file.data()),
                                static_cast<size_t>(std::min<int64_t>(file.size_bytes(), npy_start_bytes)));
   const auto refuse_dtype = [&] {
-    if (dtype) throw Error(ExitCode::usage, "--dtype: {} has a header that says its type", path.native());
+    if (dtype)
+      throw Error(ExitCode::usage, "dtype: {} has a header that says its type; leave the dtype out", path.native());
   };
   if (start.starts_with(npy_magic)) {
     refuse_dtype();
@@ -126,7 +135,7 @@ FlatTokens open_flat_tokens(const fs::path& path, std::optional<DType> dtype) {
   }
   if (dtype) {
     if (file.size_bytes() % dtype_bytes(*dtype) != 0)
-      throw Error(ExitCode::data, "{}: {} bytes are no tokens of {}", path.native(), file.size_bytes(),
+      throw Error(ExitCode::data, "{}: {} bytes are no whole number of tokens of {}", path.native(), file.size_bytes(),
                   dtype_name(*dtype));
     return {std::move(file), TokenFormat::nanogpt, *dtype, 0};
   }
@@ -136,17 +145,15 @@ FlatTokens open_flat_tokens(const fs::path& path, std::optional<DType> dtype) {
                 "files of texts",
                 path.native());
   }
-  std::error_code ignored;
   if (fs::exists(fs::path(path).replace_extension(".idx"), ignored)) {
     throw Error(ExitCode::data, "{}: belongs to an index beside it; the path of both is {}", path.native(),
                 fs::path(path).replace_extension().native());
   }
   if (file.size_bytes() % 2 != 0)
-    throw Error(ExitCode::data, "{}: {} bytes hold no u16 tokens, as nanoGPT has them", path.native(),
+    throw Error(ExitCode::data, "{}: {} bytes are no whole number of u16 tokens, as nanoGPT writes them", path.native(),
                 file.size_bytes());
-  FlatTokens tokens{std::move(file), TokenFormat::nanogpt, DType::u16, 0};
-  if (looks_like_u32(tokens)) warn_of_u32(path);
-  return tokens;
+  if (looks_like_u32(file)) warn_of_u32(path);
+  return {std::move(file), TokenFormat::nanogpt, DType::u16, 0};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -9,7 +9,7 @@
 #include "base/dtype.h"
 #include "data/mapped_file.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 enum class TokenFormat : uint8_t {
   megatron,  // PREFIX.bin and PREFIX.idx
@@ -38,12 +38,9 @@ struct FlatTokens {
 };
 
 // Detects the format by the header. A file without a header is nanoGPT's if its name ends in ".bin". With `dtype`, the
-// file must be bare tokens of that type, whatever its name. Throws Error(data), with file and byte, for other files,
-// for a header that does not match the file, and for the .bin or .idx of a file with an index; Error(usage) for a
-// header if `dtype` is given.
+// file must be bare tokens of that type, whatever its name. Warns on standard error if tokens that are read as u16
+// are probably u32. Throws Error(data), with file and byte, for other files, for a header that does not match the file,
+// and for the .bin or .idx of a file with an index; Error(usage) for a header or an index if `dtype` is given.
 FlatTokens open_flat_tokens(const std::filesystem::path& path, std::optional<DType> dtype = {});
 
-// Returns true if tokens of u16 are probably u32: every second one is 0.
-bool looks_like_u32(const FlatTokens& tokens);
-
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -1,3 +1,5 @@
+#include "data/inspect.h"
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -12,12 +14,11 @@
 #include "base/append.h"
 #include "base/error.h"
 #include "base/units.h"
-#include "data/pack.h"
 #include "data/token_file.h"
 #include "data/token_meta.h"
 #include "data/token_paths.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 // Limit of an id: counts have an entry for each id, and a larger id is in no vocabulary, so the file is damaged.
@@ -225,8 +226,9 @@ std::shared_ptr<const Tokenizer> tokenizer_for(const std::filesystem::path& pref
 
 }  // namespace
 
-std::string inspect(const std::filesystem::path& prefix, int64_t sample, std::shared_ptr<const Tokenizer> named) {
-  const TokenFile file(prefix);
+std::string inspect(const std::filesystem::path& prefix, int64_t sample, std::shared_ptr<const Tokenizer> named,
+                    std::optional<DType> dtype) {
+  const TokenFile file(prefix, true, dtype);
   const std::shared_ptr<const Tokenizer> tokenizer = tokenizer_for(prefix, file, std::move(named));
   if (sample >= 0) return print_document(file, prefix, sample, tokenizer.get());
   const std::vector<int64_t> counts = count_tokens(file);
@@ -248,8 +250,8 @@ std::string inspect(const std::filesystem::path& prefix, int64_t sample, std::sh
 }
 
 std::string verify_tokens(const std::filesystem::path& prefix, int64_t vocab_size,
-                          const std::function<void(int64_t, int64_t)>& progress) {
-  const TokenFile file(prefix);
+                          const std::function<void(int64_t, int64_t)>& progress, std::optional<DType> dtype) {
+  const TokenFile file(prefix, true, dtype);
   if (vocab_size < any_vocabulary) {
     std::vector<int32_t> ids(chunk_tokens);
     for (int64_t first = 0; first < file.num_tokens(); first += chunk_tokens)
@@ -269,4 +271,4 @@ std::string verify_tokens(const std::filesystem::path& prefix, int64_t vocab_siz
 
 double unigram_entropy(const std::filesystem::path& prefix) { return entropy(count_tokens(TokenFile(prefix))); }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -12,7 +12,7 @@
 #include "data/token_paths.h"
 #include "data/token_writer.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -30,7 +30,8 @@ std::optional<TokenizerRecord> common_tokenizer(const std::vector<fs::path>& inp
     TokenizerRecord& own = *meta->tokenizer;
     if (!common) common = own;
     if (common->sha256 != own.sha256 || common->end_token != own.end_token) {
-      throw Error(ExitCode::usage, "{} and {} were packed with different tokenizers, or only one with end tokens",
+      throw Error(ExitCode::usage,
+                  "{} and {} were packed with different tokenizers, or only one has end tokens: pack them alike",
                   inputs.front().native(), input.native());
     }
     if (common->text.empty()) common->text = std::move(own.text);
@@ -38,7 +39,8 @@ std::optional<TokenizerRecord> common_tokenizer(const std::vector<fs::path>& inp
   return all_say ? common : std::nullopt;
 }
 
-std::vector<TokenFile> open_inputs(const std::vector<fs::path>& inputs, const fs::path& out) {
+std::vector<TokenFile> open_inputs(const std::vector<fs::path>& inputs, const fs::path& out,
+                                   std::optional<DType> dtype) {
   std::vector<TokenFile> files;
   for (const fs::path& input : inputs) {
     std::error_code ignored;
@@ -46,7 +48,7 @@ std::vector<TokenFile> open_inputs(const std::vector<fs::path>& inputs, const fs
     if (fs::equivalent(token_file_path(input, ".bin"), written, ignored) || fs::equivalent(input, written, ignored))
       throw Error(ExitCode::usage, "{} is an input and would be overwritten; choose another output prefix",
                   out.native());
-    const TokenFile& file = files.emplace_back(input);
+    const TokenFile& file = files.emplace_back(input, true, dtype);
     if (file.best_fit_length() != files.front().best_fit_length()) {
       throw Error(ExitCode::usage, "{} was packed with --best-fit {}, {} with {} (0: without): they cannot be joined",
                   inputs.front().native(), files.front().best_fit_length(), input.native(), file.best_fit_length());
@@ -67,16 +69,16 @@ int64_t end_of_sample(const TokenFile& file, int64_t sample) {
 }  // namespace
 
 JoinResult join_token_files(const std::vector<fs::path>& inputs, const fs::path& out,
-                            const std::function<void(int64_t, int64_t)>& progress) {
-  const std::vector<TokenFile> files = open_inputs(inputs, out);
+                            const std::function<void(int64_t, int64_t)>& progress, std::optional<DType> dtype) {
+  const std::vector<TokenFile> files = open_inputs(inputs, out, dtype);
   std::optional<TokenizerRecord> tokenizer = common_tokenizer(inputs);
   int64_t total = 0;
   for (const TokenFile& file : files) total += file.num_tokens();
   TokenWriter writer(out, files.front().dtype());
+  JoinResult result{.has_tokenizer = tokenizer && !tokenizer->text.empty()};
   if (tokenizer) writer.set_tokenizer(std::move(*tokenizer));
   const int64_t best_fit_length = files.front().best_fit_length();
   if (best_fit_length > 0) writer.set_best_fit_length(best_fit_length);
-  JoinResult result;
   std::vector<int32_t> ids(chunk_tokens);
   for (const TokenFile& file : files) {
     int64_t sample = 0;
@@ -102,4 +104,4 @@ JoinResult join_token_files(const std::vector<fs::path>& inputs, const fs::path&
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

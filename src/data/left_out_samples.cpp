@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 int64_t end_of(const SampleRange& range) { return range.first + range.count; }
@@ -42,4 +42,4 @@ std::vector<SampleRange> join(std::vector<SampleRange> ranges, const std::vector
   return LeftOutSamples(std::move(ranges)).ranges();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

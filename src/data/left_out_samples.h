@@ -7,7 +7,7 @@
 
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Maps a run's sample numbers to places of the data's order, both counted from 0: sample n is the n-th place that is
 // not left out. Only the constructor allocates.
@@ -30,4 +30,4 @@ class LeftOutSamples {
 // Returns the union.
 std::vector<SampleRange> join(std::vector<SampleRange> ranges, const std::vector<SampleRange>& others);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // An entry of the list that the signal handler searches. Never freed, but reused.
 struct WatchedMapping {
@@ -44,13 +44,13 @@ struct FileDescriptor {
 
 // Returns memory with the content of a file that cannot be mapped; MAP_FAILED, with errno, if it cannot be read.
 void* read_whole(int file, size_t length, const std::filesystem::path& path) {
-  const auto free_bytes =
-      static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const auto free_bytes = static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
   if (length > free_bytes) {
-    throw Error(ExitCode::data,
-                "cannot read {}: its file system has no mappings (mmap), and the memory has no room for the whole file: "
-                "copy it to another file system",
-                path.native());
+    throw Error(
+        ExitCode::data,
+        "cannot read {}: its file system has no mappings (mmap), and the memory has no room for the whole file: "
+        "copy it to another file system",
+        path.native());
   }
   void* const memory = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return memory;
@@ -160,4 +160,4 @@ void MappedFile::check() const {
               path_.native(), byte);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

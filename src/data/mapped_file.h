@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <memory>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct WatchedMapping;
 
@@ -49,4 +49,4 @@ class MappedFile {
   std::unique_ptr<const std::byte, Unmap> memory_{nullptr, Unmap{0, nullptr}};
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

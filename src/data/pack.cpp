@@ -16,13 +16,14 @@
 #include "data/ingest/input_format.h"
 #include "data/ingest/inputs.h"
 #include "data/ingest/pipeline.h"
+#include "data/inspect.h"
 #include "data/pack_state.h"
 #include "data/token_file.h"
 #include "data/token_paths.h"
 #include "data/token_writer.h"
 #include "data/tokenizer/record.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -355,12 +356,18 @@ class Packer {
       throw Error(ExitCode::data, "{} is damaged; start anew without --resume", path.native());
     }
     const bool is_one_file = options_.shard_tokens == 0 && result_.was_finished;
-    std::vector<fs::path> shards;
+    uint32_t found = 0;
     for (int64_t shard = 0; shard < (is_one_file ? 1 : result_.shards); ++shard) {
-      shards.push_back(shard_prefix(options_, shard));
-      verify_tokens(shards.back(), any_vocabulary, nullptr);
+      verify_tokens(shard_prefix(options_, shard), any_vocabulary, nullptr);
+      found = add_shard_checksum(shard_prefix(options_, shard), found);
     }
-    check_shards(shards, shards_checksum_);
+    if (found != shards_checksum_) {
+      throw Error(
+          ExitCode::data,
+          "--resume: {} and the shards behind it are sound, and not those that this pack has written; start anew "
+          "without --resume",
+          shard_prefix(options_, 0).native());
+    }
     for (size_t i = 0; i < start_.input; ++i) start_bytes_ += inputs_[i].size_bytes;
     start_tokens_ = result_.tokens;
   }
@@ -392,4 +399,4 @@ PackResult pack(const PackOptions& options, const std::function<void(const PackP
   return Packer(options, progress).run();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

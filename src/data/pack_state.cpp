@@ -9,7 +9,7 @@
 #include "base/output_file.h"
 #include "data/token_paths.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr const char* checksum_key = "crc32c";
@@ -57,15 +57,4 @@ uint32_t add_shard_checksum(const std::filesystem::path& shard, uint32_t before)
   return before;
 }
 
-void check_shards(const std::vector<std::filesystem::path>& shards, uint32_t expected) {
-  uint32_t found = 0;
-  for (const std::filesystem::path& shard : shards) found = add_shard_checksum(shard, found);
-  if (found != expected) {
-    throw Error(ExitCode::data,
-                "--resume: {} and the shards behind it are sound, and not those that this pack has written; start anew "
-                "without --resume",
-                shards.empty() ? "PREFIX" : shards.front().native());
-  }
-}
-
-}  // namespace gptrain
+}  // namespace gptrain::data

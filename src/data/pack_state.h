@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Writes the state and its checksum, by rename.
 void write_pack_state(const std::filesystem::path& path, nlohmann::json state);
@@ -17,8 +17,4 @@ nlohmann::json read_pack_state(const std::filesystem::path& path);
 // the tokens. `before`: the checksum of the earlier shards; 0: this is the first.
 uint32_t add_shard_checksum(const std::filesystem::path& shard, uint32_t before);
 
-// Throws Error(data) if the checksum of all shards is not `expected`: another pack wrote them. REQUIRES: the shards are
-// sound.
-void check_shards(const std::vector<std::filesystem::path>& shards, uint32_t expected);
-
-}  // namespace gptrain
+}  // namespace gptrain::data

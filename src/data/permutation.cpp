@@ -3,7 +3,7 @@
 #include <array>
 #include <bit>
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 // Four rounds look random if the halves are wide; small domains need more.
@@ -44,4 +44,4 @@ uint64_t Permutation::feistel(uint64_t value) const {
   return uint64_t{high} << low_bits_ | low;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

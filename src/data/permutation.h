@@ -5,7 +5,7 @@
 
 #include "base/philox.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // A bijection of [0, size), determined by key and tweak, in O(1) expected time without memory: a Feistel network (Luby
 // and Rackoff, SIAM J. Comput. 1988) over the smallest power of two >= size, with Philox as round function, applied
@@ -28,4 +28,4 @@ class Permutation {
   uint32_t low_mask_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

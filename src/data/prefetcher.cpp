@@ -10,9 +10,10 @@
 #include <thread>
 #include <unistd.h>
 
+#include "base/error.h"
 #include "base/thread.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct Prefetcher::Impl {
   Impl(const Dataset& dataset_, const MicroBatchShape& shape_, int64_t first_sample_, int64_t stride_,
@@ -82,11 +83,16 @@ struct Prefetcher::Impl {
       changed.wait(lock, [&] { return num_filled > num_taken || failure; });
       waited_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
-    if (num_filled <= num_taken) std::rethrow_exception(failure);
-    return slot(num_taken++);
+    if (num_filled > num_taken) return slot(num_taken++);
+    try {
+      std::rethrow_exception(failure);
+    } catch (const Error& error) {
+      fault = error.what();
+    }
+    return blank();
   }
 
-  // The reader has ended, so that nobody else writes to slots.
+  // Returns a micro-batch without targets. REQUIRES: the reader has ended, so that nobody else writes to slots.
   const MicroBatch& blank() {
     const MicroBatch& target = slot(num_taken++);
     const int64_t places = shape.batch * shape.sequence_length;
@@ -104,6 +110,7 @@ struct Prefetcher::Impl {
   const int64_t kept;
   std::vector<MicroBatch> slots;
   double waited_seconds = 0;
+  std::string fault;
 
   std::mutex mutex;  // guards the members below
   std::condition_variable changed;
@@ -124,10 +131,10 @@ Prefetcher::~Prefetcher() = default;
 
 const MicroBatch& Prefetcher::next() { return impl_->next(); }
 
-const MicroBatch& Prefetcher::blank() { return impl_->blank(); }
+const std::string& Prefetcher::fault() const { return impl_->fault; }
 
 int64_t Prefetcher::kept() const { return impl_->kept; }
 
 double Prefetcher::waited_seconds() const { return impl_->waited_seconds; }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -4,11 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "data/dataset.h"
 #include "model/micro_batch.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Sizes of the ring of micro-batches that are read ahead.
 struct PrefetchRing {
@@ -25,12 +26,13 @@ class Prefetcher : public MicroBatchSource {
              std::byte* memory, PrefetchRing ring);
   ~Prefetcher() override;
 
-  // Returns the next micro-batch; the one returned `kept` calls before is reused. Rethrows the reader's exception. Adds
-  // the waiting time to waited_seconds().
+  // Returns the next micro-batch; the one returned `kept` calls before is reused. If it cannot be read, returns tokens
+  // 0 without targets, so that other ranks' collectives still complete. Adds the waiting time to waited_seconds().
   const MicroBatch& next() override;
-  // Returns a micro-batch of tokens 0 without targets in place of the one that cannot be read. REQUIRES: next() has
-  // thrown.
-  const MicroBatch& blank();
+  // Returns the reason why a micro-batch could not be read; empty if all could. A step or evaluation with a fault must
+  // not count.
+  const std::string& fault() const;
+  bool is_void() const override { return !fault().empty(); }
   int64_t kept() const override;
   double waited_seconds() const;
 
@@ -39,4 +41,4 @@ class Prefetcher : public MicroBatchSource {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

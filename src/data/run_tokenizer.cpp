@@ -10,7 +10,7 @@
 #include "data/token_set.h"
 #include "data/tokenizer/files.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr const char* automatic = "auto";
@@ -43,8 +43,7 @@ void merge(std::optional<Claim>& claim, Claim other) {
 }
 
 // Returns a warning, or nothing.
-std::string check_vocabulary(const RunConfig& config, const Claim& claim) {
-  const int64_t has = config.model.vocab_size;
+std::string check_vocabulary(int64_t has, const Claim& claim) {
   const int64_t needs = claim.record.vocab_size;
   if (has < needs) {
     throw Error(ExitCode::usage, "model.vocab_size = {}: {} has {} tokens; set model.vocab_size to {}", has,
@@ -57,16 +56,17 @@ std::string check_vocabulary(const RunConfig& config, const Claim& claim) {
 
 }  // namespace
 
-RunTokenizer find_run_tokenizer(const RunConfig& config, const std::optional<TokenizerRecord>& known) {
+RunTokenizer find_run_tokenizer(const DataConfig& data, int64_t model_vocab_size,
+                                const std::optional<TokenizerRecord>& known) {
   std::optional<Claim> claim;
   RunTokenizer result;
   bool data_say = false;
-  if (config.data.tokenizer != automatic) {
-    result.tokenizer = load_tokenizer(config.data.tokenizer);
+  if (data.tokenizer != automatic) {
+    result.tokenizer = load_tokenizer(data.tokenizer);
     claim = Claim{make_tokenizer_record(*result.tokenizer, std::nullopt),
-                  fmt::format("data.tokenizer = {}", config.data.tokenizer)};
+                  fmt::format("data.tokenizer = {}", data.tokenizer)};
   }
-  for (const auto* sources : {&config.data.train, &config.data.validation}) {
+  for (const auto* sources : {&data.train, &data.validation}) {
     for (const DataSource& source : *sources) {
       for (const std::filesystem::path& file : token_files_of(source.path)) {
         const std::optional<TokenMeta> meta = read_token_meta(file);
@@ -78,7 +78,7 @@ RunTokenizer find_run_tokenizer(const RunConfig& config, const std::optional<Tok
   }
   if (known) merge(claim, {*known, "the tokenizer of the checkpoint"});
   if (!claim) return result;
-  result.warning = check_vocabulary(config, *claim);
+  result.warning = check_vocabulary(model_vocab_size, *claim);
   if (!result.tokenizer && !claim->record.text.empty()) result.tokenizer = tokenizer_of(claim->record, claim->source);
   result.record = std::move(claim->record);
   // Data without a record most likely end their documents as others do.
@@ -86,4 +86,4 @@ RunTokenizer find_run_tokenizer(const RunConfig& config, const std::optional<Tok
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -9,7 +9,7 @@
 #include "config/run_config.h"
 #include "data/tokenizer/record.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct RunTokenizer {
   std::optional<TokenizerRecord> record;       // nullopt: neither the config nor the data name one
@@ -22,8 +22,9 @@ constexpr int64_t max_spare_ids = 1024;
 
 // Returns the tokenizer named by data.tokenizer; if that is "auto", the one in the sources' PREFIX.meta.json, else
 // `known`, a checkpoint's. Sources without a record are assumed to be like the others. Throws Error(usage) if two of
-// these differ, if it cannot be read, or if model.vocab_size is smaller than its vocabulary. Warns if model.vocab_size
-// is larger by more than max_spare_ids.
-RunTokenizer find_run_tokenizer(const RunConfig& config, const std::optional<TokenizerRecord>& known = {});
+// these differ, if it cannot be read, or if model_vocab_size (model.vocab_size) is smaller than its vocabulary. Warns
+// if it is larger by more than max_spare_ids.
+RunTokenizer find_run_tokenizer(const DataConfig& data, int64_t model_vocab_size,
+                                const std::optional<TokenizerRecord>& known = {});
 
-}  // namespace gptrain
+}  // namespace gptrain::data

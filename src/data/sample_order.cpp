@@ -8,7 +8,7 @@
 
 #include "data/permutation.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 // Sites of RandomUse::data_order. Never renumber them: they determine the results of a run.
@@ -176,4 +176,4 @@ std::optional<int64_t> SampleOrder::number_of(size_t source, int64_t ordinal) co
   return std::nullopt;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -8,7 +8,7 @@
 
 #include "base/philox.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 constexpr int64_t slots_per_cycle = 65536;
 
@@ -92,4 +92,4 @@ class SampleOrder {
   bool shuffle_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

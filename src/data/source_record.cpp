@@ -10,14 +10,15 @@
 #include "base/printable.h"
 #include "base/units.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 using nlohmann::json;
 
-constexpr std::array<std::string_view, 3> covered_names = {"blocks", "index", "ends"};
-constexpr std::array<std::string_view, 3> covered_texts = {"of its blocks", "of its index",
-                                                           "of its first, middle and last MiB alone"};
+constexpr std::array<std::string_view, 4> covered_names = {"blocks", "index and ends", "index", "ends"};
+constexpr std::array<std::string_view, 4> covered_texts = {"of its blocks",
+                                                           "of its index and its first, middle and last MiB",
+                                                           "of its index", "of its first, middle and last MiB alone"};
 
 }  // namespace
 
@@ -59,4 +60,4 @@ ChangedEpoch changed_epoch(int64_t given, int64_t samples_before, int64_t sample
   return {std::llround(shared * seen * (1 - passed)), std::llround(shared * (1 - seen) * passed)};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

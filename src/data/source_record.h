@@ -7,12 +7,13 @@
 
 #include "base/json.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct SourceRecord {
-  // Bytes that the checksum covers: the block checksums of PREFIX.meta.json, all of PREFIX.idx, or, of a file without
-  // an index, its size and its first, middle and last MiB.
-  enum class Covered : uint8_t { blocks, index, ends };
+  // Bytes that the checksum covers: the block checksums of PREFIX.meta.json; without them all of PREFIX.idx and the
+  // ends of PREFIX.bin, its size and its first, middle and last MiB; the index alone in older checkpoints; or, of a
+  // file without an index, its ends.
+  enum class Covered : uint8_t { blocks, index_and_ends, index, ends };
 
   std::string path = {};
   int64_t tokens = 0;
@@ -37,4 +38,4 @@ struct ChangedEpoch {
 };
 ChangedEpoch changed_epoch(int64_t given, int64_t samples_before, int64_t samples_now);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

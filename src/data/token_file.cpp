@@ -12,7 +12,7 @@
 #include "data/damaged.h"
 #include "data/token_paths.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 using namespace token_index;
@@ -44,10 +44,9 @@ TokenFile::TokenFile(FlatTokens flat)
   if (num_tokens() == 0) damaged(tokens_, first_byte_, "the file holds no tokens");
 }
 
-TokenFile::TokenFile(const std::filesystem::path& path, bool checksums)
-    : TokenFile(is_flat_token_file(path) ? TokenFile(open_flat_tokens(path)) : TokenFile(Prefix{path}, checksums)) {}
-
-TokenFile::TokenFile(const std::filesystem::path& path, DType dtype) : TokenFile(open_flat_tokens(path, dtype)) {}
+TokenFile::TokenFile(const std::filesystem::path& path, bool checksums, std::optional<DType> dtype)
+    : TokenFile(dtype || is_flat_token_file(path) ? TokenFile(open_flat_tokens(path, dtype))
+                                                  : TokenFile(Prefix{path}, checksums)) {}
 
 TokenFile::TokenFile(const Prefix& prefix, bool checksums)
     : index_(open_part(prefix.path, ".idx")),
@@ -228,19 +227,20 @@ SourceRecord TokenFile::identity() const {
   SourceRecord record{.tokens = num_tokens()};
   if (meta_) {
     record.checksum = crc32c(meta_->blocks.data(), meta_->blocks.size() * sizeof(uint32_t));
-  } else if (index_) {
-    record.covered = SourceRecord::Covered::index;
+    return record;
+  }
+  record.covered = SourceRecord::Covered::ends;
+  if (index_) {
+    record.covered = SourceRecord::Covered::index_and_ends;
     record.checksum = crc32c(index_->data(), static_cast<size_t>(index_->size_bytes()));
     index_->check();
-  } else {
-    constexpr int64_t most_bytes = int64_t{1} << 20;
-    const int64_t size = tokens_.size_bytes(), bytes = std::min(size, most_bytes);
-    record.covered = SourceRecord::Covered::ends;
-    record.checksum = crc32c(&size, sizeof size);
-    for (const int64_t first : {int64_t{0}, (size - bytes) / 2, size - bytes})
-      record.checksum = crc32c(tokens_.data() + first, static_cast<size_t>(bytes), record.checksum);
-    tokens_.check();
   }
+  constexpr int64_t most_bytes = int64_t{1} << 20;
+  const int64_t size = tokens_.size_bytes(), bytes = std::min(size, most_bytes);
+  record.checksum = crc32c(&size, sizeof size, record.checksum);
+  for (const int64_t first : {int64_t{0}, (size - bytes) / 2, size - bytes})
+    record.checksum = crc32c(tokens_.data() + first, static_cast<size_t>(bytes), record.checksum);
+  tokens_.check();
   return record;
 }
 
@@ -275,4 +275,4 @@ void TokenFile::read_as(Range range, int64_t vocab_size, int32_t* out) const {
           position, vocab_size);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

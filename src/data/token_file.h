@@ -16,7 +16,7 @@
 #include "data/source_record.h"
 #include "data/token_meta.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // The layout of PREFIX.idx, used by reader and writer.
 namespace token_index {
@@ -42,10 +42,9 @@ class TokenFile {
  public:
   // Opens a file. Checks every field of the index against both files' sizes and each other. With `checksums`, compares
   // each block of the .bin with PREFIX.meta.json, if it exists, when it is first read. A file without an index is one
-  // document. Throws Error(data) with file and byte.
-  explicit TokenFile(const std::filesystem::path& path, bool checksums = true);
-  // A file of tokens of that type and nothing else.
-  TokenFile(const std::filesystem::path& path, DType dtype);
+  // document, see open_flat_tokens(); with `dtype` it has tokens of that type and nothing else. Throws Error(data) with
+  // file and byte; Error(usage) for a `dtype` beside a header or an index.
+  explicit TokenFile(const std::filesystem::path& path, bool checksums = true, std::optional<DType> dtype = {});
 
   TokenFormat format() const { return format_; }
   DType dtype() const { return dtype_; }  // u16 or i32
@@ -120,4 +119,4 @@ class TokenFile {
   int64_t num_boundaries_ = 0;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -12,7 +12,7 @@
 #include "data/mapped_file.h"
 #include "data/token_paths.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 using nlohmann::json;
@@ -104,4 +104,4 @@ std::optional<TokenMeta> read_token_meta(const std::filesystem::path& prefix) {
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "data/tokenizer/record.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct TokenMeta {
   int64_t bytes = 0;  // size of PREFIX.bin
@@ -47,4 +47,4 @@ void require_vocabulary(const std::string& path, std::optional<int64_t> largest_
 // Returns nullopt if there is no PREFIX.meta.json. Throws Error(data) if it cannot be read or is invalid.
 std::optional<TokenMeta> read_token_meta(const std::filesystem::path& prefix);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

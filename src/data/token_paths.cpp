@@ -3,7 +3,7 @@
 #include <string>
 #include <system_error>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 std::filesystem::path token_file_path(const std::filesystem::path& prefix, std::string_view suffix) {
   return prefix.native() + std::string(suffix);
@@ -21,4 +21,4 @@ bool is_token_file(const std::filesystem::path& path) {
                                       std::filesystem::exists(token_file_path(path, ".bin"), ignored));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string_view>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Returns PREFIX with ".bin" or ".idx" appended; a dot inside PREFIX is part of the name.
 std::filesystem::path token_file_path(const std::filesystem::path& prefix, std::string_view suffix);
@@ -14,4 +14,4 @@ bool is_token_file(const std::filesystem::path& path);
 // Returns true if `path` is a file without an index (flat_tokens.h); false if nothing exists there.
 bool is_flat_token_file(const std::filesystem::path& path);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstddef>
 #include <glob.h>
 #include <optional>
 #include <set>
@@ -10,10 +11,13 @@
 #include "base/crc32c.h"
 #include "base/directory.h"
 #include "base/error.h"
+#include "base/json.h"
+#include "base/text_file.h"
+#include "config/source_list.h"
 #include "data/sample_order.h"
 #include "data/token_paths.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -80,10 +84,27 @@ std::vector<fs::path> shards_of(const fs::path& prefix) {
   return shards;
 }
 
-std::vector<TokenFile> open_all(const std::string& path, int64_t sequence_length, bool checksums) {
+// Refuses weights and paths in turn, which other trainers take as one argument, as the path or in the file there.
+void refuse_list(const std::string& path, bool is_file) {
+  constexpr size_t most_bytes = size_t{1} << 20;
+  std::error_code unreadable;
+  const bool is_text = is_file && fs::path(path).extension() != ".bin" && fs::file_size(path, unreadable) <= most_bytes;
+  if (is_file && !is_text) return;
+  const Json meant = sources_of_list(is_text ? read_text_file(path, most_bytes) : path);
+  if (meant.empty() || !meant[0].contains("weight")) return;
+  constexpr size_t shown = 4;
+  const Json some(meant.begin(), meant.begin() + static_cast<std::ptrdiff_t>(std::min(meant.size(), shown)));
+  throw Error(ExitCode::usage, "{}: is a list of weights and paths; make a source of each: {}{}", path, json_text(some),
+              meant.size() > shown ? ", and so on" : "");
+}
+
+std::vector<TokenFile> open_all(const DataSource& source, int64_t sequence_length, bool checksums) {
+  const std::string& path = source.path;
+  const std::vector<fs::path> names = token_files_of(path);
+  if (!source.dtype && (names.empty() || is_flat_token_file(path))) refuse_list(path, !names.empty());
   std::vector<TokenFile> files;
-  for (const fs::path& name : token_files_of(path)) {
-    const TokenFile& file = files.emplace_back(name, checksums);
+  for (const fs::path& name : names) {
+    const TokenFile& file = files.emplace_back(name, checksums, source.dtype);
     const int64_t length = file.best_fit_length();
     if (length > 0 && length != sequence_length) {
       throw Error(ExitCode::usage,
@@ -98,7 +119,7 @@ std::vector<TokenFile> open_all(const std::string& path, int64_t sequence_length
     }
   }
   // Opens a path without token files, which throws with the missing file.
-  if (files.empty()) files.emplace_back(path, checksums);
+  if (files.empty()) files.emplace_back(path, checksums, source.dtype);
   return files;
 }
 
@@ -130,8 +151,8 @@ std::vector<fs::path> token_files_of(const std::vector<std::string>& paths) {
   return files;
 }
 
-TokenSet::TokenSet(const std::string& path, int64_t sequence_length, bool checksums)
-    : sequence_length_(sequence_length), files_(open_all(path, sequence_length, checksums)) {
+TokenSet::TokenSet(const DataSource& source, int64_t sequence_length, bool checksums)
+    : sequence_length_(sequence_length), files_(open_all(source, sequence_length, checksums)) {
   int64_t samples = 0;
   for (const TokenFile& file : files_) {
     samples += is_best_fit() ? file.num_samples() : samples_per_epoch(file.num_tokens(), sequence_length);
@@ -141,7 +162,8 @@ TokenSet::TokenSet(const std::string& path, int64_t sequence_length, bool checks
     throw Error(ExitCode::data,
                 "{}: {} tokens are too few for one sample of model.sequence_length + 1 = {} tokens; use more text or "
                 "shorter sequences",
-                files_.size() > 1 ? path : token_file_path(path, ".bin").native(), num_tokens(), sequence_length + 1);
+                files_.size() > 1 ? source.path : token_file_path(source.path, ".bin").native(), num_tokens(),
+                sequence_length + 1);
   }
 }
 
@@ -177,4 +199,4 @@ TokenSet::Place TokenSet::place_of(int64_t sample) const {
   return {file, {in_file * sequence_length_, sequence_length_ + 1}};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

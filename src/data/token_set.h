@@ -6,10 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "config/run_config.h"
 #include "data/source_record.h"
 #include "data/token_file.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Returns the token files of a path, in the order of their names. A token file: itself. PREFIX: the shards
 // PREFIX-00000, PREFIX-00001, ... of `data pack --shards-of`. A folder or pattern (* ? [...]): the token files in it.
@@ -25,8 +26,8 @@ std::vector<std::filesystem::path> token_files_of(const std::vector<std::string>
 class TokenSet {
  public:
   // Throws as TokenFile does; Error(data) if all files together have no sample; Error(usage) if they were packed for
-  // samples of another length.
-  TokenSet(const std::string& path, int64_t sequence_length, bool checksums);
+  // samples of another length, or if the path is a list of weights and paths.
+  TokenSet(const DataSource& source, int64_t sequence_length, bool checksums);
 
   int64_t num_tokens() const;
   int64_t num_documents() const;
@@ -50,4 +51,4 @@ class TokenSet {
   std::vector<int64_t> ends_;  // samples up to the end of each file
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -20,7 +20,7 @@
 #include "data/token_meta.h"
 #include "data/token_paths.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 [[noreturn]] void throw_write_error(const std::filesystem::path& path) {
@@ -261,4 +261,4 @@ void TokenWriter::finish() {
   sync_folder_of(index_path);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -10,7 +10,7 @@
 #include "base/dtype.h"
 #include "data/tokenizer/record.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Streams tokens to a temporary file beside PREFIX.bin; keeps 4 bytes per sequence and 8 per document in memory.
 // finish() makes PREFIX appear whole: an existing PREFIX.idx is removed first, then the new .bin, its checksums
@@ -42,4 +42,4 @@ class TokenWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -10,28 +10,24 @@
 #include "fit/offload_plan.h"
 #include "fit/recompute_plan.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 namespace {
 
-UnitChoices choose_units(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage,
-                         std::optional<int64_t> room) {
+UnitChoices choose_units(const PlanCase& run, int32_t stage, std::optional<int64_t> room) {
+  const auto& [config, target, world_size] = run;
   if (config.memory.recompute != RecomputeKind::optimal) {
-    RunConfig fixed = config;
-    if (config.memory.offload == offload::hidden)
-      fixed.memory.offload = OffloadChoice::of_blocks(hidden_blocks(config, target, world_size, stage));
-    return fixed_units(fixed);
+    if (config.memory.offload != offload::hidden) return fixed_units(config);
+    return fixed_units(with_offloaded_blocks(config, hidden_blocks(run, stage)));
   }
-  const RecomputePlanner planner(config, target, world_size, stage);
+  const RecomputePlanner planner(run, stage);
   const bool fits = config.memory.activation_budget == 0;
-  const int64_t budget = !fits  ? config.memory.activation_budget
-                         : room ? *room
-                                : activation_room(config, target, world_size, stage);
+  const int64_t budget = !fits ? config.memory.activation_budget : room ? *room : activation_room(run, stage);
   if (std::optional<RecomputePoint> best = planner.best(budget)) return std::move(best->choices);
   if (fits) return planner.least().choices;
   int64_t least = 0;
   int32_t of_stage = 0;
   for (int32_t other = 0; other < config.parallel.pipeline; ++other) {
-    const int64_t bytes = RecomputePlanner(config, target, world_size, other).least().bytes;
+    const int64_t bytes = RecomputePlanner(run, other).least().bytes;
     if (bytes > least) of_stage = other;
     least = std::max(least, bytes);
   }
@@ -47,14 +43,13 @@ UnitChoices choose_units(const RunConfig& config, const Target& target, int64_t 
 
 }  // namespace
 
-StepChoices choose_step(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage,
-                        std::optional<int64_t> room) {
-  return choices_with(config, target, choose_units(config, target, world_size, stage, room));
+StepChoices choose_step(const PlanCase& run, int32_t stage, std::optional<int64_t> room) {
+  return choices_with(run.config.memory, run.target, choose_units(run, stage, room));
 }
 
-StepPlan plan_rank(const RunConfig& config, const Target& target, int64_t world_size, int64_t rank) {
-  const int32_t stage = make_mesh(config, world_size).stage_of(rank);
-  return plan_step(config, target, choose_step(config, target, world_size, stage), world_size, rank);
+StepPlan plan_rank(const PlanCase& run, int64_t rank) {
+  const int32_t stage = make_mesh(run.config, run.world_size).stage_of(rank);
+  return plan_step(run, choose_step(run, stage), rank);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

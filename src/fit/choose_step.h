@@ -9,16 +9,15 @@
 #include "schedule/step_choices.h"
 #include "step/plan_step.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
 // Makes the choices for the ranks of a stage. `room`: bytes for activations if memory.activation_budget is "fit", as
 // agreed by the ranks of the stage; none: the bytes that the target leaves (activation_room). If "fit" is not possible,
 // returns the choices with the least memory.
 // THROWS Error(usage) if memory.activation_budget is a number and too small; the message names the least possible one.
-StepChoices choose_step(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage,
-                        std::optional<int64_t> room = {});
+StepChoices choose_step(const PlanCase& run, int32_t stage, std::optional<int64_t> room = {});
 
 // Plans a step of `rank` with the choices for its stage.
-StepPlan plan_rank(const RunConfig& config, const Target& target, int64_t world_size = 1, int64_t rank = 0);
+StepPlan plan_rank(const PlanCase& run, int64_t rank = 0);
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

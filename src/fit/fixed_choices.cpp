@@ -8,11 +8,11 @@
 #include "parallel/make_stages.h"
 #include "schedule/offload.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 namespace {
 
 // Makes each stage offload `offloaded` blocks (a number or "all"), spread evenly.
-UnitChoices with_offloaded(const RunConfig& config, UnitChoices choices, OffloadChoice offloaded) {
+UnitChoices with_offloaded(const StepConfig& config, UnitChoices choices, OffloadChoice offloaded) {
   if (!offloaded.any()) return choices;
   const int64_t count = offloaded == offload::all ? config.model.num_layers : offloaded.blocks();
   for (int64_t stage = 0; stage < config.parallel.pipeline; ++stage) {
@@ -25,23 +25,27 @@ UnitChoices with_offloaded(const RunConfig& config, UnitChoices choices, Offload
 
 // Returns the rows of logits that exist at a time. Each chunk reads and writes the head's whole f32 gradient, so larger
 // chunks move fewer bytes. On a GPU, with its fast products, this is noticeable (tests/bench/NOTES.md).
-int64_t loss_chunk_tokens(const RunConfig& config, const Target& target) {
-  if (config.memory.loss_chunk_tokens > 0) return config.memory.loss_chunk_tokens;
+int64_t loss_chunk_tokens(const MemoryConfig& memory, const Target& target) {
+  if (memory.loss_chunk_tokens > 0) return memory.loss_chunk_tokens;
   return target.kind == Target::Kind::gpu ? 8192 : 2048;
 }
 
 // Returns a warning if copies to the host save nothing on the target, else an empty string.
-std::string warning_of_useless_copies(const RunConfig& config, const Target& target) {
-  const OffloadChoice choice = config.memory.offload;
+std::string warning_of_useless_copies(OffloadChoice choice, const Target& target) {
   const bool copies = choice == offload::all || (choice.is_number() && choice.any());
   if (target.kind != Target::Kind::cpu || !copies) return {};
   return fmt::format(
-      "memory.offload_activations = {}: on the CPU, activations are in the host's memory already; copies "
+      "{} = {}: on the CPU, activations are in the host's memory already; copies "
       "take memory and time and save none (try \"none\")",
-      choice == offload::all ? "\"all\"" : offload_name(choice));
+      offload_key, choice == offload::all ? "\"all\"" : offload_name(choice));
 }
 
 }  // namespace
+
+RunConfig with_offloaded_blocks(RunConfig config, int64_t blocks) {
+  config.memory.offload = OffloadChoice::of_blocks(blocks);
+  return config;
+}
 
 UnitChoices fixed_units(const RunConfig& config) {
   UnitChoices choices(static_cast<size_t>(config.model.num_layers) + 2);
@@ -55,19 +59,18 @@ UnitChoices fixed_units(const RunConfig& config) {
   return with_offloaded(config, std::move(choices), config.memory.offload);
 }
 
-StepChoices choices_with(const RunConfig& config, const Target& target, UnitChoices units) {
-  const MemoryConfig& memory = config.memory;
+StepChoices choices_with(const MemoryConfig& memory, const Target& target, UnitChoices units) {
   return {.units = std::move(units),
           .backward_runs_again = backward_runs_again(memory.recompute),
-          .loss_chunk_tokens = loss_chunk_tokens(config, target),
+          .loss_chunk_tokens = loss_chunk_tokens(memory, target),
           .code_bits = memory.activation_bits < 16 ? static_cast<int>(memory.activation_bits) : 0,
           .codes_inputs = memory.saved_inputs == 8,
           .projection = memory.linear_projection,
-          .warning = warning_of_useless_copies(config, target)};
+          .warning = warning_of_useless_copies(memory.offload, target)};
 }
 
-StepPlan plan_fixed(const RunConfig& config, const Target& target, int64_t world_size, int64_t rank) {
-  return plan_step(config, target, choices_with(config, target, fixed_units(config)), world_size, rank);
+StepPlan plan_fixed(const PlanCase& run, int64_t rank) {
+  return plan_step(run, choices_with(run.config.memory, run.target, fixed_units(run.config)), rank);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

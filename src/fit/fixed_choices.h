@@ -8,21 +8,24 @@
 #include "schedule/step_choices.h"
 #include "step/plan_step.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
 // Returns true if this value recomputes blocks regardless of memory; "optimal" recomputes only to fit its budget.
 constexpr bool backward_runs_again(RecomputeKind kind) {
   return kind != RecomputeKind::none && kind != RecomputeKind::optimal;
 }
 
-// Returns the choices for all units of the model. REQUIRES: memory.recompute is not "optimal", and
-// memory.offload_activations neither "optimal" nor "hidden".
+// Returns the config with this number of blocks offloaded on each stage.
+RunConfig with_offloaded_blocks(RunConfig config, int64_t blocks);
+
+// Returns the choices for all units of the model. REQUIRES: memory.recompute is not "optimal", and memory.offload
+// neither "optimal" nor "hidden".
 UnitChoices fixed_units(const RunConfig& config);
 
 // Adds to the units' choices all others that the section `memory` sets.
-StepChoices choices_with(const RunConfig& config, const Target& target, UnitChoices units);
+StepChoices choices_with(const MemoryConfig& memory, const Target& target, UnitChoices units);
 
 // Plans a step of a rank whose config has fixed choices. REQUIRES: the same as fixed_units.
-StepPlan plan_fixed(const RunConfig& config, const Target& target, int64_t world_size, int64_t rank);
+StepPlan plan_fixed(const PlanCase& run, int64_t rank);
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

@@ -4,7 +4,7 @@
 
 #include "parallel/micro_batch_uploads.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
 RunConfig with_micro_batches(RunConfig config, int64_t micro_batches) {
   config.batch.global = config.batch.global / config.batch.accumulation * micro_batches;
@@ -20,4 +20,4 @@ RunConfig with_enough_micro_batches(RunConfig config) {
   return with_micro_batches(std::move(config), enough);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

@@ -5,7 +5,7 @@
 
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
 // Returns the config with `micro_batches` micro-batches in a step, and a global batch to match.
 RunConfig with_micro_batches(RunConfig config, int64_t micro_batches);
@@ -15,4 +15,4 @@ RunConfig with_few_micro_batches(RunConfig config);
 // outlives its micro-batch, so later ones reuse the offsets of earlier ones (schedule/allocator.h).
 RunConfig with_enough_micro_batches(RunConfig config);
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

@@ -6,7 +6,7 @@
 #include "base/fp8.h"
 #include "ops/product_waves.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 namespace {
 
 struct NominalRates {
@@ -82,4 +82,4 @@ double nominal_copy_seconds(int64_t bytes, const Target& target) {
   return static_cast<double>(bytes) / rates_of(target).copied;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

@@ -10,7 +10,7 @@
 #include "ops/target.h"
 #include "step/plan_step.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
 // Returns the time of an action's ops and collectives in seconds.
 double nominal_pass_seconds(const EventBlock& events, const Target& target);
@@ -23,4 +23,4 @@ PassSeconds nominal_pass_seconds(const StepPlan& plan, const Target& target);
 // rate.
 double nominal_copy_seconds(int64_t bytes, const Target& target);
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

@@ -12,7 +12,7 @@
 #include "ops/side_queue.h"
 #include "schedule/offload.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 namespace {
 
 constexpr double most_waited = 0.005;  // copies that cost a smaller share of the passes' time count as hidden
@@ -22,10 +22,12 @@ constexpr size_t most_passes_ahead = SideQueue::num_marks / 2;
 // The passes of a stage, with the times of their actions.
 class HiddenBlocks {
  public:
-  HiddenBlocks(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage) : target_(target) {
+  HiddenBlocks(const PlanCase& run, int32_t stage) : target_(run.target) {
+    const auto& [config, target, world_size] = run;
     RunConfig few = with_few_micro_batches(config);
     few.memory.offload = offload::none;
-    const StepPlan plan = plan_fixed(few, target, world_size, make_mesh(config, world_size).first_rank_of_stage(stage));
+    const StepPlan plan =
+        plan_fixed({few, target, world_size}, make_mesh(config, world_size).first_rank_of_stage(stage));
     options_ = plan.design->training->schedule.options;
     bytes_ = plan.design->training->bytes;
     // Twice as many micro-batches as all stages can have in flight.
@@ -139,9 +141,8 @@ void time_copies(UnitChoices& choices, ScheduleOptions options, const BufferByte
   }
 }
 
-int64_t hidden_blocks(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage) {
-  if (target.kind != Target::Kind::gpu) return 0;
-  return HiddenBlocks(config, target, world_size, stage).most();
+int64_t hidden_blocks(const PlanCase& run, int32_t stage) {
+  return run.target.kind == Target::Kind::gpu ? HiddenBlocks(run, stage).most() : 0;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

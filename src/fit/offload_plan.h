@@ -10,7 +10,7 @@
 #include "parallel/program.h"
 #include "schedule/step_choices.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
 using ActionSeconds = std::function<double(const Action&)>;
 
@@ -31,6 +31,6 @@ void time_copies(UnitChoices& choices, ScheduleOptions options, const BufferByte
 // Returns the number of blocks for offload "hidden": the most whose copies cost the passes of the stage at most 0.5% in
 // waits, at nominal rates. 0 on the CPU, where copies run among the ops. Plans the stage's first rank, so that all
 // ranks of a stage get the same number.
-int64_t hidden_blocks(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage);
+int64_t hidden_blocks(const PlanCase& run, int32_t stage);
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

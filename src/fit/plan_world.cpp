@@ -10,7 +10,7 @@
 #include "fit/micro_batches.h"
 #include "schedule/pipeline/pipeline.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 namespace {
 
 StagePlan describe_stage(const StepDesign& design, int64_t rank) {
@@ -57,12 +57,12 @@ std::vector<TensorRanks> kinds_of_tensor_ranks(const ModelConfig& model, int64_t
 // Plans the first rank of each kind of a stage and calls body(tensor ranks of the kind, rank, plan). Stops and returns
 // false if `body` returns false.
 template <typename Body>
-bool for_each_rank_kind(const RunConfig& config, const Target& target, const Mesh& mesh, int64_t stage,
-                        const StepChoices& choices, const Body& body) {
+bool for_each_rank_kind(const PlanCase& run, const Mesh& mesh, int64_t stage, const StepChoices& choices,
+                        const Body& body) {
   std::shared_ptr<const Program> program;  // the first rank's; ranks with an equal program share it
-  for (const TensorRanks& kind : kinds_of_tensor_ranks(config.model, mesh.size(MeshAxis::tensor))) {
+  for (const TensorRanks& kind : kinds_of_tensor_ranks(run.config.model, mesh.size(MeshAxis::tensor))) {
     const int64_t rank = mesh.first_rank_of_stage(stage, kind.front());
-    StepPlan plan = plan_step(config, target, choices, mesh.world_size(), rank, program);
+    StepPlan plan = plan_step(run, choices, rank, program);
     if (!program) program = plan.design->training;
     if (!body(kind, rank, std::move(plan))) return false;
   }
@@ -79,17 +79,16 @@ void add_ops(OpTable& sum, const OpTable& of_rank, int64_t num_ranks) {
 
 }  // namespace
 
-WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t world_size,
-                     const std::function<void(int64_t, StepPlan)>& of_rank) {
-  const Mesh mesh = make_mesh(config, world_size);
+WorldPlan plan_world(const PlanCase& run, const std::function<void(int64_t, StepPlan)>& of_rank) {
+  const Mesh mesh = make_mesh(run.config, run.world_size);
   const int64_t tensor_size = mesh.size(MeshAxis::tensor);
   const int64_t num_stages = mesh.size(MeshAxis::pipeline);
   WorldPlan world;
   world.written_bytes.resize(static_cast<size_t>(num_stages * tensor_size));
   world.on_host.resize(static_cast<size_t>(num_stages * tensor_size));
   for (int64_t stage = 0; stage < num_stages; ++stage) {
-    world.choices.push_back(choose_step(config, target, world_size, static_cast<int32_t>(stage)));
-    for_each_rank_kind(config, target, mesh, stage, world.choices.back(),
+    world.choices.push_back(choose_step(run, static_cast<int32_t>(stage)));
+    for_each_rank_kind(run, mesh, stage, world.choices.back(),
                        [&](const TensorRanks& kind, int64_t rank, StepPlan plan) {
                          const StepMemory& memory = plan.memory();
                          const int64_t bytes = memory.arenas.total();
@@ -146,19 +145,19 @@ HostMemoryUse fullest_host(const std::vector<MemoryPlan::ByClass>& on_host, cons
   return fullest;
 }
 
-RankBytes largest_rank_bytes(const RunConfig& whole, const Target& target, int64_t world_size, int64_t first_stage,
-                             int64_t enough) {
-  const RunConfig config = with_enough_micro_batches(whole);
-  const Mesh mesh = make_mesh(config, world_size);
+RankBytes largest_rank_bytes(const PlanCase& run, int64_t first_stage, int64_t enough) {
+  const RunConfig config = with_enough_micro_batches(run.config);
+  const PlanCase enough_batches{config, run.target, run.world_size};
+  const Mesh mesh = make_mesh(config, run.world_size);
   const int64_t tensor_size = mesh.size(MeshAxis::tensor);
   const int64_t num_stages = mesh.size(MeshAxis::pipeline);
   RankBytes most;
   most.on_host.resize(static_cast<size_t>(num_stages * tensor_size));
   for (int64_t i = 0; i < num_stages; ++i) {
     const int64_t stage = (first_stage + i) % num_stages;
-    const StepChoices choices = choose_step(config, target, world_size, static_cast<int32_t>(stage));
+    const StepChoices choices = choose_step(enough_batches, static_cast<int32_t>(stage));
     const bool is_enough = !for_each_rank_kind(
-        config, target, mesh, stage, choices, [&](const TensorRanks& kind, int64_t, const StepPlan& plan) {
+        enough_batches, mesh, stage, choices, [&](const TensorRanks& kind, int64_t, const StepPlan& plan) {
           for (const int64_t tensor_rank : kind)
             most.on_host[static_cast<size_t>(stage * tensor_size + tensor_rank)] =
                 plan.memory().arenas.on(MemoryPlace::host);
@@ -170,4 +169,4 @@ RankBytes largest_rank_bytes(const RunConfig& whole, const Target& target, int64
   return most;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

@@ -15,7 +15,7 @@
 #include "schedule/step_choices.h"
 #include "step/plan_step.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
 // The plan of one pipeline stage.
 struct StagePlan {
@@ -41,8 +41,7 @@ struct WorldPlan {
   std::vector<MemoryPlan::ByClass> on_host;  // by kind: bytes of host memory
 };
 // Plans the run. Calls `of_rank(rank, plan)`, if given, with each plan made, in order of stages.
-WorldPlan plan_world(const RunConfig& config, const Target& target, int64_t world_size,
-                     const std::function<void(int64_t, StepPlan)>& of_rank = {});
+WorldPlan plan_world(const PlanCase& run, const std::function<void(int64_t, StepPlan)>& of_rank = {});
 
 // Returns the number of each rank's node. `ranks_per_node`: 0 means that all ranks are on one node.
 std::vector<int64_t> nodes_of_ranks(int64_t world_size, int64_t ranks_per_node);
@@ -57,7 +56,7 @@ struct RankBytes {
 };
 // Plans the memory of all kinds of ranks, beginning with `first_stage`. Stops at the first rank that takes more than
 // `enough` bytes of its device: on_device is then that rank's, and on_host is incomplete.
-RankBytes largest_rank_bytes(const RunConfig& config, const Target& target, int64_t world_size, int64_t first_stage,
+RankBytes largest_rank_bytes(const PlanCase& run, int64_t first_stage,
                              int64_t enough = std::numeric_limits<int64_t>::max());
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

@@ -9,7 +9,7 @@
 #include "config/run_config.h"
 #include "ops/target.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
 struct SavingMethod {
   std::string_view name;
@@ -43,13 +43,13 @@ constexpr std::string_view inputs = "memory.saved_inputs=8";
 }  // namespace saving
 
 // Returns settings that save memory but change training, fit the config and are not part of it yet.
-inline std::vector<std::string> untried_methods(const RunConfig& config, const Target& target) {
+inline std::vector<std::string> untried_methods(const StepConfig& config, const MemoryConfig& memory,
+                                                const Target& target) {
   std::vector<std::string> settings;
   const auto add = [&settings](bool applies, std::string_view setting) {
     if (applies) settings.emplace_back(setting);
   };
   const PrecisionConfig& precision = config.precision;
-  const MemoryConfig& memory = config.memory;
   const bool selective = memory.recompute == RecomputeKind::selective;
   add(config.optimizer.type == OptimizerKind::adamw, saving::moments);
   add(precision.compute == DType::bf16 && !precision.pure, saving::pure);
@@ -85,4 +85,4 @@ constexpr std::array<SavingMethod, 18> saving_methods = {{
      {saving::pure, saving::moments, saving::gradients, "memory.recompute=block"}},
 }};
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

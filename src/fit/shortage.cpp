@@ -17,7 +17,7 @@
 #include "fit/step_times.h"
 #include "ops/fused_product.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 namespace {
 
 // Rows of logits per chunk above which no device is noticeably faster.
@@ -51,8 +51,7 @@ struct Remedy {
 
 class Remedies {
  public:
-  Remedies(const RunConfig& config, const Target& target, int64_t world_size)
-      : config_(config), target_(target), world_size_(world_size) {}
+  explicit Remedies(const PlanCase& run) : run_(run), step_(run.config), target_(run.target) {}
 
   std::vector<Remedy> possible() {
     add_recomputation();
@@ -71,21 +70,21 @@ class Remedies {
   // Only "selective" may differ in bits from the other values: if they compute the activation inside a matrix product.
   Outcome outcome_of(RecomputeKind kind) const {
     const bool changes_kind =
-        (kind == RecomputeKind::selective) != (config_.memory.recompute == RecomputeKind::selective);
-    const int64_t width = config_.model.ffn_hidden_size / config_.parallel.tensor;
-    return changes_kind && fused_activation(config_.model.activation, config_.precision.compute, width, target_)
+        (kind == RecomputeKind::selective) != (run_.config.memory.recompute == RecomputeKind::selective);
+    const int64_t width = step_.model.ffn_hidden_size / step_.parallel.tensor;
+    return changes_kind && fused_activation(step_.model.activation, step_.precision.compute, width, target_)
                ? Outcome::rounding
                : Outcome::exact;
   }
 
   // Returns resets of keys that other values of memory.recompute exclude, for display behind a setting.
   std::string resets() const {
-    if (config_.memory.recompute == RecomputeKind::every_nth) return ", memory.recompute_interval = null";
-    return config_.memory.recompute == RecomputeKind::optimal ? ", memory.activation_budget = null" : "";
+    if (run_.config.memory.recompute == RecomputeKind::every_nth) return ", memory.recompute_interval = null";
+    return run_.config.memory.recompute == RecomputeKind::optimal ? ", memory.activation_budget = null" : "";
   }
 
   void add_recomputation() {
-    const MemoryConfig& memory = config_.memory;
+    const MemoryConfig& memory = run_.config.memory;
     const bool is_gpu = target_.kind == Target::Kind::gpu;
     const bool is_optimal = memory.recompute == RecomputeKind::optimal;
     if (memory.recompute == RecomputeKind::none)
@@ -95,7 +94,7 @@ class Remedies {
       add("memory.recompute = \"block\"" + resets(), outcome_of(RecomputeKind::block),
           [](RunConfig& run) { run.memory.recompute = RecomputeKind::block; });
     if (is_gpu && !is_optimal)
-      add("memory.offload_activations = \"all\"", Outcome::exact,
+      add(fmt::format("{} = \"all\"", offload_key), Outcome::exact,
           [](RunConfig& run) { run.memory.offload = offload::all; });
     if (is_optimal && memory.activation_budget > 0)
       add(
@@ -105,7 +104,7 @@ class Remedies {
     if (is_gpu && is_optimal && !offloads) {
       const std::string_view budget = memory.activation_budget > 0 ? ", memory.activation_budget = \"fit\"" : "";
       add(
-          fmt::format("memory.offload_activations = \"optimal\"{}", budget), Outcome::exact,
+          fmt::format("{} = \"optimal\"{}", offload_key, budget), Outcome::exact,
           [](RunConfig& run) {
             run.memory.offload = offload::optimal;
             run.memory.activation_budget = 0;
@@ -113,9 +112,8 @@ class Remedies {
           true);
     }
     if (is_optimal) return;
-    const std::string_view copied = !offloads ? ""
-                                    : is_gpu  ? ", memory.offload_activations = \"optimal\""
-                                              : ", memory.offload_activations = \"none\"";
+    const std::string copied =
+        offloads ? fmt::format(", {} = \"{}\"", offload_key, is_gpu ? "optimal" : "none") : std::string();
     add(
         fmt::format("memory.recompute = \"optimal\"{}{}", resets(), copied), outcome_of(RecomputeKind::optimal),
         [=](RunConfig& run) {
@@ -126,23 +124,23 @@ class Remedies {
   }
 
   void add_batch() {
-    const int64_t micro = config_.batch.micro;
+    const int64_t micro = step_.batch.micro;
     for (int64_t smaller = micro / 2; smaller > 0; --smaller) {
       const auto change = [smaller](RunConfig& run) {
         run.batch.accumulation *= run.batch.micro / smaller;
         run.batch.micro = smaller;
       };
-      RunConfig changed = config_;
+      RunConfig changed = run_.config;
       if (micro % smaller == 0) change(changed);
-      if (micro % smaller != 0 || !settled(changed, world_size_)) continue;
+      if (micro % smaller != 0 || !settled(changed, run_.world_size)) continue;
       add(fmt::format("batch.micro = {} instead of {}", smaller, micro), Outcome::rounding, change);
       remedies_.back().one_of_several = true;
     }
   }
 
   void add_precision() {
-    const PrecisionConfig& precision = config_.precision;
-    const OptimizerKind optimizer = config_.optimizer.type;
+    const PrecisionConfig& precision = step_.precision;
+    const OptimizerKind optimizer = step_.optimizer.type;
     if (precision.compute == DType::f32) {
       const DType narrow = target_.bf16_products ? DType::bf16 : DType::f16;
       add(fmt::format("precision.compute = \"{}\"", target_.bf16_products ? "bf16" : "fp16"), Outcome::changed,
@@ -163,33 +161,33 @@ class Remedies {
 
   void add_saved() {
     constexpr int64_t code_bits = 3;  // keeps the loss nearly the same
-    if (config_.memory.activation_bits > code_bits)
+    if (run_.config.memory.activation_bits > code_bits)
       add(fmt::format("memory.activation_bits = {}", code_bits), Outcome::changed,
           [](RunConfig& run) { run.memory.activation_bits = code_bits; });
-    if (config_.memory.saved_inputs == 16)
+    if (run_.config.memory.saved_inputs == 16)
       add("memory.saved_inputs = 8", Outcome::changed, [](RunConfig& run) { run.memory.saved_inputs = 8; });
-    const int64_t chunk = config_.memory.loss_chunk_tokens;
+    const int64_t chunk = run_.config.memory.loss_chunk_tokens;
     if (chunk > small_chunk || (chunk == 0 && target_.kind == Target::Kind::gpu))
       add(fmt::format("memory.loss_chunk_tokens = {}", small_chunk), Outcome::rounding,
           [](RunConfig& run) { run.memory.loss_chunk_tokens = small_chunk; });
   }
 
   void add_the_rest() {
-    if (config_.checkpoint.keeps_snapshot() && host_place(target_) == MemoryPlace::device)
+    if (run_.config.checkpoint.keeps_snapshot() && host_place(target_) == MemoryPlace::device)
       add("checkpoint.asynchronous = false", Outcome::exact,
           [](RunConfig& run) { run.checkpoint.asynchronous = false; });
-    if (world_size_ > config_.parallel.tensor * config_.parallel.pipeline)
-      for (int64_t stage = config_.parallel.zero + 1; stage <= 3; ++stage) {
+    if (run_.world_size > step_.parallel.tensor * step_.parallel.pipeline)
+      for (int64_t stage = step_.parallel.zero + 1; stage <= 3; ++stage) {
         // ZeRO 2 and 3 add up gradients in another order.
-        const Outcome outcome = (stage >= 2) == (config_.parallel.zero >= 2) ? Outcome::exact : Outcome::rounding;
+        const Outcome outcome = (stage >= 2) == (step_.parallel.zero >= 2) ? Outcome::exact : Outcome::rounding;
         add(fmt::format("parallel.zero = {}", stage), outcome, [stage](RunConfig& run) { run.parallel.zero = stage; });
         remedies_.back().adds_communication = stage >= 2;
       }
   }
 
-  const RunConfig& config_;
+  const PlanCase& run_;
+  const StepConfig& step_;
   const Target& target_;
-  const int64_t world_size_;
   std::vector<Remedy> remedies_;
 };
 
@@ -207,13 +205,13 @@ struct Combination {
 };
 
 // Adds the remedies one by one, so the first have priority.
-Combination combine(std::vector<Remedy>& remedies, const RunConfig& config, int64_t world_size) {
-  Combination all{config, {}, {}};
+Combination combine(std::vector<Remedy>& remedies, const PlanCase& run) {
+  Combination all{run.config, {}, {}};
   std::set<std::string> keys;
   for (Remedy& remedy : remedies) {
     const std::string key = remedy.key();
     const bool has_place = !remedy.uses_all_free_memory && !remedy.overfills_host && !keys.contains(key);
-    if (std::optional<RunConfig> more = has_place ? changed_by(remedy, all.config, world_size) : std::nullopt) {
+    if (std::optional<RunConfig> more = has_place ? changed_by(remedy, all.config, run.world_size) : std::nullopt) {
       all.config = std::move(*more);
       keys.insert(key);
       all.remedies.push_back(&remedy);
@@ -232,23 +230,21 @@ std::string share_of(const Target& target) {
 // Makes the message for a largest rank that does not fit its device.
 class DeviceShortage {
  public:
-  DeviceShortage(const RunConfig& config, const Target& target, const WorldMemory& world, const HostMemoryUse& use)
-      : config_(config),
-        target_(target),
+  DeviceShortage(const PlanCase& run, const WorldMemory& world, const HostMemoryUse& use)
+      : run_(run),
         world_(world),
-        world_size_(std::ssize(world.node_of_rank)),
-        mesh_(make_mesh(config, world_size_)),
-        room_(target.bytes_of_rank()),
+        mesh_(make_mesh(run.config, run.world_size)),
+        room_(run.target.bytes_of_rank()),
         peak_(world.largest.total()),
         use_(use),
-        seconds_now_(seconds_of(config)) {}
+        seconds_now_(seconds_of(run.config)) {}
 
   std::string text() {
     const MemoryPlan& memory = world_.largest;
     const int64_t state = memory[MemoryClass::weights] + memory[MemoryClass::gradients] + memory[MemoryClass::master] +
                           memory[MemoryClass::optimizer];
     const std::string missing = bytes_text(peak_ - room_);
-    std::string text = fmt::format("Does not fit: {} are missing on {}. ", missing, share_of(target_));
+    std::string text = fmt::format("Does not fit: {} are missing on {}. ", missing, share_of(run_.target));
     text += fmt::format("A rank takes {}, {} of it weights, gradients and optimizer state", bytes_text(peak_),
                         bytes_text(state));
     std::vector<Remedy> remedies = helpful();
@@ -256,7 +252,7 @@ class DeviceShortage {
     for (const Remedy& remedy : remedies)
       text += fmt::format("\n  {}: {}; {}", remedy.setting, verdict(remedy.bytes), price_of(remedy));
     int64_t least = remedies.empty() ? peak_ : remedies.front().bytes.on_device;
-    Combination all = combine(remedies, config_, world_size_);
+    Combination all = combine(remedies, run_);
     Bytes bytes = all.remedies.size() > 1 ? bytes_with(all.config) : Bytes();
     // The host holds each remedy by itself, but maybe not all of them.
     while (all.remedies.size() > 1 && !host_holds(bytes)) {
@@ -265,7 +261,7 @@ class DeviceShortage {
       });
       if (most.bytes.on_host <= use_.total()) break;
       most.overfills_host = true;
-      all = combine(remedies, config_, world_size_);
+      all = combine(remedies, run_);
       bytes = bytes_with(all.config);
     }
     if (all.remedies.size() > 1) {
@@ -285,11 +281,13 @@ class DeviceShortage {
   // Returns the bytes of the rank that takes the most with this config, which may be on another stage than before.
   Bytes bytes_with(const RunConfig& changed) const {
     const int64_t stage = mesh_.stage_of(world_.largest_rank);
-    const RankBytes bytes = largest_rank_bytes(changed, target_, world_size_, stage);
+    const RankBytes bytes = largest_rank_bytes({changed, run_.target, run_.world_size}, stage);
     return {bytes.on_device, fullest_host(bytes.on_host, mesh_, world_.node_of_rank).total()};
   }
 
-  bool host_holds(const Bytes& bytes) const { return target_.host_bytes == 0 || bytes.on_host <= target_.host_bytes; }
+  bool host_holds(const Bytes& bytes) const {
+    return run_.target.host_bytes == 0 || bytes.on_host <= run_.target.host_bytes;
+  }
 
   std::string verdict(const Bytes& bytes) const {
     std::string text = bytes_text(bytes.on_device);
@@ -311,7 +309,7 @@ class DeviceShortage {
   }
 
   std::string price_of(const Remedy& remedy) const {
-    return price(remedy.outcome, remedy.adds_communication, changed_by(remedy, config_, world_size_).value());
+    return price(remedy.outcome, remedy.adds_communication, changed_by(remedy, run_.config, run_.world_size).value());
   }
 
   std::string price_of(const Combination& all) const {
@@ -326,7 +324,7 @@ class DeviceShortage {
 
   double seconds_of(const RunConfig& config) const {
     const int64_t stage = mesh_.stage_of(world_.largest_rank);
-    return nominal_step_seconds(config, target_, world_size_, static_cast<int32_t>(stage));
+    return nominal_step_seconds({config, run_.target, run_.world_size}, static_cast<int32_t>(stage));
   }
 
   // Returns the remedies that save memory, the one with the fewest bytes first.
@@ -334,8 +332,8 @@ class DeviceShortage {
     std::vector<Remedy> remedies;
     const int64_t worth_a_line = peak_ - (peak_ - room_) / 100;
     const bool others_fit = peak_ - world_.largest[MemoryClass::activations] < room_;
-    for (Remedy& remedy : Remedies(config_, target_, world_size_).possible()) {
-      const std::optional<RunConfig> changed = changed_by(remedy, config_, world_size_);
+    for (Remedy& remedy : Remedies(run_).possible()) {
+      const std::optional<RunConfig> changed = changed_by(remedy, run_.config, run_.world_size);
       if (!changed || (remedy.uses_all_free_memory && !others_fit)) continue;
       if (remedy.one_of_several && !remedies.empty() && remedies.back().one_of_several &&
           remedies.back().bytes.on_device <= room_)
@@ -352,10 +350,8 @@ class DeviceShortage {
     return remedies;
   }
 
-  const RunConfig& config_;
-  const Target& target_;
+  const PlanCase& run_;
   const WorldMemory& world_;
-  const int64_t world_size_;
   const Mesh mesh_;
   const int64_t room_, peak_;
   const HostMemoryUse& use_;
@@ -363,20 +359,20 @@ class DeviceShortage {
 };
 
 // Names the setting that uses a class of host memory, and values that take less.
-std::string_view host_remedy(const RunConfig& config, MemoryClass memory_class) {
-  const OffloadChoice offloaded = config.memory.offload;
+std::string host_remedy(const MemoryConfig& memory, int64_t micro_batch, MemoryClass memory_class) {
   switch (memory_class) {
-    case MemoryClass::offloaded:
-      return offloaded == offload::optimal || offloaded == OffloadChoice::of_blocks(1)
-                 ? "memory.offload_activations; \"none\" takes none"
-                 : "memory.offload_activations; a smaller number of blocks, or \"none\", takes less";
+    case MemoryClass::offloaded: {
+      const bool has_smaller = memory.offload != offload::optimal && offload_name(memory.offload) != "1";
+      return fmt::format("{}; {}\"none\" takes {}", offload_key, has_smaller ? "a smaller number of blocks, or " : "",
+                         has_smaller ? "less" : "none");
+    }
     case MemoryClass::snapshot:
       return "checkpoint.asynchronous; false takes none";
     case MemoryClass::samples:
       return "run.sample_every_steps; 0 takes none";
     case MemoryClass::data:
-      return config.batch.micro > 1 ? "micro-batches that are read ahead; a smaller batch.micro takes less"
-                                    : "micro-batches that are read ahead";
+      return micro_batch > 1 ? "micro-batches that are read ahead; a smaller batch.micro takes less"
+                             : "micro-batches that are read ahead";
     default:
       return "communication between ranks";
   }
@@ -406,15 +402,17 @@ WorldMemory world_memory(const std::vector<MemoryPlan>& plans, const std::vector
 }
 
 std::string memory_shortage(const RunConfig& config, const Target& target, const WorldMemory& world) {
-  const Mesh mesh = make_mesh(config, std::ssize(world.node_of_rank));
+  const PlanCase run{config, target, std::ssize(world.node_of_rank)};
+  const Mesh mesh = make_mesh(config, run.world_size);
   const HostMemoryUse use = fullest_host(world.on_host, mesh, world.node_of_rank);
   std::string text;
-  if (world.largest.total() > target.bytes_of_rank()) text = DeviceShortage(config, target, world, use).text();
-  const std::string on_host = host_shortage(config, use, target.host_bytes);
+  if (world.largest.total() > target.bytes_of_rank()) text = DeviceShortage(run, world, use).text();
+  const std::string on_host = host_shortage(config.memory, config.batch.micro, use, target.host_bytes);
   return text + (text.empty() || on_host.empty() ? "" : "\n") + on_host;
 }
 
-std::string host_shortage(const RunConfig& config, const HostMemoryUse& use, int64_t host_bytes) {
+std::string host_shortage(const MemoryConfig& memory, int64_t micro_batch, const HostMemoryUse& use,
+                          int64_t host_bytes) {
   const int64_t total = use.total();
   if (host_bytes == 0 || total <= host_bytes) return "";
   std::string text = fmt::format(
@@ -426,8 +424,9 @@ std::string host_shortage(const RunConfig& config, const HostMemoryUse& use, int
     if (use.bytes[c] > 0) classes.push_back(c);
   std::stable_sort(classes.begin(), classes.end(), [&](size_t a, size_t b) { return use.bytes[a] > use.bytes[b]; });
   for (const size_t c : classes)
-    text += fmt::format("\n  {} for {}", bytes_text(use.bytes[c]), host_remedy(config, static_cast<MemoryClass>(c)));
+    text += fmt::format("\n  {} for {}", bytes_text(use.bytes[c]),
+                        host_remedy(memory, micro_batch, static_cast<MemoryClass>(c)));
   return text;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

@@ -11,7 +11,7 @@
 #include "ops/target.h"
 #include "parallel/memory.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
 // The memory that the ranks of a run take.
 struct WorldMemory {
@@ -39,6 +39,7 @@ std::string memory_shortage(const RunConfig& config, const Target& target, const
 // Returns an empty string if the ranks of one node fit into `host_bytes` of host memory (Target::host_bytes; 0:
 // unknown, not checked). Otherwise returns lines: the missing bytes, and the keys that cause the use, with values that
 // take less.
-std::string host_shortage(const RunConfig& config, const HostMemoryUse& use, int64_t host_bytes);
+std::string host_shortage(const MemoryConfig& memory, int64_t micro_batch, const HostMemoryUse& use,
+                          int64_t host_bytes);
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

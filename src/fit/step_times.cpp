@@ -7,14 +7,15 @@
 #include "mesh/mesh.h"
 #include "step/plan_step.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
-double nominal_step_seconds(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage) {
+double nominal_step_seconds(const PlanCase& run, int32_t stage) {
+  const auto& [config, target, world_size] = run;
   // The choices are those of the whole step: with fewer micro-batches in flight more activations might be kept.
-  const StepChoices choices = choose_step(config, target, world_size, stage);
+  const StepChoices choices = choose_step(run, stage);
   const RunConfig few = with_few_micro_batches(config);
   const int64_t rank = make_mesh(config, world_size).first_rank_of_stage(stage);
-  const StepPlan plan = plan_step(few, target, choices, world_size, rank);
+  const StepPlan plan = plan_step({few, target, world_size}, choices, rank);
   const PassSeconds seconds = nominal_pass_seconds(plan, target);
   const Program& training = *plan.design->training;
   const PlayedPasses played = play_passes(training.schedule, training.bytes, target, [&](const Action& action) {
@@ -30,4 +31,4 @@ double nominal_step_seconds(const RunConfig& config, const Target& target, int64
   return played.seconds * share + update;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

@@ -7,11 +7,11 @@
 #include "config/run_config.h"
 #include "ops/target.h"
 
-namespace gptrain {
+namespace gptrain::inline fit {
 
 // Returns the seconds of a step of the stage's first rank: its passes one after another, with copies of activations
 // beside them, and the update. Leaves out waits for other stages, and gathers and reductions, which mostly run beside
 // passes.
-double nominal_step_seconds(const RunConfig& config, const Target& target, int64_t world_size, int32_t stage);
+double nominal_step_seconds(const PlanCase& run, int32_t stage);
 
-}  // namespace gptrain
+}  // namespace gptrain::fit

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <set>
 
-namespace gptrain {
+namespace gptrain::inline machine {
 namespace {
 
 // Bandwidth of one rank, in bytes/s.
@@ -153,4 +153,4 @@ CollectiveTime collective_time(const ClusterProfile& cluster, const GroupPlace& 
   return best;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

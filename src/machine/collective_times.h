@@ -8,7 +8,7 @@
 #include "comm/operation.h"
 #include "machine/profiles.h"
 
-namespace gptrain {
+namespace gptrain::inline machine {
 
 // How a group's ranks are spread over nodes, equally many on each.
 struct GroupPlace {
@@ -42,4 +42,4 @@ double collective_seconds(const ClusterProfile& cluster, const GroupPlace& place
 CollectiveTime collective_time(const ClusterProfile& cluster, const GroupPlace& place, Operation operation,
                                double bytes);
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

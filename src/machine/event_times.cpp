@@ -7,7 +7,7 @@
 #include "machine/op_times.h"
 #include "ops/op_event.h"
 
-namespace gptrain {
+namespace gptrain::inline machine {
 namespace {
 
 Operation operation_of(const Event& event) {
@@ -71,7 +71,8 @@ size_t spending_of(const Event& event) {
   return static_cast<size_t>(Spending::memory);
 }
 
-EventTimes::EventTimes(const Machine& machine, const RunConfig& config, const Mesh& mesh, int64_t rank, int64_t sharing)
+EventTimes::EventTimes(const Machine& machine, const StepConfig& config, int64_t threads, const Mesh& mesh,
+                       int64_t rank, int64_t sharing)
     : machine_(machine),
       tensor_ranks_(config.parallel.tensor),
       rows_(config.batch.micro * config.model.sequence_length),
@@ -79,7 +80,7 @@ EventTimes::EventTimes(const Machine& machine, const RunConfig& config, const Me
       compute_(config.precision.compute),
       kinds_(op_kinds(config.model)) {
   if (const MeasuredMachine* const measured = machine.device.measured.get()) {
-    threads_ = threads_of_rank(*measured, config, world_size_);
+    threads_ = threads_of_rank(*measured, threads, world_size_);
     share_ = share_of_rank(*measured, world_size_, threads_);
   }
   for (size_t kind = 0; kind < num_group_kinds; ++kind) {
@@ -131,4 +132,4 @@ double EventTimes::seconds_of(const Event& event) const {
   return machine_->device.launch_seconds + bytes / machine_->cluster.host_bytes_per_second;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

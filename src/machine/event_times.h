@@ -12,7 +12,7 @@
 #include "machine/software.h"
 #include "mesh/mesh.h"
 
-namespace gptrain {
+namespace gptrain::inline machine {
 
 // A device, its cluster, and the trainer that runs on them.
 struct Machine {
@@ -39,8 +39,10 @@ class EventTimes {
  public:
   // Times for an unknown machine: each event takes a microsecond, so that a timeline still shows their order.
   EventTimes() = default;
-  // Times for `rank`. `sharing`: number of ranks that share the machine, if it exceeds the size of the mesh.
-  EventTimes(const Machine& machine, const RunConfig& config, const Mesh& mesh, int64_t rank, int64_t sharing = 1);
+  // Times for `rank`. `threads`: run.threads. `sharing`: number of ranks that share the machine, if it exceeds the size
+  // of the mesh.
+  EventTimes(const Machine& machine, const StepConfig& config, int64_t threads, const Mesh& mesh, int64_t rank,
+             int64_t sharing = 1);
 
   bool are_known() const { return machine_.has_value(); }
   // Returns the seconds of the event alone, as if nothing had to be waited for; 0 for a wait.
@@ -71,4 +73,4 @@ class EventTimes {
 
 size_t spending_of(const Event& event);
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

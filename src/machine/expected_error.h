@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace gptrain {
+namespace gptrain::inline machine {
 
 struct ExpectedError {
   double share = 0;         // error over predicted time
@@ -12,4 +12,4 @@ struct ExpectedError {
   std::string text() const;  // "a step's expected error is 20% (assumed: ...)"
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

@@ -8,7 +8,7 @@
 #include "ops/footprint.h"
 #include "ops/op_table.h"
 
-namespace gptrain {
+namespace gptrain::inline machine {
 namespace {
 
 constexpr std::array<std::string_view, 3> activation_names = {"gelu_tanh", "gelu", "swiglu"};
@@ -316,4 +316,4 @@ MeasuredMachine read_machine(ProfileReader& reader) {
   return machine;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

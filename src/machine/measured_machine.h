@@ -17,7 +17,7 @@
 #include "machine/profile_reader.h"
 #include "machine/rate_table.h"
 
-namespace gptrain {
+namespace gptrain::inline machine {
 
 // How ranks of one machine communicate.
 enum class LinkWay : uint8_t { threads, tcp, mpi };
@@ -106,4 +106,4 @@ bool is_measured_machine(const ProfileReader& reader);
 // Inverse of machine_text. Adds faults to the reader: call reader.finish() before using the result.
 MeasuredMachine read_machine(ProfileReader& reader);
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

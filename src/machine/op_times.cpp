@@ -6,7 +6,7 @@
 #include "ops/footprint.h"
 #include "ops/product_waves.h"
 
-namespace gptrain {
+namespace gptrain::inline machine {
 namespace {
 
 const ProductRate& rate_of(const DeviceProfile& device, DType dtype) {
@@ -93,4 +93,4 @@ double op_seconds(const DeviceProfile& device, const Event& op, bool fused_atten
   return device.launch_seconds + memory_seconds(device, bytes);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

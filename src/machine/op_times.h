@@ -6,7 +6,7 @@
 #include "base/event.h"
 #include "machine/profiles.h"
 
-namespace gptrain {
+namespace gptrain::inline machine {
 
 // Returns the seconds of one kernel that moves `bytes`, launch not counted: (bytes + half_rate_bytes) / sustained rate.
 // A kernel that moves half_rate_bytes thus reaches half of the sustained rate.
@@ -28,4 +28,4 @@ double unfused_attention_seconds(const DeviceProfile& device, const ProductShape
 // Returns the seconds of any op, launches included. `fused_attention` chooses between the two functions above.
 double op_seconds(const DeviceProfile& device, const Event& op, bool fused_attention);
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

@@ -14,7 +14,7 @@
 #include "config/faults.h"
 #include "machine/rate_table.h"
 
-namespace gptrain {
+namespace gptrain::inline machine {
 namespace {
 
 bool is_source(const Json& value) {
@@ -186,4 +186,4 @@ ProfileText find_profile(std::string_view what, std::string_view name, const std
               join(names, ", "));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

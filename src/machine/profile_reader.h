@@ -10,7 +10,7 @@
 
 #include "config/json_text.h"
 
-namespace gptrain {
+namespace gptrain::inline machine {
 
 // A figure's source begins with one of these.
 constexpr std::string_view figure_origins = "data sheet, measured, paper, calibrated, assumed";
@@ -72,4 +72,4 @@ struct BuiltInProfile {
 // slash. THROWS Error(usage) otherwise, with the nearest name. `what` names the kind of profile in messages ("target").
 ProfileText find_profile(std::string_view what, std::string_view name, const std::vector<BuiltInProfile>& built_in);
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline machine {
 namespace {
 
 ProductRate read_rate(ProfileReader& reader, const std::string& path) {
@@ -153,15 +153,14 @@ Target target_of(const DeviceProfile& device, const ClusterProfile& cluster) {
   return target;
 }
 
-int64_t threads_of_rank(const MeasuredMachine& machine, const RunConfig& config, int64_t world_size) {
-  return config.run.threads > 0 ? config.run.threads : std::max<int64_t>(1, machine.cores / world_size);
+int64_t threads_of_rank(const MeasuredMachine& machine, int64_t threads, int64_t world_size) {
+  return threads > 0 ? threads : std::max<int64_t>(1, machine.cores / world_size);
 }
 
-Target target_of(const DeviceProfile& device, const ClusterProfile& cluster, const RunConfig& config,
-                 int64_t world_size) {
+Target target_of(const DeviceProfile& device, const ClusterProfile& cluster, int64_t threads, int64_t world_size) {
   Target target = target_of(device, cluster);
   if (target.kind == Target::Kind::gpu) return target;
-  target.num_threads = static_cast<int>(threads_of_rank(*device.measured, config, world_size));
+  target.num_threads = static_cast<int>(threads_of_rank(*device.measured, threads, world_size));
   target.sharing = world_size;
   for (double* const rate : {&target.f32_flops, &target.bf16_flops, &target.bytes_per_second})
     *rate /= static_cast<double>(world_size);
@@ -173,4 +172,4 @@ Target find_target(std::string_view name) {
   return target_of(device, cluster_of(device));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

@@ -14,7 +14,7 @@
 #include "machine/profile_reader.h"
 #include "ops/target.h"
 
-namespace gptrain {
+namespace gptrain::inline machine {
 
 // Speed of matrix products of one dtype.
 struct ProductRate {
@@ -87,12 +87,11 @@ std::vector<std::string> cluster_names();
 
 // Returns the device as a target of the `plan` backend, in nodes of the cluster.
 Target target_of(const DeviceProfile& device, const ClusterProfile& cluster);
-// Returns the same for a run of `world_size` ranks: on a CPU the rates are divided by the ranks, which share its
-// memory.
-Target target_of(const DeviceProfile& device, const ClusterProfile& cluster, const RunConfig& config,
-                 int64_t world_size);
-// Returns run.threads, or if that is 0 an equal share of the machine's cores, at least 1.
-int64_t threads_of_rank(const MeasuredMachine& machine, const RunConfig& config, int64_t world_size);
+// Returns the same for a run of `world_size` ranks with run.threads = `threads`: on a CPU the rates are divided by the
+// ranks, which share its memory.
+Target target_of(const DeviceProfile& device, const ClusterProfile& cluster, int64_t threads, int64_t world_size);
+// Returns `threads` (run.threads), or if that is 0 an equal share of the machine's cores, at least 1.
+int64_t threads_of_rank(const MeasuredMachine& machine, int64_t threads, int64_t world_size);
 
 // Returns target_of the named device in its usual cluster.
 Target find_target(std::string_view name);
@@ -100,4 +99,4 @@ Target find_target(std::string_view name);
 const std::vector<BuiltInProfile>& built_in_devices();
 const std::vector<BuiltInProfile>& built_in_clusters();
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

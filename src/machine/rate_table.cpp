@@ -4,7 +4,7 @@
 #include <cmath>
 #include <set>
 
-namespace gptrain {
+namespace gptrain::inline machine {
 namespace {
 
 // Position of a size on an axis.
@@ -85,4 +85,4 @@ std::vector<std::vector<double>> RateTable::rows() const {
   return rows;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

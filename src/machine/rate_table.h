@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline machine {
 
 // Values on a full grid of sizes; between them, logarithms of values are interpolated linearly in logarithms of sizes.
 class RateTable {
@@ -36,4 +36,4 @@ class RateTable {
   std::vector<double> values_;             // in row-major order: the last axis changes fastest
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

@@ -6,7 +6,7 @@
 
 #include "parallel/groups.h"
 
-namespace gptrain {
+namespace gptrain::inline machine {
 
 struct Software {
   std::string_view name = "gptrain";
@@ -36,4 +36,4 @@ constexpr Software megatron_lm_sequence = [] {
   return software;
 }();
 
-}  // namespace gptrain
+}  // namespace gptrain::machine

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline mesh {
 namespace {
 
 constexpr std::array<MeshAxis, num_mesh_axes> all_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert,
@@ -107,4 +107,4 @@ std::vector<std::vector<int64_t>> Mesh::groups(std::initializer_list<MeshAxis> a
   return all;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::mesh

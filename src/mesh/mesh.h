@@ -9,7 +9,7 @@
 
 #include "base/kinds.h"
 
-namespace gptrain {
+namespace gptrain::inline mesh {
 
 enum class MeshAxis : uint8_t { tensor, context, expert, data, pipeline };
 constexpr int num_mesh_axes = 5;
@@ -60,4 +60,4 @@ class Mesh {
   RankOrder order_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::mesh

@@ -6,7 +6,7 @@
 #include "model/branch.h"
 #include "model/saved_matrix.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 namespace {
 
 class AttentionBranch final : public Branch {
@@ -233,4 +233,4 @@ std::unique_ptr<Branch> make_attention_branch(const LayerContext& context, Layer
   return std::make_unique<AttentionBranch>(context, layout, layer, tensors);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::model

@@ -1,6 +1,6 @@
 #include "model/layers.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tensors, bool gives_amax)
     : Layer(context, context.shape.keeps_products(layer)),
@@ -111,4 +111,4 @@ void Block::backward_weight(const LayerCall& call) {
   attention_->backward_weight(call, d_mid_ != LayerLayout::none ? layout_.at(call, d_mid_) : Matrix{});
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::model

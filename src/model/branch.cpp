@@ -1,6 +1,6 @@
 #include "model/branch.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 Branch::Branch(const LayerContext& context, LayerLayout& layout, const Design& design)
     : context_(context),
@@ -98,4 +98,4 @@ Factor Branch::branch_gradient(const LayerCall& call, const Factor& d_out, Works
   return {whole.x, rows.amax};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::model

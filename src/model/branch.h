@@ -9,7 +9,7 @@
 #include "model/linear.h"
 #include "model/norm.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 // Operands of a branch's backward pass.
 struct BranchGradient {
@@ -84,4 +84,4 @@ std::unique_ptr<Branch> make_attention_branch(const LayerContext& context, Layer
 std::unique_ptr<Branch> make_ffn_branch(const LayerContext& context, LayerLayout& layout, int64_t layer,
                                         const UnitTensors& tensors);
 
-}  // namespace gptrain
+}  // namespace gptrain::model

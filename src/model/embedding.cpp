@@ -1,6 +1,6 @@
 #include "model/layers.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 Embedding::Embedding(const LayerContext& context, const UnitTensors& tensors)
     : Layer(context), tokens_(tensors.find("token")), positions_(tensors.find("position")) {
@@ -55,4 +55,4 @@ void Embedding::backward(const LayerCall& call, BackwardPart part) {
                                          .num_tokens = num_tokens()});
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::model

@@ -4,7 +4,7 @@
 #include "model/saved_matrix.h"
 #include "ops/few_bits.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 namespace {
 
 class FfnBranch final : public Branch {
@@ -131,4 +131,4 @@ std::unique_ptr<Branch> make_ffn_branch(const LayerContext& context, LayerLayout
   return std::make_unique<FfnBranch>(context, layout, layer, tensors);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::model

@@ -8,7 +8,7 @@
 #include "model/gradient_sums.h"
 #include "model/linear.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 namespace {
 
 constexpr DType forward_dtype = DType::f8e4m3;
@@ -215,4 +215,4 @@ std::unique_ptr<Linear> make_fp8_weight_linear(const LayerContext& context, Laye
   return std::make_unique<Fp8WeightLinear>(context, layout, design);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::model

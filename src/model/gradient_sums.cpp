@@ -1,6 +1,6 @@
 #include "model/gradient_sums.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 GradientSums::GradientSums(const LayerContext& context, LayerLayout& layout, const std::string& name,
                            const std::vector<Parameter>& parameters)
@@ -33,4 +33,4 @@ void GradientSums::add(const LayerCall& call) {
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::model

@@ -8,7 +8,7 @@
 
 #include "model/layer.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 // Sums in f64, so that W's result is rounded once, as if W had computed the sums.
 class GradientSums {
@@ -39,4 +39,4 @@ class GradientSums {
   std::vector<Entry> entries_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::model

@@ -2,7 +2,7 @@
 
 #include "model/layers.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 Head::Head(const LayerContext& context, const UnitTensors& tensors, const Parameter& matrix, bool gives_amax)
     : Layer(context),
@@ -124,4 +124,4 @@ void Head::backward_input(const LayerCall& call) {
                               .dx = {d_input, design_.gives_amax ? context_.carrier_amax(call.d_input) : Matrix{}}});
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::model

@@ -1,6 +1,6 @@
 #include "model/layer.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 UnitTensors::UnitTensors(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterLayout& layout,
                          int64_t unit) {
@@ -36,4 +36,4 @@ std::vector<Parameter> UnitTensors::all() const {
   return parameters;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::model

@@ -32,7 +32,7 @@
 #include "model/tensor_parallel.h"
 #include "ops/backend.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 // The shape of one micro-batch through one model.
 struct StepShape {
@@ -151,4 +151,4 @@ class Layer {
   LayerDesign design_{};
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::model

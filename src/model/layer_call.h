@@ -7,7 +7,7 @@
 #include "model/record.h"
 #include "ops/backend.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 // The parameters of one layer. Each pointer is the start of its unit (see ParameterLayout).
 struct UnitParameters {
@@ -46,4 +46,4 @@ struct LayerCall {
 // the weights run while the sums of the input's gradient over the tensor ranks are in flight.
 enum class BackwardPart : uint8_t { input, weight, both };
 
-}  // namespace gptrain
+}  // namespace gptrain::model

@@ -4,7 +4,7 @@
 
 #include "ops/block_codes.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 LayerLayout::Field LayerLayout::declare(RecordKind record, const SavedTensor& tensor) {
   if (!stored_.empty()) throw std::logic_error("a layer declares '" + tensor.name + "' after its records are laid out");
@@ -81,4 +81,4 @@ Matrix LayerLayout::scale_at(const LayerCall& call, Field field) const {
   return in_record(call, records_.entries.at(index).record, stored_.at(index).scale);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::model

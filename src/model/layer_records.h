@@ -11,7 +11,7 @@
 #include "model/record.h"
 #include "schedule/operands.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 // The pass that reads a saved tensor last: B, the gradient of the layer's input, or W, the gradients of its weights.
 enum class LastReader : uint8_t { input_gradient, weight_gradient };
@@ -130,4 +130,4 @@ class LayerLayout {
   std::vector<Stored> stored_;  // one for each field; filled by finish
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::model

@@ -8,7 +8,7 @@
 #include "model/layer.h"
 #include "model/saved_matrix.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 // Token and position tables. Saves nothing; its backward pass is W only.
 class Embedding final : public Layer {
@@ -88,4 +88,4 @@ class Head final : public Layer {
   LayerLayout::Field normed_, d_normed_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::model

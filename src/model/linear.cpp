@@ -7,7 +7,7 @@
 #include "model/saved_matrix.h"
 #include "ops/fused_product.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 namespace {
 
 // Linear that saves the output's gradient as computed, and the input as a projection or in the format of its codec.
@@ -197,4 +197,4 @@ std::unique_ptr<Linear> make_linear(const LayerContext& context, LayerLayout& la
   return std::make_unique<ColumnLinear>(context, layout, design);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::model

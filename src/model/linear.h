@@ -13,7 +13,7 @@
 
 #include "model/layer.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 struct LinearDesign {
   std::string name;  // prefix of its saved tensors' names
@@ -83,4 +83,4 @@ std::unique_ptr<Linear> make_fp8_linear(const LayerContext& context, LayerLayout
 std::unique_ptr<Linear> make_fp8_weight_linear(const LayerContext& context, LayerLayout& layout,
                                                const LinearDesign& design);
 
-}  // namespace gptrain
+}  // namespace gptrain::model

@@ -6,7 +6,7 @@
 
 #include "model/record.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 // Sizes of a micro-batch and of its parts, which lie one after the other in memory at multiples of 256 bytes.
 struct MicroBatchShape {
@@ -52,4 +52,4 @@ class MicroBatchSource {
   virtual bool is_void() const { return false; }
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::model

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 Model::Model(const StepShape& shape, const ModelSpec& spec, const std::vector<TensorShard>& shards,
              const ParameterLayout& layout, const TensorParallel& tensor, Backend& backend)
@@ -30,4 +30,4 @@ int64_t Model::carrier_bytes() const {
   return stream_bytes() + (with_amax ? align_up(context_.carrier_amax(nullptr).bytes()) : 0);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::model

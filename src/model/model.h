@@ -8,7 +8,7 @@
 
 #include "model/layers.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 class Model {
  public:
@@ -37,4 +37,4 @@ class Model {
   Head* head_;  // the last one
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::model

@@ -1,6 +1,6 @@
 #include "model/norm.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 Norm::Norm(const LayerContext& context, LayerLayout& layout, const std::string& name, const Parameter& gamma,
            const Parameter& beta)
@@ -45,4 +45,4 @@ void Norm::backward_input(const LayerCall& call, const NormGradient& gradient) {
                                     .amax = gradient.dx.amax});
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::model

@@ -5,7 +5,7 @@
 
 #include "model/gradient_sums.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 // Input of a norm: x, or if branch is given x_out = x + dropout(branch), which the norm writes (see the op
 // NormForward).
@@ -45,4 +45,4 @@ class Norm {
   GradientSums sums_;  // sums for gamma and beta
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::model

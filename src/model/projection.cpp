@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 // RETURNS the share of the tokens, from 64 rows on rounded up to a multiple that suits libraries' products.
 int64_t Projection::rows_of_sequence() const {
@@ -45,4 +45,4 @@ void Projection::multiply(const LayerCall& call, PhiloxKey key, const int64_t* s
                                    .to = projected});
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::model

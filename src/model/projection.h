@@ -6,7 +6,7 @@
 
 #include "model/layer.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 class Projection {
  public:
@@ -30,4 +30,4 @@ class Projection {
   const uint32_t layer_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::model

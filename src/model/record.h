@@ -9,7 +9,7 @@
 
 #include "base/matrix.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 constexpr int64_t memory_alignment = 256;
 
@@ -92,4 +92,4 @@ class WorkspaceFrame {
   int64_t top_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::model

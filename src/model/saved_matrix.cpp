@@ -2,7 +2,7 @@
 
 #include <stdexcept>
 
-namespace gptrain {
+namespace gptrain::inline model {
 namespace {
 
 class PlainMatrix final : public SavedMatrix {
@@ -83,4 +83,4 @@ std::unique_ptr<SavedMatrix> make_saved_matrix(const LayerContext& context, cons
   throw std::logic_error("'" + layout.tensor(field).name + "' is in a form that only linears write");
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::model

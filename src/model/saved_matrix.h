@@ -5,7 +5,7 @@
 
 #include "model/layer.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 // Forward computes the matrix in the memory from room() and passes it to keep(); recompute, B and W call read(). If the
 // record stores another format, room() and read() return memory of `frame`. The dtype of read() may be narrower.
@@ -33,4 +33,4 @@ inline Codec input_codec(const LayerContext& context) {
   return context.shape.codes_inputs ? Codec::blocks : Codec::plain;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::model

@@ -1,6 +1,6 @@
 #include "model/tensor_parallel.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 void TensorRows::wait(Ticket ticket) {
   if (tensor_.lane != nullptr) tensor_.lane->wait(ticket);
@@ -51,4 +51,4 @@ TensorRows::Ticket TensorRows::begin_broadcast(const Matrix& rows, int64_t root)
   return tensor_.lane->broadcast(tensor_.group, rows.data, rows.count(), rows.dtype, static_cast<int>(root));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::model

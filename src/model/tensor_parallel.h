@@ -8,7 +8,7 @@
 #include "model/record.h"
 #include "model/spec/shard.h"
 
-namespace gptrain {
+namespace gptrain::inline model {
 
 // Column-parallel linears compute some of the outputs on each rank; row-parallel ones compute on each rank a part of
 // every output, and the parts are summed. With `sequence`, a rank's residual stream, norms and dropout have only rows
@@ -73,4 +73,4 @@ class TensorRows {
   int64_t rows_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::model

@@ -2,7 +2,7 @@
 #pragma once
 // clang-format off
 
-namespace gptrain::activation_tables {
+namespace gptrain::inline ops::activation_tables {
 
 // Borders between the pieces above 0, half of all 2^bits pieces, and the derivative in each. Below 0 the derivative is
 // 1 minus that of the mirrored piece.
@@ -23,4 +23,4 @@ inline constexpr float gelu_tanh_borders_4[] = {0.1551052F, 0.3154460F, 0.487871
 inline constexpr float gelu_tanh_levels_4[] = {0.5616296F, 0.6838987F, 0.8030775F, 0.9166351F, 1.0209759F, 1.1093521F,
     1.0490046F, 1.0000908F};
 
-}  // namespace gptrain::activation_tables
+}  // namespace gptrain::ops::activation_tables

@@ -14,7 +14,7 @@
 #include "base/matrix.h"
 #include "ops/tensor_norms.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 struct AdafactorVectors : ElementUpdate {
   static constexpr std::string_view name = "adafactor_vectors";
@@ -87,4 +87,4 @@ class Adafactor::Formula : public TensorFactors {
   bool scale_parameter_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -8,7 +8,7 @@
 
 #include "ops/element_update.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 struct AdamW : ElementUpdate {
   static constexpr std::string_view name = "adamw", averaged_name = "adamw_ema";
@@ -72,4 +72,4 @@ class AdamW::Formula : public UpdateFactors {
   AdamMoments moments_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -13,7 +13,7 @@
 #include "ops/adamw.h"
 #include "ops/averaged.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // REQUIRES: the range consists of whole blocks of state_block elements; segments are in the order of their offsets. The
 // codes of elements outside all segments become zero.
@@ -26,6 +26,6 @@ struct AdamW8bit : AdamW {
 
 using AdamW8bitEma = Averaged<AdamW8bit>;
 
-}  // namespace gptrain
+}  // namespace gptrain::ops
 
 #define GPTRAIN_FOR_EACH_BLOCK_UPDATE(X) X(AdamW8bit) X(AdamW8bitEma)

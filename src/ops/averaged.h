@@ -12,7 +12,7 @@
 
 #include "ops/element_update.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 template <typename Op>
 struct Averaged : Op {
@@ -62,4 +62,4 @@ class Averaged<Op>::Formula {
   float share_ = 0;  // share of this step's weight in the average
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -13,7 +13,7 @@
 #include "ops/ops.h"
 #include "ops/target.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // Owner of one span of memory that a backend allocated, on its device unless the allocating function says otherwise.
 // Allocated at start, never during a step.
@@ -129,4 +129,4 @@ int num_cuda_devices();
 // make_cuda_backend.
 Target cuda_target(int device);
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

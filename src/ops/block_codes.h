@@ -8,7 +8,7 @@
 
 #include "base/matrix.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 constexpr int64_t code_block = 128;
 
@@ -60,4 +60,4 @@ struct DecodeBlocks {
   Matrix x;  // out
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

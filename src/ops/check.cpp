@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/fp8.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 bool is_real(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16; }
@@ -55,4 +55,4 @@ void require_scratch(std::string_view op, int64_t needed, int64_t available) {
     throw Error(ExitCode::device, "{} needs {} bytes of scratch memory and has {}", op, needed, available);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

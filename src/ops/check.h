@@ -7,7 +7,7 @@
 
 #include "ops/operands.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // THROWS std::logic_error, naming the op, at the first fault.
 class Checker final : public OperandVisitor {
@@ -34,4 +34,4 @@ void check(const Op& op, std::optional<DType> missing = {}) {
 // THROWS Error(device) if the backend's scratch memory, `available` bytes, is smaller than the `needed` bytes.
 void require_scratch(std::string_view op, int64_t needed, int64_t available);
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

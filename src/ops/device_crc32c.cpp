@@ -5,7 +5,7 @@
 
 #include "base/crc32c.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 uint32_t device_crc32c(Backend& backend, const void* buffer, int64_t bytes, uint32_t before) {
   constexpr int64_t piece = int64_t{4} << 20;
@@ -20,4 +20,4 @@ uint32_t device_crc32c(Backend& backend, const void* buffer, int64_t bytes, uint
   return before;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -26,7 +26,7 @@
 #define GPTRAIN_FORMULA [[gnu::always_inline]] inline
 #endif
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // Maps elements of a range in memory to elements of the global tensor. The range is part of a box of the tensor, stored
 // in rows of `cols` elements; rows of the tensor are `stride` elements apart. Element i of the range is element
@@ -104,4 +104,4 @@ class UpdateFactors {
   double weight_decay_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -14,7 +14,7 @@
 #include "base/matrix.h"
 #include "ops/step_state.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 struct FactoredMatrix {
   int64_t rows, cols;
@@ -77,6 +77,6 @@ struct FactoredDirection {
   Matrix gradients;   // [1, elements of the buffer] f32, in and out
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops
 
 #define GPTRAIN_FOR_EACH_FACTORED(X) X(FactoredSums) X(FactoredMoments) X(FactoredDirection)

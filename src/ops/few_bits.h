@@ -11,7 +11,7 @@
 #include "base/kinds.h"
 #include "ops/activation_tables.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 constexpr int64_t codes_in_group = 8;
 
@@ -53,4 +53,4 @@ constexpr ActivationPieces<bits> activation_pieces(ActivationKind kind) {
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

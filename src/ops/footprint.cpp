@@ -9,7 +9,7 @@
 #include "ops/gpu_scratch.h"
 #include "ops/operands.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 // Adds up the bytes of counted operands. Operands both read and written count twice.
@@ -303,4 +303,4 @@ std::string text_of(const BiasGradient& op) {
 GPTRAIN_FOR_EACH_OP(GPTRAIN_FOOTPRINT)
 #undef GPTRAIN_FOOTPRINT
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -9,7 +9,7 @@
 #include "ops/ops.h"
 #include "ops/target.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 struct Footprint {
   // Matrix products of the true shapes: causal half, true vocabulary; callers leave out recomputed ops.
@@ -37,4 +37,4 @@ constexpr int64_t executed_length(int64_t tokens) {
   return (tokens + attention_key_tile - 1) / attention_key_tile * attention_key_tile;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -6,7 +6,7 @@
 
 #include "base/matrix.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // Number of parts in which an amax is stored. The amax of a matrix is its largest magnitude, from which an FP8 copy
 // takes its scale (Quantize). Ops that compute such a matrix have an operand `amax`, [1, amax_parts] f32 out or not
@@ -55,6 +55,6 @@ struct ScaledProduct {
   int64_t true_terms = -1;  // multiply-adds without padding, at most m n k, for model FLOPs only; -1: m n k
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops
 
 #define GPTRAIN_FOR_EACH_FP8_OP(X) X(Amax) X(Quantize) X(ScaledProduct)

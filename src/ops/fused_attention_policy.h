@@ -17,7 +17,7 @@
 
 #include "ops/ops.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 constexpr int64_t fused_attention_most_head_size = 128;
 // Bound of gptrain's own kernels.
@@ -137,4 +137,4 @@ int64_t fused_attention_table_bytes(const Op& op) {
   return document_overflow_bytes(op.batch) + op.batch * document_piece_bytes(op.mask.max_documents);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

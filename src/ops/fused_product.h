@@ -11,7 +11,7 @@
 #include "ops/ops.h"
 #include "ops/target.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // The epilogues require that rows of the pre-activation begin at multiples of this many elements and have such a
 // length.
@@ -51,4 +51,4 @@ inline ActivationBackward activation_of(const LinearBackwardInput& op) {
   return {.kind = ActivationKind::gelu_tanh, .x = op.pre_activation, .bias = {}, .dy = op.dx, .dx = op.dx};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -9,7 +9,7 @@
 #include "ops/fused_attention_policy.h"
 #include "ops/ops.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 template <typename Op>
 constexpr int64_t gpu_scratch_bytes(const Op&) {
@@ -116,4 +116,4 @@ inline int64_t gpu_scratch_bytes(const AttentionBackward& op) {
                   fused_attention_scratch_bytes(op));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -11,7 +11,7 @@
 #include "ops/element_update.h"
 #include "ops/step_state.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // A tensor's part of the range of elements.
 struct KeptSegment {
@@ -37,4 +37,4 @@ struct KeepGradients {
   uint32_t draw = 0;  // number of this sum within the step
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -9,7 +9,7 @@
 #include "ops/adamw.h"
 #include "ops/tensor_norms.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 struct Lamb : TensorUpdate {
   static constexpr std::string_view name = "lamb", averaged_name = "lamb_ema", norms_name = "lamb_norms";
@@ -52,4 +52,4 @@ class Lamb::Formula : public TensorFactors {
   AdamMoments moments_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -8,7 +8,7 @@
 
 #include "ops/tensor_norms.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 struct Lars : TensorUpdate {
   static constexpr std::string_view name = "lars", averaged_name = "lars_ema", norms_name = "lars_norms";
@@ -44,4 +44,4 @@ class Lars::Formula : public TensorFactors {
   float momentum_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

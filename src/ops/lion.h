@@ -6,7 +6,7 @@
 
 #include "ops/element_update.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 struct Lion : ElementUpdate {
   static constexpr std::string_view name = "lion", averaged_name = "lion_ema";
@@ -38,4 +38,4 @@ class Lion::Formula : public UpdateFactors {
   float beta1_, one_minus_beta1_, beta2_, one_minus_beta2_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -11,7 +11,7 @@
 #include "base/matrix.h"
 #include "ops/element_update.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 struct MuonMomentum : ElementUpdate {
   static constexpr std::string_view name = "muon_momentum";
@@ -72,4 +72,4 @@ struct WeightedSum {
   double least_norm = 0;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -10,7 +10,7 @@
 #include "base/units.h"
 #include "ops/footprint.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 template <typename Op>
 Event op_event(const Op& op, const Footprint& cost) {
@@ -42,4 +42,4 @@ inline Event copy_event(std::string_view name, int64_t bytes, bool beside_ops = 
           .bytes_moved = bytes};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

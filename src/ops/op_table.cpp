@@ -1,6 +1,6 @@
 #include "ops/op_table.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 OpTotals& OpTotals::operator+=(const OpTotals& other) {
   calls += other.calls;
@@ -10,4 +10,4 @@ OpTotals& OpTotals::operator+=(const OpTotals& other) {
   return *this;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

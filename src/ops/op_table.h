@@ -10,7 +10,7 @@
 #include "base/int128.h"
 #include "ops/ops.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 #define GPTRAIN_ONE_OP(Op) +1
 constexpr size_t num_ops = 0 GPTRAIN_FOR_EACH_OP(GPTRAIN_ONE_OP);
@@ -45,4 +45,4 @@ struct OpTotals {
 };
 using OpTable = std::array<OpTotals, num_ops>;
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -4,7 +4,7 @@
 
 #include "ops/few_bits.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 using namespace forms;
 
@@ -362,4 +362,4 @@ void for_each_operand(const BiasGradient& op, OperandVisitor& visit) {
   visit.operand("d_bias", op.d_bias, summed(op.accumulate), vector(DType::f32, op.dy.cols));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -9,7 +9,7 @@
 #include "base/matrix.h"
 #include "ops/ops.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // Use of an operand by an op. Footprints do not count uncounted_ uses: the places depend on the data, or the operand is
 // small.
@@ -81,4 +81,4 @@ class OperandVisitor {
 GPTRAIN_FOR_EACH_OP(GPTRAIN_DECLARE_OPERANDS)
 #undef GPTRAIN_DECLARE_OPERANDS
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

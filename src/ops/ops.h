@@ -25,7 +25,7 @@
 #include "ops/step_state.h"
 #include "ops/updates.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // Inverted dropout: an element is kept with probability 1 - p and scaled by 1 / (1 - p). p = 0: no dropout, no random
 // numbers.
@@ -365,7 +365,7 @@ struct AddSums {
   bool accumulate;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops
 
 // All ops, expanded into the declarations of backends, descriptions and tests.
 // clang-format off

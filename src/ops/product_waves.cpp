@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 // Tile sizes of libraries' kernels for 16-bit factors. Large tiles reuse more of the data that they read.
@@ -41,4 +41,4 @@ double wave_seconds(const ProductRates& rates, const ProductShape& products, dou
   return std::max(best, rates.memory_seconds(bytes));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -3,7 +3,7 @@
 
 #include "base/event.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 struct ProductRates {
   double flops_per_second;  // rate of large products
@@ -22,4 +22,4 @@ struct ProductRates {
 // cost memory traffic), but at least memory_seconds(bytes).
 double wave_seconds(const ProductRates& rates, const ProductShape& products, double bytes);
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

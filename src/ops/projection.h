@@ -13,7 +13,7 @@
 #include "base/matrix.h"
 #include "base/philox.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // s = sqrt(k) S of all sequences, one below the other. gauss: normal numbers; rademacher: 1 or -1. Element (token, j)
 // uses word j % 4 of philox(key, {j / 4, token, low(sample), high(sample)}): the sign is its highest bit; words 2 i and
@@ -73,6 +73,6 @@ constexpr DctElement dct_element(int64_t tokens, int64_t runs, const SampledRow&
 }
 constexpr uint32_t dct_choice = 0xffffffffU;
 
-}  // namespace gptrain
+}  // namespace gptrain::ops
 
 #define GPTRAIN_FOR_EACH_PROJECTION(X) X(ProjectionMatrix) X(SampleRows) X(BiasGradient)

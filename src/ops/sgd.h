@@ -7,7 +7,7 @@
 
 #include "ops/element_update.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 struct Sgd : ElementUpdate {
   static constexpr std::string_view name = "sgd", averaged_name = "sgd_ema";
@@ -35,4 +35,4 @@ class Sgd::Formula : public UpdateFactors {
   bool nesterov_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "ops/backend.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // Two threads may use a queue: the backend's thread, and one that queues work here (they may be the same). Marks order
 // the two: a mark stands for the work submitted before it, and each of `num_marks` marks can be set again. REQUIRES:
@@ -78,4 +78,4 @@ std::unique_ptr<DeviceMemory> memory_for(std::string_view key, const Take& take)
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

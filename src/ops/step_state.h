@@ -8,7 +8,7 @@
 
 #include "base/loss_scale.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 struct StepState {
   // Written by the host before the step.
@@ -28,4 +28,4 @@ struct StepState {
   LossScale loss_scale;  // scale of the next step's loss gradients
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

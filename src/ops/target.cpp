@@ -6,7 +6,7 @@
 #include <sstream>
 #include <unistd.h>
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 // RETURNS the first number of a one-line file; `missing` if there is none ("max", or no such file).
@@ -69,4 +69,4 @@ Target this_machine(int num_threads) {
   return target;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // Rates of a named GPU are dense data-sheet values from its profile (machine/profiles.h); rates of the present machine
 // are measured or read from the system.
@@ -35,4 +35,4 @@ struct Target {
 // planned; num_threads 0: every core that the process may use. Rates are 0.
 Target this_machine(int num_threads);
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -15,7 +15,7 @@
 
 #include "ops/element_update.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 struct TensorUpdate : ElementUpdate {
   Matrix sums;  // [tensors of the model, 2] f64, over all ranks: squares of weights, squares of `measured` values
@@ -75,4 +75,4 @@ class TensorFactors {
   float weight_decay_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -2,7 +2,7 @@
 
 #include "ops/op_event.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 // Runs `work`, waits until the device has finished it, and logs its times. `clock`: a queue whose device clock times
@@ -94,4 +94,4 @@ std::unique_ptr<SideQueue> TimedBackend::make_side_queue() {
   return queue ? std::make_unique<TimedSideQueue>(std::move(queue), inner_, log_) : nullptr;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -11,7 +11,7 @@
 #include "ops/footprint.h"
 #include "ops/side_queue.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // While the log is off, an op costs one more branch and no allocation. While it is on, the backend waits for the device
 // before and after every op and copy, side queues' copies too. So device work overlaps neither the host nor other
@@ -58,4 +58,4 @@ class TimedBackend final : public Backend {
   std::unique_ptr<SideQueue> clock_;  // null until an op is timed, and always on a CPU
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

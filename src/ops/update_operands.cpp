@@ -1,7 +1,7 @@
 // Operands of the ops that work on flat ranges of parameters and gradients.
 #include "ops/operands.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 using namespace forms;
 
@@ -134,4 +134,4 @@ void for_each_operand(const KeepGradients& op, OperandVisitor& visit) {
   visit.operand("kept", op.kept, summed(op.accumulate), vector(DType::bf16, op.gradients.cols));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -14,7 +14,7 @@
 #include "ops/muon.h"
 #include "ops/sgd.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 using AdafactorEma = Averaged<Adafactor>;
 using AdamWEma = Averaged<AdamW>;
@@ -28,7 +28,7 @@ using AdafactorNorms = TensorNorms<Adafactor>;
 using LambNorms = TensorNorms<Lamb>;
 using LarsNorms = TensorNorms<Lars>;
 
-}  // namespace gptrain
+}  // namespace gptrain::ops
 
 // clang-format off
 #define GPTRAIN_FOR_EACH_UPDATE(X) \

@@ -10,7 +10,7 @@
 #include "optim/tensor_optimizer.h"
 #include "optim/types.h"
 
-namespace gptrain {
+namespace gptrain::inline optim {
 namespace {
 
 // Indices of columns; of_average counts columns of elements only.
@@ -240,4 +240,4 @@ OptimizerType adafactor_type() {
           make_adafactor};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

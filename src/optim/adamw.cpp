@@ -1,7 +1,7 @@
 #include "optim/element_optimizer.h"
 #include "optim/types.h"
 
-namespace gptrain {
+namespace gptrain::inline optim {
 namespace {
 
 AdamW adamw_op(const OptimizerConfig& config) {
@@ -21,4 +21,4 @@ OptimizerType adamw_type() {
   return element_optimizer_type<adamw_op>(OptimizerKind::adamw, {{"exp_avg"}, {"exp_avg_sq"}});
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

@@ -2,7 +2,7 @@
 #include "optim/element_optimizer.h"
 #include "optim/types.h"
 
-namespace gptrain {
+namespace gptrain::inline optim {
 namespace {
 
 // Indices of columns.
@@ -80,4 +80,4 @@ OptimizerType adamw_8bit_type() {
   return {OptimizerKind::adamw_8bit, adamw_8bit_columns(), element_table_bytes, make_adamw_8bit};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <tuple>
 
-namespace gptrain {
+namespace gptrain::inline optim {
 namespace {
 
 // Calls body(row, col, rows, cols, at) for each rectangle of a part: the rest of a row, whole rows, the start of a row.
@@ -182,4 +182,4 @@ void MatrixExchange::play(int64_t number, std::byte* whole, std::byte* parts,
   lane.wait(lane.all_to_all_v(group_, parts, round.sent_back, gradients, round.received_back, DType::f32));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

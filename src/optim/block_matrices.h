@@ -9,7 +9,7 @@
 #include "ops/backend.h"
 #include "optim/optimizer.h"
 
-namespace gptrain {
+namespace gptrain::inline optim {
 
 // A weight of a block, or one of its sections: queries, keys, values, gate and up are separate matrices.
 struct BlockMatrix {
@@ -81,4 +81,4 @@ class MatrixExchange {
   int64_t most_elements_ = 0, most_square_ = 0;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

@@ -6,7 +6,7 @@
 #include "model/record.h"
 #include "model/spec/init.h"
 
-namespace gptrain {
+namespace gptrain::inline optim {
 namespace {
 
 struct Segments {
@@ -198,4 +198,4 @@ void ElementUpdates::update_last(int64_t unit, const std::function<void(const El
   run(update);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

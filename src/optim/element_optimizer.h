@@ -13,7 +13,7 @@
 #include "ops/updates.h"
 #include "optim/optimizer.h"
 
-namespace gptrain {
+namespace gptrain::inline optim {
 
 // Extent of the sums of an update that reads sums of whole tensors (ops/tensor_norms.h): the model's tensors, or
 // separately each matrix and vector in them (queries, keys, values, gate, up).
@@ -121,4 +121,4 @@ OptimizerType element_optimizer_type(OptimizerKind kind, StateColumns columns) {
   return {kind, std::move(columns), element_table_bytes, make_element_optimizer<op_of>};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

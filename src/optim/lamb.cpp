@@ -1,7 +1,7 @@
 #include "optim/tensor_optimizer.h"
 #include "optim/types.h"
 
-namespace gptrain {
+namespace gptrain::inline optim {
 namespace {
 
 Lamb lamb_op(const OptimizerConfig& config) {
@@ -17,4 +17,4 @@ Lamb lamb_op(const OptimizerConfig& config) {
 
 OptimizerType lamb_type() { return tensor_optimizer_type<lamb_op>(OptimizerKind::lamb, {{"exp_avg"}, {"exp_avg_sq"}}); }
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

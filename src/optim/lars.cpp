@@ -1,7 +1,7 @@
 #include "optim/tensor_optimizer.h"
 #include "optim/types.h"
 
-namespace gptrain {
+namespace gptrain::inline optim {
 namespace {
 
 Lars lars_op(const OptimizerConfig& config) {
@@ -16,4 +16,4 @@ Lars lars_op(const OptimizerConfig& config) {
 
 OptimizerType lars_type() { return tensor_optimizer_type<lars_op>(OptimizerKind::lars, {{"momentum"}}); }
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

@@ -4,12 +4,11 @@
 #include <cmath>
 #include <numbers>
 
-namespace gptrain {
+namespace gptrain::inline optim {
 
-double learning_rate(const RunConfig& config, int64_t step) {
-  const LrCurveConfig& curve = config.lr_curve;
-  const double lr = config.optimizer.lr * config.lr_factor(), min_lr = curve.min_lr * config.lr_factor();
-  const int64_t steps = config.run.steps, warmup = config.warmup_steps();
+double learning_rate(const LrCourse& course, int64_t step) {
+  const double lr = course.lr, min_lr = course.min_lr;
+  const int64_t steps = course.steps, warmup = course.warmup_steps;
   if (step < warmup) return lr * static_cast<double>(step + 1) / static_cast<double>(warmup);
 
   // RETURNS the share of the decay done at this step: 0 at step `first`, 1 at the run's last.
@@ -17,7 +16,7 @@ double learning_rate(const RunConfig& config, int64_t step) {
     const int64_t length = steps - 1 - first;
     return length <= 0 ? 1.0 : std::clamp(static_cast<double>(step - first) / static_cast<double>(length), 0.0, 1.0);
   };
-  switch (curve.type) {
+  switch (course.type) {
     case LrCurve::constant:
       return lr;
     case LrCurve::linear:
@@ -25,12 +24,12 @@ double learning_rate(const RunConfig& config, int64_t step) {
     case LrCurve::cosine:
       return min_lr + (lr - min_lr) * 0.5 * (1 + std::cos(std::numbers::pi * progress(warmup)));
     case LrCurve::wsd: {
-      const int64_t decay_start = steps - curve.decay_steps;
+      const int64_t decay_start = steps - course.decay_steps;
       if (step < decay_start) return lr;
-      return lr + (min_lr - lr) * static_cast<double>(step - decay_start + 1) / static_cast<double>(curve.decay_steps);
+      return lr + (min_lr - lr) * static_cast<double>(step - decay_start + 1) / static_cast<double>(course.decay_steps);
     }
   }
   return lr;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

@@ -1,7 +1,7 @@
 #include "optim/element_optimizer.h"
 #include "optim/types.h"
 
-namespace gptrain {
+namespace gptrain::inline optim {
 namespace {
 
 Lion lion_op(const OptimizerConfig& config) {
@@ -16,4 +16,4 @@ Lion lion_op(const OptimizerConfig& config) {
 
 OptimizerType lion_type() { return element_optimizer_type<lion_op>(OptimizerKind::lion, {{"exp_avg"}}); }
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

@@ -8,7 +8,7 @@
 #include "optim/orthogonalise.h"
 #include "optim/types.h"
 
-namespace gptrain {
+namespace gptrain::inline optim {
 namespace {
 
 // RETURNS the scale of arXiv 2502.16982: the root mean square of AdamW's steps is 0.2 to 0.4, that of an orthogonal
@@ -152,4 +152,4 @@ OptimizerType muon_type() {
   return {OptimizerKind::muon, {{"exp_avg"}, second}, muon_table_bytes, make_muon};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

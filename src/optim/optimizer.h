@@ -13,7 +13,7 @@
 #include "parallel/parameters.h"
 #include "parallel/state_columns.h"
 
-namespace gptrain {
+namespace gptrain::inline optim {
 
 // Objects that an update reads and writes, all borrowed.
 struct UpdateContext {
@@ -51,4 +51,4 @@ struct OptimizerType {
                                      std::byte* tables);
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace gptrain {
+namespace gptrain::inline optim {
 namespace {
 
 constexpr int newton_schulz_steps = 5;
@@ -43,4 +43,4 @@ void orthogonalise(const Matrix& matrix, double scale, const SquaredNorm::Segmen
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

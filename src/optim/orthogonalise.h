@@ -6,7 +6,7 @@
 
 #include "ops/backend.h"
 
-namespace gptrain {
+namespace gptrain::inline optim {
 
 // Device memory for matrices of at most `most_elements` elements, whose smaller side squared is at most `most_square`.
 struct OrthogonaliseMemory {
@@ -23,4 +23,4 @@ struct OrthogonaliseMemory {
 void orthogonalise(const Matrix& matrix, double scale, const SquaredNorm::Segment* all, double* squared_norm,
                    const OrthogonaliseMemory& memory, Backend& backend);
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

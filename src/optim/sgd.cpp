@@ -1,7 +1,7 @@
 #include "optim/element_optimizer.h"
 #include "optim/types.h"
 
-namespace gptrain {
+namespace gptrain::inline optim {
 namespace {
 
 Sgd sgd_op(const OptimizerConfig& config) {
@@ -16,4 +16,4 @@ Sgd sgd_op(const OptimizerConfig& config) {
 
 OptimizerType sgd_type() { return element_optimizer_type<sgd_op>(OptimizerKind::sgd, {{"momentum"}}); }
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

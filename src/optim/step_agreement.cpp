@@ -7,7 +7,7 @@
 
 #include "model/record.h"
 
-namespace gptrain {
+namespace gptrain::inline optim {
 namespace {
 
 template <typename T>
@@ -121,4 +121,4 @@ void sum_over_world(RankGroups& groups, const Matrix& sums) {
   lane.wait_all();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

@@ -13,7 +13,7 @@
 #include "parallel/executor.h"
 #include "parallel/groups.h"
 
-namespace gptrain {
+namespace gptrain::inline optim {
 
 // Adds up f64 `sums` in device memory over all ranks, in place. Collective over the world.
 void sum_over_world(RankGroups& groups, const Matrix& sums);
@@ -89,4 +89,4 @@ class StepUpdate final : public UpdateRule {
   RankGroups& groups_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

@@ -4,7 +4,7 @@
 
 #include "model/record.h"
 
-namespace gptrain {
+namespace gptrain::inline optim {
 namespace {
 
 // Adds the segments of a tensor in elements [first, end) of its unit. Their offsets count from `first`.
@@ -106,4 +106,4 @@ int64_t tensor_table_bytes(const ParameterStore& parameters) {
   return element_table_bytes(parameters) + TensorSums::table_bytes(parameters);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

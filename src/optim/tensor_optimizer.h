@@ -11,7 +11,7 @@
 
 #include "optim/element_optimizer.h"
 
-namespace gptrain {
+namespace gptrain::inline optim {
 
 // The table of sums by tensor, and the pass that computes this rank's share. Exactly one rank adds each element, the
 // one that adds it to the norm of the gradients (StepAgreement::agree), so that the same layouts give equal bits. With
@@ -107,4 +107,4 @@ OptimizerType tensor_optimizer_type(OptimizerKind kind, StateColumns columns) {
   return {kind, std::move(columns), tensor_table_bytes, make_tensor_optimizer<op_of>};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-namespace gptrain {
+namespace gptrain::inline optim {
 
 const OptimizerType& optimizer_type(OptimizerKind kind) {
   static const std::array types = {adafactor_type(), adamw_type(), adamw_8bit_type(), lamb_type(),
@@ -17,4 +17,4 @@ StateColumns optimizer_columns(const OptimizerConfig& config) {
   return columns;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

@@ -3,7 +3,7 @@
 
 #include "optim/optimizer.h"
 
-namespace gptrain {
+namespace gptrain::inline optim {
 
 OptimizerType adafactor_type();
 OptimizerType adamw_type();
@@ -19,4 +19,4 @@ const OptimizerType& optimizer_type(OptimizerKind kind);
 // RETURNS the type's columns; with OptimizerConfig::ema, the column of the weights' average comes last.
 StateColumns optimizer_columns(const OptimizerConfig& config);
 
-}  // namespace gptrain
+}  // namespace gptrain::optim

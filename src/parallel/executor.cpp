@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <stdexcept>
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 Executor::Executor(Model& model, const Program& program, const ParameterStore& parameters, const Workplace& place,
                    UpdateRule* update)
@@ -186,4 +186,4 @@ void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source
   copy_micro_batch(*place_.backend, source.next(), device, shape);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

@@ -16,7 +16,7 @@
 #include "parallel/stage_links.h"
 #include "schedule/schedule.h"
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 // The optimizer's actions in a step. Implemented in src/optim. Called by the thread that plays the schedule.
 class UpdateRule {
@@ -89,4 +89,4 @@ class Executor {
   UpdateRule* update_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

@@ -11,7 +11,7 @@
 #include "comm/staged.h"
 #include "config/faults.h"
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 namespace {
 
 constexpr std::initializer_list<MeshAxis> all_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert,
@@ -39,7 +39,7 @@ namespace {
 
 // Returns the rank with the same place on the next stage (step 1) or the stage before (-1). Returns the rank itself at
 // an end of the pipeline, unless stages have several chunks: they form a ring.
-int64_t neighbour(const RunConfig& config, const Mesh& mesh, int64_t rank, int64_t step) {
+int64_t neighbour(const StepConfig& config, const Mesh& mesh, int64_t rank, int64_t step) {
   MeshPoint point = mesh.coordinates(rank);
   const int64_t stages = mesh.size(MeshAxis::pipeline);
   const int64_t stage = point[MeshAxis::pipeline] + step;
@@ -50,7 +50,7 @@ int64_t neighbour(const RunConfig& config, const Mesh& mesh, int64_t rank, int64
 
 }  // namespace
 
-Mesh make_mesh(const RunConfig& config, int64_t world_size, ExitCode fault) {
+Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault) {
   const int64_t model_ranks = config.parallel.tensor * config.parallel.pipeline;
   if (world_size % model_ranks != 0) {
     throw Error(fault,
@@ -67,7 +67,7 @@ Mesh make_mesh(const RunConfig& config, int64_t world_size, ExitCode fault) {
   return {sizes, world_size, config.parallel.rank_order};
 }
 
-std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind) {
+std::vector<int64_t> group_ranks(const StepConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind) {
   switch (kind) {
     case GroupKind::world:
       return mesh.group(rank, all_axes);
@@ -103,14 +103,14 @@ std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int6
   return {};
 }
 
-bool lies_within_a_node(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind,
+bool lies_within_a_node(const StepConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind,
                         int64_t ranks_per_node) {
   if (ranks_per_node == 0) return true;
   const std::vector<int64_t> ranks = group_ranks(config, mesh, rank, kind);
   return ranks.front() / ranks_per_node == ranks.back() / ranks_per_node;
 }
 
-std::vector<LaneGroup> lane_groups(const RunConfig& config) {
+std::vector<LaneGroup> lane_groups(const StepConfig& config) {
   std::vector<LaneGroup> groups = {{LaneKind::tensor, GroupKind::tensor, true}};
   const bool norms_in_parts = config.model.qk_norm || config.parallel.sequence;
   if (norms_in_parts) groups.push_back({LaneKind::gradients, GroupKind::tensor, true});
@@ -128,7 +128,7 @@ std::vector<LaneGroup> lane_groups(const RunConfig& config) {
   return groups;
 }
 
-std::vector<NeighbourGroup> neighbour_groups(const RunConfig& config, const Mesh& mesh) {
+std::vector<NeighbourGroup> neighbour_groups(const StepConfig& config, const Mesh& mesh) {
   std::vector<NeighbourGroup> groups;
   if (mesh.size(MeshAxis::pipeline) == 1) return groups;
   for (const bool to_next : {true, false}) {
@@ -190,7 +190,7 @@ std::vector<RankGroups::StagePlace> RankGroups::stage_places() const {
   return places;
 }
 
-void RankGroups::note_sizes(const RunConfig& config) {
+void RankGroups::note_sizes(const StepConfig& config) {
   for (size_t kind = 0; kind < num_group_kinds; ++kind)
     sizes_[kind] = std::ssize(group_ranks(config, mesh_, rank_, static_cast<GroupKind>(kind)));
   for (const LaneGroup& group : lane_groups(config)) {
@@ -225,7 +225,7 @@ void RankGroups::start_lanes(bool threaded) {
   }
 }
 
-RankGroups::RankGroups(const RunConfig& config, World& world)
+RankGroups::RankGroups(const StepConfig& config, World& world)
     : mesh_(make_mesh(config, world.size(), ExitCode::device)), rank_(world.rank()), at_(mesh_.coordinates(rank_)) {
   activity_ = &world.activity();
   if (num_stages() > 1) activity_->set_stage(stage());
@@ -257,7 +257,7 @@ RankGroups::RankGroups(const RunConfig& config, World& world)
   start_lanes(true);
 }
 
-RankGroups::RankGroups(const RunConfig& config, int64_t world_size, int64_t rank)
+RankGroups::RankGroups(const StepConfig& config, int64_t world_size, int64_t rank)
     : mesh_(make_mesh(config, world_size)), rank_(rank), at_(mesh_.coordinates(rank_)) {
   note_sizes(config);
   for (const LaneGroup& group : lane_groups(config)) {
@@ -348,4 +348,4 @@ void RankGroups::wait_all() {
   if (failure) std::rethrow_exception(failure);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

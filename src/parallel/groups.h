@@ -18,7 +18,7 @@
 #include "ops/side_queue.h"
 #include "parallel/memory.h"
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 // Kinds of groups, by the property that their ranks share.
 enum class GroupKind : uint8_t {
@@ -72,18 +72,18 @@ using LaneTraffic = std::array<GroupTraffic, num_lanes>;
 
 // Returns the mesh of a config for `world_size` ranks. THROWS Error(fault) with the nearest possible sizes if the model
 // parallel ranks do not divide world_size. `fault` is usage if the command line asks for the size, else device.
-Mesh make_mesh(const RunConfig& config, int64_t world_size, ExitCode fault = ExitCode::usage);
+Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault = ExitCode::usage);
 
 // Returns the ranks of `rank`'s group of a kind, rising; for next and previous in the order of the ring. Returns only
 // `rank` if it has no such group.
-std::vector<int64_t> group_ranks(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind);
+std::vector<int64_t> group_ranks(const StepConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind);
 // Whether all ranks of `rank`'s group of a kind are on one node, if nodes have `ranks_per_node` neighbouring ranks
 // each. ranks_per_node 0: all ranks are on one node.
-bool lies_within_a_node(const RunConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind,
+bool lies_within_a_node(const StepConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind,
                         int64_t ranks_per_node);
 // Returns the groups of the config's lanes, in the order in which all ranks make them. Groups between stages come after
 // them (neighbour_groups). A group of one rank is never made.
-std::vector<LaneGroup> lane_groups(const RunConfig& config);
+std::vector<LaneGroup> lane_groups(const StepConfig& config);
 
 // A group of two neighbouring stages' ranks, for transfers from ranks[0] to ranks[1].
 struct NeighbourGroup {
@@ -92,7 +92,7 @@ struct NeighbourGroup {
 };
 // Returns the neighbour groups of all ranks, in an order in which their ranks can make them one by one without
 // deadlock.
-std::vector<NeighbourGroup> neighbour_groups(const RunConfig& config, const Mesh& mesh);
+std::vector<NeighbourGroup> neighbour_groups(const StepConfig& config, const Mesh& mesh);
 // Returns the group of a lane between stages.
 GroupKind neighbours_of(LaneKind lane);
 
@@ -102,9 +102,9 @@ using ExchangeBytes = std::array<int64_t, num_memory_places>;
 class RankGroups {
  public:
   // Makes all groups: of the lanes, and those that group(GroupKind) returns. Collective over the world.
-  RankGroups(const RunConfig& config, World& world);
+  RankGroups(const StepConfig& config, World& world);
   // Makes the groups of `rank` for the `plan` backend, which communicates with nobody.
-  RankGroups(const RunConfig& config, int64_t world_size, int64_t rank);
+  RankGroups(const StepConfig& config, int64_t world_size, int64_t rank);
 
   const Mesh& mesh() const { return mesh_; }
   int64_t rank() const { return rank_; }
@@ -198,7 +198,7 @@ class RankGroups {
   static size_t index(GroupKind kind) { return static_cast<size_t>(kind); }
   RankLane& on(LaneKind kind) { return lanes_[static_cast<size_t>(kind)]; }
   const RankLane& on(LaneKind kind) const { return lanes_[static_cast<size_t>(kind)]; }
-  void note_sizes(const RunConfig& config);
+  void note_sizes(const StepConfig& config);
   void start_lanes(bool threaded);
 
   Mesh mesh_;
@@ -216,4 +216,4 @@ class RankGroups {
 // Returns RankGroups::exchanged_bytes as it will be on the target for a rank with these planned groups.
 ExchangeBytes planned_exchange_bytes(const Target& target, const RankGroups& groups);
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

@@ -5,7 +5,7 @@
 #include "model/record.h"
 #include "model/spec/init.h"
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 namespace {
 
 // Returns the use that the roundings of a tensor's gradients draw random bits for. Two stages with a tied table each
@@ -106,4 +106,4 @@ void KeptGradients::add_sum(int64_t unit, std::byte* whole, int64_t micro_batch)
   add(summed_[static_cast<size_t>(unit)], whole, sharding_.zero >= 2 && micro_batch > 0, micro_batch);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

@@ -19,7 +19,7 @@
 #include "ops/backend.h"
 #include "parallel/parameters.h"
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 class KeptGradients {
  public:
@@ -58,4 +58,4 @@ class KeptGradients {
   Backend& backend_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

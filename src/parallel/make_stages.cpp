@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 namespace {
 
 // Returns the time of the head as a number of layers.
@@ -19,7 +19,7 @@ double head_in_layers(const ModelConfig& model) {
 
 }  // namespace
 
-std::vector<int64_t> layers_of_chunks(const RunConfig& config) {
+std::vector<int64_t> layers_of_chunks(const StepConfig& config) {
   const ParallelConfig& parallel = config.parallel;
   if (!parallel.layers_per_stage.empty()) return parallel.layers_per_stage;
   const int64_t chunks = parallel.pipeline * parallel.virtual_stages;
@@ -28,7 +28,7 @@ std::vector<int64_t> layers_of_chunks(const RunConfig& config) {
   return std::vector<int64_t>(static_cast<size_t>(chunks), layers / chunks);
 }
 
-std::vector<int64_t> balanced_layers(const RunConfig& config) {
+std::vector<int64_t> balanced_layers(const StepConfig& config) {
   const int64_t chunks = config.parallel.pipeline * config.parallel.virtual_stages;
   const int64_t layers = config.model.num_layers;
   std::vector<int64_t> counts(static_cast<size_t>(chunks), 1);
@@ -48,7 +48,7 @@ std::vector<int64_t> balanced_layers(const RunConfig& config) {
   return counts;
 }
 
-Stages make_stages(const RunConfig& config, int64_t stage, int64_t micro_batches, bool backward_runs_again) {
+Stages make_stages(const StepConfig& config, int64_t stage, int64_t micro_batches, bool backward_runs_again) {
   const ParallelConfig& parallel = config.parallel;
   Stages stages;
   stages.schedule = find_pipeline_schedule(pipeline_order_names[static_cast<size_t>(parallel.pipeline_schedule)]);
@@ -65,4 +65,4 @@ Stages make_stages(const RunConfig& config, int64_t stage, int64_t micro_batches
   return stages;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

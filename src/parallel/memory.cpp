@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 int64_t MemoryPlan::total(MemoryPlace place) const {
   return std::accumulate(on(place).begin(), on(place).end(), int64_t{0});
@@ -22,4 +22,4 @@ void HostMemoryUse::add(const MemoryPlan::ByClass& of_rank) {
 
 int64_t HostMemoryUse::total() const { return std::accumulate(bytes.begin(), bytes.end(), int64_t{0}); }
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 // Classes of memory. Each has one arena, allocated once at start.
 enum class MemoryClass : uint8_t {
@@ -69,4 +69,4 @@ struct HostMemoryUse {
   int64_t total() const;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 void copy_micro_batch(Backend& backend, const MicroBatch& host, const MicroBatch& device,
                       const MicroBatchShape& shape) {
@@ -33,4 +33,4 @@ void MicroBatchUploads::upload(MicroBatchSource& source, const MicroBatch& devic
   ++uploads_;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

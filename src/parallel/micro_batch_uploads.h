@@ -7,7 +7,7 @@
 #include "model/micro_batch.h"
 #include "ops/side_queue.h"
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 // Copies one micro-batch to the device, in order with the ops.
 void copy_micro_batch(Backend& backend, const MicroBatch& host, const MicroBatch& device, const MicroBatchShape& shape);
@@ -38,4 +38,4 @@ class MicroBatchUploads {
   int64_t uploads_ = 0;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

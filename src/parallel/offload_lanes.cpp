@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 OffloadLanes::OffloadLanes(Backend& backend)
     : backend_(backend), to_host_{backend.make_side_queue()}, to_device_{backend.make_side_queue()} {}
@@ -66,9 +66,9 @@ void OffloadLanes::copy_to_device(const std::vector<Program::RecordPart>& record
 }
 
 std::unique_ptr<DeviceMemory> OffloadLanes::allocate(int64_t bytes) {
-  return memory_for("memory.offload_activations", [&] {
+  return memory_for(offload_key, [&] {
     return to_host_.queue != nullptr ? to_host_.queue->allocate_for_copies(bytes) : backend_.allocate(bytes);
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

@@ -10,7 +10,7 @@
 #include "ops/side_queue.h"
 #include "parallel/program.h"
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 // Each lane is a queue of the device that runs beside the ops. If the device's memory is host memory, there are no
 // queues, and a copy ends before the call that begins it returns.
@@ -24,8 +24,7 @@ class OffloadLanes {
   // one has not begun.
   void play(const Action& action, const std::vector<Program::RecordPart>& record);
 
-  // Allocates host memory for offloaded records. THROWS Error, which names the key memory.offload_activations, if there
-  // is not enough.
+  // Allocates host memory for offloaded records. THROWS Error, which names offload_key, if there is not enough.
   std::unique_ptr<DeviceMemory> allocate(int64_t bytes);
 
  private:
@@ -48,4 +47,4 @@ class OffloadLanes {
   Lane to_host_, to_device_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 namespace {
 
 GroupKind kind_of(ReductionGroup group) {
@@ -133,4 +133,4 @@ void ParameterExchange::await_sum(int64_t unit, const Gradients& of, int64_t mic
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

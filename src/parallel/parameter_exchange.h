@@ -10,7 +10,7 @@
 #include "parallel/kept_gradients.h"
 #include "parallel/parameters.h"
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 // Begins to gather a unit's weights from all ranks' pieces (ZeRO 1 to 3). Weights in the compute dtype go to `gathered`
 // with ZeRO 3, else to their own place. If the dtype is not f32, the norms' f32 masters are gathered as well. The
@@ -58,4 +58,4 @@ class ParameterExchange {
   UnitTickets sums_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

@@ -6,7 +6,7 @@
 
 #include "model/record.h"
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 namespace {
 
 // Returns by unit the number of norm elements in the units before, then the number in all units.
@@ -324,4 +324,4 @@ std::vector<StatePiece> ParameterStore::state(bool written_only) const {
   return state;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

@@ -12,7 +12,7 @@
 #include "ops/element_update.h"
 #include "parallel/state_columns.h"
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 // Division of parameters over the ranks of the data axis, and their dtypes. Every unit is cut into `data_size` equal
 // pieces. `zero` says which data a rank holds only its piece of: 1 optimizer state, 2 also gradients, 3 also weights.
@@ -184,4 +184,4 @@ class ParameterStore {
   std::vector<float> zeros_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

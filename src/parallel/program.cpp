@@ -6,7 +6,7 @@
 #include "model/record.h"
 #include "schedule/allocator.h"
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 MemoryClass memory_class(BufferKind kind) {
   switch (kind) {
@@ -86,4 +86,4 @@ std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes
   return program;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

@@ -9,7 +9,7 @@
 #include "parallel/memory.h"
 #include "schedule/schedule.h"
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 // Returns the arena of buffers of a kind.
 MemoryClass memory_class(BufferKind kind);
@@ -45,4 +45,4 @@ int64_t record_bytes(const BufferBytes& bytes, const UnitTraits& traits, int32_t
 // arena of offloaded records.
 std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes, MemoryPlace record_place);
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 namespace {
 
 LaneKind lane_of(bool sends, Way way) {
@@ -39,4 +39,4 @@ void StageLinks::play(const Transfer& transfer, const StageMessage& message, con
       tensor.all_gather(groups_.group(LaneKind::tensor, GroupKind::tensor), data, payload.data, count, payload.dtype));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

@@ -10,7 +10,7 @@
 #include "parallel/groups.h"
 #include "schedule/schedule.h"
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 class StageLinks {
  public:
@@ -41,4 +41,4 @@ class StageLinks {
   std::vector<UnderWay> under_way_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

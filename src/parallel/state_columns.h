@@ -10,7 +10,7 @@
 #include "base/dynamic_map.h"
 #include "model/spec/layout.h"
 
-namespace gptrain {
+namespace gptrain::inline parallel {
 
 // The parts of a tensor that have one value each. For row and column, queries, keys, values, gate and up are matrices
 // of their own; a rank has the values of all rows and columns of its units' matrices, and the rank with a tensor's
@@ -111,4 +111,4 @@ constexpr int64_t column_bytes(const StateColumn& column, int64_t elements) {
   return column_values(column, elements) * dtype_bytes(column.dtype);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::parallel

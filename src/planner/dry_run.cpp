@@ -7,7 +7,7 @@
 #include "planner/predict.h"
 #include "planner/recompute_curve.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 // Simulates the step with the first log of each stage. Other ranks of a stage have nearly the same ops.
@@ -30,12 +30,13 @@ std::vector<StageForecast> stage_forecasts(const WorldPlan& plan) {
 PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int64_t world_size, KeptLogs kept) {
   const Mesh mesh = make_mesh(config, world_size);
   PlannedRun run{.world_size = world_size};
-  run.world = plan_world(config, machine.target, world_size, [&](int64_t rank, StepPlan plan) {
+  run.world = plan_world({config, machine.target, world_size}, [&](int64_t rank, StepPlan plan) {
     if (kept == KeptLogs::none) return;
     const int32_t stage = plan.design->stages.stage;
     const bool is_first = run.logs.empty() || stage != run.logs.back().stage;
     if (!is_first && kept == KeptLogs::of_stages) return;
-    const EventTimes times = machine.rates ? EventTimes(*machine.rates, config, mesh, rank) : EventTimes();
+    const EventTimes times =
+        machine.rates ? EventTimes(*machine.rates, config, config.run.threads, mesh, rank) : EventTimes();
     run.logs.push_back({rank, stage, std::move(plan.log), times});
   });
   if (kept != KeptLogs::none) run.step = simulate_stages(run.logs);
@@ -65,7 +66,7 @@ DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, cons
       .shortage = memory_shortage(config, target, {plan.largest_rank, plan.largest.arenas, plan.on_host, nodes})};
   const Machine* const rates = machine.rates ? &*machine.rates : nullptr;
   if (config.memory.recompute == RecomputeKind::optimal)
-    result.recomputation = forecast_recomputation(config, target, rates, run.world_size, plan);
+    result.recomputation = forecast_recomputation({config, target, run.world_size}, rates, plan);
   if (rates == nullptr) return result;
   if (config.parallel.pipeline > 1) result.pipeline = run.step.pipeline;
   result.forecast = forecast_step(*rates, run.step, run.world_size, result.checkpoint, config.checkpoint.asynchronous);
@@ -74,4 +75,4 @@ DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, cons
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

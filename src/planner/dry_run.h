@@ -22,7 +22,7 @@
 #include "step/checkpoint_forecast.h"
 #include "step/step_log.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 struct PlannedMachine {
   Target target;
@@ -100,4 +100,4 @@ struct DryRun {
 DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, const PlannedRun& run,
                     const StorageRates& storage);
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

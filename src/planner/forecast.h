@@ -11,7 +11,7 @@
 #include "machine/expected_error.h"
 #include "parallel/groups.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 // The longest wait of a step for a collective of one lane.
 struct LongestWait {
@@ -35,4 +35,4 @@ struct StepForecast {
   double goodput = 1;                   // share of the run's time that steps have with that interval
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -14,7 +14,7 @@
 #include "planner/rank_clock.h"
 #include "step/plan_step.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 constexpr int64_t small_layers = 3;
@@ -156,9 +156,9 @@ MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, Recompute
   config.memory.recompute = recompute;
   config.memory.recompute_interval = 0;
   if (split) config.parallel.pipeline_schedule = PipelineOrder::zero_bubble;
-  const StepPlan plan = plan_rank(config, target_, layout.tensor);
+  const StepPlan plan = plan_rank({config, target_, layout.tensor});
   const Program& program = *plan.design->training;
-  const EventTimes times(machine_, config, make_mesh(config, layout.tensor), 0, target_.sharing);
+  const EventTimes times(machine_, config, config.run.threads, make_mesh(config, layout.tensor), 0, target_.sharing);
   RankClock clock(plan.log, times);
   clock.next();
   MicroBatchCosts costs;
@@ -223,12 +223,13 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) cons
   RunConfig config = small_config(layout, data);
   config.memory.recompute = RecomputeKind::none;
   config.memory.recompute_interval = 0;
-  const StepPlan plan = plan_rank(config, target_, layout.tensor * data);
+  const StepPlan plan = plan_rank({config, target_, layout.tensor * data});
   // The bytes of a collective are those of all its ranks together, so that a plan of two data ranks has the right
   // bytes. Links are those of the whole mesh.
   const RunConfig whole = with_layout(config_, layout);
   const Mesh mesh = make_mesh(whole, layout.world_size());
-  const EventTimes times(machine_, whole, mesh, mesh.first_rank_of_stage(static_cast<int64_t>(stage)));
+  const EventTimes times(machine_, whole, whole.run.threads, mesh,
+                         mesh.first_rank_of_stage(static_cast<int64_t>(stage)));
   const double piece = layout.zero >= 1 ? 2.0 / static_cast<double>(layout.data) : 1;
   // A rank measures only a piece of each unit, even if it updates the whole unit.
   const std::vector<double> measured =
@@ -290,7 +291,10 @@ LayoutCosts::MessageCost LayoutCosts::message(const RunLayout& layout, int64_t b
   auto found = of_meshes_.find(key);
   if (found == of_meshes_.end()) {
     const RunConfig config = with_layout(config_, layout);
-    found = of_meshes_.emplace(key, EventTimes(machine_, config, make_mesh(config, layout.world_size()), 0)).first;
+    found =
+        of_meshes_
+            .emplace(key, EventTimes(machine_, config, config.run.threads, make_mesh(config, layout.world_size()), 0))
+            .first;
   }
   const auto seconds = [&](LaneKind lane, GroupKind group, Operation operation, int64_t moved) {
     return found->second.seconds_of({.kind = Event::Kind::collective,
@@ -304,4 +308,4 @@ LayoutCosts::MessageCost LayoutCosts::message(const RunLayout& layout, int64_t b
           .gather = is_shared ? seconds(LaneKind::tensor, GroupKind::tensor, Operation::all_gather, bytes) : 0};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

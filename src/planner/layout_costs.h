@@ -15,7 +15,7 @@
 #include "planner/layout_search.h"
 #include "step/plan_step.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 // A model is an embedding, equal blocks, and a head.
 enum class UnitPart : uint8_t { embedding, block, head };
@@ -64,8 +64,8 @@ using UnitBytes = std::array<PartBytes, num_unit_parts>;
 // Computes each cost on first use and stores it. Not thread-safe. Methods THROW the Error(usage) of a plan.
 class LayoutCosts {
  public:
-  LayoutCosts(const RunConfig& config, const Machine& machine, const Target& target)
-      : config_(config), machine_(machine), target_(target) {}
+  LayoutCosts(RunConfig config, const Machine& machine, const Target& target)
+      : config_(std::move(config)), machine_(machine), target_(target) {}
 
   // REQUIRES: `recompute` is the kind of single blocks, so not every_nth or optimal. `split`: backward passes are
   // split.
@@ -134,4 +134,4 @@ class LayoutCosts {
   std::map<MeshKey, EventTimes> of_meshes_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

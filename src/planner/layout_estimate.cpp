@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -10,7 +9,7 @@
 #include "parallel/make_stages.h"
 #include "planner/layouts.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 constexpr auto embedding = static_cast<size_t>(UnitPart::embedding);
@@ -27,10 +26,6 @@ RecomputeKind recomputed_kind(const RunLayout& layout) {
   return layout.recompute == RecomputeKind::selective ? RecomputeKind::selective : RecomputeKind::block;
 }
 
-size_t place_of_chunk(const std::vector<int32_t>& chunks, int32_t chunk) {
-  return static_cast<size_t>(std::find(chunks.begin(), chunks.end(), chunk) - chunks.begin());
-}
-
 // Returns the recomputation of the other blocks, or of all if the layout does not mix them.
 RecomputeKind plain_kind(const RunLayout& layout) { return mixes(layout) ? RecomputeKind::none : layout.recompute; }
 
@@ -39,134 +34,14 @@ double beside(double work, double traffic, double slow_down) { return std::max(w
 
 }  // namespace
 
-int64_t LayoutEstimator::Chunks::layers_of(size_t stage) const {
-  int64_t sum = 0;
-  for (const int32_t chunk : of_stage[stage]) sum += layers[static_cast<size_t>(chunk)];
-  return sum;
-}
-
-std::pair<bool, bool> LayoutEstimator::Chunks::receives(size_t chunk) const {
-  const auto is_elsewhere = [&](size_t other) {
-    return stages.stage_of_chunk(static_cast<int32_t>(other)) != stages.stage_of_chunk(static_cast<int32_t>(chunk));
-  };
-  return {chunk > 0 && is_elsewhere(chunk - 1), chunk + 1 < layers.size() && is_elsewhere(chunk + 1)};
-}
-
-LayoutEstimator::LayoutEstimator(const RunConfig& config, const Machine& machine, const Target& target)
-    : config_(config),
+LayoutEstimator::LayoutEstimator(RunConfig config, const Machine& machine, const Target& target)
+    : config_(std::move(config)),
       slow_down_(machine.device.slow_down_beside_traffic),
       room_(target.bytes_of_rank()),
-      parts_(config, machine, target) {}
+      parts_(config_, machine, target),
+      passes_(config_) {}
 
-LayoutEstimator::ChunksKey LayoutEstimator::chunks_key(const RunLayout& layout) {
-  return {.pipeline = layout.pipeline,
-          .virtual_stages = layout.virtual_stages,
-          .schedule = layout.schedule,
-          .is_balanced = layout.is_balanced};
-}
-
-const LayoutEstimator::Chunks& LayoutEstimator::chunks(const RunLayout& layout) {
-  const ChunksKey key = chunks_key(layout);
-  if (const auto found = chunks_.find(key); found != chunks_.end()) return found->second;
-  Chunks made;
-  const RunConfig config = with_layout(config_, layout);
-  made.stages = make_stages(config, 0, layout.accumulation, backward_runs_again(layout.recompute));
-  made.layers = layers_of_chunks(config);
-  made.of_stage.resize(static_cast<size_t>(layout.pipeline));
-  int64_t first = 0;
-  for (size_t chunk = 0; chunk < made.layers.size(); ++chunk) {
-    made.first_layers.push_back(first);
-    first += made.layers[chunk];
-    const auto number = static_cast<int32_t>(chunk);
-    made.of_stage[static_cast<size_t>(made.stages.stage_of_chunk(number))].push_back(number);
-  }
-  return chunks_.emplace(key, std::move(made)).first->second;
-}
-
-LayoutEstimator::InFlight LayoutEstimator::most_in_flight(const std::vector<Pass>& passes,
-                                                          const std::vector<int32_t>& chunks) {
-  InFlight now{std::vector<int32_t>(chunks.size()), std::vector<int32_t>(chunks.size())};
-  InFlight most = now;
-  const auto weight = [](const InFlight& counts) {
-    return 2 * std::accumulate(counts.whole.begin(), counts.whole.end(), int64_t{0}) +
-           std::accumulate(counts.for_weights.begin(), counts.for_weights.end(), int64_t{0});
-  };
-  for (const Pass& pass : passes) {
-    const size_t place = place_of_chunk(chunks, pass.chunk);
-    now.whole[place] += pass.kind == PassKind::forward ? 1 : pass.kind == PassKind::backward_weight ? 0 : -1;
-    if (pass.kind == PassKind::backward_input) ++now.for_weights[place];
-    if (pass.kind == PassKind::backward_weight) --now.for_weights[place];
-    if (weight(now) > weight(most)) most = now;
-  }
-  return most;
-}
-
-void LayoutEstimator::count_others(const std::vector<Pass>& passes, const std::vector<int32_t>& chunks,
-                                   StagePasses& counts) {
-  const auto makes_gradients = [](const Pass& pass) {
-    return pass.kind == PassKind::backward || pass.kind == PassKind::backward_weight;
-  };
-  counts.before_others.resize(chunks.size());
-  std::vector<double> all(chunks.size());
-  for (size_t i = 0; i < passes.size(); ++i) {
-    if (!makes_gradients(passes[i])) continue;
-    const size_t place = place_of_chunk(chunks, passes[i].chunk);
-    ++all[place];
-    if (i + 1 < passes.size() && !makes_gradients(passes[i + 1])) ++counts.before_others[place];
-  }
-  for (size_t place = 0; place < chunks.size(); ++place) counts.before_others[place] /= all[place];
-}
-
-void LayoutEstimator::count_gathers(const std::vector<Pass>& passes, const Chunks& chunks, size_t stage,
-                                    StagePasses& counts) {
-  const std::vector<int32_t>& own = chunks.of_stage[stage];
-  counts.forward_gathers.resize(own.size());
-  counts.backward_gathers.resize(own.size());
-  std::vector<double> micro_batches(own.size());
-  int64_t last = -1, before = -1;  // block used last, and the one before it
-  for (const Pass& pass : passes) {
-    if (pass.kind == PassKind::backward_weight) continue;
-    const size_t place = place_of_chunk(own, pass.chunk);
-    const bool is_forward = pass.kind == PassKind::forward;
-    micro_batches[place] += is_forward ? 1 : 0;
-    const int64_t first = chunks.first_layers[static_cast<size_t>(pass.chunk)];
-    const int64_t count = chunks.layers[static_cast<size_t>(pass.chunk)];
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t block_now = is_forward ? first + i : first + count - 1 - i;
-      if (block_now == last) continue;
-      if (block_now != before) ++(is_forward ? counts.forward_gathers : counts.backward_gathers)[place];
-      before = std::exchange(last, block_now);
-    }
-  }
-  for (size_t place = 0; place < own.size(); ++place) {
-    counts.forward_gathers[place] /= micro_batches[place];
-    counts.backward_gathers[place] /= micro_batches[place];
-  }
-}
-
-const std::vector<LayoutEstimator::StagePasses>& LayoutEstimator::stage_passes(const RunLayout& layout,
-                                                                               const Chunks& chunks) {
-  // Three times as many micro-batches as stages reach a schedule's peak. GPipe's peak grows with every micro-batch:
-  // activation_bytes counts these.
-  const int64_t micro_batches = std::min(layout.accumulation, 3 * layout.pipeline);
-  const bool recompute = backward_runs_again(layout.recompute);
-  const PassesKey key{.chunks = chunks_key(layout), .micro_batches = micro_batches, .recompute = recompute};
-  if (const auto found = stage_passes_.find(key); found != stage_passes_.end()) return found->second;
-  const PipelineSchedule& schedule = *chunks.stages.schedule;
-  PipelineShape shape = chunks.stages.shape;
-  shape.micro_batches = static_cast<int32_t>(micro_batches);
-  shape.recompute = recompute;
-  const std::shared_ptr<const PassLists> passes = passes_of(schedule, shape);
-  std::vector<StagePasses> stages(passes->size());
-  for (size_t stage = 0; stage < passes->size(); ++stage) {
-    stages[stage].most = most_in_flight((*passes)[stage], chunks.of_stage[stage]);
-    count_others((*passes)[stage], chunks.of_stage[stage], stages[stage]);
-    count_gathers((*passes)[stage], chunks, stage, stages[stage]);
-  }
-  return stage_passes_.emplace(key, std::move(stages)).first->second;
-}
-
-int64_t LayoutEstimator::parameter_bytes(const UnitBytes& bytes, const Chunks& chunks, size_t stage) const {
+int64_t LayoutEstimator::parameter_bytes(const UnitBytes& bytes, const LayoutChunks& chunks, size_t stage) const {
   int64_t sum = chunks.layers_of(stage) * bytes[block].parameters;
   const bool has_head = chunks.has_head(stage);
   if (chunks.has_embedding(stage) || (has_head && config_.model.tied_head)) sum += bytes[embedding].parameters;
@@ -174,7 +49,7 @@ int64_t LayoutEstimator::parameter_bytes(const UnitBytes& bytes, const Chunks& c
   return sum;
 }
 
-LayoutEstimator::Held LayoutEstimator::held(const RunLayout& layout, const Chunks& lies) {
+LayoutEstimator::Held LayoutEstimator::held(const RunLayout& layout, const LayoutChunks& lies) {
   const bool splits = lies.stages.schedule->splits_backward;
   const bool has_plain = layout.recompute == RecomputeKind::none || mixes(layout);
   const RecomputeKind any = has_plain ? RecomputeKind::none : recomputed_kind(layout);
@@ -185,7 +60,7 @@ LayoutEstimator::Held LayoutEstimator::held(const RunLayout& layout, const Chunk
   return held;
 }
 
-int64_t LayoutEstimator::activation_bytes(const RunLayout& layout, const Chunks& lies, const Held& held,
+int64_t LayoutEstimator::activation_bytes(const RunLayout& layout, const LayoutChunks& lies, const Held& held,
                                           const InFlight& counts, size_t stage) {
   const std::vector<int32_t>& own = lies.of_stage[stage];
   const bool all_in_flight = layout.schedule == PipelineOrder::gpipe && layout.pipeline > 1;
@@ -205,7 +80,7 @@ int64_t LayoutEstimator::activation_bytes(const RunLayout& layout, const Chunks&
   return sum;
 }
 
-int64_t LayoutEstimator::recomputed_layers(const RunLayout& layout, const Chunks& lies, size_t chunk) {
+int64_t LayoutEstimator::recomputed_layers(const RunLayout& layout, const LayoutChunks& lies, size_t chunk) {
   const int64_t layers = lies.layers[chunk];
   const auto before = [&](int64_t layer) {
     return (layer + layout.recompute_interval - 1) / layout.recompute_interval;
@@ -224,21 +99,21 @@ int64_t LayoutEstimator::recomputed_layers(const RunLayout& layout, const Chunks
   throw std::logic_error("the blocks that are run again are chosen by bytes");
 }
 
-LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layout, const Chunks& lies, size_t chunk,
-                                                           const MicroBatchCosts& plain) {
+LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layout, const LayoutChunks& lies,
+                                                           size_t chunk, const MicroBatchCosts& plain) {
   const int64_t layers = lies.layers[chunk];
   if (layout.recompute != RecomputeKind::optimal)
     return {recomputed_layers(layout, lies, chunk), offloaded_layers(layout, plain, layers, false), 0};
   const auto stage = static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)));
   RunLayout fixed = layout;
-  const auto bytes_with = [&](RecomputeKind recompute, OffloadChoice offloaded) {
+  const auto bytes_with = [&](RecomputeKind recompute, auto offloaded) {
     fixed.recompute = recompute;
     fixed.offload = offloaded;
     return stage_bytes(fixed, lies, held(fixed, lies), stage);
   };
   int64_t bytes = bytes_with(RecomputeKind::none, offload::none);
   const int64_t budget = config_.memory.activation_budget;
-  const InFlight& in_flight = stage_passes(fixed, lies)[stage].most;
+  const InFlight& in_flight = passes_.of_stages(fixed, lies)[stage].most;
   int64_t over =
       budget == 0 ? bytes - room_ : activation_bytes(fixed, lies, held(fixed, lies), in_flight, stage) - budget;
   // Returns how many of `of_layers` layers to treat to remove the excess `over`, if treating all leaves `least` bytes.
@@ -254,9 +129,9 @@ LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layo
   const auto hidden = copies ? static_cast<int64_t>(plain.hidden_share * static_cast<double>(layers)) : 0;
   if (hidden > 0) {
     const int64_t on_their_way = std::min<int64_t>(2, layers) * plain.record_bytes;
-    counts.copied = freed(hidden, bytes_with(RecomputeKind::none, OffloadChoice::of_blocks(hidden)) + on_their_way);
+    counts.copied = freed(hidden, bytes_with(RecomputeKind::none, offload::of_blocks(hidden)) + on_their_way);
   }
-  counts.recomputed = freed(layers - counts.copied, bytes_with(RecomputeKind::block, OffloadChoice::of_blocks(hidden)));
+  counts.recomputed = freed(layers - counts.copied, bytes_with(RecomputeKind::block, offload::of_blocks(hidden)));
   if (copies) counts.copied_inputs = freed(counts.recomputed, bytes_with(RecomputeKind::block, offload::all));
   return counts;
 }
@@ -270,10 +145,11 @@ int64_t LayoutEstimator::offloaded_layers(const RunLayout& layout, const MicroBa
   return at_most ? std::min(layers, static_cast<int64_t>(more * hidden) + 1) : static_cast<int64_t>(hidden);
 }
 
-int64_t LayoutEstimator::stage_bytes(const RunLayout& layout, const Chunks& lies, const Held& of_blocks, size_t stage) {
+int64_t LayoutEstimator::stage_bytes(const RunLayout& layout, const LayoutChunks& lies, const Held& of_blocks,
+                                     size_t stage) {
   const UnitBytes& bytes = parts_.bytes(layout);
   int64_t sum = parameter_bytes(bytes, lies, stage) +
-                activation_bytes(layout, lies, of_blocks, stage_passes(layout, lies)[stage].most, stage) +
+                activation_bytes(layout, lies, of_blocks, passes_.of_stages(layout, lies)[stage].most, stage) +
                 of_blocks.any->outside_bytes;
   if (lies.layers_of(stage) > 0) sum += bytes[block].whole_gradients + bytes[block].whole_weights;
   if (lies.has_head(stage)) sum += of_blocks.any->workspace_bytes;
@@ -281,7 +157,7 @@ int64_t LayoutEstimator::stage_bytes(const RunLayout& layout, const Chunks& lies
 }
 
 LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t room) {
-  const Chunks& lies = chunks(layout);
+  const LayoutChunks& lies = passes_.chunks(layout);
   const UnitBytes& bytes = parts_.bytes(layout);
   LeastBytes most;
   const auto count = [&](size_t stage, int64_t of_stage) {
@@ -301,7 +177,7 @@ LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t room) {
   const int64_t given = config_.memory.activation_budget;
   const int64_t budget = !is_optimal ? 0 : given > 0 ? given : record_bytes(layout);
   for (size_t stage = 0; stage < stages; ++stage) {
-    const InFlight& in_flight = stage_passes(least, lies)[stage].most;
+    const InFlight& in_flight = passes_.of_stages(least, lies)[stage].most;
     const int64_t above =
         budget == 0 ? 0 : std::max<int64_t>(activation_bytes(least, lies, of_blocks, in_flight, stage) - budget, 0);
     count(stage, stage_bytes(least, lies, of_blocks, stage) - above);
@@ -310,11 +186,11 @@ LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t room) {
 }
 
 int64_t LayoutEstimator::record_bytes(const RunLayout& layout) {
-  const bool splits = chunks(layout).stages.schedule->splits_backward;
+  const bool splits = passes_.chunks(layout).stages.schedule->splits_backward;
   return parts_.micro_batch(layout, RecomputeKind::none, splits).held_bytes;
 }
 
-void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, size_t chunk, StepCosts& costs) {
+void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lies, size_t chunk, StepCosts& costs) {
   const MicroBatchCosts& plain = parts_.micro_batch(layout, plain_kind(layout), costs.splits);
   const auto stage = static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)));
   const UpdateCosts& update = parts_.update(layout, stage);
@@ -353,8 +229,8 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
   double before_forward = 0, before_backward = 0;  // seconds of gathers beside the pass
   double later = 0;                                // seconds of gradient sums that run beside the next pass
   if (layout.zero >= 2) {
-    const StagePasses& passes = stage_passes(layout, lies)[stage];
-    const size_t place = place_of_chunk(lies.of_stage[stage], static_cast<int32_t>(chunk));
+    const StagePasses& passes = passes_.of_stages(layout, lies)[stage];
+    const size_t place = lies.place_in_stage(stage, static_cast<int32_t>(chunk));
     // Sums of up to two blocks are not finished when a pass ends: they continue beside the next pass.
     later = passes.before_others[place] * std::min({gradients, 2 * update[block].sum, sum.forward});
     if (layout.zero == 3) {
@@ -387,7 +263,7 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
   costs.exposed_traffic.push_back(spent - work);
 }
 
-void LayoutEstimator::add_stage(const RunLayout& layout, const Chunks& lies, size_t stage, StepCosts& costs) {
+void LayoutEstimator::add_stage(const RunLayout& layout, const LayoutChunks& lies, size_t stage, StepCosts& costs) {
   const UpdateCosts& update = parts_.update(layout, stage);
   const bool has_embedding = lies.has_embedding(stage);
   const auto layers = static_cast<double>(lies.layers_of(stage));
@@ -422,12 +298,12 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const Chunks& lies, siz
   costs.updates.push_back(end);
 }
 
-size_t LayoutEstimator::first_alike(const RunLayout& layout, const Chunks& lies, size_t chunk) {
+size_t LayoutEstimator::first_alike(const RunLayout& layout, const LayoutChunks& lies, size_t chunk) {
   return parts_.first_alike(layout, static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk))));
 }
 
 LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
-  const Chunks& lies = chunks(layout);
+  const LayoutChunks& lies = passes_.chunks(layout);
   StepCosts costs;
   costs.splits = lies.stages.schedule->splits_backward;
   costs.message =
@@ -470,7 +346,7 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
 // A stage cannot begin before a micro-batch has reached its first chunk. It then runs all its passes. After its last
 // backward pass through that chunk the gradient still has to travel back to the first stage.
 double LayoutEstimator::least_seconds(const RunLayout& layout) {
-  const Chunks& lies = chunks(layout);
+  const LayoutChunks& lies = passes_.chunks(layout);
   const StepCosts cost = costs(layout);
   const auto micro_batches = static_cast<double>(layout.accumulation);
   double passes = 0, with_sums = 0;
@@ -496,7 +372,7 @@ double LayoutEstimator::least_seconds(const RunLayout& layout) {
 }
 
 LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
-  const Chunks& lies = chunks(layout);
+  const LayoutChunks& lies = passes_.chunks(layout);
   const StepCosts cost = costs(layout);
   PipelineShape shape = lies.stages.shape;
   shape.micro_batches = static_cast<int32_t>(layout.accumulation);
@@ -531,4 +407,4 @@ LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
   return result;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -1,11 +1,14 @@
 #include "planner/layout_search.h"
 
+#include <array>
 #include <fmt/format.h>
 #include <stdexcept>
+#include <string>
+#include <utility>
 
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 std::string recompute_word(const RunLayout& layout) {
@@ -24,27 +27,41 @@ std::string recompute_word(const RunLayout& layout) {
   return "";
 }
 
+std::string schedule_word(const RunLayout& layout) {
+  if (layout.pipeline == 1) return "-";
+  const std::string_view name = pipeline_order_names[static_cast<size_t>(layout.schedule)];
+  if (layout.schedule != PipelineOrder::interleaved) return std::string(name);
+  return fmt::format("{} of {} chunks", name, layout.virtual_stages);
+}
+
+using ValueText = std::string (*)(const RunLayout& layout);
+constexpr std::array<std::pair<std::string_view, ValueText>, 10> value_texts = {{
+    {"parallel.tensor", [](const RunLayout& layout) { return std::to_string(layout.tensor); }},
+    {"parallel.sequence", [](const RunLayout& layout) -> std::string { return layout.sequence ? "true" : "false"; }},
+    {"parallel.pipeline", [](const RunLayout& layout) { return std::to_string(layout.pipeline); }},
+    {schedule_key, schedule_word},
+    {"parallel.layers_per_stage",
+     [](const RunLayout& layout) -> std::string { return layout.is_balanced ? "balanced" : "default"; }},
+    {rank_order_key,
+     [](const RunLayout& layout) { return std::string(rank_order_names[static_cast<size_t>(layout.rank_order)]); }},
+    {"parallel.zero", [](const RunLayout& layout) { return std::to_string(layout.zero); }},
+    {"batch.micro", [](const RunLayout& layout) { return std::to_string(layout.micro); }},
+    {recompute_key, recompute_word},
+    {offload_key, [](const RunLayout& layout) { return offload_name(layout.offload); }},
+}};
+
 }  // namespace
 
 std::vector<std::pair<std::string, std::string>> layout_keys(const RunLayout& layout) {
-  std::string schedule(pipeline_order_names[static_cast<size_t>(layout.schedule)]);
-  if (layout.schedule == PipelineOrder::interleaved) schedule += fmt::format(" of {} chunks", layout.virtual_stages);
-  return {{"parallel.tensor", fmt::format("{}", layout.tensor)},
-          {"parallel.sequence", layout.sequence ? "true" : "false"},
-          {"parallel.pipeline", fmt::format("{}", layout.pipeline)},
-          {std::string(schedule_key), layout.pipeline > 1 ? schedule : "-"},
-          {"parallel.layers_per_stage", layout.is_balanced ? "balanced" : "default"},
-          {std::string(rank_order_key), std::string(rank_order_names[static_cast<size_t>(layout.rank_order)])},
-          {"parallel.zero", fmt::format("{}", layout.zero)},
-          {"batch.micro", fmt::format("{}", layout.micro)},
-          {std::string(recompute_key), recompute_word(layout)},
-          {std::string(offload_key), offload_name(layout.offload)}};
+  std::vector<std::pair<std::string, std::string>> keys;
+  for (const auto& [key, text] : value_texts) keys.emplace_back(key, text(layout));
+  return keys;
 }
 
 std::string value_text(const RunLayout& layout, std::string_view key) {
-  for (auto& [path, value] : layout_keys(layout))
-    if (path == key) return value;
+  for (const auto& [path, text] : value_texts)
+    if (path == key) return text(layout);
   throw std::logic_error("not a key of layouts");
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

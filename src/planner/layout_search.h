@@ -13,7 +13,7 @@
 #include "machine/expected_error.h"
 #include "parallel/groups.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 // How a run is spread over ranks, and how it saves memory: the keys that a search changes.
 struct RunLayout {
@@ -38,7 +38,7 @@ struct RunLayout {
 
 // Keys of a config that a search chooses.
 constexpr std::string_view schedule_key = "parallel.pipeline_schedule", rank_order_key = "parallel.rank_order",
-                           recompute_key = "memory.recompute", offload_key = "memory.offload_activations";
+                           recompute_key = "memory.recompute";
 
 // Returns the keys and their values for people; parallel.layers_per_stage is "balanced" or "default".
 std::vector<std::pair<std::string, std::string>> layout_keys(const RunLayout& layout);
@@ -98,4 +98,4 @@ struct LayoutSearch {
   std::vector<std::string> untried;     // settings that save memory but change training, so that no search tries them
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

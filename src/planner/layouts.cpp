@@ -10,7 +10,7 @@
 #include "config/load.h"
 #include "parallel/make_stages.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 constexpr int64_t most_micro = 64;  // sequences per micro-batch
@@ -194,7 +194,7 @@ RunConfig checked_layout(const RunConfig& config, const RunLayout& layout) {
   return parse_config(show_config(with_layout(config, layout)), {}, "the layout", layout.world_size());
 }
 
-std::vector<LayoutGroup> layout_groups(const RunConfig& config, int64_t world_size, int64_t ranks_per_node) {
+std::vector<LayoutGroup> layout_groups(const StepConfig& config, int64_t world_size, int64_t ranks_per_node) {
   std::vector<LayoutGroup> groups;
   for (const int64_t tensor : divisors(world_size, 2 * ranks_per_node)) {
     if (!suits_tensor(config.model, tensor)) continue;
@@ -233,4 +233,4 @@ void for_each_layout(const RunConfig& config, const LayoutGroup& group,
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

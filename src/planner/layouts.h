@@ -10,7 +10,7 @@
 #include "config/run_config.h"
 #include "planner/layout_search.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 // Returns the config with that layout, unchecked: see checked_layout. memory.activation_budget is kept only if
 // recompute is optimal.
@@ -38,8 +38,8 @@ struct LayoutGroup {
   bool orders_differ;  // whether both rank orders are tried; with one node, stage or data rank they are equal
 };
 // Returns all groups whose tensor groups span at most two nodes.
-std::vector<LayoutGroup> layout_groups(const RunConfig& config, int64_t world_size, int64_t ranks_per_node);
+std::vector<LayoutGroup> layout_groups(const StepConfig& config, int64_t world_size, int64_t ranks_per_node);
 void for_each_layout(const RunConfig& config, const LayoutGroup& group,
                      const std::function<void(const RunLayout&)>& body);
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

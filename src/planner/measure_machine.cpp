@@ -17,7 +17,7 @@
 #include "planner/measure_ops.h"
 #include "step/machine_limits.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 namespace fs = std::filesystem;
@@ -275,4 +275,4 @@ MeasuredMachine measure_machine(const MeasuringOptions& options) {
   return machine;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -7,7 +7,7 @@
 #include "comm/world.h"
 #include "machine/measured_machine.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 struct MeasuringOptions {
   double seconds = 60;           // approximate total time
@@ -26,4 +26,4 @@ MeasuredMachine measure_machine(const MeasuringOptions& options);
 // call it, and all get the same tables. `tick` is called from time to time; it may be empty.
 RateTables measure_links(World& world, double seconds, const std::function<void()>& tick = {});
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -9,7 +9,7 @@
 #include "model/record.h"
 #include "ops/footprint.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 // Allocates device memory with random numbers of mean 0 in the dtype, since speed depends on the operands' values.
@@ -233,4 +233,4 @@ void measure_attention(Backend& backend, DType dtype, const MeasuringTime& time,
   measure_in_turns(backend, probes, time, ops);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

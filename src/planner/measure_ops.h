@@ -7,7 +7,7 @@
 #include "machine/measured_machine.h"
 #include "ops/backend.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 // Returns the median, or the upper of the two middle samples. REQUIRES: at least one sample.
 double median(std::vector<double> samples);
@@ -45,4 +45,4 @@ double usual_rate(Backend& backend, DType dtype);
 // REQUIRES: measure_products and measure_attention have filled `ops`.
 void measure_steps(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops);
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

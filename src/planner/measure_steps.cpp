@@ -16,13 +16,13 @@
 #include "step/plan_step.h"
 #include "step/step_profiler.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 // Micro-batches of random tokens of the whole vocabulary.
 class AnyTokens final : public MicroBatchSource {
  public:
-  explicit AnyTokens(const RunConfig& config)
+  explicit AnyTokens(const StepConfig& config)
       : memory_(static_cast<size_t>(micro_batch_shape(config).bytes())),
         view_(MicroBatch::at(memory_.data(), micro_batch_shape(config))) {
     for (int64_t i = 0; i < micro_batch_shape(config).rows(); ++i) {
@@ -87,7 +87,7 @@ struct TimedSteps {
   std::vector<double> step_seconds;  // seconds of whole steps that were not profiled
 };
 
-AskedOp asked_op(const Event& event, const RunConfig& config) {
+AskedOp asked_op(const Event& event, const StepConfig& config) {
   const OpKinds kinds = op_kinds(config.model);
   if (event.products.kind == ProductShape::Kind::none)
     return {op_key(event.name, config.precision.compute, kinds), {static_cast<double>(event.bytes_moved)}, "", 0};
@@ -101,7 +101,7 @@ TimedSteps time_steps(Backend& backend, const RunConfig& config, const Measuring
   RankGroups groups(config, *world);
   groups.use_memory_of(backend, true, config.comm.timeout_seconds);
   StepProfiler profiler(backend, groups);
-  const StepPlan plan = plan_rank(config, backend.target());
+  const StepPlan plan = plan_rank({config, backend.target()});
   TrainingStep step(plan.design, profiler.backend(), groups);
   step.choose_algorithms();
   step.initialize();
@@ -227,4 +227,4 @@ void measure_steps(Backend& backend, DType dtype, const MeasuringTime& time, Mea
   tables.finish();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -4,7 +4,7 @@
 #include "planner/layouts.h"
 #include "planner/predict.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 Miss nearest_of(const RunConfig& config, const Machine& machine, int64_t room, const Miss& by_bound,
                 const RunLayout& other) {
@@ -20,4 +20,4 @@ Miss nearest_of(const RunConfig& config, const Machine& machine, int64_t room, c
   return nearest;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -8,7 +8,7 @@
 #include "machine/event_times.h"
 #include "planner/layout_search.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 // A layout that does not fit, and its missing memory.
 struct Miss {
@@ -28,4 +28,4 @@ struct Miss {
 Miss nearest_of(const RunConfig& config, const Machine& machine, int64_t room, const Miss& by_bound,
                 const RunLayout& other);
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -2,7 +2,7 @@
 
 #include <array>
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 std::string_view bar_name(PipelineBar::Kind kind) {
   constexpr std::array<std::string_view, 4> names = {"forward", "backward", "weight gradients", "update"};
@@ -19,4 +19,4 @@ double PlannedPipeline::bubble() const {
   return busy > 0 ? waiting / busy : 0;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

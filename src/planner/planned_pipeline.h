@@ -7,7 +7,7 @@
 
 #include "step/time_span.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 // One pass of a stage, or its update.
 struct PipelineBar {
@@ -35,4 +35,4 @@ struct PlannedPipeline {
   double bubble() const;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

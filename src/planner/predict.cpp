@@ -8,7 +8,7 @@
 #include "fit/plan_world.h"
 #include "planner/run_speed.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 Saving best_saving(const SaveTimes& save, double mtbf_seconds, double restart_seconds) {
   Saving saving;
@@ -63,17 +63,16 @@ StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, in
   return forecast;
 }
 
-Target planned_target(const Machine& machine, const RunConfig& config, int64_t world_size) {
-  Target target = target_of(machine.device, machine.cluster, config, world_size);
+Target planned_target(const Machine& machine, int64_t threads, int64_t world_size) {
+  Target target = target_of(machine.device, machine.cluster, threads, world_size);
   target.of_processes = true;
   return target;
 }
 
-CheckpointForecast planned_checkpoint(const Machine& machine, const RunConfig& config, const WorldPlan& plan,
+CheckpointForecast planned_checkpoint(const Machine& machine, const StepConfig& config, const WorldPlan& plan,
                                       int64_t world_size) {
   return forecast_checkpoint(checkpoint_bytes(plan.spec, config), plan.written_bytes, make_mesh(config, world_size),
-                             planned_target(machine, config, world_size).ranks_per_node,
-                             storage_rates(machine.cluster));
+                             target_of(machine.device, machine.cluster).ranks_per_node, storage_rates(machine.cluster));
 }
 
 Prediction predict_run(const RunConfig& config, const Machine& machine, int64_t world_size) {
@@ -81,11 +80,11 @@ Prediction predict_run(const RunConfig& config, const Machine& machine, int64_t 
   Prediction prediction;
   std::vector<StepLog> logs;  // by stage: log of its first rank; other ranks have nearly the same ops
   std::vector<EventTimes> times;
-  const Target target = planned_target(machine, config, world_size);
-  prediction.plan = plan_world(config, target, world_size, [&](int64_t rank, StepPlan plan) {
+  const Target target = planned_target(machine, config.run.threads, world_size);
+  prediction.plan = plan_world({config, target, world_size}, [&](int64_t rank, StepPlan plan) {
     if (plan.design->stages.stage != std::ssize(logs)) return;
     logs.push_back(std::move(plan.log));
-    times.emplace_back(machine, config, mesh, rank);
+    times.emplace_back(machine, config, config.run.threads, mesh, rank);
   });
   std::vector<StageLog> stages;
   for (size_t i = 0; i < logs.size(); ++i) stages.push_back({&logs[i], times[i]});
@@ -98,7 +97,8 @@ Prediction predict_run(const RunConfig& config, const Machine& machine, int64_t 
 
 LayoutResult layout_result(const RunConfig& config, const Target& target, const WorldPlan& plan,
                            const StepForecast& forecast, const RunLayout& layout, double price) {
-  const RunSpeed speed = run_speed(config, target, plan.ops, layout.world_size(), forecast.step_seconds);
+  const RunSpeed speed =
+      run_speed(config, config.run.steps, target, plan.ops, layout.world_size(), forecast.step_seconds);
   LayoutResult result;
   result.layout = layout;
   result.is_exact = result.is_peak_exact = true;
@@ -120,8 +120,8 @@ LayoutResult layout_result(const RunConfig& config, const Target& target, const 
 
 LayoutResult predict_layout(const RunConfig& config, const Machine& machine, const RunLayout& layout, double price) {
   const Prediction prediction = predict_run(config, machine, layout.world_size());
-  return layout_result(config, planned_target(machine, config, layout.world_size()), prediction.plan,
+  return layout_result(config, planned_target(machine, config.run.threads, layout.world_size()), prediction.plan,
                        prediction.forecast, layout, price);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

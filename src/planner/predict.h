@@ -13,7 +13,7 @@
 #include "planner/simulate_step.h"
 #include "step/checkpoint_forecast.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 // Seconds of one checkpoint: `cost` is the pause of the steps, `durable` the time from the beginning of the save until
 // the checkpoint is complete. An asynchronous checkpoint is written beside the steps, so that its cost is smaller.
@@ -40,9 +40,9 @@ StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, in
                            const CheckpointForecast& checkpoint, bool asynchronous);
 
 // Returns the target of a run of `world_size` processes, one on each GPU, or all on one machine without GPUs.
-Target planned_target(const Machine& machine, const RunConfig& config, int64_t world_size);
+Target planned_target(const Machine& machine, int64_t threads, int64_t world_size);
 // `plan` is the plan of `config`.
-CheckpointForecast planned_checkpoint(const Machine& machine, const RunConfig& config, const WorldPlan& plan,
+CheckpointForecast planned_checkpoint(const Machine& machine, const StepConfig& config, const WorldPlan& plan,
                                       int64_t world_size);
 
 // A dry run's prediction.
@@ -60,4 +60,4 @@ LayoutResult layout_result(const RunConfig& config, const Target& target, const 
 // Returns the figures of the dry run of `config`, whose layout is `layout`.
 LayoutResult predict_layout(const RunConfig& config, const Machine& machine, const RunLayout& layout, double price);
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

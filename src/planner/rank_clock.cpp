@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <memory>
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 // Transfers between stages are too small to slow ops down.
@@ -266,4 +266,4 @@ StepProfile planned_profile(int64_t rank, DType compute, StepLog log, const Targ
   return profile;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

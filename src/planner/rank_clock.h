@@ -13,7 +13,7 @@
 #include "step/step_log.h"
 #include "step/step_profile.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 // A moment of the step, and the chain of work that led to it.
 struct Moment {
@@ -102,4 +102,4 @@ ClockMaker planned_clock(const EventTimes& times, std::vector<double> not_before
 StepProfile planned_profile(int64_t rank, DType compute, StepLog log, const Target& target, const EventTimes& times,
                             std::vector<double> not_before = {});
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

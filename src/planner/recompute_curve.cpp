@@ -14,24 +14,23 @@
 #include "fit/recompute_plan.h"
 #include "planner/simulate_step.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 // Returns the number of points of a curve: fewer for more stages, since a point needs plans of all of them.
 int64_t curve_points(int64_t stages) { return std::clamp<int64_t>(48 / stages, 3, 8); }
 
 // Simulates a step with the choices of `points`, by stage. A stage without choices uses those of the config.
-double simulated_step_seconds(const RunConfig& config, const Target& target, const Machine& machine, int64_t world_size,
-                              const std::vector<RecomputePoint>& points) {
+double simulated_step_seconds(const PlanCase& run, const Machine& machine, const std::vector<RecomputePoint>& points) {
+  const auto& [config, target, world_size] = run;
   const Mesh mesh = make_mesh(config, world_size);
   std::vector<std::pair<StepLog, EventTimes>> logs;
   for (int64_t stage = 0; stage < config.parallel.pipeline; ++stage) {
     const int64_t rank = mesh.first_rank_of_stage(stage);
     const UnitChoices& units = points[static_cast<size_t>(stage)].choices;
-    const StepChoices choices = units.empty() ? choose_step(config, target, world_size, static_cast<int32_t>(stage))
-                                              : choices_with(config, target, units);
-    logs.emplace_back(plan_step(config, target, choices, world_size, rank).log,
-                      EventTimes(machine, config, mesh, rank));
+    const StepChoices choices =
+        units.empty() ? choose_step(run, static_cast<int32_t>(stage)) : choices_with(config.memory, target, units);
+    logs.emplace_back(plan_step(run, choices, rank).log, EventTimes(machine, config, config.run.threads, mesh, rank));
   }
   std::vector<StageLog> stages;
   for (const auto& [log, times] : logs) stages.push_back({&log, times});
@@ -40,13 +39,13 @@ double simulated_step_seconds(const RunConfig& config, const Target& target, con
 
 // Simulates a few micro-batches instead of many: once all stages are busy, each round of micro-batches takes equally
 // long.
-double predicted_step_seconds(const RunConfig& config, const Target& target, const Machine& machine, int64_t world_size,
-                              const std::vector<RecomputePoint>& points) {
-  const int64_t all = config.batch.accumulation;
-  const int64_t round = 4 * config.parallel.pipeline;
+double predicted_step_seconds(const PlanCase& run, const Machine& machine, const std::vector<RecomputePoint>& points) {
+  const int64_t all = run.config.batch.accumulation;
+  const int64_t round = 4 * run.config.parallel.pipeline;
   const int64_t few = round + all % round;
   const auto seconds = [&](int64_t micro_batches) {
-    return simulated_step_seconds(with_micro_batches(config, micro_batches), target, machine, world_size, points);
+    return simulated_step_seconds({with_micro_batches(run.config, micro_batches), run.target, run.world_size}, machine,
+                                  points);
   };
   if (all <= few + 2 * round) return seconds(all);
   const double of_few = seconds(few);
@@ -56,8 +55,8 @@ double predicted_step_seconds(const RunConfig& config, const Target& target, con
 
 }  // namespace
 
-RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& target, const Machine* machine,
-                                         int64_t world_size, const WorldPlan& plan) {
+RecomputeForecast forecast_recomputation(const PlanCase& run, const Machine* machine, const WorldPlan& plan) {
+  const auto& [config, target, world_size] = run;
   RecomputeForecast forecast;
   forecast.budget_bytes = config.memory.activation_budget;
   const bool offloads = config.memory.offload == offload::optimal && target.kind == Target::Kind::gpu;
@@ -65,22 +64,21 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
   int64_t most_bytes = 0;
   forecast.room_bytes = std::numeric_limits<int64_t>::max();
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
-    forecast.room_bytes =
-        std::min(forecast.room_bytes, activation_room(config, target, world_size, static_cast<int32_t>(stage)));
-    const RecomputePlanner& planner = planners.emplace_back(config, target, world_size, static_cast<int32_t>(stage));
-    const RecomputePoint chosen = planner.cost_of(plan.choices[stage].units);
-    const RecomputeCounts counts = planner.counts(chosen.choices);
+    forecast.room_bytes = std::min(forecast.room_bytes, activation_room(run, static_cast<int32_t>(stage)));
+    const RecomputePlanner& planner = planners.emplace_back(run, static_cast<int32_t>(stage));
+    const RecomputePoint chosen = planner.costs().of(plan.choices[stage].units);
+    const RecomputeCounts counts = planner.costs().counts(chosen.choices);
     forecast.stages.push_back({counts.kept, counts.in_part, counts.alone, counts.from_before, counts.offloaded,
                                chosen.bytes, planner.least().bytes, chosen.again_share});
-    most_bytes = std::max(most_bytes, planner.fixed(RecomputeKind::none).bytes);
+    most_bytes = std::max(most_bytes, planner.fixed({.recompute = RecomputeKind::none}).bytes);
   }
-  const auto point_of = [&](std::string name, const RunConfig& of, const std::vector<RecomputePoint>& points) {
+  const auto point_of = [&](std::string name, const PlanCase& of, const std::vector<RecomputePoint>& points) {
     RecomputeForecast::Point point{.name = std::move(name)};
     for (const RecomputePoint& stage : points) {
       point.bytes = std::max(point.bytes, stage.bytes);
       point.again_share = std::max(point.again_share, stage.again_share);
     }
-    if (machine != nullptr) point.step_seconds = predicted_step_seconds(of, target, *machine, world_size, points);
+    if (machine != nullptr) point.step_seconds = predicted_step_seconds(of, *machine, points);
     return point;
   };
   // `of`: one planner for each stage.
@@ -91,7 +89,7 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
     for (const int64_t budget : curve_budgets(least, most_bytes, curve_points(config.parallel.pipeline))) {
       std::vector<RecomputePoint> points;
       for (const RecomputePlanner& of_stage : of) points.push_back(of_stage.best(budget).value_or(of_stage.least()));
-      RecomputeForecast::Point point = point_of(name, config, points);
+      RecomputeForecast::Point point = point_of(name, run, points);
       if (to.empty() || (point.bytes > to.back().bytes && point.again_share < to.back().again_share))
         to.push_back(std::move(point));
     }
@@ -102,15 +100,16 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
     without.memory.offload = offload::none;
     std::vector<RecomputePlanner> alone;
     for (int32_t stage = 0; stage < config.parallel.pipeline; ++stage)
-      alone.emplace_back(without, target, world_size, stage);
+      alone.emplace_back(PlanCase{without, target, world_size}, stage);
     add_curve(forecast.without_offload, "optimal", alone);
   }
-  const auto add_fixed = [&](std::string name, RecomputeKind kind, OffloadChoice offloaded) {
+  const auto add_fixed = [&](std::string name, RecomputeKind kind, auto offloaded) {
     RunConfig fixed = config;
     fixed.memory.recompute = kind;
     std::vector<RecomputePoint> points;
-    for (const RecomputePlanner& of_stage : planners) points.push_back(of_stage.fixed(kind, 0, offloaded));
-    forecast.others.push_back(point_of(std::move(name), fixed, points));
+    for (const RecomputePlanner& of_stage : planners)
+      points.push_back(of_stage.fixed({.recompute = kind, .offload = offloaded}));
+    forecast.others.push_back(point_of(std::move(name), {fixed, target, world_size}, points));
   };
   const auto add_selective_apart = [&] {
     RunConfig selective = config;
@@ -118,14 +117,14 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
     selective.memory.offload = offload::none;
     std::vector<RecomputePoint> points;
     for (const RecomputePlanner& of_stage : planners) {
-      std::optional<RecomputePoint> point = of_stage.selective_apart();
+      std::optional<RecomputePoint> point = of_stage.costs().selective_apart();
       if (!point) return;
       points.push_back(*std::move(point));
     }
-    forecast.others.push_back(point_of("selective", selective, points));
+    forecast.others.push_back(point_of("selective", {selective, target, world_size}, points));
   };
   add_fixed("none", RecomputeKind::none, offload::none);
-  if (planners.front().keeps_parts()) add_fixed("selective", RecomputeKind::selective, offload::none);
+  if (planners.front().costs().keeps_parts()) add_fixed("selective", RecomputeKind::selective, offload::none);
   add_selective_apart();
   add_fixed("block", RecomputeKind::block, offload::none);
   if (!offloads) return forecast;
@@ -135,4 +134,4 @@ RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& 
   return forecast;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

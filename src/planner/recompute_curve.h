@@ -7,11 +7,10 @@
 #include "machine/event_times.h"
 #include "planner/recompute_forecast.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 // REQUIRES: memory.recompute is "optimal", and `plan` is the config's. `machine`: null if its rates are not known;
 // steps then have no times.
-RecomputeForecast forecast_recomputation(const RunConfig& config, const Target& target, const Machine* machine,
-                                         int64_t world_size, const WorldPlan& plan);
+RecomputeForecast forecast_recomputation(const PlanCase& run, const Machine* machine, const WorldPlan& plan);
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

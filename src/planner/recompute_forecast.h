@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 struct RecomputeForecast {
   // Numbers of a stage's blocks by the activations that they save, and the stage's figures.
@@ -35,4 +35,4 @@ struct RecomputeForecast {
   std::vector<Point> others;           // points for other values of the two keys
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

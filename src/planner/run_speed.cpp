@@ -1,9 +1,9 @@
 #include "planner/run_speed.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
-RunSpeed run_speed(const RunConfig& config, const Target& target, const OpTable& ops, int64_t world_size,
-                   double step_seconds) {
+RunSpeed run_speed(const StepConfig& config, int64_t steps, const Target& target, const OpTable& ops,
+                   int64_t world_size, double step_seconds) {
   OpTotals step;
   for (const OpTotals& op : ops) step += op;
   const auto ranks = static_cast<double>(world_size);
@@ -15,8 +15,8 @@ RunSpeed run_speed(const RunConfig& config, const Target& target, const OpTable&
   speed.hardware_flops_per_gpu = static_cast<double>(step.executed_flops) / step_seconds / ranks;
   speed.mfu = speed.model_flops_per_gpu / rate;
   speed.hfu = speed.hardware_flops_per_gpu / rate;
-  speed.gpu_hours = step_seconds * static_cast<double>(config.run.steps) * ranks / 3600;
+  speed.gpu_hours = step_seconds * static_cast<double>(steps) * ranks / 3600;
   return speed;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -7,7 +7,7 @@
 #include "ops/target.h"
 #include "step/step_log.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 struct RunSpeed {
   double tokens_per_second, tokens_per_gpu;
@@ -16,7 +16,7 @@ struct RunSpeed {
   double gpu_hours;  // length of the run without failures
 };
 // `ops`: the ops of one step, summed over all ranks.
-RunSpeed run_speed(const RunConfig& config, const Target& target, const OpTable& ops, int64_t world_size,
-                   double step_seconds);
+RunSpeed run_speed(const StepConfig& config, int64_t steps, const Target& target, const OpTable& ops,
+                   int64_t world_size, double step_seconds);
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -17,13 +17,13 @@
 #include "fit/choose_step.h"
 #include "fit/plan_world.h"
 #include "fit/saving_methods.h"
-#include "model/spec/spec.h"
+#include "planner/candidates.h"
 #include "planner/layout_estimate.h"
 #include "planner/layouts.h"
 #include "planner/nearest_layout.h"
 #include "step/device.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 constexpr int64_t most_played = 400;         // layouts whose passes are simulated
@@ -34,93 +34,49 @@ constexpr int most_over_budget = 60;         // planned layouts refused because 
 constexpr int most_fitting = 4;              // layouts estimated for each class
 constexpr int most_tries = 24;               // layouts whose memory is planned for each class, to find those that fit
 constexpr int most_weighed = 8;              // ranks planned for each class, to find its smallest peak
-constexpr size_t num_classes = 10;
-
-std::array<int64_t, num_classes> class_values(const RunLayout& layout) {
-  return {layout.tensor,
-          layout.sequence ? 1 : 0,
-          layout.pipeline,
-          layout.pipeline > 1 ? 16 * (static_cast<int64_t>(layout.schedule) + 1) + layout.virtual_stages : 0,
-          layout.is_balanced ? 1 : 0,
-          static_cast<int64_t>(layout.rank_order),
-          layout.zero,
-          layout.micro,
-          16 * static_cast<int64_t>(layout.recompute) + layout.recompute_interval,
-          layout.offload.code()};
-}
-
 int64_t num_passes(const RunLayout& layout) {
   return 3 * layout.pipeline * layout.virtual_stages * layout.accumulation;
 }
 
-int64_t num_actions(const RunConfig& config, const RunLayout& layout) {
+int64_t num_actions(const StepConfig& config, const RunLayout& layout) {
   return layout.accumulation * (4 * config.model.num_layers + 8 * layout.pipeline * layout.virtual_stages);
-}
-
-// Accuracy of a layout's memory: lower bound, plan of one rank, plans of all kinds of ranks.
-enum class BytesKnown : uint8_t { bound, of_a_rank, exact };
-
-struct Candidate {
-  RunLayout layout;
-  LeastBytes least;
-  int64_t bytes = 0;  // device memory of the largest rank, as accurate as bytes_known says
-  BytesKnown bytes_known = BytesKnown::bound;
-  double least_score = 0, least_seconds = 0;
-  std::optional<LayoutResult> estimate = {};
-  double score = 0;  // score of the estimate
-};
-
-// Returns the bytes of a checkpoint with tensor size 1, whatever the config's layout. Other tensor sizes differ only in
-// a few scales of block-wise quantized optimizer state.
-int64_t bytes_of_checkpoints(RunConfig config) {
-  config.parallel.tensor = 1;
-  return checkpoint_bytes(make_spec(config.model), config);
 }
 
 class Search {
  public:
   Search(const RunConfig& config, const Machine& machine, const SearchOptions& options)
-      : config_(config),
-        machine_(machine),
-        options_(options),
-        target_(planned_target(machine, config, options.gpus)),
-        room_(target_.bytes_of_rank()),
-        checkpoint_bytes_(bytes_of_checkpoints(config)),
-        estimator_(config, machine, target_),
-        own_(layout_of(config, options.gpus)) {
-    for (const std::string& held : options.held) held_.push_back(layout_value(held.substr(0, held.find('='))));
+      : case_{config, machine, options, planned_target(machine, config.run.threads, options.gpus), 0},
+        estimator_(config, machine, case_.target),
+        scores_(config, machine, options.objective),
+        held_(options, layout_of(config, options.gpus)) {
+    case_.room = case_.target.bytes_of_rank();
     found_.machine = machine_name(machine);
     found_.held = options.held;
     found_.error = machine.device.error;
     found_.objective = objective_names[static_cast<size_t>(options.objective)];
     found_.gpus = options.gpus;
-    found_.room_bytes = room_;
+    found_.room_bytes = case_.room;
   }
 
   LayoutSearch run() {
-    require_target(config_, target_, ExitCode::usage);
-    require_tried_values(own_, options_.held, options_.objective == Objective::memory,
-                         target_.kind == Target::Kind::gpu);
-    collect();
-    if (options_.objective == Objective::memory) {
+    const bool by_memory = case_.options.objective == Objective::memory;
+    require_target(case_.config, case_.target, ExitCode::usage);
+    require_tried_values(held_.own(), case_.options.held, by_memory, case_.target.kind == Target::Kind::gpu);
+    const Candidates collected = collect();
+    if (by_memory) {
       plan_smallest();
     } else {
       play();
       plan_best();
     }
-    if (candidates_.empty() && found_.num_too_large == 0 && least_record_ < std::numeric_limits<int64_t>::max())
+    if (candidates_.empty() && found_.num_too_large == 0 &&
+        collected.least_record < std::numeric_limits<int64_t>::max())
       throw Error(ExitCode::usage, "{} = {}: too small: no layout in this search stores less per block than {} bytes",
-                  budget_key, config_.memory.activation_budget, least_record_);
+                  budget_key, case_.config.memory.activation_budget, collected.least_record);
     if (exact_.empty() && !over_budget_.empty())
       throw Error(ExitCode::usage, "no planned layout keeps to the budget; the fastest one: {}", over_budget_);
     if (exact_.empty()) {
-      RunLayout again = miss_.layout;
-      again.recompute = RecomputeKind::block;
-      const Miss nearest = nearest_of(config_, machine_, room_, miss_, has_held_values(again) ? again : miss_.layout);
-      found_.least_missing_bytes = nearest.bytes;
-      found_.least_missing = nearest.layout;
-      found_.least_missing_is_exact = nearest.is_exact;
-      found_.untried = untried_methods(config_, target_);
+      name_nearest();
       return std::move(found_);
     }
     rank();
@@ -129,149 +85,31 @@ class Search {
   }
 
  private:
-  // Returns the goodput if all nodes write equal parts of a checkpoint.
-  double goodput(int64_t world_size) const {
-    const ClusterProfile& cluster = machine_.cluster;
-    const int64_t nodes = 1 + (world_size - 1) / cluster.gpus_per_node;
-    CheckpointForecast even{.bytes = checkpoint_bytes_,
-                            .rank_bytes = checkpoint_bytes_ / world_size,
-                            .node_bytes = checkpoint_bytes_ / nodes};
-    even.seconds = static_cast<double>(even.node_bytes) / cluster.storage_bytes_per_second;
-    return forecast_step(machine_, {}, world_size, even, config_.checkpoint.asynchronous).goodput;
+  Candidates collect() {
+    Candidates collected = collect_candidates(case_, held_, estimator_, scores_, misses_);
+    candidates_ = std::move(collected.fitting);
+    found_.num_layouts = collected.num_layouts;
+    found_.num_too_large = collected.num_too_large;
+    if (collected.uses_budget) found_.activation_budget = case_.config.memory.activation_budget;
+    return collected;
   }
 
-  double score(const RunLayout& layout, double seconds, int64_t bytes) {
-    switch (options_.objective) {
-      case Objective::time:
-        return seconds;
-      case Objective::memory:
-        return static_cast<double>(bytes);
-      case Objective::cost:
-        break;
-    }
-    const int64_t world = layout.world_size();
-    if (!goodputs_.contains(world)) goodputs_[world] = goodput(world);
-    return seconds * static_cast<double>(world) / goodputs_[world];
-  }
-
-  // Returns the score of a planned layout, whose own goodput is known.
-  double exact_score(const LayoutResult& result) {
-    if (options_.objective != Objective::cost) return score(result.layout, result.step_seconds, result.peak_bytes);
-    return result.step_seconds * static_cast<double>(result.layout.world_size()) / result.goodput;
-  }
-
-  std::vector<int64_t> world_sizes() const {
-    std::vector<int64_t> sizes{options_.gpus};
-    if (options_.objective != Objective::cost) return sizes;
-    while (sizes.back() % 2 == 0) sizes.push_back(sizes.back() / 2);
-    return sizes;
-  }
-
-  void add_miss(const RunLayout& layout, int64_t missing) {
-    miss_.add(missing, layout);
-    const auto values = class_values(layout);
-    for (size_t i = 0; i < num_classes; ++i) misses_[{i, values[i]}].add(missing, layout);
-  }
-
-  bool holds(std::string_view key) const {
-    return std::any_of(options_.held.begin(), options_.held.end(),
-                       [&](const std::string& held) { return held.substr(0, held.find('=')) == key; });
-  }
-
-  bool has_held_values(const RunLayout& layout) const {
-    return std::all_of(held_.begin(), held_.end(), [&](LayoutValue value) { return value(layout) == value(own_); });
-  }
-
-  // Collects the layouts that fit by their lower bounds, most promising first.
-  void collect() {
-    for (const int64_t world : world_sizes()) {
-      for (const LayoutGroup& group : layout_groups(config_, world, machine_.cluster.gpus_per_node)) {
-        for_each_layout(config_, group, [&](const RunLayout& layout) {
-          consider(layout);
-          if (layout.recompute == RecomputeKind::block) consider_optimal(layout);
-          consider_offload(layout);
-        });
-      }
-    }
-    if (found_.num_layouts == 0) throw Error(ExitCode::usage, "{}", why_no_layout());
-    std::stable_sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
-      return std::pair(a.least_score, a.least_seconds) < std::pair(b.least_score, b.least_seconds);
-    });
-  }
-
-  std::string why_no_layout() const {
-    if (!options_.refused.empty()) return options_.refused;
-    return fmt::format(
-        "--gpus {}: no layout{} divides batch.global = {} and the model's heads and layers over {} devices",
-        options_.gpus, options_.held.empty() ? "" : " with " + join(options_.held, ", "), config_.batch.global,
-        options_.gpus);
-  }
-
-  void consider(const RunLayout& layout) {
-    if (!has_held_values(layout)) return;
-    ++found_.num_layouts;
-    const LeastBytes least = estimator_.least_bytes(layout, room_);
-    if (least.bytes > room_) {
-      ++found_.num_too_large;
-      return add_miss(layout, least.bytes - room_);
-    }
-    const double seconds = estimator_.least_seconds(layout);
-    candidates_.push_back(
-        {layout, least, least.bytes, BytesKnown::bound, score(layout, seconds, least.bytes), seconds});
-  }
-
-  // "optimal" uses all free memory. The value helps only if saving everything does not fit, while recomputing all
-  // blocks does (or, with copies to the host, offloading their inputs). It is tried for every layout if a budget or a
-  // held value asks for it.
-  void consider_optimal(RunLayout layout) {
-    if (options_.objective == Objective::memory) return;
-    const bool is_asked_for = config_.memory.activation_budget > 0 || holds("memory.recompute") ||
-                              (holds(offload_key) && own_.offload == offload::optimal);
-    const auto fits = [&](RecomputeKind recompute, OffloadChoice offloaded) {
-      layout.recompute = recompute;
-      layout.offload = offloaded;
-      return estimator_.least_bytes(layout, room_).bytes <= room_;
-    };
-    if (!is_asked_for && fits(RecomputeKind::none, offload::none)) return;
-    if (is_asked_for || fits(RecomputeKind::block, offload::none)) consider_made_to_fit(layout, offload::none);
-    if (target_.kind == Target::Kind::gpu && (is_asked_for || fits(RecomputeKind::block, offload::all)))
-      consider_made_to_fit(layout, offload::optimal);
-  }
-
-  void consider_made_to_fit(RunLayout layout, OffloadChoice offloaded) {
-    layout.recompute = RecomputeKind::optimal;
-    layout.offload = offloaded;
-    if (!has_held_values(layout)) return;
-    const int64_t budget = found_.activation_budget = config_.memory.activation_budget;
-    const int64_t record = budget == 0 ? 0 : estimator_.record_bytes(layout);
-    if (record <= budget) return consider(layout);
-    ++found_.num_layouts;  // counted, but no plan of it can keep to the budget
-    least_record_ = std::min(least_record_, record);
-  }
-
-  // Copies to the host help only if a layout does not fit without them, and fits with all of them. They are tried for
-  // every layout if a held value asks for them.
-  void consider_offload(RunLayout layout) {
-    if (layout.recompute == RecomputeKind::every_nth || target_.kind != Target::Kind::gpu) return;
-    const bool is_held = holds(offload_key);
-    const auto lacks = [&] { return estimator_.least_bytes(layout, room_).bytes - room_; };
-    const auto fits = [&] { return lacks() <= 0; };
-    if (!is_held && fits()) return;
-    layout.offload = offload::all;
-    if (!is_held && !fits()) {
-      if (has_held_values(layout)) miss_.add(lacks(), layout);
-      return;
-    }
-    consider(layout);
-    layout.offload = offload::hidden;
-    // "hidden" never needs less memory than "all".
-    if (is_held || (options_.objective != Objective::memory && fits())) consider(layout);
+  void name_nearest() {
+    const Miss& least = misses_.least();
+    RunLayout again = least.layout;
+    again.recompute = RecomputeKind::block;
+    const Miss nearest =
+        nearest_of(case_.config, case_.machine, case_.room, least, held_.agree_with(again) ? again : least.layout);
+    found_.least_missing_bytes = nearest.bytes;
+    found_.least_missing = nearest.layout;
+    found_.least_missing_is_exact = nearest.is_exact;
+    found_.untried = untried_methods(case_.config, case_.config.memory, case_.target);
   }
 
   void estimate(Candidate& candidate) {
     if (candidate.estimate) return;
     candidate.estimate = estimator_.estimate(candidate.layout);
-    candidate.score = score(candidate.layout, candidate.estimate->step_seconds, candidate.least.bytes);
+    candidate.score = scores_.of(candidate.layout, candidate.estimate->step_seconds, candidate.least.bytes);
     ++found_.num_played;
   }
 
@@ -279,7 +117,7 @@ class Search {
   void play() {
     std::multiset<double> best;
     int64_t passes = 0;
-    const auto top = static_cast<size_t>(options_.top);
+    const auto top = static_cast<size_t>(case_.options.top);
     for (size_t i = 0; i < candidates_.size() && static_cast<int64_t>(i) < most_played && passes < most_passes; ++i) {
       Candidate& candidate = candidates_[i];
       const double limit = best.size() < top ? INFINITY : *best.rbegin() * (1 + estimate_error);
@@ -298,7 +136,7 @@ class Search {
   // Runs `plan`. Returns false if the plan exceeds the config's budget of activations.
   bool keeps_budget(const Candidate& candidate, const std::function<void()>& plan) {
     const bool has_budget =
-        candidate.layout.recompute == RecomputeKind::optimal && config_.memory.activation_budget > 0;
+        candidate.layout.recompute == RecomputeKind::optimal && case_.config.memory.activation_budget > 0;
     if (!has_budget) {
       plan();
       return true;
@@ -319,9 +157,9 @@ class Search {
     const Mesh mesh = make_mesh(config, candidate.layout.world_size());
     const auto last = static_cast<int32_t>(candidate.layout.pipeline) - 1;
     for (const int32_t stage : std::set<int32_t>{candidate.least.stage, 0, last}) {
-      const StepPlan plan = plan_rank(config, target_, mesh.world_size(), mesh.first_rank_of_stage(stage));
+      const StepPlan plan = plan_rank({config, case_.target, mesh.world_size()}, mesh.first_rank_of_stage(stage));
       const int64_t bytes = plan.memory().arenas.total();
-      if (bytes > room_) return bytes - room_;
+      if (bytes > case_.room) return bytes - case_.room;
     }
     return 0;
   }
@@ -329,7 +167,7 @@ class Search {
   // Returns the layout's config as a run would have it; nothing if a rule of configs forbids it.
   std::optional<RunConfig> checked(const RunLayout& layout) const {
     try {
-      return checked_layout(config_, layout);
+      return checked_layout(case_.config, layout);
     } catch (const Error&) {
       return std::nullopt;
     }
@@ -341,8 +179,8 @@ class Search {
     int num_over_budget = 0;
     for (Candidate& candidate : candidates_) {
       if (!candidate.estimate && !exact_.empty()) break;
-      if (std::ssize(exact_) >= std::max(options_.top, most_planned)) break;
-      const int64_t more = num_actions(config_, candidate.layout);
+      if (std::ssize(exact_) >= std::max(case_.options.top, most_planned)) break;
+      const int64_t more = num_actions(case_.config, candidate.layout);
       if (!exact_.empty() && actions + more > most_actions) break;
       const std::optional<RunConfig> config = checked(candidate.layout);
       planned_.insert(&candidate);
@@ -350,18 +188,19 @@ class Search {
       // "optimal" is made to fit, and planning it takes as long as several other plans: skips the check.
       const bool made_to_fit = candidate.layout.recompute == RecomputeKind::optimal;
       if (const int64_t lacks = made_to_fit ? 0 : missing(*config, candidate); lacks > 0) {
-        add_miss(candidate.layout, lacks);
+        misses_.add(candidate.layout, lacks);
         continue;
       }
       LayoutResult result;
       actions += more;
-      if (!keeps_budget(candidate,
-                        [&] { result = predict_layout(*config, machine_, candidate.layout, options_.price); })) {
+      if (!keeps_budget(candidate, [&] {
+            result = predict_layout(*config, case_.machine, candidate.layout, case_.options.price);
+          })) {
         if (++num_over_budget == most_over_budget) break;
         continue;
       }
-      if (result.peak_bytes > room_) {
-        add_miss(candidate.layout, result.peak_bytes - room_);
+      if (result.peak_bytes > case_.room) {
+        misses_.add(candidate.layout, result.peak_bytes - case_.room);
         continue;
       }
       exact_.push_back(std::move(result));
@@ -375,7 +214,7 @@ class Search {
     if (!config) return false;
     const Mesh mesh = make_mesh(*config, candidate.layout.world_size());
     const int64_t rank = mesh.first_rank_of_stage(candidate.least.stage);
-    const StepPlan plan = plan_rank(*config, target_, mesh.world_size(), rank);
+    const StepPlan plan = plan_rank({*config, case_.target, mesh.world_size()}, rank);
     candidate.bytes = std::max(candidate.bytes, plan.memory().arenas.total());
     candidate.bytes_known = BytesKnown::of_a_rank;
     return true;
@@ -387,11 +226,11 @@ class Search {
     alike.rank_order = {};
     const auto key = std::pair(class_values(alike), alike.data);
     const auto known = weighed_.find(key);
-    candidate.bytes = known != weighed_.end()
-                          ? known->second
-                          : largest_rank_bytes(checked_layout(config_, candidate.layout), target_,
-                                               candidate.layout.world_size(), candidate.least.stage, enough)
-                                .on_device;
+    candidate.bytes = known != weighed_.end() ? known->second
+                                              : largest_rank_bytes({checked_layout(case_.config, candidate.layout),
+                                                                    case_.target, candidate.layout.world_size()},
+                                                                   candidate.least.stage, enough)
+                                                    .on_device;
     ++found_.num_weighed;
     if (candidate.bytes > enough) return;
     weighed_[key] = candidate.bytes;
@@ -406,19 +245,19 @@ class Search {
     };
     std::priority_queue<Candidate*, std::vector<Candidate*>, decltype(is_behind)> left(is_behind);
     for (Candidate& candidate : candidates_) left.push(&candidate);
-    const auto top = static_cast<size_t>(options_.top);
+    const auto top = static_cast<size_t>(case_.options.top);
     std::multiset<int64_t> peaks;  // smallest exact peaks so far
     std::vector<Candidate*> found;
     while (!left.empty()) {
       Candidate& candidate = *left.top();
       if (found.size() >= top && candidate.bytes > found.back()->bytes) break;
       left.pop();
-      if (candidate.bytes > room_) {
-        add_miss(candidate.layout, candidate.bytes - room_);
+      if (candidate.bytes > case_.room) {
+        misses_.add(candidate.layout, candidate.bytes - case_.room);
       } else if (candidate.bytes_known == BytesKnown::exact) {
         found.push_back(&candidate);
       } else if (candidate.bytes_known == BytesKnown::of_a_rank) {
-        plan_ranks(candidate, peaks.size() < top ? room_ : *peaks.rbegin());
+        plan_ranks(candidate, peaks.size() < top ? case_.room : *peaks.rbegin());
         if (candidate.bytes_known == BytesKnown::exact) peaks.insert(candidate.bytes);
         if (peaks.size() > top) peaks.erase(std::prev(peaks.end()));
         left.push(&candidate);
@@ -434,10 +273,11 @@ class Search {
   void plan_smallest() {
     int64_t actions = 0;
     for (Candidate* candidate : smallest()) {
-      actions += num_actions(config_, candidate->layout);
+      actions += num_actions(case_.config, candidate->layout);
       planned_.insert(candidate);
       if (actions <= most_actions || exact_.empty() || candidate->bytes == exact_.front().peak_bytes) {
-        exact_.push_back(predict_layout(*checked(candidate->layout), machine_, candidate->layout, options_.price));
+        exact_.push_back(
+            predict_layout(*checked(candidate->layout), case_.machine, candidate->layout, case_.options.price));
       } else {
         not_simulated_.push_back(candidate);
       }
@@ -447,21 +287,22 @@ class Search {
   void rank() {
     found_.num_exact = std::ssize(exact_);
     std::stable_sort(exact_.begin(), exact_.end(), [&](const LayoutResult& a, const LayoutResult& b) {
-      return std::pair(exact_score(a), a.step_seconds) < std::pair(exact_score(b), b.step_seconds);
+      return std::pair(scores_.exact(a), a.step_seconds) < std::pair(scores_.exact(b), b.step_seconds);
     });
-    found_.best.assign(exact_.begin(), exact_.begin() + std::min(options_.top, static_cast<int64_t>(exact_.size())));
+    found_.best.assign(exact_.begin(),
+                       exact_.begin() + std::min(case_.options.top, static_cast<int64_t>(exact_.size())));
     const LayoutResult& best = exact_.front();
-    if (options_.objective == Objective::memory) {  // the other layouts have larger peaks
+    if (case_.options.objective == Objective::memory) {  // the other layouts have larger peaks
       for (Candidate* candidate : not_simulated_)
-        if (std::ssize(found_.best) < options_.top) found_.best.push_back(estimate_of_weighed(*candidate));
+        if (std::ssize(found_.best) < case_.options.top) found_.best.push_back(estimate_of_weighed(*candidate));
       return;
     }
-    const double limit = exact_score(best) * (1 + estimate_error);
+    const double limit = scores_.exact(best) * (1 + estimate_error);
     for (const Candidate& candidate : candidates_) {
       if (planned_.contains(&candidate)) continue;
       const double at_best = candidate.estimate ? candidate.score : candidate.least_score;
       if (at_best < limit) ++found_.num_within_error;
-      if (candidate.estimate && std::ssize(found_.best) < options_.top) found_.best.push_back(*candidate.estimate);
+      if (candidate.estimate && std::ssize(found_.best) < case_.options.top) found_.best.push_back(*candidate.estimate);
     }
   }
 
@@ -469,7 +310,7 @@ class Search {
   void explain() {
     const auto winner = class_values(found_.best.front().layout);
     std::set<std::pair<size_t, int64_t>> values;
-    for (const auto& [value, miss] : misses_) values.insert(value);
+    for (const auto& [value, miss] : misses_.of_classes()) values.insert(value);
     for (const Candidate& candidate : candidates_) {
       const auto own = class_values(candidate.layout);
       for (size_t i = 0; i < num_classes; ++i) values.insert({i, own[i]});
@@ -490,15 +331,15 @@ class Search {
       found_.lost.push_back(std::move(lost));
       return;
     }
-    Candidate* best = options_.objective == Objective::memory ? smallest_of_class(is_of_class, lost)
-                                                              : quickest_of_class(is_of_class, lost);
+    Candidate* best = case_.options.objective == Objective::memory ? smallest_of_class(is_of_class, lost)
+                                                                   : quickest_of_class(is_of_class, lost);
     if (best != nullptr) {
       lost.fits = true;
       lost.best = estimate_of_weighed(*best);
       name(best->layout);
     } else {
-      const auto miss = misses_.find({key, value});
-      if (miss == misses_.end()) return;  // a rule of configs forbids all layouts of the class
+      const auto miss = misses_.of_classes().find({key, value});
+      if (miss == misses_.of_classes().end()) return;  // a rule of configs forbids all layouts of the class
       lost.missing_bytes = miss->second.bytes;
       name(miss->second.layout);
     }
@@ -524,9 +365,9 @@ class Search {
       const auto least = std::min_element(left.begin(), left.end(),
                                           [](const Candidate* a, const Candidate* b) { return a->bytes < b->bytes; });
       Candidate& candidate = **least;
-      if (candidate.bytes > room_) {
+      if (candidate.bytes > case_.room) {
         lost.all_tried = tries < most_weighed;
-        add_miss(candidate.layout, candidate.bytes - room_);
+        misses_.add(candidate.layout, candidate.bytes - case_.room);
         return nullptr;
       }
       if (candidate.bytes_known != BytesKnown::bound || tries >= most_weighed) return &candidate;
@@ -544,7 +385,7 @@ class Search {
     for (Candidate& candidate : candidates_) {
       if (fitting == most_fitting || tries == most_tries) break;
       if (!is_of_class(candidate.layout) || planned_.contains(&candidate)) continue;
-      if (candidate.least.bytes + above_bound > room_) {
+      if (candidate.least.bytes + above_bound > case_.room) {
         lost.all_tried = false;
         continue;
       }
@@ -554,8 +395,8 @@ class Search {
       int64_t lacks = 0;
       if (!keeps_budget(candidate, [&] { lacks = missing(*config, candidate); })) continue;
       if (lacks > 0) {
-        add_miss(candidate.layout, lacks);
-        const int64_t above = room_ + lacks - candidate.least.bytes;
+        misses_.add(candidate.layout, lacks);
+        const int64_t above = case_.room + lacks - candidate.least.bytes;
         above_bound = above_bound == 0 ? above : std::min(above_bound, above);
         continue;
       }
@@ -567,27 +408,19 @@ class Search {
     return best;
   }
 
-  const RunConfig& config_;
-  const Machine& machine_;
-  const SearchOptions& options_;
-  Target target_;
-  int64_t room_;
-  int64_t checkpoint_bytes_;
+  SearchCase case_;
   LayoutEstimator estimator_;
-  RunLayout own_;                  // the config's layout
-  std::vector<LayoutValue> held_;  // keys in which all layouts must equal own_
+  LayoutScores scores_;
+  HeldKeys held_;
+  Misses misses_;
   LayoutSearch found_;
-  std::map<int64_t, double> goodputs_;  // by number of devices
   std::vector<Candidate> candidates_;   // layouts that fit by their bounds, most promising first
   std::set<const Candidate*> planned_;  // members of candidates_
   std::vector<LayoutResult> exact_;
   // Exact bytes by class values and number of data ranks.
-  std::map<std::pair<std::array<int64_t, num_classes>, int64_t>, int64_t> weighed_;
-  std::vector<Candidate*> not_simulated_;                       // layouts with exact bytes, but no simulated step
-  std::string over_budget_;                                     // message of the first plan that exceeded the budget
-  int64_t least_record_ = std::numeric_limits<int64_t>::max();  // smallest record_bytes that exceeds the budget
-  Miss miss_;                                                   // layout that misses the least
-  std::map<std::pair<size_t, int64_t>, Miss> misses_;           // the same by key and value
+  std::map<std::pair<ClassValues, int64_t>, int64_t> weighed_;
+  std::vector<Candidate*> not_simulated_;  // layouts with exact bytes, but no simulated step
+  std::string over_budget_;                // message of the first plan that exceeded the budget
 };
 
 }  // namespace
@@ -596,4 +429,4 @@ LayoutSearch search_layouts(const RunConfig& config, const Machine& machine, con
   return Search(config, machine, options).run();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

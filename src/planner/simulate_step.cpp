@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <utility>
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 // Transfers from one stage in one direction. A transfer begins once both sides have begun it.
@@ -227,4 +227,4 @@ SimulatedStep simulate_step(const std::vector<StageLog>& stages) {
   return step;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

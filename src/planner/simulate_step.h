@@ -6,7 +6,7 @@
 #include "planner/planned_pipeline.h"
 #include "planner/rank_clock.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 struct StageLog {
   const StepLog* log;  // borrowed
@@ -29,4 +29,4 @@ struct SimulatedStep {
 // last.
 SimulatedStep simulate_step(const std::vector<StageLog>& stages);
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -19,7 +19,7 @@
 #include "planner/search.h"
 #include "step/device.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 std::string first_line(const Error& error) {
@@ -52,7 +52,7 @@ StudyPoint point_of(std::vector<std::string> values, const Machine& machine, int
     return point;
   }
   try {
-    require_target(*config, planned_target(machine, *config, gpus), ExitCode::usage);
+    require_target(*config, planned_target(machine, config->run.threads, gpus), ExitCode::usage);
     make_mesh(*config, gpus);
     point.parameters = make_spec(config->model).parameters();
     point.result = predict_layout(*config, machine, layout_of(*config, gpus), price);
@@ -117,7 +117,7 @@ Study sweep_keys(const std::filesystem::path& file, std::span<const std::string>
   const RunConfig config = any_config(file, overrides, points, gpus);
   Study study{.kind = Study::Kind::sweep, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("{} on {} devices", file.stem().string(), gpus);
-  study.room_bytes = planned_target(machine, config, gpus).bytes_of_rank();
+  study.room_bytes = planned_target(machine, config.run.threads, gpus).bytes_of_rank();
   for (const SweepAxis& axis : axes) study.axes.push_back(axis.key);
   for (const SweptPoint& point : points)
     study.points.push_back(
@@ -131,7 +131,7 @@ Study compare_methods(const std::filesystem::path& file, std::span<const std::st
   Study study{.kind = Study::Kind::methods, .machine = machine_name(machine), .error = machine.device.error};
   study.title =
       fmt::format("methods that save memory, {} on {} device{}", file.stem().string(), gpus, gpus > 1 ? "s" : "");
-  study.room_bytes = planned_target(machine, config, gpus).bytes_of_rank();
+  study.room_bytes = planned_target(machine, config.run.threads, gpus).bytes_of_rank();
   study.axes = {"method"};
   for (const SavingMethod& method : saving_methods) {
     study.points.push_back(point_of({std::string(method.name)}, machine, gpus, price, [&] {
@@ -146,7 +146,7 @@ Study scale_devices(const RunConfig& config, const Machine& machine, int64_t fir
   Study study{.kind = Study::Kind::scale, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("{} to {} devices, batch.global = {} on {}", first, last, config.batch.global, first);
   study.note = "strong: the batch stays; weak: it grows with the devices";
-  study.room_bytes = planned_target(machine, config, first).bytes_of_rank();
+  study.room_bytes = planned_target(machine, config.run.threads, first).bytes_of_rank();
   study.axes = {"scaling", "devices"};
   for (const bool weak : {false, true}) {
     for (int64_t gpus = first; gpus <= last; gpus *= 2) {
@@ -166,11 +166,11 @@ Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, 
   study.axes = {"Gbit/s of each", "NICs"};
   study.keys = {"nic_gbit_per_second", "nics_per_node"};
   const Mesh mesh = make_mesh(config, gpus);
-  const Target target = planned_target(machine, config, gpus);
+  const Target target = planned_target(machine, config.run.threads, gpus);
   study.room_bytes = target.bytes_of_rank();
   // Plans do not depend on links; only times do.
   std::vector<std::pair<int64_t, StepLog>> logs;
-  const WorldPlan plan = plan_world(config, target, gpus, [&](int64_t rank, StepPlan of_rank) {
+  const WorldPlan plan = plan_world({config, target, gpus}, [&](int64_t rank, StepPlan of_rank) {
     if (of_rank.design->stages.stage == std::ssize(logs)) logs.emplace_back(rank, std::move(of_rank.log));
   });
   const CheckpointForecast checkpoint = planned_checkpoint(machine, config, plan, gpus);
@@ -180,7 +180,8 @@ Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, 
       changed.cluster.nics_per_node = number;
       changed.cluster.nic_bytes_per_second *= factor;
       std::vector<StageLog> stages;
-      for (const auto& [rank, log] : logs) stages.push_back({&log, EventTimes(changed, config, mesh, rank)});
+      for (const auto& [rank, log] : logs)
+        stages.push_back({&log, EventTimes(changed, config, config.run.threads, mesh, rank)});
       const SimulatedStep step = simulate_step(stages);
       const StepForecast forecast = forecast_step(changed, step, gpus, checkpoint, config.checkpoint.asynchronous);
       StudyPoint point{
@@ -233,7 +234,7 @@ RunConfig family_config(const std::string& family, const FitRow& row, int64_t la
 int64_t most_layers(const std::string& family, const FitRow& row, const Target& target, int64_t gpus) {
   const auto fits = [&](int64_t layers) {
     const RunConfig config = family_config(family, row, layers, gpus);
-    return plan_rank(config, target, gpus).memory().arenas.total() <= target.bytes_of_rank();
+    return plan_rank({config, target, gpus}).memory().arenas.total() <= target.bytes_of_rank();
   };
   constexpr int64_t beyond = 1024;
   int64_t low = 0, high = beyond;  // low fits, high does not
@@ -299,7 +300,7 @@ Study fit_study(const Machine& machine, const std::string& family, int64_t gpus,
 }
 
 Target fit_target(const Machine& machine, const std::string& family, int64_t gpus) {
-  return planned_target(machine, family_config(family, {}, 1, gpus), gpus);
+  return planned_target(machine, family_config(family, {}, 1, gpus).run.threads, gpus);
 }
 
 }  // namespace
@@ -331,4 +332,4 @@ Study fit_methods(const Machine& machine, const std::string& family, int64_t gpu
   return study;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

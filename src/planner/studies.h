@@ -11,7 +11,7 @@
 #include "machine/event_times.h"
 #include "planner/study.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 struct SweepAxis {
   std::string key;
@@ -45,4 +45,4 @@ Study fit_models(const Machine& machine, const std::string& family, const std::v
 // bf16).
 Study fit_methods(const Machine& machine, const std::string& family, int64_t gpus);
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

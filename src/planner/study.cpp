@@ -8,7 +8,7 @@
 #include "base/units.h"
 #include "config/faults.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -117,4 +117,4 @@ std::string study_json(const Study& study) {
   return json_text(json, 2) + "\n";
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

@@ -9,7 +9,7 @@
 
 #include "planner/layout_search.h"
 
-namespace gptrain {
+namespace gptrain::inline planner {
 
 struct StudyPoint {
   std::vector<std::string> values;  // value on each of the study's axes
@@ -42,4 +42,4 @@ std::string study_text(const Study& study);
 // Returns one JSON object for scripts; keys have units.
 std::string study_json(const Study& study);
 
-}  // namespace gptrain
+}  // namespace gptrain::planner

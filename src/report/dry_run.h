@@ -8,7 +8,7 @@
 #include "parallel/memory.h"
 #include "planner/dry_run.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 
 // Returns tables in plain text, for people.
 std::string dry_run_text(const DryRun& run);
@@ -16,6 +16,6 @@ std::string dry_run_text(const DryRun& run);
 std::string dry_run_json(const DryRun& run);
 // Returns the part of the JSON that a real run repeats in OUT/run.json: parameters, and the bytes of each memory class
 // ("weights_bytes", ..., "peak_bytes").
-std::string memory_json(const RunConfig& config, const ModelSpec& spec, const MemoryPlan& memory);
+std::string memory_json(const StepConfig& config, const ModelSpec& spec, const MemoryPlan& memory);
 
-}  // namespace gptrain
+}  // namespace gptrain::report

@@ -7,7 +7,7 @@
 #include "base/units.h"
 #include "step/flops_json.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -76,14 +76,16 @@ EncoderEstimate estimate_encoder(const EncoderShape& s) {
   const EncoderBlock block(s);
   const int64_t h = s.hidden_size, q = s.num_heads * s.head_size;
   constexpr int64_t segments = 2;
-  EncoderEstimate estimate;
-  estimate.embedding = (s.vocab_size + s.positions + (s.pooler ? segments : 0)) * h + (s.pooler ? block.norm : 0);
   // A stack without biases (T5) has a norm at its end, and relative positions that all its layers share.
   const int64_t of_stack = (s.bias ? 0 : block.norm) + s.relative_buckets * s.num_heads;
-  estimate.encoder = s.encoder_layers * (block.attention + block.ffn + 2 * block.norm) + of_stack;
-  if (s.decoder_layers > 0)
-    estimate.decoder = s.decoder_layers * (2 * block.attention + block.ffn + 3 * block.norm) + of_stack;
-  if (s.pooler) estimate.head = h * h + h;
+  const int64_t of_decoder = s.decoder_layers * (2 * block.attention + block.ffn + 3 * block.norm) + of_stack;
+  EncoderEstimate estimate{
+      .parts = {{
+          {"embedding", (s.vocab_size + s.positions + (s.pooler ? segments : 0)) * h + (s.pooler ? block.norm : 0)},
+          {"encoder", s.encoder_layers * (block.attention + block.ffn + 2 * block.norm) + of_stack},
+          {"decoder", s.decoder_layers > 0 ? of_decoder : 0},
+          {"pooler", s.pooler ? h * h + h : 0},
+      }}};
   const Flops input = wide(s.input_length), output = wide(s.predicted_length);
   const Flops layers = wide(s.encoder_layers), decoders = wide(s.decoder_layers);
   const Flops projections = wide(h * q), ffn = wide(2 * h * s.ffn_hidden_size);
@@ -104,10 +106,9 @@ std::string encoder_text(const EncoderShape& s) {
   text += fmt::format("  {} encoder layers{}, hidden {}, ffn {}, {} heads of {}, vocabulary {}\n", s.encoder_layers,
                       s.decoder_layers > 0 ? fmt::format(" and {} decoder layers", s.decoder_layers) : "",
                       s.hidden_size, s.ffn_hidden_size, s.num_heads, s.head_size, s.vocab_size);
-  text += "\nparameters\n" + text_row("embedding", format_grouped(estimate.embedding));
-  text += text_row("encoder", format_grouped(estimate.encoder));
-  if (estimate.decoder > 0) text += text_row("decoder", format_grouped(estimate.decoder));
-  if (estimate.head > 0) text += text_row("pooler", format_grouped(estimate.head));
+  text += "\nparameters\n";
+  for (const EncoderEstimate::Part& part : estimate.parts)
+    if (part.parameters > 0) text += text_row(part.name, format_grouped(part.parameters));
   text += text_row("total", format_grouped(estimate.parameters()), format_count(parameters));
   text += text_row("state", format_grouped(state_bytes * estimate.parameters()),
                    fmt::format("{}: {} bytes a parameter in bf16 with AdamW",
@@ -124,14 +125,12 @@ std::string encoder_text(const EncoderShape& s) {
 
 std::string encoder_json(const EncoderShape& s) {
   const EncoderEstimate estimate = estimate_encoder(s);
+  Json parts;
+  for (const EncoderEstimate::Part& part : estimate.parts) parts[std::string(part.name)] = part.parameters;
   const Json json{{"model", s.name},
                   {"source", s.source},
                   {"total_parameters", estimate.parameters()},
-                  {"parameters_by_part",
-                   {{"embedding", estimate.embedding},
-                    {"encoder", estimate.encoder},
-                    {"decoder", estimate.decoder},
-                    {"pooler", estimate.head}}},
+                  {"parameters_by_part", parts},
                   {"state_bytes", state_bytes * estimate.parameters()},
                   {"sequence_flops", flops_json(estimate.sequence_flops)},
                   {"batch", s.batch},
@@ -139,4 +138,4 @@ std::string encoder_json(const EncoderShape& s) {
   return json_text(json, 2) + "\n";
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::report

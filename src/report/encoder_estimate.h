@@ -1,6 +1,7 @@
 // Parameters and FLOPs of encoders and encoder-decoders. gptrain does not train them: this is for comparing sizes.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -8,7 +9,7 @@
 
 #include "base/int128.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 
 struct EncoderShape {
   std::string_view name;
@@ -31,15 +32,23 @@ const std::vector<EncoderShape>& encoder_shapes();
 std::vector<std::string> encoder_names();
 
 struct EncoderEstimate {
-  // Numbers of parameters. The matrix of the vocabulary counts as embedding; `head` is the pooler.
-  int64_t embedding = 0, encoder = 0, decoder = 0, head = 0;
+  struct Part {
+    std::string_view name;
+    int64_t parameters;
+  };
+  // The matrix of the vocabulary counts as embedding. A part that the model lacks has no parameters.
+  std::array<Part, 4> parts;
   Flops sequence_flops = 0;  // model FLOPs to train on one sequence: products of forward, and twice as many of backward
 
-  int64_t parameters() const { return embedding + encoder + decoder + head; }
+  int64_t parameters() const {
+    int64_t sum = 0;
+    for (const Part& part : parts) sum += part.parameters;
+    return sum;
+  }
 };
 EncoderEstimate estimate_encoder(const EncoderShape& shape);
 
 std::string encoder_text(const EncoderShape& shape);
 std::string encoder_json(const EncoderShape& shape);
 
-}  // namespace gptrain
+}  // namespace gptrain::report

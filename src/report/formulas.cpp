@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace gptrain {
+namespace gptrain::inline report {
 Flops model_flops_formula(const ModelConfig& m, int64_t sequences) {
   const Flops tokens = wide(sequences) * wide(m.sequence_length);
   const Flops h = wide(m.hidden_size);
@@ -42,4 +42,4 @@ std::string to_string(Flops flops) {
   return digits;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::report

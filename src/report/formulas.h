@@ -7,7 +7,7 @@
 #include "base/int128.h"
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 
 // Returns model FLOPs: matrix products of forward and backward (2 FLOPs per multiply-add, backward twice forward), true
 // vocabulary, half of the attention matrix, no recomputation:
@@ -29,4 +29,4 @@ int64_t published_block_activation_bytes(const ModelConfig& model, int64_t micro
 // Returns all decimal digits.
 std::string to_string(Flops flops);
 
-}  // namespace gptrain
+}  // namespace gptrain::report

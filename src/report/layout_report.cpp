@@ -10,7 +10,7 @@
 #include "base/units.h"
 #include "config/faults.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -270,4 +270,4 @@ std::string layout_search_json(const LayoutSearch& search, const std::string& co
   return json_text(json, 2) + "\n";
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::report

@@ -5,7 +5,7 @@
 
 #include "planner/layout_search.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 
 // Returns text for people: the best layouts, each by its difference from the first, then why other layouts lost.
 std::string layout_search_text(const LayoutSearch& search);
@@ -24,4 +24,4 @@ std::string device_hours_text(const LayoutResult& result);
 // is lost: "12.92 s (+3.9%): bubble +40 ms".
 std::string loss_text(const LayoutSearch& search, const LostClass& lost);
 
-}  // namespace gptrain
+}  // namespace gptrain::report

@@ -14,17 +14,10 @@
 #include "report/layout_report.h"
 #include "report/svg_plot.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 namespace {
 
 constexpr std::string_view plan_css = R"css(
-section { margin: 0 0 16px; padding: 12px 16px; background: var(--card); border: 1px solid var(--border); border-radius: 10px; overflow-x: auto; }
-section h2 { font-size: 17px; margin: 0 0 8px; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
-th, td { padding: 4px 10px 4px 0; text-align: left; vertical-align: top; border-top: 1px solid var(--border); }
-th { color: var(--muted); font-weight: 400; border-top: 0; }
-td.number, th.number { text-align: right; white-space: nowrap; }
-.note { color: var(--muted); font-size: 14px; margin: 0 0 12px; }
 .bar { display: flex; height: 12px; min-width: 90px; border-radius: 3px; overflow: hidden; background: var(--border); }
 .bar i { display: block; height: 100%; }
 .ops { background: var(--color-0); } .exposed { background: var(--color-1); } .bubble { background: var(--color-2); }
@@ -36,7 +29,6 @@ td.number, th.number { text-align: right; white-space: nowrap; }
 .large { color: var(--color-1); }
 .heat td.large span { color: var(--text); }
 .heat th + th { text-align: center; }
-.plots { margin-bottom: 16px; }
 @media (max-width: 480px) {
 section { padding: 10px; } table { font-size: 13px; } .parts, .colors { display: none; } td { overflow-wrap: anywhere; }
 .best, .best tbody, .points, .points tbody { display: block; }
@@ -49,15 +41,6 @@ section { padding: 10px; } table { font-size: 13px; } .parts, .colors { display:
 .best tr :last-child { grid-column: 2 / -1; }
 }
 )css";
-
-std::string summary_row(std::string_view name, const std::string& value, const std::string& note = "") {
-  return fmt::format("<div><dt>{}</dt><dd>{}{}</dd></div>\n", name, escape_html(value),
-                     note.empty() ? "" : fmt::format("<small>{}</small>", escape_html(note)));
-}
-
-std::string section(std::string_view heading, const std::string& body) {
-  return fmt::format("<section>\n<h2>{}</h2>\n{}</section>\n", heading, body);
-}
 
 std::string number_cell(const std::string& text) {
   return fmt::format("<td class=\"number\">{}</td>", escape_html(text));
@@ -196,14 +179,13 @@ std::string lines(const Study& study, const char* id, const std::string& title, 
 // Returns plots of speed and step; empty if the last axis has values that are no numbers.
 std::string plots(const Study& study) {
   if (!number_of(study.points.front().values.back())) return "";
-  std::string out = "<div class=\"plots\">\n";
   const bool scales = study.kind == Study::Kind::scale;
-  out +=
-      lines(study, "speed", scales ? "Model PFLOP/s of all devices" : "Tokens/s", scales,
-            [&](const LayoutResult& result) { return scales ? result.model_flops / 1e15 : result.tokens_per_second; });
-  out +=
-      lines(study, "step", "Seconds of a step", scales, [](const LayoutResult& result) { return result.step_seconds; });
-  return out + "</div>\n";
+  return lines(study, "speed", scales ? "Model PFLOP/s of all devices" : "Tokens/s", scales,
+               [&](const LayoutResult& result) {
+                 return scales ? result.model_flops / 1e15 : result.tokens_per_second;
+               }) +
+         lines(study, "step", "Seconds of a step", scales,
+               [](const LayoutResult& result) { return result.step_seconds; });
 }
 
 // Returns two bars for each method: its peak memory as a share of the largest, and its step as a share of the longest.
@@ -270,48 +252,50 @@ std::string points_table(const Study& study) {
 }  // namespace
 
 std::string search_page(const std::string& title, const LayoutSearch& search, const std::string& config) {
-  std::string body = fmt::format("<p class=\"note\">{} x {}, the best by {}; {}</p>\n", search.gpus,
-                                 escape_html(search.machine), search.objective, escape_html(search.error.text()));
-  if (!search.held.empty())
-    body += fmt::format("<p class=\"note\">All with {}.</p>\n", escape_html(join(search.held, ", ")));
+  HtmlPage page(title, plan_css);
+  page.add_note(fmt::format("{} x {}, the best by {}; {}", search.gpus, escape_html(search.machine), search.objective,
+                            escape_html(search.error.text())));
+  if (!search.held.empty()) page.add_note(fmt::format("All with {}.", escape_html(join(search.held, ", "))));
   if (search.activation_budget > 0)
-    body += fmt::format("<p class=\"note\">{} for activations with memory.recompute optimal.</p>\n",
-                        bytes_text(search.activation_budget));
-  body += "<dl class=\"summary\">\n";
-  body += summary_row("Layouts", format_grouped(search.num_layouts)) +
-          summary_row("Too large", format_grouped(search.num_too_large), bytes_text(search.room_bytes) + " a device");
+    page.add_note(
+        fmt::format("{} for activations with memory.recompute optimal.", bytes_text(search.activation_budget)));
+  std::vector<HtmlPage::Fact> facts = {
+      {"Layouts", format_grouped(search.num_layouts)},
+      {"Too large", format_grouped(search.num_too_large), bytes_text(search.room_bytes) + " a device"}};
   if (search.best.empty()) {
-    return html_page(title, plan_css,
-                     body + "</dl>\n" +
-                         section("Nothing fits", fmt::format("<p>The nearest layout lacks {}{}: {}.</p>\n",
-                                                             bytes_text(search.least_missing_bytes),
-                                                             search.least_missing_is_exact ? "" : " or more",
-                                                             escape_html(layout_text(search.least_missing)))));
+    page.add_summary(facts);
+    page.add_section(
+        "Nothing fits",
+        fmt::format("<p>The nearest layout lacks {}{}: {}.</p>\n", bytes_text(search.least_missing_bytes),
+                    search.least_missing_is_exact ? "" : " or more", escape_html(layout_text(search.least_missing))));
+    return page.text();
   }
   const LayoutResult& best = search.best.front();
-  body += summary_row("Step", seconds_text(best.step_seconds), format_count(best.tokens_per_second) + " tokens/s") +
-          summary_row("MFU", fmt::format("{:.1f}%", 100 * best.mfu)) +
-          summary_row("Peak memory", bytes_text(best.peak_bytes)) +
-          summary_row("Device-hours", device_hours_text(best), "goodput " + goodput_text(best.goodput));
-  if (best.cost > 0) body += summary_row("Cost", format_count(best.cost));
-  body += "</dl>\n";
-  body += section("Best layouts", best_table(search)) + section("Why others lost", lost_table(search));
-  return html_page(
-      title, plan_css,
-      body + fmt::format("<details>\n<summary>Config</summary>\n<pre>{}</pre>\n</details>\n", escape_html(config)));
+  facts.push_back({"Step", seconds_text(best.step_seconds), format_count(best.tokens_per_second) + " tokens/s"});
+  facts.push_back({"MFU", fmt::format("{:.1f}%", 100 * best.mfu)});
+  facts.push_back({"Peak memory", bytes_text(best.peak_bytes)});
+  facts.push_back({"Device-hours", device_hours_text(best), "goodput " + goodput_text(best.goodput)});
+  if (best.cost > 0) facts.push_back({"Cost", format_count(best.cost)});
+  page.add_summary(facts);
+  page.add_section("Best layouts", best_table(search));
+  page.add_section("Why others lost", lost_table(search));
+  page.add_config(config);
+  return page.text();
 }
 
 std::string study_page(const std::string& title, const Study& study) {
-  std::string body =
-      fmt::format("<p class=\"note\">{}, on {}; {}{}{}</p>\n", escape_html(study.title), escape_html(study.machine),
-                  escape_html(study.error.text()), study.note.empty() ? "" : "; ", escape_html(study.note));
-  if (study.kind == Study::Kind::sweep && study.axes.size() == 2)
-    body += section("Heat map", heat_map(study));
-  else if (study.kind == Study::Kind::methods)
-    body += section("Memory and time", method_bars(study));
-  else if (study.kind != Study::Kind::fit)
-    body += plots(study);
-  return html_page(title, plan_css, body + section("All points", points_table(study)));
+  HtmlPage page(title, plan_css);
+  page.add_note(fmt::format("{}, on {}; {}{}{}", escape_html(study.title), escape_html(study.machine),
+                            escape_html(study.error.text()), study.note.empty() ? "" : "; ", escape_html(study.note)));
+  if (study.kind == Study::Kind::sweep && study.axes.size() == 2) {
+    page.add_section("Heat map", heat_map(study));
+  } else if (study.kind == Study::Kind::methods) {
+    page.add_section("Memory and time", method_bars(study));
+  } else if (const std::string figures = study.kind == Study::Kind::fit ? "" : plots(study); !figures.empty()) {
+    page.add_plots(figures);
+  }
+  page.add_section("All points", points_table(study));
+  return page.text();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::report

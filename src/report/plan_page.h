@@ -6,7 +6,7 @@
 #include "planner/layout_search.h"
 #include "planner/study.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 
 // Returns a page with the best layouts, a bar for the parts of each step, and why other layouts lost. `config`: text of
 // the best config; empty if nothing fits.
@@ -15,4 +15,4 @@ std::string search_page(const std::string& title, const LayoutSearch& search, co
 // Returns a page with a heat map of a sweep of two keys, bars of methods, or plots; and a table of all points.
 std::string study_page(const std::string& title, const Study& study);
 
-}  // namespace gptrain
+}  // namespace gptrain::report

@@ -9,7 +9,7 @@
 #include "report/html_page.h"
 #include "report/svg_plot.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 namespace {
 
 // Returns the numbers of a stage's blocks by the activations that they save.
@@ -102,18 +102,9 @@ std::vector<PlotMark> marks_of(const RecomputeForecast& forecast, const BytesUni
   return marks;
 }
 
-constexpr std::string_view curve_css = R"css(
-.note { color: var(--muted); font-size: 14px; margin: 0 0 12px; }
-section { margin: 12px 0 0; padding: 12px 16px; background: var(--card); border: 1px solid var(--border); border-radius: 10px; overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
-th, td { padding: 4px 10px 4px 0; text-align: left; border-top: 1px solid var(--border); }
-th { color: var(--muted); font-weight: 400; border-top: 0; }
-.number { text-align: right; white-space: nowrap; }
-)css";
-
 std::string curve_table(const RecomputeForecast& forecast) {
   std::string table =
-      "<section><table>\n<tr><th>recompute</th><th class=\"number\">bytes</th><th class=\"number\">memory</th>"
+      "<table>\n<tr><th>recompute</th><th class=\"number\">bytes</th><th class=\"number\">memory</th>"
       "<th class=\"number\">more time</th><th class=\"number\">step</th></tr>\n";
   for (const auto* const points : {&forecast.curve, &forecast.without_offload, &forecast.others}) {
     for (const RecomputeForecast::Point& point : *points) {
@@ -125,7 +116,7 @@ std::string curve_table(const RecomputeForecast& forecast) {
       table += "</tr>\n";
     }
   }
-  return table + "</table></section>\n";
+  return table + "</table>\n";
 }
 
 std::string page_note(const RecomputeForecast& forecast) {
@@ -142,7 +133,7 @@ std::string page_note(const RecomputeForecast& forecast) {
   if (left_out > 0)
     text += fmt::format(" {} whose recomputation more than doubles the time {} in the table only.",
                         format_counted(left_out, "point"), left_out == 1 ? "is" : "are");
-  return fmt::format("<p class=\"note\">{}</p>\n", text);
+  return text;
 }
 
 }  // namespace
@@ -173,9 +164,11 @@ std::string recompute_page(const RecomputeForecast& forecast, const std::string&
   if (!forecast.without_offload.empty()) plot.series.push_back(series_of(forecast.without_offload, times, unit, 1));
   for (const RecomputeForecast::Point& point : forecast.others)
     plot.series.push_back(series_of({point}, times, unit, plot.series.size()));
-  return html_page(
-      title, curve_css,
-      page_note(forecast) + "<div class=\"plots\">\n" + render_plot(plot) + "</div>\n" + curve_table(forecast));
+  HtmlPage page(title);
+  page.add_note(page_note(forecast));
+  page.add_plots(render_plot(plot));
+  page.add_section("", curve_table(forecast));
+  return page.text();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::report

@@ -16,7 +16,7 @@
 #include "report/html_page.h"
 #include "report/svg_plot.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 namespace {
 
 using nlohmann::json;
@@ -92,12 +92,7 @@ std::string at_step(const PlotPoint* point) {
   return point == nullptr ? "" : fmt::format("at step {}", format_grouped(std::llround(point->x)));
 }
 
-std::string summary_term(std::string_view name, std::string_view value, std::string_view note = {}) {
-  return fmt::format("<div><dt>{}</dt><dd>{}{}</dd></div>\n", name, value,
-                     note.empty() ? std::string() : fmt::format(" <small>{}</small>", note));
-}
-
-std::string render_summary(const RunHistory& history) {
+std::vector<HtmlPage::Fact> summary_of(const RunHistory& history) {
   const auto losses = points_of(history.steps, &RunHistory::Step::loss);
   const auto validation_losses = points_of(history.validations, &RunHistory::Validation::loss);
   const auto peaks = points_of(history.steps, &RunHistory::Step::peak_bytes);
@@ -110,29 +105,30 @@ std::string render_summary(const RunHistory& history) {
   const int64_t last_step = history.steps.empty() ? 0 : history.steps.back().step;
   const int64_t tokens = history.steps.empty() ? 0 : history.steps.back().tokens;
 
-  std::string out = "<dl class=\"summary\">\n";
-  out += summary_term("Steps", format_grouped(last_step));
-  out += summary_term("Tokens", format_count(static_cast<double>(tokens)));
-  out += summary_term("First loss", format_loss(loss.first), at_step(loss.first));
-  out += summary_term("Last loss", format_loss(loss.last), at_step(loss.last));
-  out += summary_term("Best loss", format_loss(loss.lowest), at_step(loss.lowest));
-  out += summary_term("Validation loss", format_loss(validation.last), at_step(validation.last));
-  out += summary_term("Best validation loss", format_loss(validation.lowest), at_step(validation.lowest));
+  std::vector<HtmlPage::Fact> facts = {
+      {"Steps", format_grouped(last_step)},
+      {"Tokens", format_count(static_cast<double>(tokens))},
+      {"First loss", format_loss(loss.first), at_step(loss.first)},
+      {"Last loss", format_loss(loss.last), at_step(loss.last)},
+      {"Best loss", format_loss(loss.lowest), at_step(loss.lowest)},
+      {"Validation loss", format_loss(validation.last), at_step(validation.last)},
+      {"Best validation loss", format_loss(validation.lowest), at_step(validation.lowest)},
+  };
   const auto per_byte = points_of(history.validations, &RunHistory::Validation::bits_per_byte);
   if (const PlotPoint* const last = extent_of(per_byte).last; last != nullptr)
-    out += summary_term("Validation bits per byte", format_loss(last), at_step(last));
-  out += summary_term("Median step time", std::isnan(step_seconds) ? "-" : seconds_text(step_seconds));
-  out += summary_term("Median throughput", std::isnan(speed) ? "-" : format_count(speed) + " tok/s");
-  out += summary_term("Median MFU", std::isnan(mfu) ? "-" : fmt::format("{:.1f}%", 100 * mfu));
-  out += summary_term("Peak memory", peak.highest == nullptr ? "-" : format_bytes(peak.highest->y));
-  out += summary_term("Skipped steps", format_grouped(skipped));
+    facts.push_back({"Validation bits per byte", format_loss(last), at_step(last)});
+  facts.push_back({"Median step time", std::isnan(step_seconds) ? "-" : seconds_text(step_seconds)});
+  facts.push_back({"Median throughput", std::isnan(speed) ? "-" : format_count(speed) + " tok/s"});
+  facts.push_back({"Median MFU", std::isnan(mfu) ? "-" : fmt::format("{:.1f}%", 100 * mfu)});
+  facts.push_back({"Peak memory", peak.highest == nullptr ? "-" : format_bytes(peak.highest->y)});
+  facts.push_back({"Skipped steps", format_grouped(skipped)});
   if (!history.rollbacks.empty()) {
     const RunHistory::Rollback& last = history.rollbacks.back();
-    out += summary_term("Rollbacks", format_grouped(std::ssize(history.rollbacks)),
-                        fmt::format("the last from step {} to {}, {} samples left out", format_grouped(last.from_step),
-                                    format_grouped(last.step), format_grouped(last.left_out)));
+    facts.push_back({"Rollbacks", format_grouped(std::ssize(history.rollbacks)),
+                     fmt::format("the last from step {} to {}, {} samples left out", format_grouped(last.from_step),
+                                 format_grouped(last.step), format_grouped(last.left_out))});
   }
-  return out + "</dl>\n";
+  return facts;
 }
 
 std::string description_of(std::string_view name, const std::vector<PlotPoint>& points) {
@@ -182,34 +178,30 @@ std::string render_plots(const RunHistory& history) {
   double unit_bytes = 1;
   for (; peak != nullptr && unit + 1 < std::size(units) && peak->y >= 1024 * unit_bytes; ++unit) unit_bytes *= 1024;
 
-  return "<div class=\"plots\">\n" + render_loss_plot(history) +
+  return render_loss_plot(history) +
          render_smooth_plot("lr", "Learning rate", points_of(steps, &RunHistory::Step::lr)) +
          render_noisy_plot("grad-norm", "Gradient norm", points_of(steps, &RunHistory::Step::grad_norm)) +
          render_noisy_plot("throughput", "Throughput (tokens/s)",
                            points_of(steps, &RunHistory::Step::tokens_per_second)) +
          render_smooth_plot("memory", fmt::format("Peak memory ({})", units[unit]),
-                            points_of(steps, &RunHistory::Step::peak_bytes, unit_bytes)) +
-         "</div>\n";
+                            points_of(steps, &RunHistory::Step::peak_bytes, unit_bytes));
 }
 
 // Returns the last texts, newest first.
 std::string render_samples(const RunHistory& history) {
   constexpr size_t shown = 8;
-  if (history.samples.empty()) return "";
-  std::string out = "<section class=\"samples\">\n<h2>Samples</h2>\n";
+  std::string out;
   for (size_t i = 0; i < std::min(shown, history.samples.size()); ++i) {
     const RunHistory::Sample& sample = history.samples[history.samples.size() - 1 - i];
     out += fmt::format("<h3>after step {}</h3>\n<p><b>{}</b>{}</p>\n", format_grouped(sample.step),
                        escape_html(sample.prompt), escape_html(sample.text));
   }
-  return out + "</section>\n";
+  return out;
 }
 
 constexpr std::string_view samples_css = R"css(
-.samples { margin-top: 16px; padding: 12px 16px; background: var(--card); border: 1px solid var(--border); border-radius: 10px; }
-.samples h2 { font-size: 17px; margin: 0; }
-.samples h3 { font-size: 13px; font-weight: 400; color: var(--muted); margin: 12px 0 0; }
-.samples p { margin: 2px 0 0; white-space: pre-wrap; overflow-wrap: anywhere; }
+section h3 { font-size: 13px; font-weight: 400; color: var(--muted); margin: 12px 0 0; }
+section p { margin: 2px 0 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 )css";
 
 }  // namespace
@@ -256,10 +248,12 @@ void read_samples(const std::filesystem::path& samples_file, RunHistory& history
 }
 
 std::string render_run_page(const std::string& title, const std::string& config_text, const RunHistory& history) {
-  return html_page(
-      title, samples_css,
-      render_summary(history) + render_plots(history) + render_samples(history) +
-          fmt::format("<details>\n<summary>Config</summary>\n<pre>{}</pre>\n</details>\n", escape_html(config_text)));
+  HtmlPage page(title, samples_css);
+  page.add_summary(summary_of(history));
+  page.add_plots(render_plots(history));
+  if (!history.samples.empty()) page.add_section("Samples", render_samples(history));
+  page.add_config(config_text);
+  return page.text();
 }
 
 void write_run_page(const std::filesystem::path& out, const std::string& title, const std::string& config_text) {
@@ -270,4 +264,4 @@ void write_run_page(const std::filesystem::path& out, const std::string& title, 
   page.commit();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::report

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline report {
 
 // The records of metrics.jsonl and samples.jsonl, in the order of their lines. A value that was not finite is NaN.
 struct RunHistory {
@@ -56,4 +56,4 @@ std::string render_run_page(const std::string& title, const std::string& config_
 // Error(usage) if a file cannot be read or written.
 void write_run_page(const std::filesystem::path& out, const std::string& title, const std::string& config_text);
 
-}  // namespace gptrain
+}  // namespace gptrain::report

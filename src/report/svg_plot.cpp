@@ -7,7 +7,7 @@
 #include <limits>
 #include <optional>
 
-namespace gptrain {
+namespace gptrain::inline report {
 namespace {
 
 constexpr size_t max_points_of_line = 1000;
@@ -367,4 +367,4 @@ svg.wide { display: none; }
 )css";
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::report

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline report {
 
 struct PlotPoint {
   double x = 0;
@@ -69,4 +69,4 @@ std::vector<PlotPoint> decimate(const std::vector<PlotPoint>& points, size_t max
 // many on either side, so that the line does not lag. Skips points that are not finite.
 std::vector<PlotPoint> smooth(const std::vector<PlotPoint>& points, size_t max_points);
 
-}  // namespace gptrain
+}  // namespace gptrain::report

@@ -8,7 +8,7 @@
 #include "base/text_parts.h"
 #include "report/svg_plot.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 namespace {
 
 constexpr double width = 1400;
@@ -119,4 +119,4 @@ std::string timeline_page(const PlannedPipeline& pipeline, const std::string& ti
   return page + Drawing(pipeline).svg() + "</body>\n</html>\n";
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::report

@@ -5,10 +5,10 @@
 
 #include "planner/planned_pipeline.h"
 
-namespace gptrain {
+namespace gptrain::inline report {
 
 // Returns one HTML file with one SVG, without scripts. Bars too narrow to be seen are joined. `has_rates`: whether the
 // target's rates are known; otherwise the page says that bars show order only.
 std::string timeline_page(const PlannedPipeline& pipeline, const std::string& title, bool has_rates);
 
-}  // namespace gptrain
+}  // namespace gptrain::report

@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 namespace {
 
 bool is_placed(const Lifetime& lifetime) { return lifetime.first >= 0 && lifetime.bytes > 0; }
@@ -271,4 +271,4 @@ std::string check(const Placement& placement, const std::vector<Lifetime>& lifet
   return {};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

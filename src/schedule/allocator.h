@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 // A buffer that is alive from action `first` to action `last`, both included. Negative `first`: it is never alive.
 struct Lifetime {
@@ -32,4 +32,4 @@ int64_t most_alive_bytes(const std::vector<Lifetime>& lifetimes);
 // fault.
 std::string check(const Placement& placement, const std::vector<Lifetime>& lifetimes);
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -7,7 +7,7 @@
 
 #include "schedule/schedule.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 namespace {
 
 // Plays a schedule on the states of its buffers, without their values.
@@ -319,4 +319,4 @@ class Checker {
 
 std::string check(const Schedule& schedule) { return Checker(schedule).run(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

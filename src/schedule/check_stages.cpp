@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 namespace {
 
 class StagesChecker {
@@ -153,4 +153,4 @@ class StagesChecker {
 
 std::string check_stages(std::span<const Schedule> stages) { return StagesChecker(stages).run(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

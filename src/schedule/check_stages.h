@@ -6,7 +6,7 @@
 
 #include "schedule/schedule.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 // REQUIRES: `stages` are the schedules of all stages of one program, in order, and each passes `check`.
 // Returns "" if
@@ -18,4 +18,4 @@ namespace gptrain {
 // for ever. Sums and gathers of parameters are ignored: they involve only ranks of one stage, which run the same list.
 std::string check_stages(std::span<const Schedule> stages);
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 namespace {
 
 class Offloading {
@@ -192,4 +192,4 @@ EvenOffload spread_evenly(const Stages& stages, int64_t count) {
   return even;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -6,7 +6,7 @@
 
 #include "schedule/schedule.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 // Adds the actions and buffers of the copies. The copy of a record to the host begins after its unit's forward pass;
 // the copy back, to other memory of the device, begins UnitOffload::comes_ahead passes before the pass that reads it.
@@ -30,4 +30,4 @@ struct EvenOffload {
 // first block is always among them.
 EvenOffload spread_evenly(const Stages& stages, int64_t count);
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -8,7 +8,7 @@
 #include <initializer_list>
 #include <string_view>
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 // Role of a buffer in an action. Roles without a comment are explained in BufferKind.
 enum class Operand : uint8_t {
@@ -60,4 +60,4 @@ constexpr size_t num_unit_passes = static_cast<size_t>(UnitPass::backward_weight
 // Operands by pass, up to Operand::d_input. The schedule itself adds parameters and their gradients.
 using UnitUses = std::array<OperandUse, num_unit_passes>;
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

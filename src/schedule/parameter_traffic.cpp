@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 ParameterTraffic::ParameterTraffic(Schedule& schedule)
     : schedule_(schedule), awaited_(schedule.options.units.size(), false) {}
@@ -109,4 +109,4 @@ void ParameterTraffic::await(size_t sum) {
   sums_.erase(sums_.begin() + static_cast<std::ptrdiff_t>(sum));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -7,7 +7,7 @@
 
 #include "schedule/schedule.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 // At most two blocks have gathered weights (ZeRO 3) at a time, one in use and one on its way, and at most two sums of
 // blocks' whole or narrow gradients are under way. Embedding and head are not counted.
@@ -65,4 +65,4 @@ class ParameterTraffic {
   std::vector<Sum> sums_;           // sums under way, oldest first
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <utility>
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 int64_t ChainUnit::written_bytes() const { return std::max(saved_bytes, part_bytes < 0 ? 0 : part_bytes + rest_bytes); }
 
@@ -287,4 +287,4 @@ double seconds_again(const Chain& chain, const UnitChoices& choices) {
   return seconds;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

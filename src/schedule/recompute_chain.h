@@ -11,7 +11,7 @@
 
 #include "schedule/step_choices.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 // Memory and time of a unit of the chain.
 struct ChainUnit {
@@ -62,4 +62,4 @@ class ChainSolver {
   std::unique_ptr<Tables> tables_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

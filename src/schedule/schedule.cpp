@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 std::string_view action_name(ActionKind kind) {
   constexpr std::array<std::string_view, num_action_kinds> names = {"load",
@@ -248,4 +248,4 @@ void set_lifetimes(Schedule& schedule) {
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

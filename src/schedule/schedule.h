@@ -15,7 +15,7 @@
 #include "schedule/stages.h"
 #include "schedule/unit_offload.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 enum class ActionKind : uint8_t {
   load,             // copies a micro-batch in
@@ -204,4 +204,4 @@ Schedule inference_schedule(const ScheduleOptions& options);
 // about the first violation.
 std::string check(const Schedule& schedule);
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

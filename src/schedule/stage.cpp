@@ -7,7 +7,7 @@
 #include "schedule/schedule.h"
 #include "schedule/transfers.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 namespace {
 
 ScheduleOptions with_stages(ScheduleOptions options) {
@@ -423,4 +423,4 @@ Schedule inference_schedule(const ScheduleOptions& options) {
   return Stage(staged, passes).without_backward(false);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <stdexcept>
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 Stages Stages::one(int32_t num_units, int32_t micro_batches) {
   Stages stages;
@@ -54,4 +54,4 @@ std::vector<StageMessage> incoming(const Stages& stages, const std::vector<std::
   return messages;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

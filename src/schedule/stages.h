@@ -6,7 +6,7 @@
 
 #include "schedule/pipeline/schedules.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 struct Stages {
   const PipelineSchedule* schedule = &pipeline_schedules().front();
@@ -62,4 +62,4 @@ MadeMessage message_of(const Stages& stages, const Pass& pass);
 // `passes`: the lists of all stages.
 std::vector<StageMessage> incoming(const Stages& stages, const std::vector<std::vector<Pass>>& passes, Way way);
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

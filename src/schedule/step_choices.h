@@ -9,7 +9,7 @@
 #include "config/run_config.h"
 #include "schedule/unit_offload.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 // The choices for one unit of the model.
 struct UnitChoice {
@@ -35,4 +35,4 @@ struct StepChoices {
   std::string warning;               // one line about settings that do no good on the target; empty if there are none
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 namespace {
 
 Action action_of(const Stages& stages, const StageMessage& message, bool sends, bool begins, int32_t buffer) {
@@ -83,4 +83,4 @@ void StageTransfers::finish() {
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -9,7 +9,7 @@
 
 #include "schedule/schedule.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 // In each direction, messages arrive in the order in which the neighbour sends them. A receive begins one message
 // before it is needed, so that the neighbour's send finds it. Two sends may be under way, so that a stage ahead of its
@@ -49,4 +49,4 @@ class StageTransfers {
   std::array<std::deque<Action>, num_ways> sends_;  // the awaiting action of each send under way
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

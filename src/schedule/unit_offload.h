@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 // `input`: only the unit's input is copied, and its saved values are recomputed. For units at which recomputation
 // begins.
@@ -20,4 +20,4 @@ struct UnitOffload {
   bool operator==(const UnitOffload&) const = default;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -4,7 +4,7 @@
 
 #include "base/philox.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 namespace {
 
 constexpr int64_t most_numbers = (int64_t{1} << 21) - 9;  // a prime
@@ -49,4 +49,4 @@ void zero_memory(Backend& backend, SideQueue* copies, std::byte* memory, int64_t
               std::vector<std::byte>(static_cast<size_t>(std::min(bytes, zeros_bytes))));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

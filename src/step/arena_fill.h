@@ -8,7 +8,7 @@
 #include "ops/backend.h"
 #include "ops/side_queue.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 // Returns at most `most_bytes` bytes of random numbers on which products can be timed and checked. As bf16, f16 or f32
 // they have either sign and absolute values in [0.5, 1.5); as FP8 they are finite. (On zeros a product can be faster
@@ -23,4 +23,4 @@ void fill_memory(Backend& backend, SideQueue* copies, std::byte* memory, int64_t
                  const std::vector<std::byte>& pattern);
 void zero_memory(Backend& backend, SideQueue* copies, std::byte* memory, int64_t bytes);
 
-}  // namespace gptrain
+}  // namespace gptrain::step

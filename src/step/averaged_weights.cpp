@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline step {
 namespace {
 
 Matrix row(void* data, DType dtype, const StatePiece& piece) { return {data, dtype, 1, piece.count()}; }
@@ -38,4 +38,4 @@ void AveragedWeights::restore() {
   step_.weights_changed();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

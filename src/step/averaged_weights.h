@@ -3,7 +3,7 @@
 
 #include "step/training_step.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 class AveragedWeights {
  public:
@@ -18,4 +18,4 @@ class AveragedWeights {
   TrainingStep& step_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -7,13 +7,13 @@
 #include "model/spec/shard.h"
 #include "optim/types.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 int64_t weight_bytes(const TensorSpec& tensor, const PrecisionConfig& precision) {
   return dtype_bytes(precision.pure && tensor.norm_use == NormUse::no_norm ? DType::bf16 : DType::f32);
 }
 
-int64_t checkpoint_bytes(const ModelSpec& spec, const RunConfig& config) {
+int64_t checkpoint_bytes(const ModelSpec& spec, const StepConfig& config) {
   int64_t bytes = 0;
   const StateColumns columns = optimizer_columns(config.optimizer);
   for (const TensorSpec& tensor : spec.tensors) {
@@ -70,4 +70,4 @@ Json checkpoint_json(const CheckpointForecast& forecast) {
   return json;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

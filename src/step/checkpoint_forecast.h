@@ -10,13 +10,13 @@
 #include "mesh/mesh.h"
 #include "model/spec/spec.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 // Returns the bytes per element of a tensor's weights in a checkpoint: 4 (f32), or 2 with bf16-pure except for norms.
 int64_t weight_bytes(const TensorSpec& tensor, const PrecisionConfig& precision);
 
 // Returns the bytes of one checkpoint's tensors: weights and optimizer state.
-int64_t checkpoint_bytes(const ModelSpec& spec, const RunConfig& config);
+int64_t checkpoint_bytes(const ModelSpec& spec, const StepConfig& config);
 
 struct CheckpointForecast {
   int64_t bytes = 0;         // written by all ranks
@@ -41,4 +41,4 @@ CheckpointForecast forecast_checkpoint(int64_t bytes, const std::vector<int64_t>
 std::string checkpoint_remark(const CheckpointForecast& forecast);
 Json checkpoint_json(const CheckpointForecast& forecast);
 
-}  // namespace gptrain
+}  // namespace gptrain::step

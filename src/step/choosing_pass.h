@@ -10,7 +10,7 @@
 #include "parallel/executor.h"
 #include "schedule/offload.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 // Runs the passes of units only: no collectives between data ranks, no gradient norm, no update.
 class ComputeOnly final : public ActionObserver {
@@ -34,4 +34,4 @@ class NoTokens final : public MicroBatchSource {
   MicroBatch view_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::step

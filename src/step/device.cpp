@@ -16,16 +16,16 @@
 #include "ops/cuda_devices.h"
 #include "ops/fused_attention_policy.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 namespace {
 
 // Returns the number of CUDA devices to use; 0: the run is on the CPU.
-int num_devices_to_use(const RunConfig& config) {
-  const int num_devices = config.run.device == DeviceKind::cpu ? 0 : num_cuda_devices();
-  if (config.run.device == DeviceKind::cuda && num_devices == 0) {
+int num_devices_to_use(DeviceKind asked, DType compute) {
+  const int num_devices = asked == DeviceKind::cpu ? 0 : num_cuda_devices();
+  if (asked == DeviceKind::cuda && num_devices == 0) {
     throw Error(ExitCode::machine, "run.device = cuda: {}; cpu and auto run on the CPU", why_no_cuda_device());
   }
-  if (config.precision.compute == DType::f16 && num_devices == 0) {
+  if (compute == DType::f16 && num_devices == 0) {
     throw Error(ExitCode::machine,
                 "precision.compute = fp16: {}, and the CPU backend has no fp16 (it has bf16; --dry-run --target NAME "
                 "plans for a GPU)",
@@ -34,17 +34,17 @@ int num_devices_to_use(const RunConfig& config) {
   return num_devices;
 }
 
-std::unique_ptr<Backend> make_backend(const RunConfig& config, const World& world, int num_threads) {
-  const int num_devices = num_devices_to_use(config);
-  if (num_devices == 0) return make_cpu_backend(num_threads, config.run.thread_independent);
+std::unique_ptr<Backend> make_backend(const RunSettings& run, DType compute, const World& world, int num_threads) {
+  const int num_devices = num_devices_to_use(run.device, compute);
+  if (num_devices == 0) return make_cpu_backend(num_threads, run.thread_independent);
   int earlier = 0;  // number of lower ranks on this node
   for (int rank = 0; rank < world.rank(); ++rank) earlier += world.host(rank) == world.host(world.rank()) ? 1 : 0;
-  return make_cuda_backend(earlier % num_devices, config.run.algorithm_cache);
+  return make_cuda_backend(earlier % num_devices, run.algorithm_cache);
 }
 
 }  // namespace
 
-void require_target(const RunConfig& config, const Target& target, ExitCode code) {
+void require_target(const StepConfig& config, const Target& target, ExitCode code) {
   Faults faults;
   if (config.precision.compute == DType::bf16 && !target.bf16_products) {
     faults.add("precision.compute", config.precision.pure ? "bf16-pure" : "bf16",
@@ -68,8 +68,8 @@ void require_target(const RunConfig& config, const Target& target, ExitCode code
   if (!faults.empty()) throw Error(code, faults.text());
 }
 
-int threads_of_rank(const RunConfig& config, int64_t ranks_of_process, int64_t local_ranks) {
-  if (config.run.threads > 0) return static_cast<int>(config.run.threads);
+int threads_of_rank(int64_t asked, int64_t ranks_of_process, int64_t local_ranks) {
+  if (asked > 0) return static_cast<int>(asked);
   const int64_t online = sysconf(_SC_NPROCESSORS_ONLN);
   const int64_t processes = std::max<int64_t>(1, local_ranks / ranks_of_process);
   const int64_t of_process = std::min<int64_t>(this_machine(0).num_threads, std::max<int64_t>(1, online / processes));
@@ -77,20 +77,20 @@ int threads_of_rank(const RunConfig& config, int64_t ranks_of_process, int64_t l
 }
 
 Target planned_device(const RunConfig& config, int64_t world_size, int64_t ranks_of_process) {
-  const int num_devices = num_devices_to_use(config);
-  Target target =
-      num_devices == 0 ? this_machine(threads_of_rank(config, ranks_of_process, world_size)) : cuda_target(0);
+  const int num_devices = num_devices_to_use(config.run.device, config.precision.compute);
+  Target target = num_devices == 0 ? this_machine(threads_of_rank(config.run.threads, ranks_of_process, world_size))
+                                   : cuda_target(0);
   require_target(config, target, ExitCode::machine);
   if (target.kind != Target::Kind::cpu) {
     target.device_links = has_device_links();
-    target.num_threads = threads_of_rank(config, ranks_of_process, world_size);
+    target.num_threads = threads_of_rank(config.run.threads, ranks_of_process, world_size);
   }
   target.sharing = 1 + (world_size - 1) / std::max(1, num_devices);
   return target;
 }
 
-void require_same_models(const RunConfig& config, Communicator* all, const World& world, const std::string& model) {
-  if (config.comm.mixed_machines) return;
+void require_same_models(bool mixed_machines, Communicator* all, const World& world, const std::string& model) {
+  if (mixed_machines) return;
   const std::vector<std::string> models = gather_texts(all, model);
   const auto other = std::find_if(models.begin(), models.end(), [&](const std::string& m) { return m != models[0]; });
   if (other == models.end()) return;
@@ -106,16 +106,16 @@ RankDevice take_device(const RunConfig& config, Communicator* all, const World& 
   RankDevice device;
   // A launcher may show a different device as number 0 to every rank, so devices are compared by their identity.
   const std::vector<std::string> identities = agree(all, world, [&] {
-    device.backend = make_backend(config, world, num_threads);
+    device.backend = make_backend(config.run, config.precision.compute, world, num_threads);
     require_target(config, device.backend->target(), ExitCode::machine);
     return world.host(world.rank()) + " " + device.backend->target().identity;
   });
   const Target& target = device.backend->target();
-  require_same_models(config, all, world, target.kind == Target::Kind::cpu ? "a CPU" : target.name);
+  require_same_models(config.comm.mixed_machines, all, world, target.kind == Target::Kind::cpu ? "a CPU" : target.name);
   device.sharing =
       static_cast<int>(std::count(identities.begin(), identities.end(), identities[static_cast<size_t>(world.rank())]));
   device.apart = std::set<std::string>(identities.begin(), identities.end()).size() == identities.size();
   return device;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

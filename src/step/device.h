@@ -11,15 +11,15 @@
 #include "config/run_config.h"
 #include "ops/backend.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 // THROWS Error(code) if the config needs features that the target lacks: matrix products in bf16 or FP8, or attention
 // heads longer than the GPU kernels allow.
-void require_target(const RunConfig& config, const Target& target, ExitCode code);
+void require_target(const StepConfig& config, const Target& target, ExitCode code);
 
 // Returns run.threads, or if that is 0 this rank's share of the cores. The process uses the cores that it is bound to,
 // at most its share among the processes of the node. `local_ranks`: ranks on this node.
-int threads_of_rank(const RunConfig& config, int64_t ranks_of_process, int64_t local_ranks);
+int threads_of_rank(int64_t asked, int64_t ranks_of_process, int64_t local_ranks);
 
 // Returns the target that run.device means on this machine, for a plan of a run with all `world_size` ranks on it,
 // `ranks_of_process` in each process. Takes no device. THROWS Error(device) like take_device.
@@ -34,7 +34,7 @@ struct RankDevice {
 // THROWS Error(device) on all ranks if they compute on different device models, which round differently, unless
 // comm.mixed_machines is true. `model`: name of this rank's device model. Collective over `all`, the group of the
 // world; null if there is one rank.
-void require_same_models(const RunConfig& config, Communicator* all, const World& world, const std::string& model);
+void require_same_models(bool mixed_machines, Communicator* all, const World& world, const std::string& model);
 
 // Makes the backend for run.device. `auto` is CUDA if there is a device, else the CPU. The ranks of a node take its
 // CUDA devices in turn, in rank order. On the CPU a rank gets `num_threads`. Collective over `all`, the group of the
@@ -42,4 +42,4 @@ void require_same_models(const RunConfig& config, Communicator* all, const World
 // for, if a device cannot be used or lacks features that the config needs, or if the ranks' device models differ.
 RankDevice take_device(const RunConfig& config, Communicator* all, const World& world, int num_threads);
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -7,7 +7,7 @@
 
 #include "base/int128.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 // An exact integer up to 2^63 - 1, which every reader of JSON understands; floating point beyond.
 inline nlohmann::ordered_json flops_json(Flops flops) {
@@ -15,4 +15,4 @@ inline nlohmann::ordered_json flops_json(Flops flops) {
   return static_cast<double>(flops);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

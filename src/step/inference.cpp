@@ -10,7 +10,7 @@
 #include "model/micro_batch.h"
 #include "ops/plan/plan_backend.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 namespace {
 
 namespace fs = std::filesystem;
@@ -166,9 +166,9 @@ class Inference::Pass {
   std::unique_ptr<Executor> executor_;
 };
 
-int64_t most_tokens_of_sample(const RunConfig& config) {
+int64_t most_tokens_of_sample(const RunSettings& run) {
   constexpr int64_t before_prompt = 2;  // the end of a document, and a space
-  return before_prompt + static_cast<int64_t>(config.run.sample_prompt.size()) + config.run.sample_tokens;
+  return before_prompt + static_cast<int64_t>(run.sample_prompt.size()) + run.sample_tokens;
 }
 
 Inference::Inference(const RunConfig& config, const fs::path& checkpoint, WhichWeights weights, RankGroups& groups,
@@ -190,7 +190,7 @@ int64_t Inference::bytes(const RunConfig& config, const Target& target, RankGrou
   return bytes;
 }
 
-int64_t Inference::length_for(const RunConfig& config, int64_t size) {
+int64_t Inference::length_for(const StepConfig& config, int64_t size) {
   constexpr int64_t step = 64;
   return std::min((size + step - 1) / step * step, config.model.sequence_length);
 }
@@ -221,4 +221,4 @@ std::vector<float> Inference::next_logits(const std::vector<int32_t>& sequence, 
   return pass_->next_logits(sequence, begin);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -15,11 +15,11 @@
 #include "parallel/parameters.h"
 #include "step/step_design.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 // Returns the most tokens of one text of run.sample_every_steps, prompt included; memory is planned for it. Each byte
 // of the prompt is at most one token, and two more may precede it.
-int64_t most_tokens_of_sample(const RunConfig& config);
+int64_t most_tokens_of_sample(const RunSettings& run);
 
 // Computes in f32 on the ranks that share a model: its tensor ranks and pipeline stages, each with its part of the
 // weights. Every function except `bytes` is collective over these ranks.
@@ -50,7 +50,7 @@ class Inference {
   class Pass;
 
   // Rounds up to a multiple of 64, at most the model's sequence length: short texts run shorter passes.
-  static int64_t length_for(const RunConfig& config, int64_t size);
+  static int64_t length_for(const StepConfig& config, int64_t size);
 
   const RunConfig config_;
   RankGroups& groups_;
@@ -61,4 +61,4 @@ class Inference {
   std::unique_ptr<Pass> pass_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::step

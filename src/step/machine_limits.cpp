@@ -12,7 +12,7 @@
 #include "model/record.h"
 #include "ops/footprint.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 namespace {
 
 // Returns the seconds of one call of `once`: the lower quartile of several samples. Other work on the machine only
@@ -147,4 +147,4 @@ MachineLimits measure_limits(Backend& backend, DType compute, bool measure_copie
           .bytes_per_second = measure_copies ? measure_copy_rate(backend) : 0};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -6,7 +6,7 @@
 #include "base/dtype.h"
 #include "ops/backend.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 struct MachineLimits {
   DType compute;            // dtype of the matrix products
@@ -30,4 +30,4 @@ double measure_copy_rate(Backend& backend);
 // Measures both limits, the copy rate only if `measure_copies`.
 MachineLimits measure_limits(Backend& backend, DType compute, bool measure_copies);
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -11,7 +11,7 @@
 #include "step/checkpoint_forecast.h"
 #include "step/inference.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 namespace {
 
 // Runs only the first of equal actions. The others refer to its block of events.
@@ -85,12 +85,12 @@ void add_samples(const RunConfig& config, const Target& target, RankGroups& grou
   host.num_threads = target.num_threads;
   MemoryPlan samples;
   samples.on(host_place(target))[static_cast<size_t>(MemoryClass::samples)] =
-      Inference::bytes(config, host, groups, most_tokens_of_sample(config));
+      Inference::bytes(config, host, groups, most_tokens_of_sample(config.run));
   memory.outside += samples;
   memory.arenas += samples;
 }
 
-int64_t written_bytes(const TrainingStep& step, const RunConfig& config) {
+int64_t written_bytes(const TrainingStep& step, const StepConfig& config) {
   const StateColumns& columns = step.parameters().columns();
   int64_t bytes = 0;
   for (const StatePiece& piece : step.parameters().state(true)) {
@@ -109,8 +109,9 @@ OpTotals StepPlan::total() const {
   return sum;
 }
 
-StepPlan plan_step(const RunConfig& config, const Target& target, const StepChoices& choices, int64_t world_size,
-                   int64_t rank, const std::shared_ptr<const Program>& like) {
+StepPlan plan_step(const PlanCase& run, const StepChoices& choices, int64_t rank,
+                   const std::shared_ptr<const Program>& like) {
+  const auto& [config, target, world_size] = run;
   StepPlan plan;
   EventLog log;
   RankGroups groups(config, world_size, rank);
@@ -141,4 +142,4 @@ StepPlan plan_step(const RunConfig& config, const Target& target, const StepChoi
   return plan;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -9,7 +9,7 @@
 #include "step/step_log.h"
 #include "step/training_step.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 // The plan of one rank's step.
 struct StepPlan {
@@ -24,9 +24,15 @@ struct StepPlan {
   OpTotals total() const;
 };
 
-// Plans one step of `config` for `rank` of `world_size` ranks on `target`. `choices`: the choices for the rank's stage.
-// `like`: see design_step.
-StepPlan plan_step(const RunConfig& config, const Target& target, const StepChoices& choices, int64_t world_size = 1,
-                   int64_t rank = 0, const std::shared_ptr<const Program>& like = nullptr);
+// A run to plan: a config on a number of ranks, each on `target`. Refers to the config and the target.
+struct PlanCase {
+  const RunConfig& config;
+  const Target& target;
+  int64_t world_size = 1;
+};
 
-}  // namespace gptrain
+// Plans one step of a rank. `choices`: the choices for the rank's stage. `like`: see design_step.
+StepPlan plan_step(const PlanCase& run, const StepChoices& choices, int64_t rank = 0,
+                   const std::shared_ptr<const Program>& like = nullptr);
+
+}  // namespace gptrain::step

@@ -6,7 +6,7 @@
 
 #include "base/dynamic_map.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 namespace {
 
 constexpr auto signed_encoding = make_encode_table<true>();
@@ -129,4 +129,4 @@ void OtherBlocks::settle(const Pieces& pieces, size_t codes, size_t scales, cons
   step_.backend().upload(with_blocks.columns[scales], own.data(), std::ssize(own) * dtype_bytes(DType::f32));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -11,7 +11,7 @@
 #include "checkpoint/slice.h"
 #include "step/training_step.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 class OtherBlocks {
  public:
@@ -37,4 +37,4 @@ class OtherBlocks {
   std::map<std::pair<size_t, size_t>, std::vector<float>> saved_scales_;  // by tensor and column
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::step

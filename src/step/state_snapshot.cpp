@@ -3,7 +3,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 StateSnapshot::StateSnapshot(Backend& backend, int64_t bytes)
     : backend_(backend), copies_(backend.make_side_queue()), memory_(memory_for("checkpoint.asynchronous", [&] {
@@ -45,4 +45,4 @@ std::vector<StatePiece> StateSnapshot::copy(std::vector<StatePiece> pieces, cons
   return pieces;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -10,7 +10,7 @@
 #include "parallel/parameters.h"
 #include "parallel/state_columns.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 class StateSnapshot {
  public:
@@ -31,4 +31,4 @@ class StateSnapshot {
   std::unique_ptr<DeviceMemory> memory_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::step

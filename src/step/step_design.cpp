@@ -11,12 +11,12 @@
 #include "parallel/micro_batch_uploads.h"
 #include "step/step_readback.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 namespace {
 
 bool has_own_memory(const Target& target) { return target.kind == Target::Kind::gpu; }
 
-int64_t micro_batch_bytes(const RunConfig& config) { return micro_batch_shape(config).bytes(); }
+int64_t micro_batch_bytes(const StepConfig& config) { return micro_batch_shape(config).bytes(); }
 
 StepShape step_shape(const RunConfig& config, const StepChoices& choices, bool training) {
   std::vector<bool> with_kept_products;
@@ -39,7 +39,7 @@ StepShape step_shape(const RunConfig& config, const StepChoices& choices, bool t
 }
 
 // Returns the sharding. With one rank that holds the parameters, ZeRO is off.
-Sharding make_sharding(const RunConfig& config, const RankGroups& groups) {
+Sharding make_sharding(const StepConfig& config, const RankGroups& groups) {
   return {groups.num_copies() > 1 ? config.parallel.zero : 0,
           groups.num_copies(),
           groups.copy_rank(),
@@ -143,11 +143,11 @@ Model planned_model(const StepDesign& design, const StepShape& shape, PlanBacken
 
 }  // namespace
 
-MicroBatchShape micro_batch_shape(const RunConfig& config) {
+MicroBatchShape micro_batch_shape(const StepConfig& config) {
   return {config.batch.micro, config.model.sequence_length, config.data.mask_documents};
 }
 
-PrefetchRing prefetch_ring(const RunConfig& config, const Target& target) {
+PrefetchRing prefetch_ring(const StepConfig& config, const Target& target) {
   constexpr int read_ahead = 3;
   const int64_t in_flight =
       std::min(StepReadback::most_ahead * config.batch.accumulation, MicroBatchUploads::most_kept);
@@ -155,11 +155,11 @@ PrefetchRing prefetch_ring(const RunConfig& config, const Target& target) {
   return {kept, kept + read_ahead};
 }
 
-int64_t prefetch_ring_bytes(const RunConfig& config, const Target& target) {
+int64_t prefetch_ring_bytes(const StepConfig& config, const Target& target) {
   return prefetch_ring(config, target).depth * micro_batch_bytes(config);
 }
 
-int64_t all_rings_bytes(const RunConfig& config, const Target& target) {
+int64_t all_rings_bytes(const StepConfig& config, const Target& target) {
   return (config.data.validation.empty() ? 1 : 2) * prefetch_ring_bytes(config, target);
 }
 
@@ -171,7 +171,7 @@ MemoryPlace arena_place(MemoryClass memory_class, const Target& target) {
   return memory_class == MemoryClass::offloaded ? host_place(target) : MemoryPlace::device;
 }
 
-MemoryPlan memory_outside(const RunConfig& config, const Target& target, const ExchangeBytes& exchanged) {
+MemoryPlan memory_outside(const StepConfig& config, const Target& target, const ExchangeBytes& exchanged) {
   MemoryPlan memory;
   memory.on(host_place(target))[static_cast<size_t>(MemoryClass::data)] = all_rings_bytes(config, target);
   for (size_t place = 0; place < num_memory_places; ++place)
@@ -179,7 +179,7 @@ MemoryPlan memory_outside(const RunConfig& config, const Target& target, const E
   return memory;
 }
 
-int64_t landing_bytes(const RunConfig& config, const Target& target) {
+int64_t landing_bytes(const StepConfig& config, const Target& target) {
   return has_own_memory(target) ? micro_batch_bytes(config) : 0;
 }
 
@@ -269,4 +269,4 @@ StepDesign design_inference(const RunConfig& config, const Target& target, const
   return design;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -17,7 +17,7 @@
 #include "parallel/program.h"
 #include "schedule/step_choices.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 // The memory of a rank's step. The size of the workspace is known once the step has run on the `plan` backend.
 struct StepMemory {
@@ -72,14 +72,14 @@ std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& sha
                                   RankGroups& groups);
 
 // Returns the shape of a rank's micro-batches.
-MicroBatchShape micro_batch_shape(const RunConfig& config);
+MicroBatchShape micro_batch_shape(const StepConfig& config);
 
 // Returns the size of a ring of micro-batches. For a device with its own memory it keeps the micro-batches of two
 // steps, as many as the host may have queued.
-PrefetchRing prefetch_ring(const RunConfig& config, const Target& target);
-int64_t prefetch_ring_bytes(const RunConfig& config, const Target& target);
+PrefetchRing prefetch_ring(const StepConfig& config, const Target& target);
+int64_t prefetch_ring_bytes(const StepConfig& config, const Target& target);
 // Returns the bytes of the ring for training, and of the one for validation if the config has validation data.
-int64_t all_rings_bytes(const RunConfig& config, const Target& target);
+int64_t all_rings_bytes(const StepConfig& config, const Target& target);
 
 // Returns the place at which host memory is counted: `device` if the device's memory is the host's.
 MemoryPlace host_place(const Target& target);
@@ -88,9 +88,9 @@ MemoryPlace arena_place(MemoryClass memory_class, const Target& target);
 
 // Returns the memory that belongs to others than the step: the rings of micro-batches (to their readers), and the
 // memory of exchanges between ranks (to the groups).
-MemoryPlan memory_outside(const RunConfig& config, const Target& target, const ExchangeBytes& exchanged);
+MemoryPlan memory_outside(const StepConfig& config, const Target& target, const ExchangeBytes& exchanged);
 
 // Returns the bytes in which uploaded micro-batches arrive on a device with its own memory; 0 if it has none.
-int64_t landing_bytes(const RunConfig& config, const Target& target);
+int64_t landing_bytes(const StepConfig& config, const Target& target);
 
-}  // namespace gptrain
+}  // namespace gptrain::step

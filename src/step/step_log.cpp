@@ -4,7 +4,7 @@
 
 #include "base/amount.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 namespace {
 
 // Calls body(event, number of times that it happens in the step).
@@ -51,4 +51,4 @@ LaneTraffic lane_traffic(const StepLog& log) {
   return table;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -10,7 +10,7 @@
 #include "parallel/groups.h"
 #include "schedule/schedule.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 using EventBlock = std::vector<Event>;
 
@@ -36,4 +36,4 @@ OpTable op_table(const StepLog& log);
 // Returns the bytes that the rank sends by lane, kind of group and operation.
 LaneTraffic lane_traffic(const StepLog& log);
 
-}  // namespace gptrain
+}  // namespace gptrain::step

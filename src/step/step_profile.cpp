@@ -10,7 +10,7 @@
 #include "base/json.h"
 #include "step/flops_json.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -322,4 +322,4 @@ std::string step_profile_table(const StepProfile& profile) {
 
 void write_trace_events(const StepProfile& profile, const TextSink& write) { TraceWriter(profile, write).write_all(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -14,7 +14,7 @@
 #include "step/step_log.h"
 #include "step/time_span.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 // Gives the times of a step's parts in order: the events before the first action, each action, and the events after the
 // last one.
@@ -87,4 +87,4 @@ constexpr std::string_view trace_tail = "\n]}\n";
 using TextSink = std::function<void(std::string_view)>;
 void write_trace_events(const StepProfile& profile, const TextSink& write);
 
-}  // namespace gptrain
+}  // namespace gptrain::step

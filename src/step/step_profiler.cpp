@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 StepProfiler::StepProfiler(Backend& backend, RankGroups& groups) : groups_(groups), backend_(backend, log_) {
   groups_.set_log(&log_);
@@ -56,4 +56,4 @@ void StepProfiler::after(const Action& action) {
   times_.push_back({action_start_seconds_, steady_seconds()});
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

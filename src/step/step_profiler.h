@@ -11,7 +11,7 @@
 #include "step/machine_limits.h"
 #include "step/step_profile.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 // REQUIRES: the step runs on `backend()` with this object as its observer. Between `finish` and the next `start` this
 // costs one branch per op.
@@ -49,4 +49,4 @@ class StepProfiler final : public ActionObserver {
   std::vector<TimeSpan> times_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -5,7 +5,7 @@
 
 #include "base/event.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 StepReadback::StepReadback(Backend& backend, SideQueue* copies)
     : backend_(backend),
@@ -57,4 +57,4 @@ StepReadback::Values StepReadback::read() {
   return values;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -9,7 +9,7 @@
 #include "ops/side_queue.h"
 #include "ops/step_state.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 class StepReadback {
  public:
@@ -58,4 +58,4 @@ class StepReadback {
   int64_t queued_ = 0, read_ = 0;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::step

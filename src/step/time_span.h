@@ -1,7 +1,7 @@
 // A span of time in a step.
 #pragma once
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 struct TimeSpan {
   double start_seconds = 0;
@@ -10,4 +10,4 @@ struct TimeSpan {
   double seconds() const { return end_seconds - start_seconds; }
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::step

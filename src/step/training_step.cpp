@@ -12,7 +12,7 @@
 #include "step/arena_fill.h"
 #include "step/choosing_pass.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 namespace {
 
 constexpr int64_t upload_chunk_elements = int64_t{1} << 20;
@@ -217,7 +217,7 @@ void TrainingStep::set_loss_scale(const LossScale& scale) {
 
 void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionObserver* observer,
                          const std::function<bool()>& stop_wanted, std::optional<int64_t> counted_targets) {
-  const RunConfig& config = design_->config;
+  const StepConfig& config = design_->config;
   readback_.begin();
   host_state_.learning_rate = static_cast<float>(learning_rate);
   host_state_.counted_targets = counted_targets.value_or(config.batch.global * config.model.sequence_length);
@@ -268,4 +268,4 @@ double TrainingStep::evaluate(int64_t micro_batches, MicroBatchSource& source) {
   return host_state_.loss_sum;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -19,7 +19,7 @@
 #include "step/step_design.h"
 #include "step/step_readback.h"
 
-namespace gptrain {
+namespace gptrain::inline step {
 
 struct StepResult {
   double loss = 0;              // mean cross-entropy of the counted tokens, nats
@@ -147,4 +147,4 @@ class TrainingStep {
   std::unique_ptr<Executor> executor_, evaluation_executor_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::step

@@ -4,7 +4,7 @@
 
 #include "base/thread.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 BackgroundWork::BackgroundWork(std::string_view purpose) : thread_(start_thread(purpose, [this] { work(); })) {}
 
@@ -60,4 +60,4 @@ void BackgroundWork::wait() {
   if (const std::exception_ptr failure = std::exchange(failure_, nullptr)) std::rethrow_exception(failure);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -2,26 +2,17 @@
 
 #include <algorithm>
 
-#include "base/error.h"
 #include "step/step_design.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
-PrefetchedBatches::PrefetchedBatches(const RunConfig& config, const Dataset& dataset, int64_t first_sample,
-                                     DataPlace place, PrefetchRing ring, std::byte* memory)
-    : prefetcher_(dataset, micro_batch_shape(config), first_sample + place.rank * config.batch.micro,
-                  place.size * config.batch.micro, memory, ring) {}
-
-const MicroBatch& PrefetchedBatches::next() {
-  try {
-    return prefetcher_.next();
-  } catch (const Error& error) {
-    if (fault_.empty()) fault_ = error.what();
-    return prefetcher_.blank();
-  }
+Prefetcher read_ahead(const StepConfig& config, const Dataset& dataset, int64_t first_sample, DataPlace place,
+                      PrefetchRing ring, std::byte* memory) {
+  const int64_t micro = config.batch.micro;
+  return {dataset, micro_batch_shape(config), first_sample + place.rank * micro, place.size * micro, memory, ring};
 }
 
-FirstSamples::FirstSamples(MicroBatchSource& source, int64_t samples, const RunConfig& config, DataPlace place)
+FirstSamples::FirstSamples(MicroBatchSource& source, int64_t samples, const StepConfig& config, DataPlace place)
     : source_(source),
       left_(samples - place.rank * config.batch.micro),
       batch_(config.batch.micro),
@@ -36,4 +27,4 @@ const MicroBatch& FirstSamples::next() {
   return batch;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -12,6 +12,7 @@
 #include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/folder.h"
 #include "checkpoint/losses.h"
 #include "checkpoint/model_check.h"
 #include "comm/agree.h"
@@ -19,7 +20,7 @@
 #include "config/elastic.h"
 #include "train/signals.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -105,6 +106,9 @@ void Checkpointing::start_from_weights(const fs::path& checkpoint) {
   const std::optional<TokenizerRecord> before = read_tokenizer(checkpoint);
   if (before && data_.tokenizer && before->sha256 != data_.tokenizer->sha256)
     print_err("warning: the data have another tokenizer than {}\n", checkpoint.string());
+  if (before && !data_.tokenizer && !before->text.empty())
+    print_out("note: the tokenizer of the data is not known; data.tokenizer = {} is that of the weights\n",
+              before->is_bytes() ? "bytes" : (checkpoint / tokenizer_name).string());
 }
 
 void Checkpointing::set_later_aside(int64_t step) const {
@@ -319,4 +323,4 @@ void Checkpointing::retain() const {
   if (!warning.empty()) print_err("warning: {}\n", warning);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -19,7 +19,7 @@
 #include "train/run_state.h"
 #include "train/state_save.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // Every rank has one object and makes the same calls, while no step is running. Functions are collective over the world
 // and throw like write_state and load_state, unless they say otherwise.
@@ -132,4 +132,4 @@ class Checkpointing {
   std::unique_ptr<BackgroundWork> work_;  // null: no save runs beside the steps. Last: uses the above
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -19,7 +19,7 @@
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 namespace fs = std::filesystem;
 
@@ -211,12 +211,12 @@ bool FolderWatch::has_other_place() {
   return true;
 }
 
-std::string checkpoint_shortage(const RunConfig& config, int64_t step, int64_t kept, int64_t bytes,
-                                const fs::space_info& space) {
+std::string checkpoint_shortage(const CheckpointConfig& saving, const RunSettings& run, int64_t step, int64_t kept,
+                                int64_t bytes, const fs::space_info& space) {
   // With checkpoint.every_seconds there may be one after each step.
-  const int64_t steps = config.run.steps - step;
-  const int64_t every = config.checkpoint.every_seconds > 0 ? 1 : config.checkpoint.every_steps;
-  const int64_t keep_last = config.checkpoint.keep_last;
+  const int64_t steps = run.steps - step;
+  const int64_t every = saving.every_seconds > 0 ? 1 : saving.every_steps;
+  const int64_t keep_last = saving.keep_last;
   const int64_t to_come = steps > 0 ? (every > 0 ? (steps - 1) / every + 1 : 1) : 0;
   const int64_t more = std::min(to_come, keep_last + 1 - std::min(kept, keep_last));
   // Doubles, as many large checkpoints are more than 63 bits.
@@ -224,12 +224,12 @@ std::string checkpoint_shortage(const RunConfig& config, int64_t step, int64_t k
   // `available` leaves out the blocks that are reserved for root, although root may use them.
   if (more > 0 && one > static_cast<double>(space.free))
     throw Error(ExitCode::checkpoint, "run.out = {}: no room for a checkpoint, which takes {}: {} are free there",
-                config.run.out, format_bytes(one), format_bytes(static_cast<double>(space.free)));
+                run.out, format_bytes(one), format_bytes(static_cast<double>(space.free)));
   if (all <= static_cast<double>(space.available)) return "";
   return fmt::format(
       "run.out = {}: {} are free there, but {} of {} will take {} (checkpoint.keep_last = {}, and one "
       "while it is written)",
-      config.run.out, format_bytes(static_cast<double>(space.available)),
+      run.out, format_bytes(static_cast<double>(space.available)),
       format_counted(more, kept > 0 ? "more checkpoint" : "checkpoint"), format_bytes(one), format_bytes(all),
       keep_last);
 }
@@ -240,4 +240,4 @@ void write_whole_file(const std::filesystem::path& path, const std::string& text
   file.commit();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

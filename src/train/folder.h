@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // Locks a run's folder against other processes during its lifetime. Creates the folder if it is missing; the destructor
 // removes the folders it has created unless `keep` was called. THROWS Error(usage) if the folder cannot be created or
@@ -102,10 +102,10 @@ class FolderWatch {
 // its folder: those after `step` that checkpoint.keep_last keeps, and one being written, without those that
 // checkpoint.keep_every keeps for good. Empty if there is room. `bytes` is the size of one checkpoint. THROWS
 // Error(checkpoint) if not even the first one fits.
-std::string checkpoint_shortage(const RunConfig& config, int64_t step, int64_t kept, int64_t bytes,
-                                const std::filesystem::space_info& space);
+std::string checkpoint_shortage(const CheckpointConfig& saving, const RunSettings& run, int64_t step, int64_t kept,
+                                int64_t bytes, const std::filesystem::space_info& space);
 
 // Writes a file so that it appears whole or not at all.
 void write_whole_file(const std::filesystem::path& path, const std::string& text);
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -27,7 +27,7 @@
 #include "step/inference.h"
 #include "train/run_state.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -63,7 +63,7 @@ struct Vocabulary {
   std::optional<int32_t> end_token;  // ends each document, so it precedes the next one; none: documents have no end
 };
 
-Vocabulary find_vocabulary(const GenerateOptions& options, const fs::path& checkpoint, const RunConfig& config) {
+Vocabulary find_vocabulary(const GenerateOptions& options, const fs::path& checkpoint, const StepConfig& config) {
   const std::optional<TokenizerRecord> record = read_tokenizer(checkpoint);
   if (!options.tokenizer.empty()) {
     const auto named = load_tokenizer(options.tokenizer);
@@ -108,7 +108,7 @@ RunConfig config_of(const fs::path& checkpoint, const ParallelConfig& parallel) 
 }
 
 // Returns the rank that has the logits: the first tensor rank of the stage with the head.
-int64_t rank_with_logits(const RunConfig& config, const Mesh& mesh) {
+int64_t rank_with_logits(const StepConfig& config, const Mesh& mesh) {
   const Stages stages = make_stages(config, 0, 1, false);
   return mesh.first_rank_of_stage(stages.stage_of_chunk(stages.chunk_of(stages.num_units() - 1)));
 }
@@ -206,4 +206,4 @@ SharedText generate_together(const GenerateOptions& options, const ParallelConfi
   return {.text = std::move(text)};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -14,7 +14,7 @@
 #include "config/run_config.h"
 #include "parallel/groups.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 struct GenerateOptions {
   std::filesystem::path checkpoint;  // a checkpoint, or a run's folder, which means its newest checkpoint
@@ -48,4 +48,4 @@ struct SharedText {
 SharedText generate_together(const GenerateOptions& options, const ParallelConfig& parallel, RankGroups& groups,
                              const World& world);
 
-}  // namespace gptrain
+}  // namespace gptrain::train

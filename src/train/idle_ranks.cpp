@@ -7,7 +7,7 @@
 #include "base/output.h"
 #include "base/thread.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 // Turns the first signal to this idle process into a request to stop the run, for its own lifetime. The process must
@@ -77,4 +77,4 @@ void IdleRanks::tell_all(ExitCode code) const {
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

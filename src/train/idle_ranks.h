@@ -10,7 +10,7 @@
 #include "comm/world.h"
 #include "train/signals.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 class IdleRanks {
  public:
@@ -37,4 +37,4 @@ class IdleRanks {
   std::vector<std::unique_ptr<Communicator>> groups_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::train

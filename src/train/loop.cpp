@@ -12,7 +12,7 @@
 #include "step/device.h"
 #include "train/replicas.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& options, const StopSignals& signals,
                            StepProfiler* profiler, std::shared_ptr<const StepDesign> design)
@@ -105,8 +105,8 @@ ExitCode TrainingLoop::train() {
 
 void TrainingLoop::run_steps() {
   do {
-    PrefetchedBatches batches(context_.config, data_.train, progress_.samples, context_.place(),
-                              prefetch_ring(context_.config, context_.backend.target()), rings_->data());
+    Prefetcher batches = read_ahead(context_.config, data_.train, progress_.samples, context_.place(),
+                                    prefetch_ring(context_.config, context_.backend.target()), rings_->data());
     while (begun_steps() < start_.last_step && !is_stopping() && !losses_.has_spiked()) {
       begin_step(batches);
       const int64_t ahead = needs_result(begun_steps()) ? 0 : step_->most_ahead();
@@ -124,10 +124,10 @@ bool TrainingLoop::go_back() {
   return true;
 }
 
-void TrainingLoop::begin_step(PrefetchedBatches& batches) {
+void TrainingLoop::begin_step(Prefetcher& batches) {
   const int64_t step = begun_steps() + 1;
   const double waited_before = batches.waited_seconds();
-  const double lr = learning_rate(context_.config, step - 1);
+  const double lr = learning_rate(context_.config.lr_course(), step - 1);
   StepProfiler* const profiler = step == profile_step_ ? profiler_ : nullptr;
   if (profiler != nullptr) profiler->start();
   context_.world.activity().set_step(step);
@@ -147,7 +147,7 @@ void TrainingLoop::begin_step(PrefetchedBatches& batches) {
 }
 
 // Ends the oldest step that has begun, and does the work due after it.
-void TrainingLoop::end_step(const PrefetchedBatches& batches) {
+void TrainingLoop::end_step(const Prefetcher& batches) {
   const StepResult result = step_->end();
   if (result.is_void) end_unread(batches);
   const BegunStep begun = begun_.front();
@@ -172,7 +172,7 @@ void TrainingLoop::end_step(const PrefetchedBatches& batches) {
 }
 
 // Ends the steps that have begun after some rank could not read its data. None of them has changed the state.
-void TrainingLoop::end_unread(const PrefetchedBatches& batches) {
+void TrainingLoop::end_unread(const Prefetcher& batches) {
   while (step_->begun() > 0) step_->end();
   if (loss_scale_) step_->set_loss_scale(*loss_scale_);
   agree_on(context_.all(), context_.world, [&] {
@@ -206,9 +206,8 @@ void TrainingLoop::count(const StepResult& result) {
 }
 
 void TrainingLoop::do_what_is_due() {
-  const RunConfig& config = context_.config;
   losses_.end_if_diverged(progress_);
-  const int64_t compare_every = config.comm.compare_every_steps;
+  const int64_t compare_every = context_.config.comm.compare_every_steps;
   if (compare_every > 0 && progress_.step % compare_every == 0) compare_replicas(context_, *step_, progress_.step);
   if (!is_last() && validation_->is_due(progress_.step)) validation_->run(progress_.step);
   if (!is_last()) checkpoints_.save_if_due(progress_);
@@ -253,4 +252,4 @@ ExitCode TrainingLoop::stopped() const {
   return ExitCode::requeue;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -25,7 +25,7 @@
 #include "train/stop_request.h"
 #include "train/validation.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // Every rank of a world has one object and makes the same calls.
 class TrainingLoop {
@@ -49,9 +49,9 @@ class TrainingLoop {
   bool go_back();
   bool wants_to_stop() const { return stop_.is_wanted() || checkpoints_.has_failed(); }
   bool is_stopping();
-  void begin_step(PrefetchedBatches& batches);
-  void end_step(const PrefetchedBatches& batches);
-  void end_unread(const PrefetchedBatches& batches);
+  void begin_step(Prefetcher& batches);
+  void end_step(const Prefetcher& batches);
+  void end_unread(const Prefetcher& batches);
   [[noreturn]] void save_and_end(const Error& error);
   void count(const StepResult& result);
   void warn_of_no_checkpoints(double step_seconds);
@@ -82,4 +82,4 @@ class TrainingLoop {
   std::deque<BegunStep> begun_;          // the oldest first
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <numeric>
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 // Drops all but the last `size` losses.
@@ -50,4 +50,4 @@ void accept_spike(LossHistory& losses) {
   losses.above.clear();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -4,7 +4,7 @@
 #include "checkpoint/manifest.h"
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // Adds a step's loss. The window holds the last `window` losses that were not high. Once it is full, a loss is high if
 // it is not finite or more than `spike` standard deviations above the window's mean. `steps` high losses in a row are a
@@ -23,4 +23,4 @@ LossSpread spread_of(const LossHistory& losses);
 // Moves the high losses into the window, so that they count like any other.
 void accept_spike(LossHistory& losses);
 
-}  // namespace gptrain
+}  // namespace gptrain::train

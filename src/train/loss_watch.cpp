@@ -13,11 +13,12 @@
 #include "train/loss_spikes.h"
 #include "train/set_up.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 void LossWatch::begin(const RunProgress& progress) {
   data_.leave_out(LeftOutSamples(join(context_.config.data.skip_samples, progress.left_out)));
-  agree_on(context_.all(), context_.world, [&] { check_length(context_.config, data_, progress); });
+  agree_on(context_.all(), context_.world,
+           [&] { check_length(context_.config.batch.global, context_.config.run.steps, data_, progress); });
 }
 
 void LossWatch::look(RunProgress& progress, const StepResult& result) {
@@ -111,4 +112,4 @@ Error LossWatch::diverged(const std::string& what) const {
   return {ExitCode::diverged, context_.leads() ? "training diverged: " + what : std::string()};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -14,7 +14,7 @@
 #include "train/run_context.h"
 #include "train/run_state.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // Every rank has one object and makes the same calls. A step's loss is the same number on all ranks, and so is every
 // decision.
@@ -64,4 +64,4 @@ class LossWatch {
   int64_t spike_end_ = 0;  // last step of the spike
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::train

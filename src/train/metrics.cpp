@@ -17,7 +17,7 @@
 #include "base/units.h"
 #include "train/tensorboard.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -262,4 +262,4 @@ void MetricsWriter::write_sample(int64_t step, const std::string& prompt, const 
   file.write(json_text(record) + "\n");
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

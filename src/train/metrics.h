@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 struct StepMetrics {
   int64_t step = 0;  // 1-based: the step just finished
@@ -83,4 +83,4 @@ class MetricsWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -7,7 +7,7 @@
 
 #include "train/resume_changes.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 struct TrainOptions {
   // "latest" or a folder. None: the run starts from scratch, which is refused if run.out holds checkpoints.
@@ -19,4 +19,4 @@ struct TrainOptions {
   std::optional<int64_t> profile_step;  // step to profile: a table on standard output, and a trace in run.out
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -8,7 +8,7 @@
 #include "comm/agree.h"
 #include "comm/texts.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 void compare_replicas(const RunContext& context, const TrainingStep& step, int64_t after_step) {
   const RankGroups& groups = context.groups;
@@ -33,4 +33,4 @@ void compare_replicas(const RunContext& context, const TrainingStep& step, int64
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -24,7 +24,7 @@
 #include "report/run_page.h"
 #include "train/signals.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 namespace fs = std::filesystem;
 
@@ -101,7 +101,7 @@ void Reporter::announce() const {
               context_.config.parallel.zero, context_.config.parallel.sequence ? ", sequence parallel" : "", device,
               total_matrix_flops_ / 1e9, dtype_name(limits_.compute));
     if (target.kind == Target::Kind::gpu && groups.exchange_amid_ops())
-      print_out("what tensor groups exchange is in no CUDA graph: their forward and backward run op by op\n");
+      print_out("forward and backward run op by op, as no CUDA graph holds the exchanges of tensor groups\n");
   } else {
     print_out("this machine: {}, {:.0f} GFLOP/s in {} matrix products\n", device, limits_.matrix_flops / 1e9,
               dtype_name(limits_.compute));
@@ -134,7 +134,7 @@ void Reporter::warn() const {
 }
 
 void Reporter::report_step(const RunProgress& progress, const StepResult& result, const BegunStep& begun) {
-  const RunConfig& config = context_.config;
+  const auto& config = context_.config;
   const double seconds = result.seconds;
   const auto places = static_cast<double>(config.batch.global * config.model.sequence_length);
   // A moving average over about twenty steps. The first step, which sets up primitives, counts only until the second.
@@ -251,4 +251,4 @@ void Reporter::write_page() const {
   write_run_page(out, fmt::format("gptrain: {}", out.string()), show_config(context_.config));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -14,7 +14,7 @@
 #include "train/run_context.h"
 #include "train/run_state.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // Values of a step that has begun, for the report of its result.
 struct BegunStep {
@@ -97,4 +97,4 @@ class Reporter {
   std::optional<MetricsWriter> metrics_;                             // set by `open` on rank 0
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::train

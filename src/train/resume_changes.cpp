@@ -12,13 +12,13 @@
 #include "data/source_record.h"
 #include "optim/learning_rate.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 constexpr double most_rise = 2;
 
 // Returns the place in the order after the last sample that the run has used.
-int64_t place_after(const RunConfig& config, const Manifest& manifest) {
+int64_t place_after(const StepConfig& config, const Manifest& manifest) {
   if (manifest.progress.samples == 0) return 0;
   return LeftOutSamples(join(config.data.skip_samples, manifest.progress.left_out))
              .place_of(manifest.progress.samples - 1) +
@@ -51,19 +51,21 @@ std::vector<std::string> source_changes(const Manifest& manifest, const std::vec
 
 }  // namespace
 
-std::vector<std::string> config_changes(const RunConfig& saved, const RunConfig& asked, const Manifest& manifest,
+std::vector<std::string> config_changes(const ConfigChange& change, const Manifest& manifest,
                                         AcceptedChanges accepted) {
-  std::vector<std::string> lines = resume_changes(saved, asked);
+  const auto& [saved, asked] = change;
+  std::vector<std::string> lines = resume_changes(change);
   const int64_t step = manifest.progress.step;
   if (step >= asked.run.steps) return lines;
-  const double planned = learning_rate(saved, std::min(step, saved.run.steps - 1)), now = learning_rate(asked, step);
+  const double planned = learning_rate(saved.lr_course(), std::min(step, saved.run.steps - 1)),
+               now = learning_rate(asked.lr_course(), step);
   if (planned != now)
     lines.push_back(fmt::format("learning rate of step {}: {:.2e} -> {:.2e}", step + 1, planned, now));
   if (step == 0) return lines;
-  const double last = learning_rate(saved, std::min(step, saved.run.steps) - 1);
+  const double last = learning_rate(saved.lr_course(), std::min(step, saved.run.steps) - 1);
   double peak = 0;
   for (const int64_t earlier : {saved.warmup_steps(), saved.warmup_steps() - 1})
-    if (earlier >= 0 && earlier < step) peak = std::max(peak, learning_rate(saved, earlier));
+    if (earlier >= 0 && earlier < step) peak = std::max(peak, learning_rate(saved.lr_course(), earlier));
   const bool has_decayed = last < peak;
   if (!has_decayed || now <= most_rise * last || planned == now || accepted.schedule) return lines;
   throw Error(
@@ -73,25 +75,28 @@ std::vector<std::string> config_changes(const RunConfig& saved, const RunConfig&
       last, step, now, join(lines, "\n"));
 }
 
-ResumedData resume_data(const RunConfig& saved, const RunConfig& asked, const Manifest& manifest,
-                        AcceptedChanges accepted) {
-  Dataset as_asked = open_training_data(asked);
+ResumedData resume_data(const ConfigChange& change, const Manifest& manifest, AcceptedChanges accepted) {
+  const auto& [saved, asked] = change;
+  Dataset as_asked = open_training_data(asked, asked.run.seed);
   RunRecord record = manifest.run;
   record.sources = as_asked.sources();
   std::vector<std::string> changes = source_changes(manifest, record.sources, as_asked, accepted);
-  const bool same = has_same_mixture(saved, asked) && changes.empty();
+  const bool same = has_same_mixture(change) && changes.empty();
   MixtureSoFar so_far{.phases = manifest.run.mixture, .change = {}};
   if (!same) {
     RunConfig before = saved;
-    for (size_t i = 0; i < before.data.train.size(); ++i) before.data.train[i].path = asked.data.train[i].path;
-    if (so_far.phases.empty()) so_far.phases = open_training_data(before).mixture();
+    for (size_t i = 0; i < before.data.train.size(); ++i) {
+      before.data.train[i].path = asked.data.train[i].path;
+      before.data.train[i].dtype = asked.data.train[i].dtype;
+    }
+    if (so_far.phases.empty()) so_far.phases = open_training_data(before, before.run.seed).mixture();
     so_far.change = {.step = manifest.progress.step, .place = place_after(asked, manifest)};
   }
   if (so_far.phases.empty())
     return {.train = std::move(as_asked), .record = std::move(record), .changes = std::move(changes)};
-  Dataset train = open_training_data(asked, so_far);
+  Dataset train = open_training_data(asked, asked.run.seed, so_far);
   record.mixture = train.mixture();
   return {.train = std::move(train), .record = std::move(record), .changes = std::move(changes)};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "checkpoint/manifest.h"
-#include "config/run_config.h"
+#include "config/load.h"
 #include "data/dataset.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // Changes for which the command line must ask (--accept-changes).
 struct AcceptedChanges {
@@ -19,8 +19,7 @@ struct AcceptedChanges {
 
 // Returns one line for each key that has changed, with both values, and for the learning rate before and after. THROWS
 // Error(usage) if the rate jumps and that is not accepted.
-std::vector<std::string> config_changes(const RunConfig& saved, const RunConfig& asked, const Manifest& manifest,
-                                        AcceptedChanges accepted);
+std::vector<std::string> config_changes(const ConfigChange& change, const Manifest& manifest, AcceptedChanges accepted);
 
 struct ResumedData {
   Dataset train;
@@ -30,7 +29,6 @@ struct ResumedData {
 // Opens the training data for a run that resumes from a checkpoint. A changed mixture begins a phase at the checkpoint,
 // and each source continues at the ordinal that it has reached. THROWS Error(data) if a source holds other tokens than
 // the checkpoint's and that is not accepted; else throws like open_training_data.
-ResumedData resume_data(const RunConfig& saved, const RunConfig& asked, const Manifest& manifest,
-                        AcceptedChanges accepted);
+ResumedData resume_data(const ConfigChange& change, const Manifest& manifest, AcceptedChanges accepted);
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -30,10 +30,10 @@
 #include "train/signals.h"
 #include "train/together.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
-int32_t stage_of(const RunConfig& config, const World& world, int rank) {
+int32_t stage_of(const StepConfig& config, const World& world, int rank) {
   return make_mesh(config, world.size()).stage_of(rank);
 }
 
@@ -43,8 +43,9 @@ std::optional<int64_t> agreed_room(const RunConfig& config, Communicator* all, c
                                    const Target& target) {
   if (config.memory.recompute != RecomputeKind::optimal || config.memory.activation_budget > 0) return std::nullopt;
   const int32_t stage = stage_of(config, world, world.rank());
-  const std::vector<std::string> rooms =
-      agree(all, world, [&] { return fmt::format("{}", activation_room(config, target, world.size(), stage)); });
+  const std::vector<std::string> rooms = agree(all, world, [&] {
+    return fmt::format("{}", activation_room({config, target, world.size()}, stage));
+  });
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int rank = 0; rank < world.size(); ++rank) {
     const int64_t room = std::stoll(rooms[static_cast<size_t>(rank)]);
@@ -87,7 +88,7 @@ void refuse_shortage(const RunConfig& config, const Target& share, const MemoryP
     HostMemoryUse use;
     for (int rank = 0; rank < world.size(); ++rank)
       if (world.host(rank) == world.host(world.rank())) use.add(plans[static_cast<size_t>(rank)].on(MemoryPlace::host));
-    const std::string shortage = host_shortage(config, use, share.host_bytes);
+    const std::string shortage = host_shortage(config.memory, config.batch.micro, use, share.host_bytes);
     if (!shortage.empty()) throw Error(ExitCode::machine, "{}", shortage);
   });
 }
@@ -97,7 +98,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
   world.activity().set_phase("set-up");
   RankGroups groups(config, world);
   const int local_ranks = ranks_on_this_host(world);
-  const int threads = threads_of_rank(config, options.ranks, local_ranks);
+  const int threads = threads_of_rank(config.run.threads, options.ranks, local_ranks);
   Communicator* const all = groups.group(GroupKind::world);
   agree_on(all, world, [&] { require_threads(threads - 1); });
   const RankDevice device = take_device(config, all, world, threads);
@@ -111,8 +112,8 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
   const std::optional<int64_t> room = agreed_room(config, all, world, share);
   agree_on(all, world, [&] {
     const int32_t stage = stage_of(config, world, world.rank());
-    const StepChoices choices = choose_step(config, share, world.size(), stage, room);
-    plan = plan_step(config, share, choices, world.size(), world.rank());
+    const StepChoices choices = choose_step({config, share, world.size()}, stage, room);
+    plan = plan_step({config, share, world.size()}, choices, world.rank());
   });
   refuse_shortage(config, share, plan.memory().arenas, all, world);
   std::optional<StepProfiler> profiler;
@@ -163,9 +164,9 @@ ExitCode train(const RunConfig& config, const TrainOptions& options, const Launc
   const std::string elastic = elastic_line(config, started);
   if (launch.rank == 0 && !elastic.empty()) print_out("{}\n", elastic);
   if (launch.tasks_of_job > started) {
-    print_err(
-        "warning: this job has {} tasks (SLURM_NTASKS), and {} of this run: start it with srun, or with --ranks\n",
-        launch.tasks_of_job, started == 1 ? "one rank is all" : fmt::format("{} ranks are all", started));
+    print_err("warning: this job has {} tasks (SLURM_NTASKS), but {}: start it with srun, or with --ranks\n",
+              launch.tasks_of_job,
+              started == 1 ? "this run has one rank" : fmt::format("this run has {} ranks", started));
   }
   if (launch.size > 1) return train_as_process(config, options, signals, launch);
   TrainOptions of_threads = options;
@@ -180,4 +181,4 @@ ExitCode train(const RunConfig& config, const TrainOptions& options, const Launc
   return code;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -6,7 +6,7 @@
 #include "config/run_config.h"
 #include "train/options.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // Trains as the process that `launch` describes, or if this process is alone, on options.ranks of its threads.
 // REQUIRES: the config was loaded for this number of ranks. With parallel.elastic some ranks may be left over
@@ -15,4 +15,4 @@ namespace gptrain {
 // the user otherwise.
 ExitCode train(const RunConfig& config, const TrainOptions& options, const Launch& launch);
 
-}  // namespace gptrain
+}  // namespace gptrain::train

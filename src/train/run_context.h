@@ -7,7 +7,7 @@
 #include "parallel/groups.h"
 #include "train/batches.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // Borrows all members, which must outlive the parts.
 struct RunContext {
@@ -22,4 +22,4 @@ struct RunContext {
   DataPlace place() const { return {groups.sample_rank(), groups.num_sample_ranks()}; }
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -20,7 +20,7 @@
 #include "data/left_out_samples.h"
 #include "step/state_blocks.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -81,7 +81,7 @@ Contents load_on_all(const fs::path& checkpoint, const RankGroups& groups, const
 }
 
 // Starts the average of the weights from the checkpoint's weights if its run kept none.
-void begin_average(std::vector<Slice>& slices, const RunConfig& saved) {
+void begin_average(std::vector<Slice>& slices, const StepConfig& saved) {
   if (saved.optimizer.ema > 0) return;
   const std::string average = fmt::format("{}/", ema_column);
   for (Slice& slice : slices) {
@@ -90,7 +90,8 @@ void begin_average(std::vector<Slice>& slices, const RunConfig& saved) {
 }
 
 // Returns an error message if data.skip_samples differs for samples that the run has already passed; else empty.
-std::string left_out_conflict(const RunConfig& saved, const RunConfig& asked, const RunProgress& progress) {
+std::string left_out_conflict(const ConfigChange& change, const RunProgress& progress) {
+  const auto& [saved, asked] = change;
   const LeftOutSamples before(join(saved.data.skip_samples, progress.left_out));
   const LeftOutSamples now(join(asked.data.skip_samples, progress.left_out));
   constexpr int64_t most = int64_t{1} << 61;  // no overflow below, whatever the manifest says
@@ -105,9 +106,9 @@ std::string left_out_conflict(const RunConfig& saved, const RunConfig& asked, co
     return ranges;
   };
   if (up_to_end(before) == up_to_end(now)) return "";
-  const auto text = [](const RunConfig& config) { return json_text(find_field("data.skip_samples")->get(config)); };
+  const auto text = [](const auto& config) { return json_text(find_field("data.skip_samples")->get(config)); };
   return fmt::format(
-      "data.skip_samples: is not what it was for the samples before {}, which the checkpoint has come to: {} in the "
+      "data.skip_samples: must not change for samples before {}, which the checkpoint has passed: {} in the "
       "checkpoint, {} in the config",
       end, text(saved), text(asked));
 }
@@ -160,7 +161,7 @@ std::vector<std::string> load_weights(const fs::path& checkpoint, TrainingStep& 
   load_on_all(checkpoint, groups, world, [&](const Contents& contents) {
     const RunConfig saved = saved_config(checkpoint, contents.stored.manifest);
     const RunConfig& asked = step.design().config;
-    changes = model_changes(saved, asked).accepted;
+    changes = model_changes({saved, asked}).accepted;
     if (asked.precision.pure && !saved.precision.pure)
       changes.emplace_back("weights: fp32 in the checkpoint, rounded to bf16 for precision.compute = bf16-pure");
     std::vector<Slice> slices = slices_of(step, step.state(), StatePart::weights, memory.get());
@@ -206,8 +207,8 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
   const Manifest& manifest = contents.stored.manifest;
   const RunProgress& progress = manifest.progress;
   const RunConfig saved = saved_config(checkpoint, manifest);
-  std::string conflicts = resume_conflicts(saved, config);
-  if (const std::string of_samples = left_out_conflict(saved, config, progress); !of_samples.empty())
+  std::string conflicts = resume_conflicts({saved, config});
+  if (const std::string of_samples = left_out_conflict({saved, config}, progress); !of_samples.empty())
     conflicts += (conflicts.empty() ? "" : "\n") + of_samples;
   if (!conflicts.empty()) {
     throw Error(
@@ -223,7 +224,7 @@ fs::path checkpoint_to_init_from(const RunConfig& config, const std::string& ask
   fs::path checkpoint = resolve_checkpoint(asked);
   const Contents contents = check_model(checkpoint);
   const RunConfig saved = saved_config(checkpoint, contents.stored.manifest);
-  const std::string refused = model_changes(saved, config).refused;
+  const std::string refused = model_changes({saved, config}).refused;
   if (!refused.empty())
     throw Error(ExitCode::usage, "cannot start from the weights of {} with this config:\n{}", checkpoint.string(),
                 refused);
@@ -269,4 +270,4 @@ std::vector<std::string> set_aside_later_checkpoints(const fs::path& out, int64_
   return names;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

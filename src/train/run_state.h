@@ -12,7 +12,7 @@
 #include "step/training_step.h"
 #include "train/state_save.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // Saves a checkpoint in run.out and waits for it. Collective over the world; call on the rank's thread. THROWS
 // Error(checkpoint) on every rank if one fails, with the message on rank 0.
@@ -56,4 +56,4 @@ std::vector<std::string> load_weights(const std::filesystem::path& checkpoint, T
 // older checkpoint they belong to no run. Returns their names.
 std::vector<std::string> set_aside_later_checkpoints(const std::filesystem::path& out, int64_t step);
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -12,7 +12,7 @@
 #include "step/inference.h"
 #include "train/generate.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -21,22 +21,22 @@ fs::path sampling_folder(const fs::path& out) { return out / ".sampling"; }
 
 }  // namespace
 
-void require_tokenizer_of_samples(const RunConfig& config, const RunTokenizer& tokenizer) {
-  if (config.run.sample_every_steps == 0) return;
+void require_tokenizer_of_samples(const RunSettings& run, int64_t model_vocab_size, const RunTokenizer& tokenizer) {
+  if (run.sample_every_steps == 0) return;
   if (tokenizer.tokenizer) {
     Encoder encoder(tokenizer.tokenizer);
-    const auto tokens = static_cast<int64_t>(encoder.encode(config.run.sample_prompt).size());
-    if (tokens + 1 + config.run.sample_tokens <= most_tokens_of_sample(config)) return;
+    const auto tokens = static_cast<int64_t>(encoder.encode(run.sample_prompt).size());
+    if (tokens + 1 + run.sample_tokens <= most_tokens_of_sample(run)) return;
     throw Error(
         ExitCode::usage,
         "run.sample_prompt = {}: its {} bytes become {} tokens after normalization, more than memory is planned "
         "for; choose another",
-        config.run.sample_prompt, config.run.sample_prompt.size(), tokens);
+        run.sample_prompt, run.sample_prompt.size(), tokens);
   }
-  if (!tokenizer.record && config.model.vocab_size == bytes_vocabulary) return;  // generate() uses "bytes" then
+  if (!tokenizer.record && model_vocab_size == bytes_vocabulary) return;  // generate() uses "bytes" then
   throw Error(ExitCode::usage,
               "run.sample_every_steps = {}: the tokenizer of the data is not known; name it in data.tokenizer",
-              config.run.sample_every_steps);
+              run.sample_every_steps);
 }
 
 Samples::Samples(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter,
@@ -69,21 +69,21 @@ void Samples::run(const RunProgress& progress) {
 }
 
 void Samples::write_text(const fs::path& checkpoint, int64_t step) {
-  const RunConfig& config = context_.config;
+  const RunSettings& run = context_.config.run;
   const GenerateOptions options{.checkpoint = checkpoint,
                                 .tokenizer = {},
-                                .prompts = {config.run.sample_prompt},
-                                .tokens = config.run.sample_tokens,
-                                .seed = config.run.seed,
+                                .prompts = {run.sample_prompt},
+                                .tokens = run.sample_tokens,
+                                .seed = run.seed,
                                 .threads = context_.threads,
-                                .room = most_tokens_of_sample(config)};
-  const SharedText written = generate_together(options, config.parallel, *groups_, context_.world);
+                                .room = most_tokens_of_sample(run)};
+  const SharedText written = generate_together(options, context_.config.parallel, *groups_, context_.world);
   if (written.text) {
     // The text may end inside a character, and a model of bytes may write invalid UTF-8.
-    reporter_.report_sample(step, config.run.sample_prompt, replace_invalid_utf8(*written.text));
+    reporter_.report_sample(step, run.sample_prompt, replace_invalid_utf8(*written.text));
   } else if (context_.leads()) {
     print_err("warning: no sample after step {}: {}\n", step, written.reason);
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -12,11 +12,11 @@
 #include "train/run_context.h"
 #include "train/run_state.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // THROWS Error(usage) if the run writes sample texts and the tokenizer is not known, or the prompt has more tokens than
 // most_tokens_of_sample allows.
-void require_tokenizer_of_samples(const RunConfig& config, const RunTokenizer& tokenizer);
+void require_tokenizer_of_samples(const RunSettings& run, int64_t model_vocab_size, const RunTokenizer& tokenizer);
 
 // Every rank has one object and calls it alike, while no step is running. Texts are generated like those of `gptrain
 // generate`, on the CPUs of the ranks that share a model. The ranks read the weights from this step's checkpoint, or
@@ -44,4 +44,4 @@ class Samples {
   const RunTokenizer& tokenizer_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -20,26 +20,26 @@
 #include "train/run_state.h"
 #include "train/samples.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 namespace fs = std::filesystem;
 
 // The last step that this call runs after the `done` ones. Refuses to profile a step that it does not run.
-int64_t last_step_of_call(const RunConfig& config, const TrainOptions& options, int64_t done) {
-  const int64_t left = std::max<int64_t>(config.run.steps - done, 0);
+int64_t last_step_of_call(int64_t run_steps, const TrainOptions& options, int64_t done) {
+  const int64_t left = std::max<int64_t>(run_steps - done, 0);
   const int64_t last = done + std::min(options.steps.value_or(left), left);
   if (options.profile_step && (*options.profile_step <= done || *options.profile_step > last)) {
     throw Error(ExitCode::usage, "--profile-step {}: {}", *options.profile_step,
                 last > done ? fmt::format("this call runs steps {} to {} (choose one of them)", done + 1, last)
-                            : fmt::format("no step is left to run: step {} of {} is done", done, config.run.steps));
+                            : fmt::format("no step is left to run: step {} of {} is done", done, run_steps));
   }
   return last;
 }
 
 // Checks the disk of the run's folder, which this process has locked. `done`: steps.
-std::string warning_of_room(const RunConfig& config, int64_t done, int64_t bytes) {
-  const fs::path out = config.run.out;
+std::string warning_of_room(const CheckpointConfig& saving, const RunSettings& run, int64_t done, int64_t bytes) {
+  const fs::path out = run.out;
   remove_unfinished_checkpoints(out);  // frees their space; saving warns of those that stay
   const std::vector<CheckpointInfo> found = list_checkpoints(out);
   const auto kept =
@@ -48,7 +48,7 @@ std::string warning_of_room(const RunConfig& config, int64_t done, int64_t bytes
   const fs::space_info space = fs::space(out, unknown);
   // Some network file systems do not know their size, and report 0.
   if (unknown || space.capacity == 0) return "";
-  return checkpoint_shortage(config, done, kept, bytes, space);
+  return checkpoint_shortage(saving, run, done, kept, bytes, space);
 }
 
 // Describes a checkpoint by the checksum of its manifest, which holds the checksums of all its files.
@@ -63,12 +63,12 @@ std::string describe_checkpoint(const fs::path& checkpoint) {
 // Opens the training data as the run uses them from its first step on.
 ResumedData training_data(const RunConfig& config, const Start& start) {
   if (!start.manifest) {
-    Dataset train = open_training_data(config);
+    Dataset train = open_training_data(config, config.run.seed);
     RunRecord record{.sources = train.sources()};
     return {.train = std::move(train), .record = std::move(record), .changes = {}};
   }
   const RunConfig saved = saved_config(*start.checkpoint, *start.manifest);
-  ResumedData resumed = resume_data(saved, config, *start.manifest, start.accepted);
+  ResumedData resumed = resume_data({saved, config}, *start.manifest, start.accepted);
   resumed.changes.insert(resumed.changes.begin(), start.changes.begin(), start.changes.end());
   return resumed;
 }
@@ -112,10 +112,10 @@ std::string describe_data(const Dataset& data, int64_t sequence_length) {
 
 }  // namespace
 
-void check_length(const RunConfig& config, const Dataset& data, const RunProgress& progress) {
+void check_length(int64_t batch, int64_t run_steps, const Dataset& data, const RunProgress& progress) {
   const int64_t left = std::max<int64_t>(data.num_samples() - progress.samples, 0);
-  const int64_t steps = progress.step + left / config.batch.global;
-  if (steps >= config.run.steps) return;
+  const int64_t steps = progress.step + left / batch;
+  if (steps >= run_steps) return;
   constexpr int64_t everywhere = std::numeric_limits<int64_t>::max();
   std::string left_out;
   if (const int64_t all = data.left_out().before(everywhere); all > 0) {
@@ -126,7 +126,7 @@ void check_length(const RunConfig& config, const Dataset& data, const RunProgres
       ExitCode::usage,
       "run.steps = {}: every source of data.train has been seen max_epochs times after {}{}; set run.steps to {}, "
       "or a larger max_epochs",
-      config.run.steps, format_counted(steps, "step"), left_out, steps);
+      run_steps, format_counted(steps, "step"), left_out, steps);
 }
 
 int ranks_on_this_host(const World& world) {
@@ -153,11 +153,11 @@ Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t
     if (start.checkpoint) {
       start.manifest = load_manifest(*start.checkpoint).manifest;
       start.changes =
-          config_changes(saved_config(*start.checkpoint, *start.manifest), config, *start.manifest, options.accepted);
+          config_changes({saved_config(*start.checkpoint, *start.manifest), config}, *start.manifest, options.accepted);
     }
     const int64_t done = start.manifest ? start.manifest->progress.step : 0;
-    start.last_step = last_step_of_call(config, options, done);
-    if (start.lock) start.warning = warning_of_room(config, done, bytes);
+    start.last_step = last_step_of_call(config.run.steps, options, done);
+    if (start.lock) start.warning = warning_of_room(config.checkpoint, config.run, done, bytes);
     if (start.weights) return describe_checkpoint(*start.weights);
     return start.checkpoint ? describe_checkpoint(*start.checkpoint) : std::string();
   });
@@ -176,9 +176,9 @@ RunData open_data(const RunConfig& config, const Start& start, Communicator* all
   const int64_t length = config.model.sequence_length;
   std::optional<RunData> data;
   const std::vector<std::string> found = agree(all, world, [&] {
-    RunTokenizer tokenizer =
-        find_run_tokenizer(config, start.checkpoint ? read_tokenizer(*start.checkpoint) : std::nullopt);
-    require_tokenizer_of_samples(config, tokenizer);
+    RunTokenizer tokenizer = find_run_tokenizer(config.data, config.model.vocab_size,
+                                                start.checkpoint ? read_tokenizer(*start.checkpoint) : std::nullopt);
+    require_tokenizer_of_samples(config.run, config.model.vocab_size, tokenizer);
     ResumedData resumed = training_data(config, start);
     data.emplace(RunData{.tokenizer = std::move(tokenizer),
                          .train = std::move(resumed.train),
@@ -188,8 +188,8 @@ RunData open_data(const RunConfig& config, const Start& start, Communicator* all
     const RunProgress progress =
         start.manifest ? RunProgress{.step = start.manifest->progress.step, .samples = start.manifest->progress.samples}
                        : RunProgress{};
-    check_length(config, data->train, progress);
-    if (!config.data.validation.empty()) data->validation.emplace(open_validation_data(config));
+    check_length(config.batch.global, config.run.steps, data->train, progress);
+    if (!config.data.validation.empty()) data->validation.emplace(open_validation_data(config, config.run.seed));
     note_validation_sources(*data);
     if (start.manifest && !data->changes.empty())
       data->record.history.push_back({start.manifest->progress.step, data->changes});
@@ -226,4 +226,4 @@ void choose_algorithms(TrainingStep& step, const std::optional<fs::path>& checkp
   backend.use_algorithms(broadcast_text(all, backend.algorithms(), 0));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -18,7 +18,7 @@
 #include "train/resume_changes.h"
 #include "train/state_save.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // `all` is the group of all ranks of `world`, null if there is one rank. Errors are agreed upon (comm/agree.h).
 
@@ -54,7 +54,7 @@ RunData open_data(const RunConfig& config, const Start& start, Communicator* all
 
 // THROWS Error(usage) if the run still goes on when every source has been seen as often as it may be. `progress` is
 // that of the run so far, whose steps may have had other batch sizes.
-void check_length(const RunConfig& config, const Dataset& data, const RunProgress& progress = {});
+void check_length(int64_t batch, int64_t run_steps, const Dataset& data, const RunProgress& progress = {});
 
 // THROWS Error(device) if there is no memory on some rank.
 std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,
@@ -67,4 +67,4 @@ void choose_algorithms(TrainingStep& step, const std::optional<std::filesystem::
 
 int ranks_on_this_host(const World& world);
 
-}  // namespace gptrain
+}  // namespace gptrain::train

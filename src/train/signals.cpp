@@ -12,7 +12,7 @@
 #include "base/output.h"
 #include "base/thread.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 constexpr std::array<int, 6> stop_signals = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, SIGHUP};
@@ -141,4 +141,4 @@ const char* StopSignals::name() const {
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -4,7 +4,7 @@
 #include <csignal>
 #include <thread>
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // While an object of this class exists, the first SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU or, where it is not
 // ignored, SIGHUP only sets a flag, so that the running step can finish and be saved; a second one ends the process at
@@ -39,4 +39,4 @@ bool leave_lost_terminal();
 // warning, and the run goes on without these lines.
 void flush_lines();
 
-}  // namespace gptrain
+}  // namespace gptrain::train

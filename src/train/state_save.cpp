@@ -13,7 +13,7 @@
 #include "config/load.h"
 #include "ops/side_queue.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 // Reads device memory through two buffers of pinned memory: one is filled while the other is written to the file.
@@ -147,4 +147,4 @@ void write_state(const StateSave& save, Communicator* all, const World& world,
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -13,7 +13,7 @@
 #include "config/run_config.h"
 #include "step/training_step.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 enum class StatePart { all, weights };
 
@@ -43,4 +43,4 @@ StateSave make_state_save(const RunConfig& config, const TrainingStep& step, con
 void write_state(const StateSave& save, Communicator* all, const World& world,
                  const std::function<void()>& before_publish = {});
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -8,7 +8,7 @@
 #include "train/folder.h"
 #include "train/signals.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 class StopRequest {
  public:
@@ -38,4 +38,4 @@ class StopRequest {
   bool agreed_ = false;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::train

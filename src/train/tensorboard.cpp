@@ -12,7 +12,7 @@
 #include "base/directory.h"
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 namespace {
 
 constexpr std::string_view file_name_prefix = "events.out.tfevents.";
@@ -132,4 +132,4 @@ void TensorBoardWriter::write_event() {
   file_.write(record_);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -7,7 +7,7 @@
 #include "base/output.h"
 #include "comm/process_world.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 void wait_for_rank_0_message() { std::this_thread::sleep_for(std::chrono::milliseconds(500)); }
 
@@ -33,4 +33,4 @@ void refuse_together(const Launch& launch, const Error& error) {
   throw Error(error.code(), std::string());
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

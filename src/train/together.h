@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "comm/bootstrap.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // Name of the fact (comm/rendezvous.h) by which ranks compare their configs and options.
 inline constexpr const char* config_fact_name = "config";
@@ -19,4 +19,4 @@ void wait_for_rank_0_message();
 // rank 0; on other ranks the same behind their own error.
 [[noreturn]] void refuse_together(const Launch& launch, const Error& error);
 
-}  // namespace gptrain
+}  // namespace gptrain::train

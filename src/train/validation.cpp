@@ -10,7 +10,7 @@
 #include "step/step_design.h"
 #include "train/batches.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 Validation::Validation(const RunContext& context, const std::optional<Dataset>& data, const Tokenizer* tokenizer,
                        TrainingStep& step, std::byte* ring, Reporter& reporter, StopRequest& stop)
@@ -55,10 +55,10 @@ bool Validation::run(int64_t step) {
 
 // Returns the sum of the cross-entropies; none if a stop was agreed upon.
 std::optional<double> Validation::evaluate() {
-  const RunConfig& config = context_.config;
-  const int64_t samples = config.run.validation_samples;
+  const StepConfig& config = context_.config;
+  const int64_t samples = context_.config.run.validation_samples;
   const DataPlace place = context_.place();
-  PrefetchedBatches batches(config, *data_, 0, place, prefetch_ring(config, context_.backend.target()), ring_);
+  Prefetcher batches = read_ahead(config, *data_, 0, place, prefetch_ring(config, context_.backend.target()), ring_);
   FirstSamples counted(batches, samples, config, place);
   double sum = 0;
   for (int64_t first = 0; first < samples; first += config.batch.micro * place.size) {
@@ -71,8 +71,7 @@ std::optional<double> Validation::evaluate() {
 
 // `sum` is the sum of the cross-entropies of all tokens.
 ValidationMetrics Validation::metrics_of(double sum, bool of_average) {
-  const RunConfig& config = context_.config;
-  const int64_t samples = config.run.validation_samples;
+  const int64_t samples = context_.config.run.validation_samples;
   ValidationMetrics metrics{.loss = sum / static_cast<double>(data_->count_targets(0, samples)), .ema = of_average};
   if (tokenizer_ == nullptr || !context_.leads()) return metrics;
   try {
@@ -85,4 +84,4 @@ ValidationMetrics Validation::metrics_of(double sum, bool of_average) {
   return metrics;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::train

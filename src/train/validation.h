@@ -13,7 +13,7 @@
 #include "train/run_context.h"
 #include "train/stop_request.h"
 
-namespace gptrain {
+namespace gptrain::inline train {
 
 // Every rank has one object and makes the same calls. Without validation data nothing is ever run.
 class Validation {
@@ -50,4 +50,4 @@ class Validation {
   std::optional<int64_t> text_bytes_;  // bytes of the evaluated text; none: not rank 0, or not counted yet
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::train

@@ -433,7 +433,10 @@ int bench_attention(Runtime& runtime) {
   const auto scratch = runtime.allocate(scratch_bytes);
   bool sound = true;
   for (const auto& [batch, length, heads, head_size] :
-       {AttentionShape{32, 1024, 12, 64}, {16, 1024, 25, 64}, {8, 2048, 16, 128}, {4, 4096, 32, 128}}) {
+       {AttentionShape{.batch = 32, .length = 1024, .heads = 12, .head_size = 64},
+        {16, 1024, 25, 64},
+        {8, 2048, 16, 128},
+        {4, 4096, 32, 128}}) {
     const int64_t rows = batch * length, width = heads * head_size;
     AttentionForward forward{};
     forward.batch = batch;

@@ -108,7 +108,7 @@ class Folders(CliCase):
         self.assert_same_checkpoint(self.checkpoint(6, "elsewhere/moved"), self.checkpoint(6, "whole"))
 
     def test_links_that_lead_nowhere(self):
-        """What a run writes stays in its folder, also when it goes on."""
+        """Files of a run stay in its folder, also when it goes on."""
         config = self.write_run()
         self.path("out").mkdir()
         names = [".lock", "metrics.jsonl", "config.json", "config.json.tmp", "run.json", "report.html",

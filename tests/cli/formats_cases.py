@@ -93,7 +93,7 @@ class Recognition(FormatCase):
                 ("a.zip", archive.getvalue(), "a zip archive"), ("b", archive.getvalue(), "a zip archive"),
                 ("a.tar", tape.getvalue(), "a tar archive"), ("a.tar.gz", gzip.compress(tape.getvalue()), "a tar archive"),
                 ("a.parquet", pointer, "a Git LFS pointer"), ("c.jsonl", pointer, "a Git LFS pointer"),
-                ("d", pointer, "a Git LFS pointer"), ("e.parquet", b"<html>", "no Parquet file, as its name says"),
+                ("d", pointer, "a Git LFS pointer"), ("e.parquet", b"<html>", "no Parquet file, although its name says so"),
                 ("empty.parquet", b"", "no Parquet file"), ("a.feather", b"ARROW1\0\0" + bytes(50), "an Arrow file"),
                 ("f.arrow", b"\xff\xff\xff\xff" + bytes(50), "an Arrow stream"), ("a.orc", b"ORC\n\1", "an ORC file"),
                 ("a.txt", text.encode("utf-16"), "text in UTF-16"), ("b.txt", text.encode("utf-16-be"), "text in UTF-16"),

@@ -169,7 +169,7 @@ class Contradictions(HostileCase):
         def change(places):
             places[one], places[other] = places[other], places[one]
         self.edit_places(change)
-        self.refuse_by_all([RANK_FILE, f'slice "{one}" has the place of another one'])
+        self.refuse_by_all([RANK_FILE, f'slice "{one}" covers the elements of another one'])
 
     def test_a_place_between_two_elements(self):
         self.edit_places(lambda places: places["weight/head.norm.weight"].update(offset=[0.5]))

@@ -160,7 +160,7 @@ class Launchers(CliCase):
         variables = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}
         codes, outputs = self.start_ranks(self.write_run(), variables, "--steps", "2", ranks=1)
         self.assertEqual(codes, [FINISHED])
-        self.assertIn("warning: this job has 4 tasks (SLURM_NTASKS), and one rank is all of this run: start it with srun",
+        self.assertIn("warning: this job has 4 tasks (SLURM_NTASKS), but this run has one rank: start it with srun",
                       outputs[0][1])
 
     def test_a_fault_of_the_mesh_is_one_of_the_config(self):

@@ -39,7 +39,7 @@ class Recomputation(CliCase):
         # Each point has a row, also points that are not drawn, and each drawn series has its own color.
         recomputation = plan["recomputation"]
         points = [*curve, *without, *recomputation["others"]]
-        rows = page.split("<section><table>")[1].split("</table>")[0]
+        rows = page.split("<section>\n<table>")[1].split("</table>")[0]
         self.assertEqual(rows.count("<tr>"), 1 + len(points))
         for point in points:
             self.assertIn(f"<td class=\"number\">{point['activations_bytes']:,}</td>", rows)

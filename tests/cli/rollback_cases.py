@@ -129,7 +129,7 @@ class LeftOut(RollbackCase):
     def test_what_a_run_has_seen_stays(self):
         self.train(self.config, *overrides(*LEFT_OUT), "--steps", "8")
         out = "run.out=without"
-        conflict = "data.skip_samples: is not what it was for the samples before 32, which the checkpoint has come to"
+        conflict = "data.skip_samples: must not change for samples before 32, which the checkpoint has passed"
         self.refuse(USAGE, conflict + ': [{"first":48,"count":16}] in the checkpoint, [{"first":2,"count":1}] in the config',
                     "train", self.config, "--resume", *overrides(out, 'data.skip_samples=[{"first": 2, "count": 1}]'))
         for ranges in ('[{"first": 3, "count": 1}]', '[{"first": 31, "count": 8}]'):

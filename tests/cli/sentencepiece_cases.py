@@ -43,7 +43,7 @@ class SentencePiece(CliCase):
         shutil.copy(self.path("s.model"), self.path("hf/tokenizer.model"))
         self.succeed("checkpoint", "import", "--hf", "hf", "imported")
         self.assertRegex(self.succeed("checkpoint", "inspect", "imported"), r"(?m)^tokenizer +vocabulary of 420, sha256 ")
-        self.assertIn("note: tokenizer.model goes along without tokenizer_config.json",
+        self.assertIn("note: tokenizer.model is exported without tokenizer_config.json",
                       self.succeed("checkpoint", "export", "imported", "--hf", "back"))
         self.assertEqual(self.path("back/tokenizer.model").read_bytes(), self.path("s.model").read_bytes())
 

@@ -10,11 +10,10 @@ import sys
 import unittest
 from pathlib import Path
 
-MODULES = ["command_line", "config_commands", "data_commands", "dry_run", "recomputation", "training", "checkpoints",
-           "learned", "ranks", "streams", "hostile_files", "faults", "second_nets", "tokenizer", "formats", "token_sets",
-           "text",
-           "best_fit", "parquet", "sentencepiece", "weights", "ema", "optimizer", "rollback", "plan", "machine", "elastic",
-           "resume", "mishap", "file_system"]
+MODULES = ["command_line", "help", "config_commands", "data_commands", "dry_run", "recomputation", "training",
+           "checkpoints", "learned", "ranks", "streams", "hostile_files", "faults", "second_nets", "tokenizer",
+           "formats", "token_sets", "text", "best_fit", "parquet", "sentencepiece", "weights", "ema", "optimizer",
+           "rollback", "plan", "machine", "elastic", "resume", "mishap", "file_system"]
 
 
 def main():

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The rules of the source tree: each folder includes only from folders above it, no units include each other in a ring,
-functions local to a file have unique names, no file is too long, none names a machine.
+each room has its namespace, no file is too long, none names a machine.
 
 Run as test_house.py SOURCE_ROOT. Prints each fault as PATH:LINE: MESSAGE.
 """
@@ -14,16 +14,29 @@ ROOM_LIST = "src/rooms.txt"
 ROOMS = [line.split()[0] for line in (Path(__file__).parents[2] / ROOM_LIST).read_text(encoding="utf-8").splitlines()]
 # Folders that cuda/ implements or uses; nothing includes cuda/.
 CUDA_ROOMS = ["base", "config", "ops", "comm"]
+# Files that define functions of C only.
+C_FILES = ["src/cli/main.cpp", "cuda/device/cublaslt.cpp"]
 MAX_LINES = 600
+MAX_OWN_LINES = 500  # of a file in src or cuda
+MAX_PARAMETERS = 7
+# Rooms that may take a run config whole, and how often all of them together do; others take the sections they need.
+WHOLE_CONFIG_ROOMS = {"config", "step", "fit", "planner", "train", "cli"}
+WHOLE_CONFIG = "const RunConfig&"
+MAX_WHOLE_CONFIGS = 120
+# A method that saves memory is named in few files beside those that run it.
+OFFLOAD_CHOICE = re.compile(r"offload_activations|OffloadChoice")
+MAX_OFFLOAD_FILES = 10
 SOURCE_SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".inc", ".py", ".sh"}
 TEXT_SUFFIXES = SOURCE_SUFFIXES | {".build", ".json", ".md", ".supp", ".txt", ".yml", ""}
 # Printing throws if a stream is closed or full, also while an error is reported; src/base/output.h does not throw.
 PRINTING = re.compile(r"\bfmt::print\(|std::(cout|cerr)\b")
+NAMESPACE = re.compile(r"(?:inline )?namespace\b ?(.*?) ?\{$|\}  // namespace ?(.*)$")
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
-# A function that starts at the beginning of a line, as the code's functions do.
-FUNCTION = re.compile(r"(?!using |#|//|struct |class |enum |return |static_assert)[\w\[][^=(;{]*?[ &*](\w+)\((?![^;]*: )")
 # Two files or more in a list of meson.build.
 FILE_LIST = re.compile(r"'[\w./-]+\.cpp'(?:,\s*'[\w./-]+\.cpp')+")
+# A function that starts at the beginning of a line: all but those inside a class.
+PARAMETER_LIST = re.compile(r"^(?!using |#|//|struct |class |enum |return |static_assert)[\w\[][^=(;{}\n]*?[ &*:](\w+)\(",
+                            re.MULTILINE)
 MACHINE_PATH = re.compile(r"(?<![\w.*-])/(?:work|home|root|Users)/")
 
 
@@ -132,41 +145,82 @@ def list_faults(root):
                 yield f"{path}:{number}: a list of files has each on a line of its own, sorted"
 
 
-def functions_of(path):
-    """Yields (line, name, True if local to the file) for each function in a source file."""
-    own = False
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if line.startswith("namespace {"):
-            own = True
-        elif line == "}  // namespace":
-            own = False
-        elif match := FUNCTION.match(line):
-            yield number, match.group(1), own
+def namespaces_of(path):
+    """Returns the namespaces that PATH (relative to the root) may open: its room's; in cuda also the rooms' whose
+    functions cuda defines, and that of the host harness."""
+    if path.parts[0] == "cuda":
+        return [f"gptrain::inline {room}" for room in ["cuda", *CUDA_ROOMS]] + ["gptrain::simt"]
+    room = room_of(path.relative_to("src")) if path.parts[0] == "src" else None
+    return [f"gptrain::inline {room.split('/')[-1]}"] if room else []
 
 
-def name_faults(root):
-    """Finds name clashes: files of a folder are compiled together, so a function of one file must not be a candidate
-    in another."""
-    declared, defined, own_functions = {}, {}, []
-    for path in sorted((root / "src").rglob("*")):
-        room = room_of(path.relative_to(root / "src"))
-        # Files compiled for several instruction sets are separate units.
-        if room is None or "kernels" in path.relative_to(root).as_posix():
+def namespace_faults(root):
+    """Yields wrong namespaces, and wrong comments at their ends, which clang-format 14 cannot check if one is inline."""
+    for path in repository_files(root):
+        relative = path.relative_to(root)
+        own = namespaces_of(relative)
+        if path.suffix not in {".cpp", ".cu", ".h"}:
             continue
-        if path.suffix == ".h":
-            for _, name, _ in functions_of(path):
-                declared.setdefault(name, set()).add(room)
-        elif path.suffix == ".cpp":
-            for number, name, own in functions_of(path):
-                defined.setdefault((room, name), set()).add(path)
-                if own:
-                    own_functions.append((path, number, room, name))
-    for path, number, room, name in own_functions:
-        others = defined[room, name] - {path}
-        above = [other for other in declared.get(name, ()) if ROOMS.index(other) <= ROOMS.index(room)]
-        if others or above:
-            where = min(others).name if others else f"a header of {above[0]}"
-            yield f"{path}:{number}: {name} is the name of a function in {where}, too"
+        opened, has_own = [], False
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            match = NAMESPACE.match(line)
+            if match and match[1] is not None:
+                name = "::".join(match[1].split("::")[:2])
+                has_own = has_own or name in own
+                if own and name.startswith("gptrain") and name not in own:
+                    yield f"{path}:{number}: opens another namespace than {own[0]}"
+                opened.append(match[1].replace("inline ", ""))
+            elif match and (not opened or opened.pop() != match[2]):
+                yield f"{path}:{number}: ends another namespace than it names"
+        if opened or not (has_own or not own or relative.as_posix() in C_FILES):
+            yield f"{path}: lacks the namespace {own[0] if own else opened[-1]}, or the comment at its end"
+
+
+def source_texts(root):
+    """Yields (path, text) for the files of src and cuda."""
+    for path in [*sorted((root / "src").rglob("*")), *sorted((root / "cuda").rglob("*"))]:
+        if path.suffix in {".cpp", ".h", ".cu", ".cuh", ".inc"}:
+            yield path, path.read_text(encoding="utf-8")
+
+
+def num_parameters(text, begin):
+    """Returns the number of parameters in the list that begins behind the parenthesis at BEGIN - 1."""
+    depth, commas = 0, 0
+    for end in range(begin, len(text)):
+        if text[end] in "([{<":
+            depth += 1
+        elif text[end] in ")]}>" and depth == 0:
+            return commas + 1 if text[begin:end].strip() else 0
+        elif text[end] in ")]}>":
+            depth -= 1
+        elif text[end] == "," and depth == 0:
+            commas += 1
+    return 0
+
+
+def size_faults(root):
+    """Yields files that are too long, and functions with too many parameters."""
+    for path, text in source_texts(root):
+        if (lines := len(text.splitlines())) > MAX_OWN_LINES:
+            yield f"{path}: {lines} lines, at most {MAX_OWN_LINES}"
+        for match in PARAMETER_LIST.finditer(text):
+            if (count := num_parameters(text, match.end())) > MAX_PARAMETERS:
+                number = text.count("\n", 0, match.start()) + 1
+                yield f"{path}:{number}: {match.group(1)} has {count} parameters, at most {MAX_PARAMETERS}"
+
+
+def config_faults(root):
+    """Yields uses of a whole run config where sections are taken, and too many of them or of a memory choice."""
+    whole, offloading = 0, 0
+    for path, text in source_texts(root):
+        offloading += 1 if OFFLOAD_CHOICE.search(text) else 0
+        whole += text.count(WHOLE_CONFIG)
+        if WHOLE_CONFIG in text and room_of(path.relative_to(root / path.relative_to(root).parts[0])) not in WHOLE_CONFIG_ROOMS:
+            yield f"{path}: takes RunConfig whole; take the sections that it needs"
+    if whole > MAX_WHOLE_CONFIGS:
+        yield f"{root / 'src'}: RunConfig is taken whole {whole} times, at most {MAX_WHOLE_CONFIGS}"
+    if offloading > MAX_OFFLOAD_FILES:
+        yield f"{root / 'src'}: {offloading} files name an offload choice, at most {MAX_OFFLOAD_FILES}"
 
 
 def file_faults(root):
@@ -183,7 +237,8 @@ def file_faults(root):
 
 def all_faults(root):
     return [*include_faults(root), *ring_faults(root), *cuda_include_faults(root), *map_faults(root),
-            *printing_faults(root), *name_faults(root), *list_faults(root), *file_faults(root)]
+            *printing_faults(root), *namespace_faults(root), *list_faults(root), *size_faults(root),
+            *config_faults(root), *file_faults(root)]
 
 
 def check_that_faults_are_found():
@@ -198,18 +253,25 @@ def check_that_faults_are_found():
             "src/elsewhere/e.h": "\n",
             "cuda/f.cu": '#include "base/a.h"\n#include "g.h"\n#include "model/d.h"\n',
             "cuda/g.h": "\n",
-            "src/data/h.cpp": "namespace {\nint twice(int x) {\n}\nint shared(int x) {\n}\nint once() {\n}\n}  // namespace\n",
-            "src/data/i.cpp": "int twice(char x) {\n}\nint call() {\n  return once(1);\n}\n",
+            "src/data/h.cpp": "namespace gptrain::inline data {\n}  // namespace gptrain::data\n"
+                              "namespace gptrain {\n}  // namespace gptrain\n",
+            "src/data/i.cpp": "namespace {\n}  // namespace\n",
+            "src/data/j.cpp": "namespace gptrain::inline data {\n}\n",
+            "cuda/p.cpp": "namespace gptrain::inline comm {\n}  // namespace gptrain::comm\n"
+                          "namespace gptrain::inline data {\n}  // namespace gptrain::ops\n",
             "src/data/meson.build": "files('i.cpp', 'h.cpp')\nfiles(\n  'h.cpp',\n  'i.cpp',\n)\n"
                                     "files(\n  'i.cpp',\n  'h.cpp',\n)\n",
             "src/comm/meson.build": "files('a.cpp',\n  'b.cpp')\nx ? files('a.cpp') : files('b.cpp')\n",
-            "src/comm/j.h": "int shared(char x);\n",
-            "src/train/k.h": "int once(int x);\n",
             "src/optim/l.h": '#include "optim/m.h"\n',
             "src/optim/m.cpp": '#include "optim/m.h"\n#include "optim/n.h"\n',
             "src/optim/m.h": "\n",
             "src/optim/n.h": '#include "base/o.h"\n#include "optim/l.h"\n',
             "src/base/o.h": "\n",
+            "src/base/q.cpp": "\n" * (MAX_OWN_LINES + 1),
+            "src/ops/r.h": "void f(int a, std::map<int, int> b, int c, int d, int e, int f, int g,\n       int h);\n"
+                           "void g(const RunConfig& config);\n",
+            "src/train/s.h": "void g(const RunConfig& config);\n" * MAX_WHOLE_CONFIGS,
+            **{f"src/fit/t{i}.h": "OffloadChoice choice;\n" for i in range(MAX_OFFLOAD_FILES + 1)},
             "tests/long.cpp": "\n" * (MAX_LINES + 1),
             ROOM_LIST: "base   errors\n",
             "README.md": "see /" + "work/notes and src/work/notes\n",
@@ -217,10 +279,14 @@ def check_that_faults_are_found():
         }
         for name, text in files.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
+            if name.startswith(("src/", "cuda/")) and "namespace" not in text:
+                own = (namespaces_of(Path(name)) or ["gptrain"])[0]
+                text += f"namespace {own} {{\n}}  // namespace {own.replace('inline ', '')}\n"
             (root / name).write_text(text, encoding="utf-8")
         found = {fault.removeprefix(folder + "/").split(": ")[0] for fault in all_faults(root)}
     expected = {"src/base/a.h:2", "src/ops/b.h:3", "src/ops/b.h:4", "src/model/spec/c.h:1", "src/model/spec/c.h:2", "src/elsewhere/e.h", "cuda/f.cu:3",
-                "src/base/a", "src/data/h.cpp:2", "src/data/h.cpp:4", "src/optim/l",
+                "src/base/q.cpp", "src/ops/r.h:1", "src/ops/r.h", "src",
+                "src/base/a", "src/data/h.cpp:3", "src/data/i.cpp", "src/data/j.cpp", "cuda/p.cpp:3", "cuda/p.cpp:4", "src/optim/l",
                 "src/data/meson.build:1", "src/data/meson.build:7", "src/comm/meson.build:1",
                 "tests/long.cpp", "README.md", "README.md:1"}
     if found != expected:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests the shell scripts: each parses, can be run, passes shellcheck if that is installed, and refuses unknown
-# arguments. Also tests the corpus script, the test counter, and the build's option for another oneDNN. Run as
-# test_scripts.sh SOURCE_ROOT.
+# arguments. Also tests where Slurm scripts find their program, the corpus script, the test counter, and the build's option
+# for another oneDNN. Run as test_scripts.sh SOURCE_ROOT.
 set -euo pipefail
 cd "$1"
 failures=0
@@ -38,6 +38,20 @@ expect 1 'usage: tools/test.sh' tools/test.sh --suite all
 expect 1 'usage: tools/gpu_check.sh' tools/gpu_check.sh --nonsense
 expect 2 'usage: tools/quickstart.sh' tools/quickstart.sh --nonsense
 expect 2 'no-such.txt: no such file' tools/quickstart.sh no-such.txt
+
+# Slurm runs a copy of a script in the folder of the submission; scontrol knows the original. srun gets the program of
+# the original's source tree.
+mkdir "$scratch/bin" "$scratch/work"
+for script in one-node several-nodes preemptible; do
+  cp "tools/slurm/$script.sbatch" "$scratch/work/slurm_script"
+  printf '#!/bin/sh\nprintf "   Command=%s/tools/slurm/%s.sbatch run.json\\n   StdOut=/dev/null\\n"\n' "$PWD" "$script" \
+    >"$scratch/bin/scontrol"
+  printf '#!/bin/sh\necho "srun $*"\n' >"$scratch/bin/srun"
+  chmod +x "$scratch/bin/scontrol" "$scratch/bin/srun"
+  expect 0 "^srun .* $PWD/build/gptrain train run.json --resume latest\$" env --chdir="$scratch/work" \
+    PATH="$scratch/bin:$PATH" SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 SLURM_JOB_NODELIST=n1 bash slurm_script run.json
+done
+expect 1 'SLURM_JOB_ID: start this script by sbatch' env -u SLURM_JOB_ID bash tools/slurm/one-node.sbatch run.json
 
 # A faulty oneDNN folder is reported before anything is built.
 if command -v meson >/dev/null; then

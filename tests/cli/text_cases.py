@@ -9,7 +9,7 @@ import struct
 import unittest
 from pathlib import Path
 
-from cli_case import CHECKPOINT, DATA, USAGE, CliCase, overrides, tiny_config
+from cli_case import CHECKPOINT, DATA, USAGE, CliCase, first_in_fast_suite, overrides, tiny_config
 
 try:
     import numpy
@@ -123,10 +123,10 @@ class EndToEnd(TextCase):
 
 class Samples(TextCase):
     def test_ranks_that_share_the_weights(self):
-        for ranks, layout in [(4, ["tensor=2", "zero=3"]), (4, ["pipeline=2", "tensor=2"]), (2, ["pipeline=2"]),
-                              (6, ["pipeline=3", "rank_order=tensor-pipeline-data", "zero=2"]),
-                              (2, ["pipeline=2", "layers_per_stage=[4,0]"]),
-                              (2, ["pipeline=2", "pipeline_schedule=zero-bubble-v"])]:
+        for ranks, layout in first_in_fast_suite(3, [
+                (4, ["tensor=2", "zero=3"]), (6, ["pipeline=3", "rank_order=tensor-pipeline-data", "zero=2"]),
+                (2, ["pipeline=2", "layers_per_stage=[4,0]"]), (4, ["pipeline=2", "tensor=2"]), (2, ["pipeline=2"]),
+                (2, ["pipeline=2", "pipeline_schedule=zero-bubble-v"])]):
             with self.subTest(layout=layout):
                 self.write_on_ranks(ranks, [f"parallel.{setting}" for setting in layout])
 
@@ -267,6 +267,17 @@ class OtherFormats(TextCase):
         self.convert("indexed", "wide2.npy")
         self.assertEqual(self.path("wide2.npy").read_bytes(), self.path("wide.npy").read_bytes())
 
+    def test_every_direction_says_what_becomes_of_the_tokenizer(self):
+        name_it = ": name it in data.tokenizer, or with --tokenizer\n"
+        lost, unknown = "note: the tokenizer does not go along" + name_it, "note: the tokenizer of these tokens is not known" + name_it
+        self.assertIn(lost, self.convert("corpus", "a.npy"))
+        for arguments in (["a.npy", "b.bin", "--to", "llm.c"], ["a.npy", "flat"], ["flat", "c.npy"]):
+            self.assertIn(unknown, self.convert(*arguments))
+        self.assertNotIn("note", self.succeed("data", "join", "corpus", "corpus", "--out", "twice"))
+        self.assertIn("sha256", self.path("twice.meta.json").read_text(encoding="utf-8"))
+        for inputs in (["corpus", "flat"], ["b.bin", "a.npy"]):
+            self.assertIn(unknown, self.succeed("data", "join", *inputs, "--out", "joined"))
+
     def test_as_sources_of_a_run(self):
         config = self.config(run={"steps": 3})
         self.train(config)
@@ -288,7 +299,7 @@ class OtherFormats(TextCase):
         for name, data, messages in [
             ("x.bin", content[:-2], "x.bin, byte 8: the header counts"),
             ("x.bin", content[:4] + b"\x02" + content[5:], "byte 4: version 2 of llm.c's format, but only 1 is known"),
-            ("x.bin", b"abc", "3 bytes hold no u16 tokens"),
+            ("x.bin", b"abc", "3 bytes are no whole number of u16 tokens"),
             ("x.bin", b"", "the file holds no tokens"),
             ("x.tokens", b"abcd", "no token file of llm.c, no .npy, and not the .bin of nanoGPT"),
             ("x.npy", array[:-2], "x.npy, byte 10: the array must have one dimension"),

@@ -4,7 +4,7 @@ import random
 import struct
 import unittest
 
-from cli_case import DATA, USAGE, CliCase, overrides, tiny_config, write_tokens
+from cli_case import DATA, USAGE, CliCase, not_of_some_cases, overrides, tiny_config, write_tokens
 
 
 class TokenSets(CliCase):
@@ -26,6 +26,7 @@ class TokenSets(CliCase):
         config = tiny_config(data={"train": [{"path": path, "weight": 1}]}, batch={"global": 2, "micro": 1})
         return self.succeed("data", "mix", self.write_config(config))
 
+    @not_of_some_cases
     def test_a_set_is_one_source_under_every_name(self):
         draw = random.Random(1)
         for number in range(4):
@@ -67,30 +68,73 @@ class TokenSets(CliCase):
         self.refuse(DATA, ["a.jsonl", "`gptrain data pack` makes token files of texts"], "train", "run.json",
                     *overrides('data.train=[{"path": "a.jsonl"}]', "run.out=new"))
 
+    def test_a_set_that_is_another_one_on_resume(self):
+        """tests/unit/data/test_token_set.cpp has all kinds of changes."""
+        self.write_set("d", random.Random(4))
+        config = self.write_config(tiny_config(data={"train": [{"path": "d"}]}, run={"steps": 2}))
+        self.train(config)
+        more = ("train", config, "--resume", *overrides("run.steps=3"))
+        first, hidden = self.path("d/set-00000.bin"), self.path("d/.away")
+        first.rename(hidden)
+        index = self.path("d/set-00000.idx").rename(self.path("d/.index"))
+        self.refuse(DATA, ["the training data are not those that the run was trained on", "data.train[0] now: d: "], *more)
+        hidden.rename(first)
+        index.rename(self.path("d/set-00000.idx"))
+        write_tokens(self.path("d/set-00099"), [5] * 400)
+        self.refuse(DATA, "the training data are not those that the run was trained on", *more)
+        self.assertIn("data.train[0]: d: ", self.succeed(*more, "--accept-changes", "data"))
+
+    def test_the_vocabulary_of_every_shard(self):
+        self.path("a.jsonl").write_text('{"text": "ab"}\n' * 100, encoding="utf-8")
+        self.succeed("data", "pack", "a.jsonl", "--tokenizer", "bytes", "--shards-of", "100", "--out", "s")
+        config = self.write_config(tiny_config(model={"vocab_size": 200}, data={"train": [{"path": "s"}]}))
+        self.refuse(USAGE, ["s-00000", "200"], "config", "check", config)
+
+
 class Widths(CliCase):
+    def write_widths(self, size, largest):
+        draw = random.Random(3)
+        ids = [draw.randrange(largest) for _ in range(size)]
+        for name in ("wide.bin", "ids.dat"):
+            self.path(name).write_bytes(struct.pack(f"<{size}I", *ids))
+        self.path("narrow.bin").write_bytes(struct.pack(f"<{size}H", *[token % 60_000 for token in ids]))
+        return ids
+
     def test_tokens_without_a_header(self):
         """Files of u32 under the name of one of u16: a warning, once, and --dtype gives the ids; none for sound u16."""
-        draw = random.Random(3)
-        for size in (40, 1000, 20_000):
-            ids = [draw.randrange(50_000) for _ in range(size)]
-            self.path("wide.bin").write_bytes(struct.pack(f"<{size}I", *ids))
-            self.path("ids.dat").write_bytes(struct.pack(f"<{size}I", *ids))
-            self.path("narrow.bin").write_bytes(struct.pack(f"<{size}H", *ids))
+        for size, largest in ((40, 50_000), (20_000, 150_000)):
+            ids = self.write_widths(size, largest)
             result = self.run_gptrain("data", "inspect", "wide.bin")
             self.assertEqual((result.code, result.err.count("warning: wide.bin is read as u16")), (0, 1), result.err)
             self.assertNotIn("warning", self.run_gptrain("data", "inspect", "narrow.bin").err)
             for name in ("wide.bin", "ids.dat"):
-                self.succeed("data", "convert", name, "out", "--dtype", "u32")
-                self.assertEqual(self.path("out.bin").read_bytes(), struct.pack(f"<{size}i", *ids))
+                for command in (["convert", name, "out"], ["join", name, "--out", "out"]):
+                    self.assertNotIn("warning", self.run_gptrain("data", *command, "--dtype", "u32").err)
+                    self.assertEqual(self.path("out.bin").read_bytes(), struct.pack(f"<{size}i", *ids))
+                self.assertIn(f"{size:,} tokens", self.succeed("data", "inspect", name, "--dtype", "u32"))
+                self.refuse(DATA, f"token {max(ids)} ", "data", "verify", name, "--dtype", "u32", "--vocabulary", max(ids))
             self.succeed("data", "convert", "narrow.bin", "out", "--dtype", "u16")
-            self.assertEqual(self.path("out.bin").read_bytes(), struct.pack(f"<{size}H", *ids))
-            # A header says the type, whatever the name.
-            self.succeed("data", "convert", "narrow.bin", "a.npy")
-            self.path("a.npy").rename(self.path("a.bin"))
-            self.assertIn(f"{size:,} tokens", self.succeed("data", "inspect", "a.bin"))
-            self.refuse(USAGE, "a.bin has a header that says its type", "data", "convert", "a.bin", "out", "--dtype", "u32")
+            self.assertEqual(self.path("out.bin").read_bytes(), self.path("narrow.bin").read_bytes())
+        # A header says the type, whatever the name.
+        self.succeed("data", "convert", "narrow.bin", "a.npy")
+        self.path("a.npy").rename(self.path("a.tokens"))
+        self.assertIn(f"{size:,} tokens", self.succeed("data", "inspect", "a.tokens"))
+        self.refuse(USAGE, "a.tokens has a header that says its type", "data", "convert", "a.tokens", "out", "--dtype", "u32")
+        self.refuse(USAGE, "out.idx says the type of its tokens", "data", "inspect", "out", "--dtype", "u32")
         self.path("odd.bin").write_bytes(bytes(6))
-        self.refuse(DATA, "6 bytes are no tokens of", "data", "convert", "odd.bin", "out", "--dtype", "u32")
+        self.refuse(DATA, "6 bytes are no whole number of tokens of", "data", "convert", "odd.bin", "out", "--dtype", "u32")
+
+    def test_a_source_of_a_run(self):
+        self.write_widths(4000, 200)
+        config = self.write_config(tiny_config(data={"train": [{"path": "wide.bin"}]}, run={"steps": 2}))
+        self.assertIn("warning: wide.bin is read as u16", self.run_gptrain("data", "mix", config).err)
+        narrow, wide = overrides("data.train[0].path=narrow.bin", "run.out=narrow"), overrides("data.train[0].dtype=u32")
+        self.train(config, *narrow)
+        self.assertNotIn("warning", self.run_gptrain("train", config, *wide, "--steps", "1").err)
+        self.assertIn('"dtype":"u32"', self.succeed("config", "show", config, *wide).replace(" ", ""))
+        self.train(config, *wide, "--resume")
+        self.assert_same_steps(self.records(), self.records("narrow"))
+        self.refuse(DATA, "the training data are not those", "train", config, "--resume", *overrides("run.steps=3"))
 
 
 class OutputsFirst(CliCase):

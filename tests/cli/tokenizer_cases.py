@@ -1,4 +1,5 @@
 """`data train-tokenizer`, `data tokenize`, and `data pack` with tokenizers, formats, threads, shards and kills."""
+import base64
 import gzip
 import json
 import lzma
@@ -68,7 +69,7 @@ class Tokenize(TokenizerCase):
         for messages, arguments in [
             ("cannot read absent.json: No such file", ["--tokenizer", "absent.json", "x"]),
             ("--pattern is for rank files", ["--tokenizer", "t.json", "--pattern", "gpt2", "x"]),
-            ("--decode: x is no id", ["--tokenizer", "t.json", "--decode", "x"]),
+            ("--decode: x is not an id", ["--tokenizer", "t.json", "--decode", "x"]),
         ]:
             self.refuse(USAGE, messages, "data", "tokenize", *arguments)
         self.refuse(DATA, f"{self.size} is no token of t.json", "data", "tokenize", "--tokenizer", "t.json", "--decode",
@@ -135,6 +136,20 @@ class Folders(TokenizerCase):
             self.write("added_tokens.json", {"<|endoftext|>": 7})
             self.refuse(USAGE, "m/added_tokens.json: <|endoftext|> has the id 7, and 0 in the vocabulary", "data", "tokenize",
                         "--tokenizer", "m", "x")
+
+    def test_a_folder_of_kimi(self):
+        """Ranks as many as Kimi K2's have its pattern, and the special tokens that the folder's config names."""
+        bytes_ = [bytes([first]) for first in range(256)]
+        ranks = bytes_ + [first + second for first in bytes_ for second in bytes_]
+        ranks += [b"\xe6" + second + third for second in bytes_ for third in bytes_][:163584 - len(ranks)]
+        ranks += [b"\xe5" + second + third for second in bytes_ for third in bytes_][:163584 - len(ranks)]
+        self.path("m/tokenizer.json").unlink()
+        lines = (b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(ranks))
+        self.path("m/tiktoken.model").write_bytes(b"".join(lines))
+        added = {"163586": {"content": "<|im_end|>", "special": True}}
+        self.write("tokenizer_config.json", {"added_tokens_decoder": added})
+        # A run of Han characters is parted from the letters before and behind it.
+        self.assertEqual(self.ids("x日y<|im_end|>"), [ord("x"), ranks.index("日".encode()), ord("y"), 163586])
 
     def test_the_end_of_a_document_by_name(self):
         for name, end in (("fox", None), (str(self.size - 1), self.size - 1), ("<|endoftext|>", 0)):
@@ -299,7 +314,7 @@ class Packing(TokenizerCase):
             for name in names:
                 self.assertEqual(self.path(f"k{name}").read_bytes(), self.path(f"whole{name}").read_bytes(), name)
         self.assertGreater(killed, 5)
-        self.assertIn("was finished", self.succeed(*command, "--out", "k", "--resume"))
+        self.assertIn("already finished", self.succeed(*command, "--out", "k", "--resume"))
         others = ["300000" if argument == "200000" else argument for argument in command]
         self.refuse(USAGE, "--resume: k was begun with another shard_tokens", *others, "--out", "k", "--resume")
         self.refuse(USAGE, "the standard input cannot be read a second time", "data", "pack", "-", "--out", "k",

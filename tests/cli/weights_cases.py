@@ -149,13 +149,33 @@ class Import(CheckpointCase):
         self.assertIn(b'"F16"', self.path("hf/model.safetensors").read_bytes()[:4000])
 
     def test_files_of_tokenizers_that_stay_behind_are_named(self):
-        note = "note: no tokenizer goes along: the checkpoint does not know that of its data\n"
+        note = "note: no tokenizer is exported: the checkpoint does not know that of its data; copy its tokenizer.json there\n"
         self.assertIn(note, self.succeed("checkpoint", "export", "out", "--hf", "hf"))
         for name in ("tokenizer_config.json", "chat_template.jinja", "vocab.txt"):
             self.path("hf", ).joinpath(name).write_text("{}", encoding="utf-8")
         out = self.succeed("checkpoint", "import", "--hf", "hf", "imported")
-        self.assertIn("note: left behind: vocab.txt, tokenizer_config.json, chat_template.jinja, which a checkpoint does not "
-                      "hold; an export writes what it knows itself\n", out)
+        self.assertIn("note: not imported: vocab.txt, tokenizer_config.json, chat_template.jinja, which a checkpoint does not "
+                      "hold; an export writes its own\n", out)
+        self.assertIn("note: no tokenizer is imported: the folder holds none; name it in data.tokenizer, or with --tokenizer\n", out)
+
+    def test_what_becomes_of_a_tokenizer(self):
+        """An import carries it or says how to name it, and so does a run from the imported weights."""
+        self.path("in.txt").write_text("the quick brown fox " * 20, encoding="utf-8")
+        self.succeed("checkpoint", "export", "out", "--hf", "hf")
+        for vocabulary, note in (("270", "the tokenizer is not imported: it has 270 tokens, the model 257; a run from its weights may "
+                                         "have the larger model.vocab_size"), ("257", "")):
+            self.succeed("data", "train-tokenizer", "in.txt", "--vocab-size", vocabulary, "--out", "hf/tokenizer.json")
+            out = self.succeed("checkpoint", "import", "--hf", "hf", f"with{vocabulary}")
+            self.assertEqual([line for line in out.splitlines() if line.startswith("note: ")][:1], [f"note: {note}"] if note else [])
+        self.path("hf/tokenizer.json").write_text('{"model": {"type": "WordPiece"}}', encoding="utf-8")
+        self.assertIn("note: the tokenizer is not imported, name another in data.tokenizer or with --tokenizer: hf/tokenizer.json",
+                      self.succeed("checkpoint", "import", "--hf", "hf", "without"))
+        start = ("train", self.config, "--init-from", "with257", "--steps", "0")
+        name = "with257/checkpoints/step-00000000/tokenizer.json"
+        note = f"note: the tokenizer of the data is not known; data.tokenizer = {name} is that of the weights\n"
+        self.assertIn(note, self.succeed(*start, *overrides("run.out=new")))
+        self.assertNotIn("note", self.succeed(*start, *overrides("run.out=named", f"data.tokenizer={name}")))
+        self.assertIn("vocabulary of 257", self.succeed("checkpoint", "inspect", "named"))
 
     def test_what_is_refused(self):
         self.refuse(CHECKPOINT, "cannot open absent/config.json", "checkpoint", "import", "--hf", "absent", "imported")
@@ -256,7 +276,7 @@ class Compare(CheckpointCase):
                 for value, x, y in zip(values, a[name], b[name], strict=True):
                     self.assertAlmostEqual(value, share * x + (1 - share) * y, delta=1e-7 * max(1, abs(value)))
         self.succeed("generate", "--checkpoint", "mean", "--prompt", "a", "--tokens", 2)
-        self.refuse(CHECKPOINT, "holds weights alone: a run begins with them by train --init-from", "train", self.config,
+        self.refuse(CHECKPOINT, "holds only weights: start a run from them with train --init-from", "train", self.config,
                     "--resume", "mean", *overrides("run.out=further"))
         self.refuse(USAGE, "--shares: nan is not a finite number", "checkpoint", "average", "--shares", "nan", "out",
                     "--out", "more")
@@ -276,7 +296,7 @@ class Compare(CheckpointCase):
         self.refuse(USAGE, "step-00000004 has another tokenizer than", "checkpoint", "average", self.checkpoint(2),
                     self.checkpoint(4), "--out", "more")
         self.assertFalse(self.path("more").exists())
-        self.assertIn("note: no tokenizer goes along: the checkpoint has its hash alone\n",
+        self.assertIn("note: no tokenizer is exported: the checkpoint has only its hash; copy its tokenizer.json there\n",
                       self.succeed("checkpoint", "export", "out", "--hf", "hf"))
 
     def test_what_fp16_does_not_hold_is_refused(self):
@@ -299,8 +319,8 @@ class Compare(CheckpointCase):
         self.damage_manifest(6)
         result = self.run_gptrain("checkpoint", "prune", "out", "--keep-last", "1")
         self.assertEqual((result.code, result.out), (FINISHED, "out: 1 checkpoint removed, 2 kept\n"))
-        self.assertEqual(result.err, "warning: out/checkpoints/step-00000006 is damaged: it does not count, and stays "
-                         "until you remove it\n")
+        self.assertEqual(result.err, "warning: out/checkpoints/step-00000006 is damaged: it is neither "
+                         "counted nor removed; remove it yourself\n")
         self.assertEqual(self.checkpoint_steps(), [4, 6])
 
     def test_prune_removes_what_was_set_aside(self):
@@ -308,7 +328,7 @@ class Compare(CheckpointCase):
         for name in ("step-00000008.abandoned", "step-00000008.abandoned-2", "step-00000008.abandoned-", "best.abandoned"):
             shutil.copytree(self.checkpoint(6), folder / name)
         out = self.succeed("checkpoint", "prune", "out", "--keep-last", "3")
-        self.assertEqual(out, "out: 0 checkpoints removed, 3 kept\nout: 2 checkpoints removed that had been set aside\n")
+        self.assertEqual(out, "out: 0 checkpoints removed, 3 kept\nout: 2 checkpoints removed that a resume had set aside\n")
         self.assertEqual(sorted(path.name for path in folder.glob("*abandoned*")),
                          ["best.abandoned", "step-00000008.abandoned-"])
         shutil.copytree(self.checkpoint(6), folder / "step-00000008.abandoned")

@@ -38,19 +38,20 @@ struct Layout {
   }
 };
 
-const std::vector<Layout> layouts = {{1, 1, 0},
-                                     {1, 2, 0},
-                                     {1, 3, 1},
-                                     {1, 5, 3},
-                                     {2, 1, 0, true},
-                                     {2, 2, 2, true},
-                                     {3, 2, 3},
-                                     {6, 1, 0, true},
-                                     {2, 4, 1},
-                                     {1, 1, 0, false, "gpipe", 3},
-                                     {1, 2, 3, false, "interleaved", 2},
-                                     {2, 2, 1, true, "zero-bubble", 2},
-                                     {1, 3, 2, false, "zero-bubble-v", 2}};
+const std::vector<Layout> layouts = {
+    {1, 1, 0},
+    {1, 2, 0},
+    {1, 3, 1},
+    {1, 5, 3},
+    {.tensor = 2, .data = 1, .zero = 0, .sequence = true},
+    {.tensor = 2, .data = 2, .zero = 2, .sequence = true},
+    {3, 2, 3},
+    {.tensor = 6, .data = 1, .zero = 0, .sequence = true},
+    {2, 4, 1},
+    {.tensor = 1, .data = 1, .zero = 0, .schedule = "gpipe", .stages = 3},
+    {.tensor = 1, .data = 2, .zero = 3, .schedule = "interleaved", .stages = 2},
+    {.tensor = 2, .data = 2, .zero = 1, .sequence = true, .schedule = "zero-bubble", .stages = 2},
+    {.tensor = 1, .data = 3, .zero = 2, .schedule = "zero-bubble-v", .stages = 2}};
 
 RunConfig config_of(Family family, const Layout& layout, const std::string& compute, const fs::path& out) {
   std::vector<std::string> overrides = {"model.num_heads=6",
@@ -119,7 +120,7 @@ void on_ranks(const RunConfig& config, int world_size, const Body& body) {
   run_local_ranks(world_size, [&](World& world) {
     RankGroups groups(config, world);
     const auto backend = make_cpu_backend(1);
-    const StepPlan plan = plan_rank(config, backend->target(), world_size, world.rank());
+    const StepPlan plan = plan_rank({config, backend->target(), world_size}, world.rank());
     TrainingStep step(plan.design, *backend, groups);
     body(step, groups, world);
   });

@@ -6,6 +6,7 @@ Run as test_corpus_mutants.py GPTRAIN [--files N] [--seed N] [TEST...]
 """
 import argparse
 import bz2
+import collections
 import gzip
 import json
 import lzma
@@ -14,6 +15,7 @@ import random
 import re
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -37,10 +39,18 @@ class CorpusMutants(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
         self.draw = random.Random(SEED)
+        self.codes, self.most_kib, self.most_seconds = collections.Counter(), 0, 0
+        self.addCleanup(self.report)
+
+    def report(self):
+        """Prints exit codes, memory and time of the runs of a test; a hang or a signal has an exit code of its own."""
+        print(f"{self._testMethodName}: {self.codes.total():,} runs, exit codes {dict(sorted(self.codes.items()))}, at most "
+              f"{self.most_kib / 1024:.0f} MiB and {self.most_seconds:.1f} s", flush=True)
 
     def run_gptrain(self, *arguments):
         """Returns the exit code, the output, and the process's own peak memory."""
         log = self.folder / "log"
+        start = time.monotonic()
         child = os.fork()
         if child == 0:
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -49,7 +59,11 @@ class CorpusMutants(unittest.TestCase):
             os.chdir(self.folder)
             os.execv("/usr/bin/env", ["env", "timeout", str(SECONDS), str(GPTRAIN), *map(str, arguments)])
         _, status, usage = os.wait4(child, 0)
-        return os.waitstatus_to_exitcode(status), log.read_text(errors="replace"), usage.ru_maxrss
+        code = os.waitstatus_to_exitcode(status)
+        self.codes[code] += 1
+        self.most_kib = max(self.most_kib, usage.ru_maxrss)
+        self.most_seconds = max(self.most_seconds, time.monotonic() - start)
+        return code, log.read_text(errors="replace"), usage.ru_maxrss
 
     def mutant(self, content):
         bytes_ = bytearray(content)

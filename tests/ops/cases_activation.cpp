@@ -91,7 +91,8 @@ void check_forward(Trial& trial, const Kind& kind, int64_t rows, int64_t cols, D
   const Operand& x = trial.input(dtype, rows, wide, scale, 3);
   const Operand& bias = trial.input(dtype, 1, wide);
   Operand& y = trial.output(dtype, rows, cols, 1);
-  trial.run(ActivationForward{kind.kind, x.matrix(), with_bias ? bias.matrix() : Matrix(), y.matrix()});
+  trial.run(ActivationForward{
+      .kind = kind.kind, .x = x.matrix(), .bias = with_bias ? bias.matrix() : Matrix(), .y = y.matrix()});
   const auto expected = activate(kind.kind, biased<double>(x, bias, with_bias), cols);
   const auto plain = activate(kind.kind, biased<float>(x, bias, with_bias), cols);
   trial.expect_close("y", y, expected, rounded(to_double(plain), dtype), 3, noise_of(scale));
@@ -104,7 +105,11 @@ void check_backward(Trial& trial, const Kind& kind, int64_t rows, int64_t cols, 
   const Operand& bias = trial.input(dtype, 1, wide);
   const Operand& dy = trial.input(dtype, rows, cols, 1, 2);
   Operand& dx = trial.output(dtype, rows, wide, 1);
-  trial.run(ActivationBackward{kind.kind, x.matrix(), with_bias ? bias.matrix() : Matrix(), dy.matrix(), dx.matrix()});
+  trial.run(ActivationBackward{.kind = kind.kind,
+                               .x = x.matrix(),
+                               .bias = with_bias ? bias.matrix() : Matrix(),
+                               .dy = dy.matrix(),
+                               .dx = dx.matrix()});
   const auto expected = gradient(kind.kind, biased<double>(x, bias, with_bias), dy.values(), cols);
   const auto plain = gradient(kind.kind, biased<float>(x, bias, with_bias), to_real<float>(dy.values()), cols);
   trial.expect_close("dx", dx, expected, rounded(to_double(plain), dtype), 3, noise_of(scale));
@@ -133,9 +138,10 @@ void check_extremes(Trial& trial, const Kind& kind) {
   Operand& y = trial.output(DType::f32, 1, count);
   Operand& slope = trial.output(DType::f32, 1, count);
   const Operand& ones = trial.input(DType::f32, 1, count, std::vector<double>(values.size(), 1));
-  trial.run(ActivationForward{kind.kind, x.matrix(), {}, y.matrix()});
+  trial.run(ActivationForward{.kind = kind.kind, .x = x.matrix(), .bias = {}, .y = y.matrix()});
   const std::vector<double> results = y.values();
-  trial.run(ActivationBackward{kind.kind, x.matrix(), {}, ones.matrix(), slope.matrix()});
+  trial.run(
+      ActivationBackward{.kind = kind.kind, .x = x.matrix(), .bias = {}, .dy = ones.matrix(), .dx = slope.matrix()});
   for (size_t i = 0; i < values.size(); ++i) {
     const double expected = kind.kind == ActivationKind::gelu ? gelu(values[i]) : gelu_tanh(values[i]);
     // Near -1, tanh(u) in f64 leaves 1e-16 of noise in the reference.
@@ -147,7 +153,7 @@ void check_extremes(Trial& trial, const Kind& kind) {
   }
   const Operand& nan = trial.input(DType::f32, 1, 1, std::vector<double>{std::numeric_limits<double>::quiet_NaN()});
   Operand& of_nan = trial.in_out(DType::f32, 1, 1);
-  trial.run(ActivationForward{kind.kind, nan.matrix(), {}, of_nan.matrix()});
+  trial.run(ActivationForward{.kind = kind.kind, .x = nan.matrix(), .bias = {}, .y = of_nan.matrix()});
   trial.expect_true(std::isnan(of_nan.at(0, 0)), "NaN in, NaN out");
 }
 
@@ -173,12 +179,17 @@ void add_cases(Suite& suite) {
       const int64_t wide = is_gated(kind.kind) ? 2 * cols : cols;
       const std::string name = fmt::format("{} N={} f=3072 bias C={}", kind.name, rows, dtype_name(dtype));
       suite.add_bench<ActivationForward>(name, [=](Trial& t) {
-        t.time(ActivationForward{kind.kind, t.input(dtype, rows, wide).matrix(), t.input(dtype, 1, wide).matrix(),
-                                 t.output(dtype, rows, cols).matrix()});
+        t.time(ActivationForward{.kind = kind.kind,
+                                 .x = t.input(dtype, rows, wide).matrix(),
+                                 .bias = t.input(dtype, 1, wide).matrix(),
+                                 .y = t.output(dtype, rows, cols).matrix()});
       });
       suite.add_bench<ActivationBackward>(name, [=](Trial& t) {
-        t.time(ActivationBackward{kind.kind, t.input(dtype, rows, wide).matrix(), t.input(dtype, 1, wide).matrix(),
-                                  t.input(dtype, rows, cols).matrix(), t.output(dtype, rows, wide).matrix()});
+        t.time(ActivationBackward{.kind = kind.kind,
+                                  .x = t.input(dtype, rows, wide).matrix(),
+                                  .bias = t.input(dtype, 1, wide).matrix(),
+                                  .dy = t.input(dtype, rows, cols).matrix(),
+                                  .dx = t.output(dtype, rows, wide).matrix()});
       });
     }
     suite.add<ActivationBackward>(fmt::format("derivative of {}", kind.name),
@@ -188,9 +199,14 @@ void add_cases(Suite& suite) {
   suite.add<ActivationBackward>("rejections", [](Trial& t) {
     const Operand& x = t.input(DType::f32, 2, 6);
     Operand& dx = t.output(DType::f32, 2, 6);
-    t.expect_rejected(ActivationBackward{ActivationKind::gelu, x.matrix(), {}, x.matrix(), x.matrix()}, "dx is x");
-    t.expect_rejected(ActivationBackward{ActivationKind::swiglu, x.matrix(), {}, x.matrix(), dx.matrix()},
-                      "swiglu of an x that is not twice as wide as dy");
+    t.expect_rejected(
+        ActivationBackward{
+            .kind = ActivationKind::gelu, .x = x.matrix(), .bias = {}, .dy = x.matrix(), .dx = x.matrix()},
+        "dx is x");
+    t.expect_rejected(
+        ActivationBackward{
+            .kind = ActivationKind::swiglu, .x = x.matrix(), .bias = {}, .dy = x.matrix(), .dx = dx.matrix()},
+        "swiglu of an x that is not twice as wide as dy");
   });
 }
 

@@ -285,10 +285,10 @@ void check_step(Trial& trial, int64_t size, bool scale_parameter, Writes writes,
     squares.push_back(i == 5 ? 1e-4 : static_cast<double>(3 + i));  // squares of weights
     squares.push_back(i == 4 ? 0.5 : static_cast<double>(40 + i));  // squares of steps: part 4's is not clipped
   }
-  const Step step{trial.input(DType::f32, 1, elements),
-                  trial.input(DType::f64, all, 2, squares),
-                  trial.input(DType::f64, 1, all, counts),
-                  {trial, elements, writes}};
+  const Step step{.steps = trial.input(DType::f32, 1, elements),
+                  .sums = trial.input(DType::f64, all, 2, squares),
+                  .counts = trial.input(DType::f64, 1, all, counts),
+                  .weights = {trial, elements, writes}};
   AdafactorEma op = adafactor(scale_parameter);
   set_segments(trial, op, segments, state_after(3, skip));
   op.gradients = step.steps.matrix();
@@ -347,12 +347,23 @@ constexpr int64_t bench_rows = 4000, bench_cols = 10000;
 // Times one matrix of 40 M elements.
 template <typename Op>
 void time_factored(Trial& trial, Op op) {
-  const std::vector<FactoredMatrix> matrices{{bench_rows, bench_cols, 0, bench_rows, 0, 0}};
+  const std::vector<FactoredMatrix> matrices{{.rows = bench_rows,
+                                              .cols = bench_cols,
+                                              .row_sums = 0,
+                                              .col_sums = bench_rows,
+                                              .row_moments = 0,
+                                              .col_moments = 0}};
   op.matrices = Trial::pointer<const FactoredMatrix>(trial.input_array(matrices));
   StepState state;
   state.updates = 2;
   if constexpr (requires { op.ranges; }) {
-    const std::vector<MatrixRange> ranges{{0, bench_rows * bench_cols, 0, 0, 0, bench_cols, 0}};
+    const std::vector<MatrixRange> ranges{{.offset = 0,
+                                           .count = bench_rows * bench_cols,
+                                           .first = 0,
+                                           .row = 0,
+                                           .col = 0,
+                                           .cols = bench_cols,
+                                           .matrix = 0}};
     op.ranges = Trial::pointer<const MatrixRange>(trial.input_array(ranges));
     op.num_ranges = 1;
     op.elements = bench_rows * bench_cols;

@@ -145,13 +145,13 @@ void check(Trial& trial, int64_t whole, Writes writes, DType dtype, bool skip) {
   }
   std::vector<double> gradients = trial.input(DType::f32, 1, elements, 0.1).values();
   for (size_t i = 0; i < gradients.size(); i += 5) gradients[i] = i % 2 == 0 ? 0 : 1e-7;
-  const Buffers buffers{trial.input(DType::f32, 1, elements, gradients),
-                        trial.in_out(masters ? DType::f32 : DType::bf16, 1, elements),
-                        trial.in_out(DType::f32, 1, elements),
-                        trial.in_out_array(random_codes[0]),
-                        trial.in_out_array(random_codes[1]),
-                        trial.in_out(DType::f32, 1, blocks, 0.1),
-                        trial.in_out(DType::f32, 1, blocks, 0.1)};
+  const Buffers buffers{.gradients = trial.input(DType::f32, 1, elements, gradients),
+                        .weight = trial.in_out(masters ? DType::f32 : DType::bf16, 1, elements),
+                        .ema = trial.in_out(DType::f32, 1, elements),
+                        .m_codes = trial.in_out_array(random_codes[0]),
+                        .v_codes = trial.in_out_array(random_codes[1]),
+                        .m_scales = trial.in_out(DType::f32, 1, blocks, 0.1),
+                        .v_scales = trial.in_out(DType::f32, 1, blocks, 0.1)};
   for (int64_t block = 0; block < blocks; ++block) {
     // Includes zero blocks, and moments far below and above the gradient.
     const double size = block % 3 == 1 ? 0 : std::pow(10.0, static_cast<double>(block % 5) - 3);

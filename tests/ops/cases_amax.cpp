@@ -98,7 +98,10 @@ void norm_backward(Trial& trial, const Shape& shape) {
 void branch_backward(Trial& trial, const Shape& shape) {
   const Operand& dx = trial.input(DType::f32, shape.rows, shape.cols, input(trial, shape, shape.cols).values());
   Operand& d_branch = trial.output(DType::bf16, shape.rows, shape.cols, 8);
-  check_amax(trial, BranchBackward{shape.rows, dx.matrix(), {}, d_branch.matrix()}, d_branch);
+  check_amax(
+      trial,
+      BranchBackward{.sequence_length = shape.rows, .dx = dx.matrix(), .dropout = {}, .d_branch = d_branch.matrix()},
+      d_branch);
 }
 
 constexpr ActivationKind kinds[] = {ActivationKind::gelu, ActivationKind::gelu_tanh, ActivationKind::swiglu};
@@ -106,7 +109,7 @@ constexpr ActivationKind kinds[] = {ActivationKind::gelu, ActivationKind::gelu_t
 void activation_forward(Trial& trial, const Shape& shape, ActivationKind kind) {
   const Operand& x = input(trial, shape, (is_gated(kind) ? 2 : 1) * shape.cols);
   Operand& y = trial.output(DType::bf16, shape.rows, shape.cols, 8);
-  check_amax(trial, ActivationForward{kind, x.matrix(), {}, y.matrix()}, y);
+  check_amax(trial, ActivationForward{.kind = kind, .x = x.matrix(), .bias = {}, .y = y.matrix()}, y);
 }
 
 void activation_backward(Trial& trial, const Shape& shape, ActivationKind kind) {
@@ -114,7 +117,8 @@ void activation_backward(Trial& trial, const Shape& shape, ActivationKind kind) 
   const Operand& x = trial.input(DType::bf16, shape.rows, wide);
   const Operand& dy = input(trial, shape, shape.cols);
   Operand& dx = trial.output(DType::bf16, shape.rows, wide, 8);
-  check_amax(trial, ActivationBackward{kind, x.matrix(), {}, dy.matrix(), dx.matrix()}, dx);
+  check_amax(trial, ActivationBackward{.kind = kind, .x = x.matrix(), .bias = {}, .dy = dy.matrix(), .dx = dx.matrix()},
+             dx);
 }
 
 void amax_alone(Trial& trial, const Shape& shape) {
@@ -129,7 +133,7 @@ void rejected(Trial& trial) {
   Operand& y = trial.output(DType::f32, 16, 16);
   Operand& amax = trial.output(DType::f32, 1, amax_parts);
   trial.expect_rejected(Amax{x.matrix(), amax.matrix()}, "an amax of f32");
-  ActivationForward op{ActivationKind::gelu, x.matrix(), {}, y.matrix()};
+  ActivationForward op{.kind = ActivationKind::gelu, .x = x.matrix(), .bias = {}, .y = y.matrix()};
   op.amax = amax.matrix();
   trial.expect_rejected(op, "the amax of an output in f32");
   const Operand& narrow = trial.input(DType::bf16, 16, 16);

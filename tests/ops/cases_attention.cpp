@@ -5,90 +5,12 @@
 #include <fmt/format.h>
 #include <limits>
 
+#include "attention_shapes.h"
 #include "harness.h"
 #include "reference.h"
 
 namespace gptrain::ops_test::cases_attention {
 namespace {
-
-// Division of sequences into documents: none, without and with a mask; a document per token; documents that begin at
-// and around tile edges, different in each sequence.
-enum class Documents : uint8_t { unmasked, one, one_per_token, several };
-
-struct Shape {
-  int64_t batch, tokens, heads, kv_heads, head_size;
-  bool causal = true;
-  double dropout = 0;
-  double scale = 0;  // 0: 1 / sqrt(head_size)
-  int64_t gap = 0;
-  int64_t window = 0;
-  Documents documents = Documents::unmasked;
-  int64_t max_documents = 0;  // room for documents in a device's library
-
-  int64_t rows() const { return batch * tokens; }
-  int64_t q_cols() const { return heads * head_size; }
-  int64_t kv_cols() const { return kv_heads * head_size; }
-  double used_scale() const { return scale > 0 ? scale : 1 / std::sqrt(static_cast<double>(head_size)); }
-
-  bool document_begins(int64_t sequence, int64_t token) const {
-    constexpr std::array<int64_t, 12> usual = {1, 2, 9, 63, 64, 65, 66, 100, 127, 129, 192, 255};
-    if (documents != Documents::several) return token == 0 || documents == Documents::one_per_token;
-    if (sequence > 0) return token == 0 || token == 40 * sequence || token == 128;
-    return token == 0 || std::find(usual.begin(), usual.end(), token) != usual.end();
-  }
-  // Returns true if every query sees one key, whose probability is 1.
-  bool one_key() const { return tokens == 1 || window == 1 || documents == Documents::one_per_token; }
-};
-
-// Sizes of one, primes, sizes around the 64-wide tiles, several tiles and tasks, shared keys, and scores so large that
-// most probabilities vanish.
-const Shape shapes[] = {
-    {1, 1, 1, 1, 1},
-    {2, 1, 3, 1, 5},
-    {2, 7, 2, 2, 3},
-    {1, 63, 2, 1, 16, true, 0, 0, 5},
-    {2, 64, 2, 2, 64},
-    {1, 65, 4, 2, 33, true, 0.1, 0, 3},
-    {1, 67, 2, 1, 256, false},
-    {2, 131, 6, 2, 17, false, 0.25, 0, 1},
-    {1, 150, 2, 2, 80, true, 0.5},
-    {1, 321, 3, 3, 64, true, 0, 0, 7},
-    {1, 97, 1, 1, 128, true, 0, 3},
-    {3, 130, 1, 1, 1, true, 0.9},
-};
-
-// Windows of one, two and an odd number of keys, of a tile and a token less and more, and of the whole sequence;
-// documents, with windows, shared keys and dropout. The last are shapes that a device's library may serve.
-const Shape masked_shapes[] = {
-    {1, 70, 2, 1, 16, true, 0, 0, 3, 1},
-    {2, 9, 2, 2, 5, true, 0, 0, 0, 2},
-    {1, 150, 1, 1, 32, true, 0.2, 0, 0, 37},
-    {1, 140, 2, 1, 24, true, 0, 0, 1, 63},
-    {1, 140, 1, 1, 64, true, 0, 0, 0, 64},
-    {1, 140, 1, 1, 80, true, 0.1, 0, 0, 65},
-    {1, 200, 1, 1, 16, true, 0, 0, 0, 129},
-    {1, 67, 1, 1, 16, true, 0, 0, 0, 67},
-    {1, 70, 2, 1, 16, true, 0, 0, 0, 0, Documents::one},
-    {1, 70, 1, 1, 16, true, 0, 0, 0, 0, Documents::one_per_token},
-    {3, 132, 2, 1, 17, true, 0, 0, 2, 0, Documents::several},
-    {1, 261, 1, 1, 64, true, 0.25, 0, 0, 0, Documents::several},
-    {1, 70, 1, 1, 200, true, 0, 0, 0, 0, Documents::several},
-    {2, 200, 1, 1, 32, true, 0.1, 0, 5, 50, Documents::several},
-    {1, 256, 1, 1, 64, true, 0, 0, 0, 100},
-    {1, 128, 2, 2, 32, true, 0, 0, 0, 0, Documents::several},
-};
-
-// Documents that a device's library serves: fewer than fit, exactly as many, and more; all in one sequence and none in
-// the next; of one token, of a whole sequence, and up to the end of one; with windows and rows that are parts of wider
-// ones. Backward may have smaller pieces, of which some hold too many.
-const Shape document_shapes[] = {
-    {1, 128, 1, 1, 8, true, 0, 0, 0, 0, Documents::one, 3},
-    {2, 128, 2, 1, 8, true, 0, 0, 0, 0, Documents::one_per_token, 128},
-    {1, 128, 1, 1, 16, true, 0, 0, 0, 0, Documents::one_per_token, 127},
-    {2, 128, 4, 2, 24, true, 0, 0, 8, 0, Documents::several, 6},
-    {3, 256, 2, 1, 16, true, 0, 0, 0, 37, Documents::several, 6},
-    {4, 128, 1, 1, 32, true, 0, 0, 16, 0, Documents::several, 4},
-};
 
 const PhiloxKey dropout_key{0x12345678, 0x9abcdef0};
 
@@ -255,10 +177,20 @@ void forward_case(Trial& trial, const Shape& shape, DType dtype) {
   const Operand& v = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
   Operand& o = trial.output(dtype, shape.rows(), shape.q_cols(), shape.gap);
   Operand& lse = trial.output(DType::f32, shape.batch * shape.heads, shape.tokens);
-  trial.run(AttentionForward{shape.batch, shape.tokens, shape.heads, shape.kv_heads, shape.head_size,
-                             shape.used_scale(), mask_of(trial, shape), dropout_of(trial, shape), q.matrix(),
-                             k.matrix(), v.matrix(), o.matrix(), lse.matrix()});
-  const Inputs inputs{q.values(), k.values(), v.values(), std::vector<double>(q.values().size())};
+  trial.run(AttentionForward{.batch = shape.batch,
+                             .sequence_length = shape.tokens,
+                             .num_heads = shape.heads,
+                             .num_kv_heads = shape.kv_heads,
+                             .head_size = shape.head_size,
+                             .scale = shape.used_scale(),
+                             .mask = mask_of(trial, shape),
+                             .dropout = dropout_of(trial, shape),
+                             .q = q.matrix(),
+                             .k = k.matrix(),
+                             .v = v.matrix(),
+                             .o = o.matrix(),
+                             .lse = lse.matrix()});
+  const Inputs inputs{.q = q.values(), .k = k.values(), .v = v.values(), .d_o = std::vector<double>(q.values().size())};
   const Results reference = Reference<double>(shape, dtype).run(inputs);
   const Results plain = Reference<float>(shape, dtype).run(inputs);
   trial.expect_close("o", o, reference.o, plain.o);
@@ -283,16 +215,30 @@ BackwardOperands run_backward(Trial& trial, const Shape& shape, DType dtype) {
   Operand& dq = trial.output(dtype, shape.rows(), shape.q_cols(), shape.gap);
   Operand& dk = trial.output(dtype, shape.rows(), shape.kv_cols(), shape.gap);
   Operand& dv = trial.output(dtype, shape.rows(), shape.kv_cols(), shape.gap);
-  trial.run(AttentionBackward{shape.batch, shape.tokens, shape.heads, shape.kv_heads, shape.head_size,
-                              shape.used_scale(), mask_of(trial, shape), dropout_of(trial, shape), q.matrix(),
-                              k.matrix(), v.matrix(), o.matrix(), lse.matrix(), d_o.matrix(), dq.matrix(), dk.matrix(),
-                              dv.matrix()});
+  trial.run(AttentionBackward{.batch = shape.batch,
+                              .sequence_length = shape.tokens,
+                              .num_heads = shape.heads,
+                              .num_kv_heads = shape.kv_heads,
+                              .head_size = shape.head_size,
+                              .scale = shape.used_scale(),
+                              .mask = mask_of(trial, shape),
+                              .dropout = dropout_of(trial, shape),
+                              .q = q.matrix(),
+                              .k = k.matrix(),
+                              .v = v.matrix(),
+                              .o = o.matrix(),
+                              .lse = lse.matrix(),
+                              .d_o = d_o.matrix(),
+                              .dq = dq.matrix(),
+                              .dk = dk.matrix(),
+                              .dv = dv.matrix()});
   return {q, k, v, d_o, lse, dq, dk, dv};
 }
 
 void backward_case(Trial& trial, const Shape& shape, DType dtype) {
   const BackwardOperands operands = run_backward(trial, shape, dtype);
-  Inputs inputs{operands.q.values(), operands.k.values(), operands.v.values(), operands.d_o.values()};
+  Inputs inputs{
+      .q = operands.q.values(), .k = operands.k.values(), .v = operands.v.values(), .d_o = operands.d_o.values()};
   const Results reference = Reference<double>(shape, dtype).run(inputs);
   inputs.lse = operands.lse.values();
   const Results plain = Reference<float>(shape, dtype).run(inputs);
@@ -311,7 +257,8 @@ void backward_case(Trial& trial, const Shape& shape, DType dtype) {
 // Compares the gradients with central differences of the float64 forward, for some elements of each input.
 void derivative_case(Trial& trial, const Shape& shape) {
   const BackwardOperands operands = run_backward(trial, shape, DType::f32);
-  Inputs inputs{operands.q.values(), operands.k.values(), operands.v.values(), operands.d_o.values()};
+  Inputs inputs{
+      .q = operands.q.values(), .k = operands.k.values(), .v = operands.v.values(), .d_o = operands.d_o.values()};
   const auto loss = [&] {
     const std::vector<double> o = Reference<double>(shape, DType::f32).run(inputs).o;
     double sum = 0;
@@ -364,16 +311,40 @@ void head_slices_case(Trial& trial, const Shape& shape, DType dtype) {
     Operand& lse = trial.output(DType::f32, shape.batch * heads, shape.tokens);
     Dropout own = dropout;
     own.first_head = first;
-    const AttentionForward forward{shape.batch,        shape.tokens, heads,       kv_heads,    shape.head_size,
-                                   shape.used_scale(), mask,         own,         of_heads(q), of_kv_heads(k),
-                                   of_kv_heads(v),     o.matrix(),   lse.matrix()};
+    const AttentionForward forward{.batch = shape.batch,
+                                   .sequence_length = shape.tokens,
+                                   .num_heads = heads,
+                                   .num_kv_heads = kv_heads,
+                                   .head_size = shape.head_size,
+                                   .scale = shape.used_scale(),
+                                   .mask = mask,
+                                   .dropout = own,
+                                   .q = of_heads(q),
+                                   .k = of_kv_heads(k),
+                                   .v = of_kv_heads(v),
+                                   .o = o.matrix(),
+                                   .lse = lse.matrix()};
     trial.run(forward);
     Operand& dq = trial.output(dtype, shape.rows(), heads * shape.head_size);
     Operand& dk = trial.output(dtype, shape.rows(), kv_heads * shape.head_size);
     Operand& dv = trial.output(dtype, shape.rows(), kv_heads * shape.head_size);
-    trial.run(AttentionBackward{shape.batch, shape.tokens, heads, kv_heads, shape.head_size, forward.scale,
-                                forward.mask, own, forward.q, forward.k, forward.v, o.matrix(), lse.matrix(),
-                                of_heads(d_o), dq.matrix(), dk.matrix(), dv.matrix()});
+    trial.run(AttentionBackward{.batch = shape.batch,
+                                .sequence_length = shape.tokens,
+                                .num_heads = heads,
+                                .num_kv_heads = kv_heads,
+                                .head_size = shape.head_size,
+                                .scale = forward.scale,
+                                .mask = forward.mask,
+                                .dropout = own,
+                                .q = forward.q,
+                                .k = forward.k,
+                                .v = forward.v,
+                                .o = o.matrix(),
+                                .lse = lse.matrix(),
+                                .d_o = of_heads(d_o),
+                                .dq = dq.matrix(),
+                                .dk = dk.matrix(),
+                                .dv = dv.matrix()});
     return std::array<const Operand*, 4>{&o, &dq, &dk, &dv};
   };
   const auto whole = run(0, shape.heads);
@@ -399,7 +370,8 @@ void head_slices_case(Trial& trial, const Shape& shape, DType dtype) {
 // is NaN.
 void packed_case(Trial& trial, DType dtype, int64_t window, bool first_is_other) {
   constexpr int64_t first = 64, second = 70, head_size = 24;
-  const Shape shape{1, first + second, 1, 1, head_size, true, 0, 0, 0, window};
+  const Shape shape{
+      .batch = 1, .tokens = first + second, .heads = 1, .kv_heads = 1, .head_size = head_size, .window = window};
   const int64_t from = first_is_other ? first : 0, tokens = first_is_other ? second : first;
   std::vector<int32_t> starts(first + second, 0);
   std::fill(starts.begin() + first, starts.end(), first);
@@ -425,40 +397,40 @@ void packed_case(Trial& trial, DType dtype, int64_t window, bool first_is_other)
     };
     Operand& o = trial.output(dtype, length, shape.q_cols());
     Operand& lse = trial.output(DType::f32, shape.heads, length);
-    const AttentionForward forward{1,
-                                   length,
-                                   shape.heads,
-                                   shape.kv_heads,
-                                   head_size,
-                                   shape.used_scale(),
-                                   {.window = window, .document_starts = packed ? document_starts : nullptr},
-                                   {},
-                                   rows(q),
-                                   rows(k),
-                                   rows(v),
-                                   o.matrix(),
-                                   lse.matrix()};
+    const AttentionForward forward{.batch = 1,
+                                   .sequence_length = length,
+                                   .num_heads = shape.heads,
+                                   .num_kv_heads = shape.kv_heads,
+                                   .head_size = head_size,
+                                   .scale = shape.used_scale(),
+                                   .mask = {.window = window, .document_starts = packed ? document_starts : nullptr},
+                                   .dropout = {},
+                                   .q = rows(q),
+                                   .k = rows(k),
+                                   .v = rows(v),
+                                   .o = o.matrix(),
+                                   .lse = lse.matrix()};
     trial.run(forward);
     Operand& dq = trial.output(dtype, length, shape.q_cols());
     Operand& dk = trial.output(dtype, length, shape.kv_cols());
     Operand& dv = trial.output(dtype, length, shape.kv_cols());
-    trial.run(AttentionBackward{1,
-                                length,
-                                shape.heads,
-                                shape.kv_heads,
-                                head_size,
-                                shape.used_scale(),
-                                forward.mask,
-                                {},
-                                forward.q,
-                                forward.k,
-                                forward.v,
-                                o.matrix(),
-                                lse.matrix(),
-                                rows(d_o),
-                                dq.matrix(),
-                                dk.matrix(),
-                                dv.matrix()});
+    trial.run(AttentionBackward{.batch = 1,
+                                .sequence_length = length,
+                                .num_heads = shape.heads,
+                                .num_kv_heads = shape.kv_heads,
+                                .head_size = head_size,
+                                .scale = shape.used_scale(),
+                                .mask = forward.mask,
+                                .dropout = {},
+                                .q = forward.q,
+                                .k = forward.k,
+                                .v = forward.v,
+                                .o = o.matrix(),
+                                .lse = lse.matrix(),
+                                .d_o = rows(d_o),
+                                .dq = dq.matrix(),
+                                .dk = dk.matrix(),
+                                .dv = dv.matrix()});
     return std::array<const Operand*, 4>{&o, &dq, &dk, &dv};
   };
   const auto alone = run(false), packed = run(true);
@@ -476,19 +448,19 @@ void rejected_case(Trial& trial) {
   const Operand& x = trial.input(DType::f32, 4, 8);
   const Operand& starts = trial.input_array(std::vector<int32_t>(4, 0));
   const auto reject = [&](const AttentionMask& mask, std::string_view why) {
-    trial.expect_rejected(AttentionForward{1,
-                                           4,
-                                           1,
-                                           1,
-                                           8,
-                                           1,
-                                           mask,
-                                           {},
-                                           x.matrix(),
-                                           x.matrix(),
-                                           x.matrix(),
-                                           trial.output(DType::f32, 4, 8).matrix(),
-                                           trial.output(DType::f32, 1, 4).matrix()},
+    trial.expect_rejected(AttentionForward{.batch = 1,
+                                           .sequence_length = 4,
+                                           .num_heads = 1,
+                                           .num_kv_heads = 1,
+                                           .head_size = 8,
+                                           .scale = 1,
+                                           .mask = mask,
+                                           .dropout = {},
+                                           .q = x.matrix(),
+                                           .k = x.matrix(),
+                                           .v = x.matrix(),
+                                           .o = trial.output(DType::f32, 4, 8).matrix(),
+                                           .lse = trial.output(DType::f32, 1, 4).matrix()},
                           why);
   };
   reject({.causal = false, .window = 2}, "a window without a causal mask");
@@ -538,15 +510,13 @@ void add_cases(Suite& suite) {
           [=](Trial& trial) { packed_case(trial, dtype, first_is_other ? 0 : 33, first_is_other); });
   }
   suite.add<AttentionForward>("masks that are refused", rejected_case);
-  for (const Shape& shape : {Shape{2, 67, 4, 4, 16, true, 0.3},
-                             Shape{1, 70, 6, 2, 8, true, 0.2, 0, 0, 20, Documents::several}, Shape{2, 9, 3, 3, 5}}) {
+  for (const Shape& shape : sliced_shapes) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       suite.add<AttentionForward>(describe(shape, fmt::format("{} slices of heads", dtype_name(dtype))),
                                   [=](Trial& trial) { head_slices_case(trial, shape, dtype); });
     }
   }
-  for (const Shape& shape : {Shape{1, 9, 2, 1, 6}, Shape{2, 5, 2, 2, 3, false}, Shape{1, 70, 1, 1, 4, true, 0.2},
-                             Shape{1, 70, 1, 1, 4, true, 0.2, 0, 0, 5, Documents::several}}) {
+  for (const Shape& shape : differentiated_shapes) {
     suite.add<AttentionBackward>(describe(shape, "f32 central differences"),
                                  [=](Trial& trial) { derivative_case(trial, shape); });
   }
@@ -561,25 +531,42 @@ void bench(Trial& trial, const Shape& shape, DType dtype, bool backward) {
   Operand& lse = trial.output(DType::f32, shape.batch * shape.heads, shape.tokens);
   Operand& d_qkv = trial.output(dtype, shape.rows(), 3 * cols);
   const auto part = [cols](const Operand& operand, int64_t i) { return operand.matrix().column_range(i * cols, cols); };
-  const AttentionForward forward{shape.batch,     shape.tokens,       shape.heads,           shape.kv_heads,
-                                 shape.head_size, shape.used_scale(), mask_of(trial, shape), dropout_of(trial, shape),
-                                 part(qkv, 0),    part(qkv, 1),       part(qkv, 2),          o.matrix(),
-                                 lse.matrix()};
+  const AttentionForward forward{.batch = shape.batch,
+                                 .sequence_length = shape.tokens,
+                                 .num_heads = shape.heads,
+                                 .num_kv_heads = shape.kv_heads,
+                                 .head_size = shape.head_size,
+                                 .scale = shape.used_scale(),
+                                 .mask = mask_of(trial, shape),
+                                 .dropout = dropout_of(trial, shape),
+                                 .q = part(qkv, 0),
+                                 .k = part(qkv, 1),
+                                 .v = part(qkv, 2),
+                                 .o = o.matrix(),
+                                 .lse = lse.matrix()};
   if (!backward) return trial.time(forward);
   trial.run(forward);
-  trial.time(AttentionBackward{shape.batch, shape.tokens, shape.heads, shape.kv_heads, shape.head_size,
-                               shape.used_scale(), forward.mask, forward.dropout, part(qkv, 0), part(qkv, 1),
-                               part(qkv, 2), o.matrix(), lse.matrix(), d_o.matrix(), part(d_qkv, 0), part(d_qkv, 1),
-                               part(d_qkv, 2)});
+  trial.time(AttentionBackward{.batch = shape.batch,
+                               .sequence_length = shape.tokens,
+                               .num_heads = shape.heads,
+                               .num_kv_heads = shape.kv_heads,
+                               .head_size = shape.head_size,
+                               .scale = shape.used_scale(),
+                               .mask = forward.mask,
+                               .dropout = forward.dropout,
+                               .q = part(qkv, 0),
+                               .k = part(qkv, 1),
+                               .v = part(qkv, 2),
+                               .o = o.matrix(),
+                               .lse = lse.matrix(),
+                               .d_o = d_o.matrix(),
+                               .dq = part(d_qkv, 0),
+                               .dk = part(d_qkv, 1),
+                               .dv = part(d_qkv, 2)});
 }
 
 void add_benches(Suite& suite) {
-  for (const Shape& shape :
-       {Shape{4, 64, 12, 12, 64}, Shape{1, 1024, 12, 12, 64}, Shape{8, 1024, 12, 12, 64},
-        Shape{1, 1024, 12, 12, 64, true, 0.1}, Shape{1, 1024, 6, 6, 128},
-        Shape{1, 1024, 12, 12, 64, true, 0, 0, 0, 256}, Shape{1, 1024, 12, 12, 64, true, 0, 0, 0, 0, Documents::one},
-        Shape{8, 1024, 12, 12, 64, true, 0, 0, 0, 0, Documents::several},
-        Shape{8, 1024, 12, 12, 64, true, 0, 0, 0, 0, Documents::several, 8}}) {
+  for (const Shape& shape : bench_shapes) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       if (dtype == DType::f32 && shape.documents == Documents::several) continue;
       const std::string description = describe(shape, dtype_name(dtype));

@@ -9,10 +9,14 @@ namespace {
 struct Shape {
   int64_t batch, tokens, cols, vocab;
 };
-constexpr Shape shapes[] = {{1, 1, 1, 1},     {1, 3, 7, 5},    {2, 5, 31, 3},  {3, 7, 65, 200},
-                            {2, 13, 260, 17}, {1, 2, 1030, 2}, {2, 9, 48, 40}, {1, 11, 64, 9}};
+constexpr Shape shapes[] = {
+    {.batch = 1, .tokens = 1, .cols = 1, .vocab = 1},     {.batch = 1, .tokens = 3, .cols = 7, .vocab = 5},
+    {.batch = 2, .tokens = 5, .cols = 31, .vocab = 3},    {.batch = 3, .tokens = 7, .cols = 65, .vocab = 200},
+    {.batch = 2, .tokens = 13, .cols = 260, .vocab = 17}, {.batch = 1, .tokens = 2, .cols = 1030, .vocab = 2},
+    {.batch = 2, .tokens = 9, .cols = 48, .vocab = 40},   {.batch = 1, .tokens = 11, .cols = 64, .vocab = 9}};
 // A GPU sorts tiles of 512 tokens, and merges 16 sorted runs at a time.
-constexpr Shape long_shapes[] = {{3, 700, 16, 37}, {9, 1000, 8, 300}};
+constexpr Shape long_shapes[] = {{.batch = 3, .tokens = 700, .cols = 16, .vocab = 37},
+                                 {.batch = 9, .tokens = 1000, .cols = 8, .vocab = 300}};
 
 std::vector<int32_t> random_tokens(Trial& trial, const Shape& shape) {
   std::vector<int32_t> tokens;
@@ -29,8 +33,12 @@ void check_forward(Trial& trial, const Shape& shape, const DTypes& dtypes, doubl
   const Operand& positions = trial.input(dtypes.compute, shape.tokens + 2, shape.cols, 1, 1);
   const DropoutCase dropout(trial, p, shape.batch, shape.tokens);
   Operand& x = trial.output(dtypes.residual, rows, shape.cols, 2);
-  trial.run(EmbeddingForward{device_tokens, shape.tokens, table.matrix(),
-                             with_positions ? positions.matrix() : Matrix(), dropout.dropout, x.matrix()});
+  trial.run(EmbeddingForward{.tokens = device_tokens,
+                             .sequence_length = shape.tokens,
+                             .token_table = table.matrix(),
+                             .position_table = with_positions ? positions.matrix() : Matrix(),
+                             .dropout = dropout.dropout,
+                             .x = x.matrix()});
   std::vector<double> expected;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t col = 0; col < shape.cols; ++col) {
@@ -75,9 +83,14 @@ void check_backward(Trial& trial, const Shape& shape, DType residual, const Back
       plain_positions[in_positions] += static_cast<float>(gradient);
     }
   }
-  trial.run(EmbeddingBackward{device_tokens, shape.tokens, dx.matrix(), dropout.dropout, d_table.matrix(),
-                              options.with_positions ? d_positions.matrix() : Matrix(), options.accumulate_token,
-                              options.accumulate_position});
+  trial.run(EmbeddingBackward{.tokens = device_tokens,
+                              .sequence_length = shape.tokens,
+                              .dx = dx.matrix(),
+                              .dropout = dropout.dropout,
+                              .d_token_table = d_table.matrix(),
+                              .d_position_table = options.with_positions ? d_positions.matrix() : Matrix(),
+                              .accumulate_token = options.accumulate_token,
+                              .accumulate_position = options.accumulate_position});
   trial.expect_close("d_token_table", d_table, table_sums, to_double(plain_table));
   if (options.with_positions)
     trial.expect_close("d_position_table", d_positions, position_sums, to_double(plain_positions));
@@ -86,7 +99,7 @@ void check_backward(Trial& trial, const Shape& shape, DType residual, const Back
 // Slices of the vocabulary: each adds its tokens, the first also the positions, and together they equal the whole. The
 // gradient of a slice is that of its rows.
 void check_slices(Trial& trial, const DTypes& dtypes, double p) {
-  constexpr Shape shape{2, 13, 65, 24};
+  constexpr Shape shape{.batch = 2, .tokens = 13, .cols = 65, .vocab = 24};
   constexpr int64_t rows = shape.batch * shape.tokens;
   constexpr int64_t slice_rows = 10;  // the last slice ends in padding
   constexpr int64_t num_tokens = 3 * slice_rows;
@@ -98,17 +111,32 @@ void check_slices(Trial& trial, const DTypes& dtypes, double p) {
   const Operand& dx = trial.input(dtypes.residual, rows, shape.cols, 1, 3);
   std::vector<double> sum(static_cast<size_t>(rows * shape.cols));
   Operand& whole = trial.output(dtypes.residual, rows, shape.cols);
-  trial.run(EmbeddingForward{device_tokens, shape.tokens, table.matrix(), positions.matrix(), dropout.dropout,
-                             whole.matrix()});
+  trial.run(EmbeddingForward{.tokens = device_tokens,
+                             .sequence_length = shape.tokens,
+                             .token_table = table.matrix(),
+                             .position_table = positions.matrix(),
+                             .dropout = dropout.dropout,
+                             .x = whole.matrix()});
   Operand& d_whole = trial.output(DType::f32, num_tokens, shape.cols);
-  trial.run(
-      EmbeddingBackward{device_tokens, shape.tokens, dx.matrix(), dropout.dropout, d_whole.matrix(), {}, false, false});
+  trial.run(EmbeddingBackward{.tokens = device_tokens,
+                              .sequence_length = shape.tokens,
+                              .dx = dx.matrix(),
+                              .dropout = dropout.dropout,
+                              .d_token_table = d_whole.matrix(),
+                              .d_position_table = {},
+                              .accumulate_token = false,
+                              .accumulate_position = false});
   const std::vector<double> whole_gradients = d_whole.values();
   for (int64_t first = 0; first < num_tokens; first += slice_rows) {
     Operand& x = trial.output(dtypes.residual, rows, shape.cols, 2);
-    trial.run(EmbeddingForward{device_tokens, shape.tokens, table.matrix().row_range(first, slice_rows),
-                               first == 0 ? positions.matrix() : Matrix(), dropout.dropout, x.matrix(), first,
-                               num_tokens});
+    trial.run(EmbeddingForward{.tokens = device_tokens,
+                               .sequence_length = shape.tokens,
+                               .token_table = table.matrix().row_range(first, slice_rows),
+                               .position_table = first == 0 ? positions.matrix() : Matrix(),
+                               .dropout = dropout.dropout,
+                               .x = x.matrix(),
+                               .first_token = first,
+                               .num_tokens = num_tokens});
     for (int64_t row = 0; row < rows; ++row) {
       const bool holds_token = tokens[row] >= first && tokens[row] < first + slice_rows;
       for (int64_t col = 0; col < shape.cols; ++col) {
@@ -117,16 +145,16 @@ void check_slices(Trial& trial, const DTypes& dtypes, double p) {
       }
     }
     Operand& d_slice = trial.output(DType::f32, slice_rows, shape.cols, 1);
-    trial.run(EmbeddingBackward{device_tokens,
-                                shape.tokens,
-                                dx.matrix(),
-                                dropout.dropout,
-                                d_slice.matrix(),
-                                {},
-                                false,
-                                false,
-                                first,
-                                num_tokens});
+    trial.run(EmbeddingBackward{.tokens = device_tokens,
+                                .sequence_length = shape.tokens,
+                                .dx = dx.matrix(),
+                                .dropout = dropout.dropout,
+                                .d_token_table = d_slice.matrix(),
+                                .d_position_table = {},
+                                .accumulate_token = false,
+                                .accumulate_position = false,
+                                .first_token = first,
+                                .num_tokens = num_tokens});
     const auto start = whole_gradients.begin() + static_cast<std::ptrdiff_t>(first * shape.cols);
     trial.expect_equal("d_token_table of a slice", d_slice,
                        {start, start + static_cast<std::ptrdiff_t>(slice_rows * shape.cols)});
@@ -141,7 +169,14 @@ void check_slice_rejections(Trial& trial) {
   Operand& x = trial.output(DType::f32, 3, 4);
   const auto* const tokens = Trial::pointer<const int32_t>(trial.input_array(std::vector<int32_t>{0, 1, 9}));
   const auto forward = [&](int64_t first_token, int64_t num_tokens) {
-    return EmbeddingForward{tokens, 3, table.matrix(), {}, {}, x.matrix(), first_token, num_tokens};
+    return EmbeddingForward{.tokens = tokens,
+                            .sequence_length = 3,
+                            .token_table = table.matrix(),
+                            .position_table = {},
+                            .dropout = {},
+                            .x = x.matrix(),
+                            .first_token = first_token,
+                            .num_tokens = num_tokens};
   };
   trial.expect_rejected_contents(forward(0, 0), "a token outside a whole table");
   trial.expect_rejected(forward(5, 0), "a whole table that begins inside the vocabulary");
@@ -156,13 +191,30 @@ void check_rejections(Trial& trial) {
   Operand& d_table = trial.output(DType::f32, 5, 4);
   for (const int32_t token : {-1, 5}) {
     const auto* const tokens = Trial::pointer<const int32_t>(trial.input_array(std::vector<int32_t>{0, 4, token}));
-    trial.expect_rejected_contents(EmbeddingForward{tokens, 3, table.matrix(), {}, {}, x.matrix()},
+    trial.expect_rejected_contents(EmbeddingForward{.tokens = tokens,
+                                                    .sequence_length = 3,
+                                                    .token_table = table.matrix(),
+                                                    .position_table = {},
+                                                    .dropout = {},
+                                                    .x = x.matrix()},
                                    fmt::format("token {} of a table of 5", token));
-    trial.expect_rejected_contents(EmbeddingBackward{tokens, 3, x.matrix(), {}, d_table.matrix(), {}, false, false},
+    trial.expect_rejected_contents(EmbeddingBackward{.tokens = tokens,
+                                                     .sequence_length = 3,
+                                                     .dx = x.matrix(),
+                                                     .dropout = {},
+                                                     .d_token_table = d_table.matrix(),
+                                                     .d_position_table = {},
+                                                     .accumulate_token = false,
+                                                     .accumulate_position = false},
                                    fmt::format("token {} of a table of 5, backward", token));
   }
   const auto* const tokens = Trial::pointer<const int32_t>(trial.input_array(std::vector<int32_t>{0, 1, 2}));
-  trial.expect_rejected(EmbeddingForward{tokens, 3, table.matrix(), table.matrix().row_range(0, 2), {}, x.matrix()},
+  trial.expect_rejected(EmbeddingForward{.tokens = tokens,
+                                         .sequence_length = 3,
+                                         .token_table = table.matrix(),
+                                         .position_table = table.matrix().row_range(0, 2),
+                                         .dropout = {},
+                                         .x = x.matrix()},
                         "fewer positions than tokens of a sequence");
 }
 
@@ -211,31 +263,32 @@ void add_cases(Suite& suite) {
   suite.add<EmbeddingForward>("rejections of slices", check_slice_rejections);
 
   for (const DTypes& dtypes : dtype_pairs) {
-    const Shape bench_shape{suite.bench_rows(dtypes.compute, 8192, 81920) / 1024, 1024, 768, 50304};
+    const Shape bench_shape{
+        .batch = suite.bench_rows(dtypes.compute, 8192, 81920) / 1024, .tokens = 1024, .cols = 768, .vocab = 50304};
     const int64_t rows = bench_shape.batch * bench_shape.tokens;
     suite.add_bench<EmbeddingForward>(fmt::format("N={} h=768 V=50304 {}", rows, name_of(dtypes)), [=](Trial& t) {
       const auto* const tokens = Trial::pointer<const int32_t>(t.input_array(random_tokens(t, bench_shape)));
-      t.time(EmbeddingForward{tokens,
-                              bench_shape.tokens,
-                              t.input(dtypes.compute, bench_shape.vocab, 768).matrix(),
-                              t.input(dtypes.compute, bench_shape.tokens, 768).matrix(),
-                              {},
-                              t.output(dtypes.residual, rows, 768).matrix()});
+      t.time(EmbeddingForward{.tokens = tokens,
+                              .sequence_length = bench_shape.tokens,
+                              .token_table = t.input(dtypes.compute, bench_shape.vocab, 768).matrix(),
+                              .position_table = t.input(dtypes.compute, bench_shape.tokens, 768).matrix(),
+                              .dropout = {},
+                              .x = t.output(dtypes.residual, rows, 768).matrix()});
     });
   }
-  constexpr Shape bench_shape{8, 1024, 768, 50304};
+  constexpr Shape bench_shape{.batch = 8, .tokens = 1024, .cols = 768, .vocab = 50304};
   for (const DType residual : {DType::f32, DType::bf16}) {
     suite.add_bench<EmbeddingBackward>(
         fmt::format("N=8192 h=768 V=50304 adding R={}", dtype_name(residual)), [=](Trial& t) {
           const auto* const tokens = Trial::pointer<const int32_t>(t.input_array(random_tokens(t, bench_shape)));
-          t.time(EmbeddingBackward{tokens,
-                                   bench_shape.tokens,
-                                   t.input(residual, 8192, 768).matrix(),
-                                   {},
-                                   t.in_out(DType::f32, bench_shape.vocab, 768).matrix(),
-                                   t.in_out(DType::f32, bench_shape.tokens, 768).matrix(),
-                                   true,
-                                   true});
+          t.time(EmbeddingBackward{.tokens = tokens,
+                                   .sequence_length = bench_shape.tokens,
+                                   .dx = t.input(residual, 8192, 768).matrix(),
+                                   .dropout = {},
+                                   .d_token_table = t.in_out(DType::f32, bench_shape.vocab, 768).matrix(),
+                                   .d_position_table = t.in_out(DType::f32, bench_shape.tokens, 768).matrix(),
+                                   .accumulate_token = true,
+                                   .accumulate_position = true});
         });
   }
 }

@@ -50,7 +50,8 @@ void check_forward(Trial& trial, const Kind& kind, int bits, int64_t rows, int64
   const Operand& bias = trial.input(dtype, 1, cols);
   Operand& y = trial.output(dtype, rows, cols, 1);
   Operand& codes = trial.output(DType::u8, rows, code_bytes(cols, bits), 2);
-  ActivationForward op{kind.kind, x.matrix(), with_bias ? bias.matrix() : Matrix(), y.matrix()};
+  ActivationForward op{
+      .kind = kind.kind, .x = x.matrix(), .bias = with_bias ? bias.matrix() : Matrix(), .y = y.matrix()};
   trial.run(op);
   const std::vector<double> plain = y.values();
   op.code_bits = bits;

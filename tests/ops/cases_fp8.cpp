@@ -43,8 +43,8 @@ struct Format {
     return amax == 0 ? 1 : std::exp2(std::min(126.0, std::floor(std::log2(largest / amax))));
   }
 };
-const Format e4m3{DType::f8e4m3, 3, 7, 0x7e, 448};
-const Format e5m2{DType::f8e5m2, 2, 15, 0x7b, 57344};
+const Format e4m3{.dtype = DType::f8e4m3, .mantissa_bits = 3, .bias = 7, .largest_code = 0x7e, .largest = 448};
+const Format e5m2{.dtype = DType::f8e5m2, .mantissa_bits = 2, .bias = 15, .largest_code = 0x7b, .largest = 57344};
 
 std::vector<double> transpose(const std::vector<double>& values, int64_t rows, int64_t cols) {
   std::vector<double> turned;
@@ -87,9 +87,12 @@ void quantize_case(Trial& trial, const QuantizeCase& c, const Format& format) {
   Operand& column_sums = trial.output(DType::f64, 1, c.cols);
   std::vector<double> sums(static_cast<size_t>(c.cols)), sizes(sums.size());
   values = x.values();
-  trial.run(Quantize{x.matrix(), amax_of(trial, values).matrix(), c.with_rows ? rows.matrix() : Matrix(),
-                     c.with_transposed ? transposed.matrix() : Matrix(), inverse_scale.matrix(),
-                     c.with_sums ? column_sums.matrix() : Matrix()});
+  trial.run(Quantize{.x = x.matrix(),
+                     .amax = amax_of(trial, values).matrix(),
+                     .rows = c.with_rows ? rows.matrix() : Matrix(),
+                     .transposed = c.with_transposed ? transposed.matrix() : Matrix(),
+                     .inverse_scale = inverse_scale.matrix(),
+                     .column_sums = c.with_sums ? column_sums.matrix() : Matrix()});
   const std::vector<double> codes = codes_of(format, values, format.scale(values));
   if (c.with_rows) trial.expect_equal("rows", rows, codes);
   if (c.with_transposed) trial.expect_equal("transposed", transposed, transpose(codes, c.rows, c.cols));
@@ -111,8 +114,11 @@ void special_case(Trial& trial, const Format& format, double common, double othe
   Operand& copy = trial.output(format.dtype, rows, cols);
   Operand& transposed = trial.output(format.dtype, cols, rows);
   Operand& inverse_scale = trial.output(DType::f32, 1, 1);
-  trial.run(Quantize{x.matrix(), amax_of(trial, x.values()).matrix(), copy.matrix(), transposed.matrix(),
-                     inverse_scale.matrix()});
+  trial.run(Quantize{.x = x.matrix(),
+                     .amax = amax_of(trial, x.values()).matrix(),
+                     .rows = copy.matrix(),
+                     .transposed = transposed.matrix(),
+                     .inverse_scale = inverse_scale.matrix()});
   if (!std::isfinite(other)) {
     return trial.expect_true(std::isnan(inverse_scale.at(0, 0)), "what is not finite makes the scale NaN");
   }
@@ -127,7 +133,11 @@ void part_case(Trial& trial, const Format& format) {
   all.push_back(1000);
   Operand& copy = trial.output(format.dtype, 32, 48);
   Operand& inverse_scale = trial.output(DType::f32, 1, 1);
-  trial.run(Quantize{x.matrix(), amax_of(trial, all).matrix(), copy.matrix(), {}, inverse_scale.matrix()});
+  trial.run(Quantize{.x = x.matrix(),
+                     .amax = amax_of(trial, all).matrix(),
+                     .rows = copy.matrix(),
+                     .transposed = {},
+                     .inverse_scale = inverse_scale.matrix()});
   trial.expect_equal("inverse_scale", inverse_scale, {1 / format.scale(all)});
   trial.expect_equal("rows", copy, codes_of(format, x.values(), format.scale(all)));
 }
@@ -159,8 +169,13 @@ void product_case(Trial& trial, const ProductCase& p, const Format& of_a, const 
   const Operand& bias = trial.input(DType::bf16, 1, p.n);
   Operand& c = p.accumulate ? trial.in_out(p.c, p.m, p.n, 1, p.gap) : trial.output(p.c, p.m, p.n, p.gap);
   std::vector<double> expected = p.accumulate ? c.values() : std::vector<double>(static_cast<size_t>(p.m * p.n));
-  trial.run(ScaledProduct{a.matrix(), b.matrix(), a_scale.matrix(), b_scale.matrix(), p.bias ? bias.matrix() : Matrix(),
-                          c.matrix(), p.accumulate});
+  trial.run(ScaledProduct{.a = a.matrix(),
+                          .b = b.matrix(),
+                          .a_scale = a_scale.matrix(),
+                          .b_scale = b_scale.matrix(),
+                          .bias = p.bias ? bias.matrix() : Matrix(),
+                          .c = c.matrix(),
+                          .accumulate = p.accumulate});
   double most = 0, most_cut_off = 0;
   for (int64_t row = 0; row < p.m; ++row) {
     for (int64_t col = 0; col < p.n; ++col) {
@@ -220,7 +235,11 @@ struct Quantized {
         inverse_scale(trial.output(DType::f32, 1, 1)) {}
   void run(Trial& trial) const {
     trial.run(Amax{x.matrix(), amax.matrix()});
-    trial.run(Quantize{x.matrix(), amax.matrix(), rows.matrix(), transposed.matrix(), inverse_scale.matrix()});
+    trial.run(Quantize{.x = x.matrix(),
+                       .amax = amax.matrix(),
+                       .rows = rows.matrix(),
+                       .transposed = transposed.matrix(),
+                       .inverse_scale = inverse_scale.matrix()});
   }
 };
 
@@ -236,8 +255,13 @@ void linear_case(Trial& trial) {
   Operand& dw = trial.output(DType::f32, out, in);
   for (const Quantized* tensor : {&x, &w, &dy}) tensor->run(trial);
   const auto run = [&](const Operand& a, const Quantized& of_a, const Operand& b, const Quantized& of_b, Operand& c) {
-    trial.run(ScaledProduct{
-        a.matrix(), b.matrix(), of_a.inverse_scale.matrix(), of_b.inverse_scale.matrix(), {}, c.matrix(), false});
+    trial.run(ScaledProduct{.a = a.matrix(),
+                            .b = b.matrix(),
+                            .a_scale = of_a.inverse_scale.matrix(),
+                            .b_scale = of_b.inverse_scale.matrix(),
+                            .bias = {},
+                            .c = c.matrix(),
+                            .accumulate = false});
   };
   run(x.rows, x, w.rows, w, y);
   run(dy.rows, dy, w.transposed, w, dx);
@@ -261,13 +285,27 @@ void rejected_case(Trial& trial) {
   Operand& copy = trial.output(DType::f8e4m3, 32, 24);
   Operand& scale = trial.output(DType::f32, 1, 1);
   const Matrix amax = amax_of(trial, {1}).matrix();
-  trial.expect_rejected(Quantize{x.matrix(), amax, copy.matrix(), {}, scale.matrix()}, "24 columns");
+  trial.expect_rejected(
+      Quantize{.x = x.matrix(), .amax = amax, .rows = copy.matrix(), .transposed = {}, .inverse_scale = scale.matrix()},
+      "24 columns");
   const Matrix narrow = x.matrix().column_range(0, 16);
-  trial.expect_rejected(Quantize{narrow, amax, {}, {}, scale.matrix()}, "no copy");
-  trial.expect_rejected(Quantize{narrow, {}, copy.matrix().column_range(0, 16), {}, scale.matrix()}, "no amax");
+  trial.expect_rejected(
+      Quantize{.x = narrow, .amax = amax, .rows = {}, .transposed = {}, .inverse_scale = scale.matrix()}, "no copy");
+  trial.expect_rejected(Quantize{.x = narrow,
+                                 .amax = {},
+                                 .rows = copy.matrix().column_range(0, 16),
+                                 .transposed = {},
+                                 .inverse_scale = scale.matrix()},
+                        "no amax");
   const Operand& a = trial.input(DType::f8e5m2, 16, 16, std::vector<double>(256));
   Operand& c = trial.output(DType::bf16, 16, 16);
-  trial.expect_rejected(ScaledProduct{a.matrix(), a.matrix(), scale.matrix(), scale.matrix(), {}, c.matrix(), false},
+  trial.expect_rejected(ScaledProduct{.a = a.matrix(),
+                                      .b = a.matrix(),
+                                      .a_scale = scale.matrix(),
+                                      .b_scale = scale.matrix(),
+                                      .bias = {},
+                                      .c = c.matrix(),
+                                      .accumulate = false},
                         "both f8e5m2");
 }
 
@@ -275,9 +313,16 @@ void add_cases(Suite& suite) {
   for (const Format* format : {&e4m3, &e5m2}) {
     const auto name = dtype_name(format->dtype);
     for (const QuantizeCase& c :
-         {QuantizeCase{16, 16, true, true, false, 0}, QuantizeCase{128, 128, true, true, true, 0},
-          QuantizeCase{48, 272, true, false, true, 16}, QuantizeCase{272, 48, false, true, false, 16},
-          QuantizeCase{272, 144, true, true, true, 32}}) {
+         {QuantizeCase{
+              .rows = 16, .cols = 16, .with_rows = true, .with_transposed = true, .with_sums = false, .gap = 0},
+          QuantizeCase{
+              .rows = 128, .cols = 128, .with_rows = true, .with_transposed = true, .with_sums = true, .gap = 0},
+          QuantizeCase{
+              .rows = 48, .cols = 272, .with_rows = true, .with_transposed = false, .with_sums = true, .gap = 16},
+          QuantizeCase{
+              .rows = 272, .cols = 48, .with_rows = false, .with_transposed = true, .with_sums = false, .gap = 16},
+          QuantizeCase{
+              .rows = 272, .cols = 144, .with_rows = true, .with_transposed = true, .with_sums = true, .gap = 32}}) {
       suite.add<Quantize>(
           fmt::format("N={} cols={} to {}{}{}{}{}", c.rows, c.cols, name, c.with_rows ? " rows" : "",
                       c.with_transposed ? " transposed" : "", c.with_sums ? " sums" : "", c.gap > 0 ? " strided" : ""),
@@ -302,9 +347,10 @@ void add_cases(Suite& suite) {
     }
   }
   for (const ProductCase& p :
-       {ProductCase{16, 16, 16, false, false, DType::bf16, 0}, ProductCase{48, 80, 272, true, false, DType::bf16, 0},
-        ProductCase{144, 32, 96, false, false, DType::f32, 16},
-        ProductCase{64, 112, 208, false, true, DType::f32, 16}}) {
+       {ProductCase{.m = 16, .n = 16, .k = 16, .bias = false, .accumulate = false, .c = DType::bf16, .gap = 0},
+        ProductCase{.m = 48, .n = 80, .k = 272, .bias = true, .accumulate = false, .c = DType::bf16, .gap = 0},
+        ProductCase{.m = 144, .n = 32, .k = 96, .bias = false, .accumulate = false, .c = DType::f32, .gap = 16},
+        ProductCase{.m = 64, .n = 112, .k = 208, .bias = false, .accumulate = true, .c = DType::f32, .gap = 16}}) {
     for (const auto& [a, b] : {std::pair{&e4m3, &e4m3}, {&e5m2, &e4m3}, {&e4m3, &e5m2}}) {
       suite.add<ScaledProduct>(fmt::format("m={} n={} k={} {} x {} to {}{}{}{}", p.m, p.n, p.k, dtype_name(a->dtype),
                                            dtype_name(b->dtype), dtype_name(p.c), p.bias ? " bias" : "",
@@ -324,17 +370,21 @@ void add_benches(Suite& suite) {
   };
   for (const Format* format : {&e4m3, &e5m2}) {
     const bool bias = format == &e5m2;
-    suite.add_bench<Quantize>(
-        fmt::format("cols={} bf16 to {}{}", in, dtype_name(format->dtype), bias ? " bias" : ""), [=](Trial& trial) {
-          const int64_t rows = rows_of(trial);
-          const Operand& x = trial.input(DType::bf16, rows, in);
-          Operand& copy = trial.output(format->dtype, rows, in);
-          Operand& transposed = trial.output(format->dtype, in, rows);
-          Operand& inverse_scale = trial.output(DType::f32, 1, 1);
-          Operand& sums = trial.output(DType::f64, 1, in);
-          trial.time(Quantize{x.matrix(), amax_of(trial, {4}).matrix(), copy.matrix(), transposed.matrix(),
-                              inverse_scale.matrix(), bias ? sums.matrix() : Matrix()});
-        });
+    suite.add_bench<Quantize>(fmt::format("cols={} bf16 to {}{}", in, dtype_name(format->dtype), bias ? " bias" : ""),
+                              [=](Trial& trial) {
+                                const int64_t rows = rows_of(trial);
+                                const Operand& x = trial.input(DType::bf16, rows, in);
+                                Operand& copy = trial.output(format->dtype, rows, in);
+                                Operand& transposed = trial.output(format->dtype, in, rows);
+                                Operand& inverse_scale = trial.output(DType::f32, 1, 1);
+                                Operand& sums = trial.output(DType::f64, 1, in);
+                                trial.time(Quantize{.x = x.matrix(),
+                                                    .amax = amax_of(trial, {4}).matrix(),
+                                                    .rows = copy.matrix(),
+                                                    .transposed = transposed.matrix(),
+                                                    .inverse_scale = inverse_scale.matrix(),
+                                                    .column_sums = bias ? sums.matrix() : Matrix()});
+                              });
   }
   const auto add_product = [&suite](const char* what, const Format& of_a, DType dtype_c, const auto& sizes) {
     suite.add_bench<ScaledProduct>(what, [=, &of_a](Trial& trial) {
@@ -348,7 +398,13 @@ void add_benches(Suite& suite) {
       const Operand& b = trial.input(DType::f8e4m3, n, k, codes(n * k));
       const Operand& scale = trial.input(DType::f32, 1, 1, std::vector<double>{0x1p-5});
       Operand& c = trial.output(dtype_c, m, n);
-      trial.time(ScaledProduct{a.matrix(), b.matrix(), scale.matrix(), scale.matrix(), {}, c.matrix(), false});
+      trial.time(ScaledProduct{.a = a.matrix(),
+                               .b = b.matrix(),
+                               .a_scale = scale.matrix(),
+                               .b_scale = scale.matrix(),
+                               .bias = {},
+                               .c = c.matrix(),
+                               .accumulate = false});
     });
   };
   using Sizes = std::array<int64_t, 3>;

@@ -40,10 +40,16 @@ KeepGradients make_op(Trial& trial, const std::vector<KeptSegment>& segments, in
 void check_sums(Trial& trial, int64_t size, int64_t cols, int64_t stride, int64_t first, bool accumulate) {
   // The last one passes 2^34 elements, where the counter's low half wraps around.
   const std::vector<KeptSegment> segments{
-      {0, 1, {1, 2}, {.origin = 5, .first = 0, .cols = 1, .stride = 1}},
-      {64, 13, {3, 4}, {.origin = 3, .first = 7, .cols = 1, .stride = 1}},
-      {128, size, {5, 6}, {.origin = 3 * stride + 8, .first = first, .cols = cols, .stride = stride}},
-      {size + 192, 31, {5, 6}, {.origin = (int64_t{1} << 34) - 16, .first = 2, .cols = 8, .stride = 8}}};
+      {.offset = 0, .count = 1, .key = {1, 2}, .map = {.origin = 5, .first = 0, .cols = 1, .stride = 1}},
+      {.offset = 64, .count = 13, .key = {3, 4}, .map = {.origin = 3, .first = 7, .cols = 1, .stride = 1}},
+      {.offset = 128,
+       .count = size,
+       .key = {5, 6},
+       .map = {.origin = 3 * stride + 8, .first = first, .cols = cols, .stride = stride}},
+      {.offset = size + 192,
+       .count = 31,
+       .key = {5, 6},
+       .map = {.origin = (int64_t{1} << 34) - 16, .first = 2, .cols = 8, .stride = 8}}};
   constexpr int64_t updates = (int64_t{1} << 31) + 5;
   KeepGradients op = make_op(trial, segments, updates);
   const Operand& gradients = trial.input(DType::f32, 1, size + 256);
@@ -71,7 +77,7 @@ void check_unbiased(Trial& trial) {
   constexpr int64_t elements = 100'000;
   constexpr uint32_t micro_batches = 64;
   constexpr double place = 0x1p-7, share = 0.125;
-  const std::vector<KeptSegment> segments{{0, elements, {7, 8}, {}}};
+  const std::vector<KeptSegment> segments{{.offset = 0, .count = elements, .key = {7, 8}, .map = {}}};
   KeepGradients op = make_op(trial, segments, 12);
   op.gradients = trial.input(DType::f32, 1, elements, std::vector<double>(elements, share * place)).matrix();
   Operand& kept = trial.in_out(DType::bf16, 1, elements);
@@ -96,7 +102,7 @@ void check_unbiased(Trial& trial) {
 
 void check_not_finite(Trial& trial) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
-  const std::vector<KeptSegment> segments{{0, 4, {7, 8}, {}}};
+  const std::vector<KeptSegment> segments{{.offset = 0, .count = 4, .key = {7, 8}, .map = {}}};
   KeepGradients op = make_op(trial, segments, 1);
   op.gradients = trial.input(DType::f32, 1, 4, {infinity, -infinity, std::nan(""), 1}).matrix();
   Operand& kept = trial.in_out(DType::bf16, 1, 4);
@@ -153,9 +159,16 @@ struct Updated {
 // Checks that gradients that are bf16 numbers give the same bits in either dtype.
 template <typename Op>
 void check_narrow_gradients(Trial& trial, const Op& constants, bool masters) {
-  const std::vector<UpdateSegment> segments{
-      {0, 999, 1, 1, {1, 2}, {.origin = 8, .first = 4, .cols = 12, .stride = 40}},
-      {1024, updated_elements - 1024 - 7, 0, 1, {3, 4}, {.origin = 4, .first = 0, .cols = 1, .stride = 1}}};
+  const std::vector<UpdateSegment> segments{{.offset = 0,
+                                             .count = 999,
+                                             .decay = 1,
+                                             .key = {1, 2},
+                                             .map = {.origin = 8, .first = 4, .cols = 12, .stride = 40}},
+                                            {.offset = 1024,
+                                             .count = updated_elements - 1024 - 7,
+                                             .decay = 0,
+                                             .key = {3, 4},
+                                             .map = {.origin = 4, .first = 0, .cols = 1, .stride = 1}}};
   const Operand& narrow = trial.input(DType::bf16, 1, updated_elements);
   const auto updated_by = [&](const Matrix& gradients) {
     Op op = constants;
@@ -200,8 +213,10 @@ void check_narrow_norm(Trial& trial) {
   const Operand& narrow = trial.input(DType::bf16, 1, elements);
   const auto norm_of = [&](const Matrix& gradients) -> Operand& {
     Operand& partials = trial.output(DType::f64, 1, 2);
-    trial.run(SquaredNorm{Trial::pointer<const SquaredNorm::Segment>(table), std::ssize(segments), gradients,
-                          partials.matrix()});
+    trial.run(SquaredNorm{.segments = Trial::pointer<const SquaredNorm::Segment>(table),
+                          .num_segments = std::ssize(segments),
+                          .gradients = gradients,
+                          .partials = partials.matrix()});
     return partials;
   };
   const Operand& of_wide = norm_of(trial.input(DType::f32, 1, elements, narrow.values()).matrix());
@@ -222,7 +237,10 @@ void add_keeping_cases(Suite& suite) {
     int64_t size, cols, stride, first;
   };
   // Whole rows, part of each row in whole packs, and without whole packs.
-  for (const Box& box : {Box{1000, 40, 40, 0}, {100003, 40, 40, 12}, {50001, 12, 40, 4}, {20011, 7, 9, 3}}) {
+  for (const Box& box : {Box{.size = 1000, .cols = 40, .stride = 40, .first = 0},
+                         {.size = 100003, .cols = 40, .stride = 40, .first = 12},
+                         {.size = 50001, .cols = 12, .stride = 40, .first = 4},
+                         {.size = 20011, .cols = 7, .stride = 9, .first = 3}}) {
     for (const bool accumulate : {false, true}) {
       suite.add<KeepGradients>(
           fmt::format("{} elements of {} of {} columns{}", box.size, box.cols, box.stride, accumulate ? " adding" : ""),

@@ -72,7 +72,8 @@ void forward_case(Trial& trial, const Shape& shape, const Types& type, bool with
   const Operand& w = trial.input(type.compute, shape.out, shape.in, 0.2, gap);
   const Operand& bias = trial.input(type.compute, 1, shape.out);
   Operand& y = trial.output(type.y, shape.rows, shape.out, gap);
-  trial.run(LinearForward{x.matrix(), w.matrix(), with_bias ? bias.matrix() : Matrix(), y.matrix()});
+  trial.run(
+      LinearForward{.x = x.matrix(), .w = w.matrix(), .bias = with_bias ? bias.matrix() : Matrix(), .y = y.matrix()});
   std::vector<double> start = zeros(shape.rows * shape.out);
   for (size_t i = 0; i < start.size() && with_bias; ++i) start[i] = bias.at(0, static_cast<int64_t>(i) % shape.out);
   expect_product(
@@ -98,8 +99,11 @@ void backward_weight_case(Trial& trial, const Shape& shape, DType dtype, bool wi
   Operand& d_bias = accumulate ? trial.in_out(DType::f32, 1, shape.out) : trial.output(DType::f32, 1, shape.out);
   const std::vector<double> dw_before = accumulate ? dw.values() : zeros(shape.out * shape.in);
   const std::vector<double> d_bias_before = accumulate ? d_bias.values() : zeros(shape.out);
-  trial.run(
-      LinearBackwardWeight{x.matrix(), dy.matrix(), dw.matrix(), with_bias ? d_bias.matrix() : Matrix(), accumulate});
+  trial.run(LinearBackwardWeight{.x = x.matrix(),
+                                 .dy = dy.matrix(),
+                                 .dw = dw.matrix(),
+                                 .d_bias = with_bias ? d_bias.matrix() : Matrix(),
+                                 .accumulate = accumulate});
   expect_product(
       trial, "dw", dw, dtype, shape.rows, dw_before, [&](int64_t o, int64_t n) { return dy.at(n, o); },
       [&](int64_t n, int64_t i) { return x.at(n, i); });
@@ -198,7 +202,8 @@ void derivative_case(Trial& trial) {
   Operand& dx = trial.output(DType::f32, rows, in);
   Operand& dw = trial.output(DType::f32, out, in);
   trial.run(LinearBackwardInput{dy.matrix(), w.matrix(), dx.matrix()});
-  trial.run(LinearBackwardWeight{x.matrix(), dy.matrix(), dw.matrix(), Matrix(), false});
+  trial.run(LinearBackwardWeight{
+      .x = x.matrix(), .dy = dy.matrix(), .dw = dw.matrix(), .d_bias = Matrix(), .accumulate = false});
   std::vector<double> x_values = x.values(), w_values = w.values();
   const auto loss = [&] {
     double sum = 0;
@@ -273,7 +278,7 @@ void packed_case(Trial& trial, DType dtype) {
   };
   const Operand &x = small_integers(rows, in), &w = small_integers(out, in), &bias = small_integers(1, out);
   Operand& y = trial.output(DType::f32, rows, out);
-  LinearForward op{x.matrix(), w.matrix(), bias.matrix(), y.matrix()};
+  LinearForward op{.x = x.matrix(), .w = w.matrix(), .bias = bias.matrix(), .y = y.matrix()};
   trial.run(op);
 
   Backend& backend = trial.backend();
@@ -381,7 +386,7 @@ void add_benches(Suite& suite) {
         const Operand& w = trial.input(dtype, shape.out, shape.in);
         const Operand& bias = trial.input(dtype, 1, shape.out);
         Operand& y = trial.output(dtype, shape.rows, shape.out);
-        trial.time(LinearForward{x.matrix(), w.matrix(), bias.matrix(), y.matrix()});
+        trial.time(LinearForward{.x = x.matrix(), .w = w.matrix(), .bias = bias.matrix(), .y = y.matrix()});
       });
       suite.add_bench<LinearBackwardInput>(description, [=](Trial& trial) {
         const Operand& dy = trial.input(dtype, shape.rows, shape.out);
@@ -396,7 +401,8 @@ void add_benches(Suite& suite) {
           const Operand& dy = trial.input(dtype, shape.rows, shape.out);
           Operand& dw = trial.in_out(DType::f32, shape.out, shape.in);
           const Matrix d_bias = with_bias ? trial.in_out(DType::f32, 1, shape.out).matrix() : Matrix();
-          trial.time(LinearBackwardWeight{x.matrix(), dy.matrix(), dw.matrix(), d_bias, true});
+          trial.time(LinearBackwardWeight{
+              .x = x.matrix(), .dy = dy.matrix(), .dw = dw.matrix(), .d_bias = d_bias, .accumulate = true});
         });
       }
     }

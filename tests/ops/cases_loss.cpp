@@ -74,8 +74,13 @@ void check_cross_entropy(Trial& trial, const Shape& shape, const Options& option
   for (int64_t row = 0; row < shape.rows; ++row)
     for (int64_t col = shape.vocab; col < shape.padded; ++col) logits.set(row, col, 1e4);
   const std::vector<double> values = logits.values();
-  trial.run(CrossEntropy{shape.vocab, options.z_loss, device_targets, device_state, logits.matrix(), d_logits.matrix(),
-                         losses.matrix()});
+  trial.run(CrossEntropy{.vocab_size = shape.vocab,
+                         .z_loss = options.z_loss,
+                         .targets = device_targets,
+                         .state = device_state,
+                         .logits = logits.matrix(),
+                         .d_logits = d_logits.matrix(),
+                         .losses = losses.matrix()});
 
   const auto expected = cross_entropy(values, targets, shape, options.z_loss, factor);
   const auto plain = cross_entropy(to_real<float>(values), targets, shape, options.z_loss, factor);
@@ -94,7 +99,13 @@ void check_evaluation(Trial& trial) {
   const auto* const state = Trial::pointer<const StepState>(trial.in_out_value(StepState{}));
   const Operand& logits = trial.input(DType::f32, shape.rows, shape.padded);
   Operand& losses = trial.output(DType::f32, 1, shape.rows);
-  trial.run(CrossEntropy{shape.vocab, 0.5, device_targets, state, logits.matrix(), {}, losses.matrix()});
+  trial.run(CrossEntropy{.vocab_size = shape.vocab,
+                         .z_loss = 0.5,
+                         .targets = device_targets,
+                         .state = state,
+                         .logits = logits.matrix(),
+                         .d_logits = {},
+                         .losses = losses.matrix()});
   trial.expect_near("losses", losses, cross_entropy(logits.values(), targets, shape, 0, 1).losses, 0x1p-21);
 }
 
@@ -107,7 +118,13 @@ void check_not_finite(Trial& trial) {
   const auto* const targets = Trial::pointer<const int32_t>(trial.input_array(std::vector<int32_t>{0, 0, 0}));
   const auto* const state = Trial::pointer<const StepState>(trial.in_out_value(StepState{}));
   Operand& losses = trial.output(DType::f32, 1, 3);
-  trial.run(CrossEntropy{3, 0, targets, state, logits.matrix(), {}, losses.matrix()});
+  trial.run(CrossEntropy{.vocab_size = 3,
+                         .z_loss = 0,
+                         .targets = targets,
+                         .state = state,
+                         .logits = logits.matrix(),
+                         .d_logits = {},
+                         .losses = losses.matrix()});
   trial.expect_true(std::abs(losses.at(0, 0) - std::log(2.0)) < 1e-6, "a logit of minus infinity has no share");
   trial.expect_true(!std::isfinite(losses.at(0, 1)), "a NaN logit gives a loss that is not finite");
   trial.expect_true(!std::isfinite(losses.at(0, 2)), "an infinite logit gives a loss that is not finite");
@@ -137,13 +154,31 @@ void check_rejections(Trial& trial) {
   const auto* const state = Trial::pointer<const StepState>(trial.in_out_value(StepState{}));
   Operand& logits = trial.in_out(DType::f32, 2, 8);
   Operand& losses = trial.output(DType::f32, 1, 2);
-  trial.expect_rejected_contents(CrossEntropy{7, 0, targets, state, logits.matrix(), {}, losses.matrix()},
+  trial.expect_rejected_contents(CrossEntropy{.vocab_size = 7,
+                                              .z_loss = 0,
+                                              .targets = targets,
+                                              .state = state,
+                                              .logits = logits.matrix(),
+                                              .d_logits = {},
+                                              .losses = losses.matrix()},
                                  "a target in the padding of the vocabulary");
-  trial.expect_rejected(CrossEntropy{9, 0, targets, state, logits.matrix(), {}, losses.matrix()},
+  trial.expect_rejected(CrossEntropy{.vocab_size = 9,
+                                     .z_loss = 0,
+                                     .targets = targets,
+                                     .state = state,
+                                     .logits = logits.matrix(),
+                                     .d_logits = {},
+                                     .losses = losses.matrix()},
                         "a vocabulary wider than the logits");
   Matrix other_dtype = logits.matrix();
   other_dtype.dtype = DType::bf16;
-  trial.expect_rejected(CrossEntropy{8, 0, targets, state, logits.matrix(), other_dtype, losses.matrix()},
+  trial.expect_rejected(CrossEntropy{.vocab_size = 8,
+                                     .z_loss = 0,
+                                     .targets = targets,
+                                     .state = state,
+                                     .logits = logits.matrix(),
+                                     .d_logits = other_dtype,
+                                     .losses = losses.matrix()},
                         "d_logits in place of logits in another dtype");
 }
 
@@ -205,8 +240,11 @@ void check_statistics(Trial& trial, const Slices& slices, DType dtype, double sc
   for (int64_t index = 0; index < slices.count(); ++index) {
     const Operand& logits = slice_of(trial, values, slices, index, dtype);
     Operand& statistics = trial.output(DType::f32, 3, slices.shape.rows);
-    trial.run(CrossEntropyStatistics{slices.shape.vocab, index * slices.cols, device_targets, logits.matrix(),
-                                     statistics.matrix()});
+    trial.run(CrossEntropyStatistics{.vocab_size = slices.shape.vocab,
+                                     .first_token = index * slices.cols,
+                                     .targets = device_targets,
+                                     .logits = logits.matrix(),
+                                     .statistics = statistics.matrix()});
     const RowStatistics expected = statistics_of(values, targets, slices, index * slices.cols);
     for (int64_t row = 0; row < slices.shape.rows; ++row) {
       const auto i = static_cast<size_t>(row);
@@ -275,8 +313,16 @@ void check_slices_not_finite(Trial& trial) {
   const Operand& other = trial.input(DType::f32, 3, 2, std::vector<double>{-infinity, 1, nan, 1, infinity, 1});
   Operand& own_statistics = trial.output(DType::f32, 3, 3);
   Operand& other_statistics = trial.output(DType::f32, 3, 3);
-  trial.run(CrossEntropyStatistics{4, 0, targets, own.matrix(), own_statistics.matrix()});
-  trial.run(CrossEntropyStatistics{4, 2, targets, other.matrix(), other_statistics.matrix()});
+  trial.run(CrossEntropyStatistics{.vocab_size = 4,
+                                   .first_token = 0,
+                                   .targets = targets,
+                                   .logits = own.matrix(),
+                                   .statistics = own_statistics.matrix()});
+  trial.run(CrossEntropyStatistics{.vocab_size = 4,
+                                   .first_token = 2,
+                                   .targets = targets,
+                                   .logits = other.matrix(),
+                                   .statistics = other_statistics.matrix()});
   std::vector<double> all = own_statistics.values();
   const std::vector<double> more = other_statistics.values();
   all.insert(all.end(), more.begin(), more.end());
@@ -302,13 +348,32 @@ void check_slice_rejections(Trial& trial) {
   Operand& statistics = trial.output(DType::f32, 3, 2);
   Operand& two_rows = trial.output(DType::f32, 2, 2);
   Operand& losses = trial.output(DType::f32, 1, 2);
-  trial.expect_rejected(CrossEntropyStatistics{8, -4, targets, logits.matrix(), statistics.matrix()},
+  trial.expect_rejected(CrossEntropyStatistics{.vocab_size = 8,
+                                               .first_token = -4,
+                                               .targets = targets,
+                                               .logits = logits.matrix(),
+                                               .statistics = statistics.matrix()},
                         "a slice that begins before the vocabulary");
-  trial.expect_rejected_contents(CrossEntropyStatistics{7, 0, targets, logits.matrix(), statistics.matrix()},
+  trial.expect_rejected_contents(CrossEntropyStatistics{.vocab_size = 7,
+                                                        .first_token = 0,
+                                                        .targets = targets,
+                                                        .logits = logits.matrix(),
+                                                        .statistics = statistics.matrix()},
                                  "a target outside the vocabulary");
-  trial.expect_rejected(CrossEntropyStatistics{8, 0, targets, logits.matrix(), two_rows.matrix()},
+  trial.expect_rejected(CrossEntropyStatistics{.vocab_size = 8,
+                                               .first_token = 0,
+                                               .targets = targets,
+                                               .logits = logits.matrix(),
+                                               .statistics = two_rows.matrix()},
                         "statistics of two rows");
-  CrossEntropy op{8, 0, targets, state, logits.matrix(), {}, losses.matrix(), two_rows.matrix(), 0};
+  CrossEntropy op{.vocab_size = 8,
+                  .z_loss = 0,
+                  .targets = targets,
+                  .state = state,
+                  .logits = logits.matrix(),
+                  .d_logits = {},
+                  .losses = losses.matrix(),
+                  .statistics = two_rows.matrix()};
   trial.expect_rejected(op, "statistics that are not three rows for each slice");
   op.statistics = {};
   op.vocab_size = 4;
@@ -338,7 +403,8 @@ void add_cases(Suite& suite) {
       const std::string name = fmt::format("N={} V={} Vp={} logits={} C={}", shape.rows, shape.vocab, shape.padded,
                                            dtype_name(types.logits), dtype_name(types.compute));
       for (const double scale : {1.0, 30.0}) {
-        const Options options{types.logits, types.compute, scale == 1.0 ? 0.01 : 0, scale};
+        const Options options{
+            .logits = types.logits, .compute = types.compute, .z_loss = scale == 1.0 ? 0.01 : 0, .scale = scale};
         const std::string full_name = fmt::format("{} z={} scale={}", name, options.z_loss, scale);
         suite.add<CrossEntropy>(full_name, [=](Trial& t) { check_cross_entropy(t, shape, options, false); });
         if (types.logits == types.compute)
@@ -354,10 +420,13 @@ void add_cases(Suite& suite) {
           const auto* const targets =
               Trial::pointer<const int32_t>(t.input_array(std::vector<int32_t>(static_cast<size_t>(bench_shape.rows))));
           const auto* const state = Trial::pointer<const StepState>(t.in_out_value(StepState{}));
-          t.time(CrossEntropy{bench_shape.vocab, 0, targets, state,
-                              t.input(types.logits, bench_shape.rows, bench_shape.padded).matrix(),
-                              t.output(types.compute, bench_shape.rows, bench_shape.padded).matrix(),
-                              t.output(DType::f32, 1, bench_shape.rows).matrix()});
+          t.time(CrossEntropy{.vocab_size = bench_shape.vocab,
+                              .z_loss = 0,
+                              .targets = targets,
+                              .state = state,
+                              .logits = t.input(types.logits, bench_shape.rows, bench_shape.padded).matrix(),
+                              .d_logits = t.output(types.compute, bench_shape.rows, bench_shape.padded).matrix(),
+                              .losses = t.output(DType::f32, 1, bench_shape.rows).matrix()});
         });
   }
   for (const Slices& slices : sliced) {
@@ -367,7 +436,7 @@ void add_cases(Suite& suite) {
         const std::string full_name = fmt::format("{} {} scale={}", name, dtype_name(dtype), scale);
         suite.add<CrossEntropyStatistics>(full_name, [=](Trial& t) { check_statistics(t, slices, dtype, scale); });
         for (const bool in_place : {false, true}) {
-          const Options options{dtype, dtype, scale == 1.0 ? 0.01 : 0, scale};
+          const Options options{.logits = dtype, .compute = dtype, .z_loss = scale == 1.0 ? 0.01 : 0, .scale = scale};
           suite.add<CrossEntropy>(full_name + (in_place ? " in place" : ""),
                                   [=](Trial& t) { check_slices(t, slices, options, in_place); });
         }
@@ -385,8 +454,11 @@ void add_cases(Suite& suite) {
         fmt::format("N={} slice of 25152 {}", rows, dtype_name(dtype)), [=](Trial& t) {
           const auto* const targets =
               Trial::pointer<const int32_t>(t.input_array(std::vector<int32_t>(static_cast<size_t>(rows))));
-          t.time(CrossEntropyStatistics{50257, 0, targets, t.input(dtype, rows, 25152).matrix(),
-                                        t.output(DType::f32, 3, rows).matrix()});
+          t.time(CrossEntropyStatistics{.vocab_size = 50257,
+                                        .first_token = 0,
+                                        .targets = targets,
+                                        .logits = t.input(dtype, rows, 25152).matrix(),
+                                        .statistics = t.output(DType::f32, 3, rows).matrix()});
         });
   }
   suite.add<CrossEntropy>("evaluation", check_evaluation);

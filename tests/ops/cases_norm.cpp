@@ -280,7 +280,11 @@ void check_residual_add(Trial& trial, const Shape& shape, const DTypes& dtypes, 
   const DropoutCase dropout(trial, p, shape.batch, shape.tokens);
   Operand& x_out = in_place ? x : separate;
   const std::vector<double> expected = add_branch(x, branch, dropout);
-  trial.run(ResidualAdd{shape.tokens, x.matrix(), branch.matrix(), dropout.dropout, x_out.matrix()});
+  trial.run(ResidualAdd{.sequence_length = shape.tokens,
+                        .x = x.matrix(),
+                        .branch = branch.matrix(),
+                        .dropout = dropout.dropout,
+                        .x_out = x_out.matrix()});
   trial.expect_near("x_out", x_out, expected, 0x1p-21);
 }
 
@@ -289,7 +293,8 @@ void check_branch_backward(Trial& trial, const Shape& shape, const DTypes& dtype
   const Operand& dx = trial.input(dtypes.residual, rows, shape.cols, 1, 3);
   Operand& d_branch = trial.output(dtypes.compute, rows, shape.cols, 1);
   const DropoutCase dropout(trial, p, shape.batch, shape.tokens);
-  trial.run(BranchBackward{shape.tokens, dx.matrix(), dropout.dropout, d_branch.matrix()});
+  trial.run(BranchBackward{
+      .sequence_length = shape.tokens, .dx = dx.matrix(), .dropout = dropout.dropout, .d_branch = d_branch.matrix()});
   // Exact: one product in f32, one rounding to C; a dropped element is 0 and a kept one is not.
   std::vector<double> expected;
   for (int64_t row = 0; row < rows; ++row) {
@@ -354,14 +359,14 @@ void add_row_slice_cases(Suite& suite) {
     suite.add<ResidualAdd>(name, [=](Trial& t) {
       check_row_slices(t, dtypes, [&](const Matrix& x, const Matrix& branch, const Dropout& dropout) {
         Operand& x_out = t.output(x.dtype, x.rows, x.cols);
-        t.run(ResidualAdd{7, x, branch, dropout, x_out.matrix()});
+        t.run(ResidualAdd{.sequence_length = 7, .x = x, .branch = branch, .dropout = dropout, .x_out = x_out.matrix()});
         return x_out.values();
       });
     });
     suite.add<BranchBackward>(name, [=](Trial& t) {
       check_row_slices(t, dtypes, [&](const Matrix& x, const Matrix& branch, const Dropout& dropout) {
         Operand& d_branch = t.output(branch.dtype, x.rows, x.cols);
-        t.run(BranchBackward{7, x, dropout, d_branch.matrix()});
+        t.run(BranchBackward{.sequence_length = 7, .dx = x, .dropout = dropout, .d_branch = d_branch.matrix()});
         return d_branch.values();
       });
     });
@@ -405,13 +410,17 @@ void check_rejections(Trial& trial) {
   trial.expect_rejected(op, "layernorm without mean");
   Dropout dropout;
   dropout.p = 0.5;
-  trial.expect_rejected(ResidualAdd{4, x.matrix(), x.matrix(), dropout, y.matrix()}, "dropout without sample_ids");
+  trial.expect_rejected(
+      ResidualAdd{.sequence_length = 4, .x = x.matrix(), .branch = x.matrix(), .dropout = dropout, .x_out = y.matrix()},
+      "dropout without sample_ids");
   dropout.sample_ids = Trial::pointer<const int64_t>(trial.input_array(std::vector<int64_t>{1}));
-  trial.expect_rejected(ResidualAdd{0, x.matrix(), x.matrix(), dropout, y.matrix()},
-                        "dropout without the length of a sequence");
+  trial.expect_rejected(
+      ResidualAdd{.sequence_length = 0, .x = x.matrix(), .branch = x.matrix(), .dropout = dropout, .x_out = y.matrix()},
+      "dropout without the length of a sequence");
   dropout.first_row = -1;
-  trial.expect_rejected(ResidualAdd{4, x.matrix(), x.matrix(), dropout, y.matrix()},
-                        "rows that begin before the micro-batch");
+  trial.expect_rejected(
+      ResidualAdd{.sequence_length = 4, .x = x.matrix(), .branch = x.matrix(), .dropout = dropout, .x_out = y.matrix()},
+      "rows that begin before the micro-batch");
 }
 
 constexpr int64_t bench_tokens = 1024, bench_cols = 768;
@@ -524,14 +533,18 @@ void add_benches(Suite& suite) {
       suite.add_bench<NormForward>(name, [=](Trial& t) { bench_norm_forward(t, dtypes, rows, p); });
       suite.add_bench<ResidualAdd>(name, [=](Trial& t) {
         const DropoutCase dropout(t, p, rows / bench_tokens, bench_tokens);
-        t.time(ResidualAdd{bench_tokens, t.input(dtypes.residual, rows, bench_cols).matrix(),
-                           t.input(dtypes.compute, rows, bench_cols).matrix(), dropout.dropout,
-                           t.output(dtypes.residual, rows, bench_cols).matrix()});
+        t.time(ResidualAdd{.sequence_length = bench_tokens,
+                           .x = t.input(dtypes.residual, rows, bench_cols).matrix(),
+                           .branch = t.input(dtypes.compute, rows, bench_cols).matrix(),
+                           .dropout = dropout.dropout,
+                           .x_out = t.output(dtypes.residual, rows, bench_cols).matrix()});
       });
       suite.add_bench<BranchBackward>(name, [=](Trial& t) {
         const DropoutCase dropout(t, p, rows / bench_tokens, bench_tokens);
-        t.time(BranchBackward{bench_tokens, t.input(dtypes.residual, rows, bench_cols).matrix(), dropout.dropout,
-                              t.output(dtypes.compute, rows, bench_cols).matrix()});
+        t.time(BranchBackward{.sequence_length = bench_tokens,
+                              .dx = t.input(dtypes.residual, rows, bench_cols).matrix(),
+                              .dropout = dropout.dropout,
+                              .d_branch = t.output(dtypes.compute, rows, bench_cols).matrix()});
       });
     }
     suite.add_bench<NormBackward>(fmt::format("N={} h=768 {}", rows, name_of(dtypes)),

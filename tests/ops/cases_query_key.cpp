@@ -14,8 +14,14 @@ constexpr double theta = 10000;
 struct Shape {
   int64_t batch, tokens, q_heads, k_heads, head_size;
 };
-constexpr Shape shapes[] = {{1, 1, 1, 1, 2},  {2, 3, 3, 1, 6},    {1, 5, 4, 2, 64},  {3, 7, 2, 2, 38},
-                            {1, 3, 2, 1, 70}, {2, 40, 2, 1, 128}, {1, 3, 2, 1, 134}, {1, 3, 2, 1, 528}};
+constexpr Shape shapes[] = {{.batch = 1, .tokens = 1, .q_heads = 1, .k_heads = 1, .head_size = 2},
+                            {.batch = 2, .tokens = 3, .q_heads = 3, .k_heads = 1, .head_size = 6},
+                            {.batch = 1, .tokens = 5, .q_heads = 4, .k_heads = 2, .head_size = 64},
+                            {.batch = 3, .tokens = 7, .q_heads = 2, .k_heads = 2, .head_size = 38},
+                            {.batch = 1, .tokens = 3, .q_heads = 2, .k_heads = 1, .head_size = 70},
+                            {.batch = 2, .tokens = 40, .q_heads = 2, .k_heads = 1, .head_size = 128},
+                            {.batch = 1, .tokens = 3, .q_heads = 2, .k_heads = 1, .head_size = 134},
+                            {.batch = 1, .tokens = 3, .q_heads = 2, .k_heads = 1, .head_size = 528}};
 
 struct Options {
   DType dtype;
@@ -208,7 +214,10 @@ void check_backward(Trial& trial, const Shape& shape, const Options& options) {
     const auto exact = backward(heads_of<double>(x.matrix(), x.values(), gamma.values(), shape), dy.values(), options);
     const auto plain =
         backward(heads_of<float>(x.matrix(), x.values(), gamma.values(), shape), to_real<float>(dy.values()), options);
-    return Expected{exact.dx, rounded(to_double(plain.dx), options.dtype), exact.d_gamma, to_double(plain.d_gamma)};
+    return Expected{.dx = exact.dx,
+                    .plain_dx = rounded(to_double(plain.dx), options.dtype),
+                    .d_gamma = exact.d_gamma,
+                    .plain_d_gamma = to_double(plain.d_gamma)};
   };
   const Expected of_q = expect(q, q_gamma, dq);
   const Expected of_k = expect(k, k_gamma, dk);
@@ -239,7 +248,7 @@ void check_backward(Trial& trial, const Shape& shape, const Options& options) {
 }
 
 void check_reference_gradient(Trial& trial, bool rotary) {
-  constexpr Shape shape{1, 3, 2, 1, 4};
+  constexpr Shape shape{.batch = 1, .tokens = 3, .q_heads = 2, .k_heads = 1, .head_size = 4};
   const Options options{DType::f64, true, rotary};
   const Operand& x = trial.input(DType::f64, 3, 8);
   const std::vector<double> gamma = trial.input(DType::f64, 1, 4).values();
@@ -295,12 +304,32 @@ void bench(Trial& trial, DType dtype, int64_t rows, bool with_norm, bool backwar
   const Matrix none;
   if (backward_too) {
     const Matrix sums = trial.in_out(DType::f64, 1, size).matrix();
-    trial.time(QueryKeyBackward{tokens, size, with_norm ? q : none, with_norm ? k : none, with_norm ? gamma : none,
-                                with_norm ? gamma : none, with_norm ? rstd : none, true, RotaryAngles{theta}, q_out,
-                                k_out, with_norm ? sums : none, with_norm ? sums : none});
+    trial.time(QueryKeyBackward{.sequence_length = tokens,
+                                .head_size = size,
+                                .q = with_norm ? q : none,
+                                .k = with_norm ? k : none,
+                                .q_gamma = with_norm ? gamma : none,
+                                .k_gamma = with_norm ? gamma : none,
+                                .rstd = with_norm ? rstd : none,
+                                .rotary = true,
+                                .angles = RotaryAngles{theta},
+                                .dq = q_out,
+                                .dk = k_out,
+                                .q_gamma_sums = with_norm ? sums : none,
+                                .k_gamma_sums = with_norm ? sums : none});
   } else {
-    trial.time(QueryKeyForward{tokens, size, q, k, with_norm ? gamma : none, with_norm ? gamma : none, eps, true,
-                               RotaryAngles{theta}, q_out, k_out, with_norm ? rstd : none});
+    trial.time(QueryKeyForward{.sequence_length = tokens,
+                               .head_size = size,
+                               .q = q,
+                               .k = k,
+                               .q_gamma = with_norm ? gamma : none,
+                               .k_gamma = with_norm ? gamma : none,
+                               .eps = eps,
+                               .rotary = true,
+                               .angles = RotaryAngles{theta},
+                               .q_out = q_out,
+                               .k_out = k_out,
+                               .rstd = with_norm ? rstd : none});
   }
 }
 
@@ -323,7 +352,7 @@ void add_cases(Suite& suite) {
     }
   }
   for (const RopeScaling scaling : {RopeScaling::linear, RopeScaling::llama3}) {
-    const Options options{DType::f32, false, true, scaling};
+    const Options options{.dtype = DType::f32, .with_norm = false, .rotary = true, .scaling = scaling};
     const std::string name = scaling == RopeScaling::linear ? "scaled linearly" : "scaled as in Llama 3";
     suite.add<QueryKeyForward>(name, [=](Trial& t) { check_forward(t, {3, 7, 2, 2, 38}, options, false); });
     suite.add<QueryKeyBackward>(name, [=](Trial& t) { check_backward(t, {3, 7, 2, 2, 38}, options); });

@@ -39,9 +39,12 @@ struct Operands {
 
 Operands make_operands(Trial& trial, const std::vector<AdamW::Segment>& segments, const StepState& state,
                        int64_t elements) {
-  Operands operands{trial.input(DType::f32, 1, elements),       trial.in_out(DType::bf16, 1, elements),
-                    trial.in_out(DType::f32, 1, elements, 0.1), trial.in_out(DType::f32, 1, elements, 0.1),
-                    trial.in_out(DType::f32, 1, elements),      {}};
+  Operands operands{.gradients = trial.input(DType::f32, 1, elements),
+                    .weights = trial.in_out(DType::bf16, 1, elements),
+                    .exp_avg = trial.in_out(DType::f32, 1, elements, 0.1),
+                    .exp_avg_sq = trial.in_out(DType::f32, 1, elements, 0.1),
+                    .ema = trial.in_out(DType::f32, 1, elements),
+                    .op = {}};
   for (int64_t i = 0; i < elements; ++i) operands.exp_avg_sq.set(0, i, std::abs(operands.exp_avg_sq.at(0, i)));
   set_segments(trial, operands.op, segments, state);
   operands.op.beta1 = 0.9;
@@ -211,7 +214,10 @@ void add_rounding_cases(Suite& suite) {
     int64_t size, cols, stride, first;
   };
   // Whole rows, part of each row in whole packs, and without whole packs.
-  for (const Box& box : {Box{1000, 40, 40, 0}, {100003, 40, 40, 12}, {50001, 12, 40, 4}, {20011, 7, 9, 3}}) {
+  for (const Box& box : {Box{.size = 1000, .cols = 40, .stride = 40, .first = 0},
+                         {.size = 100003, .cols = 40, .stride = 40, .first = 12},
+                         {.size = 50001, .cols = 12, .stride = 40, .first = 4},
+                         {.size = 20011, .cols = 7, .stride = 9, .first = 3}}) {
     const std::string name =
         fmt::format("stochastic rounding, {} elements of {} of {} columns", box.size, box.cols, box.stride);
     suite.add<AdamW>(name, [=](Trial& t) { check_update<AdamW>(t, box.size, box.cols, box.stride, box.first); });

@@ -28,8 +28,10 @@ void check_squared_norm(Trial& trial, int64_t size) {
   const Operand& gradients = trial.input(DType::f32, 1, elements_of(size), 3);
   const auto count = static_cast<int64_t>(segments.size());
   Operand& partials = trial.output(DType::f64, 1, 4);
-  trial.run(SquaredNorm{Trial::pointer<const SquaredNorm::Segment>(trial.input_array(segments)), count,
-                        gradients.matrix(), partials.matrix()});
+  trial.run(SquaredNorm{.segments = Trial::pointer<const SquaredNorm::Segment>(trial.input_array(segments)),
+                        .num_segments = count,
+                        .gradients = gradients.matrix(),
+                        .partials = partials.matrix()});
   std::vector<double> expected(4);
   for (const auto& segment : segments) {
     long double sum = 0;
@@ -47,8 +49,10 @@ void check_large_gradients(Trial& trial) {
   const Operand& gradients = trial.input(DType::f32, 1, 3, std::vector<double>{3e30, 4e30, 0});
   Operand& partials = trial.output(DType::f64, 1, 1);
   const std::vector<SquaredNorm::Segment> segments{{0, 3, 0}};
-  trial.run(SquaredNorm{Trial::pointer<const SquaredNorm::Segment>(trial.input_array(segments)), 1, gradients.matrix(),
-                        partials.matrix()});
+  trial.run(SquaredNorm{.segments = Trial::pointer<const SquaredNorm::Segment>(trial.input_array(segments)),
+                        .num_segments = 1,
+                        .gradients = gradients.matrix(),
+                        .partials = partials.matrix()});
   trial.expect_true(std::abs(std::sqrt(partials.at(0, 0)) / 5e30 - 1) < 1e-6, "squares that f32 cannot hold");
 }
 
@@ -56,7 +60,10 @@ StepState prepare(Trial& trial, const std::vector<double>& partials, double clip
                   int64_t loss_scale_window = 0) {
   const Operand& values = trial.input(DType::f64, 1, static_cast<int64_t>(partials.size()), partials);
   Operand& device_state = trial.in_out_value(state);
-  trial.run(PrepareUpdate{values.matrix(), clip_norm, Trial::pointer<StepState>(device_state), loss_scale_window});
+  trial.run(PrepareUpdate{.partials = values.matrix(),
+                          .clip_norm = clip_norm,
+                          .state = Trial::pointer<StepState>(device_state),
+                          .loss_scale_window = loss_scale_window});
   return Trial::value<StepState>(device_state);
 }
 
@@ -131,9 +138,12 @@ struct Buffers {
 };
 
 Buffers make_buffers(Trial& trial, int64_t elements, DType weights) {
-  Buffers buffers{trial.input(DType::f32, 1, elements),       trial.in_out(DType::f32, 1, elements),
-                  trial.in_out(DType::f32, 1, elements, 0.1), trial.in_out(DType::f32, 1, elements, 0.1),
-                  trial.in_out(DType::f32, 1, elements),      trial.in_out(weights, 1, elements)};
+  Buffers buffers{.gradients = trial.input(DType::f32, 1, elements),
+                  .master = trial.in_out(DType::f32, 1, elements),
+                  .exp_avg = trial.in_out(DType::f32, 1, elements, 0.1),
+                  .exp_avg_sq = trial.in_out(DType::f32, 1, elements, 0.1),
+                  .ema = trial.in_out(DType::f32, 1, elements),
+                  .weights = trial.in_out(weights, 1, elements)};
   for (int64_t i = 0; i < elements; ++i) buffers.exp_avg_sq.set(0, i, std::abs(buffers.exp_avg_sq.at(0, i)));
   return buffers;
 }
@@ -436,8 +446,10 @@ void add_benches(Suite& suite) {
   const auto named = [=](const char* what) { return fmt::format("{} M {}", elements / 1'000'000, what); };
   suite.add_bench<SquaredNorm>(named("gradients"), [=](Trial& t) {
     const std::vector<SquaredNorm::Segment> segments{{0, elements, 0}};
-    t.time(SquaredNorm{Trial::pointer<const SquaredNorm::Segment>(t.input_array(segments)), 1,
-                       t.output(DType::f32, 1, elements).matrix(), t.output(DType::f64, 1, 1).matrix()});
+    t.time(SquaredNorm{.segments = Trial::pointer<const SquaredNorm::Segment>(t.input_array(segments)),
+                       .num_segments = 1,
+                       .gradients = t.output(DType::f32, 1, elements).matrix(),
+                       .partials = t.output(DType::f64, 1, 1).matrix()});
   });
   suite.add_bench<PrepareUpdate>("148 tensors", [](Trial& t) {
     t.time(PrepareUpdate{t.input(DType::f64, 1, 148, std::vector<double>(148, 1.0)).matrix(), 1,

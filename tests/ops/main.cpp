@@ -51,7 +51,10 @@ uint64_t case_seed(uint64_t seed, const Suite::Case& test) {
 std::string title(const Suite::Case& test) { return fmt::format("{} [{}]", test.op, test.description); }
 
 BackendUnderTest cpu_backend(bool thread_independent) {
-  BackendUnderTest result{thread_independent ? "cpu, thread-independent" : "cpu", {}, thread_independent, false};
+  BackendUnderTest result{.name = thread_independent ? "cpu, thread-independent" : "cpu",
+                          .variants = {},
+                          .thread_independent = thread_independent,
+                          .f16 = false};
   for (const int num_threads : {2, 1, 3}) result.variants.push_back(make_cpu_backend(num_threads, thread_independent));
   return result;
 }
@@ -59,7 +62,7 @@ BackendUnderTest cpu_backend(bool thread_independent) {
 // Runs each op several times: a device must give the same bits each time. On the host harness each run has another
 // order of threads.
 BackendUnderTest cuda_backend(const Options& options) {
-  BackendUnderTest result{"cuda", {}, false, !options.without_f16};
+  BackendUnderTest result{.name = "cuda", .variants = {}, .thread_independent = false, .f16 = !options.without_f16};
   for (int i = 0; i < options.repeats; ++i) result.variants.push_back(make_cuda_backend(i % num_cuda_devices()));
   return result;
 }

@@ -5,14 +5,16 @@
 #include "amx_emulator.h"
 #endif
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 extern const MatrixKernels matrix_kernels_substituted;
 #ifdef __x86_64__
 extern const MatrixKernels matrix_kernels_amx;
 #endif
 
-namespace ops_test {
+}  // namespace gptrain::ops
+
+namespace gptrain::ops_test {
 
 bool choose_matrix_kernels(std::string_view name) {
 #ifdef __x86_64__
@@ -32,5 +34,4 @@ bool choose_matrix_kernels(std::string_view name) {
   return true;
 }
 
-}  // namespace ops_test
-}  // namespace gptrain
+}  // namespace gptrain::ops_test

@@ -42,7 +42,7 @@ std::vector<RankEvents> events_on_ranks(const RunConfig& config, int64_t world_s
     const auto device = make_device();
     groups.use_memory_of(*device, false, config.comm.timeout_seconds);
     StepProfiler profiler(*device, groups);
-    const StepPlan plan = plan_rank(config, device->target(), world.size(), world.rank());
+    const StepPlan plan = plan_rank({config, device->target(), world.size()}, world.rank());
     TrainingStep step(plan.design, profiler.backend(), groups);
     step.initialize();
     RandomBatches batches(config, 0, groups.sample_rank(), groups.num_sample_ranks());

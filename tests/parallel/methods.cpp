@@ -191,9 +191,9 @@ RunConfig MethodCase::config(const Target& target) const {
   if (config.memory.recompute != RecomputeKind::optimal) return config;
   int64_t least = 0, most = 0;
   for (int32_t stage = 0; stage < config.parallel.pipeline; ++stage) {
-    const RecomputePlanner planner(config, target, world_size(), stage);
+    const RecomputePlanner planner({config, target, world_size()}, stage);
     least = std::max(least, planner.least().bytes);
-    most = std::max(most, planner.fixed(RecomputeKind::none).bytes);
+    most = std::max(most, planner.fixed({.recompute = RecomputeKind::none}).bytes);
   }
   config.memory.activation_budget = least + (most - least) / 3;
   return config;

@@ -183,13 +183,13 @@ void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* st
     Backend& backend = decorated ? *decorated : *device;
     groups.use_memory_of(backend, false, config.comm.timeout_seconds);
     const StepPlan plan = wrapping.choices == nullptr
-                              ? plan_rank(config, backend.target(), world_size, rank)
-                              : plan_step(config, backend.target(),
-                                          choices_with(config, backend.target(), *wrapping.choices), world_size, rank);
+                              ? plan_rank({config, backend.target(), world_size}, rank)
+                              : plan_step({config, backend.target(), world_size},
+                                          choices_with(config.memory, backend.target(), *wrapping.choices), rank);
     TrainingStep step(plan.design, backend, groups);
     step.initialize();
     if (start != nullptr) set_weights(step, *start);
-    RankContext context{groups, step, plan, world};
+    RankContext context{.groups = groups, .step = step, .plan = plan, .world = world};
     body(context);
   });
 }

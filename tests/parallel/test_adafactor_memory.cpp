@@ -19,7 +19,7 @@ using namespace gptrain::testing;
 TEST_CASE("Adafactor's state and workspace are what its rows, columns and vectors need") {
   for (const SmallLayout& layout :
        {SmallLayout{1, 1, {}}, SmallLayout{1, 3, {"parallel.zero=1"}}, SmallLayout{2, 1, {}},
-        SmallLayout{2, 2, {"parallel.zero=3"}}, SmallLayout{1, 1, {}, 2}}) {
+        SmallLayout{2, 2, {"parallel.zero=3"}}, SmallLayout{.tensor = 1, .data = 1, .overrides = {}, .pipeline = 2}}) {
     const int64_t world_size = layout.world_size();
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16-pure"}) {
       INFO(world_size << " ranks " << precision);

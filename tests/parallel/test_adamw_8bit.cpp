@@ -25,6 +25,7 @@ namespace test_adamw_8bit {
 
 using namespace gptrain;
 using namespace gptrain::testing;
+using gptrain::testing::train;
 
 namespace {
 
@@ -89,7 +90,7 @@ Moments moments_after(const RunConfig& config, int64_t world_size, const Body& b
     RankGroups groups(config, world);
     const auto backend = make_cpu_backend(1);
     groups.use_memory_of(*backend, false, config.comm.timeout_seconds);
-    const StepPlan plan = plan_rank(config, backend->target(), world_size, world.rank());
+    const StepPlan plan = plan_rank({config, backend->target(), world_size}, world.rank());
     TrainingStep step(plan.design, *backend, groups);
     step.initialize();
     body(step, groups, world);
@@ -159,7 +160,8 @@ TEST_CASE("moments of 8 bits after two steps are those of one rank, but for code
   const Moments one = run({1, 1, {}});
   for (const SmallLayout& layout :
        {SmallLayout{2, 1, {}}, SmallLayout{1, 3, {"parallel.zero=1"}},
-        SmallLayout{2, 2, {"parallel.zero=2", "parallel.sequence=true"}}, SmallLayout{2, 2, {"parallel.zero=3"}, 2}}) {
+        SmallLayout{2, 2, {"parallel.zero=2", "parallel.sequence=true"}},
+        SmallLayout{.tensor = 2, .data = 2, .overrides = {"parallel.zero=3"}, .pipeline = 2}}) {
     const Moments many = run(layout);
     REQUIRE(many.size() == one.size());
     for (const auto& [name, values] : one) {
@@ -208,8 +210,9 @@ TEST_CASE("steps with moments of 8 bits have the rates, decay and eps of the con
   }
 }
 
-TEST_CASE("ranks that hold the same weights have the same bits with moments of 8 bits") {
-  for (const SmallLayout& layout : {SmallLayout{2, 1, {}, 2}, SmallLayout{2, 2, {"parallel.zero=1"}}}) {
+TEST_CASE("ranks that hold the same weights have the same bits with moments of 8 bits", "[long]") {
+  for (const SmallLayout& layout :
+       {SmallLayout{.tensor = 2, .data = 1, .overrides = {}, .pipeline = 2}, SmallLayout{2, 2, {"parallel.zero=1"}}}) {
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16-pure"}) {
       INFO(layout.world_size() << " ranks " << precision);
       CHECK(train(layout, with(wide, precision), 3).torn.empty());
@@ -218,8 +221,11 @@ TEST_CASE("ranks that hold the same weights have the same bits with moments of 8
 }
 
 TEST_CASE("a checkpoint takes moments of 8 bits to every layout, to the bit where blocks are not cut", "[long]") {
-  const std::vector<SmallLayout> layouts = {
-      {1, 1, {}}, {2, 2, {"parallel.zero=3"}}, {1, 3, {"parallel.zero=1"}}, {2, 1, {}, 2}, {1, 2, {"parallel.zero=0"}}};
+  const std::vector<SmallLayout> layouts = {{1, 1, {}},
+                                            {2, 2, {"parallel.zero=3"}},
+                                            {1, 3, {"parallel.zero=1"}},
+                                            {.tensor = 2, .data = 1, .overrides = {}, .pipeline = 2},
+                                            {1, 2, {"parallel.zero=0"}}};
   for (size_t i = 0; i < layouts.size(); ++i) {
     const SmallLayout& saved = layouts[i];
     const SmallLayout& loading = layouts[(i + 1) % layouts.size()];

@@ -59,13 +59,13 @@ class DataBatches : public MicroBatchSource {
  public:
   DataBatches(const RunConfig& config, const Dataset& data, int64_t rank, int64_t size)
       : memory_(static_cast<size_t>(depth * micro_batch_shape(config).bytes())),
-        batches_(config, data, 0, {rank, size}, {.kept = 1, .depth = depth}, memory_.data()) {}
+        batches_(read_ahead(config, data, 0, {rank, size}, {.kept = 1, .depth = depth}, memory_.data())) {}
   const MicroBatch& next() override { return batches_.next(); }
 
  private:
   static constexpr int depth = 2;
   std::vector<std::byte> memory_;
-  PrefetchedBatches batches_;
+  Prefetcher batches_;
 };
 
 RunConfig config_of(Family family, const std::vector<std::string>& layout, int64_t world_size) {

@@ -15,6 +15,7 @@ namespace test_ema {
 
 using namespace gptrain;
 using namespace gptrain::testing;
+using gptrain::testing::train;
 
 namespace {
 

@@ -31,20 +31,45 @@ struct Layout {
 };
 
 const Layout layouts[] = {
-    {Family::gpt2, 1, 1, {"model.dropout=0.1", "data.mask_documents=true"}},
-    {Family::llama, 1, 1, {"memory.recompute=every_nth", "memory.recompute_interval=2", "precision.compute=bf16"}},
-    {Family::llama, 2, 1, {"memory.recompute=block"}},
-    {Family::gpt2, 2, 1, {"parallel.sequence=true", "model.num_heads=6", "model.sequence_length=18"}},
-    {Family::gpt2, 1, 2, {"parallel.zero=0", "precision.reduce=bf16"}},
-    {Family::llama, 1, 2, {"parallel.zero=1", "precision.compute=bf16"}},
-    {Family::gpt2, 1, 3, {"parallel.zero=2"}},
-    {Family::llama, 1, 2, {"parallel.zero=3", "precision.compute=bf16", "memory.recompute=block"}},
-    {Family::llama, 2, 1, {"memory.recompute=selective", "parallel.sequence=true", "model.sequence_length=18"}},
-    {Family::gpt2, 1, 2, {"memory.recompute=selective", "parallel.zero=3", "precision.compute=bf16"}},
-    {Family::gpt2, 1, 2, {"parallel.zero=1", "precision.compute=bf16-pure", "precision.gradients=bf16"}},
-    {Family::llama, 2, 2, {"parallel.zero=3", "parallel.sequence=true", "model.sequence_length=18"}},
-    {Family::gpt2, 1, 1, {"memory.recompute=block"}, 2},
-    {Family::llama, 2, 1, {"parallel.zero=0", "precision.compute=bf16"}, 2},
+    {.family = Family::gpt2, .tensor = 1, .data = 1, .overrides = {"model.dropout=0.1", "data.mask_documents=true"}},
+    {.family = Family::llama,
+     .tensor = 1,
+     .data = 1,
+     .overrides = {"memory.recompute=every_nth", "memory.recompute_interval=2", "precision.compute=bf16"}},
+    {.family = Family::llama, .tensor = 2, .data = 1, .overrides = {"memory.recompute=block"}},
+    {.family = Family::gpt2,
+     .tensor = 2,
+     .data = 1,
+     .overrides = {"parallel.sequence=true", "model.num_heads=6", "model.sequence_length=18"}},
+    {.family = Family::gpt2, .tensor = 1, .data = 2, .overrides = {"parallel.zero=0", "precision.reduce=bf16"}},
+    {.family = Family::llama, .tensor = 1, .data = 2, .overrides = {"parallel.zero=1", "precision.compute=bf16"}},
+    {.family = Family::gpt2, .tensor = 1, .data = 3, .overrides = {"parallel.zero=2"}},
+    {.family = Family::llama,
+     .tensor = 1,
+     .data = 2,
+     .overrides = {"parallel.zero=3", "precision.compute=bf16", "memory.recompute=block"}},
+    {.family = Family::llama,
+     .tensor = 2,
+     .data = 1,
+     .overrides = {"memory.recompute=selective", "parallel.sequence=true", "model.sequence_length=18"}},
+    {.family = Family::gpt2,
+     .tensor = 1,
+     .data = 2,
+     .overrides = {"memory.recompute=selective", "parallel.zero=3", "precision.compute=bf16"}},
+    {.family = Family::gpt2,
+     .tensor = 1,
+     .data = 2,
+     .overrides = {"parallel.zero=1", "precision.compute=bf16-pure", "precision.gradients=bf16"}},
+    {.family = Family::llama,
+     .tensor = 2,
+     .data = 2,
+     .overrides = {"parallel.zero=3", "parallel.sequence=true", "model.sequence_length=18"}},
+    {.family = Family::gpt2, .tensor = 1, .data = 1, .overrides = {"memory.recompute=block"}, .pipeline = 2},
+    {.family = Family::llama,
+     .tensor = 2,
+     .data = 1,
+     .overrides = {"parallel.zero=0", "precision.compute=bf16"},
+     .pipeline = 2},
 };
 
 RunConfig config_of(const Layout& layout) {
@@ -75,7 +100,7 @@ Machine machine_of(int64_t gpus_per_node) {
 }
 
 StepProfile profile_of(const RunConfig& config, const StepPlan& plan, const Machine& machine, int64_t world_size) {
-  const EventTimes times(machine, config, make_mesh(config, world_size), 0);
+  const EventTimes times(machine, config, config.run.threads, make_mesh(config, world_size), 0);
   return planned_profile(0, DType::f32, plan.log, target_of(machine.device, machine.cluster), times);
 }
 
@@ -105,7 +130,7 @@ TEST_CASE("the model FLOPs of all events are those of the closed formula, and re
   for (const Family family : {Family::gpt2, Family::llama}) {
     const RunConfig config = small_config(family, {"model.num_layers=7", "batch.global=40", "batch.micro=2",
                                                    "memory.recompute=block", "run.device=auto"});
-    const StepPlan plan = plan_rank(config, gpu_of(8));
+    const StepPlan plan = plan_rank({config, gpu_of(8)});
     Flops model_flops = 0;
     size_t events = 0;
     const StepProfile profile = profile_of(config, plan, machine_of(8), 1);
@@ -122,7 +147,7 @@ TEST_CASE("the model FLOPs of all events are those of the closed formula, and re
 
 TEST_CASE("a GPU's micro-batches are uploaded beside its ops, and are copied among them") {
   const RunConfig config = small_config(Family::gpt2, {"batch.micro=2", "run.device=auto"});
-  const StepPlan plan = plan_rank(config, gpu_of(8));
+  const StepPlan plan = plan_rank({config, gpu_of(8)});
   int64_t beside = 0;
   int64_t among = 0;
   for_each_part(profile_of(config, plan, machine_of(8), 1), [&](const StepPart& part) {
@@ -141,10 +166,10 @@ TEST_CASE("a GPU's micro-batches are uploaded beside its ops, and are copied amo
 
 TEST_CASE("planned collectives run on their lanes beside the ops, which wait for those that have not ended") {
   const RunConfig config = config_of({Family::gpt2, 1, 2, {"parallel.zero=3", "run.device=auto"}});
-  const StepPlan plan = plan_rank(config, gpu_of(8), 2, 0);
+  const StepPlan plan = plan_rank({config, gpu_of(8), 2}, 0);
   const Machine machine = machine_of(8);
   const StepProfile profile = profile_of(config, plan, machine, 2);
-  const EventTimes known(machine, config, make_mesh(config, 2), 0);
+  const EventTimes known(machine, config, config.run.threads, make_mesh(config, 2), 0);
   double ops_end = 0;
   double lanes_seconds = 0;
   double waits_seconds = 0;
@@ -181,7 +206,7 @@ TEST_CASE("planned collectives run on their lanes beside the ops, which wait for
   const StepProfile without = profile_of(config, plan, quick, 2);
   CHECK(without.seconds() == Approx(ops_seconds).epsilon(0.01));
   // Without rates an event takes a microsecond.
-  const StepPlan plain = plan_rank(config, this_machine(1), 2, 0);
+  const StepPlan plain = plan_rank({config, this_machine(1), 2}, 0);
   for_each_part(planned_profile(0, DType::f32, plain.log, this_machine(1), EventTimes()), [](const StepPart& part) {
     for (size_t i = 0; i < part.events.size(); ++i) {
       if (part.events[i].kind != Event::Kind::wait) CHECK(part.times[i].seconds() == Approx(1e-6));

@@ -10,6 +10,7 @@ namespace test_few_bits {
 
 using namespace gptrain;
 using namespace gptrain::testing;
+using gptrain::testing::train;
 
 namespace {
 

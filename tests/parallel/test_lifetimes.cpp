@@ -157,7 +157,7 @@ TEST_CASE(
       RunConfig config = small_config(Family::llama, overrides, 4);
       for (int32_t stage = 0; stage < 2; ++stage)
         config.memory.activation_budget = std::max(config.memory.activation_budget,
-                                                   RecomputePlanner(config, this_machine(1), 4, stage).least().bytes);
+                                                   RecomputePlanner({config, this_machine(1), 4}, stage).least().bytes);
       const std::vector<double> kept = train(config, 4, false);
       config.memory.recompute = RecomputeKind::optimal;
       INFO(schedule << " zero " << zero);

@@ -93,7 +93,7 @@ TEST_CASE("ranks take the bytes of the closed formulas for their share of the pa
         const auto cpu = make_cpu_backend(1);
         for (int64_t rank = 0; rank < layout.tensor * layout.data; ++rank) {
           const MemoryPlan planned =
-              plan_rank(config, cpu->target(), layout.tensor * layout.data, rank).memory().arenas;
+              plan_rank({config, cpu->target(), layout.tensor * layout.data}, rank).memory().arenas;
           for (const MemoryClass c : parameter_classes) {
             INFO("rank " << rank << " " << memory_class_names[static_cast<size_t>(c)]);
             CHECK(planned[c] == expected[c]);
@@ -125,7 +125,7 @@ TEST_CASE("a block's activations shrink with the tensor size as the published fo
       if (sequence) overrides.push_back("parallel.sequence=true");
       const RunConfig config = config_with(3, overrides);
       const auto activations = [&](const RunConfig& of) {
-        return plan_rank(of, target, t).memory().arenas[MemoryClass::activations];
+        return plan_rank({of, target, t}).memory().arenas[MemoryClass::activations];
       };
       const int64_t one_block = activations(config_with(4, overrides)) - activations(config);
       const ModelConfig& m = config.model;
@@ -295,7 +295,7 @@ TEST_CASE("1F1B keeps what min(stages - i, micro-batches) micro-batches save on 
           stages);
       for (int64_t stage = 0; stage < stages; ++stage) {
         INFO(stages << " stages, " << micro_batches << " micro-batches, stage " << stage);
-        const StepPlan plan = plan_rank(config, cpu->target(), stages, stage);
+        const StepPlan plan = plan_rank({config, cpu->target(), stages}, stage);
         const Program& program = *plan.design->training;
         const Stages& own = program.schedule.options.stages;
         const int64_t in_flight = std::min(stages - stage, micro_batches);
@@ -322,7 +322,7 @@ TEST_CASE("arenas of stages are hardly larger than what is alive in them at once
                                  fmt::format("batch.global={}", 2 * micro_batches)}),
             ranks);
         for (int64_t rank = 0; rank < ranks; rank += 2) {
-          const StepPlan plan = plan_rank(config, cpu->target(), ranks, rank);
+          const StepPlan plan = plan_rank({config, cpu->target(), ranks}, rank);
           const Program& program = *plan.design->training;
           for (const MemoryClass c : {MemoryClass::activations, MemoryClass::gathered, MemoryClass::buckets}) {
             const int64_t alive = most_alive(program, c);
@@ -350,7 +350,7 @@ std::filesystem::path save_first_weights(const RunConfig& config, const std::fil
   OneRank rank(config);
   const auto cpu = make_cpu_backend(1);
   rank.groups.use_memory_of(*cpu, false, config.comm.timeout_seconds);
-  TrainingStep step(plan_rank(config, cpu->target()).design, *cpu, rank.groups);
+  TrainingStep step(plan_rank({config, cpu->target()}).design, *cpu, rank.groups);
   step.initialize();
   save_weights(config, step, {}, rank.groups, *rank.world, out, std::nullopt);
   return checkpoints_folder(out) / step_folder_name(0);
@@ -362,7 +362,7 @@ void check_samples(const RunConfig& config, int64_t world_size, const std::files
   run_local_ranks(static_cast<int>(world_size), [&](World& world) {
     RankGroups groups(config, world);
     const auto cpu = make_cpu_backend(1);
-    const StepPlan plan = plan_rank(config, cpu->target(), world_size, world.rank());
+    const StepPlan plan = plan_rank({config, cpu->target(), world_size}, world.rank());
     const int64_t planned = plan.memory().arenas[MemoryClass::samples];
     if (groups.copy_rank() > 0) {
       const std::lock_guard lock(mutex);
@@ -371,9 +371,9 @@ void check_samples(const RunConfig& config, int64_t world_size, const std::files
     }
     PoisoningBackend backend(*cpu);
     Inference inference(config, checkpoint, WhichWeights::trained, groups, backend);
-    inference.reserve(most_tokens_of_sample(config));
+    inference.reserve(most_tokens_of_sample(config.run));
     std::vector<int32_t> sequence(1, 5);
-    for (; std::ssize(sequence) <= most_tokens_of_sample(config); sequence.push_back(7))
+    for (; std::ssize(sequence) <= most_tokens_of_sample(config.run); sequence.push_back(7))
       inference.next_logits(sequence, 0);
     const std::lock_guard lock(mutex);
     // Weights, activations, data, workspace and scratch. Weights may end with padding rows of the vocabulary, and
@@ -397,7 +397,7 @@ TEST_CASE("texts during a run take the memory that is planned for them") {
   const TemporaryFolder folder;
   const auto check = [&](Family family, int64_t tensor, int64_t stages, const std::string& length) {
     const int64_t data = tensor * stages < 4 ? 2 : 1;
-    const Layout layout{tensor, data * stages, data > 1 ? 3 : 0, tensor > 1};
+    const Layout layout{.tensor = tensor, .data = data * stages, .zero = data > 1 ? 3 : 0, .sequence = tensor > 1};
     const RunConfig config = config_of(
         family, layout,
         {length, fmt::format("parallel.pipeline={}", stages), "data.mask_documents=true", "precision.compute=bf16",

@@ -33,7 +33,8 @@ bool keeps_blocks(const RunConfig& from, const RunConfig& to) {
 
 }  // namespace
 
-TEST_CASE("every pair of methods takes the bytes of its plan, has the bits of keeping all, and goes on with them") {
+TEST_CASE("every pair of methods takes the bytes of its plan, has the bits of keeping all, and goes on with them",
+          "[long]") {
   const Target target = this_machine(1);
   for (const MethodCase& method : method_cases()) {
     INFO(method.name());
@@ -77,9 +78,9 @@ TEST_CASE("beyond so many micro-batches a rank of one stage takes no more memory
       const int64_t ranks = method.world_size();
       CHECK(enough.batch.accumulation < 100);
       CHECK(enough.batch.global == few.batch.global / few.batch.accumulation * enough.batch.accumulation);
-      const StepChoices choices = choose_step(enough, target, ranks, 0);
+      const StepChoices choices = choose_step({enough, target, ranks}, 0);
       const auto memory = [&](const RunConfig& config) {
-        return plan_step(config, target, choices, ranks, 0).memory().arenas;
+        return plan_step({config, target, ranks}, choices, 0).memory().arenas;
       };
       INFO(target.name << ": " << method.name());
       CHECK(memory(enough) == memory(with_micro_batches(few, 900)));

@@ -9,6 +9,7 @@ namespace test_offload {
 
 using namespace gptrain;
 using namespace gptrain::testing;
+using gptrain::testing::train;
 
 TEST_CASE("what is offloaded has the bits of what is kept, with every kind of sharding and of recomputation") {
   const std::vector<SmallLayout> layouts = {
@@ -19,11 +20,26 @@ TEST_CASE("what is offloaded has the bits of what is kept, with every kind of sh
       {1, 3, {"parallel.zero=2", "memory.recompute=every_nth", "memory.recompute_interval=2", "batch.micro=2"}},
       {1, 2, {"parallel.zero=3", "precision.compute=bf16", "batch.micro=2"}},
       {2, 1, {"parallel.sequence=true", "batch.micro=4", "memory.recompute=selective"}},
-      {1, 1, {"batch.micro=2", "model.activation=gelu", "memory.activation_bits=3"}, 2},
-      {1, 2, {"batch.micro=2", "parallel.zero=3", "parallel.pipeline_schedule=zero-bubble"}, 2},
-      {1, 1, {"batch.micro=1", "parallel.pipeline_schedule=gpipe", "memory.recompute=block"}, 2},
-      {1, 1, {"batch.micro=2", "parallel.pipeline_schedule=interleaved", "parallel.virtual_stages=2"}, 2},
-      {2, 1, {"batch.micro=3", "parallel.pipeline_schedule=zero-bubble-v", "parallel.virtual_stages=2"}, 2},
+      {.tensor = 1,
+       .data = 1,
+       .overrides = {"batch.micro=2", "model.activation=gelu", "memory.activation_bits=3"},
+       .pipeline = 2},
+      {.tensor = 1,
+       .data = 2,
+       .overrides = {"batch.micro=2", "parallel.zero=3", "parallel.pipeline_schedule=zero-bubble"},
+       .pipeline = 2},
+      {.tensor = 1,
+       .data = 1,
+       .overrides = {"batch.micro=1", "parallel.pipeline_schedule=gpipe", "memory.recompute=block"},
+       .pipeline = 2},
+      {.tensor = 1,
+       .data = 1,
+       .overrides = {"batch.micro=2", "parallel.pipeline_schedule=interleaved", "parallel.virtual_stages=2"},
+       .pipeline = 2},
+      {.tensor = 2,
+       .data = 1,
+       .overrides = {"batch.micro=3", "parallel.pipeline_schedule=zero-bubble-v", "parallel.virtual_stages=2"},
+       .pipeline = 2},
   };
   for (const SmallLayout& layout : layouts) {
     const Overrides deep = {"model.num_layers=6"};

@@ -13,6 +13,7 @@ namespace test_optimizers {
 
 using namespace gptrain;
 using namespace gptrain::testing;
+using gptrain::testing::train;
 
 namespace {
 
@@ -48,7 +49,7 @@ const std::vector<SmallLayout> layouts = {{2, 1, {}},
                                           {1, 3, {"parallel.zero=1"}},
                                           {2, 2, {"parallel.zero=2", "parallel.sequence=true"}},
                                           {2, 2, {"parallel.zero=3"}},
-                                          {1, 2, {"parallel.zero=1"}, 2}};
+                                          {.tensor = 1, .data = 2, .overrides = {"parallel.zero=1"}, .pipeline = 2}};
 
 }  // namespace
 
@@ -98,8 +99,10 @@ TEST_CASE("SGD, LAMB, LARS, Muon and Adafactor take the step of one rank on ever
 TEST_CASE("LAMB, LARS, Muon and Adafactor count what several ranks hold once") {
   const Overrides tied = {"model.tied_head=true", "model.num_kv_heads=1"};
   for (const Overrides& optimizer : {lamb, lars, muon, adafactor}) {
-    for (const SmallLayout& layout : {SmallLayout{1, 2, {"parallel.zero=1"}, 2}, SmallLayout{2, 1, {}, 2},
-                                      SmallLayout{2, 2, {"parallel.zero=3"}}}) {
+    for (const SmallLayout& layout :
+         {SmallLayout{.tensor = 1, .data = 2, .overrides = {"parallel.zero=1"}, .pipeline = 2},
+          SmallLayout{.tensor = 2, .data = 1, .overrides = {}, .pipeline = 2},
+          SmallLayout{2, 2, {"parallel.zero=3"}}}) {
       const auto [one, many] = compared_step(layout, with(optimizer, tied));
       const Difference d = difference(make_spec(config_of(layout, tied).model), one, many);
       INFO(optimizer.front() << ", " << layout.world_size() << " ranks, moment " << d.first_moment << " of "
@@ -113,9 +116,13 @@ TEST_CASE("LAMB, LARS, Muon and Adafactor count what several ranks hold once") {
 TEST_CASE("Adafactor's rows and columns are summed over every kind of layout") {
   for (const SmallLayout& layout :
        {SmallLayout{1, 3, {"parallel.zero=0"}}, SmallLayout{1, 6, {"parallel.zero=1"}},
-        SmallLayout{2, 3, {"parallel.zero=1", "parallel.sequence=true"}}, SmallLayout{2, 2, {"parallel.zero=2"}, 2},
-        SmallLayout{1, 1, {}, 3},
-        SmallLayout{1, 2, {"parallel.zero=2", "parallel.rank_order=tensor-pipeline-data"}, 2}}) {
+        SmallLayout{2, 3, {"parallel.zero=1", "parallel.sequence=true"}},
+        SmallLayout{.tensor = 2, .data = 2, .overrides = {"parallel.zero=2"}, .pipeline = 2},
+        SmallLayout{.tensor = 1, .data = 1, .overrides = {}, .pipeline = 3},
+        SmallLayout{.tensor = 1,
+        .data = 2,
+        .overrides = {"parallel.zero=2", "parallel.rank_order=tensor-pipeline-data"},
+        .pipeline = 2}}) {
     for (const Overrides& more :
          {Overrides{}, Overrides{"optimizer.scale_parameter=false", "optimizer.clip_threshold=0.5"}}) {
       const auto [one, many] = compared_step(layout, with(adafactor, more));
@@ -146,9 +153,14 @@ TEST_CASE("Muon's matrices come from every kind of layout and go back") {
   for (const SmallLayout& layout :
        {SmallLayout{1, 3, {"parallel.zero=0"}}, SmallLayout{1, 3, {"parallel.zero=2"}},
         SmallLayout{1, 3, {"parallel.zero=3"}}, SmallLayout{1, 6, {"parallel.zero=1"}},
-        SmallLayout{2, 3, {"parallel.zero=1", "parallel.sequence=true"}}, SmallLayout{2, 2, {"parallel.zero=0"}, 2},
-        SmallLayout{2, 2, {"parallel.zero=1"}, 2}, SmallLayout{1, 1, {}, 3},
-        SmallLayout{1, 2, {"parallel.zero=2", "parallel.rank_order=tensor-pipeline-data"}, 2}}) {
+        SmallLayout{2, 3, {"parallel.zero=1", "parallel.sequence=true"}},
+        SmallLayout{.tensor = 2, .data = 2, .overrides = {"parallel.zero=0"}, .pipeline = 2},
+        SmallLayout{.tensor = 2, .data = 2, .overrides = {"parallel.zero=1"}, .pipeline = 2},
+        SmallLayout{.tensor = 1, .data = 1, .overrides = {}, .pipeline = 3},
+        SmallLayout{.tensor = 1,
+        .data = 2,
+        .overrides = {"parallel.zero=2", "parallel.rank_order=tensor-pipeline-data"},
+        .pipeline = 2}}) {
     const auto [one, many] = compared_step(layout, muon);
     const Difference d = difference(make_spec(config_of(layout, muon).model), one, many);
     INFO(layout.world_size() << " ranks " << (layout.overrides.empty() ? "" : layout.overrides.front()) << ", moment "

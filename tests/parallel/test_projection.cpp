@@ -17,6 +17,7 @@ namespace test_projection {
 
 using namespace gptrain;
 using namespace gptrain::testing;
+using gptrain::testing::train;
 
 namespace {
 
@@ -184,9 +185,9 @@ TEST_CASE("estimates are one rank's with tensor, sequence and data ranks and oth
 TEST_CASE("projections have no place in the model's FLOPs, and the hardware's count what runs") {
   const RunConfig plain = config_of({1, 1, {}}, {});
   const Target target = make_cpu_backend(1)->target();
-  const OpTotals without = plan_rank(plain, target).total();
+  const OpTotals without = plan_rank({plain, target}).total();
   const auto executed = [&](const char* kind, const char* sites) {
-    const OpTotals with = plan_rank(config_of({1, 1, {}}, {projected(kind, 0.3, sites)}), target).total();
+    const OpTotals with = plan_rank({config_of({1, 1, {}}, {projected(kind, 0.3, sites)}), target}).total();
     CHECK(with.model_flops == without.model_flops);
     return static_cast<double>(with.executed_flops) - static_cast<double>(without.executed_flops);
   };

@@ -32,42 +32,66 @@ struct Layout {
 };
 
 const std::vector<Layout> layouts = {
-    {"alone", Family::gpt2, 1, {"model.dropout=0.1", "batch.micro=1"}},
-    {"alone in one micro-batch", Family::llama, 1, {"precision.compute=bf16"}},
-    {"zero 1", Family::llama, 2, {"parallel.zero=1", "precision.compute=bf16-pure", "batch.micro=1"}},
-    {"zero 2", Family::gpt2, 2, {"parallel.zero=2", "batch.micro=1"}},
-    {"zero 3", Family::llama, 2, {"parallel.zero=3", "precision.compute=bf16", "batch.micro=1"}},
-    {"tensor", Family::gpt2, 2, {"parallel.tensor=2", "model.num_heads=4", "batch.micro=2"}},
-    {"sequence", Family::llama, 2, {"parallel.tensor=2", "parallel.sequence=true", "batch.micro=2"}},
-    {"few bits", Family::gpt2, 1, {"memory.activation_bits=3", "batch.micro=2"}},
-    {"fp8", Family::llama, 1, {"precision.compute=bf16", "precision.linears=fp8", "run.device=auto", "batch.micro=2"}},
-    {"fp8 zero 3",
-     Family::llama,
-     2,
-     {"precision.compute=bf16", "precision.linears=fp8", "run.device=auto", "batch.micro=1", "parallel.zero=3"}},
-    {"1f1b", Family::gpt2, 2, {"parallel.pipeline=2", "batch.micro=1", "model.tied_head=false"}},
-    {"gpipe few bits",
-     Family::gpt2,
-     2,
-     {"parallel.pipeline=2", "parallel.pipeline_schedule=gpipe", "batch.micro=1", "memory.activation_bits=2"}},
-    {"varuna zero 2",
-     Family::llama,
-     4,
-     {"parallel.pipeline=2", "parallel.pipeline_schedule=varuna", "parallel.zero=2", "batch.micro=1"}},
-    {"zero-bubble tensor",
-     Family::gpt2,
-     4,
-     {"parallel.pipeline=2", "parallel.pipeline_schedule=zero-bubble", "parallel.tensor=2", "model.num_heads=4",
-      "batch.micro=1"}},
-    {"interleaved zero 3",
-     Family::llama,
-     4,
-     {"parallel.pipeline=2", "parallel.pipeline_schedule=interleaved", "parallel.virtual_stages=2", "parallel.zero=3",
-      "batch.micro=1"}},
-    {"zero-bubble-v",
-     Family::llama,
-     2,
-     {"parallel.pipeline=2", "parallel.pipeline_schedule=zero-bubble-v", "parallel.virtual_stages=2", "batch.micro=1"}},
+    {.name = "alone", .family = Family::gpt2, .ranks = 1, .overrides = {"model.dropout=0.1", "batch.micro=1"}},
+    {.name = "alone in one micro-batch", .family = Family::llama, .ranks = 1, .overrides = {"precision.compute=bf16"}},
+    {.name = "zero 1",
+     .family = Family::llama,
+     .ranks = 2,
+     .overrides = {"parallel.zero=1", "precision.compute=bf16-pure", "batch.micro=1"}},
+    {.name = "zero 2", .family = Family::gpt2, .ranks = 2, .overrides = {"parallel.zero=2", "batch.micro=1"}},
+    {.name = "zero 3",
+     .family = Family::llama,
+     .ranks = 2,
+     .overrides = {"parallel.zero=3", "precision.compute=bf16", "batch.micro=1"}},
+    {.name = "tensor",
+     .family = Family::gpt2,
+     .ranks = 2,
+     .overrides = {"parallel.tensor=2", "model.num_heads=4", "batch.micro=2"}},
+    {.name = "sequence",
+     .family = Family::llama,
+     .ranks = 2,
+     .overrides = {"parallel.tensor=2", "parallel.sequence=true", "batch.micro=2"}},
+    {.name = "few bits",
+     .family = Family::gpt2,
+     .ranks = 1,
+     .overrides = {"memory.activation_bits=3", "batch.micro=2"}},
+    {.name = "fp8",
+     .family = Family::llama,
+     .ranks = 1,
+     .overrides = {"precision.compute=bf16", "precision.linears=fp8", "run.device=auto", "batch.micro=2"}},
+    {.name = "fp8 zero 3",
+     .family = Family::llama,
+     .ranks = 2,
+     .overrides = {"precision.compute=bf16", "precision.linears=fp8", "run.device=auto", "batch.micro=1",
+                   "parallel.zero=3"}},
+    {.name = "1f1b",
+     .family = Family::gpt2,
+     .ranks = 2,
+     .overrides = {"parallel.pipeline=2", "batch.micro=1", "model.tied_head=false"}},
+    {.name = "gpipe few bits",
+     .family = Family::gpt2,
+     .ranks = 2,
+     .overrides = {"parallel.pipeline=2", "parallel.pipeline_schedule=gpipe", "batch.micro=1",
+                   "memory.activation_bits=2"}},
+    {.name = "varuna zero 2",
+     .family = Family::llama,
+     .ranks = 4,
+     .overrides = {"parallel.pipeline=2", "parallel.pipeline_schedule=varuna", "parallel.zero=2", "batch.micro=1"}},
+    {.name = "zero-bubble tensor",
+     .family = Family::gpt2,
+     .ranks = 4,
+     .overrides = {"parallel.pipeline=2", "parallel.pipeline_schedule=zero-bubble", "parallel.tensor=2",
+                   "model.num_heads=4", "batch.micro=1"}},
+    {.name = "interleaved zero 3",
+     .family = Family::llama,
+     .ranks = 4,
+     .overrides = {"parallel.pipeline=2", "parallel.pipeline_schedule=interleaved", "parallel.virtual_stages=2",
+                   "parallel.zero=3", "batch.micro=1"}},
+    {.name = "zero-bubble-v",
+     .family = Family::llama,
+     .ranks = 2,
+     .overrides = {"parallel.pipeline=2", "parallel.pipeline_schedule=zero-bubble-v", "parallel.virtual_stages=2",
+                   "batch.micro=1"}},
 };
 
 RunConfig config_of(const Layout& layout, const Overrides& more = {}) {
@@ -82,7 +106,7 @@ std::vector<RecomputePlanner> planners_of(const RunConfig& config, int64_t ranks
                                           const Target& target = this_machine(1)) {
   std::vector<RecomputePlanner> planners;
   for (int32_t stage = 0; stage < config.parallel.pipeline; ++stage)
-    planners.emplace_back(config, target, ranks, stage);
+    planners.emplace_back(PlanCase{config, target, ranks}, stage);
   return planners;
 }
 
@@ -101,7 +125,8 @@ int64_t least_bytes(const std::vector<RecomputePlanner>& planners) {
 
 int64_t most_bytes(const std::vector<RecomputePlanner>& planners) {
   int64_t most = 0;
-  for (const RecomputePlanner& planner : planners) most = std::max(most, planner.fixed(RecomputeKind::none).bytes);
+  for (const RecomputePlanner& planner : planners)
+    most = std::max(most, planner.fixed({.recompute = RecomputeKind::none}).bytes);
   return most;
 }
 
@@ -128,7 +153,7 @@ TEST_CASE("what is run again by an optimal plan has the bits of what is kept, wi
       const Outcome again = train_on_ranks(config_of(layout, with_budget(budget)), layout.ranks, 2);
       require_same(kept, again);
       for (const RecomputePlanner& planner : planners) {
-        const RecomputeCounts counts = planner.counts(planner.best(budget)->choices);
+        const RecomputeCounts counts = planner.costs().counts(planner.best(budget)->choices);
         from_before += counts.from_before;
         in_part += counts.in_part;
       }
@@ -144,9 +169,11 @@ TEST_CASE("an optimal plan keeps within its budget, and is no slower than what t
     const RunConfig plain = config_of(layout);
     const std::vector<RecomputePlanner> planners = planners_of(plain, layout.ranks);
     for (const RecomputePlanner& planner : planners) {
-      std::vector<RecomputePoint> points = {planner.fixed(RecomputeKind::none), planner.fixed(RecomputeKind::block)};
-      if (planner.keeps_parts()) points.push_back(planner.fixed(RecomputeKind::selective));
-      for (const int64_t interval : {2, 3, 5}) points.push_back(planner.fixed(RecomputeKind::every_nth, interval));
+      std::vector<RecomputePoint> points = {planner.fixed({.recompute = RecomputeKind::none}),
+                                            planner.fixed({.recompute = RecomputeKind::block})};
+      if (planner.costs().keeps_parts()) points.push_back(planner.fixed({.recompute = RecomputeKind::selective}));
+      for (const int64_t interval : {2, 3, 5})
+        points.push_back(planner.fixed({.recompute = RecomputeKind::every_nth, .recompute_interval = interval}));
       for (const RecomputePoint& point : points) {
         INFO(layout.name << ", " << point.bytes << " bytes");
         const auto best = planner.best(point.bytes);
@@ -156,7 +183,8 @@ TEST_CASE("an optimal plan keeps within its budget, and is no slower than what t
       }
       // More memory needs less time.
       std::vector<RecomputePoint> curve;
-      for (const int64_t budget : curve_budgets(planner.least().bytes, planner.fixed(RecomputeKind::none).bytes, 5)) {
+      for (const int64_t budget :
+           curve_budgets(planner.least().bytes, planner.fixed({.recompute = RecomputeKind::none}).bytes, 5)) {
         const RecomputePoint point = planner.best(budget).value_or(planner.least());
         CHECK(point.bytes <= budget);
         if (curve.empty() || point.again_share < curve.back().again_share) curve.push_back(point);
@@ -164,14 +192,15 @@ TEST_CASE("an optimal plan keeps within its budget, and is no slower than what t
       REQUIRE(curve.size() > 2);
       for (size_t i = 1; i < curve.size(); ++i) CHECK(curve[i].bytes > curve[i - 1].bytes);
       CHECK(curve.back().again_share == 0);
-      CHECK(curve.front().bytes <= planner.fixed(RecomputeKind::block).bytes);
-      below_block += curve.front().bytes < planner.fixed(RecomputeKind::block).bytes ? 1 : 0;
+      CHECK(curve.front().bytes <= planner.fixed({.recompute = RecomputeKind::block}).bytes);
+      below_block += curve.front().bytes < planner.fixed({.recompute = RecomputeKind::block}).bytes ? 1 : 0;
     }
     const int64_t budget = (least_bytes(planners) + most_bytes(planners)) / 2;
     const RunConfig config = config_of(layout, with_budget(budget));
     for (int64_t rank = 0; rank < layout.ranks; ++rank) {
       INFO(layout.name << ", rank " << rank);
-      CHECK(plan_rank(config, this_machine(1), layout.ranks, rank).memory().arenas[MemoryClass::activations] <= budget);
+      CHECK(plan_rank({config, this_machine(1), layout.ranks}, rank).memory().arenas[MemoryClass::activations] <=
+            budget);
     }
   }
   CHECK(below_block > 10);
@@ -186,7 +215,7 @@ TEST_CASE("a budget that is too small is refused with the smallest that is not")
     const auto refusal = [&](int64_t budget) -> std::string {
       try {
         for (int64_t rank = 0; rank < layout.ranks; ++rank)
-          plan_rank(config_of(layout, with_budget(budget)), this_machine(1), layout.ranks, rank);
+          plan_rank({config_of(layout, with_budget(budget)), this_machine(1), layout.ranks}, rank);
       } catch (const Error& error) {
         CHECK(error.code() == ExitCode::usage);
         return error.what();
@@ -206,23 +235,23 @@ TEST_CASE("a budget that fits the device leaves nothing of it that a block could
   const RunConfig plain = config_of(layout);
   const RunConfig fit = config_of(layout, {"memory.recompute=optimal"});
   Target target = this_machine(1);
-  target.memory_bytes = plan_rank(plain, target).memory().arenas.total();
+  target.memory_bytes = plan_rank({plain, target}).memory().arenas.total();
   // Everything is kept if there is room.
-  CHECK(plan_rank(fit, target).design->choices.units == UnitChoices(static_cast<size_t>(plain.model.num_layers) + 2));
-  const RecomputePlanner planner(plain, target, 1, 0);
+  CHECK(plan_rank({fit, target}).design->choices.units == UnitChoices(static_cast<size_t>(plain.model.num_layers) + 2));
+  const RecomputePlanner planner({plain, target, 1}, 0);
   const int64_t least = planner.least().bytes;
-  const int64_t most = planner.fixed(RecomputeKind::none).bytes;
+  const int64_t most = planner.fixed({.recompute = RecomputeKind::none}).bytes;
   const int64_t others = target.memory_bytes - most;
   for (const int64_t activations : {most - 1, (least + most) / 2, least}) {
     target.memory_bytes = others + activations;
-    const StepPlan plan = plan_rank(fit, target);
+    const StepPlan plan = plan_rank({fit, target});
     CHECK(plan.memory().arenas.total() <= target.memory_bytes);
-    CHECK(activation_room(plain, target, 1, 0) == activations);
+    CHECK(activation_room({plain, target, 1}, 0) == activations);
     CHECK(plan.design->choices.units == planner.best(activations)->choices);
   }
   // On a device that is too small the plan takes the least possible.
   target.memory_bytes = others;
-  CHECK(plan_rank(fit, target).memory().arenas[MemoryClass::activations] == least);
+  CHECK(plan_rank({fit, target}).memory().arenas[MemoryClass::activations] == least);
 }
 
 TEST_CASE("what one plan runs again and copies to the host has the bits of what is kept") {
@@ -244,7 +273,7 @@ TEST_CASE("what one plan runs again and copies to the host has the bits of what 
         const std::optional<RecomputePoint> best = planner.best(budget);
         REQUIRE(best);
         CHECK(best->bytes <= budget);
-        const RecomputeCounts counts = planner.counts(best->choices);
+        const RecomputeCounts counts = planner.costs().counts(best->choices);
         copied += counts.offloaded > 0 ? 1 : 0;
         copied_and_again += counts.offloaded > 0 && counts.in_part + counts.alone + counts.from_before > 0 ? 1 : 0;
         for (size_t unit = 0; unit < choices.size(); ++unit)
@@ -260,7 +289,7 @@ TEST_CASE("what one plan runs again and copies to the host has the bits of what 
 
 TEST_CASE("no more copies are under way than a queue has marks, however slow the link is") {
   const RunConfig config = small_config(Family::gpt2, {"model.num_layers=150"});
-  const StepPlan plan = plan_rank(config, with_copy_lanes());
+  const StepPlan plan = plan_rank({config, with_copy_lanes()});
   const Program& training = *plan.design->training;
   UnitChoices choices(training.schedule.options.units.size());
   ScheduleOptions options = training.schedule.options;
@@ -287,7 +316,7 @@ TEST_CASE("no more copies are under way than a queue has marks, however slow the
 TEST_CASE("passes are played with a copy each way at the same time") {
   const RunConfig config = small_config(Family::gpt2, {"memory.offload_activations=all"});
   const Target target = with_copy_lanes();
-  const StepPlan plan = plan_rank(config, target);
+  const StepPlan plan = plan_rank({config, target});
   Schedule schedule = plan.design->training->schedule;
   const BufferBytes& bytes = plan.design->training->bytes;
   const double copy = nominal_copy_seconds(record_bytes(bytes, schedule.traits(1), 1), target);
@@ -317,9 +346,9 @@ TEST_CASE(
     mixing.insert(mixing.end(), {"memory.recompute=optimal", "memory.offload_activations=optimal"});
     const RunConfig mixed = config_of(layout, mixing), alone = config_of(layout, large);
     for (int32_t stage = 0; stage < mixed.parallel.pipeline; ++stage) {
-      const RecomputePlanner planner(mixed, with_copy_lanes(), layout.ranks, stage);
-      const RecomputePlanner without(alone, with_copy_lanes(), layout.ranks, stage);
-      const int64_t most = planner.fixed(RecomputeKind::none).bytes;
+      const RecomputePlanner planner({mixed, with_copy_lanes(), layout.ranks}, stage);
+      const RecomputePlanner without({alone, with_copy_lanes(), layout.ranks}, stage);
+      const int64_t most = planner.fixed({.recompute = RecomputeKind::none}).bytes;
       for (const int64_t tenths : {1, 4, 7}) {
         const int64_t budget = planner.least().bytes + (most - planner.least().bytes) * tenths / 10;
         INFO(layout.name << ", stage " << stage << ", budget " << budget);
@@ -331,21 +360,21 @@ TEST_CASE(
         faster += !other || best->again_share < other->again_share ? 1 : 0;
         for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::block}) {
           for (const int64_t blocks : {1, 2, 3, 4, 6, 8}) {
-            const RecomputePoint even = planner.fixed(kind, 0, OffloadChoice::of_blocks(blocks));
+            const RecomputePoint even = planner.fixed({.recompute = kind, .offload = OffloadChoice::of_blocks(blocks)});
             if (even.bytes <= budget) CHECK(best->again_share <= even.again_share + 0.002);
           }
         }
       }
       std::vector<RecomputeKind> kinds = {RecomputeKind::none, RecomputeKind::block};
-      if (planner.keeps_parts()) kinds.push_back(RecomputeKind::selective);
+      if (planner.costs().keeps_parts()) kinds.push_back(RecomputeKind::selective);
       for (const RecomputeKind kind : kinds) {
-        const RecomputePoint hidden = planner.fixed(kind, 0, offload::hidden);
+        const RecomputePoint hidden = planner.fixed({.recompute = kind, .offload = offload::hidden});
         INFO(layout.name << ", stage " << stage << ", hidden, " << hidden.bytes << " bytes");
         RunConfig of_kind = alone;
         of_kind.memory.recompute = kind;
-        CHECK(planner.counts(hidden.choices).offloaded ==
-              hidden_blocks(of_kind, with_copy_lanes(), layout.ranks, stage));
-        some_hidden += planner.counts(hidden.choices).offloaded > 0 ? 1 : 0;
+        CHECK(planner.costs().counts(hidden.choices).offloaded ==
+              hidden_blocks({of_kind, with_copy_lanes(), layout.ranks}, stage));
+        some_hidden += planner.costs().counts(hidden.choices).offloaded > 0 ? 1 : 0;
         const auto best = planner.best(hidden.bytes);
         REQUIRE(best);
         CHECK(best->bytes <= hidden.bytes);
@@ -373,11 +402,11 @@ TEST_CASE("a plan of a deep model that copies to the host is no slower than as m
                          "precision.compute=bf16", "batch.global=64", fmt::format("batch.micro={}", micro),
                          "run.device=auto", "memory.recompute=optimal", "memory.offload_activations=optimal"});
       INFO(device << " " << micro);
-      const RecomputePlanner planner(config, target, 1, 0);
+      const RecomputePlanner planner({config, target, 1}, 0);
       for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::block}) {
-        const RecomputePoint hidden = planner.fixed(kind, 0, offload::hidden);
-        REQUIRE(planner.counts(hidden.choices).offloaded > 0);
-        REQUIRE(hidden.bytes < planner.fixed(kind).bytes);
+        const RecomputePoint hidden = planner.fixed({.recompute = kind, .offload = offload::hidden});
+        REQUIRE(planner.costs().counts(hidden.choices).offloaded > 0);
+        REQUIRE(hidden.bytes < planner.fixed({.recompute = kind}).bytes);
         const auto best = planner.best(hidden.bytes);
         REQUIRE(best);
         CHECK(best->bytes <= hidden.bytes);
@@ -386,8 +415,8 @@ TEST_CASE("a plan of a deep model that copies to the host is no slower than as m
         RunConfig same = config;
         same.memory.recompute = kind;
         same.memory.offload = offload::hidden;
-        CHECK(planner.counts(choose_step(same, target, 1, 0).units).offloaded ==
-              planner.counts(hidden.choices).offloaded);
+        CHECK(planner.costs().counts(choose_step({same, target, 1}, 0).units).offloaded ==
+              planner.costs().counts(hidden.choices).offloaded);
       }
     }
   }
@@ -403,15 +432,15 @@ TEST_CASE("an order of passes that depends on recomputation is that of keeping a
         4);
   };
   const auto bytes_of = [&](const char* recompute) {
-    return plan_rank(config_of(recompute), target, 4, 0).memory().arenas[MemoryClass::activations];
+    return plan_rank({config_of(recompute), target, 4}, 0).memory().arenas[MemoryClass::activations];
   };
-  const RecomputePlanner planner(config_of("optimal"), target, 4, 0);
+  const RecomputePlanner planner({config_of("optimal"), target, 4}, 0);
   CHECK(bytes_of("optimal") == bytes_of("none"));
   const auto best = planner.best(bytes_of("none"));
   REQUIRE(best);
   CHECK(best->again_share == 0);
-  CHECK(planner.fixed(RecomputeKind::none).bytes == bytes_of("none"));
-  CHECK(planner.fixed(RecomputeKind::block).bytes == bytes_of("block"));
+  CHECK(planner.fixed({.recompute = RecomputeKind::none}).bytes == bytes_of("none"));
+  CHECK(planner.fixed({.recompute = RecomputeKind::block}).bytes == bytes_of("block"));
 }
 
 }  // namespace test_recompute

@@ -9,6 +9,7 @@ namespace test_saved_inputs {
 
 using namespace gptrain;
 using namespace gptrain::testing;
+using gptrain::testing::train;
 
 namespace {
 

@@ -35,7 +35,7 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, boo
   const auto backend = make_cpu_backend(1);
   const auto stage = static_cast<int32_t>(groups.stage());
   const StepDesign design = design_step(config, backend->target(), groups,
-                                        choose_step(config, backend->target(), groups.mesh().world_size(), stage));
+                                        choose_step({config, backend->target(), groups.mesh().world_size()}, stage));
   const int64_t elements = design.layout.elements;
   Bytes weights = room(elements * 4);
   Bytes gradients = room(elements * 4);

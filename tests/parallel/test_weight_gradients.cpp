@@ -8,6 +8,7 @@ namespace test_weight_gradients {
 
 using namespace gptrain;
 using namespace gptrain::testing;
+using gptrain::testing::train;
 
 namespace {
 

@@ -90,7 +90,7 @@ Json moved(const RunConfig& config, int steps) {
   const auto inner = make_cpu_backend(1);
   Activations backend(*inner);
   OneRank rank(config);
-  TrainingStep step(plan_rank(config, inner->target()).design, backend, rank.groups);
+  TrainingStep step(plan_rank({config, inner->target()}).design, backend, rank.groups);
   step.initialize();
   std::map<std::string, Values> first;
   Json by_name = Json::object();

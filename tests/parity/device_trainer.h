@@ -29,7 +29,7 @@ class Trainer {
       : config_(config),
         backend_(std::move(backend)),
         rank_(config),
-        design_(plan_rank(config, backend_->target()).design),
+        design_(plan_rank({config, backend_->target()}).design),
         step_(design_, *backend_, rank_.groups),
         batches_(config, first_sample) {
     step_.initialize();

@@ -25,7 +25,7 @@ Values weights_after(Family family, int steps, std::vector<std::string> override
   const RunConfig config = small_config(family, overrides);
   const auto backend = make_cpu_backend(1);
   testing::OneRank rank(config);
-  TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
+  TrainingStep step(plan_rank({config, backend->target()}).design, *backend, rank.groups);
   step.initialize();
   RandomBatches batches(config);
   for (int i = 0; i < steps; ++i) step.run(1e-2, batches);

@@ -103,7 +103,7 @@ int watch_steps(const gptrain::RunConfig& config, const char* label) {
   const auto device = make_cpu_backend(2);
   testing::OneRank rank(config);
   StepProfiler profiler(*device, rank.groups);
-  TrainingStep step(plan_rank(config, device->target()).design, profiler.backend(), rank.groups);
+  TrainingStep step(plan_rank({config, device->target()}).design, profiler.backend(), rank.groups);
   step.initialize();
   gptrain::testing::RandomBatches batches(config);
   step.run(1e-3, batches);

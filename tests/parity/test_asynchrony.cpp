@@ -137,7 +137,7 @@ class Trainer {
         device_(make_cuda_backend(0)),
         backend_(*device_, forgotten, queue),
         rank_(config),
-        step_(plan_rank(config, backend_.target()).design, backend_, rank_.groups) {
+        step_(plan_rank({config, backend_.target()}).design, backend_, rank_.groups) {
     step_.initialize();
   }
 
@@ -338,7 +338,7 @@ TEST_CASE("checkpoints come from the device piece by piece, whole") {
     trainer.save(folder);
     const auto cpu = make_cpu_backend(1);
     OneRank rank(config);
-    TrainingStep step(plan_rank(config, cpu->target()).design, *cpu, rank.groups);
+    TrainingStep step(plan_rank({config, cpu->target()}).design, *cpu, rank.groups);
     load_state(resolve_checkpoint(folder), step, rank.groups, *rank.world);
     std::vector<float> weights;
     for (const StatePiece& piece : step.state())
@@ -442,7 +442,7 @@ TEST_CASE("algorithms are chosen on other numbers in each arena, and nothing is 
   const auto device = make_cuda_backend(0);
   ChoosingBackend backend(*device);
   OneRank rank(config);
-  TrainingStep step(plan_rank(config, backend.target()).design, backend, rank.groups);
+  TrainingStep step(plan_rank({config, backend.target()}).design, backend, rank.groups);
   backend.uploaded = 0;
   backend.has_choice = false;
   step.choose_algorithms();

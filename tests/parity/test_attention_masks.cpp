@@ -49,7 +49,7 @@ Sums sums_of(const std::vector<int32_t>& tokens, const std::vector<int32_t>& tar
                                    "batch.micro=1", masked ? "data.mask_documents=true" : "data.mask_documents=false"});
   const auto backend = make_cpu_backend(2);
   testing::OneRank rank(config);
-  TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
+  TrainingStep step(plan_rank({config, backend->target()}).design, *backend, rank.groups);
   step.initialize();
   OneSample source(tokens, targets, document_starts);
   Sums sums;
@@ -109,7 +109,7 @@ Outcome third_step(const std::vector<std::string>& overrides) {
   const RunConfig config = small_config(Family::gpt2, overrides);
   const auto backend = make_cpu_backend(2);
   testing::OneRank rank(config);
-  TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
+  TrainingStep step(plan_rank({config, backend->target()}).design, *backend, rank.groups);
   step.initialize();
   RandomBatches batches(config);
   for (int i = 0; i < 2; ++i) step.run(1e-3, batches);

@@ -83,7 +83,7 @@ TEST_CASE("what runs again or is offloaded gives the same bits, but where a prod
       const auto run = [&](RecomputeKind recompute, OffloadChoice offloaded = {}) {
         config.memory.recompute = recompute;
         config.memory.offload = offloaded;
-        config.memory.activation_budget = RecomputePlanner(config, cuda()->target(), 1, 0).least().bytes;
+        config.memory.activation_budget = RecomputePlanner({config, cuda()->target(), 1}, 0).least().bytes;
         Trainer trainer(config, cuda());
         CHECK(trainer.took_what_was_planned());
         trainer.run();

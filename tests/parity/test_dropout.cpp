@@ -92,7 +92,7 @@ TEST_CASE("no two masks of a run are alike") {
   const auto inner = make_cpu_backend(1);
   Masks backend(*inner);
   OneRank rank(config);
-  TrainingStep step(plan_rank(config, inner->target()).design, backend, rank.groups);
+  TrainingStep step(plan_rank({config, inner->target()}).design, backend, rank.groups);
   step.initialize();
   RandomBatches batches(config);
   for (int i = 0; i < 2; ++i) step.run(1e-3, batches);
@@ -113,7 +113,7 @@ TEST_CASE("the losses of a run with dropout are what they have always been") {
   const RunConfig config = small_config(Family::gpt2, {"model.dropout=0.5"});
   const auto backend = make_cpu_backend(1);
   OneRank rank(config);
-  TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
+  TrainingStep step(plan_rank({config, backend->target()}).design, *backend, rank.groups);
   step.initialize();
   RandomBatches batches(config);
   const double expected[] = {4.6481184897, 4.5914965868, 4.6324157213};

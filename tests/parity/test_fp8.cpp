@@ -158,8 +158,8 @@ TEST_CASE("an FP8 weight that is not finite makes a step that is skipped", "[fp8
 TEST_CASE("copies of FP8 weights are made once in a step, and save activations", "[fp8]") {
   const RunConfig config = fp8_config(Family::gpt2, {"batch.global=12"});
   const Target target = fp8_cuda()->target();
-  const StepPlan fp8 = plan_rank(config, target);
-  const StepPlan bf16 = plan_rank(fp8_config(Family::gpt2, {"batch.global=12", "precision.linears=bf16"}), target);
+  const StepPlan fp8 = plan_rank({config, target});
+  const StepPlan bf16 = plan_rank({fp8_config(Family::gpt2, {"batch.global=12", "precision.linears=bf16"}), target});
   const auto calls = [&](size_t op) { return fp8.ops[op].calls; };
   // Each of three blocks has four weights, and in each of three micro-batches four inputs and four gradients. Weights,
   // attention's output, and the gradient of queries, keys and values come without an amax.

@@ -29,7 +29,7 @@ struct Check {
 std::vector<Check> check_gradients(const RunConfig& config) {
   const auto backend = make_cpu_backend(2);
   testing::OneRank rank(config);
-  TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
+  TrainingStep step(plan_rank({config, backend->target()}).design, *backend, rank.groups);
   step.initialize();
   {
     RandomBatches batches(config);
@@ -122,7 +122,7 @@ TEST_CASE("z-loss adds its gradient and leaves the reported loss alone") {
   const auto one_step = [](const RunConfig& config) {
     const auto backend = make_cpu_backend(2);
     testing::OneRank rank(config);
-    TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
+    TrainingStep step(plan_rank({config, backend->target()}).design, *backend, rank.groups);
     step.initialize();
     RandomBatches batches(config);
     return step.run(1e-3, batches);

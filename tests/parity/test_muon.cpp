@@ -192,8 +192,8 @@ TEST_CASE("Muon's steps are those of float64, matrix by matrix, and AdamW's else
       const RunConfig adamw = small_config(family, {"optimizer.weight_decay=0.3"});
       const auto backend = make_cpu_backend(2);
       testing::OneRank rank(config), other_rank(adamw);
-      TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
-      TrainingStep with_adamw(plan_rank(adamw, backend->target()).design, *backend, other_rank.groups);
+      TrainingStep step(plan_rank({config, backend->target()}).design, *backend, rank.groups);
+      TrainingStep with_adamw(plan_rank({adamw, backend->target()}).design, *backend, other_rank.groups);
       step.initialize();
       with_adamw.initialize();
       for (const StatePiece& piece : step.state()) {
@@ -237,7 +237,7 @@ TEST_CASE("the first momentum is its share of the clipped gradient, and what is 
     const RunConfig config = small_config(Family::gpt2, overrides);
     const auto backend = make_cpu_backend(2);
     testing::OneRank rank(config);
-    TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
+    TrainingStep step(plan_rank({config, backend->target()}).design, *backend, rank.groups);
     step.initialize();
     RandomBatches batches(config);
     step.run(1e-2, batches);

@@ -36,7 +36,7 @@ int main() {
         {"model.num_layers=6", "model.hidden_size=512", "model.num_heads=8", "model.sequence_length=256",
          std::string("precision.compute=") + precision, "memory.loss_chunk_tokens=2048"});
     const auto backend = make_cpu_backend(2);
-    const StepPlan plan = plan_rank(config, backend->target());
+    const StepPlan plan = plan_rank({config, backend->target()});
     testing::OneRank rank(config);
     TrainingStep step(plan.design, *backend, rank.groups);
     step.initialize();

@@ -41,7 +41,7 @@ Outcome outcome_of(TrainingStep& step) {
 Outcome train_steps(const RunConfig& config, int steps, int threads = 2) {
   const auto backend = make_cpu_backend(threads, config.run.thread_independent);
   testing::OneRank rank(config);
-  TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
+  TrainingStep step(plan_rank({config, backend->target()}).design, *backend, rank.groups);
   step.initialize();
   RandomBatches batches(config);
   Outcome losses;
@@ -70,7 +70,7 @@ void require_same_bits(const Outcome& a, const Outcome& b) {
 std::map<std::string, std::vector<float>> first_moments(const RunConfig& config, const Outcome& start) {
   const auto backend = make_cpu_backend(2);
   testing::OneRank rank(config);
-  TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
+  TrainingStep step(plan_rank({config, backend->target()}).design, *backend, rank.groups);
   step.initialize();
   for (const auto& tensor : step.state()) {
     const auto& weight = start.state.at("weight/" + step.spec().tensors[static_cast<size_t>(tensor.tensor)].name);

@@ -43,7 +43,7 @@ Profiled train_steps(const RunConfig& config, int64_t profiled_step) {
   testing::OneRank rank(config);
   StepProfiler profiler(*device, rank.groups);
   Backend& backend = profiled_step > 0 ? profiler.backend() : *device;
-  Profiled result{.plan = plan_rank(config, device->target()), .profile = {}, .weights = {}, .losses = {}};
+  Profiled result{.plan = plan_rank({config, device->target()}), .profile = {}, .weights = {}, .losses = {}};
   TrainingStep step(result.plan.design, backend, rank.groups);
   step.initialize();
   RandomBatches batches(config);

@@ -29,7 +29,7 @@ struct AfterOneStep {
 AfterOneStep one_step(const RunConfig& config) {
   const auto backend = make_cpu_backend(2);
   testing::OneRank rank(config);
-  TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
+  TrainingStep step(plan_rank({config, backend->target()}).design, *backend, rank.groups);
   step.initialize();
   AfterOneStep after;
   {
@@ -52,7 +52,7 @@ AfterOneStep one_step(const RunConfig& config) {
 std::map<std::string, std::vector<float>> initial_weights(const RunConfig& config) {
   const auto backend = make_cpu_backend(2);
   testing::OneRank rank(config);
-  TrainingStep step(plan_rank(config, backend->target()).design, *backend, rank.groups);
+  TrainingStep step(plan_rank({config, backend->target()}).design, *backend, rank.groups);
   step.initialize();
   std::map<std::string, std::vector<float>> weights;
   for (const auto& tensor : step.state())

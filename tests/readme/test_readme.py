@@ -192,15 +192,15 @@ def config_faults(text, program):
             yield f"the preset {preset} is not named"
 
 
-READING = "To understand training, read"
+READING = "The reading path"
 READING_ROW = re.compile(r"^\| `([\w./]+)` \|", re.MULTILINE)
 
 
 def reading_faults(text, root):
-    """Yields the files that the list to understand training names and that do not exist."""
+    """Yields the files that the reading path names and that do not exist."""
     for name in READING_ROW.findall(section_of(text, READING)):
         if not (root / name).is_file():
-            yield f"to understand training: there is no {name}"
+            yield f"the reading path: there is no {name}"
 
 
 SETTINGS_HEAD = "| settings | peak | saved | step | longer |"

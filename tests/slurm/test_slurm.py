@@ -78,7 +78,6 @@ class Job:
         self.place, self.cluster, self.script, self.transport = place, place.cluster, script, transport
         self.folder = place.root / name
         self.folder.mkdir()
-        (self.folder / "tools").symlink_to(place.source / "tools")
         self.out = self.folder / "out"
         self.layouts = None  # (training ranks, last step) for each layout of a job whose ranks change
         self.end_at(steps)
@@ -95,8 +94,9 @@ class Job:
 
     def submit(self, *options, arguments=(), **variables):
         variables = {"GPTRAIN": str(self.place.program), "GPTRAIN_MPI": self.transport, **variables}
-        self.id = self.cluster.run("sbatch", "--parsable", *options, f"tools/slurm/{self.script}.sbatch", "config.json",
-                                   *arguments, folder=self.folder, **variables).strip()
+        script = self.place.source / "tools" / "slurm" / f"{self.script}.sbatch"
+        self.id = self.cluster.run("sbatch", "--parsable", *options, script, "config.json", *arguments,
+                                   folder=self.folder, **variables).strip()
 
     def log(self):
         path = self.folder / f"gptrain-{self.id}.log"

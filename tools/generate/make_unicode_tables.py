@@ -78,7 +78,7 @@ def write(path, comment, numbers, form="#x"):
     lines, line = [f"// {comment} Made by tools/generate/make_unicode_tables.py."], ""
     for number in numbers:
         word = f"{number:{form}},"
-        if len(line) + len(word) > 118:
+        if len(line) + len(word) > 120:
             lines.append(line)
             line = ""
         line += word

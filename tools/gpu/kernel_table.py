@@ -24,7 +24,7 @@ def demangled(names):
 
 def short(name):
     """Shortens a kernel's name: no return type, namespaces or parameters."""
-    name = re.sub(r"\(anonymous namespace\)::|gptrain::|^void ", "", name)
+    name = re.sub(r"\(anonymous namespace\)::|gptrain::(base::|ops::|cuda::)?|^void ", "", name)
     depth = 0
     for place, character in enumerate(name):
         depth += {"<": 1, ">": -1}.get(character, 0)

@@ -2,8 +2,8 @@
 # Starts one rank of gptrain per task of the current Slurm job, and exits with their exit code.
 #   tools/slurm/launch.sh train CONFIG [option]...
 # RANKS_PER_NODE: starts that many ranks per node instead, which divide the CPUs of the node's one task. GPTRAIN: the
-# program (build/gptrain). GPTRAIN_MPI: "pmix" starts MPI, "none" uses TCP between the ranks; default: MPI if every node
-# can start it.
+# program (build/gptrain of this source tree). GPTRAIN_MPI: "pmix" starts MPI, "none" uses TCP between the ranks;
+# default: MPI if every node can start it.
 set -euo pipefail
 
 # srun does not inherit this setting from the job.
@@ -30,5 +30,6 @@ if [[ -z ${GPTRAIN_MPI:-} ]]; then
   starts_pmix && GPTRAIN_MPI=pmix || GPTRAIN_MPI=none
 fi
 
+program=${GPTRAIN:-$(cd "$(dirname "$0")/../.." && pwd)/build/gptrain}
 # gptrain itself ends all ranks when one is lost, with a report: srun must not be faster, and only kills leftovers.
-exec srun "${ranks[@]}" --mpi="$GPTRAIN_MPI" --kill-on-bad-exit=0 --wait=60 "${GPTRAIN:-build/gptrain}" "$@"
+exec srun "${ranks[@]}" --mpi="$GPTRAIN_MPI" --kill-on-bad-exit=0 --wait=60 "$program" "$@"

@@ -9,7 +9,7 @@
 #include "data/ingest/row_texts.h"
 #include "data/tokenizer/unicode.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 BlockTexts::BlockTexts(bool replace_invalid_utf8, bool any_bytes)
     : replace_invalid_utf8_(replace_invalid_utf8), any_bytes_(any_bytes), json_(replace_invalid_utf8) {}
@@ -129,4 +129,4 @@ void BlockTexts::check(const TextBlock& block, std::string_view text, int64_t li
            block.kind != InputKind::text);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

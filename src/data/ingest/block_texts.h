@@ -9,7 +9,7 @@
 #include "data/ingest/blocks.h"
 #include "data/ingest/json_texts.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // One thread at a time.
 class BlockTexts {
@@ -40,4 +40,4 @@ class BlockTexts {
   JsonTexts json_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

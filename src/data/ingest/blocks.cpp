@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "data/ingest/input_format.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr size_t block_bytes = size_t{1} << 20;
@@ -56,7 +56,7 @@ void BlockReader::open() {
   form_.kind_was_asked = options_.kind.has_value();
   const std::string_view promised = compression_of_name(path);
   if (!promised.empty() && form_.compression.empty() && !pending_.empty()) {
-    throw Error(ExitCode::data, "{} has a name of {} data, and its content is none: rename it, or fetch it again",
+    throw Error(ExitCode::data, "{} is named as {} data, but its content is not: rename it, or fetch it again",
                 path.native(), promised);
   }
   if (pending_.starts_with("PAR1")) return open_parquet(path);
@@ -205,4 +205,4 @@ std::optional<TextBlock> BlockReader::next() {
   return std::nullopt;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -14,7 +14,7 @@
 #include "data/ingest/inputs.h"
 #include "data/ingest/parquet_texts.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Zero bytes after a block's text, so that vector code may read past its end.
 constexpr size_t block_padding = 64;
@@ -86,4 +86,4 @@ class BlockReader {
   int64_t bytes_before_ = 0;  // bytes of the input files before the open one
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

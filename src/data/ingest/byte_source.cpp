@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr size_t buffer_bytes = size_t{1} << 18;
@@ -130,4 +130,4 @@ size_t ByteSource::read(char* out, size_t room) {
   return produced;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -9,7 +9,7 @@
 
 #include "data/ingest/decoders.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Reads a file, or the standard input for "-", once from start to end. Detects gzip, zstd, xz and bzip2 by their first
 // bytes, whatever the name. A file may hold several streams, with zero bytes between and after them. Not thread-safe.
@@ -47,4 +47,4 @@ class ByteSource {
   int64_t file_bytes_read_ = 0;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

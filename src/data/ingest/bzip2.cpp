@@ -1,9 +1,9 @@
 #include <bzlib.h>
 #include <new>
 
-#include "data/ingest/decoders.h"
+#include "data/ingest/stream_decoder.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 class Bzip2Decoder : public Decoder {
@@ -14,14 +14,12 @@ class Bzip2Decoder : public Decoder {
   Bzip2Decoder& operator=(const Bzip2Decoder&) = delete;
 
   Step decode(std::string_view input, char* out, size_t room) override {
-    stream_.next_in = const_cast<char*>(input.data());
-    stream_.avail_in = static_cast<unsigned>(input.size());
-    stream_.next_out = out;
-    stream_.avail_out = static_cast<unsigned>(room);
-    const int result = BZ2_bzDecompress(&stream_);
-    if (result == BZ_MEM_ERROR) throw std::bad_alloc();
-    if (result != BZ_OK && result != BZ_STREAM_END) throw DecodeFault("damaged");
-    return {input.size() - stream_.avail_in, room - stream_.avail_out, result == BZ_STREAM_END};
+    return decode_stream(stream_, input, out, room, [&] {
+      const int result = BZ2_bzDecompress(&stream_);
+      if (result == BZ_MEM_ERROR) throw std::bad_alloc();
+      if (result != BZ_OK && result != BZ_STREAM_END) throw DecodeFault("damaged");
+      return result == BZ_STREAM_END;
+    });
   }
 
   void restart() override {
@@ -42,4 +40,4 @@ class Bzip2Decoder : public Decoder {
 
 std::unique_ptr<Decoder> make_bzip2_decoder() { return std::make_unique<Bzip2Decoder>(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

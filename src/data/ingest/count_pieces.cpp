@@ -15,7 +15,7 @@
 #include "data/tokenizer/regex.h"
 #include "data/tokenizer/unicode.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 class Counter {
@@ -125,4 +125,4 @@ CountedPieces count_pieces(const CountOptions& options, const std::function<void
   return {std::move(counts), formats.lines()};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

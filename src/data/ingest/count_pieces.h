@@ -9,7 +9,7 @@
 #include "data/ingest/inputs.h"
 #include "data/tokenizer/bpe_trainer.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct CountOptions {
   std::vector<std::string> inputs;  // arguments of expand_inputs()
@@ -30,4 +30,4 @@ struct CountedPieces {
 // Error(data), with file and line, for a document that cannot be read, and for invalid UTF-8 unless it is replaced.
 CountedPieces count_pieces(const CountOptions& options, const std::function<void(int64_t, int64_t)>& progress);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

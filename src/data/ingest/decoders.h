@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string_view>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Damaged data; carries the library's message.
 struct DecodeFault : std::runtime_error {
@@ -32,4 +32,4 @@ std::unique_ptr<Decoder> make_zstd_decoder();
 std::unique_ptr<Decoder> make_xz_decoder();
 std::unique_ptr<Decoder> make_bzip2_decoder();
 
-}  // namespace gptrain
+}  // namespace gptrain::data

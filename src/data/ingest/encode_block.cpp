@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <utility>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 void TokenBuffer::append(std::span<const int32_t> ids) {
   if (!narrow_) {
@@ -89,4 +89,4 @@ void BlockEncoder::fault(int64_t line, const std::string& reason) {
   if (out_.faults.size() < EncodedBlock::max_faults) out_.faults.push_back({line, reason});
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

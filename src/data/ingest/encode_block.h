@@ -12,7 +12,7 @@
 #include "data/ingest/block_texts.h"
 #include "data/tokenizer/tokenizer.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Tokens, in 16 or 32 bits as the token file stores them.
 class TokenBuffer {
@@ -89,4 +89,4 @@ class BlockEncoder {
   EncodedBlock out_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -1,8 +1,8 @@
 #include <zlib.h>
 
-#include "data/ingest/decoders.h"
+#include "data/ingest/stream_decoder.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 class GzipDecoder : public Decoder {
@@ -14,15 +14,13 @@ class GzipDecoder : public Decoder {
   ~GzipDecoder() override { inflateEnd(&stream_); }
 
   Step decode(std::string_view input, char* out, size_t room) override {
-    stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(input.data()));
-    stream_.avail_in = static_cast<uInt>(input.size());
-    stream_.next_out = reinterpret_cast<Bytef*>(out);
-    stream_.avail_out = static_cast<uInt>(room);
-    const int result = inflate(&stream_, Z_NO_FLUSH);
-    if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR) {
-      throw DecodeFault(stream_.msg != nullptr ? stream_.msg : "damaged");
-    }
-    return {input.size() - stream_.avail_in, room - stream_.avail_out, result == Z_STREAM_END};
+    return decode_stream(stream_, input, out, room, [&] {
+      const int result = inflate(&stream_, Z_NO_FLUSH);
+      if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR) {
+        throw DecodeFault(stream_.msg != nullptr ? stream_.msg : "damaged");
+      }
+      return result == Z_STREAM_END;
+    });
   }
 
   void restart() override { inflateReset(&stream_); }
@@ -35,4 +33,4 @@ class GzipDecoder : public Decoder {
 
 std::unique_ptr<Decoder> make_gzip_decoder() { return std::make_unique<GzipDecoder>(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

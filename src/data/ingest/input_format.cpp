@@ -8,7 +8,7 @@
 #include "base/units.h"
 #include "data/ingest/json_record.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr std::string_view blanks = " \t\r\n";
@@ -256,7 +256,8 @@ std::optional<InputFormat> format_of_name(const InputQuestion& question, const s
   if (suffix == ".csv" || suffix == ".tsv" || suffix == ".tab") {
     return csv_format(question, delimiter_of(suffix), csv_header(question.start, delimiter_of(suffix)));
   }
-  if (suffix == ".parquet") refuse(question.path, "no Parquet file, as its name says", "look for a damaged download");
+  if (suffix == ".parquet")
+    refuse(question.path, "no Parquet file, although its name says so", "look for a damaged download");
   for (const Suffix& known : refused_suffixes) {
     if (suffix == known.suffix)
       refuse(question.path, std::string(known.name) + " by its name", "give files of texts, or --format");
@@ -383,4 +384,4 @@ std::vector<std::string> InputFormats::lines() const {
   return lines;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

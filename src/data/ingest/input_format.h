@@ -12,7 +12,7 @@
 
 #include "data/ingest/inputs.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Returns the compression by the suffix of a name: "gzip", "zstd", "xz", "bzip2"; empty: none.
 std::string_view compression_of_name(const std::filesystem::path& path);
@@ -68,4 +68,4 @@ class InputFormats {
   std::optional<size_t> last_input_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -115,4 +115,4 @@ std::vector<TextInput> expand_inputs(const std::vector<std::string>& words) {
   return files;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

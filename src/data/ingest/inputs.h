@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 enum class InputKind : uint8_t {
   text,   // the whole input is one document
@@ -57,4 +57,4 @@ struct ReadOptions {
 // order). Throws Error(data), with the name, for any other word and for a file that cannot be read.
 std::vector<TextInput> expand_inputs(const std::vector<std::string>& words);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -4,7 +4,7 @@
 
 #include "data/ingest/json_record.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 // Sets `text` to the member of `value`. Returns false, with the reason in `fault`, if there is none.
@@ -60,4 +60,4 @@ std::string JsonMember::no_string(const char* type) const {
   return fmt::format("member \"{}\" is of type {}, must be a string", field, type);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Called for each document. If `fault` is not empty, it is the reason why there is no text.
 using OnJsonDocument = std::function<void(std::string_view text, const std::string& fault)>;
@@ -26,4 +26,4 @@ struct JsonMember {
   std::string no_string(const char* type) const;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -8,7 +8,7 @@
 #include "base/printable.h"
 #include "data/tokenizer/unicode.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr std::string_view json_blanks = " \t\r\n";
@@ -316,4 +316,4 @@ std::string describe_json_fault(std::string_view text, const JsonFault& fault) {
                      around.empty() ? std::string("(the end)") : printable(around));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

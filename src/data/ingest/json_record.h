@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Reason why a text is not JSON, with the byte offset.
 struct JsonFault : std::runtime_error {
@@ -51,4 +51,4 @@ size_t end_of_json_value(std::string_view text);
 // Returns a message with the column and the text around the fault: "not valid JSON: column 12: ..., in: ...".
 std::string describe_json_fault(std::string_view text, const JsonFault& fault);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

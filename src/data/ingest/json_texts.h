@@ -8,7 +8,7 @@
 
 #include "data/ingest/json_member.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Not thread-safe.
 class JsonTexts {
@@ -27,4 +27,4 @@ class JsonTexts {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

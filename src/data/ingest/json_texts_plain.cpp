@@ -1,6 +1,6 @@
 #include "data/ingest/json_texts.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct JsonTexts::Impl {
   JsonMember member;
@@ -25,4 +25,4 @@ void JsonTexts::texts_of(std::string_view json, const std::string& field, const 
   impl_->member.texts_of(json, document);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -4,7 +4,7 @@
 
 #include "data/ingest/json_texts.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 const char* type_name(simdjson::dom::element element) {
@@ -94,4 +94,4 @@ void JsonTexts::texts_of(std::string_view json, const std::string& field, const 
   for (const simdjson::dom::element element : list) put(element);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

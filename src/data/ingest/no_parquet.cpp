@@ -1,7 +1,7 @@
 #include "base/error.h"
 #include "data/ingest/parquet_texts.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct ParquetTexts::Impl {};
 
@@ -17,4 +17,4 @@ int64_t ParquetTexts::read(std::string&, size_t) { return 0; }
 
 int64_t ParquetTexts::num_rows() const { return 0; }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

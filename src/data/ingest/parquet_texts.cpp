@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "data/ingest/row_texts.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr int64_t batch_rows = 1024;
@@ -211,4 +211,4 @@ int64_t ParquetTexts::read(std::string& bytes, size_t wanted_bytes) {
 
 int64_t ParquetTexts::num_rows() const { return impl_->file->metadata()->num_rows(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Reads a file from the first row to the last, in pieces. Not thread-safe.
 class ParquetTexts {
@@ -30,4 +30,4 @@ class ParquetTexts {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -4,7 +4,7 @@
 
 #include "base/thread.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 // Returns a spare object, or a new one if none is left.
@@ -116,4 +116,4 @@ std::optional<IngestPipeline::Item> IngestPipeline::next() {
   return std::move(result.item);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -16,7 +16,7 @@
 #include "data/ingest/blocks.h"
 #include "data/ingest/encode_block.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // One thread reads and decompresses, `num_threads` parse and encode, and next() hands out the results in the order of
 // the input, whatever the number of threads. At most a few blocks per thread are in memory at once.
@@ -65,4 +65,4 @@ class IngestPipeline {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // A row is its text's length in 32 bits (null_row_text: no text), then the text's bytes.
 constexpr uint32_t null_row_text = 0xFFFFFFFF;
@@ -13,4 +13,4 @@ inline void append_row_text(std::string& bytes, const void* text, uint32_t lengt
   if (length != null_row_text) bytes.append(static_cast<const char*>(text), length);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -1,9 +1,9 @@
 #include <limits>
 #include <lzma.h>
 
-#include "data/ingest/decoders.h"
+#include "data/ingest/stream_decoder.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 class XzDecoder : public Decoder {
@@ -14,15 +14,13 @@ class XzDecoder : public Decoder {
   XzDecoder& operator=(const XzDecoder&) = delete;
 
   Step decode(std::string_view input, char* out, size_t room) override {
-    stream_.next_in = reinterpret_cast<const uint8_t*>(input.data());
-    stream_.avail_in = input.size();
-    stream_.next_out = reinterpret_cast<uint8_t*>(out);
-    stream_.avail_out = room;
-    const lzma_ret result = lzma_code(&stream_, LZMA_RUN);
-    if (result != LZMA_OK && result != LZMA_STREAM_END && result != LZMA_BUF_ERROR) {
-      throw DecodeFault(result == LZMA_FORMAT_ERROR ? "not xz data" : "damaged");
-    }
-    return {input.size() - stream_.avail_in, room - stream_.avail_out, result == LZMA_STREAM_END};
+    return decode_stream(stream_, input, out, room, [&] {
+      const lzma_ret result = lzma_code(&stream_, LZMA_RUN);
+      if (result != LZMA_OK && result != LZMA_STREAM_END && result != LZMA_BUF_ERROR) {
+        throw DecodeFault(result == LZMA_FORMAT_ERROR ? "not xz data" : "damaged");
+      }
+      return result == LZMA_STREAM_END;
+    });
   }
 
   void restart() override {
@@ -37,4 +35,4 @@ class XzDecoder : public Decoder {
 
 std::unique_ptr<Decoder> make_xz_decoder() { return std::make_unique<XzDecoder>(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

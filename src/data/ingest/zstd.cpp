@@ -11,7 +11,7 @@
 #include "base/units.h"
 #include "data/ingest/decoders.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 // Returns the window size in a frame's header, in bytes (RFC 8878, section 3.1.1.1); 0 if it has none.
@@ -86,4 +86,4 @@ class ZstdDecoder : public Decoder {
 
 std::unique_ptr<Decoder> make_zstd_decoder() { return std::make_unique<ZstdDecoder>(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

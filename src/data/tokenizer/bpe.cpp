@@ -6,7 +6,7 @@
 #include "data/tokenizer/unicode.h"
 #include "data/tokenizer/unigram.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 // Largest length for which scanning all pairs is faster than a priority queue.
@@ -183,4 +183,4 @@ void Bpe::encode_long(Scratch& scratch) const {
   std::erase(ids, gone);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

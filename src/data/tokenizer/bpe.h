@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct Merge {
   int32_t left;
@@ -88,4 +88,4 @@ class Bpe {
   std::vector<std::string> texts_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "data/tokenizer/files.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr int64_t progress_step = 256;
@@ -161,4 +161,4 @@ TokenizerParts train_bpe(const PieceCounts& pieces, int64_t vocab_size, const st
   return trainer.merge_until(vocab_size, progress);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -9,7 +9,7 @@
 
 #include "data/tokenizer/tokenizer.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 using PieceCounts = std::unordered_map<std::string, int64_t>;
 
@@ -21,4 +21,4 @@ using PieceCounts = std::unordered_map<std::string, int64_t>;
 TokenizerParts train_bpe(const PieceCounts& pieces, int64_t vocab_size, const std::vector<std::string>& special,
                          const std::function<void(int64_t, int64_t)>& progress);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

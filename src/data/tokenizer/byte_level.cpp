@@ -3,7 +3,7 @@
 #include "data/tokenizer/tokenizer_json.h"
 #include "data/tokenizer/unicode.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr size_t num_characters = 0x144;  // the alphabet's largest is U+0143
@@ -47,4 +47,4 @@ bool from_byte_level(std::string_view text, std::string& bytes) {
   return true;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

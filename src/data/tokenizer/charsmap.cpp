@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 // Iterates over the fields of a protocol buffer.
@@ -128,4 +128,4 @@ std::string find_charsmap_fault(std::string_view model) {
   return fault;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

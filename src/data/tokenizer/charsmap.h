@@ -5,9 +5,9 @@
 #include <string>
 #include <string_view>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Returns why a model's normalization tables are unusable; empty if they are sound, and if the model has none.
 std::string find_charsmap_fault(std::string_view model);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -8,7 +8,7 @@
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/unicode.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 using ShortCache = PieceCache<2>;
@@ -301,4 +301,4 @@ int64_t Encoder::num_special() const { return impl_->num_special; }
 
 std::string_view Encoder::special_in_text() const { return impl_->last_special; }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -15,7 +15,7 @@
 #include "base/text_file.h"
 #include "data/tokenizer/folder.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 // Pattern, normalization and special tokens of a published rank file, which does not contain them.
 struct Published {
   size_t num_ranks;
-  PatternKind pattern;
+  Stage pattern;
   bool nfc;
   std::vector<std::pair<int32_t, std::string>> special;
 };
@@ -52,6 +52,15 @@ std::vector<std::pair<int32_t, std::string>> special_of_llama3() {
   return special;
 }
 
+// Returns the pattern of Kimi's models: a run of Han characters is a piece, other words are parted as by o200k.
+Stage kimi_stage() {
+  const std::string upper = R"([\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]])";
+  const std::string lower = R"([\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]])";
+  const std::string start = R"([^\r\n\p{L}\p{N}]?)", ending = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?";
+  return RegexStage{fmt::format("[\\p{{Han}}]+|{0}{1}*{2}+{3}|{0}{1}+{2}*{3}", start, upper, lower, ending) +
+                    R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
+}
+
 std::optional<Published> published_with(size_t num_ranks) {
   const std::string end = "<|endoftext|>";
   switch (num_ranks) {
@@ -74,6 +83,8 @@ std::optional<Published> published_with(size_t num_ranks) {
     case 151643:
       return Published{
           num_ranks, PatternKind::qwen2, true, {{151643, end}, {151644, "<|im_start|>"}, {151645, "<|im_end|>"}}};
+    case 163584:
+      return Published{num_ranks, kimi_stage(), false, {{163584, "[BOS]"}, {163585, "[EOS]"}}};
     default:
       return std::nullopt;
   }
@@ -181,8 +192,8 @@ TokenizerParts read_ranks(std::string_view text, const std::string& source, cons
   const auto published = published_with(num_ranks);
   if (!pattern.empty()) {
     parts.stages.push_back(stage_of(pattern));
-    const auto* const own = std::get_if<RegexStage>(&parts.stages.back());
-    if (const auto other = own != nullptr ? read_otherwise_by_tiktoken(pattern) : std::string_view(); !other.empty())
+    const bool is_regex = std::holds_alternative<RegexStage>(parts.stages.back());
+    if (const auto other = is_regex ? read_otherwise_by_tiktoken(pattern) : std::string_view(); !other.empty())
       throw Error(ExitCode::usage, "{}: {} in --pattern is not matched as tiktoken matches it", source, other);
   } else if (published) {
     parts.stages.emplace_back(published->pattern);
@@ -230,4 +241,4 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const s
   return parse_tokenizer_json(text, path.native());
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -9,7 +9,7 @@
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/tokenizer_json.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Loads a tokenizer by name: "bytes"; a tokenizer.json; a tiktoken rank file (lines "BASE64 RANK"); a folder with a
 // tokenizer.json, or with GPT-2's vocab.json and merges.txt; a .model of SentencePiece. A rank file does not have its
@@ -23,4 +23,4 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const s
 // only gptrain reads.
 std::string tokenizer_text(const Tokenizer& tokenizer);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

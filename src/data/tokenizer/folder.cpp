@@ -13,7 +13,7 @@
 #include "base/text_file.h"
 #include "data/tokenizer/tokenizer_json.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -170,11 +170,15 @@ std::shared_ptr<const Tokenizer> load_gpt2(const fs::path& folder, const std::ve
   return parse_tokenizer_json(json_text(root), folder.native());
 }
 
-// Loads a SentencePiece model. Tokens cannot be added to it: throws Error(usage) if it lacks one of `extra`, or has it
-// with another id.
+// Loads a SentencePiece model or a rank file. Only a rank file takes new tokens: throws Error(usage) if a SentencePiece
+// model lacks one of `extra`, or if the file has it with another id.
 std::shared_ptr<const Tokenizer> model_with(const std::vector<ExtraToken>& extra, const fs::path& path,
                                             const LoadModel& load_model) {
   auto tokenizer = load_model(path);
+  if (tokenizer->sentencepiece() == nullptr) {
+    json root = parse_json_or_discard(tokenizer_json(tokenizer->parts()));
+    return add_tokens(extra, root) ? parse_tokenizer_json(json_text(root), path.native()) : tokenizer;
+  }
   for (const ExtraToken& given : extra) {
     const json content = given.token.value("content", json());
     const std::optional<int32_t> id = content.is_string() ? tokenizer->id_of(content.get<std::string>()) : std::nullopt;
@@ -200,10 +204,12 @@ std::shared_ptr<const Tokenizer> load_tokenizer_folder(const fs::path& folder, c
     return model_with(extra, model, load_model);
   }
   if (has_file(folder / "vocab.json") && has_file(folder / "merges.txt")) return load_gpt2(folder, extra);
-  if (has_file(model)) return model_with(extra, model, load_model);
+  for (const char* name : {"tokenizer.model", "tiktoken.model"})
+    if (has_file(folder / name)) return model_with(extra, folder / name, load_model);
   throw Error(ExitCode::usage,
-              "{}: the folder holds neither tokenizer.json nor vocab.json and merges.txt nor tokenizer.model",
+              "{}: the folder holds neither tokenizer.json nor vocab.json and merges.txt nor tokenizer.model nor "
+              "tiktoken.model",
               folder.native());
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -7,14 +7,14 @@
 
 #include "data/tokenizer/tokenizer.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
-// Loads tokenizer.json, else vocab.json and merges.txt, else tokenizer.model (with `load_model`). tokenizer.model also
-// replaces a tokenizer.json with a feature that gptrain lacks. Adds the tokens of added_tokens.json,
-// special_tokens_map.json and tokenizer_config.json (added_tokens_decoder). Throws Error(usage), with the file, as
-// load_tokenizer() does, and for tokens that contradict each other.
+// Loads tokenizer.json, else vocab.json and merges.txt, else tokenizer.model or tiktoken.model (with `load_model`).
+// tokenizer.model also replaces a tokenizer.json with a feature that gptrain lacks. Adds the tokens of
+// added_tokens.json, special_tokens_map.json and tokenizer_config.json (added_tokens_decoder). Throws Error(usage),
+// with the file, as load_tokenizer() does, and for tokens that contradict each other.
 using LoadModel = std::function<std::shared_ptr<const Tokenizer>(const std::filesystem::path&)>;
 std::shared_ptr<const Tokenizer> load_tokenizer_folder(const std::filesystem::path& folder,
                                                        const LoadModel& load_model);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

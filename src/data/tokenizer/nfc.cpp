@@ -4,7 +4,7 @@
 
 #include "data/tokenizer/unicode.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr uint32_t combining_pairs[] = {
@@ -195,4 +195,4 @@ bool normalize_nfc(std::string_view text, std::string& normalized) { return comp
 
 bool normalize_nfkc(std::string_view text, std::string& normalized) { return compose_text(text, true, normalized); }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -2,7 +2,7 @@
 #include "base/error.h"
 #include "data/tokenizer/regex.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct Regex::Impl {};
 
@@ -18,4 +18,4 @@ Regex::Regex(Regex&&) noexcept = default;
 
 Regex::Match Regex::find(std::string_view text, size_t) { return {text.size(), text.size()}; }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -1,7 +1,7 @@
 #include "base/error.h"
 #include "data/tokenizer/sentencepiece.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct SentencePiece::Impl {};
 
@@ -18,4 +18,4 @@ void SentencePiece::encode(std::string_view, std::vector<int32_t>&) const {}
 
 std::string SentencePiece::decode(std::span<const int32_t>) const { return {}; }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

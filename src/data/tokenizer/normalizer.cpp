@@ -4,7 +4,7 @@
 
 #include "data/tokenizer/unicode.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 std::string replaced(std::string_view text, const std::string& from, const std::string& to) {
@@ -49,4 +49,4 @@ bool normalize(const std::vector<NormalizerStep>& steps, std::string_view text, 
   return changed;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

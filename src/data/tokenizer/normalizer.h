@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct NormalizerStep {
   enum class Kind : uint8_t { nfc, nfkc, replace, prepend };
@@ -18,4 +18,4 @@ struct NormalizerStep {
 // Applies all steps in order. Returns false if `text` is unchanged; then `normalized` is undefined.
 bool normalize(const std::vector<NormalizerStep>& steps, std::string_view text, std::string& normalized);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -4,7 +4,7 @@
 
 #include "data/tokenizer/unicode.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr uint32_t letters = letter_classes;
@@ -256,4 +256,4 @@ size_t last_safe_cut(std::string_view text) {
   return 0;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 enum class PatternKind : uint8_t {
   gpt2,
@@ -38,4 +38,4 @@ PieceScanner scanner_of_pattern(PatternKind kind);
 // and with NFC before them.
 size_t last_safe_cut(std::string_view text);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

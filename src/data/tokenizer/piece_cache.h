@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // A table of fixed size for pieces of 1 to 8 * words - 1 bytes, keyed by their text. A new piece replaces an older one.
 // Not thread-safe.
@@ -109,4 +109,4 @@ class PieceCache {
   std::vector<int32_t> more_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

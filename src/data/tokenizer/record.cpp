@@ -5,7 +5,7 @@
 #include "base/sha256.h"
 #include "data/tokenizer/files.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 using nlohmann::json;
@@ -55,4 +55,4 @@ TokenizerRecord parse_tokenizer_record(const json& object) {
   return record;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -9,7 +9,7 @@
 #include "base/json.h"
 #include "data/tokenizer/tokenizer.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Tokenizers are equal if their hashes are, whatever files they came from: the hash is of the text that gptrain writes
 // for a tokenizer.
@@ -32,4 +32,4 @@ std::shared_ptr<const Tokenizer> tokenizer_of(const TokenizerRecord& record, con
 nlohmann::ordered_json tokenizer_record_json(const TokenizerRecord& record);
 TokenizerRecord parse_tokenizer_record(const nlohmann::json& object);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // The subset of regular expressions that Oniguruma (Hugging Face tokenizers), tiktoken and PCRE2 read alike:
 // characters, sets, \p{...} of general categories, \s \S, quantifiers, groups, look-around and alternatives. \p and \s
@@ -33,4 +33,4 @@ class Regex {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "data/tokenizer/unicode.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 using Ranges = std::vector<std::pair<uint32_t, uint32_t>>;
@@ -293,4 +293,4 @@ std::string spell_out_classes(std::string_view pattern, const std::string& where
   return Translator(pattern, where).translate();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

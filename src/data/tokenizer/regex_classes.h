@@ -4,10 +4,10 @@
 #include <string>
 #include <string_view>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Returns `pattern` for PCRE2 in UTF mode, with \p{...}, \P{...}, \s and \S as ranges of code points. Throws
 // Error(usage), with `where`, for a construct that the reference tokenizers' engines read differently from PCRE2.
 std::string spell_out_classes(std::string_view pattern, const std::string& where);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

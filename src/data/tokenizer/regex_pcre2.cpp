@@ -6,7 +6,7 @@
 #include "data/tokenizer/regex.h"
 #include "data/tokenizer/regex_classes.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 std::string pcre2_message(int code) {
@@ -72,4 +72,4 @@ Regex::Match Regex::find(std::string_view text, size_t from) {
   return {ends[0], ends[1]};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

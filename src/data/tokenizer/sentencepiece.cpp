@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "data/tokenizer/charsmap.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr std::string_view space_symbol = "\u2581";
@@ -84,4 +84,4 @@ std::string SentencePiece::decode(std::span<const int32_t> ids) const {
   return text;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

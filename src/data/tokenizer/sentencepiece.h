@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Immutable; thread-safe.
 class SentencePiece {
@@ -42,4 +42,4 @@ class SentencePiece {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "data/tokenizer/unicode.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr std::array<std::string_view, 5> ends_of_document = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>",
@@ -213,4 +213,4 @@ Tokenizer::Finder::Found Tokenizer::Finder::find(std::string_view text, size_t f
   return {text.size(), text.size(), -1};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

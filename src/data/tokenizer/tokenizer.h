@@ -18,7 +18,7 @@
 #include "data/tokenizer/sentencepiece.h"
 #include "data/tokenizer/unigram.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // The "bytes" vocabulary.
 constexpr int32_t end_of_document = 256;
@@ -177,4 +177,4 @@ class Encoder {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/json.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 using nlohmann::json;
@@ -94,7 +94,7 @@ class Reader {
     } else if (type == "Sequence") {
       for (const json& part : elements(value, "normalizers", path)) read_normalizer(part, path + ".normalizers[]");
     } else {
-      refuse(path, "is " + type + ", which is not done here (NFC, NFKC, Replace and Prepend are)");
+      refuse(path, "is " + type + ", which gptrain does not support (NFC, NFKC, Replace and Prepend are)");
     }
   }
 
@@ -115,14 +115,15 @@ class Reader {
     } else if (type == "ByteLevel") {
       read_byte_level(value, path);
     } else if (type == "Digits") {
-      if (!flag(value, "individual_digits", path, false)) refuse(path, "joins digits, which is not done here");
+      if (!flag(value, "individual_digits", path, false)) refuse(path, "joins digits, which gptrain does not support");
       parts_.stages.emplace_back(DigitsStage{});
     } else if (type == "Split") {
       read_split(value, path);
     } else if (type == "Metaspace") {
       read_metaspace(value, path);
     } else {
-      refuse(path, "is " + type + ", which is not done here (ByteLevel, Split, Digits, Metaspace and Sequence are)");
+      refuse(path,
+             "is " + type + ", which gptrain does not support (ByteLevel, Split, Digits, Metaspace and Sequence are)");
     }
   }
 
@@ -130,7 +131,7 @@ class Reader {
     is_byte_level_ = true;
     parts_.add_prefix_space = flag(value, "add_prefix_space", path, true);
     if (parts_.add_prefix_space && !parts_.stages.empty()) {
-      refuse(path + ".add_prefix_space", "puts a space before every piece, which is not done here");
+      refuse(path + ".add_prefix_space", "puts a space before every piece, which gptrain does not support");
     }
     if (flag(value, "use_regex", path, true)) parts_.stages.emplace_back(PatternKind::gpt2);
   }
@@ -147,7 +148,8 @@ class Reader {
   }
 
   void read_metaspace(const json& value, const std::string& path) {
-    if (!parts_.stages.empty() || parts_.metaspace) refuse(path, "is Metaspace behind others, which is not done here");
+    if (!parts_.stages.empty() || parts_.metaspace)
+      refuse(path, "is Metaspace behind others, which gptrain does not support");
     const json& symbol = member(value, "replacement");
     if (!symbol.is_string() || symbol == "") refuse(path + ".replacement", "is no character");
     Metaspace metaspace{.symbol = symbol.get<std::string>(), .prepend = Metaspace::Prepend::always};
@@ -157,7 +159,7 @@ class Reader {
     else if (scheme == "never" || (scheme.is_null() && !flag(value, "add_prefix_space", path, true)))
       metaspace.prepend = Metaspace::Prepend::never;
     else if (!scheme.is_null() && scheme != "always")
-      refuse(path + ".prepend_scheme", "is none that is known");
+      refuse(path + ".prepend_scheme", "is unknown");
     if (flag(value, "split", path, true)) {
       parts_.stages.emplace_back(RegexStage{regex_of_string(metaspace.symbol), SplitBehavior::merged_with_next});
     }
@@ -184,7 +186,7 @@ class Reader {
       chosen = SplitBehavior::merged_with_next;
     else if (behavior != "Isolated")
       refuse(path, "is Split with behavior " + json_text(behavior) + (invert ? ", inverted" : "") +
-                       ", which is not done here");
+                       ", which gptrain does not support");
     if (chosen != SplitBehavior::isolated && chosen != SplitBehavior::only_matches) is_as_written_ = false;
     // Oniguruma reads {1,3}+, which is in tiktoken's own spelling of cl100k, differently from tiktoken.
     if (const auto known = pattern_of_regex(regex); known && regex.find("{1,3}+") == std::string::npos) {
@@ -199,29 +201,32 @@ class Reader {
     if (value.is_null()) return;
     const std::string type = type_of(value, path);
     if (is_byte_level_) {
-      if (type != "ByteLevel") refuse(path, "is " + type + ", which is not done here (ByteLevel is)");
+      if (type != "ByteLevel") refuse(path, "is " + type + ", which gptrain does not support (ByteLevel is)");
     } else if (type == "Sequence") {
       for (const json& part : elements(value, "decoders", path)) read_decoder(part, path + ".decoders[]");
     } else if (type == "Strip" || type == "Metaspace") {
       parts_.strips_first_space = type == "Metaspace" || member(value, "start") == 1;
     } else if (type != "Replace" && type != "ByteFallback" && type != "Fuse") {
-      refuse(path, "is " + type + ", which is not done here");
+      refuse(path, "is " + type + ", which gptrain does not support");
     }
   }
 
   void read_model(const json& model) {
-    if (!model.is_object()) refuse("model", "is no object");
+    if (!model.is_object())
+      refuse("",
+             "has no object \"model\": it is no tokenizer.json (tekken.json is none; take the tokenizer.json of its "
+             "folder)");
     const json& type = member(model, "type");
     if (type == "Unigram") return read_unigram(model);
     if (!type.is_null() && type != "BPE") {
-      refuse("model.type", "is " + json_text(type) + ", which is not done here (BPE and Unigram are)");
+      refuse("model.type", "is " + json_text(type) + ", which gptrain does not support (BPE and Unigram are)");
     }
     if (const json& dropout = member(model, "dropout"); !dropout.is_null() && dropout != 0) {
-      refuse("model.dropout", "makes every encoding another, which is not done here");
+      refuse("model.dropout", "makes every encoding another, which gptrain does not support");
     }
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       if (const json& value = member(model, key); !value.is_null() && value != "") {
-        refuse(std::string("model.") + key, "is set, which is not done here");
+        refuse(std::string("model.") + key, "is set, which gptrain does not support");
       }
     }
     parts_.ignore_merges = flag(model, "ignore_merges", "model", false);
@@ -246,7 +251,7 @@ class Reader {
   }
 
   void read_unigram(const json& model) {
-    if (is_byte_level_) refuse("model", "is Unigram behind ByteLevel, which is not done here");
+    if (is_byte_level_) refuse("model", "is Unigram behind ByteLevel, which gptrain does not support");
     const json& vocabulary = member(model, "vocab");
     if (!vocabulary.is_array() || vocabulary.empty()) refuse("model.vocab", "is no list of tokens and scores");
     for (const json& entry : vocabulary) {
@@ -329,7 +334,8 @@ class Reader {
       AddedToken added;
       added.content = token["content"].get<std::string>();
       added.id = id_in_range(member(token, "id"), path + ".id");
-      if (flag(token, "single_word", path, false)) refuse(path + ".single_word", "is true, which is not done here");
+      if (flag(token, "single_word", path, false))
+        refuse(path + ".single_word", "is true, which gptrain does not support");
       added.takes_left_space = flag(token, "lstrip", path, false);
       added.takes_right_space = flag(token, "rstrip", path, false);
       added.special = flag(token, "special", path, false);
@@ -463,4 +469,4 @@ std::string tokenizer_json(const TokenizerParts& parts) {
   return json_text(root, 2) + "\n";
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

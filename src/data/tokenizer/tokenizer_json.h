@@ -7,7 +7,7 @@
 
 #include "data/tokenizer/tokenizer.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // Parses the text of a tokenizer.json, or of tokenizer_text(). `source`: for messages.
 std::shared_ptr<const Tokenizer> parse_tokenizer_json(std::string_view text, const std::string& source);
@@ -19,4 +19,4 @@ std::string tokenizer_json(const TokenizerParts& parts);
 std::string to_byte_level(std::string_view bytes);
 bool from_byte_level(std::string_view text, std::string& bytes);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

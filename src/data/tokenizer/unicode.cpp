@@ -4,7 +4,7 @@
 #include <array>
 #include <iterator>
 
-namespace gptrain {
+namespace gptrain::inline data {
 namespace {
 
 constexpr uint32_t class_runs[] = {
@@ -163,4 +163,4 @@ std::vector<std::pair<uint32_t, uint32_t>> ranges_of_unicode_property(std::strin
   return ranges;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 // General categories that pre-tokenizers distinguish: letters by case, marks, numbers, and \s with CR and LF separate.
 enum class CharacterClass : uint8_t {
@@ -67,4 +67,4 @@ std::vector<std::pair<uint32_t, uint32_t>> ranges_of_classes(uint32_t classes);
 // Does the same for a property: P, S, Z, Nd, "word" (\w), or a script such as Han. Returns nothing for other names.
 std::vector<std::pair<uint32_t, uint32_t>> ranges_of_unicode_property(std::string_view name);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -7,7 +7,7 @@
 
 #include "data/tokenizer/unicode.h"
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 std::vector<int32_t> byte_tokens(const std::unordered_map<std::string, int32_t>& ids, std::string_view character) {
   std::vector<int32_t> found;
@@ -102,4 +102,4 @@ void Unigram::append_unknown(std::string_view text, std::vector<int32_t>& ids) c
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::data

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline data {
 
 struct UnigramParts {
   std::vector<double> scores;      // log-probability by id; empty: not a unigram model
@@ -39,4 +39,4 @@ class Unigram {
 // Returns the ids of a character's bytes as tokens <0xNN>; empty if one of them is no token.
 std::vector<int32_t> byte_tokens(const std::unordered_map<std::string, int32_t>& ids, std::string_view character);
 
-}  // namespace gptrain
+}  // namespace gptrain::data

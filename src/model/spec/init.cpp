@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-namespace gptrain {
+namespace gptrain::inline spec {
 namespace {
 
 // RETURNS the FNV-1a hash of a name.
@@ -53,4 +53,4 @@ void initial_values(const TensorSpec& tensor, uint64_t seed, int64_t first, int6
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::spec

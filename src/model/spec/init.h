@@ -6,7 +6,7 @@
 #include "base/philox.h"
 #include "model/spec/spec.h"
 
-namespace gptrain {
+namespace gptrain::inline spec {
 
 // RETURNS the Philox key of a tensor's random numbers. It depends on the tensor's name, not on its position in the
 // list.
@@ -16,4 +16,4 @@ PhiloxKey tensor_key(const TensorSpec& tensor, uint64_t seed, RandomUse use);
 // come from Philox words by Box-Muller, two per pair of words, keyed by the tensor's name.
 void initial_values(const TensorSpec& tensor, uint64_t seed, int64_t first, int64_t count, float* out);
 
-}  // namespace gptrain
+}  // namespace gptrain::spec

@@ -2,7 +2,7 @@
 
 #include "base/dynamic_map.h"
 
-namespace gptrain {
+namespace gptrain::inline spec {
 namespace {
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -94,4 +94,4 @@ ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard
   return layout;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::spec

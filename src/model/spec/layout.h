@@ -7,7 +7,7 @@
 
 #include "model/spec/shard.h"
 
-namespace gptrain {
+namespace gptrain::inline spec {
 
 // Every tensor starts at a multiple of this many elements: 256 bytes in the narrowest dtype.
 constexpr int64_t segment_multiple = 128;
@@ -80,4 +80,4 @@ ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard
                             bool sequence_parallel = false, const std::vector<bool>& held = {},
                             bool table_twice = false, UnitEnd end = UnitEnd::matrices);
 
-}  // namespace gptrain
+}  // namespace gptrain::spec

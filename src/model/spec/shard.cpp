@@ -6,7 +6,7 @@
 
 #include "base/dynamic_map.h"
 
-namespace gptrain {
+namespace gptrain::inline spec {
 namespace {
 
 int64_t quotient(int64_t total, int64_t parts, const TensorSpec& tensor) {
@@ -149,4 +149,4 @@ int64_t kv_replicas(const ModelConfig& model, int64_t tensor_size) {
   return tensor_size > model.num_kv_heads ? tensor_size / model.num_kv_heads : 1;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::spec

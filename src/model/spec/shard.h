@@ -7,7 +7,7 @@
 
 #include "model/spec/spec.h"
 
-namespace gptrain {
+namespace gptrain::inline spec {
 
 // A rank's position on the tensor axis.
 struct TensorPlace {
@@ -60,4 +60,4 @@ int64_t vocabulary_rows(int64_t vocab_size, int64_t tensor_size);
 // else 1.
 int64_t kv_replicas(const ModelConfig& model, int64_t tensor_size);
 
-}  // namespace gptrain
+}  // namespace gptrain::spec

@@ -5,7 +5,7 @@
 #include <functional>
 #include <numeric>
 
-namespace gptrain {
+namespace gptrain::inline spec {
 namespace {
 
 class SpecBuilder {
@@ -154,4 +154,4 @@ int64_t ModelSpec::find(const std::string& name) const {
 
 ModelSpec make_spec(const ModelConfig& model) { return SpecBuilder(model).build(); }
 
-}  // namespace gptrain
+}  // namespace gptrain::spec

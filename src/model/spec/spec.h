@@ -10,7 +10,7 @@
 
 #include "config/run_config.h"
 
-namespace gptrain {
+namespace gptrain::inline spec {
 
 // Kind of a unit: the embedding, a block, or the head (final norm and output projection). A unit is gathered, reduced,
 // recomputed, offloaded and assigned to a stage as a whole. Units are numbered in forward order.
@@ -82,4 +82,4 @@ constexpr int64_t vocab_multiple = 64;
 
 ModelSpec make_spec(const ModelConfig& model);
 
-}  // namespace gptrain
+}  // namespace gptrain::spec

@@ -8,7 +8,7 @@
 #include "ops/cpu/scratch_carver.h"
 #include "ops/footprint.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 static_assert(tile_size == attention_query_tile && tile_size == attention_key_tile);
@@ -171,4 +171,4 @@ void cpu_run(const AttentionBackward& op, const CpuContext& context) {
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

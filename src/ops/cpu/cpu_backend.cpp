@@ -12,7 +12,7 @@
 #include "ops/cpu/parallel.h"
 #include "ops/cpu/scratch.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 // Allocations below this size would waste most of a huge page.
@@ -112,4 +112,4 @@ std::unique_ptr<Backend> make_cpu_backend(int num_threads, bool thread_independe
   return std::make_unique<CpuBackend>(num_threads, thread_independent);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

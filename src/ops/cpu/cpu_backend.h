@@ -6,7 +6,7 @@
 #include "ops/cpu/linear.h"
 #include "ops/side_queue.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 class CpuBackend final : public Backend {
  public:
@@ -36,4 +36,4 @@ class CpuBackend final : public Backend {
   CpuLinear linear_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

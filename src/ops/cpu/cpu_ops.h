@@ -10,7 +10,7 @@
 #include "ops/cpu/parallel.h"
 #include "ops/ops.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 class CpuLinear;
 
@@ -58,4 +58,4 @@ inline void run_amax(const Matrix& output, const Matrix& amax, const CpuContext&
   if (amax.given()) cpu_run(Amax{output, amax}, context);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -4,7 +4,7 @@
 
 #include "ops/cpu/cpu_ops.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 void check_tokens(std::string_view op, const int32_t* tokens, int64_t num_tokens, int64_t vocab_size) {
@@ -51,4 +51,4 @@ void cpu_run(const EmbeddingBackward& op, const CpuContext& context) {
     run_rows(op, op.d_position_table.rows, context.kernels->embedding_backward_positions, context);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

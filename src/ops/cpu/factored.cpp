@@ -4,7 +4,7 @@
 
 #include "ops/cpu/cpu_ops.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 void cpu_run(const FactoredSums& op, const CpuContext& context) {
   auto* const sums = op.sums.as<double>();
@@ -79,4 +79,4 @@ void cpu_run(const FactoredDirection& op, const CpuContext& context) {
   }
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

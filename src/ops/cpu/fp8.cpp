@@ -8,7 +8,7 @@
 
 #include "ops/cpu/cpu_ops.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 namespace {
 
@@ -107,4 +107,4 @@ void cpu_run(const ScaledProduct& op, const CpuContext& context) {
   });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -18,7 +18,7 @@
 #include "ops/cpu/scratch_carver.h"
 #include "ops/fused_product.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 static_assert(DNNL_CPU_RUNTIME == DNNL_RUNTIME_OMP,
@@ -462,4 +462,4 @@ void cpu_run(const LinearBackwardWeight& op, const CpuContext& context) {
 
 void cpu_run(const BiasGradient& op, const CpuContext& context) { context.linear->run(op); }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -13,7 +13,7 @@
 #include "ops/backend.h"
 #include "ops/ops.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // Scratch bound of a linear of any shape. oneDNN 2.6 needs up to 1.7 MB per thread for packed blocks of the operands.
 // For sums over 2,048 rows and more it may also need a copy of dw per thread; such a sum is cut into slices that fit
@@ -43,4 +43,4 @@ class CpuLinear {
   std::unique_ptr<Products> products_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -3,7 +3,7 @@
 
 #include "ops/cpu/cpu_ops.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 namespace {
 
@@ -36,4 +36,4 @@ void cpu_run(const AccumulateLoss& op, const CpuContext&) {
   op.state->loss_sum = sum;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -1,7 +1,7 @@
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/scratch.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // RETURNS the floats of a block of rows: sums for gamma and beta, [h] each.
 int64_t cpu_scratch_bytes(const NormBackward& op, int) {
@@ -27,4 +27,4 @@ void cpu_run(const NormBackward& op, const CpuContext& context) {
   run_amax(op.dx, op.amax, context);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

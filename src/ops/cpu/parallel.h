@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <omp.h>
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // While it lives, parallel regions of the calling thread without a given size, as oneDNN's are, have this many threads,
 // even on a busy machine (it turns OMP_DYNAMIC off).
@@ -73,4 +73,4 @@ struct RowBlocks {
   int64_t num_blocks;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -3,7 +3,7 @@
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/scratch.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 // RETURNS the floats of a block of rows: sums for both gammas, and a work vector.
@@ -70,4 +70,4 @@ void cpu_run(const QueryKeyBackward& op, const CpuContext& context) {
                                 op.head_size);
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -4,7 +4,7 @@
 
 #include "ops/cpu/cpu_ops.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 void cpu_run(const NormForward& op, const CpuContext& context) {
   run_rows(op, op.x.rows, context.kernels->norm_forward, context);
@@ -90,4 +90,4 @@ void cpu_run(const Add& op, const CpuContext& context) {
                          [&](int64_t row, int64_t first, int64_t end) { context.kernels->add(op, row, first, end); });
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -6,7 +6,7 @@
 
 #include "ops/ops.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 template <typename Op>
 int64_t cpu_scratch_bytes(const Op&, int /*num_threads*/) {
@@ -24,4 +24,4 @@ int64_t cpu_scratch_bytes(const SquaredNorm& op, int num_threads);
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_DECLARE_NORMS_SCRATCH)
 #undef GPTRAIN_DECLARE_NORMS_SCRATCH
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

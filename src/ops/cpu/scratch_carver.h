@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 class ScratchCarver {
  public:
@@ -34,4 +34,4 @@ class ScratchCarver {
   int64_t bytes_ = 0;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

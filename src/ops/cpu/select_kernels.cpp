@@ -2,7 +2,7 @@
 
 #include "ops/cpu/kernels/kernel_table.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 #define GPTRAIN_DECLARE_TABLE(isa) \
   namespace isa {                  \
@@ -23,4 +23,4 @@ const KernelTable& select_kernels() {
   return baseline::table;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

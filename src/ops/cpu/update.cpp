@@ -3,7 +3,7 @@
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/scratch.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 // Elements of a chunk of a segment, the same for any number of threads.
@@ -150,4 +150,4 @@ void run_tensor_norms(const Op& op, const CpuContext& context, const Kernel& ker
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_CPU_TENSOR_NORMS)
 #undef GPTRAIN_CPU_TENSOR_NORMS
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -6,7 +6,7 @@
 
 #include "ops/fused_attention_policy.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 namespace {
 
@@ -84,4 +84,4 @@ void PlanBackend::look_for_unserved_documents(const Op& op) {
 template void PlanBackend::look_for_unserved_documents(const AttentionForward& op);
 template void PlanBackend::look_for_unserved_documents(const AttentionBackward& op);
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

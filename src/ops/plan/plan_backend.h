@@ -14,7 +14,7 @@
 #include "ops/op_event.h"
 #include "ops/side_queue.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // Addresses returned by `allocate` are distinct and never read or written. Copies are logged only.
 class PlanBackend : public Backend {
@@ -66,4 +66,4 @@ class PlanBackend : public Backend {
   uintptr_t next_address_ = uintptr_t{1} << 46;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -4,7 +4,7 @@
 
 #include "schedule/pipeline/simulate.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 namespace {
 
 class PassesChecker {
@@ -95,4 +95,4 @@ std::string check_passes(const PipelineShape& shape, const PipelineSchedule& sch
   return check_passes(shape, schedule, schedule.passes(shape));
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

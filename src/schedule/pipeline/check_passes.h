@@ -6,7 +6,7 @@
 
 #include "schedule/pipeline/pipeline.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 // Returns "", or a text about the first fault with its stage and pass. A list is sound if
 //   - every chunk has each pass of each micro-batch once, on the stage that holds the chunk,
@@ -18,4 +18,4 @@ std::string check_passes(const PipelineShape& shape, const PipelineSchedule& sch
 // Checks the schedule's own lists.
 std::string check_passes(const PipelineShape& shape, const PipelineSchedule& schedule);
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

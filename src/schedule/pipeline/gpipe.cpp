@@ -1,6 +1,6 @@
 #include "schedule/pipeline/schedules.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 namespace {
 
 // All forwards, then all backwards.
@@ -19,4 +19,4 @@ std::vector<std::vector<Pass>> gpipe_passes(const PipelineShape& shape) {
 
 PipelineSchedule gpipe() { return {.name = "gpipe", .stage_of = stage_in_turn, .passes = gpipe_passes}; }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -2,7 +2,7 @@
 
 #include "schedule/pipeline/schedules.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 namespace {
 
 struct Turn {
@@ -60,4 +60,4 @@ PipelineSchedule interleaved() {
   return {.name = "interleaved", .most_chunks = 0, .stage_of = stage_in_turn, .passes = interleaved_passes};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

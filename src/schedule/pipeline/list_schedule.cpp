@@ -1,6 +1,6 @@
 #include "schedule/pipeline/list_schedule.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 PassBoard::PassBoard(const PipelineShape& shape, const PassTicks& ticks)
     : shape_(shape),
@@ -42,4 +42,4 @@ bool PassBoard::finish_tick() {
   return running;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

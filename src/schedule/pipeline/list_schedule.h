@@ -10,7 +10,7 @@
 
 #include "schedule/pipeline/pipeline.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 struct PassTicks {
   int32_t forward = 1;
@@ -60,4 +60,4 @@ class PassBoard {
   std::vector<std::vector<Pass>> lists_;
 };
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -2,7 +2,7 @@
 
 #include "schedule/pipeline/schedules.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 namespace {
 
 // Each stage runs as many forwards as there are stages after it, then alternates a forward and a backward, then runs
@@ -27,4 +27,4 @@ int32_t stage_in_turn(const PipelineShape& shape, int32_t chunk) { return chunk 
 
 PipelineSchedule one_f_one_b() { return {.name = "1f1b", .stage_of = stage_in_turn, .passes = one_f_one_b_passes}; }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -3,7 +3,7 @@
 #include <array>
 #include <fmt/format.h>
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 std::string pass_text(const Pass& pass) {
   constexpr std::array<std::string_view, 4> names = {"forward", "backward", "backward_input", "backward_weight"};
@@ -23,4 +23,4 @@ std::shared_ptr<const PassLists> passes_of(const PipelineSchedule& schedule, con
   return kept.passes;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 // Work of a stage on one micro-batch in one chunk.
 enum class PassKind : uint8_t {
@@ -59,4 +59,4 @@ using PassLists = std::vector<std::vector<Pass>>;
 // computes the lists once.
 std::shared_ptr<const PassLists> passes_of(const PipelineSchedule& schedule, const PipelineShape& shape);
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 std::span<const PipelineSchedule> pipeline_schedules() {
   static const std::vector<PipelineSchedule> table = {one_f_one_b(), gpipe(),       interleaved(),
@@ -18,4 +18,4 @@ const PipelineSchedule* find_pipeline_schedule(std::string_view name) {
   return found == table.end() ? nullptr : &*found;
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

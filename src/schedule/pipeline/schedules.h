@@ -7,7 +7,7 @@
 
 #include "schedule/pipeline/pipeline.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 PipelineSchedule gpipe();          // Huang et al., arXiv 1811.06965
 PipelineSchedule one_f_one_b();    // Narayanan et al., arXiv 1806.03377, flushed every step: arXiv 2104.04473
@@ -24,4 +24,4 @@ std::span<const PipelineSchedule> pipeline_schedules();
 // Returns null if no schedule has this name.
 const PipelineSchedule* find_pipeline_schedule(std::string_view name);
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -4,7 +4,7 @@
 #include <array>
 #include <fmt/format.h>
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 namespace {
 
 double time_of(PassKind kind, const PassTimes& times) {
@@ -189,4 +189,4 @@ PipelineSimulation simulate_passes(const PipelineShape& shape, const PipelineSch
   return Player(shape, schedule, stages, times).run();
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -7,7 +7,7 @@
 
 #include "schedule/pipeline/pipeline.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 
 // Times in seconds or any other unit; results are in the same unit. `backward` is a whole, not split, backward pass.
 struct PassTimes {
@@ -54,4 +54,4 @@ struct PipelineSimulation {
 PipelineSimulation simulate_passes(const PipelineShape& shape, const PipelineSchedule& schedule,
                                    const std::vector<std::vector<Pass>>& stages, const PipelineTimes& times);
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

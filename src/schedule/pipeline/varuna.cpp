@@ -1,7 +1,7 @@
 #include "schedule/pipeline/list_schedule.h"
 #include "schedule/pipeline/schedules.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 namespace {
 
 // From the paper: the order is found once, before the run, by simulating passes in ticks of one forward. A backward
@@ -29,4 +29,4 @@ std::vector<std::vector<Pass>> varuna_passes(const PipelineShape& shape) {
 
 PipelineSchedule varuna() { return {.name = "varuna", .stage_of = stage_in_turn, .passes = varuna_passes}; }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -2,7 +2,7 @@
 
 #include "schedule/pipeline/schedules.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 namespace {
 
 // Forwards and input gradients are in 1F1B's order. Stage i computes the weight gradients of a micro-batch i
@@ -36,4 +36,4 @@ PipelineSchedule zero_bubble() {
   return {.name = "zero-bubble", .splits_backward = true, .stage_of = stage_in_turn, .passes = zero_bubble_passes};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

@@ -1,7 +1,7 @@
 #include "schedule/pipeline/list_schedule.h"
 #include "schedule/pipeline/schedules.h"
 
-namespace gptrain {
+namespace gptrain::inline schedule {
 namespace {
 
 // Returns the stage of a chunk. Chunks go down the stages and up again: the first stage holds the first and the last.
@@ -78,4 +78,4 @@ PipelineSchedule zero_bubble_v() {
           .passes = zero_bubble_v_passes};
 }
 
-}  // namespace gptrain
+}  // namespace gptrain::schedule

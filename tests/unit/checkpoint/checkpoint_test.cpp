@@ -328,7 +328,8 @@ TEST_CASE("Saving and loading take only a few MiB beside the tensors", "[checkpo
     const TemporaryFolder out;
     constexpr int64_t elements = int64_t{12} << 20;  // 48 MiB
     std::vector<float> data(static_cast<size_t>(elements), 1.25F);
-    const std::vector<Slice> slices = {{"weight/a", {elements}, {0}, {elements}, data.data()}};
+    const std::vector<Slice> slices = {
+        {.name = "weight/a", .global_shape = {elements}, .offset = {0}, .shape = {elements}, .data = data.data()}};
     const auto peak_kib = [] {
       rusage usage{};
       ::getrusage(RUSAGE_SELF, &usage);

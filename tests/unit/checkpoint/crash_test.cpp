@@ -264,9 +264,15 @@ TEST_CASE("A save that fails names path and reason, removes its folder and leave
     std::string reason;
   };
   const Case cases[] = {
-      {SYS_write, ENOSPC, 4096, "cannot write " + folder + "/.tmp-step-00000002/rank-00000.safetensors: No space left"},
-      {SYS_fsync, EIO, 0, "cannot sync " + folder},
-      {SYS_renameat2, EACCES, 0, "cannot replace " + folder + "/step-00000002: Permission denied"},
+      {.number = SYS_write,
+       .error = ENOSPC,
+       .least = 4096,
+       .reason = "cannot write " + folder + "/.tmp-step-00000002/rank-00000.safetensors: No space left"},
+      {.number = SYS_fsync, .error = EIO, .least = 0, .reason = "cannot sync " + folder},
+      {.number = SYS_renameat2,
+       .error = EACCES,
+       .least = 0,
+       .reason = "cannot replace " + folder + "/step-00000002: Permission denied"},
   };
   for (const Case& c : cases) {
     const std::string message = error_of_saving(out.path(), c.number, c.error, c.least);

@@ -56,7 +56,7 @@ TEST_CASE("ranks on different models of devices are refused, unless that is allo
       const auto group = world.make_group({0, 1, 2});
       const auto index = static_cast<size_t>(world.rank());
       try {
-        require_same_models(config, group.get(), world, models[index]);
+        require_same_models(config.comm.mixed_machines, group.get(), world, models[index]);
       } catch (const Error& error) {
         found[index] = std::to_string(static_cast<int>(error.code())) + ": " + error.what();
       }

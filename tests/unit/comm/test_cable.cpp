@@ -1,6 +1,4 @@
 // A connection that several streams share.
-#include "comm/cable.h"
-
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "catch.h"
+#include "comm/cable.h"
 
 using namespace gptrain;
 
@@ -35,7 +34,7 @@ int64_t send(Cable& cable, int stream, const std::string& text) {
   return cable.send(stream, {&part, 1});
 }
 
-// Returns what can be received at once; "gone" at the end.
+// Returns the text that can be received at once; "gone" at the end.
 std::string receive(Cable& cable, int stream, size_t most = 1 << 16) {
   std::string text(most, ' ');
   const iovec part{text.data(), text.size()};
@@ -83,7 +82,7 @@ TEST_CASE("a stream ends on both sides, and leaves the others alone") {
   REQUIRE(receive(*pair.here, second) == "x");
 }
 
-TEST_CASE("what a peer has sent before it is gone arrives") {
+TEST_CASE("bytes that a peer has sent before it is gone arrive") {
   Pair pair;
   REQUIRE(send(*pair.there, first, "one") == 3);
   REQUIRE(send(*pair.there, second, "two") == 3);

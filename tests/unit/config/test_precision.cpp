@@ -18,7 +18,7 @@ TEST_CASE("bf16-pure is bf16 but for the update") {
         R"(precision.linears = "fp32": must be fp8, or what precision.compute is: "bf16" (try "bf16"))");
   CHECK(fault({"precision.compute=bf16-pure", "precision.linears=fp8", "run.device=cpu"}) ==
         R"(precision.linears = "fp8": needs a GPU, not run.device = cpu (try "bf16"))");
-  CHECK(resume_conflicts(parse({"precision.compute=bf16"}), parse({"precision.compute=bf16-pure"})) ==
+  CHECK(resume_conflicts({parse({"precision.compute=bf16"}), parse({"precision.compute=bf16-pure"})}) ==
         R"(precision.compute: "bf16" in the checkpoint, "bf16-pure" in the config)");
 }
 
@@ -36,7 +36,7 @@ TEST_CASE("gradients are kept in bf16 with bf16-pure, and for updates that read 
   CHECK(fault({"precision.compute=bf16", "precision.gradients=bf16"}) ==
         R"(precision.gradients = "bf16": has no effect unless precision.compute is bf16-pure )"
         "(try --set precision.gradients=null or leaving it out)");
-  CHECK(resume_conflicts(parse({"precision.compute=bf16-pure"}), parse(with({}))).empty());
+  CHECK(resume_conflicts({parse({"precision.compute=bf16-pure"}), parse(with({}))}).empty());
 }
 
 TEST_CASE("FP8 linears want bf16, a GPU and sizes in multiples of 16 on every tensor rank") {
@@ -92,7 +92,7 @@ TEST_CASE("factors of weights' gradients have the linears' type or fewer bits") 
         R"(precision.weight_gradients = "bf16": must be "fp16" with precision.compute = "fp16" (try "fp16"))");
   CHECK(
       fault({"precision.compute=bf16", "precision.linears=fp8", "precision.weight_gradients=bf16", "batch.micro=1"}) ==
-      R"(precision.weight_gradients = "bf16": has no place with precision.linears = "fp8", whose products are all of FP8 )"
+      R"(precision.weight_gradients = "bf16": cannot be combined with precision.linears = "fp8", whose products are all of FP8 )"
       R"((try "fp8"))");
   CHECK(fault({"precision.compute=bf16", "precision.weight_gradients=fp8", "run.device=cpu", "batch.micro=1"}) ==
         R"(precision.weight_gradients = "fp8": needs a GPU, not run.device = cpu (try "bf16"))");
@@ -101,7 +101,8 @@ TEST_CASE("factors of weights' gradients have the linears' type or fewer bits") 
         "model.ffn_hidden_size = 3000: must be a multiple of 16 with precision.weight_gradients = fp8 (try 3008 or "
         "2992)");
   CHECK(fault({"precision.compute=bf16", "precision.weight_gradients=fp8", "memory.saved_inputs=8", "batch.micro=1"}) ==
-        "memory.saved_inputs = 8: has no place with precision.weight_gradients = \"fp8\", which saves inputs in 8 bits "
+        "memory.saved_inputs = 8: cannot be combined with precision.weight_gradients = \"fp8\", which saves inputs in "
+        "8 bits "
         "itself (try 16)");
 }
 

@@ -240,17 +240,19 @@ TEST_CASE("a key that would have no effect is refused") {
   CHECK(fault({"memory.saved_inputs=12"}) == "memory.saved_inputs = 12: must be 16 or 8 (try 8)");
   CHECK(fault({"memory.saved_inputs=4"}) == "memory.saved_inputs = 4: must be at least 8 and at most 16 (try 8)");
   CHECK(fault({"memory.saved_inputs=8", "memory.recompute=selective"}) ==
-        "memory.saved_inputs = 8: does not go with memory.recompute = \"selective\", which runs a norm again from an "
+        "memory.saved_inputs = 8: cannot be combined with memory.recompute = \"selective\", which runs a norm again "
+        "from an "
         "input "
         "that must be exact (try 16)");
   CHECK(fault({"memory.saved_inputs=8", "precision.compute=bf16", "precision.linears=fp8", "run.device=auto"}) ==
-        "memory.saved_inputs = 8: has no place with precision.linears = \"fp8\", which saves inputs in 8 bits itself "
+        "memory.saved_inputs = 8: cannot be combined with precision.linears = \"fp8\", which saves inputs in 8 bits "
+        "itself "
         "(try "
         "16)");
   CHECK(
       fault({R"(memory.linear_projection={"kind":"gauss"})", "precision.compute=bf16", "precision.linears=fp8",
              "run.device=auto"}) ==
-      R"(memory.linear_projection = {...}: has no place with precision.linears = "fp8", whose linears save inputs in )"
+      R"(memory.linear_projection = {...}: cannot be combined with precision.linears = "fp8", whose linears save inputs in )"
       "8 bits (try {})");
   CHECK(fault({R"(memory.linear_projection={"kind":"rows","sites":["qkv"]})", "parallel.tensor=2",
                "parallel.sequence=true", "batch.micro=1"}) ==
@@ -446,14 +448,14 @@ model.num_heads = 5: must divide model.hidden_size = 768 (try 6 or 4))");
 
 TEST_CASE("resume refuses what changes the model or the training state") {
   const RunConfig saved = parse({});
-  CHECK(resume_conflicts(saved, saved).empty());
-  CHECK(resume_conflicts(saved, parse({"model.num_layers=6", "run.seed=2"})) ==
+  CHECK(resume_conflicts({saved, saved}).empty());
+  CHECK(resume_conflicts({saved, parse({"model.num_layers=6", "run.seed=2"})}) ==
         "model.num_layers: 12 in the checkpoint, 6 in the config\nrun.seed: 1 in the checkpoint, 2 in the config");
-  CHECK(resume_conflicts(saved, parse({"model.norm_eps=1e-6"})) ==
+  CHECK(resume_conflicts({saved, parse({"model.norm_eps=1e-6"})}) ==
         "model.norm_eps: 1e-05 in the checkpoint, 1e-06 in the config");
-  CHECK(resume_conflicts(saved, parse({"optimizer.type=sgd"}))
+  CHECK(resume_conflicts({saved, parse({"optimizer.type=sgd"})})
             .starts_with(R"(optimizer.type: "adamw" in the checkpoint, "sgd" in the config)"));
-  CHECK(resume_conflicts(saved, parse({R"(data.train=[{"path": "a"}, {"path": "b", "weight": 2}])"})) ==
+  CHECK(resume_conflicts({saved, parse({R"(data.train=[{"path": "a"}, {"path": "b", "weight": 2}])"})}) ==
         "data.train (number of sources): 1 in the checkpoint, 2 in the config");
 }
 
@@ -479,9 +481,9 @@ TEST_CASE("resume accepts another layout") {
             base, 8);
   CHECK(asked.batch.global == saved.batch.global);
   CHECK(asked.batch.micro != saved.batch.micro);
-  CHECK(resume_conflicts(saved, asked).empty());
-  CHECK(resume_conflicts(asked, saved).empty());
-  CHECK(resume_conflicts(saved, parse({"batch.micro=1"})).empty());
+  CHECK(resume_conflicts({saved, asked}).empty());
+  CHECK(resume_conflicts({asked, saved}).empty());
+  CHECK(resume_conflicts({saved, parse({"batch.micro=1"})}).empty());
 }
 
 TEST_CASE("resume accepts what changes neither") {
@@ -515,11 +517,12 @@ TEST_CASE("resume accepts what changes neither") {
                                  "schedule.min_lr=0.001",
                                  "memory.recompute=every_nth",
                                  "memory.recompute_interval=3"});
-  CHECK(resume_conflicts(parse({}), asked).empty());
-  CHECK(resume_conflicts(parse({"precision.compute=bf16"}), parse({"precision.compute=bf16", "precision.linears=fp8"}))
-            .empty());
+  CHECK(resume_conflicts({parse({}), asked}).empty());
+  CHECK(
+      resume_conflicts({parse({"precision.compute=bf16"}), parse({"precision.compute=bf16", "precision.linears=fp8"})})
+          .empty());
   const RunConfig preset = parse({"model.preset=gpt2-124m", "model.vocab_size=257", "model.sequence_length=256"});
-  CHECK(resume_conflicts(parse({}), preset).empty());
+  CHECK(resume_conflicts({parse({}), preset}).empty());
 }
 
 TEST_CASE("an elastic run takes the most ranks over which its batch divides") {

@@ -24,8 +24,9 @@ TEST_CASE("a value of the wrong type is refused") {
   CHECK(fault({"optimizer.betas=0.9"}) == "optimizer.betas = 0.9: must be an array of two numbers (try [0.9,0.95])");
   CHECK(fault({"optimizer.betas=[0.9]"}) ==
         "optimizer.betas = [0.9]: must be an array of two numbers (try [0.9,0.95])");
-  CHECK(fault({"data.train=data/corpus"}) ==
-        R"(data.train = "data/corpus": must be an array of data sources (try [{"path": "data/corpus/train"}]))");
+  CHECK(
+      fault({"data.train=data/corpus"}) ==
+      R"(data.train = "data/corpus": must be an array of data sources, each an object (try [{"path":"data/corpus"}]))");
   CHECK(refusal(R"({"model": 5})").starts_with("model = 5: must be an object (try {})\n"));
 }
 
@@ -198,11 +199,25 @@ TEST_CASE("every alias leads to one key, section or word of ours, and is none it
   }
 }
 
+TEST_CASE("a list of weights and prefixes is answered with the sources that it means") {
+  const auto answer = [](const std::string& list) {
+    const std::string text = fault({"data.train=" + list});
+    const size_t at = text.find("must be an array of data sources, each an object (try ");
+    return at == std::string::npos ? std::string() : text.substr(text.find("(try ", at));
+  };
+  for (const std::string list : {R"("30 a 0.5 b/c")", R"(["30", "a", "0.5", "b/c"])", R"([30, "a", 0.5, "b/c"])"})
+    CHECK(answer(list) == R"((try [{"path":"a","weight":30},{"path":"b/c","weight":0.5}]))");
+  CHECK(answer(R"(["a", "b"])") == R"((try [{"path":"a"},{"path":"b"}]))");
+  for (const std::string other : {"7", "[1]", R"(["1", "a", "b"])", "[[]]", "{}"}) CHECK(answer(other).empty());
+  CHECK(fault({R"(data.train=[{"path": "x", "dtype": "i32"}])"}) ==
+        R"(data.train[0].dtype = "i32": must be one of auto, u16, u32 (try "u32"))");
+}
+
 TEST_CASE("data sources are checked key by key") {
   CHECK(fault({"data.train=[]"}) ==
         R"(data.train = []: must hold at least one data source (try [{"path": "data/corpus/train"}]))");
-  CHECK(fault({R"(data.train=["x"])"}) ==
-        R"(data.train[0] = "x": must be an object with path and weight (try {"path": "data/corpus/train"}))");
+  CHECK(fault({R"(data.train=[{"path": "y"}, "x"])"}) ==
+        R"(data.train[1] = "x": must be an object with path and weight (try {"path": "data/corpus/train"}))");
   CHECK(fault({R"(data.train=[{"path": "x"}, {"wieght": 2, "path": ""}, {"weight": 0}])"}) ==
         R"(data.train[1].wieght = 2: unknown key (try data.train[1].weight)
 data.train[1].path = "": must not be empty (try "data/corpus/train")

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "data/inspect.h"
 #include "data/pack.h"
 #include "data/token_file.h"
 #include "support.h"

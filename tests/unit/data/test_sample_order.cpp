@@ -165,9 +165,14 @@ TEST_CASE("The order is the documented one") {
   const SampleOrder order =
       order_of(std::vector<int64_t>{43691, 21845}, {1'000'000'000'039, 1000}, (uint64_t{1} << 40) + 7, true);
   for (const Known& known :
-       {Known{0, 1, 0, 930}, Known{1, 0, 0, 663'129'653'532}, Known{2, 0, 0, 702'269'107'905}, Known{3, 1, 0, 356},
-        Known{65535, 0, 0, 93'712'732'778}, Known{65536, 1, 21, 273}, Known{1'000'000'007, 0, 0, 811'220'797'286},
-        Known{(int64_t{1} << 40) + 12345, 0, 0, 359'477'934'200}}) {
+       {Known{.sample = 0, .source = 1, .epoch = 0, .index = 930},
+        Known{.sample = 1, .source = 0, .epoch = 0, .index = 663'129'653'532},
+        Known{.sample = 2, .source = 0, .epoch = 0, .index = 702'269'107'905},
+        Known{.sample = 3, .source = 1, .epoch = 0, .index = 356},
+        Known{.sample = 65535, .source = 0, .epoch = 0, .index = 93'712'732'778},
+        Known{.sample = 65536, .source = 1, .epoch = 21, .index = 273},
+        Known{.sample = 1'000'000'007, .source = 0, .epoch = 0, .index = 811'220'797'286},
+        Known{.sample = (int64_t{1} << 40) + 12345, .source = 0, .epoch = 0, .index = 359'477'934'200}}) {
     const SampleLocation location = order.locate(known.sample);
     CHECK(location.source == known.source);
     CHECK(location.epoch == known.epoch);

@@ -251,6 +251,9 @@ TEST_CASE("A byte without a token, and ranks without a pattern, are refused") {
   CHECK(contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r", "gpt2"); }), "line 257: rank 7 again"));
   write_file(folder / "r", "hello\n");
   CHECK(contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r"); }), "neither a tokenizer.json nor"));
+  write_file(folder / "tekken.json", R"({"config": {"pattern": ""}, "vocab": []})");
+  CHECK(
+      contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "tekken.json"); }), "it is no tokenizer.json"));
 }
 
 TEST_CASE("Normalization form C, and bytes that are not UTF-8") {

@@ -26,14 +26,14 @@ namespace {
 
 // Returns the message of a dry run.
 std::string shortage_of(const RunConfig& config, const Target& target, int64_t world_size = 1) {
-  const WorldPlan plan = plan_world(config, target, world_size);
+  const WorldPlan plan = plan_world({config, target, world_size});
   return memory_shortage(
       config, target,
       {plan.largest_rank, plan.largest.arenas, plan.on_host, nodes_of_ranks(world_size, target.ranks_per_node)});
 }
 
 HostMemoryUse host_of(const RunConfig& config, const Target& target, int64_t world_size = 1) {
-  return fullest_host(plan_world(config, target, world_size).on_host, make_mesh(config, world_size),
+  return fullest_host(plan_world({config, target, world_size}).on_host, make_mesh(config, world_size),
                       nodes_of_ranks(world_size, target.ranks_per_node));
 }
 
@@ -87,8 +87,8 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
                                            "batch.global=256", "batch.micro=16"};
   RunConfig again = preset_config("gpt2-1.5b", in_a_v);
   again.memory.recompute = RecomputeKind::block;
-  const int64_t of_all = largest_rank_bytes(again, find_target("a100-40g"), 4, 0).on_device;
-  CHECK(of_all > 2 * plan_rank(again, find_target("a100-40g"), 4).memory().arenas.total());
+  const int64_t of_all = largest_rank_bytes({again, find_target("a100-40g"), 4}, 0).on_device;
+  CHECK(of_all > 2 * plan_rank({again, find_target("a100-40g"), 4}).memory().arenas.total());
   CHECK(has(shortage_on(preset_config("gpt2-1.5b", in_a_v), find_target("a100-40g"), 40, 4),
             fmt::format("memory.recompute = \"block\": {}; exact, ", bytes_text(of_all))));
 
@@ -124,7 +124,7 @@ TEST_CASE("settings that help say what they do to training and to the time of a 
     then.memory.recompute = kind;
     then.memory.offload = offloaded;
     const Target target = find_target("a100-80g");
-    return nominal_step_seconds(then, target, 1, 0) / nominal_step_seconds(now, target, 1, 0);
+    return nominal_step_seconds({then, target, 1}, 0) / nominal_step_seconds({now, target, 1}, 0);
   };
   // With four micro-batches in flight, a budget for two makes the first stage recompute blocks.
   const RunConfig kept = preset_config("gpt2-1.5b", {"parallel.pipeline=4", "batch.global=16"}, 4);
@@ -132,8 +132,8 @@ TEST_CASE("settings that help say what they do to training and to the time of a 
   RunConfig optimal = kept;
   optimal.memory.recompute = RecomputeKind::optimal;
   optimal.memory.activation_budget =
-      plan_rank(with_few_micro_batches(kept), of_four, 4, 0).memory().arenas[MemoryClass::activations];
-  CHECK(nominal_step_seconds(optimal, of_four, 4, 0) > 1.05 * nominal_step_seconds(kept, of_four, 4, 0));
+      plan_rank({with_few_micro_batches(kept), of_four, 4}, 0).memory().arenas[MemoryClass::activations];
+  CHECK(nominal_step_seconds({optimal, of_four, 4}, 0) > 1.05 * nominal_step_seconds({kept, of_four, 4}, 0));
   // A block's forward is a third of its FLOPs; head and update take part of the rest.
   CHECK(ratio(RecomputeKind::block, offload::none) > 1.15);
   CHECK(ratio(RecomputeKind::block, offload::none) < 1.35);
@@ -176,7 +176,7 @@ TEST_CASE("what would help is what a plan with it takes, and nothing that does n
     return preset_config("gpt2-774m", all, 8);
   };
   Target target = find_target("h100");
-  const auto peak = [&](const RunConfig& run) { return plan_rank(run, target, 8).memory().arenas.total(); };
+  const auto peak = [&](const RunConfig& run) { return plan_rank({run, target, 8}).memory().arenas.total(); };
   const RunConfig plain = config("parallel.zero=1", "memory.loss_chunk_tokens=2048");
   const int64_t with_2 = peak(config("parallel.zero=2", "memory.loss_chunk_tokens=2048"));
   REQUIRE(with_2 < peak(plain));
@@ -203,29 +203,29 @@ TEST_CASE("what the ranks of a machine take of its memory is weighed, where that
                                          4);
   const Target target = find_target("h100");
   const auto of_nodes = [&](const std::vector<int64_t>& nodes) {
-    return fullest_host(plan_world(config, target, 4).on_host, make_mesh(config, 4), nodes);
+    return fullest_host(plan_world({config, target, 4}).on_host, make_mesh(config, 4), nodes);
   };
   const HostMemoryUse all = of_nodes(nodes_of_ranks(4, 0));
   CHECK(all.ranks == 4);
   int64_t sum = 0;
   for (int64_t rank = 0; rank < 4; ++rank)
-    sum += plan_rank(config, target, 4, rank).memory().arenas.total(MemoryPlace::host);
+    sum += plan_rank({config, target, 4}, rank).memory().arenas.total(MemoryPlace::host);
   // Data ranks' shares of a checkpoint differ a little.
   CHECK(static_cast<double>(all.total()) == Approx(static_cast<double>(sum)).epsilon(1e-3));
   // The first stage has the most micro-batches in flight: its node takes the most.
   const HostMemoryUse two = of_nodes(nodes_of_ranks(4, 2));
   CHECK(two.ranks == 2);
   CHECK(2 * two.total() > all.total());
-  CHECK(two.total() == 2 * plan_rank(config, target, 4, 0).memory().arenas.total(MemoryPlace::host));
+  CHECK(two.total() == 2 * plan_rank({config, target, 4}, 0).memory().arenas.total(MemoryPlace::host));
 
   // A launcher may deal ranks to nodes in turn: each node then has ranks of both stages.
   const HostMemoryUse dealt = of_nodes({0, 1, 0, 1});
   CHECK(dealt.ranks == 2);
   CHECK(2 * dealt.total() == all.total());
 
-  CHECK(host_shortage(config, all, 0).empty());
-  CHECK(host_shortage(config, all, all.total()).empty());
-  const std::string text = host_shortage(config, all, all.total() - (int64_t{1} << 30));
+  CHECK(host_shortage(config.memory, config.batch.micro, all, 0).empty());
+  CHECK(host_shortage(config.memory, config.batch.micro, all, all.total()).empty());
+  const std::string text = host_shortage(config.memory, config.batch.micro, all, all.total() - (int64_t{1} << 30));
   CHECK(
       text.starts_with("Does not fit into the host's memory: 1.0 GiB are missing. The 4 ranks of the machine would "));
   const auto asked = [&](MemoryClass memory_class) {
@@ -241,7 +241,7 @@ TEST_CASE("of a host's memory that is offered which the rules take") {
     const RunConfig config = preset_config("gpt2-1.5b", {settings, "memory.offload_activations=" + offload, micro});
     Target target = find_target("h100");
     target.memory_bytes = int64_t{32} << 30;
-    return host_shortage(config, host_of(config, target), 1);
+    return host_shortage(config.memory, config.batch.micro, host_of(config, target), 1);
   };
   const std::string both = offered("memory.recompute=optimal", "optimal", "batch.micro=8");
   CHECK(has(both, " for memory.offload_activations; \"none\" takes none"));
@@ -254,7 +254,7 @@ TEST_CASE("of a host's memory that is offered which the rules take") {
         has(offered("memory.recompute=none", offload, "batch.micro=1"), "; a smaller number of blocks, or \"none\","));
 }
 
-TEST_CASE("what would help a device is not what the host cannot hold") {
+TEST_CASE("what would help a device is not what the host cannot hold", "[long]") {
   Target target = find_target("h100");
   target.memory_bytes = int64_t{40} << 30;
   const std::string offload = "memory.offload_activations = \"all\": ";
@@ -285,14 +285,15 @@ TEST_CASE("what a host lacks already is told of beside what would help the devic
   Target target = find_target("h100");
   RunConfig smaller = config;
   smaller.batch = {.global = 8, .micro = 4, .accumulation = 2};
-  target.memory_bytes = plan_rank(smaller, target).memory().arenas.total();
+  target.memory_bytes = plan_rank({smaller, target}).memory().arenas.total();
   target.host_bytes = host_of(smaller, target).total();
   const std::string micro = "batch.micro = 4 instead of 8: ";
   CHECK(line_with(shortage_of(config, target), micro) == micro + bytes_text(target.memory_bytes) + ", which fits");
   --target.host_bytes;
   const std::string text = shortage_of(config, target);
   CHECK(line_with(text, micro) == micro + bytes_text(target.memory_bytes) + ", which fits the device but not the host");
-  CHECK(text.ends_with("\n" + host_shortage(config, host_of(config, target), target.host_bytes)));
+  CHECK(text.ends_with("\n" +
+                       host_shortage(config.memory, config.batch.micro, host_of(config, target), target.host_bytes)));
 }
 
 TEST_CASE("settings that a host holds one by one are not offered together where it does not") {
@@ -301,7 +302,7 @@ TEST_CASE("settings that a host holds one by one are not offered together where 
   target.of_processes = true;
   target.device_links = false;
   const RunConfig config = preset_config("gpt2-1.5b", {"memory.recompute=block", "batch.micro=1"}, 8);
-  target.memory_bytes = plan_rank(config, target, 8).memory().arenas.total() - (int64_t{1} << 28);
+  target.memory_bytes = plan_rank({config, target, 8}).memory().arenas.total() - (int64_t{1} << 28);
   const std::string offload = "memory.offload_activations = \"all\"", apart = "parallel.zero = 2 and parallel.zero = 1";
   const std::string text = shortage_of(config, target, 8);
   CHECK(has(text, "\n  with all but " + apart + ": "));
@@ -321,7 +322,7 @@ TEST_CASE("settings that a host holds one by one are not offered together where 
       fmt::format(", which fits; and {} of the host's memory for the 8 ranks of a node", bytes_text(more))));
 }
 
-TEST_CASE("copies are offered to a run that recomputation alone does not make fit") {
+TEST_CASE("copies are offered to a run that recomputation alone does not make fit", "[long]") {
   // An early stage of a deep pipeline holds the inputs of all micro-batches in flight.
   const std::vector<std::string> deep = {"parallel.pipeline=16", "batch.micro=256", "batch.global=4096",
                                          "memory.recompute=optimal", "memory.loss_chunk_tokens=2048"};
@@ -330,8 +331,8 @@ TEST_CASE("copies are offered to a run that recomputation alone does not make fi
   RunConfig copied = config;
   copied.memory.offload = offload::optimal;
   REQUIRE(settled(copied, 16));
-  REQUIRE(largest_rank_bytes(config, target, 16, 0).on_device > target.memory_bytes);
-  const int64_t bytes = largest_rank_bytes(copied, target, 16, 0).on_device;
+  REQUIRE(largest_rank_bytes({config, target, 16}, 0).on_device > target.memory_bytes);
+  const int64_t bytes = largest_rank_bytes({copied, target, 16}, 0).on_device;
   REQUIRE(bytes <= target.memory_bytes);
   const std::string setting = "memory.offload_activations = \"optimal\"", text = shortage_of(config, target, 16);
   CHECK(line_with(text, setting + ": ").starts_with(setting + ": " + bytes_text(bytes) + ", which fits; and "));

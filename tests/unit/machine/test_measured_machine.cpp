@@ -151,7 +151,7 @@ TEST_CASE("a measured machine reads back as it was written") {
   CHECK(target.memory_bytes == 8'000'000'000);
   CHECK(target.f32_flops == Approx(1.1e11));
   CHECK(target.ranks_per_node == 0);
-  const Target of_rank = target_of(device, cluster, config_of({}, 2), 2);
+  const Target of_rank = target_of(device, cluster, 0, 2);
   CHECK(of_rank.f32_flops == Approx(1.1e11 / 2));
   CHECK(of_rank.sharing == 2);
   CHECK(of_rank.num_threads == 2);
@@ -312,9 +312,9 @@ double predicted_seconds(const MeasuredMachine& measured, const std::vector<std:
   const File file(machine_text(measured, source));
   const DeviceProfile device = find_device(File::path());
   const Machine machine{device, cluster_of(device)};
-  const Target target = target_of(device, machine.cluster, config, world_size);
-  const StepPlan plan = plan_rank(config, target, world_size);
-  const EventTimes times(machine, config, make_mesh(config, world_size), 0);
+  const Target target = target_of(device, machine.cluster, config.run.threads, world_size);
+  const StepPlan plan = plan_rank({config, target, world_size});
+  const EventTimes times(machine, config, config.run.threads, make_mesh(config, world_size), 0);
   return simulate_step({{&plan.log, times}}).pipeline.seconds;
 }
 

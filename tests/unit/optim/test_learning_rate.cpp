@@ -10,25 +10,26 @@ TEST_CASE("learning rates at the corners of each curve") {
   config.optimizer.lr = 1.0;
   config.run.steps = 110;
   config.lr_curve = {LrCurve::cosine, 10, 0, 0.1};
-  CHECK(learning_rate(config, 0) == Approx(0.1));
-  CHECK(learning_rate(config, 9) == Approx(1.0));
-  CHECK(learning_rate(config, 10) == Approx(1.0));
-  CHECK(learning_rate(config, 109) == Approx(0.1));
-  CHECK(learning_rate(config, 59) + learning_rate(config, 60) == Approx(1.1));  // symmetric about its middle
+  CHECK(learning_rate(config.lr_course(), 0) == Approx(0.1));
+  CHECK(learning_rate(config.lr_course(), 9) == Approx(1.0));
+  CHECK(learning_rate(config.lr_course(), 10) == Approx(1.0));
+  CHECK(learning_rate(config.lr_course(), 109) == Approx(0.1));
+  CHECK(learning_rate(config.lr_course(), 59) + learning_rate(config.lr_course(), 60) ==
+        Approx(1.1));  // symmetric about its middle
 
   config.lr_curve.type = LrCurve::linear;
-  CHECK(learning_rate(config, 10) == Approx(1.0));
-  CHECK(learning_rate(config, 43) == Approx(0.7));
-  CHECK(learning_rate(config, 109) == Approx(0.1));
+  CHECK(learning_rate(config.lr_course(), 10) == Approx(1.0));
+  CHECK(learning_rate(config.lr_course(), 43) == Approx(0.7));
+  CHECK(learning_rate(config.lr_course(), 109) == Approx(0.1));
 
   config.lr_curve = {LrCurve::wsd, 10, 20, 0.0};
-  CHECK(learning_rate(config, 89) == Approx(1.0));
-  CHECK(learning_rate(config, 90) == Approx(0.95));
-  CHECK(learning_rate(config, 109) == Approx(0.0).margin(1e-12));
+  CHECK(learning_rate(config.lr_course(), 89) == Approx(1.0));
+  CHECK(learning_rate(config.lr_course(), 90) == Approx(0.95));
+  CHECK(learning_rate(config.lr_course(), 109) == Approx(0.0).margin(1e-12));
 
   config.lr_curve = {LrCurve::constant, 0, 0, 0};
-  CHECK(learning_rate(config, 0) == 1.0);
-  CHECK(learning_rate(config, 109) == 1.0);
+  CHECK(learning_rate(config.lr_course(), 0) == 1.0);
+  CHECK(learning_rate(config.lr_course(), 109) == 1.0);
 }
 
 TEST_CASE("a larger batch scales the course of the learning rate and stretches its warm-up") {
@@ -38,16 +39,16 @@ TEST_CASE("a larger batch scales the course of the learning rate and stretches i
   config.batch.global = 64;
   config.run.steps = 30;
   config.lr_curve = {LrCurve::linear, 4, 0, 0.01};
-  CHECK(learning_rate(config, 3) == Approx(0.1));  // without scaling
+  CHECK(learning_rate(config.lr_course(), 3) == Approx(0.1));  // without scaling
   config.optimizer.lr_scaling = LrScaling::sqrt;
-  CHECK(learning_rate(config, 3) == Approx(0.1));
-  CHECK(learning_rate(config, 7) == Approx(0.2));
-  CHECK(learning_rate(config, 29) == Approx(0.02));
+  CHECK(learning_rate(config.lr_course(), 3) == Approx(0.1));
+  CHECK(learning_rate(config.lr_course(), 7) == Approx(0.2));
+  CHECK(learning_rate(config.lr_course(), 29) == Approx(0.02));
   config.optimizer.lr_scaling = LrScaling::linear;
-  CHECK(learning_rate(config, 15) == Approx(0.4));
-  CHECK(learning_rate(config, 29) == Approx(0.04));
+  CHECK(learning_rate(config.lr_course(), 15) == Approx(0.4));
+  CHECK(learning_rate(config.lr_course(), 29) == Approx(0.04));
   config.batch.global = 8;  // also with a smaller batch
-  CHECK(learning_rate(config, 1) == Approx(0.05));
+  CHECK(learning_rate(config.lr_course(), 1) == Approx(0.05));
 }
 
 TEST_CASE("learning rates have what the page of optimizers says of their first and last steps") {
@@ -57,7 +58,7 @@ TEST_CASE("learning rates have what the page of optimizers says of their first a
     config.run.steps = steps;
     config.lr_curve = {type, warmup, decay, 0.1};
     std::vector<double> result;
-    for (int64_t s = 0; s < steps; ++s) result.push_back(std::round(1e9 * learning_rate(config, s)) / 1e9);
+    for (int64_t s = 0; s < steps; ++s) result.push_back(std::round(1e9 * learning_rate(config.lr_course(), s)) / 1e9);
     return result;
   };
   using Rates = std::vector<double>;

@@ -27,7 +27,7 @@ Machine machine_with(double slow_down) {
 // Returns the times of rank 0 of 8 data ranks, on one node.
 EventTimes times_of(const Machine& machine) {
   const RunConfig config = small_config(Family::gpt2, {"batch.global=8", "batch.micro=1"}, 8);
-  return {machine, config, make_mesh(config, 8), 0};
+  return {machine, config, config.run.threads, make_mesh(config, 8), 0};
 }
 
 Event copies(int64_t bytes) { return {.name = "cast", .bytes_moved = bytes}; }
@@ -157,12 +157,12 @@ TEST_CASE("the room of a curve is that of the stage that has the least") {
                                         {"parallel.pipeline=3", "model.num_layers=7", "batch.global=12",
                                          "batch.micro=1", "run.device=auto", "memory.recompute=optimal"},
                                         3);
-  const Target target = planned_target(machine, config, 3);
+  const Target target = planned_target(machine, config.run.threads, 3);
   std::vector<int64_t> rooms;
-  for (const int32_t stage : {0, 1, 2}) rooms.push_back(activation_room(config, target, 3, stage));
+  for (const int32_t stage : {0, 1, 2}) rooms.push_back(activation_room({config, target, 3}, stage));
   const auto [least, most] = std::minmax_element(rooms.begin(), rooms.end());
   REQUIRE(*least < *most);
-  CHECK(forecast_recomputation(config, target, &machine, 3, plan_world(config, target, 3)).room_bytes == *least);
+  CHECK(forecast_recomputation({config, target, 3}, &machine, plan_world({config, target, 3})).room_bytes == *least);
 }
 
 TEST_CASE("what a setting costs by usual rates is what is predicted") {
@@ -191,7 +191,7 @@ TEST_CASE("what a setting costs by usual rates is what is predicted") {
                           overrides, "test");
     };
     const auto seconds_of = [&](const RunConfig& config) {
-      return std::pair(nominal_step_seconds(config, planned_target(machine, config, 1), 1, 0),
+      return std::pair(nominal_step_seconds({config, planned_target(machine, config.run.threads, 1), 1}, 0),
                        predict_run(config, machine, 1).forecast.step_seconds);
     };
     const auto [nominal_now, predicted_now] = seconds_of(config_of({}));

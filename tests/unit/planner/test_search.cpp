@@ -78,7 +78,8 @@ TEST_CASE("bounds of memory and time stay below whole plans, and estimates withi
   double sum = 0;
   int count = 0, near = 0, near_memory = 0;
   for (const Case& test : cases()) {
-    LayoutEstimator estimator(test.config, test.machine, planned_target(test.machine, test.config, test.gpus));
+    LayoutEstimator estimator(test.config, test.machine,
+                              planned_target(test.machine, test.config.run.threads, test.gpus));
     for (const RunLayout& layout : some_of(layouts_of(test.config, test.gpus), test.count)) {
       INFO(test.name << ": " << text_of(layout));
       const LayoutResult exact = predict_layout(checked_layout(test.config, layout), test.machine, layout, 0);
@@ -102,8 +103,9 @@ TEST_CASE("bounds of memory and time stay below whole plans, and estimates withi
 }
 
 TEST_CASE("bounds and estimates of what is offloaded are as good") {
-  const Case test{"2B on 16 A100", model(2560, 24, 64), a100(), 16, 120};
-  LayoutEstimator estimator(test.config, test.machine, planned_target(test.machine, test.config, test.gpus));
+  const Case test{.name = "2B on 16 A100", .config = model(2560, 24, 64), .machine = a100(), .gpus = 16, .count = 120};
+  LayoutEstimator estimator(test.config, test.machine,
+                            planned_target(test.machine, test.config.run.threads, test.gpus));
   double sum = 0;
   int count = 0, near = 0, waiting = 0;
   for (RunLayout layout : some_of(layouts_of(test.config, test.gpus), test.count)) {
@@ -135,8 +137,8 @@ TEST_CASE("bounds and estimates of what is made to fit by copies and recomputati
   for (const double memory_bytes : {5e9, 8e9, 12e9, 20e9}) {
     Machine machine = a100();
     machine.device.memory_bytes = memory_bytes;
-    const int64_t room = planned_target(machine, config, 16).bytes_of_rank();
-    LayoutEstimator estimator(config, machine, planned_target(machine, config, 16));
+    const int64_t room = planned_target(machine, config.run.threads, 16).bytes_of_rank();
+    LayoutEstimator estimator(config, machine, planned_target(machine, config.run.threads, 16));
     for (RunLayout layout : some_of(layouts_of(config, 16), 250)) {
       if (layout.recompute != RecomputeKind::block) continue;
       const auto fits = [&](RecomputeKind recompute, OffloadChoice offloaded) {
@@ -168,7 +170,7 @@ TEST_CASE("bounds hold for layouts whose activations have a budget") {
   RunConfig config = model(2560, 24, 64);
   config.memory.recompute = RecomputeKind::optimal;
   config.memory.activation_budget = 1'500'000'000;
-  LayoutEstimator estimator(config, a100(), planned_target(a100(), config, 16));
+  LayoutEstimator estimator(config, a100(), planned_target(a100(), config.run.threads, 16));
   int count = 0, near = 0;
   for (RunLayout layout : some_of(layouts_of(config, 16), 150)) {
     if (layout.recompute != RecomputeKind::block) continue;
@@ -216,7 +218,7 @@ TEST_CASE("estimates have both passes of an optimizer that looks at whole tensor
     text["optimizer"] = {{"type", type}, {"lr", 1e-4}};
     const RunConfig config =
         parse_config(text.dump(), std::vector<std::string>{"model.sequence_length=64"}, "the test's config");
-    LayoutEstimator estimator(config, a100(), planned_target(a100(), config, 4));
+    LayoutEstimator estimator(config, a100(), planned_target(a100(), config.run.threads, 4));
     double sum = 0;
     int count = 0;
     for (const RunLayout& layout : some_of(layouts_of(config, 4), 40)) {
@@ -248,11 +250,11 @@ TEST_CASE("the smallest peaks of a search are those of all layouts by whole plan
   const RunConfig config = model(512, 4, 4);
   Machine machine = a100();
   machine.cluster.gpus_per_node = 2;  // so that both orders of ranks are tried
-  const Target target = planned_target(machine, config, 4);
+  const Target target = planned_target(machine, config.run.threads, 4);
   std::vector<int64_t> peaks;
   for (const LayoutGroup& group : layout_groups(config, 4, 2)) {
     for_each_layout(config, group, [&](const RunLayout& layout) {
-      peaks.push_back(plan_world(checked_layout(config, layout), target, 4).largest.arenas.total());
+      peaks.push_back(plan_world({checked_layout(config, layout), target, 4}).largest.arenas.total());
     });
   }
   std::sort(peaks.begin(), peaks.end());

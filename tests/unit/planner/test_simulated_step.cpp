@@ -45,7 +45,7 @@ Planned plan_stages(const RunConfig& config, const Machine& machine) {
   const int64_t num_stages = config.parallel.pipeline;
   const Mesh mesh = make_mesh(config, num_stages);
   for (int64_t stage = 0; stage < num_stages; ++stage) {
-    planned.plans.push_back(plan_rank(config, target_of(machine.device, machine.cluster), num_stages, stage));
+    planned.plans.push_back(plan_rank({config, target_of(machine.device, machine.cluster), num_stages}, stage));
     planned.times.emplace_back(machine, config, mesh, stage);
   }
   std::vector<StageLog> logs;

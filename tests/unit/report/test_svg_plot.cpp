@@ -140,7 +140,9 @@ TEST_CASE("The axis reaches to marks, whose words stand where there is room") {
   CHECK(out.find("<text class=\"mark-label\"") < out.find(">low &lt;<"));
   CHECK(out.find("<text class=\"mark-label left\"") < out.find(">high<"));
   // Each series color has a rule, with a light and a dark value.
-  const std::string page = html_page("Colors", "", out);
+  HtmlPage built("Colors");
+  built.add_plots(out);
+  const std::string page = built.text();
   for (int color = 0; color < num_plot_colors; ++color) {
     CHECK(page.find(fmt::format(".color-{0} {{ color: var(--color-{0}); }}", color)) != std::string::npos);
     const std::string defined = fmt::format("--color-{}: #", color);

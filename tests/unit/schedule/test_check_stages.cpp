@@ -70,7 +70,8 @@ void for_shapes(const Visit& visit) {
     for (int32_t p = 1; p <= 6; ++p) {
       for (int32_t v = 1; v <= 3; ++v) {
         if (!fits(schedule, v)) continue;
-        for (int32_t m = 1; m <= 12; ++m) visit(schedule, PipelineShape{p, v, m, false});
+        for (int32_t m = 1; m <= 12; ++m)
+          visit(schedule, PipelineShape{.stages = p, .chunks_per_stage = v, .micro_batches = m});
       }
     }
   }

@@ -43,7 +43,7 @@ TEST_CASE("the model FLOPs that ops report add up to the closed formula, for eve
   for (const std::string& name : preset_names()) {
     INFO(name);
     const RunConfig config = preset_config(name);
-    const StepPlan plan = plan_rank(config, cpu_target());
+    const StepPlan plan = plan_rank({config, cpu_target()});
     CHECK(to_string(plan.total().model_flops) == to_string(model_flops_formula(config.model, config.batch.global)));
     CHECK(plan.total().executed_flops >= plan.total().model_flops);
   }
@@ -52,11 +52,11 @@ TEST_CASE("the model FLOPs that ops report add up to the closed formula, for eve
 TEST_CASE("an attention window takes model FLOPs by pairs and executed ones by tiles") {
   const RunConfig whole = preset_config("gpt2-124m");
   const int64_t length = whole.model.sequence_length, heads = whole.model.num_heads * whole.model.num_layers * 8;
-  const OpTotals all = plan_rank(whole, cpu_target()).total();
+  const OpTotals all = plan_rank({whole, cpu_target()}).total();
   for (const int64_t window : {1, 2, 63, 64, 65, 100, 1023, 1024}) {
     INFO(window);
     const RunConfig config = preset_config("gpt2-124m", {"model.attention_window=" + std::to_string(window)});
-    const OpTotals total = plan_rank(config, cpu_target()).total();
+    const OpTotals total = plan_rank({config, cpu_target()}).total();
     CHECK(to_string(total.model_flops) == to_string(model_flops_formula(config.model, 8)));
     int64_t tiles_less = 0, pairs = 0;
     for (int64_t query = 0; query < length; ++query) {
@@ -76,7 +76,7 @@ TEST_CASE("bf16-pure has no master weights but of norms: 14 bytes for a paramete
     const std::string stage = fmt::format("parallel.zero={}", zero);
     const auto plan_of = [&](const char* compute, int world_size) {
       const std::string precision = std::string("precision.compute=") + compute;
-      return plan_rank(preset_config("gpt2-124m", {precision, stage}, world_size), cpu_target(), world_size, 0);
+      return plan_rank({preset_config("gpt2-124m", {precision, stage}, world_size), cpu_target(), world_size}, 0);
     };
     const StepPlan mixed = plan_of("bf16", 2), pure = plan_of("bf16-pure", 2);
     const MemoryPlan &a = mixed.memory().arenas, &b = pure.memory().arenas;
@@ -116,20 +116,20 @@ TEST_CASE("codes of 8 bits are moved with the scales of their blocks") {
 TEST_CASE("documents cost the memory of their places, and count as if nothing were masked") {
   const RunConfig plain = preset_config("gpt2-124m", {"batch.micro=8", "batch.global=8"});
   const RunConfig masked = preset_config("gpt2-124m", {"batch.micro=8", "batch.global=8", "data.mask_documents=true"});
-  const StepPlan before = plan_rank(plain, cpu_target()), after = plan_rank(masked, cpu_target());
+  const StepPlan before = plan_rank({plain, cpu_target()}), after = plan_rank({masked, cpu_target()});
   CHECK(after.total().model_flops == before.total().model_flops);
   // One micro-batch on the device, and those read ahead.
   CHECK(after.memory().arenas[MemoryClass::data] - before.memory().arenas[MemoryClass::data] ==
         (1 + prefetch_ring(masked, cpu_target()).depth) * 8 * 1024 * 4);
   // The library does not serve document masks: its workspace for score gradients is not needed.
   const Target gpu = find_target("h100");
-  CHECK(plan_rank(masked, gpu).memory().scratch_bytes < plan_rank(plain, gpu).memory().scratch_bytes);
+  CHECK(plan_rank({masked, gpu}).memory().scratch_bytes < plan_rank({plain, gpu}).memory().scratch_bytes);
   // With room for documents it does: score gradients for each document, in pieces as large as before, and the table.
   const auto with_room = [&](int64_t documents) {
     const RunConfig config = preset_config("gpt2-124m", {"batch.micro=8", "batch.global=8", "data.mask_documents=true",
                                                          "data.max_documents=" + std::to_string(documents)});
-    CHECK(plan_rank(config, cpu_target()).memory().scratch_bytes == after.memory().scratch_bytes);
-    return plan_rank(config, gpu).memory().scratch_bytes;
+    CHECK(plan_rank({config, cpu_target()}).memory().scratch_bytes == after.memory().scratch_bytes);
+    return plan_rank({config, gpu}).memory().scratch_bytes;
   };
   const int64_t micro = plain.batch.micro, heads = plain.model.num_heads, length = plain.model.sequence_length;
   const auto needed = [&](int64_t sequences, int64_t documents) {
@@ -144,7 +144,7 @@ TEST_CASE("a plan for a GPU warns of room for documents that its library never s
   const auto warnings = [](const std::vector<std::string>& overrides, const Target& target) {
     std::vector<std::string> all = {"data.mask_documents=true", "precision.compute=bf16"};
     all.insert(all.end(), overrides.begin(), overrides.end());
-    return plan_rank(preset_config("gpt2-124m", all), target).warnings;
+    return plan_rank({preset_config("gpt2-124m", all), target}).warnings;
   };
   const Target gpu = find_target("h100");
   CHECK(warnings({}, gpu) == "");
@@ -168,7 +168,7 @@ TEST_CASE("validation has the scratch that it wants where dropout keeps training
     const RunConfig config = preset_config(
         "gpt2-124m", {"data.mask_documents=true", documents, "model.attention_dropout=0.1", "batch.global=1024",
                       "batch.micro=1024", "model.num_layers=1", "model.num_heads=2", "model.hidden_size=16"});
-    return plan_rank(config, find_target("h100")).memory().scratch_bytes;
+    return plan_rank({config, find_target("h100")}).memory().scratch_bytes;
   };
   const int64_t table = 4096 + 1024 * 11 * ((8 * 1025 + 255) / 256 * 256);
   CHECK(scratch_bytes("data.max_documents=0") < 72 << 20);
@@ -179,11 +179,11 @@ TEST_CASE("model FLOPs do not depend on recomputation or micro-batches, executed
   const RunConfig plain = preset_config("gpt2-124m");
   const RunConfig block = preset_config("gpt2-124m", {"memory.recompute=block"});
   const RunConfig single = preset_config("gpt2-124m", {"batch.micro=1"});
-  const OpTotals base = plan_rank(plain, cpu_target()).total();
-  const OpTotals recomputed = plan_rank(block, cpu_target()).total();
+  const OpTotals base = plan_rank({plain, cpu_target()}).total();
+  const OpTotals recomputed = plan_rank({block, cpu_target()}).total();
   CHECK(recomputed.model_flops == base.model_flops);
   CHECK(recomputed.executed_flops > base.executed_flops);
-  CHECK(plan_rank(single, cpu_target()).total().model_flops == base.model_flops);
+  CHECK(plan_rank({single, cpu_target()}).total().model_flops == base.model_flops);
 }
 
 TEST_CASE("the reference formula gives the published test vector") {
@@ -199,9 +199,16 @@ TEST_CASE("the reference formula gives the published test vector") {
 
 TEST_CASE("totals of the largest preset do not overflow") {
   const RunConfig config = preset_config("megatron-1008b", {"batch.global=3072", "batch.micro=1", "run.steps=1000000"});
-  const StepPlan plan = plan_rank(config, cpu_target());
+  const StepPlan plan = plan_rank({config, cpu_target()});
   CHECK(to_string(plan.total().model_flops).size() > 19);  // beyond 2^63
-  const DryRun input{config, cpu_target(), plan.design->spec, plan.memory().arenas, plan.ops, {}, std::nullopt, {}};
+  const DryRun input{.config = config,
+                     .target = cpu_target(),
+                     .spec = plan.design->spec,
+                     .memory = plan.memory().arenas,
+                     .ops = plan.ops,
+                     .checkpoint = {},
+                     .rate = std::nullopt,
+                     .sources = {}};
   const auto json = nlohmann::json::parse(dry_run_json(input));
   CHECK(json["total_model_flops"].get<double>() ==
         Approx(1e6 * static_cast<double>(model_flops_formula(config.model, 3072))).epsilon(1e-12));
@@ -209,7 +216,7 @@ TEST_CASE("totals of the largest preset do not overflow") {
 
 TEST_CASE("weights, gradients, master weights and optimizer state take the bytes of the closed formulas") {
   const RunConfig mixed = preset_config("gpt2-124m");
-  const StepPlan plan = plan_rank(mixed, cpu_target());
+  const StepPlan plan = plan_rank({mixed, cpu_target()});
   const int64_t elements = padded_elements(plan.design->spec);
   CHECK(elements - plan.design->spec.parameters() == 47 * 768);  // padding rows of the vocabulary, and no others
   CHECK(plan.memory().arenas[MemoryClass::weights] == 2 * elements);
@@ -217,7 +224,7 @@ TEST_CASE("weights, gradients, master weights and optimizer state take the bytes
   CHECK(plan.memory().arenas[MemoryClass::master] == 4 * elements);
   CHECK(plan.memory().arenas[MemoryClass::optimizer] == 8 * elements);
 
-  const StepPlan full = plan_rank(preset_config("gpt2-124m", {"precision.compute=fp32"}), cpu_target());
+  const StepPlan full = plan_rank({preset_config("gpt2-124m", {"precision.compute=fp32"}), cpu_target()});
   CHECK(full.memory().arenas[MemoryClass::weights] == 4 * elements);
   CHECK(full.memory().arenas[MemoryClass::master] == 0);
 }
@@ -227,8 +234,8 @@ TEST_CASE("a block keeps 32 s b h bytes in 16 bits, and the log-sum-exp and norm
     const RunConfig config = preset_config(name);
     RunConfig deeper = config;
     deeper.model.num_layers += 1;
-    const int64_t one_block = plan_rank(deeper, cpu_target()).memory().arenas[MemoryClass::activations] -
-                              plan_rank(config, cpu_target()).memory().arenas[MemoryClass::activations];
+    const int64_t one_block = plan_rank({deeper, cpu_target()}).memory().arenas[MemoryClass::activations] -
+                              plan_rank({config, cpu_target()}).memory().arenas[MemoryClass::activations];
     CHECK(one_block == published_block_activation_bytes(config.model, config.batch.micro) +
                            small_terms(config.model, config.batch.micro));
   }
@@ -238,8 +245,8 @@ TEST_CASE("full recomputation keeps 2 s b h bytes of a block, every other block 
   const RunConfig config = preset_config("gpt2-124m", {"memory.recompute=block"});
   RunConfig deeper = config;
   deeper.model.num_layers += 1;
-  const int64_t one_block = plan_rank(deeper, cpu_target()).memory().arenas[MemoryClass::activations] -
-                            plan_rank(config, cpu_target()).memory().arenas[MemoryClass::activations];
+  const int64_t one_block = plan_rank({deeper, cpu_target()}).memory().arenas[MemoryClass::activations] -
+                            plan_rank({config, cpu_target()}).memory().arenas[MemoryClass::activations];
   CHECK(one_block == 2 * config.batch.micro * config.model.sequence_length * config.model.hidden_size);
 }
 
@@ -247,7 +254,7 @@ TEST_CASE("a GPU's products take the tanh form of GELU along in 16 bits, which s
   const auto calls = [](const StepPlan& plan, size_t op) { return plan.ops[op].calls; };
   const auto plan_of = [](const Target& target, const std::string& changed) {
     // A short chunk of logits, so that the FFN's gradient is the largest temporary.
-    return plan_rank(preset_config("gpt2-124m", {"memory.loss_chunk_tokens=64", changed}), target);
+    return plan_rank({preset_config("gpt2-124m", {"memory.loss_chunk_tokens=64", changed}), target});
   };
   const Target gpu = find_target("h100");
   const StepPlan fused = plan_of(gpu, "precision.compute=bf16");
@@ -266,9 +273,9 @@ TEST_CASE("a GPU's products take the tanh form of GELU along in 16 bits, which s
 TEST_CASE("a GPU has the logits of four times as many rows at a time as the CPU, unless a config says how many") {
   // A micro-batch of 8192 rows, and little beside its logits.
   const auto frame_bytes = [](const Target& target, const char* rows) {
-    return plan_rank(preset_config("gpt2-124m", {"batch.global=8", "batch.micro=8", "model.num_layers=1",
-                                                 "model.num_heads=1", "model.hidden_size=64", rows}),
-                     target)
+    return plan_rank({preset_config("gpt2-124m", {"batch.global=8", "batch.micro=8", "model.num_layers=1",
+                                                  "model.num_heads=1", "model.hidden_size=64", rows}),
+                      target})
         .memory()
         .frame_bytes;
   };
@@ -283,17 +290,17 @@ TEST_CASE("a GPU has the logits of four times as many rows at a time as the CPU,
 
 TEST_CASE("the dry run's JSON has every promised key and agrees with its parts") {
   const RunConfig config = preset_config("gpt2-124m");
-  const StepPlan plan = plan_rank(config, cpu_target());
+  const StepPlan plan = plan_rank({config, cpu_target()});
   const int64_t saved = checkpoint_bytes(plan.design->spec, config);
   CHECK(plan.written_bytes == saved);  // one rank writes it all
-  const DryRun input{config,
-                     cpu_target(),
-                     plan.design->spec,
-                     plan.memory().arenas,
-                     plan.ops,
-                     {.bytes = saved, .rank_bytes = saved, .node_bytes = saved},
-                     TokenRate{1000, "given"},
-                     {{"x", 1.0, 2.5}}};
+  const DryRun input{.config = config,
+                     .target = cpu_target(),
+                     .spec = plan.design->spec,
+                     .memory = plan.memory().arenas,
+                     .ops = plan.ops,
+                     .checkpoint = {.bytes = saved, .rank_bytes = saved, .node_bytes = saved},
+                     .rate = TokenRate{1000, "given"},
+                     .sources = {{"x", 1.0, 2.5}}};
   const auto json = nlohmann::json::parse(dry_run_json(input));
   CHECK(json["total_parameters"] == 124'439'808);
   int64_t sum = 0;
@@ -316,8 +323,9 @@ TEST_CASE("the dry run's JSON has every promised key and agrees with its parts")
 
 TEST_CASE("with gradients in bf16 and moments of 8 bits a parameter takes six bytes, and two scales for each 256") {
   const auto plan_with = [](const char* gradients) {
-    return plan_rank(preset_config("llama-7b", {"precision.compute=bf16-pure", gradients, "optimizer.type=adamw-8bit"}),
-                     cpu_target());
+    return plan_rank(
+        {preset_config("llama-7b", {"precision.compute=bf16-pure", gradients, "optimizer.type=adamw-8bit"}),
+         cpu_target()});
   };
   const StepPlan plan = plan_with("precision.gradients=bf16"), wide = plan_with("precision.gradients=fp32");
   int64_t large = 0, norms = 0;

@@ -52,7 +52,8 @@ TEST_CASE("room is wanted for the checkpoints that a run holds at a time") {
   const auto shortage = [](const std::vector<std::string>& overrides, int64_t step, int64_t kept, uintmax_t free) {
     const RunConfig config = testing::small_config(testing::Family::gpt2, overrides);
     constexpr int64_t bytes = 1 << 10;
-    return checkpoint_shortage(config, step, kept, bytes, {.capacity = 1 << 30, .free = free, .available = free});
+    return checkpoint_shortage(config.checkpoint, config.run, step, kept, bytes,
+                               {.capacity = 1 << 30, .free = free, .available = free});
   };
   const std::vector<std::string> often = {"checkpoint.every_steps=10", "checkpoint.keep_last=3"};
   CHECK(shortage(often, 0, 0, 4096) == "");
@@ -75,5 +76,6 @@ TEST_CASE("room is wanted for the checkpoints that a run holds at a time") {
 
 TEST_CASE("what a disk keeps back for root is room that root may have") {
   const RunConfig config = testing::small_config(testing::Family::gpt2);
-  CHECK(checkpoint_shortage(config, 0, 0, 1024, {.capacity = 1 << 30, .free = 1024, .available = 0}) != "");
+  CHECK(checkpoint_shortage(config.checkpoint, config.run, 0, 0, 1024,
+                            {.capacity = 1 << 30, .free = 1024, .available = 0}) != "");
 }

@@ -4,7 +4,7 @@
 #include "ops/cpu/kernels/math.h"
 #include "ops/few_bits.h"
 
-namespace gptrain::GPTRAIN_ISA {
+namespace gptrain::inline ops::GPTRAIN_ISA {
 namespace {
 
 // x Phi(x), with derivative Phi(x) + x times the normal density.
@@ -221,4 +221,4 @@ void activation_backward(const ActivationBackward& op, int64_t first_row, int64_
   });
 }
 
-}  // namespace gptrain::GPTRAIN_ISA
+}  // namespace gptrain::ops::GPTRAIN_ISA

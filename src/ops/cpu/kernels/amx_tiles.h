@@ -9,10 +9,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "ops/cpu/kernels/matrix_kernel_table.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 constexpr int64_t amx_rows = 16;   // rows of a tile
@@ -166,18 +167,34 @@ class TileScope {
   TileScope& operator=(const TileScope&) = delete;
 };
 
+// Rows of units from `units` on, `stride` units apart.
+struct UnitRows {
+  const Unit* units;
+  int64_t stride;
+};
+
+// Rows of a product, `stride` floats apart.
+struct ProductRows {
+  float* values;
+  int64_t stride;
+};
+
+// Sizes of a product in units: the result has `rows` and `cols`, a sum `depth` terms.
+struct ProductSizes {
+  int64_t rows, cols, depth;
+};
+
 // c, of `row_tiles` x `col_tiles` tiles, (+)= a b, with c in registers during the sum. Two by two tiles need one load
 // per product and use all registers: tiles 0 to 3 are c, 4 and 5 a, 6 and 7 b.
 template <int row_tiles, int col_tiles>
-void product_block(float* c, int64_t c_stride, const Unit* a, int64_t a_stride, const Unit* b, int64_t b_stride,
-                   int64_t depth, bool accumulate) {
-  float* const below = c + amx_rows * c_stride;
+void product_block(ProductRows c, UnitRows a, UnitRows b, int64_t depth, bool accumulate) {
+  float* const below = c.values + amx_rows * c.stride;
   constexpr bool two_rows = row_tiles == 2, two_cols = col_tiles == 2;
   if (accumulate) {
-    load_tile<0>(c, c_stride);
-    if constexpr (two_cols) load_tile<1>(c + amx_units, c_stride);
-    if constexpr (two_rows) load_tile<2>(below, c_stride);
-    if constexpr (two_rows && two_cols) load_tile<3>(below + amx_units, c_stride);
+    load_tile<0>(c.values, c.stride);
+    if constexpr (two_cols) load_tile<1>(c.values + amx_units, c.stride);
+    if constexpr (two_rows) load_tile<2>(below, c.stride);
+    if constexpr (two_rows && two_cols) load_tile<3>(below + amx_units, c.stride);
   } else {
     zero_tile<0>();
     if constexpr (two_cols) zero_tile<1>();
@@ -185,49 +202,47 @@ void product_block(float* c, int64_t c_stride, const Unit* a, int64_t a_stride, 
     if constexpr (two_rows && two_cols) zero_tile<3>();
   }
   for (int64_t k = 0; k < depth; k += amx_units) {
-    load_tile<4>(a + k, a_stride);
-    load_tile<6>(b + k * b_stride, b_stride);
+    load_tile<4>(a.units + k, a.stride);
+    load_tile<6>(b.units + k * b.stride, b.stride);
     multiply_tiles<0, 4, 6>();
     if constexpr (two_cols) {
-      load_tile<7>(b + k * b_stride + amx_units, b_stride);
+      load_tile<7>(b.units + k * b.stride + amx_units, b.stride);
       multiply_tiles<1, 4, 7>();
     }
     if constexpr (two_rows) {
-      load_tile<5>(a + k + amx_rows * a_stride, a_stride);
+      load_tile<5>(a.units + k + amx_rows * a.stride, a.stride);
       multiply_tiles<2, 5, 6>();
     }
     if constexpr (two_rows && two_cols) multiply_tiles<3, 5, 7>();
   }
-  store_tile<0>(c, c_stride);
-  if constexpr (two_cols) store_tile<1>(c + amx_units, c_stride);
-  if constexpr (two_rows) store_tile<2>(below, c_stride);
-  if constexpr (two_rows && two_cols) store_tile<3>(below + amx_units, c_stride);
+  store_tile<0>(c.values, c.stride);
+  if constexpr (two_cols) store_tile<1>(c.values + amx_units, c.stride);
+  if constexpr (two_rows) store_tile<2>(below, c.stride);
+  if constexpr (two_rows && two_cols) store_tile<3>(below + amx_units, c.stride);
 }
 
 template <int row_tiles>
-void product_of_row_tiles(float* c, int64_t c_stride, const Unit* a, int64_t a_stride, const Unit* b, int64_t b_stride,
-                          int64_t cols, int64_t depth, bool accumulate) {
+void product_of_row_tiles(ProductRows c, UnitRows a, UnitRows b, ProductSizes sizes, bool accumulate) {
   int64_t col = 0;
-  for (; col + amx_units < cols; col += 2 * amx_units) {
-    product_block<row_tiles, 2>(c + col, c_stride, a, a_stride, b + col, b_stride, depth, accumulate);
-  }
-  if (col < cols) product_block<row_tiles, 1>(c + col, c_stride, a, a_stride, b + col, b_stride, depth, accumulate);
+  const auto block = [&](auto col_tiles) {
+    product_block<row_tiles, decltype(col_tiles)::value>({c.values + col, c.stride}, a, {b.units + col, b.stride},
+                                                         sizes.depth, accumulate);
+  };
+  for (; col + amx_units < sizes.cols; col += 2 * amx_units) block(std::integral_constant<int, 2>());
+  if (col < sizes.cols) block(std::integral_constant<int, 1>());
 }
 
 // c [rows, cols] (+)= a [rows, depth] b [depth, cols], in units. REQUIRES: operands are padded with zeros to multiples
 // of 16 of all sizes, and c has memory for its padding.
-inline void product_of_tiles(float* c, int64_t c_stride, const Unit* a, int64_t a_stride, const Unit* b,
-                             int64_t b_stride, int64_t rows, int64_t cols, int64_t depth, bool accumulate) {
+inline void product_of_tiles(ProductRows c, UnitRows a, UnitRows b, ProductSizes sizes, bool accumulate) {
   int64_t row = 0;
-  for (; row + amx_rows < rows; row += 2 * amx_rows) {
-    product_of_row_tiles<2>(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b, b_stride, cols, depth,
-                            accumulate);
-  }
-  if (row < rows) {
-    product_of_row_tiles<1>(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b, b_stride, cols, depth,
-                            accumulate);
-  }
+  const auto row_tiles = [&](auto count) {
+    product_of_row_tiles<decltype(count)::value>({c.values + row * c.stride, c.stride},
+                                                 {a.units + row * a.stride, a.stride}, b, sizes, accumulate);
+  };
+  for (; row + amx_rows < sizes.rows; row += 2 * amx_rows) row_tiles(std::integral_constant<int, 2>());
+  if (row < sizes.rows) row_tiles(std::integral_constant<int, 1>());
 }
 
 }  // namespace
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -5,7 +5,7 @@
 #include "ops/cpu/kernels/philox_lanes.h"
 #include "ops/cpu/kernels/tile.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 constexpr float log2_e = 1.44269504F;
@@ -114,11 +114,25 @@ void pack_for_tiles(Unit* out, Unit* buffer, const Packing<pairs>& packing, cons
 // RETURNS the number subtracted from a row's scores: 0 while the row has seen no key.
 inline float softmax_base(float row_max) { return row_max == minus_infinity ? 0.0F : row_max; }
 
+// A tile of scores.
+struct ScoreTile {
+  const AttentionHead& head;
+  int64_t query, queries, key;  // first query, number of queries, first key
+};
+
+// Outputs of a tile of queries, not yet normalised, and their softmax's statistics.
+struct RunningOutputs {
+  float *row_max, *row_sum;
+  float* o;
+  int64_t width, cols;  // floats of a row of o, and those that hold elements
+};
+
 // Turns one tile of scores into unnormalised probabilities exp(score * scale - row_max) after dropout, in place or, for
 // pairs, in `probabilities`. Updates the running maximum of each row and rescales its sum and output to it.
 template <bool pairs>
-void online_softmax(float* scores, Unit* probabilities, float* row_max, float* row_sum, float* o, int64_t width,
-                    int64_t cols, const AttentionHead& head, int64_t first_query, int64_t rows, int64_t first_key) {
+void online_softmax(float* scores, Unit* probabilities, const RunningOutputs& outputs, const ScoreTile& tile) {
+  const auto [row_max, row_sum, o, width, cols] = outputs;
+  const auto& [head, first_query, rows, first_key] = tile;
   const float scale = head.scale;
   alignas(64) float shrink[tile_size];
   for (int64_t row = 0; row < tile_size; ++row) shrink[row] = 0;
@@ -207,16 +221,20 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
       const int64_t queries = smaller(tile_size, head.tokens - query);
       const int64_t rows = round_up(queries, product_rows);
       float* const scores = buffers.scores;
-      product<pairs>(scores, tile_size, {buffers.q + tile * packing.tile, packing.row_units, 1}, buffers.k, tile_size,
-                     rows, tile_size, packing.depth, false);
+      product<pairs>({scores, tile_size}, {buffers.q + tile * packing.tile, packing.row_units, 1},
+                     {buffers.k, tile_size}, {rows, tile_size, packing.depth}, false);
       mask_scores(scores, head, query, queries, key);
       float* const o = buffers.o + tile * packing.tile;
-      online_softmax<pairs>(scores, buffers.probabilities, buffers.row_max + tile * tile_size,
-                            buffers.row_sum + tile * tile_size * 16, o, packing.width, packing.cols, head, query,
-                            queries, key);
+      const RunningOutputs outputs{.row_max = buffers.row_max + tile * tile_size,
+                                   .row_sum = buffers.row_sum + tile * tile_size * 16,
+                                   .o = o,
+                                   .width = packing.width,
+                                   .cols = packing.cols};
+      online_softmax<pairs>(scores, buffers.probabilities, outputs,
+                            {.head = head, .query = query, .queries = queries, .key = key});
       const Unit* const probabilities = pairs ? buffers.probabilities : reinterpret_cast<const Unit*>(scores);
-      product<pairs>(o, packing.width, {probabilities, pairs ? tile_size / 2 : tile_size, 1}, buffers.v, packing.width,
-                     rows, packing.cols, packing.token_units(keys), true);
+      product<pairs>({o, packing.width}, {probabilities, pairs ? tile_size / 2 : tile_size, 1},
+                     {buffers.v, packing.width}, {rows, packing.cols, packing.token_units(keys)}, true);
     }
   }
   for (int64_t tile = 0; tile < count; ++tile) {
@@ -382,10 +400,9 @@ void backward_head(const AttentionHead& head, bool first_of_group, bool last_of_
       const Unit* const d_o = buffers.d_o + tile * packing.tile;
       float* const scores = buffers.scores;
       float* const d_scores = buffers.d_scores;
-      product<pairs>(scores, tile_size, {q, packing.row_units, 1}, buffers.k, tile_size, rows, tile_size, packing.depth,
-                     false);
-      product<pairs>(d_scores, tile_size, {d_o, packing.row_units, 1}, buffers.v, tile_size, rows, tile_size,
-                     packing.depth, false);
+      const ProductSizes of_scores{rows, tile_size, packing.depth};
+      product<pairs>({scores, tile_size}, {q, packing.row_units, 1}, {buffers.k, tile_size}, of_scores, false);
+      product<pairs>({d_scores, tile_size}, {d_o, packing.row_units, 1}, {buffers.v, tile_size}, of_scores, false);
       mask_scores(scores, head, query, queries, key);
       const GradientTile at{head, query, queries, key, head.lse + query, buffers.delta + query};
       LeftOperand p_transposed{buffers.p_pairs, 1, tile_size};
@@ -403,18 +420,18 @@ void backward_head(const AttentionHead& head, bool first_of_group, bool last_of_
       const int64_t query_units = packing.token_units(queries);
       if constexpr (pairs && tile_products) {
         // dv^T = d_o^T p and dk^T = q^T ds: p and ds need no packing as right factors of tiles.
-        product<pairs>(dv, tile_size, {d_o + pairs_offset, tile_size / 2, 1}, p_transposed.units, tile_size,
-                       packing.cols, key_rows, query_units, add);
-        product<pairs>(dk, tile_size, {q + pairs_offset, tile_size / 2, 1}, ds_transposed.units, tile_size,
-                       packing.cols, key_rows, query_units, add);
+        const ProductSizes sizes{packing.cols, key_rows, query_units};
+        product<pairs>({dv, tile_size}, {d_o + pairs_offset, tile_size / 2, 1}, {p_transposed.units, tile_size}, sizes,
+                       add);
+        product<pairs>({dk, tile_size}, {q + pairs_offset, tile_size / 2, 1}, {ds_transposed.units, tile_size}, sizes,
+                       add);
       } else {
-        product<pairs>(dv, packing.width, p_transposed, d_o + pairs_offset, packing.width, key_rows, packing.cols,
-                       query_units, add);
-        product<pairs>(dk, packing.width, ds_transposed, q + pairs_offset, packing.width, key_rows, packing.cols,
-                       query_units, add);
+        const ProductSizes sizes{key_rows, packing.cols, query_units};
+        product<pairs>({dv, packing.width}, p_transposed, {d_o + pairs_offset, packing.width}, sizes, add);
+        product<pairs>({dk, packing.width}, ds_transposed, {q + pairs_offset, packing.width}, sizes, add);
       }
-      product<pairs>(buffers.dq + tile * packing.tile, packing.width, ds, k_for_dq, packing.width, rows, packing.cols,
-                     packing.token_units(keys), key > first_seen_tile(head, query));
+      product<pairs>({buffers.dq + tile * packing.tile, packing.width}, ds, {k_for_dq, packing.width},
+                     {rows, packing.cols, packing.token_units(keys)}, key > first_seen_tile(head, query));
     }
     if (!last_of_group) continue;
     const auto store_keys = [&](void* to, int64_t stride, const float* from) {
@@ -432,4 +449,4 @@ void backward_head(const AttentionHead& head, bool first_of_group, bool last_of_
 }
 
 }  // namespace
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -3,7 +3,7 @@
 #include "ops/cpu/kernels/isa.h"
 #include "ops/cpu/kernels/kernels.h"
 
-namespace gptrain::GPTRAIN_ISA {
+namespace gptrain::inline ops::GPTRAIN_ISA {
 namespace {
 
 template <typename T>
@@ -59,4 +59,4 @@ void decode_blocks(const DecodeBlocks& op, int64_t first_row, int64_t end_row) {
   });
 }
 
-}  // namespace gptrain::GPTRAIN_ISA
+}  // namespace gptrain::ops::GPTRAIN_ISA

@@ -14,7 +14,7 @@
 
 #include "base/dynamic_map.h"
 
-namespace gptrain::GPTRAIN_ISA {
+namespace gptrain::inline ops::GPTRAIN_ISA {
 namespace {
 
 #ifdef __AVX2__
@@ -317,4 +317,4 @@ inline void encode_values(const float* values, uint8_t* codes, float inverse) {
 #endif
 
 }  // namespace
-}  // namespace gptrain::GPTRAIN_ISA
+}  // namespace gptrain::ops::GPTRAIN_ISA

@@ -13,7 +13,7 @@
 
 #include "ops/few_bits.h"
 
-namespace gptrain::GPTRAIN_ISA {
+namespace gptrain::inline ops::GPTRAIN_ISA {
 namespace {
 
 // Elements of every chunk but a row's last: few enough for the L1 cache.
@@ -179,4 +179,4 @@ void decode(const uint8_t* codes, int64_t count, const CodeLevels<bits>& levels,
 #endif
 
 }  // namespace
-}  // namespace gptrain::GPTRAIN_ISA
+}  // namespace gptrain::ops::GPTRAIN_ISA

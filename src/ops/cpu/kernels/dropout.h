@@ -5,7 +5,7 @@
 #include "ops/cpu/kernels/philox_lanes.h"
 #include "ops/ops.h"
 
-namespace gptrain::GPTRAIN_ISA {
+namespace gptrain::inline ops::GPTRAIN_ISA {
 namespace {
 
 // Columns whose factors are computed at a time: few enough for the L1 cache.
@@ -41,4 +41,4 @@ inline void for_dropout_spans(const Dropout& dropout, int64_t row, int64_t seque
 }
 
 }  // namespace
-}  // namespace gptrain::GPTRAIN_ISA
+}  // namespace gptrain::ops::GPTRAIN_ISA

@@ -1,7 +1,7 @@
 #include "ops/cpu/kernels/dropout.h"
 #include "ops/cpu/kernels/kernels.h"
 
-namespace gptrain::GPTRAIN_ISA {
+namespace gptrain::inline ops::GPTRAIN_ISA {
 namespace {
 
 // RETURNS the token's row in a slice of the table, or -1.
@@ -127,4 +127,4 @@ void embedding_backward_positions(const EmbeddingBackward& op, int64_t first_row
   });
 }
 
-}  // namespace gptrain::GPTRAIN_ISA
+}  // namespace gptrain::ops::GPTRAIN_ISA

@@ -18,7 +18,7 @@
 #include "base/dtype.h"
 #include "base/matrix.h"
 
-namespace gptrain::GPTRAIN_ISA {
+namespace gptrain::inline ops::GPTRAIN_ISA {
 namespace {
 
 inline float load(const float* from) { return *from; }
@@ -50,4 +50,4 @@ inline void with_type(DType dtype, const Body& body) {
 }
 
 }  // namespace
-}  // namespace gptrain::GPTRAIN_ISA
+}  // namespace gptrain::ops::GPTRAIN_ISA

@@ -8,7 +8,7 @@
 
 #include "ops/ops.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // Cosines and sines of rotary embedding, [sequence_length][head_size / 2].
 struct RotaryView {
@@ -50,4 +50,4 @@ struct KernelTable {
 // RETURNS the best table that this CPU supports and ONEDNN_MAX_CPU_ISA allows.
 const KernelTable& select_kernels();
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

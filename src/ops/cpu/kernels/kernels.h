@@ -3,7 +3,7 @@
 
 #include "ops/cpu/kernels/kernel_table.h"
 
-namespace gptrain::GPTRAIN_ISA {
+namespace gptrain::inline ops::GPTRAIN_ISA {
 
 #define GPTRAIN_KERNEL(result, name, parameters) result name parameters;
 #include "ops/cpu/kernels/kernel_list.inc"
@@ -21,4 +21,4 @@ GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_DECLARE_BLOCK_UPDATE)
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_DECLARE_TENSOR_NORMS)
 #undef GPTRAIN_DECLARE_TENSOR_NORMS
 
-}  // namespace gptrain::GPTRAIN_ISA
+}  // namespace gptrain::ops::GPTRAIN_ISA

@@ -2,7 +2,7 @@
 #include "ops/cpu/kernels/kernels.h"
 #include "ops/cpu/kernels/math.h"
 
-namespace gptrain::GPTRAIN_ISA {
+namespace gptrain::inline ops::GPTRAIN_ISA {
 namespace {
 
 // Columns whose maximum and then sum are computed at a time: few enough that the second pass finds them in the L1
@@ -159,4 +159,4 @@ void cross_entropy(const CrossEntropy& op, int64_t first_row, int64_t end_row) {
   });
 }
 
-}  // namespace gptrain::GPTRAIN_ISA
+}  // namespace gptrain::ops::GPTRAIN_ISA

@@ -3,7 +3,7 @@
 
 #include "ops/cpu/kernels/isa.h"
 
-namespace gptrain::GPTRAIN_ISA {
+namespace gptrain::inline ops::GPTRAIN_ISA {
 namespace {
 
 constexpr float infinity = __builtin_inff();
@@ -77,4 +77,4 @@ inline Normal normal_distribution(float x) {
 }
 
 }  // namespace
-}  // namespace gptrain::GPTRAIN_ISA
+}  // namespace gptrain::ops::GPTRAIN_ISA

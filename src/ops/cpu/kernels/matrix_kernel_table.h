@@ -7,7 +7,7 @@
 
 #include "base/dtype.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 // Queries and keys of a tile of attention; rows and columns of a tile of the tiled linear.
 constexpr int64_t tile_size = 64;
@@ -108,4 +108,4 @@ const MatrixKernels& select_matrix_kernels();
 // Makes select_matrix_kernels return this table, for tests; nullptr: its own choice again.
 void use_matrix_kernels(const MatrixKernels* kernels);
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -3,7 +3,7 @@
 #include "ops/cpu/kernels/matrix_kernel_table.h"
 #include "ops/cpu/kernels/tile.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 // Template parameters for each element type: pairs of bfloat16 if the CPU multiplies them, else floats.
@@ -70,8 +70,8 @@ void tiled_linear_of(const TiledLinear& op, int64_t row, int64_t col, const Tile
       pack_rows<pairs>(buffers.staging, tile_units, b_tile, op.b_col_stride, cols, depth);
       transpose(buffers.b, tile_size, buffers.staging, tile_units, tile_size, tile_units);
     }
-    product<pairs>(buffers.c, tile_size, left, buffers.b, tile_size, round_up(rows, product_rows), round_up(cols, 16),
-                   pairs ? (depth + 1) / 2 : depth, first > 0);
+    const ProductSizes sizes{round_up(rows, product_rows), round_up(cols, 16), pairs ? (depth + 1) / 2 : depth};
+    product<pairs>({buffers.c, tile_size}, left, {buffers.b, tile_size}, sizes, first > 0);
   }
   if (op.bias != nullptr) {
     const T* const bias = static_cast<const T*>(op.bias) + col;
@@ -135,4 +135,4 @@ void column_sums(const void* values, DType dtype, int64_t stride, int64_t rows, 
 extern const MatrixKernels GPTRAIN_MATRIX_KERNELS;
 const MatrixKernels GPTRAIN_MATRIX_KERNELS = {attention_forward, attention_backward, tiled_linear, column_sums};
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -1,7 +1,7 @@
 #include "ops/cpu/kernels/kernels.h"
 #include "ops/cpu/kernels/residual.h"
 
-namespace gptrain::GPTRAIN_ISA {
+namespace gptrain::inline ops::GPTRAIN_ISA {
 namespace {
 
 template <typename R>
@@ -145,4 +145,4 @@ void add_partials(const float* partials, int64_t num_partials, int64_t stride, d
   }
 }
 
-}  // namespace gptrain::GPTRAIN_ISA
+}  // namespace gptrain::ops::GPTRAIN_ISA

@@ -8,7 +8,7 @@
 #include <immintrin.h>
 #endif
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 #if defined(__AVX512F__)
@@ -118,4 +118,4 @@ inline void philox_words(uint32_t* words, const PhiloxCounters& at, uint32_t fir
 }
 
 }  // namespace
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -4,7 +4,7 @@
 #include "ops/cpu/kernels/kernels.h"
 #include "ops/cpu/kernels/philox_lanes.h"
 
-namespace gptrain::GPTRAIN_ISA {
+namespace gptrain::inline ops::GPTRAIN_ISA {
 namespace {
 
 // Elements whose words are computed at a time: few enough for the L1 cache.
@@ -113,4 +113,4 @@ void sample_rows(const SampleRows& op, int64_t first_row, int64_t end_row) {
   });
 }
 
-}  // namespace gptrain::GPTRAIN_ISA
+}  // namespace gptrain::ops::GPTRAIN_ISA

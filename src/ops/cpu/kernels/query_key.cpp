@@ -1,7 +1,7 @@
 #include "ops/cpu/kernels/isa.h"
 #include "ops/cpu/kernels/kernels.h"
 
-namespace gptrain::GPTRAIN_ISA {
+namespace gptrain::inline ops::GPTRAIN_ISA {
 namespace {
 
 template <typename C>
@@ -152,4 +152,4 @@ void query_key_backward(const QueryKeyBackward& op, RotaryView rotary, int64_t f
   });
 }
 
-}  // namespace gptrain::GPTRAIN_ISA
+}  // namespace gptrain::ops::GPTRAIN_ISA

@@ -2,7 +2,7 @@
 
 #include "ops/cpu/kernels/kernels.h"
 
-namespace gptrain::GPTRAIN_ISA {
+namespace gptrain::inline ops::GPTRAIN_ISA {
 
 void residual_add(const ResidualAdd& op, int64_t first_row, int64_t end_row) {
   with_type(op.x.dtype, [&](auto residual_type) {
@@ -85,4 +85,4 @@ void add(const Add& op, int64_t row, int64_t first_column, int64_t end_column) {
   add_row(row_of<float>(op.from, row));
 }
 
-}  // namespace gptrain::GPTRAIN_ISA
+}  // namespace gptrain::ops::GPTRAIN_ISA

@@ -3,7 +3,7 @@
 
 #include "ops/cpu/kernels/dropout.h"
 
-namespace gptrain::GPTRAIN_ISA {
+namespace gptrain::inline ops::GPTRAIN_ISA {
 namespace {
 
 template <typename R, typename C>
@@ -21,4 +21,4 @@ inline void add_branch(const R* x, const C* branch, R* out, int64_t cols, const 
 }
 
 }  // namespace
-}  // namespace gptrain::GPTRAIN_ISA
+}  // namespace gptrain::ops::GPTRAIN_ISA

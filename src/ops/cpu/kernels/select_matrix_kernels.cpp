@@ -6,7 +6,7 @@
 
 #include "ops/cpu/kernels/matrix_kernel_table.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 
 extern const MatrixKernels matrix_kernels_baseline;
 #ifdef __x86_64__
@@ -50,4 +50,4 @@ const MatrixKernels& select_matrix_kernels() {
 
 void use_matrix_kernels(const MatrixKernels* kernels) { matrix_kernels_of_tests = kernels; }
 
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -3,7 +3,7 @@
 #define GPTRAIN_QUOTE_EXPANDED(text) #text
 #define GPTRAIN_QUOTE(text) GPTRAIN_QUOTE_EXPANDED(text)
 
-namespace gptrain::GPTRAIN_ISA {
+namespace gptrain::inline ops::GPTRAIN_ISA {
 
 extern const KernelTable table;
 
@@ -25,4 +25,4 @@ const KernelTable table{
 };
 // clang-format on
 
-}  // namespace gptrain::GPTRAIN_ISA
+}  // namespace gptrain::ops::GPTRAIN_ISA

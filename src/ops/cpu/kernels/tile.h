@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
@@ -18,7 +19,7 @@
 #include "ops/cpu/kernels/amx_tiles.h"
 #include "ops/cpu/kernels/matrix_kernel_table.h"
 
-namespace gptrain {
+namespace gptrain::inline ops {
 namespace {
 
 #if defined(__AVX512F__)
@@ -70,17 +71,16 @@ struct LeftOperand {
 
 // Keeps four rows and `vectors` vectors of columns in registers during the sum.
 template <bool pairs, int vectors>
-void product_strip(float* c, int64_t c_stride, LeftOperand a, const Unit* b, int64_t b_stride, int64_t rows,
-                   int64_t depth, bool accumulate) {
+void product_strip(ProductRows c, LeftOperand a, UnitRows b, int64_t rows, int64_t depth, bool accumulate) {
   for (int64_t row = 0; row < rows; row += product_rows) {
     Vec acc[product_rows][vectors];
     for (int r = 0; r < product_rows; ++r) {
       for (int n = 0; n < vectors; ++n) {
-        acc[r][n] = accumulate ? load(c + (row + r) * c_stride + n * lanes) : Vec{};
+        acc[r][n] = accumulate ? load(c.values + (row + r) * c.stride + n * lanes) : Vec{};
       }
     }
     const Unit* left = a.units + row * a.row_stride;
-    const Unit* right = b;
+    const Unit* right = b.units;
     for (int64_t k = 0; k < depth; ++k) {
       Vec columns[vectors];
       for (int n = 0; n < vectors; ++n) columns[n] = load(right + n * lanes);
@@ -89,10 +89,10 @@ void product_strip(float* c, int64_t c_stride, LeftOperand a, const Unit* b, int
         for (int n = 0; n < vectors; ++n) acc[r][n] = multiply_add<pairs>(factor, columns[n], acc[r][n]);
       }
       left += a.unit_stride;
-      right += b_stride;
+      right += b.stride;
     }
     for (int r = 0; r < product_rows; ++r) {
-      for (int n = 0; n < vectors; ++n) store(c + (row + r) * c_stride + n * lanes, acc[r][n]);
+      for (int n = 0; n < vectors; ++n) store(c.values + (row + r) * c.stride + n * lanes, acc[r][n]);
     }
   }
 }
@@ -100,20 +100,19 @@ void product_strip(float* c, int64_t c_stride, LeftOperand a, const Unit* b, int
 // c [rows, cols] (+)= a [rows, depth] b [depth, cols], in units. REQUIRES: rows is a multiple of product_rows, cols of
 // 16; operands are padded with zeros to multiples of 16 of all sizes, and c has memory for its padding.
 template <bool pairs>
-void product(float* c, int64_t c_stride, LeftOperand a, const Unit* b, int64_t b_stride, int64_t rows, int64_t cols,
-             int64_t depth, bool accumulate) {
+void product(ProductRows c, LeftOperand a, UnitRows b, ProductSizes sizes, bool accumulate) {
   if constexpr (pairs && tile_products) {
-    product_of_tiles(c, c_stride, a.units, a.row_stride, b, b_stride, rows, cols, depth, accumulate);
+    product_of_tiles(c, {a.units, a.row_stride}, b, sizes, accumulate);
     return;
   }
   constexpr int widest = lanes == 16 ? 4 : 2;
   int64_t col = 0;
-  for (; col + widest * lanes <= cols; col += widest * lanes) {
-    product_strip<pairs, widest>(c + col, c_stride, a, b + col, b_stride, rows, depth, accumulate);
-  }
-  for (; col < cols; col += lanes) {
-    product_strip<pairs, 1>(c + col, c_stride, a, b + col, b_stride, rows, depth, accumulate);
-  }
+  const auto strip = [&](auto vectors) {
+    product_strip<pairs, decltype(vectors)::value>({c.values + col, c.stride}, a, {b.units + col, b.stride}, sizes.rows,
+                                                   sizes.depth, accumulate);
+  };
+  for (; col + widest * lanes <= sizes.cols; col += widest * lanes) strip(std::integral_constant<int, widest>());
+  for (; col < sizes.cols; col += lanes) strip(std::integral_constant<int, 1>());
 }
 
 // Packs rows of a matrix as units along the columns, [tile_size][stride], with zeros past the last row and column.
@@ -242,4 +241,4 @@ inline Vec exp2(Vec x) {
 }
 
 }  // namespace
-}  // namespace gptrain
+}  // namespace gptrain::ops

@@ -5,7 +5,7 @@
 #include "ops/cpu/kernels/kernels.h"
 #include "ops/cpu/kernels/philox_lanes.h"
 
-namespace gptrain::GPTRAIN_ISA {
+namespace gptrain::inline ops::GPTRAIN_ISA {
 namespace {
 
 // `formula` is passed by value: the compiler would reload a referenced one for each element, as stores might change it.
@@ -149,7 +149,7 @@ void update_each_block(const Op& op, const typename Op::Formula& formula, int64_
       done = to;
     }
     clear(done, end_of_block);
-    const float m_scale = block_scale(largest_magnitude(m)), v_scale = block_scale(largest_magnitude(v));
+    const float m_scale = base::block_scale(largest_magnitude(m)), v_scale = base::block_scale(largest_magnitude(v));
     // Decodes the next block while this block's scales are still being computed.
     if (block + 1 < end) decode_moments(op, block + 1, moments[(block + 1) % 2]);
     row_of<float>(op.scales[0], 0)[block] = m_scale;
@@ -250,4 +250,4 @@ GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_BLOCK_UPDATE)
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_TENSOR_NORMS)
 #undef GPTRAIN_TENSOR_NORMS
 
-}  // namespace gptrain::GPTRAIN_ISA
+}  // namespace gptrain::ops::GPTRAIN_ISA

@@ -1,0 +1,112 @@
+// The section "memory".
+#include "config/field_builder.h"
+#include "config/fields.h"
+
+namespace gptrain::inline config {
+namespace {
+
+// Takes a number of bytes, or the word for all memory that the device has left.
+Builder activation_budget_field() {
+  static constexpr const char* fit = "fit";
+  Builder builder;
+  builder.path = "memory.activation_budget";
+  builder.description = "bytes that the activations of a rank may take; fit: what the device leaves beside all else";
+  IntegerOrWordRule rule;
+  rule.integer.min = 1;
+  rule.integer.max = uint64_t{1} << 50;
+  rule.words = {fit};
+  builder.rule = rule;
+  builder.get = [](const RunConfig& config) {
+    const int64_t bytes = config.memory.activation_budget;
+    return bytes > 0 ? Json(bytes) : Json(fit);
+  };
+  builder.set = [](RunConfig& config, const Json& json) {
+    config.memory.activation_budget = json.is_string() ? 0 : json.get<int64_t>();
+  };
+  return builder.usually("8000000000")
+      .only_with({"memory.recompute", "memory.recompute is optimal",
+                  when(&RunConfig::memory,
+                       [](const MemoryConfig& memory) { return memory.recompute == RecomputeKind::optimal; })})
+      .changeable();
+}
+
+// Takes a number of blocks, or a word.
+Builder offload_activations_field() {
+  Builder builder;
+  builder.path = "memory.offload_activations";
+  builder.description =
+      "blocks of a stage whose saved activations wait for backward in the host's memory, copied beside the ops: none, "
+      "as many as hide behind compute, all, a number, or with memory.recompute optimal what saves time within its "
+      "budget";
+  IntegerOrWordRule rule;
+  rule.integer.min = 1;
+  rule.integer.max = 10'000;
+  rule.words.assign(offload_words.begin(), offload_words.end());
+  builder.rule = rule;
+  builder.get = [](const RunConfig& config) {
+    const OffloadChoice choice = config.memory.offload;
+    return choice.any() && choice.is_number() ? Json(choice.blocks()) : Json(offload_name(choice));
+  };
+  builder.set = [](RunConfig& config, const Json& json) {
+    config.memory.offload = json.is_string() ? parse_offload(json.get<std::string>()).value()
+                                             : OffloadChoice::of_blocks(json.get<int64_t>());
+  };
+  return builder.usually(R"("hidden")").changeable();
+}
+
+}  // namespace
+
+void add_memory_fields(std::vector<Field>& table) {
+  using M = MemoryConfig;
+  const Dependency every_nth{"memory.recompute", "memory.recompute is every_nth",
+                             when(&RunConfig::memory, [](const MemoryConfig& memory) {
+                               return memory.recompute == RecomputeKind::every_nth;
+                             })};
+  const Dependency not_gated{
+      "model.activation", "model.activation is gelu or gelu_tanh",
+      when(&RunConfig::model, [](const ModelConfig& model) { return !is_gated(model.activation); })};
+  table.insert(
+      table.end(),
+      {
+          words<M, RecomputeKind>(
+              "memory.recompute", &RunConfig::memory, &M::recompute,
+              {{"none", RecomputeKind::none},
+               {"selective", RecomputeKind::selective},
+               {"block", RecomputeKind::block},
+               {"every_nth", RecomputeKind::every_nth},
+               {"optimal", RecomputeKind::optimal}},
+              {},
+              "what is run again in backward: nothing; of each block attention, norms and activation, but no linear; "
+              "whole blocks; some of them; or what takes the least time within activation_budget")
+              .changeable(),
+          field("memory.recompute_interval", &RunConfig::memory, &M::recompute_interval, IntegerRule{1, 10'000, {}},
+                "n of every_nth: blocks 0, n, 2n, ... are recomputed")
+              .required("2")
+              .only_with(every_nth)
+              .changeable(),
+          activation_budget_field(),
+          offload_activations_field(),
+          field("memory.activation_bits", &RunConfig::memory, &M::activation_bits, IntegerRule{2, 16, {}},
+                "16, 4, 3 or 2: what backward reads in place of the input of GELU: the input itself, or so many bits "
+                "of a "
+                "derivative of 16, 8 or 4 levels (arXiv 2202.00441), which changes gradients a little")
+              .only_with(not_gated)
+              .changeable(),
+          field("memory.saved_inputs", &RunConfig::memory, &M::saved_inputs, IntegerRule{8, 16, {}},
+                "16 or 8: what backward reads of the inputs of linears and norms in blocks: themselves, or copies of 8 "
+                "bits "
+                "with a scale for every 128 columns of a row, which changes gradients a little")
+              .changeable(),
+          field(
+              "memory.linear_projection", &RunConfig::memory, &M::linear_projection, ObjectRule{projection_keys},
+              "some linears keep a random projection of their input over the tokens of a sequence, from which backward "
+              "estimates the gradient of the weight without a bias (arXiv 2201.13195); {}: none")
+              .usually(R"({"kind": "rademacher", "share": 0.2})")
+              .changeable(),
+          field("memory.loss_chunk_tokens", &RunConfig::memory, &M::loss_chunk_tokens, IntegerRule{0, 1 << 24, {}},
+                "rows of logits that exist at a time; 0: 8192 on a GPU, 2048 on the CPU")
+              .changeable(),
+      });
+}
+
+}  // namespace gptrain::config

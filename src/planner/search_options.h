@@ -1,0 +1,29 @@
+// Options of a search for layouts.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gptrain::inline planner {
+
+enum class Objective : uint8_t {
+  time,    // shortest step
+  memory,  // smallest peak memory of the largest rank; of equal peaks the shortest step
+  cost,    // fewest device-hours, failures included, on `gpus` devices or that number halved as often as it is even
+};
+constexpr std::array<std::string_view, 3> objective_names = {"time", "memory", "cost"};
+
+struct SearchOptions {
+  int64_t gpus = 1;
+  Objective objective = Objective::time;
+  double price = 0;  // per device-hour; 0: not known
+  int64_t top = 10;  // number of layouts in the result
+  // Settings that the search must not change ("parallel.tensor=8"). REQUIRES: the config has these values.
+  std::vector<std::string> held = {};
+  std::string refused = {};  // error message if no layout has the held values; empty: a general one
+};
+
+}  // namespace gptrain::planner

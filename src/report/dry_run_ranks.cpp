@@ -1,0 +1,161 @@
+#include "report/dry_run_ranks.h"
+
+#include <fmt/format.h>
+#include <string_view>
+
+#include "base/text_parts.h"
+#include "base/units.h"
+
+namespace gptrain::inline report {
+
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+std::string_view link_class(const DryRun& input, GroupKind kind) {
+  return lies_within_a_node(input.config, input.world.mesh, 0, kind, input.target.ranks_per_node) ? "within a node"
+                                                                                                  : "between nodes";
+}
+
+// Returns whether the groups of that kind would lie within nodes if ranks had that order: "38% within nodes".
+std::string links_in_order(const DryRun& input, RankOrder order, GroupKind kind) {
+  RunConfig config = input.config;
+  config.parallel.rank_order = order;
+  const Mesh mesh = make_mesh(config, input.world.mesh.world_size());
+  int64_t within = 0;
+  int64_t all = 0;
+  for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
+    if (group_ranks(config, mesh, rank, kind).size() == 1) continue;  // the rank has no next stage
+    ++all;
+    within += lies_within_a_node(config, mesh, rank, kind, input.target.ranks_per_node) ? 1 : 0;
+  }
+  if (within == 0) return "between nodes";
+  if (within == all) return "within nodes";
+  return fmt::format("{:.0f}% within nodes", 100.0 * static_cast<double>(within) / static_cast<double>(all));
+}
+
+// Returns, for each rank order, which groups lie within nodes; empty if both orders are equal.
+std::string orders_section(const DryRun& input) {
+  const Mesh& mesh = input.world.mesh;
+  if (mesh.size(MeshAxis::data) == 1 || mesh.size(MeshAxis::pipeline) == 1) return "";
+  std::string text;
+  for (size_t i = 0; i < rank_order_names.size(); ++i) {
+    const auto order = static_cast<RankOrder>(i);
+    text += text_row(order == mesh.order() ? "order" : "other order", std::string(rank_order_names[i]),
+                     fmt::format("data ranks {}, stages {}", links_in_order(input, order, GroupKind::copies),
+                                 links_in_order(input, order, GroupKind::next)));
+  }
+  return text;
+}
+
+// Calls body(lane, group, operation, traffic) for each operation that rank 0 calls.
+template <typename Body>
+void for_each_traffic(const DryRun& input, const Body& body) {
+  for (size_t lane = 0; lane < num_lanes; ++lane) {
+    for (size_t kind = 0; kind < num_group_kinds; ++kind) {
+      for (size_t operation = 0; operation < num_operations; ++operation) {
+        const Traffic& traffic = input.world.traffic[lane][kind][operation];
+        if (traffic.calls > 0) body(lane, kind, operation, traffic);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::string ranks_section(const DryRun& input) {
+  const Mesh& mesh = input.world.mesh;
+  if (mesh.world_size() == 1) return "";
+  std::string text = "\nranks\n";
+  for (const MeshAxis axis :
+       {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert, MeshAxis::data, MeshAxis::pipeline}) {
+    if (mesh.size(axis) == 1) continue;
+    std::string remark;
+    if (axis == MeshAxis::tensor)
+      remark = input.config.parallel.sequence ? "neighbours; sequence parallel" : "neighbours";
+    if (axis == MeshAxis::data) remark = fmt::format("ZeRO {}", input.config.parallel.zero);
+    text += text_row(axis_name(axis), format_grouped(mesh.size(axis)), remark);
+  }
+  text += text_row("total", format_grouped(mesh.world_size()));
+  text += orders_section(input);
+  if (link_class(input, GroupKind::tensor) == "between nodes")
+    text += fmt::format(
+        "  Tensor groups span nodes of {}. With parallel.tensor = {} their traffic stays on a node's links.\n",
+        input.target.ranks_per_node, input.target.ranks_per_node);
+  text += "\nsent by rank 0 in one step\n";
+  for_each_traffic(input, [&](size_t lane, size_t kind, size_t operation, const Traffic& traffic) {
+    text += text_row(fmt::format("{} {}", group_names[kind], operation_names[operation]),
+                     format_grouped(traffic.sent_bytes),
+                     fmt::format("{}, {}, {}, lane {}", format_bytes(static_cast<double>(traffic.sent_bytes)),
+                                 format_counted(traffic.calls, "call"), link_class(input, static_cast<GroupKind>(kind)),
+                                 lane_names[lane]));
+  });
+  return text;
+}
+
+std::string pipeline_section(const DryRun& input) {
+  if (input.stages.size() < 2) return "";
+  const ParallelConfig& parallel = input.config.parallel;
+  std::string text = "\npipeline\n";
+  text += text_row("schedule", std::string(pipeline_order_names[static_cast<size_t>(parallel.pipeline_schedule)]),
+                   fmt::format("{} stages{}, {} each step", parallel.pipeline,
+                               parallel.virtual_stages > 1 ? fmt::format(" of {} chunks", parallel.virtual_stages) : "",
+                               format_counted(input.config.batch.accumulation, "micro-batch")));
+  if (input.pipeline) {
+    text += text_row("bubble", fmt::format("{:.1f}%", 100 * input.pipeline->bubble()),
+                     "time that stages wait for each other, over the time of their passes");
+  }
+  text += fmt::format("  {:>5} {:>7} {:>10} {:>10}", "stage", "layers", "in flight", "peak");
+  text += input.pipeline ? fmt::format(" {:>10} {:>10}\n", "passes", "waits") : "\n";
+  for (size_t i = 0; i < input.stages.size(); ++i) {
+    const StageForecast& stage = input.stages[i];
+    text += fmt::format("  {:>5} {:>7} {:>10} {:>10}", i, stage.layers, stage.in_flight,
+                        format_bytes(static_cast<double>(stage.peak_bytes)));
+    if (input.pipeline) {
+      const PlannedStage& times = input.pipeline->stages[i];
+      text += fmt::format(" {:>10} {:>10}", seconds_text(times.busy_seconds), seconds_text(times.waiting_seconds));
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+Json pipeline_json(const DryRun& input) {
+  Json json{{"schedule", pipeline_order_names[static_cast<size_t>(input.config.parallel.pipeline_schedule)]}};
+  if (input.pipeline) {
+    json["bubble"] = input.pipeline->bubble();
+  }
+  for (size_t i = 0; i < input.stages.size(); ++i) {
+    const StageForecast& stage = input.stages[i];
+    Json entry{{"layers", stage.layers}, {"in_flight", stage.in_flight}, {"peak_bytes", stage.peak_bytes}};
+    if (input.pipeline) {
+      entry["busy_seconds"] = input.pipeline->stages[i].busy_seconds;
+      entry["waiting_seconds"] = input.pipeline->stages[i].waiting_seconds;
+    }
+    json["stages"].push_back(entry);
+  }
+  return json;
+}
+
+Json world_json(const DryRun& input) {
+  Json json;
+  const Mesh& mesh = input.world.mesh;
+  json["world_size"] = mesh.world_size();
+  for (const MeshAxis axis :
+       {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert, MeshAxis::data, MeshAxis::pipeline})
+    json["mesh"][std::string(axis_name(axis))] = mesh.size(axis);
+  json["rank_order"] = rank_order_names[static_cast<size_t>(mesh.order())];
+  json["largest_rank"] = input.world.largest_rank;
+  json["traffic"] = Json::array();
+  for_each_traffic(input, [&](size_t lane, size_t kind, size_t operation, const Traffic& traffic) {
+    json["traffic"].push_back({{"lane", lane_names[lane]},
+                               {"group", group_names[kind]},
+                               {"collective", operation_names[operation]},
+                               {"calls", traffic.calls},
+                               {"sent_bytes", traffic.sent_bytes},
+                               {"link", link_class(input, static_cast<GroupKind>(kind))}});
+  });
+  return json;
+}
+
+}  // namespace gptrain::report

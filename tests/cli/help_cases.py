@@ -1,0 +1,65 @@
+"""Help texts: `gptrain help`, and the examples of every command, which run as they stand."""
+import json
+import re
+import shlex
+import shutil
+import unittest
+
+from cli_case import END_OF_DOCUMENT, SOURCE_ROOT, USAGE, CliCase, tiny_config
+
+# Command lines in the help of a command.
+EXAMPLE = re.compile(r"^(?:Example: |  )(gptrain .*)$", re.MULTILINE)
+# Examples run in this order, as the others need their files.
+FIRST = ["gptrain data pack data/corpus/train.txt", "gptrain data train-tokenizer", "gptrain data", "gptrain train",
+         "gptrain checkpoint export"]
+# Measures for many seconds.
+LONG = "gptrain bench device"
+
+
+class Help(CliCase):
+    def helps(self, *command):
+        """Returns {command: its help}, subcommands included."""
+        text = self.succeed("help", *command)
+        helps = {" ".join(("gptrain", *command)): text}
+        listed = re.search(r"^Subcommands:\n((?:  .*\n)+)", text, re.MULTILINE)
+        for name in re.findall(r"^  (\S+)", listed.group(1), re.MULTILINE) if listed else []:
+            helps.update(self.helps(*command, name))
+        return helps
+
+    def write_files_of_examples(self):
+        for folder in ["configs", "data/corpus", "runs"]:
+            self.path(folder).mkdir(parents=True)
+        for name in ["gpt2-124m.json", "gpt3-13b.json"]:
+            shutil.copy(SOURCE_ROOT / "configs" / name, self.path("configs"))
+        self.write_config(tiny_config(data={"train": [{"path": "data/corpus/train"}]}, run={"out": "runs/demo"}),
+                          "configs/demo.json")
+        text = "".join(f"word{i % 97} " for i in range(2000))
+        self.path("data/corpus/train.txt").write_text(text, encoding="utf-8")
+        self.path("books.jsonl").write_text(json.dumps({"text": text}) + "\n", encoding="utf-8")
+        self.write_corpus("data/corpus/heldout", vocab_size=END_OF_DOCUMENT)
+
+    def test_help_prints_what_the_option_prints(self):
+        for command in [[], ["train"], ["data", "pack"]]:
+            self.assertEqual(self.succeed("help", *command), self.succeed(*command, "--help"))
+        self.refuse(USAGE, 'unknown command "pakc" (see gptrain help)', "help", "data", "pakc")
+
+    def test_examples_run(self):
+        examples = []
+        for command, text in self.helps().items():
+            found = EXAMPLE.findall(text)
+            self.assertTrue(found, f"{command} has no example")
+            examples += found
+        self.write_files_of_examples()
+        place = {example: next((i for i, first in enumerate(FIRST) if example.startswith(first)), len(FIRST))
+                 for example in examples}
+        for example in sorted(place, key=place.get):
+            if example.startswith(LONG):
+                continue
+            with self.subTest(example=example):
+                self.succeed(*shlex.split(example)[1:])
+            if self.path("runs/demo").exists() and not self.path("runs/other").exists():
+                shutil.copytree(self.path("runs/demo"), self.path("runs/other"))
+
+
+if __name__ == "__main__":
+    unittest.main()
