@@ -1,6 +1,9 @@
 #include "base/json.h"
 
 #include <fmt/format.h>
+#include <string>
+
+#include "base/append.h"
 
 namespace gptrain::inline base {
 namespace {
@@ -78,15 +81,36 @@ class OuterKeys final : public nlohmann::json_sax<json> {
   int depth_ = 0;
 };
 
+// Writes U+007F to U+009F as \u007f, which JSON does not ask for: some terminals obey them.
+std::string escape_other_controls(std::string text) {
+  if (text.find_first_of("\x7f\xc2") == std::string::npos) return text;
+  std::string escaped;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto code = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    if (code == 0x7f) {
+      escaped += "\\u007f";
+    } else if (code == 0xc2 && next < 0xa0) {
+      append(escaped, "\\u{:04x}", next);
+      ++i;
+    } else {
+      escaped += text[i];
+    }
+  }
+  return escaped;
+}
+
 json::other_error too_deep() {
   return json::other_error::create(501, fmt::format("nested deeper than {} levels", max_json_depth), nullptr);
 }
 
 }  // namespace
 
-std::string json_text(const nlohmann::json& value, int indent) { return value.dump(indent); }
+std::string json_text(const nlohmann::json& value, int indent) { return escape_other_controls(value.dump(indent)); }
 
-std::string json_text(const nlohmann::ordered_json& value, int indent) { return value.dump(indent); }
+std::string json_text(const nlohmann::ordered_json& value, int indent) {
+  return escape_other_controls(value.dump(indent));
+}
 
 json parse_json(std::string_view text, const JsonKey& on_key, int most_depth) {
   if (place_too_deep(text) != std::string_view::npos) throw too_deep();

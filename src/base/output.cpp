@@ -1,5 +1,6 @@
 #include "base/output.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -39,6 +40,23 @@ void write_to(std::FILE* stream, std::string_view text) {
   }
 }
 
+// Returns the bytes of the first character of a text in UTF-8; 0: it begins with none.
+size_t character_bytes(std::string_view text) {
+  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
+  const unsigned first = byte(0), second = byte(1);
+  if (first < 0x80) return 1;
+  const size_t length = first >= 0xc2 && first < 0xe0   ? 2
+                        : (first & 0xf0U) == 0xe0       ? 3
+                        : first >= 0xf0 && first < 0xf5 ? 4
+                                                        : 0;
+  for (size_t i = 1; i < length; ++i)
+    if ((byte(i) & 0xc0U) != 0x80) return 0;
+  // Longer forms than needed, surrogates, and numbers beyond U+10FFFF.
+  const bool is_none = (first == 0xe0 && second < 0xa0) || (first == 0xed && second >= 0xa0) ||
+                       (first == 0xf0 && second < 0x90) || (first == 0xf4 && second >= 0x90);
+  return is_none ? 0 : length;
+}
+
 }  // namespace
 
 void open_missing_standard_streams() {
@@ -51,24 +69,31 @@ void open_missing_standard_streams() {
 
 std::string without_controls(std::string_view text) {
   std::string shown;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto code = static_cast<unsigned char>(text[i]);
-    const bool is_plain = text[i] == '\n' || text[i] == '\t' || (code >= 0x20 && code != 0x7f);
+  while (!text.empty()) {
+    const auto code = static_cast<unsigned char>(text.front());
+    const size_t length = character_bytes(text);
+    const bool is_plain = text.front() == '\n' || text.front() == '\t' || (code >= 0x20 && code != 0x7f);
     // The control characters from U+0080 to U+009F, which some terminals obey, too.
-    const bool is_second_set = code == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
-    if (is_plain && !is_second_set) {
-      shown += text[i];
-      continue;
+    const bool is_second_set = length == 2 && code == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0;
+    const size_t taken = std::max<size_t>(length, 1);
+    if (length > 0 && is_plain && !is_second_set) {
+      shown += text.substr(0, taken);
+    } else {
+      for (const char byte : text.substr(0, taken)) shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
     }
-    shown += fmt::format("\\x{:02x}", code);
-    if (is_second_set) shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[++i]));
+    text.remove_prefix(taken);
   }
   return shown;
 }
 
-void write_out(std::string_view text) { write_to(stdout, text); }
+void write_out(std::string_view text) { write_to(stdout, without_controls(text)); }
 
-void write_err(std::string_view text) { write_to(stderr, text); }
+void write_err(std::string_view text) { write_to(stderr, without_controls(text)); }
+
+void write_result(std::string_view text) {
+  if (isatty(STDOUT_FILENO) == 1) return write_out(text);
+  write_to(stdout, text);
+}
 
 std::string flush_out() {
   const int before = errno;

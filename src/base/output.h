@@ -14,21 +14,25 @@ namespace gptrain::inline base {
 // discarded. REQUIRES: called before any file is opened.
 void open_missing_standard_streams();
 
-// Never throws. flush_out reports whether writing failed.
+// Returns the text with control characters other than newlines and tabs, and bytes that are not UTF-8, as \x1b.
+std::string without_controls(std::string_view text);
+
+// Write text without its control characters: texts of files and arguments reach no terminal as they are. Never throw.
+// flush_out reports whether writing failed.
 void write_out(std::string_view text);
 void write_err(std::string_view text);
 
-// Control characters but for newlines and tabs as \x1b: texts of files and arguments reach no terminal as they are.
-std::string without_controls(std::string_view text);
+// Writes a command's result: byte for byte, but to a terminal without control characters.
+void write_result(std::string_view text);
 
 template <typename... Args>
 void print_out(fmt::format_string<Args...> format, Args&&... args) {
-  write_out(without_controls(fmt::format(format, std::forward<Args>(args)...)));
+  write_out(fmt::format(format, std::forward<Args>(args)...));
 }
 
 template <typename... Args>
 void print_err(fmt::format_string<Args...> format, Args&&... args) {
-  write_err(without_controls(fmt::format(format, std::forward<Args>(args)...)));
+  write_err(fmt::format(format, std::forward<Args>(args)...));
 }
 
 // Flushes standard output. Returns "" if all output so far was written, else the system's reason.

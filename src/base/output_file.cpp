@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <string>
 #include <sys/stat.h>
+#include <system_error>
 #include <thread>
 #include <unistd.h>
 #include <utility>
@@ -48,11 +49,18 @@ void sync_folder(const std::filesystem::path& folder) {
   ::close(descriptor);
 }
 
-std::filesystem::path temporary_path(std::filesystem::path path) { return path += ".tmp"; }
+// Returns the path of the temporary file beside `path`. Removes a link there, which is none of gptrain's.
+std::filesystem::path temporary_path(std::filesystem::path path) {
+  path += ".tmp";
+  std::error_code unreadable;  // then opening says why
+  if (std::filesystem::is_symlink(path, unreadable)) ::unlink(path.c_str());
+  return path;
+}
 
 }  // namespace
 
 OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code) : path_(std::move(path)), code_(code) {
+  if (mode != Mode::create) remove_lost_link(path_);
   descriptor_ = retry([&] { return ::open(path_.c_str(), open_flags(mode) | O_WRONLY | O_CLOEXEC, 0666); });
   if (descriptor_ < 0) fail(code_, "open", path_, errno);
 }
@@ -115,6 +123,12 @@ void AtomicFile::commit() {
   if (::rename(temporary_.path().c_str(), path_.c_str()) != 0) fail(temporary_.code(), "replace", path_, errno);
   committed_ = true;
   sync_folder(path_.parent_path());
+}
+
+void remove_lost_link(const std::filesystem::path& path) {
+  std::error_code unreadable;  // then opening says why
+  if (std::filesystem::is_symlink(path, unreadable) && !std::filesystem::exists(path, unreadable) && !unreadable)
+    ::unlink(path.c_str());
 }
 
 void check_can_write(const std::filesystem::path& path, ExitCode code) { const AtomicFile probe(path, code); }

@@ -57,6 +57,9 @@ class AtomicFile {
   bool committed_ = false;
 };
 
+// Removes a symbolic link that leads nowhere: writing would create the file that it names, somewhere else.
+void remove_lost_link(const std::filesystem::path& path);
+
 // Throws as AtomicFile does where `path` could not be written, before the work whose result it is to hold.
 void check_can_write(const std::filesystem::path& path, ExitCode code);
 

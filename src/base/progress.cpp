@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include <utility>
 
+#include "base/output.h"
 #include "base/units.h"
 
 namespace gptrain::inline base {
@@ -88,7 +89,7 @@ std::string format_progress_end(const std::string& label, int64_t done, Progress
 }
 
 Progress::Progress(std::string label, int64_t total, ProgressUnit unit, std::FILE* stream)
-    : label_(std::move(label)),
+    : label_(without_controls(label)),
       total_(total),
       unit_(unit),
       stream_(stream),

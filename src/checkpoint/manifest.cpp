@@ -131,10 +131,12 @@ void parse_rollback(const json& object, RunProgress& progress) {
 
 ordered_json number_or_null(double value) { return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr); }
 
-// The members "data", "mixture" and "history", where there are any.
+// The members "data", "validation", "mixture" and "history", where there are any.
 void add_run(const RunRecord& run, ordered_json& root) {
   if (!run.sources.empty()) root["data"] = ordered_json::array();
   for (const SourceRecord& source : run.sources) root["data"].push_back(source_record_json(source));
+  if (!run.validation.empty()) root["validation"] = ordered_json::array();
+  for (const SourceRecord& source : run.validation) root["validation"].push_back(source_record_json(source));
   if (!run.mixture.empty()) root["mixture"] = ordered_json::array();
   for (const MixturePhase& phase : run.mixture)
     root["mixture"].push_back({{"until_sample", phase.until_sample}, {"weights", phase.weights}});
@@ -146,12 +148,14 @@ void add_run(const RunRecord& run, ordered_json& root) {
 void parse_run(const json& root, RunRecord& run) {
   try {
     for (const json& source : root.value("data", json::array())) run.sources.push_back(parse_source_record(source));
+    for (const json& source : root.value("validation", json::array()))
+      run.validation.push_back(parse_source_record(source));
     for (const json& phase : root.value("mixture", json::array()))
       run.mixture.push_back({count_of(phase, "until_sample"), phase.at("weights").get<std::vector<double>>()});
     for (const json& resume : root.value("history", json::array()))
       run.history.push_back({count_of(resume, "step"), resume.at("changes").get<std::vector<std::string>>()});
   } catch (const json::exception& e) {
-    fault("its \"data\", \"mixture\" or \"history\" cannot be used: {}", e.what());
+    fault("its \"data\", \"validation\", \"mixture\" or \"history\" cannot be used: {}", e.what());
   }
   const auto is_weight = [](double weight) { return weight >= 0; };
   for (size_t i = 0; i < run.mixture.size(); ++i) {

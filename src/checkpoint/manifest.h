@@ -43,8 +43,9 @@ struct ResumeRecord {
 
 // The course of a run so far, as far as its config does not tell it.
 struct RunRecord {
-  std::vector<SourceRecord> sources = {};  // training data; empty in checkpoints of older programs
-  std::vector<MixturePhase> mixture = {};  // mixture of the whole order once a resume has changed it; else empty
+  std::vector<SourceRecord> sources = {};     // training data; empty in checkpoints of older programs
+  std::vector<SourceRecord> validation = {};  // validation data
+  std::vector<MixturePhase> mixture = {};     // mixture of the whole order once a resume has changed it; else empty
   std::vector<ResumeRecord> history = {};
 };
 

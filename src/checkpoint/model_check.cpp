@@ -11,6 +11,7 @@
 #include "base/amount.h"
 #include "base/error.h"
 #include "base/printable.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/folder.h"
 #include "config/load.h"
 #include "model/spec/shard.h"
@@ -115,11 +116,12 @@ void check_model(const Contents& contents, const StepConfig& config) {
               text);
 }
 
-void check_model(const fs::path& checkpoint) {
-  const Contents contents = read_contents(checkpoint);
+Contents check_model(const fs::path& checkpoint) {
+  Contents contents = verify_structure(checkpoint);
   const RunConfig saved = saved_config(checkpoint, contents.stored.manifest);
   check_model(contents, saved);
   check_progress(checkpoint, contents.stored.manifest, saved.batch, saved.run.seed);
+  return contents;
 }
 
 void check_progress(const fs::path& checkpoint, const Manifest& manifest, const BatchConfig& batch, uint64_t seed) {

@@ -35,9 +35,11 @@ std::vector<fs::path> missing_folders(fs::path folder) {
   return missing;
 }
 
+// Returns whether the open folder is at `path`; errno has the reason if that cannot be told, else 0.
 bool is_folder_of(int descriptor, const fs::path& path) {
   struct stat ours {
   }, there{};
+  errno = 0;
   return ::fstat(descriptor, &ours) == 0 && ::lstat(path.c_str(), &there) == 0 && ours.st_dev == there.st_dev &&
          ours.st_ino == there.st_ino;
 }
@@ -78,7 +80,10 @@ void NewFolder::take() {
       throw Error(ExitCode::checkpoint, "cannot lock {}: {}", temporary_.string(), error.message());
     }
     if (is_folder_of(lock_, temporary_)) break;
+    const int error = errno;
     ::close(std::exchange(lock_, -1));
+    if (error != 0 && error != ENOENT && error != ENOTDIR)
+      throw Error(ExitCode::checkpoint, "cannot read {}: {}", temporary_.string(), std::strerror(error));
   }
   // The process that held the temporary folder before may have published it by now.
   refuse_existing(target_, given_, option_);

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/output.h"
+#include "base/process_limits.h"
 #include "base/version.h"
 #include "cli/commands.h"
 #include "cli/environment.h"
@@ -68,9 +69,12 @@ void set_examples(CLI::App* command, std::initializer_list<std::string_view> exa
 }
 
 int run_program(int argc, char** argv) {
+  if (const std::string fault = raise_process_limits(); !fault.empty()) {
+    print_err("gptrain: {}\n", fault);
+    return static_cast<int>(ExitCode::machine);
+  }
   shorten_openmp_spinning(argv);
   give_streams_queues();
-  raise_file_limit();
   open_missing_standard_streams();
   // Turns writes beyond the file size limit, or to a pipe without a reader, into errors of the write, like those of a
   // full disk.
@@ -116,7 +120,7 @@ int run_program(int argc, char** argv) {
     std::ostringstream out, err;
     const int code = app.exit(error, out, err);
     write_out(out.str());
-    write_err(without_controls(err.str()));
+    write_err(err.str());
     return code == 0 ? end_output(0) : static_cast<int>(ExitCode::usage);
   } catch (const Error& error) {
     flush_out();

@@ -1,7 +1,6 @@
 #include "cli/environment.h"
 
 #include <cstdlib>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "comm/device_groups.h"
@@ -17,13 +16,6 @@ constexpr const char* spin_count = "1000";
 constexpr const char* device_queues = "32";
 
 }  // namespace
-
-void raise_file_limit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
-}
 
 void give_streams_queues() { setenv("CUDA_DEVICE_MAX_CONNECTIONS", device_queues, 0); }
 

@@ -10,9 +10,6 @@ namespace gptrain::inline cli {
 // set OMP_WAIT_POLICY or GOMP_SPINCOUNT. Returns if nothing is to be done or the restart fails.
 void shorten_openmp_spinning(char** argv);
 
-// Raises the soft limit of open files to the hard one: each rank over TCP takes several sockets for each other one.
-void raise_file_limit();
-
 // Requests the most hardware queues of a GPU that CUDA allows, unless the user set CUDA_DEVICE_MAX_CONNECTIONS.
 // REQUIRES: no CUDA call yet, one thread.
 void give_streams_queues();

@@ -37,7 +37,7 @@ void generate_texts(GenerateArguments& arguments) {
   std::string text;
   size_t begun = 0;
   const auto end = [&] {
-    if (begun > 0) write_out(text + "\n");
+    if (begun > 0) write_result(text + "\n");
     text.clear();
   };
   generate(options, [&](size_t prompt, std::string_view piece) {
@@ -50,7 +50,7 @@ void generate_texts(GenerateArguments& arguments) {
       text += piece;
       return;
     }
-    write_out(piece);
+    write_result(piece);
     std::fflush(stdout);
   });
   end();

@@ -329,7 +329,7 @@ void search(PlanArguments& arguments) {
     write_file(arguments.html, search_page("The best layout of " + stem_of(arguments), found, winner));
   write_out(arguments.json ? layout_search_json(found, winner) : layout_search_text(found));
   if (found.best.empty())
-    throw Error(ExitCode::device, "no layout of {} fits {} x {}", arguments.config, gpus, arguments.target);
+    throw Error(ExitCode::machine, "no layout of {} fits {} x {}", arguments.config, gpus, arguments.target);
 }
 
 // A task of `gptrain plan` and the options that it takes.

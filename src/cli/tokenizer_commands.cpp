@@ -55,7 +55,7 @@ void tokenize(const TokenizeArguments& arguments) {
       ids.push_back(id);
       at = end;
     }
-    write_out(tokenizer->decode(ids));
+    write_result(tokenizer->decode(ids));
     return;
   }
   if (const size_t invalid = find_invalid_utf8(text); invalid < text.size() && !tokenizer->is_bytes()) {

@@ -27,7 +27,8 @@ class Links {
 // Waits after the loss of a peer, so that the heartbeat, which notices it as well, can report it and end the process.
 void await_heartbeat();
 
-// Uses a socket between each pair of a group's ranks. Takes the group listener from the meeting.
+// Uses a connection between each pair of ranks, which all their groups share. Takes the group listener from the
+// meeting.
 std::unique_ptr<Links> make_tcp_links(Meeting& meeting, int rank, double timeout_seconds);
 
 // Uses MPI, if the build and the launcher have it.

@@ -160,7 +160,7 @@ std::vector<Fact> all_facts(const WorldOptions& options) {
 
 // Refuses, before the ranks meet, a number of ranks for which this process may not open enough files.
 void require_files(const Launch& launch) {
-  constexpr int64_t sockets_of_peer = 7, other_files = 40;  // measured for data-parallel ranks
+  constexpr int64_t sockets_of_peer = 2, other_files = 40;  // sockets of rank 0; the others have one for each peer
   const int64_t needed = sockets_of_peer * launch.size + other_files;
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;

@@ -1,18 +1,20 @@
-// Groups over TCP, with one socket for each pair of ranks and group.
+// Groups over TCP, with one connection for each pair of ranks.
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
-#include <limits>
 #include <map>
+#include <memory>
 #include <poll.h>
-#include <sys/socket.h>
+#include <sys/eventfd.h>
 #include <sys/uio.h>
 #include <thread>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/json.h"
+#include "comm/cable.h"
 #include "comm/frames.h"
 #include "comm/links.h"
 
@@ -39,11 +41,24 @@ struct Flow {
 
 class TcpTransport final : public Transport {
  public:
-  TcpTransport(std::vector<Socket> sockets, int rank)
-      : sockets_(std::move(sockets)), rank_(rank), sending_(sockets_.size()), receiving_(sockets_.size()) {}
+  // `cables`: one per rank of the group, this rank's own null. `stream`: the group's number in all of them.
+  TcpTransport(std::vector<std::shared_ptr<Cable>> cables, int rank, int stream)
+      : cables_(std::move(cables)),
+        rank_(rank),
+        stream_(stream),
+        woken_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        sending_(cables_.size()),
+        receiving_(cables_.size()) {
+    if (!woken_) throw Error(ExitCode::machine, "cannot make an event for a group: {}", std::strerror(errno));
+    for (const auto& cable : cables_)
+      if (cable) cable->open(stream_, [this] { wake(); });
+  }
+  TcpTransport(const TcpTransport&) = delete;
+  TcpTransport& operator=(const TcpTransport&) = delete;
+  ~TcpTransport() override { close_streams(); }
 
   int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(sockets_.size()); }
+  int size() const override { return static_cast<int>(cables_.size()); }
 
   void exchange(std::span<const Message> messages) override {
     check_given_up();
@@ -63,8 +78,8 @@ class TcpTransport final : public Transport {
 
   void abort() override {
     given_up_ = true;
-    for (const Socket& socket : sockets_)
-      if (socket) shutdown(socket.descriptor(), SHUT_RDWR);
+    close_streams();
+    wake();
   }
 
  private:
@@ -77,12 +92,13 @@ class TcpTransport final : public Transport {
       }
       while (!receiving_[index].done() && advance(receiving_[index], peer, false)) {
       }
-      done = done && sending_[index].done() && receiving_[index].done();
+      done = done && sending_[index].done() && receiving_[index].done() &&
+             (sending_[index].messages.empty() || cables_[index]->is_sent(stream_));
     }
     return done;
   }
 
-  // Makes one system call. Returns false if it would block.
+  // Moves some bytes. Returns false if that would block.
   bool advance(Flow& flow, int peer, bool sending) {
     const Message& message = *flow.messages[flow.current];
     constexpr int64_t header_bytes = sizeof(Header);
@@ -93,15 +109,10 @@ class TcpTransport final : public Transport {
         {reinterpret_cast<std::byte*>(&flow.header) + header_moved, static_cast<size_t>(header_bytes - header_moved)},
         {const_cast<std::byte*>(static_cast<const std::byte*>(payload)) + payload_moved,
          static_cast<size_t>(message.bytes - payload_moved)}};
-    msghdr header{};
-    header.msg_iov = parts;
-    header.msg_iovlen = message.bytes > 0 ? 2 : 1;
-    const int socket = sockets_[static_cast<size_t>(peer)].descriptor();
-    const ssize_t moved =
-        sending ? sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT) : recvmsg(socket, &header, MSG_DONTWAIT);
-    if (moved < 0 && errno == EINTR) return true;
-    if (moved < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
-    if (moved <= 0) lose(peer, message.call);
+    Cable& cable = *cables_[static_cast<size_t>(peer)];
+    const int64_t moved = sending ? cable.send(stream_, parts) : cable.receive(stream_, parts);
+    if (moved == 0) return false;
+    if (moved == Cable::gone) lose(peer, message.call);
     const bool had_header = flow.moved >= header_bytes;
     flow.moved += moved;
     if (!sending && !had_header && flow.moved >= header_bytes)
@@ -116,12 +127,26 @@ class TcpTransport final : public Transport {
   }
 
   void wait() {
-    waiting_.clear();
-    for (size_t peer = 0; peer < sockets_.size(); ++peer) {
-      const int events = (sending_[peer].done() ? 0 : POLLOUT) | (receiving_[peer].done() ? 0 : POLLIN);
-      if (events != 0) waiting_.push_back({sockets_[peer].descriptor(), static_cast<short>(events), 0});
+    waiting_.assign(1, {woken_.descriptor(), POLLIN, 0});
+    for (size_t peer = 0; peer < cables_.size(); ++peer) {
+      const Flow &sending = sending_[peer], &receiving = receiving_[peer];
+      if (sending.messages.empty() && receiving.messages.empty()) continue;
+      const short events = cables_[peer]->events(stream_, !sending.done(), !receiving.done());
+      if (events != 0) waiting_.push_back({cables_[peer]->descriptor(), events, 0});
     }
     poll(waiting_.data(), waiting_.size(), -1);
+    uint64_t count = 0;
+    if (waiting_.front().revents != 0) static_cast<void>(::read(woken_.descriptor(), &count, sizeof count));
+  }
+
+  void wake() const {
+    const uint64_t one = 1;
+    static_cast<void>(::write(woken_.descriptor(), &one, sizeof one));
+  }
+
+  void close_streams() const {
+    for (const auto& cable : cables_)
+      if (cable) cable->close(stream_);
   }
 
   void check_given_up() const {
@@ -135,8 +160,10 @@ class TcpTransport final : public Transport {
                 describe(call));
   }
 
-  std::vector<Socket> sockets_;  // one per rank, this rank's own closed
+  std::vector<std::shared_ptr<Cable>> cables_;
   int rank_;
+  int stream_;
+  Socket woken_;  // an event: another thread has read something for this group
   std::vector<Flow> sending_;
   std::vector<Flow> receiving_;
   std::vector<pollfd> waiting_;
@@ -152,25 +179,16 @@ class TcpLinks final : public Links {
         rank_(rank),
         timeout_(seconds_duration(timeout_seconds)) {}
 
-  // In each pair of ranks the higher one connects to the lower.
+  // The first group of a pair of ranks connects them: the higher one calls the lower.
   std::unique_ptr<Transport> connect(const std::vector<int>& ranks, int place, int index) override {
     const auto deadline = Clock::now() + timeout_;
-    std::vector<Socket> sockets(ranks.size());
-    const std::string greeting = json_text(Json{{"group", index}, {"rank", rank_}});
-    for (size_t i = 0; i < ranks.size(); ++i) {
-      if (ranks[i] >= rank_) continue;
-      const Peer& peer = peers_[static_cast<size_t>(ranks[i])];
-      PeerCall call = call_peer(peer, ranks[i], self(), PeerPort::group, key_, greeting, {deadline, deadline});
-      if (call.end != CallEnd::proven)
-        throw Error(ExitCode::device,
-                    "rank {} ({}) cannot connect to rank {} ({}) at any of its addresses: is there a "
-                    "firewall between them?",
-                    rank_, self().host, ranks[i], peer.host);
-      sockets[i] = call.channel.take_socket();
-    }
-    for (size_t i = 0; i < ranks.size(); ++i)
-      if (ranks[i] > rank_) sockets[i] = await_call(ranks[i], index, deadline);
-    return std::make_unique<TcpTransport>(std::move(sockets), place);
+    for (const int rank : ranks)
+      if (rank < rank_ && !cables_.contains(rank)) cables_[rank] = std::make_shared<Cable>(call(rank, deadline));
+    for (const int rank : ranks)
+      if (rank > rank_ && !cables_.contains(rank)) cables_[rank] = std::make_shared<Cable>(await_call(rank, deadline));
+    std::vector<std::shared_ptr<Cable>> cables;
+    for (const int rank : ranks) cables.push_back(rank == rank_ ? nullptr : cables_.at(rank));
+    return std::make_unique<TcpTransport>(std::move(cables), place, index);
   }
 
   void close(bool) override {}
@@ -179,22 +197,30 @@ class TcpLinks final : public Links {
  private:
   const Peer& self() const { return peers_[static_cast<size_t>(rank_)]; }
 
-  // Returns the connection that `rank` makes for `group`. Keeps connections of others that arrive meanwhile.
-  Socket await_call(int rank, int group, Clock::time_point deadline) {
-    const std::pair wanted{group, rank};
-    while (!calls_.contains(wanted)) {
+  Socket call(int rank, Clock::time_point deadline) const {
+    const Peer& peer = peers_[static_cast<size_t>(rank)];
+    PeerCall call =
+        call_peer(peer, rank, self(), PeerPort::group, key_, json_text(Json{{"rank", rank_}}), {deadline, deadline});
+    if (call.end == CallEnd::proven) return call.channel.take_socket();
+    throw Error(ExitCode::device,
+                "rank {} ({}) cannot connect to rank {} ({}) at any of its addresses: is there a "
+                "firewall between them?",
+                rank_, self().host, rank, peer.host);
+  }
+
+  // Returns the connection that `rank` makes. Keeps connections of others that arrive meanwhile.
+  Socket await_call(int rank, Clock::time_point deadline) {
+    while (!calls_.contains(rank)) {
       auto guest = gate_.admit(deadline);
       if (!guest)
-        throw Error(ExitCode::device, "rank {} ({}) does not connect to rank {} ({}) for group {}", rank,
-                    peers_[static_cast<size_t>(rank)].host, rank_, self().host, group);
-      const Json greeting = parse_json_or_discard(guest->text);
-      const auto number = number_member(greeting, "group", 0, std::numeric_limits<int>::max());
-      const auto caller = number_member(greeting, "rank", 0, static_cast<int64_t>(peers_.size()) - 1);
-      if (number && caller)
-        calls_[{static_cast<int>(*number), static_cast<int>(*caller)}] = guest->channel.take_socket();
+        throw Error(ExitCode::device, "rank {} ({}) does not connect to rank {} ({})", rank,
+                    peers_[static_cast<size_t>(rank)].host, rank_, self().host);
+      const auto caller =
+          number_member(parse_json_or_discard(guest->text), "rank", 0, static_cast<int64_t>(peers_.size()) - 1);
+      if (caller) calls_[static_cast<int>(*caller)] = guest->channel.take_socket();
     }
-    Socket socket = std::move(calls_[wanted]);
-    calls_.erase(wanted);
+    Socket socket = std::move(calls_[rank]);
+    calls_.erase(rank);
     return socket;
   }
 
@@ -203,7 +229,8 @@ class TcpLinks final : public Links {
   Gate gate_;
   int rank_;
   Clock::duration timeout_;
-  std::map<std::pair<int, int>, Socket> calls_;  // early connections by (group, rank)
+  std::map<int, std::shared_ptr<Cable>> cables_;  // by rank
+  std::map<int, Socket> calls_;                   // early connections by rank
 };
 
 }  // namespace

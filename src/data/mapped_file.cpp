@@ -19,6 +19,7 @@ struct WatchedMapping {
   std::atomic<uintptr_t> begin = 0;  // 0: free
   std::atomic<uintptr_t> end = 0;
   std::atomic<int64_t> unreadable = -1;  // first byte that could not be read; -1: none
+  bool is_copy = false;                  // the memory is not the file's: its file system has no mappings
   WatchedMapping* next = nullptr;
 };
 
@@ -39,6 +40,33 @@ struct FileDescriptor {
 
 [[noreturn]] void throw_read_error(const std::filesystem::path& path) {
   throw Error(ExitCode::data, "cannot read {}: {}", path.native(), std::generic_category().message(errno));
+}
+
+// Returns memory with the content of a file that cannot be mapped; MAP_FAILED, with errno, if it cannot be read.
+void* read_whole(int file, size_t length, const std::filesystem::path& path) {
+  const auto free_bytes = static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  if (length > free_bytes) {
+    throw Error(
+        ExitCode::data,
+        "cannot read {}: its file system has no mappings (mmap), and the memory has no room for the whole file: "
+        "copy it to another file system",
+        path.native());
+  }
+  void* const memory = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return memory;
+  for (size_t done = 0; done < length;) {
+    const ssize_t bytes =
+        ::pread(file, static_cast<std::byte*>(memory) + done, length - done, static_cast<off_t>(done));
+    if (bytes < 0 && errno == EINTR) continue;
+    if (bytes <= 0) {
+      const int error = bytes < 0 ? errno : EIO;
+      ::munmap(memory, length);
+      errno = error;
+      return MAP_FAILED;
+    }
+    done += static_cast<size_t>(bytes);
+  }
+  return memory;
 }
 
 std::atomic<WatchedMapping*> watched_mappings = nullptr;
@@ -111,12 +139,16 @@ MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
   const auto length = static_cast<size_t>(size_bytes_);
   // A private mapping, because some file systems have no shared ones. Nothing is ever written to it.
   void* memory = ::mmap(nullptr, length, PROT_READ, MAP_PRIVATE, file.number, 0);
+  const bool is_copy = memory == MAP_FAILED && errno == ENODEV;
+  if (is_copy) memory = read_whole(file.number, length, path_);
   if (memory == MAP_FAILED) throw_read_error(path_);
   memory_ = {static_cast<const std::byte*>(memory), Unmap{length, watch(memory, length)}};
+  memory_.get_deleter().watched->is_copy = is_copy;
 }
 
 void MappedFile::forget() const {
-  if (memory_ != nullptr) ::madvise(const_cast<std::byte*>(data()), static_cast<size_t>(size_bytes_), MADV_DONTNEED);
+  if (memory_ != nullptr && !memory_.get_deleter().watched->is_copy)
+    ::madvise(const_cast<std::byte*>(data()), static_cast<size_t>(size_bytes_), MADV_DONTNEED);
 }
 
 void MappedFile::check() const {

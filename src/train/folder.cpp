@@ -65,6 +65,7 @@ void FolderLock::note_missing_folders(const fs::path& out) {
 std::error_code FolderLock::lock() {
   const auto fault = [] { return std::error_code(errno, std::generic_category()); };
   for (;;) {
+    remove_lost_link(path_);
     made_lock_ = true;
     descriptor_ = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (descriptor_ < 0 && errno == EEXIST) {
@@ -84,8 +85,12 @@ std::error_code FolderLock::lock() {
     // The process that had the lock before may have removed its file, so another process could make and lock a new one.
     struct stat ours {
     }, there{};
+    errno = 0;
     if (fstat(descriptor_, &ours) == 0 && stat(path_.c_str(), &there) == 0 && ours.st_ino == there.st_ino) return {};
+    const std::error_code unknown = fault();
     close(std::exchange(descriptor_, -1));
+    if (unknown && unknown != std::errc::no_such_file_or_directory && unknown != std::errc::not_a_directory)
+      return unknown;
   }
 }
 
@@ -165,7 +170,8 @@ std::string FolderLock::whats_wrong() {
 bool FolderLock::is_out_of_sight(const fs::path& place) { return place.string().starts_with("/proc/"); }
 
 std::vector<fs::path> FolderLock::places_to_save() const {
-  if (folder_ < 0 || is_there(out_)) return {out_};
+  if (folder_ < 0) return {out_};
+  if (is_there(out_)) return {out_, plain_path(out_).string() + ".saved"};
   std::vector<fs::path> places;
   if (const fs::path now = found_at(); !is_removed() && !(is_out_of_sight(now) && is_in_memory()))
     places.push_back(now);

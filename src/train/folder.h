@@ -31,7 +31,8 @@ class FolderLock {
   // it"; empty if it can.
   std::string whats_wrong();
   // Returns the places where the state can be saved, best first: the folder itself, wherever it is now, even unmounted
-  // if its disk will have it when mounted again; its path, if nothing or an empty folder is there; PATH.saved.
+  // if its disk will have it when mounted again; its path, if nothing or an empty folder is there; PATH.saved, also for
+  // a folder that is in place but cannot be written to any more.
   std::vector<std::filesystem::path> places_to_save() const;
   // Returns true if a place has no path of its own and is reached through this process's descriptor.
   static bool is_out_of_sight(const std::filesystem::path& place);

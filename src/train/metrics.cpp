@@ -118,6 +118,7 @@ const fs::path& prepare(const fs::path& out, int64_t resume_step, std::string& w
     if (resume_step < 0) {
       move_earlier_run_aside(out);
     } else {
+      for (const char* name : run_files) remove_lost_link(out / name);
       warning = drop_later_records(out / metrics_file_name, resume_step);
       const std::string of_samples = drop_later_records(out / samples_file_name, resume_step);
       if (warning.empty()) warning = of_samples;

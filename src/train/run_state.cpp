@@ -202,13 +202,11 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
   }
   const Contents contents = with_other_to_resume([&] {
     read_manifest(checkpoint);  // sizes first, which tell more than headers
-    return verify_structure(checkpoint);
+    return check_model(checkpoint);
   });
   const Manifest& manifest = contents.stored.manifest;
   const RunProgress& progress = manifest.progress;
   const RunConfig saved = saved_config(checkpoint, manifest);
-  with_other_to_resume([&] { check_model(contents, saved); });
-  check_progress(checkpoint, manifest, saved.batch, saved.run.seed);
   std::string conflicts = resume_conflicts({saved, config});
   if (const std::string of_samples = left_out_conflict({saved, config}, progress); !of_samples.empty())
     conflicts += (conflicts.empty() ? "" : "\n") + of_samples;
@@ -224,9 +222,8 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
 
 fs::path checkpoint_to_init_from(const RunConfig& config, const std::string& asked) {
   fs::path checkpoint = resolve_checkpoint(asked);
-  const Contents contents = verify_structure(checkpoint);
+  const Contents contents = check_model(checkpoint);
   const RunConfig saved = saved_config(checkpoint, contents.stored.manifest);
-  check_model(contents, saved);
   const std::string refused = model_changes({saved, config}).refused;
   if (!refused.empty())
     throw Error(ExitCode::usage, "cannot start from the weights of {} with this config:\n{}", checkpoint.string(),

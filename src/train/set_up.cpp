@@ -16,6 +16,7 @@
 #include "checkpoint/model_check.h"
 #include "comm/agree.h"
 #include "comm/texts.h"
+#include "data/source_record.h"
 #include "train/run_state.h"
 #include "train/samples.h"
 
@@ -69,8 +70,21 @@ ResumedData training_data(const RunConfig& config, const Start& start) {
   const RunConfig saved = saved_config(*start.checkpoint, *start.manifest);
   ResumedData resumed = resume_data({saved, config}, *start.manifest, start.accepted);
   resumed.changes.insert(resumed.changes.begin(), start.changes.begin(), start.changes.end());
-  if (!resumed.changes.empty()) resumed.record.history.push_back({start.manifest->progress.step, resumed.changes});
   return resumed;
+}
+
+// Puts the identity of the validation data into the run's record, and adds a line for each source that is another one
+// than the checkpoint's.
+void note_validation_sources(RunData& data) {
+  std::vector<SourceRecord> now;
+  if (data.validation) now = data.validation->sources();
+  const std::vector<SourceRecord> before = std::exchange(data.record.validation, now);
+  for (size_t i = 0; i < std::min(before.size(), now.size()); ++i) {
+    if (is_same_source(before[i], now[i])) continue;
+    data.changes.push_back(
+        fmt::format("data.validation[{}]: {} -> {}; validation losses from here on are of other tokens", i,
+                    describe_source(before[i]), describe_source(now[i])));
+  }
 }
 
 // Describes a dataset by its sizes and a checksum of a few samples from all over it.
@@ -176,6 +190,9 @@ RunData open_data(const RunConfig& config, const Start& start, Communicator* all
                        : RunProgress{};
     check_length(config.batch.global, config.run.steps, data->train, progress);
     if (!config.data.validation.empty()) data->validation.emplace(open_validation_data(config, config.run.seed));
+    note_validation_sources(*data);
+    if (start.manifest && !data->changes.empty())
+      data->record.history.push_back({start.manifest->progress.step, data->changes});
     if (all == nullptr) return std::string();
     const std::string train = "training data: " + describe_data(data->train, length);
     return data->validation ? train + "; validation data: " + describe_data(*data->validation, length) : train;

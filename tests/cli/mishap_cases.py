@@ -170,10 +170,10 @@ class Launchers(CliCase):
 
     def test_a_rank_that_waits_takes_a_signal(self):
         config = self.write_run()
-        for rank in (0, 1):
-            process = subprocess.Popen([EXECUTABLE, "train", config], cwd=self.folder, text=True, stderr=subprocess.PIPE,
-                                       env={**os.environ, **SECRET, "RANK": str(rank), "WORLD_SIZE": "2",
-                                            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
+        processes = [subprocess.Popen([EXECUTABLE, "train", config], cwd=self.folder, text=True, stderr=subprocess.PIPE,
+                                      env={**os.environ, **SECRET, "RANK": str(rank), "WORLD_SIZE": "2",
+                                           "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}) for rank in (0, 1)]
+        for rank, process in enumerate(processes):
             self.addCleanup(self._end, process)
             line = process.stderr.readline()
             self.assertIn("waits for rank 1" if rank == 0 else "waits for rank 0 at 127.0.0.1 port ", line)
@@ -181,6 +181,7 @@ class Launchers(CliCase):
             _, error = process.communicate(timeout=5)
             self.assertEqual(process.returncode, REQUEUE, error)
             self.assertIn("was stopped by a signal while it waited for rank", error)
+            self.assertIn("nothing was begun", error)
 
 
 class Limits(CliCase):
@@ -197,7 +198,7 @@ class Limits(CliCase):
         result = self.run_limited({resource.RLIMIT_NOFILE: (48, 48)}, "train", config,
                                   *overrides("batch.micro=1", "batch.global=8"), **ranks)
         self.assertEqual(result.returncode, MACHINE, result.stderr)
-        self.assertIn("8 ranks over TCP take about 96 open files in each process, and 48 are allowed", result.stderr)
+        self.assertIn("8 ranks over TCP take about 56 open files in each process, and 48 are allowed", result.stderr)
 
     def test_soft_limit_is_raised(self):
         config = self.write_run()
@@ -206,6 +207,40 @@ class Limits(CliCase):
         self.addCleanup(self._end, process)
         self.wait_until(lambda: process.stdout.readline().startswith("step 1/"), process)
         self.assertEqual(resource.prlimit(process.pid, resource.RLIMIT_NOFILE), (500, 500))
+
+
+    def test_stack(self):
+        config = self.write_run()
+        result = self.run_limited({resource.RLIMIT_STACK: (1 << 16, 1 << 16)}, "train", config)
+        self.assertEqual(result.returncode, MACHINE, result.stderr)
+        self.assertIn("a stack may have only 64.0 KiB: raise the hard limit (ulimit -Hs) to at least 1.0 MiB", result.stderr)
+        hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+        result = self.run_limited({resource.RLIMIT_STACK: (1 << 16, hard)}, "train", config)
+        self.assertEqual(result.returncode, FINISHED, result.stderr)
+
+    def test_address_space(self):
+        """Libraries that run out of address space end in SIGSEGV: such limits are refused."""
+        config = self.write_run()
+        for mebibytes in (96, 100, 104, 108):
+            result = self.run_limited({resource.RLIMIT_AS: (mebibytes << 20, mebibytes << 20)}, "train", config)
+            self.assertEqual(result.returncode, MACHINE, result.stderr)
+
+    def test_sockets_of_ranks(self):
+        """All groups of a pair of ranks share a connection; rank 0 has a second one to each, for the heartbeat."""
+        ranks, listeners = 4, 2
+        place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        command = [EXECUTABLE, "train", self.write_run(), *ENDLESS, *overrides("batch.micro=1")]
+        processes = [subprocess.Popen(command, cwd=self.folder, env={**os.environ, **SECRET, **place, "RANK": str(rank)}, text=True,
+                                      stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                     for rank in range(ranks)]
+        for process in processes:
+            self.addCleanup(self._end, process)
+        self.wait_until(lambda: processes[0].stdout.readline().startswith("step 2/"), processes[0])
+        for rank, process in enumerate(processes):
+            sockets = [file for file in Path(f"/proc/{process.pid}/fd").iterdir() if os.readlink(file).startswith("socket:")]
+            self.assertLessEqual(len(sockets), ranks - 1 + (ranks - 1 if rank == 0 else 1) + listeners)
+        processes[1].send_signal(signal.SIGTERM)
+        self.assertEqual([process.wait(TIMEOUT_SECONDS) for process in processes], [REQUEUE] * ranks)
 
 
 class Output(CliCase):

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import unittest
 
-from cli_case import DEVICE, SOURCE_ROOT, USAGE, CliCase, first_in_fast_suite, of_whole_suite, overrides, tiny_config
+from cli_case import MACHINE, SOURCE_ROOT, USAGE, CliCase, first_in_fast_suite, of_whole_suite, overrides, tiny_config
 
 CONFIGS = SOURCE_ROOT / "configs"
 BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
@@ -66,7 +66,7 @@ class Search(PlanCase):
 
     def test_what_fits_nowhere_is_refused_with_what_is_missing(self):
         result = self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--target", "a100-80g")
-        self.assertEqual(result.code, DEVICE)
+        self.assertEqual(result.code, MACHINE)
         self.assertIn("Nothing fits: ", result.out)
         self.assertIn("The nearest lacks ", result.out)
         self.assertIn("no layout of ", result.err)
@@ -95,7 +95,7 @@ class Search(PlanCase):
                             (["memory.recompute=optimal", *budget], "recompute optimal"), (budget, "The nearest lacks")]:
             result = self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--target", "a100-80g",
                                       *overrides(*held))
-            self.assertEqual((result.code, "Nothing fits: " in result.out), (DEVICE, True))
+            self.assertEqual((result.code, "Nothing fits: " in result.out), (MACHINE, True))
             [least] = re.findall("The nearest lacks .*", result.out)
             self.assertIn(words, least)
 
@@ -219,7 +219,7 @@ class Search(PlanCase):
         config["batch"] = {"global": 64}
         arguments = [self.write_config(config), "--gpus", 1, "--target", "a100-40g", "--top", 1]
         held = ["batch.micro=64", "memory.offload_activations=none"]
-        self.assertEqual(self.run_gptrain("plan", *arguments, *overrides(*held, "memory.recompute=block")).code, DEVICE)
+        self.assertEqual(self.run_gptrain("plan", *arguments, *overrides(*held, "memory.recompute=block")).code, MACHINE)
         best = self.plan(*arguments, *overrides(*held, "memory.recompute=optimal"))["best"][0]
         self.assertEqual(best["layout"]["recompute"], "optimal")
 

@@ -54,6 +54,16 @@ class Data(CliCase):
             self.path(f"other{suffix}").replace(self.path(f"packed{suffix}"))
         self.refuse(DATA, ["checksum ", " of its blocks"], "train", config, "--resume")
 
+    def test_validation(self):
+        self.write_corpus("heldout", num_tokens=400)
+        validated = self.write_config(tiny_config(data={"validation": [{"path": "heldout"}]}, run={"out": "validated"}), "v.json")
+        self.train(validated, "--steps", "3")
+        self.write_corpus("heldout", num_tokens=500)
+        out = self.train(validated, "--resume", "latest")
+        self.assertRegex(out, r"  data.validation\[0\]: heldout: 400 tokens .* -> heldout: 500 tokens .*; validation losses from here on")
+        manifest = json.loads((self.checkpoint(6, "validated") / "manifest.json").read_text(encoding="utf-8"))
+        self.assertEqual((manifest["validation"][0]["tokens"], len(manifest["history"])), (500, 1))
+
     def test_flat(self):
         """A file without an index: its size and its ends."""
         for value in (1, 2):

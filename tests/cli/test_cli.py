@@ -13,7 +13,7 @@ from pathlib import Path
 MODULES = ["command_line", "help", "config_commands", "data_commands", "dry_run", "recomputation", "training",
            "checkpoints", "learned", "ranks", "streams", "hostile_files", "faults", "second_nets", "tokenizer",
            "formats", "token_sets", "text", "best_fit", "parquet", "sentencepiece", "weights", "ema", "optimizer",
-           "rollback", "plan", "machine", "elastic", "resume", "mishap"]
+           "rollback", "plan", "machine", "elastic", "resume", "mishap", "file_system"]
 
 
 def main():

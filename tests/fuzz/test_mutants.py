@@ -21,8 +21,8 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
 
-FINISHED, USAGE, DATA, CHECKPOINT, DEVICE, REQUEUE = 0, 2, 3, 4, 5, 75
-DOCUMENTED = {FINISHED, USAGE, DATA, CHECKPOINT, DEVICE}
+FINISHED, USAGE, DATA, CHECKPOINT, DEVICE, MACHINE, REQUEUE = 0, 2, 3, 4, 5, 7, 75
+DOCUMENTED = {FINISHED, USAGE, DATA, CHECKPOINT, DEVICE, MACHINE}
 HANG_SECONDS = 300  # generous: a long computation on a busy machine is no hang
 RANK_FILE = "rank-00000.safetensors"
 

@@ -266,6 +266,24 @@ def killed_too_often(place, name, transport):
     return []
 
 
+def lost_at_a_step(place, name):
+    """A program that is lost at once is not queued again, one that is lost at a step a second time neither."""
+    jobs = []
+    for kind, lines, restarts in (("before the first step", "", 0), ("at the same step", "echo 'step 7/9 | loss 1'", 1),
+                                  ("at another step", 'echo "step $((SLURM_RESTART_COUNT + 1))/9 | loss 1"', 2)):
+        job = Job(place, f"{name} {kind}", "preemptible")
+        program = job.folder / "program"
+        program.write_text(f"#!/bin/sh\n{lines}\nexit 5\n")
+        program.chmod(0o755)
+        job.submit("--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1", GPTRAIN=str(program), MAX_RESTARTS="2")
+        jobs.append((job, restarts))
+    for job, restarts in jobs:
+        job.wait_for_end("FAILED", 5)
+        check(job.field("Restarts") == str(restarts), f"{job.folder.name}: {job.field('Restarts')} restarts:\n{job.told()}")
+        check(job.log().count(": queued again") == restarts, job.told())
+    return []
+
+
 def faulty_config(place, name):
     for script, options in (("preemptible", TWO_NODES), ("several-nodes", TWO_NODES), ("one-node", ONE_NODE)):
         job = Job(place, f"{name} {script}", script)
@@ -347,6 +365,7 @@ def scenarios(transports):
     listed |= {"scancel": (cancelled, "several-nodes", TWO_NODES, best),
                "scancel of preemptible": (cancelled, "preemptible", TWO_NODES, "none"),
                "preempted": (preempted, best), "killed too often": (killed_too_often, "none"),
+               "lost at a step": (lost_at_a_step,),
                "drained node": (drained_node, "none")}
     return listed
 

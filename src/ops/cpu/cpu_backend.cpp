@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "base/error.h"
+#include "base/process_limits.h"
 #include "base/units.h"
 #include "ops/check.h"
 #include "ops/cpu/parallel.h"
@@ -16,6 +17,10 @@ namespace {
 
 // Allocations below this size would waste most of a huge page.
 constexpr int64_t huge_page_bytes = int64_t{2} << 20;
+
+// Address space of oneDNN, of OpenMP and of a thread's stack and heap, which crash without.
+constexpr int64_t library_bytes = int64_t{64} << 20;
+constexpr int64_t thread_bytes = int64_t{24} << 20;
 
 class MappedMemory final : public DeviceMemory {
  public:
@@ -43,6 +48,7 @@ void require_team(int num_threads) {
 
 CpuBackend::CpuBackend(int num_threads, bool thread_independent)
     : target_(this_machine(num_threads)), linear_(target_.num_threads, thread_independent) {
+  require_libraries(0);
   require_team(target_.num_threads);
   context_ = {.num_threads = target_.num_threads,
               .kernels = &select_kernels(),
@@ -50,8 +56,13 @@ CpuBackend::CpuBackend(int num_threads, bool thread_independent)
               .linear = &linear_};
 }
 
+void CpuBackend::require_libraries(int64_t bytes) const {
+  require_address_space(bytes + library_bytes + target_.num_threads * thread_bytes);
+}
+
 std::unique_ptr<DeviceMemory> CpuBackend::allocate(int64_t bytes) {
   if (bytes == 0) return std::make_unique<MappedMemory>(nullptr, 0);
+  require_libraries(bytes);
   void* const data =
       mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {

@@ -26,6 +26,7 @@ class CpuBackend final : public Backend {
 #undef GPTRAIN_DECLARE_CPU_RUN
 
  private:
+  void require_libraries(int64_t bytes) const;
   template <typename Op>
   void prepare(const Op& op) const;
 

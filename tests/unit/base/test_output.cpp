@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/output.h"
 #include "base/output_file.h"
 #include "base/progress.h"
 #include "catch.h"
@@ -139,4 +140,11 @@ TEST_CASE("A bar that is left by an error gives its line back") {
     std::fputs("error", terminal);
   });
   CHECK(text.find("\033[K\r\nerror") != std::string::npos);
+}
+
+TEST_CASE("text of files is shown without what a terminal obeys, and as UTF-8") {
+  CHECK(without_controls("plain\tnaïve 日本 \xf0\x9f\x98\x80\n") == "plain\tnaïve 日本 \xf0\x9f\x98\x80\n");
+  CHECK(without_controls("\x1b[31m\r\x7f") == "\\x1b[31m\\x0d\\x7f");
+  CHECK(without_controls("\xc2\x9b\xc2\xa0") == "\\xc2\\x9b\xc2\xa0");
+  CHECK(without_controls("\xe7x\xff\xc0\x80\xed\xa0\x80\xe6\x97") == "\\xe7x\\xff\\xc0\\x80\\xed\\xa0\\x80\\xe6\\x97");
 }

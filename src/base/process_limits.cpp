@@ -1,0 +1,64 @@
+#include "base/process_limits.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include "base/error.h"
+#include "base/units.h"
+
+namespace gptrain::inline base {
+namespace {
+
+constexpr rlim_t usual_stack_bytes = rlim_t{8} << 20;
+constexpr rlim_t least_stack_bytes = rlim_t{1} << 20;
+
+void raise_soft_limit(__rlimit_resource kind, rlim_t most) {
+  rlimit limit{};
+  if (getrlimit(kind, &limit) != 0) return;
+  const rlim_t raised = std::min(most, limit.rlim_max);
+  if (limit.rlim_cur >= raised) return;
+  limit.rlim_cur = raised;
+  setrlimit(kind, &limit);
+}
+
+}  // namespace
+
+std::string raise_process_limits() {
+  raise_soft_limit(RLIMIT_NOFILE, RLIM_INFINITY);
+  raise_soft_limit(RLIMIT_STACK, usual_stack_bytes);
+  rlimit stack{};
+  if (getrlimit(RLIMIT_STACK, &stack) != 0) return "";
+  if (stack.rlim_cur < least_stack_bytes) {
+    return fmt::format("a stack may have only {}: raise the hard limit (ulimit -Hs) to at least {}",
+                       format_bytes(static_cast<double>(stack.rlim_cur)),
+                       format_bytes(static_cast<double>(least_stack_bytes)));
+  }
+  // Stacks of threads have the size of the limit at the program's start unless told otherwise.
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, std::min(stack.rlim_cur, usual_stack_bytes));
+  pthread_setattr_default_np(&attributes);
+  pthread_attr_destroy(&attributes);
+  return "";
+}
+
+void require_address_space(int64_t bytes) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  void* const data =
+      mmap(nullptr, static_cast<size_t>(bytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data != MAP_FAILED) {
+    munmap(data, static_cast<size_t>(bytes));
+    return;
+  }
+  throw Error(
+      ExitCode::machine,
+      "the process may have {} of address space (ulimit -v), of which {} more are needed for arrays, threads and "
+      "libraries: raise the limit",
+      format_bytes(static_cast<double>(limit.rlim_cur)), format_bytes(static_cast<double>(bytes)));
+}
+
+}  // namespace gptrain::base

@@ -1,0 +1,16 @@
+// Limits of the process (ulimit) that libraries answer with a crash: they are raised or checked beforehand.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace gptrain::inline base {
+
+// Raises the soft limits of open files and of stacks towards the hard ones. Returns the fault if stacks stay too small
+// for the program; empty: none. REQUIRES: called before the first thread starts.
+std::string raise_process_limits();
+
+// THROWS Error(machine) unless the process may have `bytes` more of address space (ulimit -v).
+void require_address_space(int64_t bytes);
+
+}  // namespace gptrain::base

@@ -1,0 +1,131 @@
+"""Runs on file systems that lack something, behind links, in folders that move, and under clocks that jump."""
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+from cli_case import CHECKPOINT, EXECUTABLE, FINISHED, TIMEOUT_SECONDS, USAGE, CliCase, overrides
+
+ENDLESS = overrides("run.steps=100000000", "checkpoint.every_steps=0")
+
+
+class FaultyCase(CliCase):
+    """Runs with the preload library of file_system.c."""
+
+    @classmethod
+    def setUpClass(cls):
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        if compiler is None:
+            raise unittest.SkipTest("no C compiler")
+        folder = Path(tempfile.mkdtemp(prefix="gptrain-preload-"))
+        cls.addClassCleanup(shutil.rmtree, folder)
+        cls.library = folder / "file_system.so"
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", cls.library, Path(__file__).with_name("file_system.c"), "-ldl"],
+                       check=True)
+
+    def environment(self, faults, folder):
+        return {**os.environ, "LD_PRELOAD": str(self.library), "FAULTS": faults, "FOLDER": str(self.path(folder))}
+
+    def run_with(self, faults, *arguments, folder="out", code=FINISHED):
+        done = subprocess.run([EXECUTABLE, *map(str, arguments)], cwd=self.folder, env=self.environment(faults, folder),
+                              capture_output=True, text=True, errors="replace", timeout=TIMEOUT_SECONDS, check=False)
+        self.assertEqual(done.returncode, code, f"{faults} {arguments}: {done.stderr}")
+        return done
+
+
+class Lacking(FaultyCase):
+    def test_no_locks_of_any_kind(self):
+        error = self.run_with("locks", "train", self.write_run()).stderr
+        self.assertIn("warning: run.out = out: its file system has no locks, so that nothing keeps a second run out", error)
+        self.run_with("locks", "checkpoint", "average", "out", "out", "--out", "average")
+
+    def test_no_mappings(self):
+        config = self.write_run()
+        self.train(config)
+        for faults in ("shared", "mappings"):
+            self.run_with(faults, "train", config, "--set", f"run.out={faults}")
+            self.assert_same_checkpoint(self.checkpoint(6), self.checkpoint(6, faults))
+            self.run_with(faults, "data", "inspect", "corpus")
+
+    def test_status_that_cannot_be_had(self):
+        """No search for the first folder that exists goes on for ever where the status even of / cannot be had."""
+        self.train(self.write_run())
+        target = self.path("deep/er/target")
+        error = self.run_with("stat", "train", "run.json", "--set", f"run.out={target}", folder="deep", code=USAGE).stderr
+        self.assertIn("run.out: cannot create ", error)
+        for command in (["export", "out", "--hf", target], ["average", "out", "out", "--out", target]):
+            self.run_with("stat", "checkpoint", *command, folder="deep", code=CHECKPOINT)
+
+    def test_read_only_under_a_run(self):
+        config = self.write_run()
+        process = subprocess.Popen([EXECUTABLE, "train", config, *ENDLESS], cwd=self.folder, stdin=subprocess.DEVNULL,
+                                   env=self.environment("read_only", "out"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(self._end, process)
+        self.wait_until(lambda: process.stdout.readline().startswith("step 3/"), process)
+        self.path("out.ro").touch()
+        _, error = process.communicate(timeout=TIMEOUT_SECONDS)
+        self.assertEqual(process.returncode, CHECKPOINT, error)
+        self.assertRegex(error, r"metrics\.jsonl: Read-only file system; the state after step \d+ is saved in .*out\.saved/checkpoints")
+        [step] = self.checkpoint_steps("out.saved")
+        self.train(config, "--resume", "latest", *overrides("run.out=out.saved", f"run.steps={step + 2}"))
+
+    def test_clocks_that_jump(self):
+        config = self.write_run(checkpoint={"every_seconds": 3000, "keep_last": 9})
+        self.train(config)
+        self.run_with("clock", "train", config, "--set", "run.out=jumping")
+        self.assert_same_steps(self.records("jumping"), self.records())
+        self.assert_same_checkpoint(self.checkpoint(6), self.checkpoint(6, "jumping"))
+
+
+class Folders(CliCase):
+    def test_links_in_place_of_folders(self):
+        config = self.write_run()
+        for folder in ("disk/checkpoints", "disk/data", "real"):
+            self.path(folder).mkdir(parents=True)
+        for name in ("corpus.bin", "corpus.idx"):
+            self.path(name).rename(self.path("disk/data") / name)
+        self.path("data").symlink_to("disk/data")
+        self.path("real/checkpoints").symlink_to(self.path("disk/checkpoints"))
+        self.path("out").symlink_to("real")
+        arguments = [config, *overrides('data.train=[{"path":"data/corpus"}]')]
+        self.train(*arguments, "--steps", "3")
+        self.train(*arguments, "--resume", "latest")
+        self.assertEqual(sorted(path.name for path in self.path("disk/checkpoints").iterdir()), ["step-00000003", "step-00000006"])
+        self.assertTrue(self.path("out").is_symlink() and self.path("real/checkpoints").is_symlink())
+        self.assertIn("sound", self.succeed("checkpoint", "verify", "out"))
+        self.succeed("checkpoint", "prune", "out", "--keep-last", "1")
+        self.assertEqual(self.checkpoint_steps(), [6])
+
+    def test_a_run_that_was_moved(self):
+        config = self.write_run()
+        self.train(config, "--steps", "3")
+        self.path("elsewhere").mkdir()
+        self.path("out").rename(self.path("elsewhere/moved"))
+        self.train("elsewhere/moved/config.json", "--resume", "latest", *overrides("run.out=elsewhere/moved"))
+        self.train(config, *overrides("run.out=whole"))
+        self.assert_same_checkpoint(self.checkpoint(6, "elsewhere/moved"), self.checkpoint(6, "whole"))
+
+    def test_links_that_lead_nowhere(self):
+        """Files of a run stay in its folder, also when it goes on."""
+        config = self.write_run()
+        self.path("out").mkdir()
+        names = [".lock", "metrics.jsonl", "config.json", "config.json.tmp", "run.json", "report.html",
+                 "report.html.tmp", "tb"]
+        for arguments in ([], ["--resume", "latest"]):
+            for path in (self.path("out") / name for name in names):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                path.unlink(missing_ok=True)
+                path.symlink_to(self.path(f"stolen-{path.name}"))
+            self.train(config, "--steps", "3", *arguments)
+            self.assertEqual(list(self.folder.glob("stolen-*")), [])
+            self.assertEqual([name for name in names if (self.path("out") / name).is_symlink()], [])
+        self.assertEqual(self.checkpoint_steps(), [3, 6])
+
+    def test_files_for_a_group(self):
+        config = self.write_run()
+        subprocess.run([EXECUTABLE, "train", config], cwd=self.folder, capture_output=True, check=True, umask=0o002)
+        for path in [self.path("out"), *self.path("out").rglob("*")]:
+            self.assertEqual(path.stat().st_mode & 0o777, 0o775 if path.is_dir() else 0o664, path)

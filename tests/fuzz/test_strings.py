@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Control characters in every string of every file that gptrain reads, and in arguments: none reaches the terminal.
+
+Run as test_strings.py GPTRAIN [--strings N] [--seed N]. N: strings of each kind of file (0: all of them).
+"""
+import argparse
+import copy
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("gptrain", type=os.path.abspath)
+parser.add_argument("--strings", type=int, default=0)
+parser.add_argument("--seed", type=int, default=1)
+parser.add_argument("tests", nargs="*")
+options = parser.parse_args()
+os.environ["GPTRAIN"] = options.gptrain
+
+from cli_case import SOURCE_ROOT, CliCase, tiny_config
+from hostile_files_cases import crc32c, sealed
+
+# A title, a colour by two bytes and by one, a bell, and a return to the line's start.
+HOSTILE = "\x1b]0;x\x07\x1b[31m\x9b31m\x7f\rx"
+CONTROLS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
+
+
+def mutants(value):
+    """Yields copies of a JSON value with one string or key made hostile: the value, and where it changed."""
+    def walk(node, path):
+        if isinstance(node, dict):
+            for key in node:
+                yield path, key
+                yield from walk(node[key], [*path, key])
+        elif isinstance(node, list):
+            for place, member in enumerate(node):
+                yield from walk(member, [*path, place])
+        elif isinstance(node, str):
+            yield path, None
+
+    for path, key in walk(value, []):
+        changed = copy.deepcopy(value)
+        parent = changed
+        for step in path if key is not None else path[:-1]:
+            parent = parent[step]
+        if key is not None:
+            parent[key + HOSTILE] = parent.pop(key)
+        else:
+            parent[path[-1]] += HOSTILE
+        yield changed, [*path, key]
+
+
+def some(values, seed):
+    values = list(values)
+    count = options.strings or len(values)
+    return random.Random(f"{options.seed} {seed}").sample(values, min(count, len(values)))
+
+
+class Strings(CliCase):
+    def check(self, where, *command):
+        result = self.run_gptrain_bytes(*command)
+        found = CONTROLS.search(result)
+        self.assertIsNone(found, f"{where}: {command} prints {found and result[max(0, found.start() - 80):found.end() + 20]}")
+
+    def run_gptrain_bytes(self, *arguments):
+        done = subprocess.run([options.gptrain, *map(str, arguments)], cwd=self.folder, stdin=subprocess.DEVNULL,
+                              capture_output=True, timeout=120, check=False)
+        self.assertGreaterEqual(done.returncode, 0, f"{arguments}: {done.stderr[-500:]}")
+        return done.stdout + done.stderr
+
+    def check_file(self, name, value, *commands, text_of=json.dumps):
+        sound = self.path(name).read_bytes() if self.path(name).exists() else None
+        for number, (changed, where) in enumerate(some(mutants(value), name)):
+            self.path(name).write_text(text_of(changed), encoding="utf-8")
+            self.check(f"{name} {where}", *commands[number % len(commands)])
+        if sound is not None:
+            self.path(name).write_bytes(sound)
+
+    def test_config(self):
+        self.write_corpus()
+        full = json.loads(re.sub(r"//.*", "", self.succeed("config", "show", self.write_config(tiny_config()))))
+        self.check_file("mutant.json", full, ["config", "check", "mutant.json"], ["config", "show", "mutant.json"],
+                        ["train", "mutant.json", "--dry-run"], ["train", "mutant.json", "--dry-run", "--json"])
+
+    def test_manifest(self):
+        self.train(self.write_run())
+        path = self.checkpoint(6) / "manifest.json"
+        body = json.loads(path.read_text(encoding="utf-8"))
+        body.pop("crc32c")
+        body.update(algorithms="matmul: 1", history=[{"step": 3, "changes": ["optimizer.lr: 1 -> 2"]}])
+        commands = [["checkpoint", word, "out"] for word in ("inspect", "verify")]
+        commands += [["checkpoint", "diff", "out", "out"], ["train", "run.json", "--resume"],
+                     ["checkpoint", "average", "out", "out", "--out", "average"], ["checkpoint", "export", "out", "--hf", "hf"]]
+        self.check_file(path.relative_to(self.folder), body, *commands,
+                        text_of=lambda value: sealed(json.dumps(value, indent=2)[:-2]))
+
+    def test_header_of_tensors(self):
+        self.train(self.write_run())
+        path, manifest = self.checkpoint(6) / "rank-00000.safetensors", self.checkpoint(6) / "manifest.json"
+        data, body = path.read_bytes(), json.loads(manifest.read_text(encoding="utf-8"))
+        body.pop("crc32c")
+        end = 8 + int.from_bytes(data[:8], "little")
+        for number, (changed, where) in enumerate(some(mutants(json.loads(data[8:end])), "header")):
+            text = json.dumps(changed).encode()
+            head = len(text).to_bytes(8, "little") + text
+            path.write_bytes(head + data[end:])
+            body["files"][0].update(bytes=len(head) + len(data) - end, header_crc32c=f"{crc32c(head):08x}")
+            manifest.write_text(sealed(json.dumps(body, indent=2)[:-2]), encoding="utf-8")
+            self.check(f"header {where}", "checkpoint", ("inspect", "verify")[number % 2], "out")
+
+    def test_metadata_of_tokens(self):
+        self.path("a.txt").write_text("some text\n" * 50, encoding="utf-8")
+        self.succeed("data", "pack", "a.txt", "--out", "packed", "--tokenizer", "bytes")
+        self.write_config(tiny_config(data={"train": [{"path": "packed"}]}))
+        self.check_file("packed.meta.json", json.loads(self.path("packed.meta.json").read_text(encoding="utf-8")),
+                        ["data", "inspect", "packed"], ["data", "verify", "packed"], ["train", "run.json"])
+
+    def test_tokenizer(self):
+        self.path("a.txt").write_text("some text and some more\n" * 50, encoding="utf-8")
+        self.succeed("data", "train-tokenizer", "a.txt", "--vocab-size", "270", "--out", "tokenizer.json")
+        value = json.loads(self.path("tokenizer.json").read_text(encoding="utf-8"))
+        value["model"]["vocab"] = dict(list(value["model"]["vocab"].items())[:262])
+        value["model"]["merges"] = value["model"]["merges"][:5]
+        value["normalizer"] = {"type": "Replace", "pattern": {"String": "a"}, "content": "b"}
+        self.check_file("mutant.json", value, ["data", "tokenize", "--tokenizer", "mutant.json", "some text"])
+
+    def test_hugging_face(self):
+        model = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "vocab_size": 257, "sequence_length": 16}
+        self.train(self.write_run(model=model))
+        self.succeed("checkpoint", "export", "out", "--hf", "hf")
+        config = json.loads(self.path("hf/config.json").read_text(encoding="utf-8"))
+        self.check_file("hf/config.json", config, ["checkpoint", "import", "--hf", "hf", "imported"])
+
+    def test_profiles(self):
+        config = self.write_config(tiny_config())
+        for option, folder in (("--target", "devices"), ("--cluster", "clusters")):
+            profile = sorted((SOURCE_ROOT / "configs" / folder).glob("*.json"))[0]
+            value = json.loads(re.sub(r"^\s*//.*", "", profile.read_text(encoding="utf-8"), flags=re.MULTILINE))
+            target = [] if option == "--target" else ["--target", "h100"]
+            self.check_file("profile.json", value, ["train", config, "--dry-run", *target, option, "profile.json"])
+
+    def test_metrics(self):
+        self.train(self.write_run(), "--steps", "3")
+        record = self.records()[0]
+        for changed, where in some(mutants(record), "metrics"):
+            with self.path("out/metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(changed) + "\n" + HOSTILE + "\n")
+            self.check(f"metrics {where}", "train", "run.json", "--resume", "--steps", "0")
+
+    def test_arguments(self):
+        config = self.write_run()
+        self.train(config)
+        for command in (["train", HOSTILE], ["train", config, "--set", HOSTILE], ["train", config, "--set", f"run.out={HOSTILE}", "--dry-run"],
+                        ["train", config, "--set", f"{HOSTILE}=1"], [HOSTILE], ["train", f"--{HOSTILE}"], ["train", config, "--steps", HOSTILE],
+                        ["data", "inspect", HOSTILE], ["data", "pack", "corpus.bin", "--out", "x", "--tokenizer", HOSTILE],
+                        ["checkpoint", "verify", HOSTILE], ["checkpoint", "export", "out", "--hf", HOSTILE],
+                        ["generate", "--checkpoint", HOSTILE, "--prompt", "x"], ["train", config, "--dry-run", "--target", HOSTILE],
+                        ["plan", config, "--gpus", "8", "--target", HOSTILE]):
+            self.check("argument", *command)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *options.tests])
