@@ -33,12 +33,12 @@ fs::path shard_path(const fs::path& folder, int number, Kind kind) {
 // Writes a shard of documents of 5 and of `number` + 3 tokens that count up from `first`.
 void write_shard(const fs::path& folder, int number, Kind kind, int64_t first) {
   const fs::path path = shard_path(folder, number, kind);
-  std::vector<std::vector<int64_t>> documents(2);
+  std::vector<std::vector<int64_t>> both(2);
   for (const int64_t size : {5, number + 3}) {
-    std::vector<int64_t>& document = documents[size == 5 ? 0 : 1];
+    std::vector<int64_t>& document = both[size == 5 ? 0 : 1];
     for (int64_t i = 0; i < size; ++i) document.push_back(first++);
   }
-  const RawTokenFile raw = RawTokenFile::of(documents, 8);
+  const RawTokenFile raw = RawTokenFile::of(both, 8);
   if (kind == Kind::llmc) {
     const auto count = static_cast<int64_t>(raw.tokens.size());
     return write_file(path, little_endian(llmc::magic_u16, 4) + little_endian(1, 4) + little_endian(count, 4) +

@@ -128,9 +128,9 @@ std::shared_ptr<const Tokenizer> tokenizer_of_merges(const std::vector<Merge>& m
 TEST_CASE("Long pieces are merged as short ones are: the earliest merge first, the leftmost of equals") {
   const auto tokenizer = tokenizer_of_merges({{'a', 'a', 256}, {'b', 'a', 257}, {256, 256, 258}, {257, 'b', 259}});
   uint32_t state = 1;
-  for (size_t length = 1; length < 400; ++length) {
+  for (size_t size = 1; size < 400; ++size) {
     std::string text;
-    for (size_t i = 0; i < length; ++i) text += (state = state * 1664525 + 1013904223) >> 28 < 9 ? 'a' : 'b';
+    for (size_t i = 0; i < size; ++i) text += (state = state * 1664525 + 1013904223) >> 28 < 9 ? 'a' : 'b';
     // By definition: look at all pairs, merge the best, repeat.
     std::vector<int32_t> expected(text.begin(), text.end());
     while (true) {
