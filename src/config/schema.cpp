@@ -81,6 +81,11 @@ Json rule_schema(const WordListRule& rule) {
   return {{"type", "array"}, {"items", rule_schema(rule.each)}, {"minItems", 1}, {"uniqueItems", true}};
 }
 
+Json rule_schema(const PatternListRule&) {
+  return {
+      {"type", "array"}, {"items", {{"type", "string"}, {"pattern", "^(dense|band:[1-9][0-9]*)$"}}}, {"minItems", 1}};
+}
+
 Json rule_schema(const ObjectRule& rule) {
   Json properties = Json::object();
   Json required = Json::array();

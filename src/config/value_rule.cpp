@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fmt/format.h>
 
+#include "base/attention_pattern.h"
 #include "base/json.h"
 #include "base/kinds.h"
 #include "config/aliases.h"
@@ -216,6 +217,18 @@ void check(const WordListRule& rule, const Subject& subject) {
     const auto first = subject.value.begin(), here = first + static_cast<std::ptrdiff_t>(i);
     if (std::find(first, here, word) != here)
       subject.faults.add(path, show_value(word), "is there twice", "leaving one of them out");
+  }
+}
+
+void check(const PatternListRule&, const Subject& subject) {
+  if (!subject.value.is_array() || subject.value.empty())
+    return subject.fault("must be an array of attention patterns, at least one", subject.example);
+  for (size_t i = 0; i < subject.value.size(); ++i) {
+    const Json& word = subject.value[i];
+    const auto pattern = word.is_string() ? parse_attention_pattern(word.get_ref<const std::string&>()) : std::nullopt;
+    if (pattern && pattern->one_run()) continue;
+    subject.faults.add(fmt::format("{}[{}]", subject.path, i), show_value(word),
+                       "must be dense or band:W, with W at most 16777216", R"("band:256")");
   }
 }
 

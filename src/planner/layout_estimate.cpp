@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -27,10 +26,6 @@ RecomputeKind recomputed_kind(const RunLayout& layout) {
   return layout.recompute == RecomputeKind::selective ? RecomputeKind::selective : RecomputeKind::block;
 }
 
-size_t place_of_chunk(const std::vector<int32_t>& chunks, int32_t chunk) {
-  return static_cast<size_t>(std::find(chunks.begin(), chunks.end(), chunk) - chunks.begin());
-}
-
 // Returns the recomputation of the other blocks, or of all if the layout does not mix them.
 RecomputeKind plain_kind(const RunLayout& layout) { return mixes(layout) ? RecomputeKind::none : layout.recompute; }
 
@@ -38,19 +33,6 @@ RecomputeKind plain_kind(const RunLayout& layout) { return mixes(layout) ? Recom
 double beside(double work, double traffic, double slow_down) { return std::max(work + slow_down * traffic, traffic); }
 
 }  // namespace
-
-int64_t LayoutEstimator::Chunks::layers_of(size_t stage) const {
-  int64_t sum = 0;
-  for (const int32_t chunk : of_stage[stage]) sum += layers[static_cast<size_t>(chunk)];
-  return sum;
-}
-
-std::pair<bool, bool> LayoutEstimator::Chunks::receives(size_t chunk) const {
-  const auto is_elsewhere = [&](size_t other) {
-    return stages.stage_of_chunk(static_cast<int32_t>(other)) != stages.stage_of_chunk(static_cast<int32_t>(chunk));
-  };
-  return {chunk > 0 && is_elsewhere(chunk - 1), chunk + 1 < layers.size() && is_elsewhere(chunk + 1)};
-}
 
 LayoutEstimator::LayoutEstimator(const RunConfig& config, const Machine& machine, const Target& target)
     : config_(config),
@@ -68,84 +50,13 @@ LayoutEstimator::ChunksKey LayoutEstimator::chunks_key(const RunLayout& layout) 
 const LayoutEstimator::Chunks& LayoutEstimator::chunks(const RunLayout& layout) {
   const ChunksKey key = chunks_key(layout);
   if (const auto found = chunks_.find(key); found != chunks_.end()) return found->second;
-  Chunks made;
   const RunConfig config = with_layout(config_, layout);
-  made.stages = make_stages(config, 0, layout.accumulation, backward_runs_again(layout.recompute));
-  made.layers = layers_of_chunks(config);
-  made.of_stage.resize(static_cast<size_t>(layout.pipeline));
-  int64_t first = 0;
-  for (size_t chunk = 0; chunk < made.layers.size(); ++chunk) {
-    made.first_layers.push_back(first);
-    first += made.layers[chunk];
-    const auto number = static_cast<int32_t>(chunk);
-    made.of_stage[static_cast<size_t>(made.stages.stage_of_chunk(number))].push_back(number);
-  }
+  Chunks made = make_chunks(make_stages(config, 0, layout.accumulation, backward_runs_again(layout.recompute)),
+                            layers_of_chunks(config), parts_.kinds());
   return chunks_.emplace(key, std::move(made)).first->second;
 }
 
-LayoutEstimator::InFlight LayoutEstimator::most_in_flight(const std::vector<Pass>& passes,
-                                                          const std::vector<int32_t>& chunks) {
-  InFlight now{std::vector<int32_t>(chunks.size()), std::vector<int32_t>(chunks.size())};
-  InFlight most = now;
-  const auto weight = [](const InFlight& counts) {
-    return 2 * std::accumulate(counts.whole.begin(), counts.whole.end(), int64_t{0}) +
-           std::accumulate(counts.for_weights.begin(), counts.for_weights.end(), int64_t{0});
-  };
-  for (const Pass& pass : passes) {
-    const size_t place = place_of_chunk(chunks, pass.chunk);
-    now.whole[place] += pass.kind == PassKind::forward ? 1 : pass.kind == PassKind::backward_weight ? 0 : -1;
-    if (pass.kind == PassKind::backward_input) ++now.for_weights[place];
-    if (pass.kind == PassKind::backward_weight) --now.for_weights[place];
-    if (weight(now) > weight(most)) most = now;
-  }
-  return most;
-}
-
-void LayoutEstimator::count_others(const std::vector<Pass>& passes, const std::vector<int32_t>& chunks,
-                                   StagePasses& counts) {
-  const auto makes_gradients = [](const Pass& pass) {
-    return pass.kind == PassKind::backward || pass.kind == PassKind::backward_weight;
-  };
-  counts.before_others.resize(chunks.size());
-  std::vector<double> all(chunks.size());
-  for (size_t i = 0; i < passes.size(); ++i) {
-    if (!makes_gradients(passes[i])) continue;
-    const size_t place = place_of_chunk(chunks, passes[i].chunk);
-    ++all[place];
-    if (i + 1 < passes.size() && !makes_gradients(passes[i + 1])) ++counts.before_others[place];
-  }
-  for (size_t place = 0; place < chunks.size(); ++place) counts.before_others[place] /= all[place];
-}
-
-void LayoutEstimator::count_gathers(const std::vector<Pass>& passes, const Chunks& chunks, size_t stage,
-                                    StagePasses& counts) {
-  const std::vector<int32_t>& own = chunks.of_stage[stage];
-  counts.forward_gathers.resize(own.size());
-  counts.backward_gathers.resize(own.size());
-  std::vector<double> micro_batches(own.size());
-  int64_t last = -1, before = -1;  // block used last, and the one before it
-  for (const Pass& pass : passes) {
-    if (pass.kind == PassKind::backward_weight) continue;
-    const size_t place = place_of_chunk(own, pass.chunk);
-    const bool is_forward = pass.kind == PassKind::forward;
-    micro_batches[place] += is_forward ? 1 : 0;
-    const int64_t first = chunks.first_layers[static_cast<size_t>(pass.chunk)];
-    const int64_t count = chunks.layers[static_cast<size_t>(pass.chunk)];
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t block_now = is_forward ? first + i : first + count - 1 - i;
-      if (block_now == last) continue;
-      if (block_now != before) ++(is_forward ? counts.forward_gathers : counts.backward_gathers)[place];
-      before = std::exchange(last, block_now);
-    }
-  }
-  for (size_t place = 0; place < own.size(); ++place) {
-    counts.forward_gathers[place] /= micro_batches[place];
-    counts.backward_gathers[place] /= micro_batches[place];
-  }
-}
-
-const std::vector<LayoutEstimator::StagePasses>& LayoutEstimator::stage_passes(const RunLayout& layout,
-                                                                               const Chunks& chunks) {
+const std::vector<StagePasses>& LayoutEstimator::stage_passes(const RunLayout& layout, const Chunks& chunks) {
   // Three times as many micro-batches as stages reach a schedule's peak. GPipe's peak grows with every micro-batch:
   // activation_bytes counts these.
   const int64_t micro_batches = std::min(layout.accumulation, 3 * layout.pipeline);
@@ -156,14 +67,7 @@ const std::vector<LayoutEstimator::StagePasses>& LayoutEstimator::stage_passes(c
   PipelineShape shape = chunks.stages.shape;
   shape.micro_batches = static_cast<int32_t>(micro_batches);
   shape.recompute = recompute;
-  const std::shared_ptr<const PassLists> passes = passes_of(schedule, shape);
-  std::vector<StagePasses> stages(passes->size());
-  for (size_t stage = 0; stage < passes->size(); ++stage) {
-    stages[stage].most = most_in_flight((*passes)[stage], chunks.of_stage[stage]);
-    count_others((*passes)[stage], chunks.of_stage[stage], stages[stage]);
-    count_gathers((*passes)[stage], chunks, stage, stages[stage]);
-  }
-  return stage_passes_.emplace(key, std::move(stages)).first->second;
+  return stage_passes_.emplace(key, count_passes(chunks, *passes_of(schedule, shape))).first->second;
 }
 
 int64_t LayoutEstimator::parameter_bytes(const UnitBytes& bytes, const Chunks& chunks, size_t stage) const {
@@ -178,7 +82,7 @@ LayoutEstimator::Held LayoutEstimator::held(const RunLayout& layout, const Chunk
   const bool splits = lies.stages.schedule->splits_backward;
   const bool has_plain = layout.recompute == RecomputeKind::none || mixes(layout);
   const RecomputeKind any = has_plain ? RecomputeKind::none : recomputed_kind(layout);
-  Held held{.any = &parts_.micro_batch(layout, any, splits)};
+  Held held{.recompute = any, .any = &parts_.micro_batch(layout, any, splits)};
   if (has_plain) held.plain_bytes = held.any->held_bytes;
   if (layout.recompute != RecomputeKind::none)
     held.recomputed_bytes = parts_.micro_batch(layout, recomputed_kind(layout), splits).held_bytes;
@@ -195,7 +99,7 @@ int64_t LayoutEstimator::activation_bytes(const RunLayout& layout, const Chunks&
     const int64_t recomputed = recomputed_layers(layout, lies, chunk);
     const int64_t of_chunk = recomputed * held.recomputed_bytes + (lies.layers[chunk] - recomputed) * held.plain_bytes;
     const int64_t micro_batches = all_in_flight ? layout.accumulation : static_cast<int64_t>(counts.whole[i]);
-    const int64_t away = offloaded_layers(layout, *held.any, lies.layers[chunk], true);
+    const int64_t away = offloaded_layers(layout, lies, chunk, held.recompute, true);
     sum += micro_batches * (of_chunk - away * (recomputed > 0 ? held.recomputed_bytes : held.plain_bytes));
     sum += counts.for_weights[i] * lies.layers[chunk] * held.any->held_for_weight_bytes;
     most_layers = std::max(most_layers, lies.layers[chunk]);
@@ -224,11 +128,26 @@ int64_t LayoutEstimator::recomputed_layers(const RunLayout& layout, const Chunks
   throw std::logic_error("the blocks that are run again are chosen by bytes");
 }
 
-LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layout, const Chunks& lies, size_t chunk,
-                                                           const MicroBatchCosts& plain) {
+std::vector<double> LayoutEstimator::recomputed_of_kinds(const RunLayout& layout, const Chunks& lies, size_t chunk,
+                                                         const LayerKinds& kinds, int64_t recomputed) {
+  const std::vector<int64_t>& counts = lies.of_kinds[chunk];
+  std::vector<double> of_kinds(counts.size());
+  const int64_t first = lies.first_layers[chunk], layers = lies.layers[chunk];
+  if (layout.recompute == RecomputeKind::every_nth) {
+    for (int64_t layer = first; layer < first + layers; ++layer)
+      of_kinds[kinds.of(layer)] += layer % layout.recompute_interval == 0 ? 1 : 0;
+    return of_kinds;
+  }
+  for (size_t kind = 0; kind < counts.size(); ++kind)
+    of_kinds[kind] = static_cast<double>(recomputed * counts[kind]) / static_cast<double>(layers);
+  return of_kinds;
+}
+
+LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layout, const Chunks& lies, size_t chunk) {
   const int64_t layers = lies.layers[chunk];
+  const RecomputeKind plain = plain_kind(layout);
   if (layout.recompute != RecomputeKind::optimal)
-    return {recomputed_layers(layout, lies, chunk), offloaded_layers(layout, plain, layers, false), 0};
+    return {recomputed_layers(layout, lies, chunk), offloaded_layers(layout, lies, chunk, plain, false), 0};
   const auto stage = static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)));
   RunLayout fixed = layout;
   const auto bytes_with = [&](RecomputeKind recompute, OffloadChoice offloaded) {
@@ -251,9 +170,10 @@ LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layo
   };
   FreedLayers counts;
   const bool copies = layout.offload == offload::optimal;
-  const auto hidden = copies ? static_cast<int64_t>(plain.hidden_share * static_cast<double>(layers)) : 0;
+  const auto hidden = copies ? static_cast<int64_t>(hidden_layers(layout, lies, chunk, plain)) : 0;
   if (hidden > 0) {
-    const int64_t on_their_way = std::min<int64_t>(2, layers) * plain.record_bytes;
+    const bool splits = lies.stages.schedule->splits_backward;
+    const int64_t on_their_way = std::min<int64_t>(2, layers) * parts_.micro_batch(layout, plain, splits).record_bytes;
     counts.copied = freed(hidden, bytes_with(RecomputeKind::none, OffloadChoice::of_blocks(hidden)) + on_their_way);
   }
   counts.recomputed = freed(layers - counts.copied, bytes_with(RecomputeKind::block, OffloadChoice::of_blocks(hidden)));
@@ -261,11 +181,24 @@ LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layo
   return counts;
 }
 
-int64_t LayoutEstimator::offloaded_layers(const RunLayout& layout, const MicroBatchCosts& costs, int64_t layers,
-                                          bool at_most) const {
+double LayoutEstimator::hidden_layers(const RunLayout& layout, const Chunks& lies, size_t chunk,
+                                      RecomputeKind recompute) {
+  double hidden = 0;
+  for (size_t kind = 0; kind < lies.of_kinds[chunk].size(); ++kind) {
+    const auto layers = static_cast<double>(lies.of_kinds[chunk][kind]);
+    if (layers > 0)
+      hidden +=
+          layers * parts_.micro_batch(layout, recompute, lies.stages.schedule->splits_backward, kind).hidden_share;
+  }
+  return hidden;
+}
+
+int64_t LayoutEstimator::offloaded_layers(const RunLayout& layout, const Chunks& lies, size_t chunk,
+                                          RecomputeKind recompute, bool at_most) {
+  const int64_t layers = lies.layers[chunk];
   if (layout.offload.is_number()) return std::min(layout.offload.blocks(), layers);
   if (layout.offload == offload::all) return layers;
-  const double hidden = costs.hidden_share * static_cast<double>(layers);
+  const double hidden = hidden_layers(layout, lies, chunk, recompute);
   constexpr double more = 1.1;  // copies also run beside the stage's first and last passes
   return at_most ? std::min(layers, static_cast<int64_t>(more * hidden) + 1) : static_cast<int64_t>(hidden);
 }
@@ -276,8 +209,15 @@ int64_t LayoutEstimator::stage_bytes(const RunLayout& layout, const Chunks& lies
                 activation_bytes(layout, lies, of_blocks, stage_passes(layout, lies)[stage].most, stage) +
                 of_blocks.any->outside_bytes;
   if (lies.layers_of(stage) > 0) sum += bytes[block].whole_gradients + bytes[block].whole_weights;
-  if (lies.has_head(stage)) sum += of_blocks.any->workspace_bytes;
-  return sum;
+  if (!lies.has_head(stage)) return sum;
+  const std::vector<int64_t> kinds = lies.kinds_of(stage);
+  int64_t workspace = 0;
+  for (size_t kind = 0; kind < kinds.size(); ++kind) {
+    if (kinds[kind] == 0) continue;
+    const bool splits = lies.stages.schedule->splits_backward;
+    workspace = std::max(workspace, parts_.micro_batch(layout, of_blocks.recompute, splits, kind).workspace_bytes);
+  }
+  return sum + workspace;
 }
 
 LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t room) {
@@ -315,7 +255,10 @@ int64_t LayoutEstimator::record_bytes(const RunLayout& layout) {
 }
 
 void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, size_t chunk, StepCosts& costs) {
-  const MicroBatchCosts& plain = parts_.micro_batch(layout, plain_kind(layout), costs.splits);
+  const auto of_kind = [&](RecomputeKind recompute, size_t kind) -> const MicroBatchCosts& {
+    return parts_.micro_batch(layout, recompute, costs.splits, kind);
+  };
+  const MicroBatchCosts& plain = of_kind(plain_kind(layout), 0);
   const auto stage = static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)));
   const UpdateCosts& update = parts_.update(layout, stage);
   PassCost sum;
@@ -330,16 +273,16 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
     gradients += count * update[part].sum;
     sum_ops += count * (layout.zero < 2 ? update[part].keep : update[part].sum_ops);
   };
-  const FreedLayers freed = freed_layers(layout, lies, chunk, plain);
+  const FreedLayers freed = freed_layers(layout, lies, chunk);
   double copies = static_cast<double>(freed.copied) * plain.copy_seconds;
-  if (mixes(layout)) {
-    const MicroBatchCosts& again = parts_.micro_batch(layout, RecomputeKind::block, costs.splits);
-    add(again.passes[block], block, freed.recomputed);
-    add(plain.passes[block], block, lies.layers[chunk] - freed.recomputed);
-    copies += static_cast<double>(freed.copied_inputs) * again.copy_seconds;
-  } else {
-    add(plain.passes[block], block, lies.layers[chunk]);
+  const std::vector<double> again = recomputed_of_kinds(layout, lies, chunk, parts_.kinds(), freed.recomputed);
+  for (size_t kind = 0; kind < again.size(); ++kind) {
+    const auto layers = static_cast<double>(lies.of_kinds[chunk][kind]);
+    if (layers == 0) continue;
+    if (mixes(layout)) add(of_kind(RecomputeKind::block, kind).passes[block], block, again[kind]);
+    add(of_kind(plain_kind(layout), kind).passes[block], block, mixes(layout) ? layers - again[kind] : layers);
   }
+  if (mixes(layout)) copies += static_cast<double>(freed.copied_inputs) * of_kind(RecomputeKind::block, 0).copy_seconds;
   if (chunk == 0) add(plain.passes[embedding], embedding, 1);
   if (chunk + 1 == lies.layers.size()) add(plain.passes[head_part], head_part, 1);
   const auto [receives_input, receives_gradient] = lies.receives(chunk);
@@ -387,6 +330,19 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const Chunks& lies, siz
   costs.exposed_traffic.push_back(spent - work);
 }
 
+double LayoutEstimator::mean_backward(const RunLayout& layout, const Chunks& lies, size_t stage, bool splits) {
+  const std::vector<int64_t> counts = lies.kinds_of(stage);
+  const auto seconds = [&](size_t kind) {
+    const PassCost& pass = parts_.micro_batch(layout, plain_kind(layout), splits, kind).passes[block];
+    return splits ? pass.backward_weight : pass.backward;
+  };
+  const auto layers = static_cast<double>(lies.layers_of(stage));
+  double mean = 0;
+  for (size_t kind = 0; kind < counts.size(); ++kind)
+    if (counts[kind] > 0) mean += seconds(kind) * (static_cast<double>(counts[kind]) / layers);
+  return mean;
+}
+
 void LayoutEstimator::add_stage(const RunLayout& layout, const Chunks& lies, size_t stage, StepCosts& costs) {
   const UpdateCosts& update = parts_.update(layout, stage);
   const bool has_embedding = lies.has_embedding(stage);
@@ -402,10 +358,8 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const Chunks& lies, siz
   if (layout.zero < 2) {
     // A unit's sum begins when its gradients are complete. All but the last unit's run beside the rest of the last
     // pass.
-    const MicroBatchCosts& costs_of = parts_.micro_batch(layout, plain_kind(layout), costs.splits);
-    const PassCost& pass = costs_of.passes[block];
     const double beside_them =
-        std::max(layers - (has_embedding ? 0.0 : 1.0), 0.0) * (costs.splits ? pass.backward_weight : pass.backward);
+        std::max(layers - (has_embedding ? 0.0 : 1.0), 0.0) * mean_backward(layout, lies, stage, costs.splits);
     const double all = over_units([](const UpdateCost& cost) { return cost.sum; });
     sums = std::max(sums, all - beside_them) + slow_down_ * std::min(all, beside_them);
   }
@@ -435,7 +389,8 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
   const auto repeat_last = [](std::vector<double>& values) { values.push_back(values.back()); };
   for (size_t chunk = 0; chunk < lies.layers.size(); ++chunk) {
     // Most chunks equal the one before, so that its costs can be repeated.
-    const bool is_inner = chunk > 1 && chunk + 1 < lies.layers.size() && lies.layers[chunk] == lies.layers[chunk - 1] &&
+    const bool is_inner = chunk > 1 && chunk + 1 < lies.layers.size() &&
+                          lies.of_kinds[chunk] == lies.of_kinds[chunk - 1] &&
                           first_alike(layout, lies, chunk) == first_alike(layout, lies, chunk - 1) &&
                           lies.receives(chunk) == lies.receives(chunk - 1);
     if (!is_inner || mixes(layout) || layout.zero >= 2) {
@@ -455,7 +410,7 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
   }
   for (size_t stage = 0; stage < lies.of_stage.size(); ++stage) {
     const bool is_inner = stage > 1 && !lies.has_head(stage) && !lies.has_head(stage - 1) &&
-                          lies.layers_of(stage) == lies.layers_of(stage - 1) &&
+                          lies.kinds_of(stage) == lies.kinds_of(stage - 1) &&
                           parts_.first_alike(layout, stage) == parts_.first_alike(layout, stage - 1);
     if (!is_inner) {
       add_stage(layout, lies, stage, costs);

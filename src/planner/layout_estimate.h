@@ -12,8 +12,8 @@
 
 #include "planner/layout_costs.h"
 #include "planner/layout_search.h"
+#include "planner/pass_counts.h"
 #include "schedule/pipeline/simulate.h"
-#include "schedule/stages.h"
 
 namespace gptrain {
 
@@ -59,38 +59,14 @@ class LayoutEstimator {
     auto operator<=>(const PassesKey&) const = default;
   };
 
+  using Chunks = LayoutChunks;
+
   static ChunksKey chunks_key(const RunLayout& layout);
 
-  // Distribution of layers over chunks, and of chunks over stages.
-  struct Chunks {
-    Stages stages;
-    std::vector<int64_t> first_layers, layers;   // by chunk: first layer, number of layers
-    std::vector<std::vector<int32_t>> of_stage;  // by stage: its chunks
-
-    // Returns whether the chunk's input, and whether the gradient of its output, comes from another stage.
-    std::pair<bool, bool> receives(size_t chunk) const;
-    bool has_embedding(size_t stage) const { return stages.stage_of_chunk(0) == static_cast<int32_t>(stage); }
-    bool has_head(size_t stage) const {
-      return stages.stage_of_chunk(stages.shape.chunks() - 1) == static_cast<int32_t>(stage);
-    }
-    int64_t layers_of(size_t stage) const;
-  };
-  // Micro-batches in flight, by chunk of a stage, at the moment when the stage saves the most.
-  struct InFlight {
-    // Between forward and backward pass; between the two halves of the backward pass.
-    std::vector<int32_t> whole, for_weights;
-  };
-  // Properties of the order of a stage's passes. Vectors have one element for each chunk of the stage.
-  struct StagePasses {
-    InFlight most;
-    // forward_gathers, backward_gathers: mean number of blocks whose weights a pass gathers with ZeRO 3 (the two blocks
-    // used last still have theirs). before_others: share of the passes with weight gradients that a pass without
-    // follows.
-    std::vector<double> forward_gathers, backward_gathers, before_others;
-  };
   // Bytes that blocks save for a micro-batch.
   struct Held {
-    const MicroBatchCosts* any;                     // costs of one of the layout's kinds of blocks; owned by parts_
+    RecomputeKind recompute;                        // recomputation of some of the layout's blocks
+    const MicroBatchCosts* any;                     // costs with that recomputation; owned by parts_
     int64_t plain_bytes = 0, recomputed_bytes = 0;  // for each block without and with recomputation
   };
   struct StepCosts {
@@ -105,9 +81,6 @@ class LayoutEstimator {
 
   const Chunks& chunks(const RunLayout& layout);
   const std::vector<StagePasses>& stage_passes(const RunLayout& layout, const Chunks& chunks);
-  static InFlight most_in_flight(const std::vector<Pass>& passes, const std::vector<int32_t>& chunks);
-  static void count_others(const std::vector<Pass>& passes, const std::vector<int32_t>& chunks, StagePasses& counts);
-  static void count_gathers(const std::vector<Pass>& passes, const Chunks& chunks, size_t stage, StagePasses& counts);
   // Numbers of a chunk's layers whose activations do not stay on the device: recomputed ones, ones offloaded to the
   // host instead, and those of the recomputed ones whose inputs are offloaded.
   struct FreedLayers {
@@ -115,15 +88,23 @@ class LayoutEstimator {
   };
   // With memory.recompute "optimal": offloads layers whose copies are hidden, then recomputes layers, then offloads
   // their inputs, each until the stage fits.
-  FreedLayers freed_layers(const RunLayout& layout, const Chunks& chunks, size_t chunk, const MicroBatchCosts& plain);
+  FreedLayers freed_layers(const RunLayout& layout, const Chunks& chunks, size_t chunk);
   // REQUIRES: layout.recompute is not optimal.
   static int64_t recomputed_layers(const RunLayout& layout, const Chunks& chunks, size_t chunk);
   int64_t stage_bytes(const RunLayout& layout, const Chunks& chunks, const Held& held, size_t stage);
-  // Returns how many of `layers` are offloaded. For offload "hidden" this is an estimate, or with at_most an upper
-  // bound.
-  int64_t offloaded_layers(const RunLayout& layout, const MicroBatchCosts& costs, int64_t layers, bool at_most) const;
+  // Returns, by kind, how many of the chunk's layers are recomputed if `recomputed` are in all.
+  static std::vector<double> recomputed_of_kinds(const RunLayout& layout, const Chunks& chunks, size_t chunk,
+                                                 const LayerKinds& kinds, int64_t recomputed);
+  // Returns the number of the chunk's layers whose copies to the host are hidden by passes.
+  double hidden_layers(const RunLayout& layout, const Chunks& chunks, size_t chunk, RecomputeKind recompute);
+  // Returns how many of the chunk's layers are offloaded. For offload "hidden" this is an estimate, or with at_most an
+  // upper bound.
+  int64_t offloaded_layers(const RunLayout& layout, const Chunks& chunks, size_t chunk, RecomputeKind recompute,
+                           bool at_most);
   int64_t parameter_bytes(const UnitBytes& bytes, const Chunks& chunks, size_t stage) const;
   Held held(const RunLayout& layout, const Chunks& chunks);
+  // Returns the seconds of the backward pass with weight gradients through a block, the mean over the stage's layers.
+  double mean_backward(const RunLayout& layout, const Chunks& chunks, size_t stage, bool splits);
   int64_t activation_bytes(const RunLayout& layout, const Chunks& chunks, const Held& held, const InFlight& counts,
                            size_t stage);
   // Returns LayoutCosts::first_alike of the chunk's stage.
