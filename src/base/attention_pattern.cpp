@@ -8,8 +8,6 @@
 namespace gptrain {
 namespace {
 
-constexpr int64_t largest_size = 1 << 24;
-
 constexpr std::array<std::string_view, 5> names = {"dense", "band", "strided", "columns", "fixed"};
 
 // RETURNS the sum of 1 to n.
@@ -65,7 +63,7 @@ int64_t pairs_from(const AttentionPattern& pattern, int64_t first, int64_t set, 
 int64_t take_size(std::string_view& text) {
   int64_t size = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size);
-  if (error != std::errc{} || text.starts_with('-') || text.starts_with('0') || size > largest_size) return 0;
+  if (error != std::errc{} || text.starts_with('-') || text.starts_with('0')) return 0;
   text.remove_prefix(static_cast<size_t>(end - text.data()));
   return size;
 }
@@ -97,10 +95,9 @@ std::optional<AttentionPattern> parse_attention_pattern(std::string_view word) {
   if (pattern.kind == AttentionKind::fixed) {
     if (!take(word, ",") || (pattern.columns = take_size(word)) == 0) return std::nullopt;
     if (take(word, "/") && (pattern.column_sets = take_size(word)) == 0) return std::nullopt;
-    if (pattern.columns * pattern.column_sets > pattern.width) return std::nullopt;
   }
   if (take(word, "+global:") && (pattern.global = take_size(word)) == 0) return std::nullopt;
-  if (!word.empty()) return std::nullopt;
+  if (!word.empty() || !pattern.sound()) return std::nullopt;
   return pattern;
 }
 

@@ -28,12 +28,20 @@ struct AttentionPattern {
 
   bool operator==(const AttentionPattern&) const = default;
 
-  // RETURNS whether a query sees one run of keys, which kernels need no more than `window` for.
+  // RETURNS whether a query sees one run of keys: those of a window of `width` tokens, or all before it if that is 0.
   constexpr bool one_run() const {
     return kind == AttentionKind::dense || (kind == AttentionKind::band && global == 0);
   }
-  // RETURNS the tokens that a query sees, itself included; 0: all before it. REQUIRES one_run().
-  constexpr int64_t window() const { return width; }
+  // RETURNS whether the sizes are those that the kind has, in their bounds.
+  constexpr bool sound() const {
+    constexpr int64_t largest = 1 << 24;
+    if (global < 0 || global > largest || width > largest) return false;
+    if (kind != AttentionKind::fixed && (columns != 0 || column_sets != 1)) return false;
+    if (kind == AttentionKind::dense) return width == 0;
+    if (kind != AttentionKind::fixed) return width > 0;
+    return columns > 0 && column_sets > 0 && columns <= largest && column_sets <= largest &&
+           columns * column_sets <= width;
+  }
 
   // RETURNS whether `query` of `head` sees `key`: the definition that all other code is tested against.
   constexpr bool sees(int64_t head, int64_t query, int64_t key) const {
@@ -61,7 +69,7 @@ constexpr AttentionPattern window_pattern(int64_t window) {
 constexpr std::string_view attention_pattern_words =
     "dense, band:W, strided:L, columns:L, fixed:L,C or fixed:L,C/V, each with or without +global:G";
 
-// RETURNS the pattern of a word, or nothing if it is none: sizes must be 1 to 2^24, and C * V at most L.
+// RETURNS the pattern of a word, or nothing if it is none: sizes are 1 to 2^24, and C * V at most L.
 std::optional<AttentionPattern> parse_attention_pattern(std::string_view word);
 
 // RETURNS the word of a pattern.

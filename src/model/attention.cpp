@@ -100,7 +100,7 @@ Dropout AttentionBranch::probability_dropout(const LayerCall& call) const {
 }
 
 AttentionMask AttentionBranch::mask(const LayerCall& call) const {
-  return {.window = model().attention(layer_).window(),
+  return {.pattern = model().attention(layer_),
           .document_starts = call.document_starts,
           .max_documents = context_.shape.mask_documents ? context_.shape.max_documents : 0};
 }

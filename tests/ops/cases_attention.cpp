@@ -5,44 +5,16 @@
 #include <fmt/format.h>
 #include <limits>
 
+#include "attention_reference.h"
 #include "harness.h"
 #include "reference.h"
 
 namespace gptrain::ops_test::cases_attention {
 namespace {
 
-// Division of sequences into documents: none, without and with a mask; a document per token; documents that begin at
-// and around tile edges, different in each sequence.
-enum class Documents : uint8_t { unmasked, one, one_per_token, several };
-
-struct Shape {
-  int64_t batch, tokens, heads, kv_heads, head_size;
-  bool causal = true;
-  double dropout = 0;
-  double scale = 0;  // 0: 1 / sqrt(head_size)
-  int64_t gap = 0;
-  int64_t window = 0;
-  Documents documents = Documents::unmasked;
-  int64_t max_documents = 0;  // room for documents in a device's library
-
-  int64_t rows() const { return batch * tokens; }
-  int64_t q_cols() const { return heads * head_size; }
-  int64_t kv_cols() const { return kv_heads * head_size; }
-  double used_scale() const { return scale > 0 ? scale : 1 / std::sqrt(static_cast<double>(head_size)); }
-
-  bool document_begins(int64_t sequence, int64_t token) const {
-    constexpr std::array<int64_t, 12> usual = {1, 2, 9, 63, 64, 65, 66, 100, 127, 129, 192, 255};
-    if (documents != Documents::several) return token == 0 || documents == Documents::one_per_token;
-    if (sequence > 0) return token == 0 || token == 40 * sequence || token == 128;
-    return token == 0 || std::find(usual.begin(), usual.end(), token) != usual.end();
-  }
-  // Returns true if every query sees one key, whose probability is 1.
-  bool one_key() const { return tokens == 1 || window == 1 || documents == Documents::one_per_token; }
-};
-
 // Sizes of one, primes, sizes around the 64-wide tiles, several tiles and tasks, shared keys, and scores so large that
 // most probabilities vanish.
-const Shape shapes[] = {
+const AttentionShape shapes[] = {
     {1, 1, 1, 1, 1},
     {2, 1, 3, 1, 5},
     {2, 7, 2, 2, 3},
@@ -59,7 +31,7 @@ const Shape shapes[] = {
 
 // Windows of one, two and an odd number of keys, of a tile and a token less and more, and of the whole sequence;
 // documents, with windows, shared keys and dropout. The last are shapes that a device's library may serve.
-const Shape masked_shapes[] = {
+const AttentionShape masked_shapes[] = {
     {1, 70, 2, 1, 16, true, 0, 0, 3, 1},
     {2, 9, 2, 2, 5, true, 0, 0, 0, 2},
     {1, 150, 1, 1, 32, true, 0.2, 0, 0, 37},
@@ -81,7 +53,7 @@ const Shape masked_shapes[] = {
 // Documents that a device's library serves: fewer than fit, exactly as many, and more; all in one sequence and none in
 // the next; of one token, of a whole sequence, and up to the end of one; with windows and rows that are parts of wider
 // ones. Backward may have smaller pieces, of which some hold too many.
-const Shape document_shapes[] = {
+const AttentionShape document_shapes[] = {
     {1, 128, 1, 1, 8, true, 0, 0, 0, 0, Documents::one, 3},
     {2, 128, 2, 1, 8, true, 0, 0, 0, 0, Documents::one_per_token, 128},
     {1, 128, 1, 1, 16, true, 0, 0, 0, 0, Documents::one_per_token, 127},
@@ -90,230 +62,12 @@ const Shape document_shapes[] = {
     {4, 128, 1, 1, 32, true, 0, 0, 16, 0, Documents::several, 4},
 };
 
-const PhiloxKey dropout_key{0x12345678, 0x9abcdef0};
-
-// Returns a global sample number that needs both words.
-int64_t sample_id(int64_t sequence) { return 1000003 * (sequence + 1) + (sequence << 34); }
-
-Dropout dropout_of(Trial& trial, const Shape& shape) {
-  std::vector<int64_t> ids;
-  for (int64_t sequence = 0; sequence < shape.batch; ++sequence) ids.push_back(sample_id(sequence));
-  const Operand& operand = trial.input_array(ids);
-  return {shape.dropout, dropout_key, Trial::pointer<int64_t>(operand)};
-}
-
-// Returns the start of the document of each token in each sequence.
-std::vector<int32_t> document_starts(const Shape& shape) {
-  std::vector<int32_t> starts;
-  for (int64_t sequence = 0; sequence < shape.batch; ++sequence) {
-    int64_t start = 0;
-    for (int64_t token = 0; token < shape.tokens; ++token) {
-      if (shape.document_begins(sequence, token)) start = token;
-      starts.push_back(static_cast<int32_t>(start));
-    }
-  }
-  return starts;
-}
-
-AttentionMask mask_of(Trial& trial, const Shape& shape) {
-  AttentionMask mask{.causal = shape.causal, .window = shape.window};
-  if (shape.documents != Documents::unmasked)
-    mask.document_starts = Trial::pointer<int32_t>(trial.input_array(document_starts(shape)));
-  mask.max_documents = shape.max_documents;
-  return mask;
-}
-
-double keep_factor(const Shape& shape, int64_t sequence, int64_t head, int64_t query, int64_t key) {
-  if (shape.dropout <= 0) return 1;
-  const auto head_key = philox(dropout_key, {static_cast<uint32_t>(head), 0, 0, 0});
-  const auto sample = static_cast<uint64_t>(sample_id(sequence));
-  const auto words =
-      philox({head_key[0], head_key[1]}, {static_cast<uint32_t>(key / 4), static_cast<uint32_t>(query),
-                                          static_cast<uint32_t>(sample), static_cast<uint32_t>(sample >> 32)});
-  return words[static_cast<size_t>(key % 4)] < drop_threshold(shape.dropout) ? 0 : 1 / (1 - shape.dropout);
-}
-
-struct Inputs {
-  std::vector<double> q, k, v, d_o;
-  std::vector<double> lse = {};  // given to backward; empty: the log-sum-exp of forward
-};
-struct Results {
-  std::vector<double> o, lse, dq, dk, dv;
-};
-
-// Attention without tiles, in Real. In float it is the plain low-precision version: probabilities, the gradient of the
-// scores, and the results are rounded to the dtype.
-template <typename Real>
-class Reference {
- public:
-  Reference(const Shape& shape, DType dtype) : shape_(shape), dtype_(dtype), starts_(document_starts(shape)) {}
-
-  Results run(const Inputs& in) const {
-    Results out;
-    out.o = out.dq = zeros(shape_.rows() * shape_.q_cols());
-    out.dk = out.dv = zeros(shape_.rows() * shape_.kv_cols());
-    out.lse = zeros(shape_.batch * shape_.heads * shape_.tokens);
-    std::vector<Real> dk(out.dk.size()), dv(out.dv.size());
-    for (int64_t sequence = 0; sequence < shape_.batch; ++sequence)
-      for (int64_t head = 0; head < shape_.heads; ++head)
-        for (int64_t query = 0; query < shape_.tokens; ++query) row(in, out, dk, dv, sequence, head, query);
-    for (size_t i = 0; i < dk.size(); ++i) {
-      out.dk[i] = rounded(dk[i]);
-      out.dv[i] = rounded(dv[i]);
-    }
-    return out;
-  }
-
- private:
-  static std::vector<double> zeros(int64_t count) { return std::vector<double>(static_cast<size_t>(count)); }
-
-  Real rounded(Real value) const {
-    if constexpr (std::is_same_v<Real, float>) {
-      return static_cast<float>(ops_test::rounded(static_cast<double>(value), dtype_));
-    } else {
-      return value;
-    }
-  }
-
-  bool attends(int64_t sequence, int64_t query, int64_t key) const {
-    if (shape_.causal && key > query) return false;
-    if (shape_.window > 0 && query - key >= shape_.window) return false;
-    const auto first = static_cast<size_t>(sequence * shape_.tokens);
-    return shape_.documents == Documents::unmasked ||
-           starts_[first + static_cast<size_t>(key)] == starts_[first + static_cast<size_t>(query)];
-  }
-
-  Real dot(const std::vector<double>& a, size_t a_first, const std::vector<double>& b, size_t b_first) const {
-    Real sum = 0;
-    for (size_t d = 0; d < static_cast<size_t>(shape_.head_size); ++d) {
-      sum += static_cast<Real>(a[a_first + d]) * static_cast<Real>(b[b_first + d]);
-    }
-    return sum;
-  }
-
-  void row(const Inputs& in, Results& out, std::vector<Real>& dk, std::vector<Real>& dv, int64_t sequence, int64_t head,
-           int64_t query) const {
-    const int64_t kv_head = head / (shape_.heads / shape_.kv_heads);
-    const auto size = static_cast<size_t>(shape_.head_size);
-    const auto q = static_cast<size_t>((sequence * shape_.tokens + query) * shape_.q_cols() + head * shape_.head_size);
-    const auto kv = [&](int64_t key) {
-      return static_cast<size_t>((sequence * shape_.tokens + key) * shape_.kv_cols() + kv_head * shape_.head_size);
-    };
-    const auto scale = static_cast<Real>(shape_.used_scale());
-    std::vector<int64_t> keys;
-    for (int64_t key = 0; key < shape_.tokens; ++key) {
-      if (attends(sequence, query, key)) keys.push_back(key);
-    }
-    std::vector<Real> p, keep, dp;
-    for (const int64_t key : keys) {
-      p.push_back(dot(in.q, q, in.k, kv(key)) * scale);
-      keep.push_back(static_cast<Real>(keep_factor(shape_, sequence, head, query, key)));
-    }
-    const Real max = *std::max_element(p.begin(), p.end());
-    Real sum = 0;
-    for (const Real score : p) sum += std::exp(score - max);
-    const auto lse_index = static_cast<size_t>((sequence * shape_.heads + head) * shape_.tokens + query);
-    const Real lse = in.lse.empty() ? max + std::log(sum) : static_cast<Real>(in.lse[lse_index]);
-    out.lse[lse_index] = lse;
-    for (Real& value : p) value = std::exp(value - lse);
-
-    Real delta = 0;
-    for (size_t d = 0; d < size; ++d) {
-      Real o = 0;
-      for (size_t j = 0; j < keys.size(); ++j) o += rounded(p[j] * keep[j]) * static_cast<Real>(in.v[kv(keys[j]) + d]);
-      out.o[q + d] = rounded(o);
-      delta += rounded(o) * static_cast<Real>(in.d_o[q + d]);
-    }
-    for (size_t j = 0; j < keys.size(); ++j) {
-      const int64_t key = keys[j];
-      const Real d_probability = dot(in.d_o, q, in.v, kv(key)) * keep[j];
-      const Real ds = rounded(p[j] * (d_probability - delta) * scale);
-      for (size_t d = 0; d < size; ++d) {
-        out.dq[q + d] =
-            static_cast<double>(static_cast<Real>(out.dq[q + d]) + ds * static_cast<Real>(in.k[kv(key) + d]));
-        dk[kv(key) + d] += ds * static_cast<Real>(in.q[q + d]);
-        dv[kv(key) + d] += rounded(p[j] * keep[j]) * static_cast<Real>(in.d_o[q + d]);
-      }
-    }
-    for (size_t d = 0; d < size; ++d) out.dq[q + d] = rounded(static_cast<Real>(out.dq[q + d]));
-  }
-
-  Shape shape_;
-  DType dtype_;
-  std::vector<int32_t> starts_;
-};
-
-double largest(const std::vector<double>& values) {
-  double result = 0;
-  for (const double value : values) result = std::max(result, std::abs(value));
-  return result;
-}
-
-void forward_case(Trial& trial, const Shape& shape, DType dtype) {
-  const Operand& q = trial.input(dtype, shape.rows(), shape.q_cols(), 1, shape.gap);
-  const Operand& k = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
-  const Operand& v = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
-  Operand& o = trial.output(dtype, shape.rows(), shape.q_cols(), shape.gap);
-  Operand& lse = trial.output(DType::f32, shape.batch * shape.heads, shape.tokens);
-  trial.run(AttentionForward{shape.batch, shape.tokens, shape.heads, shape.kv_heads, shape.head_size,
-                             shape.used_scale(), mask_of(trial, shape), dropout_of(trial, shape), q.matrix(),
-                             k.matrix(), v.matrix(), o.matrix(), lse.matrix()});
-  const Inputs inputs{q.values(), k.values(), v.values(), std::vector<double>(q.values().size())};
-  const Results reference = Reference<double>(shape, dtype).run(inputs);
-  const Results plain = Reference<float>(shape, dtype).run(inputs);
-  trial.expect_close("o", o, reference.o, plain.o);
-  // Scores are sums in float: a few roundings relative to the largest number.
-  trial.expect_near("lse", lse, reference.lse, 0x1p-21 * (1 + largest(reference.lse)));
-}
-
-struct BackwardOperands {
-  const Operand &q, &k, &v, &d_o, &lse;
-  Operand &dq, &dk, &dv;
-};
-
-// Runs the op on outputs and log-sum-exps of the float64 reference.
-BackwardOperands run_backward(Trial& trial, const Shape& shape, DType dtype) {
-  const Operand& q = trial.input(dtype, shape.rows(), shape.q_cols(), 1, shape.gap);
-  const Operand& k = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
-  const Operand& v = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
-  const Operand& d_o = trial.input(dtype, shape.rows(), shape.q_cols(), 1, shape.gap);
-  const Results forward = Reference<double>(shape, dtype).run({q.values(), k.values(), v.values(), d_o.values()});
-  const Operand& o = trial.input(dtype, shape.rows(), shape.q_cols(), forward.o, shape.gap);
-  const Operand& lse = trial.input(DType::f32, shape.batch * shape.heads, shape.tokens, forward.lse);
-  Operand& dq = trial.output(dtype, shape.rows(), shape.q_cols(), shape.gap);
-  Operand& dk = trial.output(dtype, shape.rows(), shape.kv_cols(), shape.gap);
-  Operand& dv = trial.output(dtype, shape.rows(), shape.kv_cols(), shape.gap);
-  trial.run(AttentionBackward{shape.batch, shape.tokens, shape.heads, shape.kv_heads, shape.head_size,
-                              shape.used_scale(), mask_of(trial, shape), dropout_of(trial, shape), q.matrix(),
-                              k.matrix(), v.matrix(), o.matrix(), lse.matrix(), d_o.matrix(), dq.matrix(), dk.matrix(),
-                              dv.matrix()});
-  return {q, k, v, d_o, lse, dq, dk, dv};
-}
-
-void backward_case(Trial& trial, const Shape& shape, DType dtype) {
-  const BackwardOperands operands = run_backward(trial, shape, dtype);
-  Inputs inputs{operands.q.values(), operands.k.values(), operands.v.values(), operands.d_o.values()};
-  const Results reference = Reference<double>(shape, dtype).run(inputs);
-  inputs.lse = operands.lse.values();
-  const Results plain = Reference<float>(shape, dtype).run(inputs);
-  trial.expect_close("dv", operands.dv, reference.dv, plain.dv);
-  if (!shape.one_key()) {
-    trial.expect_close("dq", operands.dq, reference.dq, plain.dq);
-    trial.expect_close("dk", operands.dk, reference.dk, plain.dk);
-    return;
-  }
-  // A token that attends only to itself: the true gradients are zero, and the rounding of two equal sums is left.
-  const double bound = 0x1p-20 * static_cast<double>(shape.head_size) * largest(inputs.v) * largest(inputs.d_o);
-  trial.expect_near("dq", operands.dq, reference.dq, bound * largest(inputs.k));
-  trial.expect_near("dk", operands.dk, reference.dk, bound * largest(inputs.q));
-}
-
 // Compares the gradients with central differences of the float64 forward, for some elements of each input.
-void derivative_case(Trial& trial, const Shape& shape) {
-  const BackwardOperands operands = run_backward(trial, shape, DType::f32);
-  Inputs inputs{operands.q.values(), operands.k.values(), operands.v.values(), operands.d_o.values()};
+void derivative_case(Trial& trial, const AttentionShape& shape) {
+  const AttentionGradients operands = run_attention_backward(trial, shape, DType::f32);
+  AttentionInputs inputs{operands.q.values(), operands.k.values(), operands.v.values(), operands.d_o.values()};
   const auto loss = [&] {
-    const std::vector<double> o = Reference<double>(shape, DType::f32).run(inputs).o;
+    const std::vector<double> o = attention_reference(shape, DType::f32, inputs).o;
     double sum = 0;
     for (size_t i = 0; i < o.size(); ++i) sum += o[i] * inputs.d_o[i];
     return sum;
@@ -343,7 +97,7 @@ void derivative_case(Trial& trial, const Shape& shape) {
 
 // Checks that a rank with some heads computes for them the bits of a rank with all heads: slices of q, k and v, of o
 // and the gradients.
-void head_slices_case(Trial& trial, const Shape& shape, DType dtype) {
+void head_slices_case(Trial& trial, const AttentionShape& shape, DType dtype) {
   const Operand& q = trial.input(dtype, shape.rows(), shape.q_cols());
   const Operand& k = trial.input(dtype, shape.rows(), shape.kv_cols());
   const Operand& v = trial.input(dtype, shape.rows(), shape.kv_cols());
@@ -399,7 +153,7 @@ void head_slices_case(Trial& trial, const Shape& shape, DType dtype) {
 // is NaN.
 void packed_case(Trial& trial, DType dtype, int64_t window, bool first_is_other) {
   constexpr int64_t first = 64, second = 70, head_size = 24;
-  const Shape shape{1, first + second, 1, 1, head_size, true, 0, 0, 0, window};
+  const AttentionShape shape{1, first + second, 1, 1, head_size, true, 0, 0, 0, window};
   const int64_t from = first_is_other ? first : 0, tokens = first_is_other ? second : first;
   std::vector<int32_t> starts(first + second, 0);
   std::fill(starts.begin() + first, starts.end(), first);
@@ -425,19 +179,20 @@ void packed_case(Trial& trial, DType dtype, int64_t window, bool first_is_other)
     };
     Operand& o = trial.output(dtype, length, shape.q_cols());
     Operand& lse = trial.output(DType::f32, shape.heads, length);
-    const AttentionForward forward{1,
-                                   length,
-                                   shape.heads,
-                                   shape.kv_heads,
-                                   head_size,
-                                   shape.used_scale(),
-                                   {.window = window, .document_starts = packed ? document_starts : nullptr},
-                                   {},
-                                   rows(q),
-                                   rows(k),
-                                   rows(v),
-                                   o.matrix(),
-                                   lse.matrix()};
+    const AttentionForward forward{
+        1,
+        length,
+        shape.heads,
+        shape.kv_heads,
+        head_size,
+        shape.used_scale(),
+        {.pattern = window_pattern(window), .document_starts = packed ? document_starts : nullptr},
+        {},
+        rows(q),
+        rows(k),
+        rows(v),
+        o.matrix(),
+        lse.matrix()};
     trial.run(forward);
     Operand& dq = trial.output(dtype, length, shape.q_cols());
     Operand& dk = trial.output(dtype, length, shape.kv_cols());
@@ -491,44 +246,30 @@ void rejected_case(Trial& trial) {
                                            trial.output(DType::f32, 1, 4).matrix()},
                           why);
   };
-  reject({.causal = false, .window = 2}, "a window without a causal mask");
+  reject({.causal = false, .pattern = window_pattern(2)}, "a window without a causal mask");
   reject({.causal = false, .document_starts = Trial::pointer<int32_t>(starts)}, "documents without a causal mask");
-  reject({.window = -1}, "a negative window");
+  reject({.pattern = window_pattern(-1)}, "a negative window");
   reject({.max_documents = 1}, "room for documents without documents");
   reject({.document_starts = Trial::pointer<int32_t>(starts), .max_documents = -1}, "negative room for documents");
 }
 
-std::string_view documents_text(Documents documents) {
-  constexpr std::array<std::string_view, 4> texts = {"", " one document", " a document per token", " documents"};
-  return texts[static_cast<size_t>(documents)];
-}
-
-std::string describe(const Shape& shape, std::string_view rest) {
-  return fmt::format("B={} T={} H={} G={} D={}{}{}{}{}{}{}{} {}", shape.batch, shape.tokens, shape.heads,
-                     shape.kv_heads, shape.head_size, shape.causal ? " causal" : "",
-                     shape.dropout > 0 ? fmt::format(" dropout {}", shape.dropout) : "",
-                     shape.scale > 0 ? fmt::format(" scale {}", shape.scale) : "", shape.gap > 0 ? " strided" : "",
-                     shape.window > 0 ? fmt::format(" window {}", shape.window) : "", documents_text(shape.documents),
-                     shape.max_documents > 0 ? fmt::format(" in room for {}", shape.max_documents) : "", rest);
-}
-
 void add_cases(Suite& suite) {
-  std::vector<Shape> all(std::begin(shapes), std::end(shapes));
+  std::vector<AttentionShape> all(std::begin(shapes), std::end(shapes));
   all.insert(all.end(), std::begin(masked_shapes), std::end(masked_shapes));
-  for (const Shape& shape : all) {
+  for (const AttentionShape& shape : all) {
     for (const DType dtype : compute_dtypes) {
       if (is_left_out(dtype, &shape - all.data() + 2) && shape.head_size < 256) continue;
       const std::string description = describe(shape, dtype_name(dtype));
-      suite.add<AttentionForward>(description, [=](Trial& trial) { forward_case(trial, shape, dtype); });
-      suite.add<AttentionBackward>(description, [=](Trial& trial) { backward_case(trial, shape, dtype); });
+      suite.add<AttentionForward>(description, [=](Trial& trial) { attention_forward_case(trial, shape, dtype); });
+      suite.add<AttentionBackward>(description, [=](Trial& trial) { attention_backward_case(trial, shape, dtype); });
     }
   }
-  for (const Shape& shape : document_shapes) {
+  for (const AttentionShape& shape : document_shapes) {
     for (const DType dtype : {DType::bf16, DType::f16}) {
       if (is_left_out(dtype, &shape - document_shapes)) continue;
       const std::string description = describe(shape, dtype_name(dtype));
-      suite.add<AttentionForward>(description, [=](Trial& trial) { forward_case(trial, shape, dtype); });
-      suite.add<AttentionBackward>(description, [=](Trial& trial) { backward_case(trial, shape, dtype); });
+      suite.add<AttentionForward>(description, [=](Trial& trial) { attention_forward_case(trial, shape, dtype); });
+      suite.add<AttentionBackward>(description, [=](Trial& trial) { attention_backward_case(trial, shape, dtype); });
     }
   }
   for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -538,53 +279,34 @@ void add_cases(Suite& suite) {
           [=](Trial& trial) { packed_case(trial, dtype, first_is_other ? 0 : 33, first_is_other); });
   }
   suite.add<AttentionForward>("masks that are refused", rejected_case);
-  for (const Shape& shape : {Shape{2, 67, 4, 4, 16, true, 0.3},
-                             Shape{1, 70, 6, 2, 8, true, 0.2, 0, 0, 20, Documents::several}, Shape{2, 9, 3, 3, 5}}) {
+  for (const AttentionShape& shape :
+       {AttentionShape{2, 67, 4, 4, 16, true, 0.3},
+        AttentionShape{1, 70, 6, 2, 8, true, 0.2, 0, 0, 20, Documents::several}, AttentionShape{2, 9, 3, 3, 5}}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       suite.add<AttentionForward>(describe(shape, fmt::format("{} slices of heads", dtype_name(dtype))),
                                   [=](Trial& trial) { head_slices_case(trial, shape, dtype); });
     }
   }
-  for (const Shape& shape : {Shape{1, 9, 2, 1, 6}, Shape{2, 5, 2, 2, 3, false}, Shape{1, 70, 1, 1, 4, true, 0.2},
-                             Shape{1, 70, 1, 1, 4, true, 0.2, 0, 0, 5, Documents::several}}) {
+  for (const AttentionShape& shape :
+       {AttentionShape{1, 9, 2, 1, 6}, AttentionShape{2, 5, 2, 2, 3, false}, AttentionShape{1, 70, 1, 1, 4, true, 0.2},
+        AttentionShape{1, 70, 1, 1, 4, true, 0.2, 0, 0, 5, Documents::several}}) {
     suite.add<AttentionBackward>(describe(shape, "f32 central differences"),
                                  [=](Trial& trial) { derivative_case(trial, shape); });
   }
 }
 
-// Attention of GPT-2 124M: q, k and v are slices of one matrix.
-void bench(Trial& trial, const Shape& shape, DType dtype, bool backward) {
-  const int64_t cols = shape.q_cols();
-  const Operand& qkv = trial.input(dtype, shape.rows(), 3 * cols);
-  const Operand& d_o = trial.input(dtype, shape.rows(), cols);
-  Operand& o = trial.output(dtype, shape.rows(), cols);
-  Operand& lse = trial.output(DType::f32, shape.batch * shape.heads, shape.tokens);
-  Operand& d_qkv = trial.output(dtype, shape.rows(), 3 * cols);
-  const auto part = [cols](const Operand& operand, int64_t i) { return operand.matrix().column_range(i * cols, cols); };
-  const AttentionForward forward{shape.batch,     shape.tokens,       shape.heads,           shape.kv_heads,
-                                 shape.head_size, shape.used_scale(), mask_of(trial, shape), dropout_of(trial, shape),
-                                 part(qkv, 0),    part(qkv, 1),       part(qkv, 2),          o.matrix(),
-                                 lse.matrix()};
-  if (!backward) return trial.time(forward);
-  trial.run(forward);
-  trial.time(AttentionBackward{shape.batch, shape.tokens, shape.heads, shape.kv_heads, shape.head_size,
-                               shape.used_scale(), forward.mask, forward.dropout, part(qkv, 0), part(qkv, 1),
-                               part(qkv, 2), o.matrix(), lse.matrix(), d_o.matrix(), part(d_qkv, 0), part(d_qkv, 1),
-                               part(d_qkv, 2)});
-}
-
+// Attention of GPT-2 124M.
 void add_benches(Suite& suite) {
-  for (const Shape& shape :
-       {Shape{4, 64, 12, 12, 64}, Shape{1, 1024, 12, 12, 64}, Shape{8, 1024, 12, 12, 64},
-        Shape{1, 1024, 12, 12, 64, true, 0.1}, Shape{1, 1024, 6, 6, 128},
-        Shape{1, 1024, 12, 12, 64, true, 0, 0, 0, 256}, Shape{1, 1024, 12, 12, 64, true, 0, 0, 0, 0, Documents::one},
-        Shape{8, 1024, 12, 12, 64, true, 0, 0, 0, 0, Documents::several},
-        Shape{8, 1024, 12, 12, 64, true, 0, 0, 0, 0, Documents::several, 8}}) {
+  for (const AttentionShape& shape :
+       {AttentionShape{4, 64, 12, 12, 64}, AttentionShape{1, 1024, 12, 12, 64}, AttentionShape{8, 1024, 12, 12, 64},
+        AttentionShape{1, 1024, 12, 12, 64, true, 0.1}, AttentionShape{1, 1024, 6, 6, 128},
+        AttentionShape{1, 1024, 12, 12, 64, true, 0, 0, 0, 256},
+        AttentionShape{1, 1024, 12, 12, 64, true, 0, 0, 0, 0, Documents::one},
+        AttentionShape{8, 1024, 12, 12, 64, true, 0, 0, 0, 0, Documents::several},
+        AttentionShape{8, 1024, 12, 12, 64, true, 0, 0, 0, 0, Documents::several, 8}}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       if (dtype == DType::f32 && shape.documents == Documents::several) continue;
-      const std::string description = describe(shape, dtype_name(dtype));
-      suite.add_bench<AttentionForward>(description, [=](Trial& trial) { bench(trial, shape, dtype, false); });
-      suite.add_bench<AttentionBackward>(description, [=](Trial& trial) { bench(trial, shape, dtype, true); });
+      add_attention_benches(suite, shape, dtype);
     }
   }
 }
