@@ -33,10 +33,10 @@ std::optional<LayerWindows> windows_of(const ModelConfig& model) {
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     const AttentionPattern& pattern = model.attention(layer);
     if (!pattern.one_run()) return std::nullopt;
-    windows.of_layers.push_back(pattern.window() > 0);
-    if (pattern.window() == 0) continue;
-    if (windows.width > 0 && windows.width != pattern.window()) return std::nullopt;
-    windows.width = pattern.window();
+    windows.of_layers.push_back(pattern.width > 0);
+    if (pattern.width == 0) continue;
+    if (windows.width > 0 && windows.width != pattern.width) return std::nullopt;
+    windows.width = pattern.width;
   }
   return windows;
 }

@@ -225,10 +225,11 @@ void check(const PatternListRule&, const Subject& subject) {
     return subject.fault("must be an array of attention patterns, at least one", subject.example);
   for (size_t i = 0; i < subject.value.size(); ++i) {
     const Json& word = subject.value[i];
-    const auto pattern = word.is_string() ? parse_attention_pattern(word.get_ref<const std::string&>()) : std::nullopt;
-    if (pattern && pattern->one_run()) continue;
-    subject.faults.add(fmt::format("{}[{}]", subject.path, i), show_value(word),
-                       "must be dense or band:W, with W at most 16777216", R"("band:256")");
+    if (word.is_string() && parse_attention_pattern(word.get_ref<const std::string&>())) continue;
+    subject.faults.add(
+        fmt::format("{}[{}]", subject.path, i), show_value(word),
+        fmt::format("must be one of {}; sizes are 1 to 16777216, and C * V at most L", attention_pattern_words),
+        R"("band:256")");
   }
 }
 

@@ -17,7 +17,7 @@ namespace {
 std::optional<int64_t> window_of_layers(const ModelConfig& model) {
   const std::vector<AttentionPattern>& patterns = model.attention_pattern;
   if (patterns.size() > 1 || !patterns.front().one_run()) return std::nullopt;
-  return patterns.front().window();
+  return patterns.front().width;
 }
 
 // Returns ", attention dense, band:256 in turns", or an empty text for dense attention in all layers.

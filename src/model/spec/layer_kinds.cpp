@@ -29,7 +29,7 @@ ModelConfig with_layers(ModelConfig model, const LayerKind& kind, int64_t count)
 }
 
 Flops twice_pairs(const AttentionPattern& pattern, int64_t tokens, int64_t heads) {
-  const bool sees_all = pattern.one_run() && (pattern.window() == 0 || pattern.window() >= tokens);
+  const bool sees_all = pattern.one_run() && (pattern.width == 0 || pattern.width >= tokens);
   if (sees_all) return wide(heads) * wide(tokens) * wide(tokens);
   return 2 * wide(heads / pattern.column_sets) * wide(pattern.pairs(tokens, pattern.column_sets));
 }

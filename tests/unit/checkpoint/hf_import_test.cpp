@@ -212,7 +212,7 @@ TEST_CASE("A window counts where a class has it", "[hf]") {
   const auto window = [](HfFolder& hf, const HfJson& changes) {
     const std::vector<AttentionPattern> patterns = patterns_with(hf, changes);
     REQUIRE(patterns.size() == 1);
-    return patterns.front().window();
+    return patterns.front().width;
   };
   HfFolder mistral(with(llama, {"model.attention_window=3"}));
   CHECK(window(mistral, {{"sliding_window", 4}}) == 4);

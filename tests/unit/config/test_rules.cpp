@@ -30,40 +30,6 @@ TEST_CASE("key and value heads divide the heads") {
   CHECK(fault({"model.num_kv_heads=24"}) == "model.num_kv_heads = 24: must divide model.num_heads = 12 (try 12)");
 }
 
-TEST_CASE("an attention window is no longer than a sequence, and sets the pattern of all layers") {
-  CHECK(parse({}).model.attention_pattern == std::vector{window_pattern(0)});
-  CHECK(parse({"model.attention_window=0"}).model.attention_pattern == std::vector{window_pattern(0)});
-  CHECK(parse({"model.attention_window=256"}).model.attention_pattern == std::vector{window_pattern(256)});
-  CHECK(fault({"model.attention_window=257"}) ==
-        "model.attention_window = 257: must be at most model.sequence_length = 256 (try 256)");
-  CHECK(fault({"model.attention_window=-1"}) ==
-        "model.attention_window = -1: must be at least 0 and at most 16777216 (try 0)");
-}
-
-TEST_CASE("attention patterns repeat over the layers") {
-  const ModelConfig model = parse({R"(model.attention_pattern=["dense","band:8","band:256"])"}).model;
-  CHECK(model.attention(4) == window_pattern(8));
-  CHECK(model.attention(9) == window_pattern(0));
-  CHECK(model.attention(11) == window_pattern(256));
-  CHECK(fault({"model.attention_pattern=[]"}) ==
-        "model.attention_pattern = []: must be an array of attention patterns, at least one "
-        "(try [\"dense\",\"band:256\"])");
-  CHECK(fault({R"(model.attention_pattern=["dense","bands:8"])"})
-            .starts_with("model.attention_pattern[1] = \"bands:8\""));
-  CHECK(fault({R"(model.attention_pattern=["dense","band:257"])"}) ==
-        "model.attention_pattern[1] = \"band:257\": must be at most model.sequence_length = 256 (try \"band:256\")");
-  CHECK(fault({R"(model.attention_pattern=["dense","band:8"])", "model.attention_window=8"}) ==
-        "model.attention_window = 8: is also set by model.attention_pattern (try leaving one of them out)");
-}
-
-TEST_CASE("a scale of attention stands instead of the head size, and not beside muP") {
-  CHECK(parse({}).model.score_scale() == 0.125);
-  CHECK(parse({"model.mup=256"}).model.score_scale() == 1.0 / 64);
-  CHECK(parse({"model.attention_scale=1"}).model.score_scale() == 1);
-  CHECK(fault({"model.attention_scale=1", "model.mup=256"}) ==
-        "model.attention_scale = 1.0: has no place beside model.mup, which sets the scale (try 0)");
-}
-
 TEST_CASE("room for documents is at most a sequence's tokens, and for masked documents") {
   CHECK(parse({"data.mask_documents=true"}).data.max_documents == 0);
   CHECK(parse({"data.mask_documents=true", "data.max_documents=256"}).data.max_documents == 256);
