@@ -59,6 +59,16 @@ def not_of_some_cases(case):
     return unittest.skipIf(os.environ.get("TEST_CASES") == "some", "long under a sanitizer")(case)
 
 
+def of_whole_suite(case):
+    """Skips a long test in the fast suite, in both builds; the suite "whole" runs it."""
+    return unittest.skipIf("TEST_CASES" in os.environ, "long")(case)
+
+
+def first_in_fast_suite(number, cases):
+    """Returns the first `number` of the cases in the fast suite, all in the suite "whole"."""
+    return cases[:number] if "TEST_CASES" in os.environ else cases
+
+
 def overrides(*settings):
     """Returns `--set` arguments, one for each "key.path=value"."""
     return [argument for setting in settings for argument in ("--set", setting)]

@@ -419,7 +419,9 @@ class RealRun(CliCase):
         ]:
             model = {"vocab_size": BYTES_VOCABULARY, **model}
             largest = {}
-            for exponent in range(21):
+            accepted, refused = -1, 21
+            while refused - accepted > 1:
+                exponent = (accepted + refused) // 2
                 config = tiny_config(batch={"micro": 2**exponent, "global": ranks * 2**exponent})
                 config.update(model=model, precision={"compute": precision}, memory={"recompute": "none"})
                 name = self.write_config(config)
@@ -427,7 +429,9 @@ class RealRun(CliCase):
                 if result.code != FINISHED:
                     self.assertEqual(result.code, USAGE, result.err)
                     self.assertRegex(result.err, "too large for 64-bit sizes of bytes|must be at most .* tokens")
-                    break
+                    refused = exponent
+                    continue
+                accepted = exponent
                 largest = json.loads(result.out)
                 rows = 2**exponent * model["sequence_length"]
                 width = 4 if precision == "fp32" else 2

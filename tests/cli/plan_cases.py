@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import unittest
 
-from cli_case import DEVICE, SOURCE_ROOT, USAGE, CliCase, overrides, tiny_config
+from cli_case import DEVICE, SOURCE_ROOT, USAGE, CliCase, first_in_fast_suite, of_whole_suite, overrides, tiny_config
 
 CONFIGS = SOURCE_ROOT / "configs"
 BROWSERS = ["chromium", "chromium-browser", "google-chrome"]
@@ -114,6 +114,7 @@ class Search(PlanCase):
             self.assertNotIn("(-", "\n".join(line for line in lost.splitlines() if "~" not in line and ">" not in line))
 
 
+    @of_whole_suite
     def test_the_smallest_peak_is_the_same_however_many_are_named(self):
         arguments = [CONFIGS / "gpt3-13b.json", "--gpus", 64, "--target", "a100-80g", "--objective", "memory", "--top"]
         one, five = self.plan(*arguments, 1), self.plan(*arguments, 5)
@@ -512,10 +513,7 @@ class Offered(CliCase):
     def test_what_is_offered_where_a_run_does_not_fit_is_taken_with_the_rest(self):
         large, llama = CONFIGS / "gpt2-1.5b.json", CONFIGS / "llama-7b.json"
         projected = 'memory.linear_projection={"kind": "dct"}'
-        for config, given, offered, others in [
-                (large, ["memory.activation_bits=4"],
-                 {'memory.recompute = "block"', 'memory.recompute = "optimal"', "memory.saved_inputs = 8",
-                  'optimizer.type = "adamw-8bit"', "memory.activation_bits = 3"}, {'memory.recompute = "selective"'}),
+        for config, given, offered, others in first_in_fast_suite(4, [
                 (large, ["memory.saved_inputs=8"], {'memory.recompute = "block"'}, {'memory.recompute = "selective"'}),
                 (large, ["memory.recompute=optimal", "memory.activation_budget=38000000000"],
                  {'memory.recompute = "block", memory.activation_budget = null', 'memory.activation_budget = "fit"',
@@ -527,8 +525,11 @@ class Offered(CliCase):
                 (large, ["memory.offload_activations=1"],
                  {'memory.recompute = "optimal", memory.offload_activations = "optimal"'}, set()),
                 (large, ["precision.compute=fp32"], {'precision.compute = "bf16"'}, set()),
+                (large, ["memory.activation_bits=4"],
+                 {'memory.recompute = "block"', 'memory.recompute = "optimal"', "memory.saved_inputs = 8",
+                  'optimizer.type = "adamw-8bit"', "memory.activation_bits = 3"}, {'memory.recompute = "selective"'}),
                 (llama, ["parallel.tensor=2", "parallel.sequence=true", projected, "batch.micro=2", "parallel.zero=0"],
-                 {'optimizer.type = "adamw-8bit"'}, {"batch.micro = 1 instead of 2"})]:
+                 {'optimizer.type = "adamw-8bit"'}, {"batch.micro = 1 instead of 2"})]):
             ranks = ["--world-size", "2" if config == llama else "1"]
             said = self.offered(config, *ranks, *overrides(*given))
             self.assertLessEqual(offered, said.keys())

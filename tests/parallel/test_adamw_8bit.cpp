@@ -208,7 +208,7 @@ TEST_CASE("steps with moments of 8 bits have the rates, decay and eps of the con
   }
 }
 
-TEST_CASE("ranks that hold the same weights have the same bits with moments of 8 bits") {
+TEST_CASE("ranks that hold the same weights have the same bits with moments of 8 bits", "[long]") {
   for (const SmallLayout& layout : {SmallLayout{2, 1, {}, 2}, SmallLayout{2, 2, {"parallel.zero=1"}}}) {
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16-pure"}) {
       INFO(layout.world_size() << " ranks " << precision);

@@ -33,7 +33,8 @@ bool keeps_blocks(const RunConfig& from, const RunConfig& to) {
 
 }  // namespace
 
-TEST_CASE("every pair of methods takes the bytes of its plan, has the bits of keeping all, and goes on with them") {
+TEST_CASE("every pair of methods takes the bytes of its plan, has the bits of keeping all, and goes on with them",
+          "[long]") {
   const Target target = this_machine(1);
   for (const MethodCase& method : method_cases()) {
     INFO(method.name());

@@ -254,7 +254,7 @@ TEST_CASE("of a host's memory that is offered which the rules take") {
         has(offered("memory.recompute=none", offload, "batch.micro=1"), "; a smaller number of blocks, or \"none\","));
 }
 
-TEST_CASE("what would help a device is not what the host cannot hold") {
+TEST_CASE("what would help a device is not what the host cannot hold", "[long]") {
   Target target = find_target("h100");
   target.memory_bytes = int64_t{40} << 30;
   const std::string offload = "memory.offload_activations = \"all\": ";
@@ -321,7 +321,7 @@ TEST_CASE("settings that a host holds one by one are not offered together where 
       fmt::format(", which fits; and {} of the host's memory for the 8 ranks of a node", bytes_text(more))));
 }
 
-TEST_CASE("copies are offered to a run that recomputation alone does not make fit") {
+TEST_CASE("copies are offered to a run that recomputation alone does not make fit", "[long]") {
   // An early stage of a deep pipeline holds the inputs of all micro-batches in flight.
   const std::vector<std::string> deep = {"parallel.pipeline=16", "batch.micro=256", "batch.global=4096",
                                          "memory.recompute=optimal", "memory.loss_chunk_tokens=2048"};
