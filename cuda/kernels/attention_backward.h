@@ -18,10 +18,10 @@ namespace {
 
 // Sums in f32 of results that several launches make; null: one launch makes them.
 struct GradientSums {
-  Rows<float> dq, dk, dv;  // of the shapes of the results
+  Rows<float> dq, dk, dv;  // shaped like the results
 };
 
-// What a launch does with its results.
+// Use of the sums in f32 by a launch: it makes its results alone, begins the sums, or adds to them.
 enum class SumUse : uint8_t { none, begins, adds };
 
 template <typename T, bool several_runs>

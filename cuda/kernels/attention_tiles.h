@@ -73,7 +73,7 @@ struct Sizes {
   int head_size;
   float scale;
   bool packs;
-  KeyTiles<several_runs> tiles;  // of a pass, and of the last set of columns, which has the most
+  KeyTiles<several_runs> tiles;  // a pass of the last set of columns, which has the most
   int column_sets;
   const int32_t* document_starts;  // [batch, tokens] or null
   const int32_t* wanted;           // [batch] or null
@@ -296,7 +296,7 @@ __device__ __forceinline__ void add_weighted(typename E::Values (&sums)[chunks],
   }
 }
 
-// Calls body(i, c, j, feature) for the elements of a row of sums that exist.
+// Calls body(c, j, feature) for the elements of a row of sums that exist.
 template <typename E, int chunks, typename Body>
 __device__ __forceinline__ void for_each_feature(int head_size, const Body& body) {
 #pragma unroll

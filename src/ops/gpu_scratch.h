@@ -106,7 +106,7 @@ inline int64_t gpu_scratch_bytes(const BiasGradient& op) { return gpu_column_sum
 constexpr int64_t gpu_scratch_bytes(const ScaledProduct&) { return gpu_product_workspace_bytes; }
 
 // Scratch of attention: the table of documents, if any, and after it cuDNN's workspace if it serves the op, or else
-// that of the own kernels: for a pattern with two passes over the queries what the first leaves, and in
+// that of the own kernels: the first pass' softmax and sums if a pattern takes two passes over the queries; in
 // AttentionBackward the sum over features of d_o o for each query and head, and dk and dv in f32 if keys lie in two
 // orders.
 inline int64_t gpu_scratch_bytes(const AttentionForward& op) {

@@ -293,6 +293,31 @@ struct KeyTiles {
   }
 };
 
+// Goes through the places of the picked order without divisions.
+class PickedPlace {
+ public:
+  [[gnu::always_inline]] constexpr PickedPlace(const KeyTiles<true>& tiles, int place)
+      : run_(tiles.kind == AttentionKind::fixed ? tiles.columns : tiles.class_places),
+        step_(tiles.kind == AttentionKind::fixed ? 1 : tiles.width),
+        between_runs_(tiles.kind == AttentionKind::fixed ? tiles.width : 1),
+        place_in_run_(place % run_),
+        token_(tiles.picked_token(place)) {}
+
+  // RETURNS KeyTiles::picked_token of the place.
+  [[gnu::always_inline]] constexpr int token() const { return token_; }
+  [[gnu::always_inline]] constexpr void advance() {
+    token_ += step_;
+    if (++place_in_run_ < run_) return;
+    place_in_run_ = 0;
+    token_ += between_runs_ - run_ * step_;
+  }
+
+ private:
+  int run_, step_;    // places of a run (the columns of a block, or a class), and tokens from one to the next
+  int between_runs_;  // tokens from the start of a run to that of the next
+  int place_in_run_, token_;
+};
+
 // RETURNS the passes over the queries that a mask takes.
 constexpr int attention_passes(const AttentionMask& mask, int64_t tokens) {
   return KeyTiles<true>::of(mask, tokens, 0, nullptr).num_passes();

@@ -75,8 +75,10 @@ AttentionBackwardBuffers carve_backward(ScratchCarver& carver, const AttentionBa
   buffers.ds_pairs = carver.take<Unit>(square);
   buffers.ds_rows = carver.take<Unit>(square);
   if (!several_runs) return buffers;
-  buffers.dk_sums = carver.take<float>(tiles * tile);
-  buffers.dv_sums = carver.take<float>(tiles * tile);
+  if (op.num_heads > op.num_kv_heads || attention_sums_keys(op.mask, op.sequence_length)) {
+    buffers.dk_sums = carver.take<float>(tiles * tile);
+    buffers.dv_sums = carver.take<float>(tiles * tile);
+  }
   if (all.num_passes() > 1) buffers.dq_sums = carver.take<float>(tiles * tile);
   buffers.lse = carver.take<float>(query_tiles * tile_size);
   buffers.gathered = carver.take<Unit>(tile);

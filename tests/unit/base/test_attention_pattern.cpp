@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <catch2/catch.hpp>
 #include <random>
 
 #include "base/attention_pattern.h"
+#include "catch.h"
 
 namespace gptrain {
 namespace {

@@ -1,9 +1,10 @@
 #include <algorithm>
-#include <catch2/catch.hpp>
 #include <random>
 #include <set>
 #include <vector>
 
+#include "catch.h"
+#include "ops/footprint.h"
 #include "ops/key_tiles.h"
 
 namespace gptrain {
@@ -37,7 +38,7 @@ bool is_in(const SeenKeys& seen, bool picked, int place) {
 template <bool several_runs>
 void check(const Case& c) {
   const auto all = KeyTiles<several_runs>::of(c.mask, c.tokens, c.head, c.starts.empty() ? nullptr : c.starts.data());
-  std::vector<int> times(static_cast<size_t>(c.tokens * c.tokens));  // that a pair is visited
+  std::vector<int> times(static_cast<size_t>(c.tokens * c.tokens));  // visits of each pair
   bool sound = true, exact = true;
   for (int i = 0; i < all.num_passes(); ++i) {
     const auto tiles = all.pass(i);
@@ -133,6 +134,25 @@ TEST_CASE("key tiles: executed tiles of the published shapes are near the pairs"
   CHECK(executed_over_pairs("columns:128", 16384) <= 1.55);
   CHECK(executed_over_pairs("columns:128", 65536) <= 1.2);
   CHECK(executed_over_pairs("band:256", 16384) <= 1.3);
+}
+
+TEST_CASE("key tiles: a footprint counts the pairs of its pattern, and the tiles that run") {
+  AttentionForward op{};
+  op.batch = 3;
+  op.sequence_length = 300;
+  op.num_heads = 4;
+  op.num_kv_heads = 2;
+  op.head_size = 16;
+  op.mask.pattern = parse_attention_pattern("fixed:40,5/2+global:7").value_or(AttentionPattern{});
+  int64_t pairs = 0;
+  for (int64_t head = 0; head < 4; ++head)
+    for (int64_t query = 0; query < 300; ++query)
+      for (int64_t key = 0; key <= query; ++key) pairs += op.mask.pattern.sees(head, query, key) ? 1 : 0;
+  const Footprint forward = footprint(op, Target{});
+  CHECK(forward.model_flops == static_cast<Flops>(4 * 16 * 3 * pairs));
+  CHECK(forward.executed_flops ==
+        static_cast<Flops>(4 * 16 * 3 * attention_tile * attention_tile * executed_attention_tiles(op.mask, 300, 4)));
+  CHECK(shape_text(op).ends_with(" fixed:40,5/2+global:7"));
 }
 
 }  // namespace

@@ -87,6 +87,20 @@ inline void softmax_backward_pairs(const float* scores, const float* d_scores, c
   }
 }
 
+// RETURNS the sum over features of o d_o.
+template <typename T>
+float product_of_rows(const T* o, const T* d_o, int64_t head_size) {
+  float partial[16] = {};
+  int64_t col = 0;
+  for (; col + 16 <= head_size; col += 16) {
+    for (int i = 0; i < 16; ++i) partial[i] += as_float(o[col + i]) * as_float(d_o[col + i]);
+  }
+  float sum = 0;
+  for (; col < head_size; ++col) sum += as_float(o[col]) * as_float(d_o[col]);
+  for (int i = 0; i < 16; ++i) sum += partial[i];
+  return sum;
+}
+
 // Prepares, for the sweep over key tiles of a pass, packed q and d_o of all queries, and delta = d_o . o. The
 // log-sum-exp of an empty place is infinite, which makes its probabilities zero.
 template <typename T, bool pairs>
@@ -95,33 +109,25 @@ void prepare_queries(const AttentionHead& head, const KeyTiles<true>& tiles, con
   for (int tile = 0; tile < tiles.num_query_tiles(); ++tile) {
     const int64_t query = int64_t{tile} * tile_size;
     const int64_t rows = smaller(tile_size, tiles.num_queries() - query);
-    const auto pack = [&](Unit* out, const void* operand, int64_t stride) {
-      const auto from = rows_at(head, rows_of<T>(operand, stride), tiles.picked_queries, query, rows, buffers.gathered);
+    const auto pack = [&](Unit* out, const PlacedRows<T>& operand) {
+      const auto from = rows_at(head, operand, tiles.picked_queries, query, rows, buffers.gathered);
       if constexpr (pairs && tile_products) {
         pack_for_tiles(out + tile * packing.tile, buffers.k_rows, packing, from.data, from.stride, rows);
       } else {
         pack_both<T, pairs>(out + tile * packing.tile, packing, from.data, from.stride, rows);
       }
+      return from;
     };
-    pack(buffers.q, head.q, head.q_stride);
-    pack(buffers.d_o, head.d_o, head.d_o_stride);
-  }
-  for (int place = 0; place < tiles.num_queries(); ++place) {
-    const int token = tiles.query_token(place);
-    if (tiles.picked_queries) buffers.lse[place] = token < tiles.tokens ? head.lse[token] : -minus_infinity;
-    buffers.delta[place] = 0;
-    if (token >= tiles.tokens) continue;
-    const T* const o = static_cast<const T*>(head.o) + token * head.o_stride;
-    const T* const d_o = static_cast<const T*>(head.d_o) + token * head.d_o_stride;
-    float partial[16] = {};
-    int64_t col = 0;
-    for (; col + 16 <= head.head_size; col += 16) {
-      for (int i = 0; i < 16; ++i) partial[i] += as_float(o[col + i]) * as_float(d_o[col + i]);
+    pack(buffers.q, rows_of<T>(head.q, head.q_stride));
+    const auto d_o = pack(buffers.d_o, rows_of<T>(head.d_o, head.d_o_stride));
+    const PlacedTokens tokens(tiles, tiles.picked_queries, query, rows);
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t token = tokens.at[row];
+      const bool empty = token >= head.tokens;
+      if (tiles.picked_queries) buffers.lse[query + row] = empty ? -minus_infinity : head.lse[token];
+      const T* const o = static_cast<const T*>(head.o) + token * head.o_stride;
+      buffers.delta[query + row] = empty ? 0.0F : product_of_rows(o, d_o.data + row * d_o.stride, head.head_size);
     }
-    float sum = 0;
-    for (; col < head.head_size; ++col) sum += as_float(o[col]) * as_float(d_o[col]);
-    for (int i = 0; i < 16; ++i) sum += partial[i];
-    buffers.delta[place] = sum;
   }
 }
 
@@ -188,10 +194,10 @@ struct GradientKeys {
   bool adds;  // to dk and dv; false: overwrites them
 };
 
-// Adds the products of one tile of scores to dq, dk and dv.
+// Adds the products of one tile of scores to dq, dk and dv. `adds_to_dq` false: overwrites dq.
 template <typename T, bool pairs>
 void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int query_tile, const GradientKeys& of,
-                   const AttentionBackwardBuffers& buffers) {
+                   bool adds_to_dq, const AttentionBackwardBuffers& buffers) {
   const Packing<pairs> packing(head.head_size);
   const int64_t pairs_offset = pairs ? packing.tile / 2 : 0;  // offset of the rows for sums over the rows
   const int64_t query = int64_t{query_tile} * tile_size;
@@ -233,34 +239,53 @@ void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int q
                    query_units, of.adds);
   }
   product<pairs>(buffers.dq + query * packing.width, packing.width, ds, of.k_for_dq, packing.width, rows, packing.cols,
-                 packing.token_units(of.keys), true);
+                 packing.token_units(of.keys), adds_to_dq);
 }
 
-// Stores a tile's sums as rows of f32 or T.
-template <bool pairs, typename T>
-void store_keys(T* to, int64_t stride, const float* from, const Packing<pairs>& packing, int64_t keys,
-                const AttentionBackwardBuffers& buffers) {
+// RETURNS a tile's sums as rows of packed_width, in memory of packed keys if they are not.
+template <bool pairs>
+const float* sums_by_row(const float* sums, const Packing<pairs>& packing, int64_t keys,
+                         const AttentionBackwardBuffers& buffers) {
   if constexpr (pairs && tile_products) {
-    store_transposed(to, stride, from, buffers.scores, keys, packing.head_size);
+    float* const rows = reinterpret_cast<float*>(buffers.k);
+    store_transposed(rows, packing.width, sums, buffers.scores, keys, packing.head_size);
+    return rows;
   } else {
-    store_rows(to, stride, from, packing.width, keys, packing.head_size, 1.0F);
+    return sums;
+  }
+}
+
+// Stores the gradients of a tile of keys.
+template <typename T, bool pairs>
+void store_keys(const PlacedRows<T>& to, const float* sums, const KeyTiles<true>& tiles, const GradientKeys& of,
+                const Packing<pairs>& packing, const AttentionBackwardBuffers& buffers) {
+  T* const result = const_cast<T*>(to.data);
+  if (of.key.picked) {
+    const float* const rows = sums_by_row(sums, packing, of.keys, buffers);
+    const PlacedTokens tokens(tiles, true, of.key.first(), of.keys);
+    for (int64_t row = 0; row < of.keys; ++row) {
+      if (tokens.at[row] >= tiles.tokens) continue;
+      store_rows(result + tokens.at[row] * to.stride, 0, rows + row * packing.width, 0, 1, packing.head_size, 1.0F);
+    }
+    return;
+  }
+  T* const rows = result + of.key.first() * to.stride;
+  if constexpr (pairs && tile_products) {
+    store_transposed(rows, to.stride, sums, buffers.scores, of.keys, packing.head_size);
+  } else {
+    store_rows(rows, to.stride, sums, packing.width, of.keys, packing.head_size, 1.0F);
   }
 }
 
 // Adds a tile's sums to those of their tokens.
 template <bool pairs>
-void add_keys(float* sums, const float* from, const KeyTiles<true>& tiles, const GradientKeys& of,
+void add_keys(float* totals, const float* sums, const KeyTiles<true>& tiles, const GradientKeys& of,
               const Packing<pairs>& packing, const AttentionBackwardBuffers& buffers) {
-  const float* rows = from;
-  if constexpr (pairs && tile_products) {
-    float* const buffer = reinterpret_cast<float*>(buffers.k);  // the packed keys are not needed any more
-    store_keys(buffer, packing.width, from, packing, of.keys, buffers);
-    rows = buffer;
-  }
+  const float* const rows = sums_by_row(sums, packing, of.keys, buffers);
+  const PlacedTokens tokens(tiles, of.key.picked, of.key.first(), of.keys);
   for (int64_t row = 0; row < of.keys; ++row) {
-    const int token = tiles.key_token(static_cast<int>(of.key.first() + row), of.key.picked);
-    if (token >= tiles.tokens) continue;
-    float* const to = sums + token * packing.width;
+    if (tokens.at[row] >= tiles.tokens) continue;
+    float* const to = totals + tokens.at[row] * packing.width;
     for (int64_t col = 0; col < packing.head_size; ++col) to[col] += rows[row * packing.width + col];
   }
 }
@@ -270,7 +295,7 @@ struct GroupPlace {
   bool first, last;
 };
 
-// Computes the gradients of a tile of keys, and what it adds to dq.
+// Computes the gradients of a tile of keys, and adds its share to dq.
 template <typename T, bool pairs>
 void backward_keys(const AttentionHead& head, const KeyTiles<true>& tiles, const KeyTile& key, const GroupPlace& group,
                    const AttentionBackwardBuffers& buffers) {
@@ -284,9 +309,12 @@ void backward_keys(const AttentionHead& head, const KeyTiles<true>& tiles, const
                   .adds = buffers.grouped && !group.first};
   const PlaceRange query_tiles = tiles.query_tiles(key);
   for (int tile = query_tiles.first; tile < query_tiles.end; ++tile) {
-    if (!tiles.runs(tile).contains(key)) continue;
+    const KeyRuns runs = tiles.runs(tile);
+    if (!runs.contains(key)) continue;
     if (of.k_for_dq == nullptr) of.k_for_dq = pack_keys<T, pairs>(head, packing, key, of.keys, buffers);
-    add_gradients<T, pairs>(head, tiles, tile, of, buffers);
+    // In the last pass every query sees a key; the first of these begins its dq.
+    const bool begins_dq = buffers.dq_sums == nullptr && runs[0].tile == key.tile && runs[0].picked == key.picked;
+    add_gradients<T, pairs>(head, tiles, tile, of, !begins_dq, buffers);
     of.adds = true;
   }
   if (buffers.dk_sums != nullptr) {
@@ -294,11 +322,8 @@ void backward_keys(const AttentionHead& head, const KeyTiles<true>& tiles, const
     add_keys(buffers.dk_sums, of.dk, tiles, of, packing, buffers);
     add_keys(buffers.dv_sums, of.dv, tiles, of, packing, buffers);
   } else if (group.last) {
-    const auto store_tile = [&](void* to, int64_t stride, const float* from) {
-      store_keys(static_cast<T*>(to) + key.first() * stride, stride, from, packing, of.keys, buffers);
-    };
-    store_tile(head.dk, head.dk_stride, of.dk);
-    store_tile(head.dv, head.dv_stride, of.dv);
+    store_keys(rows_of<T>(head.dk, head.dk_stride), of.dk, tiles, of, packing, buffers);
+    store_keys(rows_of<T>(head.dv, head.dv_stride), of.dv, tiles, of, packing, buffers);
   }
 }
 
@@ -336,7 +361,8 @@ void backward_head(const AttentionHead& head, const GroupPlace& group, const Att
   for (int pass = 0; pass < head.tiles.num_passes(); ++pass) {
     const KeyTiles<true> tiles = head.tiles.pass(pass);
     prepare_queries<T, pairs>(head, tiles, packing, buffers);
-    std::memset(buffers.dq, 0, static_cast<size_t>(tiles.num_query_tiles() * packing.tile * 4));
+    if (buffers.dq_sums != nullptr)
+      std::memset(buffers.dq, 0, static_cast<size_t>(tiles.num_query_tiles() * packing.tile * 4));
     for (const bool picked : {false, true}) {
       if (!(picked ? tiles.picked_keys : tiles.natural_keys)) continue;
       for (int key = 0; key < tiles.num_key_tiles(picked); ++key)

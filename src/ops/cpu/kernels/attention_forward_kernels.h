@@ -86,8 +86,9 @@ inline void begin_rows(const RunningRows& rows, const CarriedSoftmax& carried, b
 // Stores the results of a tile's rows, or their state for the next pass.
 template <typename T>
 void finish_rows(const RunningRows& rows, const ScoreTile& tile, const CarriedSoftmax* next) {
+  const PlacedTokens tokens(tile.tiles, tile.tiles.picked_queries, tile.first_query(), tile.queries);
   for (int64_t row = 0; row < tile.queries; ++row) {
-    const int64_t token = tile.tiles.query_token(static_cast<int>(tile.first_query() + row));
+    const int64_t token = tokens.at[row];
     if (token >= tile.head.tokens) continue;
     const float sum = sum_of_lanes(rows.row_sum + row * 16);
     const float* const o = rows.o + row * rows.width;

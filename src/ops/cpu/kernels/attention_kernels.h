@@ -21,10 +21,24 @@ inline float largest_lane(Vec value) {
   return value[0];
 }
 
+// The tokens at some places of an order.
+struct PlacedTokens {
+  int at[tile_size];
+
+  PlacedTokens(const KeyTiles<true>& tiles, bool picked, int64_t place, int64_t count) {
+    if (!picked) {
+      for (int64_t i = 0; i < count; ++i) at[i] = static_cast<int>(place + i);
+      return;
+    }
+    PickedPlace next(tiles, static_cast<int>(place));
+    for (int64_t i = 0; i < count; ++i, next.advance()) at[i] = next.token();
+  }
+};
+
 // A tile of queries, by their places in the order of a pass, and a tile of keys.
 struct ScoreTile {
   const AttentionHead& head;
-  const KeyTiles<true>& tiles;  // of the pass
+  const KeyTiles<true>& tiles;  // tiles of the pass
   int query_tile;
   int64_t queries;
   KeyTile key;
@@ -55,27 +69,34 @@ inline void dropout_factors(float* factors, const ScoreTile& tile, int64_t row) 
   }
 }
 
-inline void hide(float* scores, int64_t first, int64_t end) {
-  for (int64_t col = first > 0 ? first : 0; col < smaller(end, tile_size); ++col) scores[col] = minus_infinity;
+// Sets a row's scores at places outside of two ranges, relative to the tile's first key, to minus infinity.
+inline void hide_row(float* scores, const PlaceRange& front, const PlaceRange& back) {
+  IntVec place;
+  for (int i = 0; i < lanes; ++i) place[i] = i;
+  for (int64_t col = 0; col < tile_size; col += lanes, place += lanes) {
+    const IntVec in_front = (place >= front.first) & (place < front.end);
+    const IntVec in_back = (place >= back.first) & (place < back.end);
+    store(scores + col, (in_front | in_back) != 0 ? load(scores + col) : broadcast(minus_infinity));
+  }
 }
 
 // Sets scores of keys that a query may not see, or that do not exist, to minus infinity.
 inline void mask_scores(float* scores, const ScoreTile& tile) {
   if (tile.tiles.whole(tile.query_tile, tile.key)) return;
   const int first_key = tile.key.first();
+  const auto relative = [&](const PlaceRange& range) {
+    return PlaceRange{range.first - first_key, range.end - first_key};
+  };
+  const PlacedTokens queries(tile.tiles, tile.tiles.picked_queries, tile.first_query(), tile.queries);
   for (int64_t row = 0; row < tile.queries; ++row) {
     float* const values = scores + row * tile_size;
-    const int query = tile.tiles.query_token(static_cast<int>(tile.first_query() + row));
-    if (query >= tile.tiles.tokens) {
-      hide(values, 0, tile_size);
+    if (queries.at[row] >= tile.tiles.tokens) {
+      hide_row(values, {}, {});
       continue;
     }
-    const SeenKeys seen = tile.tiles.seen(query);
-    const PlaceRange front = tile.key.picked ? seen.picked : seen.global;
-    const PlaceRange back = tile.key.picked ? seen.picked : seen.local;
-    hide(values, 0, front.first - first_key);
-    hide(values, front.end - first_key, back.first - first_key);
-    hide(values, back.end - first_key, tile_size);
+    const SeenKeys seen = tile.tiles.seen(queries.at[row]);
+    hide_row(values, relative(tile.key.picked ? seen.picked : seen.global),
+             relative(tile.key.picked ? seen.picked : seen.local));
   }
 }
 
@@ -86,20 +107,27 @@ struct PlacedRows {
   int64_t stride;
 };
 
+inline void copy_row(std::byte* to, const std::byte* from, int64_t bytes) {
+  constexpr int64_t line = 64;
+  for (; bytes >= line; bytes -= line, to += line, from += line) std::memcpy(to, from, line);
+  for (int64_t i = 0; i < bytes; ++i) to[i] = from[i];
+}
+
 // RETURNS the rows at `rows` places: in the operand, or for places of the picked order copied to `gathered`. Rows of
 // empty places are zero.
 template <typename T>
 PlacedRows<T> rows_at(const AttentionHead& head, PlacedRows<T> operand, bool picked, int64_t place, int64_t rows,
                       Unit* gathered) {
   if (!picked) return {operand.data + place * operand.stride, operand.stride};
+  const PlacedTokens tokens(head.tiles, true, place, rows);
   T* const to = reinterpret_cast<T*>(gathered);
-  const auto bytes = static_cast<size_t>(head.head_size) * sizeof(T);
+  const int64_t bytes = head.head_size * static_cast<int64_t>(sizeof(T));
   for (int64_t row = 0; row < rows; ++row) {
-    const int64_t token = head.tiles.picked_token(static_cast<int>(place + row));
-    if (token < head.tokens) {
-      std::memcpy(to + row * head.head_size, operand.data + token * operand.stride, bytes);
+    auto* const copy = reinterpret_cast<std::byte*>(to + row * head.head_size);
+    if (tokens.at[row] < head.tokens) {
+      copy_row(copy, reinterpret_cast<const std::byte*>(operand.data + tokens.at[row] * operand.stride), bytes);
     } else {
-      std::memset(to + row * head.head_size, 0, bytes);
+      std::memset(copy, 0, static_cast<size_t>(bytes));
     }
   }
   return {to, head.head_size};

@@ -73,7 +73,8 @@ struct AttentionBackwardBuffers {
   Unit *p_pairs, *ds_pairs, *ds_rows;  // [tile_size][tile_size]
   bool grouped;                        // several query heads share the keys, which are in one order
   // For patterns of several runs, else nullptr. Sums by token, [tiles of the sequence][tile_size][packed_width]: of dk
-  // and dv over orders and query heads, and of dq over two passes (nullptr: there is one).
+  // and dv over orders and query heads (nullptr: there is one of each), and of dq over two passes (nullptr: there is
+  // one).
   float *dk_sums, *dv_sums, *dq_sums;
   float* lse;      // [query tiles][tile_size], log-sum-exps of picked queries
   Unit* gathered;  // [tile]
