@@ -6,8 +6,8 @@
 # ones; a part that cannot run is "skipped", with the reason. Exits with 1 if anything failed, a mark of the table
 # included.
 #   tools/gpu_check.sh probe      lists what is installed, and tells if a build would fail: seconds
-#   tools/gpu_check.sh correctness (A) every op; a step of 124M with its profile; memcheck, racecheck; steps beside the
-#                                 CPU
+#   tools/gpu_check.sh correctness (A) every op; attention by pattern; a step of 124M with its profile; memcheck,
+#                                 racecheck; steps beside the CPU
 #   tools/gpu_check.sh kernels    (B) products by algorithm; kernels and their marks; attention; FP8 products
 #   tools/gpu_check.sh steps      (C) whole steps and their marks, and beside PyTorch if python3 has it
 #   tools/gpu_check.sh ranks      (D) ranks: staged on one GPU, over NCCL, collectives; methods; stop and resume; memory
@@ -136,6 +136,11 @@ python_part() { # NAME LOG SECONDS PART [ARGUMENT...]
 stage_A() {
   local -x XDG_CACHE_HOME=$PWD/$LOGS/cache-of-tests
   python_part 'every op (test_ops)' ops.log 120 each "$folder/tests/ops/test_ops" || true
+  local pattern
+  for pattern in band strided columns fixed global; do
+    part "attention patterns: $pattern" "attention-$pattern.log" 30 "$folder/tests/ops/test_ops" --backend cuda \
+      --repeats 2 --filter "$pattern:" || true
+  done
   XDG_CACHE_HOME='' python_part 'profile of 124M' profile.log 60 profile --cases gpt2-124m-1024 || true
   python_part 'memcheck' memcheck.log 100 sanitize "$folder/tests/ops/test_ops" --tool memcheck || true
   python_part 'racecheck' racecheck.log 80 sanitize "$folder/tests/ops/test_ops" --tool racecheck || true

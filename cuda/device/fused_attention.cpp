@@ -104,7 +104,7 @@ Shape shape_of(const Op& op) {
               .head_size = op.head_size,
               .scale = static_cast<float>(op.scale),
               .causal = op.mask.causal,
-              .window = op.mask.window,
+              .window = op.mask.window(),
               .max_documents = op.mask.max_documents,
               .fixed_bits = fixed_bits(op),
               .strides = {}};
@@ -155,7 +155,8 @@ template <typename Attributes>
 void set_mask(Attributes& attributes, const AttentionMask& mask, int64_t length) {
   if (mask.causal)
     attributes.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
-  if (mask.window > 0 && mask.window < length) attributes.set_diagonal_band_left_bound(static_cast<int>(mask.window));
+  if (mask.window() > 0 && mask.window() < length)
+    attributes.set_diagonal_band_left_bound(static_cast<int>(mask.window()));
 }
 
 // Builds the graph for one piece of an op.

@@ -63,7 +63,7 @@ struct Document {
   int64_t length() const { return table.lengths(piece)[index]; }
   int64_t kv_head() const { return head / (op.num_heads / op.num_kv_heads); }
   int64_t first_seen(int64_t query) const {
-    return op.mask.window > 0 ? std::max(query - op.mask.window + 1, int64_t{0}) : 0;
+    return op.mask.window() > 0 ? std::max(query - op.mask.window() + 1, int64_t{0}) : 0;
   }
   float scale() const { return static_cast<float>(op.scale); }
 

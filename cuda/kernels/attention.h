@@ -14,4 +14,8 @@ namespace gptrain::inline cuda {
 void cuda_run(const AttentionForward& op, Stream stream, std::byte* scratch, const int32_t* wanted);
 void cuda_run(const AttentionBackward& op, Stream stream, std::byte* scratch, const int32_t* wanted);
 
+// The same for patterns of several runs of keys.
+void run_pattern(const AttentionForward& op, Stream stream, std::byte* scratch);
+void run_pattern(const AttentionBackward& op, Stream stream, std::byte* scratch);
+
 }  // namespace gptrain::cuda

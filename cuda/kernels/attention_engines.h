@@ -12,18 +12,23 @@
 #include "base/dtype.h"
 #include "kernels/mma.h"
 #include "kernels/values.h"
+#include "ops/key_tiles.h"
 
 namespace gptrain::inline cuda::attention {
 
-constexpr int tile_size = 64;
+constexpr int tile_size = attention_tile;
 
 // A tile of up to 64 x 64 elements of a [tokens, features] matrix.
 template <typename T>
 struct TileSource {
+  using Element = T;
+
   const T* data;
   int64_t stride;
   int rows, cols;  // elements that exist; the rest counts as zero
   bool packs;      // true: rows are whole packs of 16 bytes
+
+  __device__ const T* row(int i) const { return data + i * stride; }
 };
 
 // The elements of a tile that a thread loads: some packs, and those of the next token below them.
@@ -51,16 +56,18 @@ template <int width, typename T>
   return pack;
 }
 
-template <int width, typename T>
-__device__ Pack<T, width> fetch_pack(const TileSource<T>& from, int row, int column) {
+// `Source`: TileSource, or another type with its members. A row that is null counts as zero.
+template <int width, typename Source>
+__device__ Pack<typename Source::Element, width> fetch_pack(const Source& from, int row, int column) {
   if (row >= from.rows || column >= from.cols) return {};
-  const T* const place = from.data + row * from.stride + column;
-  return from.packs ? load<width>(place) : fetch_elements<width>(place, from.cols - column);
+  const auto* const place = from.row(row);
+  if (place == nullptr) return {};
+  return from.packs ? load<width>(place + column) : fetch_elements<width>(place + column, from.cols - column);
 }
 
-template <int threads, typename T>
-__device__ __forceinline__ Fetched<T, threads> fetch_tile(const TileSource<T>& from) {
-  using Own = Fetched<T, threads>;
+template <int threads, typename Source>
+__device__ __forceinline__ auto fetch_tile(const Source& from) {
+  using Own = Fetched<typename Source::Element, threads>;
   Own fetched;
 #pragma unroll
   for (int i = 0; i < Own::count; ++i) {
@@ -94,7 +101,10 @@ struct FmaEngine {
   __device__ static int score_column(int j) { return x() + 16 * j; }
   __device__ static int feature(int j) { return 4 * x() + j; }
 
-  __device__ static auto fetch(const TileSource<T>& from) { return fetch_tile<threads>(from); }
+  template <typename Source>
+  __device__ static Fetched<T, threads> fetch(const Source& from) {
+    return fetch_tile<threads>(from);
+  }
 
   __device__ __forceinline__ static void put_for_scores(Tile& tile, const Fetched<T, threads>& fetched) {
     using Own = Fetched<T, threads>;
@@ -185,7 +195,10 @@ struct MmaEngine {
   __device__ static int feature(int j) { return score_column(j); }
 
   using Own = Fetched<T, threads>;
-  __device__ static Own fetch(const TileSource<T>& from) { return fetch_tile<threads>(from); }
+  template <typename Source>
+  __device__ static Own fetch(const Source& from) {
+    return fetch_tile<threads>(from);
+  }
 
   __device__ __forceinline__ static void put_for_scores(Tile& tile, const Own& fetched) {
 #pragma unroll

@@ -1,7 +1,7 @@
 // Shared by the attention kernels: heads of a matrix, products of their tiles by an engine, and dropout.
 #pragma once
 
-#include <algorithm>
+#include <array>
 #include <limits>
 #include <stdexcept>
 #include <type_traits>
@@ -17,7 +17,24 @@ namespace gptrain::inline cuda::attention {
 constexpr float log2_e = 1.44269504F;
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-__host__ __device__ constexpr int64_t num_tiles(int64_t tokens) { return (tokens + tile_size - 1) / tile_size; }
+// A tile of tokens at places of the picked order (ops/key_tiles.h), beside a TileSource's members.
+template <typename T>
+struct PickedSource {
+  using Element = T;
+
+  const T* data;
+  int64_t stride;
+  int rows, cols;
+  bool packs;
+  const KeyTiles<true>* tiles;
+  int first;  // place
+  bool picked;
+
+  __device__ const T* row(int i) const {
+    const int token = picked ? tiles->picked_token(first + i) : first + i;
+    return token < tiles->tokens ? data + token * stride : nullptr;
+  }
+};
 
 // One head of one sequence: [tokens, head_size].
 template <typename T>
@@ -26,20 +43,38 @@ struct Head {
   int64_t stride, tokens;
   int head_size;
   bool packs;
+};
 
-  __device__ TileSource<std::remove_const_t<T>> tile(int64_t token, int feature) const {
-    const int64_t rows = tokens - token;
-    return {data + token * stride + feature, stride, static_cast<int>(rows < tile_size ? rows : tile_size),
-            head_size - feature < tile_size ? head_size - feature : tile_size, packs};
+// Rows of a head at consecutive places of an order.
+template <typename T, bool several_runs>
+struct PlacedRows {
+  const Head<T>& head;
+  const KeyTiles<several_runs>& tiles;
+  int first;  // place
+  bool picked;
+
+  // Returns a tile of the rows that starts at a feature.
+  __device__ auto tile(int feature) const {
+    using Element = std::remove_const_t<T>;
+    const int left = tiles.num_keys(picked) - first;
+    const int rows = left < tile_size ? left : tile_size;
+    const int cols = head.head_size - feature < tile_size ? head.head_size - feature : tile_size;
+    if constexpr (several_runs) {
+      return PickedSource<Element>{head.data + feature, head.stride, rows, cols, head.packs, &tiles, first, picked};
+    } else {
+      return TileSource<Element>{head.data + first * head.stride + feature, head.stride, rows, cols, head.packs};
+    }
   }
 };
 
+template <bool several_runs>
 struct Sizes {
   int64_t batch, tokens, heads, kv_heads;
   int head_size;
   float scale;
-  bool causal, packs;
-  int window;                      // tokens that a query sees; 0: no window
+  bool packs;
+  KeyTiles<several_runs> tiles;  // a pass of the last set of columns, which has the most
+  int column_sets;
   const int32_t* document_starts;  // [batch, tokens] or null
   const int32_t* wanted;           // [batch] or null
 
@@ -49,54 +84,66 @@ struct Sizes {
   }
   __device__ bool leaves_out(int64_t sequence) const { return wanted != nullptr && wanted[sequence] == 0; }
   __device__ int64_t heads_of_group() const { return heads / kv_heads; }
-  // Returns the end of the keys that the queries of a tile see.
-  __device__ int64_t end_key(int64_t first_query) const {
-    return causal && first_query + tile_size < tokens ? first_query + tile_size : tokens;
-  }
-  // Returns the first key that a query sees. It never decreases from one query to the next, and stays the same past the
-  // last query.
-  __device__ int first_seen(int64_t sequence, int64_t query) const {
-    const int own = static_cast<int>(query < tokens ? query : tokens - 1);
-    const int of_window = window > 0 && own >= window ? own - window + 1 : 0;
-    const int of_document = document_starts != nullptr ? document_starts[sequence * tokens + own] : 0;
-    return of_window > of_document ? of_window : of_document;
-  }
-  // Returns the start of the first tile of keys that a tile of queries sees.
-  __device__ int first_seen_tile(int64_t sequence, int64_t first_query) const {
-    return first_seen(sequence, first_query) / tile_size * tile_size;
-  }
-  // Returns true if some query of the tile does not see the first key of the tile of keys.
-  __device__ bool starts_late(int64_t sequence, int64_t first_query, int64_t first_key) const {
-    return first_seen(sequence, first_query + tile_size - 1) > first_key;
+  // Returns the tiles of a head in a sequence.
+  __device__ KeyTiles<several_runs> tiles_of(int64_t sequence, int64_t head) const {
+    KeyTiles<several_runs> own = tiles;
+    if (document_starts != nullptr) own.document_starts = document_starts + sequence * tokens;
+    if constexpr (several_runs) own.first_column = own.column_of_set(static_cast<int>(head % column_sets));
+    return own;
   }
 };
 
-// Sets scores of keys before the first visible one to minus infinity, so that their probabilities are zero. Two
-// versions: rows are queries, or rows are keys.
-template <typename E>
-__device__ __forceinline__ void hide_before_first(typename E::Values& values, const Sizes& sizes, int64_t sequence,
-                                                  int64_t query, int64_t key) {
-  if (!sizes.starts_late(sequence, query, key)) return;
+// Places that a query sees in the order of a tile of keys, relative to the tile's first.
+struct SeenPlaces {
+  PlaceRange front, back;
+
+  __device__ bool contain(int place) const { return front.contains(place) || back.contains(place); }
+};
+
+// `place`: of the query. Past the last query, those of the last; at an empty place, none.
+template <bool several_runs>
+__device__ __forceinline__ SeenPlaces seen_places(const KeyTiles<several_runs>& tiles, int place, const KeyTile& key) {
+  const auto relative = [&](const PlaceRange& range) {
+    return PlaceRange{range.first - key.first(), range.end - key.first()};
+  };
+  const int last = tiles.num_queries() - 1;
+  const int query = tiles.query_token(place < last ? place : last);
+  if constexpr (several_runs) {
+    if (query >= tiles.tokens) return {};
+    const SeenKeys seen = tiles.seen(query);
+    if (key.picked) return {relative(seen.picked), {}};
+    return {relative(seen.global), relative(seen.local)};
+  } else {
+    return {relative(tiles.seen(query).local), {}};
+  }
+}
+
+// Sets scores of keys that a query does not see to minus infinity, so that their probabilities are zero. Two versions:
+// rows are queries, or rows are keys.
+template <typename E, bool several_runs>
+__device__ __forceinline__ void hide_unseen(typename E::Values& values, const KeyTiles<several_runs>& tiles,
+                                            int query_tile, const KeyTile& key) {
+  if (tiles.whole(query_tile, key)) return;
 #pragma unroll
   for (int i = 0; i < E::rows; ++i) {
-    const int first = sizes.first_seen(sequence, query + E::row(i)) - static_cast<int>(key);
+    const SeenPlaces seen = seen_places(tiles, query_tile * tile_size + E::row(i), key);
 #pragma unroll
     for (int j = 0; j < E::cols; ++j) {
-      if (E::score_column(j) < first) values.at[i][j] = -infinity;
+      if (!seen.contain(E::score_column(j))) values.at[i][j] = -infinity;
     }
   }
 }
 
-template <typename E>
-__device__ __forceinline__ void hide_before_first_by_key(typename E::Values& values, const Sizes& sizes,
-                                                         int64_t sequence, int64_t key, int64_t query) {
-  if (!sizes.starts_late(sequence, query, key)) return;
+template <typename E, bool several_runs>
+__device__ __forceinline__ void hide_unseen_by_key(typename E::Values& values, const KeyTiles<several_runs>& tiles,
+                                                   int query_tile, const KeyTile& key) {
+  if (tiles.whole(query_tile, key)) return;
 #pragma unroll
   for (int j = 0; j < E::cols; ++j) {
-    const int first = sizes.first_seen(sequence, query + E::score_column(j)) - static_cast<int>(key);
+    const SeenPlaces seen = seen_places(tiles, query_tile * tile_size + E::score_column(j), key);
 #pragma unroll
     for (int i = 0; i < E::rows; ++i) {
-      if (E::row(i) < first) values.at[i][j] = -infinity;
+      if (!seen.contain(E::row(i))) values.at[i][j] = -infinity;
     }
   }
 }
@@ -111,6 +158,11 @@ struct HeadDropout {
   uint32_t threshold;
   PhiloxKey key;
   uint32_t sample_low, sample_high;
+
+  // Returns the words of the keys [4 group, 4 group + 4).
+  __device__ std::array<uint32_t, 4> words(int query, int group) const {
+    return philox(key, {static_cast<uint32_t>(group), static_cast<uint32_t>(query), sample_low, sample_high});
+  }
 };
 
 // Dropout as ops/ops.h describes it. Attention has whole sequences, so that row 0 is token 0 of a sequence.
@@ -137,30 +189,47 @@ struct DropoutOfHeads {
   }
 };
 
-// Bits of the kept probabilities of a tile. All threads draw them once, in Philox's groups of four keys, independent of
-// the elements that a thread holds.
+// Bits of the kept probabilities of a tile. All threads draw them once, in Philox's groups of four keys where these are
+// neighbours, independent of the elements that a thread holds.
 struct KeptBits {
   uint16_t of_query[tile_size][tile_size / 16];
 
   __device__ bool at(int query, int key) const { return (of_query[query][key / 16] >> (key % 16) & 1) != 0; }
 
-  template <int threads>
-  __device__ __forceinline__ void draw(const HeadDropout& dropout, int64_t first_query, int64_t first_key) {
+  template <int threads, bool several_runs>
+  __device__ __forceinline__ void draw(const HeadDropout& dropout, const KeyTiles<several_runs>& tiles, int query_tile,
+                                       const KeyTile& key) {
     if (dropout.threshold == 0) return;
     constexpr int words = tile_size * tile_size / 16 / threads;
 #pragma unroll 1
     for (int i = 0; i < words; ++i) {
       const int word = i * threads + static_cast<int>(threadIdx.x);
-      const int query = word / (tile_size / 16), part = word % (tile_size / 16);
-      uint32_t kept = 0;
-      for (int group = 0; group < 4; ++group) {
-        const auto drawn =
-            philox(dropout.key, {static_cast<uint32_t>(first_key / 4 + 4 * part + group),
-                                 static_cast<uint32_t>(first_query + query), dropout.sample_low, dropout.sample_high});
-        for (size_t n = 0; n < 4; ++n) kept |= uint32_t{drawn[n] >= dropout.threshold} << (4 * group + n);
-      }
-      of_query[query][part] = static_cast<uint16_t>(kept);
+      const int row = word / (tile_size / 16), part = word % (tile_size / 16);
+      const int query = tiles.query_token(query_tile * tile_size + row);
+      of_query[row][part] = static_cast<uint16_t>(several_runs && key.picked
+                                                      ? kept_one_by_one(dropout, tiles, query, key.first() + 16 * part)
+                                                      : kept_by_four(dropout, query, key.first() + 16 * part));
     }
+  }
+
+ private:
+  __device__ static uint32_t kept_by_four(const HeadDropout& dropout, int query, int first_key) {
+    uint32_t kept = 0;
+    for (int group = 0; group < 4; ++group) {
+      const auto drawn = dropout.words(query, first_key / 4 + group);
+      for (size_t n = 0; n < 4; ++n) kept |= uint32_t{drawn[n] >= dropout.threshold} << (4 * group + n);
+    }
+    return kept;
+  }
+  template <bool several_runs>
+  __device__ static uint32_t kept_one_by_one(const HeadDropout& dropout, const KeyTiles<several_runs>& tiles, int query,
+                                             int first_place) {
+    uint32_t kept = 0;
+    for (int n = 0; n < 16; ++n) {
+      const int token = tiles.picked_token(first_place + n);
+      kept |= uint32_t{dropout.words(query, token / 4)[static_cast<size_t>(token % 4)] >= dropout.threshold} << n;
+    }
+    return kept;
   }
 };
 
@@ -173,25 +242,25 @@ struct BlockMemory {
 };
 
 // Loads a left operand that stays for the life of the block. The barriers of the next product come before its use.
-template <typename E, int chunks, typename Memory, typename T>
-__device__ __forceinline__ void keep_left(Memory& memory, int operand, const Head<T>& left, int64_t token) {
+template <typename E, int chunks, typename Memory, typename Left>
+__device__ __forceinline__ void keep_left(Memory& memory, int operand, const Left& left) {
   if constexpr (E::keeps_left) {
     for (int c = 0; c < chunks; ++c) {
-      if (c * tile_size >= left.head_size) break;
-      E::put_for_scores(memory.left[operand * chunks + c], E::fetch(left.tile(token, c * tile_size)));
+      if (c * tile_size >= left.head.head_size) break;
+      E::put_for_scores(memory.left[operand * chunks + c], E::fetch(left.tile(c * tile_size)));
     }
   }
 }
 
 // values = left right^T of two tiles of tokens. `operand`: index of `left` among the operands that stay.
-template <typename E, int chunks, typename Memory, typename T>
-__device__ __forceinline__ typename E::Values scores(Memory& memory, int operand, const Head<T>& left,
-                                                     int64_t left_token, const Head<T>& right, int64_t right_token) {
+template <typename E, int chunks, typename Memory, typename Left, typename Right>
+__device__ __forceinline__ typename E::Values scores(Memory& memory, int operand, const Left& left,
+                                                     const Right& right) {
   typename E::Values values;
   for (int c = 0; c < chunks; ++c) {
     const int feature = c * tile_size;
-    if (feature >= right.head_size) break;
-    const auto source = right.tile(right_token, feature);
+    if (feature >= right.head.head_size) break;
+    const auto source = right.tile(feature);
     const auto fetched = E::fetch(source);
     if constexpr (E::keeps_left) {
       __syncthreads();  // until no thread reads the tiles' old content
@@ -199,7 +268,7 @@ __device__ __forceinline__ typename E::Values scores(Memory& memory, int operand
       __syncthreads();
       E::add_scores(values, memory.left[operand * chunks + c], memory.right, source.cols);
     } else {
-      const auto left_fetched = E::fetch(left.tile(left_token, feature));
+      const auto left_fetched = E::fetch(left.tile(feature));
       __syncthreads();  // until no thread reads the tiles' old content
       E::put_for_scores(memory.right, fetched);
       E::put_for_scores(memory.left[0], left_fetched);
@@ -211,13 +280,13 @@ __device__ __forceinline__ typename E::Values scores(Memory& memory, int operand
 }
 
 // sums += weights right, where `right` is a tile of tokens; sums[c] holds features [64 c, 64 c + 64).
-template <typename E, int chunks, typename Memory, typename T>
+template <typename E, int chunks, typename Memory, typename Right>
 __device__ __forceinline__ void add_weighted(typename E::Values (&sums)[chunks], Memory& memory,
-                                             const typename E::Weights& weights, const Head<T>& right, int64_t token) {
+                                             const typename E::Weights& weights, const Right& right) {
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
-    if (c * tile_size >= right.head_size) continue;
-    const auto source = right.tile(token, c * tile_size);
+    if (c * tile_size >= right.head.head_size) continue;
+    const auto source = right.tile(c * tile_size);
     const auto fetched = E::fetch(source);
     __syncthreads();  // until no thread reads the tiles' old content
     if (c == 0) E::put_weights(memory.left[0], weights);
@@ -227,39 +296,50 @@ __device__ __forceinline__ void add_weighted(typename E::Values (&sums)[chunks],
   }
 }
 
-// Stores sums[c], multiplied by the factor of each row.
-template <typename E, int chunks, typename T>
+// Calls body(c, j, feature) for the elements of a row of sums that exist.
+template <typename E, int chunks, typename Body>
+__device__ __forceinline__ void for_each_feature(int head_size, const Body& body) {
+#pragma unroll
+  for (int c = 0; c < chunks; ++c)
+#pragma unroll
+    for (int j = 0; j < E::cols; ++j) {
+      const int feature = c * tile_size + E::feature(j);
+      if (feature < head_size) body(c, j, feature);
+    }
+}
+
+// Stores sums[c], multiplied by the factor of each row, in the rows of tokens. token_of(i): that of row i; the head's
+// number of tokens or more: none.
+template <typename E, int chunks, typename T, typename TokenOf>
 __device__ __forceinline__ void store_sums(const typename E::Values (&sums)[chunks], const float (&factors)[E::rows],
-                                           const Head<T>& to, int64_t token) {
+                                           const Head<T>& to, const TokenOf& token_of) {
 #pragma unroll
   for (int i = 0; i < E::rows; ++i) {
-    const int64_t row = token + E::row(i);
+    const int64_t row = token_of(i);
     if (row >= to.tokens) continue;
     T* const features = to.data + row * to.stride;
-#pragma unroll
-    for (int c = 0; c < chunks; ++c)
-#pragma unroll
-      for (int j = 0; j < E::cols; ++j) {
-        const int feature = c * tile_size + E::feature(j);
-        if (feature < to.head_size) features[feature] = rounded_to<T>(sums[c].at[i][j] * factors[i]);
-      }
+    for_each_feature<E, chunks>(to.head_size, [&](int c, int j, int feature) {
+      features[feature] = rounded_to<T>(sums[c].at[i][j] * factors[i]);
+    });
   }
 }
 
-// Returns the sizes of either op. `operands`: all its matrices of heads.
-template <typename Op>
-Sizes sizes_of(const Op& op, std::initializer_list<Matrix> operands, const int32_t* wanted) {
-  return {op.batch,
-          op.sequence_length,
-          op.num_heads,
-          op.num_kv_heads,
-          static_cast<int>(op.head_size),
-          static_cast<float>(op.scale),
-          op.mask.causal,
-          op.head_size % pack_width == 0 && in_packs(operands),
-          static_cast<int>(std::min(op.mask.window, op.sequence_length)),
-          op.mask.document_starts,
-          wanted};
+// Returns the sizes of either op, in a pass. `operands`: all its matrices of heads.
+template <bool several_runs, typename Op>
+Sizes<several_runs> sizes_of(const Op& op, int pass, std::initializer_list<Matrix> operands, const int32_t* wanted) {
+  return {
+      .batch = op.batch,
+      .tokens = op.sequence_length,
+      .heads = op.num_heads,
+      .kv_heads = op.num_kv_heads,
+      .head_size = static_cast<int>(op.head_size),
+      .scale = static_cast<float>(op.scale),
+      .packs = op.head_size % pack_width == 0 && in_packs(operands),
+      .tiles =
+          KeyTiles<several_runs>::of(op.mask, op.sequence_length, op.mask.pattern.column_sets - 1, nullptr).pass(pass),
+      .column_sets = static_cast<int>(op.mask.pattern.column_sets),
+      .document_starts = op.mask.document_starts,
+      .wanted = wanted};
 }
 
 // Calls body(engine, number of 64-feature chunks as a constant). Tensor cores serve head sizes whose backward sums fit

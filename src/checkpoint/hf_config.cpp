@@ -1,7 +1,11 @@
 #include "checkpoint/hf_config.h"
 
+#include <algorithm>
+#include <cmath>
 #include <fmt/format.h>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "checkpoint/hf_keys.h"
@@ -13,6 +17,32 @@ namespace {
 // "model.norm = "rmsnorm""
 std::string show_key(const StepConfig& config, const char* path) {
   return fmt::format("{} = {}", path, show_value(value_of(path, config)));
+}
+
+// The windows of a model's layers.
+struct LayerWindows {
+  int64_t width = 0;            // 0: no layer has one
+  std::vector<bool> of_layers;  // whether the layer has one
+
+  bool is_even() const { return std::find(of_layers.begin(), of_layers.end(), !of_layers.front()) == of_layers.end(); }
+};
+
+// Returns nothing if layers have different windows, or patterns that are no windows.
+std::optional<LayerWindows> windows_of(const ModelConfig& model) {
+  LayerWindows windows;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    const AttentionPattern& pattern = model.attention(layer);
+    if (!pattern.one_run()) return std::nullopt;
+    windows.of_layers.push_back(pattern.width > 0);
+    if (pattern.width == 0) continue;
+    if (windows.width > 0 && windows.width != pattern.width) return std::nullopt;
+    windows.width = pattern.width;
+  }
+  return windows;
+}
+
+bool has_usual_scale(const ModelConfig& model) {
+  return model.score_scale() == 1 / std::sqrt(static_cast<double>(model.head_size));
 }
 
 // Returns the keys that prevent a class from computing this model, each with the class's value; empty if there are
@@ -27,20 +57,32 @@ std::string obstacles(const StepConfig& config, const HfClass& hf) {
     need(actual == value, path, value ? "true" : "false");
   };
   need(model.mup == 0, "model.mup", "0");
-  if (hf.is_gpt2()) {
-    need(model.attention_window == 0, "model.attention_window", "0");
+  const std::optional<LayerWindows> windows = windows_of(model);
+  const char* const pattern = "model.attention_pattern";
+  if (hf.has_layer_types() || hf.architecture == HfArchitecture::gpt_neo) {
+    need(windows.has_value(), pattern, "made of dense and of band:W with one W");
+  } else if (hf.architecture == HfArchitecture::mistral) {
+    need(windows && windows->is_even(), pattern, R"(["dense"] or ["band:W"])");
+  } else {
+    need(windows && windows->width == 0, pattern, R"(["dense"])");
+  }
+  const char* const scale = "model.attention_scale";
+  if (hf.is_gpt()) {
+    const bool is_gpt2 = hf.architecture == HfArchitecture::gpt2;
+    need(model.mup > 0 || model.score_scale() == 1 || (is_gpt2 && has_usual_scale(model)), scale,
+         is_gpt2 ? "0 or 1" : "1");
     need(model.norm == NormKind::layernorm, "model.norm", "layernorm");
     need(model.positions == PositionKind::learned, "model.positions", "learned");
     need(!is_gated(model.activation), "model.activation", "gelu_tanh or gelu");
     need_flag(model.bias, "model.bias", true);
-    need_flag(model.qkv_bias, "model.qkv_bias", true);
+    need_flag(model.qkv_bias, "model.qkv_bias", is_gpt2);
     need_flag(model.qk_norm, "model.qk_norm", false);
     need(model.num_kv_heads == model.num_heads, "model.num_kv_heads", fmt::format("{}", model.num_heads));
     need(model.q_size() == model.hidden_size, "model.head_size", "model.hidden_size / model.num_heads");
     return found;
   }
   const bool is_llama = hf.architecture == HfArchitecture::llama;
-  if (is_llama) need(model.attention_window == 0, "model.attention_window", "0");
+  need(model.mup > 0 || has_usual_scale(model), scale, "0");
   need(model.norm == NormKind::rmsnorm, "model.norm", "rmsnorm");
   need(model.positions == PositionKind::rope, "model.positions", "rope");
   need(model.activation == ActivationKind::swiglu, "model.activation", "swiglu");
@@ -60,9 +102,20 @@ const HfClass& choose_class(const StepConfig& config) {
   throw Error(ExitCode::usage, "no Hugging Face class has this mix of config keys; in the way of{}", all);
 }
 
-void add_gpt2_keys(const ModelConfig& model, Json& config) {
+void add_gpt_keys(const ModelConfig& model, const HfClass& hf, Json& config) {
   config["activation_function"] = model.activation == ActivationKind::gelu_tanh ? "gelu_new" : "gelu";
-  config["embd_pdrop"] = model.residual_dropout;
+  if (hf.architecture == HfArchitecture::gpt2) {
+    config["embd_pdrop"] = model.residual_dropout;
+    if (!has_usual_scale(model)) config["scale_attn_weights"] = false;
+    return;
+  }
+  config["embed_dropout"] = model.residual_dropout;
+  const LayerWindows windows = windows_of(model).value();
+  constexpr int64_t usual_window = 256;
+  config["window_size"] = windows.width > 0 ? windows.width : usual_window;
+  Json kinds = Json::array();
+  for (const bool has_window : windows.of_layers) kinds.push_back(has_window ? "local" : "global");
+  config["attention_types"] = Json::array({Json::array({std::move(kinds), 1})});
 }
 
 // Adds the RoPE keys twice: releases of transformers before 5 read the base and scaling of the angles from separate
@@ -84,11 +137,18 @@ void add_rope(const ModelConfig& model, Json& config) {
   config["rope_parameters"] = std::move(scaling);
 }
 
+Json layer_types(const LayerWindows& windows) {
+  Json kinds = Json::array();
+  for (const bool has_window : windows.of_layers) kinds.push_back(has_window ? "sliding_attention" : "full_attention");
+  return kinds;
+}
+
 void add_llama_keys(const ModelConfig& model, const HfClass& hf, Json& config) {
   config["hidden_act"] = "silu";
   add_rope(model, config);
-  const bool has_window = model.attention_window > 0;
-  const Json window = has_window ? Json(model.attention_window) : Json(nullptr);
+  const LayerWindows windows = windows_of(model).value();
+  const bool has_window = windows.width > 0;
+  const Json window = has_window ? Json(windows.width) : Json(nullptr);
   switch (hf.architecture) {
     case HfArchitecture::llama:
       config["attention_bias"] = config["mlp_bias"] = model.bias;
@@ -96,13 +156,20 @@ void add_llama_keys(const ModelConfig& model, const HfClass& hf, Json& config) {
     case HfArchitecture::mistral:
       config["sliding_window"] = window;
       break;
+    case HfArchitecture::ministral:
+      config["sliding_window"] = window;
+      config["layer_types"] = layer_types(windows);
+      break;
     case HfArchitecture::qwen3:
       config["attention_bias"] = false;
       [[fallthrough]];
     default:
       config["use_sliding_window"] = has_window;
       config["sliding_window"] = window;
-      config["max_window_layers"] = has_window ? 0 : model.num_layers;
+      // Releases that do not read layer_types take it that windows begin at this layer.
+      config["max_window_layers"] =
+          std::find(windows.of_layers.begin(), windows.of_layers.end(), true) - windows.of_layers.begin();
+      if (!windows.is_even()) config["layer_types"] = layer_types(windows);
   }
 }
 
@@ -120,8 +187,8 @@ HfModel hf_model(const StepConfig& config, DType dtype) {
   for (const HfKey& key : hf_keys(hf)) result.config[key.name] = value_of(key.path, config);
   // The ids of special tokens belong to a tokenizer; the classes' own would be wrong.
   result.config["bos_token_id"] = result.config["eos_token_id"] = nullptr;
-  if (hf.is_gpt2()) {
-    add_gpt2_keys(model, result.config);
+  if (hf.is_gpt()) {
+    add_gpt_keys(model, hf, result.config);
   } else {
     add_llama_keys(model, hf, result.config);
     if (model.residual_dropout > 0) result.left_out.push_back(show_key(config, "model.residual_dropout"));

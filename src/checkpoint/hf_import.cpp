@@ -103,7 +103,7 @@ RunConfig config_of(const HfDescription& description, const fs::path& file, cons
   }
 }
 
-// The names under which the files hold the class's tensors: GPT-2's with and without "transformer.".
+// The names under which the files hold the class's tensors: a GPT's with and without "transformer.".
 void find_names(std::vector<HfTensor>& tensors, const HfFiles& files) {
   constexpr std::string_view prefix = "transformer.";
   for (HfTensor& tensor : tensors) {
@@ -114,7 +114,10 @@ void find_names(std::vector<HfTensor>& tensors, const HfFiles& files) {
 
 // Returns true for tensors that are no parameters: masks and angles, which the classes can compute.
 bool is_buffer(const std::string& name, const HfClass& hf) {
-  if (hf.is_gpt2()) return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+  if (hf.is_gpt()) {
+    return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
+           name.ends_with(".attn.attention.bias") || name.ends_with(".attn.attention.masked_bias");
+  }
   return name.ends_with(".rotary_emb.inv_freq");
 }
 

@@ -17,6 +17,18 @@ constexpr HfKey gpt2[] = {{"vocab_size", "model.vocab_size"},
                           {"initializer_range", "model.init_std", number, 0.02},
                           {"tie_word_embeddings", "model.tied_head", flag, 0, true}};
 
+constexpr HfKey gpt_neo[] = {{"vocab_size", "model.vocab_size"},
+                             {"num_layers", "model.num_layers"},
+                             {"hidden_size", "model.hidden_size"},
+                             {"num_heads", "model.num_heads"},
+                             {"intermediate_size", "model.ffn_hidden_size", same_rule},
+                             {"max_position_embeddings", "model.sequence_length"},
+                             {"layer_norm_epsilon", "model.norm_eps", number, 1e-5},
+                             {"resid_dropout", "model.residual_dropout", number, 0},
+                             {"attention_dropout", "model.attention_dropout", number, 0},
+                             {"initializer_range", "model.init_std", number, 0.02},
+                             {"tie_word_embeddings", "model.tied_head", flag, 0, true}};
+
 // A config.json must give the number of key and value heads, or the head size, if the class's default is not gptrain's.
 template <HfKey::Absent kv_heads, HfKey::Absent head_size>
 constexpr HfKey llama[] = {{"vocab_size", "model.vocab_size"},
@@ -38,9 +50,12 @@ std::span<const HfKey> hf_keys(const HfClass& hf) {
   switch (hf.architecture) {
     case HfArchitecture::gpt2:
       return gpt2;
+    case HfArchitecture::gpt_neo:
+      return gpt_neo;
     case HfArchitecture::llama:
       return llama<same_rule, same_rule>;
     case HfArchitecture::mistral:
+    case HfArchitecture::ministral:
     case HfArchitecture::qwen2:
       return llama<refused, same_rule>;
     case HfArchitecture::qwen3:

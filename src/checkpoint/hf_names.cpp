@@ -11,8 +11,10 @@ namespace gptrain::inline checkpoint {
 namespace {
 
 constexpr HfClass classes[] = {{HfArchitecture::gpt2, "GPT2LMHeadModel", "gpt2"},
+                               {HfArchitecture::gpt_neo, "GPTNeoForCausalLM", "gpt_neo"},
                                {HfArchitecture::llama, "LlamaForCausalLM", "llama"},
                                {HfArchitecture::mistral, "MistralForCausalLM", "mistral"},
+                               {HfArchitecture::ministral, "MinistralForCausalLM", "ministral"},
                                {HfArchitecture::qwen2, "Qwen2ForCausalLM", "qwen2"},
                                {HfArchitecture::qwen3, "Qwen3ForCausalLM", "qwen3"}};
 
@@ -21,10 +23,21 @@ constexpr HfClass classes[] = {{HfArchitecture::gpt2, "GPT2LMHeadModel", "gpt2"}
 using Parts = std::vector<std::pair<std::string, int64_t>>;
 
 // Returns transformers' names of a block's tensors, by gptrain's name within the block.
-std::map<std::string, Parts> block_names(const ModelConfig& model, bool is_gpt2) {
-  if (is_gpt2) {
+std::map<std::string, Parts> block_names(const ModelConfig& model, HfArchitecture architecture) {
+  if (architecture == HfArchitecture::gpt2) {
     return {{"norm1", {{"ln_1", 0}}}, {"attention.qkv", {{"attn.c_attn", 0}}}, {"attention.out", {{"attn.c_proj", 0}}},
             {"norm2", {{"ln_2", 0}}}, {"ffn.in", {{"mlp.c_fc", 0}}},           {"ffn.out", {{"mlp.c_proj", 0}}}};
+  }
+  if (architecture == HfArchitecture::gpt_neo) {
+    return {{"norm1", {{"ln_1", 0}}},
+            {"attention.qkv",
+             {{"attn.attention.q_proj", model.q_size()},
+              {"attn.attention.k_proj", model.kv_size()},
+              {"attn.attention.v_proj", model.kv_size()}}},
+            {"attention.out", {{"attn.attention.out_proj", 0}}},
+            {"norm2", {{"ln_2", 0}}},
+            {"ffn.in", {{"mlp.c_fc", 0}}},
+            {"ffn.out", {{"mlp.c_proj", 0}}}};
   }
   return {{"norm1", {{"input_layernorm", 0}}},
           {"attention.qkv",
@@ -40,8 +53,8 @@ std::map<std::string, Parts> block_names(const ModelConfig& model, bool is_gpt2)
 }
 
 // Returns transformers' names of the tensors outside the blocks, by gptrain's name.
-std::map<std::string, std::string> outer_names(bool is_gpt2) {
-  if (is_gpt2) {
+std::map<std::string, std::string> outer_names(bool is_gpt) {
+  if (is_gpt) {
     return {{"embedding.token", "transformer.wte.weight"},
             {"embedding.position", "transformer.wpe.weight"},
             {"head.norm.weight", "transformer.ln_f.weight"},
@@ -72,8 +85,8 @@ std::span<const HfClass> hf_classes() { return classes; }
 
 std::vector<HfTensor> hf_tensors(const ModelConfig& model, const HfClass& hf) {
   const ModelSpec spec = make_spec(model);
-  const auto outer = outer_names(hf.is_gpt2());
-  const auto in_block = block_names(model, hf.is_gpt2());
+  const auto outer = outer_names(hf.is_gpt());
+  const auto in_block = block_names(model, hf.architecture);
   std::vector<HfTensor> tensors;
   for (const TensorSpec& tensor : spec.tensors) {
     const Unit& unit = spec.units[static_cast<size_t>(tensor.unit)];
@@ -86,10 +99,10 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& model, const HfClass& hf) {
     const size_t suffix = tensor.name.rfind('.');
     Parts parts = in_block.at(tensor.name.substr(prefix, suffix - prefix));
     for (auto& [name, rows] : parts) {
-      name = fmt::format("{}.{}.{}{}", hf.is_gpt2() ? "transformer.h" : "model.layers", unit.layer, name,
+      name = fmt::format("{}.{}.{}{}", hf.is_gpt() ? "transformer.h" : "model.layers", unit.layer, name,
                          tensor.name.substr(suffix));
     }
-    add_tensor(tensors, tensor, std::move(parts), hf.is_gpt2() && tensor.shape.size() == 2);
+    add_tensor(tensors, tensor, std::move(parts), hf.transposes() && tensor.shape.size() == 2);
   }
   return tensors;
 }

@@ -10,14 +10,22 @@
 
 namespace gptrain::inline checkpoint {
 
-enum class HfArchitecture : uint8_t { gpt2, llama, mistral, qwen2, qwen3 };
+enum class HfArchitecture : uint8_t { gpt2, gpt_neo, llama, mistral, ministral, qwen2, qwen3 };
 
 struct HfClass {
   HfArchitecture architecture;
   const char* name;        // "GPT2LMHeadModel"
   const char* model_type;  // "gpt2"
 
-  bool is_gpt2() const { return architecture == HfArchitecture::gpt2; }
+  // Returns true for LayerNorm, learned positions and an MLP without gate, all with biases.
+  bool is_gpt() const { return architecture == HfArchitecture::gpt2 || architecture == HfArchitecture::gpt_neo; }
+  // Returns true if linears are stored as [in, out], as transformers' Conv1D has it.
+  bool transposes() const { return architecture == HfArchitecture::gpt2; }
+  // Returns true if config.json says for each layer whether it has the model's window.
+  bool has_layer_types() const {
+    return architecture == HfArchitecture::ministral || architecture == HfArchitecture::qwen2 ||
+           architecture == HfArchitecture::qwen3;
+  }
 };
 
 // Returns all classes in the order in which export tries them.

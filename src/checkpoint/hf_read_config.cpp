@@ -1,10 +1,13 @@
 #include <algorithm>
+#include <array>
 #include <fmt/format.h>
 #include <iterator>
 #include <set>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "base/attention_pattern.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "base/printable.h"
@@ -20,6 +23,7 @@ namespace {
 constexpr std::string_view idle_keys[] = {"architectures",
                                           "bos_token_id",
                                           "chunk_size_feed_forward",
+                                          "classifier_dropout",
                                           "dtype",
                                           "eos_token_id",
                                           "gradient_checkpointing",
@@ -49,6 +53,8 @@ constexpr std::string_view idle_keys[] = {"architectures",
                                           "_name_or_path",
                                           "_attn_implementation_autoset"};
 
+constexpr int64_t most_layers = 10'000;  // a config's reader refuses more
+
 class HfConfigReader {
  public:
   HfConfigReader(const Json& document, const HfClass& hf)
@@ -56,8 +62,8 @@ class HfConfigReader {
 
   HfDescription read() {
     read_direct_keys();
-    if (result_.hf.is_gpt2()) {
-      read_gpt2();
+    if (result_.hf.is_gpt()) {
+      read_gpt();
     } else {
       read_llama();
     }
@@ -120,7 +126,8 @@ class HfConfigReader {
     }
   }
 
-  void read_gpt2() {
+  void read_gpt() {
+    const bool is_gpt2 = result_.hf.architecture == HfArchitecture::gpt2;
     set("model.norm", "layernorm");
     set("model.positions", "learned");
     set("model.bias", true);
@@ -133,15 +140,82 @@ class HfConfigReader {
     } else {
       refuse("activation_function", activation, "gptrain has gelu_new, gelu_pytorch_tanh and gelu");
     }
-    require("scale_attn_weights", true, "gptrain always scales attention by the head size");
-    require("scale_attn_by_inverse_layer_idx", false, "gptrain scales attention alike in all layers");
-    require("add_cross_attention", false, "gptrain has no cross-attention");
-    const Json& embedding_dropout = value("embd_pdrop");
+    if (is_gpt2) {
+      if (!flag("scale_attn_weights", true)) set("model.attention_scale", 1);
+      require("scale_attn_by_inverse_layer_idx", false, "gptrain scales attention alike in all layers");
+      require("add_cross_attention", false, "gptrain has no cross-attention");
+    } else {
+      set("model.qkv_bias", false);
+      set("model.attention_scale", 1);
+      read_attention_types();
+    }
+    const char* const embedding = is_gpt2 ? "embd_pdrop" : "embed_dropout";
+    const Json& embedding_dropout = value(embedding);
     if (const Json& taken = result_.model["residual_dropout"];
         !embedding_dropout.is_null() && embedding_dropout != taken) {
-      result_.notes.push_back(fmt::format("embd_pdrop = {}: model.residual_dropout is resid_pdrop, {}",
-                                          show_value(embedding_dropout), show_value(taken)));
+      result_.notes.push_back(fmt::format("{} = {}: model.residual_dropout is {}, {}", embedding,
+                                          show_value(embedding_dropout), is_gpt2 ? "resid_pdrop" : "resid_dropout",
+                                          show_value(taken)));
     }
+  }
+
+  // Reads [[["global", "local"], 12]]: kinds of layers, and how often they are repeated.
+  void read_attention_types() {
+    const Json usual = Json::array({Json::array({Json::array({"global", "local"}), 12})});
+    const Json& given = value("attention_types");
+    const Json& types = given.is_null() ? usual : given;
+    constexpr const char* rule = "must be a list of pairs of a list of global and local, and a count";
+    Json kinds = Json::array();
+    const int64_t layers = std::min(count("num_layers", 0), most_layers);
+    if (!types.is_array()) return refuse("attention_types", types, rule);
+    for (const Json& group : types) {
+      const bool is_pair = group.is_array() && group.size() == 2 && group[0].is_array() && !group[0].empty() &&
+                           group[1].is_number_unsigned();
+      if (!is_pair) return refuse("attention_types", types, rule);
+      for (uint64_t i = 0; i < group[1].get<uint64_t>() && std::ssize(kinds) <= layers; ++i)
+        kinds.insert(kinds.end(), group[0].begin(), group[0].end());
+    }
+    if (const Json& expanded = value("attention_layers"); !expanded.is_null() && expanded != kinds)
+      refuse("attention_layers", expanded, "is not what attention_types says");
+    read_layer_kinds("attention_types", types, kinds, {"global", "local"}, count("window_size", 256));
+  }
+
+  // Sets the attention pattern from a word for each layer, of which the second names layers with the window.
+  void read_layer_kinds(const std::string& name, const Json& given, const Json& kinds,
+                        const std::array<const char*, 2>& words, int64_t window) {
+    const int64_t layers = count(result_.hf.is_gpt() ? "num_layers" : "num_hidden_layers", 0);
+    if (!kinds.is_array() || std::ssize(kinds) != layers)
+      return refuse(name, given, fmt::format("must name the kind of each of {} layers", layers));
+    std::vector<bool> has_window;
+    for (const Json& kind : kinds) {
+      if (kind != words[0] && kind != words[1])
+        return refuse(name, given, fmt::format("gptrain has {} and {}", words[0], words[1]));
+      if (kind == words[1] && window == 0) return refuse(name, given, "there is no window for some layers");
+      has_window.push_back(kind == words[1]);
+    }
+    set_windows(has_window, window);
+  }
+
+  void set_windows(std::vector<bool> has_window, int64_t window) {
+    const int64_t length = count("max_position_embeddings", 0);
+    const bool any = std::find(has_window.begin(), has_window.end(), true) != has_window.end();
+    if (any && window > length) {
+      result_.notes.push_back(fmt::format("{} = {}: has no effect within {} tokens",
+                                          result_.hf.is_gpt() ? "window_size" : "sliding_window", window, length));
+      has_window.assign(has_window.size(), false);
+    }
+    size_t period = 1;
+    const auto repeats = [&] {
+      for (size_t layer = period; layer < has_window.size(); ++layer)
+        if (has_window[layer] != has_window[layer - period]) return false;
+      return true;
+    };
+    while (!repeats()) ++period;
+    if (period == 1) return set("model.attention_window", !has_window.empty() && has_window[0] ? window : 0);
+    Json words = Json::array();
+    for (size_t layer = 0; layer < period; ++layer)
+      words.push_back(attention_pattern_word(window_pattern(has_window[layer] ? window : 0)));
+    set("model.attention_pattern", std::move(words));
   }
 
   void read_llama() {
@@ -239,42 +313,22 @@ class HfConfigReader {
 
   void read_window() {
     constexpr int64_t usual_window = 4096;
-    int64_t window = 0;
     const HfArchitecture architecture = result_.hf.architecture;
     const bool is_qwen = architecture == HfArchitecture::qwen2 || architecture == HfArchitecture::qwen3;
-    const bool has_window = architecture == HfArchitecture::mistral || (is_qwen && flag("use_sliding_window", false));
+    const bool has_window = is_qwen ? flag("use_sliding_window", false) : architecture != HfArchitecture::llama;
     if (is_qwen || has_window) known_.insert("sliding_window");
     // A missing key means the class's default window, a null one no window.
+    int64_t window = 0;
     if (has_window) window = document_.contains("sliding_window") ? count("sliding_window", 0) : usual_window;
-    if (is_qwen && !layers_have_window(window > 0)) window = 0;
-    const int64_t length = count("max_position_embeddings", 0);
-    if (window > length) {
-      result_.notes.push_back(fmt::format("sliding_window = {}: has no effect within {} tokens", window, length));
-      window = 0;
-    }
-    set("model.attention_window", window);
-  }
-
-  // Returns true if all layers have a window; refuses a config in which only some do. Layers from max_window_layers on
-  // have one, unless layer_types gives each layer's kind.
-  bool layers_have_window(bool has_window) {
+    const int64_t first = is_qwen ? count("max_window_layers", 28) : 0;  // first layer with a window
     const Json& kinds = value("layer_types");
-    const int64_t layers = count("num_hidden_layers", 0);
-    const int64_t first = count("max_window_layers", 28);
-    if (kinds.is_null()) {
-      if (has_window && first > 0 && first < layers)
-        refuse("max_window_layers", first, "gptrain has a window in all layers or in none: 0, or num_hidden_layers");
-      return has_window && first == 0;
-    }
-    if (kinds.is_array() && std::ssize(kinds) != layers)
-      refuse("layer_types", kinds, fmt::format("must name the kind of each of {} layers", layers));
-    const bool alike = kinds.is_array() && !kinds.empty() &&
-                       std::all_of(kinds.begin(), kinds.end(), [&](const Json& kind) { return kind == kinds.front(); });
-    if (!alike || (kinds.front() != "full_attention" && (kinds.front() != "sliding_attention" || !has_window))) {
-      refuse("layer_types", kinds, "gptrain has a window in all layers or in none");
-      return false;
-    }
-    return kinds.front() == "sliding_attention";
+    if (!kinds.is_null() && result_.hf.has_layer_types())
+      return read_layer_kinds("layer_types", kinds, kinds, {"full_attention", "sliding_attention"}, window);
+    if (!kinds.is_null()) refuse("layer_types", kinds, fmt::format("{} has none", result_.hf.name));
+    std::vector<bool> layers(static_cast<size_t>(std::min(count("num_hidden_layers", 0), most_layers)));
+    for (size_t layer = 0; layer < layers.size(); ++layer)
+      layers[layer] = window > 0 && static_cast<int64_t>(layer) >= first;
+    set_windows(std::move(layers), window);
   }
 
   void read_end_token() {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/attention_pattern.h"
 #include "config/field.h"
 
 namespace gptrain::inline config {
@@ -60,9 +61,20 @@ inline Json value_json(const ProjectionConfig& projection) {
           {"sites", std::move(sites)}};
 }
 
+inline Json value_json(const std::vector<AttentionPattern>& patterns) {
+  Json array = Json::array();
+  for (const AttentionPattern& pattern : patterns) array.push_back(attention_pattern_word(pattern));
+  return array;
+}
+
 template <typename Value>
 void set_value(const Json& json, Value& value) {
   value = json.get<Value>();
+}
+
+inline void set_value(const Json& json, std::vector<AttentionPattern>& patterns) {
+  patterns.clear();
+  for (const Json& word : json) patterns.push_back(parse_attention_pattern(word.get<std::string>()).value());
 }
 
 inline void set_value(const Json& json, std::vector<DataSource>& sources) {

@@ -31,6 +31,17 @@ Builder dropout_field() {
   return builder.usually("0.1");
 }
 
+Builder window_field() {
+  Builder builder;
+  builder.path = "model.attention_window";
+  builder.description = "shorthand: N sets attention_pattern to [\"band:N\"], and 0 to [\"dense\"]";
+  builder.rule = IntegerRule{0, 1 << 24, {}};
+  builder.set = [](RunConfig& config, const Json& json) {
+    config.model.attention_pattern = {window_pattern(json.get<int64_t>())};
+  };
+  return builder.usually("256");
+}
+
 }  // namespace
 
 void add_model_fields(std::vector<Field>& table) {
@@ -76,8 +87,12 @@ void add_model_fields(std::vector<Field>& table) {
           field("model.sequence_length", section, &M::sequence_length, IntegerRule{1, 1 << 24, {}},
                 "tokens of a sample")
               .required("1024"),
-          field("model.attention_window", section, &M::attention_window, IntegerRule{0, 1 << 24, {}},
-                "tokens that a token attends to in every block, itself and those before it; 0: all"),
+          field("model.attention_pattern", section, &M::attention_pattern, PatternListRule{},
+                "what the queries of a block attend to, as words that repeat over the blocks")
+              .usually(R"(["dense","band:256"])"),
+          window_field(),
+          field("model.attention_scale", section, &M::attention_scale, NumberRule{.min = 0, .max = 1e3},
+                "factor of attention scores; 0: 1 / sqrt(head_size), with model.mup 1 / head_size"),
           words<M, NormKind>("model.norm", section, &M::norm,
                              {{"layernorm", NormKind::layernorm}, {"rmsnorm", NormKind::rmsnorm}}, {},
                              "normalization before each branch and before the head"),

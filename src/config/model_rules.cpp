@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <fmt/format.h>
 
 #include "config/rules.h"
@@ -12,7 +13,8 @@ class ModelRules : Rules {
   void run() {
     check_dropout();
     settle_sizes();
-    check_attention_window();
+    check_attention_pattern();
+    check_attention_scale();
   }
 
  private:
@@ -84,11 +86,62 @@ class ModelRules : Rules {
           fmt::format("must be greater than model.rope_low_freq_factor = {}", model.rope_low_freq_factor), "4");
   }
 
-  void check_attention_window() {
+  void check_attention_pattern() {
+    const ModelConfig& model = config_.model;
+    constexpr const char *list = "model.attention_pattern", *window = "model.attention_window";
+    if (is_given(list) && is_given(window) && sound({list, window})) {
+      faults_.add(window, fmt::format("{}", model.attention_pattern.front().width),
+                  "is also set by model.attention_pattern", "leaving one of them out");
+      return;
+    }
+    if (!sound({list, window, "model.sequence_length"})) return;
+    for (size_t i = 0; i < model.attention_pattern.size(); ++i) {
+      const std::string path = is_given(window) ? window : fmt::format("{}[{}]", list, i);
+      check_sizes(path, model.attention_pattern[i]);
+      check_column_sets(path, model.attention_pattern[i]);
+    }
+  }
+
+  void check_sizes(const std::string& path, AttentionPattern pattern) {
     const int64_t length = config_.model.sequence_length;
-    if (!sound({"model.attention_window", "model.sequence_length"}) || config_.model.attention_window <= length) return;
-    fault("model.attention_window", fmt::format("must be at most model.sequence_length = {}", length),
-          fmt::format("{}", length));
+    if (std::max(pattern.width, pattern.global) <= length) return;
+    const auto show = [&](const AttentionPattern& shown) {
+      return path == "model.attention_window" ? fmt::format("{}", shown.width)
+                                              : fmt::format("\"{}\"", attention_pattern_word(shown));
+    };
+    const std::string value = show(pattern);
+    pattern.width = std::min(pattern.width, length);
+    pattern.global = std::min(pattern.global, length);
+    pattern.columns = std::min(pattern.columns, pattern.width / pattern.column_sets);
+    faults_.add(path, value, fmt::format("must be at most model.sequence_length = {}", length), show(pattern));
+  }
+
+  // Heads take turns with the sets of columns. The heads of a tensor rank, and the heads that share keys, must have all
+  // sets equally often.
+  void check_column_sets(const std::string& path, const AttentionPattern& pattern) {
+    const ModelConfig& model = config_.model;
+    const int64_t sets = pattern.column_sets, tensor = config_.parallel.tensor;
+    if (sets == 1 || !sound({"model.num_heads", "model.num_kv_heads", "parallel.tensor"})) return;
+    const auto refuse = [&](int64_t heads, const std::string& what) {
+      AttentionPattern nearest = pattern;
+      while (heads % nearest.column_sets != 0) --nearest.column_sets;
+      faults_.add(path, fmt::format("\"{}\"", attention_pattern_word(pattern)),
+                  fmt::format("V must divide the {} {}", heads, what),
+                  fmt::format("\"{}\"", attention_pattern_word(nearest)));
+    };
+    if (model.num_heads % tensor != 0 || model.num_heads % model.num_kv_heads != 0) return;  // reported elsewhere
+    const int64_t of_rank = model.num_heads / tensor, of_keys = model.num_heads / model.num_kv_heads;
+    if (of_rank % sets != 0) {
+      refuse(of_rank, tensor == 1 ? "heads of model.num_heads" : "heads of a rank of parallel.tensor");
+    } else if (of_keys > 1 && of_keys % sets != 0) {
+      refuse(of_keys, "heads that share a head of model.num_kv_heads");
+    }
+  }
+
+  void check_attention_scale() {
+    const ModelConfig& model = config_.model;
+    if (model.attention_scale > 0 && model.mup > 0 && sound({"model.attention_scale", "model.mup"}))
+      fault("model.attention_scale", "has no place beside model.mup, which sets the scale", "0");
   }
 };
 

@@ -39,6 +39,14 @@ ModelConfig llama(const char* name, const LlamaShape& shape) {
   return model;
 }
 
+// LLaMA 3: a larger vocabulary and another base of angles.
+ModelConfig llama3(const char* name, const LlamaShape& shape) {
+  ModelConfig model = llama(name, shape);
+  model.vocab_size = 128'256;
+  model.rope_theta = 500'000;
+  return model;
+}
+
 std::vector<ModelConfig> table() {
   return {
       // Radford et al., "Language models are unsupervised multitask learners" (2019), sizes of the released weights.
@@ -85,6 +93,9 @@ std::vector<ModelConfig> table() {
       llama("llama-65b", {80, 8192, 64, 0, 22016, 2048}),
       // Touvron et al., LLaMA 2, arXiv 2307.09288.
       llama("llama-70b", {80, 8192, 64, 8, 28672, 4096}),
+      // Grattafiori et al., LLaMA 3, arXiv 2407.21783, table 3.
+      llama3("llama3-8b", {32, 4096, 32, 8, 14336, 8192}),
+      llama3("llama3-70b", {80, 8192, 64, 8, 28672, 8192}),
   };
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/attention_pattern.h"
 #include "base/dtype.h"
 #include "base/kinds.h"
 #include "base/offload_choice.h"
@@ -26,7 +27,9 @@ struct ModelConfig {
   int64_t ffn_hidden_size = 0;  // default: 4 hidden_size; gated: 8/3 hidden_size, rounded up to a multiple of 64
   int64_t vocab_size = 0;       // true, unpadded
   int64_t sequence_length = 0;
-  int64_t attention_window = 0;  // tokens that a query attends to, itself included; 0: all before it
+  // Patterns of the first layers, repeated over the others; at least one.
+  std::vector<AttentionPattern> attention_pattern = {AttentionPattern{}};
+  double attention_scale = 0;  // factor of attention scores; 0: score_scale() derives it from the head size
   NormKind norm = NormKind::layernorm;
   ActivationKind activation = ActivationKind::gelu_tanh;
   PositionKind positions = PositionKind::learned;
@@ -51,8 +54,12 @@ struct ModelConfig {
   int64_t kv_size() const { return num_kv_heads * head_size; }
   // Width of this model relative to muP's base model; 1 without muP.
   double mup_width() const { return mup == 0 ? 1 : static_cast<double>(hidden_size) / static_cast<double>(mup); }
-  // Factor of attention scores: 1 / sqrt(head_size), or with muP 1 / head_size.
-  double attention_scale() const {
+  const AttentionPattern& attention(int64_t layer) const {
+    return attention_pattern[static_cast<size_t>(layer) % attention_pattern.size()];
+  }
+  // Factor of attention scores. Without attention_scale: 1 / sqrt(head_size), or with muP 1 / head_size.
+  double score_scale() const {
+    if (attention_scale > 0) return attention_scale;
     const auto size = static_cast<double>(head_size);
     return 1 / (mup == 0 ? std::sqrt(size) : size);
   }

@@ -81,6 +81,15 @@ Json rule_schema(const WordListRule& rule) {
   return {{"type", "array"}, {"items", rule_schema(rule.each)}, {"minItems", 1}, {"uniqueItems", true}};
 }
 
+// Words of attention patterns. The rule between sizes, C * V at most L, is not in it.
+constexpr const char* attention_pattern_regex =
+    "^(dense|(band|strided|columns):[1-9][0-9]*|fixed:[1-9][0-9]*,[1-9][0-9]*(/[1-9][0-9]*)?)"
+    "(\\+global:[1-9][0-9]*)?$";
+
+Json rule_schema(const PatternListRule&) {
+  return {{"type", "array"}, {"items", {{"type", "string"}, {"pattern", attention_pattern_regex}}}, {"minItems", 1}};
+}
+
 Json rule_schema(const ObjectRule& rule) {
   Json properties = Json::object();
   Json required = Json::array();

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fmt/format.h>
 
+#include "base/attention_pattern.h"
 #include "base/json.h"
 #include "base/kinds.h"
 #include "config/aliases.h"
@@ -221,6 +222,19 @@ void check(const WordListRule& rule, const Subject& subject) {
     const auto first = subject.value.begin(), here = first + static_cast<std::ptrdiff_t>(i);
     if (std::find(first, here, word) != here)
       subject.faults.add(path, show_value(word), "is there twice", "leaving one of them out");
+  }
+}
+
+void check(const PatternListRule&, const Subject& subject) {
+  if (!subject.value.is_array() || subject.value.empty())
+    return subject.fault("must be an array of attention patterns, at least one", subject.example);
+  for (size_t i = 0; i < subject.value.size(); ++i) {
+    const Json& word = subject.value[i];
+    if (word.is_string() && parse_attention_pattern(word.get_ref<const std::string&>())) continue;
+    subject.faults.add(
+        fmt::format("{}[{}]", subject.path, i), show_value(word),
+        fmt::format("must be one of {}; sizes are 1 to 16777216, and C * V at most L", attention_pattern_words),
+        R"("band:256")");
   }
 }
 

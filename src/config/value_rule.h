@@ -75,6 +75,9 @@ struct WordListRule {
   WordRule each;
 };
 
+// An array of words of attention patterns, at least one.
+struct PatternListRule {};
+
 struct ObjectKey;
 
 // An object with any of the keys.
@@ -84,7 +87,7 @@ struct ObjectRule {
 
 using ValueRule =
     std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, IntegerOrWordRule, NumberPairRule,
-                 IntegerListRule, SourcesRule, PhasesRule, SampleRangesRule, WordListRule, ObjectRule>;
+                 IntegerListRule, SourcesRule, PhasesRule, SampleRangesRule, WordListRule, PatternListRule, ObjectRule>;
 
 struct ObjectKey {
   std::string key;

@@ -31,7 +31,7 @@ class AttentionBranch final : public Branch {
   int64_t num_kv_heads() const { return std::max<int64_t>(1, model().num_kv_heads / context_.tensor.size()); }
   int64_t q_width() const { return num_heads() * model().head_size; }
   int64_t kv_width() const { return num_kv_heads() * model().head_size; }
-  double scale() const { return model().attention_scale(); }
+  double scale() const { return model().score_scale(); }
   bool transforms_queries() const { return model().qk_norm || model().positions == PositionKind::rope; }
   Dropout probability_dropout(const LayerCall& call) const;
   AttentionMask mask(const LayerCall& call) const;
@@ -100,7 +100,7 @@ Dropout AttentionBranch::probability_dropout(const LayerCall& call) const {
 }
 
 AttentionMask AttentionBranch::mask(const LayerCall& call) const {
-  return {.window = model().attention_window,
+  return {.pattern = model().attention(layer_),
           .document_starts = call.document_starts,
           .max_documents = context_.shape.mask_documents ? context_.shape.max_documents : 0};
 }

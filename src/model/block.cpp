@@ -34,7 +34,11 @@ Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tens
     records.use_of(UnitPass::recompute).reads.add(kept);
     records.use_of(UnitPass::backward_input).reads.add(kept);
   }
-  design_ = {UnitKind::block, gives_amax, tensors.all(), records};
+  design_ = {.kind = UnitKind::block,
+             .gives_amax = gives_amax,
+             .attention = context.shape.model.attention(layer),
+             .parameters = tensors.all(),
+             .records = records};
 }
 
 void Block::prepare_weights(const LayerCall& call) {

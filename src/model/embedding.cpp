@@ -7,7 +7,7 @@ Embedding::Embedding(const LayerContext& context, const UnitTensors& tensors)
   LayerRecords& records = layout_.finish();
   records.use_of(UnitPass::forward) = {{Operand::batch}, {Operand::output}};
   records.use_of(UnitPass::backward_weight) = {{Operand::batch, Operand::d_output}, {}};
-  design_ = {UnitKind::embedding, false, tensors.all(), records};
+  design_ = {.kind = UnitKind::embedding, .parameters = tensors.all(), .records = records};
 }
 
 Dropout Embedding::dropout(const LayerCall& call) const {

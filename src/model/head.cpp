@@ -20,7 +20,7 @@ Head::Head(const LayerContext& context, const UnitTensors& tensors, const Parame
   records.use_of(UnitPass::evaluate) = {{batch, saved_for_input}, {}};
   records.use_of(UnitPass::backward_input) = {{input, saved_for_input, gradients}, {gradients, d_input}};
   records.use_of(UnitPass::backward_weight) = {{gradients}, {}};
-  design_ = {UnitKind::head, gives_amax, tensors.all(), records};
+  design_ = {.kind = UnitKind::head, .gives_amax = gives_amax, .parameters = tensors.all(), .records = records};
   design_.parameters.push_back(matrix);
 }
 

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/attention_pattern.h"
 #include "config/run_config.h"
 #include "model/layer_call.h"
 #include "model/layer_records.h"
@@ -119,7 +120,8 @@ struct Factor {
 // Everything that determines a layer's ops beside the context shared by all layers.
 struct LayerDesign {
   UnitKind kind;
-  bool gives_amax;  // its B writes the amax of d_input
+  bool gives_amax = false;          // its B writes the amax of d_input
+  AttentionPattern attention = {};  // pattern of a block
   std::vector<Parameter> parameters;
   LayerRecords records;
 

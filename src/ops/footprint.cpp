@@ -1,12 +1,12 @@
 #include "ops/footprint.h"
 
-#include <algorithm>
 #include <fmt/format.h>
 #include <string_view>
 
 #include "base/dtype.h"
 #include "ops/cpu/scratch.h"
 #include "ops/gpu_scratch.h"
+#include "ops/key_tiles.h"
 #include "ops/operands.h"
 
 namespace gptrain::inline ops {
@@ -47,12 +47,13 @@ void count_linear(const Op& op, const Matrix& w, int64_t rows, Footprint& footpr
   footprint.executed_flops = product_flops(rows, w.rows, w.cols);
 }
 
-// RETURNS twice the number of attending (query, key) pairs in a sequence: tokens^2 without a mask; by the field's
-// custom half of that if causal; with a shorter window, the sum over queries of min(query + 1, window).
-Flops twice_attended_pairs(const AttentionMask& mask, int64_t tokens) {
-  const auto t = static_cast<Flops>(tokens), window = static_cast<Flops>(mask.window);
-  if (!mask.causal) return 2 * t * t;
-  return mask.window > 0 && mask.window < tokens ? window * (2 * t - window + 1) : t * t;
+// RETURNS twice the number of attending (query, key) pairs in a sequence, summed over its heads: tokens^2 without a
+// mask; by the field's custom half of that if causal; else exactly.
+Flops twice_attended_pairs(const AttentionMask& mask, int64_t tokens, int64_t heads) {
+  const Flops all = static_cast<Flops>(heads) * static_cast<Flops>(tokens) * static_cast<Flops>(tokens);
+  if (!mask.causal) return 2 * all;
+  const bool dense = mask.pattern.one_run() && (mask.window() == 0 || mask.window() >= tokens);
+  return dense ? all : 2 * static_cast<Flops>(mask.pattern.pairs(tokens, heads));
 }
 
 // Counts products of attention over the (query, key) pairs of each head: model FLOPs over attending pairs, executed
@@ -63,18 +64,12 @@ void count_attention(const Op& op, int64_t products_in_model, int64_t products_e
   footprint.products.count = op.batch * op.num_heads;
   footprint.products.m = footprint.products.n = op.sequence_length;
   footprint.products.k = op.head_size;
-  const int64_t t = op.sequence_length;
-  const auto heads = static_cast<Flops>(op.batch * op.num_heads);
-  footprint.model_flops = twice_attended_pairs(op.mask, t) * static_cast<Flops>(op.head_size) * heads *
-                          static_cast<Flops>(products_in_model);
-  int64_t tiles = 0;
-  for (int64_t query = 0; query < t; query += attention_query_tile) {
-    const int64_t end = op.mask.causal ? std::min(query + attention_query_tile, t) : t;
-    const int64_t first = op.mask.window > 0 ? std::max<int64_t>(query - op.mask.window + 1, 0) : 0;
-    tiles += (end + attention_key_tile - 1) / attention_key_tile - first / attention_key_tile;
-  }
+  const auto sequences = static_cast<Flops>(op.batch);
+  footprint.model_flops = twice_attended_pairs(op.mask, op.sequence_length, op.num_heads) *
+                          static_cast<Flops>(op.head_size) * sequences * static_cast<Flops>(products_in_model);
+  const int64_t tiles = executed_attention_tiles(op.mask, op.sequence_length, op.num_heads);
   footprint.executed_flops = product_flops(attention_query_tile, attention_key_tile, op.head_size) *
-                             static_cast<Flops>(tiles) * heads * static_cast<Flops>(products_executed);
+                             static_cast<Flops>(tiles) * sequences * static_cast<Flops>(products_executed);
 }
 
 // Adds an op's costs beside those of counted operands and scratch memory. Most ops have none.
@@ -148,7 +143,11 @@ template <typename Op>
 std::string attention_text(const Op& op) {
   std::string text = fmt::format("B={} T={} H={} G={} D={} {}", op.batch, op.sequence_length, op.num_heads,
                                  op.num_kv_heads, op.head_size, dtype_name(op.q.dtype));
-  if (op.mask.window > 0) text += fmt::format(" window={}", op.mask.window);
+  if (op.mask.pattern.one_run()) {
+    if (op.mask.window() > 0) text += fmt::format(" window={}", op.mask.window());
+  } else {
+    text += fmt::format(" {}", attention_pattern_word(op.mask.pattern));
+  }
   if (op.mask.document_starts != nullptr) text += " documents";
   if (op.mask.max_documents > 0) text += fmt::format(" in room for {}", op.mask.max_documents);
   return text;

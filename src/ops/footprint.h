@@ -6,6 +6,7 @@
 
 #include "base/event.h"
 #include "base/int128.h"
+#include "ops/key_tiles.h"
 #include "ops/ops.h"
 #include "ops/target.h"
 
@@ -30,8 +31,8 @@ GPTRAIN_FOR_EACH_OP(GPTRAIN_DECLARE_FOOTPRINT)
 #undef GPTRAIN_DECLARE_FOOTPRINT
 
 // Query and key tile sizes of the attention ops, in tokens; executed_flops counts whole tiles on the causal diagonal.
-constexpr int64_t attention_query_tile = 64;
-constexpr int64_t attention_key_tile = 64;
+constexpr int64_t attention_query_tile = attention_tile;
+constexpr int64_t attention_key_tile = attention_tile;
 // RETURNS the length of a sequence in attention, rounded up to whole tiles.
 constexpr int64_t executed_length(int64_t tokens) {
   return (tokens + attention_key_tile - 1) / attention_key_tile * attention_key_tile;

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "ops/fused_attention_policy.h"
+#include "ops/key_tiles.h"
 #include "ops/ops.h"
 
 namespace gptrain::inline ops {
@@ -104,16 +105,23 @@ inline int64_t gpu_scratch_bytes(const BiasGradient& op) { return gpu_column_sum
 
 constexpr int64_t gpu_scratch_bytes(const ScaledProduct&) { return gpu_product_workspace_bytes; }
 
-// Scratch of attention: the table of documents, if any, and after it cuDNN's workspace if it serves the op, or else in
-// AttentionBackward the sum over features of d_o o for each query and head.
+// Scratch of attention: the table of documents, if any, and after it cuDNN's workspace if it serves the op, or else
+// that of the own kernels: the first pass' softmax and sums if a pattern takes two passes over the queries; in
+// AttentionBackward the sum over features of d_o o for each query and head, and dk and dv in f32 if keys lie in two
+// orders.
 inline int64_t gpu_scratch_bytes(const AttentionForward& op) {
-  return fused_attention_table_bytes(op) + fused_attention_scratch_bytes(op);
+  const bool carries = attention_passes(op.mask, op.sequence_length) > 1;
+  const int64_t rows = op.batch * op.sequence_length * op.num_heads;
+  return fused_attention_table_bytes(op) + fused_attention_scratch_bytes(op) +
+         (carries ? rows * (op.head_size + 2) * dtype_bytes(DType::f32) : 0);
 }
 
 inline int64_t gpu_scratch_bytes(const AttentionBackward& op) {
-  return fused_attention_table_bytes(op) +
-         std::max(op.batch * op.num_heads * op.sequence_length * dtype_bytes(DType::f32),
-                  fused_attention_scratch_bytes(op));
+  const int64_t rows = op.batch * op.sequence_length;
+  int64_t sums = rows * op.num_heads;
+  if (attention_sums_keys(op.mask, op.sequence_length)) sums += 2 * rows * op.num_kv_heads * op.head_size;
+  if (attention_passes(op.mask, op.sequence_length) > 1) sums += rows * op.num_heads * op.head_size;
+  return fused_attention_table_bytes(op) + std::max(sums * dtype_bytes(DType::f32), fused_attention_scratch_bytes(op));
 }
 
 }  // namespace gptrain::ops

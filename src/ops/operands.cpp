@@ -65,9 +65,12 @@ void visit_attention(const Op& op, Access results, OperandVisitor& visit) {
   visit.operand("o", op.o, results, exactly(dtype, rows, op.num_heads * op.head_size));
   visit.operand("lse", op.lse, results, exactly(DType::f32, op.batch * op.num_heads, op.sequence_length));
   visit_dropout(op.dropout, op.sequence_length, visit);
-  visit.require(op.mask.window >= 0, "the window is negative");
-  visit.require(op.mask.causal || (op.mask.window == 0 && op.mask.document_starts == nullptr),
-                "a window and documents need a causal mask");
+  const AttentionPattern& pattern = op.mask.pattern;
+  visit.require(pattern.sound(), "the pattern has a size that its kind cannot have");
+  visit.require(pattern.column_sets > 0 && op.num_heads % pattern.column_sets == 0,
+                "the sets of columns do not divide the heads");
+  visit.require(op.mask.causal || (pattern == AttentionPattern{} && op.mask.document_starts == nullptr),
+                "a pattern and documents need a causal mask");
   visit.require(op.mask.max_documents >= 0 && (op.mask.max_documents == 0 || op.mask.document_starts != nullptr),
                 "room for documents is negative, or given without documents");
 }

@@ -18,6 +18,7 @@
 #include "base/matrix.h"
 #include "base/philox.h"
 #include "base/rotary.h"
+#include "ops/attention_mask.h"
 #include "ops/block_codes.h"
 #include "ops/fp8_ops.h"
 #include "ops/keep_gradients.h"
@@ -206,21 +207,6 @@ struct QueryKeyBackward {
   RotaryAngles angles;
   Matrix dq, dk;                      // [N, H D], [N, G D] C, in and out
   Matrix q_gamma_sums, k_gamma_sums;  // [1, D] f64 out, given with the gammas
-};
-
-// The (query, key) pairs of a sequence that attend: all pairs, or with `causal` the pairs with first(query) <= key <=
-// query. first(query) is the largest of 0, query - window + 1 (with a window) and document_starts[query] (if given). It
-// never decreases from one query to the next, so a tile of queries reads one contiguous run of key tiles.
-struct AttentionMask {
-  bool causal = true;
-  int64_t window = 0;  // tokens that a query sees, itself included; 0: all. REQUIRES causal if not 0
-  // Device memory, [B, T]: position in its sequence where the document of token t begins, in [0, t], never less than
-  // that of token t - 1. Null: a sequence is one document. REQUIRES causal if not null.
-  const int32_t* document_starts = nullptr;
-  // Bound of the average number of documents per sequence for which a GPU's library (cuDNN) gets memory; it treats each
-  // document as a sequence. Sequences beyond the bound run on the project's own kernels. 0: all do. Used only with
-  // document_starts.
-  int64_t max_documents = 0;
 };
 
 // o = dropout(softmax(q k^T * scale + mask)) v for each sequence and head; query head n reads key/value head n / (H /

@@ -111,7 +111,7 @@ std::vector<double> first_pass_of(const StepLog& log, const EventTimes& times, d
 
 }  // namespace
 
-RunConfig LayoutCosts::small_config(const RunLayout& layout, int64_t data) const {
+RunConfig LayoutCosts::small_config(const RunLayout& layout, int64_t data, size_t kind) const {
   RunLayout small = layout;
   small.pipeline = small.virtual_stages = 1;
   small.schedule = PipelineOrder::one_f_one_b;
@@ -120,21 +120,23 @@ RunConfig LayoutCosts::small_config(const RunLayout& layout, int64_t data) const
   small.offload = offload::none;
   small.data = data;
   RunConfig config = with_layout(config_, small);
-  config.model.num_layers = small_layers;
+  config.model = with_layers(config.model, kinds_.kinds[kind], small_layers);
   config.batch.accumulation = 3;
   config.batch.global = 3 * layout.micro * data;
   return config;
 }
 
-const MicroBatchCosts& LayoutCosts::micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split) {
+const MicroBatchCosts& LayoutCosts::micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split,
+                                                size_t kind) {
   const MicroBatchKey key{.tensor = layout.tensor,
                           .sequence = layout.sequence,
                           .micro = layout.micro,
                           .recompute = recompute,
-                          .split = split};
+                          .split = split,
+                          .kind = kind};
   const auto found = micro_batches_.find(key);
   if (found != micro_batches_.end()) return found->second;
-  return micro_batches_.emplace(key, make_micro_batch(layout, recompute, split)).first->second;
+  return micro_batches_.emplace(key, make_micro_batch(layout, recompute, split, kind)).first->second;
 }
 
 // Adds the costs of offloading a block's saved activations.
@@ -150,8 +152,9 @@ void LayoutCosts::add_copies(const StepPlan& plan, const EventTimes& times, Micr
   costs.hidden_share = std::min(1.0, forward / nominal_copy_seconds(costs.record_bytes, target_));
 }
 
-MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split) const {
-  RunConfig config = small_config(layout, 1);
+MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split,
+                                              size_t kind) const {
+  RunConfig config = small_config(layout, 1, kind);
   config.parallel.zero = 0;
   config.memory.recompute = recompute;
   config.memory.recompute_interval = 0;
@@ -220,7 +223,7 @@ const UpdateCosts& LayoutCosts::update(const RunLayout& layout, size_t stage) {
 
 UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) const {
   const int64_t data = std::min<int64_t>(layout.data, 2);
-  RunConfig config = small_config(layout, data);
+  RunConfig config = small_config(layout, data, 0);
   config.memory.recompute = RecomputeKind::none;
   config.memory.recompute_interval = 0;
   const StepPlan plan = plan_rank({config, target_, layout.tensor * data});
@@ -258,7 +261,7 @@ const UnitBytes& LayoutCosts::bytes(const RunLayout& layout) {
 }
 
 UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
-  const RunConfig config = small_config(layout, layout.data);
+  const RunConfig config = small_config(layout, layout.data, 0);
   const ModelSpec spec = make_spec(config.model);
   const std::vector<TensorShard> shards = shard_tensors(spec, {layout.tensor, 0});
   const Sharding sharding{.zero = layout.data > 1 ? layout.zero : 0,

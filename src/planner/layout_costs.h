@@ -11,13 +11,14 @@
 
 #include "config/run_config.h"
 #include "machine/event_times.h"
+#include "model/spec/layer_kinds.h"
 #include "ops/target.h"
 #include "planner/layout_search.h"
 #include "step/plan_step.h"
 
 namespace gptrain::inline planner {
 
-// A model is an embedding, equal blocks, and a head.
+// A model is an embedding, blocks of one or more kinds (LayerKind), and a head.
 enum class UnitPart : uint8_t { embedding, block, head };
 constexpr size_t num_unit_parts = 3;
 
@@ -30,7 +31,8 @@ struct PassCost {
   double exposed_tensor = 0;   // part of all passes spent waiting for the tensor lane
 };
 
-// Costs for one tensor size, micro-batch size, recomputation and kind of backward pass (split or whole).
+// Costs for one tensor size, micro-batch size, recomputation, kind of backward pass (split or whole), and kind of
+// layer. Kinds of layers differ in passes, workspace and hidden share only.
 struct MicroBatchCosts {
   std::array<PassCost, num_unit_parts> passes{};
   int64_t held_bytes = 0;             // saved by a block for each micro-batch between its forward and backward pass
@@ -43,7 +45,8 @@ struct MicroBatchCosts {
   double hidden_share = 0;            // share of blocks whose copies are hidden by passes, by nominal rates
 };
 
-// Seconds for one unit in a step, for one ZeRO stage, on the links of one mesh.
+// Seconds for one unit in a step, for one ZeRO stage, on the links of one mesh. All kinds of layers have the same
+// parameters.
 struct UpdateCost {
   double sum = 0;      // one sum of its gradients over the data ranks
   double sum_ops = 0;  // ops that belong to a sum
@@ -65,11 +68,13 @@ using UnitBytes = std::array<PartBytes, num_unit_parts>;
 class LayoutCosts {
  public:
   LayoutCosts(RunConfig config, const Machine& machine, const Target& target)
-      : config_(std::move(config)), machine_(machine), target_(target) {}
+      : config_(std::move(config)), machine_(machine), target_(target), kinds_(layer_kinds(config_.model)) {}
+
+  const LayerKinds& kinds() const { return kinds_; }
 
   // REQUIRES: `recompute` is the kind of single blocks, so not every_nth or optimal. `split`: backward passes are
-  // split.
-  const MicroBatchCosts& micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split);
+  // split. `kind`: index in kinds().
+  const MicroBatchCosts& micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split, size_t kind = 0);
   const UpdateCosts& update(const RunLayout& layout, size_t stage);
   // Returns the first stage whose data ranks span as many nodes as those of `stage`, so that its updates cost the same.
   size_t first_alike(const RunLayout& layout, size_t stage);
@@ -95,6 +100,7 @@ class LayoutCosts {
     int64_t micro;
     RecomputeKind recompute;
     bool split;
+    size_t kind;
 
     auto operator<=>(const MicroBatchKey&) const = default;
   };
@@ -116,9 +122,9 @@ class LayoutCosts {
 
   static MeshKey mesh_key(const RunLayout& layout);
 
-  // Returns a config with three layers of the model on one stage, the layout's tensor ranks, and `data` data ranks.
-  RunConfig small_config(const RunLayout& layout, int64_t data) const;
-  MicroBatchCosts make_micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split) const;
+  // Returns a config with three layers of one kind on one stage, the layout's tensor ranks, and `data` data ranks.
+  RunConfig small_config(const RunLayout& layout, int64_t data, size_t kind) const;
+  MicroBatchCosts make_micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split, size_t kind) const;
   void add_copies(const StepPlan& plan, const EventTimes& times, MicroBatchCosts& costs) const;
   UpdateCosts make_update(const RunLayout& layout, size_t stage) const;
   std::vector<size_t> stages_alike(const RunLayout& layout) const;
@@ -127,6 +133,7 @@ class LayoutCosts {
   RunConfig config_;
   Machine machine_;
   Target target_;
+  LayerKinds kinds_;
   std::map<MicroBatchKey, MicroBatchCosts> micro_batches_;
   std::map<UpdateKey, UpdateCosts> updates_;
   std::map<MeshKey, std::vector<size_t>> alike_;

@@ -53,7 +53,7 @@ LayoutEstimator::Held LayoutEstimator::held(const RunLayout& layout, const Layou
   const bool splits = lies.stages.schedule->splits_backward;
   const bool has_plain = layout.recompute == RecomputeKind::none || mixes(layout);
   const RecomputeKind any = has_plain ? RecomputeKind::none : recomputed_kind(layout);
-  Held held{.any = &parts_.micro_batch(layout, any, splits)};
+  Held held{.recompute = any, .any = &parts_.micro_batch(layout, any, splits)};
   if (has_plain) held.plain_bytes = held.any->held_bytes;
   if (layout.recompute != RecomputeKind::none)
     held.recomputed_bytes = parts_.micro_batch(layout, recomputed_kind(layout), splits).held_bytes;
@@ -70,7 +70,7 @@ int64_t LayoutEstimator::activation_bytes(const RunLayout& layout, const LayoutC
     const int64_t recomputed = recomputed_layers(layout, lies, chunk);
     const int64_t of_chunk = recomputed * held.recomputed_bytes + (lies.layers[chunk] - recomputed) * held.plain_bytes;
     const int64_t micro_batches = all_in_flight ? layout.accumulation : static_cast<int64_t>(counts.whole[i]);
-    const int64_t away = offloaded_layers(layout, *held.any, lies.layers[chunk], true);
+    const int64_t away = offloaded_layers(layout, lies, chunk, held.recompute, true);
     sum += micro_batches * (of_chunk - away * (recomputed > 0 ? held.recomputed_bytes : held.plain_bytes));
     sum += counts.for_weights[i] * lies.layers[chunk] * held.any->held_for_weight_bytes;
     most_layers = std::max(most_layers, lies.layers[chunk]);
@@ -99,11 +99,27 @@ int64_t LayoutEstimator::recomputed_layers(const RunLayout& layout, const Layout
   throw std::logic_error("the blocks that are run again are chosen by bytes");
 }
 
+std::vector<double> LayoutEstimator::recomputed_of_kinds(const RunLayout& layout, const LayoutChunks& lies,
+                                                         size_t chunk, const LayerKinds& kinds, int64_t recomputed) {
+  const std::vector<int64_t>& counts = lies.of_kinds[chunk];
+  std::vector<double> of_kinds(counts.size());
+  const int64_t first = lies.first_layers[chunk], layers = lies.layers[chunk];
+  if (layout.recompute == RecomputeKind::every_nth) {
+    for (int64_t layer = first; layer < first + layers; ++layer)
+      of_kinds[kinds.of(layer)] += layer % layout.recompute_interval == 0 ? 1 : 0;
+    return of_kinds;
+  }
+  for (size_t kind = 0; kind < counts.size(); ++kind)
+    of_kinds[kind] = static_cast<double>(recomputed * counts[kind]) / static_cast<double>(layers);
+  return of_kinds;
+}
+
 LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layout, const LayoutChunks& lies,
-                                                           size_t chunk, const MicroBatchCosts& plain) {
+                                                           size_t chunk) {
   const int64_t layers = lies.layers[chunk];
+  const RecomputeKind plain = plain_kind(layout);
   if (layout.recompute != RecomputeKind::optimal)
-    return {recomputed_layers(layout, lies, chunk), offloaded_layers(layout, plain, layers, false), 0};
+    return {recomputed_layers(layout, lies, chunk), offloaded_layers(layout, lies, chunk, plain, false), 0};
   const auto stage = static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)));
   RunLayout fixed = layout;
   const auto bytes_with = [&](RecomputeKind recompute, auto offloaded) {
@@ -126,9 +142,10 @@ LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layo
   };
   FreedLayers counts;
   const bool copies = layout.offload == offload::optimal;
-  const auto hidden = copies ? static_cast<int64_t>(plain.hidden_share * static_cast<double>(layers)) : 0;
+  const auto hidden = copies ? static_cast<int64_t>(hidden_layers(layout, lies, chunk, plain)) : 0;
   if (hidden > 0) {
-    const int64_t on_their_way = std::min<int64_t>(2, layers) * plain.record_bytes;
+    const bool splits = lies.stages.schedule->splits_backward;
+    const int64_t on_their_way = std::min<int64_t>(2, layers) * parts_.micro_batch(layout, plain, splits).record_bytes;
     counts.copied = freed(hidden, bytes_with(RecomputeKind::none, offload::of_blocks(hidden)) + on_their_way);
   }
   counts.recomputed = freed(layers - counts.copied, bytes_with(RecomputeKind::block, offload::of_blocks(hidden)));
@@ -136,11 +153,24 @@ LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layo
   return counts;
 }
 
-int64_t LayoutEstimator::offloaded_layers(const RunLayout& layout, const MicroBatchCosts& costs, int64_t layers,
-                                          bool at_most) const {
+double LayoutEstimator::hidden_layers(const RunLayout& layout, const LayoutChunks& lies, size_t chunk,
+                                      RecomputeKind recompute) {
+  double hidden = 0;
+  for (size_t kind = 0; kind < lies.of_kinds[chunk].size(); ++kind) {
+    const auto layers = static_cast<double>(lies.of_kinds[chunk][kind]);
+    if (layers > 0)
+      hidden +=
+          layers * parts_.micro_batch(layout, recompute, lies.stages.schedule->splits_backward, kind).hidden_share;
+  }
+  return hidden;
+}
+
+int64_t LayoutEstimator::offloaded_layers(const RunLayout& layout, const LayoutChunks& lies, size_t chunk,
+                                          RecomputeKind recompute, bool at_most) {
+  const int64_t layers = lies.layers[chunk];
   if (layout.offload.is_number()) return std::min(layout.offload.blocks(), layers);
   if (layout.offload == offload::all) return layers;
-  const double hidden = costs.hidden_share * static_cast<double>(layers);
+  const double hidden = hidden_layers(layout, lies, chunk, recompute);
   constexpr double more = 1.1;  // copies also run beside the stage's first and last passes
   return at_most ? std::min(layers, static_cast<int64_t>(more * hidden) + 1) : static_cast<int64_t>(hidden);
 }
@@ -152,8 +182,15 @@ int64_t LayoutEstimator::stage_bytes(const RunLayout& layout, const LayoutChunks
                 activation_bytes(layout, lies, of_blocks, passes_.of_stages(layout, lies)[stage].most, stage) +
                 of_blocks.any->outside_bytes;
   if (lies.layers_of(stage) > 0) sum += bytes[block].whole_gradients + bytes[block].whole_weights;
-  if (lies.has_head(stage)) sum += of_blocks.any->workspace_bytes;
-  return sum;
+  if (!lies.has_head(stage)) return sum;
+  const std::vector<int64_t> kinds = lies.kinds_of(stage);
+  int64_t workspace = 0;
+  for (size_t kind = 0; kind < kinds.size(); ++kind) {
+    if (kinds[kind] == 0) continue;
+    const bool splits = lies.stages.schedule->splits_backward;
+    workspace = std::max(workspace, parts_.micro_batch(layout, of_blocks.recompute, splits, kind).workspace_bytes);
+  }
+  return sum + workspace;
 }
 
 LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t room) {
@@ -191,7 +228,10 @@ int64_t LayoutEstimator::record_bytes(const RunLayout& layout) {
 }
 
 void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lies, size_t chunk, StepCosts& costs) {
-  const MicroBatchCosts& plain = parts_.micro_batch(layout, plain_kind(layout), costs.splits);
+  const auto of_kind = [&](RecomputeKind recompute, size_t kind) -> const MicroBatchCosts& {
+    return parts_.micro_batch(layout, recompute, costs.splits, kind);
+  };
+  const MicroBatchCosts& plain = of_kind(plain_kind(layout), 0);
   const auto stage = static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)));
   const UpdateCosts& update = parts_.update(layout, stage);
   PassCost sum;
@@ -206,16 +246,16 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lie
     gradients += count * update[part].sum;
     sum_ops += count * (layout.zero < 2 ? update[part].keep : update[part].sum_ops);
   };
-  const FreedLayers freed = freed_layers(layout, lies, chunk, plain);
+  const FreedLayers freed = freed_layers(layout, lies, chunk);
   double copies = static_cast<double>(freed.copied) * plain.copy_seconds;
-  if (mixes(layout)) {
-    const MicroBatchCosts& again = parts_.micro_batch(layout, RecomputeKind::block, costs.splits);
-    add(again.passes[block], block, freed.recomputed);
-    add(plain.passes[block], block, lies.layers[chunk] - freed.recomputed);
-    copies += static_cast<double>(freed.copied_inputs) * again.copy_seconds;
-  } else {
-    add(plain.passes[block], block, lies.layers[chunk]);
+  const std::vector<double> again = recomputed_of_kinds(layout, lies, chunk, parts_.kinds(), freed.recomputed);
+  for (size_t kind = 0; kind < again.size(); ++kind) {
+    const auto layers = static_cast<double>(lies.of_kinds[chunk][kind]);
+    if (layers == 0) continue;
+    if (mixes(layout)) add(of_kind(RecomputeKind::block, kind).passes[block], block, again[kind]);
+    add(of_kind(plain_kind(layout), kind).passes[block], block, mixes(layout) ? layers - again[kind] : layers);
   }
+  if (mixes(layout)) copies += static_cast<double>(freed.copied_inputs) * of_kind(RecomputeKind::block, 0).copy_seconds;
   if (chunk == 0) add(plain.passes[embedding], embedding, 1);
   if (chunk + 1 == lies.layers.size()) add(plain.passes[head_part], head_part, 1);
   const auto [receives_input, receives_gradient] = lies.receives(chunk);
@@ -263,6 +303,19 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lie
   costs.exposed_traffic.push_back(spent - work);
 }
 
+double LayoutEstimator::mean_backward(const RunLayout& layout, const LayoutChunks& lies, size_t stage, bool splits) {
+  const std::vector<int64_t> counts = lies.kinds_of(stage);
+  const auto seconds = [&](size_t kind) {
+    const PassCost& pass = parts_.micro_batch(layout, plain_kind(layout), splits, kind).passes[block];
+    return splits ? pass.backward_weight : pass.backward;
+  };
+  const auto layers = static_cast<double>(lies.layers_of(stage));
+  double mean = 0;
+  for (size_t kind = 0; kind < counts.size(); ++kind)
+    if (counts[kind] > 0) mean += seconds(kind) * (static_cast<double>(counts[kind]) / layers);
+  return mean;
+}
+
 void LayoutEstimator::add_stage(const RunLayout& layout, const LayoutChunks& lies, size_t stage, StepCosts& costs) {
   const UpdateCosts& update = parts_.update(layout, stage);
   const bool has_embedding = lies.has_embedding(stage);
@@ -278,10 +331,8 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const LayoutChunks& lie
   if (layout.zero < 2) {
     // A unit's sum begins when its gradients are complete. All but the last unit's run beside the rest of the last
     // pass.
-    const MicroBatchCosts& costs_of = parts_.micro_batch(layout, plain_kind(layout), costs.splits);
-    const PassCost& pass = costs_of.passes[block];
     const double beside_them =
-        std::max(layers - (has_embedding ? 0.0 : 1.0), 0.0) * (costs.splits ? pass.backward_weight : pass.backward);
+        std::max(layers - (has_embedding ? 0.0 : 1.0), 0.0) * mean_backward(layout, lies, stage, costs.splits);
     const double all = over_units([](const UpdateCost& cost) { return cost.sum; });
     sums = std::max(sums, all - beside_them) + slow_down_ * std::min(all, beside_them);
   }
@@ -311,7 +362,8 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
   const auto repeat_last = [](std::vector<double>& values) { values.push_back(values.back()); };
   for (size_t chunk = 0; chunk < lies.layers.size(); ++chunk) {
     // Most chunks equal the one before, so that its costs can be repeated.
-    const bool is_inner = chunk > 1 && chunk + 1 < lies.layers.size() && lies.layers[chunk] == lies.layers[chunk - 1] &&
+    const bool is_inner = chunk > 1 && chunk + 1 < lies.layers.size() &&
+                          lies.of_kinds[chunk] == lies.of_kinds[chunk - 1] &&
                           first_alike(layout, lies, chunk) == first_alike(layout, lies, chunk - 1) &&
                           lies.receives(chunk) == lies.receives(chunk - 1);
     if (!is_inner || mixes(layout) || layout.zero >= 2) {
@@ -331,7 +383,7 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
   }
   for (size_t stage = 0; stage < lies.of_stage.size(); ++stage) {
     const bool is_inner = stage > 1 && !lies.has_head(stage) && !lies.has_head(stage - 1) &&
-                          lies.layers_of(stage) == lies.layers_of(stage - 1) &&
+                          lies.kinds_of(stage) == lies.kinds_of(stage - 1) &&
                           parts_.first_alike(layout, stage) == parts_.first_alike(layout, stage - 1);
     if (!is_inner) {
       add_stage(layout, lies, stage, costs);

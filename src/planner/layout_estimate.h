@@ -41,7 +41,8 @@ class LayoutEstimator {
  private:
   // Bytes that blocks save for a micro-batch.
   struct Held {
-    const MicroBatchCosts* any;                     // costs of one of the layout's kinds of blocks; owned by parts_
+    RecomputeKind recompute;                        // recomputation of some of the layout's blocks
+    const MicroBatchCosts* any;                     // costs with that recomputation; owned by parts_
     int64_t plain_bytes = 0, recomputed_bytes = 0;  // for each block without and with recomputation
   };
   struct StepCosts {
@@ -61,16 +62,23 @@ class LayoutEstimator {
   };
   // With memory.recompute "optimal": offloads layers whose copies are hidden, then recomputes layers, then offloads
   // their inputs, each until the stage fits.
-  FreedLayers freed_layers(const RunLayout& layout, const LayoutChunks& chunks, size_t chunk,
-                           const MicroBatchCosts& plain);
+  FreedLayers freed_layers(const RunLayout& layout, const LayoutChunks& chunks, size_t chunk);
   // REQUIRES: layout.recompute is not optimal.
   static int64_t recomputed_layers(const RunLayout& layout, const LayoutChunks& chunks, size_t chunk);
   int64_t stage_bytes(const RunLayout& layout, const LayoutChunks& chunks, const Held& held, size_t stage);
-  // Returns how many of `layers` are offloaded. For offload "hidden" this is an estimate, or with at_most an upper
-  // bound.
-  int64_t offloaded_layers(const RunLayout& layout, const MicroBatchCosts& costs, int64_t layers, bool at_most) const;
+  // Returns, by kind, how many of the chunk's layers are recomputed if `recomputed` are in all.
+  static std::vector<double> recomputed_of_kinds(const RunLayout& layout, const LayoutChunks& chunks, size_t chunk,
+                                                 const LayerKinds& kinds, int64_t recomputed);
+  // Returns the number of the chunk's layers whose copies to the host are hidden by passes.
+  double hidden_layers(const RunLayout& layout, const LayoutChunks& chunks, size_t chunk, RecomputeKind recompute);
+  // Returns how many of the chunk's layers are offloaded. For offload "hidden" this is an estimate, or with at_most an
+  // upper bound.
+  int64_t offloaded_layers(const RunLayout& layout, const LayoutChunks& chunks, size_t chunk, RecomputeKind recompute,
+                           bool at_most);
   int64_t parameter_bytes(const UnitBytes& bytes, const LayoutChunks& chunks, size_t stage) const;
   Held held(const RunLayout& layout, const LayoutChunks& chunks);
+  // Returns the seconds of the backward pass with weight gradients through a block, the mean over the stage's layers.
+  double mean_backward(const RunLayout& layout, const LayoutChunks& chunks, size_t stage, bool splits);
   int64_t activation_bytes(const RunLayout& layout, const LayoutChunks& chunks, const Held& held,
                            const InFlight& counts, size_t stage);
   // Returns LayoutCosts::first_alike of the chunk's stage.

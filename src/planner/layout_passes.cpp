@@ -79,6 +79,13 @@ int64_t LayoutChunks::layers_of(size_t stage) const {
   return sum;
 }
 
+std::vector<int64_t> LayoutChunks::kinds_of(size_t stage) const {
+  std::vector<int64_t> sums(of_kinds.front().size());
+  for (const int32_t chunk : of_stage[stage])
+    for (size_t kind = 0; kind < sums.size(); ++kind) sums[kind] += of_kinds[static_cast<size_t>(chunk)][kind];
+  return sums;
+}
+
 std::pair<bool, bool> LayoutChunks::receives(size_t chunk) const {
   const auto is_elsewhere = [&](size_t other) {
     return stages.stage_of_chunk(static_cast<int32_t>(other)) != stages.stage_of_chunk(static_cast<int32_t>(chunk));
@@ -109,6 +116,7 @@ const LayoutChunks& LayoutPasses::chunks(const RunLayout& layout) {
   int64_t first = 0;
   for (size_t chunk = 0; chunk < made.layers.size(); ++chunk) {
     made.first_layers.push_back(first);
+    made.of_kinds.push_back(kinds_.counts(first, made.layers[chunk]));
     first += made.layers[chunk];
     const auto number = static_cast<int32_t>(chunk);
     made.of_stage[static_cast<size_t>(made.stages.stage_of_chunk(number))].push_back(number);

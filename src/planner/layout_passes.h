@@ -10,6 +10,7 @@
 
 #include "base/kinds.h"
 #include "config/run_config.h"
+#include "model/spec/layer_kinds.h"
 #include "planner/layout_search.h"
 #include "schedule/stages.h"
 
@@ -19,6 +20,7 @@ namespace gptrain::inline planner {
 struct LayoutChunks {
   Stages stages;
   std::vector<int64_t> first_layers, layers;   // by chunk: first layer, number of layers
+  std::vector<std::vector<int64_t>> of_kinds;  // by chunk: number of layers of each kind
   std::vector<std::vector<int32_t>> of_stage;  // by stage: its chunks
 
   // Returns whether the chunk's input, and whether the gradient of its output, comes from another stage.
@@ -28,6 +30,8 @@ struct LayoutChunks {
     return stages.stage_of_chunk(stages.shape.chunks() - 1) == static_cast<int32_t>(stage);
   }
   int64_t layers_of(size_t stage) const;
+  // Returns the stage's number of layers of each kind.
+  std::vector<int64_t> kinds_of(size_t stage) const;
   // Returns the index of a chunk in of_stage[stage].
   size_t place_in_stage(size_t stage, int32_t chunk) const;
 };
@@ -49,7 +53,7 @@ struct StagePasses {
 
 class LayoutPasses {
  public:
-  explicit LayoutPasses(RunConfig config) : config_(std::move(config)) {}
+  explicit LayoutPasses(RunConfig config) : config_(std::move(config)), kinds_(layer_kinds(config_.model)) {}
 
   const LayoutChunks& chunks(const RunLayout& layout);
   // Returns the passes by stage. REQUIRES: `chunks` is chunks(layout).
@@ -75,6 +79,7 @@ class LayoutPasses {
   static ChunksKey chunks_key(const RunLayout& layout);
 
   RunConfig config_;
+  LayerKinds kinds_;
   std::map<ChunksKey, LayoutChunks> chunks_;
   std::map<PassesKey, std::vector<StagePasses>> passes_;
 };

@@ -10,11 +10,11 @@
 #include "base/text_parts.h"
 #include "base/units.h"
 #include "config/faults.h"
-#include "model/spec/shard.h"
 #include "optim/types.h"
 #include "planner/run_speed.h"
 #include "report/dry_run_ranks.h"
 #include "report/formulas.h"
+#include "report/model_text.h"
 #include "report/recompute_page.h"
 #include "step/flops_json.h"
 
@@ -55,19 +55,6 @@ double matrix_rate(const DryRun& input) {
   const Flops in_fp8 = input.ops[op_index<ScaledProduct>].model_flops;
   if (in_fp8 == 0 || rate == 0 || input.target.fp8_flops == 0) return in_fp8 == 0 ? rate : 0;
   return to_double(all) / (to_double(in_fp8) / input.target.fp8_flops + to_double(all - in_fp8) / rate);
-}
-
-std::string model_line(const ModelConfig& m, int64_t tensor_size) {
-  const int64_t padded = vocabulary_rows(m.vocab_size, tensor_size) * tensor_size;
-  std::string line = fmt::format("{} layers, hidden {}, ffn {}, {} heads", m.num_layers, m.hidden_size,
-                                 m.ffn_hidden_size, m.num_heads);
-  if (m.q_size() != m.hidden_size) line += fmt::format(" of {}", m.head_size);
-  if (m.num_kv_heads != m.num_heads) line += fmt::format(" ({} for keys and values)", m.num_kv_heads);
-  line += fmt::format(", sequence {}", m.sequence_length);
-  if (m.attention_window > 0) line += fmt::format(" with an attention window of {}", m.attention_window);
-  line += fmt::format(", vocabulary {}", m.vocab_size);
-  if (padded != m.vocab_size) line += fmt::format(" (stored as {})", padded);
-  return line;
 }
 
 std::vector<std::string> split_lines(const std::string& text) {
@@ -169,8 +156,7 @@ std::string flops_row(std::string_view label, Flops flops, std::string_view rema
 std::string flops_section(const StepConfig& config, const Totals& totals) {
   std::string text = "\nFLOPs of one step\n";
   text += flops_row("model", totals.step.model_flops,
-                    fmt::format("matrix products without padding, causal {}, no recomputation",
-                                config.model.attention_window > 0 ? "window" : "half"));
+                    fmt::format("matrix products without padding, {}, no recomputation", pairs_text(config.model)));
   text += flops_row("hardware", totals.step.executed_flops, "executed, with padding, whole tiles, recomputation");
   text += flops_row("reference", totals.reference, "96 B s l h^2 (1 + s/6h + V/16lh)");
   if (config.data.mask_documents)

@@ -1,6 +1,10 @@
 #include "report/formulas.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "model/spec/layer_kinds.h"
 
 namespace gptrain::inline report {
 Flops model_flops_formula(const ModelConfig& m, int64_t sequences) {
@@ -13,11 +17,14 @@ Flops model_flops_formula(const ModelConfig& m, int64_t sequences) {
   const Flops attention_projections = h * (q + 2 * kv) + q * h;
   const Flops ffn = ffn_products * h * wide(m.ffn_hidden_size);
   const Flops head = h * wide(m.vocab_size);
-  const Flops s = wide(m.sequence_length), window = wide(m.attention_window);
-  const bool is_banded = m.attention_window > 0 && m.attention_window < m.sequence_length;
-  const Flops twice_attended_pairs = is_banded ? window * (2 * s - window + 1) : s * s;
+  const LayerKinds kinds = layer_kinds(m);
+  std::vector<Flops> of_kinds;
+  for (const LayerKind& kind : kinds.kinds)
+    of_kinds.push_back(twice_pairs(kind.attention, m.sequence_length, m.num_heads));
+  Flops of_layers = 0;
+  for (const size_t kind : kinds.of_layers) of_layers += of_kinds[kind];
   return 6 * tokens * (layers * (attention_projections + ffn) + head) +
-         6 * layers * q * wide(sequences) * twice_attended_pairs;
+         6 * wide(m.head_size) * wide(sequences) * of_layers;
 }
 
 Flops reference_flops_formula(const ModelConfig& m, int64_t sequences) {

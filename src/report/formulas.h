@@ -12,8 +12,8 @@ namespace gptrain::inline report {
 // Returns model FLOPs: matrix products of forward and backward (2 FLOPs per multiply-add, backward twice forward), true
 // vocabulary, half of the attention matrix, no recomputation:
 //   6 T [ l (h (q + 2 kv) + q h) + l n h f + h V ] + 6 l q B s^2,  T = B s, n = 3 for a gated FFN and 2 otherwise.
-// An attention window w < s leaves w (2s - w + 1) / 2 pairs of queries and keys; w (2s - w + 1) then replaces s^2.
-// Masks between documents are ignored.
+// In a layer whose attention pattern is not dense, twice its pairs of queries and keys replace s^2. Masks between
+// documents are ignored.
 Flops model_flops_formula(const ModelConfig& model, int64_t sequences);
 
 // Returns the field's reference formula (Narayanan et al. 2021, arXiv 2104.04473, eq. 3): full recomputation, MHA, f =

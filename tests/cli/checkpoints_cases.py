@@ -465,6 +465,13 @@ class Generate(CheckpointCase):
         self.assertEqual(texts["ab"][1:], texts["xb"][1:])
         self.assertTrue(self.generate(*arguments, checkpoint="documents").startswith("ab"))
 
+    def test_layers_see_no_more_than_their_own_pattern(self):
+        self.train(self.config, *overrides("run.out=layers", "model.num_layers=2",
+                                           'model.attention_pattern=["band:1","band:2"]'))
+        texts = {prompt: self.succeed("generate", "--checkpoint", "layers", "--prompt", prompt, "--tokens", "20",
+                                      "--temperature", "0") for prompt in ("abc", "xbc")}
+        self.assertEqual(texts["abc"][1:], texts["xbc"][1:])
+
     def test_a_checkpoint_that_cannot_be_used(self):
         self.refuse(CHECKPOINT, "absent: neither a checkpoint", "generate", "--checkpoint", "absent", "--prompt", "x")
         self.train(self.config, *overrides("run.out=other", "model.vocab_size=300"))

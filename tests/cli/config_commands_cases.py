@@ -21,6 +21,7 @@ FAULTS = [
     ("model.bias", "1", "must be true or false (try true)"),
     ("model.dropout", "1", "must be at least 0 and less than 1 (try 0.1)"),
     ("model.attention_window", "17", "must be at most model.sequence_length = 16 (try 16)"),
+    ("model.attention_pattern", '"dense"', 'must be an array of attention patterns, at least one (try ["dense","band:256"])'),
     ("data.mask_documents", "1", "must be true or false (try"),
     ("data.max_documents", "8",
      "has no effect unless data.mask_documents is true (try --set data.max_documents=null or leaving it out)"),

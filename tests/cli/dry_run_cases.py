@@ -80,6 +80,10 @@ class DryRun(CliCase):
         self.assertIn("sequence 16 with an attention window of 5, ", masked)
         self.assertIn("causal window, no recomputation", masked)
         self.assertIn("These are upper bounds: ", masked)
+        turns = self.succeed("train", config, "--dry-run",
+                             *overrides('model.attention_pattern=["dense","band:5"]', "model.num_layers=2"))
+        self.assertIn("sequence 16, attention dense, band:5 in turns, ", turns)
+        self.assertIn("without padding, attended pairs, no recomputation", turns)
 
     def test_warnings_are_those_of_the_target(self):
         config = self.write_config(tiny_config(precision={"compute": "bf16"},
@@ -451,7 +455,7 @@ class RealRun(CliCase):
             "bf16": {"precision": {"compute": "bf16"}},
             "recompute": {"memory": {"recompute": "block"}, "model": {"num_layers": 3}},
             "validation": {"data": {"validation": [{"path": "corpus"}]}},
-            "masks": {"data": {"mask_documents": True}, "model": {"attention_window": 5}},
+            "masks": {"data": {"mask_documents": True}, "model": {"attention_pattern": ["dense", "band:5"], "num_layers": 2}},
             "useless copies": {"memory": {"offload_activations": "all"}},
         }.items():
             with self.subTest(run=name):

@@ -30,6 +30,8 @@ PLANTED = {
     "llama-gqa": [("model", "z_loss", 0), ("schedule", "warmup_steps", 4)],
     "llama-bias-tied": [("model", "rope_theta", 10000.0)],
     "qwen3": [("model", "norm_eps", 1e-5), ("optimizer", "eps", 1e-7), ("run", "seed", 2)],
+    "alternating": [("model", "attention_pattern", ["band:19", "dense"])],
+    "gpt-neo": [("model", "attention_scale", 0)],
 }
 
 

@@ -1,45 +1,13 @@
 // Shapes of the cases of attention.
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstdint>
+#include "attention_reference.h"
 
 namespace gptrain::ops_test::cases_attention {
 
-// Division of sequences into documents: none, without and with a mask; a document per token; documents that begin at
-// and around tile edges, different in each sequence.
-enum class Documents : uint8_t { unmasked, one, one_per_token, several };
-
-struct Shape {
-  int64_t batch, tokens, heads, kv_heads, head_size;
-  bool causal = true;
-  double dropout = 0;
-  double scale = 0;  // 0: 1 / sqrt(head_size)
-  int64_t gap = 0;
-  int64_t window = 0;
-  Documents documents = Documents::unmasked;
-  int64_t max_documents = 0;  // room for documents in a device's library
-
-  int64_t rows() const { return batch * tokens; }
-  int64_t q_cols() const { return heads * head_size; }
-  int64_t kv_cols() const { return kv_heads * head_size; }
-  double used_scale() const { return scale > 0 ? scale : 1 / std::sqrt(static_cast<double>(head_size)); }
-
-  bool document_begins(int64_t sequence, int64_t token) const {
-    constexpr std::array<int64_t, 12> usual = {1, 2, 9, 63, 64, 65, 66, 100, 127, 129, 192, 255};
-    if (documents != Documents::several) return token == 0 || documents == Documents::one_per_token;
-    if (sequence > 0) return token == 0 || token == 40 * sequence || token == 128;
-    return token == 0 || std::find(usual.begin(), usual.end(), token) != usual.end();
-  }
-  // Returns true if every query sees one key, whose probability is 1.
-  bool one_key() const { return tokens == 1 || window == 1 || documents == Documents::one_per_token; }
-};
-
 // Sizes of one, primes, sizes around the 64-wide tiles, several tiles and tasks, shared keys, and scores so large that
 // most probabilities vanish.
-inline const Shape shapes[] = {
+inline const AttentionShape shapes[] = {
     {.batch = 1, .tokens = 1, .heads = 1, .kv_heads = 1, .head_size = 1},
     {.batch = 2, .tokens = 1, .heads = 3, .kv_heads = 1, .head_size = 5},
     {.batch = 2, .tokens = 7, .heads = 2, .kv_heads = 2, .head_size = 3},
@@ -56,7 +24,7 @@ inline const Shape shapes[] = {
 
 // Windows of one, two and an odd number of keys, of a tile and a token less and more, and of the whole sequence;
 // documents, with windows, shared keys and dropout. The last are shapes that a device's library may serve.
-inline const Shape masked_shapes[] = {
+inline const AttentionShape masked_shapes[] = {
     {.batch = 1, .tokens = 70, .heads = 2, .kv_heads = 1, .head_size = 16, .gap = 3, .window = 1},
     {.batch = 2, .tokens = 9, .heads = 2, .kv_heads = 2, .head_size = 5, .window = 2},
     {.batch = 1, .tokens = 150, .heads = 1, .kv_heads = 1, .head_size = 32, .dropout = 0.2, .window = 37},
@@ -92,7 +60,7 @@ inline const Shape masked_shapes[] = {
 // Documents that a device's library serves: fewer than fit, exactly as many, and more; all in one sequence and none in
 // the next; of one token, of a whole sequence, and up to the end of one; with windows and rows that are parts of wider
 // ones. Backward may have smaller pieces, of which some hold too many.
-inline const Shape document_shapes[] = {
+inline const AttentionShape document_shapes[] = {
     {.batch = 1,
      .tokens = 128,
      .heads = 1,
@@ -141,7 +109,7 @@ inline const Shape document_shapes[] = {
 };
 
 // Heads of GPT-2 124M, and of 128; short and long sequences, with dropout, a window and documents.
-inline const Shape bench_shapes[] = {
+inline const AttentionShape bench_shapes[] = {
     {.batch = 4, .tokens = 64, .heads = 12, .kv_heads = 12, .head_size = 64},
     {.batch = 1, .tokens = 1024, .heads = 12, .kv_heads = 12, .head_size = 64},
     {.batch = 8, .tokens = 1024, .heads = 12, .kv_heads = 12, .head_size = 64},
@@ -159,7 +127,7 @@ inline const Shape bench_shapes[] = {
      .max_documents = 8}};
 
 // Heads that are slices of a wider matrix.
-inline const Shape sliced_shapes[] = {
+inline const AttentionShape sliced_shapes[] = {
     {.batch = 2, .tokens = 67, .heads = 4, .kv_heads = 4, .head_size = 16, .dropout = 0.3},
     {.batch = 1,
      .tokens = 70,
@@ -172,7 +140,7 @@ inline const Shape sliced_shapes[] = {
     {.batch = 2, .tokens = 9, .heads = 3, .kv_heads = 3, .head_size = 5}};
 
 // Small shapes, whose gradients are compared with central differences.
-inline const Shape differentiated_shapes[] = {
+inline const AttentionShape differentiated_shapes[] = {
     {.batch = 1, .tokens = 9, .heads = 2, .kv_heads = 1, .head_size = 6},
     {.batch = 2, .tokens = 5, .heads = 2, .kv_heads = 2, .head_size = 3, .causal = false},
     {.batch = 1, .tokens = 70, .heads = 1, .kv_heads = 1, .head_size = 4, .dropout = 0.2},

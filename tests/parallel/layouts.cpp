@@ -29,8 +29,16 @@ std::vector<Axis> make_axes() {
   return {
       {"model", true, {{"gpt2", {}}, {"llama", {}}}},
       {"head", true, {{"tied", {"model.tied_head=true"}}, {"untied", {"model.tied_head=false"}}}},
-      {"bias", true, {{"yes", {"model.bias=true"}}, {"no", {"model.bias=false"}}}},
-      {"kv_heads", true, {{"all", {}}, {"2", {"model.num_kv_heads=2"}}, {"1", {"model.num_kv_heads=1"}}}},
+      // Patterns of attention go along with other axes, as one more would triple the product.
+      {"bias",
+       true,
+       {{"yes", {"model.bias=true"}},
+        {"no, band:7", {"model.bias=false", R"(model.attention_pattern=["dense","band:7"])"}}}},
+      {"kv_heads",
+       true,
+       {{"all", {}},
+        {"2", {"model.num_kv_heads=2"}},
+        {"1, fixed:10,2", {"model.num_kv_heads=1", R"(model.attention_pattern=["fixed:10,2","dense"])"}}}},
       {"dropout", true, {{"0", {}}, {"0.1", {"model.dropout=0.1"}}}},
       {"tensor", false, numbers("parallel.tensor", {1, 2, 3, 4, 5, 6, 8})},
       {"data", false, {{"1", {}}, {"2", {}}, {"3", {}}, {"4", {}}, {"5", {}}, {"6", {}}, {"8", {}}}},

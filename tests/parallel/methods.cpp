@@ -95,7 +95,7 @@ const std::vector<MethodAxis>& method_axes() {
         {"ema", {"optimizer.ema=0.9"}},
         {"mup", {"model.mup=32"}},
         {"documents", {"data.mask_documents=true"}},
-        {"window", {"model.attention_window=7"}}}},
+        {"patterns", {R"(model.attention_pattern=["dense","band:7","fixed:6,2/2"])"}}}},
   };
   return all;
 }

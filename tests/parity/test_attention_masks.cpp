@@ -163,6 +163,12 @@ TEST_CASE("masks that leave nothing out change no bit, others do") {
   const Outcome plain = third_step({});
   CHECK(third_step({"model.attention_window=19"}) == plain);
   CHECK_FALSE(third_step({"model.attention_window=18"}) == plain);
+  CHECK(third_step({R"(model.attention_pattern=["band:19","dense"])"}) == plain);
+  const Outcome middle = third_step({R"(model.attention_pattern=["dense","band:5"])"});
+  CHECK_FALSE(middle == plain);
+  CHECK(third_step({R"(model.attention_pattern=["dense","band:5"])", "memory.recompute=block"}) == middle);
+  CHECK_FALSE(third_step({R"(model.attention_pattern=["band:5","dense"])"}) == middle);
+  CHECK(third_step({R"(model.attention_pattern=["fixed:5,1","strided:4","columns:3+global:2"])"}) != middle);
   CHECK_FALSE(third_step({"data.mask_documents=true"}) == plain);
   CHECK(third_step({"data.mask_documents=true", "memory.recompute=block"}) == third_step({"data.mask_documents=true"}));
 }

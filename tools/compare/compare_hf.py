@@ -32,6 +32,9 @@ LLAMA = {"num_hidden_layers": 2, "hidden_size": 96, "intermediate_size": 200, "n
 GPT2 = {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": golden_run.SEQUENCE_LENGTH,
         "vocab_size": golden_run.VOCAB_SIZE, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0,
         "bos_token_id": None, "eos_token_id": None}
+GPT_NEO = {"num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": golden_run.VOCAB_SIZE, "window_size": 20,
+           "attention_types": [[["global", "local"], 1]], "max_position_embeddings": golden_run.SEQUENCE_LENGTH,
+           "bos_token_id": None, "eos_token_id": None}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}
 CASES = {
@@ -45,7 +48,14 @@ CASES = {
     "mistral-window": ("Mistral", {**LLAMA, "sliding_window": 20, "head_dim": 24}),
     "qwen2": ("Qwen2", {**LLAMA, "tie_word_embeddings": True}),
     "qwen2-window": ("Qwen2", {**LLAMA, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 0}),
+    "qwen2-some-windows": ("Qwen2", {**LLAMA, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {**LLAMA, "head_dim": 32}),
+    "qwen3-alternating": ("Qwen3", {**LLAMA, "head_dim": 24, "use_sliding_window": True, "sliding_window": 20,
+                                    "layer_types": ["sliding_attention", "full_attention"]}),
+    "ministral": ("Ministral", {**LLAMA, "head_dim": 24, "sliding_window": 20,
+                                "layer_types": ["full_attention", "sliding_attention"]}),
+    "gpt-neo": ("GPTNeo", GPT_NEO),
+    "gpt2-unscaled": ("GPT2", {**GPT2, "scale_attn_weights": False}),
     "qwen3-llama3-angles": ("Qwen3", {**LLAMA, "head_dim": 24, "rope_parameters": LLAMA3}),
 }
 

@@ -63,6 +63,9 @@ CASES = {
     "llama-bias-tied": {**LLAMA, "bias": True, "tied_head": True, "num_kv_heads": 6, "rope_theta": 500.0,
                         "init_std": 0.08},
     "qwen3": {**LLAMA, "qk_norm": True, "norm_eps": 1e-6},
+    "alternating": {**LLAMA, "attention_pattern": ["band:20", "dense"], "init_std": 0.08},
+    "gpt-neo": {**GPT2, "qkv_bias": False, "attention_scale": 1.0, "attention_pattern": ["dense", "band:20"],
+                "init_std": 0.08},
 }
 
 
@@ -117,9 +120,20 @@ class Rotary(torch.nn.Module):
         return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
 
+def neo_attention(self, query, key, value, attention_mask=None):
+    """GPT-Neo's attention in the dtype of its operands; transformers computes the scores in float32."""
+    length = query.shape[-2]
+    scores = (query @ key.transpose(-1, -2)).masked_fill(~self.bias[:, :, :length, :length], -math.inf)
+    weights = scores.softmax(-1)
+    return weights @ value, weights
+
+
 def in_float64(model):
     """Makes every computation of the model float64."""
     model = model.double()
+    for module in model.modules():
+        if type(module).__name__ == "GPTNeoSelfAttention":
+            module._attn = neo_attention.__get__(module)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             kind = type(child).__name__
@@ -134,8 +148,9 @@ def in_float64(model):
 
 
 def load_model(folder, dtype):
+    neo = transformers.AutoConfig.from_pretrained(folder).model_type == "gpt_neo"  # has no attention by sdpa
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True)
+        folder, dtype=torch.float32, attn_implementation="eager" if neo else "sdpa", output_loading_info=True)
     wrong = {what: names for what, names in report.items() if names}
     if wrong:
         raise RuntimeError(f"{folder} does not fit {type(model).__name__}: {wrong}")
@@ -202,33 +217,36 @@ class Run:
 def transformers_place(name, model):
     """Returns [(label, transformers' name, rows of its tensor in gptrain's layout, rows of gptrain's tensor)] for a
     tensor, with queries, keys and values separate. Written independently of `checkpoint export`, which it checks."""
-    gpt2 = model["positions"] == "learned"
+    gpt = model["positions"] == "learned"
+    neo = gpt and not model.get("qkv_bias", True)
     kv_size = model["hidden_size"] // model["num_heads"] * model.get("num_kv_heads", model["num_heads"])
-    outer = {"embedding.token": "transformer.wte.weight" if gpt2 else "model.embed_tokens.weight",
+    outer = {"embedding.token": "transformer.wte.weight" if gpt else "model.embed_tokens.weight",
              "embedding.position": "transformer.wpe.weight",
-             "head.norm.weight": "transformer.ln_f.weight" if gpt2 else "model.norm.weight",
+             "head.norm.weight": "transformer.ln_f.weight" if gpt else "model.norm.weight",
              "head.norm.bias": "transformer.ln_f.bias", "head.weight": "lm_head.weight"}
     everything = slice(None)
     if name in outer:
         return [(name, outer[name], everything, everything)]
     _, layer, rest = name.split(".", 2)
     linear, kind = rest.rsplit(".", 1)
-    prefix = f"transformer.h.{layer}." if gpt2 else f"model.layers.{layer}."
+    prefix = f"transformer.h.{layer}." if gpt else f"model.layers.{layer}."
     sizes = {"attention.qkv": [("q", model["hidden_size"]), ("k", kv_size), ("v", kv_size)]}
-    if not gpt2:
+    if not gpt:
         sizes["ffn.in"] = [("gate", model["ffn_hidden_size"]), ("up", model["ffn_hidden_size"])]
     whole = {"norm1": "ln_1", "norm2": "ln_2", "attention.qkv": "attn.c_attn", "attention.out": "attn.c_proj",
-             "ffn.in": "mlp.c_fc", "ffn.out": "mlp.c_proj"} if gpt2 else {
+             "ffn.in": "mlp.c_fc", "ffn.out": "mlp.c_proj"} if gpt else {
              "norm1": "input_layernorm", "norm2": "post_attention_layernorm", "attention.out": "self_attn.o_proj",
              "attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm",
              "ffn.out": "mlp.down_proj", "attention.qkv": "self_attn.{}_proj", "ffn.in": "mlp.{}_proj"}
+    if neo:
+        whole.update({"attention.qkv": "attn.attention.{}_proj", "attention.out": "attn.attention.out_proj"})
     if linear not in sizes:
         return [(name, f"{prefix}{whole[linear]}.{kind}", everything, everything)]
     places, first = [], 0
     for part, size in sizes[linear]:
         rows = slice(first, first + size)
         theirs = f"{prefix}{whole[linear].format(part)}.{kind}"
-        places.append((f"{name}[{part}]", theirs, rows if gpt2 else everything, rows))
+        places.append((f"{name}[{part}]", theirs, rows if gpt and not neo else everything, rows))
         first += size
     return places
 
@@ -236,10 +254,11 @@ def transformers_place(name, model):
 def paired(stored, theirs, model):
     """Returns {label: (gptrain's, transformers')}, both [out, in]; `stored` is gptrain's tensors by name."""
     pairs = {}
+    gpt2 = model["positions"] == "learned" and model.get("qkv_bias", True)
     for name, ours in stored.items():
         for label, hf_name, hf_rows, rows in transformers_place(name, model):
             other = theirs[hf_name]
-            conv1d = hf_name.startswith("transformer.h.") and other.dim() == 2
+            conv1d = gpt2 and hf_name.startswith("transformer.h.") and other.dim() == 2
             pairs[label] = (ours[rows], (other.T if conv1d else other)[hf_rows])
     return pairs
 

@@ -210,7 +210,23 @@ TEST_CASE("config.json holds what transformers has to know", "[hf]") {
   CHECK(qwen2["use_sliding_window"] == true);
   CHECK(qwen2["sliding_window"] == 3);
   CHECK(qwen2["max_window_layers"] == 0);
+  CHECK(!qwen2.contains("layer_types"));
   CHECK(config(with(llama, {"model.qkv_bias=true"}))["use_sliding_window"] == false);
+  auto alternating = config(with(llama, {R"(model.attention_pattern=["dense","band:3"])"}));
+  CHECK(alternating["model_type"] == "ministral");
+  CHECK(alternating["sliding_window"] == 3);
+  CHECK(alternating["layer_types"] == nlohmann::json{"full_attention", "sliding_attention"});
+  auto qwen3 = config(with(llama, {R"(model.attention_pattern=["dense","band:3"])", "model.qk_norm=true"}));
+  CHECK(qwen3["model_type"] == "qwen3");
+  CHECK(qwen3["use_sliding_window"] == true);
+  CHECK(qwen3["max_window_layers"] == 1);
+  CHECK(qwen3["layer_types"] == nlohmann::json{"full_attention", "sliding_attention"});
+  auto neo = config(with(gpt_neo, {R"(model.attention_pattern=["dense","band:3"])", "model.residual_dropout=0.1"}));
+  CHECK(neo["architectures"] == nlohmann::json{"GPTNeoForCausalLM"});
+  CHECK(neo["attention_types"] == nlohmann::json::parse(R"([[["global","local"],1]])"));
+  CHECK(neo["window_size"] == 3);
+  CHECK(neo["embed_dropout"] == 0.1);
+  CHECK(config({"model.attention_scale=1"})["scale_attn_weights"] == false);
   auto scaled =
       config(with(llama, {"model.rope_scaling=llama3", "model.rope_factor=8", "model.rope_original_length=4"}));
   CHECK(scaled["rope_parameters"] == nlohmann::json{{"rope_type", "llama3"},
@@ -237,8 +253,18 @@ TEST_CASE("A mix of keys that no class has is refused, naming every key", "[hf]"
                  "model.activation = \"gelu_tanh\" (must be swiglu)", "Qwen3ForCausalLM: ",
                  "model.qk_norm = false (must be true)", "model.bias = true (must be false)"}) == "");
   CHECK(lacking(refusal({"model.mup=4"}), {"GPT2LMHeadModel: model.mup = 4 (must be 0)\n"}) == "");
-  CHECK(lacking(refusal({"model.attention_window=4"}), {"GPT2LMHeadModel: model.attention_window = 4 (must be 0)\n"}) ==
+  CHECK(lacking(
+            refusal({"model.attention_window=4"}),
+            {"GPT2LMHeadModel: model.attention_pattern = [\"band:4\"] (must be [\"dense\"])\n",
+             "GPTNeoForCausalLM: model.attention_scale = 0.0 (must be 1), model.qkv_bias = true (must be false)\n"}) ==
         "");
+  CHECK(lacking(refusal(with(llama, {R"(model.attention_pattern=["band:4","band:3"])", "model.attention_scale=0.1"})),
+                {"MistralForCausalLM: model.attention_pattern = [\"band:4\",\"band:3\"] (must be [\"dense\"] or "
+                 "[\"band:W\"]), "
+                 "model.attention_scale = 0.1 (must be 0)\n",
+                 "MinistralForCausalLM: model.attention_pattern = [\"band:4\",\"band:3\"] (must be made of dense and "
+                 "of band:W "
+                 "with one W), model.attention_scale"}) == "");
   CHECK(lacking(refusal({"model.bias=false"}), {"GPT2LMHeadModel: model.bias = false (must be true)"}) == "");
   CHECK(lacking(refusal(with(llama, {"model.qk_norm=true", "model.bias=true"})),
                 {"LlamaForCausalLM: model.qk_norm = true (must be false)\n",

@@ -33,6 +33,8 @@ inline RunConfig config_of(const Overrides& overrides) {
 inline const Overrides llama = {"model.norm=rmsnorm", "model.positions=rope", "model.activation=swiglu",
                                 "model.bias=false", "model.tied_head=false"};
 
+inline const Overrides gpt_neo = {"model.qkv_bias=false", "model.attention_scale=1"};
+
 inline Overrides with(Overrides overrides, const Overrides& more) {
   overrides.insert(overrides.end(), more.begin(), more.end());
   return overrides;

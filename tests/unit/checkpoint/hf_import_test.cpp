@@ -38,7 +38,22 @@ const std::vector<Overrides> models = {
     with(llama, {"model.attention_window=3", "model.num_kv_heads=1"}),
     with(llama, {"model.qkv_bias=true"}),
     with(llama, {"model.qkv_bias=true", "model.attention_window=5", "model.tied_head=true"}),
-    with(llama, {"model.qk_norm=true", "model.head_size=8", "model.num_kv_heads=1"})};
+    with(llama, {"model.qk_norm=true", "model.head_size=8", "model.num_kv_heads=1"}),
+    with(llama, {R"(model.attention_pattern=["dense","band:3"])", "model.num_kv_heads=1"}),
+    with(llama, {R"(model.attention_pattern=["band:3","dense"])", "model.qkv_bias=true"}),
+    with(llama, {R"(model.attention_pattern=["dense","band:3"])", "model.qk_norm=true"}),
+    {"model.attention_scale=1", "model.activation=gelu"},
+    with(gpt_neo, {R"(model.attention_pattern=["dense","band:3"])"}),
+    with(gpt_neo, {"model.attention_window=3", "model.tied_head=false"})};
+
+// Returns the patterns of the folder's model with changed keys of config.json.
+std::vector<AttentionPattern> patterns_with(HfFolder& hf, const HfJson& changes) {
+  HfJson config = hf.config();
+  config.update(changes);
+  hf.set_config(config);
+  hf.import();
+  return saved_config(hf.checkpoint(), read_manifest(hf.checkpoint())).model.attention_pattern;
+}
 
 }  // namespace
 
@@ -72,8 +87,9 @@ TEST_CASE("What is exported and imported is the same model, and is exported agai
       CHECK(read_file(again / "config.json") == read_file(hf.file("config.json")));
     }
   }
-  CHECK(classes == std::set<std::string>{"GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM",
-                                         "Qwen2ForCausalLM", "Qwen3ForCausalLM"});
+  CHECK(classes == std::set<std::string>{"GPT2LMHeadModel", "GPTNeoForCausalLM", "LlamaForCausalLM",
+                                         "MistralForCausalLM", "MinistralForCausalLM", "Qwen2ForCausalLM",
+                                         "Qwen3ForCausalLM"});
 }
 
 TEST_CASE("The model's section is written for a config, with the precision asked for", "[hf]") {
@@ -195,11 +211,9 @@ TEST_CASE("Angles are read from the keys of older releases and of later ones", "
 
 TEST_CASE("A window counts where a class has it", "[hf]") {
   const auto window = [](HfFolder& hf, const HfJson& changes) {
-    HfJson config = hf.config();
-    config.update(changes);
-    hf.set_config(config);
-    hf.import();
-    return saved_config(hf.checkpoint(), read_manifest(hf.checkpoint())).model.attention_window;
+    const std::vector<AttentionPattern> patterns = patterns_with(hf, changes);
+    REQUIRE(patterns.size() == 1);
+    return patterns.front().width;
   };
   HfFolder mistral(with(llama, {"model.attention_window=3"}));
   CHECK(window(mistral, {{"sliding_window", 4}}) == 4);
@@ -210,31 +224,51 @@ TEST_CASE("A window counts where a class has it", "[hf]") {
   CHECK(window(qwen, {{"use_sliding_window", true}, {"max_window_layers", 2}}) == 0);
   CHECK(window(qwen, {{"layer_types", {"sliding_attention", "sliding_attention"}}}) == 3);
   CHECK(window(qwen, {{"layer_types", {"full_attention", "full_attention"}}}) == 0);
-  CHECK(lacking(qwen.refusal_with("layer_types", {"full_attention", "sliding_attention"}), {"layer_types"}) == "");
   for (const HfJson& kinds :
        {HfJson::array({"full_attention"}), HfJson::array({"full_attention", "full_attention", "full_attention"})})
     CHECK(lacking(qwen.refusal_with("layer_types", kinds), {"layer_types", "must name the kind of each of 2 layers"}) ==
           "");
-  qwen.set_config([&] {
-    HfJson config = qwen.config();
-    config.erase("layer_types");
-    return config;
-  }());
-  CHECK(lacking(qwen.refusal_with("max_window_layers", 1), {"max_window_layers = 1: gptrain has a window in all"}) ==
+}
+
+TEST_CASE("Windows of some layers are read where a class has them, and refused where it has not", "[hf]") {
+  const std::vector<AttentionPattern> dense_band = {window_pattern(0), window_pattern(3)};
+  HfFolder qwen(with(llama, {"model.attention_window=3", "model.qkv_bias=true"}));
+  CHECK(patterns_with(qwen, {{"max_window_layers", 1}}) == dense_band);
+  CHECK(patterns_with(qwen, {{"layer_types", {"full_attention", "sliding_attention"}}}) == dense_band);
+  CHECK(patterns_with(qwen, {{"layer_types", {"sliding_attention", "full_attention"}}}) ==
+        std::vector{window_pattern(3), window_pattern(0)});
+  CHECK(lacking(qwen.refusal_with("layer_types", {"full_attention", "chunked_attention"}),
+                {"layer_types = ", "gptrain has full_attention and sliding_attention"}) == "");
+  CHECK(lacking(qwen.refusal_with("use_sliding_window", false), {"there is no window for some layers"}) == "");
+
+  HfFolder mistral(with(llama, {"model.attention_window=3"}));
+  CHECK(lacking(mistral.refusal_with("layer_types", {"full_attention", "sliding_attention"}),
+                {"layer_types = ", "MistralForCausalLM has none"}) == "");
+
+  HfFolder neo(with(gpt_neo, {R"(model.attention_pattern=["dense","band:3"])"}));
+  CHECK(patterns_with(neo, {{"attention_types", {{{"local", "global"}, 1}}}}) ==
+        std::vector{window_pattern(3), window_pattern(0)});
+  CHECK(patterns_with(neo, {{"attention_types", {{{"global"}, 1}, {{"local"}, 1}}}, {"window_size", 2}}) ==
+        std::vector{window_pattern(0), window_pattern(2)});
+  CHECK(lacking(neo.refusal_with("attention_types", {{{"global"}, 3}}), {"must name the kind of each of 2 layers"}) ==
         "");
+  CHECK(lacking(neo.refusal_with("attention_types", {{HfJson::array(), 3}}), {"must be a list of pairs"}) == "");
+  CHECK(lacking(neo.refusal_with("attention_types", {{{"global", "strided"}, 1}}), {"gptrain has global and local"}) ==
+        "");
+  CHECK(lacking(neo.refusal_with("attention_layers", {"local", "local"}), {"is not what attention_types says"}) == "");
 }
 
 TEST_CASE("What a class does and gptrain does not is refused by name", "[hf]") {
   HfFolder gpt2;
-  const std::vector<std::pair<std::string, HfJson>> of_gpt2 = {{"scale_attn_weights", false},
-                                                               {"scale_attn_by_inverse_layer_idx", true},
+  const std::vector<std::pair<std::string, HfJson>> of_gpt2 = {{"scale_attn_by_inverse_layer_idx", true},
                                                                {"add_cross_attention", true},
                                                                {"activation_function", "relu"},
                                                                {"quantization_config", {{"bits", 4}}}};
   for (const auto& [key, value] : of_gpt2)
     CHECK(lacking(gpt2.refusal_with(key, value), {"config.json cannot be imported:\n  " + key + " = "}) == "");
   CHECK(lacking(gpt2.refusal_with("architectures", HfJson::array({"GPTNeoXForCausalLM"})),
-                {"architectures = [\"GPTNeoXForCausalLM\"]: gptrain reads GPT2LMHeadModel, LlamaForCausalLM"}) == "");
+                {"architectures = [\"GPTNeoXForCausalLM\"]: gptrain reads GPT2LMHeadModel, GPTNeoForCausalLM, "}) ==
+        "");
   CHECK(lacking(gpt2.refusal_with("n_layer", nullptr), {"n_layer must be given"}) == "");
   CHECK(lacking(gpt2.refusal_with("n_head", 5), {"model.num_heads = 5: must divide model.hidden_size = 12"}) == "");
   HfFolder plain(llama);

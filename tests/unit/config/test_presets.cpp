@@ -26,6 +26,11 @@ TEST_CASE("GPT-2 124M has exactly its published parameters") {
   CHECK(num_parameters(preset("gpt2-124m")) == 124'439'808);
 }
 
+TEST_CASE("LLaMA 3 has exactly its published parameters") {
+  CHECK(num_parameters(preset("llama3-8b")) == 8'030'261'248);
+  CHECK(num_parameters(preset("llama3-70b")) == 70'553'706'496);
+}
+
 TEST_CASE("presets have the size that their names say") {
   for (const std::string& name : preset_names()) {
     INFO(name);
@@ -50,13 +55,13 @@ TEST_CASE("the Megatron rows reproduce the table's parameters in billions") {
 
 TEST_CASE("a family's presets share its block") {
   const auto names = preset_names();
-  CHECK(names.size() == 31);
+  CHECK(names.size() == 33);
   CHECK(std::count_if(names.begin(), names.end(), [](const auto& n) { return n.starts_with("megatron-"); }) == 10);
   CHECK(std::count_if(names.begin(), names.end(), [](const auto& n) { return n.starts_with("gpt3-"); }) == 8);
   for (const std::string& name : names) {
     INFO(name);
     const ModelConfig model = preset(name);
-    const bool is_llama = name.starts_with("llama-");
+    const bool is_llama = name.starts_with("llama");
     CHECK(model.preset == name);
     CHECK(model.norm == (is_llama ? NormKind::rmsnorm : NormKind::layernorm));
     CHECK(model.activation == (is_llama ? ActivationKind::swiglu : ActivationKind::gelu_tanh));

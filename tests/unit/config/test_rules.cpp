@@ -30,15 +30,6 @@ TEST_CASE("key and value heads divide the heads") {
   CHECK(fault({"model.num_kv_heads=24"}) == "model.num_kv_heads = 24: must divide model.num_heads = 12 (try 12)");
 }
 
-TEST_CASE("an attention window is no longer than a sequence") {
-  CHECK(parse({}).model.attention_window == 0);
-  CHECK(parse({"model.attention_window=256"}).model.attention_window == 256);
-  CHECK(fault({"model.attention_window=257"}) ==
-        "model.attention_window = 257: must be at most model.sequence_length = 256 (try 256)");
-  CHECK(fault({"model.attention_window=-1"}) ==
-        "model.attention_window = -1: must be at least 0 and at most 16777216 (try 0)");
-}
-
 TEST_CASE("room for documents is at most a sequence's tokens, and for masked documents") {
   CHECK(parse({"data.mask_documents=true"}).data.max_documents == 0);
   CHECK(parse({"data.mask_documents=true", "data.max_documents=256"}).data.max_documents == 256);

@@ -92,7 +92,7 @@ TEST_CASE("muP scales initial weights and rates by the width") {
       initial_values(tensor, 1, 0, 3, values.data());
       if (tensor.init == Init::constant) CHECK(values[1] == (of_last_norm ? 0.25F : 1.0F));
     }
-    CHECK(config.model.attention_scale() == Approx(1.0 / static_cast<double>(config.model.head_size)));
+    CHECK(config.model.score_scale() == Approx(1.0 / static_cast<double>(config.model.head_size)));
   }
 }
 

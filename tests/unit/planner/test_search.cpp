@@ -64,7 +64,9 @@ struct Case {
 
 std::vector<Case> cases() {
   return {
-      {"2B on 16 A100", model(2560, 24, 64), a100(), 16, 60},
+      {"2B on 16 A100", model(2560, 24, 64), a100(), 16, 40},
+      {"2B with windows in some layers",
+       model(2560, 24, 64, R"(, "attention_pattern": ["dense", "band:64", "band:64"])"), a100(), 16, 20},
       {"2B with a tied head off on 12 PCIe", model(2560, 26, 48, R"(, "tied_head": false)"), h100_pcie(), 12, 50},
       {"7B on 64 A100",
        model(4096, 32, 256,

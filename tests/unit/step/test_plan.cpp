@@ -70,6 +70,18 @@ TEST_CASE("an attention window takes model FLOPs by pairs and executed ones by t
   }
 }
 
+TEST_CASE("layers of two kinds are planned each by its own pairs and tiles") {
+  const auto total = [](const std::string& pattern) {
+    return plan_rank({preset_config("gpt2-124m", {"model.attention_pattern=" + pattern}), cpu_target()}).total();
+  };
+  const OpTotals dense = total(R"(["dense"])"), band = total(R"(["band:100"])");
+  const OpTotals third = total(R"(["dense","band:100","dense"])");
+  CHECK(3 * third.model_flops == 2 * dense.model_flops + band.model_flops);
+  CHECK(3 * third.executed_flops == 2 * dense.executed_flops + band.executed_flops);
+  const RunConfig config = preset_config("gpt2-124m", {R"(model.attention_pattern=["dense","band:100","dense"])"});
+  CHECK(to_string(third.model_flops) == to_string(model_flops_formula(config.model, 8)));
+}
+
 TEST_CASE("bf16-pure has no master weights but of norms: 14 bytes for a parameter instead of 18") {
   for (const int zero : {0, 1, 2, 3}) {
     INFO("zero " << zero);

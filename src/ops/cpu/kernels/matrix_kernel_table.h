@@ -6,11 +6,13 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "ops/key_tiles.h"
 
 namespace gptrain::inline ops {
 
 // Queries and keys of a tile of attention; rows and columns of a tile of the tiled linear.
 constexpr int64_t tile_size = 64;
+static_assert(tile_size == attention_tile);
 // Query tiles that share one packing of a key tile.
 constexpr int64_t max_query_tiles = 4;
 // Columns that one call of column_sums may cover.
@@ -27,9 +29,7 @@ struct AttentionHead {
   int64_t tokens;
   int64_t head_size;
   float scale;
-  bool causal;
-  int64_t window;                  // tokens that a query sees; 0: all
-  const int32_t* document_starts;  // the sequence's (see AttentionMask), or nullptr
+  KeyTiles<true> tiles;  // forward: of one pass
   const void *q, *k, *v, *d_o;
   void* o;
   float* lse;
@@ -45,6 +45,12 @@ struct AttentionHead {
 // Floats (or units) from one row of a packed tile to the next.
 constexpr int64_t packed_width(int64_t head_size) { return (head_size + 31) / 32 * 32; }
 
+// State of a head's online softmax between two passes, by token.
+struct CarriedSoftmax {
+  float* o;  // [tokens][packed_width]; nullptr: there is one pass
+  float *row_max, *row_sum;
+};
+
 struct AttentionForwardBuffers {
   Unit* q;               // [max_query_tiles][tile]
   Unit *k_rows, *k, *v;  // [tile]
@@ -53,17 +59,25 @@ struct AttentionForwardBuffers {
   Unit* probabilities;   // [tile_size][tile_size]
   float* row_max;        // [max_query_tiles][tile_size], of scaled scores
   float* row_sum;        // [max_query_tiles][tile_size][16], partial sums by vector lane
+  Unit* gathered;        // [tile], if the pattern picks keys
+  CarriedSoftmax carried;
 };
 
 struct AttentionBackwardBuffers {
-  Unit *q, *d_o;                       // [tiles of the sequence][tile]
-  float* dq;                           // [tiles of the sequence][tile]
-  float *dk, *dv;                      // [tiles of the sequence][tile], or one tile if each query head has its own keys
-  float* delta;                        // [tokens rounded up to tiles], d_o . o of each query
+  Unit *q, *d_o;                       // [query tiles][tile], those of the pass that has the most
+  float* dq;                           // [query tiles][tile]
+  float *dk, *dv;                      // [tiles of the sequence][tile], or one tile (see `grouped` and dk_sums)
+  float* delta;                        // [query tiles][tile_size], d_o . o of each query
   Unit *k_rows, *k, *v;                // [tile]
   float *scores, *d_scores;            // [tile_size][tile_size]
   Unit *p_pairs, *ds_pairs, *ds_rows;  // [tile_size][tile_size]
-  bool grouped;                        // several query heads share the keys
+  bool grouped;                        // several query heads share the keys, which are in one order
+  // For patterns of several runs, else nullptr. Sums by token, [tiles of the sequence][tile_size][packed_width]: of dk
+  // and dv over orders and query heads (nullptr: there is one of each), and of dq over two passes (nullptr: there is
+  // one).
+  float *dk_sums, *dv_sums, *dq_sums;
+  float* lse;      // [query tiles][tile_size], log-sum-exps of picked queries
+  Unit* gathered;  // [tile]
 };
 
 // Product c (+)= a b. Element (row, col) of a and b lies at row * row_stride + col * col_stride. REQUIRES: one stride
@@ -87,7 +101,7 @@ struct TiledLinearBuffers {
 };
 
 struct MatrixKernels {
-  // Computes query tiles [first_tile, first_tile + count). REQUIRES: count <= max_query_tiles.
+  // Computes query tiles [first_tile, first_tile + count) of a pass. REQUIRES: count <= max_query_tiles.
   void (*attention_forward)(const AttentionHead& head, DType dtype, int64_t first_tile, int64_t count,
                             const AttentionForwardBuffers& buffers);
   // Computes one query head. The first of the heads that share keys overwrites the buffers' dk and dv, the last stores

@@ -1,5 +1,6 @@
 // Compiled once per instruction set; GPTRAIN_MATRIX_KERNELS is the name of its table.
-#include "ops/cpu/kernels/attention_kernels.h"
+#include "ops/cpu/kernels/attention_backward_kernels.h"
+#include "ops/cpu/kernels/attention_forward_kernels.h"
 #include "ops/cpu/kernels/matrix_kernel_table.h"
 #include "ops/cpu/kernels/tile.h"
 
@@ -27,9 +28,9 @@ void attention_backward(const AttentionHead& head, DType dtype, bool first_of_gr
                         const AttentionBackwardBuffers& buffers) {
   if (dtype == DType::bf16) {
     const TileScope tiles;
-    backward_head<bf16, bf16_pairs>(head, first_of_group, last_of_group, buffers);
+    backward_head<bf16, bf16_pairs>(head, {first_of_group, last_of_group}, buffers);
   } else {
-    backward_head<float, false>(head, first_of_group, last_of_group, buffers);
+    backward_head<float, false>(head, {first_of_group, last_of_group}, buffers);
   }
 }
 

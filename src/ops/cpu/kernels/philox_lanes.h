@@ -57,20 +57,39 @@ struct PhiloxCounters {
 
 using DrawnWords [[gnu::vector_size(philox_bytes)]] = uint32_t;
 
-// Calls body(n, front, back): words 4 i + w of counters first + i, i < philox_counters, are front's lanes and then
-// back's from word n on.
+// Counters i < philox_counters, in an order of lanes that follows the interleaving of word pairs below.
+struct CounterLanes {
+  PhiloxWords c0[philox_vectors];
+
+  // Sets counter i to counter_of(i).
+  template <typename CounterOf>
+  explicit CounterLanes(const CounterOf& counter_of) {
+    for (int i = 0; i < philox_vectors; ++i) {
+      for (int lane = 0; lane < philox_lanes; ++lane)
+        c0[i][lane] = counter_of(i * philox_lanes + lane % 2 * philox_lanes / 2 + lane / 2);
+    }
+  }
+  // Sets counter i to first + i.
+  explicit CounterLanes(uint32_t first) {
+    PhiloxWords order;
+    for (int lane = 0; lane < philox_lanes; ++lane)
+      order[lane] = static_cast<uint64_t>(lane % 2 * philox_lanes / 2 + lane / 2);
+    for (int i = 0; i < philox_vectors; ++i) c0[i] = order + (first + static_cast<uint32_t>(i * philox_lanes));
+  }
+};
+
+// Calls body(n, front, back): words 4 i + w of counters i < philox_counters are front's lanes and then back's from word
+// n on.
 template <typename Counters, typename Body>
-inline void for_philox_words(const Counters& at, uint32_t first, const Body& body) {
-  // The order of counters in lanes follows the interleaving of word pairs below.
-  PhiloxWords order, low, high;
+inline void for_philox_words(const Counters& at, const CounterLanes& counters, const Body& body) {
+  PhiloxWords low, high;
   for (int lane = 0; lane < philox_lanes; ++lane) {
-    order[lane] = static_cast<uint64_t>(lane % 2 * philox_lanes / 2 + lane / 2);
     low[lane] = static_cast<uint64_t>(lane - lane % 2 + lane % 2 * philox_lanes);
     high[lane] = low[lane] + 1;
   }
   PhiloxWords c0[philox_vectors], c1[philox_vectors], c2[philox_vectors], c3[philox_vectors];
   for (int i = 0; i < philox_vectors; ++i) {
-    c0[i] = order + (first + static_cast<uint32_t>(i * philox_lanes));
+    c0[i] = counters.c0[i];
     c1[i] = PhiloxWords{} + at.c1;
     c2[i] = PhiloxWords{} + at.c2;
     c3[i] = PhiloxWords{} + at.c3;
@@ -99,19 +118,24 @@ inline void for_philox_words(const Counters& at, uint32_t first, const Body& bod
   }
 }
 
-// factors[4 i + w], i < philox_counters: 0 if word w of counter first + i drops its element, else keep_scale.
-inline void dropout_factors(float* factors, const DropoutCounters& at, uint32_t first) {
+// factors[4 i + w], i < philox_counters: 0 if word w of counter i drops its element, else keep_scale.
+inline void dropout_factors(float* factors, const DropoutCounters& at, const CounterLanes& counters) {
   using Factors [[gnu::vector_size(philox_bytes)]] = float;
   const Factors keep = Factors{} + at.keep_scale;
-  for_philox_words(at, first, [&](int word, DrawnWords front, DrawnWords back) {
+  for_philox_words(at, counters, [&](int word, DrawnWords front, DrawnWords back) {
     const Factors results[2] = {front < at.threshold ? Factors{} : keep, back < at.threshold ? Factors{} : keep};
     std::memcpy(factors + word, results, sizeof results);
   });
 }
 
+// The same for counters first + i.
+inline void dropout_factors(float* factors, const DropoutCounters& at, uint32_t first) {
+  dropout_factors(factors, at, CounterLanes(first));
+}
+
 // words[4 i + w], i < philox_counters: word w of counter first + i.
 inline void philox_words(uint32_t* words, const PhiloxCounters& at, uint32_t first) {
-  for_philox_words(at, first, [&](int word, DrawnWords front, DrawnWords back) {
+  for_philox_words(at, CounterLanes(first), [&](int word, DrawnWords front, DrawnWords back) {
     const DrawnWords results[2] = {front, back};
     std::memcpy(words + word, results, sizeof results);
   });

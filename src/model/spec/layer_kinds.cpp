@@ -1,0 +1,47 @@
+#include "model/spec/layer_kinds.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace gptrain::inline spec {
+
+std::vector<int64_t> LayerKinds::counts(int64_t first, int64_t count) const {
+  std::vector<int64_t> sums(kinds.size());
+  for (int64_t layer = first; layer < first + count; ++layer) ++sums[of(layer)];
+  return sums;
+}
+
+LayerKinds layer_kinds(const ModelConfig& model) {
+  LayerKinds result;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    const LayerKind kind{model.attention(layer)};
+    const auto found = std::find(result.kinds.begin(), result.kinds.end(), kind);
+    result.of_layers.push_back(static_cast<size_t>(found - result.kinds.begin()));
+    if (found == result.kinds.end()) result.kinds.push_back(kind);
+  }
+  return result;
+}
+
+ModelConfig with_layers(ModelConfig model, const LayerKind& kind, int64_t count) {
+  model.num_layers = count;
+  model.attention_pattern = {kind.attention};
+  return model;
+}
+
+Flops twice_pairs(const AttentionPattern& pattern, int64_t tokens, int64_t heads) {
+  const bool sees_all = pattern.one_run() && (pattern.width == 0 || pattern.width >= tokens);
+  if (sees_all) return wide(heads) * wide(tokens) * wide(tokens);
+  return 2 * wide(heads / pattern.column_sets) * wide(pattern.pairs(tokens, pattern.column_sets));
+}
+
+double forward_flops(const ModelConfig& model, const LayerKind& kind) {
+  const auto h = static_cast<double>(model.hidden_size), q = static_cast<double>(model.q_size());
+  const double ffn_matrices = is_gated(model.activation) ? 3 : 2;
+  const double matrices = 2 * h * (q + static_cast<double>(model.kv_size())) +
+                          ffn_matrices * h * static_cast<double>(model.ffn_hidden_size);
+  const auto pairs = static_cast<double>(twice_pairs(kind.attention, model.sequence_length, model.num_heads));
+  return 2 * matrices +
+         2 * q * (pairs / (static_cast<double>(model.num_heads) * static_cast<double>(model.sequence_length)));
+}
+
+}  // namespace gptrain::spec

@@ -1,0 +1,42 @@
+// The kinds of a model's layers: layers of one kind have equal costs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/attention_pattern.h"
+#include "base/int128.h"
+#include "config/run_config.h"
+
+namespace gptrain::inline spec {
+
+struct LayerKind {
+  AttentionPattern attention;
+
+  bool operator==(const LayerKind&) const = default;
+};
+
+struct LayerKinds {
+  std::vector<LayerKind> kinds;   // in the order of their first layers
+  std::vector<size_t> of_layers;  // by layer: index in `kinds`
+
+  size_t of(int64_t layer) const { return of_layers[static_cast<size_t>(layer)]; }
+  // Returns the number of layers of each kind among layers [first, first + count).
+  std::vector<int64_t> counts(int64_t first, int64_t count) const;
+};
+
+LayerKinds layer_kinds(const ModelConfig& model);
+
+// Returns the model with `count` layers, all of one kind.
+ModelConfig with_layers(ModelConfig model, const LayerKind& kind, int64_t count);
+
+// Returns twice the number of attending (query, key) pairs of a sequence, summed over the heads: tokens^2 for each head
+// if all earlier tokens are seen, by the field's custom, else the exact number.
+Flops twice_pairs(const AttentionPattern& pattern, int64_t tokens, int64_t heads);
+
+// Returns the FLOPs of products of a forward pass through a layer, for each token: 2 for each element of the layer's
+// matrices, and 4 q for each token that a token attends to on average.
+double forward_flops(const ModelConfig& model, const LayerKind& kind);
+
+}  // namespace gptrain::spec

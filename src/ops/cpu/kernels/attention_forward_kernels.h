@@ -1,0 +1,201 @@
+// Attention of some query tiles of one head, forward. Included only by matrix_kernels.cpp.
+#pragma once
+
+#include "ops/cpu/kernels/attention_kernels.h"
+
+namespace gptrain::inline ops {
+namespace {
+
+// RETURNS the number subtracted from a row's scores: 0 while the row has seen no key.
+inline float softmax_base(float row_max) { return row_max == minus_infinity ? 0.0F : row_max; }
+
+// State of the online softmax of a tile of queries.
+struct RunningRows {
+  float *row_max, *row_sum, *o;
+  int64_t width, cols;  // of o
+};
+
+// Turns one tile of scores into unnormalised probabilities exp(score * scale - row_max) after dropout, in place or, for
+// pairs, in `probabilities`. Updates the running maximum of each row and rescales its sum and output to it.
+template <bool pairs>
+void online_softmax(float* scores, Unit* probabilities, const RunningRows& running, const ScoreTile& tile) {
+  const float scale = tile.head.scale;
+  const bool drops = tile.head.drop_threshold != 0;
+  alignas(64) float shrink[tile_size];
+  for (int64_t row = 0; row < tile_size; ++row) shrink[row] = 0;
+  for (int64_t row = 0; row < tile.queries; ++row) {
+    Vec largest = load(scores + row * tile_size);
+    for (int64_t col = lanes; col < tile_size; col += lanes) {
+      const Vec values = load(scores + row * tile_size + col);
+      largest = values > largest ? values : largest;
+    }
+    const float row_largest = largest_lane(largest) * scale;
+    const float before = running.row_max[row];
+    running.row_max[row] = row_largest > before ? row_largest : before;
+    shrink[row] = before - softmax_base(running.row_max[row]);
+  }
+  for (int64_t row = 0; row < tile_size; row += lanes) store(shrink + row, exp2(load(shrink + row) * log2_e));
+  for (int64_t row = 0; row < tile.queries; ++row) {
+    float* const values = scores + row * tile_size;
+    const Vec max = broadcast(softmax_base(running.row_max[row]));
+    Vec sum = Vec{};
+    alignas(64) float factors[tile_size];
+    if (drops) dropout_factors(factors, tile, row);
+    const auto kept = [&](int64_t col) {
+      const Vec p = exp2((load(values + col) * scale - max) * log2_e);
+      sum += p;
+      return drops ? p * load(factors + col) : p;
+    };
+    for (int64_t col = 0; col < tile_size; col += 2 * lanes) {
+      const Vec first = kept(col), second = kept(col + lanes);
+      if constexpr (pairs) {
+        store(probabilities + (row * tile_size + col) / 2, pair_neighbours(first, second));
+      } else {
+        store(values + col, first);
+        store(values + col + lanes, second);
+      }
+    }
+    float* const row_sum = running.row_sum + row * 16;
+    store(row_sum, load(row_sum) * shrink[row] + sum);
+    if (shrink[row] == 1.0F) continue;
+    float* const o = running.o + row * running.width;
+    for (int64_t col = 0; col < running.cols; col += lanes) store(o + col, load(o + col) * shrink[row]);
+  }
+}
+
+inline float sum_of_lanes(const float* row_sum) {
+  float sum = 0;
+  for (int i = 0; i < lanes; ++i) sum += row_sum[i];
+  return sum;
+}
+
+// Sets the state of a tile's rows: to that of an earlier pass, or to nothing seen.
+inline void begin_rows(const RunningRows& rows, const CarriedSoftmax& carried, bool continues, int64_t first_query,
+                       int64_t queries) {
+  std::memset(rows.o, 0, static_cast<size_t>(tile_size * rows.width * 4));
+  std::memset(rows.row_sum, 0, static_cast<size_t>(tile_size * 16 * 4));
+  for (int64_t row = 0; row < tile_size; ++row) rows.row_max[row] = minus_infinity;
+  if (!continues) return;
+  std::memcpy(rows.o, carried.o + first_query * rows.width, static_cast<size_t>(queries * rows.width * 4));
+  for (int64_t row = 0; row < queries; ++row) {
+    rows.row_max[row] = carried.row_max[first_query + row];
+    rows.row_sum[row * 16] = carried.row_sum[first_query + row];
+  }
+}
+
+// Stores the results of a tile's rows, or their state for the next pass.
+template <typename T>
+void finish_rows(const RunningRows& rows, const ScoreTile& tile, const CarriedSoftmax* next) {
+  const PlacedTokens tokens(tile.tiles, tile.tiles.picked_queries, tile.first_query(), tile.queries);
+  for (int64_t row = 0; row < tile.queries; ++row) {
+    const int64_t token = tokens.at[row];
+    if (token >= tile.head.tokens) continue;
+    const float sum = sum_of_lanes(rows.row_sum + row * 16);
+    const float* const o = rows.o + row * rows.width;
+    if (next != nullptr) {
+      std::memcpy(next->o + token * rows.width, o, static_cast<size_t>(rows.width * 4));
+      next->row_max[token] = rows.row_max[row];
+      next->row_sum[token] = sum;
+      continue;
+    }
+    store_rows(static_cast<T*>(tile.head.o) + token * tile.head.o_stride, 0, o, 0, 1, tile.head.head_size, 1.0F / sum);
+    tile.head.lse[token] = rows.row_max[row] + __builtin_logf(sum);
+  }
+}
+
+// Query tiles that share packed keys, with the tiles of keys that each sees.
+struct QueryGroup {
+  KeyRuns runs[max_query_tiles];
+  KeyRuns all;  // every tile that one of the group sees, and perhaps some between
+
+  QueryGroup(const KeyTiles<true>& tiles, int64_t first_tile, int64_t count) {
+    for (int64_t tile = 0; tile < count; ++tile) {
+      runs[tile] = tiles.runs(static_cast<int>(first_tile + tile));
+      all.global = united(all.global, runs[tile].global);
+      all.local = united(all.local, runs[tile].local);
+      all.picked = united(all.picked, runs[tile].picked);
+    }
+    if (all.global.end > all.local.first && all.local.size() > 0) all.local.first = all.global.end;
+  }
+  bool sees(const KeyTile& key, int64_t count) const {
+    for (int64_t tile = 0; tile < count; ++tile) {
+      if (runs[tile].contains(key)) return true;
+    }
+    return false;
+  }
+
+ private:
+  static PlaceRange united(const PlaceRange& a, const PlaceRange& b) {
+    if (a.size() == 0) return b;
+    if (b.size() == 0) return a;
+    return {a.first < b.first ? a.first : b.first, a.end > b.end ? a.end : b.end};
+  }
+};
+
+template <typename T, bool pairs>
+void pack_keys(const AttentionHead& head, const Packing<pairs>& packing, const KeyTile& key, int64_t keys,
+               const AttentionForwardBuffers& buffers) {
+  const auto k = rows_at(head, rows_of<T>(head.k, head.k_stride), key.picked, key.first(), keys, buffers.gathered);
+  pack_transposed<T, pairs>(buffers.k, buffers.k_rows, packing, k.data, k.stride, keys);
+  const auto v = rows_at(head, rows_of<T>(head.v, head.v_stride), key.picked, key.first(), keys, buffers.gathered);
+  if constexpr (pairs) {
+    pack_row_pairs(buffers.v, packing.width, v.data, v.stride, keys, head.head_size);
+  } else {
+    pack_rows<false>(buffers.v, packing.width, v.data, v.stride, keys, head.head_size);
+  }
+}
+
+template <typename T, bool pairs>
+void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
+                   const AttentionForwardBuffers& buffers) {
+  const Packing<pairs> packing(head.head_size);
+  const KeyTiles<true>& tiles = head.tiles;
+  const bool carries = buffers.carried.o != nullptr;
+  const auto queries_of = [&](int64_t tile) {
+    return smaller(tile_size, tiles.num_queries() - (first_tile + tile) * tile_size);
+  };
+  const auto rows_of_tile = [&](int64_t tile) {
+    return RunningRows{.row_max = buffers.row_max + tile * tile_size,
+                       .row_sum = buffers.row_sum + tile * tile_size * 16,
+                       .o = buffers.o + tile * packing.tile,
+                       .width = packing.width,
+                       .cols = packing.cols};
+  };
+  for (int64_t tile = 0; tile < count; ++tile) {
+    const int64_t query = (first_tile + tile) * tile_size;
+    const auto q = rows_at(head, rows_of<T>(head.q, head.q_stride), tiles.picked_queries, query, queries_of(tile),
+                           buffers.gathered);
+    pack_rows<pairs>(buffers.q + tile * packing.tile, packing.row_units, q.data, q.stride, queries_of(tile),
+                     head.head_size);
+    begin_rows(rows_of_tile(tile), buffers.carried, carries && !tiles.picked_queries, query, queries_of(tile));
+  }
+
+  const QueryGroup group(tiles, first_tile, count);
+  for (int i = 0; i < group.all.size(); ++i) {
+    const KeyTile key = group.all[i];
+    if (!group.sees(key, count)) continue;
+    const int64_t keys = smaller(tile_size, tiles.num_keys(key.picked) - key.first());
+    pack_keys<T, pairs>(head, packing, key, keys, buffers);
+    for (int64_t tile = 0; tile < count; ++tile) {
+      if (!group.runs[tile].contains(key)) continue;
+      const ScoreTile at{head, tiles, static_cast<int>(first_tile + tile), queries_of(tile), key};
+      const int64_t rows = round_up(at.queries, product_rows);
+      float* const scores = buffers.scores;
+      product<pairs>({scores, tile_size}, {buffers.q + tile * packing.tile, packing.row_units, 1},
+                     {buffers.k, tile_size}, {rows, tile_size, packing.depth}, false);
+      mask_scores(scores, at);
+      const RunningRows running = rows_of_tile(tile);
+      online_softmax<pairs>(scores, buffers.probabilities, running, at);
+      const Unit* const probabilities = pairs ? buffers.probabilities : reinterpret_cast<const Unit*>(scores);
+      product<pairs>({running.o, packing.width}, {probabilities, pairs ? tile_size / 2 : tile_size, 1},
+                     {buffers.v, packing.width}, {rows, packing.cols, packing.token_units(keys)}, true);
+    }
+  }
+  for (int64_t tile = 0; tile < count; ++tile) {
+    const ScoreTile at{head, tiles, static_cast<int>(first_tile + tile), queries_of(tile), {}};
+    finish_rows<T>(rows_of_tile(tile), at, carries && tiles.picked_queries ? &buffers.carried : nullptr);
+  }
+}
+
+}  // namespace
+}  // namespace gptrain::ops
