@@ -363,8 +363,8 @@ std::string host_remedy(const MemoryConfig& memory, int64_t micro_batch, MemoryC
   switch (memory_class) {
     case MemoryClass::offloaded: {
       const bool has_smaller = memory.offload != offload::optimal && offload_name(memory.offload) != "1";
-      return fmt::format("{}; {}\"none\" takes {}", offload_key, has_smaller ? "a smaller number of blocks, or " : "",
-                         has_smaller ? "less" : "none");
+      return fmt::format("{}; {}", offload_key,
+                         has_smaller ? "a smaller number of blocks, or \"none\", takes less" : "\"none\" takes none");
     }
     case MemoryClass::snapshot:
       return "checkpoint.asynchronous; false takes none";

@@ -100,7 +100,7 @@ class Recognition(FormatCase):
                 ("c.txt", text.encode("utf-32"), "text in UTF-32"), ("b.jsonl", JSONL.decode().encode("utf-16"), "UTF-16"),
                 ("a.lz4", b"\x04\x22\x4d\x18" + bytes(20), "lz4 data"), ("g.txt", b"a\0b", "a zero byte"),
                 ("h", b"caf\xe9", "not UTF-8: byte 0xe9"), ("i.gz", gzip.compress(gzip.compress(JSONL)), "compressed twice"),
-                ("j.jsonl.gz", JSONL, "has a name of gzip data"), ("k.bz2", b"", "nothing to pack"),
+                ("j.jsonl.gz", JSONL, "is named as gzip data"), ("k.bz2", b"", "nothing to pack"),
                 ("l.jsonl", json.dumps(json.loads(LINES[0]), indent=1), "values go over several lines"),
                 ("m.json", "\n".join(json.dumps(json.loads(line), indent=1) for line in LINES), "over several lines"),
                 ("n.json", b"[" + b",".join(LINES)[:-30], "closing quote"), ("o.pdf", b"%PDF-1.4", "a PDF file")]:

@@ -223,7 +223,8 @@ class Limits(CliCase):
         config = self.write_run()
         for mebibytes in (96, 100, 104, 108):
             result = self.run_limited({resource.RLIMIT_AS: (mebibytes << 20, mebibytes << 20)}, "train", config)
-            self.assertEqual(result.returncode, MACHINE, result.stderr)
+            # The system's loader ends with 127 where it has no room for CUDA's libraries.
+            self.assertIn(result.returncode, (MACHINE, 127), result.stderr)
 
     def test_sockets_of_ranks(self):
         """All groups of a pair of ranks share a connection; rank 0 has a second one to each, for the heartbeat."""

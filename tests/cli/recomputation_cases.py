@@ -121,7 +121,7 @@ class Recomputation(CliCase):
         self.assertIn("Seconds of a step", page)
         self.assertIn("optimal", page)
         self.assertIn("The device has ", page)
-        self.refuse(USAGE, "--memory-curve draws what memory.recompute = \"optimal\" may choose", "train", config,
+        self.refuse(USAGE, "--memory-curve needs memory.recompute = \"optimal\"", "train", config,
                     "--dry-run", "--memory-curve", "curve.html")
 
     def test_a_few_of_many_micro_batches_predict_the_step(self):
