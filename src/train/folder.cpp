@@ -127,6 +127,8 @@ bool FolderLock::is_taken_over() {
   if (fstat(descriptor_, &ours) != 0 ||
       (stat(path_.c_str(), &there) == 0 && ours.st_dev == there.st_dev && ours.st_ino == there.st_ino))
     return false;
+  // Another folder at the path has a lock of its own, or none.
+  if (!is_there(out_)) return false;
   const int before = descriptor_;
   const std::error_code fault = lock();
   if (!fault) {
@@ -160,7 +162,10 @@ fs::path FolderLock::found_at() const {
 
 std::string FolderLock::whats_wrong() {
   if (folder_ < 0) return "";
-  if (is_there(out_)) return is_taken_over() ? "was taken by another gptrain, after its .lock was removed" : "";
+  if (is_there(out_)) {
+    if (is_taken_over()) return "was taken by another gptrain, after its .lock was removed";
+    if (is_there(out_)) return "";
+  }
   if (is_removed()) return "was removed while the run wrote to it";
   const fs::path now = found_at();
   return is_out_of_sight(now) ? "is not the run's folder any more, which was unmounted or is hidden by a mount"

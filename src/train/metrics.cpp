@@ -227,8 +227,9 @@ void MetricsWriter::write_step(const StepMetrics& metrics) {
 
 void MetricsWriter::sync() const { impl_->records->sync(); }
 
-std::string MetricsWriter::begin_again_if_gone() {
-  if (impl_->records->is_in_place()) return "";
+bool MetricsWriter::is_gone() const { return !impl_->records->is_in_place(); }
+
+std::string MetricsWriter::begin_again() {
   const fs::path path = impl_->records->path();
   // The old file is kept if the new one cannot be opened.
   impl_->records = std::make_unique<OutputFile>(path, OutputFile::Mode::append);

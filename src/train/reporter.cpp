@@ -73,9 +73,10 @@ void Reporter::open(int64_t resumed_step) {
 }
 
 void Reporter::look_for_files() {
-  if (!metrics_) return;
-  if (const std::string warning = metrics_->begin_again_if_gone(); !warning.empty())
-    print_err("warning: {}\n", warning);
+  if (!metrics_ || !metrics_->is_gone()) return;
+  // Looks again, as a folder that has replaced the run's since the last look must get none of its files.
+  folder_.look();
+  if (folder_.fault().empty()) print_err("warning: {}\n", metrics_->begin_again());
 }
 
 // Returns " x 4 pipeline (1f1b)", or an empty text without pipeline parallelism.
