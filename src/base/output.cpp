@@ -1,13 +1,15 @@
 #include "base/output.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
+
+#include "base/utf8.h"
 
 namespace gptrain::inline base {
 namespace {
@@ -40,23 +42,6 @@ void write_to(std::FILE* stream, std::string_view text) {
   }
 }
 
-// Returns the bytes of the first character of a text in UTF-8; 0: it begins with none.
-size_t character_bytes(std::string_view text) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
-  const unsigned first = byte(0), second = byte(1);
-  if (first < 0x80) return 1;
-  const size_t length = first >= 0xc2 && first < 0xe0   ? 2
-                        : (first & 0xf0U) == 0xe0       ? 3
-                        : first >= 0xf0 && first < 0xf5 ? 4
-                                                        : 0;
-  for (size_t i = 1; i < length; ++i)
-    if ((byte(i) & 0xc0U) != 0x80) return 0;
-  // Longer forms than needed, surrogates, and numbers beyond U+10FFFF.
-  const bool is_none = (first == 0xe0 && second < 0xa0) || (first == 0xed && second >= 0xa0) ||
-                       (first == 0xf0 && second < 0x90) || (first == 0xf4 && second >= 0x90);
-  return is_none ? 0 : length;
-}
-
 }  // namespace
 
 void open_missing_standard_streams() {
@@ -70,18 +55,17 @@ void open_missing_standard_streams() {
 std::string without_controls(std::string_view text) {
   std::string shown;
   while (!text.empty()) {
-    const auto code = static_cast<unsigned char>(text.front());
-    const size_t length = character_bytes(text);
-    const bool is_plain = text.front() == '\n' || text.front() == '\t' || (code >= 0x20 && code != 0x7f);
-    // The control characters from U+0080 to U+009F, which some terminals obey, too.
-    const bool is_second_set = length == 2 && code == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0;
-    const size_t taken = std::max<size_t>(length, 1);
-    if (length > 0 && is_plain && !is_second_set) {
-      shown += text.substr(0, taken);
+    const DecodedCharacter character = decode_utf8(text);
+    const std::string_view bytes = text.substr(0, character.length);
+    const uint32_t code = character.code_point;
+    // Some terminals obey the control characters from U+0080 to U+009F, too.
+    const bool is_control = code < 0x20 || (code >= 0x7f && code < 0xa0) || code == num_code_points;
+    if (!is_control || code == '\n' || code == '\t') {
+      shown += bytes;
     } else {
-      for (const char byte : text.substr(0, taken)) shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+      for (const char byte : bytes) shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
     }
-    text.remove_prefix(taken);
+    text.remove_prefix(bytes.size());
   }
   return shown;
 }

@@ -40,24 +40,6 @@ const uint8_t* character_classes() {
 }
 
 // See Unicode 16, table 3-7.
-DecodedCharacter decode_utf8(std::string_view text) {
-  constexpr DecodedCharacter invalid{num_code_points, 1};
-  const auto byte = [&](size_t i) { return i < text.size() ? uint32_t{static_cast<uint8_t>(text[i])} : 0U; };
-  const auto continues = [&](size_t i) { return (byte(i) & 0xC0U) == 0x80U; };
-  const uint32_t lead = byte(0);
-  if (lead < 0x80) return {lead, 1};
-  if (lead < 0xC2 || lead > 0xF4 || !continues(1)) return invalid;
-  if (lead < 0xE0) return {(lead & 0x1FU) << 6 | (byte(1) & 0x3FU), 2};
-  if (!continues(2)) return invalid;
-  if (lead < 0xF0) {
-    const uint32_t code = (lead & 0xFU) << 12 | (byte(1) & 0x3FU) << 6 | (byte(2) & 0x3FU);
-    return code < 0x800 || (code >= 0xD800 && code < 0xE000) ? invalid : DecodedCharacter{code, 3};
-  }
-  if (!continues(3)) return invalid;
-  const uint32_t code = (lead & 7U) << 18 | (byte(1) & 0x3FU) << 12 | (byte(2) & 0x3FU) << 6 | (byte(3) & 0x3FU);
-  return code < 0x10000 || code >= num_code_points ? invalid : DecodedCharacter{code, 4};
-}
-
 void append_utf8(std::string& text, uint32_t code) {
   const auto put = [&](uint32_t byte) { text += static_cast<char>(byte); };
   if (code < 0x80) return put(code);

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/utf8.h"
+
 namespace gptrain::inline data {
 
 // General categories that pre-tokenizers distinguish: letters by case, marks, numbers, and \s with CR and LF separate.
@@ -35,17 +37,9 @@ constexpr uint32_t number_classes = class_bit(CharacterClass::number);
 constexpr uint32_t newline_classes = class_bit(CharacterClass::newline);
 constexpr uint32_t space_classes = class_bit(CharacterClass::newline) | class_bit(CharacterClass::space);
 
-constexpr uint32_t num_code_points = 0x110000;
-
 // Returns the table of each code point's CharacterClass, which the first call builds.
 const uint8_t* character_classes();
 
-struct DecodedCharacter {
-  uint32_t code_point;  // num_code_points: not UTF-8; such a byte is a character by itself
-  uint32_t length;      // in bytes, at least 1
-};
-// Decodes the character at the start of `text`. REQUIRES: `text` is not empty.
-DecodedCharacter decode_utf8(std::string_view text);
 void append_utf8(std::string& text, uint32_t code_point);
 
 // Returns the offset of the first byte that is not part of a UTF-8 character; text.size() if there is none. Surrogates,
