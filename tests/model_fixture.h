@@ -38,7 +38,7 @@ inline RunConfig small_config(Family family, const std::vector<std::string>& ove
 }
 
 // Returns one of the optimizer's f32 state columns; on a device, an address there.
-inline float* column(const StatePiece& piece, size_t index) {
+inline float* column(const StateSlice& piece, size_t index) {
   return reinterpret_cast<float*>(piece.columns.at(index));
 }
 

@@ -32,7 +32,7 @@ std::optional<cublasLtMatmulAlgo_t> parse_algorithm(const std::string& text) {
   return algorithm;
 }
 
-bool names_no_algorithm(const std::string& recorded) { return recorded == own_kernel || recorded == apart; }
+bool names_no_algorithm(const std::string& recorded) { return recorded == own_kernel || recorded == run_unfused; }
 
 // Returns the allowed ways to add up partial sums: in f32, in a fixed order. An f32 result may also serve as the
 // accumulator, to which the library adds the parts in turn.
@@ -280,7 +280,7 @@ std::vector<cublasLtMatmulHeuristicResult_t> Algorithms::ask(Served& served, con
                                      &preference, offers.count, results.data(), &count);
   // An epilogue with more than a bias has a replacement, so any refusal by the library is accepted.
   if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
-      (status != CUBLAS_STATUS_SUCCESS && served.otherwise == apart))
+      (status != CUBLAS_STATUS_SUCCESS && served.otherwise == run_unfused))
     return {};
   check_cublas(status, served.text);
   results.resize(static_cast<size_t>(count));

@@ -22,7 +22,7 @@ namespace gptrain::inline cuda {
 // Entries of a record in place of an algorithm. own_kernel: cuBLASLt does not serve the product. apart: instead of an
 // epilogue with more than a bias, the product runs alone, followed by our own kernels.
 inline constexpr std::string_view own_kernel = "own kernel";
-inline constexpr std::string_view apart = "apart";
+inline constexpr std::string_view run_unfused = "apart";
 
 // A product as cuBLASLt describes it, D [m, n] = op(A) op(B) (+ D), with its algorithm once chosen.
 struct Served {

@@ -166,7 +166,7 @@ class GraphBuilder {
   GraphBuilder(const Op& op, const AttentionPiece& piece)
       : op_(op),
         piece_(piece),
-        batch_(piece.batch * fused_attention_room(op.mask)),
+        batch_(piece.batch * fused_attention_matrices(op.mask)),
         heads_(piece.kv_heads * (op.num_heads / op.num_kv_heads)) {
     graph_->set_io_data_type(data_type(op.q.dtype))
         .set_intermediate_data_type(fe::DataType_t::FLOAT)

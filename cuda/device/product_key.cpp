@@ -53,7 +53,7 @@ Expected expected_of(const Call& call) {
 void describe(const ProductKey& key, const Call& call, Served& served) {
   served.text = call.text();
   served.name = key.text();
-  served.otherwise = is_more_than_bias(key.epilogue) ? apart : own_kernel;
+  served.otherwise = is_more_than_bias(key.epilogue) ? run_unfused : own_kernel;
   served.depth = key.k;
   served.align_a = key.align_a;
   served.align_b = key.align_b;

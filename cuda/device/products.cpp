@@ -79,8 +79,8 @@ class CublasProducts final : public Products {
   template <typename Op>
   void choose_product(const Op& op, std::byte* scratch, int64_t scratch_bytes);
   template <typename Op>
-  bool is_faster_apart(const Op& op, const Call& fused, Served& served, const cublasLtMatmulAlgo_t& algorithm,
-                       std::byte* scratch, int64_t scratch_bytes);
+  bool is_faster_unfused(const Op& op, const Call& fused, Served& served, const cublasLtMatmulAlgo_t& algorithm,
+                         std::byte* scratch, int64_t scratch_bytes);
 
   Served& served(const Call& call);
 
@@ -143,26 +143,27 @@ void CublasProducts::choose_for(const Op& op, std::byte* scratch, int64_t scratc
   if (recalled) return;
   const std::optional<Algorithms::Candidate> best = algorithms_.fastest(served, operands_of(call), expected_of(call));
   if (!best) return algorithms_.settle(served, std::nullopt);
-  const bool is_apart = is_faster_apart(timed, call, served, best->algorithm, scratch, scratch_bytes);
-  algorithms_.settle_timed(served, is_apart ? std::nullopt : std::optional(best->algorithm));
+  const bool is_unfused = is_faster_unfused(timed, call, served, best->algorithm, scratch, scratch_bytes);
+  algorithms_.settle_timed(served, is_unfused ? std::nullopt : std::optional(best->algorithm));
 }
 
 template <typename Op>
-bool CublasProducts::is_faster_apart(const Op& op, const Call& fused, Served& served,
-                                     const cublasLtMatmulAlgo_t& algorithm, std::byte* scratch, int64_t scratch_bytes) {
-  float together_milliseconds = std::numeric_limits<float>::infinity();
-  float apart_milliseconds = together_milliseconds;
+bool CublasProducts::is_faster_unfused(const Op& op, const Call& fused, Served& served,
+                                       const cublasLtMatmulAlgo_t& algorithm, std::byte* scratch,
+                                       int64_t scratch_bytes) {
+  float fused_milliseconds = std::numeric_limits<float>::infinity();
+  float unfused_milliseconds = fused_milliseconds;
   for (int round = 0; round < Algorithms::timing_rounds; ++round) {
-    together_milliseconds = std::min(together_milliseconds, algorithms_.milliseconds([&] {
+    fused_milliseconds = std::min(fused_milliseconds, algorithms_.milliseconds([&] {
       algorithms_.start(served, operands_of(fused), algorithm);
       finish(op, fused, stream_);
     }));
-    apart_milliseconds = std::min(apart_milliseconds, algorithms_.milliseconds([&] {
+    unfused_milliseconds = std::min(unfused_milliseconds, algorithms_.milliseconds([&] {
       run_product(product_alone(op), scratch, scratch_bytes);
       run_rest(op, stream_, scratch);
     }));
   }
-  return apart_milliseconds < Algorithms::clearly * together_milliseconds;
+  return unfused_milliseconds < Algorithms::clearly * fused_milliseconds;
 }
 
 template <typename Op>

@@ -10,14 +10,14 @@ using namespace product_tile;
 
 // An operand addressed by (index along the result's side, depth).
 template <typename T>
-struct Factor {
+struct GemmOperand {
   const T* data;
   int64_t length;  // size along the result's side
   int64_t step;    // elements from one index to the next
   int64_t depth_step;
 
   // `along_rows`: the matrix's rows lie along the result's side.
-  Factor(const Matrix& matrix, bool along_rows)
+  GemmOperand(const Matrix& matrix, bool along_rows)
       : data(matrix.as<const T>()),
         length(along_rows ? matrix.rows : matrix.cols),
         step(along_rows ? matrix.stride : 1),
@@ -28,7 +28,8 @@ struct Factor {
 };
 
 template <typename T, typename C>
-__global__ void tiled_product(Factor<T> a, Factor<T> b, const T* bias, Rows<C> c, int64_t depth, bool accumulate) {
+__global__ void tiled_product(GemmOperand<T> a, GemmOperand<T> b, const T* bias, Rows<C> c, int64_t depth,
+                              bool accumulate) {
   const int64_t tiles_across = (b.length + side - 1) / side;
   const int64_t first_row = blockIdx.x / tiles_across * side;
   const int64_t first_col = blockIdx.x % tiles_across * side;
@@ -60,7 +61,7 @@ void cuda_run(const Product& product, Stream stream) {
       using T = decltype(operand);
       using C = decltype(result);
       launch(stream, {down * across, threads, sizeof(Slices)}, tiled_product<T, C>,
-             Factor<T>(product.a, !product.a_transposed), Factor<T>(product.b, product.b_transposed),
+             GemmOperand<T>(product.a, !product.a_transposed), GemmOperand<T>(product.b, product.b_transposed),
              product.bias.as<const T>(), Rows<C>(product.c), product.depth(), product.accumulate);
     });
   });

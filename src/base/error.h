@@ -21,8 +21,8 @@ enum class ExitCode : int {
 };
 
 // A message for the user and the exit code of the process. main() prints the message and exits. No other code prints an
-// Error, except refuse_together (train/together.h), which does so before it waits for other processes. what() may have
-// several lines (all faults of a config); it is empty if the error has been reported already.
+// Error, except refuse_on_all_ranks (train/refuse_on_all_ranks.h), which does so before it waits for other processes.
+// what() may have several lines (all faults of a config); it is empty if the error has been reported already.
 class Error : public std::runtime_error {
  public:
   Error(ExitCode code, const std::string& message) : std::runtime_error(message), code_(code) {}

@@ -203,9 +203,9 @@ Contents verify_structure(const fs::path& checkpoint) {
 void verify_checkpoint(const fs::path& checkpoint) {
   const Contents contents = verify_structure(checkpoint);
   with_hint(checkpoint, [&] {
-    std::vector<BoxTransfer> transfers;
+    std::vector<SliceTransfer> transfers;
     for (const auto& [name, tensor] : contents.tensors) {
-      for (const StoredBox& stored : tensor.boxes) transfers.push_back({&stored, {}});
+      for (const StoredSlice& stored : tensor.boxes) transfers.push_back({&stored, {}});
     }
     run_transfers(contents, std::move(transfers));
   });
@@ -216,7 +216,7 @@ std::optional<TokenizerRecord> read_tokenizer(const fs::path& checkpoint) {
 }
 
 void load_slices(const Contents& contents, const std::vector<Slice>& slices) {
-  std::vector<BoxTransfer> transfers = transfers_to(contents, slices);
+  std::vector<SliceTransfer> transfers = slice_transfers(contents, slices);
   with_hint(contents.checkpoint, [&] { run_transfers(contents, std::move(transfers)); });
 }
 

@@ -269,9 +269,9 @@ Contents contents_of(const fs::path& checkpoint, StoredManifest stored, const st
   }
   for (const auto& [name, tensor] : contents.tensors) {
     std::vector<Box> boxes;
-    for (const StoredBox& box : tensor.boxes) boxes.push_back(box.box);
+    for (const StoredSlice& box : tensor.boxes) boxes.push_back(box.box);
     if (const auto pair = find_overlap(boxes)) {
-      const StoredBox& second = tensor.boxes[pair->second];
+      const StoredSlice& second = tensor.boxes[pair->second];
       throw Error(ExitCode::checkpoint,
                   damage_text(checkpoint / contents.stored.files[second.file].name,
                               fmt::format("slice \"{}\" overlaps slice \"{}\"", printable(second.entry.tensor.name),
@@ -285,11 +285,11 @@ Contents contents_of(const fs::path& checkpoint, StoredManifest stored, const st
   return contents;
 }
 
-void read_box(const InputFile& file, const StoredBox& stored, const SafetensorsPiece& piece) {
+void read_box(const InputFile& file, const StoredSlice& stored, const SafetensorsPiece& piece) {
   check_box(file, stored, stream_tensor(file, stored.entry, piece));
 }
 
-void check_box(const InputFile& file, const StoredBox& stored, uint32_t crc) {
+void check_box(const InputFile& file, const StoredSlice& stored, uint32_t crc) {
   if (crc != stored.crc32c) {
     throw Error(
         ExitCode::checkpoint,
@@ -300,7 +300,7 @@ void check_box(const InputFile& file, const StoredBox& stored, uint32_t crc) {
 
 int64_t covered_elements(const StoredTensor& tensor, const Box& wanted) {
   int64_t covered = 0;
-  for (const StoredBox& stored : tensor.boxes) {
+  for (const StoredSlice& stored : tensor.boxes) {
     const auto shared = intersect(stored.box, wanted);
     // The boxes are disjoint, so their shares add up.
     if (shared) covered += *num_elements(shared->shape);

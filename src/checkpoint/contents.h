@@ -25,7 +25,7 @@ inline constexpr int64_t usual_part_bytes = int64_t{1} << 30;
 std::vector<FileRecord> write_rank_files(const std::filesystem::path& folder, int64_t rank,
                                          const std::vector<Slice>& slices, int64_t part_bytes = usual_part_bytes);
 
-struct StoredBox {
+struct StoredSlice {
   size_t file = 0;  // index in the manifest's list of files
   SafetensorsEntry entry;
   Box box;
@@ -34,8 +34,8 @@ struct StoredBox {
 
 struct StoredTensor {
   std::vector<int64_t> global_shape;
-  DType dtype = DType::f32;      // or bf16 or u8
-  std::vector<StoredBox> boxes;  // disjoint; by file, then by offset in the file
+  DType dtype = DType::f32;        // or bf16 or u8
+  std::vector<StoredSlice> boxes;  // disjoint; by file, then by offset in the file
 };
 
 struct Contents {
@@ -58,9 +58,9 @@ Contents contents_of(const std::filesystem::path& checkpoint, StoredManifest sto
 
 // Reads one box in pieces from `file`, the open file that holds it. THROWS Error(checkpoint) if its bytes do not have
 // the manifest's checksum.
-void read_box(const InputFile& file, const StoredBox& stored, const SafetensorsPiece& piece);
+void read_box(const InputFile& file, const StoredSlice& stored, const SafetensorsPiece& piece);
 // THROWS Error(checkpoint) unless `crc` is the checksum of the box.
-void check_box(const InputFile& file, const StoredBox& stored, uint32_t crc);
+void check_box(const InputFile& file, const StoredSlice& stored, uint32_t crc);
 
 // Loads the manifest and checks that every file it lists is there and has its size.
 StoredManifest read_manifest_and_sizes(const std::filesystem::path& checkpoint);

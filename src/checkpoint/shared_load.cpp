@@ -16,11 +16,11 @@ constexpr int64_t least_piece_bytes = int64_t{64} << 10;    // so many ranks sen
 constexpr int64_t most_piece_bytes = int64_t{1} << 20;
 
 // Returns all boxes of a checkpoint in their order on the disk, so that a box has the same number on all ranks.
-std::vector<const StoredBox*> boxes_in_order(const Contents& contents) {
-  std::vector<const StoredBox*> boxes;
+std::vector<const StoredSlice*> boxes_in_order(const Contents& contents) {
+  std::vector<const StoredSlice*> boxes;
   for (const auto& [name, tensor] : contents.tensors)
-    for (const StoredBox& stored : tensor.boxes) boxes.push_back(&stored);
-  std::sort(boxes.begin(), boxes.end(), [](const StoredBox* a, const StoredBox* b) {
+    for (const StoredSlice& stored : tensor.boxes) boxes.push_back(&stored);
+  std::sort(boxes.begin(), boxes.end(), [](const StoredSlice* a, const StoredSlice* b) {
     return std::pair(a->file, a->entry.offset) < std::pair(b->file, b->entry.offset);
   });
   return boxes;
@@ -65,15 +65,15 @@ struct Piece {
 
 class SharedLoader {
  public:
-  SharedLoader(const Contents& contents, std::vector<BoxTransfer> transfers, Communicator& group)
+  SharedLoader(const Contents& contents, std::vector<SliceTransfer> transfers, Communicator& group)
       : contents_(contents),
         group_(group),
         boxes_(boxes_in_order(contents)),
         needs_(boxes_.size(), group),
         streams_(static_cast<size_t>(group.size())) {
-    std::unordered_map<const StoredBox*, size_t> number;
+    std::unordered_map<const StoredSlice*, size_t> number;
     for (size_t box = 0; box < boxes_.size(); ++box) number[boxes_[box]] = box;
-    for (BoxTransfer& transfer : transfers) {
+    for (SliceTransfer& transfer : transfers) {
       const size_t box = number.at(transfer.stored);
       needs_.add(box);
       transfers_.emplace(box, std::move(transfer));
@@ -83,7 +83,7 @@ class SharedLoader {
   }
 
   SharedLoad run() {
-    std::vector<BoxTransfer> own;
+    std::vector<SliceTransfer> own;
     for (const size_t box : alone_) {
       own.push_back(std::move(transfers_.at(box)));
       result_.read_bytes += boxes_[box]->entry.bytes;
@@ -170,7 +170,7 @@ class SharedLoader {
   }
 
   void read(const Piece& piece) {
-    const StoredBox& stored = *boxes_[piece.box];
+    const StoredSlice& stored = *boxes_[piece.box];
     if (!file_ || file_number_ != stored.file) {
       file_.emplace(contents_.checkpoint / contents_.stored.files[stored.file].name);
       file_number_ = stored.file;
@@ -184,11 +184,11 @@ class SharedLoader {
 
   const Contents& contents_;
   Communicator& group_;
-  const std::vector<const StoredBox*> boxes_;
+  const std::vector<const StoredSlice*> boxes_;
   Needs needs_;
-  std::unordered_map<size_t, BoxTransfer> transfers_;  // by box
-  std::vector<size_t> alone_;                          // boxes that no other rank needs
-  std::vector<Stream> streams_;                        // by rank
+  std::unordered_map<size_t, SliceTransfer> transfers_;  // by box
+  std::vector<size_t> alone_;                            // boxes that no other rank needs
+  std::vector<Stream> streams_;                          // by rank
   int64_t piece_bytes_ = 0;
   std::vector<std::byte> read_, received_;
   std::optional<InputFile> file_;
@@ -199,10 +199,10 @@ class SharedLoader {
 
 }  // namespace
 
-SharedLoad load_together(const Contents& contents, std::vector<BoxTransfer> transfers, Communicator* group) {
+SharedLoad load_shared(const Contents& contents, std::vector<SliceTransfer> transfers, Communicator* group) {
   if (group != nullptr && group->size() > 1) return SharedLoader(contents, std::move(transfers), *group).run();
   SharedLoad result;
-  for (const BoxTransfer& transfer : transfers) result.read_bytes += transfer.stored->entry.bytes;
+  for (const SliceTransfer& transfer : transfers) result.read_bytes += transfer.stored->entry.bytes;
   try {
     run_transfers(contents, std::move(transfers));
   } catch (const Error&) {

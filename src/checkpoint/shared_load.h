@@ -22,6 +22,6 @@ struct SharedLoad {
 // of the same checkpoint. One of the ranks that need a box reads it and checks its checksum, so that all read about
 // equally much, and sends it to the others in pieces, at most some 24 MiB at a time. THROWS Error(device) like every
 // collective.
-SharedLoad load_together(const Contents& contents, std::vector<BoxTransfer> transfers, Communicator* group);
+SharedLoad load_shared(const Contents& contents, std::vector<SliceTransfer> transfers, Communicator* group);
 
 }  // namespace gptrain::checkpoint

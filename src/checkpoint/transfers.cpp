@@ -56,18 +56,18 @@ std::map<std::string, std::vector<const Slice*>> match_slices(const Contents& co
 }
 
 // Sorts by place on the disk.
-void sort_by_place(std::vector<BoxTransfer>& transfers) {
-  const auto place = [](const BoxTransfer& t) { return std::pair(t.stored->file, t.stored->entry.offset); };
+void sort_by_place(std::vector<SliceTransfer>& transfers) {
+  const auto place = [](const SliceTransfer& t) { return std::pair(t.stored->file, t.stored->entry.offset); };
   std::sort(transfers.begin(), transfers.end(), [&](const auto& a, const auto& b) { return place(a) < place(b); });
 }
 
 }  // namespace
 
-std::vector<BoxTransfer> transfers_to(const Contents& contents, const std::vector<Slice>& slices) {
-  std::vector<BoxTransfer> transfers;
+std::vector<SliceTransfer> slice_transfers(const Contents& contents, const std::vector<Slice>& slices) {
+  std::vector<SliceTransfer> transfers;
   for (const auto& [name, targets] : match_slices(contents, slices)) {
-    for (const StoredBox& stored : contents.tensors.at(name).boxes) {
-      BoxTransfer transfer{&stored, {}};
+    for (const StoredSlice& stored : contents.tensors.at(name).boxes) {
+      SliceTransfer transfer{&stored, {}};
       for (const Slice* target : targets) {
         BoxCopy copy(stored.box, {target->offset, target->shape}, target->dtype, target->data, target->memory);
         if (copy.pending()) transfer.copies.push_back(std::move(copy));
@@ -79,7 +79,7 @@ std::vector<BoxTransfer> transfers_to(const Contents& contents, const std::vecto
   return transfers;
 }
 
-void BoxTransfer::feed(const std::byte* data, int64_t offset, int64_t bytes) {
+void SliceTransfer::feed(const std::byte* data, int64_t offset, int64_t bytes) {
   const DType dtype = stored->entry.tensor.dtype;
   const int64_t first = offset / dtype_bytes(dtype);
   const int64_t count = bytes / dtype_bytes(dtype);
@@ -103,11 +103,11 @@ void BoxTransfer::feed(const std::byte* data, int64_t offset, int64_t bytes) {
   for (BoxCopy& copy : copies) copy.feed(first, is_same(copy) ? data : converted, count);
 }
 
-void run_transfers(const Contents& contents, std::vector<BoxTransfer> transfers) {
+void run_transfers(const Contents& contents, std::vector<SliceTransfer> transfers) {
   sort_by_place(transfers);
   std::optional<InputFile> file;
   for (size_t i = 0; i < transfers.size(); ++i) {
-    const StoredBox& stored = *transfers[i].stored;
+    const StoredSlice& stored = *transfers[i].stored;
     if (i == 0 || stored.file != transfers[i - 1].stored->file) {
       file.emplace(contents.checkpoint / contents.stored.files[stored.file].name);
     }

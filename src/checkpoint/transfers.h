@@ -11,8 +11,8 @@
 namespace gptrain::inline checkpoint {
 
 // A box of the checkpoint and the copies that it fills.
-struct BoxTransfer {
-  const StoredBox* stored;
+struct SliceTransfer {
+  const StoredSlice* stored;
   std::vector<BoxCopy> copies;
 
   // Takes `bytes` bytes of the box from its byte `offset` on. REQUIRES: called in order and without gaps.
@@ -21,9 +21,9 @@ struct BoxTransfer {
 
 // Returns the transfers that fill the slices, in the order of the boxes on the disk. Borrows the contents. THROWS
 // Error(checkpoint) like load_slices if the checkpoint cannot fill them.
-std::vector<BoxTransfer> transfers_to(const Contents& contents, const std::vector<Slice>& slices);
+std::vector<SliceTransfer> slice_transfers(const Contents& contents, const std::vector<Slice>& slices);
 
 // Reads and checks each box once. THROWS Error(checkpoint).
-void run_transfers(const Contents& contents, std::vector<BoxTransfer> transfers);
+void run_transfers(const Contents& contents, std::vector<SliceTransfer> transfers);
 
 }  // namespace gptrain::checkpoint

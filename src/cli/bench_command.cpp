@@ -67,9 +67,9 @@ void bench_group(const BenchGroup& group, const CommArguments& arguments, bool s
 void bench_mesh(World& world, const CommArguments& arguments, const std::string& how) {
   const RunConfig config = load_config(arguments.config, arguments.overrides, world.size());
   RankGroups groups(config, world);
-  const RankDevice device = take_device(config, groups.group(GroupKind::world), world, 1);
+  const RankDevice device = open_device(config, groups.group(GroupKind::world), world, 1);
   Backend& backend = *device.backend;
-  groups.use_memory_of(backend, device.apart, arguments.timeout_seconds);
+  groups.use_memory_of(backend, device.exclusive, arguments.timeout_seconds);
   world.activity().set_phase("bench");
   const bool on_gpu = backend.target().kind == Target::Kind::gpu;
   const std::string where =

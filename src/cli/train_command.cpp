@@ -30,10 +30,10 @@
 #include "report/timeline_page.h"
 #include "step/device.h"
 #include "step/step_profile.h"
+#include "train/refuse_on_all_ranks.h"
 #include "train/run.h"
 #include "train/set_up.h"
 #include "train/signals.h"
-#include "train/together.h"
 
 namespace gptrain::inline cli {
 namespace {
@@ -210,9 +210,9 @@ void dry_run(const TrainArguments& arguments) {
   if (!arguments.trace.empty()) trace.emplace(arguments.trace);
   if (config.parallel.pipeline == 1 && !arguments.timeline.empty())
     throw Error(ExitCode::usage, "--timeline draws the stages of a pipeline, but parallel.pipeline is 1");
-  const KeptLogs kept = trace                                          ? KeptLogs::all
-                        : machine.rates || !arguments.timeline.empty() ? KeptLogs::of_stages
-                                                                       : KeptLogs::none;
+  const LoggedRanks kept = trace                                          ? LoggedRanks::all
+                           : machine.rates || !arguments.timeline.empty() ? LoggedRanks::of_stages
+                                                                          : LoggedRanks::none;
   PlannedRun run = plan_run(config, machine, world_size, kept);
   if (!arguments.timeline.empty()) write_timeline(arguments, config, run.step.pipeline, machine.rates.has_value());
   if (trace) add_to_trace(*trace, config, machine, run);
@@ -349,7 +349,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
     try {
       config = load_for_ranks(*arguments, launch);
     } catch (const Error& error) {
-      refuse_together(launch, error);
+      refuse_on_all_ranks(launch, error);
     }
     TrainOptions options;
     options.ranks = std::max<int64_t>(arguments->ranks, 1);

@@ -124,15 +124,15 @@ CallEnd prove_to(FrameChannel& channel, const Secret& secret, std::string_view p
   return channel.send(json_text(proof), deadline) ? CallEnd::proven : CallEnd::closed;
 }
 
-Gate::Gate(Socket listener, Secret secret, std::string purpose)
+SecureListener::SecureListener(Socket listener, Secret secret, std::string purpose)
     : listener_(std::move(listener)), secret_(std::move(secret)), purpose_(std::move(purpose)) {}
 
-void Gate::open(Secret secret, std::string purpose) {
+void SecureListener::open(Secret secret, std::string purpose) {
   secret_ = std::move(secret);
   purpose_ = std::move(purpose);
 }
 
-void Gate::accept_all() {
+void SecureListener::accept_all() {
   for (size_t i = 0; i < accepted_at_a_time; ++i) {
     auto accepted = accept_from(listener_, Clock::now());
     if (!accepted) return;
@@ -147,12 +147,12 @@ void Gate::accept_all() {
   }
 }
 
-void Gate::drop(Caller& caller) {
+void SecureListener::drop(Caller& caller) {
   caller.channel.close();
   ++num_turned_away_;
 }
 
-bool Gate::answer(Caller& caller, const std::string& greeting) {
+bool SecureListener::answer(Caller& caller, const std::string& greeting) {
   const std::string theirs = text_member(parse_json_or_discard(greeting), "nonce");
   const std::string nonce = draw_secret();
   if (theirs.size() != nonce.size()) return false;
@@ -163,7 +163,7 @@ bool Gate::answer(Caller& caller, const std::string& greeting) {
   return caller.channel.send(json_text(challenge), Clock::now() + frame_time);
 }
 
-bool Gate::advance(Caller& caller) {
+bool SecureListener::advance(Caller& caller) {
   caller.channel.read_one_frame();
   while (const auto frame = caller.channel.next_frame()) {
     bool is_right = true;
@@ -173,7 +173,7 @@ bool Gate::advance(Caller& caller) {
       is_right = caller.proven = secret_.proves(text_member(parse_json_or_discard(*frame), "proof"), caller.statement);
       if (is_right) caller.channel.take_frames_up_to(max_frame_bytes);
     } else {
-      guests_.push_back({std::move(caller.channel), caller.address, *frame});
+      admitted_.push_back({std::move(caller.channel), caller.address, *frame});
       return false;
     }
     if (!is_right) {
@@ -187,12 +187,12 @@ bool Gate::advance(Caller& caller) {
   return false;
 }
 
-void Gate::serve() {
+void SecureListener::serve() {
   accept_all();
   std::erase_if(callers_, [this](Caller& caller) { return !advance(caller); });
 }
 
-void Gate::wait(Clock::time_point deadline) const {
+void SecureListener::wait(Clock::time_point deadline) const {
   std::vector<pollfd> waiting{{listener_.descriptor(), POLLIN, 0}};
   for (const Caller& caller : callers_) {
     waiting.push_back({caller.channel.socket().descriptor(), POLLIN, 0});
@@ -202,13 +202,13 @@ void Gate::wait(Clock::time_point deadline) const {
   poll(waiting.data(), waiting.size(), static_cast<int>(std::clamp<int64_t>(left, 0, 3'600'000)));
 }
 
-std::optional<Gate::Guest> Gate::admit(Clock::time_point deadline) {
+std::optional<SecureListener::Admitted> SecureListener::admit(Clock::time_point deadline) {
   for (;;) {
     serve();
-    if (!guests_.empty()) {
-      Guest guest = std::move(guests_.front());
-      guests_.pop_front();
-      return guest;
+    if (!admitted_.empty()) {
+      Admitted admitted = std::move(admitted_.front());
+      admitted_.pop_front();
+      return admitted;
     }
     if (Clock::now() >= deadline) return std::nullopt;
     wait(deadline);

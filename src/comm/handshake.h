@@ -49,14 +49,14 @@ CallEnd prove_to(FrameChannel& channel, const Secret& secret, std::string_view p
 
 // A listener for any number of callers at a time. Each has a few seconds and kilobytes to prove the secret; if too many
 // wait, the oldest is dropped. Never throws because of a caller.
-class Gate {
+class SecureListener {
  public:
-  Gate() = default;
-  Gate(Socket listener, Secret secret, std::string purpose);
+  SecureListener() = default;
+  SecureListener(Socket listener, Secret secret, std::string purpose);
   // Sets the secret and purpose that callers must prove from now on. Earlier callers wait in the listener's queue.
   void open(Secret secret, std::string purpose);
 
-  struct Guest {
+  struct Admitted {
     FrameChannel channel;
     std::string address;  // numeric
     std::string text;     // first frame after the proof
@@ -64,7 +64,7 @@ class Gate {
   // Admits callers that have arrived, without waiting.
   void serve();
   // Returns the next guest; nullopt if none arrives by the deadline.
-  std::optional<Guest> admit(Clock::time_point deadline);
+  std::optional<Admitted> admit(Clock::time_point deadline);
 
   const Socket& listener() const { return listener_; }
   int64_t num_turned_away() const { return num_turned_away_; }
@@ -88,7 +88,7 @@ class Gate {
   Secret secret_;
   std::string purpose_;
   std::deque<Caller> callers_;
-  std::deque<Guest> guests_;
+  std::deque<Admitted> admitted_;
   int64_t num_turned_away_ = 0;
 };
 

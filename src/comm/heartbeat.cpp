@@ -57,8 +57,9 @@ bool lost(const Member& member) { return member.condition >= Condition::failed; 
 
 class Heartbeat::Watch {
  public:
-  Watch(Meeting meeting, int rank, int needed, const Timeout& timeout, std::shared_ptr<Activity> activity, End end)
-      : meeting_(std::move(meeting)),
+  Watch(Rendezvous rendezvous, int rank, int needed, const Timeout& timeout, std::shared_ptr<Activity> activity,
+        End end)
+      : rendezvous_(std::move(rendezvous)),
         rank_(rank),
         needed_(static_cast<size_t>(needed)),
         timeout_text_(describe(timeout)),
@@ -66,7 +67,7 @@ class Heartbeat::Watch {
         interval_(std::min<Clock::duration>(longest_interval, timeout_ / 4)),
         activity_(std::move(activity)),
         end_(std::move(end)),
-        members_(meeting_.peers.size()),
+        members_(rendezvous_.peers.size()),
         wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     for (Member& member : members_) member.heard = Clock::now();
     thread_ = start_thread("watches other ranks", [this] { run(); });
@@ -101,7 +102,7 @@ class Heartbeat::Watch {
         next_beat = Clock::now() + interval_;
         // Empties the listener's queue of strangers, which would fill it when other ranks need it after a loss of rank
         // 0.
-        meeting_.heartbeat_gate.serve();
+        rendezvous_.heartbeat_listener.serve();
       }
       const bool somebody_lost = std::any_of(members_.begin(), members_.end(), lost);
       const auto next_look = somebody_lost ? Clock::now() + gathering_time / 4 : next_silence();
@@ -133,7 +134,7 @@ class Heartbeat::Watch {
   // Sleeps until a frame arrives, this rank leaves, or `time`.
   void wait_until(Clock::time_point time) {
     std::vector<pollfd> waiting{{wake_.descriptor(), POLLIN, 0}};
-    for (const FrameChannel& channel : meeting_.channels)
+    for (const FrameChannel& channel : rendezvous_.channels)
       if (channel.open()) waiting.push_back({channel.socket().descriptor(), POLLIN, 0});
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(time - Clock::now()).count();
     poll(waiting.data(), waiting.size(), static_cast<int>(std::max<int64_t>(left, 0)));
@@ -142,13 +143,13 @@ class Heartbeat::Watch {
   void beat(const char* kind) {
     const std::string frame = json_text(
         Json{{"kind", kind}, {"doing", describe_state(activity_->state())}, {"stop", activity_->stop_asked()}});
-    for (FrameChannel& channel : meeting_.channels)
+    for (FrameChannel& channel : rendezvous_.channels)
       if (channel.open()) channel.send(frame, Clock::now() + send_time);
   }
 
   void listen() {
-    for (size_t i = 0; i < meeting_.channels.size(); ++i) {
-      FrameChannel& channel = meeting_.channels[i];
+    for (size_t i = 0; i < rendezvous_.channels.size(); ++i) {
+      FrameChannel& channel = rendezvous_.channels[i];
       Member& member = members_[i];  // a member's only channel leads to rank 0
       if (channel.open()) channel.read_available();
       while (const auto frame = channel.next_frame()) take(*frame, member);
@@ -195,10 +196,10 @@ class Heartbeat::Watch {
   }
 
   void let_go(size_t rank) {
-    print_err("warning: rank {} ({}), which idles, {}: the run goes on without it\n", rank, meeting_.peers[rank].host,
-              fate(members_[rank]));
+    print_err("warning: rank {} ({}), which idles, {}: the run goes on without it\n", rank,
+              rendezvous_.peers[rank].host, fate(members_[rank]));
     members_[rank].condition = Condition::finished;
-    meeting_.channels[rank] = FrameChannel(Socket());
+    rendezvous_.channels[rank] = FrameChannel(Socket());
   }
 
   static Clock::duration patience(const Member& member) {
@@ -217,8 +218,9 @@ class Heartbeat::Watch {
   void succeed() {
     for (int candidate = 1; candidate < rank_; ++candidate) {
       const auto patience = Clock::now() + 3 * interval_ + farewell_time;
-      PeerCall call = call_peer(meeting_.peers[static_cast<size_t>(candidate)], candidate, self(), PeerPort::heartbeat,
-                                meeting_.key, takeover_greeting(), {Clock::now() + gathering_time, patience});
+      PeerCall call =
+          call_peer(rendezvous_.peers[static_cast<size_t>(candidate)], candidate, self(), PeerPort::heartbeat,
+                    rendezvous_.key, takeover_greeting(), {Clock::now() + gathering_time, patience});
       // The candidate reports and ends the run once it has heard from all it can; a stopped candidate does not.
       const bool heard = call.end == CallEnd::proven && (call.channel.receive(patience) || !call.channel.open());
       if (heard || call.end == CallEnd::closed) end_(false);
@@ -233,21 +235,21 @@ class Heartbeat::Watch {
     }
     std::vector<FrameChannel> followers;
     while (num_missing > 0) {
-      auto guest = meeting_.heartbeat_gate.admit(deadline);
-      if (!guest) break;
+      auto admitted = rendezvous_.heartbeat_listener.admit(deadline);
+      if (!admitted) break;
       const auto number =
-          number_member(parse_json_or_discard(guest->text), "rank", 0, static_cast<int64_t>(members_.size()) - 1);
+          number_member(parse_json_or_discard(admitted->text), "rank", 0, static_cast<int64_t>(members_.size()) - 1);
       if (!number) continue;
       const auto rank = static_cast<size_t>(*number);
       num_missing -= members_[rank].condition == Condition::alive || static_cast<int>(rank) < rank_ ? 0 : 1;
       members_[rank].condition = Condition::alive;
-      followers.push_back(std::move(guest->channel));
+      followers.push_back(std::move(admitted->channel));
     }
-    meeting_.channels = std::move(followers);
+    rendezvous_.channels = std::move(followers);
     report_and_end(rank_);
   }
 
-  const Peer& self() const { return meeting_.peers[static_cast<size_t>(rank_)]; }
+  const Peer& self() const { return rendezvous_.peers[static_cast<size_t>(rank_)]; }
 
   std::string takeover_greeting() const { return json_text(Json{{"kind", "takeover"}, {"rank", rank_}}); }
 
@@ -258,13 +260,13 @@ class Heartbeat::Watch {
       const Member& member = members_[rank];
       if (static_cast<int>(rank) == reporter || !lost(member)) continue;
       ++num_lost;
-      report +=
-          fmt::format("  rank {} ({}) {}; last seen {}\n", rank, meeting_.peers[rank].host, fate(member), member.doing);
+      report += fmt::format("  rank {} ({}) {}; last seen {}\n", rank, rendezvous_.peers[rank].host, fate(member),
+                            member.doing);
     }
     print_err("gptrain: {} of {} ranks lost; rank {} ({}) ends the run, nothing more is saved\n{}", num_lost,
               members_.size(), reporter, self().host, report);
     std::fflush(stderr);
-    for (FrameChannel& channel : meeting_.channels)
+    for (FrameChannel& channel : rendezvous_.channels)
       if (channel.open()) channel.send(json_text(Json{{"kind", "end"}}), Clock::now() + send_time);
     end_(true);
   }
@@ -280,7 +282,7 @@ class Heartbeat::Watch {
     end_(false);
   }
 
-  Meeting meeting_;
+  Rendezvous rendezvous_;
   int rank_;
   size_t needed_;
   std::string timeout_text_;
@@ -295,9 +297,10 @@ class Heartbeat::Watch {
   std::thread thread_;
 };
 
-Heartbeat::Heartbeat(Meeting meeting, int rank, int needed, const Timeout& timeout, std::shared_ptr<Activity> activity,
-                     End end)
-    : watch_(std::make_unique<Watch>(std::move(meeting), rank, needed, timeout, std::move(activity), std::move(end))) {}
+Heartbeat::Heartbeat(Rendezvous rendezvous, int rank, int needed, const Timeout& timeout,
+                     std::shared_ptr<Activity> activity, End end)
+    : watch_(
+          std::make_unique<Watch>(std::move(rendezvous), rank, needed, timeout, std::move(activity), std::move(end))) {}
 
 Heartbeat::~Heartbeat() = default;
 

@@ -22,7 +22,8 @@ class Heartbeat {
   using End = std::function<void(bool reporter)>;
 
   // The loss of one of the first `needed` ranks ends all processes; the loss of another is only reported.
-  Heartbeat(Meeting meeting, int rank, int needed, const Timeout& timeout, std::shared_ptr<Activity> activity, End end);
+  Heartbeat(Rendezvous rendezvous, int rank, int needed, const Timeout& timeout, std::shared_ptr<Activity> activity,
+            End end);
   // Leaves the watch. Called by all ranks once none needs another (`finished`), or by a rank that failed: the heartbeat
   // then ends the others if they do not end by themselves within a second.
   void leave(bool finished);

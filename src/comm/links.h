@@ -29,7 +29,7 @@ void await_heartbeat();
 
 // Uses a connection between each pair of ranks, which all their groups share. Takes the group listener from the
 // meeting.
-std::unique_ptr<Links> make_tcp_links(Meeting& meeting, int rank, double timeout_seconds);
+std::unique_ptr<Links> make_tcp_links(Rendezvous& rendezvous, int rank, double timeout_seconds);
 
 // Uses MPI, if the build and the launcher have it.
 class MpiLinks : public Links {

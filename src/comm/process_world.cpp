@@ -76,15 +76,15 @@ class Limit {
 class ProcessWorld final : public World {
  public:
   // The loss of one of the first `needed` processes ends the run.
-  ProcessWorld(const Launch& launch, Meeting meeting, std::unique_ptr<Links> links, const WorldOptions& options,
+  ProcessWorld(const Launch& launch, Rendezvous rendezvous, std::unique_ptr<Links> links, const WorldOptions& options,
                int needed)
       : launch_(launch),
         timeout_(options.timeout),
         rank_(launch.rank),
         size_(options.ranks > 0 ? options.ranks : launch.size),
         links_(std::move(links)) {
-    for (const Peer& peer : meeting.peers) hosts_.push_back(peer.host);
-    heartbeat_ = std::make_unique<Heartbeat>(std::move(meeting), rank_, needed, timeout_, activity_,
+    for (const Peer& peer : rendezvous.peers) hosts_.push_back(peer.host);
+    heartbeat_ = std::make_unique<Heartbeat>(std::move(rendezvous), rank_, needed, timeout_, activity_,
                                              [links = links_.get()](bool reporter) { links->end_process(reporter); });
     std::vector<int> all(static_cast<size_t>(size_));
     std::iota(all.begin(), all.end(), 0);
@@ -181,17 +181,17 @@ std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& 
   if (launch.size == 1) return world_of_one();
   settle_on_node(launch);
   require_files(launch);
-  const Doors doors{find_secret(), options.interface};
-  Socket master = launch.rank == 0 ? listen_as_master(launch, doors) : Socket();
-  if (launch.rank == 0 && !doors.secret.given()) {
+  const ListenOptions listen_options{find_secret(), options.interface};
+  Socket master = launch.rank == 0 ? listen_as_master(launch, listen_options) : Socket();
+  if (launch.rank == 0 && !listen_options.secret.given()) {
     print_err("warning: GPTRAIN_SECRET is not set: whoever reaches port {} of {} can join this run, or end it\n",
               port_of(master), launch.host);
   }
-  Meeting meeting =
-      meet(launch, std::move(master), launch.master_addresses, all_facts(options), options.timeout, doors);
-  auto links = make_tcp_links(meeting, launch.rank, options.timeout.seconds);
+  Rendezvous rendezvous = join_rendezvous(launch, std::move(master), launch.master_addresses, all_facts(options),
+                                          options.timeout, listen_options);
+  auto links = make_tcp_links(rendezvous, launch.rank, options.timeout.seconds);
   const int needed = options.ranks > 0 ? options.ranks : launch.size;
-  return std::make_unique<ProcessWorld>(launch, std::move(meeting), std::move(links), options, needed);
+  return std::make_unique<ProcessWorld>(launch, std::move(rendezvous), std::move(links), options, needed);
 }
 
 std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& options) {
@@ -201,14 +201,14 @@ std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& 
   std::optional<Limit> limit(std::in_place, launch, options.timeout, "start MPI", options.refusal);
   std::unique_ptr<MpiLinks> links = start_mpi(launch, yielding);
   // MPI tells where rank 0 listens: no fixed address or port is needed.
-  Launch meeting_place = launch;
-  meeting_place.master_port = 0;
+  Launch launch_of_master = launch;
+  launch_of_master.master_port = 0;
   Socket master;
   std::string place;
-  meeting_place.master_addresses.clear();
-  Doors doors{Secret(), options.interface};
+  launch_of_master.master_addresses.clear();
+  ListenOptions listen_options{Secret(), options.interface};
   if (launch.rank == 0) {
-    master = listen_as_master(meeting_place, doors);
+    master = listen_as_master(launch_of_master, listen_options);
     std::vector<std::string> addresses = interface_addresses();
     addresses.push_back("127.0.0.1");
     // The secret goes over MPI, which only the ranks can read.
@@ -219,10 +219,11 @@ std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& 
   limit.reset();
   std::vector<std::string> addresses = shared.at("addresses");
   if (shared.at("host") == launch.host) std::rotate(addresses.rbegin(), addresses.rbegin() + 1, addresses.rend());
-  meeting_place.master_port = shared.at("port");
-  doors.secret = Secret(shared.at("secret"));
-  Meeting meeting = meet(meeting_place, std::move(master), addresses, all_facts(options), options.timeout, doors);
-  return std::make_unique<ProcessWorld>(launch, std::move(meeting), std::move(links), options, launch.size);
+  launch_of_master.master_port = shared.at("port");
+  listen_options.secret = Secret(shared.at("secret"));
+  Rendezvous rendezvous = join_rendezvous(launch_of_master, std::move(master), addresses, all_facts(options),
+                                          options.timeout, listen_options);
+  return std::make_unique<ProcessWorld>(launch, std::move(rendezvous), std::move(links), options, launch.size);
 }
 
 std::unique_ptr<World> make_process_world(const Launch& launch, const WorldOptions& options) {

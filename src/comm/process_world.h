@@ -20,15 +20,15 @@ struct WorldOptions {
   std::vector<Fact> facts;  // properties that must be equal on every rank, besides build and instruction set
   bool same_instruction_set = true;
   Timeout timeout;                 // limit for peers to arrive, and for a silent one to count as lost
-  std::string interface = "auto";  // network interface or address to listen at; see Doors in rendezvous.h
+  std::string interface = "auto";  // network interface or address to listen at; see ListenOptions in rendezvous.h
   Refusal refusal = {};            // used if a wait in MPI times out and the process must end
   int ranks = 0;                   // number of ranks: the first of the launched processes; 0: all
 };
 
 // Finds the peers, compares the facts and starts the heartbeat; a world of one process has none. While the world lives,
 // the loss of a peer ends this process with exit code 5. Destroying it is collective (a barrier), unless an exception
-// is in flight: the other processes then end as well. THROWS Error(device) as meet() does (rendezvous.h), with an empty
-// message where rank 0 reports the fault.
+// is in flight: the other processes then end as well. THROWS Error(device) as join_rendezvous() does (rendezvous.h),
+// with an empty message where rank 0 reports the fault.
 //
 // Processes beyond options.ranks are met and compared like all others but are not ranks of the world: their rank() is
 // at least size(). They have the groups that list them, take no part in the barrier at the end, and over TCP the loss

@@ -31,7 +31,7 @@ constexpr auto proof_patience = 10s;   // limit for rank 0 to prove itself, as i
 constexpr size_t max_listed = 8;       // ranks listed in one message
 
 // Purpose of the proof to rank 0, which makes it useless at any other listener.
-constexpr const char* meeting_purpose = "to meet rank 0";
+constexpr const char* rendezvous_purpose = "to meet rank 0";
 
 std::string purpose_of(PeerPort port, int rank) {
   return fmt::format("{} of rank {}", port == PeerPort::group ? "groups" : "heartbeat", rank);
@@ -49,14 +49,14 @@ Peer peer_from(const Json& json) {
   return {json.at("host"), json.at("machine"), json.at("addresses"), json.at("heartbeat_port"), json.at("group_port")};
 }
 
-Peer describe_self(const Launch& launch, const Meeting& meeting, const std::string& address) {
+Peer describe_self(const Launch& launch, const Rendezvous& rendezvous, const std::string& address) {
   // The boot id alone is not enough: containers of one machine share it but not the network.
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
   const std::vector<std::string> addresses =
       address.empty() ? interface_addresses() : std::vector<std::string>{address};
-  return {launch.host, launch.host + "/" + boot, addresses, port_of(meeting.heartbeat_gate.listener()),
-          port_of(meeting.group_gate.listener())};
+  return {launch.host, launch.host + "/" + boot, addresses, port_of(rendezvous.heartbeat_listener.listener()),
+          port_of(rendezvous.group_listener.listener())};
 }
 
 std::string listed(const std::vector<std::string>& items, const char* separator) {
@@ -122,10 +122,10 @@ class PatientWait {
 // The meeting on rank 0, with one entry per rank that has arrived.
 class Assembly {
  public:
-  Assembly(const Launch& launch, Meeting& meeting, const std::vector<Fact>& facts)
-      : launch_(launch), meeting_(meeting), facts_(facts), came_(static_cast<size_t>(launch.size)) {
-    meeting_.peers.resize(came_.size());
-    for (size_t rank = 0; rank < came_.size(); ++rank) meeting_.channels.emplace_back(Socket());
+  Assembly(const Launch& launch, Rendezvous& rendezvous, const std::vector<Fact>& facts)
+      : launch_(launch), rendezvous_(rendezvous), facts_(facts), came_(static_cast<size_t>(launch.size)) {
+    rendezvous_.peers.resize(came_.size());
+    for (size_t rank = 0; rank < came_.size(); ++rank) rendezvous_.channels.emplace_back(Socket());
     came_[0] = true;
   }
 
@@ -152,19 +152,20 @@ class Assembly {
   void check_channels() {
     for (size_t rank = 1; rank < came_.size(); ++rank) {
       if (!came_[rank]) continue;
-      meeting_.channels[rank].read_available();
-      if (!meeting_.channels[rank].open() && !faulty())
-        faults_.push_back(fmt::format("rank {} ({}) ended before all ranks had come", rank, meeting_.peers[rank].host));
+      rendezvous_.channels[rank].read_available();
+      if (!rendezvous_.channels[rank].open() && !faulty())
+        faults_.push_back(
+            fmt::format("rank {} ({}) ended before all ranks had come", rank, rendezvous_.peers[rank].host));
     }
   }
 
   void tell_all(const Json& message, Clock::time_point deadline) {
-    for (FrameChannel& channel : meeting_.channels)
+    for (FrameChannel& channel : rendezvous_.channels)
       if (channel.open()) channel.send(json_text(message), deadline);
     for (FrameChannel& channel : rejected_) channel.send(json_text(message), deadline);
   }
 
-  [[noreturn]] void refuse(const Timeout& timeout, const Gate& gate) {
+  [[noreturn]] void refuse(const Timeout& timeout, const SecureListener& secure_listener) {
     tell_all({{"kind", "refused"}}, Clock::now() + 1s);
     if (faulty())
       throw Error(ExitCode::device,
@@ -174,11 +175,12 @@ class Assembly {
     std::vector<std::string> missing;
     for (size_t rank = 0; rank < came_.size(); ++rank)
       if (!came_[rank]) missing.push_back(std::to_string(rank));
-    const int64_t num_strangers = gate.num_turned_away() + num_unintelligible_;
+    const int64_t num_strangers = secure_listener.num_turned_away() + num_unintelligible_;
     throw Error(ExitCode::device,
                 "of {} ranks, {} did not come within {}: start all ranks, and see whether rank 0 ({}, port {}) can be "
                 "reached from their hosts{}",
-                launch_.size, listed(missing, ", "), describe(timeout), launch_.host, port_of(gate.listener()),
+                launch_.size, listed(missing, ", "), describe(timeout), launch_.host,
+                port_of(secure_listener.listener()),
                 num_strangers == 0 ? std::string()
                                    : fmt::format("; {} did not know the secret, which must be the same for all ranks "
                                                  "(GPTRAIN_SECRET)",
@@ -205,7 +207,7 @@ class Assembly {
     }
     const auto index = static_cast<size_t>(rank);
     if (came_[index]) {
-      const std::string other = rank == 0 ? launch_.host : meeting_.peers[index].host;
+      const std::string other = rank == 0 ? launch_.host : rendezvous_.peers[index].host;
       add_fault(channel, fmt::format("rank {} was started twice, on {} and on {}", rank, other, peer.host));
       return;
     }
@@ -220,8 +222,8 @@ class Assembly {
       std::erase(peer.addresses, address);
       peer.addresses.insert(peer.addresses.begin(), address);
     }
-    meeting_.peers[index] = std::move(peer);
-    meeting_.channels[index] = std::move(channel);
+    rendezvous_.peers[index] = std::move(peer);
+    rendezvous_.channels[index] = std::move(channel);
     came_[index] = true;
   }
 
@@ -231,7 +233,7 @@ class Assembly {
   }
 
   const Launch& launch_;
-  Meeting& meeting_;
+  Rendezvous& rendezvous_;
   const std::vector<Fact>& facts_;
   std::vector<bool> came_;
   std::vector<FrameChannel> rejected_;
@@ -242,31 +244,31 @@ class Assembly {
 // Returns the key of a run, derived from the secret and the token that rank 0 has drawn.
 Secret run_key(const Secret& secret, const std::string& token) { return Secret(secret.proof("run " + token)); }
 
-void assemble(const Launch& launch, Gate gate, const std::vector<Fact>& facts, const Timeout& timeout,
-              const Secret& secret, const Peer& self, Meeting& meeting) {
+void assemble(const Launch& launch, SecureListener secure_listener, const std::vector<Fact>& facts,
+              const Timeout& timeout, const Secret& secret, const Peer& self, Rendezvous& rendezvous) {
   auto deadline = Clock::now() + seconds_duration(timeout.seconds);
-  Assembly assembly(launch, meeting, facts);
-  meeting.peers[0] = self;
+  Assembly assembly(launch, rendezvous, facts);
+  rendezvous.peers[0] = self;
   PatientWait wait(launch, timeout);
   while (!assembly.complete()) {
     wait.look([&] { return assembly.missing(); });
     // Waits a little for later ranks, so that they are told too.
     if (assembly.faulty()) deadline = std::min(deadline, Clock::now() + latecomers_grace);
-    if (Clock::now() >= deadline) assembly.refuse(timeout, gate);
-    if (auto guest = gate.admit(Clock::now() + retry_interval / 10))
-      assembly.arrive(std::move(guest->channel), guest->address, guest->text);
+    if (Clock::now() >= deadline) assembly.refuse(timeout, secure_listener);
+    if (auto admitted = secure_listener.admit(Clock::now() + retry_interval / 10))
+      assembly.arrive(std::move(admitted->channel), admitted->address, admitted->text);
     assembly.check_channels();
   }
-  if (assembly.faulty()) assembly.refuse(timeout, gate);
+  if (assembly.faulty()) assembly.refuse(timeout, secure_listener);
   const std::string token = draw_secret();
-  meeting.key = run_key(secret, token);
+  rendezvous.key = run_key(secret, token);
   Json welcome{{"kind", "welcome"}, {"token", token}, {"peers", Json::array()}};
-  for (const Peer& peer : meeting.peers) welcome["peers"].push_back(to_json(peer));
+  for (const Peer& peer : rendezvous.peers) welcome["peers"].push_back(to_json(peer));
   assembly.tell_all(welcome, Clock::now() + seconds_duration(timeout.seconds));
 }
 
 void report_to_master(const Launch& launch, const std::vector<std::string>& addresses, const std::vector<Fact>& facts,
-                      const Timeout& timeout, const Secret& secret, const Peer& self, Meeting& meeting) {
+                      const Timeout& timeout, const Secret& secret, const Peer& self, Rendezvous& rendezvous) {
   const auto deadline = Clock::now() + seconds_duration(timeout.seconds);
   Json hello{{"kind", "hello"},     {"job", launch.job},     {"rank", launch.rank},
              {"size", launch.size}, {"peer", to_json(self)}, {"facts", Json::object()}};
@@ -280,7 +282,8 @@ void report_to_master(const Launch& launch, const std::vector<std::string>& addr
       auto socket = connect_to(address, launch.master_port, std::min(deadline, Clock::now() + 2s));
       if (!socket) continue;
       FrameChannel channel(std::move(*socket));
-      const CallEnd end = prove_to(channel, secret, meeting_purpose, std::min(deadline, Clock::now() + proof_patience));
+      const CallEnd end =
+          prove_to(channel, secret, rendezvous_purpose, std::min(deadline, Clock::now() + proof_patience));
       if (end != CallEnd::proven) {
         found =
             "what listens there does not know the secret of this run: it is another program, such as a launcher's "
@@ -295,9 +298,9 @@ void report_to_master(const Launch& launch, const std::vector<std::string>& addr
       const std::string kind = text_member(answer, "kind");
       if (kind == "refused") throw Error(ExitCode::device, std::string());
       if (kind == "welcome") {
-        meeting.key = run_key(secret, answer.at("token"));
-        for (const Json& peer : answer.at("peers")) meeting.peers.push_back(peer_from(peer));
-        meeting.channels.push_back(std::move(channel));
+        rendezvous.key = run_key(secret, answer.at("token"));
+        for (const Json& peer : answer.at("peers")) rendezvous.peers.push_back(peer_from(peer));
+        rendezvous.channels.push_back(std::move(channel));
         return;
       }
       found = kind == "other run" ? "another run listens there" : "what listens there is not rank 0 of this run";
@@ -340,12 +343,12 @@ std::vector<Fact> build_facts() {
   return {{"build", build}, {"instruction set", dnnl_cpu_isa2str(dnnl_get_effective_cpu_isa())}};
 }
 
-std::string listening_address(const Launch& launch, const Doors& doors) {
-  if (doors.interface != "auto") {
-    const std::vector<std::string> addresses = addresses_of_interface(doors.interface);
+std::string listening_address(const Launch& launch, const ListenOptions& listen_options) {
+  if (listen_options.interface != "auto") {
+    const std::vector<std::string> addresses = addresses_of_interface(listen_options.interface);
     if (addresses.empty())
       throw Error(ExitCode::device, "comm.interface = \"{}\": {} has no interface or address of that name",
-                  doors.interface, launch.host);
+                  listen_options.interface, launch.host);
     return addresses.front();
   }
   for (const std::string& master : launch.master_addresses) {
@@ -357,33 +360,34 @@ std::string listening_address(const Launch& launch, const Doors& doors) {
   return "";
 }
 
-Socket listen_as_master(const Launch& launch, const Doors& doors) {
-  return listen_on(launch.master_port, listening_address(launch, doors));
+Socket listen_as_master(const Launch& launch, const ListenOptions& listen_options) {
+  return listen_on(launch.master_port, listening_address(launch, listen_options));
 }
 
-Meeting meet(const Launch& launch, Socket master, const std::vector<std::string>& addresses,
-             const std::vector<Fact>& facts, const Timeout& timeout, const Doors& doors) {
-  Meeting meeting;
-  const std::string address = listening_address(launch, doors);
+Rendezvous join_rendezvous(const Launch& launch, Socket master, const std::vector<std::string>& addresses,
+                           const std::vector<Fact>& facts, const Timeout& timeout,
+                           const ListenOptions& listen_options) {
+  Rendezvous rendezvous;
+  const std::string address = listening_address(launch, listen_options);
   // Callers come only once the run's key is known; the gates get it below.
   Socket heartbeat = listen_on(0, address), group = listen_on(0, address);
-  meeting.heartbeat_gate = Gate(std::move(heartbeat), {}, "");
-  meeting.group_gate = Gate(std::move(group), {}, "");
-  const Peer self = describe_self(launch, meeting, address);
+  rendezvous.heartbeat_listener = SecureListener(std::move(heartbeat), {}, "");
+  rendezvous.group_listener = SecureListener(std::move(group), {}, "");
+  const Peer self = describe_self(launch, rendezvous, address);
   try {
     if (launch.rank == 0) {
-      assemble(launch, Gate(std::move(master), doors.secret, meeting_purpose), facts, timeout, doors.secret, self,
-               meeting);
+      assemble(launch, SecureListener(std::move(master), listen_options.secret, rendezvous_purpose), facts, timeout,
+               listen_options.secret, self, rendezvous);
     } else {
-      report_to_master(launch, addresses, facts, timeout, doors.secret, self, meeting);
+      report_to_master(launch, addresses, facts, timeout, listen_options.secret, self, rendezvous);
     }
   } catch (const Json::exception& error) {
     throw Error(ExitCode::device, "rank {} ({}) got a message that it does not understand: {}", launch.rank,
                 launch.host, error.what());
   }
-  meeting.heartbeat_gate.open(meeting.key, purpose_of(PeerPort::heartbeat, launch.rank));
-  meeting.group_gate.open(meeting.key, purpose_of(PeerPort::group, launch.rank));
-  return meeting;
+  rendezvous.heartbeat_listener.open(rendezvous.key, purpose_of(PeerPort::heartbeat, launch.rank));
+  rendezvous.group_listener.open(rendezvous.key, purpose_of(PeerPort::group, launch.rank));
+  return rendezvous;
 }
 
 PeerCall call_peer(const Peer& peer, int rank, const Peer& self, PeerPort port, const Secret& key,

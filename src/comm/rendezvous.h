@@ -27,11 +27,11 @@ struct Peer {
   int group_port = 0;
 };
 
-struct Meeting {
-  std::vector<Peer> peers;  // by rank
-  Secret key;               // known only to the ranks of this run; later connections prove it
-  Gate heartbeat_gate;      // this rank's listener
-  Gate group_gate;
+struct Rendezvous {
+  std::vector<Peer> peers;            // by rank
+  Secret key;                         // known only to the ranks of this run; later connections prove it
+  SecureListener heartbeat_listener;  // this rank's listener
+  SecureListener group_listener;
   std::vector<FrameChannel> channels;  // rank 0: one per rank (its own closed); others: one to rank 0
 };
 
@@ -47,7 +47,7 @@ std::string describe(const Timeout& timeout);  // "60 s (comm.timeout_seconds)"
 std::vector<Fact> build_facts();
 
 // The listening interface of a run's ranks, and the secret that they prove to each other.
-struct Doors {
+struct ListenOptions {
   Secret secret;
   // A network interface or one of its addresses; "auto": the address from which launch.master_addresses are reached.
   std::string interface = "auto";
@@ -56,17 +56,18 @@ struct Doors {
 // Returns the numeric address to listen at. Empty: all interfaces, because MPI tells the addresses, or because rank 0's
 // own host name resolves to the loopback, which other hosts cannot reach. THROWS Error(device) if the interface does
 // not exist.
-std::string listening_address(const Launch& launch, const Doors& doors);
+std::string listening_address(const Launch& launch, const ListenOptions& listen_options);
 
 // Returns rank 0's listener, at launch.master_port; port 0: any free port.
-Socket listen_as_master(const Launch& launch, const Doors& doors = {});
+Socket listen_as_master(const Launch& launch, const ListenOptions& listen_options = {});
 
 // Meets all ranks of the run. Collective. `master`: rank 0's listener from listen_as_master, null elsewhere.
 // `addresses`: candidate addresses of rank 0, at launch.master_port. Returns when all ranks have arrived and agree on
 // every fact. Otherwise THROWS Error(device) on all ranks, shortly after the timeout: on rank 0 it names the ranks (and
 // hosts) that did not arrive, arrived twice or differ; on others the message is empty.
-Meeting meet(const Launch& launch, Socket master, const std::vector<std::string>& addresses,
-             const std::vector<Fact>& facts, const Timeout& timeout, const Doors& doors = {});
+Rendezvous join_rendezvous(const Launch& launch, Socket master, const std::vector<std::string>& addresses,
+                           const std::vector<Fact>& facts, const Timeout& timeout,
+                           const ListenOptions& listen_options = {});
 
 enum class PeerPort { heartbeat, group };
 

@@ -172,10 +172,10 @@ class TcpTransport final : public Transport {
 
 class TcpLinks final : public Links {
  public:
-  TcpLinks(Meeting& meeting, int rank, double timeout_seconds)
-      : peers_(meeting.peers),
-        key_(meeting.key),
-        gate_(std::move(meeting.group_gate)),
+  TcpLinks(Rendezvous& rendezvous, int rank, double timeout_seconds)
+      : peers_(rendezvous.peers),
+        key_(rendezvous.key),
+        group_listener_(std::move(rendezvous.group_listener)),
         rank_(rank),
         timeout_(seconds_duration(timeout_seconds)) {}
 
@@ -211,13 +211,13 @@ class TcpLinks final : public Links {
   // Returns the connection that `rank` makes. Keeps connections of others that arrive meanwhile.
   Socket await_call(int rank, Clock::time_point deadline) {
     while (!calls_.contains(rank)) {
-      auto guest = gate_.admit(deadline);
-      if (!guest)
+      auto admitted = group_listener_.admit(deadline);
+      if (!admitted)
         throw Error(ExitCode::device, "rank {} ({}) does not connect to rank {} ({})", rank,
                     peers_[static_cast<size_t>(rank)].host, rank_, self().host);
       const auto caller =
-          number_member(parse_json_or_discard(guest->text), "rank", 0, static_cast<int64_t>(peers_.size()) - 1);
-      if (caller) calls_[static_cast<int>(*caller)] = guest->channel.take_socket();
+          number_member(parse_json_or_discard(admitted->text), "rank", 0, static_cast<int64_t>(peers_.size()) - 1);
+      if (caller) calls_[static_cast<int>(*caller)] = admitted->channel.take_socket();
     }
     Socket socket = std::move(calls_[rank]);
     calls_.erase(rank);
@@ -226,7 +226,7 @@ class TcpLinks final : public Links {
 
   std::vector<Peer> peers_;
   Secret key_;
-  Gate gate_;
+  SecureListener group_listener_;
   int rank_;
   Clock::duration timeout_;
   std::map<int, std::shared_ptr<Cable>> cables_;  // by rank
@@ -237,8 +237,8 @@ class TcpLinks final : public Links {
 
 void await_heartbeat() { std::this_thread::sleep_for(std::chrono::seconds(3)); }
 
-std::unique_ptr<Links> make_tcp_links(Meeting& meeting, int rank, double timeout_seconds) {
-  return std::make_unique<TcpLinks>(meeting, rank, timeout_seconds);
+std::unique_ptr<Links> make_tcp_links(Rendezvous& rendezvous, int rank, double timeout_seconds) {
+  return std::make_unique<TcpLinks>(rendezvous, rank, timeout_seconds);
 }
 
 }  // namespace gptrain::comm

@@ -256,7 +256,7 @@ RunConfig with_values(RunConfig config, std::span<const std::string> settings) {
   return config;
 }
 
-std::optional<RunConfig> settled(RunConfig config, int64_t world_size) {
+std::optional<RunConfig> with_derived_values(RunConfig config, int64_t world_size) {
   std::set<std::string> given;
   for (const Field& field : fields())
     if (is_shown(field, config)) given.insert(field.path);

@@ -34,7 +34,7 @@ RunConfig with_values(RunConfig config, std::span<const std::string> settings);
 
 // Returns `config` as load_config would derive it for `world_size` ranks if every key with an effect were given.
 // nullopt if a rule between keys forbids the values.
-std::optional<RunConfig> settled(RunConfig config, int64_t world_size);
+std::optional<RunConfig> with_derived_values(RunConfig config, int64_t world_size);
 
 // Returns every value as JSON text, pretty-printed in the order of the table; load_config with the same number of ranks
 // reads it back to the same config. Includes derived values; leaves out keys without effect, which load_config refuses.

@@ -151,7 +151,7 @@ struct Dataset::Impl {
   LeftOutSamples left_out;
 
   void read(const SampleLocation& location, int32_t* tokens, int32_t* targets, int32_t* document_starts) const {
-    const auto [file, sample_tokens] = sets[location.source].place_of(location.index);
+    const auto [file, sample_tokens] = sets[location.source].position_of(location.index);
     const int64_t length = sequence_length;
     const int64_t first = sample_tokens.first;
     const int64_t inputs = std::min(sample_tokens.count, length);
@@ -168,7 +168,7 @@ struct Dataset::Impl {
 
   // Tells where an unreadable sample lies, and how a run continues without it.
   std::string unread(const std::string& why, int64_t place, const SampleLocation& location) const {
-    const auto [file, tokens] = sets[location.source].place_of(location.index);
+    const auto [file, tokens] = sets[location.source].position_of(location.index);
     std::string text = fmt::format("{}; sample {} of the order, in document {} of {}", why, place,
                                    file.document_of(tokens.first), sources[location.source].path);
     if (shuffled)
@@ -178,7 +178,7 @@ struct Dataset::Impl {
 
   // Returns how many of the run's first `num_samples` samples come from each source.
   std::vector<int64_t> taken_by(int64_t num_samples) const {
-    const int64_t end = num_samples > 0 ? left_out.place_of(num_samples - 1) + 1 : 0;
+    const int64_t end = num_samples > 0 ? left_out.position_of(num_samples - 1) + 1 : 0;
     std::vector<int64_t> taken = order.taken_by(end);
     for (const SampleRange& range : left_out.ranges()) {
       if (range.first >= end) break;
@@ -219,7 +219,7 @@ void Dataset::leave_out(LeftOutSamples samples) { impl_->left_out = std::move(sa
 const LeftOutSamples& Dataset::left_out() const { return impl_->left_out; }
 
 void Dataset::read(int64_t sample, int32_t* tokens, int32_t* targets, int32_t* document_starts) const {
-  const int64_t place = impl_->left_out.place_of(sample);
+  const int64_t place = impl_->left_out.position_of(sample);
   const SampleLocation location = impl_->order.locate(place);
   try {
     impl_->read(location, tokens, targets, document_starts);
@@ -234,8 +234,8 @@ int64_t Dataset::count_targets(int64_t first, int64_t count) const {
     return count * impl_->sequence_length;
   int64_t targets = 0;
   for (int64_t sample = first; sample < first + count; ++sample) {
-    const SampleLocation location = impl_->order.locate(impl_->left_out.place_of(sample));
-    targets += sets[location.source].place_of(location.index).tokens.count - 1;
+    const SampleLocation location = impl_->order.locate(impl_->left_out.position_of(sample));
+    targets += sets[location.source].position_of(location.index).tokens.count - 1;
   }
   if (targets > 0) return targets;
   throw Error(ExitCode::data, "samples {} to {} are documents of one token each, which predict nothing", first,

@@ -22,7 +22,7 @@ LeftOutSamples::LeftOutSamples(std::vector<SampleRange> ranges) {
   }
 }
 
-int64_t LeftOutSamples::place_of(int64_t sample) const {
+int64_t LeftOutSamples::position_of(int64_t sample) const {
   int64_t place = sample;
   for (const SampleRange& range : ranges_) {
     if (place < range.first) break;

@@ -19,7 +19,7 @@ class LeftOutSamples {
 
   // Ascending, with gaps between them.
   const std::vector<SampleRange>& ranges() const { return ranges_; }
-  int64_t place_of(int64_t sample) const;
+  int64_t position_of(int64_t sample) const;
   // Returns the number of left-out places below `place`.
   int64_t before(int64_t place) const;
 

@@ -190,7 +190,7 @@ SourceRecord TokenSet::identity() const {
   return record;
 }
 
-TokenSet::Place TokenSet::place_of(int64_t sample) const {
+TokenSet::FilePosition TokenSet::position_of(int64_t sample) const {
   const auto end = std::upper_bound(ends_.begin(), ends_.end(), sample);
   const auto index = static_cast<size_t>(end - ends_.begin());
   const TokenFile& file = files_[index];

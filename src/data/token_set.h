@@ -38,12 +38,12 @@ class TokenSet {
   // of the files' checksums, with the least coverage of any. Throws Error(data) if a file cannot be read.
   SourceRecord identity() const;
 
-  struct Place {
+  struct FilePosition {
     const TokenFile& file;
     TokenFile::Range tokens;  // tokens of the sample, its last target included
   };
   // REQUIRES: 0 <= sample < num_samples(). Does not allocate.
-  Place place_of(int64_t sample) const;
+  FilePosition position_of(int64_t sample) const;
 
  private:
   int64_t sequence_length_;

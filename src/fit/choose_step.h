@@ -12,9 +12,9 @@
 namespace gptrain::inline fit {
 
 // Makes the choices for the ranks of a stage. `room`: bytes for activations if memory.activation_budget is "fit", as
-// agreed by the ranks of the stage; none: the bytes that the target leaves (activation_room). If "fit" is not possible,
-// returns the choices with the least memory.
-// THROWS Error(usage) if memory.activation_budget is a number and too small; the message names the least possible one.
+// agreed by the ranks of the stage; none: the bytes that the target leaves (activation_headroom). If "fit" is not
+// possible, returns the choices with the least memory. THROWS Error(usage) if memory.activation_budget is a number and
+// too small; the message names the least possible one.
 StepChoices choose_step(const PlanCase& run, int32_t stage, std::optional<int64_t> room = {});
 
 // Plans a step of `rank` with the choices for its stage.

@@ -61,7 +61,7 @@ UnitChoices fixed_units(const RunConfig& config) {
 
 StepChoices choices_with(const MemoryConfig& memory, const Target& target, UnitChoices units) {
   return {.units = std::move(units),
-          .backward_runs_again = backward_runs_again(memory.recompute),
+          .backward_recomputes = backward_recomputes(memory.recompute),
           .loss_chunk_tokens = loss_chunk_tokens(memory, target),
           .code_bits = memory.activation_bits < 16 ? static_cast<int>(memory.activation_bits) : 0,
           .codes_inputs = memory.saved_inputs == 8,

@@ -11,7 +11,7 @@
 namespace gptrain::inline fit {
 
 // Returns true if this value recomputes blocks regardless of memory; "optimal" recomputes only to fit its budget.
-constexpr bool backward_runs_again(RecomputeKind kind) {
+constexpr bool backward_recomputes(RecomputeKind kind) {
   return kind != RecomputeKind::none && kind != RecomputeKind::optimal;
 }
 

@@ -15,7 +15,7 @@ RunConfig with_micro_batches(RunConfig config, int64_t micro_batches) {
 RunConfig with_few_micro_batches(RunConfig config) { return with_micro_batches(std::move(config), 2); }
 
 RunConfig with_enough_micro_batches(RunConfig config) {
-  constexpr int64_t enough = MicroBatchUploads::most_kept;  // uploads with their own memory
+  constexpr int64_t enough = MicroBatchUploads::most_retained;  // uploads with their own memory
   if (config.parallel.pipeline > 1 || config.batch.accumulation <= enough) return config;
   return with_micro_batches(std::move(config), enough);
 }

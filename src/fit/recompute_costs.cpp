@@ -62,7 +62,7 @@ size_t HashOfChoices::operator()(const UnitChoices& choices) const {
   const auto add = [&](auto value) { hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3; };
   for (const UnitChoice& choice : choices) {
     add(choice.keeps_part);
-    add(choice.again_from);
+    add(choice.recompute_from);
     add(choice.offload.part);
     add(choice.offload.leaves_for);
     add(choice.offload.comes_ahead);
@@ -76,10 +76,10 @@ RecomputeCounts RecomputeCosts::counts(const UnitChoices& choices) const {
   for (int32_t unit = 1; unit + 1 < static_cast<int32_t>(choices.size()); ++unit) {
     if (!stages.runs(unit)) continue;
     const UnitChoice& choice = choices[static_cast<size_t>(unit)];
-    (choice.keeps_part          ? counts.in_part
-     : choice.again_from < 0    ? counts.kept
-     : choice.again_from < unit ? counts.from_before
-                                : counts.alone) += 1;
+    (choice.keeps_part              ? counts.in_part
+     : choice.recompute_from < 0    ? counts.kept
+     : choice.recompute_from < unit ? counts.from_before
+                                    : counts.alone) += 1;
     counts.offloaded += choice.offload.any() ? 1 : 0;
   }
   return counts;
@@ -94,7 +94,7 @@ RecomputeCosts::RecomputeCosts(const PlanCase& run, int32_t stage)
   rank_ = make_mesh(config, world_size).first_rank_of_stage(stage);
   const StepPlan whole = plan_fixed({config_of(RecomputeKind::block), target, world_size}, rank_);
   whole_ = {whole.design->training->schedule.options, whole.design->training->bytes};
-  whole_.options.stages.shape.recompute = backward_runs_again(RecomputeKind::optimal);
+  whole_.options.stages.shape.recompute = backward_recomputes(RecomputeKind::optimal);
   std::optional<PassSeconds> in_parts;
   if (may_keep_parts(config, config.memory, target)) {
     const StepPlan plan = plan_fixed({config_of(RecomputeKind::selective), target, world_size}, rank_);
@@ -102,7 +102,7 @@ RecomputeCosts::RecomputeCosts(const PlanCase& run, int32_t stage)
     in_parts = nominal_pass_seconds(plan, target);
   }
   seconds_ = nominal_pass_seconds(whole, target);
-  for (const auto& [action, seconds] : seconds_) work_seconds_ += is_again(action.first) ? 0 : seconds;
+  for (const auto& [action, seconds] : seconds_) work_seconds_ += is_recomputation(action.first) ? 0 : seconds;
   make_chains(whole, in_parts ? &*in_parts : nullptr);
   // Find the fewest micro-batches with which as many are in flight as in the whole step.
   const auto micro_batches = static_cast<int32_t>(config_.batch.accumulation);
@@ -136,7 +136,7 @@ ChainUnit RecomputeCosts::chain_unit(int32_t unit, const StepPlan& whole, const 
                  .backward_bytes = unit_bytes(bytes, BufferKind::gradients, unit) + d_output + d_input,
                  .forward_seconds = seconds_of_pass(seconds_, ActionKind::forward, unit),
                  .saved_seconds = seconds_of_pass(seconds_, ActionKind::recompute, unit),
-                 .always_kept = kind == UnitKind::head};
+                 .always_saved = kind == UnitKind::head};
   if (whole_.options.zero == 3)  // recomputation gathers the weights once more
     made.forward_seconds += gather_seconds(whole, unit, target_);
   if (in_parts == nullptr || kind != UnitKind::block) return made;
@@ -183,7 +183,7 @@ RecomputeCosts::ProgramInput RecomputeCosts::program_input(const UnitChoices& ch
 }
 
 double RecomputeCosts::seconds_of(const Action& action, const UnitChoices& choices) const {
-  if (is_again(action.kind)) {
+  if (is_recomputation(action.kind)) {
     for (size_t chain = 0; chain < chains_.size(); ++chain) {
       const int32_t index = action.unit - first_units_[chain];
       if (index < 0 || index >= static_cast<int32_t>(chains_[chain].units.size())) continue;
@@ -198,7 +198,7 @@ double RecomputeCosts::seconds_of(const Action& action, const UnitChoices& choic
 RecomputeCosts::Played RecomputeCosts::play(const UnitChoices& choices, int32_t micro_batches,
                                             RecomputeKind kind) const {
   ProgramInput made = program_input(choices, micro_batches);
-  made.options.stages.shape.recompute = backward_runs_again(kind);
+  made.options.stages.shape.recompute = backward_recomputes(kind);
   constexpr auto activations = MemoryClass::activations;
   const auto training = make_program(training_schedule(made.options), made.bytes, MemoryPlace::host);
   made.options.micro_batches = 1;
@@ -207,21 +207,21 @@ RecomputeCosts::Played RecomputeCosts::play(const UnitChoices& choices, int32_t 
 }
 
 double RecomputeCosts::added_share(const UnitChoices& choices, const Program& training) const {
-  if (!offloads_any(choices)) return again_share(choices);
+  if (!offloads_any(choices)) return recompute_share(choices);
   const PlayedPasses played = play_passes(training.schedule, training.bytes, target_,
                                           [&](const Action& action) { return seconds_of(action, choices); });
   return std::max(0.0, played.seconds / (training.schedule.options.micro_batches * work_seconds_) - 1);
 }
 
-double RecomputeCosts::again_share(const UnitChoices& choices) const {
+double RecomputeCosts::recompute_share(const UnitChoices& choices) const {
   double seconds = 0;
   for (size_t chain = 0; chain < chains_.size(); ++chain) {
     UnitChoices of_chain(chains_[chain].units.size());
     for (size_t i = 0; i < of_chain.size(); ++i) {
       of_chain[i] = choices[static_cast<size_t>(first_units_[chain]) + i];
-      if (of_chain[i].again_from >= 0) of_chain[i].again_from -= first_units_[chain];
+      if (of_chain[i].recompute_from >= 0) of_chain[i].recompute_from -= first_units_[chain];
     }
-    seconds += seconds_again(chains_[chain], of_chain);
+    seconds += recompute_seconds(chains_[chain], of_chain);
   }
   return seconds / work_seconds_;
 }
@@ -231,9 +231,9 @@ RecomputePoint RecomputeCosts::of_few(UnitChoices choices) const {
   if (cost.few_bytes < 0) {
     const Played played = play(choices, few_micro_batches_);
     cost.few_bytes = played.bytes;
-    cost.again_share = added_share(choices, *played.training);
+    cost.recompute_share = added_share(choices, *played.training);
   }
-  return {std::move(choices), cost.few_bytes, cost.again_share};
+  return {std::move(choices), cost.few_bytes, cost.recompute_share};
 }
 
 RecomputePoint RecomputeCosts::of(UnitChoices choices) const {
@@ -256,7 +256,7 @@ void RecomputeCosts::set_copy_times(UnitChoices& choices) const {
               [&](const Action& action) { return seconds_of(action, choices); });
 }
 
-std::optional<RecomputePoint> RecomputeCosts::selective_apart() const {
+std::optional<RecomputePoint> RecomputeCosts::selective_point() const {
   if (keeps_parts() || config_.memory.activation_bits != 16 || config_.memory.saved_inputs != 16) return std::nullopt;
   const StepPlan few = plan_fixed({config_of(RecomputeKind::selective), target_, world_size_}, rank_);
   double seconds = 0;

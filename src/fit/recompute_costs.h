@@ -17,9 +17,9 @@ namespace gptrain::inline fit {
 
 // Choices for a stage, with their cost.
 struct RecomputePoint {
-  UnitChoices choices;     // by unit of the model; units of other stages have the default
-  int64_t bytes = 0;       // size of the arena of activations
-  double again_share = 0;  // time of recomputation and of waits for copies, divided by the time of all other work
+  UnitChoices choices;         // by unit of the model; units of other stages have the default
+  int64_t bytes = 0;           // size of the arena of activations
+  double recompute_share = 0;  // time of recomputation and of waits for copies, divided by the time of all other work
 };
 
 // Number of a stage's blocks by how they are treated. The first four add up to all blocks.
@@ -65,10 +65,10 @@ class RecomputeCosts {
   // Returns the bytes if passes are ordered as with memory.recompute = `kind`.
   int64_t bytes_in_order(const UnitChoices& choices, RecomputeKind kind) const;
   // Returns the time of recomputation over the time of all other work.
-  double again_share(const UnitChoices& choices) const;
+  double recompute_share(const UnitChoices& choices) const;
   // Returns the cost of memory.recompute = "selective" if its results differ in bits from those of the other values, so
   // that "optimal" cannot use it; `choices` is empty. None if keeps_parts() or if a rule of the config forbids it.
-  std::optional<RecomputePoint> selective_apart() const;
+  std::optional<RecomputePoint> selective_point() const;
   RecomputeCounts counts(const UnitChoices& choices) const;
   // Gives each copy as many passes as the link needs.
   void set_copy_times(UnitChoices& choices) const;
@@ -86,7 +86,7 @@ class RecomputeCosts {
   // Costs that are known; negative bytes: not yet.
   struct Cost {
     int64_t bytes = -1, few_bytes = -1;
-    double again_share = 0;
+    double recompute_share = 0;
   };
 
   ProgramInput program_input(const UnitChoices& choices, int32_t micro_batches) const;

@@ -16,7 +16,7 @@ namespace {
 // Makes `best` the candidate if that is better. Returns false if the candidate exceeds the budget.
 bool take_better(RecomputePoint candidate, int64_t budget_bytes, std::optional<RecomputePoint>& best) {
   if (candidate.bytes > budget_bytes) return false;
-  if (!best || std::pair(candidate.again_share, candidate.bytes) < std::pair(best->again_share, best->bytes))
+  if (!best || std::pair(candidate.recompute_share, candidate.bytes) < std::pair(best->recompute_share, best->bytes))
     best = std::move(candidate);
   return true;
 }
@@ -66,7 +66,7 @@ std::optional<UnitChoices> RecomputePlanner::solve_chains(int64_t budget, std::o
     for (size_t i = 0; i < of_chain->size(); ++i) {
       UnitChoice& choice = choices[static_cast<size_t>(costs_.first_units()[chain]) + i];
       choice = (*of_chain)[i];
-      if (choice.again_from >= 0) choice.again_from += costs_.first_units()[chain];
+      if (choice.recompute_from >= 0) choice.recompute_from += costs_.first_units()[chain];
     }
   }
   if (offloads_any(choices) && !copies->shortest) costs_.set_copy_times(choices);
@@ -94,7 +94,7 @@ const RecomputePoint& RecomputePlanner::least() const {
   for (RecomputePoint other : {least_with(Copies{.price = 0, .shortest = true}),
                                costs_.of(choices_of({.recompute = RecomputeKind::none, .offload = offload::all})),
                                costs_.of(choices_of({.recompute = RecomputeKind::block, .offload = offload::all}))}) {
-    if (std::pair(other.bytes, other.again_share) < std::pair(least_->bytes, least_->again_share))
+    if (std::pair(other.bytes, other.recompute_share) < std::pair(least_->bytes, least_->recompute_share))
       least_ = std::move(other);
   }
   return *least_;
@@ -121,7 +121,7 @@ std::optional<RecomputePoint> RecomputePlanner::best(int64_t budget_bytes) const
   std::optional<RecomputePoint> best;
   const bool is_complete = search(budget_bytes, costs_.may_offload(), best);
   const auto offer = [&](UnitChoices choices) {
-    if (best && !offloads_any(choices) && costs_.again_share(choices) >= best->again_share) return;
+    if (best && !offloads_any(choices) && costs_.recompute_share(choices) >= best->recompute_share) return;
     take_better(costs_.of(std::move(choices)), budget_bytes, best);
   };
   if (!is_complete) {
@@ -190,7 +190,7 @@ void RecomputePlanner::search_copies(int64_t budget_bytes, std::optional<Recompu
                        ? search_chain_budget(budget_bytes, budget_bytes, first_tries, Copies{price, shortest}, found)
                        : search_chain_budget(budget_bytes, chain_budget, more_tries, Copies{price, shortest}, found);
     if (!found) return std::numeric_limits<double>::infinity();
-    const double share = found->again_share;
+    const double share = found->recompute_share;
     take_better(std::move(*found), budget_bytes, best);
     return share;
   };
@@ -219,7 +219,7 @@ void RecomputePlanner::try_intervals(int64_t budget_bytes, std::optional<Recompu
   for (int64_t interval = costs_.config().model.num_layers; interval >= 1; --interval) {
     RecomputePoint every =
         costs_.of_few(choices_of({.recompute = RecomputeKind::every_nth, .recompute_interval = interval}));
-    if (best && every.again_share >= best->again_share) return;
+    if (best && every.recompute_share >= best->recompute_share) return;
     take_better(std::move(every), budget_bytes, best);
   }
 }
@@ -244,7 +244,7 @@ std::vector<int64_t> curve_budgets(int64_t least, int64_t most, int64_t num_budg
   return budgets;
 }
 
-int64_t activation_room(const PlanCase& run, int32_t stage) {
+int64_t activation_headroom(const PlanCase& run, int32_t stage) {
   const auto& [config, target, world_size] = run;
   const Mesh mesh = make_mesh(config, world_size);
   const int64_t tensor = mesh.size(MeshAxis::tensor);

@@ -74,6 +74,6 @@ std::vector<int64_t> curve_budgets(int64_t least, int64_t most, int64_t num_budg
 
 // Returns the bytes of a device that the other memory classes leave for activations, on the rank of the stage that has
 // the fewest.
-int64_t activation_room(const PlanCase& run, int32_t stage);
+int64_t activation_headroom(const PlanCase& run, int32_t stage);
 
 }  // namespace gptrain::fit

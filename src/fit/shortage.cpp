@@ -132,7 +132,7 @@ class Remedies {
       };
       RunConfig changed = run_.config;
       if (micro % smaller == 0) change(changed);
-      if (micro % smaller != 0 || !settled(changed, run_.world_size)) continue;
+      if (micro % smaller != 0 || !with_derived_values(changed, run_.world_size)) continue;
       add(fmt::format("batch.micro = {} instead of {}", smaller, micro), Outcome::rounding, change);
       remedies_.back().one_of_several = true;
     }
@@ -194,7 +194,7 @@ class Remedies {
 // Returns the config with the remedy, checked by all rules; none if a rule forbids it.
 std::optional<RunConfig> changed_by(const Remedy& remedy, RunConfig config, int64_t world_size) {
   remedy.change(config);
-  return settled(std::move(config), world_size);
+  return with_derived_values(std::move(config), world_size);
 }
 
 // Remedies that can be applied at once, at most one for each key.
@@ -234,7 +234,7 @@ class DeviceShortage {
       : run_(run),
         world_(world),
         mesh_(make_mesh(run.config, run.world_size)),
-        room_(run.target.bytes_of_rank()),
+        device_bytes_(run.target.bytes_of_rank()),
         peak_(world.largest.total()),
         use_(use),
         seconds_now_(seconds_of(run.config)) {}
@@ -243,7 +243,7 @@ class DeviceShortage {
     const MemoryPlan& memory = world_.largest;
     const int64_t state = memory[MemoryClass::weights] + memory[MemoryClass::gradients] + memory[MemoryClass::master] +
                           memory[MemoryClass::optimizer];
-    const std::string missing = bytes_text(peak_ - room_);
+    const std::string missing = bytes_text(peak_ - device_bytes_);
     std::string text = fmt::format("Does not fit: {} are missing on {}. ", missing, share_of(run_.target));
     text += fmt::format("A rank takes {}, {} of it weights, gradients and optimizer state", bytes_text(peak_),
                         bytes_text(state));
@@ -270,7 +270,7 @@ class DeviceShortage {
           fmt::format("\n  with all {}: {}; {}", all.others.empty() ? "of them" : "but " + join(all.others, " and "),
                       verdict(bytes), price_of(all));
     }
-    return text + (least <= room_
+    return text + (least <= device_bytes_
                        ? "\nFor the fastest layout that fits, run gptrain plan; --methods also compares settings that "
                          "change training."
                        : "\nSplit the model over more ranks with parallel.tensor or parallel.zero, or choose a smaller "
@@ -291,7 +291,7 @@ class DeviceShortage {
 
   std::string verdict(const Bytes& bytes) const {
     std::string text = bytes_text(bytes.on_device);
-    if (bytes.on_device <= room_)
+    if (bytes.on_device <= device_bytes_)
       text += host_holds(bytes) ? ", which fits" : ", which fits the device but not the host";
     const int64_t more_on_host = bytes.on_host - use_.total();
     if (more_on_host <= 0) return text;
@@ -330,16 +330,16 @@ class DeviceShortage {
   // Returns the remedies that save memory, the one with the fewest bytes first.
   std::vector<Remedy> helpful() const {
     std::vector<Remedy> remedies;
-    const int64_t worth_a_line = peak_ - (peak_ - room_) / 100;
-    const bool others_fit = peak_ - world_.largest[MemoryClass::activations] < room_;
+    const int64_t worth_a_line = peak_ - (peak_ - device_bytes_) / 100;
+    const bool others_fit = peak_ - world_.largest[MemoryClass::activations] < device_bytes_;
     for (Remedy& remedy : Remedies(run_).possible()) {
       const std::optional<RunConfig> changed = changed_by(remedy, run_.config, run_.world_size);
       if (!changed || (remedy.uses_all_free_memory && !others_fit)) continue;
       if (remedy.one_of_several && !remedies.empty() && remedies.back().one_of_several &&
-          remedies.back().bytes.on_device <= room_)
+          remedies.back().bytes.on_device <= device_bytes_)
         continue;
       remedy.bytes = bytes_with(*changed);
-      if (remedy.bytes.on_device >= (remedy.uses_all_free_memory ? room_ + 1 : worth_a_line)) continue;
+      if (remedy.bytes.on_device >= (remedy.uses_all_free_memory ? device_bytes_ + 1 : worth_a_line)) continue;
       // If the host lacks memory already, host_shortage says so; drop only remedies that need more of it.
       if (!host_holds(remedy.bytes) && remedy.bytes.on_host > use_.total()) continue;
       if (remedy.one_of_several && !remedies.empty() && remedies.back().one_of_several) remedies.pop_back();
@@ -353,7 +353,7 @@ class DeviceShortage {
   const PlanCase& run_;
   const WorldMemory& world_;
   const Mesh mesh_;
-  const int64_t room_, peak_;
+  const int64_t device_bytes_, peak_;
   const HostMemoryUse& use_;
   const double seconds_now_;
 };
@@ -380,10 +380,10 @@ std::string host_remedy(const MemoryConfig& memory, int64_t micro_batch, MemoryC
 
 }  // namespace
 
-WorldMemory world_memory(const std::vector<MemoryPlan>& plans, const std::vector<int64_t>& rooms, const Mesh& mesh,
-                         std::vector<int64_t> node_of_rank) {
+WorldMemory world_memory(const std::vector<MemoryPlan>& plans, const std::vector<int64_t>& device_bytes,
+                         const Mesh& mesh, std::vector<int64_t> node_of_rank) {
   const auto lack = [&](int64_t rank) {
-    return plans[static_cast<size_t>(rank)].total() - rooms[static_cast<size_t>(rank)];
+    return plans[static_cast<size_t>(rank)].total() - device_bytes[static_cast<size_t>(rank)];
   };
   WorldMemory world{0, {}, {}, std::move(node_of_rank)};
   for (int64_t stage = 0; stage < mesh.size(MeshAxis::pipeline); ++stage) {

@@ -24,8 +24,8 @@ struct WorldMemory {
 // Combines the plans that the ranks made for themselves. `plans` and `rooms` are by rank; a room is the bytes of device
 // memory for the rank. largest_rank is the first rank that lacks the most bytes. Only the first data rank of each stage
 // and tensor rank is considered, like in plan_world; the others are if all of these fit.
-WorldMemory world_memory(const std::vector<MemoryPlan>& plans, const std::vector<int64_t>& rooms, const Mesh& mesh,
-                         std::vector<int64_t> node_of_rank);
+WorldMemory world_memory(const std::vector<MemoryPlan>& plans, const std::vector<int64_t>& device_bytes,
+                         const Mesh& mesh, std::vector<int64_t> node_of_rank);
 
 // Returns an empty string if the run fits: the largest rank into its share of the target's device memory, and the ranks
 // of the fullest node into the target's host memory (all nodes have the same). Otherwise returns lines for the user.

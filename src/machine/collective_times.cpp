@@ -14,69 +14,69 @@ struct Rates {
   double network;  // to other nodes: the rank's share of the node's NICs
 };
 
-Rates rates_of(const ClusterProfile& cluster, const GroupPlace& place) {
+Rates rates_of(const ClusterProfile& cluster, const GroupSpan& span) {
   const double node = static_cast<double>(cluster.nics_per_node) * cluster.nic_bytes_per_second *
                       cluster.nic_sustained / cluster.oversubscription;
-  return {cluster.link_bytes_per_second * cluster.link_sustained, node / place.sharing};
+  return {cluster.link_bytes_per_second * cluster.link_sustained, node / span.sharing};
 }
 
 // Seconds until `bytes` have passed through every rank. The ranks of a node send to the next node in parallel.
-double through_all(const GroupPlace& place, const Rates& rates, double bytes) {
-  const double inside = place.on_a_node() > 1 ? bytes / rates.link : 0;
-  const double between = place.nodes > 1 ? bytes / (rates.network * place.on_a_node()) : 0;
+double through_all(const GroupSpan& span, const Rates& rates, double bytes) {
+  const double inside = span.on_a_node() > 1 ? bytes / rates.link : 0;
+  const double between = span.nodes > 1 ? bytes / (rates.network * span.on_a_node()) : 0;
   return std::max(inside, between);
 }
 
 // Latency of one trip around all ranks, in seconds.
-double ring_latency(const ClusterProfile& cluster, const GroupPlace& place) {
-  const double between = place.nodes > 1 ? place.nodes : 0;
-  return (place.ranks - between) * cluster.link_latency_seconds + between * cluster.nic_latency_seconds;
+double ring_latency(const ClusterProfile& cluster, const GroupSpan& span) {
+  const double between = span.nodes > 1 ? span.nodes : 0;
+  return (span.ranks - between) * cluster.link_latency_seconds + between * cluster.nic_latency_seconds;
 }
 
 // Latency from a leaf to the root, in seconds.
-double tree_latency(const ClusterProfile& cluster, const GroupPlace& place) {
-  return (place.on_a_node() - 1) * cluster.link_latency_seconds +
-         std::ceil(std::log2(place.nodes)) * cluster.nic_latency_seconds;
+double tree_latency(const ClusterProfile& cluster, const GroupSpan& span) {
+  return (span.on_a_node() - 1) * cluster.link_latency_seconds +
+         std::ceil(std::log2(span.nodes)) * cluster.nic_latency_seconds;
 }
 
-double ring_seconds(const ClusterProfile& cluster, const GroupPlace& place, Operation operation, double bytes) {
-  const Rates rates = rates_of(cluster, place);
-  const double once = (place.ranks - 1) / place.ranks;
-  const double round = once * ring_latency(cluster, place);
+double ring_seconds(const ClusterProfile& cluster, const GroupSpan& span, Operation operation, double bytes) {
+  const Rates rates = rates_of(cluster, span);
+  const double once = (span.ranks - 1) / span.ranks;
+  const double round = once * ring_latency(cluster, span);
   switch (operation) {
     case Operation::all_reduce:
-      return 2 * (through_all(place, rates, once * bytes) + round);
+      return 2 * (through_all(span, rates, once * bytes) + round);
     case Operation::reduce_scatter:
     case Operation::all_gather:
-      return through_all(place, rates, once * bytes) + round;
+      return through_all(span, rates, once * bytes) + round;
     case Operation::broadcast:
-      return through_all(place, rates, bytes) + round;
+      return through_all(span, rates, bytes) + round;
     default:
       return INFINITY;
   }
 }
 
-double tree_seconds(const ClusterProfile& cluster, const GroupPlace& place, Operation operation, double bytes) {
-  const double once = through_all(place, rates_of(cluster, place), bytes) + tree_latency(cluster, place);
+double tree_seconds(const ClusterProfile& cluster, const GroupSpan& span, Operation operation, double bytes) {
+  const double once = through_all(span, rates_of(cluster, span), bytes) + tree_latency(cluster, span);
   switch (operation) {
     case Operation::all_reduce:
       return 2 * once;
     case Operation::broadcast:
       return once;
     case Operation::barrier:
-      return 2 * tree_latency(cluster, place);
+      return 2 * tree_latency(cluster, span);
     default:
       return INFINITY;
   }
 }
 
-double hierarchical_seconds(const ClusterProfile& cluster, const GroupPlace& place, Operation operation, double bytes) {
-  const double local = place.on_a_node();
-  if (place.nodes == 1 || local == 1) return INFINITY;
-  const Rates rates = rates_of(cluster, place);
+double hierarchical_seconds(const ClusterProfile& cluster, const GroupSpan& span, Operation operation, double bytes) {
+  const double local = span.on_a_node();
+  if (span.nodes == 1 || local == 1) return INFINITY;
+  const Rates rates = rates_of(cluster, span);
   const double inside = (local - 1) / local * bytes / rates.link + (local - 1) * cluster.link_latency_seconds;
   const double between =
-      (place.nodes - 1) / place.nodes * bytes / local / rates.network + (place.nodes - 1) * cluster.nic_latency_seconds;
+      (span.nodes - 1) / span.nodes * bytes / local / rates.network + (span.nodes - 1) * cluster.nic_latency_seconds;
   switch (operation) {
     case Operation::all_reduce:
       return 2 * (inside + between);
@@ -88,9 +88,9 @@ double hierarchical_seconds(const ClusterProfile& cluster, const GroupPlace& pla
   }
 }
 
-double direct_seconds(const ClusterProfile& cluster, const GroupPlace& place, Operation operation, double bytes) {
-  const Rates rates = rates_of(cluster, place);
-  const bool crosses = place.nodes > 1;
+double direct_seconds(const ClusterProfile& cluster, const GroupSpan& span, Operation operation, double bytes) {
+  const Rates rates = rates_of(cluster, span);
+  const bool crosses = span.nodes > 1;
   const double latency = crosses ? cluster.nic_latency_seconds : cluster.link_latency_seconds;
   const double one = bytes / (crosses ? rates.network : rates.link) + latency;
   switch (operation) {
@@ -98,13 +98,13 @@ double direct_seconds(const ClusterProfile& cluster, const GroupPlace& place, Op
     case Operation::receive:
       return one;
     case Operation::broadcast:
-      return place.ranks == 2 ? one : INFINITY;
+      return span.ranks == 2 ? one : INFINITY;
     case Operation::all_to_all:
     case Operation::all_to_all_v: {
       // A rank holds bytes / ranks and sends an equal part of that to each rank.
-      const double to_each = bytes / place.ranks / place.ranks;
-      return std::max((place.on_a_node() - 1) * to_each / rates.link,
-                      (place.ranks - place.on_a_node()) * to_each / rates.network) +
+      const double to_each = bytes / span.ranks / span.ranks;
+      return std::max((span.on_a_node() - 1) * to_each / rates.link,
+                      (span.ranks - span.on_a_node()) * to_each / rates.network) +
              latency;
     }
     default:
@@ -114,7 +114,7 @@ double direct_seconds(const ClusterProfile& cluster, const GroupPlace& place, Op
 
 }  // namespace
 
-GroupPlace place_of(const std::vector<int64_t>& ranks, int64_t gpus_per_node, int64_t world_size) {
+GroupSpan span_of(const std::vector<int64_t>& ranks, int64_t gpus_per_node, int64_t world_size) {
   std::set<int64_t> nodes;
   for (const int64_t rank : ranks) nodes.insert(rank / gpus_per_node);
   return {.ranks = static_cast<double>(ranks.size()),
@@ -127,27 +127,27 @@ std::string_view algorithm_name(Algorithm algorithm) {
   return names[static_cast<size_t>(algorithm)];
 }
 
-double collective_seconds(const ClusterProfile& cluster, const GroupPlace& place, Operation operation, double bytes,
+double collective_seconds(const ClusterProfile& cluster, const GroupSpan& span, Operation operation, double bytes,
                           Algorithm algorithm) {
-  if (place.ranks <= 1) return 0;
+  if (span.ranks <= 1) return 0;
   switch (algorithm) {
     case Algorithm::ring:
-      return ring_seconds(cluster, place, operation, bytes);
+      return ring_seconds(cluster, span, operation, bytes);
     case Algorithm::tree:
-      return tree_seconds(cluster, place, operation, bytes);
+      return tree_seconds(cluster, span, operation, bytes);
     case Algorithm::hierarchical:
-      return hierarchical_seconds(cluster, place, operation, bytes);
+      return hierarchical_seconds(cluster, span, operation, bytes);
     case Algorithm::direct:
-      return direct_seconds(cluster, place, operation, bytes);
+      return direct_seconds(cluster, span, operation, bytes);
   }
   return INFINITY;
 }
 
-CollectiveTime collective_time(const ClusterProfile& cluster, const GroupPlace& place, Operation operation,
+CollectiveTime collective_time(const ClusterProfile& cluster, const GroupSpan& span, Operation operation,
                                double bytes) {
   CollectiveTime best{INFINITY};
   for (const Algorithm algorithm : {Algorithm::ring, Algorithm::tree, Algorithm::hierarchical, Algorithm::direct}) {
-    const double seconds = collective_seconds(cluster, place, operation, bytes, algorithm);
+    const double seconds = collective_seconds(cluster, span, operation, bytes, algorithm);
     if (seconds < best.seconds) best = {seconds, algorithm};
   }
   return best;

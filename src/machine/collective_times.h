@@ -11,7 +11,7 @@
 namespace gptrain::inline machine {
 
 // How a group's ranks are spread over nodes, equally many on each.
-struct GroupPlace {
+struct GroupSpan {
   double ranks = 1;
   double nodes = 1;
   double sharing = 1;  // number of ranks, over all groups of this kind, that share a node's NICs at the same time
@@ -19,7 +19,7 @@ struct GroupPlace {
   double on_a_node() const { return ranks / nodes; }
 };
 // Returns the place of the group of `ranks` (any order) in a run of `world_size` ranks, which fill node after node.
-GroupPlace place_of(const std::vector<int64_t>& ranks, int64_t gpus_per_node, int64_t world_size);
+GroupSpan span_of(const std::vector<int64_t>& ranks, int64_t gpus_per_node, int64_t world_size);
 
 enum class Algorithm : uint8_t {
   ring,          // one ring through all ranks, which enters each node once
@@ -36,10 +36,9 @@ struct CollectiveTime {
 
 // Returns the seconds with the given algorithm, or infinity if the operation cannot use it; 0 for a group of one rank.
 // `bytes` is the size of the data: for reduce_scatter, all_gather and all_to_all, of all ranks' pieces together.
-double collective_seconds(const ClusterProfile& cluster, const GroupPlace& place, Operation operation, double bytes,
+double collective_seconds(const ClusterProfile& cluster, const GroupSpan& span, Operation operation, double bytes,
                           Algorithm algorithm);
 // Returns the time of the fastest algorithm, which libraries are assumed to choose.
-CollectiveTime collective_time(const ClusterProfile& cluster, const GroupPlace& place, Operation operation,
-                               double bytes);
+CollectiveTime collective_time(const ClusterProfile& cluster, const GroupSpan& span, Operation operation, double bytes);
 
 }  // namespace gptrain::machine

@@ -84,13 +84,13 @@ EventTimes::EventTimes(const Machine& machine, const StepConfig& config, int64_t
     share_ = share_of_rank(*measured, world_size_, threads_);
   }
   for (size_t kind = 0; kind < num_group_kinds; ++kind) {
-    places_[kind] = place_of(group_ranks(config, mesh, rank, static_cast<GroupKind>(kind)),
-                             machine.cluster.gpus_per_node, mesh.world_size());
+    places_[kind] = span_of(group_ranks(config, mesh, rank, static_cast<GroupKind>(kind)),
+                            machine.cluster.gpus_per_node, mesh.world_size());
   }
 }
 
 CollectiveTime EventTimes::collective(const Event& event) const {
-  const GroupPlace& place = places_[static_cast<size_t>(event.place.group)];
+  const GroupSpan& place = places_[static_cast<size_t>(event.place.group)];
   const auto bytes = static_cast<double>(event.bytes_moved);
   const Operation operation = operation_of(event);
   if (machine_->cluster.measured) {

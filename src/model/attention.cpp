@@ -17,7 +17,7 @@ class AttentionBranch final : public Branch {
 
  private:
   void recompute_core(const LayerCall& call) override;
-  Factor core_backward(const LayerCall& call, const Factor& d_branch, WorkspaceFrame& frame) override;
+  GemmOperand core_backward(const LayerCall& call, const GemmOperand& d_branch, WorkspaceFrame& frame) override;
   void add_norm_gradients(const LayerCall& call) override;
 
   // Operands of attention, or the column ranges of a fused [N, q + 2 kv] matrix.
@@ -153,7 +153,7 @@ void AttentionBranch::transform_queries(const LayerCall& call) {
 
 Matrix AttentionBranch::attend(const LayerCall& call, WorkspaceFrame& frame) {
   const StepShape& shape = context_.shape;
-  const Matrix o = attention_->room(call, frame);
+  const Matrix o = attention_->buffer(call, frame);
   const QueryKeyValue ready = operands(call);
   context_.backend.run(AttentionForward{.batch = shape.batch,
                                         .sequence_length = shape.sequence_length,
@@ -172,8 +172,8 @@ Matrix AttentionBranch::attend(const LayerCall& call, WorkspaceFrame& frame) {
   return o;
 }
 
-Factor AttentionBranch::core_backward(const LayerCall& call, const Factor& d_branch, WorkspaceFrame& frame) {
-  const Matrix d_qkv = in_->output_gradient_room(call, frame).x;  // without its amax, as no op writes all of it
+GemmOperand AttentionBranch::core_backward(const LayerCall& call, const GemmOperand& d_branch, WorkspaceFrame& frame) {
+  const Matrix d_qkv = in_->output_gradient_buffer(call, frame).x;  // without its amax, as no op writes all of it
   WorkspaceFrame inner(*call.workspace);
   const Matrix d_attention = inner.take(context_.compute(), context_.tensor.all_rows(), q_width());
   out_->backward_input(call, d_branch, d_attention);

@@ -63,7 +63,7 @@ Matrix Block::run_branches(const LayerCall& call, WorkspaceFrame& frame, const M
 
 void Block::forward(const LayerCall& call) {
   WorkspaceFrame frame(*call.workspace);
-  const Matrix mid = mid_->room(call, frame);
+  const Matrix mid = mid_->buffer(call, frame);
   const Matrix part = run_branches(call, frame, mid, true);
   context_.backend.run(ResidualAdd{.sequence_length = context_.shape.sequence_length,
                                    .x = mid,
@@ -75,7 +75,7 @@ void Block::forward(const LayerCall& call) {
 void Block::recompute(const LayerCall& call) {
   WorkspaceFrame frame(*call.workspace);
   if (!layout_.keeps_products()) {
-    run_branches(call, frame, mid_->room(call, frame), false);
+    run_branches(call, frame, mid_->buffer(call, frame), false);
     return;
   }
   prepare_weights(call);  // B reads them
@@ -94,20 +94,20 @@ void Block::backward(const LayerCall& call, BackwardPart part) {
 void Block::backward_input(const LayerCall& call, bool with_weights) {
   prepare_weights(call);
   WorkspaceFrame frame(*call.workspace);
-  const auto carrier = [&](std::byte* data, bool with_amax) -> Factor {
-    return {context_.stream(data), with_amax ? context_.carrier_amax(data) : Matrix{}};
+  const auto stream_gradient = [&](std::byte* data, bool with_amax) -> GemmOperand {
+    return {context_.stream(data), with_amax ? context_.stream_gradient_amax(data) : Matrix{}};
   };
   const Matrix stream = context_.stream(nullptr);
-  Factor d_mid = {d_mid_ != LayerLayout::none ? layout_.at(call, d_mid_)
-                                              : frame.take(stream.dtype, stream.rows, stream.cols)};
+  GemmOperand d_mid = {d_mid_ != LayerLayout::none ? layout_.at(call, d_mid_)
+                                                   : frame.take(stream.dtype, stream.rows, stream.cols)};
   if (attention_->wants_output_gradient_amax()) d_mid.amax = frame.take(DType::f32, 1, amax_parts);
   {
     WorkspaceFrame inner(*call.workspace);
-    const Factor d_output = carrier(call.d_output, ffn_->wants_output_gradient_amax());
+    const GemmOperand d_output = stream_gradient(call.d_output, ffn_->wants_output_gradient_amax());
     ffn_->backward_input(call, {d_output, mid_->read(call, inner), d_mid}, with_weights);
   }
   const Matrix x = input_ ? input_->read(call, frame) : context_.stream(call.input);
-  attention_->backward_input(call, {d_mid, x, carrier(call.d_input, design_.gives_amax)}, with_weights);
+  attention_->backward_input(call, {d_mid, x, stream_gradient(call.d_input, design_.gives_amax)}, with_weights);
 }
 
 void Block::backward_weight(const LayerCall& call) {

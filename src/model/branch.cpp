@@ -31,12 +31,12 @@ void Branch::prepare_weights(const LayerCall& call) {
 
 void Branch::begin_forward(const LayerCall& call, const NormInput& in, const LinearOutput& out) {
   WorkspaceFrame frame(*call.workspace);
-  const Factor normed = in_->input_room(call, frame);
+  const GemmOperand normed = in_->input_buffer(call, frame);
   norm_.forward(call, in, normed);
   in_->forward(call, normed, out);
 }
 
-void Branch::end_forward(const LayerCall& call, const Factor& x, const Matrix& part) {
+void Branch::end_forward(const LayerCall& call, const GemmOperand& x, const Matrix& part) {
   if (part.given()) {
     out_->forward(call, x, {part});
   } else {
@@ -47,7 +47,7 @@ void Branch::end_forward(const LayerCall& call, const Factor& x, const Matrix& p
 void Branch::recompute(const LayerCall& call, const Matrix& x) {
   {
     WorkspaceFrame frame(*call.workspace);
-    const Factor normed = in_->input_room(call, frame);
+    const GemmOperand normed = in_->input_buffer(call, frame);
     norm_.forward(call, {.x = x}, normed);
     in_->keep_input(call, normed);
   }
@@ -57,10 +57,10 @@ void Branch::recompute(const LayerCall& call, const Matrix& x) {
 void Branch::backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) {
   TensorRows& tensor = context_.tensor;
   WorkspaceFrame frame(*call.workspace);
-  const Factor d_branch = branch_gradient(call, gradient.d_out, frame);
+  const GemmOperand d_branch = branch_gradient(call, gradient.d_out, frame);
   TensorRows::Gathering normed;
   if (with_weights) normed = in_->begin_weight(call, frame);
-  const Factor d_in = core_backward(call, d_branch, frame);
+  const GemmOperand d_in = core_backward(call, d_branch, frame);
   const Matrix part = frame.take(context_.compute(), tensor.all_rows(), context_.shape.model.hidden_size);
   in_->backward_input(call, d_in, part);
   const TensorRows::Reduction d_norm = tensor.begin_sum(part, frame);
@@ -80,10 +80,10 @@ void Branch::backward_weight(const LayerCall& call, const Matrix& d_out) {
   add_norm_gradients(call);
 }
 
-Factor Branch::branch_gradient(const LayerCall& call, const Factor& d_out, WorkspaceFrame& frame) {
+GemmOperand Branch::branch_gradient(const LayerCall& call, const GemmOperand& d_out, WorkspaceFrame& frame) {
   if (shares_gradient(context_)) return d_out;
-  const Factor whole = out_->output_gradient_room(call, frame);
-  Factor rows = d_out;
+  const GemmOperand whole = out_->output_gradient_buffer(call, frame);
+  GemmOperand rows = d_out;
   WorkspaceFrame inner(*call.workspace);
   if (gradient_differs(context_)) {
     rows.amax = whole.amax;

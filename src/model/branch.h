@@ -13,9 +13,9 @@ namespace gptrain::inline model {
 
 // Operands of a branch's backward pass.
 struct BranchGradient {
-  Factor d_out;  // [N, h] R: gradient of the stream after the branch, with its amax if the branch wants it
-  Matrix x;      // stream before the branch
-  Factor dx;     // [N, h] R, out: gradient of the stream before the branch
+  GemmOperand d_out;  // [N, h] R: gradient of the stream after the branch, with its amax if the branch wants it
+  Matrix x;           // stream before the branch
+  GemmOperand dx;     // [N, h] R, out: gradient of the stream before the branch
 };
 
 class Branch {
@@ -58,11 +58,11 @@ class Branch {
   // Runs the norm and the first linear.
   void begin_forward(const LayerCall& call, const NormInput& in, const LinearOutput& out);
   // Runs the last linear on the core's output `x`. If `part` is not given, only saves the data for its backward pass.
-  void end_forward(const LayerCall& call, const Factor& x, const Matrix& part);
+  void end_forward(const LayerCall& call, const GemmOperand& x, const Matrix& part);
   // Fills the records of the core and the last linear from the saved data.
   virtual void recompute_core(const LayerCall& call) = 0;
   // RETURNS the gradient of the first linear's output, in `frame`, from that of the last linear's output.
-  virtual Factor core_backward(const LayerCall& call, const Factor& d_branch, WorkspaceFrame& frame) = 0;
+  virtual GemmOperand core_backward(const LayerCall& call, const GemmOperand& d_branch, WorkspaceFrame& frame) = 0;
   // Adds the gradients of norms.
   virtual void add_norm_gradients(const LayerCall& call) { norm_.backward_weight(call); }
 
@@ -74,7 +74,7 @@ class Branch {
 
  private:
   // RETURNS the gradient of the last linear's output, all rows, from the stream's.
-  Factor branch_gradient(const LayerCall& call, const Factor& d_out, WorkspaceFrame& frame);
+  GemmOperand branch_gradient(const LayerCall& call, const GemmOperand& d_out, WorkspaceFrame& frame);
 
   const uint32_t site_;
 };

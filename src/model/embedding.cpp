@@ -42,7 +42,7 @@ void Embedding::backward(const LayerCall& call, BackwardPart part) {
   WorkspaceFrame frame(*call.workspace);
   const Matrix rows = context_.stream(call.d_output);
   TensorRows& tensor = context_.tensor;
-  const Matrix dx = tensor.wait(tensor.begin_gather(rows, tensor.room_for_all_rows(frame, rows)));
+  const Matrix dx = tensor.wait(tensor.begin_gather(rows, tensor.buffer_for_all_rows(frame, rows)));
   context_.backend.run(EmbeddingBackward{.tokens = call.tokens,
                                          .sequence_length = context_.shape.sequence_length,
                                          .dx = dx,

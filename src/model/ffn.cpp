@@ -15,7 +15,7 @@ class FfnBranch final : public Branch {
 
  private:
   void recompute_core(const LayerCall& call) override;
-  Factor core_backward(const LayerCall& call, const Factor& d_branch, WorkspaceFrame& frame) override;
+  GemmOperand core_backward(const LayerCall& call, const GemmOperand& d_branch, WorkspaceFrame& frame) override;
 
   ActivationKind activation() const { return context_.shape.model.activation; }
   int64_t width() const { return context_.shape.model.ffn_hidden_size / context_.tensor.size(); }
@@ -28,7 +28,7 @@ class FfnBranch final : public Branch {
   Matrix codes(const LayerCall& call) const { return hidden_ ? Matrix() : layout_.at(call, codes_); }
 
   // Computes the activation if the products do not.
-  void activate(const LayerCall& call, const Matrix& hidden, const Factor& activated);
+  void activate(const LayerCall& call, const Matrix& hidden, const GemmOperand& activated);
 
   Parameter in_bias_;
   std::unique_ptr<SavedMatrix> hidden_;  // the activation's input
@@ -73,9 +73,9 @@ FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t l
 
 void FfnBranch::forward(const LayerCall& call, const NormInput& in, const Matrix& part) {
   WorkspaceFrame frame(*call.workspace);
-  const Factor activated = out_->input_room(call, frame);
+  const GemmOperand activated = out_->input_buffer(call, frame);
   const Matrix hidden =
-      hidden_ ? hidden_->room(call, frame) : frame.take(context_.compute(), context_.shape.rows(), hidden_width());
+      hidden_ ? hidden_->buffer(call, frame) : frame.take(context_.compute(), context_.shape.rows(), hidden_width());
   if (activation_is_fused_) {
     begin_forward(call, in, {.y = activated.x, .pre_activation = hidden});
   } else {
@@ -88,12 +88,12 @@ void FfnBranch::forward(const LayerCall& call, const NormInput& in, const Matrix
 
 void FfnBranch::recompute_core(const LayerCall& call) {
   WorkspaceFrame frame(*call.workspace);
-  const Factor activated = out_->input_room(call, frame);
+  const GemmOperand activated = out_->input_buffer(call, frame);
   activate(call, hidden_->read(call, frame), activated);
   out_->keep_input(call, activated);
 }
 
-void FfnBranch::activate(const LayerCall& call, const Matrix& hidden, const Factor& activated) {
+void FfnBranch::activate(const LayerCall& call, const Matrix& hidden, const GemmOperand& activated) {
   context_.backend.run(ActivationForward{.kind = activation(),
                                          .x = hidden,
                                          .bias = bias(call),
@@ -103,9 +103,9 @@ void FfnBranch::activate(const LayerCall& call, const Matrix& hidden, const Fact
                                          .codes = codes(call)});
 }
 
-Factor FfnBranch::core_backward(const LayerCall& call, const Factor& d_branch, WorkspaceFrame& frame) {
+GemmOperand FfnBranch::core_backward(const LayerCall& call, const GemmOperand& d_branch, WorkspaceFrame& frame) {
   const Matrix hidden = hidden_ ? hidden_->read(call, frame) : Matrix();
-  const Factor d_hidden = in_->output_gradient_room(call, frame);
+  const GemmOperand d_hidden = in_->output_gradient_buffer(call, frame);
   if (activation_is_fused_) {
     out_->backward_input(call, d_branch, d_hidden.x, hidden);
   } else {

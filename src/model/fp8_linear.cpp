@@ -32,12 +32,12 @@ class Fp8WeightLinear : public Linear {
     gradient_ = layout.leave({design.name + ".dy", gradient_dtype, n, w.rows, Codec::fp8});
   }
 
-  Factor input_room(const LayerCall& call, WorkspaceFrame& frame) const override {
+  GemmOperand input_buffer(const LayerCall& call, WorkspaceFrame& frame) const override {
     const int64_t rows = design_.row_parallel ? context_.tensor.all_rows() : context_.tensor.own_rows();
-    return room(call, frame, rows, design_.weight.cols);
+    return buffer(call, frame, rows, design_.weight.cols);
   }
-  Factor output_gradient_room(const LayerCall& call, WorkspaceFrame& frame) const override {
-    return room(call, frame, context_.tensor.all_rows(), design_.weight.rows);
+  GemmOperand output_gradient_buffer(const LayerCall& call, WorkspaceFrame& frame) const override {
+    return buffer(call, frame, context_.tensor.all_rows(), design_.weight.rows);
   }
   bool wants_amax() const override { return true; }
   bool weight_reads_shared_gradient() const override { return false; }
@@ -46,7 +46,7 @@ class Fp8WeightLinear : public Linear {
 
   void prepare_weight(const LayerCall&) override {}
 
-  void forward(const LayerCall& call, const Factor& x, const LinearOutput& out) override {
+  void forward(const LayerCall& call, const GemmOperand& x, const LinearOutput& out) override {
     WorkspaceFrame frame(*call.workspace);
     const Matrix whole = whole_input(x, frame);
     save_input(call, x, whole, {});
@@ -57,12 +57,12 @@ class Fp8WeightLinear : public Linear {
                                        .true_out = design_.weight.true_rows});
   }
 
-  void keep_input(const LayerCall& call, const Factor& x) override {
+  void keep_input(const LayerCall& call, const GemmOperand& x) override {
     WorkspaceFrame frame(*call.workspace);
     save_input(call, x, whole_input(x, frame), {});
   }
 
-  void backward_input(const LayerCall& call, const Factor& dy, const Matrix& dx, const Matrix&) override {
+  void backward_input(const LayerCall& call, const GemmOperand& dy, const Matrix& dx, const Matrix&) override {
     leave_gradient(call, dy, {});
     context_.backend.run(LinearBackwardInput{
         .dy = dy.x, .w = context_.weight(call, design_.weight), .dx = dx, .true_out = design_.weight.true_rows});
@@ -94,15 +94,15 @@ class Fp8WeightLinear : public Linear {
   }
 
   // RETURNS all rows of the input, in `frame` if they are gathered.
-  Matrix whole_input(const Factor& x, WorkspaceFrame& frame) const {
+  Matrix whole_input(const GemmOperand& x, WorkspaceFrame& frame) const {
     TensorRows& tensor = context_.tensor;
     if (design_.row_parallel) return x.x;
-    return tensor.wait(tensor.begin_gather(x.x, tensor.room_for_all_rows(frame, x.x)));
+    return tensor.wait(tensor.begin_gather(x.x, tensor.buffer_for_all_rows(frame, x.x)));
   }
 
   // Saves all rows of the input, `whole`, transposed in FP8. `rows`, if given, gets the FP8 copy that is not
   // transposed.
-  void save_input(const LayerCall& call, const Factor& x, const Matrix& whole, const Matrix& rows) {
+  void save_input(const LayerCall& call, const GemmOperand& x, const Matrix& whole, const Matrix& rows) {
     WorkspaceFrame frame(*call.workspace);
     context_.backend.run(Quantize{.x = whole,
                                   .amax = whole_amax(x, input_is_part_, frame),
@@ -112,7 +112,7 @@ class Fp8WeightLinear : public Linear {
   }
 
   // Saves the gradient of the output, transposed, and the sums of the bias' gradient, for W. `rows` as in save_input.
-  void leave_gradient(const LayerCall& call, const Factor& dy, const Matrix& rows) {
+  void leave_gradient(const LayerCall& call, const GemmOperand& dy, const Matrix& rows) {
     WorkspaceFrame frame(*call.workspace);
     context_.backend.run(Quantize{.x = dy.x,
                                   .amax = whole_amax(dy, gradient_is_part_, frame),
@@ -124,7 +124,7 @@ class Fp8WeightLinear : public Linear {
 
   // RETURNS the amax of the whole tensor, computed in `frame` if the factor comes without. is_part: takes the maximum
   // over the tensor ranks, so that a tensor has one scale for any number of ranks.
-  Matrix whole_amax(const Factor& factor, bool is_part, WorkspaceFrame& frame) {
+  Matrix whole_amax(const GemmOperand& factor, bool is_part, WorkspaceFrame& frame) {
     Matrix amax = factor.amax;
     if (!amax.given()) {
       amax = frame.take(DType::f32, 1, amax_parts);
@@ -140,7 +140,7 @@ class Fp8WeightLinear : public Linear {
   LayerLayout::Field input_, gradient_;
 
  private:
-  Factor room(const LayerCall&, WorkspaceFrame& frame, int64_t rows, int64_t cols) const {
+  GemmOperand buffer(const LayerCall&, WorkspaceFrame& frame, int64_t rows, int64_t cols) const {
     return {frame.take(context_.compute(), rows, cols), frame.take(DType::f32, 1, amax_parts)};
   }
 
@@ -169,7 +169,7 @@ class Fp8Linear final : public Fp8WeightLinear {
                                   .inverse_scale = layout_.scale_at(call, weight_transposed_)});
   }
 
-  void forward(const LayerCall& call, const Factor& x, const LinearOutput& out) override {
+  void forward(const LayerCall& call, const GemmOperand& x, const LinearOutput& out) override {
     WorkspaceFrame frame(*call.workspace);
     const Matrix rows = frame.take(forward_dtype, context_.tensor.all_rows(), x.x.cols);
     {
@@ -186,7 +186,7 @@ class Fp8Linear final : public Fp8WeightLinear {
                                        .true_terms = true_terms()});
   }
 
-  void backward_input(const LayerCall& call, const Factor& dy, const Matrix& dx, const Matrix&) override {
+  void backward_input(const LayerCall& call, const GemmOperand& dy, const Matrix& dx, const Matrix&) override {
     WorkspaceFrame frame(*call.workspace);
     const Matrix rows = frame.take(gradient_dtype, dy.x.rows, dy.x.cols);
     leave_gradient(call, dy, rows);

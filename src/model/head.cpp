@@ -53,7 +53,7 @@ void Head::sum_losses(const LayerCall& call, const Matrix& d_norm) {
   const int64_t chunk = std::min(context_.shape.loss_chunk_tokens, n);
   WorkspaceFrame frame(*call.workspace);
   const Matrix own_rows = layout_.at(call, normed_);
-  const Matrix norm = tensor.wait(tensor.begin_gather(own_rows, tensor.room_for_all_rows(frame, own_rows)));
+  const Matrix norm = tensor.wait(tensor.begin_gather(own_rows, tensor.buffer_for_all_rows(frame, own_rows)));
   const Matrix losses = frame.take(DType::f32, 1, n);
   const Matrix all_logits = frame.take(context_.compute(), chunk, w.rows);
   for (int64_t first = 0; first < n; first += chunk) {
@@ -118,10 +118,11 @@ void Head::backward(const LayerCall& call, BackwardPart part) {
 
 void Head::backward_input(const LayerCall& call) {
   const Matrix d_input = context_.stream(call.d_input);
-  norm_.backward_input(call, {.dy = layout_.at(call, d_normed_),
-                              .x = context_.stream(call.input),
-                              .dx_residual = {},
-                              .dx = {d_input, design_.gives_amax ? context_.carrier_amax(call.d_input) : Matrix{}}});
+  norm_.backward_input(call,
+                       {.dy = layout_.at(call, d_normed_),
+                        .x = context_.stream(call.input),
+                        .dx_residual = {},
+                        .dx = {d_input, design_.gives_amax ? context_.stream_gradient_amax(call.d_input) : Matrix{}}});
 }
 
 }  // namespace gptrain::model

@@ -49,14 +49,14 @@ struct StepShape {
   bool deterministic = true;    // true: the same bits in every run (AttentionBackward::fixed_bits)
   // For each layer of the model, whether it keeps its products' outputs, so that its recompute runs no product. These
   // products do not compute activations, since recompute needs the activations' inputs. Empty: no layer does.
-  std::vector<bool> with_kept_products = {};
+  std::vector<bool> saves_products = {};
   int code_bits = 0;  // bits of the activation's derivative (ops/few_bits.h); 0: its input is saved instead
   ProjectionConfig projection = {};  // projection of linears' saved inputs
   bool codes_inputs = false;         // inputs of linears and norms are saved as Codec::blocks
 
   int64_t rows() const { return batch * sequence_length; }
   bool keeps_products(int64_t layer) const {
-    return !with_kept_products.empty() && with_kept_products[static_cast<size_t>(layer)];
+    return !saves_products.empty() && saves_products[static_cast<size_t>(layer)];
   }
   MicroBatchShape micro_batch() const { return {batch, sequence_length, mask_documents}; }
 };
@@ -107,12 +107,14 @@ struct LayerContext {
   }
   int64_t stream_bytes() const { return align_up(stream(nullptr).bytes()); }
   // RETURNS the amax after the matrix of a carrier, a buffer for the gradient of the residual stream.
-  Matrix carrier_amax(std::byte* carrier) const { return {carrier + stream_bytes(), DType::f32, 1, amax_parts}; }
+  Matrix stream_gradient_amax(std::byte* stream_gradient) const {
+    return {stream_gradient + stream_bytes(), DType::f32, 1, amax_parts};
+  }
 };
 
 // A matrix that a linear multiplies by its weight: its input, or the gradient of its output. `amax`: [1, amax_parts]
-// f32, written by the op that computes x; given only if the linear asked for it (Linear::input_room).
-struct Factor {
+// f32, written by the op that computes x; given only if the linear asked for it (Linear::input_buffer).
+struct GemmOperand {
   Matrix x;
   Matrix amax = {};
 };

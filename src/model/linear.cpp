@@ -42,11 +42,11 @@ class PlainLinear : public Linear {
     }
   }
 
-  Factor input_room(const LayerCall& call, WorkspaceFrame& frame) const override {
+  GemmOperand input_buffer(const LayerCall& call, WorkspaceFrame& frame) const override {
     if (projection_) return {frame.take(context_.compute(), input_rows_, design_.weight.cols)};
-    return {input_->room(call, frame)};
+    return {input_->buffer(call, frame)};
   }
-  Factor output_gradient_room(const LayerCall& call, WorkspaceFrame&) const override {
+  GemmOperand output_gradient_buffer(const LayerCall& call, WorkspaceFrame&) const override {
     return {layout_.at(call, gradient_)};
   }
   bool wants_amax() const override { return false; }
@@ -57,16 +57,16 @@ class PlainLinear : public Linear {
 
   void prepare_weight(const LayerCall&) override {}
   // A field of another part (LinearDesign::saved_input) is filled by that part.
-  void keep_input(const LayerCall& call, const Factor& x) override {
+  void keep_input(const LayerCall& call, const GemmOperand& x) override {
     if (design_.saved_input != LayerLayout::none) return;
     if (!projection_) return input_->keep(call, x.x);
     WorkspaceFrame frame(*call.workspace);
-    const Matrix projected = input_->room(call, frame);
+    const Matrix projected = input_->buffer(call, frame);
     projection_->run(call, x.x, first_row_, projected);
     input_->keep(call, projected);
   }
 
-  void backward_input(const LayerCall& call, const Factor& dy, const Matrix& dx,
+  void backward_input(const LayerCall& call, const GemmOperand& dy, const Matrix& dx,
                       const Matrix& pre_activation) override {
     context_.backend.run(LinearBackwardInput{.dy = dy.x,
                                              .w = context_.weight(call, design_.weight),
@@ -139,13 +139,13 @@ class ColumnLinear final : public PlainLinear {
 
   // With sequence parallelism, the ranks' rows of x are gathered piece by piece: one piece is multiplied while the next
   // is in flight.
-  void forward(const LayerCall& call, const Factor& factor, const LinearOutput& out) override {
+  void forward(const LayerCall& call, const GemmOperand& factor, const LinearOutput& out) override {
     keep_input(call, factor);
     const Matrix& x = factor.x;
     TensorRows& tensor = context_.tensor;
     if (!tensor.has_own_rows()) return product(call, x, out);
     WorkspaceFrame frame(*call.workspace);
-    const Matrix whole = tensor.room_for_all_rows(frame, x);
+    const Matrix whole = tensor.buffer_for_all_rows(frame, x);
     const auto piece_of = [&](const Matrix& matrix, int64_t rank) {
       return matrix.given() ? matrix.row_range(rank * x.rows, x.rows) : Matrix{};
     };
@@ -168,7 +168,7 @@ class ColumnLinear final : public PlainLinear {
 
   TensorRows::Gathering begin_weight(const LayerCall& call, WorkspaceFrame& frame) override {
     const Matrix rows = input(call, frame);
-    return context_.tensor.begin_gather(rows, context_.tensor.room_for_all_rows(frame, rows));
+    return context_.tensor.begin_gather(rows, context_.tensor.buffer_for_all_rows(frame, rows));
   }
 };
 
@@ -177,7 +177,7 @@ class RowLinear final : public PlainLinear {
   RowLinear(const LayerContext& context, LayerLayout& layout, const LinearDesign& design)
       : PlainLinear(context, layout, design, context.tensor.all_rows(), 0) {}
 
-  void forward(const LayerCall& call, const Factor& x, const LinearOutput& out) override {
+  void forward(const LayerCall& call, const GemmOperand& x, const LinearOutput& out) override {
     keep_input(call, x);
     const bool adds_bias = out.with_bias && context_.tensor.rank() == 0;  // added once in the sum
     product(call, x.x, {out.y, out.pre_activation, adds_bias});

@@ -22,10 +22,10 @@ struct LinearDesign {
   Parameter weight, bias;
   bool row_parallel;
   // Field that another part of the layer declares and fills with the input; none: the caller computes the input in
-  // input_room.
+  // input_buffer.
   LayerLayout::Field saved_input = LayerLayout::none;
   // True: the caller keeps the gradient of the output in a matrix of its own until W. False: the caller computes it in
-  // output_gradient_room.
+  // output_gradient_buffer.
   bool gradient_is_shared = false;
 };
 
@@ -45,8 +45,8 @@ class Linear {
   // RETURN memory, in a record or in `frame`, into which the caller computes the input, or the gradient of the output.
   // If it includes an amax, the op that computes the matrix may write it, and the caller then passes on both. Otherwise
   // the linear computes the amax itself.
-  virtual Factor input_room(const LayerCall& call, WorkspaceFrame& frame) const = 0;
-  virtual Factor output_gradient_room(const LayerCall& call, WorkspaceFrame& frame) const = 0;
+  virtual GemmOperand input_buffer(const LayerCall& call, WorkspaceFrame& frame) const = 0;
+  virtual GemmOperand output_gradient_buffer(const LayerCall& call, WorkspaceFrame& frame) const = 0;
   // RETURNS whether the linear needs the amax of its factors.
   virtual bool wants_amax() const = 0;
   // RETURNS whether backward_weight reads the shared gradient itself, without a saved copy.
@@ -58,12 +58,12 @@ class Linear {
   // Fills the FP8 copies of the weight if call.prepare_weights. REQUIRES: called before every pass.
   virtual void prepare_weight(const LayerCall& call) = 0;
   // Computes y, or this rank's part of the sum, and saves the input for W.
-  virtual void forward(const LayerCall& call, const Factor& x, const LinearOutput& out) = 0;
+  virtual void forward(const LayerCall& call, const GemmOperand& x, const LinearOutput& out) = 0;
   // Only saves the input for W.
-  virtual void keep_input(const LayerCall& call, const Factor& x) = 0;
+  virtual void keep_input(const LayerCall& call, const GemmOperand& x) = 0;
   // Computes dx = dy w, or this rank's part of the sum, times the activation's derivative if pre_activation is given.
   // Saves dy for W.
-  virtual void backward_input(const LayerCall& call, const Factor& dy, const Matrix& dx,
+  virtual void backward_input(const LayerCall& call, const GemmOperand& dy, const Matrix& dx,
                               const Matrix& pre_activation = {}) = 0;
   // Begins to gather the other ranks' inputs for backward_weight.
   virtual TensorRows::Gathering begin_weight(const LayerCall& call, WorkspaceFrame& frame) = 0;

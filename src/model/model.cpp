@@ -23,11 +23,11 @@ Model::Model(const StepShape& shape, const ModelSpec& spec, const std::vector<Te
   }
 }
 
-int64_t Model::carrier_bytes() const {
+int64_t Model::stream_gradient_bytes() const {
   const bool with_amax = std::any_of(layers_.begin(), layers_.end(), [](const std::unique_ptr<Layer>& layer) {
     return layer->records().wants_output_gradient_amax;
   });
-  return stream_bytes() + (with_amax ? align_up(context_.carrier_amax(nullptr).bytes()) : 0);
+  return stream_bytes() + (with_amax ? align_up(context_.stream_gradient_amax(nullptr).bytes()) : 0);
 }
 
 }  // namespace gptrain::model

@@ -14,7 +14,7 @@ Matrix Norm::mean(const LayerCall& call) const {
   return mean_ == LayerLayout::none ? Matrix{} : layout_.at(call, mean_);
 }
 
-void Norm::forward(const LayerCall& call, const NormInput& in, const Factor& y) {
+void Norm::forward(const LayerCall& call, const NormInput& in, const GemmOperand& y) {
   const StepShape& shape = context_.shape;
   context_.backend.run(NormForward{.kind = shape.model.norm,
                                    .eps = shape.model.norm_eps,

@@ -22,7 +22,7 @@ struct NormGradient {
   Matrix dy;
   Matrix x;  // input of the forward norm
   Matrix dx_residual;
-  Factor dx;
+  GemmOperand dx;
 };
 
 class Norm {
@@ -31,7 +31,7 @@ class Norm {
   Norm(const LayerContext& context, LayerLayout& layout, const std::string& name, const Parameter& gamma,
        const Parameter& beta);
 
-  void forward(const LayerCall& call, const NormInput& in, const Factor& y);
+  void forward(const LayerCall& call, const NormInput& in, const GemmOperand& y);
   void backward_input(const LayerCall& call, const NormGradient& gradient);
   void backward_weight(const LayerCall& call) { sums_.add(call); }
 

@@ -9,7 +9,7 @@ class PlainMatrix final : public SavedMatrix {
  public:
   PlainMatrix(const LayerLayout& layout, LayerLayout::Field field) : layout_(layout), field_(field) {}
 
-  Matrix room(const LayerCall& call, WorkspaceFrame&) const override { return layout_.at(call, field_); }
+  Matrix buffer(const LayerCall& call, WorkspaceFrame&) const override { return layout_.at(call, field_); }
   void keep(const LayerCall&, const Matrix&) override {}
   Matrix read(const LayerCall& call, WorkspaceFrame&) const override { return layout_.at(call, field_); }
 
@@ -24,7 +24,7 @@ class CodedMatrix final : public SavedMatrix {
   CodedMatrix(const LayerContext& context, const LayerLayout& layout, LayerLayout::Field field)
       : context_(context), layout_(layout), field_(field) {}
 
-  Matrix room(const LayerCall&, WorkspaceFrame& frame) const override {
+  Matrix buffer(const LayerCall&, WorkspaceFrame& frame) const override {
     const SavedTensor& tensor = layout_.tensor(field_);
     return frame.take(tensor.dtype, tensor.rows, tensor.cols);
   }
@@ -33,7 +33,7 @@ class CodedMatrix final : public SavedMatrix {
         EncodeBlocks{.x = computed, .codes = layout_.at(call, field_), .scales = layout_.scale_at(call, field_)});
   }
   Matrix read(const LayerCall& call, WorkspaceFrame& frame) const override {
-    const Matrix copy = room(call, frame);
+    const Matrix copy = buffer(call, frame);
     context_.backend.run(
         DecodeBlocks{.codes = layout_.at(call, field_), .scales = layout_.scale_at(call, field_), .x = copy});
     return copy;
@@ -51,7 +51,7 @@ class RoundedMatrix final : public SavedMatrix {
   RoundedMatrix(const LayerContext& context, const LayerLayout& layout, LayerLayout::Field field)
       : context_(context), layout_(layout), field_(field) {}
 
-  Matrix room(const LayerCall&, WorkspaceFrame& frame) const override {
+  Matrix buffer(const LayerCall&, WorkspaceFrame& frame) const override {
     const SavedTensor& tensor = layout_.tensor(field_);
     return frame.take(context_.compute(), tensor.rows, tensor.cols);
   }

@@ -7,15 +7,15 @@
 
 namespace gptrain::inline model {
 
-// Forward computes the matrix in the memory from room() and passes it to keep(); recompute, B and W call read(). If the
-// record stores another format, room() and read() return memory of `frame`. The dtype of read() may be narrower.
+// Forward computes the matrix in the memory from buffer() and passes it to keep(); recompute, B and W call read(). If
+// the record stores another format, buffer() and read() return memory of `frame`. The dtype of read() may be narrower.
 class SavedMatrix {
  public:
   virtual ~SavedMatrix() = default;
   SavedMatrix(const SavedMatrix&) = delete;
   SavedMatrix& operator=(const SavedMatrix&) = delete;
 
-  virtual Matrix room(const LayerCall& call, WorkspaceFrame& frame) const = 0;
+  virtual Matrix buffer(const LayerCall& call, WorkspaceFrame& frame) const = 0;
   virtual void keep(const LayerCall& call, const Matrix& computed) = 0;
   virtual Matrix read(const LayerCall& call, WorkspaceFrame& frame) const = 0;
 

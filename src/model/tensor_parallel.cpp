@@ -6,7 +6,7 @@ void TensorRows::wait(Ticket ticket) {
   if (tensor_.lane != nullptr) tensor_.lane->wait(ticket);
 }
 
-Matrix TensorRows::room_for_all_rows(WorkspaceFrame& frame, const Matrix& rows) const {
+Matrix TensorRows::buffer_for_all_rows(WorkspaceFrame& frame, const Matrix& rows) const {
   return has_own_rows() ? frame.take(rows.dtype, rows.rows * size(), rows.cols) : Matrix{};
 }
 

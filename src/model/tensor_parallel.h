@@ -15,7 +15,7 @@ namespace gptrain::inline model {
 // [rank N / size, (rank + 1) N / size) of a micro-batch; sums become reduce-scatters, and column-parallel linears
 // gather their inputs.
 struct TensorParallel {
-  TensorPlace place;
+  TensorRank place;
   bool sequence = false;
   Communicator* group = nullptr;  // group of the lane; null: one rank
   Lane* lane = nullptr;           // null: one rank
@@ -44,9 +44,9 @@ class TensorRows {
     Ticket ticket = Lane::done;
   };
   // Begins to gather all ranks' `rows` (rows of a matrix, or of its projection) into `whole`, memory from
-  // room_for_all_rows. Without sequence parallelism the result is `rows` itself.
+  // buffer_for_all_rows. Without sequence parallelism the result is `rows` itself.
   Gathering begin_gather(const Matrix& rows, const Matrix& whole);
-  Matrix room_for_all_rows(WorkspaceFrame& frame, const Matrix& rows) const;
+  Matrix buffer_for_all_rows(WorkspaceFrame& frame, const Matrix& rows) const;
   Matrix wait(const Gathering& gathering);
 
   // This rank's rows of a sum over the tensor ranks, valid after wait().

@@ -60,7 +60,7 @@ AttentionPiece fused_attention_piece(const Op& op, int64_t most_groups) {
 }
 
 // RETURNS the number of sequences that the library gets for one sequence of the op.
-inline int64_t fused_attention_room(const AttentionMask& mask) {
+inline int64_t fused_attention_matrices(const AttentionMask& mask) {
   return mask.max_documents > 0 ? mask.max_documents : 1;
 }
 
@@ -87,13 +87,13 @@ inline int64_t fused_attention_group_bytes(const AttentionBackward& op) {
       op.fixed_bits ? length * length * dtype_bytes(DType::bf16) : length * op.head_size * dtype_bytes(DType::f32);
   const int64_t sums = length * dtype_bytes(DType::f32);
   const int64_t shares = query_heads > 1 ? 2 * length * op.head_size * dtype_bytes(DType::bf16) : 0;
-  const int64_t matrices = fused_attention_room(op.mask) * query_heads, each = scores + sums + shares;
+  const int64_t matrices = fused_attention_matrices(op.mask) * query_heads, each = scores + sums + shares;
   return each > fused_attention_most_bytes / matrices ? fused_attention_most_bytes + 1 : matrices * each;
 }
 
 // RETURNS the largest number of key/value heads, over all sequences, of a piece.
 inline int64_t fused_attention_most_groups(const AttentionForward& op) {
-  return std::max<int64_t>(1, fused_attention_most_sequences / fused_attention_room(op.mask)) * op.num_kv_heads;
+  return std::max<int64_t>(1, fused_attention_most_sequences / fused_attention_matrices(op.mask)) * op.num_kv_heads;
 }
 inline int64_t fused_attention_most_groups(const AttentionBackward& op) {
   const int64_t room = fused_attention_preferred_bytes - fused_attention_overhead_bytes;

@@ -33,7 +33,7 @@ void visit_amax(const Matrix& amax, const Matrix& output, OperandVisitor& visit)
   visit.require(!amax.given() || output.dtype == DType::bf16, "an amax is had of bf16 only");
 }
 
-void require_apart(std::string_view rule, const Matrix& a, const Matrix& b, OperandVisitor& visit) {
+void require_no_alias(std::string_view rule, const Matrix& a, const Matrix& b, OperandVisitor& visit) {
   visit.require(a.data != b.data || a.data == nullptr, rule);
 }
 
@@ -170,7 +170,7 @@ void for_each_operand(const LinearForward& op, OperandVisitor& visit) {
   visit.writes("pre_activation", op.pre_activation, optional(exactly(op.x.dtype, op.x.rows, op.w.rows)));
   if (!op.pre_activation.given()) return;
   visit.require(!widened, "y must be as x is where there is a pre-activation");
-  require_apart("y may not be the pre-activation", op.y, op.pre_activation, visit);
+  require_no_alias("y may not be the pre-activation", op.y, op.pre_activation, visit);
 }
 
 void for_each_operand(const LinearBackwardInput& op, OperandVisitor& visit) {
@@ -178,7 +178,7 @@ void for_each_operand(const LinearBackwardInput& op, OperandVisitor& visit) {
   visit.reads("w", op.w, exactly(op.dy.dtype, op.dy.cols, Form::any));
   visit.writes("dx", op.dx, exactly(op.dy.dtype, op.dy.rows, op.w.cols));
   visit.reads("pre_activation", op.pre_activation, optional(like(op.dx)));
-  require_apart("dx may not be the pre-activation", op.dx, op.pre_activation, visit);
+  require_no_alias("dx may not be the pre-activation", op.dx, op.pre_activation, visit);
 }
 
 void for_each_operand(const LinearBackwardWeight& op, OperandVisitor& visit) {
@@ -195,8 +195,8 @@ void for_each_operand(const QueryKeyForward& op, OperandVisitor& visit) {
   visit.writes("q_out", op.q_out, like(op.q));
   visit.writes("k_out", op.k_out, like(op.k));
   if (!op.q_gamma.given()) return;
-  require_apart("q_out may not be q where there is a norm", op.q_out, op.q, visit);
-  require_apart("k_out may not be k where there is a norm", op.k_out, op.k, visit);
+  require_no_alias("q_out may not be q where there is a norm", op.q_out, op.q, visit);
+  require_no_alias("k_out may not be k where there is a norm", op.k_out, op.k, visit);
 }
 
 void for_each_operand(const QueryKeyBackward& op, OperandVisitor& visit) {
@@ -237,7 +237,7 @@ void for_each_operand(const ActivationBackward& op, OperandVisitor& visit) {
   } else {
     visit.reads("x", op.x, like(op.dx));
     visit.reads("bias", op.bias, optional(vector(op.dy.dtype, op.x.cols)));
-    require_apart("dx may not be x", op.dx, op.x, visit);
+    require_no_alias("dx may not be x", op.dx, op.x, visit);
   }
   visit_amax(op.amax, op.dx, visit);
 }

@@ -50,7 +50,7 @@ std::vector<BlockMatrix> block_matrices(const ModelSpec& spec, const ParameterLa
 MatrixExchange::MatrixExchange(const UpdateContext& context)
     : context_(context),
       group_(context.groups.stage_group()),
-      place_(context.groups.stage_place()),
+      stage_rank_(context.groups.stage_rank()),
       matrices_(block_matrices(context.parameters.spec(), context.parameters.layout())) {
   std::stable_sort(matrices_.begin(), matrices_.end(),
                    [](const BlockMatrix& a, const BlockMatrix& b) { return work_of(a) > work_of(b); });
@@ -58,10 +58,10 @@ MatrixExchange::MatrixExchange(const UpdateContext& context)
     most_elements_ = std::max(most_elements_, matrix.count());
     most_square_ = std::max(most_square_, smaller_side_squared(matrix));
   }
-  const std::vector<RankGroups::StagePlace> places = context.groups.stage_places();
-  const int64_t ranks = std::ssize(places);
+  const std::vector<RankGroups::StageRank> stage_ranks = context.groups.stage_ranks();
+  const int64_t ranks = std::ssize(stage_ranks);
   std::vector<std::vector<TensorShard>> shards;  // shards of each tensor rank
-  const int64_t tensor_size = context.groups.tensor_place().size;
+  const int64_t tensor_size = context.groups.on_tensor_axis().size;
   for (int64_t rank = 0; rank < tensor_size; ++rank)
     shards.push_back(shard_tensors(context.parameters.spec(), {tensor_size, rank}));
   const bool holds_all = context.parameters.sharding().zero == 0;
@@ -74,26 +74,26 @@ MatrixExchange::MatrixExchange(const UpdateContext& context)
     const int64_t turn = i % ranks;
     const auto owner = static_cast<size_t>(std::ssize(rounds_) % 2 == 1 ? turn : ranks - 1 - turn);
     const BlockMatrix& matrix = matrices_[static_cast<size_t>(i)];
-    const MatrixPart part = part_of(matrix, shards[static_cast<size_t>(place_.tensor)], place_.copy);
+    const MatrixPart part = part_of(matrix, shards[static_cast<size_t>(stage_rank_.tensor)], stage_rank_.data);
     const PeerPart range{part.count > 0 ? in_gradients(matrix, part) : 0, part.count};
     // If every data-parallel rank holds all elements, the owner takes them from ranks with its own data rank.
-    if (part.owned && (!holds_all || places[owner].copy == place_.copy)) round.sent[owner] = range;
+    if (part.owned && (!holds_all || stage_ranks[owner].data == stage_rank_.data)) round.sent[owner] = range;
     round.received_back[owner] = range;
-    if (places[owner] == place_) {
+    if (stage_ranks[owner] == stage_rank_) {
       round.own = i;
-      add_own(round, places, shards);
+      add_own(round, stage_ranks, shards);
     }
   }
 }
 
 MatrixPart MatrixExchange::part_of(const BlockMatrix& matrix, const std::vector<TensorShard>& shards,
-                                   int64_t copy) const {
+                                   int64_t data_rank) const {
   const ParameterStore& parameters = context_.parameters;
   const auto tensor = static_cast<size_t>(matrix.tensor);
   const int64_t unit = context_.parameters.spec().tensors[tensor].unit;
   const UnitRange& range = parameters.layout().units[static_cast<size_t>(unit)];
   const bool pieces = parameters.sharding().zero > 0;
-  const int64_t held_first = pieces ? copy * parameters.piece_elements(unit) : 0;
+  const int64_t held_first = pieces ? data_rank * parameters.piece_elements(unit) : 0;
   const int64_t held_end = held_first + (pieces ? parameters.piece_elements(unit) : range.elements);
   MatrixPart part;
   for (const ShardBox& box : shards[tensor].boxes) {
@@ -122,16 +122,17 @@ int64_t MatrixExchange::in_gradients(const BlockMatrix& matrix, const MatrixPart
 
 // Adds the transfers of this rank's own matrix from and to its peers. Peers that hold the same elements get them from
 // the same range of `parts`.
-void MatrixExchange::add_own(Round& round, const std::vector<RankGroups::StagePlace>& places,
+void MatrixExchange::add_own(Round& round, const std::vector<RankGroups::StageRank>& stage_ranks,
                              const std::vector<std::vector<TensorShard>>& shards) const {
   const BlockMatrix& matrix = matrices_[static_cast<size_t>(round.own)];
   const bool holds_all = context_.parameters.sharding().zero == 0;
   int64_t received = 0, sent = 0;
   const auto key = [](const MatrixPart& part) { return std::tuple(part.row, part.col, part.first, part.count); };
-  for (size_t peer = 0; peer < places.size(); ++peer) {
-    const MatrixPart part = part_of(matrix, shards[static_cast<size_t>(places[peer].tensor)], places[peer].copy);
+  for (size_t peer = 0; peer < stage_ranks.size(); ++peer) {
+    const MatrixPart part =
+        part_of(matrix, shards[static_cast<size_t>(stage_ranks[peer].tensor)], stage_ranks[peer].data);
     if (part.count == 0) continue;
-    if (part.owned && (!holds_all || places[peer].copy == place_.copy)) {
+    if (part.owned && (!holds_all || stage_ranks[peer].data == stage_rank_.data)) {
       round.gathered.push_back({part, received});
       round.received[peer] = {received, part.count};
       received += part.count;

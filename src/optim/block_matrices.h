@@ -66,16 +66,16 @@ class MatrixExchange {
     std::vector<Placed> gathered, returned;          // parts of the own matrix
   };
 
-  MatrixPart part_of(const BlockMatrix& matrix, const std::vector<TensorShard>& shards, int64_t copy) const;
+  MatrixPart part_of(const BlockMatrix& matrix, const std::vector<TensorShard>& shards, int64_t data_rank) const;
   int64_t in_gradients(const BlockMatrix& matrix, const MatrixPart& part) const;
-  void add_own(Round& round, const std::vector<RankGroups::StagePlace>& places,
+  void add_own(Round& round, const std::vector<RankGroups::StageRank>& stage_ranks,
                const std::vector<std::vector<TensorShard>>& shards) const;
   void copy_parts(const BlockMatrix& matrix, const std::vector<Placed>& placed, float* whole, float* parts,
                   bool to_whole) const;
 
   UpdateContext context_;
   Communicator* group_;  // null: the stage has one rank
-  RankGroups::StagePlace place_;
+  RankGroups::StageRank stage_rank_;
   std::vector<BlockMatrix> matrices_;  // in order of assignment
   std::vector<Round> rounds_;
   int64_t most_elements_ = 0, most_square_ = 0;

@@ -15,13 +15,13 @@ struct Segments {
 };
 
 // Groups of a unit's tensors, in the order of the layout.
-enum class UnitTensors : uint8_t { norms, others, last };
-constexpr std::array all_unit_tensors = {UnitTensors::norms, UnitTensors::others, UnitTensors::last};
-constexpr size_t num_unit_tensors = all_unit_tensors.size();
+enum class TensorOrder : uint8_t { norms, others, last };
+constexpr std::array all_tensor_orders = {TensorOrder::norms, TensorOrder::others, TensorOrder::last};
+constexpr size_t num_unit_tensors = all_tensor_orders.size();
 
-UnitTensors kind_of(const TensorSpec& tensor, UnitEnd end) {
-  if (tensor.norm_use != NormUse::no_norm) return UnitTensors::norms;
-  return comes_last(tensor, end) ? UnitTensors::last : UnitTensors::others;
+TensorOrder kind_of(const TensorSpec& tensor, UnitEnd end) {
+  if (tensor.norm_use != NormUse::no_norm) return TensorOrder::norms;
+  return comes_last(tensor, end) ? TensorOrder::last : TensorOrder::others;
 }
 
 // RETURNS the elements of this rank's part of the unit before the tensors of UnitEnd.
@@ -33,14 +33,14 @@ int64_t elements_before_last(const ParameterStore& parameters, int64_t unit) {
 
 // Adds the segments of one group of tensors. Offsets count from the start of this rank's part of the unit, or, if norms
 // or the tensors of UnitEnd are updated separately, from the start of the tensors that are updated together.
-void add_segments(const ParameterStore& parameters, uint64_t seed, int64_t unit, UnitTensors kind, bool last_apart,
-                  const PartNumbers& numbers, std::vector<UpdateSegment>& segments) {
+void add_segments(const ParameterStore& parameters, uint64_t seed, int64_t unit, TensorOrder kind,
+                  bool last_is_separate, const PartNumbers& numbers, std::vector<UpdateSegment>& segments) {
   const ParameterLayout& layout = parameters.layout();
   const UnitRange& range = layout.units[static_cast<size_t>(unit)];
   const UpdateRange updated = parameters.update_range(unit);
   int64_t apart = 0;
-  if (parameters.sharding().pure && kind != UnitTensors::norms) apart = parameters.norm_piece(unit).count;
-  if (last_apart && kind == UnitTensors::last) apart = elements_before_last(parameters, unit);
+  if (parameters.sharding().pure && kind != TensorOrder::norms) apart = parameters.norm_piece(unit).count;
+  if (last_is_separate && kind == TensorOrder::last) apart = elements_before_last(parameters, unit);
   for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
     const TensorSpec& tensor = parameters.spec().tensors[static_cast<size_t>(i)];
     if (kind_of(tensor, layout.end) != kind) continue;
@@ -64,13 +64,13 @@ void add_segments(const ParameterStore& parameters, uint64_t seed, int64_t unit,
   }
 }
 
-Segments make_segments(const ParameterStore& parameters, uint64_t seed, bool last_apart, SummedParts summed) {
+Segments make_segments(const ParameterStore& parameters, uint64_t seed, bool last_is_separate, SummedParts summed) {
   Segments segments;
   const PartNumbers numbers(parameters.spec(), summed);
   for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
-    for (const UnitTensors kind : all_unit_tensors) {
+    for (const TensorOrder kind : all_tensor_orders) {
       segments.first.push_back(static_cast<int64_t>(segments.all.size()));
-      add_segments(parameters, seed, unit, kind, last_apart, numbers, segments.all);
+      add_segments(parameters, seed, unit, kind, last_is_separate, numbers, segments.all);
     }
   }
   segments.first.push_back(static_cast<int64_t>(segments.all.size()));
@@ -118,10 +118,10 @@ int64_t part_table_bytes(const ParameterStore& parameters) {
   return bytes_of(make_segments(parameters, 0, false, SummedParts::parts));
 }
 
-ElementUpdates::ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables, bool last_apart,
+ElementUpdates::ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables, bool last_is_separate,
                                SummedParts summed)
     : context_(context), segments_(reinterpret_cast<const UpdateSegment*>(tables)) {
-  Segments segments = make_segments(context.parameters, seed, last_apart, summed);
+  Segments segments = make_segments(context.parameters, seed, last_is_separate, summed);
   context.backend.upload(tables, segments.all.data(),
                          static_cast<int64_t>(segments.all.size() * sizeof(UpdateSegment)));
   first_segment_ = std::move(segments.first);

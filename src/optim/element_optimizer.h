@@ -49,16 +49,16 @@ class ElementUpdates {
  public:
   // Uploads the table to `tables`, device memory of element_table_bytes, or of part_table_bytes with
   // SummedParts::parts. The spec gives each tensor's weight decay and learning-rate factor. Borrows the context's
-  // references. last_apart: the caller updates the tensors of UnitEnd separately, by update_before_last and
+  // references. last_is_separate: the caller updates the tensors of UnitEnd separately, by update_before_last and
   // update_last.
-  ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables, bool last_apart = false,
+  ElementUpdates(const UpdateContext& context, uint64_t seed, std::byte* tables, bool last_is_separate = false,
                  SummedParts summed = SummedParts::tensors);
 
   // Calls run(operands) for this rank's part of the unit: once, or if only norms have master weights (Sharding::pure)
   // twice, for the norms and for the rest. Makes no call if the rank has no part of the unit.
   void update(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const;
   // Do the same for all tensors before those of UnitEnd, and for the latter, whose operands lack columns without values
-  // for them. REQUIRES last_apart.
+  // for them. REQUIRES last_is_separate.
   void update_before_last(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const;
   void update_last(int64_t unit, const std::function<void(const ElementUpdate&)>& run) const;
 

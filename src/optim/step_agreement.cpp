@@ -45,23 +45,23 @@ StepAgreement::Tables StepAgreement::tables_at(std::byte* memory, int64_t num_te
 }
 
 StepAgreement::StepAgreement(const UpdateContext& context, double clip_norm, int64_t loss_scale_window,
-                             std::byte* tables, RankGroups& groups, SideQueue* copies)
+                             std::byte* tables, RankGroups& groups, SideQueue* copy_queue)
     : context_(context),
       clip_norm_(clip_norm),
       loss_scale_window_(loss_scale_window),
       num_tensors_(static_cast<int64_t>(context.parameters.spec().tensors.size())),
       groups_(groups),
-      copies_(groups.num_ranks(GroupKind::world) > 1 ? copies : nullptr) {
+      copy_queue_(groups.num_ranks(GroupKind::world) > 1 ? copy_queue : nullptr) {
   const std::vector<SquaredNorm::Segment> segments = norm_segments(context.parameters);
   num_segments_ = static_cast<int64_t>(segments.size());
   tables_ = tables_at(tables, num_tensors_, segments.size());
   context_.backend.upload(tables_.segments, segments.data(),
                           static_cast<int64_t>(segments.size() * sizeof(SquaredNorm::Segment)));
   put_stop(0);
-  if (copies_ == nullptr) return;
-  wants_to_stop_ = copies_->allocate_host(sizeof(double));
+  if (copy_queue_ == nullptr) return;
+  wants_to_stop_ = copy_queue_->allocate_host(sizeof(double));
   new (wants_to_stop_->data()) double(0);
-  copies_->while_waiting([this] { look_for_stop(); });
+  copy_queue_->while_waiting([this] { look_for_stop(); });
 }
 
 int64_t StepAgreement::table_bytes(const ParameterStore& parameters) {
@@ -100,10 +100,10 @@ void StepAgreement::agree() {
     constexpr double not_finite = std::numeric_limits<double>::quiet_NaN();
     context_.backend.upload(tables_.partials, &not_finite, sizeof not_finite);
   }
-  if (copies_ != nullptr) {
+  if (copy_queue_ != nullptr) {
     look_for_stop();
     if (is_void) std::atomic_ref(*reinterpret_cast<double*>(wants_to_stop_->data())).store(void_count);
-    copies_->copy_among_ops(tables_.partials + num_tensors_, wants_to_stop_->data(), sizeof(double));
+    copy_queue_->copy_among_ops(tables_.partials + num_tensors_, wants_to_stop_->data(), sizeof(double));
   } else {
     put_stop(is_void ? void_count : stop_wanted_ && stop_wanted_() ? 1 : 0);
   }

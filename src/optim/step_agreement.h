@@ -23,7 +23,7 @@ class StepAgreement {
   // Uploads its tables to `tables`, which is device memory of table_bytes. clip_norm is 0 without clipping, and
   // loss_scale_window is 0 without loss scaling. `copies` is null on a CPU. All references and pointers are borrowed.
   StepAgreement(const UpdateContext& context, double clip_norm, int64_t loss_scale_window, std::byte* tables,
-                RankGroups& groups, SideQueue* copies);
+                RankGroups& groups, SideQueue* copy_queue);
 
   // RETURNS the bytes for the partial sums of the norm, the number of ranks that want to stop, and the segments.
   static int64_t table_bytes(const ParameterStore& parameters);
@@ -67,7 +67,7 @@ class StepAgreement {
   RankGroups& groups_;
   std::function<bool()> stop_wanted_;
   std::function<bool()> is_void_;
-  SideQueue* const copies_;                      // null also with one rank
+  SideQueue* const copy_queue_;                  // null also with one rank
   std::unique_ptr<DeviceMemory> wants_to_stop_;  // a double that the device reads: 1 once this rank wants to
 };
 

@@ -37,7 +37,7 @@ TensorSums::Measured TensorSums::measured(const ParameterStore& parameters, Summ
   const ModelSpec& spec = parameters.spec();
   const PartNumbers numbers(spec, summed);
   const ParameterLayout& layout = parameters.layout();
-  const bool all = summed == SummedParts::parts, norms_apart = parameters.sharding().pure;
+  const bool all = summed == SummedParts::parts, masters_of_norms_only = parameters.sharding().pure;
   Measured measured;
   measured.num_rows = numbers.all();
   std::vector<Part> apart;  // norms' ops, run last, so that readers of the plan find units in order
@@ -57,9 +57,10 @@ TensorSums::Measured TensorSums::measured(const ParameterStore& parameters, Summ
       if (num_segments > 0)
         parts.push_back({unit, first, end, first_segment, num_segments, first_row, num_rows, of_norms});
     };
-    const int64_t first = all && !norms_apart ? begin : std::max(begin, range.norm_elements);
+    const int64_t first = all && !masters_of_norms_only ? begin : std::max(begin, range.norm_elements);
     add_part(range.first_tensor, range.num_tensors, first, std::max(begin + piece, first), false);
-    for (int64_t i = range.first_tensor; all && norms_apart && i < range.first_tensor + range.num_tensors; ++i) {
+    for (int64_t i = range.first_tensor; all && masters_of_norms_only && i < range.first_tensor + range.num_tensors;
+         ++i) {
       if (spec.tensors[static_cast<size_t>(i)].norm_use != NormUse::no_norm)
         add_part(i, 1, begin, std::min(begin + piece, range.norm_elements), true);
     }
@@ -92,7 +93,7 @@ void TensorSums::measure(const std::function<void(const ElementUpdate&, int64_t,
   for (const Part& part : parts_) {
     const int64_t first = part.first - parameters.update_range(part.unit).first, elements = part.end - part.first;
     ElementUpdate operands = unit_operands(context_, part.unit, first, elements);
-    if (part.norms_apart) {
+    if (part.masters_of_norms_only) {
       operands.master = Matrix(parameters.norm_piece(part.unit).master + first, DType::f32, 1, elements);
       operands.weights = {};
     }

@@ -35,7 +35,7 @@ class TensorSums {
     int64_t first, end;
     int64_t first_segment, num_segments;
     int64_t first_row, num_rows;
-    bool norms_apart;  // elements are norms, which alone have masters (Sharding::pure)
+    bool masters_of_norms_only;  // elements are norms, which alone have masters (Sharding::pure)
   };
   struct Measured {
     std::vector<UpdateSegment> segments;

@@ -6,14 +6,14 @@
 
 namespace gptrain::inline parallel {
 
-Executor::Executor(Model& model, const Program& program, const ParameterStore& parameters, const Workplace& place,
-                   UpdateRule* update)
+Executor::Executor(Model& model, const Program& program, const ParameterStore& parameters,
+                   const ExecutorResources& resources, UpdateRule* update)
     : model_(model),
       program_(program),
       parameters_(parameters),
-      place_(place),
-      exchange_(parameters, *place.groups, *place.backend, place.kept),
-      links_(program.schedule.options.stages, *place.groups),
+      resources_(resources),
+      exchange_(parameters, *resources.groups, *resources.backend, resources.accumulated),
+      links_(program.schedule.options.stages, *resources.groups),
       update_(update) {}
 
 void Executor::play(MicroBatchSource& source, ActionObserver* observer) {
@@ -21,14 +21,14 @@ void Executor::play(MicroBatchSource& source, ActionObserver* observer) {
     play_all(source, observer);
   } catch (...) {
     // Otherwise a receive that began early would be awaited for ever.
-    if (place_.groups->num_stages() > 1) place_.groups->give_up(std::current_exception());
+    if (resources_.groups->num_stages() > 1) resources_.groups->give_up(std::current_exception());
     throw;
   }
 }
 
 void Executor::play_all(MicroBatchSource& source, ActionObserver* observer) {
   // Stages are at different micro-batches: after a failure, each rank's tells which stage waited for which.
-  Activity* const activity = place_.groups->num_stages() > 1 ? place_.groups->activity() : nullptr;
+  Activity* const activity = resources_.groups->num_stages() > 1 ? resources_.groups->activity() : nullptr;
   for (const Action& action : program_.schedule.actions) {
     if (observer != nullptr && !observer->before(action)) continue;
     if (activity != nullptr) activity->set_micro_batch(action.micro_batch);
@@ -38,7 +38,7 @@ void Executor::play_all(MicroBatchSource& source, ActionObserver* observer) {
 }
 
 std::byte* Executor::at(const Action& action, Operand operand) const {
-  return program_.address(action, operand, place_.arenas);
+  return program_.address(action, operand, resources_.arenas);
 }
 
 MicroBatch Executor::micro_batch(const Action& action) const {
@@ -60,7 +60,7 @@ LayerCall Executor::call_of(const Action& action) const {
                  .targets = batch.targets,
                  .sample_ids = batch.sample_ids,
                  .document_starts = batch.document_starts,
-                 .state = place_.state,
+                 .state = resources_.state,
                  .input = at(action, Operand::input),
                  .output = at(action, Operand::output),
                  .kept = at(action, Operand::kept),
@@ -71,10 +71,10 @@ LayerCall Executor::call_of(const Action& action) const {
                  .d_input = at(action, Operand::d_input),
                  .table_begun = options.tied_head && options.stages.last(),
                  // Gradients with a buffer of their own are moved out of it after every micro-batch.
-                 .accumulate = !options.makes_gradients_apart() && action.micro_batch > 0,
+                 .accumulate = !options.has_gradient_buckets() && action.micro_batch > 0,
                  .fp8_weights = at(action, Operand::prepared_weights),
                  .prepare_weights = false,
-                 .workspace = place_.workspace};
+                 .workspace = resources_.workspace};
   if (const int32_t prepared = action[Operand::prepared_weights]; prepared >= 0) {
     // The first action that names the copies makes them.
     const int32_t first = program_.schedule.buffers[static_cast<size_t>(prepared)].first;
@@ -96,9 +96,9 @@ RecordingKey recording_key(const void* executor, const Action& action, const Lay
     key.add(parameters.norms);
     key.add(parameters.gradients);
   }
-  for (const std::byte* place : {call.input, call.output, call.kept, call.saved_for_input, call.saved_for_weight,
-                                 call.gradients, call.d_output, call.d_input, call.fp8_weights})
-    key.add(place);
+  for (const std::byte* data : {call.input, call.output, call.kept, call.saved_for_input, call.saved_for_weight,
+                                call.gradients, call.d_output, call.d_input, call.fp8_weights})
+    key.add(data);
   key.add(call.tokens);
   key.add(static_cast<uint64_t>(call.accumulate));
   key.add(static_cast<uint64_t>(call.prepare_weights));
@@ -110,13 +110,13 @@ RecordingKey recording_key(const void* executor, const Action& action, const Lay
 template <typename Ops>
 void Executor::compute(const Action& action, const Ops& ops) {
   const LayerCall call = call_of(action);
-  if (place_.groups->exchange_amid_ops()) return ops(call);
-  place_.backend->run_recorded(recording_key(this, action, call), [&] { ops(call); });
+  if (resources_.groups->exchange_amid_ops()) return ops(call);
+  resources_.backend->run_recorded(recording_key(this, action, call), [&] { ops(call); });
 }
 
 void Executor::run(const Action& action, MicroBatchSource& source) {
   if (transfer_of(action.kind)) return transfer(action);
-  if (copies_record(action.kind)) return place_.offloads->play(action, program_.record(action, place_.arenas));
+  if (copies_record(action.kind)) return resources_.offloads->play(action, program_.record(action, resources_.arenas));
   const auto backward = [&](BackwardPart part) {
     compute(action, [&](const LayerCall& call) { model_.layer(action.unit).backward(call, part); });
   };
@@ -139,11 +139,11 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
     case ActionKind::backward:
       return backward(BackwardPart::both);
     case ActionKind::gather:
-      (*place_.gathers)[static_cast<size_t>(action.unit)] =
-          begin_gather(parameters_, action.unit, at(action, Operand::weights), *place_.groups, *place_.backend);
+      (*resources_.gathers)[static_cast<size_t>(action.unit)] =
+          begin_gather(parameters_, action.unit, at(action, Operand::weights), *resources_.groups, *resources_.backend);
       return;
     case ActionKind::await_weights:
-      return place_.groups->lane(LaneKind::weights).wait((*place_.gathers)[static_cast<size_t>(action.unit)]);
+      return resources_.groups->lane(LaneKind::weights).wait((*resources_.gathers)[static_cast<size_t>(action.unit)]);
     case ActionKind::reduce:
       return exchange_.begin_sum(action.unit, gradients_of(action));
     case ActionKind::await_gradients:
@@ -171,10 +171,10 @@ void Executor::transfer(const Action& action) {
       message_of(program_.schedule.options.stages, action.kind, action.micro_batch, action.unit);
   const DType dtype = model_.shape().precision.residual;
   // With FP8, the gradient's amax lies behind its elements and is sent with them.
-  const bool with_amax = message.gradient && model_.carrier_bytes() > model_.stream_bytes();
+  const bool with_amax = message.gradient && model_.stream_gradient_bytes() > model_.stream_bytes();
   links_.play(transfer, message,
               {.data = at(action, transfer.operand),
-               .count = with_amax ? model_.carrier_bytes() / dtype_bytes(dtype) : model_.stream_elements(),
+               .count = with_amax ? model_.stream_gradient_bytes() / dtype_bytes(dtype) : model_.stream_elements(),
                .dtype = dtype,
                .alike = !with_amax && !model_.splits_rows()});
 }
@@ -182,8 +182,8 @@ void Executor::transfer(const Action& action) {
 void Executor::upload_micro_batch(const Action& action, MicroBatchSource& source) {
   const MicroBatchShape shape = model_.shape().micro_batch();
   const MicroBatch device = micro_batch(action);
-  if (place_.uploads != nullptr) return place_.uploads->upload(source, device);
-  copy_micro_batch(*place_.backend, source.next(), device, shape);
+  if (resources_.uploads != nullptr) return resources_.uploads->upload(source, device);
+  copy_micro_batch(*resources_.backend, source.next(), device, shape);
 }
 
 }  // namespace gptrain::parallel

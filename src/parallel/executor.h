@@ -38,23 +38,23 @@ class ActionObserver {
 };
 
 // Memory and services that a rank's executors use. The caller owns all of them.
-struct Workplace {
+struct ExecutorResources {
   std::array<std::byte*, num_memory_classes> arenas{};  // starts of the arenas
   StepState* state = nullptr;                           // device
   Workspace* workspace = nullptr;
   Backend* backend = nullptr;
   RankGroups* groups = nullptr;
-  UnitTickets* gathers = nullptr;        // by unit: its last gather of weights
-  const KeptGradients* kept = nullptr;   // null if gradients are kept in f32
-  MicroBatchUploads* uploads = nullptr;  // null if the backend's memory is host memory
-  OffloadLanes* offloads = nullptr;      // null if the schedule offloads nothing
+  UnitTickets* gathers = nullptr;                     // by unit: its last gather of weights
+  const AccumulatedGradients* accumulated = nullptr;  // null if gradients are kept in f32
+  MicroBatchUploads* uploads = nullptr;               // null if the backend's memory is host memory
+  OffloadLanes* offloads = nullptr;                   // null if the schedule offloads nothing
 };
 
 // Runs one program. Used by the thread that calls the backend.
 class Executor {
  public:
   // Borrows all arguments. `update` may be null if the schedule has no norm and no updates.
-  Executor(Model& model, const Program& program, const ParameterStore& parameters, const Workplace& place,
+  Executor(Model& model, const Program& program, const ParameterStore& parameters, const ExecutorResources& resources,
            UpdateRule* update);
 
   // Runs the schedule once. Takes one micro-batch from `source` for each load action. `observer` may be null.
@@ -83,7 +83,7 @@ class Executor {
   Model& model_;
   const Program& program_;
   const ParameterStore& parameters_;
-  const Workplace place_;
+  const ExecutorResources resources_;
   ParameterExchange exchange_;
   StageLinks links_;
   UpdateRule* update_;

@@ -73,7 +73,7 @@ std::vector<int64_t> group_ranks(const StepConfig& config, const Mesh& mesh, int
       return mesh.group(rank, all_axes);
     case GroupKind::tensor:
       return mesh.group(rank, {MeshAxis::tensor});
-    case GroupKind::copies:
+    case GroupKind::data:
       return mesh.group(rank, copy_axes);
     case GroupKind::stage:
       return mesh.group(rank, stage_axes);
@@ -115,7 +115,7 @@ std::vector<LaneGroup> lane_groups(const StepConfig& config) {
   const bool norms_in_parts = config.model.qk_norm || config.parallel.sequence;
   if (norms_in_parts) groups.push_back({LaneKind::gradients, GroupKind::tensor, true});
   groups.push_back({LaneKind::gradients, GroupKind::replicas, true});
-  groups.push_back({LaneKind::gradients, GroupKind::copies, true});
+  groups.push_back({LaneKind::gradients, GroupKind::data, true});
   if (config.parallel.pipeline > 1) {
     groups.push_back({LaneKind::gradients, GroupKind::loss, true});
     if (config.optimizer.type == OptimizerKind::muon) groups.push_back({LaneKind::gradients, GroupKind::stage, false});
@@ -124,7 +124,7 @@ std::vector<LaneGroup> lane_groups(const StepConfig& config) {
   groups.push_back({LaneKind::gradients, GroupKind::world, true});
   // With 16-bit weights the lane also reduces: begin_gather sums the norms' f32 masters over ranks, all but one zero.
   if (config.parallel.zero > 0)
-    groups.push_back({LaneKind::weights, GroupKind::copies, config.precision.compute != DType::f32});
+    groups.push_back({LaneKind::weights, GroupKind::data, config.precision.compute != DType::f32});
   return groups;
 }
 
@@ -180,13 +180,13 @@ int64_t RankGroups::sample_rank_at(const MeshPoint& at) const {
   return at[MeshAxis::expert] + mesh_.size(MeshAxis::expert) * at[MeshAxis::data];
 }
 
-RankGroups::StagePlace RankGroups::stage_place_at(const MeshPoint& at) const {
+RankGroups::StageRank RankGroups::stage_rank_at(const MeshPoint& at) const {
   return {at[MeshAxis::tensor], at[MeshAxis::context] + mesh_.size(MeshAxis::context) * sample_rank_at(at)};
 }
 
-std::vector<RankGroups::StagePlace> RankGroups::stage_places() const {
-  std::vector<StagePlace> places;
-  for (const int64_t rank : mesh_.group(rank_, stage_axes)) places.push_back(stage_place_at(mesh_.coordinates(rank)));
+std::vector<RankGroups::StageRank> RankGroups::stage_ranks() const {
+  std::vector<StageRank> places;
+  for (const int64_t rank : mesh_.group(rank_, stage_axes)) places.push_back(stage_rank_at(mesh_.coordinates(rank)));
   return places;
 }
 
@@ -252,7 +252,7 @@ RankGroups::RankGroups(const StepConfig& config, World& world)
                                  {.lane = std::string(lane_names[static_cast<size_t>(group.send)]), .reduces = false});
     if (made) on(kind).host[index(neighbours_of(kind))] = std::move(made);
   }
-  for (const GroupKind kind : {GroupKind::world, GroupKind::tensor, GroupKind::copies})
+  for (const GroupKind kind : {GroupKind::world, GroupKind::tensor, GroupKind::data})
     make(kind, {.reduces = false}, groups_[index(kind)]);
   start_lanes(true);
 }

@@ -25,7 +25,7 @@ enum class GroupKind : uint8_t {
   world,     // all ranks: for the gradient norm and for agreements
   tensor,    // share each layer
   replicas,  // hold the same key/value heads, inside a tensor group
-  copies,    // hold the same parameters and see different samples or tokens: gradients and losses are summed over them
+  data,      // hold the same parameters and see different samples or tokens: gradients and losses are summed over them
   stage,     // hold parts of the same layers: matrices are gathered from them (optim/muon.cpp)
   loss,      // have the same rank on the tensor axis, on all stages: losses are summed over them
   tied,      // the first and the last stage of one pipeline, where both hold the table of a tied head
@@ -110,13 +110,13 @@ class RankGroups {
   int64_t rank() const { return rank_; }
   int64_t num_stages() const { return mesh_.size(MeshAxis::pipeline); }
   int64_t stage() const { return at_[MeshAxis::pipeline]; }
-  TensorPlace tensor_place() const { return {mesh_.size(MeshAxis::tensor), at_[MeshAxis::tensor]}; }
+  TensorRank on_tensor_axis() const { return {mesh_.size(MeshAxis::tensor), at_[MeshAxis::tensor]}; }
   // Number of ranks that a batch is divided over, and this rank's number among them.
   int64_t num_sample_ranks() const { return mesh_.size(MeshAxis::data) * mesh_.size(MeshAxis::expert); }
   int64_t sample_rank() const { return sample_rank_at(at_); }
   // Number of ranks that hold the same parameters, and this rank's number among them, which is the number of its piece.
-  int64_t num_copies() const { return num_sample_ranks() * mesh_.size(MeshAxis::context); }
-  int64_t copy_rank() const { return stage_place().copy; }
+  int64_t num_data_ranks() const { return num_sample_ranks() * mesh_.size(MeshAxis::context); }
+  int64_t data_rank() const { return stage_rank().data; }
 
   // Makes the lanes communicate memory of this backend; without this call they communicate host memory.
   // REQUIRES: called at most once, by the thread that calls the backend, before a lane is used or a lane's group is
@@ -139,19 +139,19 @@ class RankGroups {
   // Returns the group over which losses are summed. It has one rank of each tensor group, whose ranks have equal
   // losses.
   Communicator* loss_group() const {
-    return group(LaneKind::gradients, num_stages() > 1 ? GroupKind::loss : GroupKind::copies);
+    return group(LaneKind::gradients, num_stages() > 1 ? GroupKind::loss : GroupKind::data);
   }
-  // Returns the group of a stage's ranks on the lane of gradients; null if there is one rank. stage_places() returns
+  // Returns the group of a stage's ranks on the lane of gradients; null if there is one rank. stage_ranks() returns
   // the places of its ranks, in the group's order.
   Communicator* stage_group() const {
     return group(LaneKind::gradients, num_stages() > 1 ? GroupKind::stage : GroupKind::world);
   }
-  struct StagePlace {
-    int64_t tensor, copy;  // rank on the tensor axis, and copy_rank()
-    bool operator==(const StagePlace&) const = default;
+  struct StageRank {
+    int64_t tensor, data;  // rank on the tensor axis, and data_rank()
+    bool operator==(const StageRank&) const = default;
   };
-  std::vector<StagePlace> stage_places() const;
-  StagePlace stage_place() const { return stage_place_at(at_); }
+  std::vector<StageRank> stage_ranks() const;
+  StageRank stage_rank() const { return stage_rank_at(at_); }
   // Returns the peer's number in the group of a lane between stages.
   static int peer_on(LaneKind lane) { return lane == LaneKind::send_next || lane == LaneKind::send_previous ? 1 : 0; }
   // Returns the record of the rank's current activity, for its watchers. Owned by the world. Null on the `plan`
@@ -194,7 +194,7 @@ class RankGroups {
   };
 
   int64_t sample_rank_at(const MeshPoint& at) const;
-  StagePlace stage_place_at(const MeshPoint& at) const;
+  StageRank stage_rank_at(const MeshPoint& at) const;
   static size_t index(GroupKind kind) { return static_cast<size_t>(kind); }
   RankLane& on(LaneKind kind) { return lanes_[static_cast<size_t>(kind)]; }
   const RankLane& on(LaneKind kind) const { return lanes_[static_cast<size_t>(kind)]; }

@@ -101,12 +101,12 @@ std::vector<int64_t> balanced_layers(const StepConfig& config) {
   return work.is_even() ? balance_equal(work, chunks) : balance_unequal(work, chunks);
 }
 
-Stages make_stages(const StepConfig& config, int64_t stage, int64_t micro_batches, bool backward_runs_again) {
+Stages make_stages(const StepConfig& config, int64_t stage, int64_t micro_batches, bool backward_recomputes) {
   const ParallelConfig& parallel = config.parallel;
   Stages stages;
   stages.schedule = find_pipeline_schedule(pipeline_order_names[static_cast<size_t>(parallel.pipeline_schedule)]);
   stages.shape = {static_cast<int32_t>(parallel.pipeline), static_cast<int32_t>(parallel.virtual_stages),
-                  static_cast<int32_t>(micro_batches), backward_runs_again};
+                  static_cast<int32_t>(micro_batches), backward_recomputes};
   stages.stage = static_cast<int32_t>(stage);
   stages.first_units = {0};
   int64_t layers = 0;

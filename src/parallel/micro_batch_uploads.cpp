@@ -18,7 +18,7 @@ MicroBatchUploads::MicroBatchUploads(SideQueue& queue, std::byte* landing, const
 void MicroBatchUploads::upload(MicroBatchSource& source, const MicroBatch& device) {
   // Waits for the upload `kept` ago, which may read memory that next() reuses. Uploads end in order, so this also holds
   // if several sources take turns.
-  const int64_t kept = std::min(source.kept(), most_kept);
+  const int64_t kept = std::min(source.kept(), most_retained);
   if (uploads_ >= kept) queue_.await_work(mark_of(uploads_ - kept));
   const MicroBatch& host = source.next();
   queue_.follow_ops(landed);

@@ -26,7 +26,7 @@ class MicroBatchUploads {
   void upload(MicroBatchSource& source, const MicroBatch& device);
 
   // Larger values of MicroBatchSource::kept() are treated as this one.
-  static constexpr int64_t most_kept = SideQueue::num_marks / 2;
+  static constexpr int64_t most_retained = SideQueue::num_marks / 2;
 
  private:
   static constexpr int landed = 0;  // mark of ops: the landing buffer is free

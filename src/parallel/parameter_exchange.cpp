@@ -12,7 +12,7 @@ GroupKind kind_of(ReductionGroup group) {
     case ReductionGroup::kv_heads:
       return GroupKind::replicas;
     case ReductionGroup::data:
-      return GroupKind::copies;
+      return GroupKind::data;
     case ReductionGroup::tied:
       return GroupKind::tied;
   }
@@ -25,9 +25,9 @@ Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::b
                           Backend& backend) {
   if (parameters.piece_elements(unit) == 0) return Lane::done;
   Lane& lane = groups.lane(LaneKind::weights);
-  Communicator* const data = groups.group(LaneKind::weights, GroupKind::copies);
+  Communicator* const data = groups.group(LaneKind::weights, GroupKind::data);
   const UnitParameters whole = parameters.whole(unit, gathered);
-  if (const int64_t count = parameters.apart_norm_elements(unit); count > 0) {
+  if (const int64_t count = parameters.f32_norm_elements(unit); count > 0) {
     // Each rank fills in its piece of the masters, and zeros for the others' pieces: the sum is exact.
     const NormPiece own = parameters.norm_piece(unit);
     auto* const norms = reinterpret_cast<float*>(whole.norms);
@@ -69,7 +69,7 @@ void ParameterExchange::begin_sum(int64_t unit, const Gradients& of) {
   auto* const gradients = reinterpret_cast<float*>(of.whole);
   const Sharding& sharding = parameters_.sharding();
   ticket = Lane::done;
-  if (kept_ != nullptr) kept_->add_kept_to(unit, of.whole);
+  if (accumulated_ != nullptr) accumulated_->add_accumulated_to(unit, of.whole);
   for (const Reduction& sum : parameters_.layout().units[static_cast<size_t>(unit)].reductions) {
     if (sum.group == ReductionGroup::tied) continue;
     Communicator* const group = groups_.group(LaneKind::gradients, kind_of(sum.group));
@@ -95,7 +95,7 @@ Lane::Ticket ParameterExchange::begin_narrow_sum(int64_t unit, const Gradients& 
   backend_.run(Cast{.from = Matrix(of.whole, DType::f32, sharding.data_size, piece),
                     .to = Matrix(bucket, sharding.reduce, sharding.data_size, piece)});
   Lane& lane = groups_.lane(LaneKind::gradients);
-  Communicator* const data = groups_.group(LaneKind::gradients, GroupKind::copies);
+  Communicator* const data = groups_.group(LaneKind::gradients, GroupKind::data);
   if (sharding.zero == 0) return lane.all_reduce(data, bucket, piece * sharding.data_size, sharding.reduce);
   std::byte* const own = bucket + sharding.data_rank * piece * dtype_bytes(sharding.reduce);
   return lane.reduce_scatter(data, bucket, own, piece, sharding.reduce);
@@ -114,13 +114,13 @@ void ParameterExchange::widen(int64_t unit, const Gradients& of) {
 }
 
 void ParameterExchange::keep(int64_t unit, const Gradients& of, int64_t micro_batch) {
-  kept_->add_own(unit, of.whole, micro_batch);
+  accumulated_->add_own(unit, of.whole, micro_batch);
 }
 
 void ParameterExchange::await_sum(int64_t unit, const Gradients& of, int64_t micro_batch) {
   groups_.lane(LaneKind::gradients).wait(sums_[static_cast<size_t>(unit)]);
   if (parameters_.sharding().narrows_gradients()) widen(unit, of);
-  if (kept_ != nullptr) return kept_->add_sum(unit, of.whole, micro_batch);
+  if (accumulated_ != nullptr) return accumulated_->add_sum(unit, of.whole, micro_batch);
   if (parameters_.sharding().zero < 2) return;
   const int64_t piece = parameters_.piece_elements(unit);
   auto* const gradients = reinterpret_cast<float*>(of.whole);

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "ops/backend.h"
+#include "parallel/accumulated_gradients.h"
 #include "parallel/groups.h"
-#include "parallel/kept_gradients.h"
 #include "parallel/parameters.h"
 
 namespace gptrain::inline parallel {
@@ -25,11 +25,12 @@ using UnitTickets = std::vector<Lane::Ticket>;
 class ParameterExchange {
  public:
   // Borrows all arguments. `kept` is null if gradients are kept in f32.
-  ParameterExchange(const ParameterStore& parameters, RankGroups& groups, Backend& backend, const KeptGradients* kept)
+  ParameterExchange(const ParameterStore& parameters, RankGroups& groups, Backend& backend,
+                    const AccumulatedGradients* accumulated)
       : parameters_(parameters),
         groups_(groups),
         backend_(backend),
-        kept_(kept),
+        accumulated_(accumulated),
         sums_(static_cast<size_t>(parameters.num_units()), Lane::done) {}
 
   // Buffers with a unit's gradients.
@@ -54,7 +55,7 @@ class ParameterExchange {
   const ParameterStore& parameters_;
   RankGroups& groups_;
   Backend& backend_;
-  const KeptGradients* kept_;
+  const AccumulatedGradients* accumulated_;
   UnitTickets sums_;
 };
 

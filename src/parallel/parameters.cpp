@@ -73,9 +73,9 @@ IndexMap index_map(const TensorSpec& tensor, const ShardBox& box, int64_t first)
   return {.origin = box.offset[0] * stride + box.offset[1], .first = first, .cols = box.shape[1], .stride = stride};
 }
 
-int64_t StatePiece::count() const { return element_count(shape); }
+int64_t StateSlice::count() const { return element_count(shape); }
 
-int64_t StatePiece::column_bytes(const StateColumn& column) const {
+int64_t StateSlice::column_bytes(const StateColumn& column) const {
   if (column.granularity == StateGranularity::block) return num_blocks * dtype_bytes(column.dtype);
   if (is_factored(column)) return factored_values(column, rows, cols) * dtype_bytes(column.dtype);
   return gptrain::column_bytes(column, count());
@@ -87,7 +87,7 @@ ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sh
   const int64_t zero = sharding.zero;
   const int64_t compute_bytes = dtype_bytes(sharding.compute);
   constexpr int64_t f32_bytes = dtype_bytes(DType::f32);
-  const int64_t norms = sharding.keeps_norms_apart() ? norm_offsets(layout).back() : 0;
+  const int64_t norms = sharding.has_f32_norms() ? norm_offsets(layout).back() : 0;
   return {.weights = (zero == 3 ? piece : whole) * compute_bytes + norms * f32_bytes,
           .gradients = (zero >= 2 ? piece : whole) * dtype_bytes(sharding.gradients),
           .master = sharding.has_master() ? (zero >= 1 ? piece : whole) * f32_bytes : 0,
@@ -119,10 +119,10 @@ UnitParameters ParameterStore::whole(int64_t unit, std::byte* gathered, std::byt
       .weights = sharding_.zero == 3 ? gathered : buffers_.weights + range(unit).offset * compute_bytes,
       .norms = nullptr,
       .gradients =
-          sharding_.makes_gradients_apart() ? whole_gradients : buffers_.gradients + range(unit).offset * f32_bytes};
+          sharding_.has_gradient_buckets() ? whole_gradients : buffers_.gradients + range(unit).offset * f32_bytes};
   if (sharding_.compute == DType::f32) {
     whole.norms = whole.weights;
-  } else if (!sharding_.keeps_norms_apart()) {
+  } else if (!sharding_.has_f32_norms()) {
     whole.norms = buffers_.master + range(unit).offset * f32_bytes;
   } else {
     const int64_t held = layout_.elements / (sharding_.zero == 3 ? layout_.pieces : 1);
@@ -131,8 +131,8 @@ UnitParameters ParameterStore::whole(int64_t unit, std::byte* gathered, std::byt
   return whole;
 }
 
-int64_t ParameterStore::apart_norm_elements(int64_t unit) const {
-  return sharding_.keeps_norms_apart() ? range(unit).norm_elements : 0;
+int64_t ParameterStore::f32_norm_elements(int64_t unit) const {
+  return sharding_.has_f32_norms() ? range(unit).norm_elements : 0;
 }
 
 NormPiece ParameterStore::norm_piece(int64_t unit) const {
@@ -265,7 +265,7 @@ int64_t ParameterStore::snapshot_bytes() const {
   });
   for_each_box(true, [&](size_t tensor, const std::vector<int64_t>&, const std::vector<int64_t>& shape, int64_t,
                          const HeldBlocks& blocks) {
-    StatePiece piece;
+    StateSlice piece;
     piece.shape = shape;
     piece.num_blocks = blocks.count;
     bytes += align_up(piece.count() * dtype_bytes(is_narrow(tensor) ? DType::bf16 : DType::f32));
@@ -275,13 +275,13 @@ int64_t ParameterStore::snapshot_bytes() const {
   return bytes;
 }
 
-std::vector<StatePiece> ParameterStore::state(bool written_only) const {
-  std::vector<StatePiece> state;
+std::vector<StateSlice> ParameterStore::state(bool written_only) const {
+  std::vector<StateSlice> state;
   for_each_box(written_only, [&](size_t tensor, std::vector<int64_t> offset, std::vector<int64_t> shape, int64_t at,
                                  const HeldBlocks& blocks) {
     const int64_t unit = spec_.tensors[tensor].unit;
     const UpdateRange held = update_range(unit);
-    StatePiece piece;
+    StateSlice piece;
     piece.tensor = static_cast<int64_t>(tensor);
     piece.offset = std::move(offset);
     piece.shape = std::move(shape);
@@ -312,7 +312,7 @@ std::vector<StatePiece> ParameterStore::state(bool written_only) const {
   });
   for_each_factored(written_only, [&](size_t tensor) {
     const TensorSpec& spec = spec_.tensors[tensor];
-    StatePiece piece;
+    StateSlice piece;
     piece.tensor = static_cast<int64_t>(tensor);
     piece.offset = piece.shape = {0, 0};
     piece.rows = spec.shape[0];

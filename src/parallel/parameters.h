@@ -25,8 +25,8 @@ namespace gptrain::inline parallel {
 // - Norms. Their ops read f32 (see NormUse), and they are some ten thousandths of the parameters. Near 1, bf16 numbers
 //   are 2^-7 or 2^-8 apart, and a random step of that size in a norm's weight moves a whole feature.
 // - Gradients, as in the other precisions: the sum over micro-batches is rounded once, when it is used. If `gradients`
-//   is bf16, the sum is kept in bf16 (see KeptGradients). This saves 2 more bytes for each parameter, but needs f32
-//   gradients of a whole unit while they are computed.
+//   is bf16, the sum is kept in bf16 (see AccumulatedGradients). This saves 2 more bytes for each parameter, but needs
+//   f32 gradients of a whole unit while they are computed.
 struct Sharding {
   int64_t zero = 0;       // ZeRO stage, 0 to 3
   int64_t data_size = 1;  // number of data ranks
@@ -39,15 +39,15 @@ struct Sharding {
   bool narrows_gradients() const { return reduce != DType::f32 && data_size > 1; }
   // Whether a micro-batch's gradients of a unit have an f32 buffer of their own, apart from the sum that the rank
   // keeps.
-  bool makes_gradients_apart() const { return zero >= 2 || gradients != DType::f32; }
+  bool has_gradient_buckets() const { return zero >= 2 || gradients != DType::f32; }
   bool has_master() const { return compute != DType::f32 && !pure; }
   // Whether each rank has all norms in f32 after its weights. Else the ops read them in the weights or the masters.
-  bool keeps_norms_apart() const { return compute != DType::f32 && (zero >= 1 || pure); }
+  bool has_f32_norms() const { return compute != DType::f32 && (zero >= 1 || pure); }
 };
 
 // Bytes of each of a rank's parameter buffers.
 struct ParameterBytes {
-  int64_t weights = 0;    // compute dtype, then f32 norms if keeps_norms_apart()
+  int64_t weights = 0;    // compute dtype, then f32 norms if has_f32_norms()
   int64_t gradients = 0;  // dtype Sharding::gradients
   int64_t master = 0;     // f32; 0 unless has_master()
   int64_t state = 0;      // the optimizer's columns, one after the other
@@ -72,7 +72,7 @@ struct UpdateRange {
 };
 
 // Elements of one tensor that a rank holds: a box of the global tensor that is contiguous in memory.
-struct StatePiece {
+struct StateSlice {
   int64_t tensor = 0;  // index in the spec
   std::vector<int64_t> offset, shape;
   // The weights that are updated. `narrow_weight` is used with `pure` for tensors other than norms, else `weight`. The
@@ -117,12 +117,12 @@ class ParameterStore {
   int64_t num_units() const { return static_cast<int64_t>(layout_.units.size()); }
 
   // Returns the whole unit as its ops see it. `gathered` has its weights with ZeRO 3, and `whole_gradients` its
-  // gradients if makes_gradients_apart(); otherwise they are not used. Both have UnitRange::elements elements.
+  // gradients if has_gradient_buckets(); otherwise they are not used. Both have UnitRange::elements elements.
   UnitParameters whole(int64_t unit, std::byte* gathered = nullptr, std::byte* whole_gradients = nullptr) const;
   // Returns this rank's piece of a unit's weights, in the compute dtype.
   std::byte* weights_piece(int64_t unit) const;
-  // Returns the number of a unit's f32 norms that are kept apart from its weights; 0 unless keeps_norms_apart().
-  int64_t apart_norm_elements(int64_t unit) const;
+  // Returns the number of a unit's f32 norms that are kept apart from its weights; 0 unless has_f32_norms().
+  int64_t f32_norm_elements(int64_t unit) const;
   // Returns this rank's part of a unit's norms.
   NormPiece norm_piece(int64_t unit) const;
   // Returns zeros in host memory, as many as any unit has norms.
@@ -146,7 +146,7 @@ class ParameterStore {
 
   // Returns all state that this rank updates. With `written_only`, only the part that this rank writes to a checkpoint:
   // each element is then in the state of exactly one rank of the world.
-  std::vector<StatePiece> state(bool written_only) const;
+  std::vector<StateSlice> state(bool written_only) const;
   // Returns the bytes of a copy of state(true) in which every weight and column of a piece starts at a multiple of
   // memory_alignment. Does not need buffers.
   int64_t snapshot_bytes() const;

@@ -78,7 +78,7 @@ std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes
       const auto unit = static_cast<size_t>(std::max(buffer.unit, 0));
       lifetimes.push_back({buffer.first, buffer.last, program->bytes[static_cast<size_t>(buffer.kind)][unit]});
     }
-    const Placement placement = place(lifetimes);
+    const Placement placement = place_buffers(lifetimes);
     for (size_t i = 0; i < members[c].size(); ++i) program->offsets[members[c][i]] = placement.offsets[i];
     const bool holds_records = static_cast<MemoryClass>(c) == MemoryClass::offloaded;
     program->memory.on(holds_records ? record_place : MemoryPlace::device)[c] = placement.bytes;

@@ -15,7 +15,7 @@ LaneKind lane_of(bool sends, Way way) {
 void StageLinks::play(const Transfer& transfer, const StageMessage& message, const Payload& payload) {
   const LaneKind kind = lane_of(transfer.sends, route_of(stages_, message).way);
   Lane& lane = groups_.lane(kind);
-  const TensorPlace place = groups_.tensor_place();
+  const TensorRank place = groups_.on_tensor_axis();
   const bool shared = payload.alike && place.size > 1 && payload.count % place.size == 0;
   const int64_t count = shared ? payload.count / place.size : payload.count;
   std::byte* const data = payload.data + (shared ? place.rank * count * dtype_bytes(payload.dtype) : 0);

@@ -27,19 +27,19 @@ std::vector<StageForecast> stage_forecasts(const WorldPlan& plan) {
 
 }  // namespace
 
-PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int64_t world_size, KeptLogs kept) {
+PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int64_t world_size, LoggedRanks kept) {
   const Mesh mesh = make_mesh(config, world_size);
   PlannedRun run{.world_size = world_size};
   run.world = plan_world({config, machine.target, world_size}, [&](int64_t rank, StepPlan plan) {
-    if (kept == KeptLogs::none) return;
+    if (kept == LoggedRanks::none) return;
     const int32_t stage = plan.design->stages.stage;
     const bool is_first = run.logs.empty() || stage != run.logs.back().stage;
-    if (!is_first && kept == KeptLogs::of_stages) return;
+    if (!is_first && kept == LoggedRanks::of_stages) return;
     const EventTimes times =
         machine.rates ? EventTimes(*machine.rates, config, config.run.threads, mesh, rank) : EventTimes();
     run.logs.push_back({rank, stage, std::move(plan.log), times});
   });
-  if (kept != KeptLogs::none) run.step = simulate_stages(run.logs);
+  if (kept != LoggedRanks::none) run.step = simulate_stages(run.logs);
   return run;
 }
 

@@ -38,7 +38,7 @@ struct TimedLog {
 };
 
 // Logs of planned steps to keep: none, those of each stage's first rank, or one for each kind of rank.
-enum class KeptLogs : uint8_t { none, of_stages, all };
+enum class LoggedRanks : uint8_t { none, of_stages, all };
 
 struct PlannedRun {
   int64_t world_size = 1;
@@ -47,7 +47,7 @@ struct PlannedRun {
   SimulatedStep step = {};  // empty if no logs are kept
 };
 // Plans a step of all ranks. If logs are kept, also simulates the step, with the first rank of each stage.
-PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int64_t world_size, KeptLogs kept);
+PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int64_t world_size, LoggedRanks kept);
 
 // The rate from which the run's duration is computed.
 struct TokenRate {

@@ -197,8 +197,8 @@ std::vector<size_t> LayoutCosts::stages_alike(const RunLayout& layout) const {
   std::vector<double> nodes;
   for (size_t stage = 0; stage < static_cast<size_t>(layout.pipeline); ++stage) {
     const std::vector<int64_t> ranks =
-        group_ranks(config, mesh, mesh.first_rank_of_stage(static_cast<int64_t>(stage)), GroupKind::copies);
-    nodes.push_back(place_of(ranks, machine_.cluster.gpus_per_node, mesh.world_size()).nodes);
+        group_ranks(config, mesh, mesh.first_rank_of_stage(static_cast<int64_t>(stage)), GroupKind::data);
+    nodes.push_back(span_of(ranks, machine_.cluster.gpus_per_node, mesh.world_size()).nodes);
     first.push_back(static_cast<size_t>(std::find(nodes.begin(), nodes.end(), nodes.back()) - nodes.begin()));
   }
   return first;
@@ -208,14 +208,14 @@ LayoutCosts::MeshKey LayoutCosts::mesh_key(const RunLayout& layout) {
   return {.tensor = layout.tensor, .pipeline = layout.pipeline, .data = layout.data, .rank_order = layout.rank_order};
 }
 
-size_t LayoutCosts::first_alike(const RunLayout& layout, size_t stage) {
+size_t LayoutCosts::first_equal_stage(const RunLayout& layout, size_t stage) {
   const MeshKey key = mesh_key(layout);
   const auto found = alike_.find(key);
   return (found != alike_.end() ? found->second : alike_.emplace(key, stages_alike(layout)).first->second)[stage];
 }
 
 const UpdateCosts& LayoutCosts::update(const RunLayout& layout, size_t stage) {
-  const size_t alike = first_alike(layout, stage);
+  const size_t alike = first_equal_stage(layout, stage);
   const UpdateKey key{.mesh = mesh_key(layout), .sequence = layout.sequence, .zero = layout.zero, .stage = alike};
   const auto found = updates_.find(key);
   return found != updates_.end() ? found->second : updates_.emplace(key, make_update(layout, alike)).first->second;
@@ -280,7 +280,7 @@ UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
         make_layout(spec, shards, layout.data, layout.sequence, held, false, unit_end_for(columns));
     const ParameterBytes parameters = parameter_bytes(of_unit, sharding, columns);
     bytes[part].parameters = parameters.weights + parameters.gradients + parameters.master + parameters.state;
-    if (sharding.makes_gradients_apart())
+    if (sharding.has_gradient_buckets())
       bytes[part].whole_gradients = of_unit.units[unit].elements * dtype_bytes(DType::f32);
     if (sharding.zero == 3)
       bytes[part].whole_weights = of_unit.units[unit].elements * dtype_bytes(config.precision.compute);

@@ -59,7 +59,7 @@ using UpdateCosts = std::array<UpdateCost, num_unit_parts>;
 
 struct PartBytes {
   int64_t parameters = 0;       // weights, gradients, master weights and optimizer state
-  int64_t whole_gradients = 0;  // buffer for one unit's gradients, if they are made apart (makes_gradients_apart)
+  int64_t whole_gradients = 0;  // buffer for one unit's gradients, if they are made apart (has_gradient_buckets)
   int64_t whole_weights = 0;    // buffer for one unit's gathered weights, with ZeRO 3
 };
 using UnitBytes = std::array<PartBytes, num_unit_parts>;
@@ -77,7 +77,7 @@ class LayoutCosts {
   const MicroBatchCosts& micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split, size_t kind = 0);
   const UpdateCosts& update(const RunLayout& layout, size_t stage);
   // Returns the first stage whose data ranks span as many nodes as those of `stage`, so that its updates cost the same.
-  size_t first_alike(const RunLayout& layout, size_t stage);
+  size_t first_equal_stage(const RunLayout& layout, size_t stage);
   const UnitBytes& bytes(const RunLayout& layout);
   // Seconds to send `bytes` from a stage to the next one. Without sequence parallelism tensor ranks hold equal data:
   // each sends its part, and the receiving ranks gather the whole.

@@ -37,7 +37,7 @@ double beside(double work, double traffic, double slow_down) { return std::max(w
 LayoutEstimator::LayoutEstimator(RunConfig config, const Machine& machine, const Target& target)
     : config_(std::move(config)),
       slow_down_(machine.device.slow_down_beside_traffic),
-      room_(target.bytes_of_rank()),
+      device_bytes_(target.bytes_of_rank()),
       parts_(config_, machine, target),
       passes_(config_) {}
 
@@ -131,7 +131,7 @@ LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layo
   const int64_t budget = config_.memory.activation_budget;
   const InFlight& in_flight = passes_.of_stages(fixed, lies)[stage].most;
   int64_t over =
-      budget == 0 ? bytes - room_ : activation_bytes(fixed, lies, held(fixed, lies), in_flight, stage) - budget;
+      budget == 0 ? bytes - device_bytes_ : activation_bytes(fixed, lies, held(fixed, lies), in_flight, stage) - budget;
   // Returns how many of `of_layers` layers to treat to remove the excess `over`, if treating all leaves `least` bytes.
   const auto freed = [&](int64_t of_layers, int64_t least) {
     const int64_t most = std::max<int64_t>(bytes - least, 0);
@@ -193,7 +193,7 @@ int64_t LayoutEstimator::stage_bytes(const RunLayout& layout, const LayoutChunks
   return sum + workspace;
 }
 
-LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t room) {
+LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t device_bytes) {
   const LayoutChunks& lies = passes_.chunks(layout);
   const UnitBytes& bytes = parts_.bytes(layout);
   LeastBytes most;
@@ -202,7 +202,7 @@ LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t room) {
   };
   const auto stages = static_cast<size_t>(layout.pipeline);
   for (size_t stage = 0; stage < stages; ++stage) count(stage, parameter_bytes(bytes, lies, stage));
-  if (most.bytes > room) return most;
+  if (most.bytes > device_bytes) return most;
   most = {};
   RunLayout least = layout;
   const bool is_optimal = layout.recompute == RecomputeKind::optimal;
@@ -349,8 +349,8 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const LayoutChunks& lie
   costs.updates.push_back(end);
 }
 
-size_t LayoutEstimator::first_alike(const RunLayout& layout, const LayoutChunks& lies, size_t chunk) {
-  return parts_.first_alike(layout, static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk))));
+size_t LayoutEstimator::first_equal_stage(const RunLayout& layout, const LayoutChunks& lies, size_t chunk) {
+  return parts_.first_equal_stage(layout, static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk))));
 }
 
 LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
@@ -364,7 +364,7 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
     // Most chunks equal the one before, so that its costs can be repeated.
     const bool is_inner = chunk > 1 && chunk + 1 < lies.layers.size() &&
                           lies.of_kinds[chunk] == lies.of_kinds[chunk - 1] &&
-                          first_alike(layout, lies, chunk) == first_alike(layout, lies, chunk - 1) &&
+                          first_equal_stage(layout, lies, chunk) == first_equal_stage(layout, lies, chunk - 1) &&
                           lies.receives(chunk) == lies.receives(chunk - 1);
     if (!is_inner || mixes(layout) || layout.zero >= 2) {
       add_chunk(layout, lies, chunk, costs);
@@ -384,7 +384,7 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
   for (size_t stage = 0; stage < lies.of_stage.size(); ++stage) {
     const bool is_inner = stage > 1 && !lies.has_head(stage) && !lies.has_head(stage - 1) &&
                           lies.kinds_of(stage) == lies.kinds_of(stage - 1) &&
-                          parts_.first_alike(layout, stage) == parts_.first_alike(layout, stage - 1);
+                          parts_.first_equal_stage(layout, stage) == parts_.first_equal_stage(layout, stage - 1);
     if (!is_inner) {
       add_stage(layout, lies, stage, costs);
       continue;
@@ -428,7 +428,7 @@ LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
   const StepCosts cost = costs(layout);
   PipelineShape shape = lies.stages.shape;
   shape.micro_batches = static_cast<int32_t>(layout.accumulation);
-  shape.recompute = backward_runs_again(layout.recompute);
+  shape.recompute = backward_recomputes(layout.recompute);
   const PipelineSchedule& schedule = *lies.stages.schedule;
   const PipelineSimulation played =
       simulate_passes(shape, schedule, *passes_of(schedule, shape), {cost.chunks, cost.message.transfer});

@@ -30,7 +30,7 @@ class LayoutEstimator {
   LayoutEstimator(RunConfig config, const Machine& machine, const Target& target);
 
   // Returns the bound of the stage that needs the most. If parameters alone exceed `room`, activations are not counted.
-  LeastBytes least_bytes(const RunLayout& layout, int64_t room);
+  LeastBytes least_bytes(const RunLayout& layout, int64_t device_bytes);
   // Returns the bytes that a block saves for a micro-batch without recomputation. Any backward pass needs as many.
   int64_t record_bytes(const RunLayout& layout);
   // Returns a lower bound of estimate().step_seconds.
@@ -81,15 +81,15 @@ class LayoutEstimator {
   double mean_backward(const RunLayout& layout, const LayoutChunks& chunks, size_t stage, bool splits);
   int64_t activation_bytes(const RunLayout& layout, const LayoutChunks& chunks, const Held& held,
                            const InFlight& counts, size_t stage);
-  // Returns LayoutCosts::first_alike of the chunk's stage.
-  size_t first_alike(const RunLayout& layout, const LayoutChunks& chunks, size_t chunk);
+  // Returns LayoutCosts::first_equal_stage of the chunk's stage.
+  size_t first_equal_stage(const RunLayout& layout, const LayoutChunks& chunks, size_t chunk);
   StepCosts costs(const RunLayout& layout);
   void add_chunk(const RunLayout& layout, const LayoutChunks& chunks, size_t chunk, StepCosts& costs);
   void add_stage(const RunLayout& layout, const LayoutChunks& chunks, size_t stage, StepCosts& costs);
 
   RunConfig config_;
   double slow_down_;
-  int64_t room_;  // bytes of device memory for a rank
+  int64_t device_bytes_;  // bytes of device memory for a rank
   LayoutCosts parts_;
   LayoutPasses passes_;
 };

@@ -110,7 +110,7 @@ const LayoutChunks& LayoutPasses::chunks(const RunLayout& layout) {
   if (const auto found = chunks_.find(key); found != chunks_.end()) return found->second;
   LayoutChunks made;
   const RunConfig config = with_layout(config_, layout);
-  made.stages = make_stages(config, 0, layout.accumulation, backward_runs_again(layout.recompute));
+  made.stages = make_stages(config, 0, layout.accumulation, backward_recomputes(layout.recompute));
   made.layers = layers_of_chunks(config);
   made.of_stage.resize(static_cast<size_t>(layout.pipeline));
   int64_t first = 0;
@@ -128,7 +128,7 @@ const std::vector<StagePasses>& LayoutPasses::of_stages(const RunLayout& layout,
   // Three times as many micro-batches as stages reach a schedule's peak. GPipe's peak grows with every micro-batch:
   // LayoutEstimator counts these.
   const int64_t micro_batches = std::min(layout.accumulation, 3 * layout.pipeline);
-  const bool recompute = backward_runs_again(layout.recompute);
+  const bool recompute = backward_recomputes(layout.recompute);
   const PassesKey key{.chunks = chunks_key(layout), .micro_batches = micro_batches, .recompute = recompute};
   if (const auto found = passes_.find(key); found != passes_.end()) return found->second;
   const PipelineSchedule& schedule = *chunks.stages.schedule;

@@ -80,13 +80,13 @@ struct LayoutSearch {
   ExpectedError error = {};
   std::string objective;
   int64_t gpus = 0;
-  int64_t room_bytes = 0;          // device memory for a rank
+  int64_t device_bytes = 0;        // device memory for a rank
   std::vector<std::string> held;   // "parallel.tensor=8": settings that the search must not change
   int64_t activation_budget = 0;   // budget of layouts with memory.recompute "optimal", in bytes; 0: none is given
   int64_t num_layouts = 0;         // layouts that the config and the machine allow
   int64_t num_too_large = 0;       // layouts that exceed the memory by their lower bound alone
   int64_t num_played = 0;          // other layouts whose pipelines were simulated pass by pass
-  int64_t num_weighed = 0;         // layouts whose memory was planned on all ranks (objective memory only)
+  int64_t num_peaks_planned = 0;   // layouts whose memory was planned on all ranks (objective memory only)
   int64_t num_exact = 0;           // layouts that were planned and simulated as a dry run does
   int64_t num_within_error = 0;    // layouts not planned that may beat the best, by estimate_error; 0 by memory
   std::vector<LayoutResult> best;  // best first; empty if nothing fits

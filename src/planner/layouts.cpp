@@ -71,7 +71,7 @@ std::vector<RunLayout> allowed_layouts(const RunConfig& config, RunLayout layout
     for (const bool sequence : {false, true}) {
       layout.sequence = sequence;
       if (sequence && layout.tensor == 1) continue;
-      if (settled(with_layout(config, layout), layout.world_size())) allowed.push_back(layout);
+      if (with_derived_values(with_layout(config, layout), layout.world_size())) allowed.push_back(layout);
     }
   });
   return allowed;

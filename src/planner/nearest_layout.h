@@ -25,7 +25,7 @@ struct Miss {
 // Plans by_bound.layout, which misses the least memory by its lower bound, and `other`, which may miss less in a plan:
 // bounds can leave activations out. Returns the one that misses less of `room` bytes of device memory, or `by_bound` if
 // neither can be planned.
-Miss nearest_of(const RunConfig& config, const Machine& machine, int64_t room, const Miss& by_bound,
+Miss nearest_of(const RunConfig& config, const Machine& machine, int64_t device_bytes, const Miss& by_bound,
                 const RunLayout& other);
 
 }  // namespace gptrain::planner

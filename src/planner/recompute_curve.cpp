@@ -48,9 +48,9 @@ double predicted_step_seconds(const PlanCase& run, const Machine& machine, const
                                   points);
   };
   if (all <= few + 2 * round) return seconds(all);
-  const double of_few = seconds(few);
-  const double of_round = seconds(few + round) - of_few;
-  return of_few + of_round * static_cast<double>((all - few) / round);
+  const double seconds_of_few = seconds(few);
+  const double seconds_of_round = seconds(few + round) - seconds_of_few;
+  return seconds_of_few + seconds_of_round * static_cast<double>((all - few) / round);
 }
 
 }  // namespace
@@ -62,21 +62,21 @@ RecomputeForecast forecast_recomputation(const PlanCase& run, const Machine* mac
   const bool offloads = config.memory.offload == offload::optimal && target.kind == Target::Kind::gpu;
   std::vector<RecomputePlanner> planners;
   int64_t most_bytes = 0;
-  forecast.room_bytes = std::numeric_limits<int64_t>::max();
+  forecast.headroom_bytes = std::numeric_limits<int64_t>::max();
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
-    forecast.room_bytes = std::min(forecast.room_bytes, activation_room(run, static_cast<int32_t>(stage)));
+    forecast.headroom_bytes = std::min(forecast.headroom_bytes, activation_headroom(run, static_cast<int32_t>(stage)));
     const RecomputePlanner& planner = planners.emplace_back(run, static_cast<int32_t>(stage));
     const RecomputePoint chosen = planner.costs().of(plan.choices[stage].units);
     const RecomputeCounts counts = planner.costs().counts(chosen.choices);
     forecast.stages.push_back({counts.kept, counts.in_part, counts.alone, counts.from_before, counts.offloaded,
-                               chosen.bytes, planner.least().bytes, chosen.again_share});
+                               chosen.bytes, planner.least().bytes, chosen.recompute_share});
     most_bytes = std::max(most_bytes, planner.fixed({.recompute = RecomputeKind::none}).bytes);
   }
   const auto point_of = [&](std::string name, const PlanCase& of, const std::vector<RecomputePoint>& points) {
     RecomputeForecast::Point point{.name = std::move(name)};
     for (const RecomputePoint& stage : points) {
       point.bytes = std::max(point.bytes, stage.bytes);
-      point.again_share = std::max(point.again_share, stage.again_share);
+      point.recompute_share = std::max(point.recompute_share, stage.recompute_share);
     }
     if (machine != nullptr) point.step_seconds = predicted_step_seconds(of, *machine, points);
     return point;
@@ -90,7 +90,7 @@ RecomputeForecast forecast_recomputation(const PlanCase& run, const Machine* mac
       std::vector<RecomputePoint> points;
       for (const RecomputePlanner& of_stage : of) points.push_back(of_stage.best(budget).value_or(of_stage.least()));
       RecomputeForecast::Point point = point_of(name, run, points);
-      if (to.empty() || (point.bytes > to.back().bytes && point.again_share < to.back().again_share))
+      if (to.empty() || (point.bytes > to.back().bytes && point.recompute_share < to.back().recompute_share))
         to.push_back(std::move(point));
     }
   };
@@ -111,13 +111,13 @@ RecomputeForecast forecast_recomputation(const PlanCase& run, const Machine* mac
       points.push_back(of_stage.fixed({.recompute = kind, .offload = offloaded}));
     forecast.others.push_back(point_of(std::move(name), {fixed, target, world_size}, points));
   };
-  const auto add_selective_apart = [&] {
+  const auto add_selective_point = [&] {
     RunConfig selective = config;
     selective.memory.recompute = RecomputeKind::selective;
     selective.memory.offload = offload::none;
     std::vector<RecomputePoint> points;
     for (const RecomputePlanner& of_stage : planners) {
-      std::optional<RecomputePoint> point = of_stage.costs().selective_apart();
+      std::optional<RecomputePoint> point = of_stage.costs().selective_point();
       if (!point) return;
       points.push_back(*std::move(point));
     }
@@ -125,7 +125,7 @@ RecomputeForecast forecast_recomputation(const PlanCase& run, const Machine* mac
   };
   add_fixed("none", RecomputeKind::none, offload::none);
   if (planners.front().costs().keeps_parts()) add_fixed("selective", RecomputeKind::selective, offload::none);
-  add_selective_apart();
+  add_selective_point();
   add_fixed("block", RecomputeKind::block, offload::none);
   if (!offloads) return forecast;
   add_fixed("none, offload hidden", RecomputeKind::none, offload::hidden);

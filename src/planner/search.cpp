@@ -33,7 +33,7 @@ constexpr int64_t most_actions = 6'000'000;  // actions of these layouts togethe
 constexpr int most_over_budget = 60;         // planned layouts refused because their activations exceed the budget
 constexpr int most_fitting = 4;              // layouts estimated for each class
 constexpr int most_tries = 24;               // layouts whose memory is planned for each class, to find those that fit
-constexpr int most_weighed = 8;              // ranks planned for each class, to find its smallest peak
+constexpr int most_peaks_planned = 8;        // ranks planned for each class, to find its smallest peak
 int64_t num_passes(const RunLayout& layout) {
   return 3 * layout.pipeline * layout.virtual_stages * layout.accumulation;
 }
@@ -55,7 +55,7 @@ class Search {
     found_.error = machine.device.error;
     found_.objective = objective_names[static_cast<size_t>(options.objective)];
     found_.gpus = options.gpus;
-    found_.room_bytes = case_.room;
+    found_.device_bytes = case_.room;
   }
 
   LayoutSearch run() {
@@ -225,15 +225,16 @@ class Search {
     RunLayout alike = candidate.layout;  // stands for both rank orders, whose ranks are equally large
     alike.rank_order = {};
     const auto key = std::pair(class_values(alike), alike.data);
-    const auto known = weighed_.find(key);
-    candidate.bytes = known != weighed_.end() ? known->second
-                                              : largest_rank_bytes({checked_layout(case_.config, candidate.layout),
-                                                                    case_.target, candidate.layout.world_size()},
-                                                                   candidate.least.stage, enough)
-                                                    .on_device;
-    ++found_.num_weighed;
+    const auto known = planned_peaks_.find(key);
+    candidate.bytes = known != planned_peaks_.end()
+                          ? known->second
+                          : largest_rank_bytes({checked_layout(case_.config, candidate.layout), case_.target,
+                                                candidate.layout.world_size()},
+                                               candidate.least.stage, enough)
+                                .on_device;
+    ++found_.num_peaks_planned;
     if (candidate.bytes > enough) return;
-    weighed_[key] = candidate.bytes;
+    planned_peaks_[key] = candidate.bytes;
     candidate.bytes_known = BytesKnown::exact;
   }
 
@@ -294,7 +295,7 @@ class Search {
     const LayoutResult& best = exact_.front();
     if (case_.options.objective == Objective::memory) {  // the other layouts have larger peaks
       for (Candidate* candidate : not_simulated_)
-        if (std::ssize(found_.best) < case_.options.top) found_.best.push_back(estimate_of_weighed(*candidate));
+        if (std::ssize(found_.best) < case_.options.top) found_.best.push_back(estimate_of_planned_peak(*candidate));
       return;
     }
     const double limit = scores_.exact(best) * (1 + estimate_error);
@@ -335,7 +336,7 @@ class Search {
                                                                    : quickest_of_class(is_of_class, lost);
     if (best != nullptr) {
       lost.fits = true;
-      lost.best = estimate_of_weighed(*best);
+      lost.best = estimate_of_planned_peak(*best);
       name(best->layout);
     } else {
       const auto miss = misses_.of_classes().find({key, value});
@@ -346,7 +347,7 @@ class Search {
     found_.lost.push_back(std::move(lost));
   }
 
-  LayoutResult estimate_of_weighed(Candidate& candidate) {
+  LayoutResult estimate_of_planned_peak(Candidate& candidate) {
     estimate(candidate);
     LayoutResult result = *candidate.estimate;
     result.peak_bytes = candidate.bytes;
@@ -354,8 +355,8 @@ class Search {
     return result;
   }
 
-  // Returns the layout with the smallest peak, or with the smallest bound once most_weighed ranks are planned; null if
-  // none fits.
+  // Returns the layout with the smallest peak, or with the smallest bound once most_peaks_planned ranks are planned;
+  // null if none fits.
   template <typename IsOfClass>
   Candidate* smallest_of_class(const IsOfClass& is_of_class, LostClass& lost) {
     std::vector<Candidate*> left;
@@ -366,11 +367,11 @@ class Search {
                                           [](const Candidate* a, const Candidate* b) { return a->bytes < b->bytes; });
       Candidate& candidate = **least;
       if (candidate.bytes > case_.room) {
-        lost.all_tried = tries < most_weighed;
+        lost.all_tried = tries < most_peaks_planned;
         misses_.add(candidate.layout, candidate.bytes - case_.room);
         return nullptr;
       }
-      if (candidate.bytes_known != BytesKnown::bound || tries >= most_weighed) return &candidate;
+      if (candidate.bytes_known != BytesKnown::bound || tries >= most_peaks_planned) return &candidate;
       if (!plan_a_rank(candidate)) left.erase(least);
     }
     return nullptr;
@@ -418,7 +419,7 @@ class Search {
   std::set<const Candidate*> planned_;  // members of candidates_
   std::vector<LayoutResult> exact_;
   // Exact bytes by class values and number of data ranks.
-  std::map<std::pair<ClassValues, int64_t>, int64_t> weighed_;
+  std::map<std::pair<ClassValues, int64_t>, int64_t> planned_peaks_;
   std::vector<Candidate*> not_simulated_;  // layouts with exact bytes, but no simulated step
   std::string over_budget_;                // message of the first plan that exceeded the budget
 };

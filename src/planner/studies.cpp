@@ -117,7 +117,7 @@ Study sweep_keys(const std::filesystem::path& file, std::span<const std::string>
   const RunConfig config = any_config(file, overrides, points, gpus);
   Study study{.kind = Study::Kind::sweep, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("{} on {} devices", file.stem().string(), gpus);
-  study.room_bytes = planned_target(machine, config.run.threads, gpus).bytes_of_rank();
+  study.device_bytes = planned_target(machine, config.run.threads, gpus).bytes_of_rank();
   for (const SweepAxis& axis : axes) study.axes.push_back(axis.key);
   for (const SweptPoint& point : points)
     study.points.push_back(
@@ -131,7 +131,7 @@ Study compare_methods(const std::filesystem::path& file, std::span<const std::st
   Study study{.kind = Study::Kind::methods, .machine = machine_name(machine), .error = machine.device.error};
   study.title =
       fmt::format("methods that save memory, {} on {} device{}", file.stem().string(), gpus, gpus > 1 ? "s" : "");
-  study.room_bytes = planned_target(machine, config.run.threads, gpus).bytes_of_rank();
+  study.device_bytes = planned_target(machine, config.run.threads, gpus).bytes_of_rank();
   study.axes = {"method"};
   for (const SavingMethod& method : saving_methods) {
     study.points.push_back(point_of({std::string(method.name)}, machine, gpus, price, [&] {
@@ -146,7 +146,7 @@ Study scale_devices(const RunConfig& config, const Machine& machine, int64_t fir
   Study study{.kind = Study::Kind::scale, .machine = machine_name(machine), .error = machine.device.error};
   study.title = fmt::format("{} to {} devices, batch.global = {} on {}", first, last, config.batch.global, first);
   study.note = "strong: the batch stays; weak: it grows with the devices";
-  study.room_bytes = planned_target(machine, config.run.threads, first).bytes_of_rank();
+  study.device_bytes = planned_target(machine, config.run.threads, first).bytes_of_rank();
   study.axes = {"scaling", "devices"};
   for (const bool weak : {false, true}) {
     for (int64_t gpus = first; gpus <= last; gpus *= 2) {
@@ -167,7 +167,7 @@ Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, 
   study.keys = {"nic_gbit_per_second", "nics_per_node"};
   const Mesh mesh = make_mesh(config, gpus);
   const Target target = planned_target(machine, config.run.threads, gpus);
-  study.room_bytes = target.bytes_of_rank();
+  study.device_bytes = target.bytes_of_rank();
   // Plans do not depend on links; only times do.
   std::vector<std::pair<int64_t, StepLog>> logs;
   const WorldPlan plan = plan_world({config, target, gpus}, [&](int64_t rank, StepPlan of_rank) {
@@ -295,7 +295,7 @@ Study fit_study(const Machine& machine, const std::string& family, int64_t gpus,
   study.title = fmt::format("largest {} models on {} device{}", family, gpus, gpus > 1 ? "s" : "");
   study.note = fmt::format("heads of 128, as many as layers; micro-batches of one sequence of {} tokens{}",
                            family == "llama" ? 4096 : 2048, gpus > 1 ? "; ZeRO 3" : "");
-  study.room_bytes = target.bytes_of_rank();
+  study.device_bytes = target.bytes_of_rank();
   return study;
 }
 

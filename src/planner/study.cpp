@@ -36,7 +36,7 @@ std::string point_text(const Study& study, const StudyPoint& point) {
   if (result.cost > 0) text += fmt::format(" {:>9}", format_count(result.cost));
   if (!study.fits(point))
     text += fmt::format("   does not fit: {} missing",
-                        format_bytes(static_cast<double>(result.peak_bytes - study.room_bytes)));
+                        format_bytes(static_cast<double>(result.peak_bytes - study.device_bytes)));
   return text;
 }
 
@@ -90,7 +90,7 @@ std::string study_json(const Study& study) {
             {"expected_error", study.error.share},
             {"expected_error_source", study.error.source},
             {"title", study.title},
-            {"target_memory_bytes", study.room_bytes},
+            {"target_memory_bytes", study.device_bytes},
             {"points", Json::array()}};
   for (const StudyPoint& point : study.points) {
     Json entry;

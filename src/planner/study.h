@@ -27,10 +27,10 @@ struct Study {
   std::string title = {}, note = {};   // one line each; note may be empty
   std::vector<std::string> axes = {};  // names; the last axis varies fastest
   std::vector<std::string> keys = {};  // JSON keys of the axes, with units; empty: their names
-  int64_t room_bytes = 0;              // device memory for a rank
+  int64_t device_bytes = 0;            // device memory for a rank
   std::vector<StudyPoint> points = {};
 
-  bool fits(const StudyPoint& point) const { return point.result && point.result->peak_bytes <= room_bytes; }
+  bool fits(const StudyPoint& point) const { return point.result && point.result->peak_bytes <= device_bytes; }
   // Returns whether the points are methods with settings.
   bool shows_settings() const {
     return std::any_of(points.begin(), points.end(), [](const StudyPoint& point) { return !point.settings.empty(); });

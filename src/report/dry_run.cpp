@@ -323,7 +323,7 @@ std::vector<std::string> warning_lines(const DryRun& input) {
 Json recompute_json(const RecomputeForecast& forecast) {
   Json json = Json::object();
   json["activation_budget_bytes"] = forecast.budget_bytes > 0 ? Json(forecast.budget_bytes) : Json("fit");
-  json["activation_room_bytes"] = forecast.room_bytes;
+  json["activation_room_bytes"] = forecast.headroom_bytes;
   for (const RecomputeForecast::OfStage& stage : forecast.stages)
     json["stages"].push_back({{"blocks_kept", stage.kept},
                               {"blocks_kept_in_part", stage.in_part},
@@ -332,11 +332,11 @@ Json recompute_json(const RecomputeForecast& forecast) {
                               {"blocks_offloaded", stage.offloaded},
                               {"activations_bytes", stage.bytes},
                               {"least_activations_bytes", stage.least_bytes},
-                              {"again_share", stage.again_share}});
+                              {"again_share", stage.recompute_share}});
   const auto points = [](const std::vector<RecomputeForecast::Point>& all) {
     Json array = Json::array();
     for (const RecomputeForecast::Point& point : all) {
-      Json entry{{"recompute", point.name}, {"activations_bytes", point.bytes}, {"again_share", point.again_share}};
+      Json entry{{"recompute", point.name}, {"activations_bytes", point.bytes}, {"again_share", point.recompute_share}};
       if (point.step_seconds > 0) entry["step_seconds"] = point.step_seconds;
       array.push_back(entry);
     }

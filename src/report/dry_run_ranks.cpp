@@ -42,7 +42,7 @@ std::string orders_section(const DryRun& input) {
   for (size_t i = 0; i < rank_order_names.size(); ++i) {
     const auto order = static_cast<RankOrder>(i);
     text += text_row(order == mesh.order() ? "order" : "other order", std::string(rank_order_names[i]),
-                     fmt::format("data ranks {}, stages {}", links_in_order(input, order, GroupKind::copies),
+                     fmt::format("data ranks {}, stages {}", links_in_order(input, order, GroupKind::data),
                                  links_in_order(input, order, GroupKind::next)));
   }
   return text;

@@ -64,7 +64,7 @@ std::string row_text(const LayoutSearch& search, size_t place) {
 
 std::string nothing_fits_text(const LayoutSearch& search) {
   std::string text = fmt::format("Nothing fits: each of {} layouts needs more than the {} of a device.\n",
-                                 format_grouped(search.num_layouts), bytes_text(search.room_bytes));
+                                 format_grouped(search.num_layouts), bytes_text(search.device_bytes));
   text += fmt::format("The nearest lacks {}{}: {}.\nUse more devices or a smaller model.\n",
                       bytes_text(search.least_missing_bytes), search.least_missing_is_exact ? "" : " or more",
                       layout_text(search.least_missing));
@@ -208,7 +208,8 @@ std::string layout_search_text(const LayoutSearch& search) {
   const bool by_memory = search.objective == "memory";
   text += fmt::format("  {} layouts: {} need more than a device's {} by a lower bound, {} {}, {} planned in full\n",
                       format_grouped(search.num_layouts), format_grouped(search.num_too_large),
-                      bytes_text(search.room_bytes), format_grouped(by_memory ? search.num_weighed : search.num_played),
+                      bytes_text(search.device_bytes),
+                      format_grouped(by_memory ? search.num_peaks_planned : search.num_played),
                       by_memory ? "had the memory of their ranks planned" : "simulated pass by pass", search.num_exact);
   text += fmt::format("  {}\n", search.error.text());
   if (search.num_within_error > 0)
@@ -241,11 +242,11 @@ std::string layout_search_json(const LayoutSearch& search, const std::string& co
             {"objective", search.objective},
             {"gpus", search.gpus},
             {"held", search.held},
-            {"target_memory_bytes", search.room_bytes},
+            {"target_memory_bytes", search.device_bytes},
             {"layouts", search.num_layouts},
             {"too_large", search.num_too_large},
             {"played", search.num_played},
-            {"weighed", search.num_weighed},
+            {"weighed", search.num_peaks_planned},
             {"exact", search.num_exact},
             {"within_error", search.num_within_error},
             {"fits", !search.best.empty()},

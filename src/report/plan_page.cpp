@@ -127,7 +127,7 @@ std::string heat_map(const Study& study) {
   std::string out = fmt::format(
       "<p class=\"note\">Tokens per second: a stronger color means more. A dashed frame marks points that need more "
       "memory than the {} of a device.</p>\n<table class=\"heat\">\n<tr><th>{} \\ {}</th>",
-      bytes_text(study.room_bytes), escape_html(study.axes[0]), escape_html(study.axes[1]));
+      bytes_text(study.device_bytes), escape_html(study.axes[0]), escape_html(study.axes[1]));
   for (const std::string& column : columns) out += cell("th", column);
   out += "</tr>\n";
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -205,7 +205,7 @@ std::string method_bars(const Study& study) {
   std::string out = fmt::format(
       "<p class=\"note colors\"><b class=\"ops\"></b>peak memory <b class=\"exposed\"></b>peak memory above a "
       "device's {} <b class=\"bubble\"></b>time of a step.</p>\n<table>\n",
-      bytes_text(study.room_bytes));
+      bytes_text(study.device_bytes));
   for (const StudyPoint& point : study.points) {
     if (!point.result) continue;
     const LayoutResult& result = *point.result;
@@ -261,7 +261,7 @@ std::string search_page(const std::string& title, const LayoutSearch& search, co
         fmt::format("{} for activations with memory.recompute optimal.", bytes_text(search.activation_budget)));
   std::vector<HtmlPage::Fact> facts = {
       {"Layouts", format_grouped(search.num_layouts)},
-      {"Too large", format_grouped(search.num_too_large), bytes_text(search.room_bytes) + " a device"}};
+      {"Too large", format_grouped(search.num_too_large), bytes_text(search.device_bytes) + " a device"}};
   if (search.best.empty()) {
     page.add_summary(facts);
     page.add_section(

@@ -32,7 +32,8 @@ std::string share_text(double share) { return fmt::format("{:.2f}%", 100 * share
 std::string stage_rows(const std::vector<RecomputeForecast::OfStage>& stages) {
   std::string text;
   const auto words = [&](size_t stage) {
-    return std::pair(share_text(stages[stage].again_share), fmt::format("more time; {}", blocks_text(stages[stage])));
+    return std::pair(share_text(stages[stage].recompute_share),
+                     fmt::format("more time; {}", blocks_text(stages[stage])));
   };
   for (size_t first = 0, next = 0; first < stages.size(); first = next) {
     while (next < stages.size() && words(next) == words(first)) ++next;
@@ -47,7 +48,7 @@ std::string stage_rows(const std::vector<RecomputeForecast::OfStage>& stages) {
 // Returns a point's row. It has all digits of the bytes, so that they can be used as memory.activation_budget.
 std::string point_row(const RecomputeForecast::Point& point) {
   return fmt::format("  {:<24} {:>19} {:>10} {:>10} {:>12}\n", point.name, format_grouped(point.bytes),
-                     bytes_text(point.bytes), share_text(point.again_share),
+                     bytes_text(point.bytes), share_text(point.recompute_share),
                      point.step_seconds > 0 ? seconds_text(point.step_seconds) : "?");
 }
 
@@ -56,11 +57,11 @@ bool has_times(const RecomputeForecast& forecast) {
                      [](const RecomputeForecast::Point& point) { return point.step_seconds > 0; });
 }
 
-// Largest again_share that is drawn: near the least possible memory, time grows so fast that the rest would be
+// Largest recompute_share that is drawn: near the least possible memory, time grows so fast that the rest would be
 // invisible.
 constexpr double most_drawn = 1;
 
-bool is_drawn(const RecomputeForecast::Point& point) { return point.again_share <= most_drawn; }
+bool is_drawn(const RecomputeForecast::Point& point) { return point.recompute_share <= most_drawn; }
 
 // The unit of the axis of memory.
 struct BytesUnit {
@@ -83,7 +84,7 @@ PlotSeries series_of(const std::vector<RecomputeForecast::Point>& points, bool t
                     .points = {}};
   for (const RecomputeForecast::Point& point : points)
     if (is_drawn(point))
-      series.points.push_back({unit(point.bytes), times ? point.step_seconds : 100 * point.again_share});
+      series.points.push_back({unit(point.bytes), times ? point.step_seconds : 100 * point.recompute_share});
   return series;
 }
 
@@ -98,7 +99,7 @@ std::vector<PlotMark> marks_of(const RecomputeForecast& forecast, const BytesUni
     if (bytes > 0 && is_near) marks.push_back({unit(bytes), fmt::format("{} {}", what, bytes_text(bytes))});
   };
   add(forecast.budget_bytes, "budget");
-  add(forecast.room_bytes, "left on the device");
+  add(forecast.headroom_bytes, "left on the device");
   return marks;
 }
 
@@ -110,7 +111,7 @@ std::string curve_table(const RecomputeForecast& forecast) {
     for (const RecomputeForecast::Point& point : *points) {
       table += fmt::format("<tr><td>{}{}</td>", escape_html(point.name), is_drawn(point) ? "" : " (not drawn)");
       for (const std::string& number :
-           {format_grouped(point.bytes), bytes_text(point.bytes), share_text(point.again_share),
+           {format_grouped(point.bytes), bytes_text(point.bytes), share_text(point.recompute_share),
             point.step_seconds > 0 ? seconds_text(point.step_seconds) : std::string("?")})
         table += fmt::format("<td class=\"number\">{}</td>", number);
       table += "</tr>\n";
@@ -124,8 +125,8 @@ std::string page_note(const RecomputeForecast& forecast) {
       "The shortest time for each amount of memory for activations{}; at least {} are needed. The budget is {}.",
       forecast.stages.size() > 1 ? " on the stage that needs the most" : "", bytes_text(forecast.curve.front().bytes),
       forecast.budget_bytes > 0 ? bytes_text(forecast.budget_bytes) : "all memory that the device has left");
-  text += forecast.room_bytes > 0
-              ? fmt::format(" The device has {} left for activations.", bytes_text(forecast.room_bytes))
+  text += forecast.headroom_bytes > 0
+              ? fmt::format(" The device has {} left for activations.", bytes_text(forecast.headroom_bytes))
               : std::string(" The rest of the step already needs more memory than the device has.");
   int64_t left_out = 0;
   for (const auto* const points : {&forecast.curve, &forecast.without_offload, &forecast.others})

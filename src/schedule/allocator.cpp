@@ -217,7 +217,7 @@ class Stretches {
 
 }  // namespace
 
-Placement place(const std::vector<Lifetime>& lifetimes) {
+Placement place_buffers(const std::vector<Lifetime>& lifetimes) {
   Placement placement{std::vector<int64_t>(lifetimes.size(), 0), 0};
   const Stretches stretches(lifetimes);
   std::vector<Lifetime> last;

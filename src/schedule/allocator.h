@@ -23,7 +23,7 @@ struct Placement {
 
 // Returns offsets at which no two lifetimes that share an action share a byte. Where nothing is alive at some point,
 // the parts of the schedule before and after are placed independently; equal parts get equal placements.
-Placement place(const std::vector<Lifetime>& lifetimes);
+Placement place_buffers(const std::vector<Lifetime>& lifetimes);
 
 // Returns the largest sum of bytes alive in one action, which is a lower bound of Placement::bytes.
 int64_t most_alive_bytes(const std::vector<Lifetime>& lifetimes);

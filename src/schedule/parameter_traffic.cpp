@@ -57,7 +57,7 @@ std::vector<ParameterTraffic::Claim>::iterator ParameterTraffic::find_claim(int3
 }
 
 int32_t ParameterTraffic::claim_gradients(int32_t unit, int32_t micro_batch) {
-  if (!schedule_.options.makes_gradients_apart()) return -1;
+  if (!schedule_.options.has_gradient_buckets()) return -1;
   const auto claimed = find_claim(unit, micro_batch);
   if (claimed != claims_.end()) return claimed->buffer;
   make_room_for_sum_of(unit);
@@ -70,7 +70,7 @@ int32_t ParameterTraffic::claim_gradients(int32_t unit, int32_t micro_batch) {
 void ParameterTraffic::gradients_done(int32_t unit, int32_t micro_batch) {
   const ScheduleOptions& options = schedule_.options;
   const bool sums = options.zero >= 2 || micro_batch + 1 == options.micro_batches;
-  if (!sums && !options.makes_gradients_apart()) return;
+  if (!sums && !options.has_gradient_buckets()) return;
   Action action{
       .kind = sums ? ActionKind::reduce : ActionKind::keep_gradients, .micro_batch = micro_batch, .unit = unit};
   if (sums && options.narrow_sums) {

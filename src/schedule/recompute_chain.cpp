@@ -27,11 +27,11 @@ class ChainSolver::Tables {
         pieces_(most / piece_),
         pass_bytes_(static_cast<size_t>(n_ * longest_)),
         pass_seconds_(static_cast<size_t>(n_ * longest_)),
-        again_(static_cast<size_t>(n_ * longest_)) {
+        recompute_(static_cast<size_t>(n_ * longest_)) {
     for (const ChainUnit& u : chain.units) largest_stream_ = std::max(largest_stream_, u.output_bytes);
     for (int32_t first = 0; first < n_; ++first) weigh_passes(first);
     for (int32_t length = 1; length <= longest_; ++length) {
-      for (int32_t first = 0; first + length <= n_; ++first) solve_again(first, first + length - 1);
+      for (int32_t first = 0; first + length <= n_; ++first) solve_recompute(first, first + length - 1);
     }
   }
 
@@ -101,18 +101,18 @@ class ChainSolver::Tables {
 
   // Computes, by pieces of memory besides the input, the least seconds to run the segment again for its backward
   // passes.
-  void solve_again(int32_t first, int32_t last) {
-    std::vector<double>& least = again_[at(first, last)];
+  void solve_recompute(int32_t first, int32_t last) {
+    std::vector<double>& least = recompute_[at(first, last)];
     least.assign(static_cast<size_t>(pieces_) + 1, never);
     for (int32_t i = first; i <= last; ++i)
-      if (unit(i).always_kept) return;
+      if (unit(i).always_saved) return;
     const ChainUnit& u = unit(first);
     if (first == last) {
       for (int64_t m = up(u.saved_bytes + u.backward_bytes); m <= pieces_; ++m)
         least[static_cast<size_t>(m)] = u.saved_seconds;
       return;
     }
-    for (int64_t m = 0; m <= pieces_; ++m) least[static_cast<size_t>(m)] = best_again(first, last, m).first;
+    for (int64_t m = 0; m <= pieces_; ++m) least[static_cast<size_t>(m)] = best_recompute(first, last, m).first;
   }
 
   // The first decision for a segment: keep all or part of its first unit, or run forward and keep only a later output.
@@ -120,7 +120,7 @@ class ChainSolver::Tables {
     How how = How::keep;
     int32_t split = -1;  // How::again: the unit whose output is kept
   };
-  std::pair<double, Step> best_again(int32_t first, int32_t last, int64_t pieces) const {
+  std::pair<double, Step> best_recompute(int32_t first, int32_t last, int64_t pieces) const {
     std::pair<double, Step> best{never, {}};
     const auto offer = [&best](double seconds, Step step) {
       if (seconds < best.first) best = {seconds, step};
@@ -128,7 +128,7 @@ class ChainSolver::Tables {
     const ChainUnit& u = unit(first);
     const int64_t forward = up(u.written_bytes() + u.output_bytes + chain_.gradient_bytes);
     const auto rest = [&](int32_t begin, int64_t kept) {
-      return pieces < kept ? never : again_[at(begin, last)][static_cast<size_t>(pieces - kept)];
+      return pieces < kept ? never : recompute_[at(begin, last)][static_cast<size_t>(pieces - kept)];
     };
     if (pieces >= std::max(forward, up(u.saved_bytes + u.backward_bytes)))
       offer(u.forward_seconds + rest(first + 1, up(u.saved_bytes + u.output_bytes)), {How::keep});
@@ -137,7 +137,7 @@ class ChainSolver::Tables {
     for (int32_t split = first; split < last; ++split) {
       if (pieces < up(pass_bytes_[at(first, split)] + chain_.gradient_bytes)) break;
       offer(pass_seconds_[at(first, split)] + rest(split + 1, up(unit(split).output_bytes)) +
-                again_[at(first, split)][static_cast<size_t>(pieces)],
+                recompute_[at(first, split)][static_cast<size_t>(pieces)],
             {How::again, split});
     }
     return best;
@@ -205,11 +205,11 @@ class ChainSolver::Tables {
           if (may_go(i)) offer(to, output - input_kept(i), seconds + copy_seconds(i, left), how, true);
         };
         if (runs && free >= u.saved_bytes + u.backward_bytes) offer_both(i + 1, u.saved_bytes, 0, How::keep);
-        if (runs && !u.always_kept && u.part_bytes >= 0 && free >= u.part_bytes + u.rest_bytes + u.backward_bytes)
+        if (runs && !u.always_saved && u.part_bytes >= 0 && free >= u.part_bytes + u.rest_bytes + u.backward_bytes)
           offer_both(i + 1, u.part_bytes, u.rest_seconds, How::part);
-        for (int32_t split = i; split < std::min(n_, i + longest_) && !unit(split).always_kept; ++split) {
+        for (int32_t split = i; split < std::min(n_, i + longest_) && !unit(split).always_saved; ++split) {
           if (free < pass_bytes_[at(i, split)]) break;
-          const double seconds = again_[at(i, split)][static_cast<size_t>(free / piece_)];
+          const double seconds = recompute_[at(i, split)][static_cast<size_t>(free / piece_)];
           if (seconds < never) offer_both(split + 1, 0, seconds, How::again);
         }
       }
@@ -224,7 +224,7 @@ class ChainSolver::Tables {
       if (label.how == How::part) {
         choices[static_cast<size_t>(label.from)] = {true, label.from};
       } else if (label.how == How::again) {
-        choose_again(choices, label.from, to - 1, (room - before.kept) / piece_, label.from);
+        choose_recompute(choices, label.from, to - 1, (room - before.kept) / piece_, label.from);
       }
       if (label.away)
         choices[static_cast<size_t>(label.from)].offload.part =
@@ -236,22 +236,22 @@ class ChainSolver::Tables {
   }
 
   // Sets the choices for a segment that runs again. `begin`: the unit at which the forward pass over it begins.
-  void choose_again(UnitChoices& choices, int32_t first, int32_t last, int64_t pieces, int32_t begin) const {
+  void choose_recompute(UnitChoices& choices, int32_t first, int32_t last, int64_t pieces, int32_t begin) const {
     if (first == last) {
-      choices[static_cast<size_t>(last)].again_from = begin;
+      choices[static_cast<size_t>(last)].recompute_from = begin;
       return;
     }
-    const Step step = best_again(first, last, pieces).second;
+    const Step step = best_recompute(first, last, pieces).second;
     const ChainUnit& u = unit(first);
     switch (step.how) {
       case How::keep:
-        return choose_again(choices, first + 1, last, pieces - up(u.saved_bytes + u.output_bytes), begin);
+        return choose_recompute(choices, first + 1, last, pieces - up(u.saved_bytes + u.output_bytes), begin);
       case How::part:
         choices[static_cast<size_t>(first)] = {true, first};
-        return choose_again(choices, first + 1, last, pieces - up(u.part_bytes + u.output_bytes), begin);
+        return choose_recompute(choices, first + 1, last, pieces - up(u.part_bytes + u.output_bytes), begin);
       case How::again:
-        choose_again(choices, step.split + 1, last, pieces - up(unit(step.split).output_bytes), begin);
-        return choose_again(choices, first, step.split, pieces, first);
+        choose_recompute(choices, step.split + 1, last, pieces - up(unit(step.split).output_bytes), begin);
+        return choose_recompute(choices, first, step.split, pieces, first);
     }
   }
 
@@ -259,12 +259,12 @@ class ChainSolver::Tables {
   int64_t largest_stream_ = 0;
   std::optional<double> price_;  // price of the current call of best()
   const int32_t n_;
-  const int32_t longest_;                   // most units in a segment
-  const int64_t piece_, pieces_;            // bytes of a piece; number of pieces
-  std::vector<int64_t> pass_bytes_;         // by segment (at)
-  std::vector<double> pass_seconds_;        // by segment
-  std::vector<std::vector<double>> again_;  // by segment, by pieces of memory
-  std::vector<std::vector<Label>> labels_;  // by the unit that comes next
+  const int32_t longest_;                       // most units in a segment
+  const int64_t piece_, pieces_;                // bytes of a piece; number of pieces
+  std::vector<int64_t> pass_bytes_;             // by segment (at)
+  std::vector<double> pass_seconds_;            // by segment
+  std::vector<std::vector<double>> recompute_;  // by segment, by pieces of memory
+  std::vector<std::vector<Label>> labels_;      // by the unit that comes next
 };
 
 ChainSolver::ChainSolver(const Chain& chain, int64_t most_bytes, int32_t resolution)
@@ -276,11 +276,11 @@ std::optional<UnitChoices> ChainSolver::best(int64_t budget_bytes, std::optional
   return tables_->best(budget_bytes, price);
 }
 
-double seconds_again(const Chain& chain, const UnitChoices& choices) {
+double recompute_seconds(const Chain& chain, const UnitChoices& choices) {
   double seconds = 0;
   for (size_t i = 0; i < choices.size(); ++i) {
-    if (choices[i].again_from < 0) continue;
-    for (auto again = static_cast<size_t>(choices[i].again_from); again < i; ++again)
+    if (choices[i].recompute_from < 0) continue;
+    for (auto again = static_cast<size_t>(choices[i].recompute_from); again < i; ++again)
       seconds += chain.units[again].forward_seconds;
     seconds += choices[i].keeps_part ? chain.units[i].rest_seconds : chain.units[i].saved_seconds;
   }

@@ -24,7 +24,7 @@ struct ChainUnit {
   int64_t part_bytes = -1;  // the part; negative: the unit has no such part
   int64_t rest_bytes = 0;
   double rest_seconds = 0;
-  bool always_kept = false;  // the saved values are always kept: the unit never runs again
+  bool always_saved = false;  // the saved values are always kept: the unit never runs again
   // Weight of a byte that is copied to the host and back, before the price. Negative: the unit is never offloaded.
   double copy_seconds = -1;
 
@@ -40,7 +40,7 @@ struct Chain {
 };
 
 // Returns the seconds that the choices' recomputation takes.
-double seconds_again(const Chain& chain, const UnitChoices& choices);
+double recompute_seconds(const Chain& chain, const UnitChoices& choices);
 
 // Finds the choices that take the least time within a budget. Memory is counted in pieces of most_bytes / resolution
 // bytes, rounded up; it is exact if a piece is one byte. In chains of more than 128 units, at most 64 units run again

@@ -70,13 +70,13 @@ OperandSet record_of(const UnitTraits& unit) {
   const auto use = [&](UnitPass pass) -> const OperandUse& { return unit.uses[static_cast<size_t>(pass)]; };
   OperandSet record;
   for (const Operand operand : record_operands) {
-    const bool is_made_again = unit.recomputed && use(UnitPass::recompute).writes.contains(operand);
+    const bool is_recomputed = unit.recomputed && use(UnitPass::recompute).writes.contains(operand);
     const bool is_read = (unit.recomputed && use(UnitPass::recompute).reads.contains(operand)) ||
                          use(UnitPass::backward_input).reads.contains(operand) ||
                          use(UnitPass::backward_weight).reads.contains(operand);
     const OperandUse& forward = use(UnitPass::forward);
     const bool is_there = forward.reads.contains(operand) || forward.writes.contains(operand);
-    if (is_there && is_read && !is_made_again) record.add(operand);
+    if (is_there && is_read && !is_recomputed) record.add(operand);
   }
   return record;
 }
@@ -162,7 +162,7 @@ bool has_parameters(const Schedule& schedule, const UnitTraits& unit, Operand op
     case Operand::weights:
       return schedule.options.zero == 3;
     case Operand::whole_gradients:
-      return schedule.options.makes_gradients_apart();
+      return schedule.options.has_gradient_buckets();
     case Operand::prepared_weights:
       return unit.prepares_weights;
     case Operand::narrow_gradients:

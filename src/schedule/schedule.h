@@ -54,7 +54,9 @@ constexpr int num_action_kinds = static_cast<int>(ActionKind::update) + 1;
 
 std::string_view action_name(ActionKind kind);
 // Whether the action repeats ops of a forward pass.
-constexpr bool is_again(ActionKind kind) { return kind == ActionKind::forward_again || kind == ActionKind::recompute; }
+constexpr bool is_recomputation(ActionKind kind) {
+  return kind == ActionKind::forward_again || kind == ActionKind::recompute;
+}
 
 // Whether the action begins a copy of a record or waits for its end.
 constexpr bool copies_record(ActionKind kind) {
@@ -129,7 +131,7 @@ struct UnitTraits {
   bool recomputed = false;
   // First of the units that run again before this unit is recomputed. Their outputs and saved values go to new buffers,
   // which later passes read until the unit runs again once more. -1: recomputation begins at this unit's own input.
-  int32_t again_from = -1;
+  int32_t recompute_from = -1;
   bool prepares_weights = false;  // has prepared_weights
   UnitOffload offload{};
   UnitUses uses{};
@@ -162,7 +164,7 @@ struct ScheduleOptions {
   bool sums_alone = false;      // sums involve this rank only, so each is awaited as soon as it begins
 
   // Whether a micro-batch's gradients are written to a buffer of their own and then added to the sum that is kept.
-  bool makes_gradients_apart() const { return zero >= 2 || keeps_narrow; }
+  bool has_gradient_buckets() const { return zero >= 2 || keeps_narrow; }
   // Whether this stage holds the unit's parameters. The last stage holds unit 0's as well if the head is tied.
   bool holds(int32_t unit) const { return stages.runs(unit) || (unit == 0 && tied_head && stages.last()); }
   // Whether two stages, the first and the last, hold the table of a tied head.

@@ -99,9 +99,9 @@ class Stage {
       actions += (options.joint_backward ? 2 : 3) + (unit.recomputed ? 1 : 0);
       // The stream and its gradient, both saved_ buffers and `gradients`.
       buffers += 5 + (unit.recomputed ? 2 : 0) + (keeps(unit) ? 1 : 0);
-      if (!unit.recomputed || unit.again_from < 0) continue;
-      actions += static_cast<size_t>(u - unit.again_from);
-      buffers += 3 * static_cast<size_t>(u - unit.again_from);
+      if (!unit.recomputed || unit.recompute_from < 0) continue;
+      actions += static_cast<size_t>(u - unit.recompute_from);
+      buffers += 3 * static_cast<size_t>(u - unit.recompute_from);
     }
     schedule_.actions.reserve(actions * static_cast<size_t>(options.micro_batches));
     schedule_.buffers.reserve(buffers * static_cast<size_t>(options.micro_batches));
@@ -236,7 +236,7 @@ class Stage {
   // Returns the unit that runs first in the backward pass of a unit.
   int32_t first_run_for_backward(int32_t unit) const {
     const UnitTraits& traits = schedule_.traits(unit);
-    return traits.recomputed && traits.again_from >= 0 ? traits.again_from : unit;
+    return traits.recomputed && traits.recompute_from >= 0 ? traits.recompute_from : unit;
   }
 
   void forward(const Pass& pass) {
@@ -350,9 +350,9 @@ class Stage {
     if (first == 0 && with_weights) add_weight_gradients(flight, 0);
   }
 
-  // Runs the units from again_from up to the one before `unit` again.
+  // Runs the units from recompute_from up to the one before `unit` again.
   void run_up_to(InFlight& flight, int32_t unit) {
-    const int32_t first = schedule_.traits(unit).again_from;
+    const int32_t first = schedule_.traits(unit).recompute_from;
     for (int32_t again = first; first >= 0 && again < unit; ++again) {
       const int32_t weights = traffic_.use(again, again + 1);
       add_forward(ActionKind::forward_again, flight, again, weights);

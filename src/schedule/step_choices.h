@@ -16,7 +16,7 @@ struct UnitChoice {
   bool keeps_part = false;  // keeps a part of each forward pass and recomputes the rest from it
   // First of the units that run again right before this unit's backward pass, up to the values that this unit saves.
   // Negative: nothing runs again, and the backward pass reads the values that the forward pass saved.
-  int32_t again_from = -1;
+  int32_t recompute_from = -1;
   UnitOffload offload{};
 
   bool operator==(const UnitChoice&) const = default;
@@ -27,7 +27,7 @@ using UnitChoices = std::vector<UnitChoice>;
 // The choices for the ranks of one pipeline stage.
 struct StepChoices {
   UnitChoices units;                 // units of other stages have the default
-  bool backward_runs_again = false;  // orders passes as if each backward pass ran its forward pass again
+  bool backward_recomputes = false;  // orders passes as if each backward pass ran its forward pass again
   int64_t loss_chunk_tokens = 1;     // rows of logits that exist at a time
   int code_bits = 0;                 // bits of the code that replaces the input of GELU or SiLU; 0: the input is kept
   bool codes_inputs = false;         // inputs of linears and norms are kept as codes of 8 bits

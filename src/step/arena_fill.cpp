@@ -28,24 +28,24 @@ std::vector<std::byte> numbers_for_products(uint32_t key, int64_t most_bytes) {
   return numbers;
 }
 
-void fill_memory(Backend& backend, SideQueue* copies, std::byte* memory, int64_t bytes,
+void fill_memory(Backend& backend, SideQueue* copy_queue, std::byte* memory, int64_t bytes,
                  const std::vector<std::byte>& pattern) {
   const auto length = static_cast<int64_t>(pattern.size());
   for (int64_t filled = 0; filled < bytes;) {
-    if (filled == 0 || copies == nullptr) {
+    if (filled == 0 || copy_queue == nullptr) {
       const int64_t more = std::min(length, bytes - filled);
       backend.upload(memory + filled, pattern.data(), more);
       filled += more;
     } else {
       const int64_t more = std::min(filled, bytes - filled);
-      copies->copy_among_ops(memory + filled, memory, more);
+      copy_queue->copy_among_ops(memory + filled, memory, more);
       filled += more;
     }
   }
 }
 
-void zero_memory(Backend& backend, SideQueue* copies, std::byte* memory, int64_t bytes) {
-  fill_memory(backend, copies, memory, bytes,
+void zero_memory(Backend& backend, SideQueue* copy_queue, std::byte* memory, int64_t bytes) {
+  fill_memory(backend, copy_queue, memory, bytes,
               std::vector<std::byte>(static_cast<size_t>(std::min(bytes, zeros_bytes))));
 }
 

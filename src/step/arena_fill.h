@@ -19,8 +19,8 @@ std::vector<std::byte> numbers_for_products(uint32_t key, int64_t most_bytes);
 
 // Fills `bytes` of the backend's memory with repetitions of the pattern. `copies`: the device's queue, so that the
 // pattern is uploaded once and then copied on the device; null if the device's memory is the host's.
-void fill_memory(Backend& backend, SideQueue* copies, std::byte* memory, int64_t bytes,
+void fill_memory(Backend& backend, SideQueue* copy_queue, std::byte* memory, int64_t bytes,
                  const std::vector<std::byte>& pattern);
-void zero_memory(Backend& backend, SideQueue* copies, std::byte* memory, int64_t bytes);
+void zero_memory(Backend& backend, SideQueue* copy_queue, std::byte* memory, int64_t bytes);
 
 }  // namespace gptrain::step

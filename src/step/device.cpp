@@ -102,7 +102,7 @@ void require_same_models(bool mixed_machines, Communicator* all, const World& wo
                                              rank, world.host(rank), *other, world.host(0), models[0]));
 }
 
-RankDevice take_device(const RunConfig& config, Communicator* all, const World& world, int num_threads) {
+RankDevice open_device(const RunConfig& config, Communicator* all, const World& world, int num_threads) {
   RankDevice device;
   // A launcher may show a different device as number 0 to every rank, so devices are compared by their identity.
   const std::vector<std::string> identities = agree(all, world, [&] {
@@ -114,7 +114,7 @@ RankDevice take_device(const RunConfig& config, Communicator* all, const World& 
   require_same_models(config.comm.mixed_machines, all, world, target.kind == Target::Kind::cpu ? "a CPU" : target.name);
   device.sharing =
       static_cast<int>(std::count(identities.begin(), identities.end(), identities[static_cast<size_t>(world.rank())]));
-  device.apart = std::set<std::string>(identities.begin(), identities.end()).size() == identities.size();
+  device.exclusive = std::set<std::string>(identities.begin(), identities.end()).size() == identities.size();
   return device;
 }
 

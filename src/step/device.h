@@ -22,13 +22,13 @@ void require_target(const StepConfig& config, const Target& target, ExitCode cod
 int threads_of_rank(int64_t asked, int64_t ranks_of_process, int64_t local_ranks);
 
 // Returns the target that run.device means on this machine, for a plan of a run with all `world_size` ranks on it,
-// `ranks_of_process` in each process. Takes no device. THROWS Error(device) like take_device.
+// `ranks_of_process` in each process. Takes no device. THROWS Error(device) like open_device.
 Target planned_device(const RunConfig& config, int64_t world_size, int64_t ranks_of_process);
 
 struct RankDevice {
   std::unique_ptr<Backend> backend;
-  int sharing = 1;     // number of ranks that share the device's memory, this one included
-  bool apart = false;  // no two ranks of the world share a device
+  int sharing = 1;         // number of ranks that share the device's memory, this one included
+  bool exclusive = false;  // no two ranks of the world share a device
 };
 
 // THROWS Error(device) on all ranks if they compute on different device models, which round differently, unless
@@ -40,6 +40,6 @@ void require_same_models(bool mixed_machines, Communicator* all, const World& wo
 // CUDA devices in turn, in rank order. On the CPU a rank gets `num_threads`. Collective over `all`, the group of the
 // world; null if there is one rank. THROWS Error(device) on all ranks if there is no CUDA device though one is asked
 // for, if a device cannot be used or lacks features that the config needs, or if the ranks' device models differ.
-RankDevice take_device(const RunConfig& config, Communicator* all, const World& world, int num_threads);
+RankDevice open_device(const RunConfig& config, Communicator* all, const World& world, int num_threads);
 
 }  // namespace gptrain::step

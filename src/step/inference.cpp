@@ -95,10 +95,11 @@ class Inference::Pass {
     workspace_ = Workspace(frames.data(), frames.bytes());
     parameters_ = std::make_unique<ParameterStore>(design_.spec, design_.shards, design_.layout, design_.sharding,
                                                    ParameterBuffers{.weights = weights});
-    Workplace place{.workspace = &workspace_, .backend = &backend_, .groups = &groups_, .gathers = &gathers_};
-    for (size_t c = 0; c < num_memory_classes; ++c) place.arenas[c] = arenas[c] ? arenas[c]->data() : nullptr;
+    ExecutorResources resources{
+        .workspace = &workspace_, .backend = &backend_, .groups = &groups_, .gathers = &gathers_};
+    for (size_t c = 0; c < num_memory_classes; ++c) resources.arenas[c] = arenas[c] ? arenas[c]->data() : nullptr;
     model_ = make_model(design_, design_.evaluation_shape, backend_, groups_);
-    executor_ = std::make_unique<Executor>(*model_, *design_.evaluation, *parameters_, place, nullptr);
+    executor_ = std::make_unique<Executor>(*model_, *design_.evaluation, *parameters_, resources, nullptr);
   }
 
   std::vector<float> next_logits(const std::vector<int32_t>& sequence, int64_t begin) {
@@ -143,8 +144,8 @@ class Inference::Pass {
     const auto model = make_model(design_, design_.evaluation_shape, plan, groups);
     const ParameterStore parameters(design_.spec, design_.shards, design_.layout, design_.sharding, {});
     Workspace unlimited(nullptr, std::numeric_limits<int64_t>::max() / 4);
-    Workplace place{.workspace = &unlimited, .backend = &plan, .groups = &groups, .gathers = &gathers_};
-    Executor executor(*model, *design_.evaluation, parameters, place, nullptr);
+    ExecutorResources resources{.workspace = &unlimited, .backend = &plan, .groups = &groups, .gathers = &gathers_};
+    Executor executor(*model, *design_.evaluation, parameters, resources, nullptr);
     executor.play(source_, nullptr);
     if (design_.stages.last()) {
       WorkspaceFrame frame(unlimited);

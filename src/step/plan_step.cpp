@@ -18,7 +18,7 @@ namespace {
 class PlanObserver : public ActionObserver {
  public:
   PlanObserver(EventLog& log, const StepDesign& design)
-      : log_(log), design_(design), block_of_(4 * num_action_kinds * (design.first_alike.size() + 1), -1) {
+      : log_(log), design_(design), block_of_(4 * num_action_kinds * (design.first_equal_unit.size() + 1), -1) {
     step_.stages = design.stages;
     step_.actions.reserve(design.training->schedule.actions.size());
   }
@@ -29,7 +29,7 @@ class PlanObserver : public ActionObserver {
     const bool is_new = block < 0;
     if (is_new) block = static_cast<int32_t>(step_.blocks.size());
     step_.actions.push_back({action.kind, action.micro_batch, action.unit, block});
-    log_.set_recomputing(is_again(action.kind));
+    log_.set_recomputing(is_recomputation(action.kind));
     return is_new;
   }
 
@@ -53,13 +53,13 @@ class PlanObserver : public ActionObserver {
     const Schedule& schedule = design_.training->schedule;
     // Copies to and from the host differ between units of equal design, as some of them may be recomputed.
     const bool is_own = action.unit < 0 || copies_record(action.kind);
-    const int32_t unit = is_own ? action.unit : design_.first_alike[static_cast<size_t>(action.unit)];
+    const int32_t unit = is_own ? action.unit : design_.first_equal_unit[static_cast<size_t>(action.unit)];
     const int32_t prepared = action[Operand::prepared_weights];
     const bool prepares =
         prepared >= 0 &&
         &action == &schedule.actions[static_cast<size_t>(schedule.buffers[static_cast<size_t>(prepared)].first)];
     const auto of_kind =
-        static_cast<size_t>(action.kind) * (design_.first_alike.size() + 1) + static_cast<size_t>(unit + 1);
+        static_cast<size_t>(action.kind) * (design_.first_equal_unit.size() + 1) + static_cast<size_t>(unit + 1);
     return of_kind * 4 + (action.micro_batch == 0 ? 2 : 0) + (prepares ? 1 : 0);
   }
 
@@ -80,7 +80,7 @@ class NoMicroBatches : public MicroBatchSource {
 // Adds the memory for the sample texts of a run, which the host's CPU computes. Only the first of the ranks with the
 // same weights writes texts.
 void add_samples(const RunConfig& config, const Target& target, RankGroups& groups, StepMemory& memory) {
-  if (config.run.sample_every_steps == 0 || groups.copy_rank() > 0) return;
+  if (config.run.sample_every_steps == 0 || groups.data_rank() > 0) return;
   Target host;
   host.num_threads = target.num_threads;
   MemoryPlan samples;
@@ -93,7 +93,7 @@ void add_samples(const RunConfig& config, const Target& target, RankGroups& grou
 int64_t written_bytes(const TrainingStep& step, const StepConfig& config) {
   const StateColumns& columns = step.parameters().columns();
   int64_t bytes = 0;
-  for (const StatePiece& piece : step.parameters().state(true)) {
+  for (const StateSlice& piece : step.parameters().state(true)) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
     bytes += piece.count() * weight_bytes(tensor, config.precision);
     for (const StateColumn& column : columns) bytes += has_values(column, tensor) ? piece.column_bytes(column) : 0;

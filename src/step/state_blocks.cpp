@@ -34,7 +34,7 @@ float encode_anew(const DecodeTable<has_sign>& decoding, const EncodeTable<has_s
 OtherBlocks::OtherBlocks(TrainingStep& step, int64_t saved_tensor_ranks)
     : step_(step), saved_tensor_ranks_(saved_tensor_ranks) {
   if (saved_tensor_ranks == step.design().tensor.size || step.design().layout.end != UnitEnd::block_state) return;
-  for (StatePiece& piece : step.state()) {
+  for (StateSlice& piece : step.state()) {
     const auto index = static_cast<size_t>(piece.tensor);
     if (step.spec().tensors[index].has_block_state()) tensors_[index].push_back(std::move(piece));
   }
@@ -80,7 +80,7 @@ std::vector<int64_t> OtherBlocks::saved_blocks(const Pieces& pieces) const {
   for (int64_t rank = 0; rank < saved_tensor_ranks_; ++rank)
     saved.push_back(shard_of(spec, {saved_tensor_ranks_, rank}));
   std::vector<int64_t> blocks;
-  for (const StatePiece& piece : pieces) {
+  for (const StateSlice& piece : pieces) {
     for (int64_t row = piece.offset[0]; row < piece.offset[0] + piece.shape[0]; ++row) {
       const size_t begin = blocks.size();
       blocks.resize(begin + static_cast<size_t>(piece.shape[1]));
@@ -101,9 +101,9 @@ std::vector<int64_t> OtherBlocks::saved_blocks(const Pieces& pieces) const {
 }
 
 void OtherBlocks::settle(const Pieces& pieces, size_t codes, size_t scales, const std::vector<int64_t>& saved) const {
-  const StatePiece& first = pieces.front();
-  const StatePiece& with_blocks =
-      *std::find_if(pieces.begin(), pieces.end(), [](const StatePiece& piece) { return piece.num_blocks > 0; });
+  const StateSlice& first = pieces.front();
+  const StateSlice& with_blocks =
+      *std::find_if(pieces.begin(), pieces.end(), [](const StateSlice& piece) { return piece.num_blocks > 0; });
   const std::vector<float>& saved_scales = saved_scales_.at({static_cast<size_t>(first.tensor), scales});
   const bool has_sign = step_.parameters().columns()[codes].has_sign;
   const auto elements = std::ssize(saved);

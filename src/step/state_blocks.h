@@ -27,7 +27,7 @@ class OtherBlocks {
   void settle();
 
  private:
-  using Pieces = std::vector<StatePiece>;  // this rank's pieces of a tensor, contiguous in memory
+  using Pieces = std::vector<StateSlice>;  // this rank's pieces of a tensor, contiguous in memory
   std::vector<int64_t> saved_blocks(const Pieces& pieces) const;
   void settle(const Pieces& pieces, size_t codes, size_t scales, const std::vector<int64_t>& saved) const;
 

@@ -6,30 +6,30 @@
 namespace gptrain::inline step {
 
 StateSnapshot::StateSnapshot(Backend& backend, int64_t bytes)
-    : backend_(backend), copies_(backend.make_side_queue()), memory_(memory_for("checkpoint.asynchronous", [&] {
-        return copies_ != nullptr ? copies_->allocate_host(bytes) : backend.allocate(bytes);
+    : backend_(backend), copy_queue_(backend.make_side_queue()), memory_(memory_for("checkpoint.asynchronous", [&] {
+        return copy_queue_ != nullptr ? copy_queue_->allocate_host(bytes) : backend.allocate(bytes);
       })) {
-  if (copies_ != nullptr) return;  // pinned memory has its pages already
+  if (copy_queue_ != nullptr) return;  // pinned memory has its pages already
   constexpr int64_t page_bytes = 4096;
   for (int64_t at = 0; at < memory_->bytes(); at += page_bytes) backend.upload(memory_->data() + at, "", 1);
 }
 
-std::vector<StatePiece> StateSnapshot::copy(std::vector<StatePiece> pieces, const StateColumns& columns) {
-  if (copies_ != nullptr) {
-    copies_->mark_ops(0);
-    copies_->follow_ops(0);
+std::vector<StateSlice> StateSnapshot::copy(std::vector<StateSlice> pieces, const StateColumns& columns) {
+  if (copy_queue_ != nullptr) {
+    copy_queue_->mark_ops(0);
+    copy_queue_->follow_ops(0);
   }
   std::byte* place = memory_->data();
   const auto copy_part = [&](auto*& part, int64_t bytes) {
-    if (copies_ != nullptr) {
-      copies_->queue_download(place, part, bytes);
+    if (copy_queue_ != nullptr) {
+      copy_queue_->queue_download(place, part, bytes);
     } else {
       backend_.download(place, part, bytes);
     }
     part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(place);
     place += align_up(bytes);
   };
-  for (StatePiece& piece : pieces) {
+  for (StateSlice& piece : pieces) {
     if (piece.weight != nullptr) copy_part(piece.weight, piece.count() * dtype_bytes(DType::f32));
     if (piece.narrow_weight != nullptr) copy_part(piece.narrow_weight, piece.count() * dtype_bytes(DType::bf16));
     for (size_t i = 0; i < piece.columns.size(); ++i) {
@@ -38,9 +38,9 @@ std::vector<StatePiece> StateSnapshot::copy(std::vector<StatePiece> pieces, cons
     piece.gradient = nullptr;
     piece.narrow_gradient = nullptr;
   }
-  if (copies_ != nullptr) {
-    copies_->mark_work(0);
-    copies_->await_work(0);
+  if (copy_queue_ != nullptr) {
+    copy_queue_->mark_work(0);
+    copy_queue_->await_work(0);
   }
   return pieces;
 }

@@ -21,13 +21,13 @@ class StateSnapshot {
   // Copies weights and optimizer state of the pieces, on a device in a queue of its own, and waits for the copies.
   // Returns the pieces with pointers to the copies, which are valid until the next call, and null gradients. REQUIRES:
   // the memory has room for them.
-  std::vector<StatePiece> copy(std::vector<StatePiece> pieces, const StateColumns& columns);
+  std::vector<StateSlice> copy(std::vector<StateSlice> pieces, const StateColumns& columns);
 
   int64_t bytes() const { return memory_->bytes(); }
 
  private:
   Backend& backend_;
-  std::unique_ptr<SideQueue> copies_;  // null: the backend's memory is the host's
+  std::unique_ptr<SideQueue> copy_queue_;  // null: the backend's memory is the host's
   std::unique_ptr<DeviceMemory> memory_;
 };
 

@@ -19,9 +19,9 @@ bool has_own_memory(const Target& target) { return target.kind == Target::Kind::
 int64_t micro_batch_bytes(const StepConfig& config) { return micro_batch_shape(config).bytes(); }
 
 StepShape step_shape(const RunConfig& config, const StepChoices& choices, bool training) {
-  std::vector<bool> with_kept_products;
+  std::vector<bool> saves_products;
   for (size_t unit = 1; unit + 1 < choices.units.size(); ++unit)
-    with_kept_products.push_back(choices.units[unit].keeps_part);
+    saves_products.push_back(choices.units[unit].keeps_part);
   return {.model = config.model,
           .precision = config.precision,
           .batch = config.batch.micro,
@@ -32,7 +32,7 @@ StepShape step_shape(const RunConfig& config, const StepChoices& choices, bool t
           .mask_documents = config.data.mask_documents,
           .max_documents = config.data.max_documents,
           .deterministic = config.run.deterministic,
-          .with_kept_products = std::move(with_kept_products),
+          .saves_products = std::move(saves_products),
           .code_bits = choices.code_bits,
           .projection = training ? choices.projection : ProjectionConfig{},
           .codes_inputs = choices.codes_inputs};
@@ -40,9 +40,9 @@ StepShape step_shape(const RunConfig& config, const StepChoices& choices, bool t
 
 // Returns the sharding. With one rank that holds the parameters, ZeRO is off.
 Sharding make_sharding(const StepConfig& config, const RankGroups& groups) {
-  return {groups.num_copies() > 1 ? config.parallel.zero : 0,
-          groups.num_copies(),
-          groups.copy_rank(),
+  return {groups.num_data_ranks() > 1 ? config.parallel.zero : 0,
+          groups.num_data_ranks(),
+          groups.data_rank(),
           config.precision.compute,
           config.precision.reduce,
           config.precision.pure,
@@ -83,10 +83,10 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
     of(BufferKind::saved_for_input).push_back(records.saved_for_input_bytes);
     of(BufferKind::saved_for_weight).push_back(records.saved_for_weight_bytes);
     of(BufferKind::gradients).push_back(records.gradients_bytes);
-    of(BufferKind::stream_gradient).push_back(model.carrier_bytes());
+    of(BufferKind::stream_gradient).push_back(model.stream_gradient_bytes());
     // Buffers that the schedule does not use get 0 bytes, so that ranks that differ only there share a program.
     const bool gathers = design.sharding.zero == 3;
-    const bool apart = design.sharding.makes_gradients_apart();
+    const bool apart = design.sharding.has_gradient_buckets();
     of(BufferKind::weights).push_back(gathers ? align_up(elements * dtype_bytes(design.sharding.compute)) : 0);
     of(BufferKind::prepared_weights).push_back(records.fp8_weights_bytes);
     of(BufferKind::whole_gradients).push_back(apart ? align_up(elements * dtype_bytes(DType::f32)) : 0);
@@ -100,7 +100,7 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
 }
 
 // Makes the part of the design about parameters: the model and this rank's share of it.
-StepDesign begin_design(const RunConfig& config, TensorPlace tensor, const Stages& stages, const Sharding& sharding,
+StepDesign begin_design(const RunConfig& config, TensorRank tensor, const Stages& stages, const Sharding& sharding,
                         const StateColumns& columns) {
   StepDesign design;
   design.config = config;
@@ -150,7 +150,7 @@ MicroBatchShape micro_batch_shape(const StepConfig& config) {
 PrefetchRing prefetch_ring(const StepConfig& config, const Target& target) {
   constexpr int read_ahead = 3;
   const int64_t in_flight =
-      std::min(StepReadback::most_ahead * config.batch.accumulation, MicroBatchUploads::most_kept);
+      std::min(StepReadback::most_ahead * config.batch.accumulation, MicroBatchUploads::most_retained);
   const int kept = has_own_memory(target) ? static_cast<int>(in_flight) : 1;
   return {kept, kept + read_ahead};
 }
@@ -184,8 +184,8 @@ int64_t landing_bytes(const StepConfig& config, const Target& target) {
 }
 
 void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice) {
-  traits.recomputed = choice.again_from >= 0 && traits.kind == UnitKind::block;
-  traits.again_from = traits.recomputed && choice.again_from < unit ? choice.again_from : -1;
+  traits.recomputed = choice.recompute_from >= 0 && traits.kind == UnitKind::block;
+  traits.recompute_from = traits.recomputed && choice.recompute_from < unit ? choice.recompute_from : -1;
   if (traits.kind == UnitKind::block) traits.offload = choice.offload;
 }
 
@@ -201,8 +201,8 @@ std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& sha
 
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
                        const std::shared_ptr<const Program>& like) {
-  const Stages stages = make_stages(config, groups.stage(), config.batch.accumulation, choices.backward_runs_again);
-  StepDesign design = begin_design(config, groups.tensor_place(), stages, make_sharding(config, groups),
+  const Stages stages = make_stages(config, groups.stage(), config.batch.accumulation, choices.backward_recomputes);
+  StepDesign design = begin_design(config, groups.on_tensor_axis(), stages, make_sharding(config, groups),
                                    optimizer_columns(config.optimizer));
   design.choices = std::move(choices);
   design.training_shape = step_shape(config, design.choices, true);
@@ -210,7 +210,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   PlanBackend backend(target);
   {
     const Model model = planned_model(design, design.training_shape, backend);
-    design.first_alike = find_equal_designs(model);
+    design.first_equal_unit = find_equal_designs(model);
     const ScheduleOptions options = schedule_options(design, model);
     BufferBytes bytes = buffer_bytes(design, options.units, model);
     const bool is_like = like != nullptr && like->schedule.options == options && like->bytes == bytes;
@@ -237,8 +237,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   StateTables& tables = design.tables;
   tables.agreement = align_up(sizeof(StepState));
   tables.optimizer = tables.agreement + StepAgreement::table_bytes(store);
-  tables.kept_gradients = tables.optimizer + optimizer_type(config.optimizer.type).table_bytes(store);
-  memory[MemoryClass::state] = tables.kept_gradients + KeptGradients::table_bytes(store);
+  tables.accumulated_gradients = tables.optimizer + optimizer_type(config.optimizer.type).table_bytes(store);
+  memory[MemoryClass::state] = tables.accumulated_gradients + AccumulatedGradients::table_bytes(store);
   design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
   if (config.checkpoint.keeps_snapshot()) design.snapshot_bytes = store.snapshot_bytes();
   design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] = design.snapshot_bytes;
@@ -248,7 +248,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
 
 StepDesign design_inference(const RunConfig& config, const Target& target, const RankGroups& groups, int64_t length) {
   StepDesign design =
-      begin_design(config, groups.tensor_place(), make_stages(config, groups.stage(), 1, false), Sharding{}, {});
+      begin_design(config, groups.on_tensor_axis(), make_stages(config, groups.stage(), 1, false), Sharding{}, {});
   design.evaluation_shape = {.model = config.model,
                              .precision = {DType::f32, DType::f32},
                              .batch = 1,

@@ -31,12 +31,12 @@ struct StepMemory {
 struct StateTables {
   int64_t agreement = 0;
   int64_t optimizer = 0;
-  int64_t kept_gradients = 0;
+  int64_t accumulated_gradients = 0;
 };
 
 struct StepDesign {
   RunConfig config;
-  TensorPlace tensor;
+  TensorRank tensor;
   Stages stages;
   bool sequence = false;  // sequence parallelism
   ModelSpec spec;
@@ -46,7 +46,7 @@ struct StepDesign {
   StateColumns columns;  // the optimizer's state; empty for inference
   StepShape training_shape, evaluation_shape;
   // By unit: the first unit of equal design, whose training actions run the same ops.
-  std::vector<int32_t> first_alike;
+  std::vector<int32_t> first_equal_unit;
   StepChoices choices;
   std::shared_ptr<const Program> training;    // one step
   std::shared_ptr<const Program> evaluation;  // one micro-batch, in the same arenas

@@ -44,7 +44,7 @@ StepProfile StepProfiler::finish(int64_t step, double data_seconds, const Machin
 
 bool StepProfiler::before(const Action& action) {
   if (ends_.empty()) first_event_ = log_.end();
-  log_.set_recomputing(is_again(action.kind));
+  log_.set_recomputing(is_recomputation(action.kind));
   action_start_seconds_ = steady_seconds();
   return true;
 }

@@ -24,7 +24,7 @@ class StepReadback {
 
   // `copies`: the device's queue; null if the device's memory is the host's, where ops have run when their calls
   // return. Borrows both.
-  StepReadback(Backend& backend, SideQueue* copies);
+  StepReadback(Backend& backend, SideQueue* copy_queue);
 
   // Call before a step's first op. THROWS std::logic_error if most_ahead steps have not been read.
   void begin();
@@ -49,7 +49,7 @@ class StepReadback {
   Copied& at(int64_t step) { return copied_[step % most_ahead]; }
 
   Backend& backend_;
-  SideQueue* const copies_;
+  SideQueue* const copy_queue_;
   std::unique_ptr<DeviceMemory> pinned_;           // results, if there is a queue
   std::array<Copied, most_ahead> here_{};          // results, if there is none
   std::array<double, most_ahead> host_seconds_{};  // if there is no queue: the start of a step, then its time

@@ -23,8 +23,8 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
     : design_(std::move(design)),
       backend_(backend),
       groups_(groups),
-      copies_(backend.make_side_queue()),
-      readback_(backend, copies_.get()),
+      copy_queue_(backend.make_side_queue()),
+      readback_(backend, copy_queue_.get()),
       state_(nullptr),
       gathers_(design_->spec.units.size(), Lane::done) {
   const RunConfig& config = design_->config;
@@ -57,27 +57,27 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
   std::byte* const state = arena(MemoryClass::state);
   const StateTables& tables = design_->tables;
   agreement_ = std::make_unique<StepAgreement>(context, config.optimizer.clip_norm, loss_scale_window,
-                                               state + tables.agreement, groups_, copies_.get());
+                                               state + tables.agreement, groups_, copy_queue_.get());
   optimizer_ = optimizer.make(config.optimizer, context, config.run.seed, state + tables.optimizer);
   if (design_->sharding.gradients != DType::f32) {
-    kept_ = std::make_unique<KeptGradients>(*parameters_, config.run.seed, config.batch.accumulation,
-                                            state + tables.kept_gradients, state_, backend_);
+    accumulated_ = std::make_unique<AccumulatedGradients>(*parameters_, config.run.seed, config.batch.accumulation,
+                                                          state + tables.accumulated_gradients, state_, backend_);
   }
   update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_, groups_);
-  if (copies_ != nullptr) {
+  if (copy_queue_ != nullptr) {
     const DeviceMemory& data = *arenas_[static_cast<size_t>(MemoryClass::data)];
     uploads_ = std::make_unique<MicroBatchUploads>(
-        *copies_, data.data() + data.bytes() - landing_bytes(config, backend_.target()), micro_batch_shape(config));
+        *copy_queue_, data.data() + data.bytes() - landing_bytes(config, backend_.target()), micro_batch_shape(config));
   }
-  const Workplace place{.arenas = arena_starts(),
-                        .state = state_,
-                        .workspace = &workspace_,
-                        .backend = &backend_,
-                        .groups = &groups_,
-                        .gathers = &gathers_,
-                        .kept = kept_.get(),
-                        .uploads = uploads_.get(),
-                        .offloads = offloads_ ? &*offloads_ : nullptr};
+  const ExecutorResources place{.arenas = arena_starts(),
+                                .state = state_,
+                                .workspace = &workspace_,
+                                .backend = &backend_,
+                                .groups = &groups_,
+                                .gathers = &gathers_,
+                                .accumulated = accumulated_.get(),
+                                .uploads = uploads_.get(),
+                                .offloads = offloads_ ? &*offloads_ : nullptr};
   executor_ = std::make_unique<Executor>(*model_, *design_->training, *parameters_, place, update_.get());
   evaluation_executor_ =
       std::make_unique<Executor>(*evaluation_model_, *design_->evaluation, *parameters_, place, nullptr);
@@ -92,14 +92,14 @@ TrainingStep::~TrainingStep() {
   }
 }
 
-std::vector<StatePiece> TrainingStep::state(bool written_only) const {
+std::vector<StateSlice> TrainingStep::state(bool written_only) const {
   groups_.wait_all();
   return parameters_->state(written_only);
 }
 
 void TrainingStep::take_snapshot_memory() { snapshot_.emplace(backend_, design_->snapshot_bytes); }
 
-std::vector<StatePiece> TrainingStep::copy_state() { return snapshot_->copy(state(true), parameters_->columns()); }
+std::vector<StateSlice> TrainingStep::copy_state() { return snapshot_->copy(state(true), parameters_->columns()); }
 
 uint32_t TrainingStep::weights_checksum() const {
   if (design_->sharding.zero == 3) return 0;
@@ -139,7 +139,7 @@ void TrainingStep::choose_algorithms() {
   for (const MemoryClass c : {MemoryClass::weights, MemoryClass::gathered, MemoryClass::fp8_weights,
                               MemoryClass::activations, MemoryClass::workspace}) {
     const int64_t bytes = arenas_[static_cast<size_t>(c)]->bytes();
-    fill_memory(backend_, copies_.get(), arena(c), bytes, numbers_for_products(static_cast<uint32_t>(c), bytes));
+    fill_memory(backend_, copy_queue_.get(), arena(c), bytes, numbers_for_products(static_cast<uint32_t>(c), bytes));
   }
   ComputeOnly compute_only;
   NoTokens source(model_->shape());
@@ -153,11 +153,11 @@ void TrainingStep::choose_algorithms() {
 void TrainingStep::clear_state() {
   groups_.wait_all();
   for (const MemoryClass c : {MemoryClass::weights, MemoryClass::master, MemoryClass::optimizer})
-    zero_memory(backend_, copies_.get(), arena(c), arenas_[static_cast<size_t>(c)]->bytes());
+    zero_memory(backend_, copy_queue_.get(), arena(c), arenas_[static_cast<size_t>(c)]->bytes());
 }
 
 // Uploads at most upload_chunk_elements weights, rounded to nearest if the piece's weights are bf16.
-void TrainingStep::upload_weights(const StatePiece& piece, int64_t first, const float* values, int64_t count) {
+void TrainingStep::upload_weights(const StateSlice& piece, int64_t first, const float* values, int64_t count) {
   if (piece.weight != nullptr) return backend_.upload(piece.weight + first, values, count * dtype_bytes(DType::f32));
   std::vector<bf16> rounded(static_cast<size_t>(count));
   std::transform(values, values + count, rounded.begin(), to_bf16);
@@ -168,7 +168,7 @@ void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
   clear_state();
   std::vector<float> chunk(static_cast<size_t>(std::min(design_->layout.elements, upload_chunk_elements)));
   int64_t drawn = 0;
-  for (const StatePiece& piece : state()) {
+  for (const StateSlice& piece : state()) {
     const TensorSpec& tensor = design_->spec.tensors[static_cast<size_t>(piece.tensor)];
     // Draws runs of elements that are contiguous in the global tensor: whole rows together, parts of rows one by one.
     const int64_t row = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
@@ -254,7 +254,7 @@ StepResult TrainingStep::run(double learning_rate, MicroBatchSource& source, Act
 }
 
 std::unique_ptr<DeviceMemory> TrainingStep::allocate_host(int64_t bytes) {
-  return copies_ != nullptr ? copies_->allocate_host(bytes) : backend_.allocate(bytes);
+  return copy_queue_ != nullptr ? copy_queue_->allocate_host(bytes) : backend_.allocate(bytes);
 }
 
 double TrainingStep::evaluate(int64_t micro_batches, MicroBatchSource& source) {

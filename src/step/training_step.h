@@ -91,7 +91,7 @@ class TrainingStep {
   int64_t begun() const { return readback_.ahead(); }
   // Returns the largest value of begun() with which `begin` may be called. 0 on the CPU, where a step is over when
   // `begin` returns. With 1, a device has work while the host reads a result and begins the next step.
-  int64_t most_ahead() const { return copies_ != nullptr ? StepReadback::most_ahead - 1 : 0; }
+  int64_t most_ahead() const { return copy_queue_ != nullptr ? StepReadback::most_ahead - 1 : 0; }
   // Begins and ends one step.
   StepResult run(double learning_rate, MicroBatchSource& source, ActionObserver* observer = nullptr,
                  const std::function<bool()>& stop_wanted = {}, std::optional<int64_t> counted_targets = {});
@@ -103,13 +103,13 @@ class TrainingStep {
 
   // Returns this rank's training state, in device memory (see ParameterStore::state). Waits for gathers. Not
   // collective.
-  std::vector<StatePiece> state(bool written_only = false) const;
+  std::vector<StateSlice> state(bool written_only = false) const;
   const ParameterStore& parameters() const { return *parameters_; }
   // Takes the memory of copy_state. Not collective. THROWS Error(device).
   void take_snapshot_memory();
   // Copies the part of the state that this rank writes to a checkpoint, `state(true)`: see StateSnapshot::copy. Not
   // collective. REQUIRES: take_snapshot_memory was called.
-  std::vector<StatePiece> copy_state();
+  std::vector<StateSlice> copy_state();
   // Returns the CRC-32C of the weights, which is the same on all data ranks. 0 with ZeRO 3, where no two ranks hold the
   // same weights. Not collective.
   uint32_t weights_checksum() const;
@@ -123,12 +123,12 @@ class TrainingStep {
  private:
   std::byte* arena(MemoryClass c) const { return arenas_[static_cast<size_t>(c)]->data(); }
   std::array<std::byte*, num_memory_classes> arena_starts() const;
-  void upload_weights(const StatePiece& piece, int64_t first, const float* values, int64_t count);
+  void upload_weights(const StateSlice& piece, int64_t first, const float* values, int64_t count);
 
   const std::shared_ptr<const StepDesign> design_;
   Backend& backend_;
   RankGroups& groups_;
-  const std::unique_ptr<SideQueue> copies_;  // null: the backend's memory is the host's
+  const std::unique_ptr<SideQueue> copy_queue_;  // null: the backend's memory is the host's
   StepReadback readback_;
   std::unique_ptr<MicroBatchUploads> uploads_;  // null in the same case
   std::optional<OffloadLanes> offloads_;        // empty if nothing is offloaded
@@ -142,8 +142,8 @@ class TrainingStep {
   std::unique_ptr<Model> model_, evaluation_model_;
   std::unique_ptr<StepAgreement> agreement_;
   std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<KeptGradients> kept_;  // null with precision.gradients = fp32
-  std::unique_ptr<StepUpdate> update_;   // agreement_ and optimizer_
+  std::unique_ptr<AccumulatedGradients> accumulated_;  // null with precision.gradients = fp32
+  std::unique_ptr<StepUpdate> update_;                 // agreement_ and optimizer_
   std::unique_ptr<Executor> executor_, evaluation_executor_;
 };
 

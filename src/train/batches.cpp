@@ -6,17 +6,18 @@
 
 namespace gptrain::inline train {
 
-Prefetcher read_ahead(const StepConfig& config, const Dataset& dataset, int64_t first_sample, DataPlace place,
+Prefetcher read_ahead(const StepConfig& config, const Dataset& dataset, int64_t first_sample, DataRank data_rank,
                       PrefetchRing ring, std::byte* memory) {
   const int64_t micro = config.batch.micro;
-  return {dataset, micro_batch_shape(config), first_sample + place.rank * micro, place.size * micro, memory, ring};
+  return {dataset, micro_batch_shape(config), first_sample + data_rank.rank * micro, data_rank.size * micro, memory,
+          ring};
 }
 
-FirstSamples::FirstSamples(MicroBatchSource& source, int64_t samples, const StepConfig& config, DataPlace place)
+FirstSamples::FirstSamples(MicroBatchSource& source, int64_t samples, const StepConfig& config, DataRank data_rank)
     : source_(source),
-      left_(samples - place.rank * config.batch.micro),
+      left_(samples - data_rank.rank * config.batch.micro),
       batch_(config.batch.micro),
-      stride_(place.size * config.batch.micro),
+      stride_(data_rank.size * config.batch.micro),
       sequence_length_(config.model.sequence_length) {}
 
 const MicroBatch& FirstSamples::next() {

@@ -12,21 +12,21 @@
 namespace gptrain::inline train {
 
 // A rank's number among the ranks that share a batch.
-struct DataPlace {
+struct DataRank {
   int64_t rank = 0;
   int64_t size = 1;
 };
 
 // Reads the micro-batches of a rank ahead. The data ranks take micro-batches in turns: micro-batch m of rank d of D
 // holds the samples from first_sample + (m D + d) B on. `memory` holds the ring; the caller owns it.
-Prefetcher read_ahead(const StepConfig& config, const Dataset& dataset, int64_t first_sample, DataPlace place,
+Prefetcher read_ahead(const StepConfig& config, const Dataset& dataset, int64_t first_sample, DataRank data_rank,
                       PrefetchRing ring, std::byte* memory);
 
 // A source of which only the first `samples` samples count, for any micro-batch size and number of ranks. The targets
 // of later samples are marked as not counted.
 class FirstSamples : public MicroBatchSource {
  public:
-  FirstSamples(MicroBatchSource& source, int64_t samples, const StepConfig& config, DataPlace place);
+  FirstSamples(MicroBatchSource& source, int64_t samples, const StepConfig& config, DataRank data_rank);
 
   const MicroBatch& next() override;
   int64_t kept() const override { return source_.kept(); }

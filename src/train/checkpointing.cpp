@@ -31,9 +31,9 @@ double seconds_between(Clock::time_point start, Clock::time_point end) {
 }
 double seconds_since(Clock::time_point start) { return seconds_between(start, Clock::now()); }
 
-int64_t elements_of(const std::vector<StatePiece>& state) {
+int64_t elements_of(const std::vector<StateSlice>& state) {
   int64_t elements = 0;
-  for (const StatePiece& piece : state) elements += piece.count();
+  for (const StateSlice& piece : state) elements += piece.count();
   return elements;
 }
 
@@ -142,7 +142,7 @@ std::optional<RunProgress> Checkpointing::go_back(int64_t step) {
   return progress;
 }
 
-void Checkpointing::save_again(const RunProgress& progress) {
+void Checkpointing::replace_checkpoint(const RunProgress& progress) {
   saved_step_ = -1;
   doubtful_ = false;
   save_now(progress);
@@ -203,7 +203,7 @@ void Checkpointing::save_if_due(const RunProgress& progress) {
   }
 }
 
-Checkpointing::Writing Checkpointing::begin_writing(const RunProgress& progress, const std::vector<StatePiece>& pieces,
+Checkpointing::Writing Checkpointing::begin_writing(const RunProgress& progress, const std::vector<StateSlice>& pieces,
                                                     SliceMemory* memory, Clock::time_point began) {
   folder_.move_to(broadcast_text(context_.all(), folder_.place_to_save().string(), 0));
   saved_step_ = progress.step;

@@ -65,7 +65,7 @@ class Checkpointing {
   // with the state unchanged, if there is no such checkpoint.
   std::optional<RunProgress> go_back(int64_t step);
   // Saves the current state under its step again.
-  void save_again(const RunProgress& progress);
+  void replace_checkpoint(const RunProgress& progress);
   // Returns true if this rank knows that a save beside the steps has failed. Not collective.
   bool has_failed() const { return work_ && work_->has_failed(); }
   // Waits for the save in progress when the run ends with another error, and prints a warning if the save has failed.
@@ -91,7 +91,7 @@ class Checkpointing {
   // Prints, with parallel.elastic, how the run's layout differs from that of the run that saved.
   void say_layout_changes(const std::filesystem::path& checkpoint) const;
   void start_from_weights(const std::filesystem::path& checkpoint);
-  Writing begin_writing(const RunProgress& progress, const std::vector<StatePiece>& pieces, SliceMemory* memory,
+  Writing begin_writing(const RunProgress& progress, const std::vector<StateSlice>& pieces, SliceMemory* memory,
                         Clock::time_point began);
   // Does the work. Any thread.
   void write(Writing& writing, Communicator* all) const;

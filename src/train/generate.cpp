@@ -127,7 +127,7 @@ class Generator {
     check_model(checkpoint_);
     for (const std::string& prompt : options.prompts) sequences_.push_back(encode_prompt(vocabulary_, prompt));
     // Only the first of the ranks that hold the same weights computes.
-    if (groups.copy_rank() > 0) return;
+    if (groups.data_rank() > 0) return;
     inference_ = std::make_unique<Inference>(config_, checkpoint_, options.weights, groups, *backend_);
     size_t longest = 0;
     for (const std::vector<int32_t>& sequence : sequences_) longest = std::max(longest, sequence.size());
@@ -185,8 +185,8 @@ void generate(const GenerateOptions& options, const std::function<void(size_t, s
   }
 }
 
-SharedText generate_together(const GenerateOptions& options, const ParallelConfig& parallel, RankGroups& groups,
-                             const World& world) {
+SharedText generate_sharded(const GenerateOptions& options, const ParallelConfig& parallel, RankGroups& groups,
+                            const World& world) {
   std::unique_ptr<Generator> generator;
   const std::vector<std::string> reasons = agree(groups.group(GroupKind::world), world, [&]() -> std::string {
     try {

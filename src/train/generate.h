@@ -45,7 +45,7 @@ struct SharedText {
 // Does the same for one prompt on the ranks of a world. The ranks of `parallel` that share a model hold their parts of
 // it in f32 on their hosts; the others wait. Collective over the world. Returns the same on every rank. REQUIRES: the
 // groups were made for a config with `parallel`, and use host memory.
-SharedText generate_together(const GenerateOptions& options, const ParallelConfig& parallel, RankGroups& groups,
-                             const World& world);
+SharedText generate_sharded(const GenerateOptions& options, const ParallelConfig& parallel, RankGroups& groups,
+                            const World& world);
 
 }  // namespace gptrain::train

@@ -41,7 +41,7 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
     if (context.leads()) print_out("  {}\n", change);
   loss_scale_ = step_->loss_scale();
   losses_.begin(progress_);
-  reporter_.find_memory();
+  reporter_.collect_memory();
   first_step_ = progress_.step;
   agree_on(context.all(), context.world, [&] {
     if (!context.leads()) return;
@@ -105,7 +105,7 @@ ExitCode TrainingLoop::train() {
 
 void TrainingLoop::run_steps() {
   do {
-    Prefetcher batches = read_ahead(context_.config, data_.train, progress_.samples, context_.place(),
+    Prefetcher batches = read_ahead(context_.config, data_.train, progress_.samples, context_.data_rank(),
                                     prefetch_ring(context_.config, context_.backend.target()), rings_->data());
     while (begun_steps() < start_.last_step && !is_stopping() && !losses_.has_spiked()) {
       begin_step(batches);

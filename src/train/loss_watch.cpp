@@ -72,13 +72,13 @@ RunProgress LossWatch::go_back(const RunProgress& progress) {
     return same;
   }
   RunProgress back = std::move(*found);
-  const SampleRange more{data_.left_out().place_of(back.samples), rollback.skip_samples};
+  const SampleRange more{data_.left_out().position_of(back.samples), rollback.skip_samples};
   back.left_out = join(std::move(back.left_out), {more});
   back.rollbacks = progress.rollbacks + 1;
   back.losses.above.clear();
   begin(back);
   reporter_.report_rollback({back.rollbacks, spike_end_, back.step, progress.losses.above.back(), more, spike});
-  checkpoints_.save_again(back);
+  checkpoints_.replace_checkpoint(back);
   return back;
 }
 

@@ -26,7 +26,7 @@ void compare_replicas(const RunContext& context, const TrainingStep& step, int64
           after_step, what, rank, world.host(rank), ranks[0], world.host(static_cast<int>(ranks[0])));
     }
   };
-  if (groups.group(GroupKind::copies) != nullptr) compare(GroupKind::copies, "weights", step.weights_checksum());
+  if (groups.group(GroupKind::data) != nullptr) compare(GroupKind::data, "weights", step.weights_checksum());
   if (groups.group(GroupKind::tensor) != nullptr) compare(GroupKind::tensor, "norms", step.norms_checksum());
   agree_on(context.all(), world, [&] {
     if (!fault.empty()) throw Error(ExitCode::device, "{}", fault);

@@ -45,7 +45,7 @@ Reporter::Reporter(const RunContext& context, FolderWatch& folder, const Trainin
   }
 }
 
-void Reporter::find_memory() {
+void Reporter::collect_memory() {
   taken_ = step_.taken();
   // Sample texts allocate their memory only while one is written.
   const MemoryPlace host = host_place(context_.backend.target());
@@ -98,7 +98,7 @@ void Reporter::announce() const {
                                                               : fmt::format("one {}", target.name);
   if (ranks > 1) {
     print_out("{} ranks: {} tensor x {} data{}, ZeRO {}{}; {} each, {:.0f} GFLOP/s in {} matrix products in all\n",
-              ranks, groups.mesh().size(MeshAxis::tensor), groups.num_copies(), pipeline_text(),
+              ranks, groups.mesh().size(MeshAxis::tensor), groups.num_data_ranks(), pipeline_text(),
               context_.config.parallel.zero, context_.config.parallel.sequence ? ", sequence parallel" : "", device,
               total_matrix_flops_ / 1e9, dtype_name(limits_.compute));
     if (target.kind == Target::Kind::gpu && groups.exchange_amid_ops())

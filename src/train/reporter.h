@@ -44,7 +44,7 @@ class Reporter {
   // Finds the memory that the ranks have allocated. REQUIRES: every rank has allocated all its memory, and `open` was
   // not called. Collective over the world. As in a dry run, the first ranks of the data axis stand for the others,
   // which differ only in the tables of their pieces.
-  void find_memory();
+  void collect_memory();
   // Opens the metrics and writes config.json and run.json. `resumed_step` is the step that the run resumes from; -1: it
   // starts from scratch. Not collective. REQUIRES: called before the functions below except `announce` and `warn`.
   void open(int64_t resumed_step);
@@ -91,7 +91,7 @@ class Reporter {
   const int64_t last_step_;
   const double model_flops_per_step_;
   double total_matrix_flops_;        // sum over all ranks, FLOP/s
-  MemoryPlan taken_;                 // memory of the rank that uses the most, set by find_memory
+  MemoryPlan taken_;                 // memory of the rank that uses the most, set by collect_memory
   double average_step_seconds_ = 0;  // 0: no step yet
   std::optional<double> checkpoint_cost_seconds_, durable_seconds_;  // none: nothing to report
   std::optional<MetricsWriter> metrics_;                             // set by `open` on rank 0

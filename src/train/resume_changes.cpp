@@ -21,7 +21,7 @@ constexpr double most_rise = 2;
 int64_t place_after(const StepConfig& config, const Manifest& manifest) {
   if (manifest.progress.samples == 0) return 0;
   return LeftOutSamples(join(config.data.skip_samples, manifest.progress.left_out))
-             .place_of(manifest.progress.samples - 1) +
+             .position_of(manifest.progress.samples - 1) +
          1;
 }
 

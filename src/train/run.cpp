@@ -25,10 +25,10 @@
 #include "step/step_profiler.h"
 #include "train/idle_ranks.h"
 #include "train/loop.h"
+#include "train/refuse_on_all_ranks.h"
 #include "train/run_context.h"
 #include "train/set_up.h"
 #include "train/signals.h"
-#include "train/together.h"
 
 namespace gptrain::inline train {
 namespace {
@@ -44,7 +44,7 @@ std::optional<int64_t> agreed_room(const RunConfig& config, Communicator* all, c
   if (config.memory.recompute != RecomputeKind::optimal || config.memory.activation_budget > 0) return std::nullopt;
   const int32_t stage = stage_of(config, world, world.rank());
   const std::vector<std::string> rooms = agree(all, world, [&] {
-    return fmt::format("{}", activation_room({config, target, world.size()}, stage));
+    return fmt::format("{}", activation_headroom({config, target, world.size()}, stage));
   });
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int rank = 0; rank < world.size(); ++rank) {
@@ -101,8 +101,8 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
   const int threads = threads_of_rank(config.run.threads, options.ranks, local_ranks);
   Communicator* const all = groups.group(GroupKind::world);
   agree_on(all, world, [&] { require_threads(threads - 1); });
-  const RankDevice device = take_device(config, all, world, threads);
-  groups.use_memory_of(*device.backend, device.apart, config.comm.timeout_seconds);
+  const RankDevice device = open_device(config, all, world, threads);
+  groups.use_memory_of(*device.backend, device.exclusive, config.comm.timeout_seconds);
   StepPlan plan;
   Target share = device.backend->target();
   share.device_links = groups.has_links();

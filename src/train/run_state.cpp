@@ -68,12 +68,12 @@ Contents load_on_all(const fs::path& checkpoint, const RankGroups& groups, const
     });
   });
   Contents contents;
-  std::vector<BoxTransfer> transfers;
+  std::vector<SliceTransfer> transfers;
   agree_on(all, world, [&] {
     with_way_out_of(checkpoint, [&] { contents = contents_of(checkpoint, std::move(stored), headers); });
-    transfers = transfers_to(contents, wanted(contents));
+    transfers = slice_transfers(contents, wanted(contents));
   });
-  const SharedLoad loaded = load_together(contents, std::move(transfers), groups.group(GroupKind::copies));
+  const SharedLoad loaded = load_shared(contents, std::move(transfers), groups.group(GroupKind::data));
   agree_on(all, world, [&] {
     if (loaded.fault) with_way_out_of(checkpoint, [&] { std::rethrow_exception(loaded.fault); });
   });
@@ -97,7 +97,7 @@ std::string left_out_conflict(const ConfigChange& change, const RunProgress& pro
   constexpr int64_t most = int64_t{1} << 61;  // no overflow below, whatever the manifest says
   const int64_t last = std::min(progress.samples, most) - 1;
   if (last < 0) return "";
-  const int64_t end = before.place_of(last) + 1;
+  const int64_t end = before.position_of(last) + 1;
   const auto up_to_end = [end](const LeftOutSamples& left_out) {
     std::vector<SampleRange> ranges;
     for (const SampleRange& range : left_out.ranges()) {

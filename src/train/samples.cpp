@@ -77,7 +77,7 @@ void Samples::write_text(const fs::path& checkpoint, int64_t step) {
                                 .seed = run.seed,
                                 .threads = context_.threads,
                                 .room = most_tokens_of_sample(run)};
-  const SharedText written = generate_together(options, context_.config.parallel, *groups_, context_.world);
+  const SharedText written = generate_sharded(options, context_.config.parallel, *groups_, context_.world);
   if (written.text) {
     // The text may end inside a character, and a model of bytes may write invalid UTF-8.
     reporter_.report_sample(step, run.sample_prompt, replace_invalid_utf8(*written.text));

@@ -58,10 +58,10 @@ std::unique_ptr<SliceMemory> make_slice_memory(Backend& backend) {
   return std::make_unique<DeviceState>(backend);
 }
 
-std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StatePiece>& pieces, StatePart part,
+std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSlice>& pieces, StatePart part,
                              SliceMemory* memory) {
   std::vector<Slice> slices;
-  for (const StatePiece& piece : pieces) {
+  for (const StateSlice& piece : pieces) {
     const TensorSpec& spec = step.spec().tensors[static_cast<size_t>(piece.tensor)];
     const auto add = [&](std::string_view kind, void* data, DType dtype) {
       slices.push_back({.name = fmt::format("{}/{}", kind, spec.name),

@@ -21,7 +21,7 @@ enum class StatePart { all, weights };
 std::unique_ptr<SliceMemory> make_slice_memory(Backend& backend);
 
 // Returns the slices of the weights and of each column of the optimizer's state, in the memory that `pieces` name.
-std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StatePiece>& pieces, StatePart part,
+std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSlice>& pieces, StatePart part,
                              SliceMemory* memory);
 
 // The part of a save that one rank writes, and the manifest that rank 0 writes. Its slices refer to the memory of the

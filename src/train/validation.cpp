@@ -57,11 +57,12 @@ bool Validation::run(int64_t step) {
 std::optional<double> Validation::evaluate() {
   const StepConfig& config = context_.config;
   const int64_t samples = context_.config.run.validation_samples;
-  const DataPlace place = context_.place();
-  Prefetcher batches = read_ahead(config, *data_, 0, place, prefetch_ring(config, context_.backend.target()), ring_);
-  FirstSamples counted(batches, samples, config, place);
+  const DataRank data_rank = context_.data_rank();
+  Prefetcher batches =
+      read_ahead(config, *data_, 0, data_rank, prefetch_ring(config, context_.backend.target()), ring_);
+  FirstSamples counted(batches, samples, config, data_rank);
   double sum = 0;
-  for (int64_t first = 0; first < samples; first += config.batch.micro * place.size) {
+  for (int64_t first = 0; first < samples; first += config.batch.micro * data_rank.size) {
     if (stop_.agree(step_)) return std::nullopt;
     sum += step_.evaluate(1, counted);
     fault_ = batches.fault();

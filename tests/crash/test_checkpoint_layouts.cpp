@@ -92,7 +92,7 @@ float as_bf16(float value) { return std::bit_cast<float>(std::bit_cast<uint32_t>
 // Calls visit(value in memory, expected value) for each element of the rank's state.
 template <typename Visit>
 void for_each_value(const TrainingStep& step, const Visit& visit) {
-  for (const StatePiece& piece : step.state()) {
+  for (const StateSlice& piece : step.state()) {
     const std::vector<int64_t>& shape = step.spec().tensors[static_cast<size_t>(piece.tensor)].shape;
     const bool matrix = shape.size() == 2;
     const int64_t width = matrix ? piece.shape[1] : 1;

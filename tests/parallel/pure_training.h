@@ -67,7 +67,7 @@ inline void require_unchanged_by_infinity(const std::string& gradients) {
     on_ranks(config, 2, nullptr, {}, [&](RankContext& rank) {
       const auto bits = [&] {
         std::vector<float> values;
-        for (const StatePiece& piece : rank.step.state()) {
+        for (const StateSlice& piece : rank.step.state()) {
           for (int64_t i = 0; i < piece.count(); ++i) {
             values.push_back(piece.weight != nullptr ? piece.weight[i] : to_float(piece.narrow_weight[i]));
             values.insert(values.end(), {column(piece, 0)[i], column(piece, 1)[i]});
@@ -77,7 +77,7 @@ inline void require_unchanged_by_infinity(const std::string& gradients) {
       };
       RandomBatches batches(config, 0, rank.groups.sample_rank(), 2);
       REQUIRE_FALSE(rank.step.run(1e-3, batches).skipped);
-      for (const StatePiece& piece : rank.step.state()) {
+      for (const StateSlice& piece : rank.step.state()) {
         const TensorSpec& tensor = rank.step.spec().tensors[static_cast<size_t>(piece.tensor)];
         if (tensor.name == "blocks.1.ffn.in.weight")
           piece.narrow_weight[0] = to_bf16(std::numeric_limits<float>::infinity());

@@ -36,18 +36,18 @@ bool is_of_lines(const TrainingStep& step, size_t kind) {
 }
 
 // Returns the number of values that a piece has of a kind.
-int64_t num_values(const TrainingStep& step, const StatePiece& piece, size_t kind) {
+int64_t num_values(const TrainingStep& step, const StateSlice& piece, size_t kind) {
   if (kind == 0) return piece.count();
   const StateColumn& column = step.parameters().columns()[kind - 1];
   return piece.column_bytes(column) / dtype_bytes(column.dtype);
 }
 
-const float* data_of(const StatePiece& piece, size_t kind) {
+const float* data_of(const StateSlice& piece, size_t kind) {
   return kind == 0 ? piece.weight : column(piece, kind - 1);
 }
 
 // Calls body(index in the global tensor, index in the piece) for each element.
-void for_each_element(const StatePiece& piece, const std::vector<int64_t>& global_shape,
+void for_each_element(const StateSlice& piece, const std::vector<int64_t>& global_shape,
                       const std::function<void(size_t, size_t)>& body) {
   const int64_t cols = global_shape.size() == 2 ? global_shape[1] : 1;
   const int64_t width = piece.shape.size() == 2 ? piece.shape[1] : 1;
@@ -59,7 +59,7 @@ void for_each_element(const StatePiece& piece, const std::vector<int64_t>& globa
 }
 
 // Calls body for values of any kind; blocks, rows and columns are called with their numbers.
-void for_each_value(const TrainingStep& step, const StatePiece& piece, size_t kind,
+void for_each_value(const TrainingStep& step, const StateSlice& piece, size_t kind,
                     const std::function<void(size_t, size_t)>& body) {
   if (is_of_lines(step, kind)) {
     for (size_t i = 0; i < static_cast<size_t>(num_values(step, piece, kind)); ++i) body(i, i);
@@ -73,7 +73,7 @@ void for_each_value(const TrainingStep& step, const StatePiece& piece, size_t ki
 }
 
 // Returns a piece's values; codes are returned as their numbers.
-std::vector<float> download(const TrainingStep& step, const StatePiece& piece, size_t kind) {
+std::vector<float> download(const TrainingStep& step, const StateSlice& piece, size_t kind) {
   std::vector<float> values(static_cast<size_t>(num_values(step, piece, kind)));
   if (values.empty()) return values;
   if (kind > 0 && step.parameters().columns()[kind - 1].dtype == DType::u8) {
@@ -92,7 +92,7 @@ std::vector<float> download(const TrainingStep& step, const StatePiece& piece, s
 }
 
 void set_weights(TrainingStep& step, const GlobalState& start) {
-  for (const StatePiece& piece : step.state()) {
+  for (const StateSlice& piece : step.state()) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
     const std::vector<float>& values = start.at("weight/" + tensor.name);
     std::vector<float> weight(static_cast<size_t>(piece.count()));
@@ -104,7 +104,7 @@ void set_weights(TrainingStep& step, const GlobalState& start) {
 
 // Adds the values that this rank would write; `owners` counts the ranks that have an element.
 void collect(const TrainingStep& step, GlobalState& state, std::map<std::string, std::vector<int>>& owners) {
-  for (const StatePiece& piece : step.state(true)) {
+  for (const StateSlice& piece : step.state(true)) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
     for (size_t kind = 0; kind < num_kinds(step); ++kind) {
       if (!has_kind(step, kind, tensor)) continue;
@@ -129,7 +129,7 @@ void collect(const TrainingStep& step, GlobalState& state, std::map<std::string,
 // Returns the first tensor of which this rank holds other bits than the written ones.
 std::string torn_tensor(const TrainingStep& step, const GlobalState& state) {
   std::string torn;
-  for (const StatePiece& piece : step.state()) {
+  for (const StateSlice& piece : step.state()) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
     for (size_t kind = 0; kind < num_kinds(step); ++kind) {
       if (!has_kind(step, kind, tensor)) continue;

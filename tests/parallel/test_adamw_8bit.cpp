@@ -54,7 +54,7 @@ void add_moments(const TrainingStep& step, Moments& moments) {
   std::vector<float> scales;
   size_t behind = 0;  // elements of the tensor in earlier pieces
   for (const size_t moment : {size_t{0}, size_t{1}}) {
-    for (const StatePiece& piece : step.state()) {
+    for (const StateSlice& piece : step.state()) {
       const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
       std::vector<float> values;
       if (!tensor.has_block_state()) {

@@ -45,7 +45,7 @@ Checksums checksums(const RunConfig& config, int64_t world_size, int64_t changed
   Checksums found{std::vector<uint32_t>(static_cast<size_t>(world_size)),
                   std::vector<uint32_t>(static_cast<size_t>(world_size))};
   on_ranks(config, world_size, nullptr, {}, [&](RankContext& rank) {
-    for (const StatePiece& piece : rank.step.state()) {
+    for (const StateSlice& piece : rank.step.state()) {
       const bool wanted = rank.step.spec().tensors[static_cast<size_t>(piece.tensor)].name == tensor;
       if (wanted && rank.groups.rank() == changed) piece.weight[0] += 1;
     }

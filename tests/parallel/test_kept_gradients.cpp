@@ -25,7 +25,7 @@ namespace {
 
 constexpr const char* narrow = "bf16";
 
-float at(const StatePiece& piece, int64_t i) {
+float at(const StateSlice& piece, int64_t i) {
   return piece.gradient != nullptr ? piece.gradient[i] : to_float(piece.narrow_gradient[i]);
 }
 
@@ -43,7 +43,7 @@ Gradients gradients_of(const RunConfig& config, int64_t ranks) {
     const StepResult result = rank.step.run(1e-3, batches);
     const std::lock_guard lock(mutex);
     gradients.norm = result.grad_norm;
-    for (const StatePiece& piece : rank.step.state(true)) {
+    for (const StateSlice& piece : rank.step.state(true)) {
       const TensorSpec& tensor = rank.step.spec().tensors[static_cast<size_t>(piece.tensor)];
       std::vector<double>& all = gradients.of_tensors[tensor.name];
       all.resize(static_cast<size_t>(tensor.count()));

@@ -94,7 +94,7 @@ class Player {
   Player(const RunConfig& config, RankGroups& groups)
       : backend_(make_cpu_backend(1)),
         spec_(make_spec(config.model)),
-        shards_(shard_tensors(spec_, groups.tensor_place())),
+        shards_(shard_tensors(spec_, groups.on_tensor_axis())),
         layout_(make_layout(spec_, shards_, 1)),
         weights_(layout_.elements * 4),
         norms_(layout_.elements * 4),
@@ -107,12 +107,12 @@ class Player {
                 .sequence_length = config.model.sequence_length,
                 .loss_chunk_tokens = config.memory.loss_chunk_tokens,
                 .seed = config.run.seed,
-                .with_kept_products = std::vector<bool>(static_cast<size_t>(config.model.num_layers),
-                                                        config.memory.recompute == RecomputeKind::selective),
+                .saves_products = std::vector<bool>(static_cast<size_t>(config.model.num_layers),
+                                                    config.memory.recompute == RecomputeKind::selective),
                 .projection = config.memory.linear_projection,
                 .codes_inputs = config.memory.saved_inputs == 8},
                spec_, shards_, layout_,
-               {groups.tensor_place(), groups.tensor_place().size > 1 && config.parallel.sequence,
+               {groups.on_tensor_axis(), groups.on_tensor_axis().size > 1 && config.parallel.sequence,
                 groups.group(LaneKind::tensor, GroupKind::tensor), &groups.lane(LaneKind::tensor)},
                *backend_),
         config_(config) {
@@ -185,7 +185,7 @@ class Player {
       case Operand::batch:
         return model_.shape().micro_batch().bytes();
       default:
-        return model_.carrier_bytes();
+        return model_.stream_gradient_bytes();
     }
   }
 
@@ -390,7 +390,7 @@ TEST_CASE("every W may wait until all B are over, with the same bits, and nothin
       }
       // Reading a poisoned buffer makes gradients NaN.
       const ModelSpec spec = make_spec(config.model);
-      const std::vector<TensorShard> shards = shard_tensors(spec, groups.tensor_place());
+      const std::vector<TensorShard> shards = shard_tensors(spec, groups.on_tensor_axis());
       const ParameterLayout layout = make_layout(spec, shards, 1);
       for (size_t i = 0; i < spec.tensors.size(); ++i) {
         const TensorSpec& tensor = spec.tensors[i];

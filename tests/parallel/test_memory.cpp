@@ -180,13 +180,13 @@ TEST_CASE("the bytes that each rank touches are its plan's") {
 
 namespace {
 
-std::vector<std::byte> bytes_of(const TrainingStep& step, const std::vector<StatePiece>& state) {
+std::vector<std::byte> bytes_of(const TrainingStep& step, const std::vector<StateSlice>& state) {
   std::vector<std::byte> all;
   const auto add = [&](const void* data, int64_t bytes) {
     const auto* const first = static_cast<const std::byte*>(data);
     all.insert(all.end(), first, first + bytes);
   };
-  for (const StatePiece& piece : state) {
+  for (const StateSlice& piece : state) {
     if (piece.weight != nullptr) add(piece.weight, piece.count() * dtype_bytes(DType::f32));
     if (piece.narrow_weight != nullptr) add(piece.narrow_weight, piece.count() * dtype_bytes(DType::bf16));
     for (size_t i = 0; i < piece.columns.size(); ++i) {
@@ -203,7 +203,7 @@ void check_snapshot(const RunConfig& config, int64_t world_size) {
       config, world_size, [&](RankContext& rank, RandomBatches& batches, const PoisoningBackend& backend) {
         rank.step.run(1e-3, batches);
         rank.step.take_snapshot_memory();
-        const std::vector<StatePiece> copy = rank.step.copy_state();
+        const std::vector<StateSlice> copy = rank.step.copy_state();
         const std::vector<std::byte> copied = bytes_of(rank.step, rank.step.state(true));
         rank.step.run(1e-3, batches);
         rank.step.state();  // waits for gathers in progress
@@ -215,7 +215,7 @@ void check_snapshot(const RunConfig& config, int64_t world_size) {
         CHECK(backend.touched_bytes(memory) == planned);
         CHECK(rank.step.taken()[MemoryClass::snapshot] == planned);
         CHECK(first_difference(bytes_of(rank.step, copy), copied) == "");
-        for (const StatePiece& piece : copy)  // gradients are not copied, and the step's own are overwritten
+        for (const StateSlice& piece : copy)  // gradients are not copied, and the step's own are overwritten
           REQUIRE((piece.gradient == nullptr && piece.narrow_gradient == nullptr));
         CHECK((bytes_of(rank.step, rank.step.state(true)) != copied));
       });
@@ -364,7 +364,7 @@ void check_samples(const RunConfig& config, int64_t world_size, const std::files
     const auto cpu = make_cpu_backend(1);
     const StepPlan plan = plan_rank({config, cpu->target(), world_size}, world.rank());
     const int64_t planned = plan.memory().arenas[MemoryClass::samples];
-    if (groups.copy_rank() > 0) {
+    if (groups.data_rank() > 0) {
       const std::lock_guard lock(mutex);
       CHECK(planned == 0);
       return;

@@ -109,7 +109,7 @@ TEST_CASE("the reduction of a block begins before the backward of the block befo
       Wrapping wrapping;
       wrapping.group = [&](int64_t rank, LaneKind, GroupKind kind,
                            std::unique_ptr<Communicator> group) -> std::unique_ptr<Communicator> {
-        if (kind != GroupKind::copies) return group;
+        if (kind != GroupKind::data) return group;
         return std::make_unique<NotingCommunicator>(std::move(group), begun[static_cast<size_t>(rank)]);
       };
       on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {

@@ -133,7 +133,7 @@ TEST_CASE("a lost reduction of a row-parallel linear's bias is found") {
   const LayoutCase layout = layout_with({{"tensor", "2"}, {"data", "2"}});
   REQUIRE(compare_with_one_rank(layout).small());
   const std::string bias = "blocks.1.attention.out.bias";
-  const Difference d = compare_with_one_rank(layout, in_group<LosesPart>(GroupKind::copies, place_of(layout, bias)));
+  const Difference d = compare_with_one_rank(layout, in_group<LosesPart>(GroupKind::data, place_of(layout, bias)));
   CHECK_FALSE(d.small());
   CHECK(d.first_moment > 0.1);
   CHECK(d.moment_of.ends_with("attention.out.bias"));
@@ -169,7 +169,7 @@ TEST_CASE("a gradient averaged twice is found") {
   const LayoutCase layout = layout_with({{"data", "2"}});
   REQUIRE(compare_with_one_rank(layout).small());
   const int64_t of_block = place_of(layout, "blocks.1.norm1.weight").unit_elements;
-  const Difference d = compare_with_one_rank(layout, in_group<Averages>(GroupKind::copies, of_block));
+  const Difference d = compare_with_one_rank(layout, in_group<Averages>(GroupKind::data, of_block));
   CHECK_FALSE(d.small());
   CHECK(d.first_moment > 0.1);
   CHECK(std::abs(d.norm) > 0.01);

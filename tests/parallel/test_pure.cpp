@@ -131,7 +131,7 @@ TEST_CASE("without masters, initial weights are rounded to nearest, and norms ar
     const PureLayout of_exact{1, 1, {"batch.micro=12", "precision.compute=fp32", "precision.gradients=null"}};
     const RunConfig config = pure_config(Family::gpt2, pure ? of_pure : of_exact, wide);
     on_ranks(config, 1, nullptr, {}, [&](RankContext& rank) {
-      for (const StatePiece& piece : rank.step.state()) {
+      for (const StateSlice& piece : rank.step.state()) {
         const std::string& name = rank.step.spec().tensors[static_cast<size_t>(piece.tensor)].name;
         REQUIRE((piece.narrow_weight != nullptr) == (pure && !is_norm(name)));
         for (int64_t i = 0; i < piece.count(); ++i)

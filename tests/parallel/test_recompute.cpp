@@ -179,7 +179,7 @@ TEST_CASE("an optimal plan keeps within its budget, and is no slower than what t
         const auto best = planner.best(point.bytes);
         REQUIRE(best);
         CHECK(best->bytes <= point.bytes);
-        CHECK(best->again_share <= point.again_share);
+        CHECK(best->recompute_share <= point.recompute_share);
       }
       // More memory needs less time.
       std::vector<RecomputePoint> curve;
@@ -187,11 +187,11 @@ TEST_CASE("an optimal plan keeps within its budget, and is no slower than what t
            curve_budgets(planner.least().bytes, planner.fixed({.recompute = RecomputeKind::none}).bytes, 5)) {
         const RecomputePoint point = planner.best(budget).value_or(planner.least());
         CHECK(point.bytes <= budget);
-        if (curve.empty() || point.again_share < curve.back().again_share) curve.push_back(point);
+        if (curve.empty() || point.recompute_share < curve.back().recompute_share) curve.push_back(point);
       }
       REQUIRE(curve.size() > 2);
       for (size_t i = 1; i < curve.size(); ++i) CHECK(curve[i].bytes > curve[i - 1].bytes);
-      CHECK(curve.back().again_share == 0);
+      CHECK(curve.back().recompute_share == 0);
       CHECK(curve.front().bytes <= planner.fixed({.recompute = RecomputeKind::block}).bytes);
       below_block += curve.front().bytes < planner.fixed({.recompute = RecomputeKind::block}).bytes ? 1 : 0;
     }
@@ -246,7 +246,7 @@ TEST_CASE("a budget that fits the device leaves nothing of it that a block could
     target.memory_bytes = others + activations;
     const StepPlan plan = plan_rank({fit, target});
     CHECK(plan.memory().arenas.total() <= target.memory_bytes);
-    CHECK(activation_room({plain, target, 1}, 0) == activations);
+    CHECK(activation_headroom({plain, target, 1}, 0) == activations);
     CHECK(plan.design->choices.units == planner.best(activations)->choices);
   }
   // On a device that is too small the plan takes the least possible.
@@ -355,13 +355,13 @@ TEST_CASE(
         const std::optional<RecomputePoint> best = planner.best(budget), other = without.best(budget);
         REQUIRE(best);
         CHECK(best->bytes <= budget);
-        if (other) CHECK(best->again_share <= other->again_share);
+        if (other) CHECK(best->recompute_share <= other->recompute_share);
         ++plans;
-        faster += !other || best->again_share < other->again_share ? 1 : 0;
+        faster += !other || best->recompute_share < other->recompute_share ? 1 : 0;
         for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::block}) {
           for (const int64_t blocks : {1, 2, 3, 4, 6, 8}) {
             const RecomputePoint even = planner.fixed({.recompute = kind, .offload = OffloadChoice::of_blocks(blocks)});
-            if (even.bytes <= budget) CHECK(best->again_share <= even.again_share + 0.002);
+            if (even.bytes <= budget) CHECK(best->recompute_share <= even.recompute_share + 0.002);
           }
         }
       }
@@ -378,12 +378,12 @@ TEST_CASE(
         const auto best = planner.best(hidden.bytes);
         REQUIRE(best);
         CHECK(best->bytes <= hidden.bytes);
-        CHECK(best->again_share <= hidden.again_share);
+        CHECK(best->recompute_share <= hidden.recompute_share);
       }
       CHECK(planner.least().bytes <= without.least().bytes);
       const auto at_least = planner.best(without.least().bytes);
       REQUIRE(at_least);
-      much_faster += at_least->again_share < without.least().again_share / 2 ? 1 : 0;
+      much_faster += at_least->recompute_share < without.least().recompute_share / 2 ? 1 : 0;
     }
   }
   CHECK(faster > plans / 2);
@@ -410,7 +410,7 @@ TEST_CASE("a plan of a deep model that copies to the host is no slower than as m
         const auto best = planner.best(hidden.bytes);
         REQUIRE(best);
         CHECK(best->bytes <= hidden.bytes);
-        CHECK(best->again_share <= hidden.again_share);
+        CHECK(best->recompute_share <= hidden.recompute_share);
         // The planner offloads as many blocks as a run with these keys.
         RunConfig same = config;
         same.memory.recompute = kind;
@@ -438,7 +438,7 @@ TEST_CASE("an order of passes that depends on recomputation is that of keeping a
   CHECK(bytes_of("optimal") == bytes_of("none"));
   const auto best = planner.best(bytes_of("none"));
   REQUIRE(best);
-  CHECK(best->again_share == 0);
+  CHECK(best->recompute_share == 0);
   CHECK(planner.fixed({.recompute = RecomputeKind::none}).bytes == bytes_of("none"));
   CHECK(planner.fixed({.recompute = RecomputeKind::block}).bytes == bytes_of("block"));
 }

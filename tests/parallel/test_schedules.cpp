@@ -64,7 +64,7 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, boo
   StepState state;
   state.inverse_tokens = 1e-2F;
   UnitTickets gathers(design.spec.units.size(), Lane::done);
-  Workplace place{
+  ExecutorResources place{
       .state = &state, .workspace = &workspace, .backend = backend.get(), .groups = &groups, .gathers = &gathers};
   std::vector<Bytes> arenas;
   for (size_t c = 0; c < num_memory_classes; ++c) {

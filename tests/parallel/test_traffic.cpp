@@ -323,9 +323,9 @@ TEST_CASE("each group of each lane sends the bytes of the closed formulas, in th
     of(LaneKind::tensor, GroupKind::tensor) = tensor_traffic(sizes);
     of(LaneKind::gradients, GroupKind::tensor) = norms_traffic(sizes);
     of(LaneKind::gradients, GroupKind::replicas) = replicas_traffic(sizes);
-    of(LaneKind::gradients, GroupKind::copies) = gradients_traffic(sizes, parameters);
+    of(LaneKind::gradients, GroupKind::data) = gradients_traffic(sizes, parameters);
     of(LaneKind::gradients, GroupKind::world) = world_traffic(sizes, spec);
-    of(LaneKind::weights, GroupKind::copies) = weights_traffic(sizes, parameters);
+    of(LaneKind::weights, GroupKind::data) = weights_traffic(sizes, parameters);
 
     std::vector<LaneTraffic> counted(static_cast<size_t>(world_size));
     std::vector<LaneTraffic> of_first_step(static_cast<size_t>(world_size));

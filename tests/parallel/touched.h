@@ -17,7 +17,7 @@ namespace gptrain::testing {
 // Returns the end of the gradients: nothing is written behind the last tensor of their last unit.
 inline int64_t end_of_gradients(const TrainingStep& step, const DeviceMemory& arena) {
   int64_t end = 0;
-  for (const StatePiece& piece : step.state()) {
+  for (const StateSlice& piece : step.state()) {
     const auto* const last = piece.gradient != nullptr
                                  ? reinterpret_cast<const std::byte*>(piece.gradient + piece.count())
                                  : reinterpret_cast<const std::byte*>(piece.narrow_gradient + piece.count());
@@ -45,7 +45,7 @@ inline void check_touched(RankContext& rank, const RunConfig& config, const Pois
                           std::mutex& mutex) {
   const bool in_blocks = config.optimizer.type == OptimizerKind::adamw_8bit;
   const int64_t unit_padding =
-      (in_blocks ? state_block : segment_multiple) * rank.groups.num_copies() * dtype_bytes(DType::f32);
+      (in_blocks ? state_block : segment_multiple) * rank.groups.num_data_ranks() * dtype_bytes(DType::f32);
   const std::lock_guard lock(mutex);
   const StepMemory& memory = rank.plan.memory();
   std::vector<MemoryClass> classes;

@@ -40,7 +40,7 @@ class Trainer {
 
   State state() {
     State state;
-    for (const StatePiece& piece : step_.state()) {
+    for (const StateSlice& piece : step_.state()) {
       const std::string& name = step_.spec().tensors[static_cast<size_t>(piece.tensor)].name;
       const auto copy = [&](std::string_view kind, const float* data) {
         std::vector<float>& values = state[fmt::format("{}/{}", kind, name)];
@@ -60,7 +60,7 @@ class Trainer {
     return state;
   }
   void set_weights(const State& state) {
-    for (const StatePiece& piece : step_.state()) {
+    for (const StateSlice& piece : step_.state()) {
       const std::vector<float>& weight =
           state.at("weight/" + step_.spec().tensors[static_cast<size_t>(piece.tensor)].name);
       backend_->upload(piece.weight, weight.data(), piece.count() * dtype_bytes(DType::f32));

@@ -163,7 +163,7 @@ class Trainer {
   }
   std::vector<float> weights() {
     std::vector<float> weights;
-    for (const StatePiece& piece : step_.state()) {
+    for (const StateSlice& piece : step_.state()) {
       const size_t before = weights.size();
       weights.resize(before + static_cast<size_t>(piece.count()));
       backend_.download(weights.data() + before, piece.weight, piece.count() * dtype_bytes(DType::f32));
@@ -341,7 +341,7 @@ TEST_CASE("checkpoints come from the device piece by piece, whole") {
     TrainingStep step(plan_rank({config, cpu->target()}).design, *cpu, rank.groups);
     load_state(resolve_checkpoint(folder), step, rank.groups, *rank.world);
     std::vector<float> weights;
-    for (const StatePiece& piece : step.state())
+    for (const StateSlice& piece : step.state())
       weights.insert(weights.end(), piece.weight, piece.weight + piece.count());
     return std::pair(weights, trainer.weights());
   };
@@ -358,7 +358,7 @@ TEST_CASE("the copy of the state lies in memory of the host that is planned, and
   KeptBatches batches(config, all_kept);
   const auto copied_weights = [&](Trainer& trainer) {
     std::vector<float> weights;
-    for (const StatePiece& piece : trainer.step().copy_state())
+    for (const StateSlice& piece : trainer.step().copy_state())
       weights.insert(weights.end(), piece.weight, piece.weight + piece.count());
     return weights;
   };

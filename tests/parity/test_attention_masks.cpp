@@ -54,7 +54,7 @@ Sums sums_of(const std::vector<int32_t>& tokens, const std::vector<int32_t>& tar
   OneSample source(tokens, targets, document_starts);
   Sums sums;
   sums.loss = step.run(0, source, nullptr, {}, counted).loss * count;
-  for (const StatePiece& piece : step.state()) {
+  for (const StateSlice& piece : step.state()) {
     std::vector<double>& gradient = sums.gradients[step.spec().tensors[static_cast<size_t>(piece.tensor)].name];
     for (int64_t i = 0; i < piece.count(); ++i) gradient.push_back(count * static_cast<double>(piece.gradient[i]));
   }

@@ -117,7 +117,7 @@ struct State {
 
 State state_of(const TrainingStep& step) {
   State state;
-  for (const StatePiece& piece : step.state()) {
+  for (const StateSlice& piece : step.state()) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
     const float* const moment = testing::column(piece, 0);
     state.weights[tensor.name].assign(piece.weight, piece.weight + piece.count());
@@ -196,7 +196,7 @@ TEST_CASE("Muon's steps are those of float64, matrix by matrix, and AdamW's else
       TrainingStep with_adamw(plan_rank({adamw, backend->target()}).design, *backend, other_rank.groups);
       step.initialize();
       with_adamw.initialize();
-      for (const StatePiece& piece : step.state()) {
+      for (const StateSlice& piece : step.state()) {
         const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
         CHECK((testing::column(piece, 1) == nullptr) == tensor.of_block_matrix);
       }
@@ -221,7 +221,7 @@ TEST_CASE("Muon's steps are those of float64, matrix by matrix, and AdamW's else
           CHECK(distance(moved, to_move) < 2e-4);
         }
         if (i > 0) continue;
-        for (const StatePiece& piece : with_adamw.state()) {
+        for (const StateSlice& piece : with_adamw.state()) {
           const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
           INFO(tensor.name);
           const Values weights(piece.weight, piece.weight + piece.count());

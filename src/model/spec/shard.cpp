@@ -21,47 +21,47 @@ struct Rows {
   bool owned, replicated;
 };
 
-Rows rows_of(const Section& section, const TensorSpec& tensor, TensorPlace place) {
+Rows rows_of(const Section& section, const TensorSpec& tensor, TensorRank tensor_rank) {
   const int64_t pieces = section.rows / section.together;
-  if (pieces >= place.size) {
-    const int64_t count = quotient(pieces, place.size, tensor) * section.together;
-    return {place.rank * count, count, true, false};
+  if (pieces >= tensor_rank.size) {
+    const int64_t count = quotient(pieces, tensor_rank.size, tensor) * section.together;
+    return {tensor_rank.rank * count, count, true, false};
   }
-  const int64_t replicas = quotient(place.size, pieces, tensor);
-  return {place.rank / replicas * section.together, section.together, place.rank % replicas == 0, true};
+  const int64_t replicas = quotient(tensor_rank.size, pieces, tensor);
+  return {tensor_rank.rank / replicas * section.together, section.together, tensor_rank.rank % replicas == 0, true};
 }
 
-TensorShard whole(const TensorSpec& tensor, TensorPlace place) {
+TensorShard whole(const TensorSpec& tensor, TensorRank tensor_rank) {
   TensorShard shard{.shape = tensor.shape, .boxes = {}};
-  shard.boxes.push_back({std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape, 0, place.rank == 0});
+  shard.boxes.push_back({std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape, 0, tensor_rank.rank == 0});
   return shard;
 }
 
-TensorShard by_columns(const TensorSpec& tensor, TensorPlace place) {
-  const int64_t cols = quotient(tensor.shape[1], place.size, tensor);
+TensorShard by_columns(const TensorSpec& tensor, TensorRank tensor_rank) {
+  const int64_t cols = quotient(tensor.shape[1], tensor_rank.size, tensor);
   TensorShard shard{.shape = {tensor.shape[0], cols}, .boxes = {}};
-  shard.boxes.push_back({{0, place.rank * cols}, shard.shape, 0, true});
+  shard.boxes.push_back({{0, tensor_rank.rank * cols}, shard.shape, 0, true});
   return shard;
 }
 
 // RETURNS the shard of a table split by tokens; padding is whole rows at the end of the vocabulary.
-TensorShard by_vocabulary(const TensorSpec& tensor, TensorPlace place) {
-  const int64_t rows = vocabulary_rows(tensor.shape[0], place.size);
-  const int64_t first = rows * place.rank;
+TensorShard by_vocabulary(const TensorSpec& tensor, TensorRank tensor_rank) {
+  const int64_t rows = vocabulary_rows(tensor.shape[0], tensor_rank.size);
+  const int64_t first = rows * tensor_rank.rank;
   TensorShard shard{.shape = {rows, tensor.shape[1]}, .boxes = {}};
   const int64_t held = std::min(rows, tensor.shape[0] - first);
   if (held > 0) shard.boxes.push_back({{first, 0}, {held, tensor.shape[1]}, 0, true});
   return shard;
 }
 
-TensorShard by_rows(const TensorSpec& tensor, TensorPlace place) {
+TensorShard by_rows(const TensorSpec& tensor, TensorRank tensor_rank) {
   const bool matrix = tensor.shape.size() == 2;
   const int64_t cols = matrix ? tensor.shape[1] : 1;
   TensorShard shard;
   int64_t section_first = 0;
   int64_t local_rows = 0;
   for (const Section& section : tensor.sections) {
-    const Rows rows = rows_of(section, tensor, place);
+    const Rows rows = rows_of(section, tensor, tensor_rank);
     const int64_t first = section_first + rows.first;
     ShardBox box{{first}, {rows.count}, local_rows * cols, rows.owned};
     if (matrix) {
@@ -87,24 +87,24 @@ TensorShard by_rows(const TensorSpec& tensor, TensorPlace place) {
   return shard;
 }
 
-TensorShard cut(const TensorSpec& tensor, TensorPlace place) {
+TensorShard cut(const TensorSpec& tensor, TensorRank tensor_rank) {
   switch (tensor.split) {
     case Split::columns:
-      return by_columns(tensor, place);
+      return by_columns(tensor, tensor_rank);
     case Split::vocabulary:
-      return by_vocabulary(tensor, place);
+      return by_vocabulary(tensor, tensor_rank);
     case Split::rows:
-      return by_rows(tensor, place);
+      return by_rows(tensor, tensor_rank);
     case Split::none:
       break;
   }
-  return whole(tensor, place);
+  return whole(tensor, tensor_rank);
 }
 
-void number_blocks(const TensorSpec& tensor, TensorPlace place, TensorShard& shard) {
-  for (int64_t rank = 0; rank < place.size; ++rank) {
-    const TensorShard other = cut(tensor, {place.size, rank});
-    if (rank == place.rank) shard.blocks_first = other.any_owned() ? shard.blocks_total : 0;
+void number_blocks(const TensorSpec& tensor, TensorRank tensor_rank, TensorShard& shard) {
+  for (int64_t rank = 0; rank < tensor_rank.size; ++rank) {
+    const TensorShard other = cut(tensor, {tensor_rank.size, rank});
+    if (rank == tensor_rank.rank) shard.blocks_first = other.any_owned() ? shard.blocks_total : 0;
     if (!other.any_owned()) continue;
     const int64_t end = other.boxes.back().local_offset + other.boxes.back().count();
     shard.blocks_total += (end + state_block - 1) / state_block;
@@ -120,16 +120,16 @@ bool TensorShard::any_owned() const {
   return std::any_of(boxes.begin(), boxes.end(), [](const ShardBox& box) { return box.owned; });
 }
 
-TensorShard shard_of(const TensorSpec& tensor, TensorPlace place) {
-  TensorShard shard = cut(tensor, place);
-  if (tensor.has_block_state()) number_blocks(tensor, place, shard);
+TensorShard shard_of(const TensorSpec& tensor, TensorRank tensor_rank) {
+  TensorShard shard = cut(tensor, tensor_rank);
+  if (tensor.has_block_state()) number_blocks(tensor, tensor_rank, shard);
   return shard;
 }
 
-std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorPlace place) {
+std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorRank tensor_rank) {
   std::vector<TensorShard> shards;
   shards.reserve(spec.tensors.size());
-  for (const TensorSpec& tensor : spec.tensors) shards.push_back(shard_of(tensor, place));
+  for (const TensorSpec& tensor : spec.tensors) shards.push_back(shard_of(tensor, tensor_rank));
   return shards;
 }
 

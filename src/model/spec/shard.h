@@ -10,7 +10,7 @@
 namespace gptrain::inline spec {
 
 // A rank's position on the tensor axis.
-struct TensorPlace {
+struct TensorRank {
   int64_t size = 1;
   int64_t rank = 0;
 };
@@ -44,10 +44,10 @@ struct TensorShard {
 
 // RETURNS the shards of all tensors of the spec. THROWS std::logic_error if a tensor does not divide over the ranks;
 // config checks have refused that before.
-std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorPlace place);
+std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorRank tensor_rank);
 
 // RETURNS the shard of one tensor. THROWS as shard_tensors.
-TensorShard shard_of(const TensorSpec& tensor, TensorPlace place);
+TensorShard shard_of(const TensorSpec& tensor, TensorRank tensor_rank);
 
 // Changes the embedding's shards for a last stage that holds a copy of the token table for a tied head. The table's
 // elements are not owned, and the rest of the unit is padding, so that both stages have the table at the same offset.

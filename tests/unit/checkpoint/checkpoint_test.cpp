@@ -182,7 +182,7 @@ TEST_CASE("What is more than a part goes to several files, and is read as ever",
     CHECK(files.front().name == (part_bytes == usual ? "rank-00000.safetensors" : "rank-00000-00000.safetensors"));
     std::vector<int64_t> bytes(files.size());
     for (const auto& [name, tensor] : contents.tensors) {
-      for (const StoredBox& box : tensor.boxes) bytes[box.file] += box.entry.bytes;
+      for (const StoredSlice& box : tensor.boxes) bytes[box.file] += box.entry.bytes;
     }
     for (const int64_t of_file : bytes) CHECK((of_file > 0 && of_file <= part_bytes));
     if (part_bytes == 800) CHECK(files.size() == 2);  // 600 bytes, and 640 + 132 + 4

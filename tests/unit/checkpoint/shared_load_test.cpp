@@ -59,7 +59,7 @@ std::vector<Loaded> load_on_ranks(const fs::path& checkpoint) {
         add_empty_part(own.parts, tensor, box);
         add_part(own.expected, tensor, box);
       });
-      own.result = load_together(contents, transfers_to(contents, own.parts.slices), group.get());
+      own.result = load_shared(contents, slice_transfers(contents, own.parts.slices), group.get());
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -80,7 +80,7 @@ TEST_CASE("Each byte that ranks need is read by one of them", "[shared load]") {
   const Contents contents = read_contents(checkpoint);
   int64_t stored = 0, largest = 0;
   for (const auto& [name, tensor] : contents.tensors) {
-    for (const StoredBox& box : tensor.boxes) {
+    for (const StoredSlice& box : tensor.boxes) {
       stored += box.entry.bytes;
       largest = std::max(largest, box.entry.bytes);
     }
@@ -133,7 +133,7 @@ TEST_CASE("One rank alone reads what it needs, and no more", "[shared load]") {
   Parts wanted, expected;
   add_empty_part(wanted, short_list, whole(short_list));
   add_part(expected, short_list, whole(short_list));
-  const SharedLoad loaded = load_together(contents, transfers_to(contents, wanted.slices), nullptr);
+  const SharedLoad loaded = load_shared(contents, slice_transfers(contents, wanted.slices), nullptr);
   CHECK(loaded.read_bytes == 4 * 13);
   CHECK(same_bits(wanted, expected));
 }

@@ -213,7 +213,7 @@ TEST_CASE("ranks that do not come are told of with the time that was waited, and
   launch.host = "here";
   const auto message = [&](const Timeout& timeout) {
     try {
-      meet(launch, listen_as_master(launch), {}, {}, timeout);
+      join_rendezvous(launch, listen_as_master(launch), {}, {}, timeout);
     } catch (const Error& error) {
       return std::string(error.what());
     }

@@ -16,14 +16,15 @@ namespace {
 
 constexpr const char* purpose = "a test";
 
-FrameChannel call(const Gate& gate) {
-  auto socket = connect_to("127.0.0.1", port_of(gate.listener()), Clock::now() + 5s);
+FrameChannel call(const SecureListener& secure_listener) {
+  auto socket = connect_to("127.0.0.1", port_of(secure_listener.listener()), Clock::now() + 5s);
   REQUIRE(socket);
   return FrameChannel(std::move(*socket));
 }
 
-CallEnd call_as(const Gate& gate, const std::string& secret, const char* for_what, const std::string& text) {
-  FrameChannel channel = call(gate);
+CallEnd call_as(const SecureListener& secure_listener, const std::string& secret, const char* for_what,
+                const std::string& text) {
+  FrameChannel channel = call(secure_listener);
   const CallEnd end = prove_to(channel, Secret(secret), for_what, Clock::now() + 5s);
   if (end == CallEnd::proven) channel.send(text, Clock::now() + 5s);
   // Gives the gate time to read before it is destroyed.
@@ -47,64 +48,65 @@ TEST_CASE("a proof is HMAC-SHA256 of the statement") {
 }
 
 TEST_CASE("who knows the secret is let in, with what he says") {
-  Gate gate(listen_on(0, "127.0.0.1"), Secret("a secret"), purpose);
-  std::thread caller([&] { call_as(gate, "a secret", purpose, "hello"); });
-  const auto guest = gate.admit(Clock::now() + 5s);
+  SecureListener secure_listener(listen_on(0, "127.0.0.1"), Secret("a secret"), purpose);
+  std::thread caller([&] { call_as(secure_listener, "a secret", purpose, "hello"); });
+  const auto guest = secure_listener.admit(Clock::now() + 5s);
   caller.join();
   REQUIRE(guest);
   CHECK(guest->text == "hello");
   CHECK(guest->address == "127.0.0.1");
-  CHECK(gate.num_turned_away() == 0);
+  CHECK(secure_listener.num_turned_away() == 0);
 }
 
 TEST_CASE("another secret, another purpose or none of it is turned away, by both sides") {
-  Gate gate(listen_on(0, "127.0.0.1"), Secret("a secret"), purpose);
+  SecureListener secure_listener(listen_on(0, "127.0.0.1"), Secret("a secret"), purpose);
   for (const auto& [secret, for_what] :
        {std::pair{"another secret", purpose}, {"", purpose}, {"a secret", "a toast"}}) {
     CallEnd end = CallEnd::proven;
-    std::thread caller([&, &secret = secret, &for_what = for_what] { end = call_as(gate, secret, for_what, "hello"); });
-    CHECK_FALSE(gate.admit(Clock::now() + 300ms));
+    std::thread caller(
+        [&, &secret = secret, &for_what = for_what] { end = call_as(secure_listener, secret, for_what, "hello"); });
+    CHECK_FALSE(secure_listener.admit(Clock::now() + 300ms));
     caller.join();
     CHECK(end == CallEnd::stranger);
   }
-  CHECK(gate.num_turned_away() == 3);
+  CHECK(secure_listener.num_turned_away() == 3);
 }
 
 TEST_CASE("a proof that somebody overheard is of no use") {
-  Gate gate(listen_on(0, "127.0.0.1"), Secret("a secret"), purpose);
+  SecureListener secure_listener(listen_on(0, "127.0.0.1"), Secret("a secret"), purpose);
   // Repeats the caller's frames of one conversation in another.
   const std::string nonce(64, '1');
   const auto ask = [&](const std::string& proof) {
-    FrameChannel channel = call(gate);
+    FrameChannel channel = call(secure_listener);
     channel.send(json_text(nlohmann::json{{"kind", "greeting"}, {"nonce", nonce}}), Clock::now() + 1s);
-    gate.admit(Clock::now() + 100ms);
+    secure_listener.admit(Clock::now() + 100ms);
     const auto challenge = channel.receive(Clock::now() + 1s);
     REQUIRE(challenge);
     channel.send(json_text(nlohmann::json{{"kind", "proof"}, {"proof", proof}}), Clock::now() + 1s);
     channel.send("hello", Clock::now() + 1s);
-    CHECK_FALSE(gate.admit(Clock::now() + 100ms));
+    CHECK_FALSE(secure_listener.admit(Clock::now() + 100ms));
     return text_member(parse_json(*challenge), "proof");
   };
   const std::string of_listener = ask(std::string(64, '0'));
   CHECK(ask(of_listener) != of_listener);
-  CHECK(gate.num_turned_away() == 2);
+  CHECK(secure_listener.num_turned_away() == 2);
 }
 
 TEST_CASE("silent callers and long ones cost nothing but themselves") {
-  Gate gate(listen_on(0, "127.0.0.1"), Secret("a secret"), purpose);
+  SecureListener secure_listener(listen_on(0, "127.0.0.1"), Secret("a secret"), purpose);
   std::vector<FrameChannel> silent;
   for (int i = 0; i < 400; ++i) {
-    silent.push_back(call(gate));
+    silent.push_back(call(secure_listener));
     if (i % 3 == 1) silent.back().send(std::string(4097, 'x'), Clock::now() + 1s);
     if (i % 3 == 2) silent.back().send(std::string(300, '['), Clock::now() + 1s);
-    gate.serve();
+    secure_listener.serve();
   }
-  std::thread caller([&] { call_as(gate, "a secret", purpose, "hello"); });
-  const auto guest = gate.admit(Clock::now() + 5s);
+  std::thread caller([&] { call_as(secure_listener, "a secret", purpose, "hello"); });
+  const auto guest = secure_listener.admit(Clock::now() + 5s);
   caller.join();
   REQUIRE(guest);
   CHECK(guest->text == "hello");
-  CHECK(gate.num_turned_away() >= 260);
+  CHECK(secure_listener.num_turned_away() >= 260);
 }
 
 TEST_CASE("members of a frame are what they are, or nothing") {

@@ -19,10 +19,10 @@ TEST_CASE("Samples that are left out have no number, whatever their ranges look 
   for (int64_t place = 0; place < 30; ++place) {
     CHECK(left_out.before(place) == std::distance(out.begin(), out.lower_bound(place)));
     if (out.contains(place)) continue;
-    CHECK(left_out.place_of(sample) == place);
+    CHECK(left_out.position_of(sample) == place);
     ++sample;
   }
-  CHECK(LeftOutSamples().place_of(5) == 5);
+  CHECK(LeftOutSamples().position_of(5) == 5);
   CHECK(LeftOutSamples().before(5) == 0);
   CHECK(join({{1, 2}}, {{3, 1}, {9, 1}}) == std::vector<SampleRange>{{1, 3}, {9, 1}});
 }

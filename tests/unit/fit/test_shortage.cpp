@@ -330,7 +330,7 @@ TEST_CASE("copies are offered to a run that recomputation alone does not make fi
   const RunConfig config = preset_config("gpt2-1.5b", deep, 16);
   RunConfig copied = config;
   copied.memory.offload = offload::optimal;
-  REQUIRE(settled(copied, 16));
+  REQUIRE(with_derived_values(copied, 16));
   REQUIRE(largest_rank_bytes({config, target, 16}, 0).on_device > target.memory_bytes);
   const int64_t bytes = largest_rank_bytes({copied, target, 16}, 0).on_device;
   REQUIRE(bytes <= target.memory_bytes);

@@ -30,32 +30,32 @@ std::vector<int64_t> every(int64_t step, int64_t count) {
   return ranks;
 }
 
-double ring(const ClusterProfile& cluster, const GroupPlace& place, Operation operation, double bytes) {
-  return collective_seconds(cluster, place, operation, bytes, Algorithm::ring);
+double ring(const ClusterProfile& cluster, const GroupSpan& span, Operation operation, double bytes) {
+  return collective_seconds(cluster, span, operation, bytes, Algorithm::ring);
 }
 
 TEST_CASE("a group's place follows from its ranks") {
-  const GroupPlace inside = place_of(every(1, 8), 8, 64);
+  const GroupSpan inside = span_of(every(1, 8), 8, 64);
   CHECK((inside.ranks == 8 && inside.nodes == 1 && inside.sharing == 8));
-  const GroupPlace across = place_of(every(8, 8), 8, 64);
+  const GroupSpan across = span_of(every(8, 8), 8, 64);
   CHECK((across.ranks == 8 && across.nodes == 8 && across.on_a_node() == 1));
-  const GroupPlace all = place_of(every(1, 64), 8, 64);
+  const GroupSpan all = span_of(every(1, 64), 8, 64);
   CHECK((all.ranks == 64 && all.nodes == 8 && all.on_a_node() == 8));
-  CHECK(place_of(every(1, 2), 8, 2).sharing == 2);
+  CHECK(span_of(every(1, 2), 8, 2).sharing == 2);
 }
 
 TEST_CASE("a ring takes 2 n (r - 1) / r bytes and 2 (r - 1) latencies") {
   const ClusterProfile cluster = round_cluster();
   for (const int64_t ranks : {2, 4, 8}) {
-    const GroupPlace place = place_of(every(1, ranks), 8, 8);
+    const GroupSpan span = span_of(every(1, ranks), 8, 8);
     const auto r = static_cast<double>(ranks);
     const double n = 1e9;
-    CHECK(ring(cluster, place, Operation::all_reduce, n) == Approx(2 * (r - 1) / r * n / 100e9 + 2 * (r - 1) * 1e-6));
-    CHECK(ring(cluster, place, Operation::all_gather, n) == Approx((r - 1) / r * n / 100e9 + (r - 1) * 1e-6));
-    CHECK(ring(cluster, place, Operation::reduce_scatter, n) == ring(cluster, place, Operation::all_gather, n));
+    CHECK(ring(cluster, span, Operation::all_reduce, n) == Approx(2 * (r - 1) / r * n / 100e9 + 2 * (r - 1) * 1e-6));
+    CHECK(ring(cluster, span, Operation::all_gather, n) == Approx((r - 1) / r * n / 100e9 + (r - 1) * 1e-6));
+    CHECK(ring(cluster, span, Operation::reduce_scatter, n) == ring(cluster, span, Operation::all_gather, n));
   }
   // One rank on each node: with 8 such groups each has one NIC, a single group has all of them.
-  GroupPlace apart = place_of(every(8, 4), 8, 32);
+  GroupSpan apart = span_of(every(8, 4), 8, 32);
   CHECK(ring(cluster, apart, Operation::all_reduce, 1e9) == Approx(1.5 / 10 + 6 * 10e-6));
   apart.sharing = 1;
   CHECK(ring(cluster, apart, Operation::all_reduce, 1e9) == Approx(1.5 / 80 + 6 * 10e-6));
@@ -66,30 +66,30 @@ TEST_CASE("a ring takes 2 n (r - 1) / r bytes and 2 (r - 1) latencies") {
 
 TEST_CASE("a tree has few latencies, a ring sends less") {
   const ClusterProfile cluster = round_cluster();
-  const GroupPlace place = place_of(every(8, 64), 8, 512);
-  CHECK(collective_seconds(cluster, place, Operation::all_reduce, 0, Algorithm::tree) == Approx(2 * 6 * 10e-6));
-  CHECK(collective_seconds(cluster, place, Operation::all_reduce, 1e9, Algorithm::tree) ==
+  const GroupSpan span = span_of(every(8, 64), 8, 512);
+  CHECK(collective_seconds(cluster, span, Operation::all_reduce, 0, Algorithm::tree) == Approx(2 * 6 * 10e-6));
+  CHECK(collective_seconds(cluster, span, Operation::all_reduce, 1e9, Algorithm::tree) ==
         Approx(2e9 / 10e9 + 2 * 6 * 10e-6));
-  CHECK(collective_time(cluster, place, Operation::all_reduce, 1000).algorithm == Algorithm::tree);
-  CHECK(collective_time(cluster, place, Operation::all_reduce, 1e10).algorithm == Algorithm::ring);
+  CHECK(collective_time(cluster, span, Operation::all_reduce, 1000).algorithm == Algorithm::tree);
+  CHECK(collective_time(cluster, span, Operation::all_reduce, 1e10).algorithm == Algorithm::ring);
 }
 
 TEST_CASE("between whole nodes each rank carries its part of the data") {
   const ClusterProfile cluster = round_cluster();
-  const GroupPlace place = place_of(every(1, 32), 8, 32);
+  const GroupSpan span = span_of(every(1, 32), 8, 32);
   const double n = 1e9;
-  CHECK(collective_seconds(cluster, place, Operation::all_reduce, n, Algorithm::hierarchical) ==
+  CHECK(collective_seconds(cluster, span, Operation::all_reduce, n, Algorithm::hierarchical) ==
         Approx(2 * (7.0 / 8 * n / 100e9 + 7e-6 + 3.0 / 4 * n / 8 / 10e9 + 3 * 10e-6)));
   // A node's 80 GB/s are the bottleneck of the ring.
-  CHECK(ring(cluster, place, Operation::all_reduce, n) == Approx(2 * 31.0 / 32 * (n / 80e9 + 28 * 1e-6 + 4 * 10e-6)));
+  CHECK(ring(cluster, span, Operation::all_reduce, n) == Approx(2 * 31.0 / 32 * (n / 80e9 + 28 * 1e-6 + 4 * 10e-6)));
   CHECK(std::isinf(
-      collective_seconds(cluster, place_of(every(1, 8), 8, 8), Operation::all_reduce, n, Algorithm::hierarchical)));
+      collective_seconds(cluster, span_of(every(1, 8), 8, 8), Operation::all_reduce, n, Algorithm::hierarchical)));
 }
 
 TEST_CASE("transfers take their bytes at the rank's part of the NICs") {
   const ClusterProfile cluster = round_cluster();
   const auto seconds = [&](const std::vector<int64_t>& ranks, Operation operation, double bytes) {
-    return collective_time(cluster, place_of(ranks, 8, 64), operation, bytes).seconds;
+    return collective_time(cluster, span_of(ranks, 8, 64), operation, bytes).seconds;
   };
   CHECK(seconds({0, 1}, Operation::send, 1e8) == Approx(1e8 / 100e9 + 1e-6));
   CHECK(seconds({0, 8}, Operation::send, 1e8) == Approx(1e8 / 10e9 + 10e-6));
@@ -105,7 +105,7 @@ TEST_CASE("a group of one takes no time, and every operation has a time in every
     const auto operation = static_cast<Operation>(i);
     CHECK(collective_time(cluster, {}, operation, 1e6).seconds == 0);
     for (const auto& ranks : {every(1, 8), every(8, 8), every(1, 64), every(4, 6)}) {
-      const double seconds = collective_time(cluster, place_of(ranks, 8, 64), operation, 1e6).seconds;
+      const double seconds = collective_time(cluster, span_of(ranks, 8, 64), operation, 1e6).seconds;
       CHECK(seconds > 0);
       CHECK(seconds < 1);
     }

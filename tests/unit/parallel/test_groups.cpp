@@ -28,7 +28,7 @@ TEST_CASE("tensor ranks lie next to each other, data ranks see other samples") {
   CHECK(mesh.size(MeshAxis::data) == 2);
   CHECK(group_ranks(config, mesh, 6, GroupKind::world) == Ranks{0, 1, 2, 3, 4, 5, 6, 7});
   CHECK(group_ranks(config, mesh, 6, GroupKind::tensor) == Ranks{4, 5, 6, 7});
-  CHECK(group_ranks(config, mesh, 6, GroupKind::copies) == Ranks{2, 6});
+  CHECK(group_ranks(config, mesh, 6, GroupKind::data) == Ranks{2, 6});
   CHECK(group_ranks(config, mesh, 6, GroupKind::replicas) == Ranks{6, 7});
   CHECK(group_ranks(config, mesh, 5, GroupKind::replicas) == Ranks{4, 5});
 }
@@ -44,7 +44,7 @@ TEST_CASE("stages of a pipeline are far apart, and its ends hold a tied table") 
   CHECK(group_ranks(config, mesh, 10, GroupKind::next) == Ranks{10});
   CHECK(group_ranks(config, mesh, 2, GroupKind::previous) == Ranks{2});
   CHECK(group_ranks(config, mesh, 6, GroupKind::loss) == Ranks{0, 2, 4, 6, 8, 10});
-  CHECK(group_ranks(config, mesh, 6, GroupKind::copies) == Ranks{4, 6});
+  CHECK(group_ranks(config, mesh, 6, GroupKind::data) == Ranks{4, 6});
   CHECK(group_ranks(config, mesh, 6, GroupKind::tensor) == Ranks{6, 7});
   CHECK(group_ranks(config, mesh, 3, GroupKind::tied) == Ranks{3, 11});
   CHECK(group_ranks(config, mesh, 11, GroupKind::tied) == Ranks{3, 11});
@@ -95,7 +95,7 @@ TEST_CASE("stages pass numbers on and back, in a chain or a ring, and sum what b
 TEST_CASE("ranks along the context, expert and data axes hold the same parameters") {
   const Mesh mesh({{2, 2, 2, 3, 2}}, 48);
   const RunConfig config = small_config(Family::gpt2);
-  CHECK(group_ranks(config, mesh, 25, GroupKind::copies) == Ranks{25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 47});
+  CHECK(group_ranks(config, mesh, 25, GroupKind::data) == Ranks{25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 47});
 }
 
 TEST_CASE("a lane has what its largest group takes, and only lanes that reduce take anything") {
@@ -159,15 +159,15 @@ TEST_CASE("a planned rank knows its place, and has no groups of one") {
   const RunConfig config = small_config(Family::llama, {"parallel.tensor=4", "batch.micro=2"}, 8);
   const RankGroups groups(config, 8, 5);
   CHECK(groups.rank() == 5);
-  CHECK(groups.tensor_place().rank == 1);
-  CHECK(groups.tensor_place().size == 4);
+  CHECK(groups.on_tensor_axis().rank == 1);
+  CHECK(groups.on_tensor_axis().size == 4);
   CHECK(groups.sample_rank() == 1);
   CHECK(groups.num_sample_ranks() == 2);
-  CHECK(groups.copy_rank() == 1);
-  CHECK(groups.num_copies() == 2);
+  CHECK(groups.data_rank() == 1);
+  CHECK(groups.num_data_ranks() == 2);
   REQUIRE(groups.group(LaneKind::tensor, GroupKind::tensor) != nullptr);
   CHECK(groups.group(LaneKind::tensor, GroupKind::tensor)->rank() == 1);
-  for (const GroupKind kind : {GroupKind::world, GroupKind::replicas, GroupKind::copies})
+  for (const GroupKind kind : {GroupKind::world, GroupKind::replicas, GroupKind::data})
     REQUIRE(groups.group(LaneKind::gradients, kind) != nullptr);
   CHECK(groups.group(LaneKind::gradients, GroupKind::replicas)->rank() == 1);
   CHECK(groups.group(LaneKind::gradients, GroupKind::replicas)->size() == 2);
@@ -175,7 +175,7 @@ TEST_CASE("a planned rank knows its place, and has no groups of one") {
   CHECK_THROWS_WITH(groups.group(LaneKind::weights, GroupKind::world), "the lane weights has no group world");
   CHECK(groups.group(LaneKind::send_next, GroupKind::next) == nullptr);
   const RankGroups alone(small_config(Family::llama), 1, 0);
-  for (const GroupKind kind : {GroupKind::world, GroupKind::tensor, GroupKind::replicas, GroupKind::copies})
+  for (const GroupKind kind : {GroupKind::world, GroupKind::tensor, GroupKind::replicas, GroupKind::data})
     CHECK(alone.group(LaneKind::gradients, kind) == nullptr);
   for (size_t lane = 0; lane < num_lanes; ++lane) CHECK_FALSE(alone.works(static_cast<LaneKind>(lane)));
 }

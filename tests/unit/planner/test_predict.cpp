@@ -34,7 +34,7 @@ Event copies(int64_t bytes) { return {.name = "cast", .bytes_moved = bytes}; }
 
 Event all_reduce(int64_t bytes) {
   return {.kind = Event::Kind::collective,
-          .place = {static_cast<int8_t>(LaneKind::gradients), static_cast<int8_t>(GroupKind::copies)},
+          .place = {static_cast<int8_t>(LaneKind::gradients), static_cast<int8_t>(GroupKind::data)},
           .ranks = 8,
           .name = operation_name(Operation::all_reduce),
           .bytes_moved = bytes};
@@ -159,10 +159,11 @@ TEST_CASE("the room of a curve is that of the stage that has the least") {
                                         3);
   const Target target = planned_target(machine, config.run.threads, 3);
   std::vector<int64_t> rooms;
-  for (const int32_t stage : {0, 1, 2}) rooms.push_back(activation_room({config, target, 3}, stage));
+  for (const int32_t stage : {0, 1, 2}) rooms.push_back(activation_headroom({config, target, 3}, stage));
   const auto [least, most] = std::minmax_element(rooms.begin(), rooms.end());
   REQUIRE(*least < *most);
-  CHECK(forecast_recomputation({config, target, 3}, &machine, plan_world({config, target, 3})).room_bytes == *least);
+  CHECK(forecast_recomputation({config, target, 3}, &machine, plan_world({config, target, 3})).headroom_bytes ==
+        *least);
 }
 
 TEST_CASE("what a setting costs by usual rates is what is predicted") {

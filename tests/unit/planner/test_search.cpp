@@ -205,11 +205,11 @@ TEST_CASE("a search offloads what hides behind compute, where that is enough to 
   INFO(text_of(best.layout));
   CHECK(best.layout.offload == offload::hidden);
   CHECK(best.layout.recompute == RecomputeKind::none);
-  CHECK(best.peak_bytes <= found.room_bytes);
+  CHECK(best.peak_bytes <= found.device_bytes);
   RunLayout other = best.layout;
   other.offload = offload::none;
   const LayoutResult kept = predict_layout(checked_layout(config, other), machine, other, 0);
-  CHECK(kept.peak_bytes > found.room_bytes);
+  CHECK(kept.peak_bytes > found.device_bytes);
   CHECK(best.step_seconds < 1.01 * kept.step_seconds);
 }
 
@@ -322,7 +322,7 @@ TEST_CASE("what takes too much memory is cut, and the least that is missing is n
   CHECK(found.least_missing_bytes > 0);
   const LayoutResult least =
       predict_layout(checked_layout(config, found.least_missing), a100(), found.least_missing, 0);
-  CHECK(least.peak_bytes == found.room_bytes + found.least_missing_bytes);
+  CHECK(least.peak_bytes == found.device_bytes + found.least_missing_bytes);
   CHECK(found.least_missing_is_exact);
   RunLayout kept = found.least_missing;
   kept.recompute = RecomputeKind::none;
@@ -369,20 +369,20 @@ TEST_CASE("a search has as much copied and run again as it takes to fit, where k
   const LayoutResult& best = found.best.front();
   INFO(text_of(best.layout));
   CHECK(best.layout.recompute == RecomputeKind::optimal);
-  CHECK(best.peak_bytes <= found.room_bytes);
+  CHECK(best.peak_bytes <= found.device_bytes);
   CHECK(best.layout.offload == offload::optimal);
   RunLayout other = best.layout;
   other.offload = offload::none;
   CHECK(best.step_seconds < predict_layout(checked_layout(config, other), machine, other, 0).step_seconds);
   other.recompute = RecomputeKind::none;
-  CHECK(predict_layout(checked_layout(config, other), machine, other, 0).peak_bytes > found.room_bytes);
+  CHECK(predict_layout(checked_layout(config, other), machine, other, 0).peak_bytes > found.device_bytes);
   for (const auto& [kind, interval] :
        {std::pair(RecomputeKind::selective, 0), std::pair(RecomputeKind::block, 0),
         std::pair(RecomputeKind::every_nth, 2), std::pair(RecomputeKind::every_nth, 4)}) {
     other.recompute = kind;
     other.recompute_interval = interval;
     const LayoutResult result = predict_layout(checked_layout(config, other), machine, other, 0);
-    if (result.peak_bytes <= found.room_bytes) CHECK(best.step_seconds <= result.step_seconds);
+    if (result.peak_bytes <= found.device_bytes) CHECK(best.step_seconds <= result.step_seconds);
   }
 }
 

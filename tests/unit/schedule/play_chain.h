@@ -94,7 +94,7 @@ class Play {
 
   void backward(int32_t unit) {
     const auto index = static_cast<size_t>(unit);
-    if (const int32_t first = choices_[index].again_from; first >= 0) {
+    if (const int32_t first = choices_[index].recompute_from; first >= 0) {
       for (int32_t again = first; again < unit; ++again) forward(again, chain_.gradient_bytes);
       begin(chain_.gradient_bytes);
       use_input(unit);

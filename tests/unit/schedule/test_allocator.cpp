@@ -40,7 +40,7 @@ TEST_CASE("random lifetimes are placed apart, and near the least") {
       lifetimes.push_back({first, first + length, 256 * static_cast<int64_t>(random() % 9)});
     }
     lifetimes.push_back({-1, -1, 256});  // named by no action
-    const Placement placement = place(lifetimes);
+    const Placement placement = place_buffers(lifetimes);
     REQUIRE(check(placement, lifetimes) == "");
     const int64_t least = most_alive_bytes(lifetimes);
     CHECK(placement.bytes >= least);
@@ -57,7 +57,7 @@ TEST_CASE("a step's buffers take no more than what is alive at once, and every m
         const Schedule schedule =
             training_schedule({.micro_batches = 3, .units = units_of(recomputed), .joint_backward = joint});
         const std::vector<Lifetime> lifetimes = lifetimes_of(schedule, 9, 5, 7);
-        const Placement placement = place(lifetimes);
+        const Placement placement = place_buffers(lifetimes);
         INFO(layers << (recompute ? " recomputed" : "") << (joint ? " joint" : ""));
         REQUIRE(check(placement, lifetimes) == "");
         CHECK(placement.bytes == most_alive_bytes(lifetimes));

@@ -46,7 +46,7 @@ class Schedules {
         forward(first + 1, visit);
       }
       choice(first) = {};
-      for (int32_t last = first; last < size() && !unit(last).always_kept; ++last) {
+      for (int32_t last = first; last < size() && !unit(last).always_saved; ++last) {
         forward(last + 1, [&, last] {
           again(first, last, first, [&] {
             choice(first).offload.part = part == OffloadedPart::none ? part : OffloadedPart::input;
@@ -81,7 +81,7 @@ class Schedules {
 };
 
 double priced_seconds(const Chain& chain, const UnitChoices& choices, double price) {
-  double seconds = seconds_again(chain, choices);
+  double seconds = recompute_seconds(chain, choices);
   for (size_t i = 0; i < choices.size(); ++i)
     seconds += price * chain.units[i].copy_seconds * static_cast<double>(offloaded_bytes(chain, choices, i));
   return seconds;
@@ -106,8 +106,8 @@ Chain random_chain(std::mt19937& random, int32_t units) {
     unit.rest_bytes = number(12);
     unit.rest_seconds = static_cast<double>(number(6));
   }
-  chain.units.back().always_kept = number(1) == 1;
-  if (chain.units.back().always_kept) chain.units.back().part_bytes = -1;
+  chain.units.back().always_saved = number(1) == 1;
+  if (chain.units.back().always_saved) chain.units.back().part_bytes = -1;
   return chain;
 }
 
@@ -126,14 +126,14 @@ TEST_CASE("the schedule of a chain is the best of all persistent ones, and takes
     REQUIRE(budget <= 500);  // so that pieces are single bytes
     double least = std::numeric_limits<double>::infinity();
     Schedules(chain).for_each([&](const UnitChoices& choices) {
-      if (peak_bytes(chain, choices) <= budget) least = std::min(least, seconds_again(chain, choices));
+      if (peak_bytes(chain, choices) <= budget) least = std::min(least, recompute_seconds(chain, choices));
     });
     const auto found = ChainSolver(chain, budget).best(budget);
     INFO("chain " << i << " of " << units << " units, budget " << budget);
     REQUIRE(found.has_value() == std::isfinite(least));
     if (!found) continue;
     REQUIRE(peak_bytes(chain, *found) <= budget);
-    REQUIRE(seconds_again(chain, *found) == least);
+    REQUIRE(recompute_seconds(chain, *found) == least);
     ++feasible;
     again += least > 0 ? 1 : 0;
   }
@@ -149,7 +149,7 @@ TEST_CASE("with a price on each byte that is copied the schedule is the best of 
     Chain chain = random_chain(random, units);
     chain.input_bytes = static_cast<int64_t>(random() % 5);
     for (ChainUnit& unit : chain.units) {
-      unit.copy_seconds = unit.always_kept || random() % 4 == 0 ? -1 : static_cast<double>(random() % 4);
+      unit.copy_seconds = unit.always_saved || random() % 4 == 0 ? -1 : static_cast<double>(random() % 4);
       if (i % 2 == 0) continue;
       // If inputs are the largest and recomputing units takes little time, only inputs are copied.
       unit.output_bytes *= 3;
@@ -173,7 +173,7 @@ TEST_CASE("with a price on each byte that is copied the schedule is the best of 
     };
     offloaded += num(OffloadedPart::record) > 0 ? 1 : 0;
     inputs += num(OffloadedPart::input) > 0 ? 1 : 0;
-    beside_again += num(OffloadedPart::record) > 0 && seconds_again(chain, *found) > 0 ? 1 : 0;
+    beside_again += num(OffloadedPart::record) > 0 && recompute_seconds(chain, *found) > 0 ? 1 : 0;
   }
   CHECK(offloaded > 50);
   CHECK(inputs > 5);
@@ -191,12 +191,13 @@ TEST_CASE(
     for (const int32_t interval : {1, 2, 3, 5, 10}) {
       UnitChoices fixed(chain.units.size());
       for (int32_t unit = 0; unit < 20; unit += interval)
-        if (!chain.units[static_cast<size_t>(unit)].always_kept) fixed[static_cast<size_t>(unit)].again_from = unit;
+        if (!chain.units[static_cast<size_t>(unit)].always_saved)
+          fixed[static_cast<size_t>(unit)].recompute_from = unit;
       const int64_t budget = peak_bytes(chain, fixed);
       REQUIRE(budget <= 1000);
       const auto found = solver.best(budget);
       REQUIRE(found);
-      CHECK(seconds_again(chain, *found) <= seconds_again(chain, fixed));
+      CHECK(recompute_seconds(chain, *found) <= recompute_seconds(chain, fixed));
       CHECK(peak_bytes(chain, *found) <= budget);
       const auto rounded = ChainSolver(chain, budget, 50).best(budget);
       if (rounded) CHECK(peak_bytes(chain, *rounded) <= budget);
@@ -211,7 +212,7 @@ TEST_CASE("with ever less memory a chain of equal units is run again from its st
   // The last unit's own need, and one more stream for each output that a first pass keeps.
   const auto seconds = [&](int64_t budget) {
     const auto found = ChainSolver(chain, budget).best(budget);
-    return found ? seconds_again(chain, *found) : -1;
+    return found ? recompute_seconds(chain, *found) : -1;
   };
   CHECK(seconds(most_bytes(chain)) == 0);
   CHECK(seconds(most_bytes(chain) - 1) == 1);

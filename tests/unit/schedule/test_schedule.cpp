@@ -92,17 +92,17 @@ TEST_CASE("copies of weights are made once a step, with ZeRO 3 for each action")
 
 TEST_CASE("units run again from the input of one before them, as often as is asked, and leave new buffers") {
   std::vector<UnitTraits> units = units_of({false, true, true, true, true, false, false});
-  units[4].again_from = 2;
-  units[3].again_from = 0;
+  units[4].recompute_from = 2;
+  units[3].recompute_from = 0;
   for (const int32_t zero : {0, 3}) {
     const Schedule schedule = training_schedule({.micro_batches = 2, .units = units, .zero = zero});
     CHECK(check(schedule) == "");
     std::string text;
     for (const Action& action : schedule.actions)
-      if (action.micro_batch == 1 && (is_again(action.kind) || action.kind == ActionKind::backward_input))
+      if (action.micro_batch == 1 && (is_recomputation(action.kind) || action.kind == ActionKind::backward_input))
         text += fmt::format("{}{} ",
                             action.kind == ActionKind::forward_again ? "f"
-                            : is_again(action.kind)                  ? "r"
+                            : is_recomputation(action.kind)          ? "r"
                                                                      : "B",
                             action.unit);
     CHECK(text == "B6 B5 f2 f3 r4 B4 f0 f1 f2 r3 B3 r2 B2 r1 B1 ");
@@ -140,7 +140,7 @@ TEST_CASE("the checker finds every kind of unsound schedule") {
   }
   SECTION("a way to a unit that is left out") {
     std::vector<UnitTraits> units = units_of({false, false, true, true, false});
-    units[3].again_from = 2;
+    units[3].recompute_from = 2;
     Schedule schedule = training_schedule({.micro_batches = 3, .units = units});
     REQUIRE(check(schedule) == "");
     erase(schedule, find(schedule, ActionKind::forward_again, 2));

@@ -122,7 +122,7 @@ TEST_CASE("schedules of every ZeRO stage are sound") {
     const Schedule schedule = training_schedule(options);
     CHECK(check(schedule) == "");
     if (options.zero == 3) CHECK(misused_weights(schedule) == "");
-    if (options.makes_gradients_apart() || options.narrow_sums) CHECK(misused_sums(schedule) == "");
+    if (options.has_gradient_buckets() || options.narrow_sums) CHECK(misused_sums(schedule) == "");
     ScheduleOptions evaluation = options;
     evaluation.micro_batches = 1;
     CHECK(check(evaluation_schedule(evaluation)) == "");

@@ -259,13 +259,13 @@ void add_keys(float* totals, const float* sums, const KeyTiles<true>& tiles, con
 }
 
 // The place of a head among those that share keys.
-struct GroupPlace {
+struct GroupSpan {
   bool first, last;
 };
 
 // Computes the gradients of a tile of keys, and adds its share to dq.
 template <typename T, bool pairs>
-void backward_keys(const AttentionHead& head, const KeyTiles<true>& tiles, const KeyTile& key, const GroupPlace& group,
+void backward_keys(const AttentionHead& head, const KeyTiles<true>& tiles, const KeyTile& key, const GroupSpan& group,
                    const AttentionBackwardBuffers& buffers) {
   const Packing<pairs> packing(head.head_size);
   const int64_t offset = buffers.grouped ? key.tile * packing.tile : 0;
@@ -318,7 +318,7 @@ void finish_queries(const AttentionHead& head, const KeyTiles<true>& tiles, int6
 }
 
 template <typename T, bool pairs>
-void backward_head(const AttentionHead& head, const GroupPlace& group, const AttentionBackwardBuffers& buffers) {
+void backward_head(const AttentionHead& head, const GroupSpan& group, const AttentionBackwardBuffers& buffers) {
   const Packing<pairs> packing(head.head_size);
   const auto sum_bytes = static_cast<size_t>(head.tokens * packing.width * 4);
   if (buffers.dk_sums != nullptr && group.first) {

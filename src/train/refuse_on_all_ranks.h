@@ -17,6 +17,6 @@ void wait_for_rank_0_message();
 // at once; then the ranks meet, for at most ten seconds. THROWS an Error with the code of `error`. Its message is empty
 // if all ranks met and have the same error. Otherwise it is the difference, or the reason why they did not meet, on
 // rank 0; on other ranks the same behind their own error.
-[[noreturn]] void refuse_together(const Launch& launch, const Error& error);
+[[noreturn]] void refuse_on_all_ranks(const Launch& launch, const Error& error);
 
 }  // namespace gptrain::train

@@ -1,4 +1,4 @@
-#include "train/together.h"
+#include "train/refuse_on_all_ranks.h"
 
 #include <chrono>
 #include <string>
@@ -11,7 +11,7 @@ namespace gptrain::inline train {
 
 void wait_for_rank_0_message() { std::this_thread::sleep_for(std::chrono::milliseconds(500)); }
 
-void refuse_together(const Launch& launch, const Error& error) {
+void refuse_on_all_ranks(const Launch& launch, const Error& error) {
   if (launch.size == 1) throw error;
   // The other ranks start within seconds. A rank that comes later finds nobody, and prints its error itself.
   constexpr double seconds_to_meet = 10;

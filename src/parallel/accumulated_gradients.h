@@ -21,12 +21,12 @@
 
 namespace gptrain::inline parallel {
 
-class KeptGradients {
+class AccumulatedGradients {
  public:
   // Uploads a table to `table`, device memory of table_bytes() that must outlive this. Borrows parameters' buffers,
   // `state` and `backend`.
-  KeptGradients(const ParameterStore& parameters, uint64_t seed, int64_t micro_batches, std::byte* table,
-                const StepState* state, Backend& backend);
+  AccumulatedGradients(const ParameterStore& parameters, uint64_t seed, int64_t micro_batches, std::byte* table,
+                       const StepState* state, Backend& backend);
   // Returns the size of the table; 0 if gradients are kept in f32.
   static int64_t table_bytes(const ParameterStore& parameters);
 
@@ -35,7 +35,7 @@ class KeptGradients {
   // Adds `whole` to the kept sum. REQUIRES: ZeRO 0 or 1, and not the last micro-batch.
   void add_own(int64_t unit, std::byte* whole, int64_t micro_batch) const;
   // Adds the kept sum to `whole`, for the last micro-batch. No effect with ZeRO 2 and 3 or a single micro-batch.
-  void add_kept_to(int64_t unit, std::byte* whole) const;
+  void add_accumulated_to(int64_t unit, std::byte* whole) const;
   // Keeps the part of `whole` that this rank updates; with ZeRO 2 and 3 adds it to the part of earlier micro-batches.
   // REQUIRES: the ranks have summed `whole`. Called with ZeRO 0 and 1 for the last micro-batch, else for each.
   void add_sum(int64_t unit, std::byte* whole, int64_t micro_batch) const;

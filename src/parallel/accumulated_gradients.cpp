@@ -1,4 +1,4 @@
-#include "parallel/kept_gradients.h"
+#include "parallel/accumulated_gradients.h"
 
 #include <algorithm>
 
@@ -40,7 +40,7 @@ void add_kept_segments(const ParameterStore& parameters, uint64_t seed, int64_t 
 }  // namespace
 
 // Counts the segments that the constructor makes: of summed_, and with ZeRO 1 of own_.
-int64_t KeptGradients::table_bytes(const ParameterStore& parameters) {
+int64_t AccumulatedGradients::table_bytes(const ParameterStore& parameters) {
   const Sharding& sharding = parameters.sharding();
   if (sharding.gradients == DType::f32) return 0;
   std::vector<KeptSegment> segments;
@@ -54,8 +54,8 @@ int64_t KeptGradients::table_bytes(const ParameterStore& parameters) {
   return align_up(static_cast<int64_t>(segments.size() * sizeof(KeptSegment)));
 }
 
-KeptGradients::KeptGradients(const ParameterStore& parameters, uint64_t seed, int64_t micro_batches, std::byte* table,
-                             const StepState* state, Backend& backend)
+AccumulatedGradients::AccumulatedGradients(const ParameterStore& parameters, uint64_t seed, int64_t micro_batches,
+                                           std::byte* table, const StepState* state, Backend& backend)
     : sharding_(parameters.sharding()),
       micro_batches_(micro_batches),
       segments_(reinterpret_cast<const KeptSegment*>(table)),
@@ -78,7 +78,7 @@ KeptGradients::KeptGradients(const ParameterStore& parameters, uint64_t seed, in
   backend.upload(table, segments.data(), static_cast<int64_t>(segments.size() * sizeof(KeptSegment)));
 }
 
-void KeptGradients::add(const Range& range, std::byte* whole, bool accumulate, int64_t draw) const {
+void AccumulatedGradients::add(const Range& range, std::byte* whole, bool accumulate, int64_t draw) const {
   if (range.first_segment == range.end_segment) return;
   backend_.run(
       KeepGradients{.segments = segments_ + range.first_segment,
@@ -90,11 +90,11 @@ void KeptGradients::add(const Range& range, std::byte* whole, bool accumulate, i
                     .draw = static_cast<uint32_t>(draw)});
 }
 
-void KeptGradients::add_own(int64_t unit, std::byte* whole, int64_t micro_batch) const {
+void AccumulatedGradients::add_own(int64_t unit, std::byte* whole, int64_t micro_batch) const {
   add(own_[static_cast<size_t>(unit)], whole, micro_batch > 0, sharding_.data_rank * micro_batches_ + micro_batch);
 }
 
-void KeptGradients::add_kept_to(int64_t unit, std::byte* whole) const {
+void AccumulatedGradients::add_accumulated_to(int64_t unit, std::byte* whole) const {
   if (sharding_.zero >= 2 || micro_batches_ == 1) return;
   const Range& own = own_[static_cast<size_t>(unit)];
   if (own.elements > 0)
@@ -102,7 +102,7 @@ void KeptGradients::add_kept_to(int64_t unit, std::byte* whole) const {
                      .to = Matrix(whole, DType::f32, 1, own.elements)});
 }
 
-void KeptGradients::add_sum(int64_t unit, std::byte* whole, int64_t micro_batch) const {
+void AccumulatedGradients::add_sum(int64_t unit, std::byte* whole, int64_t micro_batch) const {
   add(summed_[static_cast<size_t>(unit)], whole, sharding_.zero >= 2 && micro_batch > 0, micro_batch);
 }
 
