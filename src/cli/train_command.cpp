@@ -19,6 +19,7 @@
 #include "comm/bootstrap.h"
 #include "config/elastic.h"
 #include "config/load.h"
+#include "config/parallelism.h"
 #include "data/dataset.h"
 #include "data/run_tokenizer.h"
 #include "data/token_set.h"
@@ -113,8 +114,7 @@ std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
 int64_t planned_world_size(const TrainArguments& arguments) {
   if (arguments.world_size > 0) return arguments.world_size;
   if (arguments.ranks > 0) return arguments.ranks;
-  const ParallelConfig parallel = load_config(arguments.config, arguments.overrides).parallel;
-  return parallel.tensor * parallel.pipeline;
+  return ranks_of_model(load_config(arguments.config, arguments.overrides).parallel);
 }
 
 // Writes planned steps to a trace, rank by rank.

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/amount.h"
+#include "config/parallelism.h"
 #include "config/rules.h"
 
 namespace gptrain::inline config {
@@ -150,7 +151,7 @@ class Settler : Rules {
 // returns the ranks of one model replica, whose faults do not come from the number of ranks.
 int64_t most_ranks_without_fault(const RunConfig& config, const std::set<std::string>& given, int64_t world_size,
                                  const Faults& faults) {
-  const int64_t of_model = config.parallel.tensor * config.parallel.pipeline;
+  const int64_t of_model = ranks_of_model(config.parallel);
   if (!faults.empty() || world_size < of_model) return world_size;
   for (int64_t data = std::min(world_size / of_model, config.batch.global); data > 1; --data) {
     if (config.batch.global % data != 0) continue;

@@ -5,16 +5,11 @@
 
 #include "base/units.h"
 #include "config/faults.h"
+#include "config/parallelism.h"
 
 namespace gptrain::inline config {
-namespace {
-
-int64_t ranks_of_model(const StepConfig& config) { return config.parallel.tensor * config.parallel.pipeline; }
-
-}  // namespace
-
 int64_t training_ranks(const StepConfig& config, int64_t ranks) {
-  const int64_t of_model = ranks_of_model(config);
+  const int64_t of_model = ranks_of_model(config.parallel);
   if (!config.parallel.elastic || ranks < of_model) return ranks;
   return of_model * (config.batch.global / (config.batch.micro * config.batch.accumulation));
 }
@@ -22,9 +17,10 @@ int64_t training_ranks(const StepConfig& config, int64_t ranks) {
 std::string elastic_line(const StepConfig& config, int64_t ranks) {
   if (!config.parallel.elastic) return "";
   const int64_t training = training_ranks(config, ranks);
-  const std::string how = fmt::format(
-      "batch.global = {} is {} x batch.micro {} x batch.accumulation {}", config.batch.global,
-      format_counted(training / ranks_of_model(config), "data rank"), config.batch.micro, config.batch.accumulation);
+  const std::string how =
+      fmt::format("batch.global = {} is {} x batch.micro {} x batch.accumulation {}", config.batch.global,
+                  format_counted(training / ranks_of_model(config.parallel), "data rank"), config.batch.micro,
+                  config.batch.accumulation);
   if (training == ranks) return fmt::format("elastic: {} of {} train; {}", ranks, format_counted(ranks, "rank"), how);
   const std::string idle = ranks - training == 1 ? fmt::format("rank {} idles", training)
                                                  : fmt::format("ranks {} to {} idle", training, ranks - 1);
@@ -38,7 +34,7 @@ std::string layout_changes(const StepConfig& saved, int64_t saved_ranks, const S
   };
   compare("parallel.tensor", saved.parallel.tensor, config.parallel.tensor);
   compare("parallel.pipeline", saved.parallel.pipeline, config.parallel.pipeline);
-  compare("data ranks", saved_ranks / ranks_of_model(saved), ranks / ranks_of_model(config));
+  compare("data ranks", saved_ranks / ranks_of_model(saved.parallel), ranks / ranks_of_model(config.parallel));
   compare("batch.micro", saved.batch.micro, config.batch.micro);
   compare("batch.accumulation", saved.batch.accumulation, config.batch.accumulation);
   if (changes.empty()) return "";

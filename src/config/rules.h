@@ -12,6 +12,7 @@
 
 #include "config/faults.h"
 #include "config/fields.h"
+#include "config/parallelism.h"
 #include "config/run_config.h"
 
 namespace gptrain::inline config {
@@ -52,7 +53,7 @@ class Rules {
 
   // Number of data ranks; 1 if the mesh does not divide the ranks, which is reported when the mesh is made.
   int64_t data_ranks() const {
-    const int64_t model_ranks = config_.parallel.tensor * config_.parallel.pipeline;
+    const int64_t model_ranks = ranks_of_model(config_.parallel);
     return world_size_ % model_ranks == 0 ? world_size_ / model_ranks : 1;
   }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "config/parallelism.h"
 #include "fit/fixed_choices.h"
 #include "fit/micro_batches.h"
 #include "fit/offload_plan.h"
@@ -137,7 +138,7 @@ ChainUnit RecomputeCosts::chain_unit(int32_t unit, const StepPlan& whole, const 
                  .forward_seconds = seconds_of_pass(seconds_, ActionKind::forward, unit),
                  .saved_seconds = seconds_of_pass(seconds_, ActionKind::recompute, unit),
                  .always_saved = kind == UnitKind::head};
-  if (whole_.options.zero == 3)  // recomputation gathers the weights once more
+  if (cuts_weights(whole_.options.zero))  // recomputation gathers the weights once more
     made.forward_seconds += gather_seconds(whole, unit, target_);
   if (in_parts == nullptr || kind != UnitKind::block) return made;
   made.part_bytes = unit_bytes(in_parts_->bytes, BufferKind::kept, unit);

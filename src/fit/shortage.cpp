@@ -13,6 +13,7 @@
 #include "base/text_parts.h"
 #include "config/faults.h"
 #include "config/load.h"
+#include "config/parallelism.h"
 #include "fit/plan_world.h"
 #include "fit/step_times.h"
 #include "ops/fused_product.h"
@@ -176,12 +177,13 @@ class Remedies {
     if (run_.config.checkpoint.keeps_snapshot() && host_place(target_) == MemoryPlace::device)
       add("checkpoint.asynchronous = false", Outcome::exact,
           [](RunConfig& run) { run.checkpoint.asynchronous = false; });
-    if (run_.world_size > step_.parallel.tensor * step_.parallel.pipeline)
+    if (run_.world_size > ranks_of_model(step_.parallel))
       for (int64_t stage = step_.parallel.zero + 1; stage <= 3; ++stage) {
         // ZeRO 2 and 3 add up gradients in another order.
-        const Outcome outcome = (stage >= 2) == (step_.parallel.zero >= 2) ? Outcome::exact : Outcome::rounding;
-        add(fmt::format("parallel.zero = {}", stage), outcome, [stage](RunConfig& run) { run.parallel.zero = stage; });
-        remedies_.back().adds_communication = stage >= 2;
+        const bool same_order = cuts_gradients(stage) == cuts_gradients(step_.parallel.zero);
+        add(fmt::format("parallel.zero = {}", stage), same_order ? Outcome::exact : Outcome::rounding,
+            [stage](RunConfig& run) { run.parallel.zero = stage; });
+        remedies_.back().adds_communication = cuts_gradients(stage);
       }
   }
 

@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "config/parallelism.h"
+
 namespace gptrain::inline optim {
 namespace {
 
@@ -64,7 +66,7 @@ MatrixExchange::MatrixExchange(const UpdateContext& context)
   const int64_t tensor_size = context.groups.on_tensor_axis().size;
   for (int64_t rank = 0; rank < tensor_size; ++rank)
     shards.push_back(shard_tensors(context.parameters.spec(), {tensor_size, rank}));
-  const bool holds_all = context.parameters.sharding().zero == 0;
+  const bool holds_all = !cuts_state(context.parameters.sharding().zero);
   for (int64_t i = 0; i < std::ssize(matrices_); ++i) {
     if (i % ranks == 0) {
       const std::vector<PeerPart> none(static_cast<size_t>(ranks));
@@ -92,7 +94,7 @@ MatrixPart MatrixExchange::part_of(const BlockMatrix& matrix, const std::vector<
   const auto tensor = static_cast<size_t>(matrix.tensor);
   const int64_t unit = context_.parameters.spec().tensors[tensor].unit;
   const UnitRange& range = parameters.layout().units[static_cast<size_t>(unit)];
-  const bool pieces = parameters.sharding().zero > 0;
+  const bool pieces = cuts_state(parameters.sharding().zero);
   const int64_t held_first = pieces ? data_rank * parameters.piece_elements(unit) : 0;
   const int64_t held_end = held_first + (pieces ? parameters.piece_elements(unit) : range.elements);
   MatrixPart part;
@@ -125,7 +127,7 @@ int64_t MatrixExchange::in_gradients(const BlockMatrix& matrix, const MatrixPart
 void MatrixExchange::add_own(Round& round, const std::vector<RankGroups::StageRank>& stage_ranks,
                              const std::vector<std::vector<TensorShard>>& shards) const {
   const BlockMatrix& matrix = matrices_[static_cast<size_t>(round.own)];
-  const bool holds_all = context_.parameters.sharding().zero == 0;
+  const bool holds_all = !cuts_state(context_.parameters.sharding().zero);
   int64_t received = 0, sent = 0;
   const auto key = [](const MatrixPart& part) { return std::tuple(part.row, part.col, part.first, part.count); };
   for (size_t peer = 0; peer < stage_ranks.size(); ++peer) {

@@ -10,6 +10,7 @@
 #include "comm/exchange.h"
 #include "comm/staged.h"
 #include "config/faults.h"
+#include "config/parallelism.h"
 
 namespace gptrain::inline parallel {
 namespace {
@@ -51,7 +52,7 @@ int64_t neighbour(const StepConfig& config, const Mesh& mesh, int64_t rank, int6
 }  // namespace
 
 Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault) {
-  const int64_t model_ranks = config.parallel.tensor * config.parallel.pipeline;
+  const int64_t model_ranks = ranks_of_model(config.parallel);
   if (world_size % model_ranks != 0) {
     throw Error(fault,
                 "{} {} not divide into model replicas of parallel.tensor * parallel.pipeline = {} * {} ranks (try {})",

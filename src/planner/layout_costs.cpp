@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "config/parallelism.h"
 #include "fit/choose_step.h"
 #include "fit/nominal_times.h"
 #include "model/spec/spec.h"
@@ -233,7 +234,7 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) cons
   const Mesh mesh = make_mesh(whole, layout.world_size());
   const EventTimes times(machine_, whole, whole.run.threads, mesh,
                          mesh.first_rank_of_stage(static_cast<int64_t>(stage)));
-  const double piece = layout.zero >= 1 ? 2.0 / static_cast<double>(layout.data) : 1;
+  const double piece = cuts_state(layout.zero) ? 2.0 / static_cast<double>(layout.data) : 1;
   // A rank measures only a piece of each unit, even if it updates the whole unit.
   const std::vector<double> measured =
       first_pass_of(plan.log, times, static_cast<double>(data) / static_cast<double>(layout.data), piece);
@@ -282,7 +283,7 @@ UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
     bytes[part].parameters = parameters.weights + parameters.gradients + parameters.master + parameters.state;
     if (sharding.has_gradient_buckets())
       bytes[part].whole_gradients = of_unit.units[unit].elements * dtype_bytes(DType::f32);
-    if (sharding.zero == 3)
+    if (cuts_weights(sharding.zero))
       bytes[part].whole_weights = of_unit.units[unit].elements * dtype_bytes(config.precision.compute);
   }
   return bytes;

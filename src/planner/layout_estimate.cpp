@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "config/parallelism.h"
 #include "fit/fixed_choices.h"
 #include "parallel/make_stages.h"
 #include "planner/layouts.h"
@@ -244,7 +245,7 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lie
     sum.backward += count * cost.backward;
     sum.exposed_tensor += count * cost.exposed_tensor;
     gradients += count * update[part].sum;
-    sum_ops += count * (layout.zero < 2 ? update[part].keep : update[part].sum_ops);
+    sum_ops += count * (cuts_gradients(layout.zero) ? update[part].sum_ops : update[part].keep);
   };
   const FreedLayers freed = freed_layers(layout, lies, chunk);
   double copies = static_cast<double>(freed.copied) * plain.copy_seconds;
@@ -265,15 +266,15 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lie
   sum.backward_input += gradient;
   sum.backward += gradient;
   sum.exposed_tensor += input + gradient;
-  if (layout.zero < 2) gradients = 0;
+  if (!cuts_gradients(layout.zero)) gradients = 0;
   double before_forward = 0, before_backward = 0;  // seconds of gathers beside the pass
   double later = 0;                                // seconds of gradient sums that run beside the next pass
-  if (layout.zero >= 2) {
+  if (cuts_gradients(layout.zero)) {
     const StagePasses& passes = passes_.of_stages(layout, lies)[stage];
     const size_t place = lies.place_in_stage(stage, static_cast<int32_t>(chunk));
     // Sums of up to two blocks are not finished when a pass ends: they continue beside the next pass.
     later = passes.before_others[place] * std::min({gradients, 2 * update[block].sum, sum.forward});
-    if (layout.zero == 3) {
+    if (cuts_weights(layout.zero)) {
       before_forward = passes.forward_gathers[place] * update[block].gather;
       before_backward = passes.backward_gathers[place] * update[block].gather;
     }
@@ -327,8 +328,8 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const LayoutChunks& lie
     return sum;
   };
   const UpdateCost& last = update[has_embedding ? embedding : block];
-  double sums = last.sum + (layout.zero < 2 ? 0 : last.sum_ops);
-  if (layout.zero < 2) {
+  double sums = last.sum + (cuts_gradients(layout.zero) ? last.sum_ops : 0);
+  if (!cuts_gradients(layout.zero)) {
     // A unit's sum begins when its gradients are complete. All but the last unit's run beside the rest of the last
     // pass.
     const double beside_them =
@@ -338,7 +339,7 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const LayoutChunks& lie
   }
   const double updates = over_units([](const UpdateCost& cost) { return cost.update; });
   double end = updates;
-  if (layout.zero == 1 || layout.zero == 2) {
+  if (gathers_after_update(layout.zero)) {
     const double gathers = over_units([](const UpdateCost& cost) { return cost.gather; });
     const UpdateCost& first = update[has_embedding ? embedding : block];
     end = std::max(updates + update[lies.has_head(stage) ? head_part : block].gather, first.update + gathers) +
@@ -366,7 +367,7 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
                           lies.of_kinds[chunk] == lies.of_kinds[chunk - 1] &&
                           first_equal_stage(layout, lies, chunk) == first_equal_stage(layout, lies, chunk - 1) &&
                           lies.receives(chunk) == lies.receives(chunk - 1);
-    if (!is_inner || mixes(layout) || layout.zero >= 2) {
+    if (!is_inner || mixes(layout) || cuts_gradients(layout.zero)) {
       add_chunk(layout, lies, chunk, costs);
       continue;
     }
@@ -375,7 +376,7 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
     repeat_last(costs.exposed_traffic);
     repeat_last(costs.exposed_copies);
   }
-  if (layout.zero == 3) {
+  if (cuts_weights(layout.zero)) {
     // The last stage gathers the embedding, too, if the head is tied to it.
     const UpdateCosts& last = parts_.update(layout, lies.of_stage.size() - 1);
     costs.first_gathers = parts_.update(layout, 0)[embedding].gather + last[head_part].gather;
@@ -447,7 +448,7 @@ LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
     for (const int32_t chunk : lies.of_stage[stage]) {
       const auto place = static_cast<size_t>(chunk);
       result.exposed_seconds[tensor] += micro_batches * cost.exposed_tensor[place] / stages;
-      result.exposed_seconds[layout.zero == 3 ? weights : gradients] +=
+      result.exposed_seconds[cuts_weights(layout.zero) ? weights : gradients] +=
           micro_batches * cost.exposed_traffic[place] / stages;
       result.exposed_seconds[copy_lane] += micro_batches * cost.exposed_copies[place] / stages;
     }

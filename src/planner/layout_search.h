@@ -10,6 +10,7 @@
 
 #include "base/kinds.h"
 #include "base/offload_choice.h"
+#include "config/parallelism.h"
 #include "machine/expected_error.h"
 #include "parallel/groups.h"
 
@@ -32,7 +33,7 @@ struct RunLayout {
   int64_t recompute_interval = 0;  // n of every_nth, otherwise 0
   OffloadChoice offload = {};
 
-  int64_t world_size() const { return tensor * pipeline * data; }
+  int64_t world_size() const { return ranks_of_model(*this) * data; }
   bool operator==(const RunLayout&) const = default;
 };
 

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "config/faults.h"
 #include "config/load.h"
+#include "config/parallelism.h"
 #include "parallel/make_stages.h"
 
 namespace gptrain::inline planner {
@@ -107,7 +108,7 @@ RunLayout layout_of(const RunConfig& config, int64_t world_size) {
           .schedule = config.parallel.pipeline_schedule,
           .is_balanced = !config.parallel.layers_per_stage.empty(),
           .rank_order = config.parallel.rank_order,
-          .data = world_size / (config.parallel.tensor * config.parallel.pipeline),
+          .data = world_size / ranks_of_model(config.parallel),
           .zero = config.parallel.zero,
           .micro = config.batch.micro,
           .accumulation = config.batch.accumulation,

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "config/load.h"
+#include "config/parallelism.h"
 #include "fit/choose_step.h"
 #include "fit/plan_world.h"
 #include "fit/saving_methods.h"
@@ -64,9 +65,9 @@ StudyPoint point_of(std::vector<std::string> values, const Machine& machine, int
 
 // Returns the config with another batch.global, as if read from a file. THROWS Error(usage) if a rule forbids it.
 RunConfig with_batch(RunConfig config, int64_t gpus, int64_t global) {
-  const int64_t data = gpus / (config.parallel.tensor * config.parallel.pipeline);
-  if (data == 0 || gpus % (config.parallel.tensor * config.parallel.pipeline) != 0)
-    make_mesh(config, gpus);  // throws, with valid sizes in its message
+  const int64_t model_ranks = ranks_of_model(config.parallel);
+  const int64_t data = gpus / model_ranks;
+  if (data == 0 || gpus % model_ranks != 0) make_mesh(config, gpus);  // throws, with valid sizes in its message
   if (global % data != 0)
     throw Error(ExitCode::usage, "batch.global = {}: must be a multiple of the number of data ranks, {}", global, data);
   config.batch.global = global;

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "config/parallelism.h"
 #include "schedule/schedule.h"
 
 namespace gptrain::inline schedule {
@@ -15,7 +16,7 @@ class Checker {
  public:
   explicit Checker(const Schedule& schedule)
       : schedule_(schedule),
-        head_(schedule.num_units() - 1),
+        head_(schedule.num_layers() - 1),
         content_(schedule.buffers.size()),
         sending_(schedule.buffers.size(), false),
         last_weight_gradient_(schedule.options.units.size(), -1),
@@ -217,7 +218,7 @@ class Checker {
     const bool reads_weights = !is_async(a.kind) && a.unit >= 0 && a.kind != ActionKind::backward_weight &&
                                a.kind != ActionKind::keep_gradients && a.kind != ActionKind::sum_tied &&
                                a.kind != ActionKind::update;
-    if (reads_weights && (zero == 1 || zero == 2)) {
+    if (reads_weights && gathers_after_update(zero)) {
       const bool matrix = (a.kind == ActionKind::loss || a.kind == ActionKind::evaluate) && schedule_.options.tied_head;
       for (const int32_t unit : {a.unit, matrix ? 0 : a.unit})
         require(done(ActionKind::await_weights, -1, unit), "the updated weights of unit {} are not awaited", unit);
@@ -231,16 +232,17 @@ class Checker {
       case ActionKind::backward:
         return check_accumulation(a);
       case ActionKind::gather:
-        require(zero == 3 || done(ActionKind::update, -1, a.unit), "before the update");
+        require(cuts_weights(zero) || done(ActionKind::update, -1, a.unit), "before the update");
         return;
       case ActionKind::reduce:
-        for (int32_t m = zero < 2 ? 0 : a.micro_batch; m <= a.micro_batch; ++m)
+        for (int32_t m = cuts_gradients(zero) ? a.micro_batch : 0; m <= a.micro_batch; ++m)
           require(has_all_gradients(m, a.unit), "before the gradients of micro-batch {}", m);
-        for (int32_t m = 0; schedule_.options.keeps_narrow && zero < 2 && m < a.micro_batch; ++m)
+        for (int32_t m = 0; schedule_.options.keeps_narrow && !cuts_gradients(zero) && m < a.micro_batch; ++m)
           require(done(ActionKind::keep_gradients, m, a.unit), "before those of micro-batch {} are kept", m);
         return;
       case ActionKind::keep_gradients:
-        require(zero < 2 && a.micro_batch + 1 < schedule_.options.micro_batches, "it is the ranks' sum that is kept");
+        require(!cuts_gradients(zero) && a.micro_batch + 1 < schedule_.options.micro_batches,
+                "it is the ranks' sum that is kept");
         require(has_all_gradients(a.micro_batch, a.unit), "before the gradients of micro-batch {}", a.micro_batch);
         require(a.micro_batch == 0 || done(ActionKind::keep_gradients, a.micro_batch - 1, a.unit),
                 "before those of micro-batch {} are kept", a.micro_batch - 1);
@@ -268,7 +270,7 @@ class Checker {
   }
 
   void check_all_summed(int32_t unit) {
-    const int32_t first = schedule_.options.zero < 2 ? schedule_.options.micro_batches - 1 : 0;
+    const int32_t first = cuts_gradients(schedule_.options.zero) ? 0 : schedule_.options.micro_batches - 1;
     for (int32_t m = first; m < schedule_.options.micro_batches; ++m)
       require(done(ActionKind::await_gradients, m, unit), "before all units are summed");
   }

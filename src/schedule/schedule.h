@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "config/parallelism.h"
 #include "model/spec/spec.h"
 #include "schedule/operands.h"
 #include "schedule/stages.h"
@@ -164,7 +165,7 @@ struct ScheduleOptions {
   bool sums_alone = false;      // sums involve this rank only, so each is awaited as soon as it begins
 
   // Whether a micro-batch's gradients are written to a buffer of their own and then added to the sum that is kept.
-  bool has_gradient_buckets() const { return zero >= 2 || keeps_narrow; }
+  bool has_gradient_buckets() const { return cuts_gradients(zero) || keeps_narrow; }
   // Whether this stage holds the unit's parameters. The last stage holds unit 0's as well if the head is tied.
   bool holds(int32_t unit) const { return stages.runs(unit) || (unit == 0 && tied_head && stages.last()); }
   // Whether two stages, the first and the last, hold the table of a tied head.

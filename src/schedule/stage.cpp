@@ -2,6 +2,7 @@
 #include <memory>
 #include <utility>
 
+#include "config/parallelism.h"
 #include "schedule/offload.h"
 #include "schedule/parameter_traffic.h"
 #include "schedule/schedule.h"
@@ -48,7 +49,7 @@ class Stage {
     for (int32_t unit = 0; unit < schedule_.num_units(); ++unit) {
       if (!schedule_.options.holds(unit)) continue;
       schedule_.actions.push_back({.kind = ActionKind::update, .unit = unit});
-      if (schedule_.options.zero == 1 || schedule_.options.zero == 2)
+      if (gathers_after_update(schedule_.options.zero))
         schedule_.actions.push_back({.kind = ActionKind::gather, .unit = unit});
     }
     add_offloading(schedule_);
@@ -220,7 +221,7 @@ class Stage {
   int32_t prepared(int32_t unit) {
     if (!schedule_.traits(unit).prepares_weights) return -1;
     int32_t& buffer = prepared_[static_cast<size_t>(unit)];
-    if (buffer < 0 || schedule_.options.zero == 3) buffer = new_buffer(BufferKind::prepared_weights, -1, unit);
+    if (buffer < 0 || cuts_weights(schedule_.options.zero)) buffer = new_buffer(BufferKind::prepared_weights, -1, unit);
     return buffer;
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "config/parallelism.h"
 #include "model/micro_batch.h"
 #include "ops/plan/plan_backend.h"
 #include "optim/step_agreement.h"
@@ -85,7 +86,7 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
     of(BufferKind::gradients).push_back(records.gradients_bytes);
     of(BufferKind::stream_gradient).push_back(model.stream_gradient_bytes());
     // Buffers that the schedule does not use get 0 bytes, so that ranks that differ only there share a program.
-    const bool gathers = design.sharding.zero == 3;
+    const bool gathers = cuts_weights(design.sharding.zero);
     const bool apart = design.sharding.has_gradient_buckets();
     of(BufferKind::weights).push_back(gathers ? align_up(elements * dtype_bytes(design.sharding.compute)) : 0);
     of(BufferKind::prepared_weights).push_back(records.fp8_weights_bytes);

@@ -6,6 +6,7 @@
 #include <exception>
 #include <utility>
 
+#include "config/parallelism.h"
 #include "model/spec/init.h"
 #include "ops/device_crc32c.h"
 #include "optim/types.h"
@@ -102,17 +103,17 @@ void TrainingStep::take_snapshot_memory() { snapshot_.emplace(backend_, design_-
 std::vector<StateSlice> TrainingStep::copy_state() { return snapshot_->copy(state(true), parameters_->columns()); }
 
 uint32_t TrainingStep::weights_checksum() const {
-  if (design_->sharding.zero == 3) return 0;
+  if (cuts_weights(design_->sharding.zero)) return 0;
   groups_.wait_all();
   return device_crc32c(backend_, arena(MemoryClass::weights),
                        arenas_[static_cast<size_t>(MemoryClass::weights)]->bytes(), 0);
 }
 
 uint32_t TrainingStep::norms_checksum() const {
-  if (design_->sharding.zero == 3) return 0;
+  if (cuts_weights(design_->sharding.zero)) return 0;
   groups_.wait_all();
   uint32_t crc = 0;
-  for (int64_t unit = 0; unit < parameters_->num_units(); ++unit) {
+  for (int64_t unit = 0; unit < parameters_->num_parameter_units(); ++unit) {
     const int64_t elements = design_->layout.units[static_cast<size_t>(unit)].norm_elements;
     crc = device_crc32c(backend_, parameters_->whole(unit).norms, elements * dtype_bytes(DType::f32), crc);
   }
@@ -194,14 +195,14 @@ void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
 }
 
 void TrainingStep::weights_changed() {
-  for (int64_t unit = 0; unit < parameters_->num_units(); ++unit) {
+  for (int64_t unit = 0; unit < parameters_->num_parameter_units(); ++unit) {
     const UpdateRange range = parameters_->update_range(unit);
     if (range.elements > 0 && range.weights != nullptr && range.master != nullptr)
       backend_.run(Cast{.from = Matrix(range.master, DType::f32, 1, range.elements),
                         .to = Matrix(range.weights, design_->config.precision.compute, 1, range.elements)});
   }
-  if (design_->sharding.zero != 1 && design_->sharding.zero != 2) return;
-  for (int64_t unit = 0; unit < parameters_->num_units(); ++unit)
+  if (!gathers_after_update(design_->sharding.zero)) return;
+  for (int64_t unit = 0; unit < parameters_->num_parameter_units(); ++unit)
     gathers_[static_cast<size_t>(unit)] = begin_gather(*parameters_, unit, nullptr, groups_, backend_);
 }
 
