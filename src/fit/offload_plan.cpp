@@ -38,7 +38,7 @@ class HiddenBlocks {
 
   int64_t most() const {
     int64_t fits = 0;
-    auto too_many = static_cast<int64_t>(spread_evenly(options_.stages, options_.stages.num_units()).units.size()) + 1;
+    auto too_many = static_cast<int64_t>(spread_evenly(options_.stages, options_.stages.num_layers()).units.size()) + 1;
     while (too_many - fits > 1) {
       const int64_t between = fits + (too_many - fits) / 2;
       (hides(between) ? fits : too_many) = between;

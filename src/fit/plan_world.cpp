@@ -19,7 +19,7 @@ StagePlan describe_stage(const StepDesign& design, int64_t rank) {
   for (int32_t chunk = 0; chunk < stages.shape.chunks(); ++chunk) {
     if (stages.stage_of_chunk(chunk) != stages.stage) continue;
     const int32_t begin = std::max(stages.first_unit(chunk) - 1, 0);
-    const int32_t end = std::min(stages.end_unit(chunk) - 1, stages.num_units() - 2);
+    const int32_t end = std::min(stages.end_unit(chunk) - 1, stages.num_layers() - 2);
     plan.num_layers += std::max(end - begin, 0);
   }
   int64_t in_flight = 0;
@@ -30,7 +30,7 @@ StagePlan describe_stage(const StepDesign& design, int64_t rank) {
     plan.in_flight = std::max(plan.in_flight, in_flight);
   }
   const Schedule& schedule = design.training->schedule;
-  for (int32_t unit = 0; unit < schedule.num_units(); ++unit)
+  for (int32_t unit = 0; unit < schedule.num_layers(); ++unit)
     plan.num_offloaded += stages.runs(unit) && schedule.traits(unit).offload.any();
   return plan;
 }

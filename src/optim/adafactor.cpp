@@ -164,7 +164,7 @@ class AdafactorOptimizer final : public Optimizer {
   // Replaces the gradients by u (ops/adafactor.h).
   Matrix measure() override {
     measure_matrices();
-    for (int64_t unit = 0; unit < context_.parameters.num_units(); ++unit) {
+    for (int64_t unit = 0; unit < context_.parameters.num_parameter_units(); ++unit) {
       updates_.update_before_last(unit, [this](const ElementUpdate& operands) {
         AdafactorVectors op = vectors_;
         static_cast<ElementUpdate&>(op) = operands;

@@ -67,7 +67,7 @@ void add_segments(const ParameterStore& parameters, uint64_t seed, int64_t unit,
 Segments make_segments(const ParameterStore& parameters, uint64_t seed, bool last_is_separate, SummedParts summed) {
   Segments segments;
   const PartNumbers numbers(parameters.spec(), summed);
-  for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
+  for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit) {
     for (const TensorOrder kind : all_tensor_orders) {
       segments.first.push_back(static_cast<int64_t>(segments.all.size()));
       add_segments(parameters, seed, unit, kind, last_is_separate, numbers, segments.all);

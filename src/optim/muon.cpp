@@ -65,7 +65,7 @@ class MuonOptimizer final : public Optimizer {
 
   // Replaces the gradients of the blocks' matrices by the orthogonalised momentum.
   Matrix measure() override {
-    for (int64_t unit = 0; unit < context_.parameters.num_units(); ++unit) {
+    for (int64_t unit = 0; unit < context_.parameters.num_parameter_units(); ++unit) {
       updates_.update_last(unit, [this](const ElementUpdate& operands) {
         MuonMomentum op = momentum_;
         static_cast<ElementUpdate&>(op) = operands;

@@ -41,7 +41,7 @@ TensorSums::Measured TensorSums::measured(const ParameterStore& parameters, Summ
   Measured measured;
   measured.num_rows = numbers.all();
   std::vector<Part> apart;  // norms' ops, run last, so that readers of the plan find units in order
-  for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
+  for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit) {
     const UnitRange& range = layout.units[static_cast<size_t>(unit)];
     const int64_t piece = parameters.piece_elements(unit), begin = parameters.sharding().data_rank * piece;
     const auto add_part = [&](int64_t first_tensor, int64_t num_tensors, int64_t first, int64_t end, bool of_norms) {

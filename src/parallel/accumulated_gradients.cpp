@@ -44,7 +44,7 @@ int64_t AccumulatedGradients::table_bytes(const ParameterStore& parameters) {
   const Sharding& sharding = parameters.sharding();
   if (sharding.gradients == DType::f32) return 0;
   std::vector<KeptSegment> segments;
-  for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
+  for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit) {
     const UpdateRange updated = parameters.update_range(unit);
     add_kept_segments(parameters, 0, unit, updated.first, updated.elements, segments);
     if (sharding.zero == 1)
@@ -67,7 +67,7 @@ AccumulatedGradients::AccumulatedGradients(const ParameterStore& parameters, uin
     add_kept_segments(parameters, seed, unit, first, elements, segments);
     return Range{first, elements, kept, first_segment, segments.size()};
   };
-  for (int64_t unit = 0; unit < parameters.num_units(); ++unit) {
+  for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit) {
     const UpdateRange updated = parameters.update_range(unit);
     summed_.push_back(range_of(unit, updated.first, updated.elements, updated.gradients));
     if (sharding_.zero == 0) own_.push_back(summed_.back());

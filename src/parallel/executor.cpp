@@ -53,7 +53,7 @@ UnitParameters Executor::whole(int64_t unit, const Action& action) const {
 LayerCall Executor::call_of(const Action& action) const {
   const ScheduleOptions& options = program_.schedule.options;
   const MicroBatch batch = micro_batch(action);
-  const int64_t matrix_unit = options.tied_head ? 0 : parameters_.num_units() - 1;
+  const int64_t matrix_unit = options.tied_head ? 0 : parameters_.num_parameter_units() - 1;
   LayerCall call{.parameters = whole(action.unit, action),
                  .head_matrix = whole(matrix_unit, action),
                  .tokens = batch.tokens,

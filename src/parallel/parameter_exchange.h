@@ -31,7 +31,7 @@ class ParameterExchange {
         groups_(groups),
         backend_(backend),
         accumulated_(accumulated),
-        sums_(static_cast<size_t>(parameters.num_units()), Lane::done) {}
+        sums_(static_cast<size_t>(parameters.num_parameter_units()), Lane::done) {}
 
   // Buffers with a unit's gradients.
   struct Gradients {

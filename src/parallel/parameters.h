@@ -114,7 +114,7 @@ class ParameterStore {
   const std::vector<TensorShard>& shards() const { return shards_; }
   const Sharding& sharding() const { return sharding_; }
   const ParameterLayout& layout() const { return layout_; }
-  int64_t num_units() const { return static_cast<int64_t>(layout_.units.size()); }
+  int64_t num_parameter_units() const { return static_cast<int64_t>(layout_.units.size()); }
 
   // Returns the whole unit as its ops see it. `gathered` has its weights with ZeRO 3, and `whole_gradients` its
   // gradients if has_gradient_buckets(); otherwise they are not used. Both have UnitRange::elements elements.

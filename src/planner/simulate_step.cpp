@@ -164,7 +164,7 @@ class Walk {
 
   void add_bar(PipelineBar::Kind kind, const TimeSpan& span) {
     // A backward pass that is not split includes weight gradients; the head's pass always does.
-    const bool of_head = action().unit == stages_.num_units() - 1;
+    const bool of_head = action().unit == stages_.num_layers() - 1;
     if (kind == PipelineBar::Kind::backward_weight && (of_head || !stages_.schedule->splits_backward))
       kind = PipelineBar::Kind::backward;
     if (kind != PipelineBar::Kind::update) out_.busy_seconds += span.seconds();

@@ -178,7 +178,7 @@ EvenOffload spread_evenly(const Stages& stages, int64_t count) {
   for (int32_t chunk = 0; chunk < stages.shape.chunks(); ++chunk) {
     if (stages.stage_of_chunk(chunk) != stages.stage) continue;
     for (int32_t unit = stages.first_unit(chunk); unit < stages.end_unit(chunk); ++unit)
-      if (unit > 0 && unit + 1 < stages.num_units()) blocks.push_back(unit);
+      if (unit > 0 && unit + 1 < stages.num_layers()) blocks.push_back(unit);
   }
   const auto all = static_cast<int64_t>(blocks.size());
   count = std::min(count, all);

@@ -178,7 +178,7 @@ struct Schedule {
   std::vector<Action> actions;
   std::vector<Buffer> buffers;
 
-  int32_t num_units() const { return static_cast<int32_t>(options.units.size()); }
+  int32_t num_layers() const { return static_cast<int32_t>(options.units.size()); }  // units that passes run
   const UnitTraits& traits(int32_t unit) const { return options.units[static_cast<size_t>(unit)]; }
 };
 

@@ -46,7 +46,7 @@ class Stage {
     if (schedule_.options.table_twice() && schedule_.options.holds(0))
       schedule_.actions.push_back({.kind = ActionKind::sum_tied, .unit = 0});
     schedule_.actions.push_back({.kind = ActionKind::norm});
-    for (int32_t unit = 0; unit < schedule_.num_units(); ++unit) {
+    for (int32_t unit = 0; unit < schedule_.num_layers(); ++unit) {
       if (!schedule_.options.holds(unit)) continue;
       schedule_.actions.push_back({.kind = ActionKind::update, .unit = unit});
       if (gathers_after_update(schedule_.options.zero))
@@ -94,7 +94,7 @@ class Stage {
     const ScheduleOptions& options = schedule_.options;
     size_t actions = 0;
     size_t buffers = 0;
-    for (int32_t u = 0; u < schedule_.num_units(); ++u) {
+    for (int32_t u = 0; u < schedule_.num_layers(); ++u) {
       if (!stages_.runs(u)) continue;
       const UnitTraits& unit = schedule_.traits(u);
       actions += (options.joint_backward ? 2 : 3) + (unit.recomputed ? 1 : 0);
@@ -137,7 +137,7 @@ class Stage {
     transfers_.finish();
   }
 
-  int32_t head() const { return schedule_.num_units() - 1; }
+  int32_t head() const { return schedule_.num_layers() - 1; }
   bool is_block(int32_t unit) const { return schedule_.traits(unit).kind == UnitKind::block; }
 
   int32_t new_buffer(BufferKind kind, int32_t m, int32_t unit) {

@@ -17,7 +17,7 @@ struct Stages {
   // Returns a pipeline of one stage, which has all units.
   static Stages one(int32_t num_units, int32_t micro_batches);
 
-  int32_t num_units() const { return first_units.back(); }
+  int32_t num_layers() const { return first_units.back(); }  // units that passes run
   int32_t first_unit(int32_t chunk) const { return first_units[static_cast<size_t>(chunk)]; }
   int32_t end_unit(int32_t chunk) const { return first_units[static_cast<size_t>(chunk) + 1]; }
   int32_t chunk_of(int32_t unit) const;
@@ -25,7 +25,7 @@ struct Stages {
   // Whether this stage runs the unit.
   bool runs(int32_t unit) const { return stage_of_chunk(chunk_of(unit)) == stage; }
   bool first() const { return runs(0); }
-  bool last() const { return runs(num_units() - 1); }
+  bool last() const { return runs(num_layers() - 1); }
 
   bool operator==(const Stages&) const = default;
 };

@@ -133,7 +133,7 @@ class Inference::Pass {
   const Action& forward_of_head() const {
     const Schedule& schedule = design_.evaluation->schedule;
     return *std::find_if(schedule.actions.begin(), schedule.actions.end(), [&](const Action& action) {
-      return action.kind == ActionKind::forward && action.unit + 1 == schedule.num_units();
+      return action.kind == ActionKind::forward && action.unit + 1 == schedule.num_layers();
     });
   }
 

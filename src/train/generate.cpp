@@ -110,7 +110,7 @@ RunConfig config_of(const fs::path& checkpoint, const ParallelConfig& parallel) 
 // Returns the rank that has the logits: the first tensor rank of the stage with the head.
 int64_t rank_with_logits(const StepConfig& config, const Mesh& mesh) {
   const Stages stages = make_stages(config, 0, 1, false);
-  return mesh.first_rank_of_stage(stages.stage_of_chunk(stages.chunk_of(stages.num_units() - 1)));
+  return mesh.first_rank_of_stage(stages.stage_of_chunk(stages.chunk_of(stages.num_layers() - 1)));
 }
 
 // Continues prompts with the model of a checkpoint, on the CPUs of the ranks that share it.

@@ -300,7 +300,7 @@ TEST_CASE("1F1B keeps what min(stages - i, micro-batches) micro-batches save on 
         const Stages& own = program.schedule.options.stages;
         const int64_t in_flight = std::min(stages - stage, micro_batches);
         for (int32_t unit = std::max(own.first_unit(own.stage), 1); unit < own.end_unit(own.stage); ++unit) {
-          if (unit + 1 == own.num_units()) continue;
+          if (unit + 1 == own.num_layers()) continue;
           CHECK(most_alive(program.schedule, BufferKind::saved_for_weight, unit) == in_flight);
           CHECK(most_alive(program.schedule, BufferKind::saved_for_input, unit) == in_flight);
         }

@@ -32,7 +32,7 @@ Stages stages_of(const PipelineSchedule& schedule, const PipelineShape& shape) {
 }
 
 std::vector<Schedule> schedules_of(ScheduleOptions options, const Stages& stages, Make make) {
-  std::vector<bool> recomputed(static_cast<size_t>(stages.num_units()), false);
+  std::vector<bool> recomputed(static_cast<size_t>(stages.num_layers()), false);
   for (size_t unit = 1; stages.shape.recompute && unit + 1 < recomputed.size(); ++unit) recomputed[unit] = true;
   options.units = units_of(recomputed);
   options.micro_batches = stages.shape.micro_batches;

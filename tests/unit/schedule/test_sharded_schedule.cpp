@@ -110,7 +110,7 @@ std::string misused_sums(const Schedule& schedule) {
       return "writes gradients that are being summed";
   }
   const auto expected =
-      static_cast<size_t>((schedule.options.zero < 2 ? 1 : schedule.options.micro_batches) * schedule.num_units());
+      static_cast<size_t>((schedule.options.zero < 2 ? 1 : schedule.options.micro_batches) * schedule.num_layers());
   return sums_done.size() == expected ? "" : "a sum is missing";
 }
 
@@ -135,7 +135,7 @@ TEST_CASE("units are summed once a step, or with ZeRO 2 and 3 once a micro-batch
     INFO(describe(options));
     const Schedule schedule = training_schedule(options);
     const int32_t sums = options.zero >= 2 ? options.micro_batches : 1;
-    for (int32_t unit = 0; unit < schedule.num_units(); ++unit) {
+    for (int32_t unit = 0; unit < schedule.num_layers(); ++unit) {
       int32_t found = 0;
       for (size_t i = 0; i < schedule.actions.size(); ++i) {
         if (schedule.actions[i].kind != ActionKind::reduce || schedule.actions[i].unit != unit) continue;
@@ -155,7 +155,7 @@ TEST_CASE("units are summed once a step, or with ZeRO 2 and 3 once a micro-batch
 
 TEST_CASE("with ZeRO 3 the next unit's weights are on their way before a unit is used") {
   const Schedule schedule = schedule_of(3);
-  for (int32_t unit = 0; unit + 1 < schedule.num_units(); ++unit) {
+  for (int32_t unit = 0; unit + 1 < schedule.num_layers(); ++unit) {
     CHECK(find(schedule, ActionKind::gather, unit + 1) < find(schedule, ActionKind::forward, unit));
   }
   // Checks backward too: the block before.
@@ -167,7 +167,7 @@ TEST_CASE("with ZeRO 3 the next unit's weights are on their way before a unit is
 TEST_CASE("with ZeRO 1 and 2 updated weights are gathered at once and awaited in the next step") {
   for (const int32_t zero : {1, 2}) {
     const Schedule schedule = schedule_of(zero);
-    for (int32_t unit = 0; unit < schedule.num_units(); ++unit) {
+    for (int32_t unit = 0; unit < schedule.num_layers(); ++unit) {
       CHECK(find(schedule, ActionKind::gather, unit) == find(schedule, ActionKind::update, unit) + 1);
       CHECK(find(schedule, ActionKind::await_weights, unit) + 1 == find(schedule, ActionKind::forward, unit));
     }
