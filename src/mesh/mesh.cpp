@@ -9,10 +9,10 @@
 namespace gptrain::inline mesh {
 namespace {
 
-constexpr std::array<MeshAxis, num_mesh_axes> all_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert,
-                                                          MeshAxis::data, MeshAxis::pipeline};
-constexpr std::array<MeshAxis, num_mesh_axes> stages_first = {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert,
-                                                              MeshAxis::pipeline, MeshAxis::data};
+constexpr std::array<MeshAxis, num_mesh_axes> all_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::data,
+                                                          MeshAxis::pipeline};
+constexpr std::array<MeshAxis, num_mesh_axes> stages_first = {MeshAxis::tensor, MeshAxis::context, MeshAxis::pipeline,
+                                                              MeshAxis::data};
 
 }  // namespace
 
@@ -22,8 +22,6 @@ std::string_view axis_name(MeshAxis axis) {
       return "tensor";
     case MeshAxis::context:
       return "context";
-    case MeshAxis::expert:
-      return "expert";
     case MeshAxis::data:
       return "data";
     case MeshAxis::pipeline:
@@ -32,7 +30,7 @@ std::string_view axis_name(MeshAxis axis) {
   return "?";
 }
 
-Mesh::Mesh(const MeshPoint& sizes, int64_t world_size, RankOrder order)
+Mesh::Mesh(const MeshPoint& sizes, int64_t world_size, RankOrder order, ExpertSizes experts)
     : sizes_(sizes), world_size_(world_size), order_(order) {
   std::string product;
   int64_t rest = world_size;
@@ -48,6 +46,12 @@ Mesh::Mesh(const MeshPoint& sizes, int64_t world_size, RankOrder order)
   if (!fits || rest != 1)
     throw Error(ExitCode::usage, "{} does not make {} ranks: start as many ranks as the product, or change a size",
                 product, world_size);
+  const int64_t of_stage = world_size / sizes[MeshAxis::pipeline];
+  const int64_t of_experts = experts.tensor * experts.expert;
+  if (of_experts < 1 || of_stage % of_experts != 0)
+    throw Error(ExitCode::usage, "expert_tensor {} x expert {} must divide the {} ranks of a stage", experts.tensor,
+                experts.expert, of_stage);
+  expert_sizes_ = {experts.tensor, experts.expert, of_stage / of_experts};
 }
 
 const std::array<MeshAxis, num_mesh_axes>& Mesh::axes_in_order() const {
@@ -105,6 +109,28 @@ std::vector<std::vector<int64_t>> Mesh::groups(std::initializer_list<MeshAxis> a
     if (ranks.front() == rank) all.push_back(std::move(ranks));
   }
   return all;
+}
+
+std::vector<int64_t> Mesh::stage_ranks(int64_t rank) const {
+  return group(rank, {MeshAxis::tensor, MeshAxis::context, MeshAxis::data});
+}
+
+int64_t Mesh::coordinate(int64_t rank, ExpertAxis axis) const {
+  const std::vector<int64_t> ranks = stage_ranks(rank);
+  int64_t number = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+  for (size_t inner = 0; inner < static_cast<size_t>(axis); ++inner) number /= expert_sizes_[inner];
+  return number % size(axis);
+}
+
+std::vector<int64_t> Mesh::group(int64_t rank, ExpertAxis axis) const {
+  const std::vector<int64_t> ranks = stage_ranks(rank);
+  int64_t stride = 1;
+  for (size_t inner = 0; inner < static_cast<size_t>(axis); ++inner) stride *= expert_sizes_[inner];
+  const int64_t number = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+  const int64_t first = number - coordinate(rank, axis) * stride;
+  std::vector<int64_t> peers;
+  for (int64_t i = 0; i < size(axis); ++i) peers.push_back(ranks[static_cast<size_t>(first + i * stride)]);
+  return peers;
 }
 
 }  // namespace gptrain::mesh

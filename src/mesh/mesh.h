@@ -1,4 +1,5 @@
-// Where a rank stands: rank <-> (tensor, context, expert, data, pipeline) coordinates, and the groups along the axes.
+// Where a rank stands: rank <-> (tensor, context, data, pipeline) coordinates, and the groups along the axes. Ranks of
+// a stage have a second place among its experts.
 #pragma once
 
 #include <array>
@@ -11,8 +12,8 @@
 
 namespace gptrain::inline mesh {
 
-enum class MeshAxis : uint8_t { tensor, context, expert, data, pipeline };
-constexpr int num_mesh_axes = 5;
+enum class MeshAxis : uint8_t { tensor, context, data, pipeline };
+constexpr int num_mesh_axes = 4;
 
 std::string_view axis_name(MeshAxis axis);
 
@@ -25,14 +26,29 @@ struct MeshPoint {
   bool operator==(const MeshPoint&) const = default;
 };
 
-// Order of ranks, for coordinates (t, c, e, d, p) and sizes (T, C, E, D, P):
-//   tensor_data_pipeline   rank = t + T (c + C (e + E (d + D p)))   stages begin at node borders
-//   tensor_pipeline_data   rank = t + T (c + C (e + E (p + P d)))   replicas begin at node borders
+// Sizes of the mesh of experts: each expert's layers are cut over `tensor` ranks, and the experts are spread over
+// `expert` groups of these. All other ranks of a stage, expert_data, hold copies of the same experts' parameters.
+struct ExpertSizes {
+  int64_t tensor = 1;
+  int64_t expert = 1;
+};
+
+enum class ExpertAxis : uint8_t { expert_tensor, expert, expert_data };
+constexpr int num_expert_axes = 3;
+
+// Order of ranks, for coordinates (t, c, d, p) and sizes (T, C, D, P):
+//   tensor_data_pipeline   rank = t + T (c + C (d + D p))   stages begin at node borders
+//   tensor_pipeline_data   rank = t + T (c + C (p + P d))   replicas begin at node borders
 // In both, tensor neighbours, which exchange most, share the fastest links.
+//
+// The same ranks of a stage, numbered n = t + T (c + C d), form the mesh of experts: n = et + ET (e + E ed). E may be
+// larger than D, as experts are spread over tensor and context ranks as well.
 class Mesh {
  public:
-  // Throws Error(usage) if a size is below 1 or the product of the sizes is not world_size.
-  Mesh(const MeshPoint& sizes, int64_t world_size, RankOrder order = RankOrder::tensor_data_pipeline);
+  // Throws Error(usage) if a size is below 1, if the product of the sizes is not world_size, or if the experts' sizes
+  // do not divide the ranks of a stage.
+  Mesh(const MeshPoint& sizes, int64_t world_size, RankOrder order = RankOrder::tensor_data_pipeline,
+       ExpertSizes experts = {});
 
   int64_t world_size() const { return world_size_; }
   RankOrder order() const { return order_; }
@@ -51,13 +67,21 @@ class Mesh {
   // Returns every such group once, ordered by first rank: the order in which all ranks create their communicators.
   std::vector<std::vector<int64_t>> groups(std::initializer_list<MeshAxis> axes) const;
 
+  // The same for the mesh of experts.
+  int64_t size(ExpertAxis axis) const { return expert_sizes_[static_cast<size_t>(axis)]; }
+  int64_t coordinate(int64_t rank, ExpertAxis axis) const;
+  std::vector<int64_t> group(int64_t rank, ExpertAxis axis) const;
+
  private:
+  // Returns the ranks of `rank`'s stage, in rising order.
+  std::vector<int64_t> stage_ranks(int64_t rank) const;
   // Axes ordered by how close in rank number their neighbours are, closest first.
   const std::array<MeshAxis, num_mesh_axes>& axes_in_order() const;
 
   MeshPoint sizes_;
   int64_t world_size_;
   RankOrder order_;
+  std::array<int64_t, num_expert_axes> expert_sizes_;  // by ExpertAxis
 };
 
 }  // namespace gptrain::mesh

@@ -65,10 +65,10 @@ FactoredTables::FactoredTables(const ParameterStore& parameters) {
 void FactoredTables::add_ranges(const ParameterStore& parameters, int64_t index, const PartNumbers& numbers,
                                 int64_t first_matrix) {
   const TensorSpec& tensor = parameters.spec().tensors[static_cast<size_t>(index)];
-  const int64_t unit = tensor.unit, piece = parameters.piece_elements(unit);
-  const int64_t piece_first = parameters.sharding().data_rank * piece;
+  const int64_t unit = tensor.unit;
+  const UnitPiece piece = parameters.piece(unit);
   const UpdateRange held = parameters.update_range(unit);
-  const int64_t unit_start = parameters.offset_in_summed(unit) - piece_first;  // offset in the buffer of gradients
+  const int64_t unit_start = parameters.offset_in_summed(unit) - piece.first;  // offset in the buffer of gradients
   const ParameterLayout& layout = parameters.layout();
   const int64_t start =
       layout.segments[static_cast<size_t>(index)].offset - layout.units[static_cast<size_t>(unit)].offset;
@@ -88,7 +88,7 @@ void FactoredTables::add_ranges(const ParameterStore& parameters, int64_t index,
                             .cols = box.shape[1],
                             .matrix = first_matrix + number - numbers.first(index)});
       };
-      if (box.owned) add(piece_first, piece_first + piece, summed);
+      if (box.owned) add(piece.first, piece.end(), summed);
       add(held.first, held.first + held.elements, updated);
     }
   }

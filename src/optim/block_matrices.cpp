@@ -95,8 +95,7 @@ MatrixPart MatrixExchange::part_of(const BlockMatrix& matrix, const std::vector<
   const int64_t unit = context_.parameters.spec().tensors[tensor].unit;
   const UnitRange& range = parameters.layout().units[static_cast<size_t>(unit)];
   const bool pieces = cuts_state(parameters.sharding().zero);
-  const int64_t held_first = pieces ? data_rank * parameters.piece_elements(unit) : 0;
-  const int64_t held_end = held_first + (pieces ? parameters.piece_elements(unit) : range.elements);
+  const UnitPiece held = pieces ? parameters.piece(unit, data_rank) : UnitPiece{0, range.elements};
   MatrixPart part;
   for (const ShardBox& box : shards[tensor].boxes) {
     const int64_t first_row = std::max(box.offset[0], matrix.first_row);
@@ -105,8 +104,8 @@ MatrixPart MatrixExchange::part_of(const BlockMatrix& matrix, const std::vector<
     const int64_t cols = box.shape[1];
     const int64_t start = parameters.layout().segments[tensor].offset - range.offset + box.local_offset +
                           (first_row - box.offset[0]) * cols;
-    const int64_t from = std::max(held_first, start) - start;
-    const int64_t to = std::min(held_end, start + (end_row - first_row) * cols) - start;
+    const int64_t from = std::max(held.first, start) - start;
+    const int64_t to = std::min(held.end(), start + (end_row - first_row) * cols) - start;
     if (from >= to) continue;
     if (part.count > 0) throw std::logic_error("a rank holds a matrix of a block in two places");
     part = {first_row - matrix.first_row, box.offset[1], cols, from, to - from, start + from, box.owned};

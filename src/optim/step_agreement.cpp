@@ -22,15 +22,14 @@ std::vector<SquaredNorm::Segment> norm_segments(const ParameterStore& parameters
   const ParameterLayout& layout = parameters.layout();
   for (size_t tensor = 0; tensor < spec.tensors.size(); ++tensor) {
     const int64_t unit = spec.tensors[tensor].unit;
-    const int64_t piece = parameters.piece_elements(unit);
-    const int64_t piece_first = parameters.sharding().data_rank * piece;
+    const UnitPiece piece = parameters.piece(unit);
     const int64_t start = layout.segments[tensor].offset - layout.units[static_cast<size_t>(unit)].offset;
     for (const ShardBox& box : parameters.shards()[tensor].boxes) {
-      const int64_t first = std::max(piece_first, start + box.local_offset);
-      const int64_t end = std::min(piece_first + piece, start + box.local_offset + box.count());
+      const int64_t first = std::max(piece.first, start + box.local_offset);
+      const int64_t end = std::min(piece.end(), start + box.local_offset + box.count());
       if (box.owned && first < end)
         segments.push_back(
-            {parameters.offset_in_summed(unit) + first - piece_first, end - first, static_cast<int64_t>(tensor)});
+            {parameters.offset_in_summed(unit) + first - piece.first, end - first, static_cast<int64_t>(tensor)});
     }
   }
   return segments;

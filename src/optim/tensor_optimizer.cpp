@@ -43,7 +43,7 @@ TensorSums::Measured TensorSums::measured(const ParameterStore& parameters, Summ
   std::vector<Part> apart;  // norms' ops, run last, so that readers of the plan find units in order
   for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit) {
     const UnitRange& range = layout.units[static_cast<size_t>(unit)];
-    const int64_t piece = parameters.piece_elements(unit), begin = parameters.sharding().data_rank * piece;
+    const UnitPiece piece = parameters.piece(unit);
     const auto add_part = [&](int64_t first_tensor, int64_t num_tensors, int64_t first, int64_t end, bool of_norms) {
       const int64_t first_segment = std::ssize(measured.segments);
       for (int64_t i = first_tensor; i < first_tensor + num_tensors; ++i) {
@@ -57,12 +57,12 @@ TensorSums::Measured TensorSums::measured(const ParameterStore& parameters, Summ
       if (num_segments > 0)
         parts.push_back({unit, first, end, first_segment, num_segments, first_row, num_rows, of_norms});
     };
-    const int64_t first = all && !masters_of_norms_only ? begin : std::max(begin, range.norm_elements);
-    add_part(range.first_tensor, range.num_tensors, first, std::max(begin + piece, first), false);
+    const int64_t first = all && !masters_of_norms_only ? piece.first : std::max(piece.first, range.norm_elements);
+    add_part(range.first_tensor, range.num_tensors, first, std::max(piece.end(), first), false);
     for (int64_t i = range.first_tensor; all && masters_of_norms_only && i < range.first_tensor + range.num_tensors;
          ++i) {
       if (spec.tensors[static_cast<size_t>(i)].norm_use != NormUse::no_norm)
-        add_part(i, 1, begin, std::min(begin + piece, range.norm_elements), true);
+        add_part(i, 1, piece.first, std::min(piece.end(), range.norm_elements), true);
     }
   }
   measured.parts.insert(measured.parts.end(), apart.begin(), apart.end());

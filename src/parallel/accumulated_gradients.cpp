@@ -65,7 +65,12 @@ AccumulatedGradients::AccumulatedGradients(const ParameterStore& parameters, uin
   const auto range_of = [&](int64_t unit, int64_t first, int64_t elements, std::byte* kept) {
     const size_t first_segment = segments.size();
     add_kept_segments(parameters, seed, unit, first, elements, segments);
-    return Range{first, elements, kept, first_segment, segments.size()};
+    return Range{.first = first,
+                 .elements = elements,
+                 .kept = kept,
+                 .first_segment = first_segment,
+                 .end_segment = segments.size(),
+                 .first_draw = parameters.place(unit).rank * micro_batches};
   };
   for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit) {
     const UpdateRange updated = parameters.update_range(unit);
@@ -91,7 +96,8 @@ void AccumulatedGradients::add(const Range& range, std::byte* whole, bool accumu
 }
 
 void AccumulatedGradients::add_own(int64_t unit, std::byte* whole, int64_t micro_batch) const {
-  add(own_[static_cast<size_t>(unit)], whole, micro_batch > 0, sharding_.data_rank * micro_batches_ + micro_batch);
+  const Range& own = own_[static_cast<size_t>(unit)];
+  add(own, whole, micro_batch > 0, own.first_draw + micro_batch);
 }
 
 void AccumulatedGradients::add_accumulated_to(int64_t unit, std::byte* whole) const {

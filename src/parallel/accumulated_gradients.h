@@ -8,8 +8,8 @@
 // nearest.
 //
 // The random bits of a rounding follow from its number in the step. A sum over ranks that ends with micro-batch m has
-// number m. Micro-batch m of data rank r alone has number r M + m, if there are M micro-batches. If two stages hold a
-// tied table, each draws with a key of its own.
+// number m. Micro-batch m of rank r of the unit's group alone has number r M + m, if there are M micro-batches. If two
+// stages hold a tied table, each draws with a key of its own.
 #pragma once
 
 #include <cstddef>
@@ -46,6 +46,7 @@ class AccumulatedGradients {
     int64_t first, elements;            // elements from the unit's start; number of elements
     std::byte* kept;                    // start of the kept sum
     size_t first_segment, end_segment;  // range in segments_
+    int64_t first_draw;                 // number of the rounding of the rank's first micro-batch
   };
   void add(const Range& range, std::byte* whole, bool accumulate, int64_t draw) const;
 

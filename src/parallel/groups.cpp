@@ -15,15 +15,14 @@
 namespace gptrain::inline parallel {
 namespace {
 
-constexpr std::initializer_list<MeshAxis> all_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert,
-                                                      MeshAxis::data, MeshAxis::pipeline};
+constexpr std::initializer_list<MeshAxis> all_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::data,
+                                                      MeshAxis::pipeline};
 
 // Axes along which ranks hold the same layers.
-constexpr std::initializer_list<MeshAxis> stage_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert,
-                                                        MeshAxis::data};
+constexpr std::initializer_list<MeshAxis> stage_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::data};
 
-// Axes along which ranks hold the same parameters.
-constexpr std::initializer_list<MeshAxis> copy_axes = {MeshAxis::context, MeshAxis::expert, MeshAxis::data};
+// Axes along which ranks hold the same parameters, but for experts.
+constexpr std::initializer_list<MeshAxis> copy_axes = {MeshAxis::context, MeshAxis::data};
 
 // Returns a text with the nearest world sizes that the model parallel ranks and the batch both allow.
 std::string nearest_world_sizes(const BatchConfig& batch, int64_t model_ranks, int64_t world_size) {
@@ -51,7 +50,7 @@ int64_t neighbour(const StepConfig& config, const Mesh& mesh, int64_t rank, int6
 
 }  // namespace
 
-Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault) {
+Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault, ExpertSizes experts) {
   const int64_t model_ranks = ranks_of_model(config.parallel);
   if (world_size % model_ranks != 0) {
     throw Error(fault,
@@ -62,10 +61,9 @@ Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault) {
   MeshPoint sizes;
   sizes[MeshAxis::tensor] = config.parallel.tensor;
   sizes[MeshAxis::context] = 1;
-  sizes[MeshAxis::expert] = 1;
   sizes[MeshAxis::data] = world_size / model_ranks;
   sizes[MeshAxis::pipeline] = config.parallel.pipeline;
-  return {sizes, world_size, config.parallel.rank_order};
+  return {sizes, world_size, config.parallel.rank_order, experts};
 }
 
 std::vector<int64_t> group_ranks(const StepConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind) {
@@ -76,10 +74,12 @@ std::vector<int64_t> group_ranks(const StepConfig& config, const Mesh& mesh, int
       return mesh.group(rank, {MeshAxis::tensor});
     case GroupKind::data:
       return mesh.group(rank, copy_axes);
+    case GroupKind::expert_data:
+      return mesh.group(rank, ExpertAxis::expert_data);
     case GroupKind::stage:
       return mesh.group(rank, stage_axes);
     case GroupKind::loss:
-      return mesh.group(rank, {MeshAxis::context, MeshAxis::expert, MeshAxis::data, MeshAxis::pipeline});
+      return mesh.group(rank, {MeshAxis::context, MeshAxis::data, MeshAxis::pipeline});
     case GroupKind::next:
     case GroupKind::previous: {
       const int64_t other = neighbour(config, mesh, rank, kind == GroupKind::next ? 1 : -1);
@@ -111,12 +111,13 @@ bool lies_within_a_node(const StepConfig& config, const Mesh& mesh, int64_t rank
   return ranks.front() / ranks_per_node == ranks.back() / ranks_per_node;
 }
 
-std::vector<LaneGroup> lane_groups(const StepConfig& config) {
+std::vector<LaneGroup> lane_groups(const StepConfig& config, ExpertSizes experts) {
   std::vector<LaneGroup> groups = {{LaneKind::tensor, GroupKind::tensor, true}};
   const bool norms_in_parts = config.model.qk_norm || config.parallel.sequence;
   if (norms_in_parts) groups.push_back({LaneKind::gradients, GroupKind::tensor, true});
   groups.push_back({LaneKind::gradients, GroupKind::replicas, true});
   groups.push_back({LaneKind::gradients, GroupKind::data, true});
+  if (experts.expert > 1) groups.push_back({LaneKind::gradients, GroupKind::expert_data, true});
   if (config.parallel.pipeline > 1) {
     groups.push_back({LaneKind::gradients, GroupKind::loss, true});
     if (config.optimizer.type == OptimizerKind::muon) groups.push_back({LaneKind::gradients, GroupKind::stage, false});
@@ -124,8 +125,11 @@ std::vector<LaneGroup> lane_groups(const StepConfig& config) {
   if (config.model.tied_head) groups.push_back({LaneKind::gradients, GroupKind::tied, true});
   groups.push_back({LaneKind::gradients, GroupKind::world, true});
   // With 16-bit weights the lane also reduces: begin_gather sums the norms' f32 masters over ranks, all but one zero.
-  if (config.parallel.zero > 0)
-    groups.push_back({LaneKind::weights, GroupKind::data, config.precision.compute != DType::f32});
+  if (config.parallel.zero > 0) {
+    const bool reduces = config.precision.compute != DType::f32;
+    groups.push_back({LaneKind::weights, GroupKind::data, reduces});
+    if (experts.expert > 1) groups.push_back({LaneKind::weights, GroupKind::expert_data, reduces});
+  }
   return groups;
 }
 
@@ -177,12 +181,13 @@ ExchangeBytes planned_exchange_bytes(const Target& target, const RankGroups& gro
   return bytes;
 }
 
-int64_t RankGroups::sample_rank_at(const MeshPoint& at) const {
-  return at[MeshAxis::expert] + mesh_.size(MeshAxis::expert) * at[MeshAxis::data];
+RankGroups::StageRank RankGroups::stage_rank_at(const MeshPoint& at) const {
+  return {at[MeshAxis::tensor], at[MeshAxis::context] + mesh_.size(MeshAxis::context) * at[MeshAxis::data]};
 }
 
-RankGroups::StageRank RankGroups::stage_rank_at(const MeshPoint& at) const {
-  return {at[MeshAxis::tensor], at[MeshAxis::context] + mesh_.size(MeshAxis::context) * sample_rank_at(at)};
+CopyPlace RankGroups::place(CopyGroup group) const {
+  if (group == CopyGroup::data) return {num_data_ranks(), data_rank()};
+  return {mesh_.size(ExpertAxis::expert_data), mesh_.coordinate(rank_, ExpertAxis::expert_data)};
 }
 
 std::vector<RankGroups::StageRank> RankGroups::stage_ranks() const {
@@ -191,10 +196,10 @@ std::vector<RankGroups::StageRank> RankGroups::stage_ranks() const {
   return places;
 }
 
-void RankGroups::note_sizes(const StepConfig& config) {
+void RankGroups::note_sizes(const StepConfig& config, const std::vector<LaneGroup>& groups) {
   for (size_t kind = 0; kind < num_group_kinds; ++kind)
     sizes_[kind] = std::ssize(group_ranks(config, mesh_, rank_, static_cast<GroupKind>(kind)));
-  for (const LaneGroup& group : lane_groups(config)) {
+  for (const LaneGroup& group : groups) {
     RankLane& lane = on(group.lane);
     const int64_t ranks = sizes_[index(group.group)];
     lane.ranks = std::max(lane.ranks, ranks);
@@ -226,11 +231,14 @@ void RankGroups::start_lanes(bool threaded) {
   }
 }
 
-RankGroups::RankGroups(const StepConfig& config, World& world)
-    : mesh_(make_mesh(config, world.size(), ExitCode::device)), rank_(world.rank()), at_(mesh_.coordinates(rank_)) {
+RankGroups::RankGroups(const StepConfig& config, World& world, ExpertSizes experts)
+    : mesh_(make_mesh(config, world.size(), ExitCode::device, experts)),
+      rank_(world.rank()),
+      at_(mesh_.coordinates(rank_)) {
   activity_ = &world.activity();
   if (num_stages() > 1) activity_->set_stage(stage());
-  note_sizes(config);
+  const std::vector<LaneGroup> of_lanes = lane_groups(config, experts);
+  note_sizes(config, of_lanes);
   const auto make = [&](GroupKind kind, const GroupUse& use, std::unique_ptr<Communicator>& own) {
     std::set<std::vector<int64_t>> made;
     for (int64_t rank = 0; rank < mesh_.world_size(); ++rank) {
@@ -240,7 +248,7 @@ RankGroups::RankGroups(const StepConfig& config, World& world)
       if (group) own = std::move(group);
     }
   };
-  for (const LaneGroup& group : lane_groups(config)) {
+  for (const LaneGroup& group : of_lanes) {
     RankLane& lane = on(group.lane);
     if (world.of_processes() && lane.scratch == nullptr && lane.ranks_that_reduce > 1)
       lane.scratch = std::make_shared<ExchangeScratch>(static_cast<int>(lane.ranks_that_reduce));
@@ -260,8 +268,9 @@ RankGroups::RankGroups(const StepConfig& config, World& world)
 
 RankGroups::RankGroups(const StepConfig& config, int64_t world_size, int64_t rank)
     : mesh_(make_mesh(config, world_size)), rank_(rank), at_(mesh_.coordinates(rank_)) {
-  note_sizes(config);
-  for (const LaneGroup& group : lane_groups(config)) {
+  const std::vector<LaneGroup> of_lanes = lane_groups(config);
+  note_sizes(config, of_lanes);
+  for (const LaneGroup& group : of_lanes) {
     const std::vector<int64_t> ranks = group_ranks(config, mesh_, rank, group.group);
     if (ranks.size() == 1) continue;
     const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();

@@ -13,6 +13,7 @@
 #include "comm/world.h"
 #include "config/run_config.h"
 #include "mesh/mesh.h"
+#include "model/spec/layout.h"
 #include "model/tensor_parallel.h"
 #include "ops/backend.h"
 #include "ops/side_queue.h"
@@ -26,17 +27,18 @@ enum class GroupKind : uint8_t {
   tensor,    // share each layer
   replicas,  // hold the same key/value heads, inside a tensor group
   data,      // hold the same parameters and see different samples or tokens: gradients and losses are summed over them
-  stage,     // hold parts of the same layers: matrices are gathered from them (optim/muon.cpp)
-  loss,      // have the same rank on the tensor axis, on all stages: losses are summed over them
-  tied,      // the first and the last stage of one pipeline, where both hold the table of a tied head
-  next,      // a stage and the one after it in the ring: for the lanes send_next and receive_next
-  previous,  // a stage and the one before it in the ring: for the lanes send_previous and receive_previous
+  expert_data,  // hold the same experts' parameters
+  stage,        // hold parts of the same layers: matrices are gathered from them (optim/muon.cpp)
+  loss,         // have the same rank on the tensor axis, on all stages: losses are summed over them
+  tied,         // the first and the last stage of one pipeline, where both hold the table of a tied head
+  next,         // a stage and the one after it in the ring: for the lanes send_next and receive_next
+  previous,     // a stage and the one before it in the ring: for the lanes send_previous and receive_previous
   count
 };
 constexpr size_t num_group_kinds = static_cast<size_t>(GroupKind::count);
 // Names in reports.
 constexpr std::array<std::string_view, num_group_kinds> group_names = {
-    "world", "tensor", "replicas", "data", "stage", "loss", "tied", "next", "previous"};
+    "world", "tensor", "replicas", "data", "expert_data", "stage", "loss", "tied", "next", "previous"};
 
 // Kinds of communication in a step. Each has a lane of its own (comm/lane.h).
 enum class LaneKind : uint8_t {
@@ -72,7 +74,8 @@ using LaneTraffic = std::array<GroupTraffic, num_lanes>;
 
 // Returns the mesh of a config for `world_size` ranks. THROWS Error(fault) with the nearest possible sizes if the model
 // parallel ranks do not divide world_size. `fault` is usage if the command line asks for the size, else device.
-Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault = ExitCode::usage);
+Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault = ExitCode::usage,
+               ExpertSizes experts = {});
 
 // Returns the ranks of `rank`'s group of a kind, rising; for next and previous in the order of the ring. Returns only
 // `rank` if it has no such group.
@@ -83,7 +86,7 @@ bool lies_within_a_node(const StepConfig& config, const Mesh& mesh, int64_t rank
                         int64_t ranks_per_node);
 // Returns the groups of the config's lanes, in the order in which all ranks make them. Groups between stages come after
 // them (neighbour_groups). A group of one rank is never made.
-std::vector<LaneGroup> lane_groups(const StepConfig& config);
+std::vector<LaneGroup> lane_groups(const StepConfig& config, ExpertSizes experts = {});
 
 // A group of two neighbouring stages' ranks, for transfers from ranks[0] to ranks[1].
 struct NeighbourGroup {
@@ -102,7 +105,7 @@ using ExchangeBytes = std::array<int64_t, num_memory_places>;
 class RankGroups {
  public:
   // Makes all groups: of the lanes, and those that group(GroupKind) returns. Collective over the world.
-  RankGroups(const StepConfig& config, World& world);
+  RankGroups(const StepConfig& config, World& world, ExpertSizes experts = {});
   // Makes the groups of `rank` for the `plan` backend, which communicates with nobody.
   RankGroups(const StepConfig& config, int64_t world_size, int64_t rank);
 
@@ -111,12 +114,14 @@ class RankGroups {
   int64_t num_stages() const { return mesh_.size(MeshAxis::pipeline); }
   int64_t stage() const { return at_[MeshAxis::pipeline]; }
   TensorRank on_tensor_axis() const { return {mesh_.size(MeshAxis::tensor), at_[MeshAxis::tensor]}; }
-  // Number of ranks that a batch is divided over, and this rank's number among them.
-  int64_t num_sample_ranks() const { return mesh_.size(MeshAxis::data) * mesh_.size(MeshAxis::expert); }
-  int64_t sample_rank() const { return sample_rank_at(at_); }
+  // Number of ranks that a batch is divided over, and this rank's number among them: ranks with different samples.
+  int64_t num_sample_ranks() const { return mesh_.size(MeshAxis::data); }
+  int64_t sample_rank() const { return at_[MeshAxis::data]; }
   // Number of ranks that hold the same parameters, and this rank's number among them, which is the number of its piece.
   int64_t num_data_ranks() const { return num_sample_ranks() * mesh_.size(MeshAxis::context); }
   int64_t data_rank() const { return stage_rank().data; }
+  // Returns this rank's place among the ranks of a group that hold copies of parameters.
+  CopyPlace place(CopyGroup group) const;
 
   // Makes the lanes communicate memory of this backend; without this call they communicate host memory.
   // REQUIRES: called at most once, by the thread that calls the backend, before a lane is used or a lane's group is
@@ -193,12 +198,11 @@ class RankGroups {
     std::unique_ptr<Lane> lane;               // declared after the groups: its thread must end first
   };
 
-  int64_t sample_rank_at(const MeshPoint& at) const;
   StageRank stage_rank_at(const MeshPoint& at) const;
   static size_t index(GroupKind kind) { return static_cast<size_t>(kind); }
   RankLane& on(LaneKind kind) { return lanes_[static_cast<size_t>(kind)]; }
   const RankLane& on(LaneKind kind) const { return lanes_[static_cast<size_t>(kind)]; }
-  void note_sizes(const StepConfig& config);
+  void note_sizes(const StepConfig& config, const std::vector<LaneGroup>& groups);
   void start_lanes(bool threaded);
 
   Mesh mesh_;

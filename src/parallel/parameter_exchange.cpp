@@ -5,14 +5,18 @@
 namespace gptrain::inline parallel {
 namespace {
 
-GroupKind kind_of(ReductionGroup group) {
+GroupKind kind_of(CopyGroup group) {
+  return group == CopyGroup::expert_data ? GroupKind::expert_data : GroupKind::data;
+}
+
+GroupKind kind_of(ReductionGroup group, const UnitRange& unit) {
   switch (group) {
     case ReductionGroup::tensor:
       return GroupKind::tensor;
     case ReductionGroup::kv_heads:
       return GroupKind::replicas;
-    case ReductionGroup::data:
-      return GroupKind::data;
+    case ReductionGroup::copies:
+      return kind_of(unit.copies);
     case ReductionGroup::tied:
       return GroupKind::tied;
   }
@@ -25,7 +29,8 @@ Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::b
                           Backend& backend) {
   if (parameters.piece_elements(unit) == 0) return Lane::done;
   Lane& lane = groups.lane(LaneKind::weights);
-  Communicator* const data = groups.group(LaneKind::weights, GroupKind::data);
+  const CopyGroup group = parameters.layout().units[static_cast<size_t>(unit)].copies;
+  Communicator* const copies = groups.group(LaneKind::weights, kind_of(group));
   const UnitParameters whole = parameters.whole(unit, gathered);
   if (const int64_t count = parameters.f32_norm_elements(unit); count > 0) {
     // Each rank fills in its piece of the masters, and zeros for the others' pieces: the sum is exact.
@@ -39,9 +44,15 @@ Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::b
       backend.run(Cast{.from = Matrix(own.master, DType::f32, 1, own.count),
                        .to = Matrix(norms + own.first, DType::f32, 1, own.count)});
     }
-    lane.all_reduce(data, whole.norms, count, DType::f32);
+    lane.all_reduce(copies, whole.norms, count, DType::f32);
   }
-  return lane.all_gather(data, parameters.weights_piece(unit), whole.weights, parameters.piece_elements(unit),
+  if (copies == nullptr && parameters.weights_piece(unit) != whole.weights) {
+    const DType dtype = parameters.sharding().compute;
+    const int64_t elements = parameters.piece_elements(unit);
+    backend.run(Cast{.from = Matrix(parameters.weights_piece(unit), dtype, 1, elements),
+                     .to = Matrix(whole.weights, dtype, 1, elements)});
+  }
+  return lane.all_gather(copies, parameters.weights_piece(unit), whole.weights, parameters.piece_elements(unit),
                          parameters.sharding().compute);
 }
 
@@ -50,13 +61,14 @@ Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::b
 void ParameterExchange::sum_tied() {
   const UpdateRange held = parameters_.update_range(0);
   Lane& lane = groups_.lane(LaneKind::gradients);
-  for (const Reduction& sum : parameters_.layout().units[0].reductions) {
+  const UnitRange& range = parameters_.layout().units[0];
+  for (const Reduction& sum : range.reductions) {
     if (sum.group != ReductionGroup::tied) continue;
     const int64_t first = std::max(sum.first, held.first);
     const int64_t end = std::min(sum.first + sum.count, held.first + held.elements);
     if (first < end) {
       const DType dtype = parameters_.sharding().gradients;
-      lane.all_reduce(groups_.group(LaneKind::gradients, kind_of(sum.group)),
+      lane.all_reduce(groups_.group(LaneKind::gradients, kind_of(sum.group, range)),
                       held.gradients + (first - held.first) * dtype_bytes(dtype), end - first, dtype);
     }
   }
@@ -70,18 +82,18 @@ void ParameterExchange::begin_sum(int64_t unit, const Gradients& of) {
   const Sharding& sharding = parameters_.sharding();
   ticket = Lane::done;
   if (accumulated_ != nullptr) accumulated_->add_accumulated_to(unit, of.whole);
-  for (const Reduction& sum : parameters_.layout().units[static_cast<size_t>(unit)].reductions) {
+  const UnitRange& range = parameters_.layout().units[static_cast<size_t>(unit)];
+  for (const Reduction& sum : range.reductions) {
     if (sum.group == ReductionGroup::tied) continue;
-    Communicator* const group = groups_.group(LaneKind::gradients, kind_of(sum.group));
-    const bool in_pieces = sum.group == ReductionGroup::data;
-    if (in_pieces && sharding.narrows_gradients()) {
+    Communicator* const group = groups_.group(LaneKind::gradients, kind_of(sum.group, range));
+    const bool over_copies = sum.group == ReductionGroup::copies;
+    if (over_copies && sharding.narrows_gradients(range.copies)) {
       // Sums over tensor ranks are in f32, so they must end before the gradients are rounded.
       lane.wait(ticket);
       ticket = begin_narrow_sum(unit, of);
-    } else if (in_pieces && sharding.zero > 0) {
-      const int64_t piece = parameters_.piece_elements(unit);
-      ticket = std::max(
-          ticket, lane.reduce_scatter(group, gradients, gradients + sharding.data_rank * piece, piece, DType::f32));
+    } else if (over_copies && sharding.zero > 0) {
+      const UnitPiece own = parameters_.piece(unit);
+      ticket = std::max(ticket, lane.reduce_scatter(group, gradients, gradients + own.first, own.elements, DType::f32));
     } else {
       ticket = std::max(ticket, lane.all_reduce(group, gradients + sum.first, sum.count, DType::f32));
     }
@@ -90,27 +102,28 @@ void ParameterExchange::begin_sum(int64_t unit, const Gradients& of) {
 
 Lane::Ticket ParameterExchange::begin_narrow_sum(int64_t unit, const Gradients& of) {
   const Sharding& sharding = parameters_.sharding();
-  const int64_t piece = parameters_.piece_elements(unit);
+  const UnitRange& range = parameters_.layout().units[static_cast<size_t>(unit)];
+  const UnitPiece own = parameters_.piece(unit);
   std::byte* const bucket = of.narrow;
-  backend_.run(Cast{.from = Matrix(of.whole, DType::f32, sharding.data_size, piece),
-                    .to = Matrix(bucket, sharding.reduce, sharding.data_size, piece)});
+  backend_.run(Cast{.from = Matrix(of.whole, DType::f32, range.pieces, own.elements),
+                    .to = Matrix(bucket, sharding.reduce, range.pieces, own.elements)});
   Lane& lane = groups_.lane(LaneKind::gradients);
-  Communicator* const data = groups_.group(LaneKind::gradients, GroupKind::data);
-  if (sharding.zero == 0) return lane.all_reduce(data, bucket, piece * sharding.data_size, sharding.reduce);
-  std::byte* const own = bucket + sharding.data_rank * piece * dtype_bytes(sharding.reduce);
-  return lane.reduce_scatter(data, bucket, own, piece, sharding.reduce);
+  Communicator* const copies = groups_.group(LaneKind::gradients, kind_of(range.copies));
+  if (sharding.zero == 0) return lane.all_reduce(copies, bucket, range.elements, sharding.reduce);
+  return lane.reduce_scatter(copies, bucket, bucket + own.first * dtype_bytes(sharding.reduce), own.elements,
+                             sharding.reduce);
 }
 
 // Copies a sum back to of.whole as f32: the whole unit with ZeRO 0, else this rank's piece.
 void ParameterExchange::widen(int64_t unit, const Gradients& of) {
   const Sharding& sharding = parameters_.sharding();
-  const int64_t piece = parameters_.piece_elements(unit);
-  const int64_t pieces = sharding.zero == 0 ? sharding.data_size : 1;
-  const int64_t first = sharding.zero == 0 ? 0 : sharding.data_rank * piece;
+  const UnitPiece own = parameters_.piece(unit);
+  const int64_t pieces = sharding.zero == 0 ? parameters_.place(unit).size : 1;
+  const int64_t first = sharding.zero == 0 ? 0 : own.first;
   std::byte* const sum = of.narrow + first * dtype_bytes(sharding.reduce);
   std::byte* const gradients = of.whole + first * dtype_bytes(DType::f32);
-  backend_.run(
-      Cast{.from = Matrix(sum, sharding.reduce, pieces, piece), .to = Matrix(gradients, DType::f32, pieces, piece)});
+  backend_.run(Cast{.from = Matrix(sum, sharding.reduce, pieces, own.elements),
+                    .to = Matrix(gradients, DType::f32, pieces, own.elements)});
 }
 
 void ParameterExchange::keep(int64_t unit, const Gradients& of, int64_t micro_batch) {
@@ -119,12 +132,12 @@ void ParameterExchange::keep(int64_t unit, const Gradients& of, int64_t micro_ba
 
 void ParameterExchange::await_sum(int64_t unit, const Gradients& of, int64_t micro_batch) {
   groups_.lane(LaneKind::gradients).wait(sums_[static_cast<size_t>(unit)]);
-  if (parameters_.sharding().narrows_gradients()) widen(unit, of);
+  if (parameters_.sharding().narrows_gradients(parameters_.layout().units[static_cast<size_t>(unit)].copies))
+    widen(unit, of);
   if (accumulated_ != nullptr) return accumulated_->add_sum(unit, of.whole, micro_batch);
   if (parameters_.sharding().zero < 2) return;
-  const int64_t piece = parameters_.piece_elements(unit);
-  auto* const gradients = reinterpret_cast<float*>(of.whole);
-  const Matrix from(gradients + parameters_.sharding().data_rank * piece, DType::f32, 1, piece);
+  const UnitPiece own = parameters_.piece(unit);
+  const Matrix from(reinterpret_cast<float*>(of.whole) + own.first, DType::f32, 1, own.elements);
   const Matrix to = parameters_.gradients_piece(unit);
   if (micro_batch == 0) {
     backend_.run(Cast{.from = from, .to = to});

@@ -14,7 +14,7 @@ namespace gptrain::inline parallel {
 
 // Begins to gather a unit's weights from all ranks' pieces (ZeRO 1 to 3). Weights in the compute dtype go to `gathered`
 // with ZeRO 3, else to their own place. If the dtype is not f32, the norms' f32 masters are gathered as well. The
-// ticket covers both. Collective over the group `copies`.
+// ticket covers both. Collective over the unit's group (CopyGroup).
 Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered, RankGroups& groups,
                           Backend& backend);
 

@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "config/parallelism.h"
 #include "model/record.h"
 
 namespace gptrain::inline parallel {
@@ -21,9 +22,10 @@ std::vector<int64_t> norm_offsets(const ParameterLayout& layout) {
 // many as the last rank needs. Values of rows and columns are never cut into pieces. Units start at multiples of 256
 // bytes, as in the layout, or of state_block elements.
 int64_t elements_before(const StateColumn& column, const ParameterLayout& layout, bool in_pieces, size_t end_unit) {
-  const int64_t pieces = in_pieces ? layout.pieces : 1;
-  if (column.granularity == StateGranularity::element)
-    return (end_unit < layout.units.size() ? layout.units[end_unit].offset : layout.elements) / pieces;
+  if (column.granularity == StateGranularity::element) {
+    if (end_unit == layout.units.size()) return layout.held_elements(in_pieces);
+    return in_pieces ? layout.units[end_unit].piece_offset : layout.units[end_unit].offset;
+  }
   int64_t elements = 0;
   for (size_t unit = 0; unit < end_unit; ++unit) {
     const UnitRange& range = layout.units[unit];
@@ -32,7 +34,7 @@ int64_t elements_before(const StateColumn& column, const ParameterLayout& layout
       continue;
     }
     const int64_t of_all = is_of_last(column) ? range.elements - range.before_last : range.before_last;
-    elements += std::min(of_all, range.elements / pieces);
+    elements += std::min(of_all, in_pieces ? range.piece_elements() : range.elements);
   }
   return elements;
 }
@@ -81,17 +83,21 @@ int64_t StateSlice::column_bytes(const StateColumn& column) const {
   return gptrain::column_bytes(column, count());
 }
 
+CopyCounts Sharding::copies() const {
+  CopyCounts counts{};
+  for (size_t group = 0; group < num_copy_groups; ++group) counts[group] = places[group].size;
+  return counts;
+}
+
 ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sharding, const StateColumns& columns) {
-  const int64_t whole = layout.elements;
-  const int64_t piece = whole / layout.pieces;
   const int64_t zero = sharding.zero;
   const int64_t compute_bytes = dtype_bytes(sharding.compute);
   constexpr int64_t f32_bytes = dtype_bytes(DType::f32);
   const int64_t norms = sharding.has_f32_norms() ? norm_offsets(layout).back() : 0;
-  return {.weights = (zero == 3 ? piece : whole) * compute_bytes + norms * f32_bytes,
-          .gradients = (zero >= 2 ? piece : whole) * dtype_bytes(sharding.gradients),
-          .master = sharding.has_master() ? (zero >= 1 ? piece : whole) * f32_bytes : 0,
-          .state = state_bytes(columns, layout, zero >= 1)};
+  return {.weights = layout.held_elements(cuts_weights(zero)) * compute_bytes + norms * f32_bytes,
+          .gradients = layout.held_elements(cuts_gradients(zero)) * dtype_bytes(sharding.gradients),
+          .master = sharding.has_master() ? layout.held_elements(cuts_state(zero)) * f32_bytes : 0,
+          .state = state_bytes(columns, layout, cuts_state(zero))};
 }
 
 ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorShard>& shards,
@@ -109,7 +115,7 @@ ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorSh
 }
 
 int64_t ParameterStore::offset_of_piece(int64_t unit, bool pieces_only) const {
-  return pieces_only ? range(unit).offset / layout_.pieces : range(unit).offset + piece_first(unit);
+  return pieces_only ? range(unit).piece_offset : range(unit).offset + piece(unit).first;
 }
 
 UnitParameters ParameterStore::whole(int64_t unit, std::byte* gathered, std::byte* whole_gradients) const {
@@ -125,7 +131,7 @@ UnitParameters ParameterStore::whole(int64_t unit, std::byte* gathered, std::byt
   } else if (!sharding_.has_f32_norms()) {
     whole.norms = buffers_.master + range(unit).offset * f32_bytes;
   } else {
-    const int64_t held = layout_.elements / (sharding_.zero == 3 ? layout_.pieces : 1);
+    const int64_t held = layout_.held_elements(cuts_weights(sharding_.zero));
     whole.norms = buffers_.weights + held * compute_bytes + norm_offset_[static_cast<size_t>(unit)] * f32_bytes;
   }
   return whole;
@@ -153,8 +159,7 @@ Matrix ParameterStore::gradients_piece(int64_t unit) const {
 }
 
 Matrix ParameterStore::summed_gradients() const {
-  return {buffers_.gradients, sharding_.gradients, 1,
-          sharding_.zero >= 2 ? layout_.elements / layout_.pieces : layout_.elements};
+  return {buffers_.gradients, sharding_.gradients, 1, layout_.held_elements(cuts_gradients(sharding_.zero))};
 }
 
 UpdateRange ParameterStore::update_range(int64_t unit) const {
@@ -164,8 +169,9 @@ UpdateRange ParameterStore::update_range(int64_t unit) const {
   const int64_t in_gradients = whole_unit ? range(unit).offset : offset_in_summed(unit);
   const bool has_master = sharding_.has_master();
   const bool is_master = sharding_.compute == DType::f32;
-  return {.first = whole_unit ? 0 : piece_first(unit),
-          .elements = whole_unit ? range(unit).elements : piece_elements(unit),
+  const UnitPiece updated = whole_unit ? UnitPiece{0, range(unit).elements} : piece(unit);
+  return {.first = updated.first,
+          .elements = updated.elements,
           .gradients = buffers_.gradients + in_gradients * dtype_bytes(sharding_.gradients),
           .master = has_master  ? as_floats(buffers_.master, in_state)
                     : is_master ? as_floats(buffers_.weights, in_weights)
@@ -206,9 +212,9 @@ ParameterStore::HeldBlocks ParameterStore::held_blocks(size_t tensor, bool piece
   const UpdateRange held = update_range(unit);
   const int64_t start = layout_.segments[tensor].offset - range(unit).offset;
   const int64_t end = start + shard.boxes.back().local_offset + shard.boxes.back().count();
-  const int64_t first = piece_only ? piece_first(unit) : held.first;
-  const int64_t from = std::max(first, start);
-  const int64_t to = std::min(first + (piece_only ? piece_elements(unit) : held.elements), end);
+  const UnitPiece counted = piece_only ? piece(unit) : UnitPiece{held.first, held.elements};
+  const int64_t from = std::max(counted.first, start);
+  const int64_t to = std::min(counted.end(), end);
   if (from >= to) return {};
   return {(from - start) / state_block, (to - from + state_block - 1) / state_block,
           (from - held.first - held_before_last(unit)) / state_block};
@@ -220,15 +226,14 @@ void ParameterStore::for_each_box(bool written_only, const Body& body) const {
     const TensorShard& shard = shards_[tensor];
     const int64_t unit = spec_.tensors[tensor].unit;
     const bool pieces = written_only || sharding_.zero > 0;
-    const int64_t first = pieces ? piece_first(unit) : 0;
-    const int64_t end = first + (pieces ? piece_elements(unit) : range(unit).elements);
-    const int64_t held_first = sharding_.zero > 0 ? piece_first(unit) : 0;
+    const UnitPiece taken = pieces ? piece(unit) : UnitPiece{0, range(unit).elements};
+    const int64_t held_first = sharding_.zero > 0 ? piece(unit).first : 0;
     const int64_t in_unit = layout_.segments[tensor].offset - range(unit).offset;
     HeldBlocks blocks = written_only && !shard.any_owned() ? HeldBlocks{} : held_blocks(tensor, pieces);
     for (const ShardBox& box : shard.boxes) {
       const int64_t start = in_unit + box.local_offset;
-      const int64_t from = std::max(first, start) - start;
-      const int64_t to = std::min(end, start + box.count()) - start;
+      const int64_t from = std::max(taken.first, start) - start;
+      const int64_t to = std::min(taken.end(), start + box.count()) - start;
       if (from >= to || (written_only && !box.owned)) continue;
       for_each_part(box, from, to, start - held_first,
                     [&](auto... part) { body(tensor, part..., std::exchange(blocks, {})); });
@@ -248,7 +253,7 @@ void ParameterStore::for_each_factored(bool written_only, const Body& body) cons
       const std::vector<ShardBox>& boxes = shards_[tensor].boxes;
       if (boxes.empty() || !boxes[0].owned || boxes[0].offset[0] != 0 || boxes[0].offset[1] != 0) continue;
       const int64_t first = layout_.segments[tensor].offset - range(unit).offset + boxes[0].local_offset;
-      if (first / piece_elements(unit) != sharding_.data_rank) continue;
+      if (first < piece(unit).first || first >= piece(unit).end()) continue;
     }
     body(tensor);
   }

@@ -1,6 +1,7 @@
 // Places of a rank's parameters, gradients and optimizer state in memory, by ZeRO stage (arXiv 1910.02054).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -9,14 +10,15 @@
 #include "model/model.h"
 #include "model/spec/layout.h"
 #include "model/spec/shard.h"
+#include "model/spec/spec.h"
 #include "ops/element_update.h"
 #include "parallel/state_columns.h"
 
 namespace gptrain::inline parallel {
 
-// Division of parameters over the ranks of the data axis, and their dtypes. Every unit is cut into `data_size` equal
-// pieces. `zero` says which data a rank holds only its piece of: 1 optimizer state, 2 also gradients, 3 also weights.
-// `zero` is 0 if data_size is 1.
+// Division of parameters over the ranks that hold copies of them, and their dtypes. Every unit is cut into equal
+// pieces, one for each rank of its group (CopyGroup). `zero` says which data a rank holds only its piece of: 1
+// optimizer state, 2 also gradients, 3 also weights. `zero` is 0 if there is one data rank.
 //
 // Weights are in the compute dtype. With f32 they are updated directly; with bf16 and f16 there are f32 master weights,
 // which are updated (arXiv 1710.03740). With `pure` only norms have masters: the bf16 weights themselves are updated,
@@ -28,15 +30,18 @@ namespace gptrain::inline parallel {
 //   is bf16, the sum is kept in bf16 (see AccumulatedGradients). This saves 2 more bytes for each parameter, but needs
 //   f32 gradients of a whole unit while they are computed.
 struct Sharding {
-  int64_t zero = 0;       // ZeRO stage, 0 to 3
-  int64_t data_size = 1;  // number of data ranks
-  int64_t data_rank = 0;
-  DType compute = DType::f32;    // dtype of weights
-  DType reduce = DType::f32;     // dtype in which gradients are summed over the data axis
-  bool pure = false;             // compute is bf16, and only norms have masters
+  int64_t zero = 0;                                    // ZeRO stage, 0 to 3
+  std::array<CopyPlace, num_copy_groups> places = {};  // by CopyGroup
+  DType compute = DType::f32;                          // dtype of weights
+  DType reduce = DType::f32;                           // dtype in which gradients are summed over copies
+  bool pure = false;                                   // compute is bf16, and only norms have masters
   DType gradients = DType::f32;  // dtype of the gradients that the rank keeps: f32, or with `pure` bf16
 
-  bool narrows_gradients() const { return reduce != DType::f32 && data_size > 1; }
+  const CopyPlace& place(CopyGroup group) const { return places[static_cast<size_t>(group)]; }
+  CopyCounts copies() const;
+  // Whether gradients are summed in a narrower dtype than f32, those of any unit or of units with a group.
+  bool narrows_gradients() const { return narrows_gradients(CopyGroup::data); }
+  bool narrows_gradients(CopyGroup group) const { return reduce != DType::f32 && place(group).size > 1; }
   // Whether a micro-batch's gradients of a unit have an f32 buffer of their own, apart from the sum that the rank
   // keeps.
   bool has_gradient_buckets() const { return zero >= 2 || gradients != DType::f32; }
@@ -94,6 +99,14 @@ struct StateSlice {
   int64_t column_bytes(const StateColumn& column) const;  // 0 if the column has no values here
 };
 
+// A rank's piece of a unit.
+struct UnitPiece {
+  int64_t first = 0;  // elements from the unit's start
+  int64_t elements = 0;
+
+  int64_t end() const { return first + elements; }
+};
+
 // Returns the map from elements of a box, counted from its element `first`, to elements of the tensor.
 IndexMap index_map(const TensorSpec& tensor, const ShardBox& box, int64_t first);
 
@@ -129,7 +142,12 @@ class ParameterStore {
   const float* zeros() const { return zeros_.data(); }
   // Returns this rank's piece of the sum of a unit's gradients, as one row.
   Matrix gradients_piece(int64_t unit) const;
-  int64_t piece_elements(int64_t unit) const { return layout_.piece_elements(range(unit)); }
+  int64_t piece_elements(int64_t unit) const { return range(unit).piece_elements(); }
+  // Returns this rank's piece of a unit, and the piece of the rank with a number in the unit's group.
+  UnitPiece piece(int64_t unit) const { return piece(unit, place(unit).rank); }
+  UnitPiece piece(int64_t unit, int64_t rank) const { return {rank * piece_elements(unit), piece_elements(unit)}; }
+  // Returns this rank's place among the ranks that hold copies of a unit.
+  const CopyPlace& place(int64_t unit) const { return sharding_.place(range(unit).copies); }
   // Returns the range that this rank updates: its piece, or with ZeRO 0 the whole unit.
   UpdateRange update_range(int64_t unit) const;
   const StateColumns& columns() const { return columns_; }
@@ -153,7 +171,6 @@ class ParameterStore {
 
  private:
   const UnitRange& range(int64_t unit) const { return layout_.units[static_cast<size_t>(unit)]; }
-  int64_t piece_first(int64_t unit) const { return sharding_.data_rank * piece_elements(unit); }
   // Returns the start of this rank's piece of a unit, in elements, in a buffer of pieces only or of whole units.
   int64_t offset_of_piece(int64_t unit, bool pieces_only) const;
   bool is_narrow(size_t tensor) const;  // whether its bf16 weights are updated directly

@@ -62,7 +62,7 @@ struct SourceForecast {
 };
 
 struct WorldForecast {
-  Mesh mesh{{{1, 1, 1, 1, 1}}, 1};
+  Mesh mesh{{{1, 1, 1, 1}}, 1};
   LaneTraffic traffic{};     // sent by rank 0 in a step
   int64_t largest_rank = 0;  // rank whose memory is shown: it takes the most
 };

@@ -266,7 +266,7 @@ UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
   const ModelSpec spec = make_spec(config.model);
   const std::vector<TensorShard> shards = shard_tensors(spec, {layout.tensor, 0});
   const Sharding sharding{.zero = layout.data > 1 ? layout.zero : 0,
-                          .data_size = layout.data,
+                          .places = {CopyPlace{.size = layout.data}},
                           .compute = config.precision.compute,
                           .reduce = config.precision.reduce,
                           .pure = config.precision.pure,
@@ -278,7 +278,7 @@ UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
     const auto unit = static_cast<size_t>(part_units[part]);
     held[unit] = true;
     const ParameterLayout of_unit =
-        make_layout(spec, shards, layout.data, layout.sequence, held, false, unit_end_for(columns));
+        make_layout(spec, shards, sharding.copies(), layout.sequence, held, false, unit_end_for(columns));
     const ParameterBytes parameters = parameter_bytes(of_unit, sharding, columns);
     bytes[part].parameters = parameters.weights + parameters.gradients + parameters.master + parameters.state;
     if (sharding.has_gradient_buckets())

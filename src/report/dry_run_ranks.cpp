@@ -67,8 +67,7 @@ std::string ranks_section(const DryRun& input) {
   const Mesh& mesh = input.world.mesh;
   if (mesh.world_size() == 1) return "";
   std::string text = "\nranks\n";
-  for (const MeshAxis axis :
-       {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert, MeshAxis::data, MeshAxis::pipeline}) {
+  for (const MeshAxis axis : {MeshAxis::tensor, MeshAxis::context, MeshAxis::data, MeshAxis::pipeline}) {
     if (mesh.size(axis) == 1) continue;
     std::string remark;
     if (axis == MeshAxis::tensor)
@@ -141,8 +140,10 @@ Json world_json(const DryRun& input) {
   Json json;
   const Mesh& mesh = input.world.mesh;
   json["world_size"] = mesh.world_size();
-  for (const MeshAxis axis :
-       {MeshAxis::tensor, MeshAxis::context, MeshAxis::expert, MeshAxis::data, MeshAxis::pipeline})
+  for (const MeshAxis axis : {MeshAxis::tensor, MeshAxis::context})
+    json["mesh"][std::string(axis_name(axis))] = mesh.size(axis);
+  json["mesh"]["expert"] = mesh.size(ExpertAxis::expert);
+  for (const MeshAxis axis : {MeshAxis::data, MeshAxis::pipeline})
     json["mesh"][std::string(axis_name(axis))] = mesh.size(axis);
   json["rank_order"] = rank_order_names[static_cast<size_t>(mesh.order())];
   json["largest_rank"] = input.world.largest_rank;

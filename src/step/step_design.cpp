@@ -41,27 +41,28 @@ StepShape step_shape(const RunConfig& config, const StepChoices& choices, bool t
 
 // Returns the sharding. With one rank that holds the parameters, ZeRO is off.
 Sharding make_sharding(const StepConfig& config, const RankGroups& groups) {
-  return {groups.num_data_ranks() > 1 ? config.parallel.zero : 0,
-          groups.num_data_ranks(),
-          groups.data_rank(),
-          config.precision.compute,
-          config.precision.reduce,
-          config.precision.pure,
-          config.precision.gradients};
+  const CopyPlace data = groups.place(CopyGroup::data);
+  return {.zero = data.size > 1 ? config.parallel.zero : 0,
+          .places = {data, groups.place(CopyGroup::expert_data)},
+          .compute = config.precision.compute,
+          .reduce = config.precision.reduce,
+          .pure = config.precision.pure,
+          .gradients = config.precision.gradients};
 }
 
 ScheduleOptions schedule_options(const StepDesign& design, const Model& model) {
   const UnitChoices& choices = design.choices.units;
   const bool keeps_narrow = design.sharding.gradients != DType::f32;
-  ScheduleOptions options{.micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
-                          .units = std::vector<UnitTraits>(design.layout.units.size()),
-                          .stages = design.stages,
-                          .zero = static_cast<int32_t>(design.sharding.zero),
-                          .narrow_sums = design.sharding.narrows_gradients(),
-                          .tied_head = design.config.model.tied_head,
-                          .joint_backward = design.tensor.size > 1,
-                          .keeps_narrow = keeps_narrow,
-                          .sums_alone = keeps_narrow && design.sharding.data_size == 1 && design.tensor.size == 1};
+  ScheduleOptions options{
+      .micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
+      .units = std::vector<UnitTraits>(design.layout.units.size()),
+      .stages = design.stages,
+      .zero = static_cast<int32_t>(design.sharding.zero),
+      .narrow_sums = design.sharding.narrows_gradients(),
+      .tied_head = design.config.model.tied_head,
+      .joint_backward = design.tensor.size > 1,
+      .keeps_narrow = keeps_narrow,
+      .sums_alone = keeps_narrow && design.sharding.place(CopyGroup::data).size == 1 && design.tensor.size == 1};
   for (size_t unit = 0; unit < options.units.size(); ++unit) {
     options.units[unit].kind = design.spec.units[unit].kind;
     set_recomputed(options.units[unit], static_cast<int32_t>(unit), choices[unit]);
@@ -118,8 +119,8 @@ StepDesign begin_design(const RunConfig& config, TensorRank tensor, const Stages
   std::vector<bool> holds(design.spec.units.size());
   for (size_t unit = 0; unit < holds.size(); ++unit) holds[unit] = held.holds(static_cast<int32_t>(unit));
   design.columns = columns;
-  design.layout = make_layout(design.spec, design.shards, sharding.data_size, design.sequence, holds,
-                              held.table_twice(), unit_end_for(design.columns));
+  design.layout = make_layout(design.spec, design.shards, sharding.copies(), design.sequence, holds, held.table_twice(),
+                              unit_end_for(design.columns));
   return design;
 }
 

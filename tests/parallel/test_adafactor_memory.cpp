@@ -49,8 +49,7 @@ TEST_CASE("Adafactor's state and workspace are what its rows, columns and vector
             for (const UnitRange& unit : held.units) {
               own_rows += unit.matrix_rows;
               own_cols += unit.matrix_cols;
-              const int64_t pieces = config.parallel.zero > 0 ? held.pieces : 1;
-              vectors += std::min(unit.before_last, unit.elements / pieces);
+              vectors += std::min(unit.before_last, config.parallel.zero > 0 ? unit.piece_elements() : unit.elements);
             }
             CHECK(rank.plan.memory().arenas[MemoryClass::optimizer] ==
                   align_up(4 * vectors) + align_up(4 * own_rows) + align_up(4 * own_cols));

@@ -95,7 +95,7 @@ class Player {
       : backend_(make_cpu_backend(1)),
         spec_(make_spec(config.model)),
         shards_(shard_tensors(spec_, groups.on_tensor_axis())),
-        layout_(make_layout(spec_, shards_, 1)),
+        layout_(make_layout(spec_, shards_, {1})),
         weights_(layout_.elements * 4),
         norms_(layout_.elements * 4),
         gradients_(layout_.elements * 4),
@@ -391,7 +391,7 @@ TEST_CASE("every W may wait until all B are over, with the same bits, and nothin
       // Reading a poisoned buffer makes gradients NaN.
       const ModelSpec spec = make_spec(config.model);
       const std::vector<TensorShard> shards = shard_tensors(spec, groups.on_tensor_axis());
-      const ParameterLayout layout = make_layout(spec, shards, 1);
+      const ParameterLayout layout = make_layout(spec, shards, {1});
       for (size_t i = 0; i < spec.tensors.size(); ++i) {
         const TensorSpec& tensor = spec.tensors[i];
         const int64_t first = layout.segments[i].offset - layout.units[static_cast<size_t>(tensor.unit)].offset;

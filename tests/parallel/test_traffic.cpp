@@ -315,7 +315,7 @@ TEST_CASE("each group of each lane sends the bytes of the closed formulas, in th
                    << (layout.overrides.empty() ? "" : layout.overrides.front()));
     const Sizes sizes(config, layout.data);
     const ModelSpec spec = make_spec(config.model);
-    const ParameterLayout parameters = make_layout(spec, shard_tensors(spec, {layout.tensor, 0}), layout.data);
+    const ParameterLayout parameters = make_layout(spec, shard_tensors(spec, {layout.tensor, 0}), {layout.data});
     LaneTraffic expected{};
     const auto of = [&](LaneKind lane, GroupKind group) -> TrafficTable& {
       return expected[static_cast<size_t>(lane)][static_cast<size_t>(group)];

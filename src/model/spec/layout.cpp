@@ -28,7 +28,7 @@ std::vector<Reduction> reductions_of(const ModelSpec& spec, const std::vector<Te
     if (shards[i].replicas_count > 0)
       reductions.push_back({ReductionGroup::kv_heads, start + shards[i].replicas_first, shards[i].replicas_count});
   }
-  reductions.push_back({ReductionGroup::data, 0, unit.elements});
+  reductions.push_back({ReductionGroup::copies, 0, unit.elements});
   return reductions;
 }
 
@@ -46,17 +46,28 @@ bool comes_last(const TensorSpec& tensor, UnitEnd end) {
   return tensor.of_block_matrix;
 }
 
-ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard>& shards, int64_t pieces,
+ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard>& shards, const CopyCounts& copies,
                             bool sequence_parallel, const std::vector<bool>& held, bool table_twice, UnitEnd end) {
   ParameterLayout layout;
-  layout.pieces = pieces;
   layout.end = end;
   const int64_t multiple = end == UnitEnd::block_state ? state_block : segment_multiple;
   layout.segments.resize(spec.tensors.size());
   size_t tensor = 0;
   for (size_t unit = 0; unit < spec.units.size(); ++unit) {
+    const CopyGroup group = spec.units[unit].copies;
+    const int64_t pieces = copies[static_cast<size_t>(group)];
     layout.elements = round_up(layout.elements, unit_multiple * pieces);
-    UnitRange range{layout.elements, 0, 0, 0, static_cast<int64_t>(tensor), 0, {}, 0, 0};
+    layout.piece_elements = round_up(layout.piece_elements, unit_multiple);
+    UnitRange range{.offset = layout.elements,
+                    .elements = 0,
+                    .norm_elements = 0,
+                    .before_last = 0,
+                    .first_tensor = static_cast<int64_t>(tensor),
+                    .num_tensors = 0,
+                    .reductions = {},
+                    .copies = group,
+                    .pieces = pieces,
+                    .piece_offset = layout.piece_elements};
     const size_t first = tensor;
     while (tensor < spec.tensors.size() && spec.tensors[tensor].unit == static_cast<int64_t>(unit)) ++tensor;
     range.num_tensors = static_cast<int64_t>(tensor - first);
@@ -82,6 +93,7 @@ ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard
     const bool nothing_last = range.before_last == layout.elements - range.offset;
     range.elements = round_up(layout.elements - range.offset, multiple * pieces);
     layout.elements = range.offset + range.elements;
+    layout.piece_elements += range.piece_elements();
     if (nothing_last) range.before_last = range.elements;
     range.reductions = reductions_of(spec, shards, layout.segments, range, sequence_parallel);
     for (size_t i = first; table_twice && unit == 0 && i < tensor; ++i) {

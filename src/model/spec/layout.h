@@ -2,6 +2,7 @@
 // summed. Weights, gradients, master weights and optimizer state share one layout, in elements.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -34,8 +35,17 @@ struct Segment {
 enum class ReductionGroup : uint8_t {
   tensor,    // all ranks of the tensor axis; each has the gradients of its own rows or heads (see NormUse)
   kv_heads,  // tensor ranks with the same keys' and values' heads (see TensorShard::replicas_first)
-  data,      // data-parallel ranks; each gets one of ParameterLayout::pieces of the sum
+  copies,    // the unit's CopyGroup; each rank gets its piece of the sum
   tied,      // the first and the last stage, which both hold the token table of a tied head
+};
+
+// By CopyGroup: number of ranks of the group.
+using CopyCounts = std::array<int64_t, num_copy_groups>;
+
+// A rank's place in such a group.
+struct CopyPlace {
+  int64_t size = 1;
+  int64_t rank = 0;
 };
 
 // Elements [first, first + count) of a unit, whose gradients are summed over the group.
@@ -54,29 +64,34 @@ struct UnitRange {
   int64_t before_last;    // elements before the tensors of UnitEnd; `elements` if it has none
   int64_t first_tensor;   // index in ModelSpec::tensors
   int64_t num_tensors;
-  // Reductions in order of execution: ranges summed over tensor ranks, then the whole unit over the data axis, then,
+  // Reductions in order of execution: ranges summed over tensor ranks, then the whole unit over its copies, then,
   // after the last micro-batch, the token table that two stages hold.
   std::vector<Reduction> reductions;
   // Total rows and columns of all matrices in the unit, over all ranks; a tensor of several matrices counts its columns
   // for each.
   int64_t matrix_rows = 0, matrix_cols = 0;
+  CopyGroup copies = CopyGroup::data;
+  int64_t pieces = 1;        // ranks of the group; the rank with number r in it has piece r
+  int64_t piece_offset = 0;  // elements; start of the rank's piece in a buffer of its pieces only
+
+  int64_t piece_elements() const { return elements / pieces; }
 };
 
-// ZeRO (arXiv 1910.02054) cuts every unit into `pieces` equal pieces; data-parallel rank d has piece d of each. A
-// buffer of one rank's pieces has elements / pieces elements, with unit u at units[u].offset / pieces.
+// ZeRO (arXiv 1910.02054) cuts every unit into equal pieces, one for each rank of its group.
 struct ParameterLayout {
   std::vector<Segment> segments;  // one per tensor of the spec
   std::vector<UnitRange> units;   // one per unit, in order
-  int64_t elements = 0;           // size of the whole buffer
-  int64_t pieces = 1;
+  int64_t elements = 0;           // size of a buffer of whole units
+  int64_t piece_elements = 0;     // size of a buffer of one rank's pieces
   UnitEnd end = UnitEnd::matrices;
 
-  int64_t piece_elements(const UnitRange& unit) const { return unit.elements / pieces; }
+  int64_t held_elements(bool in_pieces) const { return in_pieces ? piece_elements : elements; }
 };
 
-// RETURNS the layout of a rank. sequence_parallel: each tensor rank has only some rows of the residual stream. `held`:
-// for each unit, whether the rank holds it; empty: all. table_twice: two stages hold the token table.
-ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard>& shards, int64_t pieces,
+// RETURNS the layout of a rank. `copies`: ranks of each group. sequence_parallel: each tensor rank has only some rows
+// of the residual stream. `held`: for each unit, whether the rank holds it; empty: all. table_twice: two stages hold
+// the token table.
+ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard>& shards, const CopyCounts& copies,
                             bool sequence_parallel = false, const std::vector<bool>& held = {},
                             bool table_twice = false, UnitEnd end = UnitEnd::matrices);
 

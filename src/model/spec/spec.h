@@ -16,9 +16,19 @@ namespace gptrain::inline spec {
 // recomputed, offloaded and assigned to a stage as a whole. Units are numbered in forward order.
 enum class UnitKind : uint8_t { embedding, block, head };
 
+// Ranks that hold copies of a unit's parameters. Gradients are summed over them, and ZeRO cuts the unit into as many
+// pieces as they are.
+enum class CopyGroup : uint8_t {
+  data,         // all ranks with the same place on the tensor and pipeline axes
+  expert_data,  // ranks with the same experts (ExpertAxis)
+  count
+};
+constexpr size_t num_copy_groups = static_cast<size_t>(CopyGroup::count);
+
 struct Unit {
   UnitKind kind;
   int64_t layer;  // number of a block among the blocks; 0 for other units
+  CopyGroup copies = CopyGroup::data;
 };
 
 enum class Init : uint8_t { normal, zeros, constant };

@@ -12,29 +12,28 @@ namespace {
 
 using Ranks = std::vector<int64_t>;
 
-MeshPoint point(int64_t tensor, int64_t context, int64_t expert, int64_t data, int64_t pipeline) {
-  return {{tensor, context, expert, data, pipeline}};
+MeshPoint point(int64_t tensor, int64_t context, int64_t data, int64_t pipeline) {
+  return {{tensor, context, data, pipeline}};
 }
 
 }  // namespace
 
 TEST_CASE("ranks and coordinates are inverse, tensor fastest and pipeline slowest") {
-  const Mesh mesh(point(2, 3, 2, 5, 4), 240);
-  REQUIRE(mesh.coordinates(0) == point(0, 0, 0, 0, 0));
-  REQUIRE(mesh.coordinates(1) == point(1, 0, 0, 0, 0));
-  REQUIRE(mesh.coordinates(2) == point(0, 1, 0, 0, 0));
-  REQUIRE(mesh.coordinates(6) == point(0, 0, 1, 0, 0));
-  REQUIRE(mesh.coordinates(12) == point(0, 0, 0, 1, 0));
-  REQUIRE(mesh.coordinates(60) == point(0, 0, 0, 0, 1));
-  REQUIRE(mesh.rank_of(point(1, 2, 1, 4, 3)) == 239);
-  for (int64_t rank = 0; rank < 240; ++rank) REQUIRE(mesh.rank_of(mesh.coordinates(rank)) == rank);
+  const Mesh mesh(point(2, 3, 5, 4), 120);
+  REQUIRE(mesh.coordinates(0) == point(0, 0, 0, 0));
+  REQUIRE(mesh.coordinates(1) == point(1, 0, 0, 0));
+  REQUIRE(mesh.coordinates(2) == point(0, 1, 0, 0));
+  REQUIRE(mesh.coordinates(6) == point(0, 0, 1, 0));
+  REQUIRE(mesh.coordinates(30) == point(0, 0, 0, 1));
+  REQUIRE(mesh.rank_of(point(1, 2, 4, 3)) == 119);
+  for (int64_t rank = 0; rank < 120; ++rank) REQUIRE(mesh.rank_of(mesh.coordinates(rank)) == rank);
 }
 
 TEST_CASE("stages may be nearer than data ranks") {
-  const Mesh mesh(point(2, 1, 1, 3, 4), 24, RankOrder::tensor_pipeline_data);
-  REQUIRE(mesh.coordinates(1) == point(1, 0, 0, 0, 0));
-  REQUIRE(mesh.coordinates(2) == point(0, 0, 0, 0, 1));
-  REQUIRE(mesh.coordinates(8) == point(0, 0, 0, 1, 0));
+  const Mesh mesh(point(2, 1, 3, 4), 24, RankOrder::tensor_pipeline_data);
+  REQUIRE(mesh.coordinates(1) == point(1, 0, 0, 0));
+  REQUIRE(mesh.coordinates(2) == point(0, 0, 0, 1));
+  REQUIRE(mesh.coordinates(8) == point(0, 0, 1, 0));
   for (int64_t rank = 0; rank < 24; ++rank) REQUIRE(mesh.rank_of(mesh.coordinates(rank)) == rank);
   REQUIRE(mesh.group(11, {MeshAxis::pipeline}) == Ranks{9, 11, 13, 15});
   REQUIRE(mesh.group(11, {MeshAxis::data}) == Ranks{3, 11, 19});
@@ -42,17 +41,17 @@ TEST_CASE("stages may be nearer than data ranks") {
 }
 
 TEST_CASE("a stage's ranks know it, its first ones have no other coordinate but the tensor axis's") {
-  const Mesh near(point(2, 1, 1, 3, 4), 24, RankOrder::tensor_pipeline_data);
+  const Mesh near(point(2, 1, 3, 4), 24, RankOrder::tensor_pipeline_data);
   REQUIRE(near.stage_of(11) == 1);
   REQUIRE(near.first_rank_of_stage(1) == 2);
   REQUIRE(near.first_rank_of_stage(3, 1) == 7);
-  const Mesh far(point(2, 1, 1, 3, 4), 24);
+  const Mesh far(point(2, 1, 3, 4), 24);
   REQUIRE(far.stage_of(11) == 1);
   REQUIRE(far.first_rank_of_stage(3, 1) == 19);
 }
 
 TEST_CASE("groups along one axis and along several") {
-  const Mesh mesh(point(2, 1, 1, 3, 2), 12);
+  const Mesh mesh(point(2, 1, 3, 2), 12);
   REQUIRE(mesh.group(3, {MeshAxis::tensor}) == Ranks{2, 3});
   REQUIRE(mesh.group(3, {MeshAxis::data}) == Ranks{1, 3, 5});
   REQUIRE(mesh.group(3, {MeshAxis::pipeline}) == Ranks{3, 9});
@@ -63,8 +62,8 @@ TEST_CASE("groups along one axis and along several") {
 }
 
 TEST_CASE("the groups of a set of axes are a partition that every member sees the same") {
-  const Mesh mesh(point(2, 2, 3, 2, 2), 48);
-  const std::initializer_list<MeshAxis> axes = {MeshAxis::context, MeshAxis::expert, MeshAxis::data};
+  const Mesh mesh(point(2, 2, 6, 2), 48);
+  const std::initializer_list<MeshAxis> axes = {MeshAxis::context, MeshAxis::data};
   std::set<int64_t> seen;
   for (const Ranks& ranks : mesh.groups(axes)) {
     REQUIRE(ranks.size() == 12);
@@ -77,17 +76,31 @@ TEST_CASE("the groups of a set of axes are a partition that every member sees th
   REQUIRE(seen.size() == 48);
 }
 
+TEST_CASE("the experts of a stage have a mesh of their own over its ranks") {
+  const Mesh mesh(point(2, 1, 16, 1), 32, RankOrder::tensor_data_pipeline, {.tensor = 1, .expert = 32});
+  REQUIRE(mesh.group(5, ExpertAxis::expert).size() == 32);
+  REQUIRE(mesh.group(5, ExpertAxis::expert_data) == Ranks{5});
+  const Mesh near(point(2, 1, 4, 2), 16, RankOrder::tensor_pipeline_data, {.tensor = 2, .expert = 2});
+  REQUIRE(near.size(ExpertAxis::expert_data) == 2);
+  // The stage of rank 6 has ranks 2, 3, 6, 7, 10, 11, 14 and 15.
+  REQUIRE(near.group(6, ExpertAxis::expert_tensor) == Ranks{6, 7});
+  REQUIRE(near.group(6, ExpertAxis::expert) == Ranks{2, 6});
+  REQUIRE(near.group(6, ExpertAxis::expert_data) == Ranks{6, 14});
+  REQUIRE_THROWS_WITH(Mesh(point(2, 1, 3, 2), 12, RankOrder::tensor_data_pipeline, {.tensor = 2, .expert = 2}),
+                      "expert_tensor 2 x expert 2 must divide the 6 ranks of a stage");
+}
+
 TEST_CASE("sizes that do not make the world are refused") {
   REQUIRE_THROWS_WITH(
-      Mesh(point(2, 1, 1, 3, 1), 8),
-      "tensor 2 x context 1 x expert 1 x data 3 x pipeline 1 does not make 8 ranks: start as many ranks "
-      "as the product, or change a size");
-  REQUIRE_THROWS_AS(Mesh(point(2, 1, 1, 2, 1), 8), Error);
-  REQUIRE_THROWS_AS(Mesh(point(1, 1, 1, 1, 1), 0), Error);
+      Mesh(point(2, 1, 3, 1), 8),
+      "tensor 2 x context 1 x data 3 x pipeline 1 does not make 8 ranks: start as many ranks as the product, or change "
+      "a size");
+  REQUIRE_THROWS_AS(Mesh(point(2, 1, 2, 1), 8), Error);
+  REQUIRE_THROWS_AS(Mesh(point(1, 1, 1, 1), 0), Error);
   // The product is 2^64, which would wrap around to 0.
-  REQUIRE_THROWS_AS(Mesh(point(1LL << 32, 1, 1, 1LL << 32, 1), 1), Error);
+  REQUIRE_THROWS_AS(Mesh(point(1LL << 32, 1, 1LL << 32, 1), 1), Error);
   try {
-    Mesh(point(0, 1, 1, 1, 1), 1);
+    Mesh(point(0, 1, 1, 1), 1);
     FAIL("a size of 0 was taken");
   } catch (const Error& error) {
     REQUIRE(std::string(error.what()) == "parallel.tensor = 0: must be at least 1");

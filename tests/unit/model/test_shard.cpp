@@ -211,8 +211,8 @@ TEST_CASE("units are cut into equal pieces, with norms first") {
     for (const int64_t pieces : {1, 2, 3, 5, 8}) {
       INFO("over " << model.tensor_size << " in " << pieces);
       const std::vector<TensorShard>& shards = model.ranks.back();
-      const ParameterLayout layout = make_layout(model.spec, shards, pieces);
-      CHECK(layout.pieces == pieces);
+      const ParameterLayout layout = make_layout(model.spec, shards, {pieces});
+      CHECK(layout.piece_elements * pieces == layout.elements);
       int64_t end_of_units = 0;
       for (size_t unit = 0; unit < layout.units.size(); ++unit) {
         const UnitRange& range = layout.units[unit];
@@ -220,7 +220,8 @@ TEST_CASE("units are cut into equal pieces, with norms first") {
         CHECK(range.offset - end_of_units < unit_multiple * pieces);
         CHECK(range.offset % (unit_multiple * pieces) == 0);
         CHECK(range.elements % (segment_multiple * pieces) == 0);
-        CHECK(layout.piece_elements(range) * pieces == range.elements);
+        CHECK(range.piece_elements() * pieces == range.elements);
+        CHECK(range.piece_offset * pieces == range.offset);
         end_of_units = range.offset + range.elements;
         int64_t tensors = 0;
         for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
@@ -247,7 +248,7 @@ TEST_CASE("each unit lists the ranges that are summed over tensor ranks, and at 
     const std::vector<TensorShard>& shards = model.ranks.back();
     for (const bool sequence : {false, true}) {
       INFO("over " << model.tensor_size << " sequence " << sequence);
-      const ParameterLayout layout = make_layout(model.spec, shards, 2, sequence);
+      const ParameterLayout layout = make_layout(model.spec, shards, {2}, sequence);
       std::vector<std::vector<Reduction>> expected(layout.units.size());
       for (size_t i = 0; i < model.spec.tensors.size(); ++i) {
         const TensorSpec& tensor = model.spec.tensors[i];
@@ -264,7 +265,7 @@ TEST_CASE("each unit lists the ranges that are summed over tensor ranks, and at 
       }
       for (size_t unit = 0; unit < layout.units.size(); ++unit) {
         INFO("unit " << unit);
-        expected[unit].push_back({ReductionGroup::data, 0, layout.units[unit].elements});
+        expected[unit].push_back({ReductionGroup::copies, 0, layout.units[unit].elements});
         const std::vector<Reduction>& reductions = layout.units[unit].reductions;
         REQUIRE(reductions.size() == expected[unit].size());
         for (size_t i = 0; i < reductions.size(); ++i) {
@@ -280,11 +281,11 @@ TEST_CASE("each unit lists the ranges that are summed over tensor ranks, and at 
 TEST_CASE("a unit of which a rank holds nothing is empty") {
   const ModelSpec spec = make_spec(small_config(Family::llama).model);
   std::vector<TensorShard> shards = shard_tensors(spec, {});
-  const ParameterLayout whole = make_layout(spec, shards, 2);
+  const ParameterLayout whole = make_layout(spec, shards, {2});
   for (size_t i = 0; i < spec.tensors.size(); ++i) {
     if (spec.tensors[i].unit == 1) shards[i] = {.shape = {0}, .boxes = {}};
   }
-  const ParameterLayout layout = make_layout(spec, shards, 2);
+  const ParameterLayout layout = make_layout(spec, shards, {2});
   CHECK(layout.units[1].elements == 0);
   CHECK(layout.units[1].norm_elements == 0);
   CHECK(layout.units[1].reductions.empty());

@@ -99,7 +99,7 @@ TEST_CASE("muP scales initial weights and rates by the width") {
 TEST_CASE("only the vocabulary is padded, and the layout is aligned and without overlap") {
   const ModelSpec spec = make_spec(small_config(Family::gpt2).model);
   const std::vector<TensorShard> shards = shard_tensors(spec, {});
-  const ParameterLayout layout = make_layout(spec, shards, 1);
+  const ParameterLayout layout = make_layout(spec, shards, {1});
   std::vector<size_t> by_offset(spec.tensors.size());
   std::iota(by_offset.begin(), by_offset.end(), size_t{0});
   std::sort(by_offset.begin(), by_offset.end(),

@@ -92,8 +92,8 @@ TEST_CASE("stages pass numbers on and back, in a chain or a ring, and sum what b
   }
 }
 
-TEST_CASE("ranks along the context, expert and data axes hold the same parameters") {
-  const Mesh mesh({{2, 2, 2, 3, 2}}, 48);
+TEST_CASE("ranks along the context and data axes hold the same parameters") {
+  const Mesh mesh({{2, 2, 6, 2}}, 48);
   const RunConfig config = small_config(Family::gpt2);
   CHECK(group_ranks(config, mesh, 25, GroupKind::data) == Ranks{25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 47});
 }
