@@ -67,6 +67,8 @@ Cable::~Cable() {
   }
 }
 
+void Cable::cut() const { ::shutdown(descriptor(), SHUT_RDWR); }
+
 void Cable::open(int stream, std::function<void()> wake) {
   const std::lock_guard lock(mutex_);
   streams_[stream].wake = std::move(wake);

@@ -42,6 +42,8 @@ class Cable {
   // Returns the events of poll() for which a stream waits that still has to send or to receive; 0: none.
   short events(int stream, bool sending, bool receiving);
   int descriptor() const { return socket_.descriptor(); }
+  // Cuts the connection, so that every stream finds the peer gone.
+  void cut() const;
 
  private:
   // Precedes the bytes of a stream, and is a notice about it.

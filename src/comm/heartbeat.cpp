@@ -5,10 +5,12 @@
 #include <csignal>
 #include <cstdio>
 #include <fmt/format.h>
+#include <optional>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <thread>
 #include <unistd.h>
+#include <vector>
 
 #include "base/json.h"
 #include "base/output.h"
@@ -58,7 +60,7 @@ bool lost(const Member& member) { return member.condition >= Condition::failed; 
 class Heartbeat::Watch {
  public:
   Watch(Rendezvous rendezvous, int rank, int needed, const Timeout& timeout, std::shared_ptr<Activity> activity,
-        End end)
+        Policy policy)
       : rendezvous_(std::move(rendezvous)),
         rank_(rank),
         needed_(static_cast<size_t>(needed)),
@@ -66,7 +68,7 @@ class Heartbeat::Watch {
         timeout_(seconds_duration(timeout.seconds)),
         interval_(std::min<Clock::duration>(longest_interval, timeout_ / 4)),
         activity_(std::move(activity)),
-        end_(std::move(end)),
+        policy_(std::move(policy)),
         members_(rendezvous_.peers.size()),
         wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     for (Member& member : members_) member.heard = Clock::now();
@@ -87,7 +89,7 @@ class Heartbeat::Watch {
   }
 
  private:
-  bool leading() const { return rank_ == 0; }
+  bool leading() const { return rank_ == leader_; }
 
   void run() {
     // Blocks all signals in this thread: other threads handle them.
@@ -126,8 +128,11 @@ class Heartbeat::Watch {
   // Time when the rank that has been silent for longest reaches the timeout.
   Clock::time_point next_silence() const {
     auto earliest = Clock::time_point::max();
-    for (size_t rank = leading() ? 1 : 0; rank < (leading() ? members_.size() : 1); ++rank)
-      if (members_[rank].condition == Condition::alive) earliest = std::min(earliest, members_[rank].heard + timeout_);
+    for (size_t rank = 0; rank < members_.size(); ++rank) {
+      const bool watched = leading() ? rank != index(rank_) : rank == index(leader_);
+      if (watched && members_[rank].condition == Condition::alive)
+        earliest = std::min(earliest, members_[rank].heard + timeout_);
+    }
     return earliest;
   }
 
@@ -150,10 +155,10 @@ class Heartbeat::Watch {
   void listen() {
     for (size_t i = 0; i < rendezvous_.channels.size(); ++i) {
       FrameChannel& channel = rendezvous_.channels[i];
-      Member& member = members_[i];  // a member's only channel leads to rank 0
+      Member& member = members_[leading() ? i : index(leader_)];  // another rank's only channel leads to the leader
       if (channel.open()) channel.read_available();
       while (const auto frame = channel.next_frame()) take(*frame, member);
-      if (!channel.open() && (i > 0 || !leading())) set_condition(member, Condition::closed);
+      if (!channel.open() && (!leading() || i != index(rank_))) set_condition(member, Condition::closed);
     }
   }
 
@@ -165,7 +170,8 @@ class Heartbeat::Watch {
     if (kind == "beat" && message.contains("stop") && message["stop"] == true) activity_->ask_to_stop();
     if (kind == "finished") set_condition(member, Condition::finished);
     if (kind == "failed") set_condition(member, Condition::failed);
-    if (kind == "end") end_(false);
+    if (kind == "end") policy_.end(false);
+    if (kind == "lost" && policy_.go_on) go_on_without(numbers_member(message, "ranks"));
   }
 
   static void set_condition(Member& member, Condition condition) {
@@ -178,11 +184,12 @@ class Heartbeat::Watch {
     if (Clock::now() - member.heard >= timeout_) set_condition(member, Condition::silent);
   }
 
-  // On rank 0: reports lost ranks, after a delay in which further losses show.
+  // On the leader, rank 0 at first: reports lost ranks, after a delay in which further losses show.
   void look_at_members(bool was_stopped) {
     bool due = false;
     size_t num_closed = 0;
-    for (size_t rank = 1; rank < members_.size(); ++rank) {
+    for (size_t rank = 0; rank < members_.size(); ++rank) {
+      if (rank == index(rank_)) continue;
       note_silence(members_[rank]);
       if (rank >= needed_) {
         if (lost(members_[rank])) let_go(rank);
@@ -192,7 +199,7 @@ class Heartbeat::Watch {
       if (members_[rank].condition == Condition::closed) ++num_closed;
     }
     if (was_stopped && num_closed > 0) end_after_stop();
-    if (due) report_and_end(0);
+    if (due) report_loss();
   }
 
   void let_go(size_t rank) {
@@ -207,33 +214,38 @@ class Heartbeat::Watch {
   }
 
   void look_at_leader(bool was_stopped) {
-    Member& leader = members_[0];
+    Member& leader = members_[index(leader_)];
     note_silence(leader);
-    if (leader.condition == Condition::failed && Clock::now() - leader.changed >= farewell_time) end_(false);
+    const bool left = leader.condition == Condition::failed && Clock::now() - leader.changed >= farewell_time;
+    if (left && !policy_.go_on) policy_.end(false);
     if (was_stopped && leader.condition == Condition::closed) end_after_stop();
-    if (leader.condition == Condition::closed || leader.condition == Condition::silent) succeed();
+    if (left || leader.condition == Condition::closed || leader.condition == Condition::silent) succeed();
   }
 
-  // On other ranks, when rank 0 is lost: reports to the lowest rank that answers, or takes over if there is none.
+  // On other ranks, when the leader is lost: turns to the lowest rank that answers, or takes over if there is none.
   void succeed() {
-    for (int candidate = 1; candidate < rank_; ++candidate) {
+    for (int candidate = leader_ + 1; candidate < rank_; ++candidate) {
+      if (members_[index(candidate)].condition == Condition::finished) continue;
       const auto patience = Clock::now() + 3 * interval_ + farewell_time;
-      PeerCall call =
-          call_peer(rendezvous_.peers[static_cast<size_t>(candidate)], candidate, self(), PeerPort::heartbeat,
-                    rendezvous_.key, takeover_greeting(), {Clock::now() + gathering_time, patience});
+      PeerCall call = call_peer(rendezvous_.peers[index(candidate)], candidate, self(), PeerPort::heartbeat,
+                                rendezvous_.key, takeover_greeting(), {Clock::now() + gathering_time, patience});
       // The candidate reports and ends the run once it has heard from all it can; a stopped candidate does not.
-      const bool heard = call.end == CallEnd::proven && (call.channel.receive(patience) || !call.channel.open());
-      if (heard || call.end == CallEnd::closed) end_(false);
+      const auto answer = call.end == CallEnd::proven ? call.channel.receive(patience) : std::nullopt;
+      if (answer && policy_.go_on) return follow(candidate, std::move(call.channel), *answer);
+      if (answer || call.end == CallEnd::closed || (call.end == CallEnd::proven && !call.channel.open()))
+        policy_.end(false);
     }
-    // Other ranks may have received a last beat of rank 0 that this rank missed.
+    // Other ranks may have received a last beat of the leader that this rank missed.
     auto deadline = Clock::now() + gathering_time;
-    if (members_[0].condition == Condition::silent) deadline += interval_;
+    if (members_[index(leader_)].condition == Condition::silent) deadline += interval_;
     size_t num_missing = 0;  // ranks that may still turn to this rank
-    for (size_t rank = 1; rank < members_.size(); ++rank) {
-      if (static_cast<int>(rank) != rank_) set_condition(members_[rank], Condition::closed);
+    std::vector<FrameChannel> followers;
+    for (size_t rank = 0; rank < members_.size(); ++rank) {
+      followers.emplace_back(Socket());
+      if (rank == index(rank_) || members_[rank].condition == Condition::finished) continue;
+      set_condition(members_[rank], Condition::closed);
       num_missing += static_cast<int>(rank) > rank_ ? 1 : 0;
     }
-    std::vector<FrameChannel> followers;
     while (num_missing > 0) {
       auto admitted = rendezvous_.heartbeat_listener.admit(deadline);
       if (!admitted) break;
@@ -241,34 +253,71 @@ class Heartbeat::Watch {
           number_member(parse_json_or_discard(admitted->text), "rank", 0, static_cast<int64_t>(members_.size()) - 1);
       if (!number) continue;
       const auto rank = static_cast<size_t>(*number);
+      if (members_[rank].condition == Condition::finished) continue;
       num_missing -= members_[rank].condition == Condition::alive || static_cast<int>(rank) < rank_ ? 0 : 1;
       members_[rank].condition = Condition::alive;
-      followers.push_back(std::move(admitted->channel));
+      members_[rank].heard = Clock::now();
+      followers[rank] = std::move(admitted->channel);
     }
     rendezvous_.channels = std::move(followers);
-    report_and_end(rank_);
+    leader_ = rank_;
+    report_loss();
   }
 
-  const Peer& self() const { return rendezvous_.peers[static_cast<size_t>(rank_)]; }
+  // Has another rank as leader from now on, which has answered with the list of lost ranks.
+  void follow(int leader, FrameChannel channel, const std::string& answer) {
+    leader_ = leader;
+    rendezvous_.channels.clear();
+    rendezvous_.channels.push_back(std::move(channel));
+    members_[index(leader)].condition = Condition::alive;
+    take(answer, members_[index(leader)]);
+  }
+
+  static size_t index(int rank) { return static_cast<size_t>(rank); }
+  const Peer& self() const { return rendezvous_.peers[index(rank_)]; }
 
   std::string takeover_greeting() const { return json_text(Json{{"kind", "takeover"}, {"rank", rank_}}); }
 
-  void report_and_end(int reporter) {
+  // On the leader: reports the lost ranks, tells the others, and does as the policy says.
+  void report_loss() {
     std::string report;
-    size_t num_lost = 0;
+    std::vector<int> ranks;
     for (size_t rank = 0; rank < members_.size(); ++rank) {
       const Member& member = members_[rank];
-      if (static_cast<int>(rank) == reporter || !lost(member)) continue;
-      ++num_lost;
+      if (rank == index(rank_) || !lost(member)) continue;
+      ranks.push_back(static_cast<int>(rank));
       report += fmt::format("  rank {} ({}) {}; last seen {}\n", rank, rendezvous_.peers[rank].host, fate(member),
                             member.doing);
     }
-    print_err("gptrain: {} of {} ranks lost; rank {} ({}) ends the run, nothing more is saved\n{}", num_lost,
-              members_.size(), reporter, self().host, report);
+    print_err("gptrain: {} of {} ranks lost; rank {} ({}) {}\n{}", ranks.size(), members_.size(), rank_, self().host,
+              policy_.go_on ? "goes on without them" : "ends the run, nothing more is saved", report);
     std::fflush(stderr);
+    const Json notice = policy_.go_on ? Json{{"kind", "lost"}, {"ranks", ranks}} : Json{{"kind", "end"}};
     for (FrameChannel& channel : rendezvous_.channels)
-      if (channel.open()) channel.send(json_text(Json{{"kind", "end"}}), Clock::now() + send_time);
-    end_(true);
+      if (channel.open()) channel.send(json_text(notice), Clock::now() + send_time);
+    if (!policy_.go_on) policy_.end(true);
+    for (const int rank : ranks) rendezvous_.channels[index(rank)] = FrameChannel(Socket());
+    go_on_without(ranks);
+  }
+
+  // Goes on with the ranks that are not lost. The leader's list is final: a rank that is on it ends.
+  void go_on_without(const std::vector<int>& ranks) {
+    for (const int rank : ranks) {
+      if (rank == rank_) end_after_stop();
+      members_[index(rank)].condition = Condition::finished;
+    }
+    policy_.go_on(ranks);
+  }
+
+  // Returns a list of ranks in a message; a list with any other number counts as empty.
+  std::vector<int> numbers_member(const Json& message, const char* name) const {
+    std::vector<int> ranks;
+    if (!message.contains(name) || !message[name].is_array()) return ranks;
+    for (const Json& number : message[name]) {
+      if (!number.is_number_integer() || number < 0 || number >= members_.size()) return {};
+      ranks.push_back(number);
+    }
+    return ranks;
   }
 
   std::string fate(const Member& member) const {
@@ -278,18 +327,20 @@ class Heartbeat::Watch {
   }
 
   void end_after_stop() {
-    print_err("gptrain: rank {} ({}) was stopped, and the others have ended without it\n", rank_, self().host);
-    end_(false);
+    print_err("gptrain: rank {} ({}) was stopped, and the others have {} without it\n", rank_, self().host,
+              policy_.go_on ? "gone on" : "ended");
+    policy_.end(false);
   }
 
   Rendezvous rendezvous_;
   int rank_;
+  int leader_ = 0;  // rank that hears all others; the channels of the rest lead to it
   size_t needed_;
   std::string timeout_text_;
   Clock::duration timeout_;
   Clock::duration interval_;
   std::shared_ptr<Activity> activity_;
-  End end_;
+  Policy policy_;
   std::vector<Member> members_;
   Socket wake_;  // becomes readable when this rank leaves
   std::atomic<bool> leaving_ = false;
@@ -298,9 +349,9 @@ class Heartbeat::Watch {
 };
 
 Heartbeat::Heartbeat(Rendezvous rendezvous, int rank, int needed, const Timeout& timeout,
-                     std::shared_ptr<Activity> activity, End end)
-    : watch_(
-          std::make_unique<Watch>(std::move(rendezvous), rank, needed, timeout, std::move(activity), std::move(end))) {}
+                     std::shared_ptr<Activity> activity, Policy policy)
+    : watch_(std::make_unique<Watch>(std::move(rendezvous), rank, needed, timeout, std::move(activity),
+                                     std::move(policy))) {}
 
 Heartbeat::~Heartbeat() = default;
 

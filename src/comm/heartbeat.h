@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/activity.h"
 #include "comm/rendezvous.h"
@@ -13,17 +14,22 @@ namespace gptrain::inline comm {
 // Runs one thread per process, beside the collectives. Several times a second every rank reports its activity to rank 0
 // over TCP, and rank 0 answers with its own. A peer is lost if its connection closes or it is silent for the timeout.
 // The lowest remaining rank then reports each lost rank (host, last operation, group, bytes, step and phase) on
-// standard error within a second, and every process ends with exit code 5. If rank 0 is lost, the others turn to rank
-// 1, and so on. A process that was stopped, and finds that the others have gone on without it, ends as well.
+// standard error within a second, and the policy says whether the remaining ranks end or go on. If rank 0 is lost, the
+// others turn to rank 1, and so on. A process that was stopped, or is on the list of lost ranks that the others have,
+// ends.
 class Heartbeat {
  public:
-  // Ends this process with exit code 5; does not return. Called from the heartbeat's thread, with `reporter` true on
-  // the process that reports the loss.
-  using End = std::function<void(bool reporter)>;
+  // Consequence of a loss, the same on all ranks. The heartbeat's thread calls both functions.
+  struct Policy {
+    // Ends this process with exit code 5; does not return. `reporter`: this process has reported the loss.
+    std::function<void(bool reporter)> end;
+    // Takes the lost ranks, rising, on every remaining rank, which goes on. Null: a loss ends all processes.
+    std::function<void(const std::vector<int>& lost)> go_on = {};
+  };
 
-  // The loss of one of the first `needed` ranks ends all processes; the loss of another is only reported.
+  // The loss of one of the first `needed` ranks is the policy's affair; the loss of another is only reported.
   Heartbeat(Rendezvous rendezvous, int rank, int needed, const Timeout& timeout, std::shared_ptr<Activity> activity,
-            End end);
+            Policy policy);
   // Leaves the watch. Called by all ranks once none needs another (`finished`), or by a rank that failed: the heartbeat
   // then ends the others if they do not end by themselves within a second.
   void leave(bool finished);

@@ -18,6 +18,8 @@ class Links {
   // Connects the group of `ranks`, at least two, in which this rank is number `place`. Called by every member; `index`
   // counts the groups of the world. THROWS Error(device) if a member does not connect within the timeout.
   virtual std::unique_ptr<Transport> connect(const std::vector<int>& ranks, int place, int index) = 0;
+  // Makes groups with lost ranks throw PeerGone, though the ranks may only be silent. Thread-safe.
+  virtual void drop(const std::vector<int>& lost) = 0;
   // Closes after all groups are done. `finished`: the run has ended well on every rank; false: this rank has failed.
   virtual void close(bool finished) = 0;
   // Ends this process with exit code 5; the reporter also ends all others that the launcher can reach.
@@ -28,8 +30,10 @@ class Links {
 void await_heartbeat();
 
 // Uses a connection between each pair of ranks, which all their groups share. Takes the group listener from the
-// meeting.
-std::unique_ptr<Links> make_tcp_links(Rendezvous& rendezvous, int rank, double timeout_seconds);
+// meeting. `outlives_peers`: a group throws PeerGone at once if a rank of it is lost; false: it leaves the end of the
+// process to the heartbeat.
+std::unique_ptr<Links> make_tcp_links(Rendezvous& rendezvous, int rank, double timeout_seconds,
+                                      bool outlives_peers = false);
 
 // Uses MPI, if the build and the launcher have it.
 class MpiLinks : public Links {

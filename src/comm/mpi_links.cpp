@@ -192,6 +192,7 @@ class MpiWorldLinks final : public MpiLinks {
     return transport;
   }
 
+  void drop(const std::vector<int>&) override {}  // the launcher ends all
   void close(bool finished) override { session_->finished = finished; }
 
   void end_process(bool reporter) override {

@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 #include <limits>
 #include <mutex>
-#include <numeric>
 #include <optional>
+#include <set>
 #include <sys/resource.h>
 #include <thread>
 #include <unistd.h>
@@ -84,11 +84,15 @@ class ProcessWorld final : public World {
         size_(options.ranks > 0 ? options.ranks : launch.size),
         links_(std::move(links)) {
     for (const Peer& peer : rendezvous.peers) hosts_.push_back(peer.host);
-    heartbeat_ = std::make_unique<Heartbeat>(std::move(rendezvous), rank_, needed, timeout_, activity_,
-                                             [links = links_.get()](bool reporter) { links->end_process(reporter); });
-    std::vector<int> all(static_cast<size_t>(size_));
-    std::iota(all.begin(), all.end(), 0);
-    all_ = connect(all, {.reduces = false});
+    Heartbeat::Policy policy{.end = [links = links_.get()](bool reporter) { links->end_process(reporter); }};
+    if (options.on_loss)
+      policy.go_on = [this, on_loss = options.on_loss](const std::vector<int>& lost) {
+        note_lost(lost);
+        links_->drop(lost);
+        on_loss(lost);
+      };
+    heartbeat_ = std::make_unique<Heartbeat>(std::move(rendezvous), rank_, needed, timeout_, activity_, policy);
+    all_ = connect(remaining_ranks(), {.reduces = false});
   }
   ProcessWorld(const ProcessWorld&) = delete;
   ProcessWorld& operator=(const ProcessWorld&) = delete;
@@ -97,7 +101,11 @@ class ProcessWorld final : public World {
     bool finished = std::uncaught_exceptions() == exceptions_at_start_;
     try {
       // Waits until no rank needs another, or the heartbeat.
-      if (finished && all_) all_->barrier();
+      if (finished && all_) {
+        const std::vector<int> remaining = remaining_ranks();
+        if (std::ssize(remaining) < size_) all_ = connect(remaining, {.reduces = false});
+        all_->barrier();
+      }
     } catch (const Error&) {
       finished = false;
     }
@@ -123,6 +131,19 @@ class ProcessWorld final : public World {
   }
 
  private:
+  void note_lost(const std::vector<int>& lost) {
+    const std::lock_guard lock(mutex_);
+    lost_.insert(lost.begin(), lost.end());
+  }
+
+  std::vector<int> remaining_ranks() {
+    const std::lock_guard lock(mutex_);
+    std::vector<int> ranks;
+    for (int rank = 0; rank < size_; ++rank)
+      if (!lost_.contains(rank)) ranks.push_back(rank);
+    return ranks;
+  }
+
   std::unique_ptr<Communicator> connect(const std::vector<int>& ranks, const GroupUse& use) {
     const int index = num_groups_++;
     const auto place = std::find(ranks.begin(), ranks.end(), rank_);
@@ -144,6 +165,8 @@ class ProcessWorld final : public World {
   int size_;
   int exceptions_at_start_ = std::uncaught_exceptions();
   std::vector<std::string> hosts_;
+  std::mutex mutex_;  // guards lost_
+  std::set<int> lost_;
   std::unique_ptr<Links> links_;
   std::unique_ptr<Heartbeat> heartbeat_;
   std::unique_ptr<Communicator> all_;  // group of all ranks, for the end; null on processes that are not ranks
@@ -189,7 +212,7 @@ std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& 
   }
   Rendezvous rendezvous = join_rendezvous(launch, std::move(master), launch.master_addresses, all_facts(options),
                                           options.timeout, listen_options);
-  auto links = make_tcp_links(rendezvous, launch.rank, options.timeout.seconds);
+  auto links = make_tcp_links(rendezvous, launch.rank, options.timeout.seconds, options.on_loss != nullptr);
   const int needed = options.ranks > 0 ? options.ranks : launch.size;
   return std::make_unique<ProcessWorld>(launch, std::move(rendezvous), std::move(links), options, needed);
 }
@@ -223,7 +246,10 @@ std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& 
   listen_options.secret = Secret(shared.at("secret"));
   Rendezvous rendezvous = join_rendezvous(launch_of_master, std::move(master), addresses, all_facts(options),
                                           options.timeout, listen_options);
-  return std::make_unique<ProcessWorld>(launch, std::move(rendezvous), std::move(links), options, launch.size);
+  WorldOptions ended_by_launcher = options;
+  ended_by_launcher.on_loss = nullptr;
+  return std::make_unique<ProcessWorld>(launch, std::move(rendezvous), std::move(links), ended_by_launcher,
+                                        launch.size);
 }
 
 std::unique_ptr<World> make_process_world(const Launch& launch, const WorldOptions& options) {

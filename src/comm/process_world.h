@@ -1,6 +1,7 @@
 // Worlds whose ranks are processes.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -23,12 +24,16 @@ struct WorldOptions {
   std::string interface = "auto";  // network interface or address to listen at; see ListenOptions in rendezvous.h
   Refusal refusal = {};            // used if a wait in MPI times out and the process must end
   int ranks = 0;                   // number of ranks: the first of the launched processes; 0: all
+  // Takes the lost ranks, rising, on every remaining rank (Heartbeat::Policy), over TCP only: under MPI the launcher
+  // ends all. Groups with a lost rank then throw PeerGone, and the remaining ranks can make groups of themselves. Null:
+  // a loss ends this process.
+  std::function<void(const std::vector<int>& lost)> on_loss = {};
 };
 
 // Finds the peers, compares the facts and starts the heartbeat; a world of one process has none. While the world lives,
-// the loss of a peer ends this process with exit code 5. Destroying it is collective (a barrier), unless an exception
-// is in flight: the other processes then end as well. THROWS Error(device) as join_rendezvous() does (rendezvous.h),
-// with an empty message where rank 0 reports the fault.
+// the loss of a peer ends this process with exit code 5, unless options.on_loss takes it. Destroying it is collective
+// (a barrier), unless an exception is in flight: the other processes then end as well. THROWS Error(device) as
+// join_rendezvous() does (rendezvous.h), with an empty message where rank 0 reports the fault.
 //
 // Processes beyond options.ranks are met and compared like all others but are not ranks of the world: their rank() is
 // at least size(). They have the groups that list them, take no part in the barrier at the end, and over TCP the loss

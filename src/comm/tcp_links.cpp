@@ -4,8 +4,10 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <fmt/format.h>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/uio.h>
@@ -42,10 +44,11 @@ struct Flow {
 class TcpTransport final : public Transport {
  public:
   // `cables`: one per rank of the group, this rank's own null. `stream`: the group's number in all of them.
-  TcpTransport(std::vector<std::shared_ptr<Cable>> cables, int rank, int stream)
+  TcpTransport(std::vector<std::shared_ptr<Cable>> cables, int rank, int stream, bool outlives_peers)
       : cables_(std::move(cables)),
         rank_(rank),
         stream_(stream),
+        outlives_peers_(outlives_peers),
         woken_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
         sending_(cables_.size()),
         receiving_(cables_.size()) {
@@ -155,14 +158,17 @@ class TcpTransport final : public Transport {
 
   [[noreturn]] void lose(int peer, const Call& call) {
     check_given_up();
+    const std::string text =
+        fmt::format("rank {} of a group closed its connection while rank {} was in {}", peer, rank_, describe(call));
+    if (outlives_peers_) throw PeerGone(text);
     await_heartbeat();
-    throw Error(ExitCode::device, "rank {} of a group closed its connection while rank {} was in {}", peer, rank_,
-                describe(call));
+    throw Error(ExitCode::device, "{}", text);
   }
 
   std::vector<std::shared_ptr<Cable>> cables_;
   int rank_;
   int stream_;
+  bool outlives_peers_;
   Socket woken_;  // an event: another thread has read something for this group
   std::vector<Flow> sending_;
   std::vector<Flow> receiving_;
@@ -172,29 +178,47 @@ class TcpTransport final : public Transport {
 
 class TcpLinks final : public Links {
  public:
-  TcpLinks(Rendezvous& rendezvous, int rank, double timeout_seconds)
+  TcpLinks(Rendezvous& rendezvous, int rank, double timeout_seconds, bool outlives_peers)
       : peers_(rendezvous.peers),
         key_(rendezvous.key),
         group_listener_(std::move(rendezvous.group_listener)),
         rank_(rank),
-        timeout_(seconds_duration(timeout_seconds)) {}
+        timeout_(seconds_duration(timeout_seconds)),
+        outlives_peers_(outlives_peers) {}
 
   // The first group of a pair of ranks connects them: the higher one calls the lower.
   std::unique_ptr<Transport> connect(const std::vector<int>& ranks, int place, int index) override {
     const auto deadline = Clock::now() + timeout_;
     for (const int rank : ranks)
-      if (rank < rank_ && !cables_.contains(rank)) cables_[rank] = std::make_shared<Cable>(call(rank, deadline));
+      if (rank < rank_ && !find(rank)) keep(rank, call(rank, deadline));
     for (const int rank : ranks)
-      if (rank > rank_ && !cables_.contains(rank)) cables_[rank] = std::make_shared<Cable>(await_call(rank, deadline));
+      if (rank > rank_ && !find(rank)) keep(rank, await_call(rank, deadline));
     std::vector<std::shared_ptr<Cable>> cables;
-    for (const int rank : ranks) cables.push_back(rank == rank_ ? nullptr : cables_.at(rank));
-    return std::make_unique<TcpTransport>(std::move(cables), place, index);
+    for (const int rank : ranks) cables.push_back(find(rank));
+    return std::make_unique<TcpTransport>(std::move(cables), place, index, outlives_peers_);
   }
 
+  void drop(const std::vector<int>& lost) override {
+    for (const int rank : lost)
+      if (const auto cable = find(rank)) cable->cut();
+  }
   void close(bool) override {}
   void end_process(bool) override { _exit(static_cast<int>(ExitCode::device)); }
 
  private:
+  // Returns the connection to a rank; null if there is none, as to this rank itself.
+  std::shared_ptr<Cable> find(int rank) {
+    const std::lock_guard lock(mutex_);
+    const auto found = cables_.find(rank);
+    return found == cables_.end() ? nullptr : found->second;
+  }
+
+  void keep(int rank, Socket socket) {
+    auto cable = std::make_shared<Cable>(std::move(socket));
+    const std::lock_guard lock(mutex_);
+    cables_[rank] = std::move(cable);
+  }
+
   const Peer& self() const { return peers_[static_cast<size_t>(rank_)]; }
 
   Socket call(int rank, Clock::time_point deadline) const {
@@ -229,6 +253,8 @@ class TcpLinks final : public Links {
   SecureListener group_listener_;
   int rank_;
   Clock::duration timeout_;
+  bool outlives_peers_;
+  std::mutex mutex_;                              // guards cables_
   std::map<int, std::shared_ptr<Cable>> cables_;  // by rank
   std::map<int, Socket> calls_;                   // early connections by rank
 };
@@ -237,8 +263,8 @@ class TcpLinks final : public Links {
 
 void await_heartbeat() { std::this_thread::sleep_for(std::chrono::seconds(3)); }
 
-std::unique_ptr<Links> make_tcp_links(Rendezvous& rendezvous, int rank, double timeout_seconds) {
-  return std::make_unique<TcpLinks>(rendezvous, rank, timeout_seconds);
+std::unique_ptr<Links> make_tcp_links(Rendezvous& rendezvous, int rank, double timeout_seconds, bool outlives_peers) {
+  return std::make_unique<TcpLinks>(rendezvous, rank, timeout_seconds, outlives_peers);
 }
 
 }  // namespace gptrain::comm

@@ -9,11 +9,15 @@
 //   error     ends with an error of its own
 //   sleep     waits until killed, as the others do for it
 //   end       does not reach the end of MPI
+//   survive   waits until killed; the others wait for it, are told of its loss, and go on without it
 // COMM_RANKS_THREADS=N runs N ranks as threads.
+#include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <fmt/format.h>
+#include <mutex>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -141,6 +145,51 @@ void fail_on_a_lane(World& world, const std::vector<int>& ranks, int faulty) {
   first.wait(ticket);
 }
 
+// Lost ranks, which the heartbeat's thread hands to the rank's thread.
+class Losses {
+ public:
+  void add(const std::vector<int>& ranks) {
+    {
+      const std::lock_guard lock(mutex_);
+      ranks_.insert(ranks_.end(), ranks.begin(), ranks.end());
+    }
+    changed_.notify_all();
+  }
+  // Returns the lost ranks as soon as there are any.
+  std::vector<int> wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !ranks_.empty(); });
+    return ranks_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<int> ranks_;
+};
+
+// Sums 10^rank over the ranks that remain after a loss, in a group of their own.
+void survive(World& world, Losses& losses, std::unique_ptr<Communicator> all, int faulty) {
+  std::printf("ready\n");
+  std::fflush(stdout);
+  if (world.rank() == faulty) std::this_thread::sleep_for(std::chrono::seconds(60));
+  int64_t sum = 1;
+  for (int rank = 0; rank < world.rank(); ++rank) sum *= 10;
+  int64_t nothing = 0;
+  try {
+    all->all_reduce(&nothing, 1, DType::i64, ReduceOp::sum);
+    throw Error(ExitCode::data, "the group of all ranks has not noticed the loss");
+  } catch (const PeerGone&) {
+    all.reset();
+  }
+  const std::vector<int> lost = losses.wait();
+  std::vector<int> remaining;
+  for (int rank = 0; rank < world.size(); ++rank)
+    if (std::find(lost.begin(), lost.end(), rank) == lost.end()) remaining.push_back(rank);
+  world.make_group(remaining)->all_reduce(&sum, 1, DType::i64, ReduceOp::sum);
+  std::printf("lost %s, sum %lld\n", list_ranks(lost).c_str(), static_cast<long long>(sum));
+}
+
 std::vector<int> every(int first, int step, int size) {
   std::vector<int> ranks;
   for (int rank = first; rank < size; rank += step) ranks.push_back(rank);
@@ -206,8 +255,14 @@ int main(int argc, char** argv) {
     WorldOptions options;
     options.timeout.seconds = timeout_seconds;
     options.facts = {{"config", fault == "config" && launch.rank == faulty ? "b" : "a"}};
+    Losses losses;
+    if (fault == "survive") options.on_loss = [&](const std::vector<int>& lost) { losses.add(lost); };
     const auto world = make_process_world(launch, options);
-    run_rank(*world, fault, faulty);
+    if (fault == "survive") {
+      survive(*world, losses, world->make_group(every(0, 1, world->size())), faulty);
+    } else {
+      run_rank(*world, fault, faulty);
+    }
   } catch (const Error& error) {
     if (*error.what() != '\0') fmt::print(stderr, "{}\n", error.what());
     return static_cast<int>(error.code());

@@ -357,6 +357,21 @@ class Loss(Processes):
                 run.processes[victim].communicate(timeout=HANG_SECONDS)
                 self.assertEqual(run.processes[victim].returncode, DEVICE)
 
+    def test_the_others_go_on_if_the_policy_says_so(self):
+        for victim, number in ((2, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)):
+            with self.subTest(victim=victim, number=number):
+                run = self.tcp(self.SIZE, COMM_RANKS, "survive", str(victim))
+                self.await_ready(run, self.SIZE)
+                run.processes[victim].send_signal(number)
+                results = run.finish(left_out=[victim])
+                total = sum(10**rank for rank in range(self.SIZE) if rank != victim)
+                self.assertEqual([(code, out) for code, out, _ in results], [(0, f"lost {victim}, sum {total}\n")] * 3,
+                                 results)
+                self.assertIn("goes on without them", results[0][2])
+                run.processes[victim].send_signal(signal.SIGCONT)
+                run.processes[victim].communicate(timeout=HANG_SECONDS)
+                self.assertEqual(run.processes[victim].returncode, DEVICE if number == signal.SIGSTOP else -number)
+
     def test_a_stop_shorter_than_the_timeout_changes_nothing(self):
         run = self.tcp(2, GPTRAIN, "bench", "comm", "--max-bytes", "1024", "--seconds", "0.4", "--timeout", "6")
         self.assertIn("2 ranks", run.processes[0].stdout.readline())
