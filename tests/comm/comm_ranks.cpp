@@ -10,7 +10,8 @@
 //   sleep     waits until killed, as the others do for it
 //   end       does not reach the end of MPI
 //   survive   waits until killed; the others wait for it, are told of its loss, and go on without it
-// COMM_RANKS_THREADS=N runs N ranks as threads.
+// comm_ranks time BYTES: prints on rank 0 the seconds that the fastest of several all-reduces takes.
+// COMM_RANKS_THREADS=N runs N ranks as threads. COMM_RANKS_INTERFACE is the address at which a process listens.
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -26,6 +27,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/philox.h"
+#include "base/units.h"
 #include "comm/lane.h"
 #include "comm/process_world.h"
 
@@ -190,6 +192,18 @@ void survive(World& world, Losses& losses, std::unique_ptr<Communicator> all, in
   std::printf("lost %s, sum %lld\n", list_ranks(lost).c_str(), static_cast<long long>(sum));
 }
 
+void time_all_reduce(World& world, Communicator& all, int64_t bytes) {
+  std::vector<float> data(static_cast<size_t>(bytes) / sizeof(float));
+  double least = 1e9;
+  for (int round = 0; round < 5; ++round) {
+    all.barrier();
+    const double start = steady_seconds();
+    all.all_reduce(data.data(), std::ssize(data), DType::f32, ReduceOp::sum);
+    least = std::min(least, steady_seconds() - start);
+  }
+  if (world.rank() == 0) std::printf("%.6f\n", least);
+}
+
 std::vector<int> every(int first, int step, int size) {
   std::vector<int> ranks;
   for (int rank = first; rank < size; rank += step) ranks.push_back(rank);
@@ -254,12 +268,15 @@ int main(int argc, char** argv) {
     const Launch launch = find_launch();
     WorldOptions options;
     options.timeout.seconds = timeout_seconds;
+    if (const char* interface = std::getenv("COMM_RANKS_INTERFACE")) options.interface = interface;
     options.facts = {{"config", fault == "config" && launch.rank == faulty ? "b" : "a"}};
     Losses losses;
     if (fault == "survive") options.on_loss = [&](const std::vector<int>& lost) { losses.add(lost); };
     const auto world = make_process_world(launch, options);
     if (fault == "survive") {
       survive(*world, losses, world->make_group(every(0, 1, world->size())), faulty);
+    } else if (fault == "time") {
+      time_all_reduce(*world, *world->make_group(every(0, 1, world->size())), faulty);
     } else {
       run_rank(*world, fault, faulty);
     }
