@@ -26,6 +26,11 @@ MAX_WHOLE_CONFIGS = 120
 # A method that saves memory is named in few files beside those that run it.
 OFFLOAD_CHOICE = re.compile(r"offload_activations|OffloadChoice")
 MAX_OFFLOAD_FILES = 10
+# Expressions of one place only: the paths that may have them, and the remedy elsewhere.
+SEAMS = [(re.compile(r"\bdata_rank(\(\))? *\*"), ("src/parallel/parameters.",), "ParameterStore::piece gives a rank's piece"),
+         (re.compile(r"\btensor \* [\w.]*pipeline\b"), ("src/config/parallelism.h",), "ranks_of_model gives the product"),
+         (re.compile(r"\bzero *([=!]=|[<>]=?) *\d"), ("src/parallel/", "src/config/"), "config/parallelism.h says what a stage cuts")]
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"|//.*')
 SOURCE_SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".inc", ".py", ".sh"}
 TEXT_SUFFIXES = SOURCE_SUFFIXES | {".build", ".json", ".md", ".supp", ".txt", ".yml", ""}
 # Printing throws if a stream is closed or full, also while an error is reported; src/base/output.h does not throw.
@@ -209,6 +214,15 @@ def size_faults(root):
                 yield f"{path}:{number}: {match.group(1)} has {count} parameters, at most {MAX_PARAMETERS}"
 
 
+def seam_faults(root):
+    """Yields the expressions that only one place may have; those in comments and texts do not count."""
+    for path, text in source_texts(root):
+        for number, line in enumerate(text.splitlines(), 1):
+            for expression, allowed, remedy in SEAMS:
+                if expression.search(STRING.sub("", line)) and not path.relative_to(root).as_posix().startswith(allowed):
+                    yield f"{path}:{number}: {remedy}"
+
+
 def config_faults(root):
     """Yields uses of a whole run config where sections are taken, and too many of them or of a memory choice."""
     whole, offloading = 0, 0
@@ -238,7 +252,7 @@ def file_faults(root):
 def all_faults(root):
     return [*include_faults(root), *ring_faults(root), *cuda_include_faults(root), *map_faults(root),
             *printing_faults(root), *namespace_faults(root), *list_faults(root), *size_faults(root),
-            *config_faults(root), *file_faults(root)]
+            *config_faults(root), *seam_faults(root), *file_faults(root)]
 
 
 def check_that_faults_are_found():
@@ -268,6 +282,8 @@ def check_that_faults_are_found():
             "src/optim/n.h": '#include "base/o.h"\n#include "optim/l.h"\n',
             "src/base/o.h": "\n",
             "src/base/q.cpp": "\n" * (MAX_OWN_LINES + 1),
+            "src/optim/u.cpp": 'first = data_rank * piece;\nranks = tensor * config.pipeline;\nif (zero >= 2) {}\n'
+                               'print("tensor * pipeline");  // zero == 3\n',
             "src/ops/r.h": "void f(int a, std::map<int, int> b, int c, int d, int e, int f, int g,\n       int h);\n"
                            "void g(const RunConfig& config);\n",
             "src/train/s.h": "void g(const RunConfig& config);\n" * MAX_WHOLE_CONFIGS,
@@ -286,6 +302,7 @@ def check_that_faults_are_found():
         found = {fault.removeprefix(folder + "/").split(": ")[0] for fault in all_faults(root)}
     expected = {"src/base/a.h:2", "src/ops/b.h:3", "src/ops/b.h:4", "src/model/spec/c.h:1", "src/model/spec/c.h:2", "src/elsewhere/e.h", "cuda/f.cu:3",
                 "src/base/q.cpp", "src/ops/r.h:1", "src/ops/r.h", "src",
+                "src/optim/u.cpp:1", "src/optim/u.cpp:2", "src/optim/u.cpp:3",
                 "src/base/a", "src/data/h.cpp:3", "src/data/i.cpp", "src/data/j.cpp", "cuda/p.cpp:3", "cuda/p.cpp:4", "src/optim/l",
                 "src/data/meson.build:1", "src/data/meson.build:7", "src/comm/meson.build:1",
                 "tests/long.cpp", "README.md", "README.md:1"}
