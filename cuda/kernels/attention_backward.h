@@ -58,6 +58,19 @@ __global__ void row_sums(BackwardOperands<T, several_runs> op) {
   }
 }
 
+// The gradient of a head's sink: its probability in each row is exp(sink - lse), and its value zero. A warp per head.
+__global__ void sink_gradients(const float* sinks, Rows<const float> lse, const float* delta, int64_t batch,
+                               int64_t tokens, double* gradients) {
+  const int64_t heads = gridDim.x, head = blockIdx.x;
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < batch * tokens; i += 32) {
+    const int64_t row = i / tokens * heads + head, token = i % tokens;
+    sum -= static_cast<double>(expf(sinks[head] - *lse.at(row, token)) * delta[row * tokens + token]);
+  }
+  for (unsigned lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xffffffff, sum, lanes);
+  if (threadIdx.x == 0) gradients[head] = sum;
+}
+
 // The log-sum-exp of a query past the end, or at an empty place, is infinite, which makes its probabilities zero.
 struct QuerySums {
   float lse, delta;
@@ -317,6 +330,9 @@ class BackwardLaunches {
     constexpr int64_t rows_of_block = delta_threads / 32;
     launch(stream_, {(rows_of_heads + rows_of_block - 1) / rows_of_block, delta_threads, 0}, row_sums<T, several_runs>,
            operands_);
+    if (op_.sinks.given())
+      launch(stream_, {op_.num_heads, 32, 0}, sink_gradients, op_.sinks.as<const float>(), operands_.lse,
+             operands_.delta, op_.batch, op_.sequence_length, op_.d_sinks.as<double>());
     run_keys();
     for (int pass = 0; pass < passes(); ++pass) {
       Operands operands = operands_;

@@ -22,6 +22,7 @@ struct ForwardOperands {
   Sizes<several_runs> sizes;
   DropoutOfHeads dropout;
   CarriedSoftmax carried;
+  const float* sinks;  // [heads] or null
 };
 
 // State per row of a thread: the largest score so far, and the sum of e^(score - largest) over the thread's columns.
@@ -125,8 +126,8 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 1)
   typename E::Values o[chunks];
   RunningSoftmax<E> running;
   for (int i = 0; i < E::rows; ++i) {
-    running.largest[i] = -infinity;
-    running.sum[i] = 0;
+    running.largest[i] = op.sinks != nullptr ? op.sinks[head] : -infinity;
+    running.sum[i] = op.sinks != nullptr && E::score_column(0) == 0 ? 1.0F : 0.0F;
   }
   if constexpr (several_runs) {
     if (op.carried.largest != nullptr && !tiles.picked_queries)
@@ -202,7 +203,8 @@ void run_forward(const AttentionForward& op, Stream stream, std::byte* scratch, 
           .lse = Rows<float>(op.lse),
           .sizes = sizes_of<several_runs>(op, pass, {op.q, op.k, op.v}, wanted),
           .dropout = DropoutOfHeads(op.dropout),
-          .carried = carried_of<several_runs>(op, scratch)};
+          .carried = carried_of<several_runs>(op, scratch),
+          .sinks = op.sinks.as<const float>()};
       const int64_t blocks = op.batch * op.num_heads * operands.sizes.tiles.num_query_tiles();
       launch(stream, {blocks, E::threads, sizeof(BlockMemory<E, n, 1>)}, forward<E, n, several_runs>, operands);
     }

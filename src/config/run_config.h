@@ -31,6 +31,7 @@ struct ModelConfig {
   std::vector<AttentionPattern> attention_pattern = {AttentionPattern{}};
   double attention_scale = 0;    // factor of attention scores; 0: score_scale() derives it from the head size
   double attention_softcap = 0;  // bound of attention scores, by a hyperbolic tangent; 0: none
+  bool attention_sinks = false;  // a learned score per head, without a value
   NormKind norm = NormKind::layernorm;
   ActivationKind activation = ActivationKind::gelu_tanh;
   PositionKind positions = PositionKind::learned;

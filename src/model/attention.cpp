@@ -43,8 +43,8 @@ class AttentionBranch final : public Branch {
   // Computes d_qkv, the gradient of the fused queries, keys and values, from d_o, the gradient of attention's output o.
   void attend_backward(const LayerCall& call, const Matrix& o, const Matrix& d_o, const Matrix& d_qkv);
 
-  Parameter q_norm_, k_norm_;
-  GradientSums head_sums_;  // sums for q_norm_ and k_norm_
+  Parameter q_norm_, k_norm_, sinks_;
+  GradientSums head_sums_;  // sums for the three
   // The fused matrix, and with QK-norm, whose backward needs its inputs, a second one for its outputs.
   LayerLayout::Field fused_, normed_ = LayerLayout::none, head_rstd_ = LayerLayout::none;
   std::unique_ptr<SavedMatrix> attention_;
@@ -61,7 +61,8 @@ AttentionBranch::AttentionBranch(const LayerContext& context, LayerLayout& layou
               .norm_name = "norm1"}),
       q_norm_(tensors.find("attention.q_norm.weight")),
       k_norm_(tensors.find("attention.k_norm.weight")),
-      head_sums_(context, layout, "attention.qk_norm", {q_norm_, k_norm_}) {
+      sinks_(tensors.find("attention.sinks")),
+      head_sums_(context, layout, "attention.heads", {q_norm_, k_norm_, sinks_}) {
   const StepShape& shape = context.shape;
   const DType c = context.compute();
   const int64_t n = shape.rows();
@@ -167,7 +168,8 @@ Matrix AttentionBranch::attend(const LayerCall& call, WorkspaceFrame& frame) {
                                         .k = ready.k,
                                         .v = ready.v,
                                         .o = o,
-                                        .lse = layout_.at(call, lse_)});
+                                        .lse = layout_.at(call, lse_),
+                                        .sinks = sinks_.norm(call)});
   attention_->keep(call, o);
   return o;
 }
@@ -203,6 +205,8 @@ void AttentionBranch::attend_backward(const LayerCall& call, const Matrix& o, co
                                          .dq = d_in.q,
                                          .dk = d_in.k,
                                          .dv = d_in.v,
+                                         .sinks = sinks_.norm(call),
+                                         .d_sinks = head_sums_.at(call, 2),
                                          .fixed_bits = shape.deterministic});
   if (!transforms_queries()) return;
   const bool normed = model().qk_norm;

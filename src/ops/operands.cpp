@@ -65,6 +65,7 @@ void visit_attention(const Op& op, Access results, OperandVisitor& visit) {
   visit.reads("v", op.v, exactly(dtype, rows, op.num_kv_heads * op.head_size));
   visit.operand("o", op.o, results, exactly(dtype, rows, op.num_heads * op.head_size));
   visit.operand("lse", op.lse, results, exactly(DType::f32, op.batch * op.num_heads, op.sequence_length));
+  visit.looks_up("sinks", op.sinks, optional(vector(DType::f32, op.num_heads)));
   visit_dropout(op.dropout, op.sequence_length, visit);
   const AttentionPattern& pattern = op.mask.pattern;
   visit.require(pattern.sound(), "the pattern has a size that its kind cannot have");
@@ -219,6 +220,8 @@ void for_each_operand(const AttentionBackward& op, OperandVisitor& visit) {
   visit.writes("dq", op.dq, like(op.q));
   visit.writes("dk", op.dk, like(op.k));
   visit.writes("dv", op.dv, like(op.v));
+  visit.require(op.sinks.given() == op.d_sinks.given(), "sinks and d_sinks are given both or neither");
+  visit.operand("d_sinks", op.d_sinks, Access::uncounted_write, optional(vector(DType::f64, op.num_heads)));
 }
 
 void for_each_operand(const ActivationForward& op, OperandVisitor& visit) {

@@ -212,7 +212,8 @@ struct QueryKeyBackward {
 // o = dropout(softmax(cap(q k^T * scale) + mask)) v for each sequence and head; query head n reads key/value head n /
 // (H / G). cap(s) = softcap tanh(s / softcap), or s if softcap is 0. Tiled with an online softmax, so that no T x T
 // matrix is stored (arXiv 2307.08691). Probabilities enter the second product in C or f32, depending on the device; so
-// does the gradient of the scores in backward. lse is the log-sum-exp of each row of capped, masked scores.
+// does the gradient of the scores in backward. lse is the log-sum-exp of each row of capped, masked scores. With sinks,
+// every row of head h has one more score, sinks[h], which has a share of the softmax and of lse but no value.
 struct AttentionForward {
   static constexpr std::string_view name = "attention_forward";
   int64_t batch, sequence_length, num_heads, num_kv_heads, head_size;
@@ -220,14 +221,15 @@ struct AttentionForward {
   double softcap = 0;
   AttentionMask mask;
   Dropout dropout;
-  Matrix q, k, v;  // [N, H D], [N, G D], [N, G D] C, rows may be strided
-  Matrix o;        // [N, H D] C out
-  Matrix lse;      // [B H, T] f32 out
+  Matrix q, k, v;     // [N, H D], [N, G D], [N, G D] C, rows may be strided
+  Matrix o;           // [N, H D] C out
+  Matrix lse;         // [B H, T] f32 out
+  Matrix sinks = {};  // [1, H] f32, or not given
 };
 
-// dv, dk, dq from do, with the probabilities recomputed tile by tile from q, k and lse. Sums are in key-tile order, so
-// the bits are the same in every run. With grouped queries, a device's library may round each query head's contribution
-// to dk and dv before it adds them.
+// dv, dk, dq and d_sinks from do, with the probabilities recomputed tile by tile from q, k and lse. Sums are in
+// key-tile order, so the bits are the same in every run. With grouped queries, a device's library may round each query
+// head's contribution to dk and dv before it adds them.
 struct AttentionBackward {
   static constexpr std::string_view name = "attention_backward";
   int64_t batch, sequence_length, num_heads, num_kv_heads, head_size;
@@ -239,6 +241,8 @@ struct AttentionBackward {
   Matrix lse;
   Matrix d_o;         // [N, H D] C
   Matrix dq, dk, dv;  // like q, k, v, out; rows may be strided
+  Matrix sinks = {};
+  Matrix d_sinks = {};  // [1, H] f64 out, given with sinks
   // True: the same bits in every run. False: a device's library may sum dq in any order, which takes less memory.
   bool fixed_bits = true;
 };

@@ -113,8 +113,15 @@ uint32_t TrainingStep::norms_checksum() const {
   groups_.wait_all();
   uint32_t crc = 0;
   for (int64_t unit = 0; unit < parameters_->num_units(); ++unit) {
-    const int64_t elements = design_->layout.units[static_cast<size_t>(unit)].norm_elements;
-    crc = device_crc32c(backend_, parameters_->whole(unit).norms, elements * dtype_bytes(DType::f32), crc);
+    const UnitRange& range = design_->layout.units[static_cast<size_t>(unit)];
+    for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
+      const NormUse use = design_->spec.tensors[static_cast<size_t>(i)].norm_use;
+      if (use == NormUse::no_norm || use == NormUse::sinks) continue;
+      const Segment& segment = design_->layout.segments[static_cast<size_t>(i)];
+      std::byte* const weights =
+          parameters_->whole(unit).norms + (segment.offset - range.offset) * dtype_bytes(DType::f32);
+      crc = device_crc32c(backend_, weights, segment.count * dtype_bytes(DType::f32), crc);
+    }
   }
   return crc;
 }

@@ -35,6 +35,7 @@ class Reference {
     out.o = out.dq = zeros(shape_.rows() * shape_.q_cols());
     out.dk = out.dv = zeros(shape_.rows() * shape_.kv_cols());
     out.lse = zeros(shape_.batch * shape_.heads * shape_.tokens);
+    out.d_sinks = zeros(std::ssize(in.sinks));
     std::vector<Real> dk(out.dk.size()), dv(out.dv.size());
     for (int64_t sequence = 0; sequence < shape_.batch; ++sequence)
       for (int64_t head = 0; head < shape_.heads; ++head)
@@ -94,8 +95,12 @@ class Reference {
       slope.push_back(1 - bounded * bounded);
       keep.push_back(static_cast<Real>(keep_factor(shape_, sequence, head, query, key)));
     }
-    const Real max = *std::max_element(p.begin(), p.end());
-    Real sum = 0;
+    const auto head_index = static_cast<size_t>(head);
+    const bool has_sink = !in.sinks.empty();
+    const Real sink = has_sink ? static_cast<Real>(in.sinks[head_index]) : 0;
+    const Real largest = *std::max_element(p.begin(), p.end());
+    const Real max = has_sink ? std::max(largest, sink) : largest;
+    Real sum = has_sink ? std::exp(sink - max) : 0;
     for (const Real score : p) sum += std::exp(score - max);
     const auto lse_index = static_cast<size_t>((sequence * shape_.heads + head) * shape_.tokens + query);
     const Real lse = in.lse.empty() ? max + std::log(sum) : static_cast<Real>(in.lse[lse_index]);
@@ -109,6 +114,7 @@ class Reference {
       out.o[q + d] = rounded(o);
       delta += rounded(o) * static_cast<Real>(in.d_o[q + d]);
     }
+    if (has_sink) out.d_sinks[head_index] -= static_cast<double>(std::exp(sink - lse) * delta);
     for (size_t j = 0; j < keys.size(); ++j) {
       const int64_t key = keys[j];
       const Real d_probability = dot(in.d_o, q, in.v, kv(key)) * keep[j];
@@ -137,6 +143,12 @@ std::string_view documents_text(Documents documents) {
 std::string pattern_text(const AttentionShape& shape) {
   if (shape.window > 0) return fmt::format(" window {}", shape.window);
   return shape.pattern == AttentionPattern{} ? "" : " " + attention_pattern_word(shape.pattern);
+}
+
+Matrix matrix_of(const Operand* operand) { return operand != nullptr ? operand->matrix() : Matrix{}; }
+
+std::vector<double> values_of(const Operand* operand) {
+  return operand != nullptr ? operand->values() : std::vector<double>{};
 }
 
 void bench(Trial& trial, const AttentionShape& shape, DType dtype, bool backward) {
@@ -212,6 +224,10 @@ AttentionMask mask_of(Trial& trial, const AttentionShape& shape) {
   return mask;
 }
 
+const Operand* sinks_of(Trial& trial, const AttentionShape& shape) {
+  return shape.sinks ? &trial.input(DType::f32, 1, shape.heads) : nullptr;
+}
+
 AttentionResults attention_reference(const AttentionShape& shape, DType dtype, const AttentionInputs& inputs) {
   return Reference<double>(shape, dtype).run(inputs);
 }
@@ -223,6 +239,7 @@ double largest(const std::vector<double>& values) {
 }
 
 void attention_forward_case(Trial& trial, const AttentionShape& shape, DType dtype) {
+  const Operand* const sinks = sinks_of(trial, shape);
   const Operand& q = trial.input(dtype, shape.rows(), shape.q_cols(), 1, shape.gap);
   const Operand& k = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
   const Operand& v = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
@@ -241,9 +258,13 @@ void attention_forward_case(Trial& trial, const AttentionShape& shape, DType dty
                              .k = k.matrix(),
                              .v = v.matrix(),
                              .o = o.matrix(),
-                             .lse = lse.matrix()});
-  const AttentionInputs inputs{
-      .q = q.values(), .k = k.values(), .v = v.values(), .d_o = std::vector<double>(q.values().size())};
+                             .lse = lse.matrix(),
+                             .sinks = matrix_of(sinks)});
+  const AttentionInputs inputs{.q = q.values(),
+                               .k = k.values(),
+                               .v = v.values(),
+                               .d_o = std::vector<double>(q.values().size()),
+                               .sinks = values_of(sinks)};
   const AttentionResults reference = Reference<double>(shape, dtype).run(inputs);
   const AttentionResults plain = Reference<float>(shape, dtype).run(inputs);
   trial.expect_close("o", o, reference.o, plain.o);
@@ -256,8 +277,11 @@ AttentionGradients run_attention_backward(Trial& trial, const AttentionShape& sh
   const Operand& k = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
   const Operand& v = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
   const Operand& d_o = trial.input(dtype, shape.rows(), shape.q_cols(), 1, shape.gap);
+  const Operand* const sinks = sinks_of(trial, shape);
+  Operand* const d_sinks = shape.sinks ? &trial.output(DType::f64, 1, shape.heads) : nullptr;
   const AttentionResults forward =
-      Reference<double>(shape, dtype).run({q.values(), k.values(), v.values(), d_o.values()});
+      Reference<double>(shape, dtype)
+          .run({.q = q.values(), .k = k.values(), .v = v.values(), .d_o = d_o.values(), .sinks = values_of(sinks)});
   const Operand& o = trial.input(dtype, shape.rows(), shape.q_cols(), forward.o, shape.gap);
   const Operand& lse = trial.input(DType::f32, shape.batch * shape.heads, shape.tokens, forward.lse);
   Operand& dq = trial.output(dtype, shape.rows(), shape.q_cols(), shape.gap);
@@ -280,18 +304,24 @@ AttentionGradients run_attention_backward(Trial& trial, const AttentionShape& sh
                               .d_o = d_o.matrix(),
                               .dq = dq.matrix(),
                               .dk = dk.matrix(),
-                              .dv = dv.matrix()});
-  return {q, k, v, d_o, lse, dq, dk, dv};
+                              .dv = dv.matrix(),
+                              .sinks = matrix_of(sinks),
+                              .d_sinks = matrix_of(d_sinks)});
+  return {q, k, v, d_o, lse, dq, dk, dv, sinks, d_sinks};
 }
 
 void attention_backward_case(Trial& trial, const AttentionShape& shape, DType dtype) {
   const AttentionGradients operands = run_attention_backward(trial, shape, dtype);
-  AttentionInputs inputs{
-      .q = operands.q.values(), .k = operands.k.values(), .v = operands.v.values(), .d_o = operands.d_o.values()};
+  AttentionInputs inputs{.q = operands.q.values(),
+                         .k = operands.k.values(),
+                         .v = operands.v.values(),
+                         .d_o = operands.d_o.values(),
+                         .sinks = values_of(operands.sinks)};
   const AttentionResults reference = Reference<double>(shape, dtype).run(inputs);
   inputs.lse = operands.lse.values();
   const AttentionResults plain = Reference<float>(shape, dtype).run(inputs);
   trial.expect_close("dv", operands.dv, reference.dv, plain.dv);
+  if (shape.sinks) trial.expect_close("d_sinks", *operands.d_sinks, reference.d_sinks, plain.d_sinks);
   if (!shape.one_key()) {
     trial.expect_close("dq", operands.dq, reference.dq, plain.dq);
     trial.expect_close("dk", operands.dk, reference.dk, plain.dk);
@@ -304,11 +334,11 @@ void attention_backward_case(Trial& trial, const AttentionShape& shape, DType dt
 }
 
 std::string describe(const AttentionShape& shape, std::string_view rest) {
-  return fmt::format("B={} T={} H={} G={} D={}{}{}{}{}{}{}{}{} {}", shape.batch, shape.tokens, shape.heads,
+  return fmt::format("B={} T={} H={} G={} D={}{}{}{}{}{}{}{}{}{} {}", shape.batch, shape.tokens, shape.heads,
                      shape.kv_heads, shape.head_size, shape.causal ? " causal" : "",
                      shape.dropout > 0 ? fmt::format(" dropout {}", shape.dropout) : "",
                      shape.scale > 0 ? fmt::format(" scale {}", shape.scale) : "",
-                     shape.softcap > 0 ? fmt::format(" softcap {}", shape.softcap) : "",
+                     shape.softcap > 0 ? fmt::format(" softcap {}", shape.softcap) : "", shape.sinks ? " sinks" : "",
                      shape.gap > 0 ? " strided" : "", pattern_text(shape), documents_text(shape.documents),
                      shape.max_documents > 0 ? fmt::format(" in room for {}", shape.max_documents) : "", rest);
 }

@@ -1,5 +1,6 @@
 // Attention on the CPU: tiled, online softmax, float accumulation; probabilities are recomputed in the backward pass.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <omp.h>
 
@@ -107,6 +108,7 @@ AttentionHead head_of(const Op& op, int64_t sequence, int64_t head) {
   view.head_size = op.head_size;
   view.scale = static_cast<float>(op.scale);
   view.softcap = static_cast<float>(op.softcap);
+  view.sink = op.sinks.given() ? op.sinks.template as<float>()[head] : -std::numeric_limits<float>::infinity();
   const int32_t* const starts = op.mask.document_starts != nullptr ? op.mask.document_starts + row : nullptr;
   view.tiles = KeyTiles<true>::of(op.mask, op.sequence_length, head, starts);
   view.q = at(op.q, row, head * op.head_size);
@@ -162,8 +164,8 @@ void run_tiles(const AttentionForward& op, AttentionHead head, int pass, const P
 void run_passes(const AttentionForward& op, const AttentionHead& head, const AttentionForwardBuffers& buffers) {
   const CarriedSoftmax& carried = buffers.carried;
   std::fill_n(carried.o, op.sequence_length * packed_width(op.head_size), 0.0F);
-  std::fill_n(carried.row_max, op.sequence_length, -std::numeric_limits<float>::infinity());
-  std::fill_n(carried.row_sum, op.sequence_length, 0.0F);
+  std::fill_n(carried.row_max, op.sequence_length, head.sink);
+  std::fill_n(carried.row_sum, op.sequence_length, op.sinks.given() ? 1.0F : 0.0F);
   for (int pass = 0; pass < head.tiles.num_passes(); ++pass)
     run_tiles(op, head, pass, {0, head.tiles.pass(pass).num_query_tiles()}, buffers);
 }
@@ -198,8 +200,50 @@ void cpu_run(const AttentionForward& op, const CpuContext& context) {
   }
 }
 
+namespace {
+
+// RETURNS the sum over features of o d_o.
+template <typename T>
+double product_of_rows(const AttentionBackward& op, int64_t row, int64_t head) {
+  const T* const o = static_cast<const T*>(at(op.o, row, head * op.head_size));
+  const T* const d_o = static_cast<const T*>(at(op.d_o, row, head * op.head_size));
+  double sum = 0;
+  for (int64_t i = 0; i < op.head_size; ++i)
+    sum += static_cast<double>(to_float(o[i])) * static_cast<double>(to_float(d_o[i]));
+  return sum;
+}
+
+// A sink's probability is exp(sink - lse), and its gradient as that of a score whose value is zero.
+template <typename T>
+double gradient_of_sink(const AttentionBackward& op, int64_t head) {
+  const double sink = static_cast<double>(op.sinks.as<const float>()[head]);
+  double sum = 0;
+  for (int64_t sequence = 0; sequence < op.batch; ++sequence) {
+    const float* const lse = op.lse.as<const float>() + (sequence * op.num_heads + head) * op.lse.stride;
+    for (int64_t token = 0; token < op.sequence_length; ++token)
+      sum -= std::exp(sink - static_cast<double>(lse[token])) *
+             product_of_rows<T>(op, sequence * op.sequence_length + token, head);
+  }
+  return sum;
+}
+
+template <typename T>
+void sink_gradients(const AttentionBackward& op, int num_threads) {
+#pragma omp parallel for num_threads(num_threads) schedule(static)
+  for (int64_t head = 0; head < op.num_heads; ++head) op.d_sinks.as<double>()[head] = gradient_of_sink<T>(op, head);
+}
+
+void sink_gradients(const AttentionBackward& op, int num_threads) {
+  if (op.q.dtype == DType::f32) return sink_gradients<float>(op, num_threads);
+  if (op.q.dtype == DType::bf16) return sink_gradients<bf16>(op, num_threads);
+  sink_gradients<f16>(op, num_threads);
+}
+
+}  // namespace
+
 // Divides sequences and key/value heads among threads.
 void cpu_run(const AttentionBackward& op, const CpuContext& context) {
+  if (op.sinks.given()) sink_gradients(op, context.num_threads);
   const MatrixKernels& kernels = select_matrix_kernels();
   const int64_t groups = op.batch * op.num_kv_heads;
   const int64_t heads_per_group = op.num_heads / op.num_kv_heads;

@@ -29,6 +29,7 @@ const std::map<std::string, Sample> samples = {
     {"model.attention_window", {"100", {}}},
     {"model.attention_scale", {"1.0", {}}},
     {"model.attention_softcap", {"50.0", {}}},
+    {"model.attention_sinks", {"true", {}}},
     {"model.norm", {R"("rmsnorm")", {}}},
     {"model.activation", {R"("gelu")", {}}},
     {"model.positions", {R"("rope")", {}}},

@@ -38,4 +38,8 @@ TEST_CASE("attention of a GPU's library is dense or in a band") {
   CHECK_FALSE(served("fixed:128,16"));
   op.softcap = 50;
   CHECK_FALSE(served("dense"));
+  op.softcap = 0;
+  float sinks[2];
+  op.sinks = Matrix(sinks, DType::f32, 1, 2);
+  CHECK_FALSE(served("dense"));
 }

@@ -69,12 +69,15 @@ inline float sum_of_lanes(const float* row_sum) {
   return sum;
 }
 
-// Sets the state of a tile's rows: to that of an earlier pass, or to nothing seen.
+// Sets the state of a tile's rows: to that of an earlier pass, or to nothing seen but the head's sink.
 inline void begin_rows(const RunningRows& rows, const CarriedSoftmax& carried, bool continues, int64_t first_query,
-                       int64_t queries) {
+                       int64_t queries, float sink) {
   std::memset(rows.o, 0, static_cast<size_t>(tile_size * rows.width * 4));
   std::memset(rows.row_sum, 0, static_cast<size_t>(tile_size * 16 * 4));
-  for (int64_t row = 0; row < tile_size; ++row) rows.row_max[row] = minus_infinity;
+  for (int64_t row = 0; row < tile_size; ++row) {
+    rows.row_max[row] = sink;
+    if (sink != minus_infinity) rows.row_sum[row * 16] = 1;
+  }
   if (!continues) return;
   std::memcpy(rows.o, carried.o + first_query * rows.width, static_cast<size_t>(queries * rows.width * 4));
   for (int64_t row = 0; row < queries; ++row) {
@@ -167,7 +170,8 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
                            buffers.gathered);
     pack_rows<pairs>(buffers.q + tile * packing.tile, packing.row_units, q.data, q.stride, queries_of(tile),
                      head.head_size);
-    begin_rows(rows_of_tile(tile), buffers.carried, carries && !tiles.picked_queries, query, queries_of(tile));
+    begin_rows(rows_of_tile(tile), buffers.carried, carries && !tiles.picked_queries, query, queries_of(tile),
+               head.sink);
   }
 
   const QueryGroup group(tiles, first_tile, count);
