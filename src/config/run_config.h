@@ -159,6 +159,7 @@ struct OptimizerConfig {
   double clip_threshold = 1;
   bool scale_parameter = true;
   double eps2 = 1e-3;
+  double qk_clip = 0;  // muon: bound of attention scores; 0: none
   double weight_decay = 0.1;
   double clip_norm = 1.0;  // 0: no clipping
   double ema = 0;          // decay of the weights' moving average; 0: no average

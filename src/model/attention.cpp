@@ -33,6 +33,8 @@ class AttentionBranch final : public Branch {
   int64_t kv_width() const { return num_kv_heads() * model().head_size; }
   bool transforms_queries() const { return model().qk_norm || model().positions == PositionKind::rope; }
   Dropout probability_dropout(const LayerCall& call) const;
+  // RETURNS the place of this rank's heads in LayerCall::head_scores.
+  Matrix largest_scores(const LayerCall& call) const;
   AttentionMask mask(const LayerCall& call) const;
   QueryKeyValue split(const Matrix& qkv) const;
   QueryKeyValue operands(const LayerCall& call) const;
@@ -97,6 +99,12 @@ Dropout AttentionBranch::probability_dropout(const LayerCall& call) const {
   return {shape.training ? shape.model.attention_dropout : 0,
           random_key(shape.seed, RandomUse::attention_dropout, layer_), call.sample_ids, 0,
           context_.tensor.rank() * num_heads()};
+}
+
+Matrix AttentionBranch::largest_scores(const LayerCall& call) const {
+  if (call.head_scores == nullptr || !context_.shape.training) return {};
+  float* const of_layer = call.head_scores + static_cast<int64_t>(layer_) * model().num_heads;
+  return {of_layer + context_.tensor.rank() * num_heads(), DType::f32, 1, num_heads()};
 }
 
 AttentionMask AttentionBranch::mask(const LayerCall& call) const {
@@ -169,7 +177,8 @@ Matrix AttentionBranch::attend(const LayerCall& call, WorkspaceFrame& frame) {
                                         .v = ready.v,
                                         .o = o,
                                         .lse = layout_.at(call, lse_),
-                                        .sinks = sinks_.norm(call)});
+                                        .sinks = sinks_.norm(call),
+                                        .largest = largest_scores(call)});
   attention_->keep(call, o);
   return o;
 }

@@ -239,6 +239,8 @@ std::string update_text(const ElementUpdate& op) {
   return text;
 }
 
+std::string text_of(const ClipHeads& op) { return elements_text(op.master); }
+
 #define GPTRAIN_UPDATE_TEXT(Op) \
   std::string text_of(const Op& op) { return update_text(op); }
 GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_UPDATE_TEXT)

@@ -212,7 +212,11 @@ void for_each_operand(const QueryKeyBackward& op, OperandVisitor& visit) {
   visit.operand("k_gamma_sums", op.k_gamma_sums, Access::uncounted_write, vector(DType::f64, op.head_size));
 }
 
-void for_each_operand(const AttentionForward& op, OperandVisitor& visit) { visit_attention(op, Access::write, visit); }
+void for_each_operand(const AttentionForward& op, OperandVisitor& visit) {
+  visit_attention(op, Access::write, visit);
+  visit.operand("largest", op.largest, Access::uncounted_write, optional(vector(DType::f32, op.num_heads)));
+  visit.require(!op.largest.given() || op.softcap == 0, "the largest score is not known beside a softcap");
+}
 
 void for_each_operand(const AttentionBackward& op, OperandVisitor& visit) {
   visit_attention(op, Access::read, visit);

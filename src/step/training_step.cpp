@@ -56,14 +56,20 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
       .parameters = *parameters_, .state = state_, .backend = backend_, .groups = groups_, .workspace = workspace_};
   std::byte* const state = arena(MemoryClass::state);
   const StateTables& tables = design_->tables;
-  agreement_ = std::make_unique<StepAgreement>(context, config.optimizer.clip_norm, loss_scale_window,
-                                               state + tables.agreement, groups_, copy_queue_.get());
+  AgreementRules rules{.clip_norm = config.optimizer.clip_norm, .loss_scale_window = loss_scale_window};
+  if (config.optimizer.qk_clip > 0) {
+    qk_clip_ = std::make_unique<QkClip>(context, config.optimizer.qk_clip, state + tables.qk_clip);
+    rules.statistics.push_back({qk_clip_->scores(), ReduceOp::max});
+    rules.qk_clip = qk_clip_.get();
+  }
+  agreement_ =
+      std::make_unique<StepAgreement>(context, std::move(rules), state + tables.agreement, groups_, copy_queue_.get());
   optimizer_ = optimizer.make(config.optimizer, context, config.run.seed, state + tables.optimizer);
   if (design_->sharding.gradients != DType::f32) {
     accumulated_ = std::make_unique<AccumulatedGradients>(*parameters_, config.run.seed, config.batch.accumulation,
                                                           state + tables.accumulated_gradients, state_, backend_);
   }
-  update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_, groups_);
+  update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_, groups_, qk_clip_.get());
   if (copy_queue_ != nullptr) {
     const DeviceMemory& data = *arenas_[static_cast<size_t>(MemoryClass::data)];
     uploads_ = std::make_unique<MicroBatchUploads>(
@@ -71,6 +77,7 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
   }
   const ExecutorResources place{.arenas = arena_starts(),
                                 .state = state_,
+                                .head_scores = qk_clip_ ? qk_clip_->scores().as<float>() : nullptr,
                                 .workspace = &workspace_,
                                 .backend = &backend_,
                                 .groups = &groups_,
@@ -233,7 +240,10 @@ void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionO
   host_state_.squared_norm = 0;
   host_state_.gradient_scale = 0;
   host_state_.skip = 0;
+  host_state_.largest_score = 0;
+  host_state_.clipped_heads = 0;
   backend_.upload(state_, &host_state_, offsetof(StepState, updates));
+  if (qk_clip_) qk_clip_->begin();
   agreement_->ask_for_stop(stop_wanted);
   agreement_->ask_for_void([&source] { return source.is_void(); });
   executor_->play(source, observer);
@@ -249,6 +259,8 @@ StepResult TrainingStep::end() {
           .stop = values.stops > 0,
           .is_void = values.stops >= StepAgreement::void_count,
           .updates = host_state_.updates,
+          .largest_score = static_cast<double>(host_state_.largest_score),
+          .clipped_heads = host_state_.clipped_heads,
           .loss_scale = static_cast<double>(host_state_.step_loss_scale),
           .counted_targets = host_state_.counted_targets,
           .seconds = values.seconds};

@@ -1,6 +1,7 @@
 #include "attention_reference.h"
 
 #include <fmt/format.h>
+#include <limits>
 
 #include "reference.h"
 
@@ -36,6 +37,7 @@ class Reference {
     out.dk = out.dv = zeros(shape_.rows() * shape_.kv_cols());
     out.lse = zeros(shape_.batch * shape_.heads * shape_.tokens);
     out.d_sinks = zeros(std::ssize(in.sinks));
+    out.largest.assign(static_cast<size_t>(shape_.heads), -std::numeric_limits<double>::infinity());
     std::vector<Real> dk(out.dk.size()), dv(out.dv.size());
     for (int64_t sequence = 0; sequence < shape_.batch; ++sequence)
       for (int64_t head = 0; head < shape_.heads; ++head)
@@ -99,6 +101,7 @@ class Reference {
     const bool has_sink = !in.sinks.empty();
     const Real sink = has_sink ? static_cast<Real>(in.sinks[head_index]) : 0;
     const Real largest = *std::max_element(p.begin(), p.end());
+    out.largest[head_index] = std::max(out.largest[head_index], static_cast<double>(largest));
     const Real max = has_sink ? std::max(largest, sink) : largest;
     Real sum = has_sink ? std::exp(sink - max) : 0;
     for (const Real score : p) sum += std::exp(score - max);
@@ -240,6 +243,9 @@ double largest(const std::vector<double>& values) {
 
 void attention_forward_case(Trial& trial, const AttentionShape& shape, DType dtype) {
   const Operand* const sinks = sinks_of(trial, shape);
+  // Some heads' has been raised already by more than any score.
+  Operand* const scores = shape.largest ? &trial.in_out(DType::f32, 1, shape.heads, 5) : nullptr;
+  std::vector<double> expected = values_of(scores);
   const Operand& q = trial.input(dtype, shape.rows(), shape.q_cols(), 1, shape.gap);
   const Operand& k = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
   const Operand& v = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
@@ -259,7 +265,8 @@ void attention_forward_case(Trial& trial, const AttentionShape& shape, DType dty
                              .v = v.matrix(),
                              .o = o.matrix(),
                              .lse = lse.matrix(),
-                             .sinks = matrix_of(sinks)});
+                             .sinks = matrix_of(sinks),
+                             .largest = matrix_of(scores)});
   const AttentionInputs inputs{.q = q.values(),
                                .k = k.values(),
                                .v = v.values(),
@@ -270,6 +277,10 @@ void attention_forward_case(Trial& trial, const AttentionShape& shape, DType dty
   trial.expect_close("o", o, reference.o, plain.o);
   // Scores are sums in float: a few roundings relative to the largest number.
   trial.expect_near("lse", lse, reference.lse, 0x1p-21 * (1 + largest(reference.lse)));
+  if (!shape.largest) return;
+  for (size_t head = 0; head < expected.size(); ++head)
+    expected[head] = std::max(expected[head], reference.largest[head]);
+  trial.expect_near("largest", *scores, expected, 0x1p-20 * (1 + largest(reference.largest)));
 }
 
 AttentionGradients run_attention_backward(Trial& trial, const AttentionShape& shape, DType dtype) {
@@ -334,12 +345,13 @@ void attention_backward_case(Trial& trial, const AttentionShape& shape, DType dt
 }
 
 std::string describe(const AttentionShape& shape, std::string_view rest) {
-  return fmt::format("B={} T={} H={} G={} D={}{}{}{}{}{}{}{}{}{} {}", shape.batch, shape.tokens, shape.heads,
+  return fmt::format("B={} T={} H={} G={} D={}{}{}{}{}{}{}{}{}{}{} {}", shape.batch, shape.tokens, shape.heads,
                      shape.kv_heads, shape.head_size, shape.causal ? " causal" : "",
                      shape.dropout > 0 ? fmt::format(" dropout {}", shape.dropout) : "",
                      shape.scale > 0 ? fmt::format(" scale {}", shape.scale) : "",
                      shape.softcap > 0 ? fmt::format(" softcap {}", shape.softcap) : "", shape.sinks ? " sinks" : "",
-                     shape.gap > 0 ? " strided" : "", pattern_text(shape), documents_text(shape.documents),
+                     shape.largest ? " largest" : "", shape.gap > 0 ? " strided" : "", pattern_text(shape),
+                     documents_text(shape.documents),
                      shape.max_documents > 0 ? fmt::format(" in room for {}", shape.max_documents) : "", rest);
 }
 

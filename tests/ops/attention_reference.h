@@ -31,6 +31,7 @@ struct AttentionShape {
   int64_t max_documents = 0;      // room for documents in a device's library
   AttentionPattern pattern = {};  // if there is no window
   bool sinks = false;
+  bool largest = false;  // forward also raises the largest score of each head
 
   int64_t rows() const { return batch * tokens; }
   int64_t q_cols() const { return heads * head_size; }
@@ -55,6 +56,7 @@ struct AttentionInputs {
 };
 struct AttentionResults {
   std::vector<double> o, lse, dq, dk, dv, d_sinks;
+  std::vector<double> largest;  // score of each head
 };
 
 // Attention without tiles, in float64.

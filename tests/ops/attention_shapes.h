@@ -51,9 +51,10 @@ inline const AttentionShape sink_shapes[] = {
      .gap = 1,
      .window = 70,
      .documents = Documents::several,
-     .sinks = true},
+     .sinks = true,
+     .largest = true},
     {.batch = 1, .tokens = 70, .heads = 2, .kv_heads = 1, .head_size = 256, .causal = false, .sinks = true},
-    {.batch = 1, .tokens = 97, .heads = 1, .kv_heads = 1, .head_size = 128, .scale = 3, .sinks = true},
+    {.batch = 1, .tokens = 97, .heads = 1, .kv_heads = 1, .head_size = 128, .scale = 3, .sinks = true, .largest = true},
     {.batch = 1, .tokens = 128, .heads = 2, .kv_heads = 2, .head_size = 64, .softcap = 5, .sinks = true}};
 
 // Windows of one, two and an odd number of keys, of a tile and a token less and more, and of the whole sequence;

@@ -81,7 +81,14 @@ const PatternShape shapes[] = {
       .documents = Documents::several}},
     {"fixed:48,8/2", {.batch = 1, .tokens = 150, .heads = 4, .kv_heads = 2, .head_size = 20, .scale = 1, .softcap = 3}},
     {"strided:90",
-     {.batch = 2, .tokens = 150, .heads = 2, .kv_heads = 1, .head_size = 16, .dropout = 0.2, .sinks = true}},
+     {.batch = 2,
+      .tokens = 150,
+      .heads = 2,
+      .kv_heads = 1,
+      .head_size = 16,
+      .dropout = 0.2,
+      .sinks = true,
+      .largest = true}},
     {"columns:70", {.batch = 1, .tokens = 150, .heads = 2, .kv_heads = 2, .head_size = 40, .sinks = true}},
 };
 

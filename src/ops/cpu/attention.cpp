@@ -1,5 +1,6 @@
 // Attention on the CPU: tiled, online softmax, float accumulation; probabilities are recomputed in the backward pass.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <omp.h>
@@ -170,6 +171,14 @@ void run_passes(const AttentionForward& op, const AttentionHead& head, const Att
     run_tiles(op, head, pass, {0, head.tiles.pass(pass).num_query_tiles()}, buffers);
 }
 
+// Raises the largest score of a head, which several threads may do at a time.
+void raise(float& largest, float score) {
+  const std::atomic_ref shared(largest);
+  float before = shared.load();
+  while (score > before && !shared.compare_exchange_weak(before, score)) {
+  }
+}
+
 }  // namespace
 
 void cpu_run(const AttentionForward& op, const CpuContext& context) {
@@ -189,13 +198,16 @@ void cpu_run(const AttentionForward& op, const CpuContext& context) {
     for (int64_t task = 0; task < heads * tasks_per_head; ++task) {
       const int64_t head = task % heads;
       const int64_t first_tile = (tasks_per_head - 1 - task / heads) * count;
-      const AttentionHead view = head_of(op, head / op.num_heads, head % op.num_heads);
+      AttentionHead view = head_of(op, head / op.num_heads, head % op.num_heads);
+      float largest = -std::numeric_limits<float>::infinity();
+      if (op.largest.given()) view.largest = &largest;
       if (carries) {
         run_passes(op, view, buffers);
       } else {
         run_tiles(op, view, 0, {static_cast<int>(first_tile), static_cast<int>(std::min(first_tile + count, tiles))},
                   buffers);
       }
+      if (op.largest.given()) raise(op.largest.as<float>()[head % op.num_heads], largest);
     }
   }
 }

@@ -93,6 +93,7 @@ const std::map<std::string, Sample> samples = {
     {"optimizer.scale_parameter", {"false", {"optimizer.type=adafactor"}}},
     {"optimizer.eps2", {"0.01", {"optimizer.type=adafactor"}}},
     {"optimizer.newton_schulz", {R"("fp32")", {"optimizer.type=muon"}}},
+    {"optimizer.qk_clip", {"100.0", {"optimizer.type=muon"}}},
     {"optimizer.nesterov", {"true", {"optimizer.type=sgd"}}},
     {"optimizer.weight_decay", {"0.0", {}}},
     {"optimizer.clip_norm", {"0.0", {}}},

@@ -30,6 +30,7 @@ void online_softmax(float* scores, Unit* probabilities, const RunningRows& runni
       largest = values > largest ? values : largest;
     }
     const float row_largest = largest_lane(largest) * scale;
+    if (tile.head.largest != nullptr && row_largest > *tile.head.largest) *tile.head.largest = row_largest;
     const float before = running.row_max[row];
     running.row_max[row] = row_largest > before ? row_largest : before;
     shrink[row] = before - softmax_base(running.row_max[row]);

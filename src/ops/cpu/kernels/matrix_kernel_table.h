@@ -30,6 +30,7 @@ struct AttentionHead {
   int64_t head_size;
   float scale;
   float softcap;         // bound of scaled scores; 0: none
+  float* largest;        // forward: raised to the largest score; nullptr: not wanted
   float sink;            // score without a key in every row; minus infinity: none
   KeyTiles<true> tiles;  // forward: of one pass
   const void *q, *k, *v, *d_o;
