@@ -38,7 +38,7 @@ AttentionForwardBuffers carve_forward(ScratchCarver& carver, const AttentionForw
   buffers.row_max = carver.take<float>(max_query_tiles * tile_size);
   buffers.row_sum = carver.take<float>(max_query_tiles * tile_size * 16);
   if (op.mask.pattern.one_run()) return buffers;
-  buffers.gathered = carver.take<Unit>(tile);
+  buffers.gathered = carver.take<Unit>(2 * tile);
   if (tiles_of(op).num_passes() == 1) return buffers;
   buffers.carried.o = carver.take<float>(op.sequence_length * packed_width(op.head_size));
   buffers.carried.row_max = carver.take<float>(op.sequence_length);
@@ -83,7 +83,7 @@ AttentionBackwardBuffers carve_backward(ScratchCarver& carver, const AttentionBa
   }
   if (all.num_passes() > 1) buffers.dq_sums = carver.take<float>(tiles * tile);
   buffers.lse = carver.take<float>(query_tiles * tile_size);
-  buffers.gathered = carver.take<Unit>(tile);
+  buffers.gathered = carver.take<Unit>(3 * tile);
   return buffers;
 }
 

@@ -117,24 +117,25 @@ void prepare_queries(const AttentionHead& head, const KeyTiles<true>& tiles, con
   for (int tile = 0; tile < tiles.num_query_tiles(); ++tile) {
     const int64_t query = int64_t{tile} * tile_size;
     const int64_t rows = smaller(tile_size, tiles.num_queries() - query);
-    const auto pack = [&](Unit* out, const PlacedRows<T>& operand) {
-      const auto from = rows_at(head, operand, tiles.picked_queries, query, rows, buffers.gathered);
+    const OperandRows<T, 3> operands{rows_of<T>(head.q, head.q_stride), rows_of<T>(head.d_o, head.d_o_stride),
+                                     rows_of<T>(head.o, head.o_stride)};
+    const auto [q, d_o, o] = rows_at(head, operands, tiles.picked_queries, query, rows, buffers.gathered);
+    const auto pack = [&](Unit* out, const PlacedRows<T>& from) {
       if constexpr (pairs && tile_products) {
         pack_for_tiles(out + tile * packing.tile, buffers.k_rows, packing, from.data, from.stride, rows);
       } else {
         pack_both<T, pairs>(out + tile * packing.tile, packing, from.data, from.stride, rows);
       }
-      return from;
     };
-    pack(buffers.q, rows_of<T>(head.q, head.q_stride));
-    const auto d_o = pack(buffers.d_o, rows_of<T>(head.d_o, head.d_o_stride));
+    pack(buffers.q, q);
+    pack(buffers.d_o, d_o);
     const PlacedTokens tokens(tiles, tiles.picked_queries, query, rows);
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t token = tokens.at[row];
       const bool empty = token >= head.tokens;
       if (tiles.picked_queries) buffers.lse[query + row] = empty ? -minus_infinity : head.lse[token];
-      const T* const o = static_cast<const T*>(head.o) + token * head.o_stride;
-      buffers.delta[query + row] = empty ? 0.0F : product_of_rows(o, d_o.data + row * d_o.stride, head.head_size);
+      buffers.delta[query + row] =
+          empty ? 0.0F : product_of_rows(o.data + row * o.stride, d_o.data + row * d_o.stride, head.head_size);
     }
   }
 }
@@ -143,9 +144,9 @@ void prepare_queries(const AttentionHead& head, const KeyTiles<true>& tiles, con
 template <typename T, bool pairs>
 const Unit* pack_keys(const AttentionHead& head, const Packing<pairs>& packing, const KeyTile& key, int64_t keys,
                       const AttentionBackwardBuffers& buffers) {
-  const auto v = rows_at(head, rows_of<T>(head.v, head.v_stride), key.picked, key.first(), keys, buffers.gathered);
+  const OperandRows<T, 2> operands{rows_of<T>(head.k, head.k_stride), rows_of<T>(head.v, head.v_stride)};
+  const auto [k, v] = rows_at(head, operands, key.picked, key.first(), keys, buffers.gathered);
   pack_transposed<T, pairs>(buffers.v, buffers.k_rows, packing, v.data, v.stride, keys);
-  const auto k = rows_at(head, rows_of<T>(head.k, head.k_stride), key.picked, key.first(), keys, buffers.gathered);
   const Unit* const k_for_dq = pack_both<T, pairs>(buffers.k_rows, packing, k.data, k.stride, keys);
   transpose(buffers.k, tile_size, buffers.k_rows, packing.row_units, tile_size, round_up(packing.depth, 16));
   return k_for_dq;

@@ -139,9 +139,9 @@ struct QueryGroup {
 template <typename T, bool pairs>
 void pack_keys(const AttentionHead& head, const Packing<pairs>& packing, const KeyTile& key, int64_t keys,
                const AttentionForwardBuffers& buffers) {
-  const auto k = rows_at(head, rows_of<T>(head.k, head.k_stride), key.picked, key.first(), keys, buffers.gathered);
+  const OperandRows<T, 2> operands{rows_of<T>(head.k, head.k_stride), rows_of<T>(head.v, head.v_stride)};
+  const auto [k, v] = rows_at(head, operands, key.picked, key.first(), keys, buffers.gathered);
   pack_transposed<T, pairs>(buffers.k, buffers.k_rows, packing, k.data, k.stride, keys);
-  const auto v = rows_at(head, rows_of<T>(head.v, head.v_stride), key.picked, key.first(), keys, buffers.gathered);
   if constexpr (pairs) {
     pack_row_pairs(buffers.v, packing.width, v.data, v.stride, keys, head.head_size);
   } else {
@@ -167,8 +167,8 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
   };
   for (int64_t tile = 0; tile < count; ++tile) {
     const int64_t query = (first_tile + tile) * tile_size;
-    const auto q = rows_at(head, rows_of<T>(head.q, head.q_stride), tiles.picked_queries, query, queries_of(tile),
-                           buffers.gathered);
+    const auto [q] = rows_at(head, OperandRows<T, 1>{rows_of<T>(head.q, head.q_stride)}, tiles.picked_queries, query,
+                             queries_of(tile), buffers.gathered);
     pack_rows<pairs>(buffers.q + tile * packing.tile, packing.row_units, q.data, q.stride, queries_of(tile),
                      head.head_size);
     begin_rows(rows_of_tile(tile), buffers.carried, carries && !tiles.picked_queries, query, queries_of(tile),

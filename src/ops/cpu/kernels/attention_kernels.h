@@ -2,6 +2,10 @@
 // matrix_kernels.cpp, which is compiled once per instruction set.
 #pragma once
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
 #include "ops/cpu/kernels/philox_lanes.h"
 #include "ops/cpu/kernels/tile.h"
 
@@ -140,24 +144,37 @@ inline void copy_row(std::byte* to, const std::byte* from, int64_t bytes) {
   for (int64_t i = 0; i < bytes; ++i) to[i] = from[i];
 }
 
-// RETURNS the rows at `rows` places: in the operand, or for places of the picked order copied to `gathered`. Rows of
-// empty places are zero.
-template <typename T>
-PlacedRows<T> rows_at(const AttentionHead& head, PlacedRows<T> operand, bool picked, int64_t place, int64_t rows,
-                      Unit* gathered) {
-  if (!picked) return {operand.data + place * operand.stride, operand.stride};
+template <typename T, size_t n>
+using OperandRows = std::array<PlacedRows<T>, n>;
+
+// RETURNS the rows of n operands at `rows` places: in the operands, or for places of the picked order copied to
+// `gathered`. Rows of empty places are zero. A token's rows of several operands are read together: picked tokens lie
+// far apart, and its rows near to each other.
+template <typename T, size_t n>
+OperandRows<T, n> rows_at(const AttentionHead& head, const OperandRows<T, n>& operands, bool picked, int64_t place,
+                          int64_t rows, Unit* gathered) {
+  OperandRows<T, n> result;
+  if (!picked) {
+    for (size_t i = 0; i < n; ++i) result[i] = {operands[i].data + place * operands[i].stride, operands[i].stride};
+    return result;
+  }
   const PlacedTokens tokens(head.tiles, true, place, rows);
   T* const to = reinterpret_cast<T*>(gathered);
   const int64_t bytes = head.head_size * static_cast<int64_t>(sizeof(T));
+  for (size_t i = 0; i < n; ++i)
+    result[i] = {to + static_cast<int64_t>(i) * tile_size * head.head_size, head.head_size};
   for (int64_t row = 0; row < rows; ++row) {
-    auto* const copy = reinterpret_cast<std::byte*>(to + row * head.head_size);
-    if (tokens.at[row] < head.tokens) {
-      copy_row(copy, reinterpret_cast<const std::byte*>(operand.data + tokens.at[row] * operand.stride), bytes);
-    } else {
-      std::memset(copy, 0, static_cast<size_t>(bytes));
+    for (size_t i = 0; i < n; ++i) {
+      T* const copy = to + (static_cast<int64_t>(i) * tile_size + row) * head.head_size;
+      if (tokens.at[row] < head.tokens) {
+        copy_row(reinterpret_cast<std::byte*>(copy),
+                 reinterpret_cast<const std::byte*>(operands[i].data + tokens.at[row] * operands[i].stride), bytes);
+      } else {
+        std::memset(copy, 0, static_cast<size_t>(bytes));
+      }
     }
   }
-  return {to, head.head_size};
+  return result;
 }
 
 template <typename T>

@@ -62,7 +62,7 @@ struct AttentionForwardBuffers {
   Unit* probabilities;   // [tile_size][tile_size]
   float* row_max;        // [max_query_tiles][tile_size], of scaled (and capped) scores
   float* row_sum;        // [max_query_tiles][tile_size][16], partial sums by vector lane
-  Unit* gathered;        // [tile], if the pattern picks keys
+  Unit* gathered;        // [2][tile], if the pattern picks keys
   CarriedSoftmax carried;
 };
 
@@ -80,7 +80,7 @@ struct AttentionBackwardBuffers {
   // one).
   float *dk_sums, *dv_sums, *dq_sums;
   float* lse;      // [query tiles][tile_size], log-sum-exps of picked queries
-  Unit* gathered;  // [tile]
+  Unit* gathered;  // [3][tile]
 };
 
 // Product c (+)= a b. Element (row, col) of a and b lies at row * row_stride + col * col_stride. REQUIRES: one stride
