@@ -56,7 +56,8 @@ struct AttentionInputs {
 };
 struct AttentionResults {
   std::vector<double> o, lse, dq, dk, dv, d_sinks;
-  std::vector<double> largest;  // score of each head
+  std::vector<double> d_sink_sizes;  // sum of the magnitudes of all products in a sink's gradient
+  std::vector<double> largest;       // score of each head
 };
 
 // Attention without tiles, in float64.
