@@ -4,6 +4,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/attention_tiles.h"
+#include "ops/gpu_scratch.h"
 
 namespace gptrain::inline cuda::attention {
 namespace {
@@ -22,6 +23,9 @@ struct ForwardOperands {
   Sizes<several_runs> sizes;
   DropoutOfHeads dropout;
   CarriedSoftmax carried;
+  const float* sinks;  // [heads] or null
+  float* row_largest;  // [batch heads, tokens], largest score of each row, or null
+  bool second_pass;
 };
 
 // State per row of a thread: the largest score so far, and the sum of e^(score - largest) over the thread's columns.
@@ -42,11 +46,29 @@ __device__ inline float sum_of_row(float value, int lanes_of_row) {
   return value;
 }
 
+// Raises the largest score of each row of a thread.
 template <typename E>
-__device__ __forceinline__ void scale_scores(typename E::Values& values, float scale) {
+__device__ __forceinline__ void raise(float (&largest)[E::rows], const typename E::Values& values) {
 #pragma unroll
   for (int i = 0; i < E::rows; ++i)
-    for (int j = 0; j < E::cols; ++j) values.at[i][j] *= scale;
+    for (int j = 0; j < E::cols; ++j) largest[i] = fmaxf(largest[i], values.at[i][j]);
+}
+
+// largest[head] = the maximum with that of the head's rows. A warp per head.
+__global__ void raise_largest(const float* row_largest, int64_t batch, int64_t tokens, float* largest) {
+  const int64_t heads = gridDim.x, head = blockIdx.x;
+  float value = largest[head];
+  for (int64_t i = threadIdx.x; i < batch * tokens; i += 32)
+    value = fmaxf(value, row_largest[(i / tokens * heads + head) * tokens + i % tokens]);
+  value = larger_of_row(value, 32);
+  if (threadIdx.x == 0) largest[head] = value;
+}
+
+template <typename E>
+__device__ __forceinline__ void scale_scores(typename E::Values& values, const ScoreScale& scale) {
+#pragma unroll
+  for (int i = 0; i < E::rows; ++i)
+    for (int j = 0; j < E::cols; ++j) values.at[i][j] = scale.of(values.at[i][j]).value;
 }
 
 // Turns scores into e^(score - largest) and rescales earlier sums to the new maximum.
@@ -125,14 +147,16 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 1)
   typename E::Values o[chunks];
   RunningSoftmax<E> running;
   for (int i = 0; i < E::rows; ++i) {
-    running.largest[i] = -infinity;
-    running.sum[i] = 0;
+    running.largest[i] = op.sinks != nullptr ? op.sinks[head] : -infinity;
+    running.sum[i] = op.sinks != nullptr && E::score_column(0) == 0 ? 1.0F : 0.0F;
   }
   if constexpr (several_runs) {
     if (op.carried.largest != nullptr && !tiles.picked_queries)
       load_carried<E, chunks>(o, running, op.carried, tiles, sizes.head(op.carried.o, sequence, head), block_head,
                               query);
   }
+  float largest_scores[E::rows];
+  for (float& score : largest_scores) score = -infinity;
   keep_left<E, chunks>(memory, 0, queries);
   const KeyRuns runs = tiles.runs(query_tile);
   for (int n = 0; n < runs.size(); ++n) {
@@ -143,6 +167,7 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 1)
     typename E::Values values = scores<E, chunks>(memory, 0, queries, keys);
     scale_scores<E>(values, sizes.scale);
     hide_unseen<E>(values, tiles, query_tile, key);
+    if (op.row_largest != nullptr) raise<E>(largest_scores, values);
     online_softmax<E>(values, o, running);
     if (dropout.threshold != 0) drop<E>(values, memory.kept);
     add_weighted<E>(o, memory, E::weights_of(values), key_values);
@@ -158,7 +183,12 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 1)
     const float sum = sum_of_row(running.sum[i], E::lanes_of_row);
     factors[i] = carries ? 1.0F : op.dropout.keep_scale / sum;
     const int64_t token = token_of(i);
+    const float largest = op.row_largest != nullptr ? larger_of_row(largest_scores[i], E::lanes_of_row) : 0.0F;
     if (E::score_column(0) != 0 || token >= sizes.tokens) continue;
+    if (op.row_largest != nullptr) {
+      float& of_row = op.row_largest[block_head * sizes.tokens + token];
+      of_row = op.second_pass && tiles.is_picked(static_cast<int>(token)) ? fmaxf(of_row, largest) : largest;
+    }
     if (carries) {
       op.carried.largest[block_head * sizes.tokens + token] = running.largest[i];
       op.carried.sum[block_head * sizes.tokens + token] = sum;
@@ -193,6 +223,7 @@ void run_forward(const AttentionForward& op, Stream stream, std::byte* scratch, 
     using T = typename E::Element;
     constexpr int n = decltype(chunks)::value;
     const int passes = several_runs ? attention_passes(op.mask, op.sequence_length) : 1;
+    float* const row_largest = op.largest.given() ? reinterpret_cast<float*>(scratch + gpu_carried_bytes(op)) : nullptr;
     for (int pass = 0; pass < passes; ++pass) {
       const ForwardOperands<T, several_runs> operands{
           .q = Rows<const T>(op.q),
@@ -202,10 +233,16 @@ void run_forward(const AttentionForward& op, Stream stream, std::byte* scratch, 
           .lse = Rows<float>(op.lse),
           .sizes = sizes_of<several_runs>(op, pass, {op.q, op.k, op.v}, wanted),
           .dropout = DropoutOfHeads(op.dropout),
-          .carried = carried_of<several_runs>(op, scratch)};
+          .carried = carried_of<several_runs>(op, scratch),
+          .sinks = op.sinks.as<const float>(),
+          .row_largest = row_largest,
+          .second_pass = pass > 0};
       const int64_t blocks = op.batch * op.num_heads * operands.sizes.tiles.num_query_tiles();
       launch(stream, {blocks, E::threads, sizeof(BlockMemory<E, n, 1>)}, forward<E, n, several_runs>, operands);
     }
+    if (op.largest.given())
+      launch(stream, {op.num_heads, 32, 0}, raise_largest, row_largest, op.batch, op.sequence_length,
+             op.largest.as<float>());
   });
 }
 

@@ -1,7 +1,9 @@
 // The end of a step: gradient norm, decision to skip, optimizer updates.
 #include <cmath>
+#include <type_traits>
 #include <utility>
 
+#include "kernels/rows.h"
 #include "kernels/run.h"
 #include "kernels/segments.h"
 #include "kernels/values.h"
@@ -51,8 +53,15 @@ __global__ void segment_norms(const SquaredNorm::Segment* segments, int64_t num_
   partials[partial] = total;
 }
 
+// The largest attention score of each head; count 0: none.
+struct HeadScores {
+  const float* of_heads;
+  int64_t count;
+  float threshold;
+};
+
 __global__ void decide_update(const double* partials, int64_t num_partials, double clip_norm, int64_t loss_scale_window,
-                              StepState* state) {
+                              StepState* state, HeadScores scores) {
   double squared_norm = 0;
   for (int64_t i = 0; i < num_partials; ++i) squared_norm += partials[i];
   const auto loss_scale = static_cast<double>(state->loss_scale.value);
@@ -66,6 +75,29 @@ __global__ void decide_update(const double* partials, int64_t num_partials, doub
   if (loss_scale_window > 0)
     state->loss_scale = next_loss_scale(state->loss_scale, state->skip != 0, loss_scale_window);
   if (state->skip == 0) state->updates += 1;
+  if (scores.count == 0) return;
+  float largest = scores.of_heads[0];
+  int32_t above = 0;
+  for (int64_t i = 0; i < scores.count; ++i) {
+    largest = fmaxf(largest, scores.of_heads[i]);
+    above += scores.of_heads[i] > scores.threshold ? 1 : 0;
+  }
+  state->largest_score = largest;
+  state->clipped_heads = state->skip == 0 ? above : 0;
+}
+
+template <typename C>
+__global__ void clip_heads(const HeadSegment* segments, int64_t num_segments, const StepState* state,
+                           const float* largest, float threshold, float* master, C* weights) {
+  if (state->skip != 0) return;
+  for_each_chunk(segments, num_segments, [&](const HeadSegment& segment, int64_t first, int64_t end, int64_t) {
+    const float factor = clip_factor(segment, largest, threshold);
+    if (factor == 1) return;
+    for (int64_t i = first + threadIdx.x; i < end; i += blockDim.x) {
+      master[i] *= factor;
+      if (weights != nullptr) weights[i] = rounded_to<C>(master[i]);
+    }
+  });
 }
 
 // Loop bounds and array sizes; an array has at least one element even if the loop is empty.
@@ -270,7 +302,18 @@ void cuda_run(const SquaredNorm& op, Stream stream, std::byte* scratch) {
 
 void cuda_run(const PrepareUpdate& op, Stream stream, std::byte*) {
   launch(stream, {1, 1, 0}, decide_update, op.partials.as<const double>(), op.partials.cols, op.clip_norm,
-         op.loss_scale_window, op.state);
+         op.loss_scale_window, op.state,
+         HeadScores{op.scores.as<const float>(), op.scores.cols, static_cast<float>(op.score_threshold)});
+}
+
+void cuda_run(const ClipHeads& op, Stream stream, std::byte*) {
+  const auto start = [&](auto* weights) {
+    launch(stream, shape_for(gpu_norm_chunks_bound(op.master.cols, op.num_segments)),
+           clip_heads<std::remove_pointer_t<decltype(weights)>>, op.segments, op.num_segments, op.state,
+           op.largest.as<const float>(), static_cast<float>(op.threshold), op.master.as<float>(), weights);
+  };
+  if (!op.weights.given()) return start(static_cast<float*>(nullptr));
+  with_type(op.weights.dtype, [&](auto type) { start(op.weights.as<decltype(type)>()); });
 }
 
 void cuda_run(const KeepGradients& op, Stream stream, std::byte*) {

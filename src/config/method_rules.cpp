@@ -19,6 +19,7 @@ class MethodRules : Rules {
     settle_precision();
     settle_optimizer();
     check_lr_curve();
+    check_qk_clip();
   }
 
  private:
@@ -47,6 +48,20 @@ class MethodRules : Rules {
     if (std::find(types.begin(), types.end(), optimizer.type) == types.end())
       fault("precision.gradients", "needs optimizer.type = adamw, adamw-8bit, lion or sgd", "\"fp32\"");
     if (optimizer.ema > 0) fault("precision.gradients", "needs optimizer.ema = 0", "\"fp32\"");
+  }
+
+  // Checks that scaling weights of queries and keys bounds the scores, and that all that follows the weights can
+  // follow.
+  void check_qk_clip() {
+    const char* const path = "optimizer.qk_clip";
+    if (!sound({path, "optimizer.type"}) || config_.optimizer.qk_clip == 0) return;
+    if (sound({"model.qk_norm"}) && config_.model.qk_norm)
+      fault(path, "has no effect beside model.qk_norm, which normalizes queries and keys", "0");
+    if (sound({"model.attention_softcap"}) && config_.model.attention_softcap > 0)
+      fault(path, "has no place beside model.attention_softcap, which bounds the scores", "0");
+    if (sound({"optimizer.ema"}) && config_.optimizer.ema > 0) fault(path, "needs optimizer.ema = 0", "0");
+    if (sound({"precision.compute"}) && config_.precision.pure)
+      fault(path, "needs fp32 master weights, which precision.compute = \"bf16-pure\" has not", "0");
   }
 
   // muP's learning rates follow from how the size of an update depends on that of the gradients. These optimizers have

@@ -93,6 +93,11 @@ void add_model_fields(std::vector<Field>& table) {
           window_field(),
           field("model.attention_scale", section, &M::attention_scale, NumberRule{.min = 0, .max = 1e3},
                 "factor of attention scores; 0: 1 / sqrt(head_size), with model.mup 1 / head_size"),
+          field("model.attention_softcap", section, &M::attention_softcap, NumberRule{.min = 0, .max = 1e6},
+                "scaled attention scores s become softcap * tanh(s / softcap); 0: they stay"),
+          field("model.attention_sinks", section, &M::attention_sinks, BooleanRule{},
+                "each head has a learned score beside those of the keys, which takes a share of the softmax and adds "
+                "nothing"),
           words<M, NormKind>("model.norm", section, &M::norm,
                              {{"layernorm", NormKind::layernorm}, {"rmsnorm", NormKind::rmsnorm}}, {},
                              "normalization before each branch and before the head"),

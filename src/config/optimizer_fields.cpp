@@ -102,6 +102,14 @@ void add_optimizer_fields(std::vector<Field>& table) {
               "otherwise fp32; or always fp32")
               .only_with(of_type<muon>("muon"))
               .changeable(),
+          field(
+              "optimizer.qk_clip", section, &O::qk_clip,
+              NumberRule{.min = least_normal, .max = 1e6, .may_be_zero = true},
+              "MuonClip's bound of attention scores: after a step with a larger one, the head's weights of queries and "
+              "keys are scaled so that it would be this; 0: none")
+              .usually("100.0")
+              .only_with(of_type<muon>("muon"))
+              .changeable(),
           field("optimizer.beta2_decay", section, &O::beta2_decay,
                 NumberRule{.min = -1, .max = 0, .max_excluded = true},
                 "step t keeps 1 - t^beta2_decay of the second moments")

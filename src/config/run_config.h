@@ -29,7 +29,9 @@ struct ModelConfig {
   int64_t sequence_length = 0;
   // Patterns of the first layers, repeated over the others; at least one.
   std::vector<AttentionPattern> attention_pattern = {AttentionPattern{}};
-  double attention_scale = 0;  // factor of attention scores; 0: score_scale() derives it from the head size
+  double attention_scale = 0;    // factor of attention scores; 0: score_scale() derives it from the head size
+  double attention_softcap = 0;  // bound of attention scores, by a hyperbolic tangent; 0: none
+  bool attention_sinks = false;  // a learned score per head, without a value
   NormKind norm = NormKind::layernorm;
   ActivationKind activation = ActivationKind::gelu_tanh;
   PositionKind positions = PositionKind::learned;
@@ -157,6 +159,7 @@ struct OptimizerConfig {
   double clip_threshold = 1;
   bool scale_parameter = true;
   double eps2 = 1e-3;
+  double qk_clip = 0;  // muon: bound of attention scores; 0: none
   double weight_decay = 0.1;
   double clip_norm = 1.0;  // 0: no clipping
   double ema = 0;          // decay of the weights' moving average; 0: no average

@@ -31,9 +31,10 @@ class AttentionBranch final : public Branch {
   int64_t num_kv_heads() const { return std::max<int64_t>(1, model().num_kv_heads / context_.tensor.size()); }
   int64_t q_width() const { return num_heads() * model().head_size; }
   int64_t kv_width() const { return num_kv_heads() * model().head_size; }
-  double scale() const { return model().score_scale(); }
   bool transforms_queries() const { return model().qk_norm || model().positions == PositionKind::rope; }
   Dropout probability_dropout(const LayerCall& call) const;
+  // RETURNS the place of this rank's heads in LayerCall::head_scores.
+  Matrix largest_scores(const LayerCall& call) const;
   AttentionMask mask(const LayerCall& call) const;
   QueryKeyValue split(const Matrix& qkv) const;
   QueryKeyValue operands(const LayerCall& call) const;
@@ -44,8 +45,8 @@ class AttentionBranch final : public Branch {
   // Computes d_qkv, the gradient of the fused queries, keys and values, from d_o, the gradient of attention's output o.
   void attend_backward(const LayerCall& call, const Matrix& o, const Matrix& d_o, const Matrix& d_qkv);
 
-  Parameter q_norm_, k_norm_;
-  GradientSums head_sums_;  // sums for q_norm_ and k_norm_
+  Parameter q_norm_, k_norm_, sinks_;
+  GradientSums head_sums_;  // sums for the three
   // The fused matrix, and with QK-norm, whose backward needs its inputs, a second one for its outputs.
   LayerLayout::Field fused_, normed_ = LayerLayout::none, head_rstd_ = LayerLayout::none;
   std::unique_ptr<SavedMatrix> attention_;
@@ -62,7 +63,8 @@ AttentionBranch::AttentionBranch(const LayerContext& context, LayerLayout& layou
               .norm_name = "norm1"}),
       q_norm_(tensors.find("attention.q_norm.weight")),
       k_norm_(tensors.find("attention.k_norm.weight")),
-      head_sums_(context, layout, "attention.qk_norm", {q_norm_, k_norm_}) {
+      sinks_(tensors.find("attention.sinks")),
+      head_sums_(context, layout, "attention.heads", {q_norm_, k_norm_, sinks_}) {
   const StepShape& shape = context.shape;
   const DType c = context.compute();
   const int64_t n = shape.rows();
@@ -97,6 +99,12 @@ Dropout AttentionBranch::probability_dropout(const LayerCall& call) const {
   return {shape.training ? shape.model.attention_dropout : 0,
           random_key(shape.seed, RandomUse::attention_dropout, layer_), call.sample_ids, 0,
           context_.tensor.rank() * num_heads()};
+}
+
+Matrix AttentionBranch::largest_scores(const LayerCall& call) const {
+  if (call.head_scores == nullptr || !context_.shape.training) return {};
+  float* const of_layer = call.head_scores + static_cast<int64_t>(layer_) * model().num_heads;
+  return {of_layer + context_.tensor.rank() * num_heads(), DType::f32, 1, num_heads()};
 }
 
 AttentionMask AttentionBranch::mask(const LayerCall& call) const {
@@ -160,14 +168,17 @@ Matrix AttentionBranch::attend(const LayerCall& call, WorkspaceFrame& frame) {
                                         .num_heads = num_heads(),
                                         .num_kv_heads = num_kv_heads(),
                                         .head_size = model().head_size,
-                                        .scale = scale(),
+                                        .scale = model().score_scale(),
+                                        .softcap = model().attention_softcap,
                                         .mask = mask(call),
                                         .dropout = probability_dropout(call),
                                         .q = ready.q,
                                         .k = ready.k,
                                         .v = ready.v,
                                         .o = o,
-                                        .lse = layout_.at(call, lse_)});
+                                        .lse = layout_.at(call, lse_),
+                                        .sinks = sinks_.norm(call),
+                                        .largest = largest_scores(call)});
   attention_->keep(call, o);
   return o;
 }
@@ -190,7 +201,8 @@ void AttentionBranch::attend_backward(const LayerCall& call, const Matrix& o, co
                                          .num_heads = num_heads(),
                                          .num_kv_heads = num_kv_heads(),
                                          .head_size = model().head_size,
-                                         .scale = scale(),
+                                         .scale = model().score_scale(),
+                                         .softcap = model().attention_softcap,
                                          .mask = mask(call),
                                          .dropout = probability_dropout(call),
                                          .q = ready.q,
@@ -202,6 +214,8 @@ void AttentionBranch::attend_backward(const LayerCall& call, const Matrix& o, co
                                          .dq = d_in.q,
                                          .dk = d_in.k,
                                          .dv = d_in.v,
+                                         .sinks = sinks_.norm(call),
+                                         .d_sinks = head_sums_.at(call, 2),
                                          .fixed_bits = shape.deterministic});
   if (!transforms_queries()) return;
   const bool normed = model().qk_norm;

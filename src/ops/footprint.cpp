@@ -144,6 +144,8 @@ std::string attention_text(const Op& op) {
   } else {
     text += fmt::format(" {}", attention_pattern_word(op.mask.pattern));
   }
+  if (op.softcap > 0) text += fmt::format(" softcap={}", op.softcap);
+  if (op.sinks.given()) text += " sinks";
   if (op.mask.document_starts != nullptr) text += " documents";
   if (op.mask.max_documents > 0) text += fmt::format(" in room for {}", op.mask.max_documents);
   return text;
@@ -232,6 +234,8 @@ std::string update_text(const ElementUpdate& op) {
   if (!op.master.given()) text += " only";
   return text;
 }
+
+std::string text_of(const ClipHeads& op) { return elements_text(op.master); }
 
 #define GPTRAIN_UPDATE_TEXT(Op) \
   std::string text_of(const Op& op) { return update_text(op); }

@@ -108,12 +108,16 @@ constexpr int64_t gpu_scratch_bytes(const ScaledProduct&) { return gpu_product_w
 // Scratch of attention: the table of documents, if any, and after it cuDNN's workspace if it serves the op, or else
 // that of the own kernels: the first pass' softmax and sums if a pattern takes two passes over the queries; in
 // AttentionBackward the sum over features of d_o o for each query and head, and dk and dv in f32 if keys lie in two
-// orders.
+// orders. AttentionForward has, after all of it, the largest score of each row if it is wanted.
+inline int64_t gpu_carried_bytes(const AttentionForward& op) {
+  if (attention_passes(op.mask, op.sequence_length) == 1) return 0;
+  return op.batch * op.sequence_length * op.num_heads * (op.head_size + 2) * dtype_bytes(DType::f32);
+}
+
 inline int64_t gpu_scratch_bytes(const AttentionForward& op) {
-  const bool carries = attention_passes(op.mask, op.sequence_length) > 1;
   const int64_t rows = op.batch * op.sequence_length * op.num_heads;
-  return fused_attention_table_bytes(op) + fused_attention_scratch_bytes(op) +
-         (carries ? rows * (op.head_size + 2) * dtype_bytes(DType::f32) : 0);
+  return fused_attention_table_bytes(op) + fused_attention_scratch_bytes(op) + gpu_carried_bytes(op) +
+         (op.largest.given() ? rows * dtype_bytes(DType::f32) : 0);
 }
 
 inline int64_t gpu_scratch_bytes(const AttentionBackward& op) {

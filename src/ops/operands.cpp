@@ -59,11 +59,13 @@ void visit_attention(const Op& op, Access results, OperandVisitor& visit) {
   const DType dtype = op.q.dtype;
   visit.require(op.batch > 0 && op.sequence_length > 0 && op.head_size > 0, "a size is not positive");
   visit.require(divides(op.num_kv_heads, op.num_heads), "num_kv_heads must divide num_heads");
+  visit.require(op.softcap >= 0, "softcap is negative");
   visit.reads("q", op.q, real(rows, op.num_heads * op.head_size));
   visit.reads("k", op.k, exactly(dtype, rows, op.num_kv_heads * op.head_size));
   visit.reads("v", op.v, exactly(dtype, rows, op.num_kv_heads * op.head_size));
   visit.operand("o", op.o, results, exactly(dtype, rows, op.num_heads * op.head_size));
   visit.operand("lse", op.lse, results, exactly(DType::f32, op.batch * op.num_heads, op.sequence_length));
+  visit.looks_up("sinks", op.sinks, optional(vector(DType::f32, op.num_heads)));
   visit_dropout(op.dropout, op.sequence_length, visit);
   const AttentionPattern& pattern = op.mask.pattern;
   visit.require(pattern.sound(), "the pattern has a size that its kind cannot have");
@@ -210,7 +212,11 @@ void for_each_operand(const QueryKeyBackward& op, OperandVisitor& visit) {
   visit.operand("k_gamma_sums", op.k_gamma_sums, Access::uncounted_write, vector(DType::f64, op.head_size));
 }
 
-void for_each_operand(const AttentionForward& op, OperandVisitor& visit) { visit_attention(op, Access::write, visit); }
+void for_each_operand(const AttentionForward& op, OperandVisitor& visit) {
+  visit_attention(op, Access::write, visit);
+  visit.operand("largest", op.largest, Access::uncounted_write, optional(vector(DType::f32, op.num_heads)));
+  visit.require(!op.largest.given() || op.softcap == 0, "the largest score is not known beside a softcap");
+}
 
 void for_each_operand(const AttentionBackward& op, OperandVisitor& visit) {
   visit_attention(op, Access::read, visit);
@@ -218,6 +224,8 @@ void for_each_operand(const AttentionBackward& op, OperandVisitor& visit) {
   visit.writes("dq", op.dq, like(op.q));
   visit.writes("dk", op.dk, like(op.k));
   visit.writes("dv", op.dv, like(op.v));
+  visit.require(op.sinks.given() == op.d_sinks.given(), "sinks and d_sinks are given both or neither");
+  visit.operand("d_sinks", op.d_sinks, Access::uncounted_write, optional(vector(DType::f64, op.num_heads)));
 }
 
 void for_each_operand(const ActivationForward& op, OperandVisitor& visit) {

@@ -20,6 +20,7 @@
 #include "base/rotary.h"
 #include "ops/attention_mask.h"
 #include "ops/block_codes.h"
+#include "ops/clip_heads.h"
 #include "ops/fp8_ops.h"
 #include "ops/keep_gradients.h"
 #include "ops/projection.h"
@@ -209,34 +210,42 @@ struct QueryKeyBackward {
   Matrix q_gamma_sums, k_gamma_sums;  // [1, D] f64 out, given with the gammas
 };
 
-// o = dropout(softmax(q k^T * scale + mask)) v for each sequence and head; query head n reads key/value head n / (H /
-// G). Tiled with an online softmax, so that no T x T matrix is stored (arXiv 2307.08691). Probabilities enter the
-// second product in C or f32, depending on the device; so does the gradient of the scores in backward. lse is the
-// log-sum-exp of each row of scaled, masked scores.
+// o = dropout(softmax(cap(q k^T * scale) + mask)) v for each sequence and head; query head n reads key/value head n /
+// (H / G). cap(s) = softcap tanh(s / softcap), or s if softcap is 0. Tiled with an online softmax, so that no T x T
+// matrix is stored (arXiv 2307.08691). Probabilities enter the second product in C or f32, depending on the device; so
+// does the gradient of the scores in backward. lse is the log-sum-exp of each row of capped, masked scores. With sinks,
+// every row of head h has one more score, sinks[h], which has a share of the softmax and of lse but no value.
+// `largest`, if given, is raised to the largest scaled score of each head.
 struct AttentionForward {
   static constexpr std::string_view name = "attention_forward";
   int64_t batch, sequence_length, num_heads, num_kv_heads, head_size;
   double scale;
+  double softcap = 0;
   AttentionMask mask;
   Dropout dropout;
-  Matrix q, k, v;  // [N, H D], [N, G D], [N, G D] C, rows may be strided
-  Matrix o;        // [N, H D] C out
-  Matrix lse;      // [B H, T] f32 out
+  Matrix q, k, v;       // [N, H D], [N, G D], [N, G D] C, rows may be strided
+  Matrix o;             // [N, H D] C out
+  Matrix lse;           // [B H, T] f32 out
+  Matrix sinks = {};    // [1, H] f32, or not given
+  Matrix largest = {};  // [1, H] f32, in and out, or not given; REQUIRES softcap = 0
 };
 
-// dv, dk, dq from do, with the probabilities recomputed tile by tile from q, k and lse. Sums are in key-tile order, so
-// the bits are the same in every run. With grouped queries, a device's library may round each query head's contribution
-// to dk and dv before it adds them.
+// dv, dk, dq and d_sinks from do, with the probabilities recomputed tile by tile from q, k and lse. Sums are in
+// key-tile order, so the bits are the same in every run. With grouped queries, a device's library may round each query
+// head's contribution to dk and dv before it adds them.
 struct AttentionBackward {
   static constexpr std::string_view name = "attention_backward";
   int64_t batch, sequence_length, num_heads, num_kv_heads, head_size;
   double scale;
+  double softcap = 0;
   AttentionMask mask;
   Dropout dropout;
   Matrix q, k, v, o;  // as in forward
   Matrix lse;
   Matrix d_o;         // [N, H D] C
   Matrix dq, dk, dv;  // like q, k, v, out; rows may be strided
+  Matrix sinks = {};
+  Matrix d_sinks = {};  // [1, H] f64 out, given with sinks
   // True: the same bits in every run. False: a device's library may sum dq in any order, which takes less memory.
   bool fixed_bits = true;
 };
@@ -321,13 +330,16 @@ struct SquaredNorm {
 // Finishes the gradient norm and decides whether the step is skipped, for every optimizer: squared_norm = sum of
 // partials in order / loss scale^2; skip = loss_sum or squared_norm is not finite; gradient_scale = min(1, clip_norm /
 // norm) (1 if clip_norm = 0) / loss scale; if not skipped: updates += 1. The loss scale is this step's, which remains
-// in step_loss_scale; with a window, state->loss_scale becomes the next step's (see next_loss_scale).
+// in step_loss_scale; with a window, state->loss_scale becomes the next step's (see next_loss_scale). With `scores`,
+// largest_score is the largest of them, and clipped_heads the number above the threshold, or 0 if skipped.
 struct PrepareUpdate {
   static constexpr std::string_view name = "prepare_update";
   Matrix partials;  // [1, n] f64
   double clip_norm;
   StepState* state;
   int64_t loss_scale_window = 0;  // 0: no loss scaling
+  Matrix scores = {};             // [1, n] f32: largest attention score of each head, or not given
+  double score_threshold = 0;     // given with scores
 };
 
 // to = from, converted to the dtype of `to`. Same shape.
@@ -359,7 +371,8 @@ struct AddSums {
   X(EmbeddingForward) X(EmbeddingBackward) X(NormForward) X(NormBackward) X(ResidualAdd) X(BranchBackward) \
   X(LinearForward) X(LinearBackwardInput) X(LinearBackwardWeight) X(QueryKeyForward) X(QueryKeyBackward) \
   X(AttentionForward) X(AttentionBackward) X(ActivationForward) X(ActivationBackward) X(CrossEntropyStatistics) \
-  X(CrossEntropy) X(AccumulateLoss) X(SquaredNorm) X(PrepareUpdate) GPTRAIN_FOR_EACH_FACTORED(X) \
+  X(CrossEntropy) X(AccumulateLoss) X(SquaredNorm) X(PrepareUpdate) X(ClipHeads) \
+  GPTRAIN_FOR_EACH_FACTORED(X) \
   GPTRAIN_FOR_EACH_NORMS(X) GPTRAIN_FOR_EACH_UPDATE(X) GPTRAIN_FOR_EACH_BLOCK_UPDATE(X) X(Cast) X(WeightedSum) \
   X(Add) X(AddSums) X(KeepGradients) GPTRAIN_FOR_EACH_FP8_OP(X) X(EncodeBlocks) X(DecodeBlocks) \
   GPTRAIN_FOR_EACH_PROJECTION(X)

@@ -22,6 +22,8 @@ struct StepState {
   float gradient_scale = 0;   // factor of gradients in the update: clips them and divides out the loss scale
   int32_t skip = 0;           // 1: the loss or a gradient is not finite and nothing is updated
   float step_loss_scale = 1;  // loss scale of this step's gradients
+  float largest_score = 0;    // largest attention score of the step; 0 without QK-clip
+  int32_t clipped_heads = 0;  // heads whose weights QK-clip scaled
 
   // Kept from step to step (saved in checkpoints).
   int64_t updates = 0;   // steps that were not skipped

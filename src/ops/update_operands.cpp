@@ -77,6 +77,16 @@ void for_each_operand(const SquaredNorm& op, OperandVisitor& visit) {
 void for_each_operand(const PrepareUpdate& op, OperandVisitor& visit) {
   visit.reads("partials", op.partials, vector(DType::f64, op.partials.cols));
   visit.require(op.clip_norm >= 0, "clip_norm is negative");
+  visit.reads("scores", op.scores, optional(vector(DType::f32, op.scores.cols)));
+  visit.require(op.scores.given() == (op.score_threshold > 0), "scores are given with a threshold above 0");
+}
+
+void for_each_operand(const ClipHeads& op, OperandVisitor& visit) {
+  visit.updates("master", op.master, vector(DType::f32, op.master.cols));
+  visit.operand("weights", op.weights, Access::uncounted_write, optional(real(1, op.master.cols)));
+  visit.reads("largest", op.largest, vector(DType::f32, op.largest.cols));
+  visit.require(op.threshold > 0, "the threshold is not positive");
+  visit.require(op.num_segments >= 0, "a negative number of segments");
 }
 
 #define GPTRAIN_UPDATE_OPERANDS(Op)                                                       \

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <limits>
 #include <new>
+#include <utility>
 
 #include "model/record.h"
 
@@ -43,11 +44,10 @@ StepAgreement::Tables StepAgreement::tables_at(std::byte* memory, int64_t num_te
           partials + array_bytes<SquaredNorm::Segment>(static_cast<int64_t>(num_segments))};
 }
 
-StepAgreement::StepAgreement(const UpdateContext& context, double clip_norm, int64_t loss_scale_window,
-                             std::byte* tables, RankGroups& groups, SideQueue* copy_queue)
+StepAgreement::StepAgreement(const UpdateContext& context, AgreementRules rules, std::byte* tables, RankGroups& groups,
+                             SideQueue* copy_queue)
     : context_(context),
-      clip_norm_(clip_norm),
-      loss_scale_window_(loss_scale_window),
+      rules_(std::move(rules)),
       num_tensors_(static_cast<int64_t>(context.parameters.spec().tensors.size())),
       groups_(groups),
       copy_queue_(groups.num_ranks(GroupKind::world) > 1 ? copy_queue : nullptr) {
@@ -109,9 +109,19 @@ void StepAgreement::agree() {
   Lane& lane = groups_.lane(LaneKind::gradients);
   lane.all_reduce(groups_.group(LaneKind::gradients, GroupKind::world), tables_.partials, num_tensors_ + 1, DType::f64);
   lane.all_reduce(groups_.loss_group(), &context_.state->loss_sum, 1, DType::f64);
+  for (const StepStatistic& statistic : rules_.statistics) {
+    const Matrix& values = statistic.values;
+    lane.all_reduce(groups_.group(LaneKind::gradients, GroupKind::world), values.data, values.count(), values.dtype,
+                    statistic.op);
+  }
   lane.wait_all();
-  context_.backend.run(PrepareUpdate{
-      .partials = partials, .clip_norm = clip_norm_, .state = context_.state, .loss_scale_window = loss_scale_window_});
+  const QkClip* const qk_clip = rules_.qk_clip;
+  context_.backend.run(PrepareUpdate{.partials = partials,
+                                     .clip_norm = rules_.clip_norm,
+                                     .state = context_.state,
+                                     .loss_scale_window = rules_.loss_scale_window,
+                                     .scores = qk_clip != nullptr ? qk_clip->scores() : Matrix{},
+                                     .score_threshold = qk_clip != nullptr ? qk_clip->threshold() : 0});
 }
 
 void sum_over_world(RankGroups& groups, const Matrix& sums) {

@@ -8,8 +8,10 @@
 #include <memory>
 #include <vector>
 
+#include "comm/reduce_op.h"
 #include "ops/side_queue.h"
 #include "optim/optimizer.h"
+#include "optim/qk_clip.h"
 #include "parallel/executor.h"
 #include "parallel/groups.h"
 
@@ -18,12 +20,26 @@ namespace gptrain::inline optim {
 // Adds up f64 `sums` in device memory over all ranks, in place. Collective over the world.
 void sum_over_world(RankGroups& groups, const Matrix& sums);
 
+// Numbers that the ops of a step collect on each rank, beside the loss, and their reduction over the world.
+struct StepStatistic {
+  Matrix values;  // in device memory
+  ReduceOp op;
+};
+
+// Rules of the agreement, and numbers that it carries beside loss, norm and skip.
+struct AgreementRules {
+  double clip_norm = 0;           // 0: no clipping
+  int64_t loss_scale_window = 0;  // 0: no loss scaling
+  std::vector<StepStatistic> statistics = {};
+  const QkClip* qk_clip = nullptr;  // null: none; its scores are among the statistics
+};
+
 class StepAgreement {
  public:
-  // Uploads its tables to `tables`, which is device memory of table_bytes. clip_norm is 0 without clipping, and
-  // loss_scale_window is 0 without loss scaling. `copies` is null on a CPU. All references and pointers are borrowed.
-  StepAgreement(const UpdateContext& context, double clip_norm, int64_t loss_scale_window, std::byte* tables,
-                RankGroups& groups, SideQueue* copy_queue);
+  // Uploads its tables to `tables`, which is device memory of table_bytes. `copies` is null on a CPU. All references
+  // and pointers are borrowed.
+  StepAgreement(const UpdateContext& context, AgreementRules rules, std::byte* tables, RankGroups& groups,
+                SideQueue* copy_queue);
 
   // RETURNS the bytes for the partial sums of the norm, the number of ranks that want to stop, and the segments.
   static int64_t table_bytes(const ParameterStore& parameters);
@@ -59,8 +75,7 @@ class StepAgreement {
   void look_for_stop();
 
   UpdateContext context_;
-  double clip_norm_;
-  int64_t loss_scale_window_;
+  AgreementRules rules_;
   int64_t num_tensors_;
   int64_t num_segments_ = 0;
   Tables tables_;
@@ -74,19 +89,23 @@ class StepAgreement {
 // The end of a step as the executor plays it.
 class StepUpdate final : public UpdateRule {
  public:
-  // Borrows all.
-  StepUpdate(StepAgreement& agreement, Optimizer& optimizer, RankGroups& groups)
-      : agreement_(agreement), optimizer_(optimizer), groups_(groups) {}
+  // Borrows all. `qk_clip` may be null.
+  StepUpdate(StepAgreement& agreement, Optimizer& optimizer, RankGroups& groups, const QkClip* qk_clip)
+      : agreement_(agreement), optimizer_(optimizer), groups_(groups), qk_clip_(qk_clip) {}
   void norm() override {
     agreement_.agree();
     if (const Matrix sums = optimizer_.measure(); sums.given()) sum_over_world(groups_, sums);
   }
-  void update(int64_t unit) override { optimizer_.update(unit); }
+  void update(int64_t unit) override {
+    optimizer_.update(unit);
+    if (qk_clip_ != nullptr) qk_clip_->clip(unit);
+  }
 
  private:
   StepAgreement& agreement_;
   Optimizer& optimizer_;
   RankGroups& groups_;
+  const QkClip* const qk_clip_;
 };
 
 }  // namespace gptrain::optim

@@ -61,6 +61,7 @@ LayerCall Executor::call_of(const Action& action) const {
                  .sample_ids = batch.sample_ids,
                  .document_starts = batch.document_starts,
                  .state = resources_.state,
+                 .head_scores = resources_.head_scores,
                  .input = at(action, Operand::input),
                  .output = at(action, Operand::output),
                  .kept = at(action, Operand::kept),

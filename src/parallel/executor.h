@@ -41,6 +41,7 @@ class ActionObserver {
 struct ExecutorResources {
   std::array<std::byte*, num_memory_classes> arenas{};  // starts of the arenas
   StepState* state = nullptr;                           // device
+  float* head_scores = nullptr;                         // device (see LayerCall)
   Workspace* workspace = nullptr;
   Backend* backend = nullptr;
   RankGroups* groups = nullptr;

@@ -240,7 +240,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   tables.agreement = align_up(sizeof(StepState));
   tables.optimizer = tables.agreement + StepAgreement::table_bytes(store);
   tables.accumulated_gradients = tables.optimizer + optimizer_type(config.optimizer.type).table_bytes(store);
-  memory[MemoryClass::state] = tables.accumulated_gradients + AccumulatedGradients::table_bytes(store);
+  tables.qk_clip = tables.accumulated_gradients + AccumulatedGradients::table_bytes(store);
+  memory[MemoryClass::state] = tables.qk_clip + (config.optimizer.qk_clip > 0 ? QkClip::table_bytes(store) : 0);
   design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
   if (config.checkpoint.keeps_snapshot()) design.snapshot_bytes = store.snapshot_bytes();
   design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] = design.snapshot_bytes;

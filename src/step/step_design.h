@@ -32,6 +32,7 @@ struct StateTables {
   int64_t agreement = 0;
   int64_t optimizer = 0;
   int64_t accumulated_gradients = 0;
+  int64_t qk_clip = 0;
 };
 
 struct StepDesign {

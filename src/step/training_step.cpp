@@ -57,14 +57,20 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
       .parameters = *parameters_, .state = state_, .backend = backend_, .groups = groups_, .workspace = workspace_};
   std::byte* const state = arena(MemoryClass::state);
   const StateTables& tables = design_->tables;
-  agreement_ = std::make_unique<StepAgreement>(context, config.optimizer.clip_norm, loss_scale_window,
-                                               state + tables.agreement, groups_, copy_queue_.get());
+  AgreementRules rules{.clip_norm = config.optimizer.clip_norm, .loss_scale_window = loss_scale_window};
+  if (config.optimizer.qk_clip > 0) {
+    qk_clip_ = std::make_unique<QkClip>(context, config.optimizer.qk_clip, state + tables.qk_clip);
+    rules.statistics.push_back({qk_clip_->scores(), ReduceOp::max});
+    rules.qk_clip = qk_clip_.get();
+  }
+  agreement_ =
+      std::make_unique<StepAgreement>(context, std::move(rules), state + tables.agreement, groups_, copy_queue_.get());
   optimizer_ = optimizer.make(config.optimizer, context, config.run.seed, state + tables.optimizer);
   if (design_->sharding.gradients != DType::f32) {
     accumulated_ = std::make_unique<AccumulatedGradients>(*parameters_, config.run.seed, config.batch.accumulation,
                                                           state + tables.accumulated_gradients, state_, backend_);
   }
-  update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_, groups_);
+  update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_, groups_, qk_clip_.get());
   if (copy_queue_ != nullptr) {
     const DeviceMemory& data = *arenas_[static_cast<size_t>(MemoryClass::data)];
     uploads_ = std::make_unique<MicroBatchUploads>(
@@ -72,6 +78,7 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
   }
   const ExecutorResources place{.arenas = arena_starts(),
                                 .state = state_,
+                                .head_scores = qk_clip_ ? qk_clip_->scores().as<float>() : nullptr,
                                 .workspace = &workspace_,
                                 .backend = &backend_,
                                 .groups = &groups_,
@@ -114,8 +121,15 @@ uint32_t TrainingStep::norms_checksum() const {
   groups_.wait_all();
   uint32_t crc = 0;
   for (int64_t unit = 0; unit < parameters_->num_parameter_units(); ++unit) {
-    const int64_t elements = design_->layout.units[static_cast<size_t>(unit)].norm_elements;
-    crc = device_crc32c(backend_, parameters_->whole(unit).norms, elements * dtype_bytes(DType::f32), crc);
+    const UnitRange& range = design_->layout.units[static_cast<size_t>(unit)];
+    for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
+      const NormUse use = design_->spec.tensors[static_cast<size_t>(i)].norm_use;
+      if (use == NormUse::no_norm || use == NormUse::sinks) continue;
+      const Segment& segment = design_->layout.segments[static_cast<size_t>(i)];
+      std::byte* const weights =
+          parameters_->whole(unit).norms + (segment.offset - range.offset) * dtype_bytes(DType::f32);
+      crc = device_crc32c(backend_, weights, segment.count * dtype_bytes(DType::f32), crc);
+    }
   }
   return crc;
 }
@@ -227,7 +241,10 @@ void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionO
   host_state_.squared_norm = 0;
   host_state_.gradient_scale = 0;
   host_state_.skip = 0;
+  host_state_.largest_score = 0;
+  host_state_.clipped_heads = 0;
   backend_.upload(state_, &host_state_, offsetof(StepState, updates));
+  if (qk_clip_) qk_clip_->begin();
   agreement_->ask_for_stop(stop_wanted);
   agreement_->ask_for_void([&source] { return source.is_void(); });
   executor_->play(source, observer);
@@ -243,6 +260,8 @@ StepResult TrainingStep::end() {
           .stop = values.stops > 0,
           .is_void = values.stops >= StepAgreement::void_count,
           .updates = host_state_.updates,
+          .largest_score = static_cast<double>(host_state_.largest_score),
+          .clipped_heads = host_state_.clipped_heads,
           .loss_scale = static_cast<double>(host_state_.step_loss_scale),
           .counted_targets = host_state_.counted_targets,
           .seconds = values.seconds};

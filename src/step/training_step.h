@@ -28,6 +28,8 @@ struct StepResult {
   bool stop = false;            // some rank wants to stop
   bool is_void = false;         // some rank could not read its data; nothing was updated
   int64_t updates = 0;          // steps of the run that were not skipped
+  double largest_score = 0;     // largest attention score, with optimizer.qk_clip
+  int64_t clipped_heads = 0;    // heads whose weights QK-clip scaled
   double loss_scale = 1;        // scale of the step's gradients; always 1 except in fp16
   int64_t counted_targets = 0;  // in the global batch
   double seconds = 0;           // since the step began, or since the step before ended if that was later
@@ -140,6 +142,7 @@ class TrainingStep {
   std::unique_ptr<ParameterStore> parameters_;
   UnitTickets gathers_;
   std::unique_ptr<Model> model_, evaluation_model_;
+  std::unique_ptr<QkClip> qk_clip_;  // null with optimizer.qk_clip = 0
   std::unique_ptr<StepAgreement> agreement_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<AccumulatedGradients> accumulated_;  // null with precision.gradients = fp32

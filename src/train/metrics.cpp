@@ -211,6 +211,8 @@ void MetricsWriter::write_step(const StepMetrics& metrics) {
   impl_->add("peak_bytes", metrics.peak_bytes);
   impl_->add("skipped", metrics.skipped);
   if (metrics.loss_scale > 0) impl_->add("loss_scale", metrics.loss_scale);
+  if (metrics.largest_score) impl_->add("largest_score", *metrics.largest_score);
+  if (metrics.clipped_heads) impl_->add("clipped_heads", *metrics.clipped_heads);
   if (metrics.padding > 0) impl_->add("padding", metrics.padding);
   if (metrics.checkpoint_cost_seconds) impl_->add("checkpoint_cost_seconds", *metrics.checkpoint_cost_seconds);
   if (metrics.checkpoint_durable_seconds) impl_->add("checkpoint_durable_seconds", *metrics.checkpoint_durable_seconds);
@@ -223,6 +225,7 @@ void MetricsWriter::write_step(const StepMetrics& metrics) {
                                           {"mfu", metrics.mfu},
                                           {"peak_bytes", static_cast<double>(metrics.peak_bytes)}});
   if (metrics.loss_scale > 0) impl_->tensorboard.write(metrics.step, {{"loss_scale", metrics.loss_scale}});
+  if (metrics.largest_score) impl_->tensorboard.write(metrics.step, {{"largest_score", *metrics.largest_score}});
 }
 
 void MetricsWriter::sync() const { impl_->records->sync(); }

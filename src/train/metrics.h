@@ -24,7 +24,10 @@ struct StepMetrics {
   int64_t peak_bytes = 0;
   bool skipped = false;
   double loss_scale = 0;  // 0: there is none
-  double padding = 0;     // share of the step's tokens whose targets do not count
+  // Largest attention score of the step, and the heads that QK-clip scaled; none without optimizer.qk_clip.
+  std::optional<double> largest_score = {};
+  std::optional<int64_t> clipped_heads = {};
+  double padding = 0;  // share of the step's tokens whose targets do not count
   // Seconds since the last reported step: those that the loop waited for checkpoints, and those until the last
   // checkpoint was durable; none if there was no checkpoint.
   std::optional<double> checkpoint_cost_seconds = {}, checkpoint_durable_seconds = {};

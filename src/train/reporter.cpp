@@ -143,22 +143,26 @@ void Reporter::report_step(const RunProgress& progress, const StepResult& result
       average_step_seconds_ == 0 || progress.step <= 2 ? seconds : 0.95 * average_step_seconds_ + 0.05 * seconds;
   if (!context_.leads()) return;
   if (progress.step % config.log.every_steps != 0 && progress.step != last_step_ && !result.skipped) return;
-  const StepMetrics metrics{.step = progress.step,
-                            .loss = result.loss,
-                            .grad_norm = result.grad_norm,
-                            .lr = begun.lr,
-                            .tokens = progress.samples * config.model.sequence_length,
-                            .samples = progress.samples,
-                            .step_seconds = seconds,
-                            .data_seconds = begun.data_seconds,
-                            .tokens_per_second = places / seconds,
-                            .mfu = model_flops_per_step_ / seconds / total_matrix_flops_,
-                            .peak_bytes = taken_.total(),
-                            .skipped = result.skipped,
-                            .loss_scale = config.precision.scales_loss() ? result.loss_scale : 0,
-                            .padding = 1 - static_cast<double>(result.counted_targets) / places,
-                            .checkpoint_cost_seconds = std::exchange(checkpoint_cost_seconds_, {}),
-                            .checkpoint_durable_seconds = std::exchange(durable_seconds_, {})};
+  StepMetrics metrics{.step = progress.step,
+                      .loss = result.loss,
+                      .grad_norm = result.grad_norm,
+                      .lr = begun.lr,
+                      .tokens = progress.samples * config.model.sequence_length,
+                      .samples = progress.samples,
+                      .step_seconds = seconds,
+                      .data_seconds = begun.data_seconds,
+                      .tokens_per_second = places / seconds,
+                      .mfu = model_flops_per_step_ / seconds / total_matrix_flops_,
+                      .peak_bytes = taken_.total(),
+                      .skipped = result.skipped,
+                      .loss_scale = config.precision.scales_loss() ? result.loss_scale : 0,
+                      .padding = 1 - static_cast<double>(result.counted_targets) / places,
+                      .checkpoint_cost_seconds = std::exchange(checkpoint_cost_seconds_, {}),
+                      .checkpoint_durable_seconds = std::exchange(durable_seconds_, {})};
+  if (config.optimizer.qk_clip > 0) {
+    metrics.largest_score = result.largest_score;
+    metrics.clipped_heads = result.clipped_heads;
+  }
   folder_.record([&] { metrics_->write_step(metrics); });
   const double eta = average_step_seconds_ * static_cast<double>(last_step_ - progress.step);
   print_out("{}\n", format_step_line(metrics, config.run.steps, context_.backend.target().memory_bytes, eta));

@@ -1,6 +1,7 @@
 #include "attention_reference.h"
 
 #include <fmt/format.h>
+#include <limits>
 
 #include "reference.h"
 
@@ -35,6 +36,8 @@ class Reference {
     out.o = out.dq = zeros(shape_.rows() * shape_.q_cols());
     out.dk = out.dv = zeros(shape_.rows() * shape_.kv_cols());
     out.lse = zeros(shape_.batch * shape_.heads * shape_.tokens);
+    out.d_sinks = out.d_sink_sizes = zeros(std::ssize(in.sinks));
+    out.largest.assign(static_cast<size_t>(shape_.heads), -std::numeric_limits<double>::infinity());
     std::vector<Real> dk(out.dk.size()), dv(out.dv.size());
     for (int64_t sequence = 0; sequence < shape_.batch; ++sequence)
       for (int64_t head = 0; head < shape_.heads; ++head)
@@ -85,30 +88,44 @@ class Reference {
     for (int64_t key = 0; key < shape_.tokens; ++key) {
       if (attends(sequence, head, query, key)) keys.push_back(key);
     }
-    std::vector<Real> p, keep, dp;
+    const auto cap = static_cast<Real>(shape_.softcap);
+    std::vector<Real> p, keep, slope;
     for (const int64_t key : keys) {
-      p.push_back(dot(in.q, q, in.k, kv(key)) * scale);
+      const Real score = dot(in.q, q, in.k, kv(key)) * scale;
+      const Real bounded = cap > 0 ? std::tanh(score / cap) : 0;
+      p.push_back(cap > 0 ? cap * bounded : score);
+      slope.push_back(1 - bounded * bounded);
       keep.push_back(static_cast<Real>(keep_factor(shape_, sequence, head, query, key)));
     }
-    const Real max = *std::max_element(p.begin(), p.end());
-    Real sum = 0;
+    const auto head_index = static_cast<size_t>(head);
+    const bool has_sink = !in.sinks.empty();
+    const Real sink = has_sink ? static_cast<Real>(in.sinks[head_index]) : 0;
+    const Real largest = *std::max_element(p.begin(), p.end());
+    out.largest[head_index] = std::max(out.largest[head_index], static_cast<double>(largest));
+    const Real max = has_sink ? std::max(largest, sink) : largest;
+    Real sum = has_sink ? std::exp(sink - max) : 0;
     for (const Real score : p) sum += std::exp(score - max);
     const auto lse_index = static_cast<size_t>((sequence * shape_.heads + head) * shape_.tokens + query);
     const Real lse = in.lse.empty() ? max + std::log(sum) : static_cast<Real>(in.lse[lse_index]);
     out.lse[lse_index] = lse;
     for (Real& value : p) value = std::exp(value - lse);
 
-    Real delta = 0;
+    Real delta = 0, magnitudes = 0;
     for (size_t d = 0; d < size; ++d) {
       Real o = 0;
       for (size_t j = 0; j < keys.size(); ++j) o += rounded(p[j] * keep[j]) * static_cast<Real>(in.v[kv(keys[j]) + d]);
       out.o[q + d] = rounded(o);
       delta += rounded(o) * static_cast<Real>(in.d_o[q + d]);
+      magnitudes += std::abs(o * static_cast<Real>(in.d_o[q + d]));
+    }
+    if (has_sink) {
+      out.d_sinks[head_index] -= static_cast<double>(std::exp(sink - lse) * delta);
+      out.d_sink_sizes[head_index] += static_cast<double>(std::exp(sink - lse) * magnitudes);
     }
     for (size_t j = 0; j < keys.size(); ++j) {
       const int64_t key = keys[j];
       const Real d_probability = dot(in.d_o, q, in.v, kv(key)) * keep[j];
-      const Real ds = rounded(p[j] * (d_probability - delta) * scale);
+      const Real ds = rounded(p[j] * (d_probability - delta) * slope[j] * scale);
       for (size_t d = 0; d < size; ++d) {
         out.dq[q + d] =
             static_cast<double>(static_cast<Real>(out.dq[q + d]) + ds * static_cast<Real>(in.k[kv(key) + d]));
@@ -135,6 +152,12 @@ std::string pattern_text(const AttentionShape& shape) {
   return shape.pattern == AttentionPattern{} ? "" : " " + attention_pattern_word(shape.pattern);
 }
 
+Matrix matrix_of(const Operand* operand) { return operand != nullptr ? operand->matrix() : Matrix{}; }
+
+std::vector<double> values_of(const Operand* operand) {
+  return operand != nullptr ? operand->values() : std::vector<double>{};
+}
+
 void bench(Trial& trial, const AttentionShape& shape, DType dtype, bool backward) {
   const int64_t cols = shape.q_cols();
   const Operand& qkv = trial.input(dtype, shape.rows(), 3 * cols);
@@ -149,6 +172,7 @@ void bench(Trial& trial, const AttentionShape& shape, DType dtype, bool backward
                                  .num_kv_heads = shape.kv_heads,
                                  .head_size = shape.head_size,
                                  .scale = shape.used_scale(),
+                                 .softcap = shape.softcap,
                                  .mask = mask_of(trial, shape),
                                  .dropout = dropout_of(trial, shape),
                                  .q = part(qkv, 0),
@@ -164,6 +188,7 @@ void bench(Trial& trial, const AttentionShape& shape, DType dtype, bool backward
                                .num_kv_heads = shape.kv_heads,
                                .head_size = shape.head_size,
                                .scale = shape.used_scale(),
+                               .softcap = shape.softcap,
                                .mask = forward.mask,
                                .dropout = forward.dropout,
                                .q = part(qkv, 0),
@@ -206,6 +231,10 @@ AttentionMask mask_of(Trial& trial, const AttentionShape& shape) {
   return mask;
 }
 
+const Operand* sinks_of(Trial& trial, const AttentionShape& shape) {
+  return shape.sinks ? &trial.input(DType::f32, 1, shape.heads) : nullptr;
+}
+
 AttentionResults attention_reference(const AttentionShape& shape, DType dtype, const AttentionInputs& inputs) {
   return Reference<double>(shape, dtype).run(inputs);
 }
@@ -217,6 +246,10 @@ double largest(const std::vector<double>& values) {
 }
 
 void attention_forward_case(Trial& trial, const AttentionShape& shape, DType dtype) {
+  const Operand* const sinks = sinks_of(trial, shape);
+  // Some heads' has been raised already by more than any score.
+  Operand* const scores = shape.largest ? &trial.in_out(DType::f32, 1, shape.heads, 5) : nullptr;
+  std::vector<double> expected = values_of(scores);
   const Operand& q = trial.input(dtype, shape.rows(), shape.q_cols(), 1, shape.gap);
   const Operand& k = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
   const Operand& v = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
@@ -228,20 +261,30 @@ void attention_forward_case(Trial& trial, const AttentionShape& shape, DType dty
                              .num_kv_heads = shape.kv_heads,
                              .head_size = shape.head_size,
                              .scale = shape.used_scale(),
+                             .softcap = shape.softcap,
                              .mask = mask_of(trial, shape),
                              .dropout = dropout_of(trial, shape),
                              .q = q.matrix(),
                              .k = k.matrix(),
                              .v = v.matrix(),
                              .o = o.matrix(),
-                             .lse = lse.matrix()});
-  const AttentionInputs inputs{
-      .q = q.values(), .k = k.values(), .v = v.values(), .d_o = std::vector<double>(q.values().size())};
+                             .lse = lse.matrix(),
+                             .sinks = matrix_of(sinks),
+                             .largest = matrix_of(scores)});
+  const AttentionInputs inputs{.q = q.values(),
+                               .k = k.values(),
+                               .v = v.values(),
+                               .d_o = std::vector<double>(q.values().size()),
+                               .sinks = values_of(sinks)};
   const AttentionResults reference = Reference<double>(shape, dtype).run(inputs);
   const AttentionResults plain = Reference<float>(shape, dtype).run(inputs);
   trial.expect_close("o", o, reference.o, plain.o);
   // Scores are sums in float: a few roundings relative to the largest number.
   trial.expect_near("lse", lse, reference.lse, 0x1p-21 * (1 + largest(reference.lse)));
+  if (!shape.largest) return;
+  for (size_t head = 0; head < expected.size(); ++head)
+    expected[head] = std::max(expected[head], reference.largest[head]);
+  trial.expect_near("largest", *scores, expected, 0x1p-20 * (1 + largest(reference.largest)));
 }
 
 AttentionGradients run_attention_backward(Trial& trial, const AttentionShape& shape, DType dtype) {
@@ -249,8 +292,11 @@ AttentionGradients run_attention_backward(Trial& trial, const AttentionShape& sh
   const Operand& k = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
   const Operand& v = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
   const Operand& d_o = trial.input(dtype, shape.rows(), shape.q_cols(), 1, shape.gap);
+  const Operand* const sinks = sinks_of(trial, shape);
+  Operand* const d_sinks = shape.sinks ? &trial.output(DType::f64, 1, shape.heads) : nullptr;
   const AttentionResults forward =
-      Reference<double>(shape, dtype).run({q.values(), k.values(), v.values(), d_o.values()});
+      Reference<double>(shape, dtype)
+          .run({.q = q.values(), .k = k.values(), .v = v.values(), .d_o = d_o.values(), .sinks = values_of(sinks)});
   const Operand& o = trial.input(dtype, shape.rows(), shape.q_cols(), forward.o, shape.gap);
   const Operand& lse = trial.input(DType::f32, shape.batch * shape.heads, shape.tokens, forward.lse);
   Operand& dq = trial.output(dtype, shape.rows(), shape.q_cols(), shape.gap);
@@ -262,6 +308,7 @@ AttentionGradients run_attention_backward(Trial& trial, const AttentionShape& sh
                               .num_kv_heads = shape.kv_heads,
                               .head_size = shape.head_size,
                               .scale = shape.used_scale(),
+                              .softcap = shape.softcap,
                               .mask = mask_of(trial, shape),
                               .dropout = dropout_of(trial, shape),
                               .q = q.matrix(),
@@ -272,18 +319,28 @@ AttentionGradients run_attention_backward(Trial& trial, const AttentionShape& sh
                               .d_o = d_o.matrix(),
                               .dq = dq.matrix(),
                               .dk = dk.matrix(),
-                              .dv = dv.matrix()});
-  return {q, k, v, d_o, lse, dq, dk, dv};
+                              .dv = dv.matrix(),
+                              .sinks = matrix_of(sinks),
+                              .d_sinks = matrix_of(d_sinks)});
+  return {q, k, v, d_o, lse, dq, dk, dv, sinks, d_sinks};
 }
 
 void attention_backward_case(Trial& trial, const AttentionShape& shape, DType dtype) {
   const AttentionGradients operands = run_attention_backward(trial, shape, dtype);
-  AttentionInputs inputs{
-      .q = operands.q.values(), .k = operands.k.values(), .v = operands.v.values(), .d_o = operands.d_o.values()};
+  AttentionInputs inputs{.q = operands.q.values(),
+                         .k = operands.k.values(),
+                         .v = operands.v.values(),
+                         .d_o = operands.d_o.values(),
+                         .sinks = values_of(operands.sinks)};
   const AttentionResults reference = Reference<double>(shape, dtype).run(inputs);
   inputs.lse = operands.lse.values();
   const AttentionResults plain = Reference<float>(shape, dtype).run(inputs);
   trial.expect_close("dv", operands.dv, reference.dv, plain.dv);
+  // The op reads o rounded to the dtype, and the log-sum-exps have a few roundings of f32.
+  const double of_o = dtype == DType::f32 ? 0 : dtype == DType::bf16 ? 0x1p-9 : 0x1p-12;
+  if (shape.sinks)
+    trial.expect_near("d_sinks", *operands.d_sinks, reference.d_sinks,
+                      (of_o + 0x1p-19) * largest(reference.d_sink_sizes));
   if (!shape.one_key()) {
     trial.expect_close("dq", operands.dq, reference.dq, plain.dq);
     trial.expect_close("dk", operands.dk, reference.dk, plain.dk);
@@ -296,11 +353,13 @@ void attention_backward_case(Trial& trial, const AttentionShape& shape, DType dt
 }
 
 std::string describe(const AttentionShape& shape, std::string_view rest) {
-  return fmt::format("B={} T={} H={} G={} D={}{}{}{}{}{}{}{} {}", shape.batch, shape.tokens, shape.heads,
+  return fmt::format("B={} T={} H={} G={} D={}{}{}{}{}{}{}{}{}{}{} {}", shape.batch, shape.tokens, shape.heads,
                      shape.kv_heads, shape.head_size, shape.causal ? " causal" : "",
                      shape.dropout > 0 ? fmt::format(" dropout {}", shape.dropout) : "",
-                     shape.scale > 0 ? fmt::format(" scale {}", shape.scale) : "", shape.gap > 0 ? " strided" : "",
-                     pattern_text(shape), documents_text(shape.documents),
+                     shape.scale > 0 ? fmt::format(" scale {}", shape.scale) : "",
+                     shape.softcap > 0 ? fmt::format(" softcap {}", shape.softcap) : "", shape.sinks ? " sinks" : "",
+                     shape.largest ? " largest" : "", shape.gap > 0 ? " strided" : "", pattern_text(shape),
+                     documents_text(shape.documents),
                      shape.max_documents > 0 ? fmt::format(" in room for {}", shape.max_documents) : "", rest);
 }
 

@@ -23,12 +23,15 @@ struct AttentionShape {
   int64_t batch, tokens, heads, kv_heads, head_size;
   bool causal = true;
   double dropout = 0;
-  double scale = 0;  // 0: 1 / sqrt(head_size)
+  double scale = 0;    // 0: 1 / sqrt(head_size)
+  double softcap = 0;  // 0: none
   int64_t gap = 0;
   int64_t window = 0;
   Documents documents = Documents::unmasked;
   int64_t max_documents = 0;      // room for documents in a device's library
   AttentionPattern pattern = {};  // if there is no window
+  bool sinks = false;
+  bool largest = false;  // forward also raises the largest score of each head
 
   int64_t rows() const { return batch * tokens; }
   int64_t q_cols() const { return heads * head_size; }
@@ -43,15 +46,18 @@ struct AttentionShape {
   }
   AttentionPattern used_pattern() const { return window > 0 ? window_pattern(window) : pattern; }
   // Returns true if every query sees one key, whose probability is 1.
-  bool one_key() const { return tokens == 1 || window == 1 || documents == Documents::one_per_token; }
+  bool one_key() const { return !sinks && (tokens == 1 || window == 1 || documents == Documents::one_per_token); }
 };
 
 struct AttentionInputs {
   std::vector<double> q, k, v, d_o;
-  std::vector<double> lse = {};  // given to backward; empty: the log-sum-exp of forward
+  std::vector<double> lse = {};    // given to backward; empty: the log-sum-exp of forward
+  std::vector<double> sinks = {};  // score of each head; empty: none
 };
 struct AttentionResults {
-  std::vector<double> o, lse, dq, dk, dv;
+  std::vector<double> o, lse, dq, dk, dv, d_sinks;
+  std::vector<double> d_sink_sizes;  // sum of the magnitudes of all products in a sink's gradient
+  std::vector<double> largest;       // score of each head
 };
 
 // Attention without tiles, in float64.
@@ -60,6 +66,8 @@ AttentionResults attention_reference(const AttentionShape& shape, DType dtype, c
 // RETURNS the start of the document of each token in each sequence.
 std::vector<int32_t> document_starts(const AttentionShape& shape);
 AttentionMask mask_of(Trial& trial, const AttentionShape& shape);
+// RETURNS the input of sinks; null without.
+const Operand* sinks_of(Trial& trial, const AttentionShape& shape);
 Dropout dropout_of(Trial& trial, const AttentionShape& shape);
 
 // Compare the ops with the reference.
@@ -69,6 +77,7 @@ void attention_backward_case(Trial& trial, const AttentionShape& shape, DType dt
 struct AttentionGradients {
   const Operand &q, &k, &v, &d_o, &lse;
   Operand &dq, &dk, &dv;
+  const Operand *sinks, *d_sinks;  // null without sinks
 };
 
 // Runs the op on outputs and log-sum-exps of the reference.

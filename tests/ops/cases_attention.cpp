@@ -16,8 +16,11 @@ namespace {
 // Compares the gradients with central differences of the float64 forward, for some elements of each input.
 void derivative_case(Trial& trial, const AttentionShape& shape) {
   const AttentionGradients operands = run_attention_backward(trial, shape, DType::f32);
-  AttentionInputs inputs{
-      .q = operands.q.values(), .k = operands.k.values(), .v = operands.v.values(), .d_o = operands.d_o.values()};
+  AttentionInputs inputs{.q = operands.q.values(),
+                         .k = operands.k.values(),
+                         .v = operands.v.values(),
+                         .d_o = operands.d_o.values(),
+                         .sinks = shape.sinks ? operands.sinks->values() : std::vector<double>{}};
   const auto loss = [&] {
     const std::vector<double> o = attention_reference(shape, DType::f32, inputs).o;
     double sum = 0;
@@ -45,6 +48,7 @@ void derivative_case(Trial& trial, const AttentionShape& shape) {
   compare("dq", inputs.q, operands.dq);
   compare("dk", inputs.k, operands.dk);
   compare("dv", inputs.v, operands.dv);
+  if (shape.sinks) compare("d_sinks", inputs.sinks, *operands.d_sinks);
 }
 
 // Checks that a rank with some heads computes for them the bits of a rank with all heads: slices of q, k and v, of o
@@ -76,6 +80,7 @@ void head_slices_case(Trial& trial, const AttentionShape& shape, DType dtype) {
                                    .num_kv_heads = kv_heads,
                                    .head_size = shape.head_size,
                                    .scale = shape.used_scale(),
+                                   .softcap = shape.softcap,
                                    .mask = mask,
                                    .dropout = own,
                                    .q = of_heads(q),
@@ -93,6 +98,7 @@ void head_slices_case(Trial& trial, const AttentionShape& shape, DType dtype) {
                                 .num_kv_heads = kv_heads,
                                 .head_size = shape.head_size,
                                 .scale = forward.scale,
+                                .softcap = shape.softcap,
                                 .mask = forward.mask,
                                 .dropout = own,
                                 .q = forward.q,
@@ -163,6 +169,7 @@ void packed_case(Trial& trial, DType dtype, int64_t window, bool first_is_other)
         .num_kv_heads = shape.kv_heads,
         .head_size = head_size,
         .scale = shape.used_scale(),
+        .softcap = shape.softcap,
         .mask = {.pattern = window_pattern(window), .document_starts = packed ? document_starts : nullptr},
         .dropout = {},
         .q = rows(q),
@@ -180,6 +187,7 @@ void packed_case(Trial& trial, DType dtype, int64_t window, bool first_is_other)
                                 .num_kv_heads = shape.kv_heads,
                                 .head_size = head_size,
                                 .scale = shape.used_scale(),
+                                .softcap = shape.softcap,
                                 .mask = forward.mask,
                                 .dropout = {},
                                 .q = forward.q,
@@ -233,6 +241,8 @@ void rejected_case(Trial& trial) {
 void add_cases(Suite& suite) {
   std::vector<AttentionShape> all(std::begin(shapes), std::end(shapes));
   all.insert(all.end(), std::begin(masked_shapes), std::end(masked_shapes));
+  all.insert(all.end(), std::begin(capped_shapes), std::end(capped_shapes));
+  all.insert(all.end(), std::begin(sink_shapes), std::end(sink_shapes));
   for (const AttentionShape& shape : all) {
     for (const DType dtype : compute_dtypes) {
       if (is_left_out(dtype, &shape - all.data() + 2) && shape.head_size < 256) continue;

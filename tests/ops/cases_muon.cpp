@@ -150,6 +150,52 @@ void check_sum_of_infinities(Trial& trial) {
   trial.expect_equal("to", to, {2, INFINITY, -INFINITY, 4});
 }
 
+// Two groups of two query heads and a head of keys each, the second from place 3 of the scores on. Between the heads'
+// weights lie elements of none.
+void check_clip(Trial& trial, DType dtype, bool skip) {
+  constexpr int64_t size = 20'000, gap = 7;  // a head is longer than a chunk that threads share
+  constexpr double threshold = 10;
+  const std::vector<double> scores = {40, 20, -1, 5, 160};
+  struct Head {
+    int64_t first, head;
+    double factor;
+  };
+  // The keys of the first group are scaled by the root of 10 / 20; those of the second by nothing.
+  const std::vector<Head> heads = {{0, 0, 0.25 / std::sqrt(0.5)},
+                                   {0, 1, 0.5 / std::sqrt(0.5)},
+                                   {0, -1, std::sqrt(0.5)},
+                                   {3, 3, 1},
+                                   {3, 4, 0.0625},
+                                   {3, -1, 1}};
+  std::vector<HeadSegment> segments;
+  for (const Head& head : heads)
+    segments.push_back({.offset = std::ssize(segments) * (size + gap),
+                        .count = size,
+                        .first_head = head.first,
+                        .num_heads = 2,
+                        .head = head.head});
+  const int64_t elements = std::ssize(heads) * (size + gap);
+  Operand& master = trial.in_out(DType::f32, 1, elements);
+  Operand* const weights = dtype == DType::f32 ? nullptr : &trial.in_out(dtype, 1, elements);
+  std::vector<double> expected = master.values(), narrow = weights != nullptr ? weights->values() : expected;
+  for (size_t i = 0; i < heads.size() && !skip; ++i) {
+    for (int64_t at = segments[i].offset; at < segments[i].offset + size && heads[i].factor != 1; ++at) {
+      const auto element = static_cast<size_t>(at);
+      expected[element] *= heads[i].factor;
+      narrow[element] = expected[element];
+    }
+  }
+  ClipHeads op{};
+  set_segments(trial, op, segments, state_after(3, skip));
+  op.threshold = threshold;
+  op.largest = trial.input(DType::f32, 1, std::ssize(scores), scores).matrix();
+  op.master = master.matrix();
+  if (weights != nullptr) op.weights = weights->matrix();
+  trial.run(op);
+  trial.expect_near("master", master, expected, 0x1p-20);
+  if (weights != nullptr) trial.expect_near("weights", *weights, narrow, dtype == DType::bf16 ? 0x1p-6 : 0x1p-9);
+}
+
 void add_sum_cases(Suite& suite) {
   int64_t index = 0;
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1}, {7, 13}, {33, 64}, {130, 257}, {1, 40000}}) {
@@ -223,6 +269,10 @@ void add_muon_cases(Suite& suite) {
       suite.add<MuonMomentum>(fmt::format("segment of {}{}", size, name),
                               [=](Trial& t) { check_momentum(t, size, nesterov, false); });
     suite.add<MuonMomentum>("skipped" + name, [=](Trial& t) { check_momentum(t, 100, nesterov, true); });
+  }
+  for (const DType dtype : compute_dtypes) {
+    suite.add<ClipHeads>(std::string(dtype_name(dtype)), [=](Trial& t) { check_clip(t, dtype, false); });
+    suite.add<ClipHeads>(fmt::format("skipped {}", dtype_name(dtype)), [=](Trial& t) { check_clip(t, dtype, true); });
   }
   add_step_cases<Muon>(suite);
   add_step_cases<MuonEma>(suite);

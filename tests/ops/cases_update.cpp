@@ -83,6 +83,24 @@ void check_prepare_update(Trial& trial) {
   trial.expect_true(prepare(trial, {0}, 1, before).gradient_scale == 1, "a norm of 0");
 }
 
+void check_scores(Trial& trial) {
+  const Operand& partials = trial.input(DType::f64, 1, 1, std::vector<double>{1});
+  const Operand& scores = trial.input(DType::f32, 1, 5, std::vector<double>{-3, 2, 7.5, 4, 5});
+  for (const bool finite : {true, false}) {
+    StepState state;
+    if (!finite) state.loss_sum = std::nan("");
+    Operand& device_state = trial.in_out_value(state);
+    trial.run(PrepareUpdate{.partials = partials.matrix(),
+                            .clip_norm = 1,
+                            .state = Trial::pointer<StepState>(device_state),
+                            .scores = scores.matrix(),
+                            .score_threshold = 4});
+    const auto after = Trial::value<StepState>(device_state);
+    trial.expect_true(after.largest_score == 7.5F, "the largest score");
+    trial.expect_true(after.clipped_heads == (finite ? 2 : 0), "heads above the threshold, where there is an update");
+  }
+}
+
 void check_skip(Trial& trial) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
   StepState before;
@@ -382,6 +400,7 @@ void add_update_cases(Suite& suite) {
   suite.add<PrepareUpdate>("clipping and counting", check_prepare_update);
   suite.add<PrepareUpdate>("steps that are not finite", check_skip);
   suite.add<PrepareUpdate>("loss scaling", check_loss_scaling);
+  suite.add<PrepareUpdate>("attention scores", check_scores);
   for (const DType from : compute_dtypes) {
     for (const DType to : compute_dtypes) {
       for (const auto& [rows, cols] :

@@ -33,7 +33,7 @@ class LosesLoss final : public ForwardingBackend {
 RunConfig config_of(const std::string& mesh, int64_t world_size) {
   return small_config(Family::llama,
                       {"model.num_heads=6", "model.num_kv_heads=6", "model.hidden_size=48", "model.ffn_hidden_size=60",
-                       "batch.global=12", mesh},
+                       "batch.global=12", "model.attention_sinks=true", mesh},
                       world_size);
 }
 
@@ -84,6 +84,11 @@ TEST_CASE("a loss that is not finite on one rank makes all skip the step") {
       }
     }
   }
+}
+
+TEST_CASE("tensor ranks have sinks of their own, which their checksum of norms leaves out") {
+  const Checksums changed = checksums(config_of("parallel.tensor=3", 3), 3, 1, "blocks.0.attention.sinks");
+  CHECK(changed.norms == std::vector<uint32_t>(3, changed.norms[0]));
 }
 
 TEST_CASE("checksums tell a rank whose weights or norms are not the others'") {

@@ -170,6 +170,20 @@ TEST_CASE("Muon's matrices come from every kind of layout and go back") {
   }
 }
 
+// The only key-value head is on both tensor ranks, and each rank knows the scores of its own query heads alone.
+TEST_CASE("QK-clip scales heads as on one rank") {
+  const Overrides clip = with(muon, {"model.qk_norm=false", "model.num_kv_heads=1", "optimizer.qk_clip=0.05"});
+  for (const SmallLayout& layout :
+       {SmallLayout{2, 1, {}}, SmallLayout{2, 2, {"parallel.zero=3"}},
+        SmallLayout{.tensor = 1, .data = 2, .overrides = {"parallel.zero=1"}, .pipeline = 2}}) {
+    const auto [one, many] = compared_step(layout, clip);
+    const Difference d = difference(make_spec(config_of(layout, clip).model), one, many);
+    INFO(layout.world_size() << " ranks, moment " << d.first_moment << " of " << d.moment_of << ", weight " << d.weight
+                             << " of " << d.weight_of);
+    CHECK(d.small());
+  }
+}
+
 // Lion's step is the sign of the gradient, which rounding flips if the gradient is almost zero. All other weights are
 // those of one rank.
 TEST_CASE("Lion takes the step of one rank on every layout but where the gradient is zero to rounding") {

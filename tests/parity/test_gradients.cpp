@@ -96,8 +96,9 @@ TEST_CASE("gradients through dropout") {
   expect_right(small_config(Family::llama, {"model.residual_dropout=0.3", "model.attention_dropout=0.1"}));
 }
 
-TEST_CASE("gradients with an attention window and documents") {
-  expect_right(small_config(Family::llama, {"model.attention_window=5", "data.mask_documents=true"}));
+TEST_CASE("gradients with an attention window, documents, a softcap and sinks") {
+  expect_right(small_config(Family::llama, {"model.attention_window=5", "data.mask_documents=true",
+                                            "model.attention_softcap=1", "model.attention_sinks=true"}));
 }
 
 TEST_CASE("gradients of heads of their own size, biases of queries alone, and scaled angles") {

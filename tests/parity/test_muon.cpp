@@ -1,6 +1,7 @@
 // Muon's orthogonalisation and its steps against float64.
 #include <algorithm>
 #include <cmath>
+#include <fmt/format.h>
 #include <map>
 #include <string>
 #include <vector>
@@ -253,6 +254,36 @@ TEST_CASE("the first momentum is its share of the clipped gradient, and what is 
   const double off = distance(narrow.weights.at(name), wide.weights.at(name));
   CHECK(off > 0);
   CHECK(off < 0.1);
+}
+
+// With hardly a step and one layer, the next pass has the scores of the scaled weights.
+TEST_CASE("QK-clip brings the largest score of every head above the threshold down to it") {
+  for (const char* kv_heads : {"model.num_kv_heads=1", "model.num_kv_heads=3"}) {
+    const auto results = [&](double threshold) {
+      const RunConfig config = small_config(
+          Family::llama, {"optimizer.type=muon", "model.qk_norm=false", "model.num_layers=1", "model.init_std=0.3",
+                          "model.num_heads=3", kv_heads, fmt::format("optimizer.qk_clip={}", threshold)});
+      const auto backend = make_cpu_backend(2);
+      testing::OneRank rank(config);
+      TrainingStep step(plan_rank({config, backend->target()}).design, *backend, rank.groups);
+      step.initialize();
+      std::vector<StepResult> all;
+      for (int i = 0; i < 2; ++i) {
+        RandomBatches batches(config);  // the same again
+        all.push_back(step.run(1e-12, batches));
+      }
+      return all;
+    };
+    const std::vector<StepResult> loose = results(1e6);
+    CHECK(loose[0].clipped_heads == 0);
+    CHECK(loose[0].largest_score > 0);
+    CHECK(loose[1].largest_score == Approx(loose[0].largest_score).epsilon(1e-5));
+    const double threshold = loose[0].largest_score / 100;
+    const std::vector<StepResult> tight = results(threshold);
+    CHECK(tight[0].largest_score == loose[0].largest_score);
+    CHECK(tight[0].clipped_heads == 3);
+    CHECK(tight[1].largest_score == Approx(threshold).epsilon(1e-5));
+  }
 }
 
 }  // namespace test_muon

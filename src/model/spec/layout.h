@@ -60,7 +60,7 @@ struct Reduction {
 struct UnitRange {
   int64_t offset;         // elements; the unit's tensors fill [offset, offset + elements)
   int64_t elements;       // a multiple of segment_multiple, or state_block, times `pieces`
-  int64_t norm_elements;  // elements at the start that hold the norms, padding included
+  int64_t norm_elements;  // elements at the start that hold the norms and sinks, padding included
   int64_t before_last;    // elements before the tensors of UnitEnd; `elements` if it has none
   int64_t first_tensor;   // index in ModelSpec::tensors
   int64_t num_tensors;

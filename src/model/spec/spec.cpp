@@ -108,6 +108,11 @@ class SpecBuilder {
       for (const char* name : {"attention.q_norm.weight", "attention.k_norm.weight"})
         add(name, {model_.head_size}, Init::constant, Split::none).norm_use = NormUse::of_heads;
     }
+    if (model_.attention_sinks) {
+      TensorSpec& sinks = add("attention.sinks", {model_.num_heads}, Init::zeros, Split::rows);
+      sinks.sections = {{model_.num_heads, 1}};
+      sinks.norm_use = NormUse::sinks;
+    }
     add_row_linear("attention.out", model_.q_size());
     add_norm("norm2");
     part_ = ModelPart::ffn;

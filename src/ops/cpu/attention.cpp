@@ -1,5 +1,7 @@
 // Attention on the CPU: tiled, online softmax, float accumulation; probabilities are recomputed in the backward pass.
 #include <algorithm>
+#include <atomic>
+#include <cmath>
 #include <limits>
 #include <omp.h>
 
@@ -36,7 +38,7 @@ AttentionForwardBuffers carve_forward(ScratchCarver& carver, const AttentionForw
   buffers.row_max = carver.take<float>(max_query_tiles * tile_size);
   buffers.row_sum = carver.take<float>(max_query_tiles * tile_size * 16);
   if (op.mask.pattern.one_run()) return buffers;
-  buffers.gathered = carver.take<Unit>(tile);
+  buffers.gathered = carver.take<Unit>(2 * tile);
   if (tiles_of(op).num_passes() == 1) return buffers;
   buffers.carried.o = carver.take<float>(op.sequence_length * packed_width(op.head_size));
   buffers.carried.row_max = carver.take<float>(op.sequence_length);
@@ -81,7 +83,7 @@ AttentionBackwardBuffers carve_backward(ScratchCarver& carver, const AttentionBa
   }
   if (all.num_passes() > 1) buffers.dq_sums = carver.take<float>(tiles * tile);
   buffers.lse = carver.take<float>(query_tiles * tile_size);
-  buffers.gathered = carver.take<Unit>(tile);
+  buffers.gathered = carver.take<Unit>(3 * tile);
   return buffers;
 }
 
@@ -106,6 +108,8 @@ AttentionHead head_of(const Op& op, int64_t sequence, int64_t head) {
   view.tokens = op.sequence_length;
   view.head_size = op.head_size;
   view.scale = static_cast<float>(op.scale);
+  view.softcap = static_cast<float>(op.softcap);
+  view.sink = op.sinks.given() ? op.sinks.template as<float>()[head] : -std::numeric_limits<float>::infinity();
   const int32_t* const starts = op.mask.document_starts != nullptr ? op.mask.document_starts + row : nullptr;
   view.tiles = KeyTiles<true>::of(op.mask, op.sequence_length, head, starts);
   view.q = at(op.q, row, head * op.head_size);
@@ -161,10 +165,18 @@ void run_tiles(const AttentionForward& op, AttentionHead head, int pass, const P
 void run_passes(const AttentionForward& op, const AttentionHead& head, const AttentionForwardBuffers& buffers) {
   const CarriedSoftmax& carried = buffers.carried;
   std::fill_n(carried.o, op.sequence_length * packed_width(op.head_size), 0.0F);
-  std::fill_n(carried.row_max, op.sequence_length, -std::numeric_limits<float>::infinity());
-  std::fill_n(carried.row_sum, op.sequence_length, 0.0F);
+  std::fill_n(carried.row_max, op.sequence_length, head.sink);
+  std::fill_n(carried.row_sum, op.sequence_length, op.sinks.given() ? 1.0F : 0.0F);
   for (int pass = 0; pass < head.tiles.num_passes(); ++pass)
     run_tiles(op, head, pass, {0, head.tiles.pass(pass).num_query_tiles()}, buffers);
+}
+
+// Raises the largest score of a head, which several threads may do at a time.
+void raise(float& largest, float score) {
+  const std::atomic_ref shared(largest);
+  float before = shared.load();
+  while (score > before && !shared.compare_exchange_weak(before, score)) {
+  }
 }
 
 }  // namespace
@@ -186,19 +198,64 @@ void cpu_run(const AttentionForward& op, const CpuContext& context) {
     for (int64_t task = 0; task < heads * tasks_per_head; ++task) {
       const int64_t head = task % heads;
       const int64_t first_tile = (tasks_per_head - 1 - task / heads) * count;
-      const AttentionHead view = head_of(op, head / op.num_heads, head % op.num_heads);
+      AttentionHead view = head_of(op, head / op.num_heads, head % op.num_heads);
+      float largest = -std::numeric_limits<float>::infinity();
+      if (op.largest.given()) view.largest = &largest;
       if (carries) {
         run_passes(op, view, buffers);
       } else {
         run_tiles(op, view, 0, {static_cast<int>(first_tile), static_cast<int>(std::min(first_tile + count, tiles))},
                   buffers);
       }
+      if (op.largest.given()) raise(op.largest.as<float>()[head % op.num_heads], largest);
     }
   }
 }
 
+namespace {
+
+// RETURNS the sum over features of o d_o.
+template <typename T>
+double product_of_rows(const AttentionBackward& op, int64_t row, int64_t head) {
+  const T* const o = static_cast<const T*>(at(op.o, row, head * op.head_size));
+  const T* const d_o = static_cast<const T*>(at(op.d_o, row, head * op.head_size));
+  double sum = 0;
+  for (int64_t i = 0; i < op.head_size; ++i)
+    sum += static_cast<double>(to_float(o[i])) * static_cast<double>(to_float(d_o[i]));
+  return sum;
+}
+
+// A sink's probability is exp(sink - lse), and its gradient as that of a score whose value is zero.
+template <typename T>
+double gradient_of_sink(const AttentionBackward& op, int64_t head) {
+  const double sink = static_cast<double>(op.sinks.as<const float>()[head]);
+  double sum = 0;
+  for (int64_t sequence = 0; sequence < op.batch; ++sequence) {
+    const float* const lse = op.lse.as<const float>() + (sequence * op.num_heads + head) * op.lse.stride;
+    for (int64_t token = 0; token < op.sequence_length; ++token)
+      sum -= std::exp(sink - static_cast<double>(lse[token])) *
+             product_of_rows<T>(op, sequence * op.sequence_length + token, head);
+  }
+  return sum;
+}
+
+template <typename T>
+void sink_gradients(const AttentionBackward& op, int num_threads) {
+#pragma omp parallel for num_threads(num_threads) schedule(static)
+  for (int64_t head = 0; head < op.num_heads; ++head) op.d_sinks.as<double>()[head] = gradient_of_sink<T>(op, head);
+}
+
+void sink_gradients(const AttentionBackward& op, int num_threads) {
+  if (op.q.dtype == DType::f32) return sink_gradients<float>(op, num_threads);
+  if (op.q.dtype == DType::bf16) return sink_gradients<bf16>(op, num_threads);
+  sink_gradients<f16>(op, num_threads);
+}
+
+}  // namespace
+
 // Divides sequences and key/value heads among threads.
 void cpu_run(const AttentionBackward& op, const CpuContext& context) {
+  if (op.sinks.given()) sink_gradients(op, context.num_threads);
   const MatrixKernels& kernels = select_matrix_kernels();
   const int64_t groups = op.batch * op.num_kv_heads;
   const int64_t heads_per_group = op.num_heads / op.num_kv_heads;

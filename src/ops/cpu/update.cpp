@@ -76,6 +76,27 @@ void cpu_run(const PrepareUpdate& op, const CpuContext&) {
     state.loss_scale.good_steps = next.good_steps;
   }
   if (state.skip == 0) state.updates += 1;
+  if (!op.scores.given()) return;
+  const float *const scores = op.scores.as<const float>(), threshold = static_cast<float>(op.score_threshold);
+  state.largest_score = *std::max_element(scores, scores + op.scores.cols);
+  const auto above =
+      std::count_if(scores, scores + op.scores.cols, [threshold](float score) { return score > threshold; });
+  state.clipped_heads = state.skip == 0 ? static_cast<int32_t>(above) : 0;
+}
+
+void cpu_run(const ClipHeads& op, const CpuContext& context) {
+  if (op.state->skip != 0) return;
+  const auto threshold = static_cast<float>(op.threshold);
+  for_each_chunk(context.num_threads, op.segments, op.num_segments,
+                 [&](const HeadSegment& segment, int64_t first, int64_t end, int64_t) {
+                   const float factor = clip_factor(segment, op.largest.as<const float>(), threshold);
+                   if (factor == 1) return;
+                   const Matrix master = op.master.column_range(first, end - first);
+                   std::for_each_n(master.as<float>(), master.cols, [factor](float& weight) { weight *= factor; });
+                   if (!op.weights.given()) return;
+                   context.kernels->cast({.from = master, .to = op.weights.column_range(first, end - first)}, 0, 0,
+                                         master.cols);
+                 });
 }
 
 void cpu_run(const KeepGradients& op, const CpuContext& context) {

@@ -265,6 +265,9 @@ TEST_CASE("A mix of keys that no class has is refused, naming every key", "[hf]"
                  "MinistralForCausalLM: model.attention_pattern = [\"band:4\",\"band:3\"] (must be made of dense and "
                  "of band:W "
                  "with one W), model.attention_scale"}) == "");
+  CHECK(lacking(refusal(with(llama, {"model.attention_softcap=50", "model.attention_sinks=true"})),
+                {"LlamaForCausalLM: model.attention_softcap = 50.0 (must be 0), model.attention_sinks = true (must be "
+                 "false)\n"}) == "");
   CHECK(lacking(refusal({"model.bias=false"}), {"GPT2LMHeadModel: model.bias = false (must be true)"}) == "");
   CHECK(lacking(refusal(with(llama, {"model.qk_norm=true", "model.bias=true"})),
                 {"LlamaForCausalLM: model.qk_norm = true (must be false)\n",

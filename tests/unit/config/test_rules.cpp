@@ -353,6 +353,14 @@ TEST_CASE("each optimizer has its own keys and defaults") {
         "(try --set optimizer.newton_schulz=null or leaving it out)");
   CHECK(fault({"optimizer.type=muon", "optimizer.newton_schulz=bf16"}) ==
         "optimizer.newton_schulz = \"bf16\": must be one of auto, fp32 (try \"auto\")");
+  CHECK(parse({"optimizer.type=muon", "optimizer.qk_clip=100"}).optimizer.qk_clip == 100);
+  for (const auto& [key, reason] :
+       {std::pair{"model.qk_norm=true", "has no effect beside model.qk_norm, which normalizes queries and keys"},
+        {"model.attention_softcap=50", "has no place beside model.attention_softcap, which bounds the scores"},
+        {"optimizer.ema=0.9", "needs optimizer.ema = 0"},
+        {"precision.compute=bf16-pure", "needs fp32 master weights, which precision.compute = \"bf16-pure\" has not"}})
+    CHECK(fault({"optimizer.type=muon", "optimizer.qk_clip=100", key}) ==
+          fmt::format("optimizer.qk_clip = 100.0: {} (try 0)", reason));
   CHECK(fault({"optimizer.type=sgd", "optimizer.momentum=1"}) ==
         "optimizer.momentum = 1: must be at least 0 and less than 1 (try 0.9)");
   const std::vector<std::string> odd = {"optimizer.type=adamw-8bit", "model.hidden_size=780", "model.num_kv_heads=2"};

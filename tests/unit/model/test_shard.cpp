@@ -41,6 +41,7 @@ std::vector<ShardedModel> sharded_models() {
       for (const int64_t kv_heads : {0, 2, 1}) {
         if (kv_heads == 2 && (size == 3 || size == 5)) continue;  // neither divides the other
         ShardedModel sharded{.model = model_of(family, size, kv_heads), .tensor_size = size, .spec = {}, .ranks = {}};
+        sharded.model.attention_sinks = family == Family::llama;
         sharded.spec = make_spec(sharded.model);
         for (int64_t rank = 0; rank < size; ++rank) sharded.ranks.push_back(shard_tensors(sharded.spec, {size, rank}));
         models.push_back(std::move(sharded));

@@ -36,4 +36,10 @@ TEST_CASE("attention of a GPU's library is dense or in a band") {
   CHECK_FALSE(served("strided:128"));
   CHECK_FALSE(served("columns:128"));
   CHECK_FALSE(served("fixed:128,16"));
+  op.softcap = 50;
+  CHECK_FALSE(served("dense"));
+  op.softcap = 0;
+  float sinks[2];
+  op.sinks = Matrix(sinks, DType::f32, 1, 2);
+  CHECK_FALSE(served("dense"));
 }

@@ -78,6 +78,23 @@ TEST_CASE("A loss scale is shown where there is one") {
   CHECK_FALSE(records.at(1).contains("loss_scale"));
 }
 
+TEST_CASE("Attention scores and clipped heads are recorded where QK-clip is on") {
+  StepMetrics metrics = example_metrics();
+  metrics.largest_score = 123.5;
+  metrics.clipped_heads = 0;
+  const TemporaryFolder out;
+  {
+    MetricsWriter writer(out.path(), -1);
+    writer.write_step(metrics);
+    writer.write_step(at_step(121));
+  }
+  const std::vector<json> records = parse_lines(out.path() / "metrics.jsonl");
+  CHECK(records.at(0).at("largest_score") == 123.5);
+  CHECK(records.at(0).at("clipped_heads") == 0);
+  CHECK_FALSE(records.at(1).contains("largest_score"));
+  CHECK_FALSE(records.at(1).contains("clipped_heads"));
+}
+
 TEST_CASE("The step line of other magnitudes") {
   StepMetrics metrics = at_step(5000);
   metrics.loss = 10.98765;

@@ -11,12 +11,21 @@ struct KeyGradients {
   Vec p, ds;
 };
 
-// Computes them from q k^T and d_o v^T. `factors`: dropout's; nullptr: no dropout.
-inline KeyGradients softmax_gradients(Vec score, Vec dp, const float* factors, float lse, float delta, float scale) {
-  const Vec p = exp2((score * scale - lse) * log2_e);
-  if (factors == nullptr) return {p, p * (dp - delta) * scale};
+// RETURNS the derivative of a capped score by q k^T. A hidden score is minus infinity, and its derivative 0.
+inline Vec slope_of_cap(Vec score, const AttentionHead& head) {
+  const Vec t = score * (1.0F / head.softcap);
+  const Vec bounded = t < -1.0F ? broadcast(-1.0F) : t;
+  return (1.0F - bounded * bounded) * head.scale;
+}
+
+// Computes them from q k^T after cap_scores, and d_o v^T. `factors`: dropout's; nullptr: no dropout.
+inline KeyGradients softmax_gradients(Vec score, Vec dp, const float* factors, float lse, float delta,
+                                      const AttentionHead& head) {
+  const Vec p = exp2((score * factor_after_cap(head) - lse) * log2_e);
+  const Vec slope = head.softcap == 0.0F ? broadcast(head.scale) : slope_of_cap(score, head);
+  if (factors == nullptr) return {p, p * (dp - delta) * slope};
   const Vec factor = load(factors);
-  return {p * factor, p * (dp * factor - delta) * scale};
+  return {p * factor, p * (dp * factor - delta) * slope};
 }
 
 // A tile of scores in backward, with its queries' statistics.
@@ -36,7 +45,7 @@ inline void softmax_backward(float* scores, float* d_scores, const GradientTile&
     for (int64_t col = 0; col < tile_size; col += lanes) {
       const KeyGradients result =
           softmax_gradients(load(p_row + col), load(ds_row + col), drops ? factors + col : nullptr, tile.lse[row],
-                            tile.delta[row], tile.head.scale);
+                            tile.delta[row], tile.head);
       store(p_row + col, result.p);
       store(ds_row + col, result.ds);
     }
@@ -65,9 +74,8 @@ inline void softmax_backward_pairs(const float* scores, const float* d_scores, c
       for (int r = 0; r < 2; ++r) {
         for (int n = 0; n < 2; ++n) {
           const int64_t at = (row + r) * tile_size + col + n * lanes;
-          of[r][n] =
-              softmax_gradients(load(scores + at), load(d_scores + at), drops ? factors[r] + col + n * lanes : nullptr,
-                                lse[r], delta[r], tile.head.scale);
+          of[r][n] = softmax_gradients(load(scores + at), load(d_scores + at),
+                                       drops ? factors[r] + col + n * lanes : nullptr, lse[r], delta[r], tile.head);
         }
       }
       for (int n = 0; n < 2; ++n) {
@@ -109,24 +117,25 @@ void prepare_queries(const AttentionHead& head, const KeyTiles<true>& tiles, con
   for (int tile = 0; tile < tiles.num_query_tiles(); ++tile) {
     const int64_t query = int64_t{tile} * tile_size;
     const int64_t rows = smaller(tile_size, tiles.num_queries() - query);
-    const auto pack = [&](Unit* out, const PlacedRows<T>& operand) {
-      const auto from = rows_at(head, operand, tiles.picked_queries, query, rows, buffers.gathered);
+    const OperandRows<T, 3> operands{rows_of<T>(head.q, head.q_stride), rows_of<T>(head.d_o, head.d_o_stride),
+                                     rows_of<T>(head.o, head.o_stride)};
+    const auto [q, d_o, o] = rows_at(head, operands, tiles.picked_queries, query, rows, buffers.gathered);
+    const auto pack = [&](Unit* out, const PlacedRows<T>& from) {
       if constexpr (pairs && tile_products) {
         pack_for_tiles(out + tile * packing.tile, buffers.k_rows, packing, from.data, from.stride, rows);
       } else {
         pack_both<T, pairs>(out + tile * packing.tile, packing, from.data, from.stride, rows);
       }
-      return from;
     };
-    pack(buffers.q, rows_of<T>(head.q, head.q_stride));
-    const auto d_o = pack(buffers.d_o, rows_of<T>(head.d_o, head.d_o_stride));
+    pack(buffers.q, q);
+    pack(buffers.d_o, d_o);
     const PlacedTokens tokens(tiles, tiles.picked_queries, query, rows);
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t token = tokens.at[row];
       const bool empty = token >= head.tokens;
       if (tiles.picked_queries) buffers.lse[query + row] = empty ? -minus_infinity : head.lse[token];
-      const T* const o = static_cast<const T*>(head.o) + token * head.o_stride;
-      buffers.delta[query + row] = empty ? 0.0F : product_of_rows(o, d_o.data + row * d_o.stride, head.head_size);
+      buffers.delta[query + row] =
+          empty ? 0.0F : product_of_rows(o.data + row * o.stride, d_o.data + row * d_o.stride, head.head_size);
     }
   }
 }
@@ -135,9 +144,9 @@ void prepare_queries(const AttentionHead& head, const KeyTiles<true>& tiles, con
 template <typename T, bool pairs>
 const Unit* pack_keys(const AttentionHead& head, const Packing<pairs>& packing, const KeyTile& key, int64_t keys,
                       const AttentionBackwardBuffers& buffers) {
-  const auto v = rows_at(head, rows_of<T>(head.v, head.v_stride), key.picked, key.first(), keys, buffers.gathered);
+  const OperandRows<T, 2> operands{rows_of<T>(head.k, head.k_stride), rows_of<T>(head.v, head.v_stride)};
+  const auto [k, v] = rows_at(head, operands, key.picked, key.first(), keys, buffers.gathered);
   pack_transposed<T, pairs>(buffers.v, buffers.k_rows, packing, v.data, v.stride, keys);
-  const auto k = rows_at(head, rows_of<T>(head.k, head.k_stride), key.picked, key.first(), keys, buffers.gathered);
   const Unit* const k_for_dq = pack_both<T, pairs>(buffers.k_rows, packing, k.data, k.stride, keys);
   transpose(buffers.k, tile_size, buffers.k_rows, packing.row_units, tile_size, round_up(packing.depth, 16));
   return k_for_dq;
@@ -181,6 +190,7 @@ void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int q
   product<pairs>({d_scores, tile_size}, {d_o, packing.row_units, 1}, {buffers.v, tile_size}, of_scores, false);
   const float* const lse = tiles.picked_queries ? buffers.lse : head.lse;
   const GradientTile at{{head, tiles, query_tile, queries, of.key}, lse + query, buffers.delta + query};
+  cap_scores(scores, queries, head);
   mask_scores(scores, at);
   LeftOperand p_transposed{buffers.p_pairs, 1, tile_size};
   LeftOperand ds_transposed{buffers.ds_pairs, 1, tile_size};

@@ -15,11 +15,11 @@ struct RunningRows {
   int64_t width, cols;  // of o
 };
 
-// Turns one tile of scores into unnormalised probabilities exp(score * scale - row_max) after dropout, in place or, for
+// Turns one tile of scores into unnormalised probabilities exp(score - row_max) after dropout, in place or, for
 // pairs, in `probabilities`. Updates the running maximum of each row and rescales its sum and output to it.
 template <bool pairs>
 void online_softmax(float* scores, Unit* probabilities, const RunningRows& running, const ScoreTile& tile) {
-  const float scale = tile.head.scale;
+  const float scale = factor_after_cap(tile.head);
   const bool drops = tile.head.drop_threshold != 0;
   alignas(64) float shrink[tile_size];
   for (int64_t row = 0; row < tile_size; ++row) shrink[row] = 0;
@@ -30,6 +30,7 @@ void online_softmax(float* scores, Unit* probabilities, const RunningRows& runni
       largest = values > largest ? values : largest;
     }
     const float row_largest = largest_lane(largest) * scale;
+    if (tile.head.largest != nullptr && row_largest > *tile.head.largest) *tile.head.largest = row_largest;
     const float before = running.row_max[row];
     running.row_max[row] = row_largest > before ? row_largest : before;
     shrink[row] = before - softmax_base(running.row_max[row]);
@@ -69,12 +70,15 @@ inline float sum_of_lanes(const float* row_sum) {
   return sum;
 }
 
-// Sets the state of a tile's rows: to that of an earlier pass, or to nothing seen.
+// Sets the state of a tile's rows: to that of an earlier pass, or to nothing seen but the head's sink.
 inline void begin_rows(const RunningRows& rows, const CarriedSoftmax& carried, bool continues, int64_t first_query,
-                       int64_t queries) {
+                       int64_t queries, float sink) {
   std::memset(rows.o, 0, static_cast<size_t>(tile_size * rows.width * 4));
   std::memset(rows.row_sum, 0, static_cast<size_t>(tile_size * 16 * 4));
-  for (int64_t row = 0; row < tile_size; ++row) rows.row_max[row] = minus_infinity;
+  for (int64_t row = 0; row < tile_size; ++row) {
+    rows.row_max[row] = sink;
+    if (sink != minus_infinity) rows.row_sum[row * 16] = 1;
+  }
   if (!continues) return;
   std::memcpy(rows.o, carried.o + first_query * rows.width, static_cast<size_t>(queries * rows.width * 4));
   for (int64_t row = 0; row < queries; ++row) {
@@ -135,9 +139,9 @@ struct QueryGroup {
 template <typename T, bool pairs>
 void pack_keys(const AttentionHead& head, const Packing<pairs>& packing, const KeyTile& key, int64_t keys,
                const AttentionForwardBuffers& buffers) {
-  const auto k = rows_at(head, rows_of<T>(head.k, head.k_stride), key.picked, key.first(), keys, buffers.gathered);
+  const OperandRows<T, 2> operands{rows_of<T>(head.k, head.k_stride), rows_of<T>(head.v, head.v_stride)};
+  const auto [k, v] = rows_at(head, operands, key.picked, key.first(), keys, buffers.gathered);
   pack_transposed<T, pairs>(buffers.k, buffers.k_rows, packing, k.data, k.stride, keys);
-  const auto v = rows_at(head, rows_of<T>(head.v, head.v_stride), key.picked, key.first(), keys, buffers.gathered);
   if constexpr (pairs) {
     pack_row_pairs(buffers.v, packing.width, v.data, v.stride, keys, head.head_size);
   } else {
@@ -163,11 +167,12 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
   };
   for (int64_t tile = 0; tile < count; ++tile) {
     const int64_t query = (first_tile + tile) * tile_size;
-    const auto q = rows_at(head, rows_of<T>(head.q, head.q_stride), tiles.picked_queries, query, queries_of(tile),
-                           buffers.gathered);
+    const auto [q] = rows_at(head, OperandRows<T, 1>{rows_of<T>(head.q, head.q_stride)}, tiles.picked_queries, query,
+                             queries_of(tile), buffers.gathered);
     pack_rows<pairs>(buffers.q + tile * packing.tile, packing.row_units, q.data, q.stride, queries_of(tile),
                      head.head_size);
-    begin_rows(rows_of_tile(tile), buffers.carried, carries && !tiles.picked_queries, query, queries_of(tile));
+    begin_rows(rows_of_tile(tile), buffers.carried, carries && !tiles.picked_queries, query, queries_of(tile),
+               head.sink);
   }
 
   const QueryGroup group(tiles, first_tile, count);
@@ -183,6 +188,7 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
       float* const scores = buffers.scores;
       product<pairs>({scores, tile_size}, {buffers.q + tile * packing.tile, packing.row_units, 1},
                      {buffers.k, tile_size}, {rows, tile_size, packing.depth}, false);
+      cap_scores(scores, at.queries, head);
       mask_scores(scores, at);
       const RunningRows running = rows_of_tile(tile);
       online_softmax<pairs>(scores, buffers.probabilities, running, at);

@@ -2,6 +2,10 @@
 // matrix_kernels.cpp, which is compiled once per instruction set.
 #pragma once
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
 #include "ops/cpu/kernels/philox_lanes.h"
 #include "ops/cpu/kernels/tile.h"
 
@@ -69,6 +73,33 @@ inline void dropout_factors(float* factors, const ScoreTile& tile, int64_t row) 
   }
 }
 
+// tanh(x) within 2e-7 relative. NaN in, NaN out.
+inline Vec tanh(Vec x) {
+  const Vec magnitude = x < 0.0F ? -x : x;
+  const Vec bounded = magnitude > 10.0F ? broadcast(10.0F) : magnitude;  // the largest float below 1, and more, is 1
+  const Vec large = 1.0F - 2.0F / (exp2(bounded * (2.0F * log2_e)) + 1.0F);
+  // Minimax polynomial of (tanh(x) / x - 1) / x^2 on |x| < 0.625.
+  const Vec square = x * x;
+  Vec p = broadcast(-5.70498872745e-3F);
+  p = p * square + 2.06390887954e-2F;
+  p = p * square - 5.37397155531e-2F;
+  p = p * square + 1.33314422036e-1F;
+  p = p * square - 3.33332819422e-1F;
+  const Vec small = x + x * square * p;
+  return magnitude < 0.625F ? small : (x < 0.0F ? -large : large);
+}
+
+// Turns scores q k^T into capped ones, if the head has a softcap.
+inline void cap_scores(float* scores, int64_t queries, const AttentionHead& head) {
+  if (head.softcap == 0.0F) return;
+  const float factor = head.scale / head.softcap;
+  for (int64_t i = 0; i < queries * tile_size; i += lanes)
+    store(scores + i, tanh(load(scores + i) * factor) * head.softcap);
+}
+
+// RETURNS the factor of scores after cap_scores.
+inline float factor_after_cap(const AttentionHead& head) { return head.softcap == 0.0F ? head.scale : 1.0F; }
+
 // Sets a row's scores at places outside of two ranges, relative to the tile's first key, to minus infinity.
 inline void hide_row(float* scores, const PlaceRange& front, const PlaceRange& back) {
   IntVec place;
@@ -113,24 +144,37 @@ inline void copy_row(std::byte* to, const std::byte* from, int64_t bytes) {
   for (int64_t i = 0; i < bytes; ++i) to[i] = from[i];
 }
 
-// RETURNS the rows at `rows` places: in the operand, or for places of the picked order copied to `gathered`. Rows of
-// empty places are zero.
-template <typename T>
-PlacedRows<T> rows_at(const AttentionHead& head, PlacedRows<T> operand, bool picked, int64_t place, int64_t rows,
-                      Unit* gathered) {
-  if (!picked) return {operand.data + place * operand.stride, operand.stride};
+template <typename T, size_t n>
+using OperandRows = std::array<PlacedRows<T>, n>;
+
+// RETURNS the rows of n operands at `rows` places: in the operands, or for places of the picked order copied to
+// `gathered`. Rows of empty places are zero. A token's rows of several operands are read together: picked tokens lie
+// far apart, and its rows near to each other.
+template <typename T, size_t n>
+OperandRows<T, n> rows_at(const AttentionHead& head, const OperandRows<T, n>& operands, bool picked, int64_t place,
+                          int64_t rows, Unit* gathered) {
+  OperandRows<T, n> result;
+  if (!picked) {
+    for (size_t i = 0; i < n; ++i) result[i] = {operands[i].data + place * operands[i].stride, operands[i].stride};
+    return result;
+  }
   const PlacedTokens tokens(head.tiles, true, place, rows);
   T* const to = reinterpret_cast<T*>(gathered);
   const int64_t bytes = head.head_size * static_cast<int64_t>(sizeof(T));
+  for (size_t i = 0; i < n; ++i)
+    result[i] = {to + static_cast<int64_t>(i) * tile_size * head.head_size, head.head_size};
   for (int64_t row = 0; row < rows; ++row) {
-    auto* const copy = reinterpret_cast<std::byte*>(to + row * head.head_size);
-    if (tokens.at[row] < head.tokens) {
-      copy_row(copy, reinterpret_cast<const std::byte*>(operand.data + tokens.at[row] * operand.stride), bytes);
-    } else {
-      std::memset(copy, 0, static_cast<size_t>(bytes));
+    for (size_t i = 0; i < n; ++i) {
+      T* const copy = to + (static_cast<int64_t>(i) * tile_size + row) * head.head_size;
+      if (tokens.at[row] < head.tokens) {
+        copy_row(reinterpret_cast<std::byte*>(copy),
+                 reinterpret_cast<const std::byte*>(operands[i].data + tokens.at[row] * operands[i].stride), bytes);
+      } else {
+        std::memset(copy, 0, static_cast<size_t>(bytes));
+      }
     }
   }
-  return {to, head.head_size};
+  return result;
 }
 
 template <typename T>

@@ -29,6 +29,9 @@ struct AttentionHead {
   int64_t tokens;
   int64_t head_size;
   float scale;
+  float softcap;         // bound of scaled scores; 0: none
+  float* largest;        // forward: raised to the largest score; nullptr: not wanted
+  float sink;            // score without a key in every row; minus infinity: none
   KeyTiles<true> tiles;  // forward: of one pass
   const void *q, *k, *v, *d_o;
   void* o;
@@ -57,9 +60,9 @@ struct AttentionForwardBuffers {
   float* o;              // [max_query_tiles][tile]
   float* scores;         // [tile_size][tile_size]
   Unit* probabilities;   // [tile_size][tile_size]
-  float* row_max;        // [max_query_tiles][tile_size], of scaled scores
+  float* row_max;        // [max_query_tiles][tile_size], of scaled (and capped) scores
   float* row_sum;        // [max_query_tiles][tile_size][16], partial sums by vector lane
-  Unit* gathered;        // [tile], if the pattern picks keys
+  Unit* gathered;        // [2][tile], if the pattern picks keys
   CarriedSoftmax carried;
 };
 
@@ -77,7 +80,7 @@ struct AttentionBackwardBuffers {
   // one).
   float *dk_sums, *dv_sums, *dq_sums;
   float* lse;      // [query tiles][tile_size], log-sum-exps of picked queries
-  Unit* gathered;  // [tile]
+  Unit* gathered;  // [3][tile]
 };
 
 // Product c (+)= a b. Element (row, col) of a and b lies at row * row_stride + col * col_stride. REQUIRES: one stride

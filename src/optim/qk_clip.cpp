@@ -1,0 +1,119 @@
+#include "optim/qk_clip.h"
+
+#include <algorithm>
+#include <limits>
+#include <string_view>
+
+#include "model/record.h"
+#include "optim/element_optimizer.h"
+
+namespace gptrain::inline optim {
+namespace {
+
+// RETURNS whether the tensor has queries, keys and values as its sections.
+bool is_of_queries(const TensorSpec& tensor) {
+  return tensor.name.find(".attention.qkv.") != std::string::npos && tensor.sections.size() == 3;
+}
+
+// The heads of a tensor with queries and keys.
+struct Heads {
+  explicit Heads(const TensorSpec& tensor)
+      : num_heads(tensor.sections[0].rows / tensor.sections[0].together),
+        num_kv_heads(tensor.sections[1].rows / tensor.sections[1].together),
+        rows(tensor.sections[0].together) {}
+
+  int64_t num_heads, num_kv_heads;
+  int64_t rows;  // rows of a head
+};
+
+int64_t num_scores(const ModelSpec& spec) {
+  int64_t sum = 0;
+  for (const TensorSpec& tensor : spec.tensors)
+    if (is_of_queries(tensor) && tensor.is_matrix()) sum += Heads(tensor).num_heads;
+  return sum;
+}
+
+// Adds the segments of a tensor that this rank updates.
+void add_segments(const ParameterStore& parameters, size_t index, std::vector<HeadSegment>& segments) {
+  const TensorSpec& tensor = parameters.spec().tensors[index];
+  const Heads heads(tensor);
+  const int64_t layer = parameters.spec().units[static_cast<size_t>(tensor.unit)].layer;
+  const int64_t group = heads.num_heads / heads.num_kv_heads, cols = tensor.is_matrix() ? tensor.shape[1] : 1;
+  const UpdateRange held = parameters.update_range(tensor.unit);
+  const int64_t start = parameters.layout().segments[index].offset -
+                        parameters.layout().units[static_cast<size_t>(tensor.unit)].offset - held.first;
+  for (const ShardBox& box : parameters.shards()[index].boxes) {
+    for (int64_t i = 0; i < heads.num_heads + heads.num_kv_heads; ++i) {
+      const int64_t from_row = std::max(box.offset[0], i * heads.rows);
+      const int64_t to_row = std::min(box.offset[0] + box.shape[0], (i + 1) * heads.rows);
+      if (from_row >= to_row) continue;
+      const int64_t box_start = start + box.local_offset - box.offset[0] * cols;
+      const int64_t from = std::max<int64_t>(0, box_start + from_row * cols);
+      const int64_t to = std::min(held.elements, box_start + to_row * cols);
+      if (from >= to) continue;
+      const bool is_query = i < heads.num_heads;
+      const int64_t kv_head = is_query ? i / group : i - heads.num_heads, first_score = layer * heads.num_heads;
+      segments.push_back({.offset = from,
+                          .count = to - from,
+                          .first_head = first_score + kv_head * group,
+                          .num_heads = group,
+                          .head = is_query ? first_score + i : -1});
+    }
+  }
+}
+
+struct ClippedSegments {
+  std::vector<HeadSegment> all;
+  std::vector<int64_t> first;  // by unit, then the end
+
+  explicit ClippedSegments(const ParameterStore& parameters) : first{0} {
+    for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit) {
+      const UnitRange& range = parameters.layout().units[static_cast<size_t>(unit)];
+      for (int64_t i = range.first_tensor; range.elements > 0 && i < range.first_tensor + range.num_tensors; ++i) {
+        const auto index = static_cast<size_t>(i);
+        if (is_of_queries(parameters.spec().tensors[index])) add_segments(parameters, index, all);
+      }
+      first.push_back(std::ssize(all));
+    }
+  }
+  int64_t bytes() const { return std::ssize(all) * static_cast<int64_t>(sizeof(HeadSegment)); }
+};
+
+int64_t scores_bytes(const ModelSpec& spec) { return align_up(num_scores(spec) * dtype_bytes(DType::f32)); }
+
+}  // namespace
+
+QkClip::QkClip(const UpdateContext& context, double threshold, std::byte* tables)
+    : context_(context),
+      threshold_(threshold),
+      nothing_seen_(static_cast<size_t>(num_scores(context.parameters.spec())),
+                    -std::numeric_limits<float>::infinity()),
+      scores_(tables, DType::f32, 1, std::ssize(nothing_seen_)) {
+  std::byte* const device_segments = tables + scores_bytes(context.parameters.spec());
+  segments_ = reinterpret_cast<const HeadSegment*>(device_segments);
+  ClippedSegments segments(context.parameters);
+  if (!segments.all.empty()) context.backend.upload(device_segments, segments.all.data(), segments.bytes());
+  first_segment_ = std::move(segments.first);
+}
+
+int64_t QkClip::table_bytes(const ParameterStore& parameters) {
+  return scores_bytes(parameters.spec()) + align_up(ClippedSegments(parameters).bytes());
+}
+
+void QkClip::begin() { context_.backend.upload(scores_.data, nothing_seen_.data(), scores_.bytes()); }
+
+void QkClip::clip(int64_t unit) const {
+  const int64_t first = first_segment_[static_cast<size_t>(unit)];
+  const int64_t end = first_segment_[static_cast<size_t>(unit) + 1];
+  if (first == end) return;
+  const ElementUpdate operands = unit_operands(context_, unit, 0, context_.parameters.update_range(unit).elements);
+  context_.backend.run(ClipHeads{.segments = segments_ + first,
+                                 .num_segments = end - first,
+                                 .threshold = threshold_,
+                                 .state = context_.state,
+                                 .largest = scores_,
+                                 .master = operands.master,
+                                 .weights = operands.weights});
+}
+
+}  // namespace gptrain::optim
