@@ -4,6 +4,7 @@
 // pass that adds to dq by atomics, whose bits would vary.
 //   ds = p (dp - delta), delta = sum over features of d_o o      dq = scale ds k      dk = scale ds^T q      dv = p^T
 //   d_o
+// A softcap multiplies ds by its derivative.
 // With keys in two orders the first kernel runs once for each and adds up dk and dv in f32; with two passes over the
 // queries the second runs once for each and adds up dq. Included by the two files that compile it: for patterns of one
 // run of keys, and of several.
@@ -77,10 +78,11 @@ struct Gradients {
   float p, ds;
 };
 
-__device__ inline Gradients gradients_of(float score, float dp, bool kept, const QuerySums& sums, float scale,
-                                         float keep_scale) {
-  const float p = probability(score, scale, sums.lse);
-  return {kept ? p : 0.0F, p * ((kept ? dp * keep_scale : 0.0F) - sums.delta)};
+__device__ inline Gradients gradients_of(float score, float dp, bool kept, const QuerySums& sums,
+                                         const ScoreScale& scale, float keep_scale) {
+  const CappedScore capped = scale.of(score);
+  const float p = probability(capped.value, sums.lse);
+  return {kept ? p : 0.0F, p * ((kept ? dp * keep_scale : 0.0F) - sums.delta) * capped.slope};
 }
 
 template <typename E, int chunks>
@@ -101,7 +103,7 @@ struct ProbabilityDropout {
 // stored.
 template <typename E, int chunks>
 __device__ __forceinline__ void gradients_by_key(typename E::Values& values, typename E::Values& gradients,
-                                                 const KeysMemory<E, chunks>& memory, float scale,
+                                                 const KeysMemory<E, chunks>& memory, const ScoreScale& scale,
                                                  ProbabilityDropout dropout) {
 #pragma unroll
   for (int i = 0; i < E::rows; ++i)
@@ -220,12 +222,12 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(2 * chunks 
     return place < tiles.num_keys(key.picked) ? tiles.key_token(place, key.picked) : tiles.tokens;
   };
   if (several_runs && op.use != SumUse::none) {
-    sum_up<E>(dk, sizes.scale, sizes.head(op.sums.dk, sequence, kv_head), op.use, token_of);
+    sum_up<E>(dk, sizes.scale.factor, sizes.head(op.sums.dk, sequence, kv_head), op.use, token_of);
     sum_up<E>(dv, op.dropout.keep_scale, sizes.head(op.sums.dv, sequence, kv_head), op.use, token_of);
     return;
   }
   float factors[E::rows];
-  for (float& factor : factors) factor = sizes.scale;
+  for (float& factor : factors) factor = sizes.scale.factor;
   store_sums<E>(dk, factors, sizes.head(op.dk, sequence, kv_head), token_of);
   for (float& factor : factors) factor = op.dropout.keep_scale;
   store_sums<E>(dv, factors, sizes.head(op.dv, sequence, kv_head), token_of);
@@ -235,7 +237,7 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(2 * chunks 
 template <typename E>
 __device__ __forceinline__ void gradients_by_query(typename E::Values& values, const typename E::Values& gradients,
                                                    const QuerySums (&sums)[E::rows], const KeptBits& kept_bits,
-                                                   float scale, ProbabilityDropout dropout) {
+                                                   const ScoreScale& scale, ProbabilityDropout dropout) {
 #pragma unroll
   for (int i = 0; i < E::rows; ++i)
 #pragma unroll
@@ -296,7 +298,7 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 2)
     if (op.use == SumUse::adds) add_carried<E>(dq, tiles, carried, token_of);
   }
   float factors[E::rows];
-  for (float& factor : factors) factor = sizes.scale;
+  for (float& factor : factors) factor = sizes.scale.factor;
   store_sums<E>(dq, factors, sizes.head(op.dq, sequence, head), token_of);
 }
 

@@ -43,10 +43,10 @@ __device__ inline float sum_of_row(float value, int lanes_of_row) {
 }
 
 template <typename E>
-__device__ __forceinline__ void scale_scores(typename E::Values& values, float scale) {
+__device__ __forceinline__ void scale_scores(typename E::Values& values, const ScoreScale& scale) {
 #pragma unroll
   for (int i = 0; i < E::rows; ++i)
-    for (int j = 0; j < E::cols; ++j) values.at[i][j] *= scale;
+    for (int j = 0; j < E::cols; ++j) values.at[i][j] = scale.of(values.at[i][j]).value;
 }
 
 // Turns scores into e^(score - largest) and rescales earlier sums to the new maximum.

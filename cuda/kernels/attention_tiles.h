@@ -67,11 +67,30 @@ struct PlacedRows {
   }
 };
 
+// A score as the softmax takes it, and its derivative by scale * q . k.
+struct CappedScore {
+  float value, slope;
+};
+
+// Scaling of scores q . k.
+struct ScoreScale {
+  float factor;
+  float softcap;  // bound of scaled scores; 0: none
+
+  // `score`: q . k, or minus infinity for a key that a query does not see.
+  __device__ CappedScore of(float score) const {
+    const float scaled = score * factor;
+    if (softcap == 0) return {scaled, 1};
+    const float t = tanhf(scaled / softcap);
+    return {score == -infinity ? score : softcap * t, 1 - t * t};
+  }
+};
+
 template <bool several_runs>
 struct Sizes {
   int64_t batch, tokens, heads, kv_heads;
   int head_size;
-  float scale;
+  ScoreScale scale;
   bool packs;
   KeyTiles<several_runs> tiles;  // a pass of the last set of columns, which has the most
   int column_sets;
@@ -148,10 +167,8 @@ __device__ __forceinline__ void hide_unseen_by_key(typename E::Values& values, c
   }
 }
 
-// Returns the probability of a key from its score q . k.
-__device__ inline float probability(float score, float scale, float lse) {
-  return exp2f((score * scale - lse) * log2_e);
-}
+// Returns the probability of a key from its capped score.
+__device__ inline float probability(float score, float lse) { return exp2f((score - lse) * log2_e); }
 
 // Dropout of the probabilities of one head and sequence.
 struct HeadDropout {
@@ -333,7 +350,7 @@ Sizes<several_runs> sizes_of(const Op& op, int pass, std::initializer_list<Matri
       .heads = op.num_heads,
       .kv_heads = op.num_kv_heads,
       .head_size = static_cast<int>(op.head_size),
-      .scale = static_cast<float>(op.scale),
+      .scale = {static_cast<float>(op.scale), static_cast<float>(op.softcap)},
       .packs = op.head_size % pack_width == 0 && in_packs(operands),
       .tiles =
           KeyTiles<several_runs>::of(op.mask, op.sequence_length, op.mask.pattern.column_sets - 1, nullptr).pass(pass),

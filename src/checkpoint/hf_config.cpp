@@ -57,6 +57,7 @@ std::string obstacles(const StepConfig& config, const HfClass& hf) {
     need(actual == value, path, value ? "true" : "false");
   };
   need(model.mup == 0, "model.mup", "0");
+  need(model.attention_softcap == 0, "model.attention_softcap", "0");
   const std::optional<LayerWindows> windows = windows_of(model);
   const char* const pattern = "model.attention_pattern";
   if (hf.has_layer_types() || hf.architecture == HfArchitecture::gpt_neo) {

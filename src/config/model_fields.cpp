@@ -93,6 +93,8 @@ void add_model_fields(std::vector<Field>& table) {
           window_field(),
           field("model.attention_scale", section, &M::attention_scale, NumberRule{.min = 0, .max = 1e3},
                 "factor of attention scores; 0: 1 / sqrt(head_size), with model.mup 1 / head_size"),
+          field("model.attention_softcap", section, &M::attention_softcap, NumberRule{.min = 0, .max = 1e6},
+                "scaled attention scores s become softcap * tanh(s / softcap); 0: they stay"),
           words<M, NormKind>("model.norm", section, &M::norm,
                              {{"layernorm", NormKind::layernorm}, {"rmsnorm", NormKind::rmsnorm}}, {},
                              "normalization before each branch and before the head"),

@@ -29,7 +29,8 @@ struct ModelConfig {
   int64_t sequence_length = 0;
   // Patterns of the first layers, repeated over the others; at least one.
   std::vector<AttentionPattern> attention_pattern = {AttentionPattern{}};
-  double attention_scale = 0;  // factor of attention scores; 0: score_scale() derives it from the head size
+  double attention_scale = 0;    // factor of attention scores; 0: score_scale() derives it from the head size
+  double attention_softcap = 0;  // bound of attention scores, by a hyperbolic tangent; 0: none
   NormKind norm = NormKind::layernorm;
   ActivationKind activation = ActivationKind::gelu_tanh;
   PositionKind positions = PositionKind::learned;

@@ -31,7 +31,6 @@ class AttentionBranch final : public Branch {
   int64_t num_kv_heads() const { return std::max<int64_t>(1, model().num_kv_heads / context_.tensor.size()); }
   int64_t q_width() const { return num_heads() * model().head_size; }
   int64_t kv_width() const { return num_kv_heads() * model().head_size; }
-  double scale() const { return model().score_scale(); }
   bool transforms_queries() const { return model().qk_norm || model().positions == PositionKind::rope; }
   Dropout probability_dropout(const LayerCall& call) const;
   AttentionMask mask(const LayerCall& call) const;
@@ -160,7 +159,8 @@ Matrix AttentionBranch::attend(const LayerCall& call, WorkspaceFrame& frame) {
                                         .num_heads = num_heads(),
                                         .num_kv_heads = num_kv_heads(),
                                         .head_size = model().head_size,
-                                        .scale = scale(),
+                                        .scale = model().score_scale(),
+                                        .softcap = model().attention_softcap,
                                         .mask = mask(call),
                                         .dropout = probability_dropout(call),
                                         .q = ready.q,
@@ -190,7 +190,8 @@ void AttentionBranch::attend_backward(const LayerCall& call, const Matrix& o, co
                                          .num_heads = num_heads(),
                                          .num_kv_heads = num_kv_heads(),
                                          .head_size = model().head_size,
-                                         .scale = scale(),
+                                         .scale = model().score_scale(),
+                                         .softcap = model().attention_softcap,
                                          .mask = mask(call),
                                          .dropout = probability_dropout(call),
                                          .q = ready.q,

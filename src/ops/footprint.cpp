@@ -148,6 +148,7 @@ std::string attention_text(const Op& op) {
   } else {
     text += fmt::format(" {}", attention_pattern_word(op.mask.pattern));
   }
+  if (op.softcap > 0) text += fmt::format(" softcap={}", op.softcap);
   if (op.mask.document_starts != nullptr) text += " documents";
   if (op.mask.max_documents > 0) text += fmt::format(" in room for {}", op.mask.max_documents);
   return text;

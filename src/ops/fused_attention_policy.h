@@ -5,11 +5,11 @@
 // without, it sums dq there with atomics, in f32. To bound the workspace an op runs in pieces: some sequences, or some
 // key/value heads of one sequence with the query heads that read them. No sum crosses pieces.
 //
-// A window is the library's diagonal band; patterns of several runs are not served. With AttentionMask::max_documents,
-// each document is a sequence of a ragged batch to the library, described by a table of lengths and offsets that a
-// kernel writes. A piece of n sequences has n * max_documents entries; unused ones are sequences of length 0. Backward
-// has a T x T gradient of the scores for each entry, as a document may be as long as a sequence. If a piece holds more
-// documents than entries, the own kernels compute its sequences again.
+// A window is the library's diagonal band; patterns of several runs, and capped scores, are not served. With
+// AttentionMask::max_documents, each document is a sequence of a ragged batch to the library, described by a table of
+// lengths and offsets that a kernel writes. A piece of n sequences has n * max_documents entries; unused ones are
+// sequences of length 0. Backward has a T x T gradient of the scores for each entry, as a document may be as long as a
+// sequence. If a piece holds more documents than entries, the own kernels compute its sequences again.
 #pragma once
 
 #include <algorithm>
@@ -110,7 +110,7 @@ inline int64_t fused_attention_bound(const AttentionBackward& op) {
 // RETURNS whether the library may serve the op, judged by its shape but not by the alignment of its operands.
 template <typename Op>
 bool fused_attention_shape(const Op& op) {
-  return op.q.dtype != DType::f32 && op.dropout.p == 0 && op.mask.pattern.one_run() &&
+  return op.q.dtype != DType::f32 && op.dropout.p == 0 && op.softcap == 0 && op.mask.pattern.one_run() &&
          (op.mask.document_starts == nullptr || op.mask.max_documents > 0) &&
          op.mask.max_documents <= fused_attention_most_sequences && op.head_size <= fused_attention_most_head_size &&
          op.head_size % fused_attention_head_multiple == 0 &&
@@ -120,8 +120,8 @@ bool fused_attention_shape(const Op& op) {
 
 // Rule of fused_attention_shape, for messages to users.
 constexpr const char* fused_attention_rule =
-    "a library wants 16 bits, no dropout, a dense or banded pattern, sequences in multiples of 128, heads of 8 to 128 "
-    "in multiples of 8, and room for documents that 4.5 GiB of workspace hold";
+    "a library wants 16 bits, no dropout, no softcap, a dense or banded pattern, sequences in multiples of 128, heads "
+    "of 8 to 128 in multiples of 8, and room for documents that 4.5 GiB of workspace hold";
 
 // RETURNS a bound of the library's workspace in bytes: at most the larger of fused_attention_preferred_bytes and the
 // smallest piece's; 0 for a shape that it does not serve.

@@ -59,6 +59,7 @@ void visit_attention(const Op& op, Access results, OperandVisitor& visit) {
   const DType dtype = op.q.dtype;
   visit.require(op.batch > 0 && op.sequence_length > 0 && op.head_size > 0, "a size is not positive");
   visit.require(divides(op.num_kv_heads, op.num_heads), "num_kv_heads must divide num_heads");
+  visit.require(op.softcap >= 0, "softcap is negative");
   visit.reads("q", op.q, real(rows, op.num_heads * op.head_size));
   visit.reads("k", op.k, exactly(dtype, rows, op.num_kv_heads * op.head_size));
   visit.reads("v", op.v, exactly(dtype, rows, op.num_kv_heads * op.head_size));

@@ -216,14 +216,15 @@ struct QueryKeyBackward {
   bool offset = false;                // as in forward
 };
 
-// o = dropout(softmax(q k^T * scale + mask)) v for each sequence and head; query head n reads key/value head n / (H /
-// G). Tiled with an online softmax, so that no T x T matrix is stored (arXiv 2307.08691). Probabilities enter the
-// second product in C or f32, depending on the device; so does the gradient of the scores in backward. lse is the
-// log-sum-exp of each row of scaled, masked scores.
+// o = dropout(softmax(cap(q k^T * scale) + mask)) v for each sequence and head; query head n reads key/value head n /
+// (H / G). cap(s) = softcap tanh(s / softcap), or s if softcap is 0. Tiled with an online softmax, so that no T x T
+// matrix is stored (arXiv 2307.08691). Probabilities enter the second product in C or f32, depending on the device; so
+// does the gradient of the scores in backward. lse is the log-sum-exp of each row of capped, masked scores.
 struct AttentionForward {
   static constexpr std::string_view name = "attention_forward";
   int64_t batch, sequence_length, num_heads, num_kv_heads, head_size;
   double scale;
+  double softcap = 0;
   AttentionMask mask;
   Dropout dropout;
   Matrix q, k, v;  // [N, H D], [N, G D], [N, G D] C, rows may be strided
@@ -238,6 +239,7 @@ struct AttentionBackward {
   static constexpr std::string_view name = "attention_backward";
   int64_t batch, sequence_length, num_heads, num_kv_heads, head_size;
   double scale;
+  double softcap = 0;
   AttentionMask mask;
   Dropout dropout;
   Matrix q, k, v, o;  // as in forward

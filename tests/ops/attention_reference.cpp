@@ -85,9 +85,13 @@ class Reference {
     for (int64_t key = 0; key < shape_.tokens; ++key) {
       if (attends(sequence, head, query, key)) keys.push_back(key);
     }
-    std::vector<Real> p, keep, dp;
+    const auto cap = static_cast<Real>(shape_.softcap);
+    std::vector<Real> p, keep, slope;
     for (const int64_t key : keys) {
-      p.push_back(dot(in.q, q, in.k, kv(key)) * scale);
+      const Real score = dot(in.q, q, in.k, kv(key)) * scale;
+      const Real bounded = cap > 0 ? std::tanh(score / cap) : 0;
+      p.push_back(cap > 0 ? cap * bounded : score);
+      slope.push_back(1 - bounded * bounded);
       keep.push_back(static_cast<Real>(keep_factor(shape_, sequence, head, query, key)));
     }
     const Real max = *std::max_element(p.begin(), p.end());
@@ -108,7 +112,7 @@ class Reference {
     for (size_t j = 0; j < keys.size(); ++j) {
       const int64_t key = keys[j];
       const Real d_probability = dot(in.d_o, q, in.v, kv(key)) * keep[j];
-      const Real ds = rounded(p[j] * (d_probability - delta) * scale);
+      const Real ds = rounded(p[j] * (d_probability - delta) * slope[j] * scale);
       for (size_t d = 0; d < size; ++d) {
         out.dq[q + d] =
             static_cast<double>(static_cast<Real>(out.dq[q + d]) + ds * static_cast<Real>(in.k[kv(key) + d]));
@@ -149,6 +153,7 @@ void bench(Trial& trial, const AttentionShape& shape, DType dtype, bool backward
                                  .num_kv_heads = shape.kv_heads,
                                  .head_size = shape.head_size,
                                  .scale = shape.used_scale(),
+                                 .softcap = shape.softcap,
                                  .mask = mask_of(trial, shape),
                                  .dropout = dropout_of(trial, shape),
                                  .q = part(qkv, 0),
@@ -164,6 +169,7 @@ void bench(Trial& trial, const AttentionShape& shape, DType dtype, bool backward
                                .num_kv_heads = shape.kv_heads,
                                .head_size = shape.head_size,
                                .scale = shape.used_scale(),
+                               .softcap = shape.softcap,
                                .mask = forward.mask,
                                .dropout = forward.dropout,
                                .q = part(qkv, 0),
@@ -228,6 +234,7 @@ void attention_forward_case(Trial& trial, const AttentionShape& shape, DType dty
                              .num_kv_heads = shape.kv_heads,
                              .head_size = shape.head_size,
                              .scale = shape.used_scale(),
+                             .softcap = shape.softcap,
                              .mask = mask_of(trial, shape),
                              .dropout = dropout_of(trial, shape),
                              .q = q.matrix(),
@@ -262,6 +269,7 @@ AttentionGradients run_attention_backward(Trial& trial, const AttentionShape& sh
                               .num_kv_heads = shape.kv_heads,
                               .head_size = shape.head_size,
                               .scale = shape.used_scale(),
+                              .softcap = shape.softcap,
                               .mask = mask_of(trial, shape),
                               .dropout = dropout_of(trial, shape),
                               .q = q.matrix(),
@@ -296,11 +304,12 @@ void attention_backward_case(Trial& trial, const AttentionShape& shape, DType dt
 }
 
 std::string describe(const AttentionShape& shape, std::string_view rest) {
-  return fmt::format("B={} T={} H={} G={} D={}{}{}{}{}{}{}{} {}", shape.batch, shape.tokens, shape.heads,
+  return fmt::format("B={} T={} H={} G={} D={}{}{}{}{}{}{}{}{} {}", shape.batch, shape.tokens, shape.heads,
                      shape.kv_heads, shape.head_size, shape.causal ? " causal" : "",
                      shape.dropout > 0 ? fmt::format(" dropout {}", shape.dropout) : "",
-                     shape.scale > 0 ? fmt::format(" scale {}", shape.scale) : "", shape.gap > 0 ? " strided" : "",
-                     pattern_text(shape), documents_text(shape.documents),
+                     shape.scale > 0 ? fmt::format(" scale {}", shape.scale) : "",
+                     shape.softcap > 0 ? fmt::format(" softcap {}", shape.softcap) : "",
+                     shape.gap > 0 ? " strided" : "", pattern_text(shape), documents_text(shape.documents),
                      shape.max_documents > 0 ? fmt::format(" in room for {}", shape.max_documents) : "", rest);
 }
 

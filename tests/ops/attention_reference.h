@@ -23,7 +23,8 @@ struct AttentionShape {
   int64_t batch, tokens, heads, kv_heads, head_size;
   bool causal = true;
   double dropout = 0;
-  double scale = 0;  // 0: 1 / sqrt(head_size)
+  double scale = 0;    // 0: 1 / sqrt(head_size)
+  double softcap = 0;  // 0: none
   int64_t gap = 0;
   int64_t window = 0;
   Documents documents = Documents::unmasked;

@@ -22,6 +22,23 @@ inline const AttentionShape shapes[] = {
     {.batch = 3, .tokens = 130, .heads = 1, .kv_heads = 1, .head_size = 1, .dropout = 0.9},
 };
 
+// Scores that a softcap bounds a little, a lot, and to its limits, in all kinds of masks.
+inline const AttentionShape capped_shapes[] = {
+    {.batch = 1, .tokens = 97, .heads = 1, .kv_heads = 1, .head_size = 128, .scale = 3, .softcap = 30},
+    {.batch = 2,
+     .tokens = 131,
+     .heads = 4,
+     .kv_heads = 2,
+     .head_size = 33,
+     .dropout = 0.2,
+     .scale = 0.5,
+     .softcap = 2,
+     .gap = 1,
+     .window = 70,
+     .documents = Documents::several},
+    {.batch = 1, .tokens = 70, .heads = 2, .kv_heads = 1, .head_size = 256, .causal = false, .softcap = 0.5},
+    {.batch = 1, .tokens = 128, .heads = 2, .kv_heads = 2, .head_size = 64, .softcap = 50}};
+
 // Windows of one, two and an odd number of keys, of a tile and a token less and more, and of the whole sequence;
 // documents, with windows, shared keys and dropout. The last are shapes that a device's library may serve.
 inline const AttentionShape masked_shapes[] = {
@@ -142,6 +159,7 @@ inline const AttentionShape sliced_shapes[] = {
 // Small shapes, whose gradients are compared with central differences.
 inline const AttentionShape differentiated_shapes[] = {
     {.batch = 1, .tokens = 9, .heads = 2, .kv_heads = 1, .head_size = 6},
+    {.batch = 1, .tokens = 9, .heads = 2, .kv_heads = 1, .head_size = 6, .dropout = 0.2, .scale = 1, .softcap = 1.5},
     {.batch = 2, .tokens = 5, .heads = 2, .kv_heads = 2, .head_size = 3, .causal = false},
     {.batch = 1, .tokens = 70, .heads = 1, .kv_heads = 1, .head_size = 4, .dropout = 0.2},
     {.batch = 1,

@@ -76,6 +76,7 @@ void head_slices_case(Trial& trial, const AttentionShape& shape, DType dtype) {
                                    .num_kv_heads = kv_heads,
                                    .head_size = shape.head_size,
                                    .scale = shape.used_scale(),
+                                   .softcap = shape.softcap,
                                    .mask = mask,
                                    .dropout = own,
                                    .q = of_heads(q),
@@ -93,6 +94,7 @@ void head_slices_case(Trial& trial, const AttentionShape& shape, DType dtype) {
                                 .num_kv_heads = kv_heads,
                                 .head_size = shape.head_size,
                                 .scale = forward.scale,
+                                .softcap = shape.softcap,
                                 .mask = forward.mask,
                                 .dropout = own,
                                 .q = forward.q,
@@ -163,6 +165,7 @@ void packed_case(Trial& trial, DType dtype, int64_t window, bool first_is_other)
         .num_kv_heads = shape.kv_heads,
         .head_size = head_size,
         .scale = shape.used_scale(),
+        .softcap = shape.softcap,
         .mask = {.pattern = window_pattern(window), .document_starts = packed ? document_starts : nullptr},
         .dropout = {},
         .q = rows(q),
@@ -180,6 +183,7 @@ void packed_case(Trial& trial, DType dtype, int64_t window, bool first_is_other)
                                 .num_kv_heads = shape.kv_heads,
                                 .head_size = head_size,
                                 .scale = shape.used_scale(),
+                                .softcap = shape.softcap,
                                 .mask = forward.mask,
                                 .dropout = {},
                                 .q = forward.q,
@@ -233,6 +237,7 @@ void rejected_case(Trial& trial) {
 void add_cases(Suite& suite) {
   std::vector<AttentionShape> all(std::begin(shapes), std::end(shapes));
   all.insert(all.end(), std::begin(masked_shapes), std::end(masked_shapes));
+  all.insert(all.end(), std::begin(capped_shapes), std::end(capped_shapes));
   for (const AttentionShape& shape : all) {
     for (const DType dtype : compute_dtypes) {
       if (is_left_out(dtype, &shape - all.data() + 2) && shape.head_size < 256) continue;

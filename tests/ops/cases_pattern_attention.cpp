@@ -69,6 +69,17 @@ const PatternShape shapes[] = {
       .dropout = 0.2,
       .documents = Documents::several}},
     {"band:70+global:66", {.batch = 1, .tokens = 200, .heads = 1, .kv_heads = 1, .head_size = 16}},
+    {"strided:24",
+     {.batch = 1,
+      .tokens = 131,
+      .heads = 2,
+      .kv_heads = 1,
+      .head_size = 33,
+      .dropout = 0.2,
+      .scale = 0.5,
+      .softcap = 2,
+      .documents = Documents::several}},
+    {"fixed:48,8/2", {.batch = 1, .tokens = 150, .heads = 4, .kv_heads = 2, .head_size = 20, .scale = 1, .softcap = 3}},
 };
 
 // Operands of both ops. Each run has outputs of its own.
@@ -89,6 +100,7 @@ Outputs run(Trial& trial, const AttentionShape& shape, DType dtype, const Operan
                             .num_kv_heads = shape.kv_heads,
                             .head_size = shape.head_size,
                             .scale = shape.used_scale(),
+                            .softcap = shape.softcap,
                             .mask = mask_of(trial, shape),
                             .dropout = dropout_of(trial, shape),
                             .q = operands.q,
@@ -106,6 +118,7 @@ Outputs run(Trial& trial, const AttentionShape& shape, DType dtype, const Operan
                               .num_kv_heads = shape.kv_heads,
                               .head_size = shape.head_size,
                               .scale = shape.used_scale(),
+                              .softcap = shape.softcap,
                               .mask = op.mask,
                               .dropout = op.dropout,
                               .q = gradients.q,

@@ -73,7 +73,7 @@ TEST_CASE("first moments with attention windows in some layers and documents") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     compare_with_one_rank(family,
                           {R"(model.attention_pattern=["dense","band:6"])", "data.mask_documents=true",
-                           "model.hidden_size=40", "model.attention_scale=0.5"},
+                           "model.hidden_size=40", "model.attention_scale=0.5", "model.attention_softcap=0.5"},
                           {{1, {"batch.micro=1"}},
                            {2, {"parallel.tensor=2", "batch.micro=2", "parallel.sequence=true"}},
                            {2, {"batch.micro=1", "parallel.zero=3"}},

@@ -106,6 +106,7 @@ AttentionHead head_of(const Op& op, int64_t sequence, int64_t head) {
   view.tokens = op.sequence_length;
   view.head_size = op.head_size;
   view.scale = static_cast<float>(op.scale);
+  view.softcap = static_cast<float>(op.softcap);
   const int32_t* const starts = op.mask.document_starts != nullptr ? op.mask.document_starts + row : nullptr;
   view.tiles = KeyTiles<true>::of(op.mask, op.sequence_length, head, starts);
   view.q = at(op.q, row, head * op.head_size);

@@ -28,6 +28,7 @@ const std::map<std::string, Sample> samples = {
     {"model.attention_pattern", {R"(["dense","band:100"])", {}}},
     {"model.attention_window", {"100", {}}},
     {"model.attention_scale", {"1.0", {}}},
+    {"model.attention_softcap", {"50.0", {}}},
     {"model.norm", {R"("rmsnorm")", {}}},
     {"model.activation", {R"("gelu")", {}}},
     {"model.positions", {R"("rope")", {}}},

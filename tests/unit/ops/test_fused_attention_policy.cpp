@@ -36,4 +36,6 @@ TEST_CASE("attention of a GPU's library is dense or in a band") {
   CHECK_FALSE(served("strided:128"));
   CHECK_FALSE(served("columns:128"));
   CHECK_FALSE(served("fixed:128,16"));
+  op.softcap = 50;
+  CHECK_FALSE(served("dense"));
 }

@@ -11,12 +11,21 @@ struct KeyGradients {
   Vec p, ds;
 };
 
-// Computes them from q k^T and d_o v^T. `factors`: dropout's; nullptr: no dropout.
-inline KeyGradients softmax_gradients(Vec score, Vec dp, const float* factors, float lse, float delta, float scale) {
-  const Vec p = exp2((score * scale - lse) * log2_e);
-  if (factors == nullptr) return {p, p * (dp - delta) * scale};
+// RETURNS the derivative of a capped score by q k^T. A hidden score is minus infinity, and its derivative 0.
+inline Vec slope_of_cap(Vec score, const AttentionHead& head) {
+  const Vec t = score * (1.0F / head.softcap);
+  const Vec bounded = t < -1.0F ? broadcast(-1.0F) : t;
+  return (1.0F - bounded * bounded) * head.scale;
+}
+
+// Computes them from q k^T after cap_scores, and d_o v^T. `factors`: dropout's; nullptr: no dropout.
+inline KeyGradients softmax_gradients(Vec score, Vec dp, const float* factors, float lse, float delta,
+                                      const AttentionHead& head) {
+  const Vec p = exp2((score * factor_after_cap(head) - lse) * log2_e);
+  const Vec slope = head.softcap == 0.0F ? broadcast(head.scale) : slope_of_cap(score, head);
+  if (factors == nullptr) return {p, p * (dp - delta) * slope};
   const Vec factor = load(factors);
-  return {p * factor, p * (dp * factor - delta) * scale};
+  return {p * factor, p * (dp * factor - delta) * slope};
 }
 
 // A tile of scores in backward, with its queries' statistics.
@@ -36,7 +45,7 @@ inline void softmax_backward(float* scores, float* d_scores, const GradientTile&
     for (int64_t col = 0; col < tile_size; col += lanes) {
       const KeyGradients result =
           softmax_gradients(load(p_row + col), load(ds_row + col), drops ? factors + col : nullptr, tile.lse[row],
-                            tile.delta[row], tile.head.scale);
+                            tile.delta[row], tile.head);
       store(p_row + col, result.p);
       store(ds_row + col, result.ds);
     }
@@ -65,9 +74,8 @@ inline void softmax_backward_pairs(const float* scores, const float* d_scores, c
       for (int r = 0; r < 2; ++r) {
         for (int n = 0; n < 2; ++n) {
           const int64_t at = (row + r) * tile_size + col + n * lanes;
-          of[r][n] =
-              softmax_gradients(load(scores + at), load(d_scores + at), drops ? factors[r] + col + n * lanes : nullptr,
-                                lse[r], delta[r], tile.head.scale);
+          of[r][n] = softmax_gradients(load(scores + at), load(d_scores + at),
+                                       drops ? factors[r] + col + n * lanes : nullptr, lse[r], delta[r], tile.head);
         }
       }
       for (int n = 0; n < 2; ++n) {
@@ -181,6 +189,7 @@ void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int q
   product<pairs>({d_scores, tile_size}, {d_o, packing.row_units, 1}, {buffers.v, tile_size}, of_scores, false);
   const float* const lse = tiles.picked_queries ? buffers.lse : head.lse;
   const GradientTile at{{head, tiles, query_tile, queries, of.key}, lse + query, buffers.delta + query};
+  cap_scores(scores, queries, head);
   mask_scores(scores, at);
   LeftOperand p_transposed{buffers.p_pairs, 1, tile_size};
   LeftOperand ds_transposed{buffers.ds_pairs, 1, tile_size};

@@ -15,11 +15,11 @@ struct RunningRows {
   int64_t width, cols;  // of o
 };
 
-// Turns one tile of scores into unnormalised probabilities exp(score * scale - row_max) after dropout, in place or, for
+// Turns one tile of scores into unnormalised probabilities exp(score - row_max) after dropout, in place or, for
 // pairs, in `probabilities`. Updates the running maximum of each row and rescales its sum and output to it.
 template <bool pairs>
 void online_softmax(float* scores, Unit* probabilities, const RunningRows& running, const ScoreTile& tile) {
-  const float scale = tile.head.scale;
+  const float scale = factor_after_cap(tile.head);
   const bool drops = tile.head.drop_threshold != 0;
   alignas(64) float shrink[tile_size];
   for (int64_t row = 0; row < tile_size; ++row) shrink[row] = 0;
@@ -183,6 +183,7 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
       float* const scores = buffers.scores;
       product<pairs>({scores, tile_size}, {buffers.q + tile * packing.tile, packing.row_units, 1},
                      {buffers.k, tile_size}, {rows, tile_size, packing.depth}, false);
+      cap_scores(scores, at.queries, head);
       mask_scores(scores, at);
       const RunningRows running = rows_of_tile(tile);
       online_softmax<pairs>(scores, buffers.probabilities, running, at);

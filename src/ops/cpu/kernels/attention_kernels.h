@@ -69,6 +69,33 @@ inline void dropout_factors(float* factors, const ScoreTile& tile, int64_t row) 
   }
 }
 
+// tanh(x) within 2e-7 relative. NaN in, NaN out.
+inline Vec tanh(Vec x) {
+  const Vec magnitude = x < 0.0F ? -x : x;
+  const Vec bounded = magnitude > 10.0F ? broadcast(10.0F) : magnitude;  // the largest float below 1, and more, is 1
+  const Vec large = 1.0F - 2.0F / (exp2(bounded * (2.0F * log2_e)) + 1.0F);
+  // Minimax polynomial of (tanh(x) / x - 1) / x^2 on |x| < 0.625.
+  const Vec square = x * x;
+  Vec p = broadcast(-5.70498872745e-3F);
+  p = p * square + 2.06390887954e-2F;
+  p = p * square - 5.37397155531e-2F;
+  p = p * square + 1.33314422036e-1F;
+  p = p * square - 3.33332819422e-1F;
+  const Vec small = x + x * square * p;
+  return magnitude < 0.625F ? small : (x < 0.0F ? -large : large);
+}
+
+// Turns scores q k^T into capped ones, if the head has a softcap.
+inline void cap_scores(float* scores, int64_t queries, const AttentionHead& head) {
+  if (head.softcap == 0.0F) return;
+  const float factor = head.scale / head.softcap;
+  for (int64_t i = 0; i < queries * tile_size; i += lanes)
+    store(scores + i, tanh(load(scores + i) * factor) * head.softcap);
+}
+
+// RETURNS the factor of scores after cap_scores.
+inline float factor_after_cap(const AttentionHead& head) { return head.softcap == 0.0F ? head.scale : 1.0F; }
+
 // Sets a row's scores at places outside of two ranges, relative to the tile's first key, to minus infinity.
 inline void hide_row(float* scores, const PlaceRange& front, const PlaceRange& back) {
   IntVec place;

@@ -29,6 +29,7 @@ struct AttentionHead {
   int64_t tokens;
   int64_t head_size;
   float scale;
+  float softcap;         // bound of scaled scores; 0: none
   KeyTiles<true> tiles;  // forward: of one pass
   const void *q, *k, *v, *d_o;
   void* o;
@@ -57,7 +58,7 @@ struct AttentionForwardBuffers {
   float* o;              // [max_query_tiles][tile]
   float* scores;         // [tile_size][tile_size]
   Unit* probabilities;   // [tile_size][tile_size]
-  float* row_max;        // [max_query_tiles][tile_size], of scaled scores
+  float* row_max;        // [max_query_tiles][tile_size], of scaled (and capped) scores
   float* row_sum;        // [max_query_tiles][tile_size][16], partial sums by vector lane
   Unit* gathered;        // [tile], if the pattern picks keys
   CarriedSoftmax carried;
