@@ -250,7 +250,7 @@ __global__ void gated_forward(BiasedRows<C> x, Rows<C> y, int64_t rows, int64_t 
 // the second half into single words.
 template <typename Function, typename C, int N>
 __global__ void gated_backward(BiasedRows<C> x, Rows<const C> dy, Rows<C> d_gates, Rows<C> d_ups, int64_t rows,
-                                int64_t cols, float* parts) {
+                               int64_t cols, float* parts) {
   RunningAmax amax(parts);
   for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
     float gate[N], up[N];

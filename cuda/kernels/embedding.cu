@@ -234,10 +234,16 @@ void cuda_run(const EmbeddingForward& op, Stream stream, std::byte*) {
     with_type_beside(residual, op.token_table.dtype, [&](auto compute) {
       using R = decltype(residual);
       using C = decltype(compute);
-      const ForwardOperands<R, C> operands{
-          op.tokens,      Rows<const C>(op.token_table), Rows<const C>(op.position_table), Rows<R>(op.x),
-          op.first_token, op.token_table.rows,           Divisor(op.sequence_length),      op.x.rows,
-          op.x.cols,      static_cast<float>(op.token_scale)};
+      const ForwardOperands<R, C> operands{op.tokens,
+                                           Rows<const C>(op.token_table),
+                                           Rows<const C>(op.position_table),
+                                           Rows<R>(op.x),
+                                           op.first_token,
+                                           op.token_table.rows,
+                                           Divisor(op.sequence_length),
+                                           op.x.rows,
+                                           op.x.cols,
+                                           static_cast<float>(op.token_scale)};
       const auto start = [&](auto* kernel, int width) {
         launch(stream, shape_of_elements(op.x.rows, op.x.cols, width), kernel, operands,
                DropoutMask(op.dropout, op.sequence_length));

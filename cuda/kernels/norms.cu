@@ -104,7 +104,7 @@ struct ForwardOperands {
   float *mean, *rstd;
   float eps;
   int64_t rows, cols;
-  float* amax;  // amax parts of y; null: not requested
+  float* amax;   // amax parts of y; null: not requested
   float offset;  // added to gamma
 };
 static_assert(sizeof(WarpMaxima) <= sizeof(TwoSums));
@@ -191,7 +191,8 @@ __global__ void __launch_bounds__(most_threads)
       const Pack<float, N> scale = gamma.at(p, column), shift = beta.at(p, column);
       Pack<C, N> y;
       with_values(p, column, [&](const float(&values)[N]) {
-        for (int i = 0; i < N; ++i) y.at[i] = rounded_to<C>((values[i] - mean) * rstd * (op.offset + scale.at[i]) + shift.at[i]);
+        for (int i = 0; i < N; ++i)
+          y.at[i] = rounded_to<C>((values[i] - mean) * rstd * (op.offset + scale.at[i]) + shift.at[i]);
       });
       store(op.y.at(row, column), y);
       amax.see(y);
@@ -213,7 +214,7 @@ struct BackwardOperands {
   float* partials;  // [blocks, 2, cols] for d_gamma and d_beta, or [blocks, cols]
   bool has_beta;
   int64_t rows, cols;
-  float* amax;  // amax parts of dx; null: not requested
+  float* amax;   // amax parts of dx; null: not requested
   float offset;  // added to gamma
 };
 

@@ -66,9 +66,9 @@ struct EmbeddingForward {
 };
 
 // d_token_table[v] (+)= sum over n with tokens[n] = v of token_scale * dropout'(dx[n]); d_position_table[t] (+)= sum
-// over b of dropout'(dx[b T + t]). Gradients are f32, sums in row order. accumulate_token false overwrites every row of the token
-// table's gradient, accumulate_position false every row of the position table's, rows past T included. The token table
-// may be a slice, as in EmbeddingForward.
+// over b of dropout'(dx[b T + t]). Gradients are f32, sums in row order. accumulate_token false overwrites every row of
+// the token table's gradient, accumulate_position false every row of the position table's, rows past T included. The
+// token table may be a slice, as in EmbeddingForward.
 struct EmbeddingBackward {
   static constexpr std::string_view name = "embedding_backward";
   const int32_t* tokens;
@@ -112,16 +112,16 @@ struct NormForward {
 struct NormBackward {
   static constexpr std::string_view name = "norm_backward";
   NormKind kind;
-  Matrix dy;           // [N, h] C
-  Matrix x;            // [N, h] R
-  Matrix gamma;        // [1, h] f32
-  Matrix mean;         // [1, N] f32, layernorm
-  Matrix rstd;         // [1, N] f32
-  Matrix dx_residual;  // [N, h] R or not given (zero)
-  Matrix dx;           // [N, h] R out
-  Matrix gamma_sums;   // [1, h] f64 out
-  Matrix beta_sums;    // [1, h] f64 out, or not given
-  Matrix amax = {};    // amax of dx (fp8_ops.h), or not given
+  Matrix dy;            // [N, h] C
+  Matrix x;             // [N, h] R
+  Matrix gamma;         // [1, h] f32
+  Matrix mean;          // [1, N] f32, layernorm
+  Matrix rstd;          // [1, N] f32
+  Matrix dx_residual;   // [N, h] R or not given (zero)
+  Matrix dx;            // [N, h] R out
+  Matrix gamma_sums;    // [1, h] f64 out
+  Matrix beta_sums;     // [1, h] f64 out, or not given
+  Matrix amax = {};     // amax of dx (fp8_ops.h), or not given
   bool offset = false;  // as in forward
 };
 
@@ -183,9 +183,9 @@ struct LinearBackwardWeight {
 };
 
 // Prepares queries and keys for attention: per-head RMS norm with weights (optional; arXiv 2302.05442 in RMS form; with
-// `offset` the weights are 1 + gamma), then rotary embedding (optional). Rotary: with halves (a, b) of a head's vector, pair i < D/2 turns by t times its
-// frequency (base/rotary.h): (a cos - b sin, b cos + a sin), t = n % T. q_out, k_out may alias q, k, and always do
-// without norm. Rows may be strided (slices of a fused QKV matrix).
+// `offset` the weights are 1 + gamma), then rotary embedding (optional). Rotary: with halves (a, b) of a head's vector,
+// pair i < D/2 turns by t times its frequency (base/rotary.h): (a cos - b sin, b cos + a sin), t = n % T. q_out, k_out
+// may alias q, k, and always do without norm. Rows may be strided (slices of a fused QKV matrix).
 struct QueryKeyForward {
   static constexpr std::string_view name = "query_key_forward";
   int64_t sequence_length;

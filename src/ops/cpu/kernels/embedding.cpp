@@ -88,11 +88,11 @@ void embedding_forward(const EmbeddingForward& op, int64_t first_row, int64_t en
         const C* token = row_of<C>(op.token_table, token_row);
         const auto scale = static_cast<float>(op.token_scale);
         if (op.dropout.p > 0) {
-          for_dropout_spans(
-              op.dropout, row, op.sequence_length, 0, op.x.cols, [&](int64_t at, int64_t count, const float* factors) {
-                lookup_with_dropout(token + at, scale, position == nullptr ? nullptr : position + at, factors, x + at,
-                                    count);
-              });
+          for_dropout_spans(op.dropout, row, op.sequence_length, 0, op.x.cols,
+                            [&](int64_t at, int64_t count, const float* factors) {
+                              lookup_with_dropout(token + at, scale, position == nullptr ? nullptr : position + at,
+                                                  factors, x + at, count);
+                            });
         } else {
           lookup(token, scale, position, x, op.x.cols);
         }

@@ -52,8 +52,8 @@ void forward_row(const NormForward& op, int64_t row) {
   }
   const float rstd = 1.0F / __builtin_sqrtf(variance_of(x, cols, mean) + static_cast<float>(op.eps));
   row_of<float>(op.rstd, 0)[row] = rstd;
-  normalize(x, mean, rstd, gains_of(op.gamma, op.offset),
-            op.beta.rows > 0 ? row_of<const float>(op.beta, 0) : nullptr, row_of<C>(op.y, row), cols);
+  normalize(x, mean, rstd, gains_of(op.gamma, op.offset), op.beta.rows > 0 ? row_of<const float>(op.beta, 0) : nullptr,
+            row_of<C>(op.y, row), cols);
 }
 
 // Means over a row of g = dy gamma and of g x_hat.

@@ -14,8 +14,7 @@ float rstd_of(const C* x, int64_t size, float eps) {
 
 // Norms (if has_norm) and rotates the halves (a, b) of a head's vector. y may alias x.
 template <bool has_norm, typename C>
-void rotate_head(const C* x, Gains gamma, float rstd, const float* cosines, const float* sines, C* y,
-                 int64_t half) {
+void rotate_head(const C* x, Gains gamma, float rstd, const float* cosines, const float* sines, C* y, int64_t half) {
 #pragma omp simd
   for (int64_t i = 0; i < half; ++i) {
     float a = load(x + i);
@@ -81,8 +80,7 @@ void rotate_back(const C* gradient, const float* cosines, const float* sines, fl
 }
 
 template <typename C>
-void norm_backward_head(const float* dy, const C* x, Gains gamma, float rstd, int64_t size, float* d_gamma,
-                        C* dx) {
+void norm_backward_head(const float* dy, const C* x, Gains gamma, float rstd, int64_t size, float* d_gamma, C* dx) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < size; ++i) {
@@ -116,8 +114,8 @@ void backward_rows(const QueryKeyBackward& op, RotaryView rotary, int64_t first_
       }
       if constexpr (has_norm) {
         norm_backward_head(dy, row_of<const C>(is_q ? op.q : op.k, row) + column,
-                           gains_of(is_q ? op.q_gamma : op.k_gamma, op.offset), row_of<float>(op.rstd, row)[head],
-                           size, d_gammas[is_q ? 0 : 1], gradient);
+                           gains_of(is_q ? op.q_gamma : op.k_gamma, op.offset), row_of<float>(op.rstd, row)[head], size,
+                           d_gammas[is_q ? 0 : 1], gradient);
       } else {
 #pragma omp simd
         for (int64_t i = 0; i < size; ++i) store(gradient + i, dy[i]);
