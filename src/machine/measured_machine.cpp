@@ -133,8 +133,7 @@ OpKinds op_kinds(const ModelConfig& model) { return {model.activation, model.nor
 
 std::string op_key(std::string_view name, DType compute, const OpKinds& kinds) {
   std::string key = fmt::format("{} {}", dtype_name(table_dtype(compute)), name);
-  if (name.starts_with("activation"))
-    key += fmt::format(" {}", activation_names[kinds.activation]);
+  if (name.starts_with("activation")) key += fmt::format(" {}", activation_names[kinds.activation]);
   if (name.starts_with("norm_")) key += fmt::format(" {}", norm_names[static_cast<size_t>(kinds.norm)]);
   if (name.starts_with("query_key")) key += fmt::format(" {}", query_key_names[kinds.norms_query_key ? 1 : 0]);
   return key;
