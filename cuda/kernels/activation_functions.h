@@ -12,6 +12,11 @@ struct ValueAndSlope {
   float value, slope;
 };
 
+// A function x factor(x), and its derivative.
+struct FactorAndSlope {
+  float factor, slope;
+};
+
 // Returns 1 / x for x >= 1. On a device one instruction with an error of at most one unit in the last place; exact
 // division takes ten.
 __device__ inline float reciprocal(float x) {
@@ -48,25 +53,41 @@ __device__ inline NormalTail normal_tail(float a) {
   return {ratio * t * bell, bell};
 }
 
+// x sigmoid(x).
+struct Silu {
+  __device__ static FactorAndSlope factor_and_slope(float x) {
+    const ValueAndSlope s = sigmoid(x);
+    return {s.value, s.value + x * s.slope};
+  }
+};
+
 // x Phi(x); its derivative is Phi(x) plus x times the normal density.
 struct Gelu {
   static constexpr ActivationKind kind = ActivationKind::gelu;
-  __device__ static ValueAndSlope of(float x) {
+  __device__ static FactorAndSlope factor_and_slope(float x) {
     constexpr float inverse_sqrt_2pi = 0.398942280F;
     const NormalTail tail = normal_tail(fabsf(x));
     const float distribution = x < 0 ? tail.probability : 1.0F - tail.probability;
-    return {x * distribution, distribution + x * tail.bell * inverse_sqrt_2pi};
+    return {distribution, distribution + x * tail.bell * inverse_sqrt_2pi};
+  }
+  __device__ static ValueAndSlope of(float x) {
+    const FactorAndSlope gate = factor_and_slope(x);
+    return {x * gate.factor, gate.slope};
   }
 };
 
 // 0.5 x (1 + tanh(u)) = x sigmoid(2 u), with 2 u = c (x + 0.044715 x^3).
 struct GeluTanh {
   static constexpr ActivationKind kind = ActivationKind::gelu_tanh;
-  __device__ static ValueAndSlope of(float x) {
+  __device__ static FactorAndSlope factor_and_slope(float x) {
     constexpr float c = 1.59576912F;  // 2 sqrt(2 / pi)
     constexpr float cubic = 0.044715F;
     const ValueAndSlope s = sigmoid(c * (x + cubic * x * x * x));
-    return {x * s.value, s.value + x * s.slope * (c + 3.0F * c * cubic * x * x)};
+    return {s.value, s.value + x * s.slope * (c + 3.0F * c * cubic * x * x)};
+  }
+  __device__ static ValueAndSlope of(float x) {
+    const FactorAndSlope gate = factor_and_slope(x);
+    return {x * gate.factor, gate.slope};
   }
 };
 

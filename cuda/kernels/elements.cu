@@ -231,15 +231,15 @@ __global__ void activation_backward_coded(Rows<const uint8_t> codes, Rows<const 
 }
 
 // x = [gate | up], each of `cols` columns.
-template <typename C, int N>
-__global__ void swiglu_forward(BiasedRows<C> x, Rows<C> y, int64_t rows, int64_t cols, float* parts) {
+template <typename Function, typename C, int N>
+__global__ void gated_forward(BiasedRows<C> x, Rows<C> y, int64_t rows, int64_t cols, float* parts) {
   RunningAmax amax(parts);
   for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
     float gate[N], up[N];
     load_with_bias(x, row, column, gate);
     load_with_bias(x, row, cols + column, up);
     Pack<C, N> out;
-    for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(gate[i] * sigmoid(gate[i]).value * up[i]);
+    for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(gate[i] * Function::factor_and_slope(gate[i]).factor * up[i]);
     store(y.at(row, column), out);
     amax.see(out);
   });
@@ -248,9 +248,9 @@ __global__ void swiglu_forward(BiasedRows<C> x, Rows<C> y, int64_t rows, int64_t
 
 // The halves of x's gradient are separate matrices: with stores through one pointer, the compiler would split those of
 // the second half into single words.
-template <typename C, int N>
-__global__ void swiglu_backward(BiasedRows<C> x, Rows<const C> dy, Rows<C> d_gates, Rows<C> d_ups, int64_t rows,
-                                int64_t cols, float* parts) {
+template <typename Function, typename C, int N>
+__global__ void gated_backward(BiasedRows<C> x, Rows<const C> dy, Rows<C> d_gates, Rows<C> d_ups, int64_t rows,
+                               int64_t cols, float* parts) {
   RunningAmax amax(parts);
   for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
     float gate[N], up[N];
@@ -259,10 +259,10 @@ __global__ void swiglu_backward(BiasedRows<C> x, Rows<const C> dy, Rows<C> d_gat
     const auto gradient = load<N>(dy.at(row, column));
     Pack<C, N> d_gate, d_up;
     for (int i = 0; i < N; ++i) {
-      const ValueAndSlope s = sigmoid(gate[i]);
+      const FactorAndSlope of_gate = Function::factor_and_slope(gate[i]);
       const float g = to_float(gradient.at[i]);
-      d_gate.at[i] = rounded_to<C>(g * up[i] * (s.value + gate[i] * s.slope));
-      d_up.at[i] = rounded_to<C>(g * gate[i] * s.value);
+      d_gate.at[i] = rounded_to<C>(g * up[i] * of_gate.slope);
+      d_up.at[i] = rounded_to<C>(g * gate[i] * of_gate.factor);
     }
     store(d_gates.at(row, column), d_gate);
     store(d_ups.at(row, column), d_up);
@@ -322,7 +322,9 @@ void launch_activation(const ActivationForward& op, Stream stream) {
   const auto start = [&](auto* kernel) {
     launch(stream, shape_with_amax(rows, cols, N, op.amax), kernel, x, y, rows, cols, op.amax.as<float>());
   };
-  if (op.kind == ActivationKind::swiglu) return start(swiglu_forward<C, N>);
+  if (op.kind == ActivationKind::swiglu) return start(gated_forward<Silu, C, N>);
+  if (op.kind == ActivationKind::geglu) return start(gated_forward<Gelu, C, N>);
+  if (op.kind == ActivationKind::geglu_tanh) return start(gated_forward<GeluTanh, C, N>);
   if (op.kind == ActivationKind::gelu) return start(activation_forward<Gelu, C, N>);
   start(activation_forward<GeluTanh, C, N>);
 }
@@ -334,11 +336,14 @@ void launch_activation(const ActivationBackward& op, Stream stream) {
   const Rows<const C> dy(op.dy);
   const Rows<C> dx(op.dx);
   const int64_t rows = op.dy.rows, cols = op.dy.cols;
-  if (op.kind == ActivationKind::swiglu) {
+  const auto start_gated = [&](auto* kernel) {
     const Rows<C> d_gates(op.dx.column_range(0, cols)), d_ups(op.dx.column_range(cols, cols));
-    return launch(stream, shape_with_amax(rows, cols, N, op.amax), swiglu_backward<C, N>, x, dy, d_gates, d_ups, rows,
-                  cols, op.amax.as<float>());
-  }
+    launch(stream, shape_with_amax(rows, cols, N, op.amax), kernel, x, dy, d_gates, d_ups, rows, cols,
+           op.amax.as<float>());
+  };
+  if (op.kind == ActivationKind::swiglu) return start_gated(gated_backward<Silu, C, N>);
+  if (op.kind == ActivationKind::geglu) return start_gated(gated_backward<Gelu, C, N>);
+  if (op.kind == ActivationKind::geglu_tanh) return start_gated(gated_backward<GeluTanh, C, N>);
   const auto start = [&](auto* kernel) {
     launch(stream, shape_with_amax(rows, cols, N, op.amax), kernel, x, dy, dx, rows, cols, op.amax.as<float>());
   };

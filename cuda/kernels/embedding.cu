@@ -20,6 +20,7 @@ struct ForwardOperands {
   int64_t first_token, table_rows;
   Divisor sequence_length;
   int64_t rows, cols;
+  float token_scale;
 };
 
 template <typename R, typename C, int N>
@@ -29,7 +30,7 @@ __global__ void embedding_forward(ForwardOperands<R, C> op, DropoutMask dropout)
     const int64_t token_row = op.tokens[row] - op.first_token;
     if (token_row >= 0 && token_row < op.table_rows) {
       const auto token = load<N>(op.token_table.at(token_row, column));
-      for (int i = 0; i < N; ++i) values[i] = to_float(token.at[i]);
+      for (int i = 0; i < N; ++i) values[i] = op.token_scale * to_float(token.at[i]);
     }
     if (op.position_table.data != nullptr) {
       const uint32_t token = op.sequence_length.divide(static_cast<uint32_t>(row)).remainder;
@@ -124,10 +125,10 @@ __global__ void clear(Rows<float> table, int64_t rows, int64_t cols) {
 }
 
 template <typename R, int N>
-__device__ void add_row(const Pack<R, N>& dx, const DropoutMask& dropout, int64_t row, int64_t column,
+__device__ void add_row(const Pack<R, N>& dx, float scale, const DropoutMask& dropout, int64_t row, int64_t column,
                         float (&sums)[N]) {
   float values[N];
-  for (int i = 0; i < N; ++i) values[i] = to_float(dx.at[i]);
+  for (int i = 0; i < N; ++i) values[i] = scale * to_float(dx.at[i]);
   dropout.apply(row, column, values);
   for (int i = 0; i < N; ++i) sums[i] += values[i];
 }
@@ -154,6 +155,7 @@ struct OutputGradient {
   Rows<const R> dx;
   DropoutMask dropout;
   int64_t rows, cols;
+  float token_scale;
 };
 
 // The warps at the first key of each token add that token's rows.
@@ -185,7 +187,7 @@ __global__ void sum_tokens(const Key* keys, OutputGradient<R> gradient, Rows<flo
       if (has_token[i]) packs[i] = load<N>(gradient.dx.at(batch_rows[i], column));
 #pragma unroll
     for (int i = 0; i < in_flight; ++i)
-      if (has_token[i]) add_row(packs[i], gradient.dropout, batch_rows[i], column, sums);
+      if (has_token[i]) add_row(packs[i], gradient.token_scale, gradient.dropout, batch_rows[i], column, sums);
     more = has_token[in_flight - 1];
   }
   store_sums(d_table.at(token, column), sums);
@@ -200,7 +202,7 @@ __global__ void sum_positions(OutputGradient<R> gradient, Rows<float> d_table, i
     float sums[N] = {};
     if (accumulate) load_sums(d_table.at(position, column), sums);
     for (int64_t row = position; used && row < gradient.rows; row += sequence_length)
-      add_row(load<N>(gradient.dx.at(row, column)), gradient.dropout, row, column, sums);
+      add_row(load<N>(gradient.dx.at(row, column)), 1.0F, gradient.dropout, row, column, sums);
     store_sums(d_table.at(position, column), sums);
   });
 }
@@ -208,8 +210,11 @@ __global__ void sum_positions(OutputGradient<R> gradient, Rows<float> d_table, i
 template <typename R, int N>
 void launch_backward(const EmbeddingBackward& op, Stream stream, const Key* keys) {
   const int64_t rows = op.dx.rows, cols = op.dx.cols;
-  const OutputGradient<R> gradient{
-      .dx = Rows<const R>(op.dx), .dropout = DropoutMask(op.dropout, op.sequence_length), .rows = rows, .cols = cols};
+  const OutputGradient<R> gradient{.dx = Rows<const R>(op.dx),
+                                   .dropout = DropoutMask(op.dropout, op.sequence_length),
+                                   .rows = rows,
+                                   .cols = cols,
+                                   .token_scale = static_cast<float>(op.token_scale)};
   const Rows<float> d_tokens(op.d_token_table), d_positions(op.d_position_table);
   if (!op.accumulate_token)
     launch(stream, shape_of_elements(op.d_token_table.rows, cols, N), clear<N>, d_tokens, op.d_token_table.rows, cols);
@@ -229,10 +234,16 @@ void cuda_run(const EmbeddingForward& op, Stream stream, std::byte*) {
     with_type_beside(residual, op.token_table.dtype, [&](auto compute) {
       using R = decltype(residual);
       using C = decltype(compute);
-      const ForwardOperands<R, C> operands{
-          op.tokens,      Rows<const C>(op.token_table), Rows<const C>(op.position_table), Rows<R>(op.x),
-          op.first_token, op.token_table.rows,           Divisor(op.sequence_length),      op.x.rows,
-          op.x.cols};
+      const ForwardOperands<R, C> operands{op.tokens,
+                                           Rows<const C>(op.token_table),
+                                           Rows<const C>(op.position_table),
+                                           Rows<R>(op.x),
+                                           op.first_token,
+                                           op.token_table.rows,
+                                           Divisor(op.sequence_length),
+                                           op.x.rows,
+                                           op.x.cols,
+                                           static_cast<float>(op.token_scale)};
       const auto start = [&](auto* kernel, int width) {
         launch(stream, shape_of_elements(op.x.rows, op.x.cols, width), kernel, operands,
                DropoutMask(op.dropout, op.sequence_length));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/activation_functions.h"
 #include "kernels/rows.h"
 #include "kernels/run.h"
 
@@ -14,6 +15,27 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr int64_t most_threads = 512;
 constexpr int blocks_at_once = 2;
 constexpr int packs_at_once = 2;  // packs that a thread loads at once
+
+// Logits as they are.
+struct Uncapped {
+  __device__ float value(float logit) const { return logit; }
+  __device__ float slope(float) const { return 1.0F; }
+};
+
+// cap * tanh(logit / cap) in place of each logit.
+struct Softcap {
+  float cap, inverse;
+
+  __device__ float value(float logit) const { return cap * tanhf(logit * inverse); }
+  // 1 - tanh^2, computed without that form's cancellation.
+  __device__ float slope(float logit) const { return 4.0F * sigmoid(2.0F * logit * inverse).slope; }
+};
+
+template <typename Body>
+void with_cap(double softcap, const Body& body) {
+  if (softcap > 0) return body(Softcap{static_cast<float>(softcap), static_cast<float>(1.0 / softcap)});
+  body(Uncapped{});
+}
 
 // sum: sum of e^(logit - maximum).
 template <typename Sum>
@@ -36,7 +58,7 @@ struct BlockSums {
 };
 
 // A thread's packs of a row. All loads are issued before the first value is used, so that they overlap. Columns from
-// `cols` on are padding: they count as minus infinity, and packs of padding only are not read.
+// `cols` on are padding: their values are minus infinity, and packs of padding only are not read.
 template <typename L, int N>
 class LoadedLogits {
  public:
@@ -47,10 +69,13 @@ class LoadedLogits {
   }
 
   __device__ int column(int pack) const { return first_ + pack * step_; }
-  __device__ void values(int pack, float (&values)[N]) const {
+  // Returns the logit as it is stored.
+  __device__ float stored(int pack, int i) const { return to_float(packs_[pack].at[i]); }
+  template <typename Cap>
+  __device__ void values(int pack, Cap cap, float (&values)[N]) const {
     const int column = this->column(pack);
 #pragma unroll
-    for (int i = 0; i < N; ++i) values[i] = to_float(packs_[pack].at[i]);
+    for (int i = 0; i < N; ++i) values[i] = cap.value(stored(pack, i));
     if (column + N <= cols_) return;
 #pragma unroll
     for (int i = 0; i < N; ++i)
@@ -69,15 +94,15 @@ __device__ float exponential(float value, float shift) {
 
 // Returns maximum and sum over the thread's columns. When the maximum rises, the earlier sum is rescaled. A NaN never
 // becomes the maximum but makes the sum NaN.
-template <int N, typename L>
-__device__ SoftmaxSums<float> own_sums(const L* logits, int cols) {
+template <int N, typename L, typename Cap>
+__device__ SoftmaxSums<float> own_sums(const L* logits, int cols, Cap cap) {
   SoftmaxSums<float> own{-infinity, 0};
   const int step = static_cast<int>(blockDim.x) * N;
   for (int first = static_cast<int>(threadIdx.x) * N; first < cols; first += packs_at_once * step) {
     const LoadedLogits<L, N> loaded(logits, first, step, cols);
     float values[packs_at_once][N];
 #pragma unroll
-    for (int p = 0; p < packs_at_once; ++p) loaded.values(p, values[p]);
+    for (int p = 0; p < packs_at_once; ++p) loaded.values(p, cap, values[p]);
     float maximum = own.maximum;
     for (const auto& pack : values)
       for (const float value : pack) maximum = fmaxf(maximum, value);
@@ -129,17 +154,18 @@ struct Slice {
   }
 };
 
-template <typename L, int N>
+template <typename L, int N, typename Cap>
 __global__ void __launch_bounds__(most_threads, blocks_at_once)
-    cross_entropy_statistics(Rows<const L> logits, const int32_t* targets, Rows<float> statistics, Slice slice) {
+    cross_entropy_statistics(Rows<const L> logits, const int32_t* targets, Rows<float> statistics, Slice slice,
+                             Cap cap) {
   const int64_t row = blockIdx.x;
   const L* const in = logits.at(row, 0);
-  const auto sums = block_sums(own_sums<N>(in, slice.true_cols), shared<BlockSums>());
+  const auto sums = block_sums(own_sums<N>(in, slice.true_cols, cap), shared<BlockSums>());
   if (threadIdx.x > 0) return;
   const int target = slice.column_of(targets[row]);
   *statistics.at(0, row) = sums.maximum;
   *statistics.at(1, row) = static_cast<float>(sums.sum);
-  *statistics.at(2, row) = target >= 0 ? to_float(in[target]) : 0.0F;
+  *statistics.at(2, row) = target >= 0 ? cap.value(to_float(in[target])) : 0.0F;
 }
 
 // Combines the statistics of slices, in order, into those of the whole row.
@@ -184,24 +210,23 @@ __device__ void clear_row(C* row, int cols) {
     store(row + column, Pack<C, N>{});
 }
 
-// Returns the gradients of N columns that include the target or padding.
-template <typename C, int N>
-__device__ Pack<C, N> mixed_gradients(const float (&values)[N], int column, int true_cols, int target,
-                                      const GradientTerms& terms) {
-  Pack<C, N> out;
+// Computes the gradients, without a cap's slope, of N columns that include the target or padding.
+template <int N>
+__device__ void mixed_gradients(const float (&values)[N], int column, int true_cols, int target,
+                                const GradientTerms& terms, float (&gradients)[N]) {
   for (int i = 0; i < N; ++i) {
     double gradient = static_cast<double>(exponential(values[i], terms.maximum)) * terms.scale;
     if (column + i == target) gradient -= terms.inverse_tokens;
     // Keeps an infinite or NaN scale away from the padding.
-    out.at[i] = rounded_to<C>(column + i < true_cols ? static_cast<float>(gradient) : 0.0F);
+    gradients[i] = column + i < true_cols ? static_cast<float>(gradient) : 0.0F;
   }
-  return out;
 }
 
-// Writes d/dlogit of (lse - target logit + z lse^2) = p (1 + 2 z lse) - [target]. The gradient may overwrite the
-// logits: a thread writes only elements that it alone has read.
-template <int N, typename L, typename C>
-__device__ void write_gradient(const L* logits, C* d_logits, const Slice& slice, int target, GradientTerms terms) {
+// Writes d/dlogit of (lse - target logit + z lse^2) = p (1 + 2 z lse) - [target], times the slope of a cap. The
+// gradient may overwrite the logits: a thread writes only elements that it alone has read.
+template <int N, typename L, typename C, typename Cap>
+__device__ void write_gradient(const L* logits, C* d_logits, const Slice& slice, int target, GradientTerms terms,
+                               Cap cap) {
   const auto scale = static_cast<float>(terms.scale);
   const int step = static_cast<int>(blockDim.x) * N;
   for (int first = static_cast<int>(threadIdx.x) * N; first < slice.cols; first += packs_at_once * step) {
@@ -210,23 +235,27 @@ __device__ void write_gradient(const L* logits, C* d_logits, const Slice& slice,
     for (int p = 0; p < packs_at_once; ++p) {
       const int column = loaded.column(p);
       if (column >= slice.cols) continue;
-      float values[N];
-      loaded.values(p, values);
+      float values[N], gradients[N];
+      loaded.values(p, cap, values);
       const bool has_target = target >= column && target < column + N;
-      Pack<C, N> out;
       if (has_target || column + N > slice.true_cols) {
-        out = mixed_gradients<C>(values, column, slice.true_cols, target, terms);
+        mixed_gradients(values, column, slice.true_cols, target, terms, gradients);
       } else {
-        for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(exponential(values[i], terms.maximum) * scale);
+        for (int i = 0; i < N; ++i) gradients[i] = exponential(values[i], terms.maximum) * scale;
+      }
+      Pack<C, N> out;
+      for (int i = 0; i < N; ++i) {
+        const float logit = column + i < slice.true_cols ? loaded.stored(p, i) : 0.0F;
+        out.at[i] = rounded_to<C>(gradients[i] * cap.slope(logit));
       }
       store(d_logits + column, out);
     }
   }
 }
 
-template <typename L, typename C, int N>
+template <typename L, typename C, int N, typename Cap>
 __global__ void __launch_bounds__(most_threads, blocks_at_once)
-    cross_entropy(LossOperands<L, C> op, AllSlices slices, Slice slice) {
+    cross_entropy(LossOperands<L, C> op, AllSlices slices, Slice slice, Cap cap) {
   BlockSums& block = shared<BlockSums>();
   const int64_t row = blockIdx.x;
   const L* const logits = op.logits.at(row, 0);
@@ -238,14 +267,14 @@ __global__ void __launch_bounds__(most_threads, blocks_at_once)
   }
   const int target = slice.column_of(token);
   SoftmaxSums<double> sums{-infinity, 0};
-  if (slices.statistics.data == nullptr) sums = block_sums(own_sums<N>(logits, slice.true_cols), block);
+  if (slices.statistics.data == nullptr) sums = block_sums(own_sums<N>(logits, slice.true_cols, cap), block);
   if (threadIdx.x == 0) {
     double target_logit = std::numeric_limits<double>::quiet_NaN();  // for a token outside the vocabulary
     if (slices.statistics.data != nullptr) {
       sums = slices.sums(row);
       if (token < slice.vocab_size) target_logit = slices.target_logit(row);
     } else if (target >= 0) {
-      target_logit = static_cast<double>(to_float(logits[target]));
+      target_logit = static_cast<double>(cap.value(to_float(logits[target])));
     }
     const auto maximum = static_cast<double>(sums.maximum);
     const double log_sum = log(sums.sum);
@@ -257,7 +286,7 @@ __global__ void __launch_bounds__(most_threads, blocks_at_once)
   }
   if (op.d_logits.data == nullptr) return;
   __syncthreads();
-  write_gradient<N>(logits, op.d_logits.at(row, 0), slice, target, block.terms);
+  write_gradient<N>(logits, op.d_logits.at(row, 0), slice, target, block.terms, cap);
 }
 
 constexpr int64_t threads_of_losses = 1024;
@@ -293,13 +322,16 @@ LaunchShape shape_of_rows(const Matrix& logits, int width) {
 // skipped.
 void cuda_run(const CrossEntropyStatistics& op, Stream stream, std::byte*) {
   with_type(op.logits.dtype, [&](auto type) {
-    using L = decltype(type);
-    const auto start = [&](auto* kernel, int width) {
-      launch(stream, shape_of_rows(op.logits, width), kernel, Rows<const L>(op.logits), op.targets,
-             Rows<float>(op.statistics), Slice(op.vocab_size, op.first_token, op.logits.cols));
-    };
-    if (in_packs({op.logits})) return start(cross_entropy_statistics<L, pack_width>, pack_width);
-    start(cross_entropy_statistics<L, 1>, 1);
+    with_cap(op.softcap, [&](auto cap) {
+      using L = decltype(type);
+      using Cap = decltype(cap);
+      const auto start = [&](auto* kernel, int width) {
+        launch(stream, shape_of_rows(op.logits, width), kernel, Rows<const L>(op.logits), op.targets,
+               Rows<float>(op.statistics), Slice(op.vocab_size, op.first_token, op.logits.cols), cap);
+      };
+      if (in_packs({op.logits})) return start(cross_entropy_statistics<L, pack_width, Cap>, pack_width);
+      start(cross_entropy_statistics<L, 1, Cap>, 1);
+    });
   });
 }
 
@@ -313,12 +345,15 @@ void cuda_run(const CrossEntropy& op, Stream stream, std::byte*) {
       const LossOperands<L, C> operands{
           Rows<const L>(op.logits), Rows<C>(op.d_logits), op.targets, op.state, op.losses.as<float>(), op.z_loss};
       const AllSlices slices{Rows<const float>(op.statistics), op.statistics.rows / 3};
-      const auto start = [&](auto* kernel, int width) {
-        launch(stream, shape_of_rows(op.logits, width), kernel, operands, slices,
-               Slice(op.vocab_size, op.first_token, op.logits.cols));
-      };
-      if (in_packs({op.logits, op.d_logits})) return start(cross_entropy<L, C, pack_width>, pack_width);
-      start(cross_entropy<L, C, 1>, 1);
+      with_cap(op.softcap, [&](auto cap) {
+        using Cap = decltype(cap);
+        const auto start = [&](auto* kernel, int width) {
+          launch(stream, shape_of_rows(op.logits, width), kernel, operands, slices,
+                 Slice(op.vocab_size, op.first_token, op.logits.cols), cap);
+        };
+        if (in_packs({op.logits, op.d_logits})) return start(cross_entropy<L, C, pack_width, Cap>, pack_width);
+        start(cross_entropy<L, C, 1, Cap>, 1);
+      });
     });
   });
 }

@@ -104,7 +104,8 @@ struct ForwardOperands {
   float *mean, *rstd;
   float eps;
   int64_t rows, cols;
-  float* amax;  // amax parts of y; null: not requested
+  float* amax;   // amax parts of y; null: not requested
+  float offset;  // added to gamma
 };
 static_assert(sizeof(WarpMaxima) <= sizeof(TwoSums));
 
@@ -190,7 +191,8 @@ __global__ void __launch_bounds__(most_threads)
       const Pack<float, N> scale = gamma.at(p, column), shift = beta.at(p, column);
       Pack<C, N> y;
       with_values(p, column, [&](const float(&values)[N]) {
-        for (int i = 0; i < N; ++i) y.at[i] = rounded_to<C>((values[i] - mean) * rstd * scale.at[i] + shift.at[i]);
+        for (int i = 0; i < N; ++i)
+          y.at[i] = rounded_to<C>((values[i] - mean) * rstd * (op.offset + scale.at[i]) + shift.at[i]);
       });
       store(op.y.at(row, column), y);
       amax.see(y);
@@ -212,7 +214,8 @@ struct BackwardOperands {
   float* partials;  // [blocks, 2, cols] for d_gamma and d_beta, or [blocks, cols]
   bool has_beta;
   int64_t rows, cols;
-  float* amax;  // amax parts of dx; null: not requested
+  float* amax;   // amax parts of dx; null: not requested
+  float offset;  // added to gamma
 };
 
 template <int N>
@@ -249,7 +252,7 @@ __global__ void __launch_bounds__(most_threads) norm_backward(BackwardOperands<R
       const auto gamma = load<N>(op.gamma + column);
       for (int i = 0; i < N; ++i) {
         const float gradient = to_float(dy.at[i]);
-        const Slope own(to_float(x.at[i]), gradient, gamma.at[i], mean, rstd);
+        const Slope own(to_float(x.at[i]), gradient, op.offset + gamma.at[i], mean, rstd);
         normed[p][i] = own.normed;
         slope[p][i] = own.slope;
         body(i, gradient);
@@ -354,7 +357,8 @@ void cuda_run(const NormForward& op, Stream stream, std::byte*) {
                                            static_cast<float>(op.eps),
                                            op.x.rows,
                                            op.x.cols,
-                                           op.amax.as<float>()};
+                                           op.amax.as<float>(),
+                                           op.offset ? 1.0F : 0.0F};
       const bool packs = in_packs({op.x, op.branch, op.x_out, op.gamma, op.beta, op.y});
       with_row_shape(op.x.cols, packs, [&](auto width, auto per_thread) {
         constexpr int n = decltype(width)::value;
@@ -388,7 +392,8 @@ void cuda_run(const NormBackward& op, Stream stream, std::byte* scratch) {
                                             op.beta_sums.given(),
                                             op.x.rows,
                                             op.x.cols,
-                                            op.amax.as<float>()};
+                                            op.amax.as<float>(),
+                                            op.offset ? 1.0F : 0.0F};
       const bool packs = in_packs({op.dy, op.x, op.gamma, op.dx_residual, op.dx});
       with_row_shape(op.x.cols, packs, [&](auto width, auto per_thread) {
         constexpr int n = decltype(width)::value;

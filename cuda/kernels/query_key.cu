@@ -212,6 +212,7 @@ struct ForwardOperands {
   Rows<float> rstd;    // columns of these heads
   float eps;
   int64_t rows;
+  float offset;  // added to gamma
 };
 
 template <typename C, int N, int P>
@@ -230,7 +231,7 @@ __global__ void query_key_forward(ForwardOperands<C> op, HeadShape shape, Rotary
         const float mean = sum_of_head(squares, shape) / static_cast<float>(shape.size);
         const float rstd = 1.0F / sqrtf(mean + op.eps);
         for_each_value(x, load_halves<N, P>(op.gamma, shape),
-                       [&](float& value, float gamma) { value *= rstd * gamma; });
+                       [&](float& value, float gamma) { value *= rstd * (op.offset + gamma); });
         if (exists && static_cast<int>(threadIdx.x) % shape.lanes == 0) *op.rstd.at(first + k, head) = rstd;
       }
       if (!exists) return;
@@ -250,6 +251,7 @@ struct BackwardOperands {
   Rows<const float> rstd;
   float* partials;  // [blocks, D] for d_gamma
   int64_t rows;
+  float offset;  // added to gamma
 };
 
 // Sums each column over the block's threads and writes the block's row of partial sums.
@@ -293,7 +295,8 @@ __global__ void query_key_backward(BackwardOperands<C> op, HeadShape shape, Rota
         }
         for_each_value(normed, normed, [&](float& value, float) { value *= rstd; });
         add_products(d_gamma, gradient, normed);
-        for_each_value(gradient, load_halves<N, P>(op.gamma, shape), [](float& value, float gamma) { value *= gamma; });
+        for_each_value(gradient, load_halves<N, P>(op.gamma, shape),
+                       [&](float& value, float gamma) { value *= op.offset + gamma; });
         float product = 0;
         for_each_value(gradient, normed, [&](float value, float x_hat) { product += value * x_hat; });
         const float mean = sum_of_head(product, shape) / static_cast<float>(shape.size);
@@ -324,8 +327,13 @@ void with_head_shape(int64_t head_size, bool packs, const Body& body) {
 template <typename C>
 void launch_forward(const QueryKeyForward& op, const Matrix& x, const Matrix& gamma, const Matrix& y,
                     const Matrix& rstd, Stream stream) {
-  const ForwardOperands<C> operands{Rows<const C>(x),           Rows<C>(y), gamma.as<const float>(), Rows<float>(rstd),
-                                    static_cast<float>(op.eps), x.rows};
+  const ForwardOperands<C> operands{.x = Rows<const C>(x),
+                                    .y = Rows<C>(y),
+                                    .gamma = gamma.as<const float>(),
+                                    .rstd = Rows<float>(rstd),
+                                    .eps = static_cast<float>(op.eps),
+                                    .rows = x.rows,
+                                    .offset = op.offset ? 1.0F : 0.0F};
   const Rotary rotary(op);
   with_head_shape(op.head_size, in_packs({x, gamma, y}), [&](auto width, auto packs) {
     constexpr int n = decltype(width)::value;
@@ -344,8 +352,13 @@ struct BackwardMatrices {
 template <typename C>
 void launch_backward(const QueryKeyBackward& op, const BackwardMatrices& matrices, Stream stream, float* partials) {
   const auto& [x, gamma, rstd, gradient, gamma_sums] = matrices;
-  const BackwardOperands<C> operands{Rows<C>(gradient),       Rows<const C>(x), gamma.as<const float>(),
-                                     Rows<const float>(rstd), partials,         gradient.rows};
+  const BackwardOperands<C> operands{.gradient = Rows<C>(gradient),
+                                     .x = Rows<const C>(x),
+                                     .gamma = gamma.as<const float>(),
+                                     .rstd = Rows<const float>(rstd),
+                                     .partials = partials,
+                                     .rows = gradient.rows,
+                                     .offset = op.offset ? 1.0F : 0.0F};
   const Rotary rotary(op);
   with_head_shape(op.head_size, in_packs({x, gamma, gradient}), [&](auto width, auto packs) {
     constexpr int n = decltype(width)::value;

@@ -8,11 +8,18 @@
 
 namespace gptrain::inline base {
 
-enum class NormKind : uint8_t { layernorm, rmsnorm };             // arXiv 1607.06450, 1910.07467
-enum class ActivationKind : uint8_t { gelu_tanh, gelu, swiglu };  // arXiv 1606.08415 (tanh form and exact), 2002.05202
-enum class PositionKind : uint8_t { learned, rope };              // rope: arXiv 2104.09864, halves rotated as in LLaMA
+enum class NormKind : uint8_t { layernorm, rmsnorm };  // arXiv 1607.06450, 1910.07467
+// arXiv 1606.08415 (tanh form and exact); gated by SiLU and by the two forms of GELU: 2002.05202
+enum class ActivationKind : uint8_t { gelu_tanh, gelu, swiglu, geglu, geglu_tanh };
+constexpr EnumArray<ActivationKind, std::string_view, 5> activation_names = {"gelu_tanh", "gelu", "swiglu", "geglu",
+                                                                             "geglu_tanh"};
+enum class PositionKind : uint8_t { learned, rope };  // rope: arXiv 2104.09864, halves rotated as in LLaMA
+// Whether a layer of a model with rope rotates its queries and keys.
+enum class LayerPositions : uint8_t { rope, none };
+constexpr EnumArray<LayerPositions, std::string_view, 2> layer_positions_names = {"rope", "none"};
 // How RoPE's frequencies are lowered: not at all, all by one factor, or only the low ones as in Llama 3.1.
 enum class RopeScaling : uint8_t { none, linear, llama3 };
+constexpr EnumArray<RopeScaling, std::string_view, 3> rope_scaling_names = {"none", "linear", "llama3"};
 enum class LrCurve : uint8_t { constant, linear, cosine, wsd };  // after a linear warm-up; wsd: arXiv 2404.06395
 enum class RecomputeKind : uint8_t { none, selective, block, every_nth, optimal };
 // AdamW: arXiv 1711.05101; with 8-bit moments: 2110.02861. SGD with momentum. Lion: 2302.06675. LAMB: 1904.00962. LARS:
@@ -41,6 +48,8 @@ constexpr EnumArray<LinearSite, std::string_view, 4> linear_site_names = {"qkv",
 enum class DeviceKind : uint8_t { automatic, cpu, cuda };
 
 // A gated activation reads two halves of its input: gate and up.
-constexpr bool is_gated(ActivationKind kind) { return kind == ActivationKind::swiglu; }
+constexpr bool is_gated(ActivationKind kind) {
+  return kind != ActivationKind::gelu_tanh && kind != ActivationKind::gelu;
+}
 
 }  // namespace gptrain::base

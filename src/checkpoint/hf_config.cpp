@@ -45,59 +45,152 @@ bool has_usual_scale(const ModelConfig& model) {
   return model.score_scale() == 1 / std::sqrt(static_cast<double>(model.head_size));
 }
 
-// Returns the keys that prevent a class from computing this model, each with the class's value; empty if there are
-// none.
-std::string obstacles(const StepConfig& config, const HfClass& hf) {
-  const ModelConfig& model = config.model;
-  std::string found;
-  const auto need = [&](bool met, const char* path, const std::string& value) {
-    if (!met) found += fmt::format("{}{} (must be {})", found.empty() ? "" : ", ", show_key(config, path), value);
-  };
-  const auto need_flag = [&](bool actual, const char* path, bool value) {
-    need(actual == value, path, value ? "true" : "false");
-  };
-  need(model.mup == 0, "model.mup", "0");
-  need(model.attention_softcap == 0, "model.attention_softcap", "0");
-  need_flag(model.attention_sinks, "model.attention_sinks", false);
-  const std::optional<LayerWindows> windows = windows_of(model);
-  const char* const pattern = "model.attention_pattern";
-  if (hf.has_layer_types() || hf.architecture == HfArchitecture::gpt_neo) {
-    need(windows.has_value(), pattern, "made of dense and of band:W with one W");
-  } else if (hf.architecture == HfArchitecture::mistral) {
-    need(windows && windows->is_even(), pattern, R"(["dense"] or ["band:W"])");
-  } else {
-    need(windows && windows->width == 0, pattern, R"(["dense"])");
+// The angles of those layers that have a window, or have none, or of all.
+struct LayerAngles {
+  RotaryAngles angles;  // angles of the first of the layers; the usual ones if there is none
+  bool is_even = true;  // the layers have equal angles
+};
+
+LayerAngles angles_of(const ModelConfig& model, std::optional<bool> with_window = std::nullopt) {
+  std::optional<RotaryAngles> first;
+  LayerAngles result;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (with_window && with_window != (model.attention(layer).width > 0)) continue;
+    if (!first) first = result.angles = model.rope(layer);
+    result.is_even = result.is_even && model.rope(layer) == first;
   }
-  const char* const scale = "model.attention_scale";
-  if (hf.is_gpt()) {
-    const bool is_gpt2 = hf.architecture == HfArchitecture::gpt2;
-    need(model.mup > 0 || model.score_scale() == 1 || (is_gpt2 && has_usual_scale(model)), scale,
-         is_gpt2 ? "0 or 1" : "1");
-    need(model.norm == NormKind::layernorm, "model.norm", "layernorm");
-    need(model.positions == PositionKind::learned, "model.positions", "learned");
-    need(!is_gated(model.activation), "model.activation", "gelu_tanh or gelu");
-    need_flag(model.bias, "model.bias", true);
-    need_flag(model.qkv_bias, "model.qkv_bias", is_gpt2);
-    need_flag(model.qk_norm, "model.qk_norm", false);
-    need(model.num_kv_heads == model.num_heads, "model.num_kv_heads", fmt::format("{}", model.num_heads));
-    need(model.q_size() == model.hidden_size, "model.head_size", "model.hidden_size / model.num_heads");
-    return found;
-  }
-  const bool is_llama = hf.architecture == HfArchitecture::llama;
-  need(model.mup > 0 || has_usual_scale(model), scale, "0");
-  need(model.norm == NormKind::rmsnorm, "model.norm", "rmsnorm");
-  need(model.positions == PositionKind::rope, "model.positions", "rope");
-  need(model.activation == ActivationKind::swiglu, "model.activation", "swiglu");
-  need_flag(model.qk_norm, "model.qk_norm", hf.architecture == HfArchitecture::qwen3);
-  if (!is_llama) need_flag(model.bias, "model.bias", false);
-  need_flag(model.qkv_bias, "model.qkv_bias", is_llama ? model.bias : hf.architecture == HfArchitecture::qwen2);
-  return found;
+  return result;
 }
 
-const HfClass& choose_class(const StepConfig& config) {
+// Returns the factor of the token embedding in Gemma's classes: the square root of the hidden size, rounded as their
+// weights are.
+float gemma_embedding_scale(const ModelConfig& model, DType dtype) {
+  const auto root = static_cast<float>(std::sqrt(static_cast<double>(model.hidden_size)));
+  if (dtype == DType::bf16) return to_float(to_bf16(root));
+  return dtype == DType::f16 ? to_float(to_f16(root)) : root;
+}
+
+// Returns query_pre_attn_scalar of Gemma's classes, a whole number whose inverse root is the factor of the scores; 0 if
+// there is none.
+int64_t gemma_score_scalar(const ModelConfig& model) {
+  const double scale = model.score_scale();
+  const double scalar = std::round(std::fmin(1 / (scale * scale), 1e15));
+  return std::abs(scale * std::sqrt(scalar) - 1) < 1e-12 ? static_cast<int64_t>(scalar) : 0;
+}
+
+// Collects the keys that prevent a class from computing a model, each with the class's value.
+class Obstacles {
+ public:
+  Obstacles(const StepConfig& config, const HfClass& hf, DType dtype)
+      : config_(config), model_(config.model), hf_(hf), dtype_(dtype), windows_(windows_of(config.model)) {}
+
+  // Returns an empty text if there are none.
+  std::string find() {
+    need(model_.mup == 0, "model.mup", "0");
+    find_in_attention();
+    if (hf_.is_gemma()) {
+      find_in_gemma();
+    } else {
+      need(model_.embedding_scale == 1, "model.embedding_scale", "1");
+      need(model_.logit_softcap == 0, "model.logit_softcap", "0");
+    }
+    need_flag(model_.norm_offset, "model.norm_offset", hf_.is_gemma());
+    need_flag(model_.norm_after, "model.norm_after", hf_.is_gemma());
+    if (hf_.is_gpt()) {
+      find_in_gpt();
+    } else {
+      find_in_llama();
+    }
+    return std::move(found_);
+  }
+
+ private:
+  void need(bool met, const char* path, const std::string& value) {
+    if (!met) found_ += fmt::format("{}{} (must be {})", found_.empty() ? "" : ", ", show_key(config_, path), value);
+  }
+  void need_flag(bool actual, const char* path, bool value) { need(actual == value, path, value ? "true" : "false"); }
+
+  void find_in_attention() {
+    if (hf_.architecture != HfArchitecture::gemma2) need(model_.attention_softcap == 0, "model.attention_softcap", "0");
+    need_flag(model_.attention_sinks, "model.attention_sinks", false);
+    const char* const pattern = "model.attention_pattern";
+    if (hf_.has_layer_types() || hf_.architecture == HfArchitecture::gpt_neo) {
+      need(windows_.has_value(), pattern, "made of dense and of band:W with one W");
+    } else if (hf_.architecture == HfArchitecture::mistral) {
+      need(windows_ && windows_->is_even(), pattern, R"(["dense"] or ["band:W"])");
+    } else {
+      need(windows_ && windows_->width == 0, pattern, R"(["dense"])");
+    }
+  }
+
+  void find_in_gpt() {
+    const bool is_gpt2 = hf_.architecture == HfArchitecture::gpt2;
+    need(model_.mup > 0 || model_.score_scale() == 1 || (is_gpt2 && has_usual_scale(model_)), "model.attention_scale",
+         is_gpt2 ? "0 or 1" : "1");
+    need(model_.norm == NormKind::layernorm, "model.norm", "layernorm");
+    need(model_.positions == PositionKind::learned, "model.positions", "learned");
+    need(!is_gated(model_.activation), "model.activation", "gelu_tanh or gelu");
+    need_flag(model_.bias, "model.bias", true);
+    need_flag(model_.qkv_bias, "model.qkv_bias", is_gpt2);
+    need_flag(model_.qk_norm, "model.qk_norm", false);
+    need(model_.num_kv_heads == model_.num_heads, "model.num_kv_heads", fmt::format("{}", model_.num_heads));
+    need(model_.q_size() == model_.hidden_size, "model.head_size", "model.hidden_size / model.num_heads");
+  }
+
+  void find_in_llama() {
+    const bool is_llama = hf_.architecture == HfArchitecture::llama;
+    if (!hf_.is_gemma()) need(model_.mup > 0 || has_usual_scale(model_), "model.attention_scale", "0");
+    need(model_.norm == NormKind::rmsnorm, "model.norm", "rmsnorm");
+    need(model_.positions == PositionKind::rope, "model.positions", "rope");
+    if (model_.positions == PositionKind::rope) find_in_rope();
+    if (hf_.is_gemma()) {
+      need(is_gated(model_.activation), "model.activation", "geglu_tanh, geglu or swiglu");
+    } else {
+      need(model_.activation == ActivationKind::swiglu, "model.activation", "swiglu");
+    }
+    need_flag(model_.qk_norm, "model.qk_norm",
+              hf_.architecture == HfArchitecture::qwen3 || hf_.architecture == HfArchitecture::gemma3);
+    if (!is_llama) need_flag(model_.bias, "model.bias", false);
+    need_flag(model_.qkv_bias, "model.qkv_bias", is_llama ? model_.bias : hf_.architecture == HfArchitecture::qwen2);
+  }
+
+  void find_in_rope() {
+    const auto& rotates = model_.positions_pattern;
+    need(std::find(rotates.begin(), rotates.end(), LayerPositions::none) == rotates.end(), "model.positions_pattern",
+         R"(["rope"])");
+    const char* const thetas = "model.rope_theta_pattern";
+    const char* const scalings = "model.rope_scaling_pattern";
+    const char* const pattern = model_.rope_theta_pattern.empty() ? scalings : thetas;
+    if (hf_.architecture != HfArchitecture::gemma3)
+      return need(angles_of(model_).is_even, pattern, "the same in all layers");
+    const LayerAngles local = angles_of(model_, true), global = angles_of(model_, false);
+    need(local.is_even && global.is_even, pattern, "the same in all layers with a window, and in all others");
+    need(local.angles.scaling == RopeScaling::none,
+         model_.rope_scaling_pattern.empty() ? "model.rope_scaling" : scalings, "none in layers with a window");
+  }
+
+  void find_in_gemma() {
+    const auto scale = static_cast<float>(model_.embedding_scale);
+    need(scale == gemma_embedding_scale(model_, DType::f32) || scale == gemma_embedding_scale(model_, dtype_),
+         "model.embedding_scale",
+         fmt::format("{}, the square root of model.hidden_size, or with --dtype bf16 {}",
+                     std::sqrt(static_cast<double>(model_.hidden_size)), gemma_embedding_scale(model_, DType::bf16)));
+    need(model_.hidden_size % model_.num_heads == 0, "model.num_heads", "a divisor of model.hidden_size");
+    need(gemma_score_scalar(model_) > 0, "model.attention_scale", "1 / the root of a whole number");
+  }
+
+  const StepConfig& config_;
+  const ModelConfig& model_;
+  const HfClass& hf_;
+  const DType dtype_;
+  const std::optional<LayerWindows> windows_;
+  std::string found_;
+};
+
+const HfClass& choose_class(const StepConfig& config, DType dtype) {
   std::string all;
   for (const HfClass& candidate : hf_classes()) {
-    const std::string found = obstacles(config, candidate);
+    const std::string found = Obstacles(config, candidate, dtype).find();
     if (found.empty()) return candidate;
     all += fmt::format("\n  {}: {}", candidate.name, found);
   }
@@ -120,23 +213,34 @@ void add_gpt_keys(const ModelConfig& model, const HfClass& hf, Json& config) {
   config["attention_types"] = Json::array({Json::array({std::move(kinds), 1})});
 }
 
-// Adds the RoPE keys twice: releases of transformers before 5 read the base and scaling of the angles from separate
-// keys, later ones from one object.
-void add_rope(const ModelConfig& model, Json& config) {
-  Json scaling = {{"rope_type", "default"}};
-  if (model.rope_scaling != RopeScaling::none) {
-    const bool is_llama3 = model.rope_scaling == RopeScaling::llama3;
-    scaling = {{"rope_type", is_llama3 ? "llama3" : "linear"}, {"factor", model.rope_factor}};
-    if (is_llama3) {
-      scaling["low_freq_factor"] = model.rope_low_freq_factor;
-      scaling["high_freq_factor"] = model.rope_high_freq_factor;
-      scaling["original_max_position_embeddings"] = model.rope_original_length;
-    }
+// Returns the angles as transformers' rope_parameters.
+Json rope_parameters(const ModelConfig& model, const RotaryAngles& angles) {
+  Json parameters = {{"rope_type", "default"}, {"rope_theta", angles.theta}};
+  if (angles.scaling == RopeScaling::none) return parameters;
+  parameters["rope_type"] = rope_scaling_names[angles.scaling];
+  parameters["factor"] = angles.factor;
+  if (angles.scaling == RopeScaling::llama3) {
+    parameters["low_freq_factor"] = angles.low_freq_factor;
+    parameters["high_freq_factor"] = angles.high_freq_factor;
+    parameters["original_max_position_embeddings"] = model.rope_original_length;
   }
-  config["rope_theta"] = model.rope_theta;
-  scaling["rope_theta"] = model.rope_theta;
-  if (model.rope_scaling != RopeScaling::none) config["rope_scaling"] = scaling;
-  config["rope_parameters"] = std::move(scaling);
+  return parameters;
+}
+
+// Adds the RoPE keys twice: releases of transformers before 5 read the base and scaling of the angles from separate
+// keys, later ones from one object. Gemma 3 has angles of their own for layers with a window.
+void add_rope(const ModelConfig& model, const HfClass& hf, Json& config) {
+  const bool is_gemma3 = hf.architecture == HfArchitecture::gemma3;
+  const RotaryAngles angles = (is_gemma3 ? angles_of(model, false) : angles_of(model)).angles;
+  Json parameters = rope_parameters(model, angles);
+  config["rope_theta"] = angles.theta;
+  if (angles.scaling != RopeScaling::none) config["rope_scaling"] = parameters;
+  if (is_gemma3) {
+    const RotaryAngles local = angles_of(model, true).angles;
+    config["rope_local_base_freq"] = local.theta;
+    parameters = {{"full_attention", std::move(parameters)}, {"sliding_attention", rope_parameters(model, local)}};
+  }
+  config["rope_parameters"] = std::move(parameters);
 }
 
 Json layer_types(const LayerWindows& windows) {
@@ -145,9 +249,33 @@ Json layer_types(const LayerWindows& windows) {
   return kinds;
 }
 
+void add_gemma_keys(const ModelConfig& model, const HfClass& hf, Json& config) {
+  config["hidden_activation"] = model.activation == ActivationKind::geglu_tanh ? "gelu_pytorch_tanh"
+                                : model.activation == ActivationKind::geglu    ? "gelu"
+                                                                               : "silu";
+  add_rope(model, hf, config);
+  const LayerWindows windows = windows_of(model).value();
+  constexpr int64_t usual_window = 4096;
+  config["sliding_window"] = windows.width > 0 ? windows.width : usual_window;
+  config["layer_types"] = layer_types(windows);
+  // Releases that do not read layer_types take it that each layer at a multiple of this has no window.
+  for (int64_t period = 1; period <= model.num_layers + 1 && hf.architecture == HfArchitecture::gemma3; ++period) {
+    bool fits = true;
+    for (int64_t layer = 0; layer < model.num_layers; ++layer)
+      fits = fits && windows.of_layers[static_cast<size_t>(layer)] == ((layer + 1) % period != 0);
+    if (fits) config["sliding_window_pattern"] = period;
+  }
+  config["query_pre_attn_scalar"] = gemma_score_scalar(model);
+  config["attention_bias"] = false;
+  const auto cap = [](double value) { return value > 0 ? Json(value) : Json(nullptr); };
+  config["final_logit_softcapping"] = cap(model.logit_softcap);
+  config["attn_logit_softcapping"] = cap(model.attention_softcap);
+  config["pad_token_id"] = nullptr;  // the class's own would keep a token's embedding from learning
+}
+
 void add_llama_keys(const ModelConfig& model, const HfClass& hf, Json& config) {
   config["hidden_act"] = "silu";
-  add_rope(model, config);
+  add_rope(model, hf, config);
   const LayerWindows windows = windows_of(model).value();
   const bool has_window = windows.width > 0;
   const Json window = has_window ? Json(windows.width) : Json(nullptr);
@@ -178,7 +306,7 @@ void add_llama_keys(const ModelConfig& model, const HfClass& hf, Json& config) {
 }  // namespace
 
 HfModel hf_model(const StepConfig& config, DType dtype) {
-  const HfClass& hf = choose_class(config);
+  const HfClass& hf = choose_class(config, dtype);
   const ModelConfig& model = config.model;
   HfModel result{hf, {}, hf_tensors(model, hf), {}, {}};
   result.config = {{"architectures", {hf.name}},
@@ -192,7 +320,7 @@ HfModel hf_model(const StepConfig& config, DType dtype) {
   if (hf.is_gpt()) {
     add_gpt_keys(model, hf, result.config);
   } else {
-    add_llama_keys(model, hf, result.config);
+    (hf.is_gemma() ? add_gemma_keys : add_llama_keys)(model, hf, result.config);
     if (model.residual_dropout > 0) result.left_out.push_back(show_key(config, "model.residual_dropout"));
   }
   if (model.z_loss > 0) result.left_out.push_back(show_key(config, "model.z_loss"));

@@ -27,8 +27,8 @@ struct HfModel {
 };
 
 // Returns the first of hf_classes() that computes exactly the same function; README.md of this folder has the table.
-// `dtype` is the weights', f32, bf16 or f16. THROWS Error(usage) if there is none; the message names, for each class,
-// the keys that prevent it.
+// `dtype` is the exported weights', f32, bf16 or f16. THROWS Error(usage) if there is none; the message names, for each
+// class, the keys that prevent it.
 HfModel hf_model(const StepConfig& config, DType dtype);
 
 struct HfDescription {

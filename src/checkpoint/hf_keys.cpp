@@ -30,7 +30,7 @@ constexpr HfKey gpt_neo[] = {{"vocab_size", "model.vocab_size"},
                              {"tie_word_embeddings", "model.tied_head", flag, 0, true}};
 
 // A config.json must give the number of key and value heads, or the head size, if the class's default is not gptrain's.
-template <HfKey::Absent kv_heads, HfKey::Absent head_size>
+template <HfKey::Absent kv_heads, HfKey::Absent head_size, bool tied = false>
 constexpr HfKey llama[] = {{"vocab_size", "model.vocab_size"},
                            {"num_hidden_layers", "model.num_layers"},
                            {"hidden_size", "model.hidden_size"},
@@ -42,7 +42,7 @@ constexpr HfKey llama[] = {{"vocab_size", "model.vocab_size"},
                            {"rms_norm_eps", "model.norm_eps", number, 1e-6},
                            {"attention_dropout", "model.attention_dropout", number, 0},
                            {"initializer_range", "model.init_std", number, 0.02},
-                           {"tie_word_embeddings", "model.tied_head", flag, 0, false}};
+                           {"tie_word_embeddings", "model.tied_head", flag, 0, tied}};
 
 }  // namespace
 
@@ -60,6 +60,9 @@ std::span<const HfKey> hf_keys(const HfClass& hf) {
       return llama<refused, same_rule>;
     case HfArchitecture::qwen3:
       return llama<refused, refused>;
+    case HfArchitecture::gemma2:
+    case HfArchitecture::gemma3:
+      return llama<refused, refused, true>;
   }
   return {};
 }

@@ -16,19 +16,21 @@ constexpr HfClass classes[] = {{HfArchitecture::gpt2, "GPT2LMHeadModel", "gpt2"}
                                {HfArchitecture::mistral, "MistralForCausalLM", "mistral"},
                                {HfArchitecture::ministral, "MinistralForCausalLM", "ministral"},
                                {HfArchitecture::qwen2, "Qwen2ForCausalLM", "qwen2"},
-                               {HfArchitecture::qwen3, "Qwen3ForCausalLM", "qwen3"}};
+                               {HfArchitecture::qwen3, "Qwen3ForCausalLM", "qwen3"},
+                               {HfArchitecture::gemma2, "Gemma2ForCausalLM", "gemma2"},
+                               {HfArchitecture::gemma3, "Gemma3ForCausalLM", "gemma3_text"}};
 
 // The tensors of transformers that make up one of gptrain's: name and number of rows of each; a tensor that is not
 // split has one name and 0 rows.
 using Parts = std::vector<std::pair<std::string, int64_t>>;
 
 // Returns transformers' names of a block's tensors, by gptrain's name within the block.
-std::map<std::string, Parts> block_names(const ModelConfig& model, HfArchitecture architecture) {
-  if (architecture == HfArchitecture::gpt2) {
+std::map<std::string, Parts> block_names(const ModelConfig& model, const HfClass& hf) {
+  if (hf.architecture == HfArchitecture::gpt2) {
     return {{"norm1", {{"ln_1", 0}}}, {"attention.qkv", {{"attn.c_attn", 0}}}, {"attention.out", {{"attn.c_proj", 0}}},
             {"norm2", {{"ln_2", 0}}}, {"ffn.in", {{"mlp.c_fc", 0}}},           {"ffn.out", {{"mlp.c_proj", 0}}}};
   }
-  if (architecture == HfArchitecture::gpt_neo) {
+  if (hf.architecture == HfArchitecture::gpt_neo) {
     return {{"norm1", {{"ln_1", 0}}},
             {"attention.qkv",
              {{"attn.attention.q_proj", model.q_size()},
@@ -47,7 +49,9 @@ std::map<std::string, Parts> block_names(const ModelConfig& model, HfArchitectur
           {"attention.q_norm", {{"self_attn.q_norm", 0}}},
           {"attention.k_norm", {{"self_attn.k_norm", 0}}},
           {"attention.out", {{"self_attn.o_proj", 0}}},
-          {"norm2", {{"post_attention_layernorm", 0}}},
+          {"norm1_after", {{"post_attention_layernorm", 0}}},
+          {"norm2", {{hf.is_gemma() ? "pre_feedforward_layernorm" : "post_attention_layernorm", 0}}},
+          {"norm2_after", {{"post_feedforward_layernorm", 0}}},
           {"ffn.in", {{"mlp.gate_proj", model.ffn_hidden_size}, {"mlp.up_proj", model.ffn_hidden_size}}},
           {"ffn.out", {{"mlp.down_proj", 0}}}};
 }
@@ -86,7 +90,7 @@ std::span<const HfClass> hf_classes() { return classes; }
 std::vector<HfTensor> hf_tensors(const ModelConfig& model, const HfClass& hf) {
   const ModelSpec spec = make_spec(model);
   const auto outer = outer_names(hf.is_gpt());
-  const auto in_block = block_names(model, hf.architecture);
+  const auto in_block = block_names(model, hf);
   std::vector<HfTensor> tensors;
   for (const TensorSpec& tensor : spec.tensors) {
     const Unit& unit = spec.units[static_cast<size_t>(tensor.unit)];

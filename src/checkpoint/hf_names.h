@@ -10,7 +10,7 @@
 
 namespace gptrain::inline checkpoint {
 
-enum class HfArchitecture : uint8_t { gpt2, gpt_neo, llama, mistral, ministral, qwen2, qwen3 };
+enum class HfArchitecture : uint8_t { gpt2, gpt_neo, llama, mistral, ministral, qwen2, qwen3, gemma2, gemma3 };
 
 struct HfClass {
   HfArchitecture architecture;
@@ -19,12 +19,15 @@ struct HfClass {
 
   // Returns true for LayerNorm, learned positions and an MLP without gate, all with biases.
   bool is_gpt() const { return architecture == HfArchitecture::gpt2 || architecture == HfArchitecture::gpt_neo; }
+  // Returns true for norms before and after the branches with gain 1 + w, a scaled embedding, and layers with a window
+  // amid others.
+  bool is_gemma() const { return architecture == HfArchitecture::gemma2 || architecture == HfArchitecture::gemma3; }
   // Returns true if linears are stored as [in, out], as transformers' Conv1D has it.
   bool transposes() const { return architecture == HfArchitecture::gpt2; }
   // Returns true if config.json says for each layer whether it has the model's window.
   bool has_layer_types() const {
     return architecture == HfArchitecture::ministral || architecture == HfArchitecture::qwen2 ||
-           architecture == HfArchitecture::qwen3;
+           architecture == HfArchitecture::qwen3 || is_gemma();
   }
 };
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <fmt/format.h>
 #include <iterator>
 #include <set>
@@ -64,6 +65,8 @@ class HfConfigReader {
     read_direct_keys();
     if (result_.hf.is_gpt()) {
       read_gpt();
+    } else if (result_.hf.is_gemma()) {
+      read_gemma();
     } else {
       read_llama();
     }
@@ -199,7 +202,9 @@ class HfConfigReader {
   void set_windows(std::vector<bool> has_window, int64_t window) {
     const int64_t length = count("max_position_embeddings", 0);
     const bool any = std::find(has_window.begin(), has_window.end(), true) != has_window.end();
-    if (any && window > length) {
+    if (result_.hf.architecture == HfArchitecture::gemma3) {
+      window = std::min(window, length);  // layers with a window have angles of their own, also if it hides nothing
+    } else if (any && window > length) {
       result_.notes.push_back(fmt::format("{} = {}: has no effect within {} tokens",
                                           result_.hf.is_gpt() ? "window_size" : "sliding_window", window, length));
       has_window.assign(has_window.size(), false);
@@ -211,6 +216,7 @@ class HfConfigReader {
       return true;
     };
     while (!repeats()) ++period;
+    windows_of_words_.assign(has_window.begin(), has_window.begin() + static_cast<std::ptrdiff_t>(period));
     if (period == 1) return set("model.attention_window", !has_window.empty() && has_window[0] ? window : 0);
     Json words = Json::array();
     for (size_t layer = 0; layer < period; ++layer)
@@ -331,6 +337,110 @@ class HfConfigReader {
     set_windows(std::move(layers), window);
   }
 
+  void read_gemma() {
+    const bool is_gemma3 = result_.hf.architecture == HfArchitecture::gemma3;
+    set("model.norm", "rmsnorm");
+    for (const char* key : {"model.norm_offset", "model.norm_after"}) set(key, true);
+    set("model.positions", "rope");
+    for (const char* key : {"model.bias", "model.qkv_bias"}) set(key, false);
+    set("model.qk_norm", is_gemma3);
+    const Json activation = document_.value("hidden_activation", Json("gelu_pytorch_tanh"));
+    for (const char* key : {"hidden_activation", "hidden_act", "cache_implementation"}) known_.insert(key);
+    if (activation == "gelu_pytorch_tanh" || activation == "gelu_new") {
+      set("model.activation", "geglu_tanh");
+    } else if (activation == "gelu" || activation == "silu") {
+      set("model.activation", activation == "gelu" ? "geglu" : "swiglu");
+    } else {
+      refuse("hidden_activation", activation, "gptrain has gelu_pytorch_tanh, gelu_new, gelu and silu in gated MLPs");
+    }
+    require("attention_bias", false, "gptrain has no biases of attention alone");
+    require("use_bidirectional_attention", false, "gptrain's attention is causal");
+    set("model.embedding_scale", std::sqrt(static_cast<double>(count("hidden_size", 0))));
+    set("model.logit_softcap", number("final_logit_softcapping", is_gemma3 ? 0 : 30));
+    if (is_gemma3) {
+      refuse_given("attn_logit_softcapping", "the class reads it and does not use it");
+    } else {
+      set("model.attention_softcap", number("attn_logit_softcapping", 50));
+    }
+    const double scalar = number("query_pre_attn_scalar", 256);
+    if (scalar <= 0) refuse("query_pre_attn_scalar", scalar, "must be greater than 0");
+    if (scalar != document_.value("head_dim", Json(0))) set("model.attention_scale", 1 / std::sqrt(scalar));
+    read_gemma_layers();
+    if (is_gemma3) {
+      read_gemma3_rope();
+    } else {
+      read_rope();
+    }
+  }
+
+  // Returns `usual` if the key is missing, and 0 if it is null.
+  double number(const std::string& name, double usual) {
+    const Json& given = value(name);
+    if (given.is_null()) return document_.contains(name) ? 0 : usual;
+    if (given.is_number()) return given.get<double>();
+    refuse(name, given, "must be a number");
+    return usual;
+  }
+
+  void read_gemma_layers() {
+    constexpr int64_t usual_window = 4096;
+    const int64_t window = document_.contains("sliding_window") ? count("sliding_window", 0) : usual_window;
+    known_.insert("_sliding_window_pattern");
+    const int64_t period =
+        result_.hf.architecture == HfArchitecture::gemma3 ? count("sliding_window_pattern", 6) : int64_t{2};
+    Json kinds = value("layer_types");
+    if (period == 0) return refuse("sliding_window_pattern", 0, "must be greater than 0");
+    const int64_t layers = kinds.is_null() ? std::min(count("num_hidden_layers", 0), most_layers) : 0;
+    for (int64_t i = 1; i <= layers; ++i) kinds.push_back(i % period == 0 ? "full_attention" : "sliding_attention");
+    read_layer_kinds("layer_types", kinds, kinds, {"full_attention", "sliding_attention"}, window);
+  }
+
+  // Reads the angles of layers with a window and of the others: rope_parameters of transformers 5, or else the older
+  // rope_local_base_freq, and rope_theta and rope_scaling.
+  void read_gemma3_rope() {
+    const Json& parameters = value("rope_parameters");
+    const auto of_kind = [&](const char* kind, const char* theta, double usual) {
+      const Json& older = value(theta);
+      Json rope = {{"rope_theta", older.is_null() ? Json(usual) : older}, {"rope_scaling", "none"}};
+      if (!parameters.is_object() || !parameters.contains(kind) || parameters[kind].is_null()) return rope;
+      const Json later = rope_of(fmt::format("rope_parameters.{}", kind), parameters[kind]);
+      if (!older.is_null() && later.contains("rope_theta") && later["rope_theta"] != older)
+        refuse(theta, older, "is not what rope_parameters says");
+      rope.update(later);
+      return rope;
+    };
+    if (!parameters.is_null() && !parameters.is_object()) refuse("rope_parameters", parameters, "must be an object");
+    const Json local = of_kind("sliding_attention", "rope_local_base_freq", 1e4);
+    Json global = of_kind("full_attention", "rope_theta", 1e6);
+    if (const Json& scaling = value("rope_scaling"); !scaling.is_null()) {
+      const Json older = rope_of("rope_scaling", scaling);
+      if (parameters.is_object() && differs(global, older))
+        refuse("rope_scaling", scaling, "is not what rope_parameters says");
+      global.update(older);
+    }
+    if (local["rope_scaling"] != "none")
+      refuse("rope_parameters.sliding_attention", parameters["sliding_attention"],
+             "gptrain scales no angles of these layers");
+    set_rope(local, global);
+  }
+
+  // Sets the angles of layers with a window and of the others, by word of the attention pattern if the words need it.
+  void set_rope(const Json& local, const Json& global) {
+    if (windows_of_words_.empty()) return;  // the layers have a fault
+    const auto& words = windows_of_words_;
+    const bool all_local = std::find(words.begin(), words.end(), false) == words.end();
+    const bool all_global = std::find(words.begin(), words.end(), true) == words.end();
+    for (const auto& [key, set_to] : (all_local ? local : global).items()) result_.model[key] = set_to;
+    if (all_local || all_global) return;
+    for (const char* key : {"rope_theta", "rope_scaling"}) {
+      if (local[key] == global[key]) continue;
+      Json of_words = Json::array();
+      for (const bool has_window : words) of_words.push_back((has_window ? local : global)[key]);
+      result_.model.erase(key);
+      result_.model[fmt::format("{}_pattern", key)] = std::move(of_words);
+    }
+  }
+
   void read_end_token() {
     Json end = document_.value("eos_token_id", Json(nullptr));
     if (end.is_array() && !end.empty()) end = Json(end.front());
@@ -341,6 +451,7 @@ class HfConfigReader {
   std::set<std::string> known_;
   std::vector<std::string> faults_;
   HfDescription result_;
+  std::vector<bool> windows_of_words_;  // by word of the attention pattern: whether it has a window
 };
 
 HfDescription read(const std::string& text) {

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "base/attention_pattern.h"
+#include "base/enum_array.h"
+#include "base/kinds.h"
 #include "config/field.h"
 
 namespace gptrain::inline config {
@@ -67,6 +69,17 @@ inline Json value_json(const std::vector<AttentionPattern>& patterns) {
   return array;
 }
 
+// The names of an enum's values in an array.
+template <typename Enum, size_t n>
+Json names_json(const std::vector<Enum>& values, const EnumArray<Enum, std::string_view, n>& names) {
+  Json array = Json::array();
+  for (const Enum value : values) array.push_back(names[value]);
+  return array;
+}
+
+inline Json value_json(const std::vector<LayerPositions>& values) { return names_json(values, layer_positions_names); }
+inline Json value_json(const std::vector<RopeScaling>& values) { return names_json(values, rope_scaling_names); }
+
 template <typename Value>
 void set_value(const Json& json, Value& value) {
   value = json.get<Value>();
@@ -111,6 +124,19 @@ inline void set_value(const Json& json, RollbackConfig& rollback) {
 template <typename Enum, size_t count>
 Enum named(const std::array<std::string_view, count>& names, const std::string& name) {
   return static_cast<Enum>(std::find(names.begin(), names.end(), name) - names.begin());
+}
+
+template <typename Enum, size_t n>
+void set_names(const Json& json, const EnumArray<Enum, std::string_view, n>& names, std::vector<Enum>& values) {
+  values.clear();
+  for (const Json& name : json) values.push_back(named<Enum>(names, name.get<std::string>()));
+}
+
+inline void set_value(const Json& json, std::vector<LayerPositions>& values) {
+  set_names(json, layer_positions_names, values);
+}
+inline void set_value(const Json& json, std::vector<RopeScaling>& values) {
+  set_names(json, rope_scaling_names, values);
 }
 
 inline void set_value(const Json& json, ProjectionConfig& projection) {

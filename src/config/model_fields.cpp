@@ -51,13 +51,23 @@ void add_model_fields(std::vector<Field>& table) {
   const Dependency rope{
       "model.positions", "model.positions is rope",
       when(&RunConfig::model, [](const ModelConfig& model) { return model.positions == PositionKind::rope; })};
-  const Dependency scaled{"model.rope_scaling", "model.rope_scaling is linear or llama3",
+  const Dependency one_theta{"model.positions", "model.positions is rope, and rope_theta_pattern is empty",
+                             when(&RunConfig::model, [](const ModelConfig& model) {
+                               return model.positions == PositionKind::rope && model.rope_theta_pattern.empty();
+                             })};
+  const Dependency one_scaling{"model.positions", "model.positions is rope, and rope_scaling_pattern is empty",
+                               when(&RunConfig::model, [](const ModelConfig& model) {
+                                 return model.positions == PositionKind::rope && model.rope_scaling_pattern.empty();
+                               })};
+  const Dependency scaled{"model.rope_scaling",
+                          "model.rope_scaling, or a word of rope_scaling_pattern, is linear or llama3",
                           when(&RunConfig::model, [](const ModelConfig& model) {
-                            return model.positions == PositionKind::rope && model.rope_scaling != RopeScaling::none;
+                            return model.positions == PositionKind::rope &&
+                                   (model.scales_rope(RopeScaling::linear) || model.scales_rope(RopeScaling::llama3));
                           })};
-  const Dependency llama3{"model.rope_scaling", "model.rope_scaling is llama3",
+  const Dependency llama3{"model.rope_scaling", "model.rope_scaling, or a word of rope_scaling_pattern, is llama3",
                           when(&RunConfig::model, [](const ModelConfig& model) {
-                            return model.positions == PositionKind::rope && model.rope_scaling == RopeScaling::llama3;
+                            return model.positions == PositionKind::rope && model.scales_rope(RopeScaling::llama3);
                           })};
   table.insert(
       table.end(),
@@ -78,8 +88,7 @@ void add_model_fields(std::vector<Field>& table) {
                 "features of a head; default: hidden_size / num_heads")
               .derived("64"),
           field("model.ffn_hidden_size", section, &M::ffn_hidden_size, IntegerRule{1, 1 << 22, {}},
-                "width of the MLP; default: 4 hidden_size, or with swiglu 8/3 hidden_size rounded up to a multiple of "
-                "64")
+                "width of the MLP; default: 4 hidden_size, or gated 8/3 hidden_size rounded up to a multiple of 64")
               .derived("3072"),
           field("model.vocab_size", section, &M::vocab_size, IntegerRule{1, 2'147'483'647, {}},
                 "token ids are 0 to vocab_size - 1; never padded here")
@@ -98,25 +107,51 @@ void add_model_fields(std::vector<Field>& table) {
           field("model.attention_sinks", section, &M::attention_sinks, BooleanRule{},
                 "each head has a learned score beside those of the keys, which takes a share of the softmax and adds "
                 "nothing"),
+          field("model.embedding_scale", section, &M::embedding_scale,
+                NumberRule{.min = 0, .max = 1e6, .min_excluded = true},
+                "factor of the token embedding; Gemma has the square root of hidden_size"),
+          field("model.logit_softcap", section, &M::logit_softcap,
+                NumberRule{.min = 0.01, .max = 1e6, .may_be_zero = true},
+                "logits l become softcap * tanh(l / softcap); 0: they stay"),
           words<M, NormKind>("model.norm", section, &M::norm,
                              {{"layernorm", NormKind::layernorm}, {"rmsnorm", NormKind::rmsnorm}}, {},
                              "normalization before each branch and before the head"),
+          field("model.norm_offset", section, &M::norm_offset, BooleanRule{},
+                "norms multiply by 1 + their weights, which begin at 0"),
+          field("model.norm_after", section, &M::norm_after, BooleanRule{},
+                "a second norm behind each branch, before it is added to the stream"),
           words<M, ActivationKind>("model.activation", section, &M::activation,
-                                   {{"gelu_tanh", ActivationKind::gelu_tanh},
-                                    {"gelu", ActivationKind::gelu},
-                                    {"swiglu", ActivationKind::swiglu}},
-                                   {}, "activation of the MLP; gelu is the exact form, swiglu is gated"),
+                                   named_words<ActivationKind>(activation_names), {},
+                                   "activation of the MLP; gelu is the exact form; swiglu (by SiLU), geglu and "
+                                   "geglu_tanh (by gelu and gelu_tanh) are gated"),
           words<M, PositionKind>("model.positions", section, &M::positions,
                                  {{"learned", PositionKind::learned}, {"rope", PositionKind::rope}}, {},
                                  "learned embeddings, or rotations of queries and keys"),
+          field("model.positions_pattern", section, &M::positions_pattern,
+                WordListRule{.each = {{layer_positions_names.begin(), layer_positions_names.end()}, {}},
+                             .may_repeat = true},
+                "whether a block rotates queries and keys, rope or none, as words that repeat over the blocks")
+              .usually(R"(["rope","rope","rope","none"])")
+              .only_with(rope),
           field("model.rope_theta", section, &M::rope_theta, NumberRule{.min = 1, .max = 1e12},
                 "base of the rotation angles")
+              .only_with(one_theta),
+          field("model.rope_theta_pattern", section, &M::rope_theta_pattern,
+                NumberListRule{NumberRule{.min = 1, .max = 1e12}},
+                "bases of the rotation angles, one for each word of attention_pattern; []: rope_theta is that of all")
+              .usually("[10000.0,1000000.0]")
               .only_with(rope),
           words<M, RopeScaling>(
-              "model.rope_scaling", section, &M::rope_scaling,
-              {{"none", RopeScaling::none}, {"linear", RopeScaling::linear}, {"llama3", RopeScaling::llama3}}, {},
+              "model.rope_scaling", section, &M::rope_scaling, named_words<RopeScaling>(rope_scaling_names), {},
               "which rotations are slowed down by rope_factor, so that a model reads more tokens than "
               "it was first trained on: all, or as in Llama 3.1 the slow ones")
+              .only_with(one_scaling),
+          field("model.rope_scaling_pattern", section, &M::rope_scaling_pattern,
+                WordListRule{.each = {{rope_scaling_names.begin(), rope_scaling_names.end()}, {}},
+                             .may_repeat = true,
+                             .may_be_empty = true},
+                "words of rope_scaling, one for each word of attention_pattern; []: rope_scaling is that of all")
+              .usually(R"(["none","linear"])")
               .only_with(rope),
           field("model.rope_factor", section, &M::rope_factor, NumberRule{.min = 1, .max = 1e6},
                 "divides the rotation angles")

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <fmt/format.h>
 
+#include "base/json.h"
 #include "config/rules.h"
 
 namespace gptrain::inline config {
@@ -15,6 +16,8 @@ class ModelRules : Rules {
     settle_sizes();
     check_attention_pattern();
     check_attention_scale();
+    check_rope_patterns();
+    check_norm_offset();
   }
 
  private:
@@ -80,8 +83,10 @@ class ModelRules : Rules {
 
   void check_rope_scaling() {
     const ModelConfig& model = config_.model;
-    if (!sound({"model.rope_scaling", "model.rope_low_freq_factor", "model.rope_high_freq_factor"})) return;
-    if (model.rope_scaling != RopeScaling::llama3 || model.rope_low_freq_factor < model.rope_high_freq_factor) return;
+    if (!sound({"model.rope_scaling", "model.rope_scaling_pattern", "model.rope_low_freq_factor",
+                "model.rope_high_freq_factor"}))
+      return;
+    if (!model.scales_rope(RopeScaling::llama3) || model.rope_low_freq_factor < model.rope_high_freq_factor) return;
     fault("model.rope_high_freq_factor",
           fmt::format("must be greater than model.rope_low_freq_factor = {}", model.rope_low_freq_factor), "4");
   }
@@ -142,6 +147,28 @@ class ModelRules : Rules {
     const ModelConfig& model = config_.model;
     if (model.attention_scale > 0 && model.mup > 0 && sound({"model.attention_scale", "model.mup"}))
       fault("model.attention_scale", "has no place beside model.mup, which sets the scale", "0");
+  }
+
+  // A list that is given for the words of attention_pattern must have one element for each.
+  void check_rope_patterns() {
+    const ModelConfig& model = config_.model;
+    const size_t words = model.attention_pattern.size();
+    const auto check = [&](const char* path, size_t elements) {
+      if (elements == 0 || elements == words || !sound({path, "model.attention_pattern"})) return;
+      Json nearest = find_field(path)->get(config_);
+      while (nearest.size() > words) nearest.erase(nearest.size() - 1);
+      while (nearest.size() < words) nearest.push_back(nearest.back());
+      fault(path, fmt::format("must have one element for each of {} words of model.attention_pattern", words),
+            json_text(nearest));
+    };
+    check("model.rope_theta_pattern", model.rope_theta_pattern.size());
+    check("model.rope_scaling_pattern", model.rope_scaling_pattern.size());
+  }
+
+  void check_norm_offset() {
+    const ModelConfig& model = config_.model;
+    if (model.norm_offset && model.mup > 0 && sound({"model.norm_offset", "model.mup"}))
+      fault("model.norm_offset", "has no place beside model.mup, which sets the gain of the last norm", "false");
   }
 };
 

@@ -32,11 +32,20 @@ struct ModelConfig {
   double attention_scale = 0;    // factor of attention scores; 0: score_scale() derives it from the head size
   double attention_softcap = 0;  // bound of attention scores, by a hyperbolic tangent; 0: none
   bool attention_sinks = false;  // a learned score per head, without a value
+  double embedding_scale = 1;    // factor of the token embedding
+  double logit_softcap = 0;      // bound of logits, by a hyperbolic tangent; 0: none
   NormKind norm = NormKind::layernorm;
+  bool norm_offset = false;  // gains of norms are 1 + their weights
+  bool norm_after = false;   // each branch has a norm behind it, too
   ActivationKind activation = ActivationKind::gelu_tanh;
   PositionKind positions = PositionKind::learned;
+  // rope: whether the first layers rotate queries and keys, repeated over the others; at least one.
+  std::vector<LayerPositions> positions_pattern = {LayerPositions::rope};
   double rope_theta = 10000.0;
   RopeScaling rope_scaling = RopeScaling::none;
+  // Base and scaling for each word of attention_pattern, in place of rope_theta and rope_scaling; empty: those of all.
+  std::vector<double> rope_theta_pattern;
+  std::vector<RopeScaling> rope_scaling_pattern;
   double rope_factor = 1;
   double rope_low_freq_factor = 1;   // llama3
   double rope_high_freq_factor = 4;  // llama3
@@ -65,9 +74,27 @@ struct ModelConfig {
     const auto size = static_cast<double>(head_size);
     return 1 / (mup == 0 ? std::sqrt(size) : size);
   }
-  RotaryAngles rope() const {
-    return {rope_theta,           rope_scaling,          rope_factor,
-            rope_low_freq_factor, rope_high_freq_factor, static_cast<double>(rope_original_length)};
+  // Returns whether a layer rotates its queries and keys.
+  bool rotates(int64_t layer) const {
+    return positions == PositionKind::rope &&
+           positions_pattern[static_cast<size_t>(layer) % positions_pattern.size()] == LayerPositions::rope;
+  }
+  // Returns whether some layers scale their rotations in this way.
+  bool scales_rope(RopeScaling how) const {
+    const auto& all = rope_scaling_pattern;
+    return all.empty() ? rope_scaling == how : std::find(all.begin(), all.end(), how) != all.end();
+  }
+  RotaryAngles rope(int64_t layer) const {
+    const size_t word = static_cast<size_t>(layer) % attention_pattern.size();
+    RotaryAngles angles{.theta = rope_theta_pattern.empty() ? rope_theta : rope_theta_pattern[word],
+                        .scaling = rope_scaling_pattern.empty() ? rope_scaling : rope_scaling_pattern[word]};
+    if (angles.scaling != RopeScaling::none) angles.factor = rope_factor;
+    if (angles.scaling == RopeScaling::llama3) {
+      angles.low_freq_factor = rope_low_freq_factor;
+      angles.high_freq_factor = rope_high_freq_factor;
+      angles.original_length = static_cast<double>(rope_original_length);
+    }
+    return angles;
   }
 };
 

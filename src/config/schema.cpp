@@ -39,6 +39,8 @@ Json rule_schema(const NumberPairRule& rule) {
 
 Json rule_schema(const IntegerListRule& rule) { return {{"type", "array"}, {"items", rule_schema(rule.each)}}; }
 
+Json rule_schema(const NumberListRule& rule) { return {{"type", "array"}, {"items", rule_schema(rule.each)}}; }
+
 Json rule_schema(const SourcesRule& rule) {
   Json properties = Json::object();
   Json required = Json::array();
@@ -78,7 +80,10 @@ Json rule_schema(const SampleRangesRule&) {
 }
 
 Json rule_schema(const WordListRule& rule) {
-  return {{"type", "array"}, {"items", rule_schema(rule.each)}, {"minItems", 1}, {"uniqueItems", true}};
+  return {{"type", "array"},
+          {"items", rule_schema(rule.each)},
+          {"minItems", rule.may_be_empty ? 0 : 1},
+          {"uniqueItems", !rule.may_repeat}};
 }
 
 // Words of attention patterns. The rule between sizes, C * V at most L, is not in it.

@@ -63,9 +63,11 @@ ModelChanges model_changes(const ConfigChange& change) {
   const std::vector<std::string> of_training = {"model.preset", "model.residual_dropout", "model.attention_dropout",
                                                 "model.init_std", "model.z_loss"};
   std::vector<std::string> of_use = {
-      "model.attention_pattern",    "model.attention_scale",       "model.attention_softcap",
-      "model.rope_theta",           "model.rope_scaling",          "model.rope_factor",
-      "model.rope_low_freq_factor", "model.rope_high_freq_factor", "model.rope_original_length"};
+      "model.attention_pattern",   "model.attention_scale",      "model.attention_softcap",
+      "model.logit_softcap",       "model.positions_pattern",    "model.rope_theta",
+      "model.rope_theta_pattern",  "model.rope_scaling",         "model.rope_scaling_pattern",
+      "model.rope_factor",         "model.rope_low_freq_factor", "model.rope_high_freq_factor",
+      "model.rope_original_length"};
   if (asked.model.positions == PositionKind::rope) of_use.emplace_back("model.sequence_length");
   if (asked.model.vocab_size > saved.model.vocab_size) of_use.emplace_back("model.vocab_size");
   ModelChanges changes;

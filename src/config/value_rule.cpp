@@ -134,6 +134,12 @@ void check(const IntegerListRule& rule, const Subject& subject) {
     check(rule.each, {fmt::format("{}[{}]", subject.path, i), subject.value[i], "1", subject.faults});
 }
 
+void check(const NumberListRule& rule, const Subject& subject) {
+  if (!subject.value.is_array()) return subject.fault("must be an array of numbers", subject.example);
+  for (size_t i = 0; i < subject.value.size(); ++i)
+    check(rule.each, {fmt::format("{}[{}]", subject.path, i), subject.value[i], "1", subject.faults});
+}
+
 void check_source(const std::string& path, const Json& source, bool counts_epochs, Faults& faults) {
   if (!source.is_object()) {
     return faults.add(path, show_value(source), "must be an object with path and weight",
@@ -213,14 +219,15 @@ void check(const SampleRangesRule&, const Subject& subject) {
 }
 
 void check(const WordListRule& rule, const Subject& subject) {
-  if (!subject.value.is_array() || subject.value.empty())
-    return subject.fault("must be an array of words, at least one", subject.example);
+  if (!subject.value.is_array() || (subject.value.empty() && !rule.may_be_empty))
+    return subject.fault(rule.may_be_empty ? "must be an array of words" : "must be an array of words, at least one",
+                         subject.example);
   for (size_t i = 0; i < subject.value.size(); ++i) {
     const std::string path = fmt::format("{}[{}]", subject.path, i);
     const Json& word = subject.value[i];
     check(rule.each, {path, word, fmt::format("\"{}\"", rule.each.words.front()), subject.faults});
     const auto first = subject.value.begin(), here = first + static_cast<std::ptrdiff_t>(i);
-    if (std::find(first, here, word) != here)
+    if (!rule.may_repeat && std::find(first, here, word) != here)
       subject.faults.add(path, show_value(word), "is there twice", "leaving one of them out");
   }
 }

@@ -58,6 +58,11 @@ struct IntegerListRule {
   IntegerRule each;
 };
 
+// An array of any length.
+struct NumberListRule {
+  NumberRule each;
+};
+
 // An array of data sources, each an object with the keys of source_keys().
 struct SourcesRule {
   bool may_be_empty = false;
@@ -70,9 +75,11 @@ struct PhasesRule {};
 // An array of {"first", "count"}.
 struct SampleRangesRule {};
 
-// An array of words, at least one, each once.
+// An array of words: unless it says otherwise at least one, each once.
 struct WordListRule {
   WordRule each;
+  bool may_repeat = false;
+  bool may_be_empty = false;
 };
 
 // An array of words of attention patterns, at least one.
@@ -85,9 +92,9 @@ struct ObjectRule {
   const std::vector<ObjectKey>& (*keys)();
 };
 
-using ValueRule =
-    std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, IntegerOrWordRule, NumberPairRule,
-                 IntegerListRule, SourcesRule, PhasesRule, SampleRangesRule, WordListRule, PatternListRule, ObjectRule>;
+using ValueRule = std::variant<IntegerRule, NumberRule, BooleanRule, TextRule, WordRule, IntegerOrWordRule,
+                               NumberPairRule, IntegerListRule, NumberListRule, SourcesRule, PhasesRule,
+                               SampleRangesRule, WordListRule, PatternListRule, ObjectRule>;
 
 struct ObjectKey {
   std::string key;

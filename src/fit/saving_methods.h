@@ -56,8 +56,7 @@ inline std::vector<std::string> untried_methods(const StepConfig& config, const 
   add(precision.compute == DType::f32, target.bf16_products ? "precision.compute=bf16" : "precision.compute=fp16");
   add(precision.pure && precision.gradients == DType::f32, saving::gradients);
   add(memory.saved_inputs == 16 && !selective, saving::inputs);
-  add(config.model.activation != ActivationKind::swiglu && memory.activation_bits == 16 && !selective,
-      saving::activation);
+  add(!is_gated(config.model.activation) && memory.activation_bits == 16 && !selective, saving::activation);
   return settings;
 }
 

@@ -11,7 +11,6 @@
 namespace gptrain::inline machine {
 namespace {
 
-constexpr std::array<std::string_view, 3> activation_names = {"gelu_tanh", "gelu", "swiglu"};
 constexpr std::array<std::string_view, 2> norm_names = {"layernorm", "rmsnorm"};
 constexpr std::array<std::string_view, 2> query_key_names = {"rotary", "norm"};
 // Collectives with tables of their own, and the hand-over to a lane. Other operations use one of these tables.
@@ -134,8 +133,7 @@ OpKinds op_kinds(const ModelConfig& model) { return {model.activation, model.nor
 
 std::string op_key(std::string_view name, DType compute, const OpKinds& kinds) {
   std::string key = fmt::format("{} {}", dtype_name(table_dtype(compute)), name);
-  if (name.starts_with("activation"))
-    key += fmt::format(" {}", activation_names[static_cast<size_t>(kinds.activation)]);
+  if (name.starts_with("activation")) key += fmt::format(" {}", activation_names[kinds.activation]);
   if (name.starts_with("norm_")) key += fmt::format(" {}", norm_names[static_cast<size_t>(kinds.norm)]);
   if (name.starts_with("query_key")) key += fmt::format(" {}", query_key_names[kinds.norms_query_key ? 1 : 0]);
   return key;

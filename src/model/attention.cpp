@@ -13,9 +13,8 @@ class AttentionBranch final : public Branch {
  public:
   AttentionBranch(const LayerContext& context, LayerLayout& layout, int64_t layer, const UnitTensors& tensors);
 
-  void forward(const LayerCall& call, const NormInput& in, const Matrix& part) override;
-
  private:
+  void run(const LayerCall& call, const NormInput& in, const Matrix& part) override;
   void recompute_core(const LayerCall& call) override;
   GemmOperand core_backward(const LayerCall& call, const GemmOperand& d_branch, WorkspaceFrame& frame) override;
   void add_norm_gradients(const LayerCall& call) override;
@@ -31,7 +30,8 @@ class AttentionBranch final : public Branch {
   int64_t num_kv_heads() const { return std::max<int64_t>(1, model().num_kv_heads / context_.tensor.size()); }
   int64_t q_width() const { return num_heads() * model().head_size; }
   int64_t kv_width() const { return num_kv_heads() * model().head_size; }
-  bool transforms_queries() const { return model().qk_norm || model().positions == PositionKind::rope; }
+  bool rotates() const { return model().rotates(layer_); }
+  bool transforms_queries() const { return model().qk_norm || rotates(); }
   Dropout probability_dropout(const LayerCall& call) const;
   // RETURNS the place of this rank's heads in LayerCall::head_scores.
   Matrix largest_scores(const LayerCall& call) const;
@@ -58,9 +58,8 @@ AttentionBranch::AttentionBranch(const LayerContext& context, LayerLayout& layou
     : Branch(context, layout,
              {.layer = static_cast<uint32_t>(layer),
               .site = 0,
-              .norm = tensors.find("norm1.weight"),
-              .norm_bias = tensors.find("norm1.bias"),
-              .norm_name = "norm1"}),
+              .norm = norm_tensors(tensors, "norm1"),
+              .norm_after = norm_tensors(tensors, "norm1_after")}),
       q_norm_(tensors.find("attention.q_norm.weight")),
       k_norm_(tensors.find("attention.k_norm.weight")),
       sinks_(tensors.find("attention.sinks")),
@@ -128,7 +127,7 @@ AttentionBranch::QueryKeyValue AttentionBranch::operands(const LayerCall& call) 
   return parts;
 }
 
-void AttentionBranch::forward(const LayerCall& call, const NormInput& in, const Matrix& part) {
+void AttentionBranch::run(const LayerCall& call, const NormInput& in, const Matrix& part) {
   begin_forward(call, in, {layout_.at(call, fused_)});
   if (transforms_queries()) transform_queries(call);
   WorkspaceFrame frame(*call.workspace);
@@ -152,11 +151,12 @@ void AttentionBranch::transform_queries(const LayerCall& call) {
                                        .q_gamma = q_norm_.norm(call),
                                        .k_gamma = k_norm_.norm(call),
                                        .eps = model().norm_eps,
-                                       .rotary = model().positions == PositionKind::rope,
-                                       .angles = model().rope(),
+                                       .rotary = rotates(),
+                                       .angles = model().rope(layer_),
                                        .q_out = ready.q,
                                        .k_out = ready.k,
-                                       .rstd = model().qk_norm ? layout_.at(call, head_rstd_) : Matrix{}});
+                                       .rstd = model().qk_norm ? layout_.at(call, head_rstd_) : Matrix{},
+                                       .offset = model().norm_offset});
 }
 
 Matrix AttentionBranch::attend(const LayerCall& call, WorkspaceFrame& frame) {
@@ -227,17 +227,18 @@ void AttentionBranch::attend_backward(const LayerCall& call, const Matrix& o, co
                                         .q_gamma = q_norm_.norm(call),
                                         .k_gamma = k_norm_.norm(call),
                                         .rstd = normed ? layout_.at(call, head_rstd_) : Matrix{},
-                                        .rotary = model().positions == PositionKind::rope,
-                                        .angles = model().rope(),
+                                        .rotary = rotates(),
+                                        .angles = model().rope(layer_),
                                         .dq = d_in.q,
                                         .dk = d_in.k,
                                         .q_gamma_sums = head_sums_.at(call, 0),
-                                        .k_gamma_sums = head_sums_.at(call, 1)});
+                                        .k_gamma_sums = head_sums_.at(call, 1),
+                                        .offset = model().norm_offset});
 }
 
 void AttentionBranch::add_norm_gradients(const LayerCall& call) {
   head_sums_.add(call);
-  norm_.backward_weight(call);
+  Branch::add_norm_gradients(call);
 }
 
 }  // namespace

@@ -1,6 +1,16 @@
+#include <optional>
+
 #include "model/layers.h"
 
 namespace gptrain::inline model {
+namespace {
+
+std::optional<RotaryAngles> rotation_of(const ModelConfig& model, int64_t layer) {
+  if (!model.rotates(layer)) return std::nullopt;
+  return model.rope(layer);
+}
+
+}  // namespace
 
 Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tensors, bool gives_amax)
     : Layer(context, context.shape.keeps_products(layer)),
@@ -37,6 +47,7 @@ Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tens
   design_ = {.kind = UnitKind::block,
              .gives_amax = gives_amax,
              .attention = context.shape.model.attention(layer),
+             .rotation = rotation_of(context.shape.model, layer),
              .parameters = tensors.all(),
              .records = records};
 }
@@ -52,22 +63,22 @@ Matrix Block::run_branches(const LayerCall& call, WorkspaceFrame& frame, const M
   const Matrix input = context_.stream(call.input);
   if (input_) input_->keep(call, input);
   const Matrix part = frame.take(context_.compute(), tensor.all_rows(), input.cols);
-  attention_->forward(call, {.x = input}, part);
+  const Matrix attention = attention_->forward(call, {.x = input}, part, true, frame);
   // `part` is the FFN's from here on.
-  const Matrix branch = tensor.wait(tensor.begin_sum(part, frame));
-  ffn_->forward(call, {.x = input, .branch = branch, .dropout = attention_->dropout(call), .x_out = mid},
-                with_output ? part : Matrix{});
+  const Matrix ffn =
+      ffn_->forward(call, {.x = input, .branch = attention, .dropout = attention_->dropout(call), .x_out = mid}, part,
+                    with_output, frame);
   mid_->keep(call, mid);
-  return part;
+  return ffn;
 }
 
 void Block::forward(const LayerCall& call) {
   WorkspaceFrame frame(*call.workspace);
   const Matrix mid = mid_->buffer(call, frame);
-  const Matrix part = run_branches(call, frame, mid, true);
+  const Matrix ffn = run_branches(call, frame, mid, true);
   context_.backend.run(ResidualAdd{.sequence_length = context_.shape.sequence_length,
                                    .x = mid,
-                                   .branch = context_.tensor.wait(context_.tensor.begin_sum(part, frame)),
+                                   .branch = ffn,
                                    .dropout = ffn_->dropout(call),
                                    .x_out = context_.stream(call.output)});
 }

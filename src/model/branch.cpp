@@ -6,8 +6,14 @@ Branch::Branch(const LayerContext& context, LayerLayout& layout, const Design& d
     : context_(context),
       layout_(layout),
       layer_(design.layer),
-      norm_(context, layout, design.norm_name, design.norm, design.norm_bias),
-      site_(design.site) {}
+      norm_(context, layout, design.norm),
+      site_(design.site) {
+  if (!design.norm_after.gamma.given()) return;
+  after_ = std::make_unique<Norm>(context, layout, design.norm_after, true);
+  const SavedTensor x{design.norm_after.name + ".x", context.compute(), context.tensor.own_rows(),
+                      context.shape.model.hidden_size, input_codec(context)};
+  after_x_ = make_saved_matrix(context, layout, layout.save_product(x));
+}
 
 Dropout Branch::dropout(const LayerCall& call) const {
   const StepShape& shape = context_.shape;
@@ -16,8 +22,12 @@ Dropout Branch::dropout(const LayerCall& call) const {
           context_.tensor.first_row()};
 }
 
-bool Branch::gradient_differs(const LayerContext& context) {
+bool Branch::stream_differs(const LayerContext& context) {
   return context.shape.model.residual_dropout > 0 || context.shape.precision.residual != context.compute();
+}
+
+bool Branch::gradient_differs(const LayerContext& context) {
+  return context.shape.model.norm_after || stream_differs(context);
 }
 
 bool Branch::shares_gradient(const LayerContext& context) {
@@ -27,6 +37,24 @@ bool Branch::shares_gradient(const LayerContext& context) {
 void Branch::prepare_weights(const LayerCall& call) {
   in_->prepare_weight(call);
   out_->prepare_weight(call);
+}
+
+Matrix Branch::forward(const LayerCall& call, const NormInput& in, const Matrix& part, bool with_output,
+                       WorkspaceFrame& frame) {
+  TensorRows& tensor = context_.tensor;
+  if (!after_) {
+    run(call, in, with_output ? part : Matrix{});
+    return with_output ? tensor.wait(tensor.begin_sum(part, frame)) : Matrix{};
+  }
+  // Recompute runs the last linear, too, since the norm behind it saves its input.
+  const Matrix x = after_x_->buffer(call, frame);
+  const Matrix own_part = tensor.has_own_rows() ? part : x;
+  run(call, in, own_part);
+  tensor.sum_into(own_part, x);
+  after_x_->keep(call, x);
+  const Matrix y = part.row_range(0, x.rows);
+  after_->forward(call, {.x = x}, {y});
+  return y;
 }
 
 void Branch::begin_forward(const LayerCall& call, const NormInput& in, const LinearOutput& out) {
@@ -88,14 +116,30 @@ GemmOperand Branch::branch_gradient(const LayerCall& call, const GemmOperand& d_
   if (gradient_differs(context_)) {
     rows.amax = whole.amax;
     rows.x = context_.tensor.has_own_rows() ? inner.take(whole.x.dtype, d_out.x.rows, whole.x.cols) : whole.x;
-    context_.backend.run(BranchBackward{.sequence_length = context_.shape.sequence_length,
-                                        .dx = d_out.x,
-                                        .dropout = dropout(call),
-                                        .d_branch = rows.x,
-                                        .amax = rows.amax});
+    differentiate_output(call, d_out.x, rows);
   }
   context_.tensor.wait(context_.tensor.begin_gather(rows.x, whole.x));
   return {whole.x, rows.amax};
+}
+
+void Branch::differentiate_output(const LayerCall& call, const Matrix& d_out, const GemmOperand& to) {
+  WorkspaceFrame frame(*call.workspace);
+  Matrix d_normed = d_out;
+  if (stream_differs(context_)) {
+    d_normed = after_ ? frame.take(to.x.dtype, to.x.rows, to.x.cols) : to.x;
+    context_.backend.run(BranchBackward{.sequence_length = context_.shape.sequence_length,
+                                        .dx = d_out,
+                                        .dropout = dropout(call),
+                                        .d_branch = d_normed,
+                                        .amax = after_ ? Matrix{} : to.amax});
+  }
+  if (after_)
+    after_->backward_input(call, {.dy = d_normed, .x = after_x_->read(call, frame), .dx_residual = {}, .dx = to});
+}
+
+void Branch::add_norm_gradients(const LayerCall& call) {
+  norm_.backward_weight(call);
+  if (after_) after_->backward_weight(call);
 }
 
 }  // namespace gptrain::model

@@ -30,7 +30,8 @@ void Embedding::forward(const LayerCall& call) {
                        .dropout = dropout(call),
                        .x = part,
                        .first_token = first_token(),
-                       .num_tokens = num_tokens()});
+                       .num_tokens = num_tokens(),
+                       .token_scale = context_.shape.model.embedding_scale});
   tensor.sum_into(part, out);
 }
 
@@ -52,7 +53,8 @@ void Embedding::backward(const LayerCall& call, BackwardPart part) {
                                          .accumulate_token = call.accumulate || call.table_begun,
                                          .accumulate_position = call.accumulate,
                                          .first_token = first_token(),
-                                         .num_tokens = num_tokens()});
+                                         .num_tokens = num_tokens(),
+                                         .token_scale = context_.shape.model.embedding_scale});
 }
 
 }  // namespace gptrain::model

@@ -1,5 +1,5 @@
 // The FFN branch: norm, a linear to the hidden width, an activation (which may be gated), and a linear back to the
-// residual stream.
+// width of the residual stream.
 #include "model/branch.h"
 #include "model/saved_matrix.h"
 #include "ops/few_bits.h"
@@ -11,9 +11,8 @@ class FfnBranch final : public Branch {
  public:
   FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t layer, const UnitTensors& tensors);
 
-  void forward(const LayerCall& call, const NormInput& in, const Matrix& part) override;
-
  private:
+  void run(const LayerCall& call, const NormInput& in, const Matrix& part) override;
   void recompute_core(const LayerCall& call) override;
   GemmOperand core_backward(const LayerCall& call, const GemmOperand& d_branch, WorkspaceFrame& frame) override;
 
@@ -41,9 +40,8 @@ FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t l
     : Branch(context, layout,
              {.layer = static_cast<uint32_t>(layer),
               .site = 1,
-              .norm = tensors.find("norm2.weight"),
-              .norm_bias = tensors.find("norm2.bias"),
-              .norm_name = "norm2"}),
+              .norm = norm_tensors(tensors, "norm2"),
+              .norm_after = norm_tensors(tensors, "norm2_after")}),
       in_bias_(tensors.find("ffn.in.bias")) {
   in_ = make_linear(context, layout,
                     {.name = "ffn.in",
@@ -71,7 +69,7 @@ FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t l
   }
 }
 
-void FfnBranch::forward(const LayerCall& call, const NormInput& in, const Matrix& part) {
+void FfnBranch::run(const LayerCall& call, const NormInput& in, const Matrix& part) {
   WorkspaceFrame frame(*call.workspace);
   const GemmOperand activated = out_->input_buffer(call, frame);
   const Matrix hidden =

@@ -6,7 +6,8 @@ namespace gptrain::inline model {
 
 Head::Head(const LayerContext& context, const UnitTensors& tensors, const Parameter& matrix, bool gives_amax)
     : Layer(context),
-      norm_(context, layout_, "norm", tensors.find("norm.weight"), tensors.find("norm.bias")),
+      norm_(context, layout_,
+            {.name = "norm", .gamma = tensors.find("norm.weight"), .beta = tensors.find("norm.bias")}),
       matrix_(matrix) {
   const int64_t own = context.tensor.own_rows();
   const int64_t h = context.shape.model.hidden_size;
@@ -89,7 +90,8 @@ void Head::cross_entropy(const LayerCall& call, int64_t first, const Matrix& log
                                                 .first_token = first_token(),
                                                 .targets = targets,
                                                 .logits = logits,
-                                                .statistics = own});
+                                                .statistics = own,
+                                                .softcap = model.logit_softcap});
     tensor.gather_all(own, all);
   }
   context_.backend.run(CrossEntropy{.vocab_size = model.vocab_size,
@@ -100,7 +102,8 @@ void Head::cross_entropy(const LayerCall& call, int64_t first, const Matrix& log
                                     .d_logits = with_gradient ? logits : Matrix{},
                                     .losses = losses,
                                     .statistics = all,
-                                    .first_token = first_token()});
+                                    .first_token = first_token(),
+                                    .softcap = model.logit_softcap});
 }
 
 void Head::logits(const LayerCall& call, int64_t row, const Matrix& out) {

@@ -18,12 +18,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/attention_pattern.h"
+#include "base/rotary.h"
 #include "config/run_config.h"
 #include "model/layer_call.h"
 #include "model/layer_records.h"
@@ -122,8 +124,9 @@ struct GemmOperand {
 // Everything that determines a layer's ops beside the context shared by all layers.
 struct LayerDesign {
   UnitKind kind;
-  bool gives_amax = false;          // its B writes the amax of d_input
-  AttentionPattern attention = {};  // pattern of a block
+  bool gives_amax = false;                    // its B writes the amax of d_input
+  AttentionPattern attention = {};            // pattern of a block
+  std::optional<RotaryAngles> rotation = {};  // angles of a block that rotates queries and keys
   std::vector<Parameter> parameters;
   LayerRecords records;
 

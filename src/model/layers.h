@@ -42,7 +42,7 @@ class Block final : public Layer {
   void backward_input(const LayerCall& call, bool with_weights);
   void backward_weight(const LayerCall& call);
   void prepare_weights(const LayerCall& call);
-  // Runs both branches. RETURNS this rank's part of the FFN's output, [N, h] C; without with_output it only fills the
+  // Runs both branches. RETURNS the FFN branch for this rank's rows, [N, h] C; without with_output it only fills the
   // records, and the result is undefined. `mid`: memory for the stream between the branches.
   Matrix run_branches(const LayerCall& call, WorkspaceFrame& frame, const Matrix& mid, bool with_output);
 
@@ -66,7 +66,7 @@ class Head final : public Layer {
   // logits are saved for W.
   void loss(const LayerCall& call);
   void evaluate(const LayerCall& call);  // only adds the losses to state->loss_sum
-  // Computes the logits of one row in C: out is [1, Vp], or the tensor rank's slice of it.
+  // Computes the logits of one row in C, without a cap: out is [1, Vp], or the tensor rank's slice of it.
   void logits(const LayerCall& call, int64_t row, const Matrix& out);
   void backward(const LayerCall& call, BackwardPart part) override;
 

@@ -2,12 +2,18 @@
 
 namespace gptrain::inline model {
 
-Norm::Norm(const LayerContext& context, LayerLayout& layout, const std::string& name, const Parameter& gamma,
-           const Parameter& beta)
-    : context_(context), layout_(layout), gamma_(gamma), beta_(beta), sums_(context, layout, name, {gamma, beta}) {
-  const int64_t rows = context.tensor.own_rows();
-  if (context.shape.model.norm == NormKind::layernorm) mean_ = layout.save({name + ".mean", DType::f32, 1, rows});
-  rstd_ = layout.save({name + ".rstd", DType::f32, 1, rows});
+Norm::Norm(const LayerContext& context, LayerLayout& layout, const NormTensors& tensors, bool of_product)
+    : context_(context),
+      layout_(layout),
+      gamma_(tensors.gamma),
+      beta_(tensors.beta),
+      sums_(context, layout, tensors.name, {gamma_, beta_}) {
+  const auto save = [&](const char* what) {
+    const SavedTensor statistics{tensors.name + what, DType::f32, 1, context.tensor.own_rows()};
+    return of_product ? layout.save_product(statistics) : layout.save(statistics);
+  };
+  if (context.shape.model.norm == NormKind::layernorm) mean_ = save(".mean");
+  rstd_ = save(".rstd");
 }
 
 Matrix Norm::mean(const LayerCall& call) const {
@@ -28,7 +34,8 @@ void Norm::forward(const LayerCall& call, const NormInput& in, const GemmOperand
                                    .y = y.x,
                                    .mean = mean(call),
                                    .rstd = layout_.at(call, rstd_),
-                                   .amax = y.amax});
+                                   .amax = y.amax,
+                                   .offset = shape.model.norm_offset});
 }
 
 void Norm::backward_input(const LayerCall& call, const NormGradient& gradient) {
@@ -42,7 +49,8 @@ void Norm::backward_input(const LayerCall& call, const NormGradient& gradient) {
                                     .dx = gradient.dx.x,
                                     .gamma_sums = sums_.at(call, 0),
                                     .beta_sums = sums_.at(call, 1),
-                                    .amax = gradient.dx.amax});
+                                    .amax = gradient.dx.amax,
+                                    .offset = context_.shape.model.norm_offset});
 }
 
 }  // namespace gptrain::model

@@ -25,11 +25,17 @@ struct NormGradient {
   GemmOperand dx;
 };
 
+struct NormTensors {
+  std::string name;
+  Parameter gamma;
+  Parameter beta;  // not given if the model has none
+};
+
 class Norm {
  public:
-  // Declares its statistics, and B's sums for W. REQUIRES: context and layout outlive it. `beta` is optional.
-  Norm(const LayerContext& context, LayerLayout& layout, const std::string& name, const Parameter& gamma,
-       const Parameter& beta);
+  // Declares its statistics, and B's sums for W. `of_product`: its input is the output of a product, so recompute does
+  // not run it where the layer keeps these (LayerLayout::save_product). REQUIRES: context and layout outlive it.
+  Norm(const LayerContext& context, LayerLayout& layout, const NormTensors& tensors, bool of_product = false);
 
   void forward(const LayerCall& call, const NormInput& in, const GemmOperand& y);
   void backward_input(const LayerCall& call, const NormGradient& gradient);

@@ -49,7 +49,8 @@ struct Dropout {
 
 constexpr uint32_t drop_threshold(double p) { return static_cast<uint32_t>(p * 4294967296.0); }
 
-// x[n] = token_table[tokens[n]] + position_table[n % T], then dropout. Tables C, x R. The position table is optional.
+// x[n] = token_scale * token_table[tokens[n]] + position_table[n % T], then dropout. Tables C, x R. The position table
+// is optional.
 // The token table may be a slice of the vocabulary, rows [first_token, first_token + rows) of `num_tokens`. Tokens
 // outside the slice contribute zero, so x is the sum over the slices (dropout is linear).
 struct EmbeddingForward {
@@ -62,12 +63,13 @@ struct EmbeddingForward {
   Matrix x;  // [N, h] out
   int64_t first_token = 0;
   int64_t num_tokens = 0;  // 0: the table is whole
+  double token_scale = 1;
 };
 
-// d_token_table[v] (+)= sum over n with tokens[n] = v of dropout'(dx[n]); d_position_table[t] (+)= sum over b of
-// dropout'(dx[b T + t]). Gradients are f32, sums in row order. accumulate_token false overwrites every row of the token
-// table's gradient, accumulate_position false every row of the position table's, rows past T included. The token table
-// may be a slice, as in EmbeddingForward.
+// d_token_table[v] (+)= sum over n with tokens[n] = v of token_scale * dropout'(dx[n]); d_position_table[t] (+)= sum
+// over b of dropout'(dx[b T + t]). Gradients are f32, sums in row order. accumulate_token false overwrites every row of
+// the token table's gradient, accumulate_position false every row of the position table's, rows past T included. The
+// token table may be a slice, as in EmbeddingForward.
 struct EmbeddingBackward {
   static constexpr std::string_view name = "embedding_backward";
   const int32_t* tokens;
@@ -80,12 +82,13 @@ struct EmbeddingBackward {
   bool accumulate_position;
   int64_t first_token = 0;
   int64_t num_tokens = 0;  // 0: the table is whole
+  double token_scale = 1;
 };
 
 // x_out = x + dropout(branch), rounded to R; y = norm(x_out), taken of the rounded x_out, so that recomputing y from it
 // gives the same bits. layernorm: (x - mean) * rstd * gamma + beta; rmsnorm: x * rstd * gamma, rstd = 1/sqrt(mean(x^2)
-// + eps). Without a branch x_out is not given and y = norm(x). x_out may alias x. beta is optional. mean is given for
-// layernorm only.
+// + eps). With `offset`, 1 + gamma takes gamma's place. Without a branch x_out is not given and y = norm(x). x_out may
+// alias x. beta is optional. mean is given for layernorm only.
 struct NormForward {
   static constexpr std::string_view name = "norm_forward";
   NormKind kind;
@@ -101,6 +104,7 @@ struct NormForward {
   Matrix mean;       // [1, N] f32 out, layernorm
   Matrix rstd;       // [1, N] f32 out
   Matrix amax = {};  // amax of y (fp8_ops.h), or not given
+  bool offset = false;
 };
 
 // dx = dx_residual + d norm / dx applied to dy; gamma_sums = sum_n dy x_hat; beta_sums = sum_n dy. AddSums then adds
@@ -109,16 +113,17 @@ struct NormForward {
 struct NormBackward {
   static constexpr std::string_view name = "norm_backward";
   NormKind kind;
-  Matrix dy;           // [N, h] C
-  Matrix x;            // [N, h] R
-  Matrix gamma;        // [1, h] f32
-  Matrix mean;         // [1, N] f32, layernorm
-  Matrix rstd;         // [1, N] f32
-  Matrix dx_residual;  // [N, h] R or not given (zero)
-  Matrix dx;           // [N, h] R out
-  Matrix gamma_sums;   // [1, h] f64 out
-  Matrix beta_sums;    // [1, h] f64 out, or not given
-  Matrix amax = {};    // amax of dx (fp8_ops.h), or not given
+  Matrix dy;            // [N, h] C
+  Matrix x;             // [N, h] R
+  Matrix gamma;         // [1, h] f32
+  Matrix mean;          // [1, N] f32, layernorm
+  Matrix rstd;          // [1, N] f32
+  Matrix dx_residual;   // [N, h] R or not given (zero)
+  Matrix dx;            // [N, h] R out
+  Matrix gamma_sums;    // [1, h] f64 out
+  Matrix beta_sums;     // [1, h] f64 out, or not given
+  Matrix amax = {};     // amax of dx (fp8_ops.h), or not given
+  bool offset = false;  // as in forward
 };
 
 // x_out = x + dropout(branch). x_out may alias x.
@@ -178,10 +183,10 @@ struct LinearBackwardWeight {
   int64_t true_rows = -1;
 };
 
-// Prepares queries and keys for attention: per-head RMS norm with weights (optional; arXiv 2302.05442 in RMS form),
-// then rotary embedding (optional). Rotary: with halves (a, b) of a head's vector, pair i < D/2 turns by t times its
-// frequency (base/rotary.h): (a cos - b sin, b cos + a sin), t = n % T. q_out, k_out may alias q, k, and always do
-// without norm. Rows may be strided (slices of a fused QKV matrix).
+// Prepares queries and keys for attention: per-head RMS norm with weights (optional; arXiv 2302.05442 in RMS form; with
+// `offset` the weights are 1 + gamma), then rotary embedding (optional). Rotary: with halves (a, b) of a head's vector,
+// pair i < D/2 turns by t times its frequency (base/rotary.h): (a cos - b sin, b cos + a sin), t = n % T. q_out, k_out
+// may alias q, k, and always do without norm. Rows may be strided (slices of a fused QKV matrix).
 struct QueryKeyForward {
   static constexpr std::string_view name = "query_key_forward";
   int64_t sequence_length;
@@ -193,6 +198,7 @@ struct QueryKeyForward {
   RotaryAngles angles;
   Matrix q_out, k_out;  // like q, k
   Matrix rstd;          // [N, H + G] f32 out, given with the gammas
+  bool offset = false;
 };
 
 // Gradients of QueryKeyForward. dq, dk hold the gradients of the outputs and are overwritten with the gradients of the
@@ -208,6 +214,7 @@ struct QueryKeyBackward {
   RotaryAngles angles;
   Matrix dq, dk;                      // [N, H D], [N, G D] C, in and out
   Matrix q_gamma_sums, k_gamma_sums;  // [1, D] f64 out, given with the gammas
+  bool offset = false;                // as in forward
 };
 
 // o = dropout(softmax(cap(q k^T * scale) + mask)) v for each sequence and head; query head n reads key/value head n /
@@ -250,9 +257,9 @@ struct AttentionBackward {
   bool fixed_bits = true;
 };
 
-// y = act(x + bias). gelu: y [N, f] from x [N, f]; swiglu: y = silu(gate) * up with x = [gate | up], [N, 2 f]. x stays
-// without the bias. With code_bits 2, 3 or 4 (REQUIRES not swiglu), the codes of act'(x + bias) are written, too
-// (few_bits.h).
+// y = act(x + bias). gelu: y [N, f] from x [N, f]; gated: y = f(gate) * up with x = [gate | up], [N, 2 f], where f is
+// SiLU (swiglu) or GELU (geglu, geglu_tanh). x stays without the bias. With code_bits 2, 3 or 4 (REQUIRES not gated),
+// the codes of act'(x + bias) are written, too (few_bits.h).
 struct ActivationForward {
   static constexpr std::string_view name = "activation_forward";
   ActivationKind kind;
@@ -277,6 +284,8 @@ struct ActivationBackward {
   Matrix codes = {};  // as forward wrote them
 };
 
+// A softcap > 0 of the next two ops takes softcap * tanh(logit / softcap) in place of each logit (arXiv 2408.00118).
+//
 // Statistics of each row of a slice of the logits, columns [first_token, first_token + cols) of the vocabulary: the
 // maximum m, the sum of e^(logit - m), and the target's logit (0 if the target is in another slice). A slice of padding
 // only gives minus infinity, 0, 0.
@@ -287,6 +296,7 @@ struct CrossEntropyStatistics {
   const int32_t* targets;  // [N]
   Matrix logits;           // [N, cols] f32 or C
   Matrix statistics;       // [3, N] f32 out
+  double softcap = 0;
 };
 
 // losses[n] = lse(logits[n, :V]) - logits[n, targets[n]], 0 where targets[n] < 0 (not counted). d_logits, if given, is
@@ -304,6 +314,7 @@ struct CrossEntropy {
   Matrix losses;           // [1, N] f32 out
   Matrix statistics = {};  // [3 slices, N] f32, or not given
   int64_t first_token = 0;
+  double softcap = 0;
 };
 
 // state->loss_sum += sum of losses, in f64, in row order (on a GPU, in the order of a fixed tree).

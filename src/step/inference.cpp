@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -116,8 +117,11 @@ class Inference::Pass {
     backend_.synchronize();
     if (ranks > 1) groups_.group(GroupKind::tensor)->all_gather(own.data, all.data, slice_size(), DType::f32);
     if (design_.tensor.rank > 0) return {};
-    const auto* const logits = all.as<const float>();
-    return {logits, logits + design_.config.model.vocab_size};
+    const auto* const first = all.as<const float>();
+    std::vector<float> logits(first, first + design_.config.model.vocab_size);
+    if (const auto cap = static_cast<float>(design_.config.model.logit_softcap); cap > 0)
+      for (float& logit : logits) logit = cap * std::tanh(logit / cap);
+    return logits;
   }
 
  private:

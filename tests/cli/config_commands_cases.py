@@ -27,7 +27,7 @@ FAULTS = [
      "has no effect unless data.mask_documents is true (try --set data.max_documents=null or leaving it out)"),
     ("model.norm_eps", "0", "must be greater than 0 and at most 1 (try 1e-05)"),
     ("model.rope_theta", "500000",
-     "has no effect unless model.positions is rope (try --set model.rope_theta=null or leaving it out)"),
+     "has no effect unless model.positions is rope, and rope_theta_pattern is empty (try --set model.rope_theta=null or leaving it out)"),
     ("data.train", '"corpus"', "must be an array of data sources, each an object (try"),
     ("data.train", "[]", "must hold at least one data source (try"),
     ("batch.global", "0", "must be at least 1 and at most 16777216 (try 1)"),

@@ -32,6 +32,8 @@ PLANTED = {
     "qwen3": [("model", "norm_eps", 1e-5), ("optimizer", "eps", 1e-7), ("run", "seed", 2)],
     "alternating": [("model", "attention_pattern", ["band:19", "dense"])],
     "gpt-neo": [("model", "attention_scale", 0)],
+    "gemma2": [("model", "logit_softcap", 3.1), ("model", "attention_softcap", 0.52)],
+    "gemma3": [("model", "rope_theta_pattern", [500.0, 9000.0]), ("model", "embedding_scale", 9.7)],
 }
 
 

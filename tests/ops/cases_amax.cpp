@@ -104,7 +104,8 @@ void branch_backward(Trial& trial, const Shape& shape) {
       d_branch);
 }
 
-constexpr ActivationKind kinds[] = {ActivationKind::gelu, ActivationKind::gelu_tanh, ActivationKind::swiglu};
+constexpr ActivationKind kinds[] = {ActivationKind::gelu, ActivationKind::gelu_tanh, ActivationKind::swiglu,
+                                    ActivationKind::geglu, ActivationKind::geglu_tanh};
 
 void activation_forward(Trial& trial, const Shape& shape, ActivationKind kind) {
   const Operand& x = input(trial, shape, (is_gated(kind) ? 2 : 1) * shape.cols);

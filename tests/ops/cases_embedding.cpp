@@ -25,7 +25,8 @@ std::vector<int32_t> random_tokens(Trial& trial, const Shape& shape) {
   return tokens;
 }
 
-void check_forward(Trial& trial, const Shape& shape, const DTypes& dtypes, double p, bool with_positions) {
+void check_forward(Trial& trial, const Shape& shape, const DTypes& dtypes, double p, bool with_positions,
+                   double scale = 1) {
   const int64_t rows = shape.batch * shape.tokens;
   const std::vector<int32_t> tokens = random_tokens(trial, shape);
   const auto* const device_tokens = Trial::pointer<const int32_t>(trial.input_array(tokens));
@@ -38,20 +39,22 @@ void check_forward(Trial& trial, const Shape& shape, const DTypes& dtypes, doubl
                              .token_table = table.matrix(),
                              .position_table = with_positions ? positions.matrix() : Matrix(),
                              .dropout = dropout.dropout,
-                             .x = x.matrix()});
+                             .x = x.matrix(),
+                             .token_scale = scale});
   std::vector<double> expected;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t col = 0; col < shape.cols; ++col) {
       const double position = with_positions ? positions.at(row % shape.tokens, col) : 0;
-      expected.push_back((table.at(tokens[row], col) + position) * dropout.factor(row, col));
+      expected.push_back((scale * table.at(tokens[row], col) + position) * dropout.factor(row, col));
     }
   }
-  trial.expect_near("x", x, expected, 0x1p-21);  // two roundings in f32 of numbers up to 2^3
+  trial.expect_near("x", x, expected, scale * 0x1p-21);  // three roundings in f32 of numbers up to scale * 2^3
 }
 
 struct BackwardOptions {
   double p;
   bool with_positions, accumulate_token, accumulate_position;
+  double scale = 1;
 };
 
 void check_backward(Trial& trial, const Shape& shape, DType residual, const BackwardOptions& options) {
@@ -77,9 +80,9 @@ void check_backward(Trial& trial, const Shape& shape, DType residual, const Back
       const double gradient = dx.at(row, col) * dropout.factor(row, col);
       const size_t in_table = static_cast<size_t>(tokens[row]) * cols + static_cast<size_t>(col);
       const size_t in_positions = static_cast<size_t>(row % shape.tokens) * cols + static_cast<size_t>(col);
-      table_sums[in_table] += gradient;
+      table_sums[in_table] += options.scale * gradient;
       position_sums[in_positions] += gradient;
-      plain_table[in_table] += static_cast<float>(gradient);
+      plain_table[in_table] += static_cast<float>(options.scale * gradient);
       plain_positions[in_positions] += static_cast<float>(gradient);
     }
   }
@@ -90,7 +93,8 @@ void check_backward(Trial& trial, const Shape& shape, DType residual, const Back
                               .d_token_table = d_table.matrix(),
                               .d_position_table = options.with_positions ? d_positions.matrix() : Matrix(),
                               .accumulate_token = options.accumulate_token,
-                              .accumulate_position = options.accumulate_position});
+                              .accumulate_position = options.accumulate_position,
+                              .token_scale = options.scale});
   trial.expect_close("d_token_table", d_table, table_sums, to_double(plain_table));
   if (options.with_positions)
     trial.expect_close("d_position_table", d_positions, position_sums, to_double(plain_positions));
@@ -247,6 +251,17 @@ void add_cases(Suite& suite) {
         check_backward(t, shape, residual, {0, false, false, false});
       });
     }
+  }
+  for (const DTypes& dtypes : dtype_pairs) {
+    suite.add<EmbeddingForward>("scaled tokens p=0.2 " + name_of(dtypes),
+                                [=](Trial& t) { check_forward(t, shapes[3], dtypes, 0.2, true, 11.25); });
+    suite.add<EmbeddingForward>("scaled tokens, no positions " + name_of(dtypes),
+                                [=](Trial& t) { check_forward(t, shapes[6], dtypes, 0, false, 11.25); });
+  }
+  for (const DType residual : compute_dtypes) {
+    suite.add<EmbeddingBackward>(fmt::format("scaled tokens R={}", dtype_name(residual)), [=](Trial& t) {
+      check_backward(t, shapes[3], residual, {0.2, true, true, true, 11.25});
+    });
   }
   for (const Shape& shape : long_shapes) {
     suite.add<EmbeddingBackward>(fmt::format("{} tokens", shape.batch * shape.tokens), [=](Trial& t) {

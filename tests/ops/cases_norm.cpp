@@ -104,7 +104,14 @@ struct NormOptions {
   double p;
   bool with_beta;
   double offset;  // added to x: means are then large compared with the spread
+  bool offset_gamma = false;
 };
+
+std::vector<double> gains(const Operand& gamma, bool offset) {
+  std::vector<double> values = gamma.values();
+  for (double& value : values) value += offset ? 1 : 0;
+  return values;
+}
 
 // Gaps between rows are multiples of `gap` elements.
 void check_forward(Trial& trial, const Shape& shape, const DTypes& dtypes, const NormOptions& options,
@@ -134,6 +141,7 @@ void check_forward(Trial& trial, const Shape& shape, const DTypes& dtypes, const
     op.x_out = x_out.matrix();
   }
   op.gamma = gamma.matrix();
+  op.offset = options.offset_gamma;
   if (options.with_beta) op.beta = beta.matrix();
   op.y = y.matrix();
   if (centered) op.mean = mean.matrix();
@@ -152,10 +160,10 @@ void check_forward(Trial& trial, const Shape& shape, const DTypes& dtypes, const
   const auto plain_stats = statistics<float>(options.kind, to_real<float>(normed), shape.cols);
   // Sums and differences of numbers up to a few units from the offset.
   const double noise = 0x1p-23 * (1 + std::abs(options.offset));
-  const auto plain =
-      norm(options.kind, to_real<float>(normed), to_real<float>(gamma.values()), to_real<float>(beta_values));
-  trial.expect_close("y", y, norm(options.kind, normed, gamma.values(), beta_values),
-                     rounded(to_double(plain), dtypes.compute), 3, noise);
+  const std::vector<double> gain = gains(gamma, options.offset_gamma);
+  const auto plain = norm(options.kind, to_real<float>(normed), to_real<float>(gain), to_real<float>(beta_values));
+  trial.expect_close("y", y, norm(options.kind, normed, gain, beta_values), rounded(to_double(plain), dtypes.compute),
+                     3, noise);
   if (centered) trial.expect_close("mean", mean, stats.mean, to_double(plain_stats.mean), 3, noise);
   trial.expect_close("rstd", rstd, stats.rstd, to_double(plain_stats.rstd));
 }
@@ -193,6 +201,7 @@ struct BackwardOptions {
   bool with_residual;
   bool with_beta;
   bool in_place;
+  bool offset_gamma = false;
 };
 
 void check_backward(Trial& trial, const Shape& shape, const DTypes& dtypes, const BackwardOptions& options,
@@ -213,15 +222,17 @@ void check_backward(Trial& trial, const Shape& shape, const DTypes& dtypes, cons
   const Operand& rstd = trial.input(DType::f32, 1, rows, stats.rstd);
   const Statistics<float> plain_stats{to_real<float>(stats.mean), to_real<float>(stats.rstd)};
   const std::vector<double> residual_values = options.with_residual ? residual.values() : std::vector<double>{};
-  const auto expected = norm_gradients(options.kind, stats, dy.values(), x_values, gamma.values(), residual_values);
+  const std::vector<double> gain = gains(gamma, options.offset_gamma);
+  const auto expected = norm_gradients(options.kind, stats, dy.values(), x_values, gain, residual_values);
   const auto plain = norm_gradients(options.kind, plain_stats, to_real<float>(dy.values()), to_real<float>(x_values),
-                                    to_real<float>(gamma.values()), to_real<float>(residual_values));
+                                    to_real<float>(gain), to_real<float>(residual_values));
 
   NormBackward op{};
   op.kind = options.kind;
   op.dy = dy.matrix();
   op.x = x.matrix();
   op.gamma = gamma.matrix();
+  op.offset = options.offset_gamma;
   if (options.kind == NormKind::layernorm) op.mean = mean.matrix();
   op.rstd = rstd.matrix();
   if (options.with_residual) op.dx_residual = residual.matrix();
@@ -234,7 +245,8 @@ void check_backward(Trial& trial, const Shape& shape, const DTypes& dtypes, cons
   double largest_term = 0;
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t col = 0; col < shape.cols; ++col)
-      largest_term = std::max(largest_term, std::abs(dy.at(row, col) * gamma.at(0, col)) * rstd.at(0, row));
+      largest_term =
+          std::max(largest_term, std::abs(dy.at(row, col) * gain[static_cast<size_t>(col)]) * rstd.at(0, row));
   trial.expect_close("dx", dx, expected.dx, rounded(to_double(plain.dx), dtypes.residual), 3, 0x1p-23 * largest_term);
   // Sums of a few rows and their terms are in f32.
   const auto noise = [](const std::vector<double>& sums) {
@@ -498,6 +510,16 @@ void add_norm_cases(Suite& suite) {
       }
     }
     suite.add<NormForward>("recompute " + name_of(dtypes), [=](Trial& t) { check_recompute(t, dtypes); });
+    for (const int64_t cols : {129, 8192, 12288}) {
+      const Shape shape{2, 3, cols};
+      const std::string name = fmt::format("gains of 1 + gamma, h={} {}", cols, name_of(dtypes));
+      suite.add<NormForward>(name, [=](Trial& t) {
+        check_forward(t, shape, dtypes, {NormKind::rmsnorm, true, 0.3, false, 0, true}, 8);
+      });
+      suite.add<NormBackward>(name, [=](Trial& t) {
+        check_backward(t, shape, dtypes, {NormKind::rmsnorm, true, false, false, true}, 8);
+      });
+    }
   }
   add_wide_cases(suite);
   suite.add<NormBackward>("many blocks of rows", [](Trial& t) {

@@ -27,6 +27,7 @@ struct Options {
   DType dtype;
   bool with_norm, rotary;
   RopeScaling scaling = RopeScaling::none;
+  bool offset = false;
 
   // Within eight tokens some of a head's pairs turn often, some seldom.
   RotaryAngles angles() const {
@@ -95,12 +96,17 @@ void turn(std::vector<Real>& values, size_t first, int64_t token, int64_t head_s
 }
 
 template <typename Real>
+Real gain(const Heads<Real>& heads, size_t i, const Options& options) {
+  return (options.offset ? Real{1} : Real{0}) + heads.gamma[i];
+}
+
+template <typename Real>
 std::vector<Real> forward(const Heads<Real>& heads, const Options& options) {
   std::vector<Real> y = heads.x;
   heads.for_each([&](size_t first, int64_t token) {
     if (options.with_norm) {
       const Real rstd = rstd_of(heads, first);
-      for (size_t i = 0; i < heads.gamma.size(); ++i) y[first + i] *= rstd * heads.gamma[i];
+      for (size_t i = 0; i < heads.gamma.size(); ++i) y[first + i] *= rstd * gain(heads, i, options);
     }
     if (options.rotary) turn(y, first, token, heads.head_size, 1, options.angles());
   });
@@ -123,10 +129,10 @@ HeadGradients<Real> backward(const Heads<Real>& heads, const std::vector<Real>& 
     for (size_t i = 0; i < heads.gamma.size(); ++i) {
       const Real x_hat = heads.x[first + i] * rstd;
       result.d_gamma[i] += result.dx[first + i] * x_hat;
-      mean += result.dx[first + i] * heads.gamma[i] * x_hat / static_cast<Real>(heads.head_size);
+      mean += result.dx[first + i] * gain(heads, i, options) * x_hat / static_cast<Real>(heads.head_size);
     }
     for (size_t i = 0; i < heads.gamma.size(); ++i)
-      result.dx[first + i] = rstd * (result.dx[first + i] * heads.gamma[i] - heads.x[first + i] * rstd * mean);
+      result.dx[first + i] = rstd * (result.dx[first + i] * gain(heads, i, options) - heads.x[first + i] * rstd * mean);
   });
   return result;
 }
@@ -176,6 +182,7 @@ void check_forward(Trial& trial, const Shape& shape, const Options& options, boo
     op.q_gamma = q_gamma.matrix();
     op.k_gamma = k_gamma.matrix();
     op.rstd = rstd.matrix();
+    op.offset = options.offset;
   }
   op.eps = eps;
   op.rotary = options.rotary;
@@ -237,6 +244,7 @@ void check_backward(Trial& trial, const Shape& shape, const Options& options) {
     op.rstd = rstd.matrix();
     op.q_gamma_sums = q_gamma_sums.matrix();
     op.k_gamma_sums = k_gamma_sums.matrix();
+    op.offset = options.offset;
   }
   trial.run(op);
   trial.expect_close("dq", dq, of_q.dx, of_q.plain_dx, 3, 0x1p-21);
@@ -247,9 +255,9 @@ void check_backward(Trial& trial, const Shape& shape, const Options& options) {
   }
 }
 
-void check_reference_gradient(Trial& trial, bool rotary) {
+void check_reference_gradient(Trial& trial, bool rotary, bool offset) {
   constexpr Shape shape{.batch = 1, .tokens = 3, .q_heads = 2, .k_heads = 1, .head_size = 4};
-  const Options options{DType::f64, true, rotary};
+  const Options options{.dtype = DType::f64, .with_norm = true, .rotary = rotary, .offset = offset};
   const Operand& x = trial.input(DType::f64, 3, 8);
   const std::vector<double> gamma = trial.input(DType::f64, 1, 4).values();
   const std::vector<double> dy = trial.input(DType::f64, 3, 8).values();
@@ -357,6 +365,14 @@ void add_cases(Suite& suite) {
     suite.add<QueryKeyForward>(name, [=](Trial& t) { check_forward(t, {3, 7, 2, 2, 38}, options, false); });
     suite.add<QueryKeyBackward>(name, [=](Trial& t) { check_backward(t, {3, 7, 2, 2, 38}, options); });
   }
+  for (const DType dtype : compute_dtypes) {
+    for (const bool rotary : {false, true}) {
+      const Options options{.dtype = dtype, .with_norm = true, .rotary = rotary, .offset = true};
+      const std::string name = fmt::format("gains of 1 + gamma{} C={}", rotary ? " rotary" : "", dtype_name(dtype));
+      suite.add<QueryKeyForward>(name, [=](Trial& t) { check_forward(t, {3, 7, 2, 1, 64}, options, false); });
+      suite.add<QueryKeyBackward>(name, [=](Trial& t) { check_backward(t, {3, 7, 2, 1, 64}, options); });
+    }
+  }
   suite.add<QueryKeyForward>("slices of a QKV matrix", check_slices);
   suite.add<QueryKeyForward>("odd heads without rotary", [](Trial& t) {
     check_forward(t, {1, 3, 2, 1, 5}, {DType::f32, true, false}, false);
@@ -366,7 +382,7 @@ void add_cases(Suite& suite) {
   });
   for (const bool rotary : {false, true})
     suite.add<QueryKeyBackward>(fmt::format("derivative{}", rotary ? " rotary" : ""),
-                                [=](Trial& t) { check_reference_gradient(t, rotary); });
+                                [=](Trial& t) { check_reference_gradient(t, rotary, !rotary); });
   suite.add<QueryKeyForward>("rejections", [](Trial& t) {
     const Operand& q = t.input(DType::f32, 2, 6);
     Operand& out = t.output(DType::f32, 2, 6);

@@ -305,6 +305,9 @@ const std::vector<Case>& cases() {
   static const std::vector<std::string> fp8 = {"model.hidden_size=64",     "model.ffn_hidden_size=128",
                                                "model.sequence_length=20", "run.device=auto",
                                                "precision.compute=bf16",   "precision.linears=fp8"};
+  static const std::vector<std::string> gemma = {"model.norm_after=true", "model.norm_offset=true",
+                                                 "model.embedding_scale=6.5", "model.logit_softcap=5",
+                                                 R"(model.positions_pattern=["rope","none"])"};
   static const auto with = [](std::vector<std::string> all, const std::vector<std::string>& more) {
     all.insert(all.end(), more.begin(), more.end());
     return all;
@@ -320,6 +323,13 @@ const std::vector<Case>& cases() {
       {.family = Family::gpt2, .tensor = 2, .sequence = true, .overrides = {}},
       {.family = Family::llama, .tensor = 2, .sequence = false, .overrides = {"precision.compute=bf16"}},
       {.family = Family::llama, .tensor = 2, .sequence = true, .overrides = {"model.dropout=0.1"}},
+      {.family = Family::llama, .tensor = 2, .sequence = true, .overrides = with(gemma, {"model.dropout=0.1"})},
+      {.family = Family::gpt2, .tensor = 1, .sequence = false, .overrides = {"model.norm_after=true"}},
+      {.family = Family::gpt2,
+       .tensor = 2,
+       .sequence = false,
+       .overrides = {"model.norm_after=true", "memory.recompute=selective", "memory.saved_inputs=8"}},
+      {.family = Family::llama, .tensor = 1, .sequence = false, .overrides = with(fp8, gemma)},
       {.family = Family::gpt2, .tensor = 1, .sequence = false, .overrides = fp8},
       {.family = Family::llama, .tensor = 2, .sequence = false, .overrides = fp8},
       {.family = Family::gpt2, .tensor = 2, .sequence = true, .overrides = with(fp8, {"model.dropout=0.1"})},

@@ -83,6 +83,20 @@ TEST_CASE("first moments with attention windows in some layers and documents") {
   }
 }
 
+TEST_CASE("first moments with the norms, scales, caps and angles of Gemma") {
+  compare_with_one_rank(
+      Family::llama,
+      {"model.norm_offset=true", "model.norm_after=true", "model.embedding_scale=6.5", "model.logit_softcap=0.7",
+       "model.activation=geglu_tanh", "model.tied_head=true", R"(model.attention_pattern=["band:6","dense"])",
+       R"(model.positions_pattern=["rope","rope","none"])", "model.rope_theta_pattern=[50,9000]",
+       R"(model.rope_scaling_pattern=["none","linear"])", "model.rope_factor=4"},
+      {{1, {"batch.micro=1", "memory.recompute=block"}},
+       {2, {"parallel.tensor=2", "batch.micro=2", "parallel.sequence=true", "memory.recompute=selective"}},
+       {2, {"batch.micro=1", "parallel.zero=3"}},
+       {2, {"batch.micro=1", "parallel.pipeline=2", "memory.offload_activations=all"}},
+       {4, {"parallel.tensor=2", "batch.micro=2"}}});
+}
+
 TEST_CASE("first moments with heads of their own size, biases of queries alone, and scaled angles") {
   compare_with_one_rank(
       Family::llama,

@@ -37,6 +37,8 @@ GPT_NEO = {"num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": gol
            "bos_token_id": None, "eos_token_id": None}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}
+GEMMA = {**LLAMA, "head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 20,
+         "layer_types": ["sliding_attention", "full_attention"]}
 CASES = {
     "gpt2": ("GPT2", GPT2),
     "gpt2-gelu-untied": ("GPT2", {**GPT2, "activation_function": "gelu", "tie_word_embeddings": False, "n_inner": 100}),
@@ -55,19 +57,23 @@ CASES = {
     "ministral": ("Ministral", {**LLAMA, "head_dim": 24, "sliding_window": 20,
                                 "layer_types": ["full_attention", "sliding_attention"]}),
     "gpt-neo": ("GPTNeo", GPT_NEO),
+    "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}),
+    "gemma3": ("Gemma3", {**GEMMA, "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0}}}),
     "gpt2-unscaled": ("GPT2", {**GPT2, "scale_attn_weights": False}),
     "qwen3-llama3-angles": ("Qwen3", {**LLAMA, "head_dim": 24, "rope_parameters": LLAMA3}),
 }
 
 
 def random_model(kind, keys):
-    config = getattr(transformers, f"{kind}Config")(**keys)
+    config = getattr(transformers, f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config")(**keys)
     torch.manual_seed(3)
     suffix = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
     model = getattr(transformers, f"{kind}{suffix}")(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            norm = parameter.dim() == 1 and name.endswith("weight")
+            norm = parameter.dim() == 1 and name.endswith("weight") and not kind.startswith("Gemma")
             parameter.normal_(0.0, 0.08).add_(1.0 if norm else 0.0)
     return model.eval()
 

@@ -55,6 +55,9 @@ GPT2 = {"norm": "layernorm", "positions": "learned", "activation": "gelu_tanh", 
         "num_layers": 2, "hidden_size": 64, "num_heads": 4}
 LLAMA = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "bias": False, "tied_head": False,
          "num_layers": 2, "hidden_size": 96, "num_heads": 6, "num_kv_heads": 2, "ffn_hidden_size": 200}
+GEMMA = {**LLAMA, "activation": "geglu_tanh", "tied_head": True, "norm_eps": 1e-6, "norm_offset": True,
+         "norm_after": True, "embedding_scale": math.sqrt(96), "attention_pattern": ["band:20", "dense"],
+         "attention_scale": 1 / math.sqrt(20), "init_std": 0.08}
 # Larger weights in some cases move activations and attention out of their linear range.
 CASES = {
     "gpt2": {**GPT2, "init_std": 0.08},
@@ -66,6 +69,9 @@ CASES = {
     "alternating": {**LLAMA, "attention_pattern": ["band:20", "dense"], "init_std": 0.08},
     "gpt-neo": {**GPT2, "qkv_bias": False, "attention_scale": 1.0, "attention_pattern": ["dense", "band:20"],
                 "init_std": 0.08},
+    "gemma2": {**GEMMA, "attention_softcap": 0.5, "logit_softcap": 3.0},
+    "gemma3": {**GEMMA, "qk_norm": True, "rope_theta_pattern": [500.0, 1e4], "rope_scaling_pattern": ["none", "linear"],
+               "rope_factor": 8.0},
 }
 
 
@@ -107,17 +113,45 @@ def learning_rate(config, step):
 
 
 class Rotary(torch.nn.Module):
-    """Cosines and sines of the rotary embedding in float64."""
+    """Cosines and sines of the rotary embedding in float64. Gemma 3 has parameters by kind of layer."""
 
-    def __init__(self, theta, head_size):
+    def __init__(self, parameters, head_size):
         super().__init__()
         exponents = torch.arange(0, head_size, 2, dtype=torch.float64) / head_size
-        self.register_buffer("frequencies", theta ** -exponents)
+        of_kinds = {None: parameters} if "rope_theta" in parameters else parameters
+        self.frequencies = {kind: own["rope_theta"] ** -exponents / own.get("factor", 1.0)
+                            for kind, own in of_kinds.items()}
 
-    def forward(self, x, position_ids):
-        angles = position_ids[..., None].double() * self.frequencies
+    def forward(self, x, position_ids, layer_type=None):
+        angles = position_ids[..., None].double() * self.frequencies[layer_type]
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+class OffsetNorm(torch.nn.Module):
+    """Gemma's RMSNorm in the dtype of its input."""
+
+    def __init__(self, weight, eps):
+        super().__init__()
+        self.weight, self.eps = weight, eps
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * (1.0 + self.weight)
+
+
+def capped_attention(module, query, key, value, attention_mask, scaling, softcap, **_):
+    """Gemma 2's attention, which transformers computes with a softmax in float32 whatever the dtype."""
+    groups = module.num_key_value_groups
+    scores = query @ key.repeat_interleave(groups, 1).transpose(2, 3) * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores + attention_mask
+    inner = torch.float64 if query.dtype == torch.float64 else torch.float32
+    weights = scores.softmax(-1, dtype=inner).to(query.dtype)
+    return (weights @ value.repeat_interleave(groups, 1)).transpose(1, 2).contiguous(), weights
+
+
+transformers.models.gemma2.modeling_gemma2.eager_attention_forward = capped_attention
 
 
 def neo_attention(self, query, key, value, attention_mask=None):
@@ -137,20 +171,22 @@ def in_float64(model):
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             kind = type(child).__name__
-            if kind.endswith("RMSNorm"):
+            if kind.startswith("Gemma") and kind.endswith("RMSNorm"):
+                setattr(module, name, OffsetNorm(child.weight, child.eps))
+            elif kind.endswith("RMSNorm"):
                 norm = torch.nn.RMSNorm(child.weight.shape[0], eps=child.variance_epsilon, dtype=torch.float64)
                 norm.weight = child.weight
                 setattr(module, name, norm)
             elif kind.endswith("RotaryEmbedding"):
                 config = model.config
-                setattr(module, name, Rotary(config.rope_parameters["rope_theta"], config.head_dim))
+                setattr(module, name, Rotary(config.rope_parameters, config.head_dim))
     return model
 
 
 def load_model(folder, dtype):
-    neo = transformers.AutoConfig.from_pretrained(folder).model_type == "gpt_neo"  # has no attention by sdpa
+    eager = transformers.AutoConfig.from_pretrained(folder).model_type in ("gpt_neo", "gemma2")  # have no sdpa
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager" if neo else "sdpa", output_loading_info=True)
+        folder, dtype=torch.float32, attn_implementation="eager" if eager else "sdpa", output_loading_info=True)
     wrong = {what: names for what, names in report.items() if names}
     if wrong:
         raise RuntimeError(f"{folder} does not fit {type(model).__name__}: {wrong}")
@@ -238,6 +274,9 @@ def transformers_place(name, model):
              "norm1": "input_layernorm", "norm2": "post_attention_layernorm", "attention.out": "self_attn.o_proj",
              "attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm",
              "ffn.out": "mlp.down_proj", "attention.qkv": "self_attn.{}_proj", "ffn.in": "mlp.{}_proj"}
+    if model.get("norm_after", False):
+        whole.update({"norm1_after": "post_attention_layernorm", "norm2": "pre_feedforward_layernorm",
+                      "norm2_after": "post_feedforward_layernorm"})
     if neo:
         whole.update({"attention.qkv": "attn.attention.{}_proj", "attention.out": "attn.attention.out_proj"})
     if linear not in sizes:

@@ -14,7 +14,7 @@ std::vector<int64_t> LayerKinds::counts(int64_t first, int64_t count) const {
 LayerKinds layer_kinds(const ModelConfig& model) {
   LayerKinds result;
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-    const LayerKind kind{model.attention(layer)};
+    const LayerKind kind{.attention = model.attention(layer), .rotates = model.rotates(layer)};
     const auto found = std::find(result.kinds.begin(), result.kinds.end(), kind);
     result.of_layers.push_back(static_cast<size_t>(found - result.kinds.begin()));
     if (found == result.kinds.end()) result.kinds.push_back(kind);
@@ -25,6 +25,10 @@ LayerKinds layer_kinds(const ModelConfig& model) {
 ModelConfig with_layers(ModelConfig model, const LayerKind& kind, int64_t count) {
   model.num_layers = count;
   model.attention_pattern = {kind.attention};
+  model.positions_pattern = {kind.rotates ? LayerPositions::rope : LayerPositions::none};
+  // The angles of rotations have no influence on costs.
+  model.rope_theta_pattern.clear();
+  model.rope_scaling_pattern.clear();
   return model;
 }
 

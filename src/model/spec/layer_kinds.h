@@ -12,6 +12,7 @@ namespace gptrain::inline spec {
 
 struct LayerKind {
   AttentionPattern attention;
+  bool rotates = false;  // ModelConfig::rotates
 
   bool operator==(const LayerKind&) const = default;
 };

@@ -55,9 +55,11 @@ class SpecBuilder {
     add(name, {model_.vocab_size, model_.hidden_size}, Init::normal, Split::vocabulary);
   }
 
+  Init gain_init() const { return model_.norm_offset ? Init::zeros : Init::constant; }
+
   void add_norm(const std::string& name) {
     part_ = ModelPart::norms;
-    add(name + ".weight", {model_.hidden_size}, Init::constant, Split::none).norm_use = NormUse::of_rows;
+    add(name + ".weight", {model_.hidden_size}, gain_init(), Split::none).norm_use = NormUse::of_rows;
     if (model_.bias && model_.norm == NormKind::layernorm) {
       add(name + ".bias", {model_.hidden_size}, Init::zeros, Split::none).norm_use = NormUse::of_rows;
     }
@@ -106,7 +108,7 @@ class SpecBuilder {
     add_column_linear("attention.qkv", {{model_.q_size(), model_.head_size}, kv, kv}, model_.qkv_bias);
     if (model_.qk_norm) {
       for (const char* name : {"attention.q_norm.weight", "attention.k_norm.weight"})
-        add(name, {model_.head_size}, Init::constant, Split::none).norm_use = NormUse::of_heads;
+        add(name, {model_.head_size}, gain_init(), Split::none).norm_use = NormUse::of_heads;
     }
     if (model_.attention_sinks) {
       TensorSpec& sinks = add("attention.sinks", {model_.num_heads}, Init::zeros, Split::rows);
@@ -114,11 +116,13 @@ class SpecBuilder {
       sinks.norm_use = NormUse::sinks;
     }
     add_row_linear("attention.out", model_.q_size());
+    if (model_.norm_after) add_norm("norm1_after");
     add_norm("norm2");
     part_ = ModelPart::ffn;
     const Section ffn{model_.ffn_hidden_size, 1};
     add_column_linear("ffn.in", is_gated(model_.activation) ? std::vector{ffn, ffn} : std::vector{ffn}, model_.bias);
     add_row_linear("ffn.out", model_.ffn_hidden_size);
+    if (model_.norm_after) add_norm("norm2_after");
   }
 
   void add_head() {

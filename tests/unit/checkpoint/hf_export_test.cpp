@@ -238,6 +238,38 @@ TEST_CASE("config.json holds what transformers has to know", "[hf]") {
   CHECK(scaled["rope_scaling"] == scaled["rope_parameters"]);
 }
 
+TEST_CASE("Gemma's config has its scales, caps, kinds of layers and their angles", "[hf]") {
+  const auto config = [](const Overrides& overrides) { return hf_model(config_of(overrides), DType::f32).config; };
+  const auto second = config(gemma2);
+  CHECK(second["architectures"] == nlohmann::json{"Gemma2ForCausalLM"});
+  CHECK(second["hidden_activation"] == "gelu_pytorch_tanh");
+  CHECK(second["query_pre_attn_scalar"] == 4);
+  CHECK(second["attn_logit_softcapping"] == 50.0);
+  CHECK(second["final_logit_softcapping"] == 30.0);
+  CHECK(second["sliding_window"] == 3);
+  CHECK(second["layer_types"] == nlohmann::json{"sliding_attention", "full_attention"});
+  CHECK(second["rope_parameters"] == nlohmann::json{{"rope_type", "default"}, {"rope_theta", 10000.0}});
+  CHECK(second["pad_token_id"].is_null());
+  const auto third = config(gemma3);
+  CHECK(third["model_type"] == "gemma3_text");
+  CHECK(third["query_pre_attn_scalar"] == 16);
+  CHECK(third["attn_logit_softcapping"].is_null());
+  CHECK(third["final_logit_softcapping"].is_null());
+  CHECK(third["sliding_window_pattern"] == 2);
+  CHECK(third["rope_theta"] == 1e6);
+  CHECK(third["rope_local_base_freq"] == 1e4);
+  const nlohmann::json global = {{"rope_type", "linear"}, {"rope_theta", 1e6}, {"factor", 8.0}};
+  CHECK(third["rope_scaling"] == global);
+  CHECK(third["rope_parameters"] ==
+        nlohmann::json{{"full_attention", global},
+                       {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 1e4}}}});
+  std::vector<std::string> names;
+  for (const HfTensor& tensor : hf_model(config_of(gemma3), DType::f32).tensors)
+    if (tensor.source.starts_with("blocks.1.norm")) names.push_back(tensor.name.substr(std::strlen("model.layers.1.")));
+  CHECK(names == std::vector<std::string>{"input_layernorm.weight", "post_attention_layernorm.weight",
+                                          "pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"});
+}
+
 TEST_CASE("What acts in training only and has no place is reported", "[hf]") {
   const auto left_out = [](const Overrides& overrides) { return hf_model(config_of(overrides), DType::f32).left_out; };
   CHECK(left_out({"model.residual_dropout=0.1"}).empty());
@@ -268,6 +300,23 @@ TEST_CASE("A mix of keys that no class has is refused, naming every key", "[hf]"
   CHECK(lacking(refusal(with(llama, {"model.attention_softcap=50", "model.attention_sinks=true"})),
                 {"LlamaForCausalLM: model.attention_softcap = 50.0 (must be 0), model.attention_sinks = true (must be "
                  "false)\n"}) == "");
+  CHECK(lacking(refusal(with(gemma3, {"model.embedding_scale=3.46875", "model.attention_scale=0.3",
+                                      R"(model.positions_pattern=["rope","none"])",
+                                      R"(model.rope_scaling_pattern=["linear","linear"])"})),
+                {"LlamaForCausalLM: ",
+                 "model.norm_offset = true (must be false), model.norm_after = true (must be "
+                 "false)",
+                 "Gemma3ForCausalLM: model.embedding_scale = 3.46875 (must be 3.46410161513775",
+                 "model.attention_scale = 0.3 (must be 1 / the root of a whole number), "
+                 "model.positions_pattern = [\"rope\",\"none\"] (must be [\"rope\"]), "
+                 "model.rope_scaling_pattern = [\"linear\",\"linear\"] (must be none in layers with a window)\n"}) ==
+        "");
+  CHECK(hf_model(config_of(with(gemma3, {"model.embedding_scale=3.46875"})), DType::bf16).hf.architecture ==
+        HfArchitecture::gemma3);
+  CHECK(lacking(refusal(with(llama, {R"(model.attention_pattern=["band:3","dense"])",
+                                     "model.rope_theta_pattern=[1e4,1e6]", "model.logit_softcap=9"})),
+                {"MinistralForCausalLM: model.logit_softcap = 9.0 (must be 0), model.rope_theta_pattern = "
+                 "[10000.0,1000000.0] (must be the same in all layers)\n"}) == "");
   CHECK(lacking(refusal({"model.bias=false"}), {"GPT2LMHeadModel: model.bias = false (must be true)"}) == "");
   CHECK(lacking(refusal(with(llama, {"model.qk_norm=true", "model.bias=true"})),
                 {"LlamaForCausalLM: model.qk_norm = true (must be false)\n",

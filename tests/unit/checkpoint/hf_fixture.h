@@ -35,10 +35,26 @@ inline const Overrides llama = {"model.norm=rmsnorm", "model.positions=rope", "m
 
 inline const Overrides gpt_neo = {"model.qkv_bias=false", "model.attention_scale=1"};
 
+inline const Overrides gemma2 = {"model.norm=rmsnorm",
+                                 "model.norm_offset=true",
+                                 "model.norm_after=true",
+                                 "model.positions=rope",
+                                 "model.activation=geglu_tanh",
+                                 "model.bias=false",
+                                 "model.embedding_scale=3.4641016151377544",
+                                 "model.logit_softcap=30",
+                                 "model.attention_softcap=50",
+                                 R"(model.attention_pattern=["band:3","dense"])"};
+
 inline Overrides with(Overrides overrides, const Overrides& more) {
   overrides.insert(overrides.end(), more.begin(), more.end());
   return overrides;
 }
+
+inline const Overrides gemma3 =
+    with(gemma2, {"model.qk_norm=true", "model.attention_softcap=0", "model.logit_softcap=0", "model.head_size=6",
+                  "model.attention_scale=0.25", "model.rope_theta_pattern=[1e4,1e6]",
+                  R"(model.rope_scaling_pattern=["none","linear"])", "model.rope_factor=8"});
 
 // A checkpoint of a model with all elements different: element i of the n-th tensor is n + i / 1024, exactly.
 class SavedModel {

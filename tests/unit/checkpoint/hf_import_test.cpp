@@ -1,6 +1,7 @@
 #include "checkpoint/hf_import.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -44,7 +45,15 @@ const std::vector<Overrides> models = {
     with(llama, {R"(model.attention_pattern=["dense","band:3"])", "model.qk_norm=true"}),
     {"model.attention_scale=1", "model.activation=gelu"},
     with(gpt_neo, {R"(model.attention_pattern=["dense","band:3"])"}),
-    with(gpt_neo, {"model.attention_window=3", "model.tied_head=false"})};
+    with(gpt_neo, {"model.attention_window=3", "model.tied_head=false"}),
+    gemma2,
+    with(gemma2, {"model.attention_softcap=0", "model.logit_softcap=0", "model.attention_window=3",
+                  "model.tied_head=false", "model.activation=geglu"}),
+    gemma3,
+    with(gemma3, {R"(model.attention_pattern=["dense"])", "model.rope_theta_pattern=[]",
+                  "model.rope_scaling_pattern=[]", "model.rope_scaling=linear", "model.rope_theta=500"}),
+    with(gemma3, {R"(model.attention_pattern=["band:5"])", "model.rope_theta_pattern=[]",
+                  "model.rope_scaling_pattern=[]", "model.rope_factor=null", "model.activation=swiglu"})};
 
 // Returns the patterns of the folder's model with changed keys of config.json.
 std::vector<AttentionPattern> patterns_with(HfFolder& hf, const HfJson& changes) {
@@ -89,7 +98,7 @@ TEST_CASE("What is exported and imported is the same model, and is exported agai
   }
   CHECK(classes == std::set<std::string>{"GPT2LMHeadModel", "GPTNeoForCausalLM", "LlamaForCausalLM",
                                          "MistralForCausalLM", "MinistralForCausalLM", "Qwen2ForCausalLM",
-                                         "Qwen3ForCausalLM"});
+                                         "Qwen3ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"});
 }
 
 TEST_CASE("The model's section is written for a config, with the precision asked for", "[hf]") {
@@ -182,7 +191,7 @@ TEST_CASE("Angles are read from the keys of older releases and of later ones", "
     config["rope_theta"] = theta;
     hf.set_config(config);
     hf.import();
-    return saved_config(hf.checkpoint(), read_manifest(hf.checkpoint())).model.rope();
+    return saved_config(hf.checkpoint(), read_manifest(hf.checkpoint())).model.rope(0);
   };
   const HfJson scaling = hf.config()["rope_scaling"];
   HfJson without_theta = scaling;
@@ -256,6 +265,68 @@ TEST_CASE("Windows of some layers are read where a class has them, and refused w
   CHECK(lacking(neo.refusal_with("attention_types", {{{"global", "strided"}, 1}}), {"gptrain has global and local"}) ==
         "");
   CHECK(lacking(neo.refusal_with("attention_layers", {"local", "local"}), {"is not what attention_types says"}) == "");
+}
+
+TEST_CASE("Gemma's keys are read as releases write them, and with the class's defaults", "[hf]") {
+  const auto model_with = [](HfFolder& hf, const HfJson& changes) {
+    HfJson config = hf.config();
+    config.merge_patch(changes);
+    hf.set_config(config);
+    hf.import();
+    return saved_config(hf.checkpoint(), read_manifest(hf.checkpoint())).model;
+  };
+  const RotaryAngles local{.theta = 1e4}, global{.theta = 1e6, .scaling = RopeScaling::linear, .factor = 8};
+  // As google/gemma-3-4b's text_config has them, before transformers 5.
+  HfFolder third(gemma3);
+  const HfJson before_5 = {
+      {"rope_parameters", nullptr},  {"layer_types", nullptr},
+      {"sliding_window_pattern", 2}, {"rope_local_base_freq", 1e4},
+      {"rope_theta", 1e6},           {"rope_scaling", {{"rope_type", "linear"}, {"rope_theta", nullptr}}}};
+  const ModelConfig old = model_with(third, before_5);
+  CHECK(old.rope(0) == local);
+  CHECK(old.rope(1) == global);
+  CHECK(old.attention_pattern == std::vector{window_pattern(3), window_pattern(0)});
+  CHECK(old.norm_offset);
+  CHECK(old.norm_after);
+  CHECK(old.qk_norm);
+  CHECK(old.attention_scale == 0.25);
+  const ModelConfig usual = model_with(third, {{"rope_local_base_freq", nullptr},
+                                               {"rope_theta", nullptr},
+                                               {"rope_scaling", nullptr},
+                                               {"sliding_window_pattern", nullptr},
+                                               {"query_pre_attn_scalar", 6},
+                                               {"sliding_window", nullptr},
+                                               {"final_logit_softcapping", 20.0},
+                                               {"tie_word_embeddings", nullptr}});
+  CHECK(usual.attention_pattern == std::vector{window_pattern(5)});  // 4096 of at most 5 tokens, in layers 1 and 2 of 6
+  CHECK(usual.rope(0) == local);
+  CHECK(usual.attention_scale == 0);
+  CHECK(usual.logit_softcap == 20);
+  CHECK(usual.embedding_scale == std::sqrt(12.0));
+  CHECK(usual.tied_head);
+
+  HfFolder second(gemma2);
+  const ModelConfig defaults = model_with(second, {{"final_logit_softcapping", nullptr},
+                                                   {"attn_logit_softcapping", nullptr},
+                                                   {"query_pre_attn_scalar", nullptr},
+                                                   {"layer_types", nullptr},
+                                                   {"hidden_activation", nullptr}});
+  CHECK(defaults.logit_softcap == 30);
+  CHECK(defaults.attention_softcap == 50);
+  CHECK(defaults.attention_scale == 1.0 / 16);
+  CHECK(defaults.activation == ActivationKind::geglu_tanh);
+  CHECK(defaults.attention_pattern == std::vector{window_pattern(3), window_pattern(0)});
+
+  for (const auto& [key, value] : std::vector<std::pair<std::string, HfJson>>{
+           {"attention_bias", true},
+           {"use_bidirectional_attention", true},
+           {"attn_logit_softcapping", 50.0},
+           {"hidden_activation", "relu"},
+           {"query_pre_attn_scalar", 0},
+           {"rope_parameters",
+            {{"full_attention", {{"rope_type", "yarn"}, {"factor", 2.0}}}, {"sliding_attention", nullptr}}},
+           {"rope_parameters", {{"sliding_attention", {{"rope_type", "linear"}, {"factor", 2.0}}}}}})
+    CHECK(lacking(third.refusal_with(key, value), {"config.json cannot be imported:\n  " + key}) == "");
 }
 
 TEST_CASE("What a class does and gptrain does not is refused by name", "[hf]") {

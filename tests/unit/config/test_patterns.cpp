@@ -68,4 +68,51 @@ TEST_CASE("a scale of attention stands instead of the head size, and not beside 
         "model.attention_scale = 1.0: has no place beside model.mup, which sets the scale (try 0)");
 }
 
+TEST_CASE("layers rotate, and have bases and scalings of angles, by patterns") {
+  const auto model_of = [](Overrides overrides) {
+    overrides.emplace_back("model.positions=rope");
+    return parse(overrides).model;
+  };
+  const ModelConfig plain = model_of({"model.rope_theta=500"});
+  CHECK(plain.rotates(0));
+  CHECK(plain.rope(3) == RotaryAngles{.theta = 500});
+  const ModelConfig by_layer = model_of({R"(model.positions_pattern=["rope","rope","none"])"});
+  CHECK(by_layer.rotates(1));
+  CHECK(!by_layer.rotates(2));
+  CHECK(by_layer.rotates(3));
+  CHECK(!parse({}).model.rotates(0));
+
+  const Overrides gemma = {R"(model.attention_pattern=["band:8","band:8","dense"])",
+                           "model.rope_theta_pattern=[1e4,1e4,1e6]",
+                           R"(model.rope_scaling_pattern=["none","none","linear"])", "model.rope_factor=8"};
+  const ModelConfig by_word = model_of(gemma);
+  CHECK(by_word.rope(0) == RotaryAngles{.theta = 1e4});
+  CHECK(by_word.rope(4) == RotaryAngles{.theta = 1e4});
+  CHECK(by_word.rope(5) == RotaryAngles{.theta = 1e6, .scaling = RopeScaling::linear, .factor = 8});
+
+  CHECK(fault({"model.positions=rope", R"(model.rope_scaling_pattern=["none","linear"])", "model.rope_factor=8"}) ==
+        "model.rope_scaling_pattern = [\"none\",\"linear\"]: must have one element for each of 1 words of "
+        "model.attention_pattern (try [\"none\"])");
+  CHECK(fault({"model.positions=rope", R"(model.attention_pattern=["band:8","dense"])",
+               "model.rope_theta_pattern=[500]"}) ==
+        "model.rope_theta_pattern = [500.0]: must have one element for each of 2 words of model.attention_pattern "
+        "(try [500.0,500.0])");
+  CHECK(fault({"model.positions=rope", "model.rope_theta=7", "model.rope_theta_pattern=[500]"}) ==
+        "model.rope_theta = 7.0: has no effect unless model.positions is rope, and rope_theta_pattern is empty (try "
+        "--set model.rope_theta=null or leaving it out)");
+  CHECK(fault({"model.positions=rope", R"(model.rope_scaling_pattern=["linear"])"}).starts_with("model.rope_factor: "));
+  CHECK(fault({R"(model.positions_pattern=["none"])"})
+            .starts_with("model.positions_pattern = [\"none\"]: has no effect unless model.positions is rope"));
+  CHECK(fault({"model.positions=rope", "model.positions_pattern=[]"}).find("at least one") != std::string::npos);
+}
+
+TEST_CASE("norms of 1 + weight are not combined with muP, and small caps are refused") {
+  CHECK(fault({"model.norm_offset=true", "model.mup=256"}) ==
+        "model.norm_offset = true: has no place beside model.mup, which sets the gain of the last norm (try false)");
+  CHECK(fault({"model.logit_softcap=0.001"}).starts_with("model.logit_softcap = 0.001: "));
+  CHECK(fault({"model.embedding_scale=0"}).starts_with("model.embedding_scale = 0"));
+  CHECK(is_gated(parse({"model.activation=geglu_tanh"}).model.activation));
+  CHECK(parse({"model.activation=geglu"}).model.ffn_hidden_size == 2048);
+}
+
 }  // namespace gptrain::config_test

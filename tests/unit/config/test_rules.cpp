@@ -265,7 +265,7 @@ TEST_CASE("a key that would have no effect is refused") {
         "memory.recompute_interval = 2: has no effect unless memory.recompute is every_nth "
         "(try --set memory.recompute_interval=null or leaving it out)");
   CHECK(fault({"model.rope_theta=5000"}) ==
-        "model.rope_theta = 5000.0: has no effect unless model.positions is rope "
+        "model.rope_theta = 5000.0: has no effect unless model.positions is rope, and rope_theta_pattern is empty "
         "(try --set model.rope_theta=null or leaving it out)");
   CHECK(fault({"run.validate_every_steps=5", "run.validation_samples=8"}) ==
         "run.validate_every_steps = 5: has no effect unless data.validation names a source "

@@ -96,6 +96,21 @@ TEST_CASE("muP scales initial weights and rates by the width") {
   }
 }
 
+TEST_CASE("norms behind the branches, and gains of 1 + weight, which begin at 1") {
+  RunConfig config = small_config(Family::llama, {"model.norm_after=true", "model.norm_offset=true"});
+  const ModelSpec spec = make_spec(config.model);
+  std::vector<std::string> norms;
+  for (const TensorSpec& tensor : spec.tensors) {
+    if (tensor.norm_use == NormUse::no_norm) continue;
+    CHECK(tensor.init == Init::zeros);
+    CHECK(tensor.init_scale == 0);
+    CHECK(!tensor.decay);
+    if (tensor.name.starts_with("blocks.2.")) norms.push_back(tensor.name.substr(9));
+  }
+  CHECK(norms == std::vector<std::string>{"norm1.weight", "attention.q_norm.weight", "attention.k_norm.weight",
+                                          "norm1_after.weight", "norm2.weight", "norm2_after.weight"});
+}
+
 TEST_CASE("only the vocabulary is padded, and the layout is aligned and without overlap") {
   const ModelSpec spec = make_spec(small_config(Family::gpt2).model);
   const std::vector<TensorShard> shards = shard_tensors(spec, {});

@@ -7,14 +7,29 @@
 namespace gptrain::inline ops::GPTRAIN_ISA {
 namespace {
 
+// Every function here is x factor(x); its slope is its derivative.
+struct FactorAndSlope {
+  float factor;
+  float slope;
+};
+
+// x sigmoid(x).
+struct Silu {
+  static float factor(float x) { return sigmoid(x); }
+  static FactorAndSlope factor_and_slope(float x) {
+    const SigmoidAndSlope s = sigmoid_and_slope(x);
+    return {s.value, s.value + x * s.slope};
+  }
+};
+
 // x Phi(x), with derivative Phi(x) + x times the normal density.
 struct Gelu {
   static constexpr ActivationKind kind = ActivationKind::gelu;
-  static float value(float x) { return x * normal_distribution(x).distribution; }
-  static float slope(float x) {
+  static float factor(float x) { return normal_distribution(x).distribution; }
+  static FactorAndSlope factor_and_slope(float x) {
     constexpr float inverse_sqrt_2pi = 0.398942280F;
     const Normal normal = normal_distribution(x);
-    return normal.distribution + x * normal.exponential * inverse_sqrt_2pi;
+    return {normal.distribution, normal.distribution + x * normal.exponential * inverse_sqrt_2pi};
   }
 };
 
@@ -23,10 +38,10 @@ struct GeluTanh {
   static constexpr ActivationKind kind = ActivationKind::gelu_tanh;
   static constexpr float c = 1.59576912F;  // 2 sqrt(2 / pi)
   static constexpr float cubic = 0.044715F;
-  static float value(float x) { return x * sigmoid(c * (x + cubic * x * x * x)); }
-  static float slope(float x) {
+  static float factor(float x) { return sigmoid(c * (x + cubic * x * x * x)); }
+  static FactorAndSlope factor_and_slope(float x) {
     const SigmoidAndSlope s = sigmoid_and_slope(c * (x + cubic * x * x * x));
-    return s.value + x * s.slope * (c + 3.0F * c * cubic * x * x);
+    return {s.value, s.value + x * s.slope * (c + 3.0F * c * cubic * x * x)};
   }
 };
 
@@ -36,7 +51,7 @@ void forward_row(const C* x, const C* bias, C* y, int64_t cols) {
   for (int64_t i = 0; i < cols; ++i) {
     float value = load(x + i);
     if constexpr (has_bias) value += load(bias + i);
-    store(y + i, Function::value(value));
+    store(y + i, value * Function::factor(value));
   }
 }
 
@@ -46,7 +61,7 @@ void backward_row(const C* x, const C* bias, const C* dy, C* dx, int64_t cols) {
   for (int64_t i = 0; i < cols; ++i) {
     float value = load(x + i);
     if constexpr (has_bias) value += load(bias + i);
-    store(dx + i, load(dy + i) * Function::slope(value));
+    store(dx + i, load(dy + i) * Function::factor_and_slope(value).slope);
   }
 }
 
@@ -61,7 +76,7 @@ void forward_row_coded(const C* x, const C* bias, C* y, uint8_t* codes, int64_t 
       float value = load(x + begin + i);
       if constexpr (has_bias) value += load(bias + begin + i);
       values[i] = value;
-      store(y + begin + i, Function::value(value));
+      store(y + begin + i, value * Function::factor(value));
     }
     encode<Function::kind, bits>(values, count, codes + begin / codes_in_group * bits);
   }
@@ -78,8 +93,8 @@ void backward_row_coded(const uint8_t* codes, const C* dy, C* dx, int64_t cols, 
   }
 }
 
-template <bool has_bias, typename C>
-void swiglu_forward_row(const C* x, const C* bias, C* y, int64_t cols) {
+template <typename Function, bool has_bias, typename C>
+void gated_forward_row(const C* x, const C* bias, C* y, int64_t cols) {
 #pragma omp simd
   for (int64_t i = 0; i < cols; ++i) {
     float gate = load(x + i);
@@ -88,12 +103,12 @@ void swiglu_forward_row(const C* x, const C* bias, C* y, int64_t cols) {
       gate += load(bias + i);
       up += load(bias + cols + i);
     }
-    store(y + i, gate * sigmoid(gate) * up);
+    store(y + i, gate * Function::factor(gate) * up);
   }
 }
 
-template <bool has_bias, typename C>
-void swiglu_backward_row(const C* x, const C* bias, const C* dy, C* dx, int64_t cols) {
+template <typename Function, bool has_bias, typename C>
+void gated_backward_row(const C* x, const C* bias, const C* dy, C* dx, int64_t cols) {
 #pragma omp simd
   for (int64_t i = 0; i < cols; ++i) {
     float gate = load(x + i);
@@ -102,10 +117,10 @@ void swiglu_backward_row(const C* x, const C* bias, const C* dy, C* dx, int64_t 
       gate += load(bias + i);
       up += load(bias + cols + i);
     }
-    const SigmoidAndSlope s = sigmoid_and_slope(gate);
+    const FactorAndSlope of_gate = Function::factor_and_slope(gate);
     const float gradient = load(dy + i);
-    store(dx + i, gradient * up * (s.value + gate * s.slope));
-    store(dx + cols + i, gradient * gate * s.value);
+    store(dx + i, gradient * up * of_gate.slope);
+    store(dx + cols + i, gradient * gate * of_gate.factor);
   }
 }
 
@@ -124,7 +139,13 @@ void forward_rows(const ActivationForward& op, int64_t first_row, int64_t end_ro
         forward_row<GeluTanh, has_bias>(x, bias, y, cols);
         break;
       case ActivationKind::swiglu:
-        swiglu_forward_row<has_bias>(x, bias, y, cols);
+        gated_forward_row<Silu, has_bias>(x, bias, y, cols);
+        break;
+      case ActivationKind::geglu:
+        gated_forward_row<Gelu, has_bias>(x, bias, y, cols);
+        break;
+      case ActivationKind::geglu_tanh:
+        gated_forward_row<GeluTanh, has_bias>(x, bias, y, cols);
         break;
     }
   }
@@ -146,7 +167,13 @@ void backward_rows(const ActivationBackward& op, int64_t first_row, int64_t end_
         backward_row<GeluTanh, has_bias>(x, bias, dy, dx, cols);
         break;
       case ActivationKind::swiglu:
-        swiglu_backward_row<has_bias>(x, bias, dy, dx, cols);
+        gated_backward_row<Silu, has_bias>(x, bias, dy, dx, cols);
+        break;
+      case ActivationKind::geglu:
+        gated_backward_row<Gelu, has_bias>(x, bias, dy, dx, cols);
+        break;
+      case ActivationKind::geglu_tanh:
+        gated_backward_row<GeluTanh, has_bias>(x, bias, dy, dx, cols);
         break;
     }
   }

@@ -11,24 +11,24 @@ inline int64_t row_of_token(int32_t token, int64_t first_token, int64_t rows) {
 }
 
 template <typename R, typename C>
-void lookup(const C* token, const C* position, R* x, int64_t count) {
+void lookup(const C* token, float scale, const C* position, R* x, int64_t count) {
   if (position == nullptr) {
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) store(x + i, load(token + i));
+    for (int64_t i = 0; i < count; ++i) store(x + i, load(token + i) * scale);
   } else {
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) store(x + i, load(token + i) + load(position + i));
+    for (int64_t i = 0; i < count; ++i) store(x + i, load(token + i) * scale + load(position + i));
   }
 }
 
 template <typename R, typename C>
-void lookup_with_dropout(const C* token, const C* position, const float* factors, R* x, int64_t count) {
+void lookup_with_dropout(const C* token, float scale, const C* position, const float* factors, R* x, int64_t count) {
   if (position == nullptr) {
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) store(x + i, load(token + i) * factors[i]);
+    for (int64_t i = 0; i < count; ++i) store(x + i, load(token + i) * scale * factors[i]);
   } else {
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) store(x + i, (load(token + i) + load(position + i)) * factors[i]);
+    for (int64_t i = 0; i < count; ++i) store(x + i, (load(token + i) * scale + load(position + i)) * factors[i]);
   }
 }
 
@@ -53,20 +53,20 @@ void without_token(const EmbeddingForward& op, const C* position, int64_t row, R
   for (int64_t i = 0; i < cols; ++i) store(x + i, load(position + i));
 }
 
-// sums += dropout'(dx of `row`) in columns [first, end).
+// sums += scale * dropout'(dx of `row`) in columns [first, end).
 template <typename R>
-void add_row(const EmbeddingBackward& op, int64_t row, int64_t first, int64_t end, float* sums) {
+void add_row(const EmbeddingBackward& op, float scale, int64_t row, int64_t first, int64_t end, float* sums) {
   const R* dx = row_of<R>(op.dx, row);
   if (op.dropout.p > 0) {
     for_dropout_spans(op.dropout, row, op.sequence_length, first, end,
                       [&](int64_t at, int64_t count, const float* factors) {
 #pragma omp simd
-                        for (int64_t i = 0; i < count; ++i) sums[at + i] += load(dx + at + i) * factors[i];
+                        for (int64_t i = 0; i < count; ++i) sums[at + i] += load(dx + at + i) * scale * factors[i];
                       });
     return;
   }
 #pragma omp simd
-  for (int64_t i = first; i < end; ++i) sums[i] += load(dx + i);
+  for (int64_t i = first; i < end; ++i) sums[i] += load(dx + i) * scale;
 }
 
 }  // namespace
@@ -86,13 +86,15 @@ void embedding_forward(const EmbeddingForward& op, int64_t first_row, int64_t en
           continue;
         }
         const C* token = row_of<C>(op.token_table, token_row);
+        const auto scale = static_cast<float>(op.token_scale);
         if (op.dropout.p > 0) {
-          for_dropout_spans(
-              op.dropout, row, op.sequence_length, 0, op.x.cols, [&](int64_t at, int64_t count, const float* factors) {
-                lookup_with_dropout(token + at, position == nullptr ? nullptr : position + at, factors, x + at, count);
-              });
+          for_dropout_spans(op.dropout, row, op.sequence_length, 0, op.x.cols,
+                            [&](int64_t at, int64_t count, const float* factors) {
+                              lookup_with_dropout(token + at, scale, position == nullptr ? nullptr : position + at,
+                                                  factors, x + at, count);
+                            });
         } else {
-          lookup(token, position, x, op.x.cols);
+          lookup(token, scale, position, x, op.x.cols);
         }
       }
     });
@@ -106,7 +108,8 @@ void embedding_backward_tokens(const EmbeddingBackward& op, int64_t token_class,
       if (op.tokens[row] % num_classes != token_class) continue;
       const int64_t token_row = row_of_token(op.tokens[row], op.first_token, op.d_token_table.rows);
       if (token_row < 0) continue;
-      add_row<decltype(type)>(op, row, first_column, end_column, row_of<float>(op.d_token_table, token_row));
+      add_row<decltype(type)>(op, static_cast<float>(op.token_scale), row, first_column, end_column,
+                              row_of<float>(op.d_token_table, token_row));
     }
   });
 }
@@ -122,7 +125,7 @@ void embedding_backward_positions(const EmbeddingBackward& op, int64_t first_row
       }
       if (position >= op.sequence_length) continue;
       for (int64_t row = position; row < op.dx.rows; row += op.sequence_length)
-        add_row<decltype(type)>(op, row, 0, cols, sums);
+        add_row<decltype(type)>(op, 1.0F, row, 0, cols, sums);
     }
   });
 }

@@ -39,6 +39,18 @@ inline T* row_of(const Matrix& matrix, int64_t row) {
   return static_cast<T*>(matrix.data) + row * matrix.stride;
 }
 
+// The gains of a norm: its weights, or 1 + its weights.
+struct Gains {
+  const float* weights;
+  float offset;
+
+  float operator[](int64_t i) const { return offset + weights[i]; }
+};
+
+inline Gains gains_of(const Matrix& weights, bool offset) {
+  return {row_of<const float>(weights, 0), offset ? 1.0F : 0.0F};
+}
+
 // Calls body(T{}) with the C++ type of a dtype. REQUIRES: f32 or bf16.
 template <typename Body>
 inline void with_type(DType dtype, const Body& body) {

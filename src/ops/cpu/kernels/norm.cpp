@@ -25,7 +25,7 @@ float variance_of(const R* x, int64_t cols, float mean) {
 }
 
 template <typename R, typename C>
-void normalize(const R* x, float mean, float rstd, const float* gamma, const float* beta, C* y, int64_t cols) {
+void normalize(const R* x, float mean, float rstd, Gains gamma, const float* beta, C* y, int64_t cols) {
   if (beta == nullptr) {
 #pragma omp simd
     for (int64_t i = 0; i < cols; ++i) store(y + i, (load(x + i) - mean) * rstd * gamma[i]);
@@ -52,8 +52,8 @@ void forward_row(const NormForward& op, int64_t row) {
   }
   const float rstd = 1.0F / __builtin_sqrtf(variance_of(x, cols, mean) + static_cast<float>(op.eps));
   row_of<float>(op.rstd, 0)[row] = rstd;
-  normalize(x, mean, rstd, row_of<const float>(op.gamma, 0),
-            op.beta.rows > 0 ? row_of<const float>(op.beta, 0) : nullptr, row_of<C>(op.y, row), cols);
+  normalize(x, mean, rstd, gains_of(op.gamma, op.offset), op.beta.rows > 0 ? row_of<const float>(op.beta, 0) : nullptr,
+            row_of<C>(op.y, row), cols);
 }
 
 // Means over a row of g = dy gamma and of g x_hat.
@@ -63,7 +63,7 @@ struct RowMeans {
 };
 
 template <typename R, typename C>
-RowMeans row_means(const C* dy, const float* gamma, const R* x, float mean, float rstd, int64_t cols) {
+RowMeans row_means(const C* dy, Gains gamma, const R* x, float mean, float rstd, int64_t cols) {
   float sum_g = 0;
   float sum_g_x_hat = 0;
 #pragma omp simd reduction(+ : sum_g, sum_g_x_hat)
@@ -80,7 +80,7 @@ void backward_row(const NormBackward& op, int64_t row, float* d_gamma, float* d_
   const int64_t cols = op.x.cols;
   const C* dy = row_of<C>(op.dy, row);
   const R* x = row_of<R>(op.x, row);
-  const float* gamma = row_of<const float>(op.gamma, 0);
+  const Gains gamma = gains_of(op.gamma, op.offset);
   const bool centered = op.kind == NormKind::layernorm;
   const float mean = centered ? row_of<float>(op.mean, 0)[row] : 0.0F;
   const float rstd = row_of<float>(op.rstd, 0)[row];

@@ -14,8 +14,7 @@ float rstd_of(const C* x, int64_t size, float eps) {
 
 // Norms (if has_norm) and rotates the halves (a, b) of a head's vector. y may alias x.
 template <bool has_norm, typename C>
-void rotate_head(const C* x, const float* gamma, float rstd, const float* cosines, const float* sines, C* y,
-                 int64_t half) {
+void rotate_head(const C* x, Gains gamma, float rstd, const float* cosines, const float* sines, C* y, int64_t half) {
 #pragma omp simd
   for (int64_t i = 0; i < half; ++i) {
     float a = load(x + i);
@@ -30,7 +29,7 @@ void rotate_head(const C* x, const float* gamma, float rstd, const float* cosine
 }
 
 template <bool has_norm, typename C>
-void forward_head(const QueryKeyForward& op, const C* x, const float* gamma, float* rstd_out, RotaryView rotary,
+void forward_head(const QueryKeyForward& op, const C* x, Gains gamma, float* rstd_out, RotaryView rotary,
                   int64_t angles, C* y) {
   const int64_t size = op.head_size;
   float rstd = 1;
@@ -60,7 +59,7 @@ void forward_rows(const QueryKeyForward& op, RotaryView rotary, int64_t first_ro
     for (int64_t head = 0; head < num_heads; ++head) {
       const bool is_q = head < num_q_heads;
       const int64_t column = (is_q ? head : head - num_q_heads) * size;
-      const float* gamma = has_norm ? row_of<const float>(is_q ? op.q_gamma : op.k_gamma, 0) : nullptr;
+      const Gains gamma = gains_of(is_q ? op.q_gamma : op.k_gamma, op.offset);  // read with a norm only
       float* rstd = has_norm ? row_of<float>(op.rstd, row) + head : nullptr;
       forward_head<has_norm>(op, row_of<const C>(is_q ? op.q : op.k, row) + column, gamma, rstd, rotary, angles,
                              row_of<C>(is_q ? op.q_out : op.k_out, row) + column);
@@ -81,8 +80,7 @@ void rotate_back(const C* gradient, const float* cosines, const float* sines, fl
 }
 
 template <typename C>
-void norm_backward_head(const float* dy, const C* x, const float* gamma, float rstd, int64_t size, float* d_gamma,
-                        C* dx) {
+void norm_backward_head(const float* dy, const C* x, Gains gamma, float rstd, int64_t size, float* d_gamma, C* dx) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < size; ++i) {
@@ -116,8 +114,8 @@ void backward_rows(const QueryKeyBackward& op, RotaryView rotary, int64_t first_
       }
       if constexpr (has_norm) {
         norm_backward_head(dy, row_of<const C>(is_q ? op.q : op.k, row) + column,
-                           row_of<const float>(is_q ? op.q_gamma : op.k_gamma, 0), row_of<float>(op.rstd, row)[head],
-                           size, d_gammas[is_q ? 0 : 1], gradient);
+                           gains_of(is_q ? op.q_gamma : op.k_gamma, op.offset), row_of<float>(op.rstd, row)[head], size,
+                           d_gammas[is_q ? 0 : 1], gradient);
       } else {
 #pragma omp simd
         for (int64_t i = 0; i < size; ++i) store(gradient + i, dy[i]);
