@@ -277,6 +277,34 @@ TEST_CASE("Normalization form C, and bytes that are not UTF-8") {
   CHECK(find_invalid_utf8("12345678\xC3\xA9\xC3") == 10);
 }
 
+TEST_CASE("Beginnings of characters") {
+  // Unicode 16, table 3-7: a lead byte of two, three or four, and second bytes that follow it.
+  const auto num_begun = [](const std::string& start) {
+    int count = 0;
+    for (int byte = 0; byte < 256; ++byte) count += begins_utf8(start + static_cast<char>(byte)) ? 1 : 0;
+    return count;
+  };
+  CHECK(num_begun("") == 51);
+  for (const auto& [start, count] : std::vector<std::pair<std::string, int>>{{"\xC2", 0},
+                                                                            {"\xE0", 32},
+                                                                            {"\xE1", 64},
+                                                                            {"\xED", 32},
+                                                                            {"\xF0", 48},
+                                                                            {"\xF1", 64},
+                                                                            {"\xF4", 16},
+                                                                            {"\xF5", 0},
+                                                                            {"\xF0\x90", 64},
+                                                                            {"\xF0\x8F", 0}})
+    CHECK(num_begun(start) == count);
+  for (const auto& [text, size] : std::vector<std::pair<std::string, size_t>>{{"a\xC3\xA9", 3},
+                                                                             {"a\xC3", 1},
+                                                                             {"a\xF0\x9F\x98", 1},
+                                                                             {"a\xE0\x80", 3},
+                                                                             {"a\xC0", 2},
+                                                                             {"", 0}})
+    CHECK(whole_characters_size(text) == size);
+}
+
 TEST_CASE("Training merges the most frequent pair, of equals the one with the smaller ids") {
   const TokenizerParts parts = train_bpe({{"abab", 3}, {"cd", 6}, {"ab", 1}, {"xy", 1}}, 262, {"<s>"}, nullptr);
   REQUIRE(parts.tokens.size() == 261);
