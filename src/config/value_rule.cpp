@@ -168,7 +168,12 @@ void check(const SourcesRule& rule, const Subject& subject) {
   const bool has_objects =
       std::any_of(subject.value.begin(), subject.value.end(), [](const Json& element) { return element.is_object(); });
   const Json meant = has_objects ? Json() : sources_of_list(subject.value);
-  if (!meant.empty()) return subject.fault("must be an array of data sources, each an object", json_text(meant));
+  if (!meant.empty()) {
+    constexpr size_t longest_offer = 1000;
+    const std::string offer = json_text(meant);
+    return subject.fault("must be an array of data sources, each an object",
+                         offer.size() <= longest_offer ? offer : subject.example);
+  }
   if (!subject.value.is_array()) return subject.fault("must be an array of data sources", subject.example);
   if (subject.value.empty() && !rule.may_be_empty) {
     return subject.fault("must hold at least one data source", subject.example);

@@ -208,6 +208,7 @@ TEST_CASE("a list of weights and prefixes is answered with the sources that it m
   for (const std::string list : {R"("30 a 0.5 b/c")", R"(["30", "a", "0.5", "b/c"])", R"([30, "a", 0.5, "b/c"])"})
     CHECK(answer(list) == R"((try [{"path":"a","weight":30},{"path":"b/c","weight":0.5}]))");
   CHECK(answer(R"(["a", "b"])") == R"((try [{"path":"a"},{"path":"b"}]))");
+  CHECK(answer('"' + std::string(5000, 'x') + '"') == R"((try [{"path": "data/corpus/train"}]))");
   for (const std::string other : {"7", "[1]", R"(["1", "a", "b"])", "[[]]", "{}"}) CHECK(answer(other).empty());
   CHECK(fault({R"(data.train=[{"path": "x", "dtype": "i32"}])"}) ==
         R"(data.train[0].dtype = "i32": must be one of auto, u16, u32 (try "u32"))");
