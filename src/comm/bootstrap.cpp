@@ -119,7 +119,7 @@ constexpr OtherLauncher other_launchers[] = {
 // The number of a job, by which the ranks of one machine agree on a port: two jobs seldom have the same.
 int64_t job_number(const Variables& variables) {
   std::string job = fmt::format("{}", getuid());
-  for (const char* name : {"PMI_JOBID", "FLUX_JOB_ID", "PALS_APID", "LSB_JOBID", "PBS_JOBID", "PWD"})
+  for (const char* name : {"PMI_JOBID", "FLUX_JOB_ID", "PALS_APID", "LSB_JOBID", "PBS_JOBID", "SLURM_JOB_ID", "PWD"})
     if (variables.has(name)) job += variables.text(name);
   int64_t number = 0;
   for (const char letter : job) number = (number * 31 + static_cast<unsigned char>(letter)) % 1'000'003;
@@ -175,6 +175,36 @@ int tasks_on_node(const std::string& list, int node) {
 bool in_slurm_step(const Variables& variables) {
   if (!variables.has("SLURM_STEP_ID") || !variables.has("SLURM_PROCID")) return false;
   return variables.number("SLURM_STEP_ID", 0, std::numeric_limits<uint32_t>::max()) < first_special_step;
+}
+
+// Returns true if a launcher of another MPI runs within the step, as mpiexec of MPICH and Intel MPI does: it starts its
+// processes by one task on each node. srun itself sets the same variables, with the step's values.
+bool is_within_step(const Variables& variables, const OtherLauncher& other) {
+  return variables.has(other.rank) && variables.has(other.size) &&
+         (variables.text(other.rank) != variables.text("SLURM_PROCID") ||
+          variables.text(other.size) != variables.text("SLURM_STEP_NUM_TASKS"));
+}
+
+bool has_launcher_within_step(const Variables& variables) {
+  return std::any_of(std::begin(other_launchers), std::end(other_launchers),
+                     [&](const OtherLauncher& other) { return is_within_step(variables, other); });
+}
+
+// Notes the job's tasks and nodes, which batch systems tell the job's script.
+void read_job_size(const Variables& variables, Launch& launch) {
+  const auto number = [&](const char* name) {
+    const std::string value = variables.text(name);
+    int count = 1;
+    std::from_chars(value.data(), value.data() + value.size(), count);
+    return count;
+  };
+  launch.tasks_of_job = number("SLURM_NTASKS");
+  for (const char* nodes : {"SLURM_JOB_NUM_NODES", "PBS_NUM_NODES", "NHOSTS", "AWS_BATCH_JOB_NUM_NODES"}) {
+    if (number(nodes) <= 1) continue;
+    launch.nodes_of_job = number(nodes);
+    launch.nodes_variable = nodes;
+    return;
+  }
 }
 
 void read_slurm(const Variables& variables, Launch& launch) {
@@ -244,11 +274,10 @@ Launch find_launch(const Environment& environment) {
       read_slurm(variables, slurm);
       if (slurm.size == launch.size) check_same_place(variables, slurm, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
     }
-  } else if (in_slurm_step(variables)) {
+  } else if (in_slurm_step(variables) && !has_launcher_within_step(variables)) {
     read_slurm(variables, launch);
-  } else if (!read_other_launcher(variables, launch) && variables.has("SLURM_JOB_ID") &&
-             variables.has("SLURM_NTASKS")) {
-    launch.tasks_of_job = variables.integer("SLURM_NTASKS", 1);
+  } else if (!read_other_launcher(variables, launch)) {
+    read_job_size(variables, launch);
   }
   return launch;
 }
