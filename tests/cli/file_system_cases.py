@@ -1,15 +1,18 @@
 """Runs on file systems that lack something, behind links, in folders that move, and under clocks that jump."""
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
 
 from cli_case import (CHECKPOINT, EXECUTABLE, FINISHED, REQUEUE, TIMEOUT_SECONDS, USAGE, CliCase, overrides,
                       tiny_config)
+from faults_cases import may_mount
 
 ENDLESS = overrides("run.steps=100000000", "checkpoint.every_steps=0")
 
@@ -145,6 +148,26 @@ class Folders(CliCase):
         self.assertIn("sound", self.succeed("checkpoint", "verify", "out"))
         self.succeed("checkpoint", "prune", "out", "--keep-last", "1")
         self.assertEqual(self.checkpoint_steps(), [6])
+
+    @unittest.skipUnless(may_mount(), "no mounting here")
+    def test_automounted_folders(self):
+        """Data and run lie on a file system that is unmounted whenever no process uses it."""
+        config = self.write_run(data={"train": [{"path": "net/disk/corpus"}]}, run={"out": "net/disk/out"})
+        for folder in ("net", "real/disk"):
+            self.path(folder).mkdir(parents=True)
+        for name in ("corpus.bin", "corpus.idx"):
+            self.path(name).rename(self.path("real/disk") / name)
+        commands = [["train", config, "--steps", "3"], ["train", config, "--resume"], ["checkpoint", "verify", "net/disk/out"],
+                    ["data", "inspect", "net/disk/corpus"]]
+        script = " && ".join(shlex.join([str(EXECUTABLE), *command]) for command in commands)
+        done = subprocess.run(["unshare", "-m", sys.executable, Path(__file__).with_name("automount.py"), "net", "real", "sh", "-c",
+                               script], cwd=self.folder, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+        if done.returncode == 77:
+            self.skipTest("no autofs in this kernel")
+        self.assertEqual(done.returncode, FINISHED, done.stderr)
+        self.assertIn("sound", done.stdout)
+        self.assertRegex(done.stdout, r"\d+ mounts\n$")
+        self.assertEqual(self.checkpoint_steps("real/disk/out"), [3, 6])
 
     def test_a_run_that_was_moved(self):
         config = self.write_run()
