@@ -222,9 +222,9 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const s
   if (fs::is_directory(path, unreadable)) {
     return load_tokenizer_folder(path, [&](const fs::path& model) { return load_tokenizer(model, pattern); });
   }
-  if (!fs::exists(path, unreadable) && name.find_first_of("/.") == std::string::npos) {
+  if (!fs::exists(path, unreadable) && !unreadable) {
     throw Error(ExitCode::usage,
-                "cannot read {}: no such file; the tokenizer of a model is a file of its folder (src/data/README.md, "
+                "cannot read {}: No such file; the tokenizer of a model is a file of its folder (src/data/README.md, "
                 "\"Tokens of a published model\")",
                 printable(name));
   }
