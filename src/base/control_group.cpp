@@ -66,8 +66,8 @@ int usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
   // The call fails if there are more cores than a cpu_set_t holds.
-  const int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
-                                                                : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  const int cores =
+      sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   return std::max(1, std::min(cores, group_limits().cores));
 }
 

@@ -22,7 +22,7 @@ struct Launch {
   int tasks_of_job = 1;
   int nodes_of_job = 1;
   std::string nodes_variable;  // the variable that tells nodes_of_job
-  std::string job;       // identifies this run among others that listen at the same address
+  std::string job;             // identifies this run among others that listen at the same address
 };
 
 // Returns the value of an environment variable; null if it is not set.

@@ -89,7 +89,7 @@ TEST_CASE("launchers of other MPIs") {
     REQUIRE(found.master_addresses == std::vector<std::string>{"fe80::1"});
     REQUIRE_THROWS_AS(launch_with({{rank, "3"}}), Error);
   }
-  // Those of a plain start come first, and Slurm's own ones if srun itself sets the others too.
+  // Variables of a plain start come first, and Slurm's own ones if srun itself sets the others too.
   REQUIRE(launch_with(with(plain, hydra)).source == Launch::Source::variables);
   REQUIRE(launch_with(with(slurm, {{"PMI_RANK", "5"}, {"PMI_SIZE", "6"}})).source == Launch::Source::slurm);
 }
@@ -98,8 +98,8 @@ TEST_CASE("a launcher of another MPI within a step of Slurm") {
   // mpiexec of Intel MPI starts one task of a step on each node, which starts the ranks of that node.
   const Settings step = with(slurm, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_LOCALID", "0"}});
   for (const std::string rank : {"0", "1", "2"}) {
-    const Launch launch = launch_with(with(
-        step, {{"PMI_RANK", rank}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", rank}, {"MPI_LOCALNRANKS", "3"}}));
+    const Launch launch = launch_with(
+        with(step, {{"PMI_RANK", rank}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", rank}, {"MPI_LOCALNRANKS", "3"}}));
     REQUIRE(launch.source == Launch::Source::other_mpi);
     REQUIRE(launch.rank == std::stoi(rank));
     REQUIRE(launch.size == 3);

@@ -19,10 +19,11 @@ TEST_CASE("a value of the wrong type is refused") {
   CHECK(fault({"optimizer.lr=fast"}) == R"(optimizer.lr = "fast": must be a number (try 0.0003))");
   CHECK(fault({"optimizer.lr=nan"}) == R"(optimizer.lr = "nan": must be a number (try 0.0003))");
   CHECK(fault({"model.bias=1"}) == "model.bias = 1: must be true or false (try true)");
-  CHECK(fault({"run.out=~/run"}) ==
-        R"(run.out = "~/run": must not begin with ~ or $, which a shell replaces and a config does not (try "runs/demo"))");
-  CHECK(fault({R"(data.train=[{"path": "s3://bucket/x"}])"}).starts_with(
-      R"(data.train[0].path = "s3://bucket/x": must be a path of this machine's file systems)"));
+  CHECK(
+      fault({"run.out=~/run"}) ==
+      R"(run.out = "~/run": must not begin with ~ or $, which a shell replaces and a config does not (try "runs/demo"))");
+  CHECK(fault({R"(data.train=[{"path": "s3://bucket/x"}])"})
+            .starts_with(R"(data.train[0].path = "s3://bucket/x": must be a path of this machine's file systems)"));
   CHECK(fault({"data.tokenizer=$HOME/tokenizer.json"}).starts_with("data.tokenizer = \"$HOME/tokenizer.json\": must"));
   CHECK(fault({"run.out=./~/run"}).empty());
   CHECK(fault({"run.out=7"}) == R"(run.out = 7: must be text (try "runs/demo"))");

@@ -286,22 +286,18 @@ TEST_CASE("Beginnings of characters") {
   };
   CHECK(num_begun("") == 51);
   for (const auto& [start, count] : std::vector<std::pair<std::string, int>>{{"\xC2", 0},
-                                                                            {"\xE0", 32},
-                                                                            {"\xE1", 64},
-                                                                            {"\xED", 32},
-                                                                            {"\xF0", 48},
-                                                                            {"\xF1", 64},
-                                                                            {"\xF4", 16},
-                                                                            {"\xF5", 0},
-                                                                            {"\xF0\x90", 64},
-                                                                            {"\xF0\x8F", 0}})
+                                                                             {"\xE0", 32},
+                                                                             {"\xE1", 64},
+                                                                             {"\xED", 32},
+                                                                             {"\xF0", 48},
+                                                                             {"\xF1", 64},
+                                                                             {"\xF4", 16},
+                                                                             {"\xF5", 0},
+                                                                             {"\xF0\x90", 64},
+                                                                             {"\xF0\x8F", 0}})
     CHECK(num_begun(start) == count);
-  for (const auto& [text, size] : std::vector<std::pair<std::string, size_t>>{{"a\xC3\xA9", 3},
-                                                                             {"a\xC3", 1},
-                                                                             {"a\xF0\x9F\x98", 1},
-                                                                             {"a\xE0\x80", 3},
-                                                                             {"a\xC0", 2},
-                                                                             {"", 0}})
+  for (const auto& [text, size] : std::vector<std::pair<std::string, size_t>>{
+           {"a\xC3\xA9", 3}, {"a\xC3", 1}, {"a\xF0\x9F\x98", 1}, {"a\xE0\x80", 3}, {"a\xC0", 2}, {"", 0}})
     CHECK(whole_characters_size(text) == size);
 }
 
