@@ -84,6 +84,11 @@ int64_t AttentionPattern::pairs(int64_t tokens, int64_t heads) const {
   return heads * of_global + heads / column_sets * of_sets;
 }
 
+Flops AttentionPattern::twice_counted_pairs(int64_t tokens, int64_t heads) const {
+  if (one_run() && (width == 0 || width >= tokens)) return wide(heads) * wide(tokens) * wide(tokens);
+  return 2 * wide(pairs(tokens, heads));
+}
+
 std::optional<AttentionPattern> parse_attention_pattern(std::string_view word) {
   AttentionPattern pattern;
   const auto* const name =

@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/int128.h"
+
 namespace gptrain::inline base {
 
 enum class AttentionKind : uint8_t { dense, band, strided, columns, fixed };
@@ -58,6 +60,10 @@ struct AttentionPattern {
   // RETURNS the (query, key) pairs of a sequence, summed over `heads` heads. Exact, in a time that depends on
   // column_sets only. REQUIRES: column_sets divides heads.
   int64_t pairs(int64_t tokens, int64_t heads) const;
+
+  // RETURNS twice the pairs that model FLOPs count: by the field's custom tokens^2 for each head that sees all earlier
+  // tokens, else twice the exact number. REQUIRES: column_sets divides heads.
+  Flops twice_counted_pairs(int64_t tokens, int64_t heads) const;
 };
 
 // RETURNS the pattern of a window: a band of that width, or dense if the window is 0.

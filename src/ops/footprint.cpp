@@ -47,13 +47,9 @@ void count_linear(const Op& op, const Matrix& w, int64_t rows, Footprint& footpr
   footprint.executed_flops = product_flops(rows, w.rows, w.cols);
 }
 
-// RETURNS twice the number of attending (query, key) pairs in a sequence, summed over its heads: tokens^2 without a
-// mask; by the field's custom half of that if causal; else exactly.
-Flops twice_attended_pairs(const AttentionMask& mask, int64_t tokens, int64_t heads) {
-  const Flops all = static_cast<Flops>(heads) * static_cast<Flops>(tokens) * static_cast<Flops>(tokens);
-  if (!mask.causal) return 2 * all;
-  const bool dense = mask.pattern.one_run() && (mask.window() == 0 || mask.window() >= tokens);
-  return dense ? all : 2 * static_cast<Flops>(mask.pattern.pairs(tokens, heads));
+// RETURNS twice the (query, key) pairs of a sequence that model FLOPs count, summed over its heads.
+Flops twice_counted_pairs(const AttentionMask& mask, int64_t tokens, int64_t heads) {
+  return mask.causal ? mask.pattern.twice_counted_pairs(tokens, heads) : 2 * wide(heads) * wide(tokens) * wide(tokens);
 }
 
 // Counts products of attention over the (query, key) pairs of each head: model FLOPs over attending pairs, executed
@@ -65,7 +61,7 @@ void count_attention(const Op& op, int64_t products_in_model, int64_t products_e
   footprint.products.m = footprint.products.n = op.sequence_length;
   footprint.products.k = op.head_size;
   const auto sequences = static_cast<Flops>(op.batch);
-  footprint.model_flops = twice_attended_pairs(op.mask, op.sequence_length, op.num_heads) *
+  footprint.model_flops = twice_counted_pairs(op.mask, op.sequence_length, op.num_heads) *
                           static_cast<Flops>(op.head_size) * sequences * static_cast<Flops>(products_in_model);
   const int64_t tiles = executed_attention_tiles(op.mask, op.sequence_length, op.num_heads);
   footprint.executed_flops = product_flops(attention_query_tile, attention_key_tile, op.head_size) *

@@ -20,7 +20,7 @@ Flops model_flops_formula(const ModelConfig& m, int64_t sequences) {
   const LayerKinds kinds = layer_kinds(m);
   std::vector<Flops> of_kinds;
   for (const LayerKind& kind : kinds.kinds)
-    of_kinds.push_back(twice_pairs(kind.attention, m.sequence_length, m.num_heads));
+    of_kinds.push_back(kind.attention.twice_counted_pairs(m.sequence_length, m.num_heads));
   Flops of_layers = 0;
   for (const size_t kind : kinds.of_layers) of_layers += of_kinds[kind];
   return 6 * tokens * (layers * (attention_projections + ffn) + head) +

@@ -28,18 +28,12 @@ ModelConfig with_layers(ModelConfig model, const LayerKind& kind, int64_t count)
   return model;
 }
 
-Flops twice_pairs(const AttentionPattern& pattern, int64_t tokens, int64_t heads) {
-  const bool sees_all = pattern.one_run() && (pattern.width == 0 || pattern.width >= tokens);
-  if (sees_all) return wide(heads) * wide(tokens) * wide(tokens);
-  return 2 * wide(heads / pattern.column_sets) * wide(pattern.pairs(tokens, pattern.column_sets));
-}
-
 double forward_flops(const ModelConfig& model, const LayerKind& kind) {
   const auto h = static_cast<double>(model.hidden_size), q = static_cast<double>(model.q_size());
   const double ffn_matrices = is_gated(model.activation) ? 3 : 2;
   const double matrices = 2 * h * (q + static_cast<double>(model.kv_size())) +
                           ffn_matrices * h * static_cast<double>(model.ffn_hidden_size);
-  const auto pairs = static_cast<double>(twice_pairs(kind.attention, model.sequence_length, model.num_heads));
+  const auto pairs = static_cast<double>(kind.attention.twice_counted_pairs(model.sequence_length, model.num_heads));
   return 2 * matrices +
          2 * q * (pairs / (static_cast<double>(model.num_heads) * static_cast<double>(model.sequence_length)));
 }

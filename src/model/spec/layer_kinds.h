@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "base/attention_pattern.h"
-#include "base/int128.h"
 #include "config/run_config.h"
 
 namespace gptrain::inline spec {
@@ -30,10 +29,6 @@ LayerKinds layer_kinds(const ModelConfig& model);
 
 // Returns the model with `count` layers, all of one kind.
 ModelConfig with_layers(ModelConfig model, const LayerKind& kind, int64_t count);
-
-// Returns twice the number of attending (query, key) pairs of a sequence, summed over the heads: tokens^2 for each head
-// if all earlier tokens are seen, by the field's custom, else the exact number.
-Flops twice_pairs(const AttentionPattern& pattern, int64_t tokens, int64_t heads);
 
 // Returns the FLOPs of products of a forward pass through a layer, for each token: 2 for each element of the layer's
 // matrices, and 4 q for each token that a token attends to on average.

@@ -1,10 +1,13 @@
 #include "ops/plan/plan_backend.h"
 
+#include <fmt/format.h>
 #include <functional>
 #include <utility>
 #include <vector>
 
+#include "ops/footprint.h"
 #include "ops/fused_attention_policy.h"
+#include "ops/key_tiles.h"
 
 namespace gptrain::inline ops {
 
@@ -83,5 +86,17 @@ void PlanBackend::look_for_unserved_documents(const Op& op) {
 }
 template void PlanBackend::look_for_unserved_documents(const AttentionForward& op);
 template void PlanBackend::look_for_unserved_documents(const AttentionBackward& op);
+
+void PlanBackend::look_for_sparse_tiles(const AttentionForward& op) {
+  if (op.mask.pattern.kind == AttentionKind::dense) return;
+  constexpr double largest_ratio = 1.5;
+  const Footprint cost = footprint(op, target_);
+  const double ratio = static_cast<double>(cost.executed_flops) / static_cast<double>(cost.model_flops);
+  if (ratio <= largest_ratio) return;
+  warnings_.insert(
+      fmt::format("attention {} over {} tokens executes {:.1f} times its model FLOPs, since its keys fill "
+                  "few whole tiles of {}; use sizes that are multiples of {}, or a longer sequence",
+                  attention_pattern_word(op.mask.pattern), op.sequence_length, ratio, attention_tile, attention_tile));
+}
 
 }  // namespace gptrain::ops

@@ -54,10 +54,15 @@ class PlanBackend : public Backend {
   void note(std::string_view copy, int64_t bytes);
   template <typename Op>
   void look_for_warnings(const Op&) {}
-  void look_for_warnings(const AttentionForward& op) { look_for_unserved_documents(op); }
+  void look_for_warnings(const AttentionForward& op) {
+    look_for_unserved_documents(op);
+    look_for_sparse_tiles(op);
+  }
   void look_for_warnings(const AttentionBackward& op) { look_for_unserved_documents(op); }
   template <typename Op>
   void look_for_unserved_documents(const Op& op);
+  // Warns of a pattern whose keys fill few of the tiles that kernels compute whole.
+  void look_for_sparse_tiles(const AttentionForward& op);
 
   Target target_;
   EventLog* const log_;

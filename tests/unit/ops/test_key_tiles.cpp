@@ -6,6 +6,7 @@
 #include "catch.h"
 #include "ops/footprint.h"
 #include "ops/key_tiles.h"
+#include "ops/plan/plan_backend.h"
 
 namespace gptrain {
 namespace {
@@ -153,6 +154,23 @@ TEST_CASE("key tiles: a footprint counts the pairs of its pattern, and the tiles
   CHECK(forward.executed_flops ==
         static_cast<Flops>(4 * 16 * 3 * attention_tile * attention_tile * executed_attention_tiles(op.mask, 300, 4)));
   CHECK(shape_text(op).ends_with(" fixed:40,5/2+global:7"));
+}
+
+TEST_CASE("a plan warns of patterns whose keys fill few whole tiles") {
+  AttentionForward op{};
+  op.batch = 1;
+  op.num_heads = op.num_kv_heads = 1;
+  op.head_size = 64;
+  const auto warnings = [&](const char* pattern, int64_t tokens) {
+    op.mask.pattern = parse_attention_pattern(pattern).value();
+    op.sequence_length = tokens;
+    PlanBackend backend{Target{}, nullptr};
+    backend.run(op);
+    return backend.take_warnings();
+  };
+  CHECK(warnings("columns:100", 1000).starts_with("attention columns:100 over 1000 tokens executes "));
+  CHECK(warnings("fixed:128,16", 16384) == "");
+  CHECK(warnings("dense", 64) == "");
 }
 
 }  // namespace
