@@ -94,6 +94,7 @@ class Lacking(FaultyCase):
         _, error = process.communicate(timeout=TIMEOUT_SECONDS)
         self.assertEqual(process.returncode, REQUEUE, error)
         self.assertNotIn("warning: out", error)
+        self.assertIn("warning: no checkpoint is saved for about ", error)
         self.assertEqual(len(self.checkpoint_steps()), 1)
 
     def test_errors_that_a_server_tells_late(self):
