@@ -104,8 +104,8 @@ void read_master(const Variables& variables, Launch& launch) {
 struct OtherLauncher {
   const char* name;
   const char* rank;
-  const char* size;
-  const char* local_rank;
+  const char* size;        // null: not told
+  const char* local_rank;  // null: not told, as the size
   const char* local_size;  // null: not told
 };
 constexpr OtherLauncher other_launchers[] = {
@@ -114,6 +114,10 @@ constexpr OtherLauncher other_launchers[] = {
     {"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
     {"PALS", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"},
     {"MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"Platform MPI", "MPI_RANKID", "MPI_NRANKS", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"Horovod", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"},
+    {"PMIx", "PMIX_RANK", nullptr, nullptr, nullptr},
+    {"aprun", "ALPS_APP_PE", nullptr, nullptr, nullptr},
 };
 
 // The number of a job, by which the ranks of one machine agree on a port: two jobs seldom have the same.
@@ -130,7 +134,7 @@ int64_t job_number(const Variables& variables) {
 bool read_other_launcher(const Variables& variables, Launch& launch) {
   for (const OtherLauncher& other : other_launchers) {
     if (!variables.has(other.rank)) continue;
-    if (!variables.has(other.size)) {
+    if (other.size == nullptr || !variables.has(other.size)) {
       throw Error(
           ExitCode::usage,
           "{}={}: started by {}, which does not say how many ranks there are: set RANK, WORLD_SIZE, MASTER_ADDR "
@@ -180,7 +184,7 @@ bool in_slurm_step(const Variables& variables) {
 // Returns true if a launcher of another MPI runs within the step, as mpiexec of MPICH and Intel MPI does: it starts its
 // processes by one task on each node. srun itself sets the same variables, with the step's values.
 bool is_within_step(const Variables& variables, const OtherLauncher& other) {
-  return variables.has(other.rank) && variables.has(other.size) &&
+  return other.size != nullptr && variables.has(other.rank) && variables.has(other.size) &&
          (variables.text(other.rank) != variables.text("SLURM_PROCID") ||
           variables.text(other.size) != variables.text("SLURM_STEP_NUM_TASKS"));
 }

@@ -35,9 +35,10 @@ using Environment = std::function<const char*(const char*)>;
 //     Rank 0 is on the first node of the step. The network may not know that node's name; the address of srun, which
 //     often runs there, is tried as well. The port is derived from the numbers of job and step. MASTER_ADDR and
 //     MASTER_PORT override both. A batch script is not a step.
-//   launchers of other MPIs: JSM_NAMESPACE_RANK, FLUX_TASK_RANK, MV2_COMM_WORLD_RANK, PALS_RANKID, PMI_RANK and their
-//     companions. On several nodes MASTER_ADDR and MASTER_PORT must be set: THROWS Error(usage) otherwise. They start
-//     one task of a Slurm step on each node, so that they come before Slurm if the two disagree.
+//   other launchers: JSM_NAMESPACE_RANK, FLUX_TASK_RANK, MV2_COMM_WORLD_RANK, PALS_RANKID, PMI_RANK, MPI_RANKID,
+//     HOROVOD_RANK and their companions. PMIX_RANK and ALPS_APP_PE alone are refused. On several nodes MASTER_ADDR and
+//     MASTER_PORT must be set: THROWS Error(usage) otherwise. These launchers start one task of a Slurm step on each
+//     node, so that they come before Slurm if the two disagree.
 // TORCHELASTIC_USE_AGENT_STORE says that torchrun's agent listens at MASTER_PORT: rank 0 then listens at a port derived
 // from it. An address may stand in brackets.
 // Without any of them the process is alone. THROWS Error(device) if a variable is missing, not a number, out of range,

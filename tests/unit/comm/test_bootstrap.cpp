@@ -80,6 +80,8 @@ TEST_CASE("launchers of other MPIs") {
                                    {"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"},
                                    {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"},
                                    {"PALS_RANKID", "PMI_SIZE"},
+                                   {"MPI_RANKID", "MPI_NRANKS"},
+                                   {"HOROVOD_RANK", "HOROVOD_SIZE"},
                                    {"PMI_RANK", "PMI_SIZE"}}) {
     const Settings place = {{rank, "3"}, {size, "8"}};
     REQUIRE_THROWS_AS(launch_with(place), Error);  // nobody says where rank 0 is
@@ -88,6 +90,12 @@ TEST_CASE("launchers of other MPIs") {
     REQUIRE(found.size == 8);
     REQUIRE(found.master_addresses == std::vector<std::string>{"fe80::1"});
     REQUIRE_THROWS_AS(launch_with({{rank, "3"}}), Error);
+  }
+  // Launchers that tell the rank alone.
+  for (const char* const rank : {"PMIX_RANK", "ALPS_APP_PE"}) {
+    REQUIRE_THROWS_AS(launch_with({{rank, "0"}}), Error);
+    REQUIRE(launch_with(with(plain, {{rank, "0"}})).source == Launch::Source::variables);
+    REQUIRE(launch_with(with(slurm, {{rank, "5"}})).source == Launch::Source::slurm);
   }
   // Variables of a plain start come first, and Slurm's own ones if srun itself sets the others too.
   REQUIRE(launch_with(with(plain, hydra)).source == Launch::Source::variables);
