@@ -229,6 +229,9 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const s
                 printable(name));
   }
   const std::string text = read_text_file(path, max_tokenizer_bytes);
+  if (text.starts_with("#version: ")) {
+    throw Error(ExitCode::usage, "{} is a list of merges: name the folder that holds it and vocab.json", path.native());
+  }
   if (looks_like_ranks(text)) return std::make_shared<Tokenizer>(read_ranks(text, path.native(), pattern));
   if (looks_like_sentencepiece(text) || path.extension() == ".model") {
     return std::make_shared<Tokenizer>(std::make_unique<SentencePiece>(text, path.native()), path.native());

@@ -251,9 +251,14 @@ TEST_CASE("A byte without a token, and ranks without a pattern, are refused") {
   CHECK(contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r", "gpt2"); }), "line 257: rank 7 again"));
   write_file(folder / "r", "hello\n");
   CHECK(contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r"); }), "neither a tokenizer.json nor"));
-  write_file(folder / "tekken.json", R"({"config": {"pattern": ""}, "vocab": []})");
-  CHECK(
-      contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "tekken.json"); }), "it is no tokenizer.json"));
+  for (const auto& [content, message] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"config": {"pattern": ""}, "vocab": []})", "it is no tokenizer.json"},
+           {R"({"a": 0, "model": 1, "padding": 2})", "is a list of tokens: name the folder"},
+           {"#version: 0.2\na b\n", "is a list of merges: name the folder"},
+           {"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "is a Git LFS pointer"}}) {
+    write_file(folder / "t.json", content);
+    CHECK(contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "t.json"); }), message));
+  }
 }
 
 TEST_CASE("Normalization form C, and bytes that are not UTF-8") {
