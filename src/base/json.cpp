@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/append.h"
+#include "base/utf8.h"
 
 namespace gptrain::inline base {
 namespace {
@@ -82,20 +83,16 @@ class OuterKeys final : public nlohmann::json_sax<json> {
 };
 
 // Writes U+007F to U+009F as \u007f, which JSON does not ask for: some terminals obey them.
-std::string escape_other_controls(std::string text) {
-  if (text.find_first_of("\x7f\xc2") == std::string::npos) return text;
+std::string escape_other_controls(std::string_view text) {
   std::string escaped;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto code = static_cast<unsigned char>(text[i]);
-    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
-    if (code == 0x7f) {
-      escaped += "\\u007f";
-    } else if (code == 0xc2 && next < 0xa0) {
-      append(escaped, "\\u{:04x}", next);
-      ++i;
+  for (size_t at = 0; at < text.size();) {
+    const DecodedCharacter character = decode_utf8(text.substr(at, longest_utf8));
+    if (character.code_point >= 0x7f && character.code_point < 0xa0) {
+      append(escaped, "\\u{:04x}", character.code_point);
     } else {
-      escaped += text[i];
+      escaped += text.substr(at, character.length);
     }
+    at += character.length;
   }
   return escaped;
 }

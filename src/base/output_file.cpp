@@ -11,6 +11,8 @@
 #include <unistd.h>
 #include <utility>
 
+#include "base/file_error.h"
+
 namespace gptrain::inline base {
 namespace {
 
@@ -84,15 +86,20 @@ void OutputFile::write(std::string_view bytes) {
 bool OutputFile::is_in_place() const {
   struct stat ours {
   }, there{};
-  return ::fstat(descriptor_, &ours) == 0 && ::stat(path_.c_str(), &there) == 0 && ours.st_dev == there.st_dev &&
-         ours.st_ino == there.st_ino;
+  if (::fstat(descriptor_, &ours) != 0 || ::stat(path_.c_str(), &there) != 0) return is_transient(errno);
+  return ours.st_dev == there.st_dev && ours.st_ino == there.st_ino;
 }
 
-void OutputFile::sync() {
+void OutputFile::replace(std::string_view bytes) {
+  if (::ftruncate(descriptor_, 0) != 0 || ::lseek(descriptor_, 0, SEEK_SET) != 0) fail(code_, "write", path_, errno);
+  write(bytes);
+}
+
+void OutputFile::sync(const std::function<bool()>& repair) {
   constexpr int most_tries = 3;
   for (int tries = 1; retry([&] { return ::fsync(descriptor_); }) != 0; ++tries) {
-    // Network file systems fail so at times.
-    if ((errno != EIO && errno != ESTALE) || tries == most_tries) fail(code_, "sync", path_, errno);
+    const int error = errno;
+    if (!is_transient(error) || tries == most_tries || !repair()) fail(code_, "sync", path_, error);
     std::this_thread::sleep_for(std::chrono::milliseconds(500) * tries);
   }
 }
@@ -118,8 +125,18 @@ AtomicFile::~AtomicFile() {
   if (!committed_) ::unlink(temporary_.path().c_str());
 }
 
+void AtomicFile::write(std::string_view bytes) {
+  constexpr size_t longest_content = size_t{64} << 20;
+  if (content_ && content_->size() + bytes.size() > longest_content) content_.reset();
+  if (content_) *content_ += bytes;
+  temporary_.write(bytes);
+}
+
 void AtomicFile::commit() {
-  temporary_.sync();
+  temporary_.sync([this] {
+    if (content_) temporary_.replace(*content_);
+    return content_.has_value();
+  });
   if (::rename(temporary_.path().c_str(), path_.c_str()) != 0) fail(temporary_.code(), "replace", path_, errno);
   committed_ = true;
   sync_folder(path_.parent_path());

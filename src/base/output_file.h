@@ -3,6 +3,9 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
 #include <string_view>
 
 #include "base/error.h"
@@ -28,8 +31,11 @@ class OutputFile {
   OutputFile& operator=(const OutputFile&) = delete;
 
   void write(std::string_view bytes);
-  void sync();               // fsync
-  bool is_in_place() const;  // false: another file is at its path now, or none
+  // Calls fsync, and again after an error that may pass. The system may have dropped data by then: `repair` is called
+  // before the next try, and returns false if the content cannot be written again.
+  void sync(const std::function<bool()>& repair = [] { return true; });
+  void replace(std::string_view bytes);  // replaces the content
+  bool is_in_place() const;  // false: another file is at its path now, or none; true where this cannot be found out
   const std::filesystem::path& path() const { return path_; }
   ExitCode code() const { return code_; }
 
@@ -40,7 +46,8 @@ class OutputFile {
 };
 
 // Collects the new content of `path` in a temporary file beside it. commit() syncs that file and renames it to `path`;
-// without commit() the destructor removes it and `path` is unchanged. Throws as OutputFile does.
+// without commit() the destructor removes it and `path` is unchanged. Content of up to 64 MiB is written again if the
+// sync fails with an error that may pass. Throws as OutputFile does.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path, ExitCode code = ExitCode::usage);
@@ -48,12 +55,13 @@ class AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  void write(std::string_view bytes) { temporary_.write(bytes); }
+  void write(std::string_view bytes);
   void commit();
 
  private:
   std::filesystem::path path_;
   OutputFile temporary_;
+  std::optional<std::string> content_ = "";  // none if it is too long
   bool committed_ = false;
 };
 

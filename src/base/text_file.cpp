@@ -38,6 +38,8 @@ std::string read_text_file(const std::filesystem::path& path, int64_t most_bytes
   std::string text = file == nullptr ? std::string() : read_all(file.get(), name, most_bytes);
   if (file == nullptr || std::ferror(file.get()) != 0)
     throw Error(ExitCode::usage, "cannot read {}: {}", name, std::generic_category().message(errno));
+  if (text.starts_with(git_lfs_pointer))
+    throw Error(ExitCode::usage, "{} is a Git LFS pointer, not the file itself: fetch it with git lfs pull", name);
   return text;
 }
 

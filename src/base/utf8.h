@@ -1,6 +1,8 @@
 // Decodes UTF-8. Inline, as tokenizers call it for every character of a text.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -8,6 +10,7 @@
 namespace gptrain::inline base {
 
 constexpr uint32_t num_code_points = 0x110000;
+constexpr size_t longest_utf8 = 4;  // bytes of a character
 
 struct DecodedCharacter {
   uint32_t code_point;  // num_code_points: not UTF-8; such a byte is a character by itself
@@ -32,6 +35,20 @@ inline DecodedCharacter decode_utf8(std::string_view text) {
   if (!continues(3)) return invalid;
   const uint32_t code = (lead & 7U) << 18 | (byte(1) & 0x3FU) << 12 | (byte(2) & 0x3FU) << 6 | (byte(3) & 0x3FU);
   return code < 0x10000 || code >= num_code_points ? invalid : DecodedCharacter{code, 4};
+}
+
+// Returns true if a character can begin with all bytes of `text` and has more than these.
+inline bool begins_utf8(std::string_view text) {
+  if (text.empty() || text.size() >= longest_utf8) return false;
+  // Least and greatest bytes that can follow: every begun character ends with the one or the other.
+  for (const char following : {'\x80', '\xbf'}) {
+    std::array<char, longest_utf8> bytes;
+    bytes.fill(following);
+    std::copy(text.begin(), text.end(), bytes.begin());
+    const DecodedCharacter whole = decode_utf8({bytes.data(), bytes.size()});
+    if (whole.code_point != num_code_points && whole.length > text.size()) return true;
+  }
+  return false;
 }
 
 }  // namespace gptrain::base

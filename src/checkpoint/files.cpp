@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/file_error.h"
 #include "checkpoint/folder.h"
 
 namespace gptrain::inline checkpoint {
@@ -21,7 +22,7 @@ namespace fs = std::filesystem;
 namespace {
 
 [[noreturn]] void fail(const char* action, const fs::path& path, int error) {
-  if (error == EIO || error == ESTALE)
+  if (is_transient(error))
     throw TransientError(fmt::format("cannot {} {}: {}", action, path.string(), std::strerror(error)));
   throw Error(ExitCode::checkpoint, "cannot {} {}: {}", action, path.string(), std::strerror(error));
 }

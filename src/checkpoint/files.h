@@ -12,7 +12,7 @@
 
 namespace gptrain::inline checkpoint {
 
-// A failure that may not occur at another try: EIO or ESTALE, as network file systems return them at times.
+// A failure that may not occur at another try (is_transient).
 class TransientError : public Error {
  public:
   explicit TransientError(const std::string& message) : Error(ExitCode::checkpoint, message) {}

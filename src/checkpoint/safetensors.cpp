@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/printable.h"
+#include "base/text_file.h"
 #include "checkpoint/boxes.h"
 #include "checkpoint/fault.h"
 
@@ -135,6 +136,8 @@ std::string read_header(const InputFile& file) {
   if (file.bytes() < length_bytes) fault("{} bytes are too few for a header", file.bytes());
   uint64_t length = 0;
   file.read(0, &length, length_bytes);
+  if (std::memcmp(&length, git_lfs_pointer.data(), length_bytes) == 0)
+    fault("it is a Git LFS pointer, not the file itself: fetch it with git lfs pull");
   if (length > uint64_t{max_tensor_header_bytes}) fault("a header of {} bytes is beyond the format's limit", length);
   const auto header_bytes = static_cast<int64_t>(length);
   if (header_bytes > file.bytes() - length_bytes) {

@@ -1,11 +1,10 @@
-#include <algorithm>
 #include <charconv>
 #include <fmt/format.h>
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 
+#include "base/control_group.h"
 #include "base/output.h"
 #include "base/progress.h"
 #include "base/units.h"
@@ -96,7 +95,7 @@ void pack_inputs(PackArguments& arguments) {
 void add_pack_command(CLI::App& data) {
   auto packing = std::make_shared<PackArguments>();
   PackOptions& options = packing->options;
-  options.threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  options.threads = usable_cores();
   CLI::App* command = data.add_subcommand("pack", "tokenize texts into PREFIX.bin and PREFIX.idx");
   command->add_option("INPUT", options.inputs, "files, folders, patterns, -: text, JSON, CSV, Parquet; compressed, too")
       ->required();

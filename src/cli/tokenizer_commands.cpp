@@ -5,9 +5,9 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "base/control_group.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "base/output.h"
@@ -122,7 +122,7 @@ void train_tokenizer(TokenizerTraining& arguments) {
 void add_train_tokenizer_command(CLI::App& data) {
   auto training = std::make_shared<TokenizerTraining>();
   CountOptions& count = training->count;
-  count.threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  count.threads = usable_cores();
   CLI::App* command = data.add_subcommand("train-tokenizer", "train a byte-level BPE tokenizer.json on texts");
   command->add_option("INPUT", count.inputs, "as for data pack")->required();
   command->add_option("--vocab-size", training->vocab_size, "number of tokens, with the 256 bytes and the special ones")

@@ -104,8 +104,8 @@ void read_master(const Variables& variables, Launch& launch) {
 struct OtherLauncher {
   const char* name;
   const char* rank;
-  const char* size;
-  const char* local_rank;
+  const char* size;        // null: not told
+  const char* local_rank;  // null: not told, as the size
   const char* local_size;  // null: not told
 };
 constexpr OtherLauncher other_launchers[] = {
@@ -114,12 +114,16 @@ constexpr OtherLauncher other_launchers[] = {
     {"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
     {"PALS", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"},
     {"MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"Platform MPI", "MPI_RANKID", "MPI_NRANKS", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"Horovod", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"},
+    {"PMIx", "PMIX_RANK", nullptr, nullptr, nullptr},
+    {"aprun", "ALPS_APP_PE", nullptr, nullptr, nullptr},
 };
 
 // The number of a job, by which the ranks of one machine agree on a port: two jobs seldom have the same.
 int64_t job_number(const Variables& variables) {
   std::string job = fmt::format("{}", getuid());
-  for (const char* name : {"PMI_JOBID", "FLUX_JOB_ID", "PALS_APID", "LSB_JOBID", "PBS_JOBID", "PWD"})
+  for (const char* name : {"PMI_JOBID", "FLUX_JOB_ID", "PALS_APID", "LSB_JOBID", "PBS_JOBID", "SLURM_JOB_ID", "PWD"})
     if (variables.has(name)) job += variables.text(name);
   int64_t number = 0;
   for (const char letter : job) number = (number * 31 + static_cast<unsigned char>(letter)) % 1'000'003;
@@ -130,7 +134,7 @@ int64_t job_number(const Variables& variables) {
 bool read_other_launcher(const Variables& variables, Launch& launch) {
   for (const OtherLauncher& other : other_launchers) {
     if (!variables.has(other.rank)) continue;
-    if (!variables.has(other.size)) {
+    if (other.size == nullptr || !variables.has(other.size)) {
       throw Error(
           ExitCode::usage,
           "{}={}: started by {}, which does not say how many ranks there are: set RANK, WORLD_SIZE, MASTER_ADDR "
@@ -175,6 +179,36 @@ int tasks_on_node(const std::string& list, int node) {
 bool in_slurm_step(const Variables& variables) {
   if (!variables.has("SLURM_STEP_ID") || !variables.has("SLURM_PROCID")) return false;
   return variables.number("SLURM_STEP_ID", 0, std::numeric_limits<uint32_t>::max()) < first_special_step;
+}
+
+// Returns true if a launcher of another MPI runs within the step, as mpiexec of MPICH and Intel MPI does: it starts its
+// processes by one task on each node. srun itself sets the same variables, with the step's values.
+bool is_within_step(const Variables& variables, const OtherLauncher& other) {
+  return other.size != nullptr && variables.has(other.rank) && variables.has(other.size) &&
+         (variables.text(other.rank) != variables.text("SLURM_PROCID") ||
+          variables.text(other.size) != variables.text("SLURM_STEP_NUM_TASKS"));
+}
+
+bool has_launcher_within_step(const Variables& variables) {
+  return std::any_of(std::begin(other_launchers), std::end(other_launchers),
+                     [&](const OtherLauncher& other) { return is_within_step(variables, other); });
+}
+
+// Notes the job's tasks and nodes, which batch systems tell the job's script.
+void read_job_size(const Variables& variables, Launch& launch) {
+  const auto number = [&](const char* name) {
+    const std::string value = variables.text(name);
+    int count = 1;
+    std::from_chars(value.data(), value.data() + value.size(), count);
+    return count;
+  };
+  launch.tasks_of_job = number("SLURM_NTASKS");
+  for (const char* nodes : {"SLURM_JOB_NUM_NODES", "PBS_NUM_NODES", "NHOSTS", "AWS_BATCH_JOB_NUM_NODES"}) {
+    if (number(nodes) <= 1) continue;
+    launch.nodes_of_job = number(nodes);
+    launch.nodes_variable = nodes;
+    return;
+  }
 }
 
 void read_slurm(const Variables& variables, Launch& launch) {
@@ -244,11 +278,10 @@ Launch find_launch(const Environment& environment) {
       read_slurm(variables, slurm);
       if (slurm.size == launch.size) check_same_place(variables, slurm, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
     }
-  } else if (in_slurm_step(variables)) {
+  } else if (in_slurm_step(variables) && !has_launcher_within_step(variables)) {
     read_slurm(variables, launch);
-  } else if (!read_other_launcher(variables, launch) && variables.has("SLURM_JOB_ID") &&
-             variables.has("SLURM_NTASKS")) {
-    launch.tasks_of_job = variables.integer("SLURM_NTASKS", 1);
+  } else if (!read_other_launcher(variables, launch)) {
+    read_job_size(variables, launch);
   }
   return launch;
 }

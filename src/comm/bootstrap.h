@@ -18,8 +18,11 @@ struct Launch {
   std::string host;                           // this node's name
   std::vector<std::string> master_addresses;  // candidate addresses of rank 0, likeliest first; empty: MPI tells
   int master_port = 0;
-  int tasks_of_job = 1;  // tasks of the job if this process was started without a launcher of tasks
-  std::string job;       // identifies this run among others that listen at the same address
+  // Tasks and nodes of the job if this process was started without a launcher of tasks.
+  int tasks_of_job = 1;
+  int nodes_of_job = 1;
+  std::string nodes_variable;  // the variable that tells nodes_of_job
+  std::string job;             // identifies this run among others that listen at the same address
 };
 
 // Returns the value of an environment variable; null if it is not set.
@@ -32,8 +35,10 @@ using Environment = std::function<const char*(const char*)>;
 //     Rank 0 is on the first node of the step. The network may not know that node's name; the address of srun, which
 //     often runs there, is tried as well. The port is derived from the numbers of job and step. MASTER_ADDR and
 //     MASTER_PORT override both. A batch script is not a step.
-//   launchers of other MPIs: JSM_NAMESPACE_RANK, FLUX_TASK_RANK, MV2_COMM_WORLD_RANK, PALS_RANKID, PMI_RANK and their
-//     companions. On several nodes MASTER_ADDR and MASTER_PORT must be set: THROWS Error(usage) otherwise.
+//   other launchers: JSM_NAMESPACE_RANK, FLUX_TASK_RANK, MV2_COMM_WORLD_RANK, PALS_RANKID, PMI_RANK, MPI_RANKID,
+//     HOROVOD_RANK and their companions. PMIX_RANK and ALPS_APP_PE alone are refused. On several nodes MASTER_ADDR and
+//     MASTER_PORT must be set: THROWS Error(usage) otherwise. These launchers start one task of a Slurm step on each
+//     node, so that they come before Slurm if the two disagree.
 // TORCHELASTIC_USE_AGENT_STORE says that torchrun's agent listens at MASTER_PORT: rank 0 then listens at a port derived
 // from it. An address may stand in brackets.
 // Without any of them the process is alone. THROWS Error(device) if a variable is missing, not a number, out of range,

@@ -13,8 +13,8 @@
 #include <sched.h>
 #include <span>
 #include <string>
-#include <thread>
 
+#include "base/control_group.h"
 #include "base/error.h"
 #include "comm/gathered_transfers.h"
 #include "comm/reduce.h"
@@ -46,7 +46,7 @@ class LocalGroup {
         given_up_(static_cast<size_t>(size)),
         mailboxes_(calls_.size() * calls_.size()) {
     // Spins only if each rank has a core; with fewer cores spinning delays the others.
-    if (static_cast<unsigned>(size) <= std::thread::hardware_concurrency()) spins_ = 50 * spins_per_yield;
+    if (size <= usable_cores()) spins_ = 50 * spins_per_yield;
   }
 
   int size() const { return size_; }

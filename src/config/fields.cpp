@@ -73,7 +73,7 @@ void add_data_and_batch(std::vector<Field>& table) {
                 "on resume only what lies ahead may change")
               .usually(R"([{"first": 1000, "count": 64}])")
               .changeable(),
-          field("data.tokenizer", &RunConfig::data, &DataConfig::tokenizer, TextRule{},
+          field("data.tokenizer", &RunConfig::data, &DataConfig::tokenizer, TextRule{.is_path = true},
                 "tokenizer of the data, named as in `data pack`; auto: the one that PREFIX.meta.json of the sources "
                 "holds; sources of another are refused")
               .changeable(),
@@ -297,7 +297,7 @@ void add_run(std::vector<Field>& table) {
               .changeable(),
           field("run.seed", section, &R::seed, IntegerRule{0, UINT64_MAX, {}},
                 "of initial weights, dropout and data order"),
-          field("run.out", section, &R::out, TextRule{},
+          field("run.out", section, &R::out, TextRule{.is_path = true},
                 "folder for metrics, checkpoints and the report; a relative path starts at the working directory")
               .required(R"("runs/demo")")
               .changeable(),
@@ -316,7 +316,7 @@ void add_run(std::vector<Field>& table) {
                 "gradients are "
                 "added up in any order where cuDNN serves them, which takes less memory and may be faster")
               .changeable(),
-          field("run.algorithm_cache", section, &R::algorithm_cache, TextRule{},
+          field("run.algorithm_cache", section, &R::algorithm_cache, TextRule{.is_path = true},
                 "folder of timed algorithms of GPU matrix products, which decide bits: read, and added to; auto: "
                 "gptrain in the user's cache folder; none: timed in each run; a checkpoint's own come first")
               .changeable(),

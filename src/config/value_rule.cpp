@@ -90,7 +90,12 @@ void check(const TextRule& rule, const Subject& subject) {
   const auto& text = subject.value.get_ref<const std::string&>();
   if (text.empty() && !rule.may_be_empty) return subject.fault("must not be empty", subject.example);
   if (text.find('\0') != std::string::npos) return subject.fault("must not hold a NUL character", subject.example);
-  if (!is_utf8(subject.value)) subject.fault("must be UTF-8", subject.example);
+  if (!is_utf8(subject.value)) return subject.fault("must be UTF-8", subject.example);
+  // A folder with such a name would be made, or looked for, in the working directory.
+  if (rule.is_path && (text.starts_with('~') || text.starts_with('$')))
+    return subject.fault("must not begin with ~ or $, which a shell replaces and a config does not", subject.example);
+  if (rule.is_path && text.find("://") != std::string::npos)
+    subject.fault("must be a path of this machine's file systems, no address of another storage", subject.example);
 }
 
 void check(const WordRule& rule, const Subject& subject) {
@@ -174,7 +179,12 @@ void check(const SourcesRule& rule, const Subject& subject) {
   const bool has_objects =
       std::any_of(subject.value.begin(), subject.value.end(), [](const Json& element) { return element.is_object(); });
   const Json meant = has_objects ? Json() : sources_of_list(subject.value);
-  if (!meant.empty()) return subject.fault("must be an array of data sources, each an object", json_text(meant));
+  if (!meant.empty()) {
+    constexpr size_t longest_offer = 1000;
+    const std::string offer = json_text(meant);
+    return subject.fault("must be an array of data sources, each an object",
+                         offer.size() <= longest_offer ? offer : subject.example);
+  }
   if (!subject.value.is_array()) return subject.fault("must be an array of data sources", subject.example);
   if (subject.value.empty() && !rule.may_be_empty) {
     return subject.fault("must hold at least one data source", subject.example);
@@ -306,7 +316,7 @@ const std::vector<SourceKey>& source_keys() {
        "PREFIX of PREFIX.bin and PREFIX.idx, or of shards; a file of llm.c, nanoGPT (.bin) or numpy (.npy); or a "
        "folder or "
        "pattern of such files; a relative path starts at the working directory",
-       TextRule{}, true, R"("data/corpus/train")"},
+       TextRule{.is_path = true}, true, R"("data/corpus/train")"},
       {"weight", "share of the samples that come from this source, relative to the other weights",
        NumberRule{.min = 0, .max = 1e9, .min_excluded = true}, false, "1"},
       {"dtype", "type of the tokens in files that have no header and no index, u16 or u32; auto: u16",

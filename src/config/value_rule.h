@@ -29,6 +29,7 @@ struct BooleanRule {};
 
 struct TextRule {  // UTF-8, no NUL
   bool may_be_empty = false;
+  bool is_path = false;
 };
 
 // A word of the config language that this build cannot honour.

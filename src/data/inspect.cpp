@@ -14,6 +14,7 @@
 #include "base/append.h"
 #include "base/error.h"
 #include "base/units.h"
+#include "base/utf8.h"
 #include "data/token_file.h"
 #include "data/token_meta.h"
 #include "data/token_paths.h"
@@ -54,24 +55,12 @@ double entropy(const std::vector<int64_t>& counts) {
   return std::max(0.0, std::log(total) - sum / total);
 }
 
-// Returns the length in bytes of the printable UTF-8 character at the start of `text` (Unicode 15, table 3-7); 0 if
-// there is none. Control characters are excluded, as they could change the terminal; newline and tab are allowed.
+// Returns the length in bytes of the printable UTF-8 character at the start of `text`; 0 if there is none. Control
+// characters are excluded, as they could change the terminal; newline and tab are allowed.
 size_t printable_length(std::string_view text) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : uint8_t{0}; };
-  const auto continues = [&](size_t i) { return (byte(i) & 0xC0U) == 0x80U; };
-  const uint8_t lead = byte(0);
-  if (lead < 0x80) return lead == '\n' || lead == '\t' || (lead >= 0x20 && lead != 0x7F) ? 1 : 0;
-  if (lead < 0xC2 || lead > 0xF4 || !continues(1)) return 0;
-  if (lead < 0xE0) return lead == 0xC2 && byte(1) < 0xA0 ? 0 : 2;  // U+0080 to U+009F are control characters
-  if (!continues(2)) return 0;
-  if (lead < 0xF0) {
-    const bool overlong = lead == 0xE0 && byte(1) < 0xA0;
-    const bool surrogate = lead == 0xED && byte(1) > 0x9F;
-    return overlong || surrogate ? 0 : 3;
-  }
-  const bool overlong = lead == 0xF0 && byte(1) < 0x90;
-  const bool past_unicode = lead == 0xF4 && byte(1) > 0x8F;
-  return !continues(3) || overlong || past_unicode ? 0 : 4;
+  const auto [code, length] = decode_utf8(text);
+  const bool is_control = code < 0x20 || (code >= 0x7F && code < 0xA0);
+  return code == num_code_points || (is_control && code != '\n' && code != '\t') ? 0 : length;
 }
 
 std::string readable_text(std::string_view text) {

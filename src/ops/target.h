@@ -32,7 +32,7 @@ struct Target {
 };
 
 // RETURNS the target of this machine: its memory less 1 GiB, at most a quarter, for the system and everything not
-// planned; num_threads 0: every core that the process may use. Rates are 0.
+// planned; num_threads 0: usable_cores(). Rates are 0.
 Target this_machine(int num_threads);
 
 }  // namespace gptrain::ops

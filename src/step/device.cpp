@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include <vector>
 
+#include "base/control_group.h"
 #include "base/error.h"
 #include "base/fp8.h"
 #include "comm/agree.h"
@@ -70,9 +71,10 @@ void require_target(const StepConfig& config, const Target& target, ExitCode cod
 
 int threads_of_rank(int64_t asked, int64_t ranks_of_process, int64_t local_ranks) {
   if (asked > 0) return static_cast<int>(asked);
-  const int64_t online = sysconf(_SC_NPROCESSORS_ONLN);
+  // The processes of this machine share its cores, and those that their control group pays for.
+  const int64_t all = std::min<int64_t>(sysconf(_SC_NPROCESSORS_ONLN), group_limits().cores);
   const int64_t processes = std::max<int64_t>(1, local_ranks / ranks_of_process);
-  const int64_t of_process = std::min<int64_t>(this_machine(0).num_threads, std::max<int64_t>(1, online / processes));
+  const int64_t of_process = std::min<int64_t>(usable_cores(), std::max<int64_t>(1, all / processes));
   return static_cast<int>(std::max<int64_t>(1, of_process / ranks_of_process));
 }
 

@@ -195,7 +195,8 @@ void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
           piece.shape.size() == 1 ? piece.offset[0] : (piece.offset[0] + start / width) * row + piece.offset[1];
       for (int64_t done = 0; done < run; done += upload_chunk_elements) {
         const int64_t count = std::min(upload_chunk_elements, run - done);
-        initial_values(tensor, design_->config.run.seed, first + done, count, chunk.data());
+        initial_values(tensor, design_->config.run.seed, first + done, count, chunk.data(),
+                       backend_.target().num_threads);
         upload_weights(piece, start + done, chunk.data(), count);
         drawn += count;
         if (progress) progress(drawn);

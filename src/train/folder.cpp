@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/file_error.h"
 #include "base/file_lock.h"
 #include "base/output.h"
 #include "base/output_file.h"
@@ -120,13 +121,21 @@ bool FolderLock::is_there(const fs::path& path) const {
          ours.st_ino == there.st_ino;
 }
 
+// Returns true if the file system does not say now where the folder is.
+bool FolderLock::is_unanswered() const {
+  struct stat status {};
+  // ESTALE of an open folder is an answer: another machine has removed it.
+  if (fstat(folder_, &status) != 0 && errno != ESTALE && is_transient(errno)) return true;
+  return stat(out_.c_str(), &status) != 0 && is_transient(errno);
+}
+
 // Locks the folder again if its lock's file was removed. Returns true if another process has locked it meanwhile.
 bool FolderLock::is_taken_over() {
   struct stat ours {
   }, there{};
-  if (fstat(descriptor_, &ours) != 0 ||
-      (stat(path_.c_str(), &there) == 0 && ours.st_dev == there.st_dev && ours.st_ino == there.st_ino))
-    return false;
+  if (fstat(descriptor_, &ours) != 0) return false;
+  const bool found = stat(path_.c_str(), &there) == 0;
+  if (found ? ours.st_dev == there.st_dev && ours.st_ino == there.st_ino : is_transient(errno)) return false;
   // Another folder at the path has a lock of its own, or none.
   if (!is_there(out_)) return false;
   const int before = descriptor_;
@@ -161,7 +170,7 @@ fs::path FolderLock::found_at() const {
 }
 
 std::string FolderLock::whats_wrong() {
-  if (folder_ < 0) return "";
+  if (folder_ < 0 || is_unanswered()) return "";
   if (is_there(out_)) {
     if (is_taken_over()) return "was taken by another gptrain, after its .lock was removed";
     if (is_there(out_)) return "";

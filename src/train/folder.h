@@ -43,6 +43,7 @@ class FolderLock {
   void remove_what_was_made() const;
 
   bool is_there(const std::filesystem::path& path) const;  // true if `path` leads to the folder itself
+  bool is_unanswered() const;
   bool is_taken_over();
   bool is_removed() const;
   bool is_in_memory() const;

@@ -155,6 +155,19 @@ ExitCode train_as_process(const RunConfig& config, const TrainOptions& options, 
   }
 }
 
+void warn_of_unused_tasks(const Launch& launch, int64_t started) {
+  if (launch.tasks_of_job > started) {
+    print_err("warning: this job has {} tasks (SLURM_NTASKS), but {}: start it with srun, or with --ranks\n",
+              launch.tasks_of_job,
+              started == 1 ? "this run has one rank" : fmt::format("this run has {} ranks", started));
+  } else if (launch.nodes_of_job > 1) {
+    print_err(
+        "warning: this job has {} nodes ({}), but the run uses one of them: start it with srun, mpirun or another "
+        "launcher to use all\n",
+        launch.nodes_of_job, launch.nodes_variable);
+  }
+}
+
 }  // namespace
 
 ExitCode train(const RunConfig& config, const TrainOptions& options, const Launch& launch) {
@@ -163,11 +176,7 @@ ExitCode train(const RunConfig& config, const TrainOptions& options, const Launc
   const int64_t started = std::max<int64_t>(launch.size, options.ranks);
   const std::string elastic = elastic_line(config, started);
   if (launch.rank == 0 && !elastic.empty()) print_out("{}\n", elastic);
-  if (launch.tasks_of_job > started) {
-    print_err("warning: this job has {} tasks (SLURM_NTASKS), but {}: start it with srun, or with --ranks\n",
-              launch.tasks_of_job,
-              started == 1 ? "this run has one rank" : fmt::format("this run has {} ranks", started));
-  }
+  warn_of_unused_tasks(launch, started);
   if (launch.size > 1) return train_as_process(config, options, signals, launch);
   TrainOptions of_threads = options;
   of_threads.ranks = training_ranks(config, options.ranks);

@@ -4,6 +4,10 @@
 //   mappings   no mappings of files at all, but for programs and libraries
 //   stat       the status of FOLDER, of what is below and of all folders above it cannot be had: EIO
 //   read_only  changes below FOLDER are refused with EROFS while the file FOLDER.ro exists
+//   stale      the status of FOLDER and of what is below cannot be had while the file FOLDER.off exists: ESTALE
+//   short      reads and writes below FOLDER move half of the bytes asked for
+//   fsync      the first fsync of each file below FOLDER fails with EIO, and what was written is lost, as with NFS
+//   close      the first close of each file written below FOLDER fails with EIO
 //   clock      the time of day jumps by days at every call; the monotonic clock jumps ahead once, by an hour
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -34,13 +38,18 @@ static int refuse(int error) {
   return -1;
 }
 
-// Whether a change at `path`, relative to `folder`, is to be refused.
-static int is_read_only(int folder, const char* path) {
+// Whether the file FOLDER + `ending` exists.
+static int has_mark(const char* ending) {
+  char mark[PATH_MAX];
+  snprintf(mark, sizeof mark, "%s%s", getenv("FOLDER"), ending);
+  return syscall(SYS_faccessat, AT_FDCWD, mark, F_OK) == 0;
+}
+
+// Whether `path`, relative to `folder`, is FOLDER or below.
+static int is_below(int folder, const char* path) {
   const char* below = getenv("FOLDER");
-  if (!below || !has("read_only")) return 0;
-  char mark[PATH_MAX], from[PATH_MAX] = "", whole[2 * PATH_MAX];
-  snprintf(mark, sizeof mark, "%s.ro", below);
-  if (syscall(SYS_faccessat, AT_FDCWD, mark, F_OK) != 0) return 0;
+  if (!below) return 0;
+  char from[PATH_MAX] = "", whole[2 * PATH_MAX];
   if (path[0] != '/') {
     char link[64];
     snprintf(link, sizeof link, folder == AT_FDCWD ? "/proc/self/cwd" : "/proc/self/fd/%d", folder);
@@ -53,7 +62,34 @@ static int is_read_only(int folder, const char* path) {
   return strncmp(absolute, below, strlen(below)) == 0 && (end == 0 || end == '/');
 }
 
+// Whether a change at `path`, relative to `folder`, is to be refused.
+static int is_read_only(int folder, const char* path) {
+  return has("read_only") && has_mark(".ro") && is_below(folder, path);
+}
+
 static int is_file_read_only(int file) { return is_read_only(file, ""); }
+
+// Whether this is the first call for the path of `file`, a file below FOLDER that is open for writing.
+static int is_first(int file) {
+  static char seen[64][PATH_MAX];
+  static atomic_int count;
+  char link[64], path[PATH_MAX];
+  snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+  const ssize_t length = readlink(link, path, sizeof path - 1);
+  struct stat status;
+  if (length < 0 || !is_below(file, "") || syscall(SYS_fstat, file, &status) != 0 || !S_ISREG(status.st_mode) ||
+      ((int)syscall(SYS_fcntl, file, F_GETFL) & O_ACCMODE) == O_RDONLY)
+    return 0;
+  path[length] = 0;
+  for (int i = 0; i < count && i < 64; ++i)
+    if (strcmp(seen[i], path) == 0) return 0;
+  strcpy(seen[count++ % 64], path);
+  return 1;
+}
+
+static size_t half_if_short(int file, size_t bytes) {
+  return bytes > 1 && file > 2 && has("short") && is_below(file, "") ? (bytes + 1) / 2 : bytes;
+}
 
 int flock(int file, int operation) { return has("locks") ? refuse(ENOLCK) : REAL(flock)(file, operation); }
 
@@ -92,8 +128,13 @@ static int hides(const char* path) {
   const size_t length = strlen(path), whole = strlen(folder);
   return strncmp(path, folder, length < whole ? length : whole) == 0;
 }
-int stat(const char* path, struct stat* status) { return hides(path) ? refuse(EIO) : REAL(stat)(path, status); }
-int stat64(const char* path, struct stat64* status) { return hides(path) ? refuse(EIO) : REAL(stat64)(path, status); }
+static int is_stale(const char* path) { return has("stale") && has_mark(".off") && is_below(AT_FDCWD, path); }
+int stat(const char* path, struct stat* status) {
+  return hides(path) ? refuse(EIO) : is_stale(path) ? refuse(ESTALE) : REAL(stat)(path, status);
+}
+int stat64(const char* path, struct stat64* status) {
+  return hides(path) ? refuse(EIO) : is_stale(path) ? refuse(ESTALE) : REAL(stat64)(path, status);
+}
 int lstat(const char* path, struct stat* status) { return hides(path) ? refuse(EIO) : REAL(lstat)(path, status); }
 int lstat64(const char* path, struct stat64* status) { return hides(path) ? refuse(EIO) : REAL(lstat64)(path, status); }
 
@@ -128,7 +169,23 @@ int rename(const char* from, const char* to) {
 int unlink(const char* path) { return is_read_only(AT_FDCWD, path) ? refuse(EROFS) : REAL(unlink)(path); }
 int rmdir(const char* path) { return is_read_only(AT_FDCWD, path) ? refuse(EROFS) : REAL(rmdir)(path); }
 ssize_t write(int file, const void* data, size_t bytes) {
-  return file > 2 && is_file_read_only(file) ? refuse(EROFS) : syscall(SYS_write, file, data, bytes);
+  return file > 2 && is_file_read_only(file) ? refuse(EROFS)
+                                             : syscall(SYS_write, file, data, half_if_short(file, bytes));
+}
+ssize_t read(int file, void* data, size_t bytes) { return syscall(SYS_read, file, data, half_if_short(file, bytes)); }
+ssize_t pread64(int file, void* data, size_t bytes, off_t offset) {
+  return syscall(SYS_pread64, file, data, half_if_short(file, bytes), offset);
+}
+ssize_t pread(int file, void* data, size_t bytes, off_t offset) { return pread64(file, data, bytes, offset); }
+int fsync(int file) {
+  if (!has("fsync") || !is_first(file)) return (int)syscall(SYS_fsync, file);
+  syscall(SYS_ftruncate, file, 0);
+  return refuse(EIO);
+}
+int close(int file) {
+  const int fails = has("close") && file > 2 && is_first(file);
+  const int result = (int)syscall(SYS_close, file);
+  return fails ? refuse(EIO) : result;
 }
 
 int clock_gettime(clockid_t clock, struct timespec* time) {

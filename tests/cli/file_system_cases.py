@@ -1,12 +1,18 @@
 """Runs on file systems that lack something, behind links, in folders that move, and under clocks that jump."""
+import json
 import os
+import shlex
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-from cli_case import CHECKPOINT, EXECUTABLE, FINISHED, TIMEOUT_SECONDS, USAGE, CliCase, overrides
+from cli_case import (CHECKPOINT, EXECUTABLE, FINISHED, REQUEUE, TIMEOUT_SECONDS, USAGE, CliCase, overrides,
+                      tiny_config)
+from faults_cases import may_mount
 
 ENDLESS = overrides("run.steps=100000000", "checkpoint.every_steps=0")
 
@@ -71,6 +77,52 @@ class Lacking(FaultyCase):
         [step] = self.checkpoint_steps("out.saved")
         self.train(config, "--resume", "latest", *overrides("run.out=out.saved", f"run.steps={step + 2}"))
 
+    def test_a_server_that_does_not_answer(self):
+        """A status that cannot be had for a while ends no run, and gives no folder up."""
+        config = self.write_run()
+        process = subprocess.Popen([EXECUTABLE, "train", config, *ENDLESS], cwd=self.folder, stdin=subprocess.DEVNULL,
+                                   env=self.environment("stale", "out"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                   text=True)
+        self.addCleanup(self._end, process)
+        metrics = self.path("out/metrics.jsonl")
+        self.wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
+        self.path("out.off").touch()
+        bytes_before = metrics.stat().st_size
+        self.wait_until(lambda: metrics.stat().st_size > bytes_before + 4000, process)
+        self.path("out.off").unlink()
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=TIMEOUT_SECONDS)
+        self.assertEqual(process.returncode, REQUEUE, error)
+        self.assertNotIn("warning: out", error)
+        self.assertIn("warning: no checkpoint is saved for about ", error)
+        self.assertEqual(len(self.checkpoint_steps()), 1)
+
+    def test_errors_that_a_server_tells_late(self):
+        """NFS tells of a failed write at fsync or close, drops the data, and tells it once."""
+        config = self.write_run()
+        self.train(config, *overrides("run.out=sound"))
+        for fault in ("fsync", "close"):
+            shutil.rmtree(self.path("out"), ignore_errors=True)
+            error = self.run_with(fault, "train", config).stderr
+            self.assertIn("it is tried again", error)
+            self.assert_same_checkpoint(self.checkpoint(6), self.checkpoint(6, "sound"))
+            self.assertIn("sound", self.succeed("checkpoint", "verify", "out"))
+            for name in ("config.json", "run.json"):
+                self.assertEqual(json.loads(self.path(f"out/{name}").read_text()).keys(),
+                                 json.loads(self.path(f"sound/{name}").read_text()).keys())
+
+    def test_short_reads_and_writes(self):
+        text = self.path("home/a.txt")
+        text.parent.mkdir()
+        text.write_text("some words of a text\n" * 999, encoding="utf-8")
+        config = self.write_config(tiny_config(data={"train": [{"path": "home/packed"}]}, run={"out": "home/out"}))
+        for faults in ("none", "short"):
+            for command in (["data", "pack", "home/a.txt", "--out", "home/packed", "--tokenizer", "bytes"],
+                            ["train", config, "--steps", "3"], ["train", config, "--resume", "latest"]):
+                self.run_with(faults, *command, folder="home")
+            self.path("home/out").rename(self.path(faults))
+        self.assert_same_checkpoint(self.checkpoint(6, "none"), self.checkpoint(6, "short"))
+
     def test_clocks_that_jump(self):
         config = self.write_run(checkpoint={"every_seconds": 3000, "keep_last": 9})
         self.train(config)
@@ -97,6 +149,26 @@ class Folders(CliCase):
         self.assertIn("sound", self.succeed("checkpoint", "verify", "out"))
         self.succeed("checkpoint", "prune", "out", "--keep-last", "1")
         self.assertEqual(self.checkpoint_steps(), [6])
+
+    @unittest.skipUnless(may_mount(), "no mounting here")
+    def test_automounted_folders(self):
+        """Data and run lie on a file system that is unmounted whenever no process uses it."""
+        config = self.write_run(data={"train": [{"path": "net/disk/corpus"}]}, run={"out": "net/disk/out"})
+        for folder in ("net", "real/disk"):
+            self.path(folder).mkdir(parents=True)
+        for name in ("corpus.bin", "corpus.idx"):
+            self.path(name).rename(self.path("real/disk") / name)
+        commands = [["train", config, "--steps", "3"], ["train", config, "--resume"], ["checkpoint", "verify", "net/disk/out"],
+                    ["data", "inspect", "net/disk/corpus"]]
+        script = " && ".join(shlex.join([str(EXECUTABLE), *command]) for command in commands)
+        done = subprocess.run(["unshare", "-m", sys.executable, Path(__file__).with_name("automount.py"), "net", "real", "sh", "-c",
+                               script], cwd=self.folder, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+        if done.returncode == 77:
+            self.skipTest("no autofs in this kernel")
+        self.assertEqual(done.returncode, FINISHED, done.stderr)
+        self.assertIn("sound", done.stdout)
+        self.assertRegex(done.stdout, r"\d+ mounts\n$")
+        self.assertEqual(self.checkpoint_steps("real/disk/out"), [3, 6])
 
     def test_a_run_that_was_moved(self):
         config = self.write_run()

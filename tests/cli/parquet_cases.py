@@ -41,6 +41,9 @@ class Parquet(CliCase):
                          [text.encode() for text in [*TEXTS, "one", "three"]])
         self.assertEqual(self.pack("nulls.parquet", "--field", "raw"), [b"\xff", b"x", b"y"])
         self.succeed("data", "train-tokenizer", "rows.parquet", "--vocab-size", "300", "--out", "t.json")
+        # Rates count bytes of text, not the file's compressed ones.
+        result = self.run_gptrain("data", "pack", "rows.parquet", "--out", "out", "--tokenizer", "bytes")
+        self.assertRegex(result.err, r"packing: .* of text, ")
 
     def test_shards_that_go_on(self):
         self.needs_arrow()

@@ -287,7 +287,7 @@ if __name__ == "__main__":
     parser.add_argument("--frames", type=int, default=1000)
     parser.add_argument("--pairs", type=int, default=1)
     parser.add_argument("tests", nargs="*")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     GPTRAIN, FRAMES, PAIRS = arguments.gptrain.resolve(), arguments.frames, arguments.pairs
     for name in list(os.environ):
         if name.startswith(("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "PMI", "OMPI_", "TORCHELASTIC_",

@@ -171,6 +171,6 @@ if __name__ == "__main__":
     parser.add_argument("--files", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("tests", nargs="*")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     GPTRAIN, FILES, SEED = arguments.gptrain.resolve(), arguments.files, arguments.seed
     unittest.main(argv=[sys.argv[0], *arguments.tests])

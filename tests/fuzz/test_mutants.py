@@ -296,7 +296,7 @@ if __name__ == "__main__":
     parser.add_argument("--errors", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("tests", nargs="*")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     GPTRAIN, SHORT_WRITES = arguments.gptrain.resolve(), arguments.short_writes.resolve()
     CONFIGS, FILES, ERRORS, SEED = arguments.configs, arguments.files, arguments.errors, arguments.seed
     unittest.main(argv=[sys.argv[0], *arguments.tests])

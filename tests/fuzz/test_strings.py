@@ -22,7 +22,7 @@ parser.add_argument("gptrain", type=os.path.abspath)
 parser.add_argument("--strings", type=int, default=0)
 parser.add_argument("--seed", type=int, default=1)
 parser.add_argument("tests", nargs="*")
-options = parser.parse_args()
+options = parser.parse_intermixed_args()
 os.environ["GPTRAIN"] = options.gptrain
 
 from cli_case import SOURCE_ROOT, CliCase, tiny_config

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/text_file.h"
 #include "base/units.h"
 #include "data/ingest/json_record.h"
 
@@ -64,8 +65,7 @@ constexpr Magic foreign[] = {
     {0, "\x89PNG", "a picture", no_texts},
     {0, "\xFF\xD8\xFF", "a picture", no_texts},
     {0, "WARC/1.", "a WARC file", "extract its texts to JSONL"},
-    {0, "version https://git-lfs.github.com/spec/", "a Git LFS pointer, not the data",
-     "fetch the data with git lfs pull"},
+    {0, git_lfs_pointer, "a Git LFS pointer, not the data", "fetch the data with git lfs pull"},
 };
 
 struct Suffix {

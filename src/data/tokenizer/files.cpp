@@ -222,13 +222,16 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const s
   if (fs::is_directory(path, unreadable)) {
     return load_tokenizer_folder(path, [&](const fs::path& model) { return load_tokenizer(model, pattern); });
   }
-  if (!fs::exists(path, unreadable) && name.find_first_of("/.") == std::string::npos) {
+  if (!fs::exists(path, unreadable) && !unreadable) {
     throw Error(ExitCode::usage,
-                "cannot read {}: no such file; the tokenizer of a model is a file of its folder (src/data/README.md, "
+                "cannot read {}: No such file; the tokenizer of a model is a file of its folder (src/data/README.md, "
                 "\"Tokens of a published model\")",
                 printable(name));
   }
   const std::string text = read_text_file(path, max_tokenizer_bytes);
+  if (text.starts_with("#version: ")) {
+    throw Error(ExitCode::usage, "{} is a list of merges: name the folder that holds it and vocab.json", path.native());
+  }
   if (looks_like_ranks(text)) return std::make_shared<Tokenizer>(read_ranks(text, path.native(), pattern));
   if (looks_like_sentencepiece(text) || path.extension() == ".model") {
     return std::make_shared<Tokenizer>(std::make_unique<SentencePiece>(text, path.native()), path.native());

@@ -23,6 +23,7 @@ class Reader {
 
   TokenizerParts read(const json& root) {
     if (!root.is_object()) refuse("", "is no object");
+    refuse_other_form(root);
     refuse_truncation(root);
     read_normalizer(member(root, "normalizer"), "normalizer");
     read_pre_tokenizer(member(root, "pre_tokenizer"), "pre_tokenizer");
@@ -47,6 +48,16 @@ class Reader {
  private:
   [[noreturn]] void refuse(const std::string& path, const std::string& reason) const {
     throw Error(ExitCode::usage, "{}: {} {}", parts_.source, path.empty() ? "the file" : path, reason);
+  }
+
+  // Other files of JSON that lie beside a tokenizer.json.
+  void refuse_other_form(const json& root) const {
+    if (member(root, "model").is_object()) return;
+    const bool has_ids = std::all_of(root.begin(), root.end(), [](const json& id) { return id.is_number_integer(); });
+    if (has_ids && !root.empty()) refuse("", "is a list of tokens: name the folder that holds it and merges.txt");
+    refuse("",
+           "has no object \"model\": it is no tokenizer.json (tekken.json is none; take the tokenizer.json of its "
+           "folder)");
   }
 
   // Padding a batch to its longest text leaves a single text unchanged, so it is allowed.
@@ -212,10 +223,6 @@ class Reader {
   }
 
   void read_model(const json& model) {
-    if (!model.is_object())
-      refuse("",
-             "has no object \"model\": it is no tokenizer.json (tekken.json is none; take the tokenizer.json of its "
-             "folder)");
     const json& type = member(model, "type");
     if (type == "Unigram") return read_unigram(model);
     if (!type.is_null() && type != "BPE") {

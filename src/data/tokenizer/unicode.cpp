@@ -69,7 +69,7 @@ size_t find_invalid_utf8(std::string_view text) {
         continue;
       }
     }
-    const DecodedCharacter character = decode_utf8(text.substr(at, 4));
+    const DecodedCharacter character = decode_utf8(text.substr(at, longest_utf8));
     if (character.code_point == num_code_points) return at;
     at += character.length;
   }
@@ -81,30 +81,16 @@ namespace {
 // Returns the length of the maximal ill-formed part at the start of `text` (Unicode 16, table 3-7), at least 1.
 // REQUIRES: `text` does not start with a character.
 size_t ill_formed_length(std::string_view text) {
-  const auto lead = static_cast<uint8_t>(text[0]);
-  if (lead < 0xC2 || lead > 0xF4) return 1;
-  const size_t num_following = lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : 3;
-  const uint8_t lowest = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-  const uint8_t highest = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
   size_t length = 1;
-  while (length < text.size() && length <= num_following) {
-    const auto byte = static_cast<uint8_t>(text[length]);
-    if (byte < (length == 1 ? lowest : 0x80) || byte > (length == 1 ? highest : 0xBF)) break;
-    ++length;
-  }
+  while (length < text.size() && begins_utf8(text.substr(0, length + 1))) ++length;
   return length;
 }
 
 }  // namespace
 
 size_t whole_characters_size(std::string_view text) {
-  constexpr size_t most_bytes = 4;
-  for (size_t length = 1; length <= std::min(most_bytes - 1, text.size()); ++length) {
-    const auto byte = static_cast<uint8_t>(text[text.size() - length]);
-    if ((byte & 0xC0U) == 0x80U) continue;
-    const size_t wanted = byte < 0xC0 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : most_bytes;
-    return wanted > length ? text.size() - length : text.size();
-  }
+  for (size_t length = std::min(longest_utf8 - 1, text.size()); length > 0; --length)
+    if (begins_utf8(text.substr(text.size() - length))) return text.size() - length;
   return text.size();
 }
 

@@ -33,7 +33,8 @@ PhiloxKey tensor_key(const TensorSpec& tensor, uint64_t seed, RandomUse use) {
   return random_key(seed, use, static_cast<uint32_t>(hash), static_cast<uint32_t>(hash >> 32));
 }
 
-void initial_values(const TensorSpec& tensor, uint64_t seed, int64_t first, int64_t count, float* out) {
+void initial_values(const TensorSpec& tensor, uint64_t seed, int64_t first, int64_t count, float* out,
+                    int num_threads) {
   if (tensor.init != Init::normal) {
     std::fill_n(out, count, tensor.init == Init::constant ? static_cast<float>(tensor.init_scale) : 0.0F);
     return;
@@ -42,7 +43,7 @@ void initial_values(const TensorSpec& tensor, uint64_t seed, int64_t first, int6
   const auto std_dev = static_cast<float>(tensor.init_scale);
   const int64_t first_group = first / 4;
   const int64_t last_group = (first + count + 3) / 4;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for num_threads(num_threads) schedule(static)
   for (int64_t group = first_group; group < last_group; ++group) {
     const auto normals = four_normals(key, static_cast<uint64_t>(group));
     for (int64_t lane = 0; lane < 4; ++lane) {

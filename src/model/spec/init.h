@@ -14,6 +14,7 @@ PhiloxKey tensor_key(const TensorSpec& tensor, uint64_t seed, RandomUse use);
 
 // Fills out[0, count) with elements [first, first + count) of the tensor's true shape in row-major order. Normal values
 // come from Philox words by Box-Muller, two per pair of words, keyed by the tensor's name.
-void initial_values(const TensorSpec& tensor, uint64_t seed, int64_t first, int64_t count, float* out);
+void initial_values(const TensorSpec& tensor, uint64_t seed, int64_t first, int64_t count, float* out,
+                    int num_threads = 1);
 
 }  // namespace gptrain::spec

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/process_limits.h"
+#include "base/thread.h"
 #include "base/units.h"
 #include "ops/check.h"
 #include "ops/cpu/parallel.h"
@@ -30,8 +31,10 @@ class MappedMemory final : public DeviceMemory {
   }
 };
 
-// oneDNN leaves a part of a product uncomputed if OpenMP starts fewer threads than it expects.
+// oneDNN leaves a part of a product uncomputed if OpenMP starts fewer threads than it expects. OpenMP ends the process
+// where it cannot start a thread.
 void require_team(int num_threads) {
+  require_threads(num_threads - 1);
   const TeamSize size(num_threads);
   int team = 1;
 #pragma omp parallel

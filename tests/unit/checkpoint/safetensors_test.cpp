@@ -141,6 +141,7 @@ TEST_CASE("Every fault of a header is refused with the file's name and the reaso
   const Case cases[] = {
       {"", "0 bytes are too few for a header"},
       {"1234567", "7 bytes are too few for a header"},
+      {"version https://git-lfs.github.com/spec/v1", "it is a Git LFS pointer, not the file itself"},
       {endless + "{}", "a header of 18446744073709551615 bytes is beyond the format's limit"},
       {too_long, "its header of 3 bytes goes beyond the end of the file, which has 10 bytes"},
       {file_of("", 0), "the header does not begin with '{'"},

@@ -80,6 +80,8 @@ TEST_CASE("launchers of other MPIs") {
                                    {"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"},
                                    {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"},
                                    {"PALS_RANKID", "PMI_SIZE"},
+                                   {"MPI_RANKID", "MPI_NRANKS"},
+                                   {"HOROVOD_RANK", "HOROVOD_SIZE"},
                                    {"PMI_RANK", "PMI_SIZE"}}) {
     const Settings place = {{rank, "3"}, {size, "8"}};
     REQUIRE_THROWS_AS(launch_with(place), Error);  // nobody says where rank 0 is
@@ -89,9 +91,39 @@ TEST_CASE("launchers of other MPIs") {
     REQUIRE(found.master_addresses == std::vector<std::string>{"fe80::1"});
     REQUIRE_THROWS_AS(launch_with({{rank, "3"}}), Error);
   }
-  // Slurm's own variables, and those of a plain start, come first.
-  REQUIRE(launch_with(with(slurm, hydra)).source == Launch::Source::slurm);
+  // Launchers that tell the rank alone.
+  for (const char* const rank : {"PMIX_RANK", "ALPS_APP_PE"}) {
+    REQUIRE_THROWS_AS(launch_with({{rank, "0"}}), Error);
+    REQUIRE(launch_with(with(plain, {{rank, "0"}})).source == Launch::Source::variables);
+    REQUIRE(launch_with(with(slurm, {{rank, "5"}})).source == Launch::Source::slurm);
+  }
+  // Variables of a plain start come first, and Slurm's own ones if srun itself sets the others too.
   REQUIRE(launch_with(with(plain, hydra)).source == Launch::Source::variables);
+  REQUIRE(launch_with(with(slurm, {{"PMI_RANK", "5"}, {"PMI_SIZE", "6"}})).source == Launch::Source::slurm);
+}
+
+TEST_CASE("a launcher of another MPI within a step of Slurm") {
+  // mpiexec of Intel MPI starts one task of a step on each node, which starts the ranks of that node.
+  const Settings step = with(slurm, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_LOCALID", "0"}});
+  for (const std::string rank : {"0", "1", "2"}) {
+    const Launch launch = launch_with(
+        with(step, {{"PMI_RANK", rank}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", rank}, {"MPI_LOCALNRANKS", "3"}}));
+    REQUIRE(launch.source == Launch::Source::other_mpi);
+    REQUIRE(launch.rank == std::stoi(rank));
+    REQUIRE(launch.size == 3);
+  }
+}
+
+TEST_CASE("a process that is alone in a job of several tasks or nodes") {
+  for (const char* const variable : {"SLURM_JOB_NUM_NODES", "PBS_NUM_NODES", "NHOSTS", "AWS_BATCH_JOB_NUM_NODES"}) {
+    const Launch launch = launch_with({{"SLURM_NTASKS", "1"}, {variable, "3"}});
+    REQUIRE(launch.source == Launch::Source::alone);
+    REQUIRE(launch.nodes_of_job == 3);
+    REQUIRE(launch.nodes_variable == variable);
+    REQUIRE(launch_with({{variable, "1"}}).nodes_of_job == 1);
+    REQUIRE(launch_with({{variable, "many"}}).nodes_of_job == 1);
+    REQUIRE(launch_with(with(mpirun, {{variable, "3"}})).nodes_of_job == 1);
+  }
 }
 
 TEST_CASE("torchrun's agent, brackets, and a job of several tasks") {

@@ -19,6 +19,13 @@ TEST_CASE("a value of the wrong type is refused") {
   CHECK(fault({"optimizer.lr=fast"}) == R"(optimizer.lr = "fast": must be a number (try 0.0003))");
   CHECK(fault({"optimizer.lr=nan"}) == R"(optimizer.lr = "nan": must be a number (try 0.0003))");
   CHECK(fault({"model.bias=1"}) == "model.bias = 1: must be true or false (try true)");
+  CHECK(
+      fault({"run.out=~/run"}) ==
+      R"(run.out = "~/run": must not begin with ~ or $, which a shell replaces and a config does not (try "runs/demo"))");
+  CHECK(fault({R"(data.train=[{"path": "s3://bucket/x"}])"})
+            .starts_with(R"(data.train[0].path = "s3://bucket/x": must be a path of this machine's file systems)"));
+  CHECK(fault({"data.tokenizer=$HOME/tokenizer.json"}).starts_with("data.tokenizer = \"$HOME/tokenizer.json\": must"));
+  CHECK(fault({"run.out=./~/run"}).empty());
   CHECK(fault({"run.out=7"}) == R"(run.out = 7: must be text (try "runs/demo"))");
   CHECK(fault({"model.norm=3"}) == R"(model.norm = 3: must be one of layernorm, rmsnorm (try "layernorm"))");
   CHECK(fault({"optimizer.betas=0.9"}) == "optimizer.betas = 0.9: must be an array of two numbers (try [0.9,0.95])");
@@ -208,6 +215,7 @@ TEST_CASE("a list of weights and prefixes is answered with the sources that it m
   for (const std::string list : {R"("30 a 0.5 b/c")", R"(["30", "a", "0.5", "b/c"])", R"([30, "a", 0.5, "b/c"])"})
     CHECK(answer(list) == R"((try [{"path":"a","weight":30},{"path":"b/c","weight":0.5}]))");
   CHECK(answer(R"(["a", "b"])") == R"((try [{"path":"a"},{"path":"b"}]))");
+  CHECK(answer('"' + std::string(5000, 'x') + '"') == R"((try [{"path": "data/corpus/train"}]))");
   for (const std::string other : {"7", "[1]", R"(["1", "a", "b"])", "[[]]", "{}"}) CHECK(answer(other).empty());
   CHECK(fault({R"(data.train=[{"path": "x", "dtype": "i32"}])"}) ==
         R"(data.train[0].dtype = "i32": must be one of auto, u16, u32 (try "u32"))");

@@ -251,9 +251,14 @@ TEST_CASE("A byte without a token, and ranks without a pattern, are refused") {
   CHECK(contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r", "gpt2"); }), "line 257: rank 7 again"));
   write_file(folder / "r", "hello\n");
   CHECK(contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r"); }), "neither a tokenizer.json nor"));
-  write_file(folder / "tekken.json", R"({"config": {"pattern": ""}, "vocab": []})");
-  CHECK(
-      contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "tekken.json"); }), "it is no tokenizer.json"));
+  for (const auto& [content, message] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"config": {"pattern": ""}, "vocab": []})", "it is no tokenizer.json"},
+           {R"({"a": 0, "model": 1, "padding": 2})", "is a list of tokens: name the folder"},
+           {"#version: 0.2\na b\n", "is a list of merges: name the folder"},
+           {"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "is a Git LFS pointer"}}) {
+    write_file(folder / "t.json", content);
+    CHECK(contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "t.json"); }), message));
+  }
 }
 
 TEST_CASE("Normalization form C, and bytes that are not UTF-8") {
@@ -275,6 +280,30 @@ TEST_CASE("Normalization form C, and bytes that are not UTF-8") {
   CHECK(replace_invalid_utf8("a\xE2\x82z\xC0\xAF\xF0\x9F\x98\xED\xA0\x80") ==
         "a\xEF\xBF\xBDz\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD");
   CHECK(find_invalid_utf8("12345678\xC3\xA9\xC3") == 10);
+}
+
+TEST_CASE("Beginnings of characters") {
+  // Unicode 16, table 3-7: a lead byte of two, three or four, and second bytes that follow it.
+  const auto num_begun = [](const std::string& start) {
+    int count = 0;
+    for (int byte = 0; byte < 256; ++byte) count += begins_utf8(start + static_cast<char>(byte)) ? 1 : 0;
+    return count;
+  };
+  CHECK(num_begun("") == 51);
+  for (const auto& [start, count] : std::vector<std::pair<std::string, int>>{{"\xC2", 0},
+                                                                             {"\xE0", 32},
+                                                                             {"\xE1", 64},
+                                                                             {"\xED", 32},
+                                                                             {"\xF0", 48},
+                                                                             {"\xF1", 64},
+                                                                             {"\xF4", 16},
+                                                                             {"\xF5", 0},
+                                                                             {"\xF0\x90", 64},
+                                                                             {"\xF0\x8F", 0}})
+    CHECK(num_begun(start) == count);
+  for (const auto& [text, size] : std::vector<std::pair<std::string, size_t>>{
+           {"a\xC3\xA9", 3}, {"a\xC3", 1}, {"a\xF0\x9F\x98", 1}, {"a\xE0\x80", 3}, {"a\xC0", 2}, {"", 0}})
+    CHECK(whole_characters_size(text) == size);
 }
 
 TEST_CASE("Training merges the most frequent pair, of equals the one with the smaller ids") {
