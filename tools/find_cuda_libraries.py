@@ -43,6 +43,9 @@ def toolkits(nvcc):
 
 
 def cuda_major(nvcc):
+    """Returns the number of nvcc's CUDA; None if there is no nvcc, or it does not say."""
+    if not shutil.which(nvcc):
+        return None
     done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
     release = re.search(r"release (\d+)\.", done.stdout)
     return release.group(1) if release else None

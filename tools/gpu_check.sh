@@ -6,8 +6,8 @@
 # ones; a part that cannot run is "skipped", with the reason. Exits with 1 if anything failed, a mark of the table
 # included.
 #   tools/gpu_check.sh probe      lists what is installed, and tells if a build would fail: seconds
-#   tools/gpu_check.sh correctness (A) every op; attention by pattern; a step of 124M with its profile; memcheck,
-#                                 racecheck; steps beside the CPU
+#   tools/gpu_check.sh correctness (A) every op; attention by pattern; steps beside the CPU; a step of 124M with its
+#                                 profile; memcheck, racecheck
 #   tools/gpu_check.sh kernels    (B) products by algorithm; kernels and their marks; attention; FP8 products
 #   tools/gpu_check.sh steps      (C) whole steps and their marks, and beside PyTorch if python3 has it
 #   tools/gpu_check.sh ranks      (D) ranks: staged on one GPU, over NCCL, collectives; methods; stop and resume; memory
@@ -141,11 +141,11 @@ stage_A() {
     part "attention patterns: $pattern" "attention-$pattern.log" 30 "$folder/tests/ops/test_ops" --backend cuda \
       --repeats 2 --filter "$pattern:" || true
   done
+  python_part 'steps beside the CPU (test_parity_cuda)' parity.log 150 each "$folder/tests/parity/test_parity_cuda" ||
+    true
   XDG_CACHE_HOME='' python_part 'profile of 124M' profile.log 60 profile --cases gpt2-124m-1024 || true
   python_part 'memcheck' memcheck.log 100 sanitize "$folder/tests/ops/test_ops" --tool memcheck || true
   python_part 'racecheck' racecheck.log 80 sanitize "$folder/tests/ops/test_ops" --tool racecheck || true
-  python_part 'steps beside the CPU (test_parity_cuda)' parity.log 150 each "$folder/tests/parity/test_parity_cuda" ||
-    true
 }
 
 # Parts with marks come early: the parts together may take longer than the stage, and the last are then cut.
@@ -167,9 +167,11 @@ stage_B() {
 # These shapes have marks; tools/gpu/bench_gpu.py and tools/gpu/compare_torch_gpu.py run all shapes.
 stage_C() {
   local limit=230
+  rm -f "$LOGS/figures.json"
   if (($(left) < limit)); then limit=$(left); fi
   if part 'whole steps' steps.log "$limit" python3 tools/gpu/bench_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
-    --seconds "$((limit - 10))" --cases gpt2-124m-1024 gpt2-1.5b-1024 gpt2-1.5b-1024-fp8; then
+    --seconds "$((limit - 10))" --figures "$LOGS/figures.json" \
+    --cases gpt2-124m-1024 gpt2-1.5b-1024 gpt2-1.5b-1024-fp8; then
     cut -c1-200 "$LOGS/steps.log"
   fi
   beside_torch
@@ -183,13 +185,14 @@ beside_torch() {
     skip "$name" 'python3 has no torch that sees a GPU'
   elif
     part "$name" torch.log "$(left)" python3 tools/gpu/compare_torch_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
-      --seconds "$(($(left) - 10))" --torch-seconds 80 --loss-cases gpt2-124m --cases gpt2-124m-1024 gpt2-1.5b-1024
+      --seconds "$(($(left) - 10))" --figures "$LOGS/figures.json" --torch-seconds 150 --loss-cases gpt2-124m --cases gpt2-124m-1024 gpt2-1.5b-1024
   then
     cut -c1-200 "$LOGS/torch.log"
   fi
 }
 
 stage_D() {
+  python_part 'stop and resume' resume.log 90 resume || true
   local limit=270
   if (($(left) < limit)); then limit=$(left); fi
   part ranks ranks.log "$limit" python3 tools/gpu/gpu_ranks.py --gptrain "$folder/gptrain" --rows "$rows" \
@@ -198,7 +201,6 @@ stage_D() {
   TEST_CASES=some XDG_CACHE_HOME=$PWD/$LOGS/cache-of-tests python_part \
     'ranks and methods on one device (test_cuda_ranks)' cuda-ranks.log 90 each \
     "$folder/tests/parallel/test_cuda_ranks" || true
-  python_part 'stop and resume' resume.log 90 resume || true
   python_part 'memory' memory.log 90 memory || true
 }
 
@@ -217,10 +219,13 @@ begin() {
   say "stage $stage: the GPU is ${gpu:-none}; the log is $results/$stage.log"
   if [[ ${probed:-} ]]; then
     cp "$probed" "$rows"
+  elif [[ $stage != probe && $boot && -f $LOGS/machine-$boot.tsv ]]; then
+    cp "$LOGS/machine-$boot.tsv" "$rows"
   else
     part 'what this machine has' machine.log 90 python3 tools/gpu/gpu_probe.py --rows "$rows" || sound=no
     probed=$LOGS/machine.tsv
     cp "$rows" "$probed"
+    if [[ $sound == yes && $boot ]]; then cp "$rows" "$LOGS/machine-$boot.tsv"; fi
   fi
   if [[ $stage == probe ]]; then return 1; fi
   if [[ $build == yes && $sound == no ]]; then
@@ -253,6 +258,12 @@ if [[ -f .gpu-deps/root.tar.gz ]]; then
 fi
 gpu=$(timeout 30 nvidia-smi --id=0 --query-gpu=name --format=csv,noheader 2>/dev/null) || gpu=''
 if [[ -z $gpu && -e /dev/nvidia0 ]]; then gpu='one of which nvidia-smi says nothing'; fi
+# Boots have an id: a sound machine is probed once in each.
+boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null) || boot=''
+# Programs that were built elsewhere look for CUDA's libraries where they were there.
+libraries=$(python3 tools/find_cuda_libraries.py "$(command -v nvcc || echo nvcc)" 2>/dev/null | cut -d'|' -f3 |
+  xargs -r -n 1 dirname | sort -u | paste -sd:) || libraries=''
+export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH${libraries:+:}}$libraries
 failed=no sound=yes
 for stage in "${stages[@]}"; do
   if begin "$stage"; then "stage_$stage"; fi

@@ -167,7 +167,8 @@ class Groups {
 
  private:
   // Aborts all groups together (possible from NCCL 2.22 on): one by one, each abort would wait for the device, where
-  // another group's work may be queued before its own (github.com/NVIDIA/nccl/issues/1013).
+  // another group's work may be queued before its own (github.com/NVIDIA/nccl/issues/1013). Returns when all are over:
+  // NCCL's end of a group waits for aborts even if its communicators do not block (destroyFlag in its src/group.cc).
   void abort() {
     int version = 0;
     const bool together = ncclGetVersion(&version) == ncclSuccess && version >= NCCL_VERSION(2, 22, 0);
@@ -284,14 +285,14 @@ std::string new_id(int rank) {
   return {id.internal, sizeof id.internal};
 }
 
-// Returns the thread blocks that a group may use, so that blocks of every lane's groups fit on the device together; at
-// most NCCL's own maximum.
+// Returns the thread blocks that a group may use: at most an eighth of the multiprocessors, as lanes come before
+// products, and few enough for blocks of every lane's groups to fit on the device together.
 int blocks_of_group(size_t num_lanes) {
-  constexpr int most = 32;
+  constexpr int least = 8, most = 16;
   int device = 0, processors = 0;
   check_cuda(cudaGetDevice(&device), "asking for the device");
   check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "asking for processors");
-  return std::clamp(processors / static_cast<int>(num_lanes), 1, most);
+  return std::clamp(processors / static_cast<int>(num_lanes), 1, std::clamp(processors / 8, least, most));
 }
 
 }  // namespace

@@ -113,15 +113,15 @@ struct ProbabilityDropout {
 };
 
 // Rows are keys, columns are queries. Rows past the last key may hold anything: they do not affect others and are not
-// stored.
+// stored. Columns are the outer loop, so that one query's sums are in registers at a time.
 template <typename E, int chunks>
 __device__ __forceinline__ void gradients_by_key(typename E::Values& values, typename E::Values& gradients,
                                                  const KeysMemory<E, chunks>& memory, const ScoreScale& scale,
                                                  ProbabilityDropout dropout) {
 #pragma unroll
-  for (int i = 0; i < E::rows; ++i)
+  for (int j = 0; j < E::cols; ++j)
 #pragma unroll
-    for (int j = 0; j < E::cols; ++j) {
+    for (int i = 0; i < E::rows; ++i) {
       const int column = E::score_column(j);
       const bool kept = !dropout.drops || memory.kept.at(column, E::row(i));
       const Gradients result =
@@ -151,6 +151,7 @@ __device__ __forceinline__ void sum_up(const typename E::Values (&sums)[chunks],
 template <typename E, int chunks, typename TokenOf>
 __device__ __forceinline__ void add_carried(typename E::Values (&sums)[chunks], const KeyTiles<true>& tiles,
                                             const Head<float>& from, const TokenOf& token_of) {
+#pragma unroll
   for (int i = 0; i < E::rows; ++i) {
     const auto token = static_cast<int>(token_of(i));
     if (!tiles.is_picked(token)) continue;

@@ -31,6 +31,9 @@ struct TileSource {
   __device__ const T* row(int i) const { return data + i * stride; }
 };
 
+// A pack of 16 bytes as whole registers: nvcc keeps each 16-bit element of a Pack<T, 8> in a register of its own.
+using Words = Pack<uint32_t, 4>;
+
 // The elements of a tile that a thread loads: some packs, and those of the next token below them.
 template <typename T, int threads>
 struct Fetched {
@@ -38,7 +41,7 @@ struct Fetched {
   static constexpr int packs_of_row = tile_size / width;
   static constexpr int count = tile_size / 2 * packs_of_row / threads;
 
-  Pack<T, width> even[count], odd[count];
+  Words even[count], odd[count];
 
   // Row and column of the thread's i-th packs.
   __device__ static int even_row(int i) { return (i * threads + static_cast<int>(threadIdx.x)) / packs_of_row * 2; }
@@ -46,23 +49,24 @@ struct Fetched {
 };
 
 // Not inlined, so that the code for rows without whole packs takes no registers from the fast path.
-template <int width, typename T>
-[[gnu::noinline]] __device__ Pack<T, width> fetch_elements(const T* place, int count) {
-  Pack<T, width> pack{};
+template <typename T>
+[[gnu::noinline]] __device__ Words fetch_elements(const T* place, int count) {
+  Pack<T, 16 / sizeof(T)> pack{};
 #pragma unroll
-  for (int i = 0; i < width; ++i) {
+  for (int i = 0; i < static_cast<int>(16 / sizeof(T)); ++i) {
     if (i < count) pack.at[i] = place[i];
   }
-  return pack;
+  return std::bit_cast<Words>(pack);
 }
 
 // `Source`: TileSource, or another type with its members. A row that is null counts as zero.
-template <int width, typename Source>
-__device__ Pack<typename Source::Element, width> fetch_pack(const Source& from, int row, int column) {
+template <typename Source>
+__device__ Words fetch_pack(const Source& from, int row, int column) {
   if (row >= from.rows || column >= from.cols) return {};
   const auto* const place = from.row(row);
   if (place == nullptr) return {};
-  return from.packs ? load<width>(place + column) : fetch_elements<width>(place + column, from.cols - column);
+  if (from.packs) return load<4>(reinterpret_cast<const uint32_t*>(place + column));
+  return fetch_elements(place + column, from.cols - column);
 }
 
 template <int threads, typename Source>
@@ -71,8 +75,8 @@ __device__ __forceinline__ auto fetch_tile(const Source& from) {
   Own fetched;
 #pragma unroll
   for (int i = 0; i < Own::count; ++i) {
-    fetched.even[i] = fetch_pack<Own::width>(from, Own::even_row(i), Own::column(i));
-    fetched.odd[i] = fetch_pack<Own::width>(from, Own::even_row(i) + 1, Own::column(i));
+    fetched.even[i] = fetch_pack(from, Own::even_row(i), Own::column(i));
+    fetched.odd[i] = fetch_pack(from, Own::even_row(i) + 1, Own::column(i));
   }
   return fetched;
 }
@@ -151,8 +155,9 @@ struct FmaEngine {
   }
 
  private:
-  template <int width>
-  __device__ static void put_row(float* to, const Pack<T, width>& from) {
+  __device__ static void put_row(float* to, const Words& words) {
+    constexpr int width = 16 / sizeof(T);
+    const auto from = std::bit_cast<Pack<T, width>>(words);
     for (int first = 0; first < width; first += 4) {
       Pack<float, 4> values;
       for (int n = 0; n < 4; ++n) values.at[n] = to_float(from.at[first + n]);
@@ -204,17 +209,16 @@ struct MmaEngine {
 #pragma unroll
     for (int i = 0; i < Own::count; ++i) {
       uint32_t* const to = tile.words + Own::even_row(i) * row_words + Own::column(i) / 2;
-      store(to, std::bit_cast<Pack<uint32_t, 4>>(fetched.even[i]));
-      store(to + row_words, std::bit_cast<Pack<uint32_t, 4>>(fetched.odd[i]));
+      store(to, fetched.even[i]);
+      store(to + row_words, fetched.odd[i]);
     }
   }
   __device__ __forceinline__ static void put_for_sums(Tile& tile, const Own& fetched) {
 #pragma unroll
     for (int i = 0; i < Own::count; ++i) {
-      const auto even = std::bit_cast<Pack<uint32_t, 4>>(fetched.even[i]);
-      const auto odd = std::bit_cast<Pack<uint32_t, 4>>(fetched.odd[i]);
+      const Words &even = fetched.even[i], &odd = fetched.odd[i];
       uint32_t* const to = tile.words + Own::even_row(i) / 2 * pair_words + Own::column(i);
-      Pack<uint32_t, 4> pairs[2];
+      Words pairs[2];
       for (int n = 0; n < 4; ++n) {
         pairs[n / 2].at[n % 2 * 2] = (even.at[n] & 0xffffU) | (odd.at[n] << 16);
         pairs[n / 2].at[n % 2 * 2 + 1] = (even.at[n] >> 16) | (odd.at[n] & 0xffff0000U);

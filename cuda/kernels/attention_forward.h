@@ -111,6 +111,7 @@ template <typename E, int chunks>
 __device__ __forceinline__ void load_carried(typename E::Values (&o)[chunks], RunningSoftmax<E>& running,
                                              const CarriedSoftmax& carried, const KeyTiles<true>& tiles,
                                              const Head<float>& sums, int64_t head_of_batch, int query) {
+#pragma unroll
   for (int i = 0; i < E::rows; ++i) {
     const int token = query + E::row(i);
     if (!tiles.is_picked(token)) continue;

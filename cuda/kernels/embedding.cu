@@ -1,5 +1,6 @@
 // Embedding tables: look-up of rows, and gradients. Backward sorts the rows of the batch by token, so that rows of one
-// token are adjacent and in order; a warp adds them in that order, without atomics.
+// token are adjacent and in order. Warps add them in that order, without atomics. A frequent token's rows are cut into
+// pieces at fixed places of the sorted list, which are added up last: one warp would take as long as all other tokens.
 #include <limits>
 #include <utility>
 
@@ -158,19 +159,38 @@ struct OutputGradient {
   float token_scale;
 };
 
-// The warps at the first key of each token add that token's rows.
+constexpr int64_t piece = gpu_token_piece;
+
+// Sums of the pieces that begin at multiples of `piece` amid a token's rows. Piece i's are at i - 1.
+struct PieceSums {
+  float* sums;
+  int64_t cols;
+
+  __device__ float* at(int64_t i, int64_t column) const { return sums + (i - 1) * cols + column; }
+};
+
+// Returns true if the sorted rows before and at `at` have the same token of the table.
+__device__ bool goes_on(const Key* keys, int64_t at) {
+  return at > 0 && token_of(keys[at - 1]) == token_of(keys[at]) && token_of(keys[at]) != no_token;
+}
+
+// The warps at the first key of each piece add its rows. A token's first piece goes to the table.
 template <typename R, int N>
-__global__ void sum_tokens(const Key* keys, OutputGradient<R> gradient, Rows<float> d_table, bool accumulate) {
+__global__ void sum_tokens(const Key* keys, OutputGradient<R> gradient, Rows<float> d_table, PieceSums pieces,
+                           bool accumulate) {
   const int64_t rows = gradient.rows, cols = gradient.cols;
   constexpr int in_flight = 8;  // rows loaded at once; only the additions depend on each other
+  static_assert(piece % in_flight == 0);
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   const int64_t first = warp / warps_of_row(cols, N);
   const int64_t column = (warp % warps_of_row(cols, N) * 32 + threadIdx.x % 32) * N;
   if (first >= rows || column >= cols) return;
   const uint32_t token = token_of(keys[first]);
-  if (token == no_token || (first > 0 && token_of(keys[first - 1]) == token)) return;
+  const bool is_later = goes_on(keys, first);
+  if (token == no_token || (is_later && first % piece != 0)) return;
+  const int64_t end = (first / piece + 1) * piece < rows ? (first / piece + 1) * piece : rows;
   float sums[N] = {};
-  if (accumulate) load_sums(d_table.at(token, column), sums);
+  if (accumulate && !is_later) load_sums(d_table.at(token, column), sums);
   bool more = true;
   for (int64_t at = first; more; at += in_flight) {
     uint32_t batch_rows[in_flight];
@@ -178,7 +198,7 @@ __global__ void sum_tokens(const Key* keys, OutputGradient<R> gradient, Rows<flo
     Pack<R, N> packs[in_flight];
 #pragma unroll
     for (int i = 0; i < in_flight; ++i) {
-      const Key key = at + i < rows ? keys[at + i] : no_key;
+      const Key key = at + i < end ? keys[at + i] : no_key;
       batch_rows[i] = row_of(key);
       has_token[i] = token_of(key) == token;
     }
@@ -189,6 +209,25 @@ __global__ void sum_tokens(const Key* keys, OutputGradient<R> gradient, Rows<flo
     for (int i = 0; i < in_flight; ++i)
       if (has_token[i]) add_row(packs[i], gradient.token_scale, gradient.dropout, batch_rows[i], column, sums);
     more = has_token[in_flight - 1];
+  }
+  store_sums(is_later ? pieces.at(first / piece, column) : d_table.at(token, column), sums);
+}
+
+// The warps at a token's second piece add its pieces to the table, in order.
+template <int N>
+__global__ void add_pieces(const Key* keys, int64_t rows, Rows<float> d_table, PieceSums pieces) {
+  const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+  int64_t i = warp / warps_of_row(pieces.cols, N) + 1;
+  const int64_t column = (warp % warps_of_row(pieces.cols, N) * 32 + threadIdx.x % 32) * N;
+  if (i * piece >= rows || column >= pieces.cols || !goes_on(keys, i * piece)) return;
+  const uint32_t token = token_of(keys[i * piece]);
+  // An earlier multiple amid the same token: another warp's.
+  if (i > 1 && token_of(keys[(i - 1) * piece]) == token && goes_on(keys, (i - 1) * piece)) return;
+  float sums[N];
+  load_sums(d_table.at(token, column), sums);
+  for (; i * piece < rows && token_of(keys[i * piece]) == token; ++i) {
+    const auto sum = load<N>(pieces.at(i, column));
+    for (int k = 0; k < N; ++k) sums[k] += sum.at[k];
   }
   store_sums(d_table.at(token, column), sums);
 }
@@ -208,7 +247,7 @@ __global__ void sum_positions(OutputGradient<R> gradient, Rows<float> d_table, i
 }
 
 template <typename R, int N>
-void launch_backward(const EmbeddingBackward& op, Stream stream, const Key* keys) {
+void launch_backward(const EmbeddingBackward& op, Stream stream, const Key* keys, float* piece_sums) {
   const int64_t rows = op.dx.rows, cols = op.dx.cols;
   const OutputGradient<R> gradient{.dx = Rows<const R>(op.dx),
                                    .dropout = DropoutMask(op.dropout, op.sequence_length),
@@ -219,8 +258,14 @@ void launch_backward(const EmbeddingBackward& op, Stream stream, const Key* keys
   if (!op.accumulate_token)
     launch(stream, shape_of_elements(op.d_token_table.rows, cols, N), clear<N>, d_tokens, op.d_token_table.rows, cols);
   const int64_t warps = rows * warps_of_row(cols, N);
-  launch(stream, {(warps * 32 + threads - 1) / threads, threads, 0}, sum_tokens<R, N>, keys, gradient, d_tokens,
+  const PieceSums pieces{piece_sums, cols};
+  launch(stream, {(warps * 32 + threads - 1) / threads, threads, 0}, sum_tokens<R, N>, keys, gradient, d_tokens, pieces,
          op.accumulate_token);
+  if (rows > piece) {
+    const int64_t later_warps = (rows - 1) / piece * warps_of_row(cols, N);
+    launch(stream, {(later_warps * 32 + threads - 1) / threads, threads, 0}, add_pieces<N>, keys, rows, d_tokens,
+           pieces);
+  }
   if (!op.d_position_table.given()) return;
   launch(stream, shape_of_elements(op.d_position_table.rows, cols, N), sum_positions<R, N>, gradient, d_positions,
          op.d_position_table.rows, op.sequence_length, op.accumulate_position);
@@ -257,11 +302,13 @@ void cuda_run(const EmbeddingForward& op, Stream stream, std::byte*) {
 
 void cuda_run(const EmbeddingBackward& op, Stream stream, std::byte* scratch) {
   const Key* const keys = sort_rows(op, stream, scratch);
+  auto* const piece_sums = reinterpret_cast<float*>(reinterpret_cast<Key*>(scratch) + 2 * op.dx.rows);
   with_type(op.dx.dtype, [&](auto residual) {
     using R = decltype(residual);
     constexpr int width = 16 / sizeof(R);
-    if (in_packs({op.dx, op.d_token_table, op.d_position_table})) return launch_backward<R, width>(op, stream, keys);
-    launch_backward<R, 1>(op, stream, keys);
+    if (in_packs({op.dx, op.d_token_table, op.d_position_table}))
+      return launch_backward<R, width>(op, stream, keys, piece_sums);
+    launch_backward<R, 1>(op, stream, keys, piece_sums);
   });
 }
 

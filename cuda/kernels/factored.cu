@@ -9,8 +9,10 @@
 namespace gptrain::inline cuda {
 namespace {
 
-constexpr int64_t tile_cols = 32;   // columns that a block sums at a time
-constexpr int64_t tile_lanes = 32;  // threads that divide a column's rows
+// Columns that a block sums at a time, and threads that divide a column's rows. Small blocks: of eight that fit a
+// multiprocessor, the last ones leave less of it idle than of two.
+constexpr int64_t tile_cols = 16;
+constexpr int64_t tile_lanes = 16;
 
 struct MatrixRanges {
   const FactoredMatrix* matrices;

@@ -1,5 +1,6 @@
 // Cross-entropy over the vocabulary. One block per row of the logits: it finds maximum and sum in one pass over memory
-// and writes the gradient in a second, which finds most of the row in the cache.
+// and writes the gradient in a second, which finds most of the row in the cache. The second pass runs backwards, from
+// the columns that were read last, and its stores do not displace columns that are still to be read.
 #include <algorithm>
 #include <limits>
 
@@ -222,14 +223,30 @@ __device__ void mixed_gradients(const float (&values)[N], int column, int true_c
   }
 }
 
+// Stores values that the kernel does not read again: they leave the cache first.
+template <int N, typename T>
+__device__ void store_once(T* to, const Pack<T, N>& values) {
+#ifdef __CUDACC__
+  if constexpr (sizeof(values) % 16 == 0) {
+#pragma unroll
+    for (size_t i = 0; i < sizeof(values) / 16; ++i)
+      __stcs(reinterpret_cast<uint4*>(to) + i, reinterpret_cast<const uint4*>(&values)[i]);
+    return;
+  }
+#endif
+  store(to, values);
+}
+
 // Writes d/dlogit of (lse - target logit + z lse^2) = p (1 + 2 z lse) - [target], times the slope of a cap. The
 // gradient may overwrite the logits: a thread writes only elements that it alone has read.
 template <int N, typename L, typename C, typename Cap>
 __device__ void write_gradient(const L* logits, C* d_logits, const Slice& slice, int target, GradientTerms terms,
                                Cap cap) {
   const auto scale = static_cast<float>(terms.scale);
-  const int step = static_cast<int>(blockDim.x) * N;
-  for (int first = static_cast<int>(threadIdx.x) * N; first < slice.cols; first += packs_at_once * step) {
+  const int step = static_cast<int>(blockDim.x) * N, round = packs_at_once * step;
+  const int own = static_cast<int>(threadIdx.x) * N;
+  const int last = own < slice.cols ? own + (slice.cols - 1 - own) / round * round : -1;
+  for (int first = last; first >= 0; first -= round) {
     const LoadedLogits<L, N> loaded(logits, first, step, slice.true_cols);
 #pragma unroll
     for (int p = 0; p < packs_at_once; ++p) {
@@ -248,7 +265,7 @@ __device__ void write_gradient(const L* logits, C* d_logits, const Slice& slice,
         const float logit = column + i < slice.true_cols ? loaded.stored(p, i) : 0.0F;
         out.at[i] = rounded_to<C>(gradients[i] * cap.slope(logit));
       }
-      store(d_logits + column, out);
+      store_once(d_logits + column, out);
     }
   }
 }
@@ -295,6 +312,8 @@ struct WarpSums {
   double of_warp[threads_of_losses / 32];
 };
 
+static_assert(threads_of_losses / 32 == 32);
+
 // One block. A thread adds every 1024th loss in order, and the threads' sums are added in a fixed order: reproducible,
 // and as accurate as f64.
 __global__ void __launch_bounds__(threads_of_losses)
@@ -305,10 +324,10 @@ __global__ void __launch_bounds__(threads_of_losses)
   for (unsigned lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xffffffff, sum, lanes);
   if (threadIdx.x % 32 == 0) sums.of_warp[threadIdx.x / 32] = sum;
   __syncthreads();
-  if (threadIdx.x > 0) return;
-  double total = 0;
-  for (const double of_warp : sums.of_warp) total += of_warp;
-  state->loss_sum += total;
+  if (threadIdx.x >= 32) return;
+  double total = sums.of_warp[threadIdx.x];
+  for (unsigned lanes = 16; lanes > 0; lanes /= 2) total += __shfl_xor_sync(0xffffffff, total, lanes);
+  if (threadIdx.x == 0) state->loss_sum += total;
 }
 
 LaunchShape shape_of_rows(const Matrix& logits, int width) {

@@ -3,6 +3,7 @@
 // computed once for all heads of a row.
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <stdexcept>
 
 #include "kernels/column_sums.h"
@@ -60,6 +61,15 @@ struct Rotary {
   }
 };
 
+// Sine and cosine of pi times x. Without the search for multiples of pi in large angles, which takes a stack.
+__device__ inline void sine_and_cosine(double x, double& sine, double& cosine) {
+#ifdef __CUDACC__
+  sincospi(x, &sine, &cosine);
+#else
+  sincos(std::remainder(x, 2.0) * std::numbers::pi, &sine, &cosine);
+#endif
+}
+
 // Cosines and sines of the current rows in shared memory, double-buffered: while some threads rotate these rows' heads,
 // others prepare the next rows.
 class Turns {
@@ -70,7 +80,8 @@ class Turns {
         frequencies_(&shared<double>()),
         values_(reinterpret_cast<float*>(frequencies_ + rotary.pairs)) {
     for (int i = static_cast<int>(threadIdx.x); i < rotary.pairs; i += static_cast<int>(blockDim.x))
-      frequencies_[i] = rotary.angles.scaled(exp2(-static_cast<double>(i) / rotary.pairs * rotary.log2_theta));
+      frequencies_[i] =
+          rotary.angles.scaled(exp2(-static_cast<double>(i) / rotary.pairs * rotary.log2_theta)) / std::numbers::pi;
   }
 
   // Prepares the rows from `first` on. REQUIRES: all threads of the block call it.
@@ -83,7 +94,7 @@ class Turns {
       // A thread uses only frequencies that it has written.
       for (int i = static_cast<int>(threadIdx.x); i < rotary_.pairs; i += static_cast<int>(blockDim.x)) {
         double sine, cosine;
-        sincos(token * frequencies_[i], &sine, &cosine);
+        sine_and_cosine(token * frequencies_[i], sine, cosine);
         at(k)[i] = static_cast<float>(cosine);
         at(k)[rotary_.pairs + i] = static_cast<float>(sine);
       }
@@ -109,8 +120,8 @@ class Turns {
 
   Rotary rotary_;
   int rows_at_once_;
-  double* frequencies_;
-  float* values_;  // [2 buffers, rows at once, cosines and sines, pairs]
+  double* frequencies_;  // half turns per token
+  float* values_;        // [2 buffers, rows at once, cosines and sines, pairs]
   bool odd_ = false;
 };
 

@@ -26,11 +26,12 @@ __device__ void for_each_chunk(const Segment* segments, int64_t num_segments, co
   int64_t first_of_segment = 0;
   int64_t next = blockIdx.x;
   for (int64_t i = 0; i < num_segments; ++i) {
-    const int64_t chunks = (segments[i].count + chunk - 1) / chunk;
+    const Segment segment = segments[i];  // a copy: through the pointer each store would cause the next read again
+    const int64_t chunks = (segment.count + chunk - 1) / chunk;
     for (; next < first_of_segment + chunks; next += gridDim.x) {
-      const int64_t first = segments[i].offset + (next - first_of_segment) * chunk;
-      const int64_t end_of_segment = segments[i].offset + segments[i].count;
-      body(segments[i], first, first + chunk < end_of_segment ? first + chunk : end_of_segment, next);
+      const int64_t first = segment.offset + (next - first_of_segment) * chunk;
+      const int64_t end_of_segment = segment.offset + segment.count;
+      body(segment, first, first + chunk < end_of_segment ? first + chunk : end_of_segment, next);
     }
     first_of_segment += chunks;
   }
@@ -55,6 +56,22 @@ __device__ inline double block_sum(double value, WarpSums& sums) {
   for (const double sum : sums.of_warp) total += sum;
   __syncthreads();  // until no thread reads the sums
   return total;
+}
+
+// Returns the sum of the chunks of all segments that `counts` accepts. Chunk c has its sum at of_chunks[c * step]. The
+// block's threads divide the chunks, and the order of additions depends on the segments only.
+template <typename Segment, typename Counts>
+__device__ double sum_of_chunks(const Segment* segments, int64_t num_segments, const double* of_chunks, int64_t step,
+                                const Counts& counts) {
+  double total = 0;
+  int64_t index = 0;
+  for (int64_t i = 0; i < num_segments; ++i) {
+    const int64_t end = index + (segments[i].count + chunk - 1) / chunk;
+    if (counts(segments[i]))
+      for (int64_t at = index + threadIdx.x; at < end; at += blockDim.x) total += of_chunks[at * step];
+    index = end;
+  }
+  return block_sum(total, shared<WarpSums>());
 }
 
 // Returns the random words of element `index` of a tensor (see ElementUpdate in ops/element_update.h) and of its three

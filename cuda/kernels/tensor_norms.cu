@@ -82,19 +82,12 @@ __global__ void measure_chunks(const UpdateSegment* segments, int64_t num_segmen
   });
 }
 
-// One block per sum adds the chunks of the tensor's segments in a fixed order.
+// One block per sum adds the chunks of a tensor.
 __global__ void add_chunks(const UpdateSegment* segments, int64_t num_segments, const StepState* state,
                            const double* of_chunks, int64_t first_tensor, double* sums) {
   const int64_t tensor = first_tensor + blockIdx.x / 2;
-  double total = 0;
-  int64_t index = 0;
-  for (int64_t i = 0; i < num_segments && state->skip == 0; ++i) {
-    const int64_t end = index + (segments[i].count + chunk - 1) / chunk;
-    if (segments[i].tensor == tensor)
-      for (int64_t at = index + threadIdx.x; at < end; at += blockDim.x) total += of_chunks[2 * at + blockIdx.x % 2];
-    index = end;
-  }
-  total = block_sum(total, shared<WarpSums>());
+  const double total = sum_of_chunks(segments, state->skip == 0 ? num_segments : 0, of_chunks + blockIdx.x % 2, 2,
+                                     [=](const UpdateSegment& segment) { return segment.tensor == tensor; });
   if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 

@@ -13,6 +13,8 @@
 namespace gptrain::inline cuda {
 namespace {
 
+__device__ inline double square(float value) { return static_cast<double>(value) * value; }
+
 template <typename G>
 __global__ void chunk_norms(const SquaredNorm::Segment* segments, int64_t num_segments, const G* gradients,
                             double* sums) {
@@ -21,15 +23,14 @@ __global__ void chunk_norms(const SquaredNorm::Segment* segments, int64_t num_se
     const bool packs = in_whole_packs(gradients + first);
     for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
       if (packs && i + width <= end) {
-        for (const G element : load<width>(gradients + i).at) {
-          const float value = to_float(element);
-          sum += static_cast<double>(value) * value;
-        }
+        // Sums each pack by itself, as additions to one sum wait for each other.
+        const auto pack = load<width>(gradients + i);
+        double halves[2] = {};
+#pragma unroll
+        for (int k = 0; k < width; ++k) halves[k % 2] += square(to_float(pack.at[k]));
+        sum += halves[0] + halves[1];
       } else {
-        for (int64_t rest = i; rest < end && rest < i + width; ++rest) {
-          const float value = to_float(gradients[rest]);
-          sum += static_cast<double>(value) * value;
-        }
+        for (int64_t rest = i; rest < end && rest < i + width; ++rest) sum += square(to_float(gradients[rest]));
       }
     }
     sum = block_sum(sum, shared<WarpSums>());
@@ -37,20 +38,13 @@ __global__ void chunk_norms(const SquaredNorm::Segment* segments, int64_t num_se
   });
 }
 
-// One thread per partial adds the chunks of its segments in order.
+// One block per partial.
 __global__ void segment_norms(const SquaredNorm::Segment* segments, int64_t num_segments, const double* sums,
-                              double* partials, int64_t num_partials) {
-  const int64_t partial = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (partial >= num_partials) return;
-  double total = 0;
-  int64_t index = 0;
-  for (int64_t i = 0; i < num_segments; ++i) {
-    const int64_t end = index + (segments[i].count + chunk - 1) / chunk;
-    if (segments[i].partial == partial)
-      for (int64_t at = index; at < end; ++at) total += sums[at];
-    index = end;
-  }
-  partials[partial] = total;
+                              double* partials) {
+  const int64_t partial = blockIdx.x;
+  const double total = sum_of_chunks(segments, num_segments, sums, 1,
+                                     [=](const SquaredNorm::Segment& segment) { return segment.partial == partial; });
+  if (threadIdx.x == 0) partials[partial] = total;
 }
 
 // The largest attention score of each head; count 0: none.
@@ -296,8 +290,8 @@ void cuda_run(const SquaredNorm& op, Stream stream, std::byte* scratch) {
   } else {
     launch(stream, shape, chunk_norms<float>, op.segments, op.num_segments, op.gradients.as<const float>(), sums);
   }
-  launch(stream, {(op.partials.cols + threads - 1) / threads, threads, 0}, segment_norms, op.segments, op.num_segments,
-         sums, op.partials.as<double>(), op.partials.cols);
+  launch(stream, {op.partials.cols, threads, sizeof(WarpSums)}, segment_norms, op.segments, op.num_segments, sums,
+         op.partials.as<double>());
 }
 
 void cuda_run(const PrepareUpdate& op, Stream stream, std::byte*) {

@@ -18,10 +18,11 @@ constexpr int64_t gpu_scratch_bytes(const Op&) {
 }
 
 // Number of blocks of rows in NormBackward; each writes partial sums for gamma and beta. A block has a thread for every
-// eight columns. 132 multiprocessors with 768 threads each keep enough memory accesses in flight.
+// eight columns. 132 multiprocessors with at least 768 threads each keep enough memory accesses in flight; blocks of
+// rows that registers hold have at most 1,024 threads on one, so that all run at a time with 64 registers a thread.
 constexpr int64_t gpu_norm_most_blocks = 132 * 8;
 constexpr int64_t gpu_norm_blocks(int64_t rows, int64_t cols) {
-  return std::min(rows, std::min(gpu_norm_most_blocks, 132 * std::max<int64_t>(6144 / cols, 2)));
+  return std::min(rows, std::min(gpu_norm_most_blocks, 132 * std::max<int64_t>((6144 + cols - 1) / cols, 2)));
 }
 
 inline int64_t gpu_scratch_bytes(const NormBackward& op) {
@@ -46,9 +47,14 @@ int64_t gpu_scratch_bytes(const TensorNorms<Op>& op) {
   return 2 * gpu_norm_chunks_bound(op.update.gradients.cols, op.update.num_segments) * dtype_bytes(DType::f64);
 }
 
-// EmbeddingBackward sorts the rows by token. Scratch: a 64-bit key per row, as input and as output of a pass of the
-// sort.
-inline int64_t gpu_scratch_bytes(const EmbeddingBackward& op) { return 2 * op.dx.rows * dtype_bytes(DType::i64); }
+// EmbeddingBackward sorts the rows by token and adds each token's rows in pieces, which end at every 128th sorted row.
+// Scratch: a 64-bit key per row, as input and as output of a pass of the sort, and a row of f32 sums for each piece
+// that is not its token's first.
+constexpr int64_t gpu_token_piece = 128;
+
+inline int64_t gpu_scratch_bytes(const EmbeddingBackward& op) {
+  return 2 * op.dx.rows * dtype_bytes(DType::i64) + op.dx.rows / gpu_token_piece * op.dx.cols * dtype_bytes(DType::f32);
+}
 
 // Largest number of blocks of rows in QueryKeyBackward. Each writes a partial sum for one gamma: first the queries',
 // then, after these are added up, the keys'.

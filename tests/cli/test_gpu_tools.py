@@ -146,6 +146,24 @@ class Parts(unittest.TestCase):
                                       capture_output=True, text=True, check=True)
                 self.assertIn(f"--tool {tool} --error-exitcode 99 {limits} ", done.stdout)
 
+    def test_a_sanitizer_that_runs_out_of_time_is_skipped(self):
+        code = ("import sys; from gpu_check_parts import run_each; from gpu_runs import Deadline, Rows; "
+                "print([run_each({'op': ['sleep', '5']}, 'memcheck', Deadline(0.2), Rows(None), late) "
+                "for late in (None, False)])")
+        done = subprocess.run([sys.executable, "-B", "-c", code], cwd=ROOT / "tools/gpu", capture_output=True,
+                              text=True, check=True)
+        self.assertTrue(done.stdout.endswith("[True, False]\n"), done.stdout)
+
+    def test_figures_are_passed_from_one_bench_to_the_other(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            file = write(Path(scratch) / "figures.json",
+                         '{"case": {"micro": 8, "seconds": 0.5, "mfu": 0.4, "matrix_rate": 1e12, "model_flops": 7, '
+                         '"arena_bytes": 9, "total_bytes": null}}')
+            code = f"from pathlib import Path; from bench_gpu import kept_figures; print(kept_figures(Path('{file}')))"
+            done = subprocess.run([sys.executable, "-B", "-c", code], cwd=ROOT / "tools/gpu", capture_output=True,
+                                  text=True, check=True)
+            self.assertIn("'case': Figures(micro=8, seconds=0.5,", done.stdout)
+
     def test_every_program_that_a_stage_starts_is_built_for_it(self):
         script = (ROOT / "tools/gpu_check.sh").read_text(encoding="utf-8")
         built = set(re.search(r"-j \"\$\(nproc\)\" ((?:.|\\\n)*)\n}", script)[1].replace("\\\n", " ").split())
@@ -164,12 +182,20 @@ class Parts(unittest.TestCase):
             subprocess.run([sys.executable, "-B", "-c", code], cwd=ROOT / "tools/gpu", check=True)
             self.assertEqual((folder / "value").read_text(encoding="utf-8"), "EAGER\n")
 
-    def test_what_has_marks_comes_early_in_stage_b(self):
+    def test_what_fails_likeliest_or_has_marks_comes_early_in_its_stage(self):
         script = (ROOT / "tools/gpu_check.sh").read_text(encoding="utf-8")
-        stage = script[script.index("\nstage_B() {"):]
-        parts = re.findall(r"(?m)^ +(?:python_)?part '([^']+)'", stage[:stage.index("\n}")])
-        self.assertEqual(parts[:4], ["products, by algorithm", "what the rules cost", "benches of kernels",
-                                     "kernels at their marks"])
+
+        def parts(stage):
+            text = script[script.index(f"\nstage_{stage}() {{"):]
+            named = r"(?m)^ +(?:XDG_CACHE_HOME='' )?(?:python_)?part ['\"]([^'\"]+)"
+            return re.findall(named, text[:text.index("\n}")])
+
+        self.assertEqual([part.split(" (")[0] for part in parts("A")],
+                         ["every op", "attention patterns: $pattern", "steps beside the CPU", "profile of 124M",
+                          "memcheck", "racecheck"])
+        self.assertEqual(parts("B")[:4], ["products, by algorithm", "what the rules cost", "benches of kernels",
+                                          "kernels at their marks"])
+        self.assertEqual(parts("D")[0], "stop and resume")
 
 
 @unittest.skipIf(os.path.exists("/dev/nvidia0"), "this machine has a GPU")

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <fmt/format.h>
 
 #include "harness.h"
@@ -14,14 +15,25 @@ constexpr Shape shapes[] = {
     {.batch = 2, .tokens = 5, .cols = 31, .vocab = 3},    {.batch = 3, .tokens = 7, .cols = 65, .vocab = 200},
     {.batch = 2, .tokens = 13, .cols = 260, .vocab = 17}, {.batch = 1, .tokens = 2, .cols = 1030, .vocab = 2},
     {.batch = 2, .tokens = 9, .cols = 48, .vocab = 40},   {.batch = 1, .tokens = 11, .cols = 64, .vocab = 9}};
-// A GPU sorts tiles of 512 tokens, and merges 16 sorted runs at a time.
-constexpr Shape long_shapes[] = {{.batch = 3, .tokens = 700, .cols = 16, .vocab = 37},
+// A GPU sorts tiles of 512 tokens, merges 16 sorted runs at a time, and adds a token's rows in pieces of up to 128.
+constexpr Shape long_shapes[] = {{.batch = 1, .tokens = 700, .cols = 16, .vocab = 2},
+                                 {.batch = 3, .tokens = 700, .cols = 16, .vocab = 37},
                                  {.batch = 9, .tokens = 1000, .cols = 8, .vocab = 300}};
 
 std::vector<int32_t> random_tokens(Trial& trial, const Shape& shape) {
   std::vector<int32_t> tokens;
   for (int64_t i = 0; i < shape.batch * shape.tokens; ++i)
     tokens.push_back(static_cast<int32_t>(trial.random.below(shape.vocab)));
+  return tokens;
+}
+
+// Returns tokens as frequent as those of text: token t in proportion to 1 / (t + 1), so the first is one of 16.
+std::vector<int32_t> tokens_of_text(Trial& trial, const Shape& shape) {
+  std::vector<int32_t> tokens;
+  for (int64_t i = 0; i < shape.batch * shape.tokens; ++i) {
+    const double place = static_cast<double>(trial.random.below(int64_t{1} << 24)) / (1 << 24);
+    tokens.push_back(static_cast<int32_t>(std::pow(static_cast<double>(shape.vocab), place)) - 1);
+  }
   return tokens;
 }
 
@@ -282,7 +294,7 @@ void add_cases(Suite& suite) {
         .batch = suite.bench_rows(dtypes.compute, 8192, 81920) / 1024, .tokens = 1024, .cols = 768, .vocab = 50304};
     const int64_t rows = bench_shape.batch * bench_shape.tokens;
     suite.add_bench<EmbeddingForward>(fmt::format("N={} h=768 V=50304 {}", rows, name_of(dtypes)), [=](Trial& t) {
-      const auto* const tokens = Trial::pointer<const int32_t>(t.input_array(random_tokens(t, bench_shape)));
+      const auto* const tokens = Trial::pointer<const int32_t>(t.input_array(tokens_of_text(t, bench_shape)));
       t.time(EmbeddingForward{.tokens = tokens,
                               .sequence_length = bench_shape.tokens,
                               .token_table = t.input(dtypes.compute, bench_shape.vocab, 768).matrix(),
@@ -295,7 +307,7 @@ void add_cases(Suite& suite) {
   for (const DType residual : {DType::f32, DType::bf16}) {
     suite.add_bench<EmbeddingBackward>(
         fmt::format("N=8192 h=768 V=50304 adding R={}", dtype_name(residual)), [=](Trial& t) {
-          const auto* const tokens = Trial::pointer<const int32_t>(t.input_array(random_tokens(t, bench_shape)));
+          const auto* const tokens = Trial::pointer<const int32_t>(t.input_array(tokens_of_text(t, bench_shape)));
           t.time(EmbeddingBackward{.tokens = tokens,
                                    .sequence_length = bench_shape.tokens,
                                    .dx = t.input(residual, 8192, 768).matrix(),

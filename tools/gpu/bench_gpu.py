@@ -7,11 +7,12 @@ measures at its start. Memory is shown twice: the arenas that gptrain planned an
 above its level before the run. tools/gpu/compare_torch_gpu.py prints the same beside PyTorch's.
 """
 import argparse
+import json
 import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpu_runs import (ALL_CASES, ROOT, SPARE_BYTES, TIMED_STEPS, UNTIMED_STEPS, Deadline, Rows, RunFailed,
@@ -91,6 +92,13 @@ def measure(gptrain, folder, case, device, deadline, reserve=0):
     return best
 
 
+def kept_figures(file):
+    """Returns {case: figures} that an earlier run has measured."""
+    if file is None or not file.is_file():
+        return {}
+    return {name: Figures(**figures) for name, figures in json.loads(file.read_text(encoding="utf-8")).items()}
+
+
 def prepare(gptrain, folder, case):
     """Writes the case's corpus; returns its model section with every key."""
     model = resolved_model(gptrain, folder, case)
@@ -132,6 +140,7 @@ def add_arguments(parser):
     parser.add_argument("--cases", nargs="+", choices=list(ALL_CASES), metavar="CASE", help=", ".join(ALL_CASES))
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to check this script")
     parser.add_argument("--seconds", type=float, default=570, help="what is not measured by then is skipped (570)")
+    parser.add_argument("--figures", type=Path, help="keeps measured figures in this file, for compare_torch_gpu.py")
     parser.add_argument("--rows", type=Path, help="adds rows of tools/gpu_check.sh's table to this file")
 
 
@@ -154,6 +163,9 @@ def main():
                 continue
             print(table_row(name, case, figures), flush=True)
             sound = add_rows(rows, name, case, figures, measured) and sound
+        if options.figures:
+            options.figures.write_text(json.dumps({name: asdict(each) for name, each in measured.items()}),
+                                       encoding="utf-8")
     return 0 if sound else 1
 
 

@@ -26,7 +26,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from bench_gpu import add_arguments, add_rows, in_gib, measure, prepare
+from bench_gpu import add_arguments, add_rows, in_gib, kept_figures, measure, prepare
 from gpu_runs import (ALL_CASES, OPTIMIZER, SMOKE_CASES, TIMED_STEPS, UNTIMED_STEPS, Case, Deadline, Rows, RunFailed,
                       lines_of, run_gptrain, train_steps, usual_cases, write_config)
 
@@ -117,9 +117,11 @@ def compare_speed(gptrain, options, rows, folder, name, deadline, measured, of_t
     get this case's. An FP8 case uses PyTorch's measurement of the same case in bf16."""
     case = ALL_CASES[name]
     prepare(gptrain, folder, case)
-    reserve = 0 if case.beside in of_torch else options.torch_seconds
-    own = measure(gptrain, folder, case, options.device, deadline, reserve)
-    sound = add_rows(rows, name, case, own, measured)
+    own, sound = kept_figures(options.figures).get(name), True
+    if own is None:
+        reserve = 0 if case.beside in of_torch else options.torch_seconds
+        own = measure(gptrain, folder, case, options.device, deadline, reserve)
+        sound = add_rows(rows, name, case, own, measured)
     twin = case.beside or name
     if twin not in of_torch:
         of_torch[twin] = measure_torch(gptrain, options, folder, case, min(options.torch_seconds, deadline.left()))

@@ -64,16 +64,16 @@ def commands(program):
     return {name: [program, name.translate(escapes)] for name in cases}
 
 
-def end_of_command(command, seconds):
-    """Returns (True if it passed or cannot run here, its output)."""
+def end_of_command(command, seconds, late):
+    """Returns (True if it passed or cannot run here, its output). `late`: returned if it takes longer than that."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               text=True, errors="replace", timeout=max(seconds, 0.1), check=False)
-    except subprocess.TimeoutExpired as late:
-        printed = late.stdout or ""
+    except subprocess.TimeoutExpired as over:
+        printed = over.stdout or ""
         if isinstance(printed, bytes):
             printed = printed.decode(errors="replace")
-        return False, f"{printed}ended after {seconds:.0f} s\n"
+        return late, f"{printed}ended after {seconds:.0f} s\n"
     return done.returncode in (0, SKIPPED), f"{done.stdout}exit {done.returncode}\n"
 
 
@@ -86,20 +86,21 @@ def each(options, rows):
     return run_each(runs, program.name, deadline, rows)
 
 
-def run_each(runs, title, deadline, rows):
-    """Runs {name: command}, several at once; adds a row for each that fails or has no time left."""
+def run_each(runs, title, deadline, rows, late=False):
+    """Runs {name: command}, several at once; adds a row for each that fails or has no time left. `late`: None if a
+    command that takes too long is skipped, False if it fails."""
     def run(command):
         seconds = min(LONGEST_CASE_SECONDS, deadline.left())
-        return end_of_command(command, seconds) if seconds > 0 else (None, "no time was left\n")
+        return end_of_command(command, seconds, late) if seconds > 0 else (None, "no time was left\n")
 
     all_sound = True
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for name, (sound, printed) in zip(runs, pool.map(run, runs.values()), strict=True):
             print(f"---- {name}\n{printed}", end="", flush=True)
             if not sound:
-                late = sound is None
-                rows.add(f"{title}: {name}", "", mark=printed.splitlines()[-1], status="skipped" if late else "fail")
-                all_sound = all_sound and late
+                status = "skipped" if sound is None else "fail"
+                rows.add(f"{title}: {name}", "", mark=printed.splitlines()[-1], status=status)
+                all_sound = all_sound and sound is None
     return all_sound
 
 
@@ -112,7 +113,7 @@ def sanitize(options, rows):
     under_tool = [tool, "--tool", options.tool, "--error-exitcode", str(SANITIZER_FOUND),
                   *SANITIZER_LIMITS[options.tool], program, "--backend", "cuda", "--repeats", "1"]
     runs = {op: [*under_tool, "--op", op, "--every", str(every)] for op, every in SANITIZED.items()}
-    return run_each(runs, options.tool, Deadline(options.seconds), rows)
+    return run_each(runs, options.tool, Deadline(options.seconds), rows, late=None)
 
 
 def library(options, rows):
