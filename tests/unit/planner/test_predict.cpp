@@ -90,7 +90,7 @@ TEST_CASE("ops beside a collective are slowed down for as long as it runs") {
 
 TEST_CASE("software that waits for its collectives hides none of them") {
   Machine machine = machine_with(0.2);
-  machine.software = megatron_lm;
+  machine = run_by(machine, "megatron-lm");
   const EventTimes times = times_of(machine);
   const Event op = copies(1'000'000'000), sum = all_reduce(100'000'000);
   const StepLog log = log_of({sum, op, wait_for(0)});
