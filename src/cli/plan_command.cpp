@@ -299,7 +299,7 @@ void scale(const PlanArguments& arguments) {
 }
 
 // Shows people at a terminal how far a search is, every two seconds.
-class Progress {
+class SearchProgress {
  public:
   void operator()(std::string_view what, int64_t done, int64_t most) {
     if (Clock::now() - shown_at_ < std::chrono::seconds(2)) return;
@@ -330,7 +330,7 @@ void search(PlanArguments& arguments) {
   require_use_of_budget(arguments);
   if (arguments.search.objective == Objective::cost) require_nodes(machine, "--objective cost", "whose ranks share it");
   const RunConfig config = load_for_search(arguments, gpus);
-  if (isatty(STDERR_FILENO) == 1) arguments.search.progress = Progress();
+  if (isatty(STDERR_FILENO) == 1) arguments.search.progress = SearchProgress();
   const LayoutSearch found = search_layouts(config, machine, arguments.search);
   std::string winner;
   if (!found.best.empty()) {
