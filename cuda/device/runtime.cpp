@@ -14,15 +14,13 @@
 #include "device/status.h"
 #include "device/upload_ring.h"
 #include "ops/cuda_devices.h"
+#include "ops/target.h"
 
 namespace gptrain::inline cuda {
 namespace {
 
 // Lowest compute capability for which kernels are compiled.
 constexpr int least_major = 8;
-// Device memory reserved for all that no plan counts: the context, kernels of cuBLASLt, cuDNN and our own, CUDA graphs.
-// An estimate; stage D of tools/gpu_check.sh measures the memory that a run uses beyond its arenas.
-constexpr int64_t outside_plans_bytes = 1 << 30;
 
 // Functions to call while the host waits for the device, each with its side queue. Used by the thread that calls the
 // backend.
@@ -312,7 +310,7 @@ Target cuda_target(int device) {
   for (const char byte : properties.uuid.bytes)
     target.identity += fmt::format("{:02x}", static_cast<unsigned char>(byte));
   target.kind = Target::Kind::gpu;
-  target.memory_bytes = std::max<int64_t>(0, static_cast<int64_t>(properties.totalGlobalMem) - outside_plans_bytes);
+  target.memory_bytes = planned_part_of_gpu(static_cast<int64_t>(properties.totalGlobalMem));
   target.host_bytes = this_machine(1).memory_bytes;
   target.compute_capability = properties.major + properties.minor / 10.0;
   target.fp8_products = properties.major > 8 || (properties.major == 8 && properties.minor >= 9);

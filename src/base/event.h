@@ -11,6 +11,20 @@
 
 namespace gptrain::inline base {
 
+// Why a GPU's library does not serve an attention op, so that gptrain's own kernels compute it; `no`: it does.
+enum class OwnAttention : uint8_t {
+  no,
+  f32,
+  dropout,
+  pattern,    // not one run of keys
+  documents,  // masked, without room in max_documents
+  head_size,
+  length,
+  workspace,
+  fixed_bits,  // the device's library has no backward pass with the same bits in every run
+  device
+};
+
 // Shapes of the matrix products in an op, from which its speed in FLOPs is predicted.
 struct ProductShape {
   enum class Kind : uint8_t {
@@ -23,6 +37,7 @@ struct ProductShape {
   DType dtype = DType::f32;  // type of the operands
   int64_t count = 1;
   int64_t m = 0, n = 0, k = 0;
+  OwnAttention own = OwnAttention::no;
 };
 
 struct Event {

@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <filesystem>
 #include <fmt/format.h>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -29,7 +31,7 @@ struct PlanArguments {
   std::string config;
   std::vector<std::string> overrides;
   std::string target = "h100";
-  std::string cluster;
+  std::string cluster, software;
   std::string objective = "time";
   std::string out, html;
   SearchOptions search{.gpus = 0};  // 0: not given
@@ -41,7 +43,7 @@ struct PlanArguments {
 
 // Returns the machine as the dry run of a winner gets it (dry_run_of).
 Machine machine_for(const PlanArguments& arguments, const std::string& target, int64_t gpus) {
-  Machine machine = machine_named(target, arguments.cluster, true);
+  Machine machine = machine_named({target, arguments.cluster, arguments.software}, true);
   require_links(machine, gpus);
   return machine;
 }
@@ -296,10 +298,25 @@ void scale(const PlanArguments& arguments) {
               scale_devices(load_for(arguments, ends[0]), machine, ends[0], ends[1], arguments.search.price));
 }
 
+// Shows people at a terminal how far a search is, every two seconds.
+class SearchProgress {
+ public:
+  void operator()(std::string_view what, int64_t done, int64_t most) {
+    if (Clock::now() - shown_at_ < std::chrono::seconds(2)) return;
+    shown_at_ = Clock::now();
+    print_err("{}{}\n", what, most > 0 ? fmt::format(": {} of {}", done, most) : "");
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point shown_at_ = Clock::now();
+};
+
 // Returns the command that confirms the plan of a config.
 std::string dry_run_of(const PlanArguments& arguments, int64_t world_size) {
   std::string command = fmt::format("--dry-run --world-size {} --target {}", world_size, arguments.target);
   if (!arguments.cluster.empty()) command += " --cluster " + arguments.cluster;
+  if (!arguments.software.empty()) command += " --software " + arguments.software;
   return command;
 }
 
@@ -313,6 +330,7 @@ void search(PlanArguments& arguments) {
   require_use_of_budget(arguments);
   if (arguments.search.objective == Objective::cost) require_nodes(machine, "--objective cost", "whose ranks share it");
   const RunConfig config = load_for_search(arguments, gpus);
+  if (isatty(STDERR_FILENO) == 1) arguments.search.progress = SearchProgress();
   const LayoutSearch found = search_layouts(config, machine, arguments.search);
   std::string winner;
   if (!found.best.empty()) {
@@ -340,13 +358,14 @@ struct Task {
 const std::vector<Task>& tasks() {
   static const std::vector<Task> all = {
       {"",
-       {"CONFIG", "--gpus", "--target", "--cluster", "--objective", "--price", "--top", "--set", "--out", "--html",
-        "--json"}},
-      {"--sweep", {"CONFIG", "--gpus", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
-      {"--scale", {"CONFIG", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
-      {"--links", {"CONFIG", "--gpus", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
+       {"CONFIG", "--gpus", "--target", "--cluster", "--software", "--objective", "--price", "--top", "--set", "--out",
+        "--html", "--json"}},
+      {"--sweep", {"CONFIG", "--gpus", "--target", "--cluster", "--software", "--price", "--set", "--html", "--json"}},
+      {"--scale", {"CONFIG", "--target", "--cluster", "--software", "--price", "--set", "--html", "--json"}},
+      {"--links", {"CONFIG", "--gpus", "--target", "--cluster", "--software", "--price", "--set", "--html", "--json"}},
       {"--fit", {"--gpus", "--cluster", "--family", "--optimizer", "--methods", "--html", "--json"}},
-      {"--methods", {"CONFIG", "--gpus", "--target", "--cluster", "--price", "--set", "--html", "--json"}},
+      {"--methods",
+       {"CONFIG", "--gpus", "--target", "--cluster", "--software", "--price", "--set", "--html", "--json"}},
       {"--estimate", {"--json"}}};
   return all;
 }
@@ -406,6 +425,9 @@ void add_plan_command(CLI::App& app) {
       ->check(some_text())
       ->type_name("NAME");
   command->add_option("--cluster", arguments->cluster, "cluster, such as dgx-h100, or a profile (device's own)")
+      ->check(some_text())
+      ->type_name("NAME");
+  command->add_option("--software", arguments->software, "software that runs it, such as nemo, or a profile (gptrain)")
       ->check(some_text())
       ->type_name("NAME");
   command->add_option("--objective", arguments->objective, "least time, memory, or cost on up to N devices (time)")

@@ -27,6 +27,7 @@
 #include "planner/dry_run.h"
 #include "planner/predict.h"
 #include "report/dry_run.h"
+#include "report/dry_run_page.h"
 #include "report/recompute_page.h"
 #include "report/timeline_page.h"
 #include "step/device.h"
@@ -56,12 +57,14 @@ struct TrainArguments {
   int64_t ranks = 0;       // not given
   std::string target;
   std::string cluster;
+  std::string software;
   double tokens_per_second = 0;
   double price = 0;         // not given
   double storage_gbps = 0;  // not given
   std::string trace;
   std::string timeline;
   std::string memory_curve;
+  std::string html;
   bool dry_run = false;
   bool json = false;
 };
@@ -159,7 +162,7 @@ PlannedMachine planned_machine(const TrainArguments& arguments, const RunConfig&
   if (arguments.target.empty()) {
     machine.target = planned_device(config, world_size, std::max<int64_t>(1, arguments.ranks));
   } else {
-    machine.rates = machine_named(arguments.target, arguments.cluster, arguments.ranks == 0);
+    machine.rates = machine_named({arguments.target, arguments.cluster, arguments.software}, arguments.ranks == 0);
     if (arguments.storage_gbps > 0) machine.rates->cluster.storage_bytes_per_second = arguments.storage_gbps * giga;
     machine.target = planned_target(*machine.rates, config.run.threads, world_size);
     require_links(*machine.rates, world_size);
@@ -190,6 +193,12 @@ void write_timeline(const TrainArguments& arguments, const StepConfig& config, c
   page.commit();
 }
 
+void write_page(const TrainArguments& arguments, const DryRun& result) {
+  AtomicFile page(arguments.html);
+  page.write(dry_run_page(result, "Dry run of " + fs::path(arguments.config).stem().string()));
+  page.commit();
+}
+
 void add_to_trace(PlannedTrace& trace, const StepConfig& config, const PlannedMachine& machine, PlannedRun& run) {
   for (TimedLog& timed : run.logs) {
     trace.add(planned_profile(timed.rank, config.precision.compute, std::move(timed.log), machine.target, timed.times,
@@ -206,6 +215,9 @@ void dry_run(const TrainArguments& arguments) {
   refuse_same_file({"--trace", arguments.trace}, {"--timeline", arguments.timeline});
   refuse_same_file({"--trace", arguments.trace}, {"--memory-curve", arguments.memory_curve});
   refuse_same_file({"--timeline", arguments.timeline}, {"--memory-curve", arguments.memory_curve});
+  for (const auto& other : {std::pair("--trace", arguments.trace), std::pair("--timeline", arguments.timeline),
+                            std::pair("--memory-curve", arguments.memory_curve)})
+    refuse_same_file({other.first, other.second}, {"--html", arguments.html});
   std::optional<PlannedTrace> trace;
   if (!arguments.trace.empty()) trace.emplace(arguments.trace);
   if (config.parallel.pipeline == 1 && !arguments.timeline.empty())
@@ -227,6 +239,7 @@ void dry_run(const TrainArguments& arguments) {
   } else if (arguments.target.empty()) {
     result.rate = measured_rate(config.run.out);
   }
+  if (!arguments.html.empty()) write_page(arguments, result);
   const std::string table = trace ? trace->finish() : "";
   if (arguments.json) return write_out(dry_run_json(result));
   write_out(dry_run_text(result) + (table.empty() ? "" : "\n" + table));
@@ -308,6 +321,10 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->check(some_text())
       ->type_name("NAME")
       ->needs(target);
+  command->add_option("--software", arguments->software, "software that runs it, such as nemo, or a profile (gptrain)")
+      ->check(some_text())
+      ->type_name("NAME")
+      ->needs(target);
   command->add_option("--price", arguments->price, "price of a device-hour, for the cost of the run")
       ->check(positive_number())
       ->type_name("P")
@@ -331,6 +348,10 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->needs(dry);
   command
       ->add_option("--memory-curve", arguments->memory_curve, "draw time over memory of activations, as an HTML page")
+      ->check(some_text())
+      ->type_name("FILE")
+      ->needs(dry);
+  command->add_option("--html", arguments->html, "write the dry run as an HTML page")
       ->check(some_text())
       ->type_name("FILE")
       ->needs(dry);

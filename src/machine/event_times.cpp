@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/error.h"
 #include "machine/op_times.h"
@@ -24,11 +25,28 @@ double unmeasured_op_seconds(const DeviceProfile& device, const Event& op) {
 
 }  // namespace
 
-Machine machine_named(std::string_view device, std::string_view cluster, bool of_processes) {
-  Machine machine{.device = find_device(device), .cluster = {}};
-  machine.cluster = cluster_of(machine.device, cluster);
+Machine machine_named(const MachineNames& names, bool of_processes) {
+  Machine machine{.device = find_device(names.device), .cluster = {}};
+  machine.cluster = cluster_of(machine.device, names.cluster);
   if (of_processes) machine.way = way_of_processes(machine.cluster);
+  if (names.software.empty()) return machine;
+  if (machine.device.measured)
+    throw Error(ExitCode::usage, "--software {}: leave this out: {} is a machine on which gptrain was measured",
+                names.software, machine.device.name);
+  return run_by(std::move(machine), names.software);
+}
+
+Machine run_by(Machine machine, std::string_view software) {
+  machine.software = find_software(software, machine.device.compute_capability);
+  machine.cluster.nic_sustained *= machine.software.nic_share;
   return machine;
+}
+
+bool is_measured(const Machine& machine) { return machine.device.measured != nullptr; }
+
+ExpectedError expected_error(const Machine& machine, int64_t zero) {
+  const ExpectedError& own = machine.device.error;
+  return own.share > 0 ? own : published_error(machine.device.compute_capability, zero);
 }
 
 LinkWay way_of_processes(const ClusterProfile& cluster) {
@@ -83,6 +101,8 @@ EventTimes::EventTimes(const Machine& machine, const StepConfig& config, int64_t
     threads_ = threads_of_rank(*measured, threads, world_size_);
     share_ = share_of_rank(*measured, world_size_, threads_);
   }
+  if (config.parallel.sequence)
+    machine_->software.overlaps[static_cast<size_t>(LaneKind::tensor)] = machine.software.overlaps_sequence;
   for (size_t kind = 0; kind < num_group_kinds; ++kind) {
     places_[kind] = span_of(group_ranks(config, mesh, rank, static_cast<GroupKind>(kind)),
                             machine.cluster.gpus_per_node, mesh.world_size());
@@ -109,11 +129,13 @@ double EventTimes::op_seconds(const Event& op) const {
   }
   const Software& software = machine_->software;
   const bool is_piece = tensor_ranks_ > 1 && op.name == LinearForward::name && op.products.m * tensor_ranks_ == rows_;
-  if (!software.gathers_before_products || !is_piece)
-    return gptrain::op_seconds(machine_->device, op, software.fused_attention);
+  const AttentionKernels attention = !software.fused_attention ? AttentionKernels::unfused
+                                     : software.own_attention  ? AttentionKernels::own
+                                                               : AttentionKernels::library;
+  if (!software.gathers_before_products || !is_piece) return gptrain::op_seconds(machine_->device, op, attention);
   Event whole = op;
   whole.products.m = rows_;
-  return gptrain::op_seconds(machine_->device, whole, software.fused_attention) / static_cast<double>(tensor_ranks_);
+  return gptrain::op_seconds(machine_->device, whole, attention) / static_cast<double>(tensor_ranks_);
 }
 
 bool EventTimes::lanes_take_turns() const {
@@ -124,6 +146,10 @@ bool EventTimes::lanes_take_turns() const {
 double EventTimes::seconds_of(const Event& event) const {
   if (event.kind == Event::Kind::wait) return 0;
   if (!machine_) return 1e-6;
+  return machine_->software.slowness * seconds_at_full_speed(event);
+}
+
+double EventTimes::seconds_at_full_speed(const Event& event) const {
   if (event.kind == Event::Kind::collective) return collective(event).seconds;
   if (event.kind == Event::Kind::op) return op_seconds(event);
   const auto bytes = static_cast<double>(event.bytes_moved);

@@ -21,9 +21,20 @@ struct Machine {
   Software software = {};
   LinkWay way = LinkWay::threads;  // how ranks communicate; used for measured machines only
 };
-// Returns the device (a name or a file) in the cluster that cluster_of chooses. `of_processes`: ranks are processes,
-// otherwise threads of one process. THROWS Error(usage) as find_device and cluster_of do.
-Machine machine_named(std::string_view device, std::string_view cluster, bool of_processes);
+// Names or files of profiles; empty: the device's cluster, gptrain.
+struct MachineNames {
+  std::string device, cluster, software;
+};
+// Returns the device in the cluster that cluster_of chooses. `of_processes`: ranks are processes, otherwise threads of
+// one process. THROWS Error(usage) as find_device, cluster_of and find_software do, and for other software on a
+// measured machine.
+Machine machine_named(const MachineNames& names, bool of_processes);
+// Returns the machine as that software runs it.
+Machine run_by(Machine machine, std::string_view software);
+// Returns false if gptrain's own speed was never measured on the device, so that its steps follow from its model alone.
+bool is_measured(const Machine& machine);
+// Returns the expected error of a step with that parallel.zero.
+ExpectedError expected_error(const Machine& machine, int64_t zero);
 // Returns LinkWay::mpi if the cluster has measured links of MPI and none of TCP, otherwise LinkWay::tcp.
 LinkWay way_of_processes(const ClusterProfile& cluster);
 // THROWS Error(usage) if the machine was measured, but not the links that its ranks use.
@@ -58,6 +69,8 @@ class EventTimes {
   double slow_down() const { return machine_ ? machine_->device.slow_down_beside_traffic : 0; }
 
  private:
+  // Returns the seconds of an op, collective or copy before Software::slowness.
+  double seconds_at_full_speed(const Event& event) const;
   double op_seconds(const Event& op) const;
 
   std::optional<Machine> machine_;

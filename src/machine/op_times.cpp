@@ -52,6 +52,16 @@ double fused_attention_seconds(const DeviceProfile& device, const ProductShape& 
   return rate > 0 ? std::max(executed_flops / (rate * reached), memory_seconds(device, bytes)) : 0;
 }
 
+double own_attention_seconds(const DeviceProfile& device, const ProductShape& heads, double executed_flops,
+                             double bytes) {
+  const bool forward = heads.kind == ProductShape::Kind::attention_forward;
+  const auto length = static_cast<double>(executed_length(heads.n));
+  const double reached = (forward ? device.own_attention_forward : device.own_attention_backward) * length /
+                         (length + device.attention_half_length);
+  const double rate = rate_of(device, heads.dtype).flops_per_second;
+  return rate > 0 ? std::max(executed_flops / (rate * reached), memory_seconds(device, bytes)) : 0;
+}
+
 double unfused_attention_seconds(const DeviceProfile& device, const ProductShape& heads) {
   const bool forward = heads.kind == ProductShape::Kind::attention_forward;
   const auto width = static_cast<double>(dtype_bytes(heads.dtype));
@@ -73,7 +83,7 @@ double unfused_attention_seconds(const DeviceProfile& device, const ProductShape
   return (forward ? one_of_scores + one_of_values : one_of_scores + 3 * one_of_values) + softmax + dropout;
 }
 
-double op_seconds(const DeviceProfile& device, const Event& op, bool fused_attention) {
+double op_seconds(const DeviceProfile& device, const Event& op, AttentionKernels attention) {
   const auto bytes = static_cast<double>(op.bytes_moved);
   switch (op.products.kind) {
     case ProductShape::Kind::none:
@@ -82,11 +92,16 @@ double op_seconds(const DeviceProfile& device, const Event& op, bool fused_atten
       return device.launch_seconds + product_seconds(device, op.products, bytes);
     case ProductShape::Kind::attention_forward:
     case ProductShape::Kind::attention_backward: {
-      if (fused_attention) {
-        return device.launch_seconds +
-               fused_attention_seconds(device, op.products, static_cast<double>(op.executed_flops), bytes);
+      const bool forward = op.products.kind == ProductShape::Kind::attention_forward;
+      const bool is_own = op.products.own != OwnAttention::no;
+      auto flops = static_cast<double>(op.executed_flops);
+      if (attention == AttentionKernels::own && is_own)
+        return device.launch_seconds + own_attention_seconds(device, op.products, flops, bytes);
+      if (attention != AttentionKernels::unfused) {
+        if (is_own && !forward) flops *= static_cast<double>(library_backward_products) / own_backward_products;
+        return device.launch_seconds + fused_attention_seconds(device, op.products, flops, bytes);
       }
-      const int kernels = op.products.kind == ProductShape::Kind::attention_forward ? 4 : 6;
+      const int kernels = forward ? 4 : 6;
       return kernels * device.launch_seconds + unfused_attention_seconds(device, op.products);
     }
   }

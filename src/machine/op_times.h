@@ -25,7 +25,17 @@ double fused_attention_seconds(const DeviceProfile& device, const ProductShape& 
 // four backward, and separate passes for the masked softmax and dropout. Launches are not counted.
 double unfused_attention_seconds(const DeviceProfile& device, const ProductShape& heads);
 
-// Returns the seconds of any op, launches included. `fused_attention` chooses between the two functions above.
-double op_seconds(const DeviceProfile& device, const Event& op, bool fused_attention);
+// Returns the seconds of attention by gptrain's own kernels, launch not counted.
+double own_attention_seconds(const DeviceProfile& device, const ProductShape& heads, double executed_flops,
+                             double bytes);
+
+// How a trainer computes attention.
+enum class AttentionKernels : uint8_t {
+  own,      // by a library, but by gptrain's own kernels where ProductShape::own says so
+  library,  // by a library always
+  unfused
+};
+// Returns the seconds of any op, launches included.
+double op_seconds(const DeviceProfile& device, const Event& op, AttentionKernels attention);
 
 }  // namespace gptrain::machine

@@ -100,6 +100,13 @@ double ProfileReader::read_share(const std::string& path, bool from_0) {
   return number;
 }
 
+bool ProfileReader::flag(const std::string& path) {
+  const Json* const value = sourced(path, "true or false");
+  if (value == nullptr) return false;
+  if (!value->is_boolean()) add_fault(path, "must be [true or false, \"where it is from\"]");
+  return value->is_boolean() && value->get<bool>();
+}
+
 std::string ProfileReader::source(const std::string& path) const {
   const Json* const value = find(path);
   if (value == nullptr || !value->is_array() || value->size() != 2 || !(*value)[1].is_string()) return "";

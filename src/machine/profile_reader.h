@@ -1,4 +1,4 @@
-// Reads the profile of a device or cluster: a JSON object in which each figure is [value, "source"].
+// Reads the profile of a device, cluster or software: a JSON object in which each figure is [value, "source"].
 #pragma once
 
 #include <cstddef>
@@ -30,6 +30,8 @@ class ProfileReader {
   // Returns a number in (0, 1]; share_from_0 allows 0. A number above 1 is a fault.
   double share(const std::string& path) { return read_share(path, false); }
   double share_from_0(const std::string& path) { return read_share(path, true); }
+  // Returns true or false, which has a source as a figure has; false if there is a fault.
+  bool flag(const std::string& path);
   // Returns the source of a figure; empty if there is none.
   std::string source(const std::string& path) const;
   // Returns a whole number of at least 1; 1 if there is a fault.

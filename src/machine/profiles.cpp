@@ -1,6 +1,7 @@
 #include "machine/profiles.h"
 
 #include <algorithm>
+#include <cctype>
 #include <limits>
 #include <utility>
 
@@ -17,6 +18,17 @@ std::vector<std::string> names_of(const std::vector<BuiltInProfile>& profiles) {
   std::vector<std::string> names;
   for (const BuiltInProfile& profile : profiles) names.emplace_back(profile.name);
   return names;
+}
+
+// THROWS Error(usage) if the name is that of a GPU of AMD, such as mi300x or radeon-vii.
+void refuse_other_makers(std::string_view name) {
+  std::string word(name);
+  std::transform(word.begin(), word.end(), word.begin(), [](unsigned char c) { return std::tolower(c); });
+  const bool is_instinct = word.size() > 2 && word.starts_with("mi") && word[2] >= '0' && word[2] <= '9';
+  const bool is_amd = is_instinct || word.starts_with("amd") || word.starts_with("instinct") ||
+                      word.starts_with("radeon") || word.starts_with("rx-") || word.starts_with("gfx");
+  if (is_amd && word.find_first_of("./") == std::string::npos)
+    throw Error(ExitCode::usage, "--target {}: is a GPU of AMD, and gptrain runs on GPUs of NVIDIA only", name);
 }
 
 // Share of a step: larger than any of the ten errors that tools/bench_prediction.py has found.
@@ -57,6 +69,7 @@ ClusterProfile measured_cluster(std::shared_ptr<const MeasuredMachine> machine) 
 }  // namespace
 
 DeviceProfile find_device(std::string_view name) {
+  refuse_other_makers(name);
   const ProfileText found = find_profile("target", name, built_in_devices());
   ProfileReader reader(found.text, found.origin);
   if (is_measured_machine(reader)) {
@@ -85,9 +98,11 @@ DeviceProfile find_device(std::string_view name) {
   device.attention_backward_64 = reader.share("attention.backward_64");
   device.attention_backward_128 = reader.share("attention.backward_128");
   device.attention_half_length = reader.figure_from_0("attention.half_length");
+  device.own_attention_forward = reader.share("attention.own_forward");
+  device.own_attention_backward = reader.share("attention.own_backward");
   device.launch_seconds = reader.figure_from_0("launch_seconds");
   device.slow_down_beside_traffic = reader.figure_from_0("slow_down_beside_traffic");
-  device.error = {reader.share("expected_error"), reader.source("expected_error")};
+  if (reader.has("expected_error")) device.error = {reader.share("expected_error"), reader.source("expected_error")};
   reader.finish();
   return device;
 }
@@ -119,6 +134,7 @@ ClusterProfile find_cluster(std::string_view name) {
   cluster.link_sustained = reader.share("links.sustained");
   cluster.link_latency_seconds = reader.figure_from_0("links.latency_seconds");
   cluster.host_bytes_per_second = reader.figure("host.bytes_per_second");
+  if (reader.has("host.memory_bytes")) cluster.host_memory_bytes = reader.figure("host.memory_bytes");
   cluster.host_memory_bytes_per_second = reader.figure("host.memory_bytes_per_second");
   cluster.nics_per_node = reader.count("nics.per_node");
   cluster.nic_bytes_per_second = reader.figure("nics.bytes_per_second");
@@ -141,7 +157,9 @@ Target target_of(const DeviceProfile& device, const ClusterProfile& cluster) {
   Target target;
   target.name = device.name;
   target.kind = device.measured && device.measured->is_cpu ? Target::Kind::cpu : Target::Kind::gpu;
-  target.memory_bytes = static_cast<int64_t>(device.memory_bytes);
+  const auto memory_bytes = static_cast<int64_t>(device.memory_bytes);
+  target.memory_bytes = device.measured ? memory_bytes : planned_part_of_gpu(memory_bytes);
+  target.host_bytes = planned_part_of_host(static_cast<int64_t>(cluster.host_memory_bytes));
   target.f32_flops = device.f32.flops_per_second;
   target.bf16_flops = device.half.flops_per_second;
   target.fp8_flops = device.fp8.flops_per_second;

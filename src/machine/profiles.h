@@ -27,7 +27,7 @@ struct DeviceProfile {
   std::string cluster;  // name of the cluster used unless another is named
   double compute_capability = 0;
   int64_t multiprocessors = 0;
-  // The data sheet's GB as 1e9 bytes: a few percent less than devices report, which driver and context take.
+  // Bytes that the driver reports; for a measured machine those that plans may use.
   double memory_bytes = 0;
 
   double bytes_per_second = 0;  // memory bandwidth, from the data sheet
@@ -42,11 +42,13 @@ struct DeviceProfile {
   double attention_forward_64 = 0, attention_forward_128 = 0;
   double attention_backward_64 = 0, attention_backward_128 = 0;
   double attention_half_length = 0;
+  // Shares of the matrix rate that gptrain's own kernels of attention reach on long sequences.
+  double own_attention_forward = 0, own_attention_backward = 0;
 
   double launch_seconds = 0;            // between one kernel's end and the next one's start
   double slow_down_beside_traffic = 0;  // share of its speed that an op loses while a collective runs
 
-  ExpectedError error = {};
+  ExpectedError error = {};  // share 0: that of published steps
 
   // Tables of a machine that was measured; null for other devices. The figures above then hold for ops without a table.
   std::shared_ptr<const MeasuredMachine> measured = {};
@@ -59,6 +61,7 @@ struct ClusterProfile {
   double link_sustained = 0;                // share of the links' rate that collectives reach
   double link_latency_seconds = 0;          // per step of a collective within a node
   double host_bytes_per_second = 0;         // between a GPU and the host's memory, one way
+  double host_memory_bytes = 0;             // memory of a node's host; 0: not known
   double host_memory_bytes_per_second = 0;  // into a node's memory from all its GPUs together; data sheet
   int64_t nics_per_node = 0;
   double nic_bytes_per_second = 0;      // per NIC, one way; data sheet

@@ -1,22 +1,34 @@
-// How a trainer runs a planned step: gptrain, or a trainer whose published times predictions are compared with.
+// How a trainer runs a planned step: gptrain, or a trainer whose steps are published. Profiles are in configs/software.
 #pragma once
 
 #include <array>
+#include <string>
 #include <string_view>
+#include <vector>
 
+#include "machine/profile_reader.h"
 #include "parallel/groups.h"
 
 namespace gptrain::inline machine {
 
+constexpr std::string_view own_software = "gptrain";
+
 struct Software {
-  std::string_view name = "gptrain";
+  std::string name = std::string(own_software);
+  std::string release = {};     // the release that published steps are of
   bool fused_attention = true;  // false: scores of all pairs are stored, see unfused_attention_seconds
+  bool own_attention = true;    // gptrain's own kernels run where the library of fused attention does not serve an op
   // By lane: whether ops run beside the lane's collectives. If not, the rank waits for each collective, and for each
   // transfer that it sends.
   std::array<bool, num_lanes> overlaps = all_lanes(true);
+  bool overlaps_sequence = true;  // the same for the tensor lane with parallel.sequence
   // With sequence parallelism all rows are gathered before the product; gptrain multiplies each piece as it arrives.
   bool gathers_before_products = false;
   bool sums_gradients_last = false;  // after all passes; gptrain sums a unit's gradients once they are complete
+  double nic_share = 1;              // share of gptrain's rate between nodes that its collectives reach
+  double slowness = 1;               // its step over the step that the rest of this profile gives
+
+  bool is_own() const { return name == own_software; }
 
   static constexpr std::array<bool, num_lanes> all_lanes(bool value) {
     std::array<bool, num_lanes> lanes{};
@@ -25,15 +37,21 @@ struct Software {
   }
 };
 
-// Megatron-LM in arXiv 2104.04473 and 2205.05198: attention is not fused, and no communication overlaps with ops.
-constexpr Software megatron_lm{"megatron-lm", false, Software::all_lanes(false), true, true};
+// Generations of GPUs with published steps, and their least compute capability.
+struct Generation {
+  std::string_view name, device;
+  double compute_capability;
+};
+constexpr std::array<Generation, 2> published_generations = {{{"ampere", "A100", 8.0}, {"hopper", "H100", 9.0}}};
 
-// Megatron-LM with sequence parallelism: arXiv 2205.05198 overlaps its gathers and sums with products of the backward
-// pass.
-constexpr Software megatron_lm_sequence = [] {
-  Software software = megatron_lm;
-  software.overlaps[static_cast<size_t>(LaneKind::tensor)] = true;
-  return software;
-}();
+// Returns the profile of that name (case-insensitive) or file, for devices of that compute capability: without a figure
+// for their generation it has that of the nearest. THROWS Error(usage) if there is none, or with all faults of the
+// file.
+Software find_software(std::string_view name, double compute_capability);
+std::vector<std::string> software_names();
+const std::vector<BuiltInProfile>& built_in_software();
+
+// Returns the name of the software whose published steps are nearest to a layout on devices of that generation.
+std::string_view published_software(double compute_capability, int64_t zero);
 
 }  // namespace gptrain::machine

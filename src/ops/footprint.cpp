@@ -97,17 +97,19 @@ void add_cost(const LinearBackwardWeight& op, const Target&, Footprint& footprin
   footprint.products = product_shape(op.dy.dtype, op.dw.rows, op.dw.cols, op.dy.rows);
 }
 
-void add_cost(const AttentionForward& op, const Target&, Footprint& footprint) {
+void add_cost(const AttentionForward& op, const Target& target, Footprint& footprint) {
   count_attention(op, 2, 2, footprint);  // q k^T, p v
   footprint.products.kind = ProductShape::Kind::attention_forward;
+  if (!on_cpu(target)) footprint.products.own = own_attention(op, target.compute_capability);
 }
 
 // dv, dp, dq, dk; executed: q k^T once more. gptrain's own GPU kernel uses no atomics, so it computes the scores and dp
 // twice: for dk and dv, and for dq.
 void add_cost(const AttentionBackward& op, const Target& target, Footprint& footprint) {
-  const bool twice = !on_cpu(target) && !fused_attention_shape(op);
-  count_attention(op, 4, twice ? 7 : 5, footprint);
+  const OwnAttention own = on_cpu(target) ? OwnAttention::no : own_attention(op, target.compute_capability);
+  count_attention(op, 4, own == OwnAttention::no ? library_backward_products : own_backward_products, footprint);
   footprint.products.kind = ProductShape::Kind::attention_backward;
+  footprint.products.own = own;
 }
 
 // Rows and columns are summed in two passes.

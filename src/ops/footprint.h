@@ -30,6 +30,9 @@ struct Footprint {
 GPTRAIN_FOR_EACH_OP(GPTRAIN_DECLARE_FOOTPRINT)
 #undef GPTRAIN_DECLARE_FOOTPRINT
 
+// Matrix products that attention's backward pass executes for each pair of query and key.
+constexpr int64_t library_backward_products = 5, own_backward_products = 7;
+
 // Query and key tile sizes of the attention ops, in tokens; executed_flops counts whole tiles on the causal diagonal.
 constexpr int64_t attention_query_tile = attention_tile;
 constexpr int64_t attention_key_tile = attention_tile;

@@ -108,18 +108,48 @@ inline int64_t fused_attention_bound(const AttentionBackward& op) {
   return fused_attention_overhead_bytes + piece.groups() * fused_attention_group_bytes(op);
 }
 
-// RETURNS whether the library may serve the op, judged by its shape but not by the alignment of its operands.
+// RETURNS why the library cannot serve the op, judged by its shape but not by the alignment of its operands.
+template <typename Op>
+OwnAttention refused_attention_shape(const Op& op) {
+  if constexpr (std::is_same_v<Op, AttentionForward>) {
+    if (op.largest.given()) return OwnAttention::largest_scores;
+  }
+  if (op.q.dtype == DType::f32) return OwnAttention::f32;
+  if (op.dropout.p != 0) return OwnAttention::dropout;
+  if (op.softcap != 0) return OwnAttention::softcap;
+  if (op.sinks.given()) return OwnAttention::sinks;
+  if (!op.mask.pattern.one_run()) return OwnAttention::pattern;
+  if (op.mask.document_starts != nullptr && op.mask.max_documents == 0) return OwnAttention::documents;
+  if (op.head_size > fused_attention_most_head_size || op.head_size % fused_attention_head_multiple != 0)
+    return OwnAttention::head_size;
+  if (op.sequence_length % fused_attention_length_multiple != 0) return OwnAttention::length;
+  const bool is_too_large =
+      op.mask.max_documents > fused_attention_most_sequences || fused_attention_bound(op) > fused_attention_most_bytes;
+  return is_too_large ? OwnAttention::workspace : OwnAttention::no;
+}
+
+// RETURNS whether the library may serve the op, judged by its shape.
 template <typename Op>
 bool fused_attention_shape(const Op& op) {
-  if constexpr (std::is_same_v<Op, AttentionForward>) {
-    if (op.largest.given()) return false;
-  }
-  return op.q.dtype != DType::f32 && op.dropout.p == 0 && op.softcap == 0 && !op.sinks.given() &&
-         op.mask.pattern.one_run() && (op.mask.document_starts == nullptr || op.mask.max_documents > 0) &&
-         op.mask.max_documents <= fused_attention_most_sequences && op.head_size <= fused_attention_most_head_size &&
-         op.head_size % fused_attention_head_multiple == 0 &&
-         op.sequence_length % fused_attention_length_multiple == 0 &&
-         fused_attention_bound(op) <= fused_attention_most_bytes;
+  return refused_attention_shape(op) == OwnAttention::no;
+}
+
+// RETURNS whether the library has kernels for the op on devices of that compute capability, as far as is known without
+// it: the table of cuda/README.md. Devices below 8.0, which are planned for only, count as having them.
+inline bool fused_attention_device(const AttentionForward&, double compute_capability) {
+  return compute_capability < 11;
+}
+inline bool fused_attention_device(const AttentionBackward& op, double compute_capability) {
+  const bool has_fixed_bits = compute_capability < 8 || compute_capability >= 9 || op.mask.max_documents == 0;
+  return compute_capability < 11 && (!op.fixed_bits || has_fixed_bits);
+}
+
+// RETURNS why gptrain's own kernels compute the op on a GPU.
+template <typename Op>
+OwnAttention own_attention(const Op& op, double compute_capability) {
+  const OwnAttention shape = refused_attention_shape(op);
+  if (shape != OwnAttention::no || fused_attention_device(op, compute_capability)) return shape;
+  return compute_capability < 11 ? OwnAttention::fixed_bits : OwnAttention::device;
 }
 
 // Rule of fused_attention_shape, for messages to users.

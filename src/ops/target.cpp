@@ -6,23 +6,15 @@
 #include "base/control_group.h"
 
 namespace gptrain::inline ops {
-namespace {
 
-// RETURNS the bytes that plans may use. They leave 1 GiB, or a quarter of a small memory or control group, to the
-// system, the program, its libraries and cached pages of data files.
-int64_t planned_part(int64_t bytes) {
-  constexpr int64_t outside_plans_bytes = 1 << 30;
-  return bytes - std::min(outside_plans_bytes, bytes / 4);
-}
-
-}  // namespace
+int64_t planned_part_of_host(int64_t bytes) { return bytes - std::min(outside_plans_bytes, bytes / 4); }
 
 Target this_machine(int num_threads) {
   Target target;
   target.name = "this-machine";
   target.kind = Target::Kind::cpu;
   const int64_t physical_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-  target.memory_bytes = planned_part(std::min(physical_bytes, group_limits().memory_bytes));
+  target.memory_bytes = planned_part_of_host(std::min(physical_bytes, group_limits().memory_bytes));
   target.num_threads = num_threads > 0 ? num_threads : usable_cores();
   return target;
 }

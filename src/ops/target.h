@@ -31,8 +31,20 @@ struct Target {
   int64_t bytes_of_rank() const { return memory_bytes / sharing; }
 };
 
-// RETURNS the target of this machine: its memory less 1 GiB, at most a quarter, for the system and everything not
-// planned; num_threads 0: usable_cores(). Rates are 0.
+// Memory of a device or host reserved for all that no plan counts. On a GPU: the context, kernels of cuBLASLt, cuDNN
+// and our own, CUDA graphs; an estimate, and stage D of tools/gpu_check.sh measures the memory that a run uses beyond
+// its arenas. On a host: the system, the program, its libraries and cached pages of data files.
+constexpr int64_t outside_plans_bytes = 1 << 30;
+
+// RETURNS the bytes of a GPU that plans may use, of those that its driver reports.
+constexpr int64_t planned_part_of_gpu(int64_t bytes) {
+  return bytes > outside_plans_bytes ? bytes - outside_plans_bytes : 0;
+}
+// RETURNS the same of a host's memory or a control group, of which a quarter is reserved if it is small.
+int64_t planned_part_of_host(int64_t bytes);
+
+// RETURNS the target of this machine: the planned part of its memory; num_threads 0: every core that the process may
+// use. Rates are 0.
 Target this_machine(int num_threads);
 
 }  // namespace gptrain::ops

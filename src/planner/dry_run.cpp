@@ -1,8 +1,12 @@
 #include "planner/dry_run.h"
 
+#include <fmt/format.h>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "base/text_parts.h"
 #include "fit/shortage.h"
 #include "planner/predict.h"
 #include "planner/recompute_curve.h"
@@ -11,10 +15,11 @@ namespace gptrain::inline planner {
 namespace {
 
 // Simulates the step with the first log of each stage. Other ranks of a stage have nearly the same ops.
-SimulatedStep simulate_stages(const std::vector<TimedLog>& logs) {
+template <typename TimesOf>
+SimulatedStep simulate_stages(const std::vector<TimedLog>& logs, const TimesOf& times_of) {
   std::vector<StageLog> stages;
   for (const TimedLog& timed : logs)
-    if (timed.stage == std::ssize(stages)) stages.push_back({&timed.log, timed.times});
+    if (timed.stage == std::ssize(stages)) stages.push_back({&timed.log, times_of(timed)});
   return simulate_step(stages);
 }
 
@@ -23,6 +28,50 @@ std::vector<StageForecast> stage_forecasts(const WorldPlan& plan) {
   for (const StagePlan& stage : plan.stages)
     stages.push_back({stage.num_layers, stage.memory.arenas.total(), stage.in_flight, stage.num_offloaded});
   return stages;
+}
+
+OwnAttention own_attention_of(const std::vector<TimedLog>& logs) {
+  for (const TimedLog& timed : logs)
+    for (const EventBlock& block : timed.log.blocks)
+      for (const Event& event : block)
+        if (event.products.own != OwnAttention::no) return event.products.own;
+  return OwnAttention::no;
+}
+
+// Returns the setting because of which gptrain's own kernels compute attention.
+std::string setting_of(OwnAttention own, const RunConfig& config, const Target& target) {
+  switch (own) {
+    case OwnAttention::no:
+      break;
+    case OwnAttention::f32:
+      return "precision.compute = fp32";
+    case OwnAttention::dropout:
+      return fmt::format("model.attention_dropout = {:g}", config.model.attention_dropout);
+    case OwnAttention::pattern:
+      return "model.attention_pattern";
+    case OwnAttention::documents:
+      return "data.mask_documents without data.max_documents";
+    case OwnAttention::head_size:
+      return fmt::format("model.head_size = {}", config.model.head_size);
+    case OwnAttention::length:
+      return fmt::format("model.sequence_length = {}", config.model.sequence_length);
+    case OwnAttention::workspace:
+      return fmt::format("data.max_documents = {}", config.data.max_documents);
+    case OwnAttention::fixed_bits:
+      return "run.deterministic = true";
+    case OwnAttention::device:
+      return fmt::format("compute capability {:.1f}", target.compute_capability);
+  }
+  return "";
+}
+
+// Returns a line on slow kernels of attention and their cost; empty if they take less than one percent of the step.
+std::string own_attention_line(const RunConfig& config, const Target& target, const PlannedRun& run) {
+  const double share = run.own_attention_seconds / run.step.pipeline.seconds;
+  if (run.own_attention == OwnAttention::no || share < 0.01) return "";
+  return fmt::format(
+      "attention: gptrain's own kernels compute it because of {}, which takes {} of the step ({:.1f}%)\n",
+      setting_of(run.own_attention, config, target), seconds_text(run.own_attention_seconds), 100 * share);
 }
 
 }  // namespace
@@ -39,7 +88,23 @@ PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int6
         machine.rates ? EventTimes(*machine.rates, config, config.run.threads, mesh, rank) : EventTimes();
     run.logs.push_back({rank, stage, std::move(plan.log), times});
   });
-  if (kept != LoggedRanks::none) run.step = simulate_stages(run.logs);
+  if (kept == LoggedRanks::none) return run;
+  run.step = simulate_stages(run.logs, [](const TimedLog& timed) { return timed.times; });
+  run.own_attention = own_attention_of(run.logs);
+  const auto seconds_on = [&](const Machine& other) {
+    const SimulatedStep step = simulate_stages(run.logs, [&](const TimedLog& timed) {
+      return EventTimes(other, config, config.run.threads, mesh, timed.rank);
+    });
+    return step.pipeline.seconds;
+  };
+  if (machine.rates && machine.rates->software.own_attention && run.own_attention != OwnAttention::no) {
+    Machine library = *machine.rates;
+    library.software.own_attention = false;
+    run.own_attention_seconds = run.step.pipeline.seconds - seconds_on(library);
+  }
+  const std::optional<Machine> published =
+      machine.rates ? published_machine(*machine.rates, config.parallel.zero) : std::nullopt;
+  if (published) run.published = {published->software.release, seconds_on(*published)};
   return run;
 }
 
@@ -70,6 +135,9 @@ DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, cons
   if (rates == nullptr) return result;
   if (config.parallel.pipeline > 1) result.pipeline = run.step.pipeline;
   result.forecast = forecast_step(*rates, run.step, run.world_size, result.checkpoint, config.checkpoint.asynchronous);
+  result.forecast->error = expected_error(*rates, config.parallel.zero);
+  result.forecast->published = run.published;
+  result.warnings += own_attention_line(config, target, run);
   const auto tokens = static_cast<double>(config.batch.global * config.model.sequence_length);
   result.rate = TokenRate{tokens / result.forecast->step_seconds, "predicted"};
   return result;

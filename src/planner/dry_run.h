@@ -44,7 +44,12 @@ struct PlannedRun {
   int64_t world_size = 1;
   WorldPlan world = {};
   std::vector<TimedLog> logs = {};
-  SimulatedStep step = {};  // empty if no logs are kept
+  SimulatedStep step = {};       // empty if no logs are kept
+  PublishedStep published = {};  // see published_machine
+  // Ops of attention that gptrain's own kernels compute, with the first reason, and the seconds that they add to the
+  // step.
+  OwnAttention own_attention = OwnAttention::no;
+  double own_attention_seconds = 0;
 };
 // Plans a step of all ranks. If logs are kept, also simulates the step, with the first rank of each stage.
 PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int64_t world_size, LoggedRanks kept);

@@ -20,11 +20,20 @@ struct LongestWait {
   int32_t unit = -1;                // unit of the waiting action; -1: the wait is in no unit
 };
 
+// A layout's step as other software runs it, whose steps are published.
+struct PublishedStep {
+  std::string software;  // "Megatron-LM of 2021"; empty: none is predicted
+  double seconds = 0;
+};
+
 struct StepForecast {
-  std::string machine;  // "a100-80g in dgx-a100 nodes"
+  std::string machine;   // "a100-80g in dgx-a100 nodes"
+  std::string software;  // "gptrain"
+  std::string origin;    // see step_origin
   ExpectedError error = {};
   double step_seconds = 0;
-  double bubble_seconds = 0;  // waiting for other stages, mean over the stages
+  PublishedStep published = {};  // set if gptrain's own speed is not measured
+  double bubble_seconds = 0;     // waiting for other stages, mean over the stages
   // Communication that no work hides, by lane; mean over the stages.
   std::array<double, num_waited_lanes> exposed_seconds{};
   std::array<LongestWait, num_waited_lanes> longest_waits{};

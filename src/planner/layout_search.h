@@ -13,6 +13,7 @@
 #include "config/parallelism.h"
 #include "machine/expected_error.h"
 #include "parallel/groups.h"
+#include "planner/forecast.h"
 
 namespace gptrain::inline planner {
 
@@ -77,11 +78,14 @@ struct LostClass {
 
 // Result of search_layouts.
 struct LayoutSearch {
-  std::string machine;  // "a100-80g in dgx-a100 nodes"
+  std::string machine;      // "a100-80g in dgx-a100 nodes"
+  std::string origin = {};  // see step_origin
   ExpectedError error = {};
+  PublishedStep published = {};  // step of the best layout; see StepForecast
   std::string objective;
   int64_t gpus = 0;
   int64_t device_bytes = 0;        // device memory for a rank
+  int64_t node_host_bytes = 0;     // host memory of a node; 0: not known
   std::vector<std::string> held;   // "parallel.tensor=8": settings that the search must not change
   int64_t activation_budget = 0;   // budget of layouts with memory.recompute "optimal", in bytes; 0: none is given
   int64_t num_layouts = 0;         // layouts that the config and the machine allow

@@ -34,6 +34,19 @@ std::string machine_name(const Machine& machine) {
   return fmt::format("{} in {} nodes", machine.device.name, machine.cluster.name);
 }
 
+std::string step_origin(const Machine& machine) {
+  if (is_measured(machine)) return "";
+  if (!machine.software.is_own())
+    return fmt::format("Times are those of {} ({}), not of gptrain.", machine.software.release, machine.software.name);
+  return fmt::format("gptrain was never measured on {}: its own model gives these times, not a run.",
+                     machine.device.name);
+}
+
+std::optional<Machine> published_machine(const Machine& machine, int64_t zero) {
+  if (is_measured(machine) || !machine.software.is_own()) return std::nullopt;
+  return run_by(machine, published_software(machine.device.compute_capability, zero));
+}
+
 StorageRates storage_rates(const ClusterProfile& cluster) {
   return {.shared = cluster.storage_bytes_per_second, .local = cluster.local_bytes_per_second};
 }
@@ -42,7 +55,8 @@ StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, in
                            const CheckpointForecast& checkpoint, bool asynchronous) {
   StepForecast forecast;
   forecast.machine = machine_name(machine);
-  forecast.error = machine.device.error;
+  forecast.software = machine.software.name;
+  forecast.origin = step_origin(machine);
   forecast.step_seconds = step.pipeline.seconds;
   forecast.bubble_seconds = step.bubble_seconds;
   forecast.exposed_seconds = step.exposed_seconds;
@@ -92,6 +106,7 @@ Prediction predict_run(const RunConfig& config, const Machine& machine, int64_t 
   prediction.forecast =
       forecast_step(machine, prediction.step, world_size,
                     planned_checkpoint(machine, config, prediction.plan, world_size), config.checkpoint.asynchronous);
+  prediction.forecast.error = expected_error(machine, config.parallel.zero);
   return prediction;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,8 +35,16 @@ Saving best_saving(const SaveTimes& save, double mtbf_seconds, double restart_se
 // Returns "a100-80g in dgx-a100 nodes", or the name alone of a measured machine.
 std::string machine_name(const Machine& machine);
 
+// Returns a sentence on the predicted times of a machine: whether they are gptrain's, and were ever measured; empty if
+// they were.
+std::string step_origin(const Machine& machine);
+// Returns the machine as published software runs it that is nearest to a layout with that parallel.zero; nothing if the
+// machine's own times are measured, or already are those of other software.
+std::optional<Machine> published_machine(const Machine& machine, int64_t zero);
+
 StorageRates storage_rates(const ClusterProfile& cluster);
-// `asynchronous`: a checkpoint is first copied to the host's memory, then written beside the steps.
+// Returns the forecast but for its error and its published step. `asynchronous`: a checkpoint is first copied to the
+// host's memory, then written beside the steps.
 StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, int64_t world_size,
                            const CheckpointForecast& checkpoint, bool asynchronous);
 

@@ -34,6 +34,8 @@ constexpr int most_over_budget = 60;         // planned layouts refused because 
 constexpr int most_fitting = 4;              // layouts estimated for each class
 constexpr int most_tries = 24;               // layouts whose memory is planned for each class, to find those that fit
 constexpr int most_peaks_planned = 8;        // ranks planned for each class, to find its smallest peak
+constexpr double most_host_weight = 0.1;     // see Search::weighed
+
 int64_t num_passes(const RunLayout& layout) {
   return 3 * layout.pipeline * layout.virtual_stages * layout.accumulation;
 }
@@ -52,10 +54,12 @@ class Search {
     case_.room = case_.target.bytes_of_rank();
     found_.machine = machine_name(machine);
     found_.held = options.held;
-    found_.error = machine.device.error;
+    found_.origin = step_origin(machine);
+    found_.error = expected_error(machine, config.parallel.zero);
     found_.objective = objective_names[static_cast<size_t>(options.objective)];
     found_.gpus = options.gpus;
     found_.device_bytes = case_.room;
+    found_.node_host_bytes = case_.target.host_bytes;
   }
 
   LayoutSearch run() {
@@ -80,12 +84,18 @@ class Search {
       return std::move(found_);
     }
     rank();
+    name_published();
     explain();
     return std::move(found_);
   }
 
  private:
+  void show(std::string_view what, int64_t done, int64_t most) const {
+    if (case_.options.progress) case_.options.progress(what, done, most);
+  }
+
   Candidates collect() {
+    show("finding layouts", 0, 0);
     Candidates collected = collect_candidates(case_, held_, estimator_, scores_, misses_);
     candidates_ = std::move(collected.fitting);
     found_.num_layouts = collected.num_layouts;
@@ -120,6 +130,7 @@ class Search {
     const auto top = static_cast<size_t>(case_.options.top);
     for (size_t i = 0; i < candidates_.size() && static_cast<int64_t>(i) < most_played && passes < most_passes; ++i) {
       Candidate& candidate = candidates_[i];
+      show("simulating pass by pass", static_cast<int64_t>(i), std::min(most_played, std::ssize(candidates_)));
       const double limit = best.size() < top ? INFINITY : *best.rbegin() * (1 + estimate_error);
       if (candidate.least_score > limit) break;
       estimate(candidate);
@@ -180,6 +191,7 @@ class Search {
     for (Candidate& candidate : candidates_) {
       if (!candidate.estimate && !exact_.empty()) break;
       if (std::ssize(exact_) >= std::max(case_.options.top, most_planned)) break;
+      show("planning in full", std::ssize(exact_), std::max(case_.options.top, most_planned));
       const int64_t more = num_actions(case_.config, candidate.layout);
       if (!exact_.empty() && actions + more > most_actions) break;
       const std::optional<RunConfig> config = checked(candidate.layout);
@@ -201,6 +213,10 @@ class Search {
       }
       if (result.peak_bytes > case_.room) {
         misses_.add(candidate.layout, result.peak_bytes - case_.room);
+        continue;
+      }
+      if (const int64_t host = case_.target.host_bytes; host > 0 && result.host_bytes > host) {
+        misses_.add(candidate.layout, result.host_bytes - host);
         continue;
       }
       exact_.push_back(std::move(result));
@@ -251,6 +267,7 @@ class Search {
     std::vector<Candidate*> found;
     while (!left.empty()) {
       Candidate& candidate = *left.top();
+      show("planning memory", found_.num_peaks_planned, std::ssize(candidates_));
       if (found.size() >= top && candidate.bytes > found.back()->bytes) break;
       left.pop();
       if (candidate.bytes > case_.room) {
@@ -285,10 +302,20 @@ class Search {
     }
   }
 
+  // Returns the score of a planned layout, worse by the share of the host's memory that offloaded activations take: a
+  // layout that fills it must be faster by most_host_weight.
+  double weighed(const LayoutResult& result) {
+    const bool takes_host = result.layout.offload.any() && case_.options.objective != Objective::memory;
+    const double share = takes_host && case_.target.host_bytes > 0
+                             ? static_cast<double>(result.host_bytes) / static_cast<double>(case_.target.host_bytes)
+                             : 0;
+    return scores_.exact(result) * (1 + most_host_weight * share);
+  }
+
   void rank() {
     found_.num_exact = std::ssize(exact_);
     std::stable_sort(exact_.begin(), exact_.end(), [&](const LayoutResult& a, const LayoutResult& b) {
-      return std::pair(scores_.exact(a), a.step_seconds) < std::pair(scores_.exact(b), b.step_seconds);
+      return std::pair(weighed(a), a.step_seconds) < std::pair(weighed(b), b.step_seconds);
     });
     found_.best.assign(exact_.begin(),
                        exact_.begin() + std::min(case_.options.top, static_cast<int64_t>(exact_.size())));
@@ -307,6 +334,17 @@ class Search {
     }
   }
 
+  // Predicts the best layout's step as published software runs it.
+  void name_published() {
+    const RunLayout& best = exact_.front().layout;
+    found_.error = expected_error(case_.machine, best.zero);
+    const std::optional<Machine> published = published_machine(case_.machine, best.zero);
+    if (!published) return;
+    const RunConfig config = checked_layout(case_.config, best);
+    found_.published = {published->software.release,
+                        predict_run(config, *published, best.world_size()).forecast.step_seconds};
+  }
+
   // Explains for each key and value that the best layout does not have why it lost.
   void explain() {
     const auto winner = class_values(found_.best.front().layout);
@@ -316,8 +354,11 @@ class Search {
       const auto own = class_values(candidate.layout);
       for (size_t i = 0; i < num_classes; ++i) values.insert({i, own[i]});
     }
-    for (const auto& value : values)
+    int64_t explained = 0;
+    for (const auto& value : values) {
+      show("comparing with other values", explained++, std::ssize(values));
       if (value.second != winner[value.first]) explain_class(value.first, value.second);
+    }
   }
 
   void explain_class(size_t key, int64_t value) {

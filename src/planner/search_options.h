@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,8 @@ struct SearchOptions {
   // Settings that the search must not change ("parallel.tensor=8"). REQUIRES: the config has these values.
   std::vector<std::string> held = {};
   std::string refused = {};  // error message if no layout has the held values; empty: a general one
+  // Called as the search goes on with its present work, the layouts done, and the most there can be. Null: never.
+  std::function<void(std::string_view, int64_t, int64_t)> progress = nullptr;
 };
 
 }  // namespace gptrain::planner

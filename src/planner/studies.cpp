@@ -116,7 +116,10 @@ Study sweep_keys(const std::filesystem::path& file, std::span<const std::string>
                  const std::vector<SweepAxis>& axes, const Machine& machine, int64_t gpus, double price) {
   const std::vector<SweptPoint> points = swept_points(overrides, axes);
   const RunConfig config = any_config(file, overrides, points, gpus);
-  Study study{.kind = Study::Kind::sweep, .machine = machine_name(machine), .error = machine.device.error};
+  Study study{.kind = Study::Kind::sweep,
+              .machine = machine_name(machine),
+              .origin = step_origin(machine),
+              .error = expected_error(machine, config.parallel.zero)};
   study.title = fmt::format("{} on {} devices", file.stem().string(), gpus);
   study.device_bytes = planned_target(machine, config.run.threads, gpus).bytes_of_rank();
   for (const SweepAxis& axis : axes) study.axes.push_back(axis.key);
@@ -129,7 +132,10 @@ Study sweep_keys(const std::filesystem::path& file, std::span<const std::string>
 Study compare_methods(const std::filesystem::path& file, std::span<const std::string> overrides, const Machine& machine,
                       int64_t gpus, double price) {
   const RunConfig config = load_config(file, overrides, gpus);
-  Study study{.kind = Study::Kind::methods, .machine = machine_name(machine), .error = machine.device.error};
+  Study study{.kind = Study::Kind::methods,
+              .machine = machine_name(machine),
+              .origin = step_origin(machine),
+              .error = expected_error(machine, config.parallel.zero)};
   study.title =
       fmt::format("methods that save memory, {} on {} device{}", file.stem().string(), gpus, gpus > 1 ? "s" : "");
   study.device_bytes = planned_target(machine, config.run.threads, gpus).bytes_of_rank();
@@ -144,7 +150,10 @@ Study compare_methods(const std::filesystem::path& file, std::span<const std::st
 }
 
 Study scale_devices(const RunConfig& config, const Machine& machine, int64_t first, int64_t last, double price) {
-  Study study{.kind = Study::Kind::scale, .machine = machine_name(machine), .error = machine.device.error};
+  Study study{.kind = Study::Kind::scale,
+              .machine = machine_name(machine),
+              .origin = step_origin(machine),
+              .error = expected_error(machine, config.parallel.zero)};
   study.title = fmt::format("{} to {} devices, batch.global = {} on {}", first, last, config.batch.global, first);
   study.note = "strong: the batch stays; weak: it grows with the devices";
   study.device_bytes = planned_target(machine, config.run.threads, first).bytes_of_rank();
@@ -162,7 +171,10 @@ Study scale_devices(const RunConfig& config, const Machine& machine, int64_t fir
 Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, const std::vector<int64_t>& nics,
                  double price) {
   constexpr std::array<double, 3> factors = {0.5, 1, 2};
-  Study study{.kind = Study::Kind::links, .machine = machine_name(machine), .error = machine.device.error};
+  Study study{.kind = Study::Kind::links,
+              .machine = machine_name(machine),
+              .origin = step_origin(machine),
+              .error = expected_error(machine, config.parallel.zero)};
   study.title = fmt::format("NICs of a node, on {} devices", gpus);
   study.axes = {"Gbit/s of each", "NICs"};
   study.keys = {"nic_gbit_per_second", "nics_per_node"};
@@ -292,7 +304,10 @@ void add_fits(Study& study, const Machine& machine, const std::string& family, c
 
 // Returns a study without points.
 Study fit_study(const Machine& machine, const std::string& family, int64_t gpus, const Target& target) {
-  Study study{.kind = Study::Kind::fit, .machine = machine_name(machine), .error = machine.device.error};
+  Study study{.kind = Study::Kind::fit,
+              .machine = machine_name(machine),
+              .origin = step_origin(machine),
+              .error = expected_error(machine, gpus > 1 ? 3 : 0)};
   study.title = fmt::format("largest {} models on {} device{}", family, gpus, gpus > 1 ? "s" : "");
   study.note = fmt::format("heads of 128, as many as layers; micro-batches of one sequence of {} tokens{}",
                            family == "llama" ? 4096 : 2048, gpus > 1 ? "; ZeRO 3" : "");

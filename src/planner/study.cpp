@@ -68,6 +68,7 @@ Json typed_value(const std::string& text) {
 std::string study_text(const Study& study) {
   const std::vector<size_t> widths = axis_widths(study);
   std::string text = fmt::format("{}, on {}\n", study.title, study.machine);
+  if (!study.origin.empty()) text += fmt::format("  {}\n", study.origin);
   text += fmt::format("  {}\n", study.error.text());
   if (!study.note.empty()) text += fmt::format("  {}\n", study.note);
   text += "\n ";
@@ -89,6 +90,7 @@ std::string study_json(const Study& study) {
             {"machine", study.machine},
             {"expected_error", study.error.share},
             {"expected_error_source", study.error.source},
+            {"origin", study.origin},
             {"title", study.title},
             {"target_memory_bytes", study.device_bytes},
             {"points", Json::array()}};

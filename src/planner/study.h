@@ -23,6 +23,7 @@ struct StudyPoint {
 struct Study {
   enum class Kind : uint8_t { sweep, methods, scale, links, fit } kind;
   std::string machine = {};
+  std::string origin = {};  // see step_origin
   ExpectedError error = {};
   std::string title = {}, note = {};   // one line each; note may be empty
   std::vector<std::string> axes = {};  // names; the last axis varies fastest

@@ -179,10 +179,14 @@ std::string forecast_section(const DryRun& input) {
   const StepForecast& forecast = *input.forecast;
   const RunSpeed speed = speed_of(input);
   std::string text = "\npredicted step\n";
+  if (!forecast.origin.empty()) text += fmt::format("  {}\n", forecast.origin);
   text += text_row("machine", forecast.machine);
   text += text_row("step", seconds_text(forecast.step_seconds),
                    fmt::format("{} tokens/s, {} on each device", format_count(speed.tokens_per_second),
                                format_count(speed.tokens_per_gpu)));
+  if (!forecast.published.software.empty())
+    text += text_row("published software", seconds_text(forecast.published.seconds),
+                     fmt::format("the step of {} in this layout", forecast.published.software));
   text += text_row("expected error", fmt::format("{:.0f}%", 100 * forecast.error.share), forecast.error.source);
   text += text_row("model FLOPs", fmt::format("{:.1f}%", 100 * speed.mfu),
                    flops_rate_text(speed.model_flops_per_gpu, 1) + " on each device (MFU)");
@@ -208,6 +212,8 @@ Json forecast_json(const DryRun& input) {
   const StepForecast& forecast = *input.forecast;
   const RunSpeed speed = speed_of(input);
   Json json{{"predicted_for", forecast.machine},
+            {"software", forecast.software},
+            {"origin", forecast.origin},
             {"step_seconds", forecast.step_seconds},
             {"expected_error", forecast.error.share},
             {"expected_error_source", forecast.error.source},
@@ -219,6 +225,10 @@ Json forecast_json(const DryRun& input) {
             {"mfu", speed.mfu},
             {"hfu", speed.hfu},
             {"bubble_seconds", forecast.bubble_seconds}};
+  if (!forecast.published.software.empty()) {
+    json["published_software"] = forecast.published.software;
+    json["published_step_seconds"] = forecast.published.seconds;
+  }
   Json& exposed = json["exposed_seconds"] = Json::object();
   for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
     const LongestWait& wait = forecast.longest_waits[lane];

@@ -196,11 +196,14 @@ std::string loss_text(const LayoutSearch& search, const LostClass& lost) {
   }
   add("ops", more - waits);
   if (!reasons.empty()) text += fmt::format(": {}", join(reasons, ", "));
+  if (more < 0 && lost.best.layout.offload.any())
+    text += fmt::format("; takes {} of a node's memory", bytes_text(lost.best.host_bytes));
   return text;
 }
 
 std::string layout_search_text(const LayoutSearch& search) {
   std::string text = fmt::format("layouts on {} x {}, the best by {}\n", search.gpus, search.machine, search.objective);
+  if (!search.origin.empty()) text += fmt::format("  {}\n", search.origin);
   if (!search.held.empty()) text += fmt::format("  all with {}\n", join(search.held, ", "));
   if (search.activation_budget > 0)
     text += fmt::format("  {} for activations with memory.recompute optimal\n", bytes_text(search.activation_budget));
@@ -225,10 +228,14 @@ std::string layout_search_text(const LayoutSearch& search) {
   text += fmt::format("\nrun with the best layout\n  {:<14} {} device-hours, {} (goodput {})\n", "time",
                       format_count(best.gpu_hours), with_failures_text(best.gpu_hours, best.goodput),
                       goodput_text(best.goodput));
+  if (!search.published.software.empty())
+    text += fmt::format("  {:<14} {} by {} in this layout\n", "published step", seconds_text(search.published.seconds),
+                        search.published.software);
   if (best.cost > 0) text += fmt::format("  {:<14} {}\n", "cost", best.goodput > 0 ? format_count(best.cost) : "?");
   if (best.layout.offload != offload::none)
-    text += fmt::format("  {:<14} {} for the ranks of a node: make sure that a node has it, as no profile says\n",
-                        "host memory", bytes_text(best.host_bytes));
+    text += fmt::format("  {:<14} {} for the ranks of a node{}\n", "host memory", bytes_text(best.host_bytes),
+                        search.node_host_bytes > 0 ? fmt::format(", which has {}", bytes_text(search.node_host_bytes))
+                                                   : ": make sure that a node has it, as no profile says");
   text += "\nwhy others lost: the best layout with another value of one key\n";
   for (const LostClass& lost : search.lost)
     text += fmt::format("  {:<26} {:<24} {}\n", lost.key, lost.value, loss_text(search, lost));
@@ -239,10 +246,14 @@ std::string layout_search_json(const LayoutSearch& search, const std::string& co
   Json json{{"machine", search.machine},
             {"expected_error", search.error.share},
             {"expected_error_source", search.error.source},
+            {"origin", search.origin},
+            {"published_software", search.published.software},
+            {"published_step_seconds", search.published.seconds},
             {"objective", search.objective},
             {"gpus", search.gpus},
             {"held", search.held},
             {"target_memory_bytes", search.device_bytes},
+            {"host_memory_bytes", search.node_host_bytes},
             {"layouts", search.num_layouts},
             {"too_large", search.num_too_large},
             {"played", search.num_played},

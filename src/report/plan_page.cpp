@@ -24,6 +24,8 @@ constexpr std::string_view plan_css = R"css(
 .colors b { display: inline-block; width: 12px; height: 12px; margin: 0 5px 0 12px; border-radius: 3px; vertical-align: -1px; }
 .heat td { text-align: center; min-width: 64px; padding: 8px 6px; border: 2px solid var(--card); position: relative; }
 .heat td i { position: absolute; inset: 0; background: var(--color-0); }
+.heat.memory td i { background: var(--color-2); }
+.heat td.left { border-left: 3px solid var(--text); } .heat td.above { border-top: 3px solid var(--text); }
 .heat td span { position: relative; }
 .heat td.large { outline: 2px dashed var(--color-1); outline-offset: -4px; }
 .large { color: var(--color-1); }
@@ -119,15 +121,25 @@ std::vector<std::string> values_of(const Study& study, size_t axis) {
   return values;
 }
 
-std::string heat_map(const Study& study) {
+// A map of a sweep of two keys.
+struct HeatMap {
+  std::string_view css_class, note;
+  std::function<double(const LayoutResult&)> value;
+  std::function<std::string(const LayoutResult&)> text;
+};
+
+// Returns a table of the values. A line is drawn between points that fit the device and points that do not.
+std::string heat_map(const Study& study, const HeatMap& map) {
   const std::vector<std::string> rows = values_of(study, 0), columns = values_of(study, 1);
   double most = 0;
   for (const StudyPoint& point : study.points)
-    if (point.result) most = std::max(most, point.result->tokens_per_second);
+    if (point.result) most = std::max(most, map.value(*point.result));
+  const auto fits = [&](size_t row, size_t column) { return study.fits(study.points[row * columns.size() + column]); };
   std::string out = fmt::format(
-      "<p class=\"note\">Tokens per second: a stronger color means more. A dashed frame marks points that need more "
-      "memory than the {} of a device.</p>\n<table class=\"heat\">\n<tr><th>{} \\ {}</th>",
-      bytes_text(study.device_bytes), escape_html(study.axes[0]), escape_html(study.axes[1]));
+      "<p class=\"note\">{}: a stronger color means more. Beyond the line and in dashed frames are points that need "
+      "more "
+      "memory than the {} of a device.</p>\n<table class=\"heat {}\">\n<tr><th>{} \\ {}</th>",
+      map.note, bytes_text(study.device_bytes), map.css_class, escape_html(study.axes[0]), escape_html(study.axes[1]));
   for (const std::string& column : columns) out += cell("th", column);
   out += "</tr>\n";
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -139,20 +151,42 @@ std::string heat_map(const Study& study) {
         out += fmt::format("<td title=\"{}\">-</td>", escape_html(point.refused));
         continue;
       }
-      out += fmt::format("<td{} title=\"step {}, peak {}\"><i style=\"opacity:{:.2f}\"></i><span>{}</span></td>",
-                         study.fits(point) ? "" : " class=\"large\"", seconds_text(point.result->step_seconds),
-                         bytes_text(point.result->peak_bytes), 0.55 * point.result->tokens_per_second / most,
-                         format_count(point.result->tokens_per_second));
+      std::string classes = study.fits(point) ? "" : "large";
+      if (j > 0 && fits(i, j) != fits(i, j - 1)) classes += " left";
+      if (i > 0 && fits(i, j) != fits(i - 1, j)) classes += " above";
+      out += fmt::format(
+          "<td class=\"{}\" title=\"step {}, peak {}\"><i style=\"opacity:{:.2f}\"></i><span>{}</span></td>", classes,
+          seconds_text(point.result->step_seconds), bytes_text(point.result->peak_bytes),
+          0.55 * map.value(*point.result) / most, map.text(*point.result));
     }
     out += "</tr>\n";
   }
   return out + "</table>\n";
 }
 
+std::string heat_maps(const Study& study) {
+  return heat_map(study, {.css_class = "speed",
+                          .note = "Tokens per second",
+                          .value = [](const LayoutResult& result) { return result.tokens_per_second; },
+                          .text = [](const LayoutResult& result) { return format_count(result.tokens_per_second); }}) +
+         heat_map(study, {.css_class = "memory",
+                          .note = "Peak memory of a device",
+                          .value = [](const LayoutResult& result) { return static_cast<double>(result.peak_bytes); },
+                          .text = [](const LayoutResult& result) { return bytes_text(result.peak_bytes); }});
+}
+
+// Returns the line of a scaling study that perfect scaling from its first point would give.
+PlotSeries ideal_of(const PlotSeries& series, double power, const std::string& label) {
+  PlotSeries ideal{.label = label, .style = SeriesStyle::faint_line, .color = series.color, .points = series.points};
+  const PlotPoint first = series.points.front();
+  for (PlotPoint& point : ideal.points) point.y = first.y * std::pow(point.x / first.x, power);
+  return ideal;
+}
+
 // Returns a plot over the last axis, with one line for each of the first three values of the first axis if there are
 // two.
-std::string lines(const Study& study, const char* id, const std::string& title, bool doubles,
-                  const std::function<double(const LayoutResult&)>& y) {
+Plot lines(const Study& study, const char* id, const std::string& title, bool doubles,
+           const std::function<double(const LayoutResult&)>& y) {
   const size_t along = study.axes.size() - 1;
   Plot plot{.id = id,
             .title = title,
@@ -162,8 +196,12 @@ std::string lines(const Study& study, const char* id, const std::string& title, 
             .x_doubles = doubles};
   const std::vector<std::string> names = study.axes.size() > 1 ? values_of(study, 0) : std::vector<std::string>{""};
   for (size_t i = 0; i < names.size() && i < 3; ++i) {
-    PlotSeries series{
-        names[i].empty() ? title : study.axes[0] + " " + names[i], SeriesStyle::markers, static_cast<int>(i), {}};
+    PlotSeries series{names[i].empty() ? title
+                      : doubles        ? names[i] + " " + study.axes[0]
+                                       : study.axes[0] + " " + names[i],
+                      SeriesStyle::markers,
+                      static_cast<int>(i),
+                      {}};
     for (const StudyPoint& point : study.points) {
       const std::optional<double> x = number_of(point.values[along]);
       if (x && point.result && (names[i].empty() || point.values[0] == names[i]))
@@ -171,21 +209,37 @@ std::string lines(const Study& study, const char* id, const std::string& title, 
     }
     std::stable_sort(series.points.begin(), series.points.end(),
                      [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; });
+    series.is_labelled = doubles;
     plot.series.push_back(std::move(series));
   }
-  return render_plot(plot);
+  return plot;
+}
+
+// Adds the lines of perfect scaling. Speed grows with the devices; a step takes less with a fixed batch only.
+void add_ideal(Plot& plot, bool of_speed) {
+  std::vector<PlotSeries> ideal;
+  for (PlotSeries& series : plot.series) {
+    if (series.points.empty()) continue;
+    const bool is_weak = series.label.starts_with("weak");
+    ideal.push_back(ideal_of(series, of_speed ? 1 : is_weak ? 0 : -1, "ideal " + series.label));
+  }
+  plot.series.insert(plot.series.begin(), ideal.begin(), ideal.end());
 }
 
 // Returns plots of speed and step; empty if the last axis has values that are no numbers.
 std::string plots(const Study& study) {
   if (!number_of(study.points.front().values.back())) return "";
   const bool scales = study.kind == Study::Kind::scale;
-  return lines(study, "speed", scales ? "Model PFLOP/s of all devices" : "Tokens/s", scales,
-               [&](const LayoutResult& result) {
-                 return scales ? result.model_flops / 1e15 : result.tokens_per_second;
-               }) +
-         lines(study, "step", "Seconds of a step", scales,
-               [](const LayoutResult& result) { return result.step_seconds; });
+  Plot speed =
+      lines(study, "speed", scales ? "Model PFLOP/s of all devices" : "Tokens/s", scales,
+            [&](const LayoutResult& result) { return scales ? result.model_flops / 1e15 : result.tokens_per_second; });
+  Plot step =
+      lines(study, "step", "Seconds of a step", scales, [](const LayoutResult& result) { return result.step_seconds; });
+  if (scales) {
+    add_ideal(speed, true);
+    add_ideal(step, false);
+  }
+  return render_plot(speed) + render_plot(step);
 }
 
 // Returns two bars for each method: its peak memory as a share of the largest, and its step as a share of the longest.
@@ -255,6 +309,7 @@ std::string search_page(const std::string& title, const LayoutSearch& search, co
   HtmlPage page(title, plan_css);
   page.add_note(fmt::format("{} x {}, the best by {}; {}", search.gpus, escape_html(search.machine), search.objective,
                             escape_html(search.error.text())));
+  if (!search.origin.empty()) page.add_note(escape_html(search.origin));
   if (!search.held.empty()) page.add_note(fmt::format("All with {}.", escape_html(join(search.held, ", "))));
   if (search.activation_budget > 0)
     page.add_note(
@@ -272,6 +327,8 @@ std::string search_page(const std::string& title, const LayoutSearch& search, co
   }
   const LayoutResult& best = search.best.front();
   facts.push_back({"Step", seconds_text(best.step_seconds), format_count(best.tokens_per_second) + " tokens/s"});
+  if (!search.published.software.empty())
+    facts.push_back({"Published step", seconds_text(search.published.seconds), search.published.software});
   facts.push_back({"MFU", fmt::format("{:.1f}%", 100 * best.mfu)});
   facts.push_back({"Peak memory", bytes_text(best.peak_bytes)});
   facts.push_back({"Device-hours", device_hours_text(best), "goodput " + goodput_text(best.goodput)});
@@ -287,8 +344,9 @@ std::string study_page(const std::string& title, const Study& study) {
   HtmlPage page(title, plan_css);
   page.add_note(fmt::format("{}, on {}; {}{}{}", escape_html(study.title), escape_html(study.machine),
                             escape_html(study.error.text()), study.note.empty() ? "" : "; ", escape_html(study.note)));
+  if (!study.origin.empty()) page.add_note(escape_html(study.origin));
   if (study.kind == Study::Kind::sweep && study.axes.size() == 2) {
-    page.add_section("Heat map", heat_map(study));
+    page.add_section("Speed and memory", heat_maps(study));
   } else if (study.kind == Study::Kind::methods) {
     page.add_section("Memory and time", method_bars(study));
   } else if (const std::string figures = study.kind == Study::Kind::fit ? "" : plots(study); !figures.empty()) {

@@ -167,6 +167,8 @@ std::string draw_markers(const PlotSeries& series, const Scale& scale) {
         "<circle class=\"marker color-{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\"><title>{} {:.6g}: {:.6g}"
         "</title></circle>",
         series.color, scale.to_x(point.x), scale.to_y(point.y), escape_html(series.label), point.x, point.y);
+    if (series.is_labelled)
+      out += draw_text("point-label", scale.to_x(point.x), scale.to_y(point.y) - 8, fmt::format("{:.3g}", point.y));
   }
   return out;
 }
@@ -343,7 +345,7 @@ figcaption h2 { font-size: 15px; margin: 0 auto 0 0; }
 svg { display: block; width: 100%; height: auto; overflow: visible; }
 svg text { fill: var(--muted); font-size: 14px; }
 .y-tick { text-anchor: end; dominant-baseline: central; }
-.x-tick, .empty { text-anchor: middle; }
+.x-tick, .empty, .point-label { text-anchor: middle; }
 .axis-label { text-anchor: end; }
 .grid { stroke: var(--border); stroke-width: 1; }
 .axis { stroke: var(--muted); stroke-width: 1; }

@@ -16,7 +16,7 @@ struct PlotPoint {
 
 enum class SeriesStyle {
   line,
-  faint_line,  // raw values behind a smoothed line
+  faint_line,  // raw values behind a smoothed line, or values to compare with
   markers,     // dots joined by a line; hovering shows a dot's values
 };
 
@@ -27,6 +27,7 @@ struct PlotSeries {
   SeriesStyle style = SeriesStyle::line;
   int color = 0;                  // number of a page color, below num_plot_colors
   std::vector<PlotPoint> points;  // in ascending x
+  bool is_labelled = false;       // each marker has its y beside it
 };
 
 // A vertical line at a value of x, with a label.

@@ -21,6 +21,27 @@ constexpr double room_for_label = 16;
 
 constexpr std::array<std::string_view, 4> classes = {"f", "b", "w", "u"};
 
+struct TimeUnit {
+  std::string_view name;
+  double seconds;
+};
+
+// Returns the unit in which an axis up to `seconds` has numbers of one to three digits.
+TimeUnit unit_of(double seconds) {
+  if (seconds >= 1) return {"s", 1};
+  return seconds >= 1e-3 ? TimeUnit{"ms", 1e-3} : TimeUnit{"us", 1e-6};
+}
+
+// Returns the chunks of a stage, in the order of the model's layers.
+std::vector<int32_t> chunks_of(const PlannedStage& stage) {
+  std::vector<int32_t> chunks;
+  for (const PipelineBar& bar : stage.bars)
+    if (bar.micro_batch >= 0) chunks.push_back(bar.chunk);
+  std::sort(chunks.begin(), chunks.end());
+  chunks.erase(std::unique(chunks.begin(), chunks.end()), chunks.end());
+  return chunks;
+}
+
 class Drawing {
  public:
   explicit Drawing(const PlannedPipeline& pipeline)
@@ -43,6 +64,7 @@ class Drawing {
     const double y = top + row_height * static_cast<double>(stage);
     append(text_, "<text x=\"4\" y=\"{:.1f}\">stage {}</text>\n", y + 14, stage);
     const std::vector<PipelineBar>& bars = pipeline_.stages[stage].bars;
+    chunks_ = chunks_of(pipeline_.stages[stage]);
     for (size_t i = 0; i < bars.size();) {
       const PipelineBar& bar = bars[i];
       double end = bar.time.end_seconds;
@@ -54,13 +76,18 @@ class Drawing {
     }
   }
 
+  // Returns 1 for every other chunk of the stage, which has lighter colors.
+  size_t shade_of(const PipelineBar& bar) const {
+    return static_cast<size_t>(std::lower_bound(chunks_.begin(), chunks_.end(), bar.chunk) - chunks_.begin()) % 2;
+  }
+
   void draw_bar(const PipelineBar& bar, double end, size_t joined, double y) {
     const double start = bar.time.start_seconds;
     const double bar_width = (end - start) * scale_;
     // Bars too narrow for a pointer get no name, which keeps a page of many thousand bars small.
     const bool named = joined == 1 && bar_width >= 2;
     append(text_, "<rect class=\"{}{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.0f}\"",
-           classes[static_cast<size_t>(bar.kind)], bar.chunk % 2, x(start), y, bar_width, bar_height);
+           classes[static_cast<size_t>(bar.kind)], shade_of(bar), x(start), y, bar_width, bar_height);
     if (!named) {
       text_ += "/>\n";
       return;
@@ -75,15 +102,18 @@ class Drawing {
   }
 
   void draw_axis(double y) {
-    const std::vector<double> ticks = nice_ticks(0, pipeline_.seconds * 1e3, 10);
+    const TimeUnit unit = unit_of(pipeline_.seconds);
+    const std::vector<double> ticks = nice_ticks(0, pipeline_.seconds / unit.seconds, 10);
     const std::vector<std::string> labels = format_ticks(ticks);
     for (size_t i = 0; i < ticks.size(); ++i) {
-      append(text_, "<text class=\"m\" x=\"{:.1f}\" y=\"{:.1f}\">{} ms</text>\n", x(ticks[i] / 1e3), y + 14, labels[i]);
+      append(text_, "<text class=\"m\" x=\"{:.1f}\" y=\"{:.1f}\">{} {}</text>\n", x(ticks[i] * unit.seconds), y + 14,
+             labels[i], unit.name);
     }
   }
 
   const PlannedPipeline& pipeline_;
-  const double scale_;  // pixels per second
+  const double scale_;           // pixels per second
+  std::vector<int32_t> chunks_;  // chunks of the stage that is drawn
   std::string text_;
 };
 

@@ -43,23 +43,31 @@ std::unique_ptr<Backend> make_backend(const RunSettings& run, DType compute, con
   return make_cuda_backend(earlier % num_devices, run.algorithm_cache);
 }
 
+std::string why_no_bf16(const Target& target) {
+  return target.compute_capability >= 8.0 ? target.name + "'s profile has no rates of 16-bit products (products.half)"
+                                          : target.name + " has no bf16: GPUs have it from compute capability 8.0 on";
+}
+
+std::string why_no_fp8(const Target& target) {
+  return target.compute_capability >= 8.9
+             ? target.name + "'s profile has no rates of FP8 products (products.fp8)"
+             : target.name + " has no FP8 matrix products: GPUs have them from compute capability 8.9 on";
+}
+
 }  // namespace
 
 void require_target(const StepConfig& config, const Target& target, ExitCode code) {
   Faults faults;
   if (config.precision.compute == DType::bf16 && !target.bf16_products) {
-    faults.add("precision.compute", config.precision.pure ? "bf16-pure" : "bf16",
-               target.name + " has no bf16: GPUs have it from compute capability 8.0 on", "\"fp16\"");
+    faults.add("precision.compute", config.precision.pure ? "bf16-pure" : "bf16", why_no_bf16(target), "\"fp16\"");
   }
   if (config.precision.compute == DType::f32 && config.precision.weight_gradients == DType::bf16 &&
       !target.bf16_products) {
-    faults.add("precision.weight_gradients", "bf16",
-               target.name + " has no bf16: GPUs have it from compute capability 8.0 on", "\"fp32\"");
+    faults.add("precision.weight_gradients", "bf16", why_no_bf16(target), "\"fp32\"");
   }
   const bool fp8_linears = is_fp8(config.precision.linears);
   if ((fp8_linears || is_fp8(config.precision.weight_gradients)) && !target.fp8_products) {
-    faults.add(fp8_linears ? "precision.linears" : "precision.weight_gradients", "fp8",
-               target.name + " has no FP8 matrix products: GPUs have them from compute capability 8.9 on",
+    faults.add(fp8_linears ? "precision.linears" : "precision.weight_gradients", "fp8", why_no_fp8(target),
                target.bf16_products ? "\"bf16\"" : "\"fp16\"");
   }
   if (target.kind == Target::Kind::gpu && config.model.head_size > gpu_most_head_size) {

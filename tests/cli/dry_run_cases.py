@@ -11,7 +11,8 @@ from cli_case import (BYTES_VOCABULARY, MACHINE, EXECUTABLE, FINISHED, SOURCE_RO
 
 MEMORY_CLASSES = ["weights", "gradients", "master", "moments", "gathered", "buckets", "fp8_weights", "activations",
                   "workspace", "data", "communication", "state", "snapshot", "samples", "offloaded"]
-TARGETS = {"v100-32g": 32e9, "a100-80g": 80e9, "h100": 80e9, "h200": 141e9}
+# GiB that drivers report, of which plans leave 1 out.
+TARGETS = {"v100-32g": 31.74, "a100-80g": 79.14, "h100": 79.11, "h200": 139.72}
 
 
 class DryRun(CliCase):
@@ -147,7 +148,8 @@ class DryRun(CliCase):
 
     def test_targets(self):
         config = self.write_config(tiny_config())
-        for name, memory_bytes in TARGETS.items():
+        for name, gib in TARGETS.items():
+            memory_bytes = round(gib * 2**30) - 2**30
             with self.subTest(target=name):
                 plan = self.plan(config, "--target", name)
                 self.assertEqual((plan["target"], plan["target_memory_bytes"]), (name, memory_bytes))
@@ -272,6 +274,30 @@ class DryRun(CliCase):
             self.assertIn(part, text)
         self.assertRegex(text, rf"\n  step +{seconds:.4g} s   ")
         self.assertNotIn("step_seconds", self.plan(config, "--world-size", "4"))
+        self.assertIn("\npredicted step\n  gptrain was never measured on h100: its own model gives these times", text)
+        self.assertIn("the step of NeMo of 2025 on Megatron Core in this layout", text)
+        nemo = self.plan(config, "--target", "h100", "--world-size", "4", "--software", "nemo")
+        self.assertEqual(nemo["step_seconds"], plan["published_step_seconds"])
+        self.assertNotIn("published_step_seconds", nemo)
+        self.assertEqual((plan["expected_error"], plan["software"], nemo["software"]), (0.068, "gptrain", "nemo"))
+        self.refuse(USAGE, ['unknown software profile "jax"', "megatron-lm"], "train", config, "--dry-run", "--target",
+                    "h100", "--software", "jax")
+
+    def test_what_runs_is_what_is_priced(self):
+        config = self.write_config(tiny_config(precision={"compute": "bf16"}, model={
+            "hidden_size": 512, "num_heads": 4, "num_layers": 4, "sequence_length": 2048}, batch={"micro": 2, "global": 2}))
+
+        def priced(*settings, target="a100-80g"):
+            plan = self.plan(config, "--target", target, *overrides(*settings))
+            return plan["step_seconds"], "".join(plan["warnings"])
+
+        fast, warnings = priced("run.deterministic=false")
+        self.assertNotIn("own kernels", warnings)
+        for setting, value in [("run.deterministic", "true"), ("model.attention_dropout", "0.1"), ("model.head_size", "256")]:
+            slow, warnings = priced("run.deterministic=false", f"{setting}={value}")
+            self.assertGreater(slow, 1.02 * fast, setting)
+            self.assertIn(f"own kernels compute it because of {setting} = {value}, which takes ", warnings)
+        self.assertNotIn("own kernels", priced(target="h100")[1])
 
     def test_profiles_are_files_too(self):
         config = self.write_config(tiny_config())
@@ -281,6 +307,11 @@ class DryRun(CliCase):
         plan, slower = (self.plan(config, "--target", name) for name in ["a100-80g", "mine.json"])
         self.assertEqual(slower["target"], "mine")
         self.assertEqual(slower["peak_bytes"], plan["peak_bytes"])
+        with open(self.path("fp8.json"), "w", encoding="utf-8") as file:
+            file.write(profile.replace('"a100-80g"', '"mine"').replace('"compute_capability": [8,', '"compute_capability": [8.9,'))
+        self.refuse(USAGE, "mine's profile has no rates of FP8 products (products.fp8)", "train", config, "--dry-run",
+                    "--target", "fp8.json", *overrides("model.hidden_size=32", "precision.compute=bf16", "precision.linears=fp8"))
+        self.refuse(USAGE, "--target mi300x: is a GPU of AMD", "train", config, "--dry-run", "--target", "mi300x")
         self.refuse(USAGE, ["nothing.json"], "train", config, "--dry-run", "--target", "nothing.json")
         self.refuse(USAGE, ['unknown cluster "dgx-h10"', "dgx-h100"], "train", config, "--dry-run", "--target", "h100",
                     "--cluster", "dgx-h10")
@@ -335,12 +366,12 @@ class DryRun(CliCase):
         text = self.succeed(*arguments)
         self.assertRegex(text, r"\n  offloaded on the host +[\d,]+ ")
         self.assertIn("  3 of 6 blocks are offloaded.\n", text)
-        # Profiles do not have the host's memory; the text has the bytes that a node's ranks take of it.
-        self.assertRegex(text, r"\n  The 1 rank of a node takes [\d.]+ [KMG]iB of its host's memory\.\n")
+        # The text has the bytes that a node's ranks take of the host's memory.
+        self.assertRegex(text, r"\n  The 1 rank of a node takes [\d.]+ [KMG]iB of its host's memory, which is 1\.8 TiB\.\n")
         many = self.plan(config, "--target", "h100", "--world-size", "16", *overrides("memory.offload_activations=3",
                          "batch.global=16", "batch.micro=1"))
-        self.assertNotIn("host_memory_bytes", many)
-        of_rank = sum(bytes for key, bytes in many.items() if re.fullmatch("host_(?!bytes_of).*_bytes", key))
+        self.assertEqual(many["host_memory_bytes"], 2 * 10**12 - 2**30)
+        of_rank = sum(bytes for key, bytes in many.items() if re.fullmatch("host_(?!bytes_of|memory).*_bytes", key))
         self.assertEqual(many["host_bytes_of_node"], 8 * of_rank)
         trace = json.loads(self.path("trace").read_text())["traceEvents"]
         rows = {event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"}

@@ -71,15 +71,38 @@ TEST_CASE("attention in parts costs more than fused attention, and the more the 
                       .m = length,
                       .n = length,
                       .k = 128};
-    const double ratio = op_seconds(device, event, false) / op_seconds(device, event, true);
+    const double ratio =
+        op_seconds(device, event, AttentionKernels::unfused) / op_seconds(device, event, AttentionKernels::own);
     CHECK(ratio > before);
     before = ratio;
     Event backward = event;
     backward.products.kind = ProductShape::Kind::attention_backward;
     backward.executed_flops = event.executed_flops * 5 / 2;
-    CHECK(op_seconds(device, backward, true) > 2.5 * op_seconds(device, event, true) - device.launch_seconds * 3);
-    CHECK(op_seconds(device, backward, false) > 1.3 * op_seconds(device, event, false));
+    CHECK(op_seconds(device, backward, AttentionKernels::own) >
+          2.5 * op_seconds(device, event, AttentionKernels::own) - device.launch_seconds * 3);
+    CHECK(op_seconds(device, backward, AttentionKernels::unfused) >
+          1.3 * op_seconds(device, event, AttentionKernels::unfused));
   }
+}
+
+TEST_CASE("attention takes the rate of the kernels that serve it") {
+  const DeviceProfile device = find_device("a100-80g");
+  Event event{.executed_flops = static_cast<Flops>(7) << 40};
+  event.products = {.kind = ProductShape::Kind::attention_backward,
+                    .dtype = DType::bf16,
+                    .count = 16,
+                    .m = 2048,
+                    .n = 2048,
+                    .k = 128,
+                    .own = OwnAttention::fixed_bits};
+  Event served = event;
+  served.products.own = OwnAttention::no;
+  served.executed_flops = static_cast<Flops>(5) << 40;
+  const double library = op_seconds(device, served, AttentionKernels::own);
+  CHECK(op_seconds(device, event, AttentionKernels::library) == Approx(library));
+  CHECK(op_seconds(device, event, AttentionKernels::own) - device.launch_seconds ==
+        Approx((library - device.launch_seconds) * 7 / 5 * device.attention_backward_128 /
+               device.own_attention_backward));
 }
 
 TEST_CASE("no sequence takes less time in attention than a shorter one") {

@@ -15,7 +15,8 @@ TEST_CASE("named targets") {
   const Target a100 = find_target("A100-80G");
   CHECK(a100.name == "a100-80g");
   CHECK(a100.kind == Target::Kind::gpu);
-  CHECK(a100.memory_bytes == 80'000'000'000);
+  CHECK(a100.memory_bytes == 84'975'927'951 - outside_plans_bytes);
+  CHECK(a100.host_bytes == 1'000'000'000'000 - outside_plans_bytes);
   CHECK(a100.bf16_flops == 312e12);
   CHECK(a100.bytes_per_second == 2039e9);
   CHECK(a100.ranks_per_node == 8);
@@ -23,11 +24,12 @@ TEST_CASE("named targets") {
     INFO(name);
     const Target target = find_target(name);
     CHECK(target.name == name);
+    CHECK(target.host_bytes > 0);
     CHECK(target.bf16_flops > target.f32_flops);
     CHECK(target.f32_flops > 0);
     CHECK(target.fp8_products == (target.fp8_flops > target.bf16_flops));
-    CHECK(target.fp8_products == (name.starts_with("h100") || name == "h200" || name == "b200"));
-    CHECK(target.bf16_products == (name != "v100-32g" && name != "rtx-2080-ti"));
+    CHECK(target.fp8_products == (target.compute_capability >= 8.9));
+    CHECK(target.bf16_products == (!name.starts_with("v100") && name != "rtx-2080-ti"));
   }
   CHECK(find_target("h100").memory_bytes == find_target("h100-sxm").memory_bytes);
   CHECK(find_target("h100-pcie").bf16_flops < find_target("h100").bf16_flops);
@@ -50,7 +52,43 @@ TEST_CASE("every profile in configs is carried, and every cluster that a device 
     CHECK(std::count(clusters.begin(), clusters.end(), name) == 1);
     CHECK(find_cluster(name).name == name);
   }
-  for (const std::string& name : devices) CHECK(find_cluster(find_device(name).cluster).gpus_per_node == 8);
+  for (const std::string& name : devices)
+    CHECK(find_cluster(find_device(name).cluster).gpus_per_node == (name == "gh200" ? 1 : 8));
+  for (const std::string& name : clusters) CHECK(find_cluster(name).host_memory_bytes > 0);
+}
+
+// Least memory of cards that PyTorch names in public reports, in GiB.
+struct Reported {
+  const char* device;
+  double gib;
+};
+
+TEST_CASE("memory of a named device is what drivers report of it, less what runs on the card reserve") {
+  for (const Reported& reported :
+       {Reported{"a100-80g", 79.14}, Reported{"a100-40g", 39.45}, Reported{"v100-32g", 31.74},
+        Reported{"v100-16g", 15.78}, Reported{"rtx-2080-ti", 10.76}, Reported{"rtx-3090", 23.70},
+        Reported{"rtx-4090", 23.61}, Reported{"rtx-5090", 31.36}, Reported{"a10", 22.06}, Reported{"l4", 22.03},
+        Reported{"l40s", 44.42}, Reported{"a6000", 47.54}, Reported{"h100-sxm", 79.11}, Reported{"h100-nvl", 93.00},
+        Reported{"gh200", 94.88}, Reported{"h200", 139.72}, Reported{"b200", 178.35}}) {
+    INFO(reported.device);
+    const auto bytes = static_cast<double>(find_target(reported.device).memory_bytes + outside_plans_bytes);
+    CHECK(bytes / 1073741824 == Approx(reported.gib).margin(1e-6));
+    CHECK(find_device(reported.device).memory_bytes / 1073741824 == Approx(reported.gib).margin(1e-6));
+  }
+}
+
+TEST_CASE("GPUs of AMD are refused by name") {
+  for (const char* name : {"mi300x", "MI250", "amd-mi325x", "radeon-pro-w7900", "rx-7900-xtx", "instinct"}) {
+    INFO(name);
+    try {
+      find_device(name);
+      FAIL("not refused");
+    } catch (const Error& error) {
+      CHECK(error.code() == ExitCode::usage);
+      CHECK(std::string(error.what()) ==
+            "--target " + std::string(name) + ": is a GPU of AMD, and gptrain runs on GPUs of NVIDIA only");
+    }
+  }
 }
 
 TEST_CASE("an unknown target names the nearest and all valid ones") {
@@ -60,8 +98,9 @@ TEST_CASE("an unknown target names the nearest and all valid ones") {
   } catch (const Error& error) {
     CHECK(error.code() == ExitCode::usage);
     CHECK(std::string(error.what()) ==
-          "unknown target \"a100-80gb\" (did you mean a100-80g?): valid targets are v100-32g, rtx-2080-ti, a100-40g, "
-          "a100-80g, h100-pcie, h100-sxm, h100, h200, b200, and paths of files");
+          "unknown target \"a100-80gb\" (did you mean a100-80g?): valid targets are v100-16g, v100-32g, rtx-2080-ti, "
+          "rtx-3090, rtx-4090, rtx-5090, rtx-a6000, a6000, a10, l4, l40s, a100-40g, a100-80g, h100-pcie, h100-nvl, "
+          "h100-sxm, h100, gh200, h200, b200, and paths of files");
   }
 }
 

@@ -90,7 +90,7 @@ TEST_CASE("ops beside a collective are slowed down for as long as it runs") {
 
 TEST_CASE("software that waits for its collectives hides none of them") {
   Machine machine = machine_with(0.2);
-  machine.software = megatron_lm;
+  machine = run_by(machine, "megatron-lm");
   const EventTimes times = times_of(machine);
   const Event op = copies(1'000'000'000), sum = all_reduce(100'000'000);
   const StepLog log = log_of({sum, op, wait_for(0)});
@@ -182,7 +182,8 @@ TEST_CASE("what a setting costs by usual rates is what is predicted") {
                                          {{"precision.compute=fp32"}, 0.15}};
   for (const char* device : {"v100-32g", "rtx-2080-ti", "a100-80g", "h100", "b200"}) {
     const DeviceProfile profile = find_device(device);
-    const Machine machine{profile, cluster_of(profile), {}};
+    Machine machine{profile, cluster_of(profile)};
+    machine.software.own_attention = false;  // usual rates know one kernel of attention
     const auto config_of = [&](const std::vector<std::string>& overrides) {
       const std::string compute = profile.compute_capability < 8 ? "fp16" : "bf16";
       return parse_config(R"({"model": {"preset": "gpt2-1.5b"}, "data": {"train": [{"path": "x"}]},

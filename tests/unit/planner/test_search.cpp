@@ -138,7 +138,7 @@ TEST_CASE("bounds and estimates of what is made to fit by copies and recomputati
   int count = 0, near = 0;
   for (const double memory_bytes : {5e9, 8e9, 12e9, 20e9}) {
     Machine machine = a100();
-    machine.device.memory_bytes = memory_bytes;
+    machine.device.memory_bytes = memory_bytes + static_cast<double>(outside_plans_bytes);
     const int64_t room = planned_target(machine, config.run.threads, 16).bytes_of_rank();
     LayoutEstimator estimator(config, machine, planned_target(machine, config.run.threads, 16));
     for (RunLayout layout : some_of(layouts_of(config, 16), 250)) {
