@@ -291,10 +291,12 @@ class DryRun(CliCase):
             plan = self.plan(config, "--target", target, *overrides(*settings))
             return plan["step_seconds"], "".join(plan["warnings"])
 
-        fast, warnings = priced("run.deterministic=false")
-        self.assertNotIn("own kernels", warnings)
-        for setting, value in [("run.deterministic", "true"), ("model.attention_dropout", "0.1"), ("model.head_size", "256")]:
-            slow, warnings = priced("run.deterministic=false", f"{setting}={value}")
+        documents = ["data.mask_documents=true", "data.max_documents=4"]
+        for setting, value, others in [("run.deterministic", "true", documents), ("model.attention_dropout", "0.1", []),
+                                       ("model.head_size", "256", [])]:
+            fast, warnings = priced("run.deterministic=false", *others)
+            self.assertNotIn("own kernels", warnings)
+            slow, warnings = priced("run.deterministic=false", *others, f"{setting}={value}")
             self.assertGreater(slow, 1.02 * fast, setting)
             self.assertIn(f"own kernels compute it because of {setting} = {value}, which takes ", warnings)
         self.assertNotIn("own kernels", priced(target="h100")[1])
