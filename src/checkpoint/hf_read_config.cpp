@@ -216,7 +216,8 @@ class HfConfigReader {
       return true;
     };
     while (!repeats()) ++period;
-    windows_of_words_.assign(has_window.begin(), has_window.begin() + static_cast<std::ptrdiff_t>(period));
+    windows_of_words_ = has_window;
+    windows_of_words_.resize(std::min(period, has_window.size()));
     if (period == 1) return set("model.attention_window", !has_window.empty() && has_window[0] ? window : 0);
     Json words = Json::array();
     for (size_t layer = 0; layer < period; ++layer)

@@ -47,7 +47,7 @@ const std::vector<Overrides> models = {
     with(gpt_neo, {R"(model.attention_pattern=["dense","band:3"])"}),
     with(gpt_neo, {"model.attention_window=3", "model.tied_head=false"}),
     gemma2,
-    with(gemma2, {"model.attention_softcap=0", "model.logit_softcap=0", "model.attention_window=3",
+    with(gemma2, {"model.attention_softcap=0", "model.logit_softcap=0", R"(model.attention_pattern=["band:3"])",
                   "model.tied_head=false", "model.activation=geglu"}),
     gemma3,
     with(gemma3, {R"(model.attention_pattern=["dense"])", "model.rope_theta_pattern=[]",
