@@ -6,7 +6,7 @@ import shutil
 import struct
 import time
 
-from cli_case import CHECKPOINT, DATA, FINISHED, USAGE, overrides
+from cli_case import CHECKPOINT, DATA, FINISHED, USAGE, not_of_some_cases, overrides
 from checkpoints_cases import RANK_FILE, CheckpointCase
 
 DEEP = 100_000
@@ -271,6 +271,7 @@ class Scale(HostileCase):
         self.assertLess(time.monotonic() - start, self.SECONDS)
         return error
 
+    @not_of_some_cases
     def test_many_keys(self):
         for text, messages in [
             (json.dumps({f"k{i}": 0 for i in range(70_000)}), ["k99 = 0: unknown key", "and 69,9"]),
@@ -287,6 +288,7 @@ class Scale(HostileCase):
                 error = self.refuse_soon(messages, "config", "check", "many.json")
                 self.assertLess(len(error), 50_000)
 
+    @not_of_some_cases
     def test_many_slices(self):
         """Neither the header's reader nor the search for overlaps compares each slice with all others."""
         count = 30_000

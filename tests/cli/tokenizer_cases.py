@@ -137,6 +137,7 @@ class Folders(TokenizerCase):
             self.refuse(USAGE, "m/added_tokens.json: <|endoftext|> has the id 7, and 0 in the vocabulary", "data", "tokenize",
                         "--tokenizer", "m", "x")
 
+    @not_of_some_cases
     def test_a_folder_of_kimi(self):
         """Ranks as many as Kimi K2's have its pattern, and the special tokens that the folder's config names."""
         bytes_ = [bytes([first]) for first in range(256)]
