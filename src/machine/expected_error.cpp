@@ -4,6 +4,8 @@
 #include <array>
 #include <fmt/format.h>
 
+#include "config/parallelism.h"
+
 namespace gptrain::inline machine {
 namespace {
 
@@ -26,7 +28,7 @@ std::span<const PublishedErrors> published_errors() { return errors; }
 ExpectedError published_error(double compute_capability, int64_t zero) {
   PublishedErrors all{};
   for (const PublishedErrors& row : errors) {
-    if (row.compute_capability == compute_capability && row.sharded == (zero == 3))
+    if (row.compute_capability == compute_capability && row.sharded == cuts_weights(zero))
       return {row.largest,
               fmt::format("measured: the largest of {} published steps on {} {} ZeRO 3, {:.1f}% on average", row.steps,
                           row.device, row.sharded ? "with" : "without", 100 * row.mean)};

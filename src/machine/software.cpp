@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "config/parallelism.h"
+
 namespace gptrain::inline machine {
 namespace {
 
@@ -48,7 +50,7 @@ std::vector<std::string> software_names() {
 
 std::string_view published_software(double compute_capability, int64_t zero) {
   const bool is_hopper = compute_capability >= published_generations.back().compute_capability;
-  if (zero == 3) return is_hopper ? "llm-foundry" : "torchtitan";
+  if (cuts_weights(zero)) return is_hopper ? "llm-foundry" : "torchtitan";
   return is_hopper ? "nemo" : "megatron-lm";
 }
 

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "base/event.h"
 #include "ops/ops.h"
 
 namespace gptrain::inline ops {

@@ -348,11 +348,11 @@ TEST_CASE("copies are offered to a run that recomputation alone does not make fi
 }
 
 TEST_CASE("of ranks the first that lacks the most is said to, a first data rank where one does not fit") {
-  MeshPoint sizes{{2, 1, 1, 2, 2}};
+  MeshPoint sizes{{2, 1, 2, 2}};
   for (const RankOrder order : {RankOrder::tensor_data_pipeline, RankOrder::tensor_pipeline_data}) {
     const Mesh mesh(sizes, 8, order);
     const auto rank = [&](int64_t tensor, int64_t data, int64_t stage) {
-      return mesh.rank_of({{tensor, 0, 0, data, stage}});
+      return mesh.rank_of({{tensor, 0, data, stage}});
     };
     std::vector<MemoryPlan> plans(8);
     std::vector<int64_t> rooms(8, 100);
