@@ -27,6 +27,7 @@ inline Json value_json(const std::vector<DataSource>& sources) {
     Json object = {{"path", source.path}};
     object.update(source.epochs > 0 ? Json{{"epochs", source.epochs}} : Json{{"weight", source.weight}});
     if (source.max_epochs > 0) object["max_epochs"] = source.max_epochs;
+    if (source.tokens > 0) object["tokens"] = source.tokens;
     if (source.dtype) object["dtype"] = *source.dtype == DType::u16 ? "u16" : "u32";
     array.push_back(std::move(object));
   }
@@ -98,6 +99,7 @@ inline void set_value(const Json& json, std::vector<DataSource>& sources) {
     read.weight = source.value("weight", read.weight);
     read.epochs = source.value("epochs", read.epochs);
     read.max_epochs = source.value("max_epochs", read.max_epochs);
+    read.tokens = source.value("tokens", read.tokens);
     const std::string dtype = source.value("dtype", "auto");
     if (dtype != "auto") read.dtype = dtype == "u16" ? DType::u16 : DType::i32;
   }

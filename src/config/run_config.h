@@ -103,6 +103,8 @@ struct DataSource {
   double weight = 1;
   double epochs = 0;  // > 0: weight by size: passes over this source per pass over a source with 1; 0: `weight` counts
   double max_epochs = 0;  // most passes over this source, after which the other sources take its place; 0: no limit
+  // > 0: number of tokens of a source without files, for plans; runs refuse such a source. 0: the files have them.
+  int64_t tokens = 0;
   // Type of tokens in files without a header: u16, or i32 for any of four bytes; nullopt: files without a header are
   // u16.
   std::optional<DType> dtype = {};

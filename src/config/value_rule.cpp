@@ -325,6 +325,8 @@ const std::vector<SourceKey>& source_keys() {
        NumberRule{.min = 0, .max = 1e9, .min_excluded = true}, false, "2", true},
       {"max_epochs", "after so many passes over this source the others take its place",
        NumberRule{.min = 0, .max = 1e9, .min_excluded = true}, false, "4", true},
+      {"tokens", "number of tokens of a source without files: `data mix` and dry runs count with it, a run is refused",
+       IntegerRule{1, uint64_t{1} << 50, {}}, false, "1000000000", true},
   };
   return keys;
 }

@@ -295,6 +295,16 @@ int64_t Dataset::num_samples() const {
   return places == std::numeric_limits<int64_t>::max() ? places : places - impl_->left_out.before(places);
 }
 
+void require_token_files(const DataConfig& data) {
+  for (size_t i = 0; i < data.train.size(); ++i) {
+    if (data.train[i].tokens == 0) continue;
+    throw Error(ExitCode::usage,
+                "data.train[{}].tokens = {}: only `data mix` and dry runs can do without the files of {}; leave the key "
+                "out, and give the path of token files",
+                i, data.train[i].tokens, data.train[i].path);
+  }
+}
+
 Dataset open_training_data(const StepConfig& config, uint64_t seed, const MixtureSoFar& so_far) {
   const DataConfig& data = config.data;
   check_documents(data.train, data.mask_documents);

@@ -98,6 +98,9 @@ class Dataset {
   std::unique_ptr<Impl> impl_;
 };
 
+// THROWS Error(usage) if a source of training is told by its tokens alone (DataSource::tokens) and cannot be read.
+void require_token_files(const DataConfig& data);
+
 // Open the data of a run as Dataset does. Throw Error(usage) as well if documents are to be masked and a source has no
 // index that separates them.
 Dataset open_training_data(const StepConfig& config, uint64_t seed, const MixtureSoFar& so_far = {});

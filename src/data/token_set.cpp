@@ -99,6 +99,7 @@ void refuse_list(const std::string& path, bool is_file) {
 }
 
 std::vector<TokenFile> open_all(const DataSource& source, int64_t sequence_length, bool checksums) {
+  if (source.tokens > 0) return {};
   const std::string& path = source.path;
   const std::vector<fs::path> names = token_files_of(path);
   if (!source.dtype && (names.empty() || is_flat_token_file(path))) refuse_list(path, !names.empty());
@@ -152,8 +153,11 @@ std::vector<fs::path> token_files_of(const std::vector<std::string>& paths) {
 }
 
 TokenSet::TokenSet(const DataSource& source, int64_t sequence_length, bool checksums)
-    : sequence_length_(sequence_length), files_(open_all(source, sequence_length, checksums)) {
+    : sequence_length_(sequence_length),
+      stated_tokens_(source.tokens),
+      files_(open_all(source, sequence_length, checksums)) {
   int64_t samples = 0;
+  if (stated_tokens_ > 0) ends_.push_back(samples = samples_per_epoch(stated_tokens_, sequence_length));
   for (const TokenFile& file : files_) {
     samples += is_best_fit() ? file.num_samples() : samples_per_epoch(file.num_tokens(), sequence_length);
     ends_.push_back(samples);
@@ -162,13 +166,13 @@ TokenSet::TokenSet(const DataSource& source, int64_t sequence_length, bool check
     throw Error(ExitCode::data,
                 "{}: {} tokens are too few for one sample of model.sequence_length + 1 = {} tokens; use more text or "
                 "shorter sequences",
-                files_.size() > 1 ? source.path : token_file_path(source.path, ".bin").native(), num_tokens(),
+                files_.size() != 1 ? source.path : token_file_path(source.path, ".bin").native(), num_tokens(),
                 sequence_length + 1);
   }
 }
 
 int64_t TokenSet::num_tokens() const {
-  int64_t tokens = 0;
+  int64_t tokens = stated_tokens_;
   for (const TokenFile& file : files_) tokens += file.num_tokens();
   return tokens;
 }

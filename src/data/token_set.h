@@ -26,13 +26,15 @@ std::vector<std::filesystem::path> token_files_of(const std::vector<std::string>
 class TokenSet {
  public:
   // Throws as TokenFile does; Error(data) if all files together have no sample; Error(usage) if they were packed for
-  // samples of another length, or if the path is a list of weights and paths.
+  // samples of another length, or if the path is a list of weights and paths. A source with DataSource::tokens has no
+  // files: it can be counted, and not read.
   TokenSet(const DataSource& source, int64_t sequence_length, bool checksums);
 
   int64_t num_tokens() const;
   int64_t num_documents() const;
   int64_t num_samples() const { return ends_.back(); }
-  bool is_best_fit() const { return files_.front().best_fit_length() > 0; }  // the same for all files
+  // Returns the same for all files.
+  bool is_best_fit() const { return !files_.empty() && files_.front().best_fit_length() > 0; }
   const std::vector<TokenFile>& files() const { return files_; }
   // Returns the identity of the files in their order, without path and samples: that of a single file, else a checksum
   // of the files' checksums, with the least coverage of any. Throws Error(data) if a file cannot be read.
@@ -47,6 +49,7 @@ class TokenSet {
 
  private:
   int64_t sequence_length_;
+  int64_t stated_tokens_;  // DataSource::tokens
   std::vector<TokenFile> files_;
   std::vector<int64_t> ends_;  // samples up to the end of each file
 };

@@ -62,6 +62,7 @@ std::string describe_checkpoint(const fs::path& checkpoint) {
 
 // Opens the training data as the run uses them from its first step on.
 ResumedData training_data(const RunConfig& config, const Start& start) {
+  require_token_files(config.data);
   if (!start.manifest) {
     Dataset train = open_training_data(config, config.run.seed);
     RunRecord record{.sources = train.sources()};
