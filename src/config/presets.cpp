@@ -55,6 +55,11 @@ std::vector<ModelConfig> table() {
       gpt("gpt2-774m", 36, 1280, 20, 50257, 1024),
       gpt("gpt2-1.5b", 48, 1600, 25, 50257, 1024),
 
+      // Shoeybi et al., arXiv 1909.08053, table 2: GPT-2 with 8.3 billion parameters, heads of 128.
+      gpt("gpt2-8.3b", 72, 3072, 24, 50257, 1024),
+      // Turing-NLG (Rosset, 2020): layers, hidden size and heads as announced, and a sequence of 1024 tokens.
+      gpt("turing-nlg-17b", 78, 4256, 28, 50257, 1024),
+
       // Brown et al., arXiv 2005.14165, table 2.1, with dense attention in every layer. Two rows of that table do not
       // multiply out: 1.3B (24 heads of 128 in 2048) has 16 heads here, 13B (hidden 5140) has 5120.
       gpt("gpt3-125m", 12, 768, 12, 50257, 2048),
