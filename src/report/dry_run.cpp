@@ -47,6 +47,14 @@ struct Totals {
   }
 };
 
+// Returns how many days a machine of 1e15 FLOP/s takes.
+double petaflop_days(Flops flops) { return to_double(flops) / 1e15 / 86400; }
+
+// Returns "3,640 PF-days" or "0.132 PF-days".
+std::string petaflop_days_text(double days) {
+  return (days < 100 ? fmt::format("{:.3g}", days) : format_grouped(std::llround(days))) + " PF-days";
+}
+
 // Returns the FLOP/s of a step whose products all run at the full rate of their dtype; 0 if it is not known.
 double matrix_rate(const DryRun& input) {
   const double rate = input.config.precision.compute == DType::f32 ? input.target.f32_flops : input.target.bf16_flops;
@@ -270,7 +278,8 @@ std::string run_section(const DryRun& input, const Totals& totals) {
   text += text_row("tokens", format_count(to_double(totals.tokens)),
                    fmt::format("{} a step", format_grouped(totals.tokens_per_step)));
   text += scaled_rate_row(input);
-  text += text_row("model FLOPs", fmt::format("{:.3e}", to_double(totals.run_flops)));
+  text += text_row("model FLOPs", fmt::format("{:.3e}", to_double(totals.run_flops)),
+                   petaflop_days_text(petaflop_days(totals.run_flops)));
   const double rate = matrix_rate(input);
   if (rate > 0) {
     const int64_t ranks = input.world.mesh.world_size();
@@ -413,6 +422,7 @@ std::string dry_run_json(const DryRun& input) {
   json["warmup_steps"] = input.config.warmup_steps();
   json["total_tokens"] = flops_json(totals.tokens);
   json["total_model_flops"] = flops_json(totals.run_flops);
+  json["total_petaflop_days"] = petaflop_days(totals.run_flops);
   json.update(world_json(input));
   if (input.stages.size() > 1) json["pipeline"] = pipeline_json(input);
   if (input.config.memory.offload != offload::none) {

@@ -12,13 +12,16 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// Returns the number of parameters of a layer's router.
+int64_t router_size(const EncoderShape& s) { return s.num_experts > 1 ? s.hidden_size * s.num_experts : 0; }
+
 struct EncoderBlock {
   int64_t attention, ffn, norm;  // numbers of parameters
 
   explicit EncoderBlock(const EncoderShape& s) {
     const int64_t q = s.num_heads * s.head_size, h = s.hidden_size, f = s.ffn_hidden_size;
     attention = 4 * h * q + (s.bias ? 3 * q + h : 0);
-    ffn = 2 * h * f + (s.bias ? f + h : 0);
+    ffn = s.num_experts * (2 * h * f + (s.bias ? f + h : 0)) + router_size(s);
     norm = (s.bias ? 2 : 1) * h;
   }
 };
@@ -38,12 +41,30 @@ const std::vector<EncoderShape>& encoder_shapes() {
        .num_heads = 16,
        .head_size = 64,
        .ffn_hidden_size = 4096,
+       .num_experts = 1,
        .vocab_size = 30522,
        .input_length = 512,
        .predicted_length = 77,
        .positions = 512,
        .relative_buckets = 0,
        .batch = 256,
+       .bias = true,
+       .pooler = true},
+      {.name = "bert-3.9b",
+       .source = "arXiv 1909.08053",
+       .encoder_layers = 48,
+       .decoder_layers = 0,
+       .hidden_size = 2560,
+       .num_heads = 40,
+       .head_size = 64,
+       .ffn_hidden_size = 10240,
+       .num_experts = 1,
+       .vocab_size = 30522,
+       .input_length = 512,
+       .predicted_length = 77,
+       .positions = 512,
+       .relative_buckets = 0,
+       .batch = 1024,
        .bias = true,
        .pooler = true},
       {.name = "t5-11b",
@@ -54,6 +75,24 @@ const std::vector<EncoderShape>& encoder_shapes() {
        .num_heads = 128,
        .head_size = 128,
        .ffn_hidden_size = 65536,
+       .num_experts = 1,
+       .vocab_size = 32128,
+       .input_length = 512,
+       .predicted_length = 114,
+       .positions = 0,
+       .relative_buckets = 32,
+       .batch = 2048,
+       .bias = false,
+       .pooler = false},
+      {.name = "switch-c-1.6t",
+       .source = "arXiv 2101.03961",
+       .encoder_layers = 15,
+       .decoder_layers = 15,
+       .hidden_size = 2080,
+       .num_heads = 32,
+       .head_size = 64,
+       .ffn_hidden_size = 6144,
+       .num_experts = 2048,
        .vocab_size = 32128,
        .input_length = 512,
        .predicted_length = 114,
@@ -88,7 +127,7 @@ EncoderEstimate estimate_encoder(const EncoderShape& s) {
       }}};
   const Flops input = wide(s.input_length), output = wide(s.predicted_length);
   const Flops layers = wide(s.encoder_layers), decoders = wide(s.decoder_layers);
-  const Flops projections = wide(h * q), ffn = wide(2 * h * s.ffn_hidden_size);
+  const Flops projections = wide(h * q), ffn = wide(2 * h * s.ffn_hidden_size + router_size(s));
   // Training takes 6 FLOPs for each weight and token, and in attention 12 for each pair and feature, causal pairs half.
   Flops flops = 6 * input * layers * (4 * projections + ffn) + 12 * input * input * wide(q) * layers;
   flops += 6 * decoders * (output * (6 * projections + ffn) + input * 2 * projections);
@@ -103,9 +142,10 @@ std::string encoder_text(const EncoderShape& s) {
   const auto parameters = static_cast<double>(estimate.parameters());
   std::string text =
       fmt::format("{} ({}): parameters and FLOPs only; gptrain cannot train this model\n", s.name, s.source);
-  text += fmt::format("  {} encoder layers{}, hidden {}, ffn {}, {} heads of {}, vocabulary {}\n", s.encoder_layers,
+  text += fmt::format("  {} encoder layers{}, hidden {}, ffn {}, {} heads of {}, vocabulary {}{}\n", s.encoder_layers,
                       s.decoder_layers > 0 ? fmt::format(" and {} decoder layers", s.decoder_layers) : "",
-                      s.hidden_size, s.ffn_hidden_size, s.num_heads, s.head_size, s.vocab_size);
+                      s.hidden_size, s.ffn_hidden_size, s.num_heads, s.head_size, s.vocab_size,
+                      s.num_experts > 1 ? fmt::format(", {} experts, of which a token takes one", s.num_experts) : "");
   text += "\nparameters\n";
   for (const EncoderEstimate::Part& part : estimate.parts)
     if (part.parameters > 0) text += text_row(part.name, format_grouped(part.parameters));

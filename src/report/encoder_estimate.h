@@ -18,6 +18,7 @@ struct EncoderShape {
   int64_t hidden_size;
   int64_t num_heads, head_size;
   int64_t ffn_hidden_size;
+  int64_t num_experts;  // feed-forward networks of each layer, of which a token takes one; 1: no router
   int64_t vocab_size;
   int64_t input_length;      // tokens read by the encoder
   int64_t predicted_length;  // tokens with logits: the decoder's, or the masked tokens of an encoder
