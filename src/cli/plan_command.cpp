@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <filesystem>
 #include <fmt/format.h>
@@ -15,14 +14,18 @@
 #include "base/output_file.h"
 #include "cli/commands.h"
 #include "cli/option_checks.h"
+#include "cli/plan_words.h"
 #include "config/load.h"
 #include "planner/layouts.h"
+#include "planner/published_steps.h"
 #include "planner/search.h"
 #include "planner/studies.h"
 #include "planner/study.h"
 #include "report/encoder_estimate.h"
 #include "report/layout_report.h"
 #include "report/plan_page.h"
+#include "report/published_report.h"
+#include "report/study_svg.h"
 
 namespace gptrain::inline cli {
 namespace {
@@ -33,7 +36,7 @@ struct PlanArguments {
   std::string target = "h100";
   std::string cluster, software;
   std::string objective = "time";
-  std::string out, html;
+  std::string out, html, svg;
   SearchOptions search{.gpus = 0};  // 0: not given
   std::string fit, family = "gpt", estimate, scale, links;
   std::vector<std::string> optimizers = {"adamw"};
@@ -80,6 +83,7 @@ void print_study(const PlanArguments& arguments, const Study& study) {
                                       [](const StudyPoint& point) { return point.result.has_value(); });
   if (!has_result) throw Error(ExitCode::usage, "no point can be planned: {}", study.points.front().refused);
   if (!arguments.html.empty()) write_file(arguments.html, study_page(study.title, study));
+  if (!arguments.svg.empty()) write_file(arguments.svg, study_svg(study));
   write_out(arguments.json ? study_json(study) : study_text(study));
 }
 
@@ -181,62 +185,6 @@ RunConfig load_for_search(PlanArguments& arguments, int64_t gpus) {
   }
 }
 
-// Parses whole numbers >= 1 between `separator`s.
-std::vector<int64_t> numbers_of(std::string_view option, std::string_view text, std::string_view separator,
-                                std::string_view example) {
-  std::vector<int64_t> numbers;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(separator, begin), text.size());
-    int64_t number = 0;
-    const auto [last, error] = std::from_chars(text.data() + begin, text.data() + end, number);
-    if (error != std::errc() || last != text.data() + end || number < 1)
-      throw Error(ExitCode::usage, "{} {}: must be whole numbers from 1 on, as in {}", option, text, example);
-    numbers.push_back(number);
-    begin = end + separator.size();
-  }
-  return numbers;
-}
-
-// Returns the end of the value that starts at `begin`: the next comma outside brackets and quotes, or the end of the
-// word.
-size_t end_of_value(const std::string& word, size_t begin) {
-  int depth = 0;
-  bool quoted = false;
-  for (size_t i = begin; i < word.size(); ++i) {
-    const char c = word[i];
-    if (c == '"') quoted = !quoted;
-    if (quoted) continue;
-    if (c == '[' || c == '{') ++depth;
-    if (c == ']' || c == '}') --depth;
-    if (c == ',' && depth <= 0) return i;
-  }
-  return word.size();
-}
-
-std::vector<SweepAxis> axes_of(const std::vector<std::string>& words) {
-  std::vector<SweepAxis> axes;
-  for (const std::string& word : words) {
-    const size_t equals = word.find('=');
-    if (equals == std::string::npos || equals == 0 || equals + 1 == word.size())
-      throw Error(ExitCode::usage, "--sweep {}: must be a key and its values, as in batch.micro=1,2,4", word);
-    SweepAxis axis{word.substr(0, equals), {}};
-    if (!axes.empty() && axes.front().key == axis.key)
-      throw Error(ExitCode::usage, "--sweep {}: {} has a --sweep already: give all its values in one", word, axis.key);
-    for (size_t begin = equals + 1; begin <= word.size();) {
-      const size_t end = end_of_value(word, begin);
-      if (end == begin) throw Error(ExitCode::usage, "--sweep {}: has an empty value", word);
-      const std::string value = word.substr(begin, end - begin);
-      if (std::find(axis.values.begin(), axis.values.end(), value) != axis.values.end())
-        throw Error(ExitCode::usage, "--sweep {}: has the value {} twice", word, value);
-      axis.values.push_back(value);
-      begin = end + 1;
-    }
-    axes.push_back(std::move(axis));
-  }
-  if (axes.size() > 2) throw Error(ExitCode::usage, "--sweep takes one key or two, not {}", axes.size());
-  return axes;
-}
-
 void sweep(const PlanArguments& arguments) {
   const std::vector<SweepAxis> axes = axes_of(arguments.sweep);
   for (const auto& [key, value] : settings_of(arguments)) {
@@ -285,6 +233,14 @@ void estimate(const PlanArguments& arguments) {
   for (const EncoderShape& shape : encoder_shapes()) {
     if (shape.name == arguments.estimate) return write_out(arguments.json ? encoder_json(shape) : encoder_text(shape));
   }
+}
+
+// Predicts the published points of the file that --scale names.
+void scale_published(const PlanArguments& arguments) {
+  PublishedSteps steps = read_published(arguments.scale);
+  predict_published(steps);
+  if (!arguments.svg.empty()) write_file(arguments.svg, published_svg(steps));
+  write_out(arguments.json ? published_json(steps) : published_text(steps));
 }
 
 void scale(const PlanArguments& arguments) {
@@ -360,14 +316,33 @@ const std::vector<Task>& tasks() {
       {"",
        {"CONFIG", "--gpus", "--target", "--cluster", "--software", "--objective", "--price", "--top", "--set", "--out",
         "--html", "--json"}},
-      {"--sweep", {"CONFIG", "--gpus", "--target", "--cluster", "--software", "--price", "--set", "--html", "--json"}},
-      {"--scale", {"CONFIG", "--target", "--cluster", "--software", "--price", "--set", "--html", "--json"}},
-      {"--links", {"CONFIG", "--gpus", "--target", "--cluster", "--software", "--price", "--set", "--html", "--json"}},
+      {"--sweep",
+       {"CONFIG", "--gpus", "--target", "--cluster", "--software", "--price", "--set", "--html", "--svg", "--json"}},
+      {"--scale", {"CONFIG", "--target", "--cluster", "--software", "--price", "--set", "--html", "--svg", "--json"}},
+      {"--links",
+       {"CONFIG", "--gpus", "--target", "--cluster", "--software", "--price", "--set", "--html", "--svg", "--json"}},
       {"--fit", {"--gpus", "--cluster", "--family", "--optimizer", "--methods", "--html", "--json"}},
       {"--methods",
        {"CONFIG", "--gpus", "--target", "--cluster", "--software", "--price", "--set", "--html", "--json"}},
       {"--estimate", {"--json"}}};
   return all;
+}
+
+// Returns whether --scale names a file of published points.
+bool is_published(std::string_view scale) { return scale.ends_with(".json"); }
+bool names_published(const CLI::App& command) {
+  const CLI::Option* const scale = command.get_option("--scale");
+  return scale->count() > 0 && is_published(scale->as<std::string>());
+}
+
+// Returns the options of the tasks that take an option: "--sweep or --scale".
+std::string tasks_with(std::string_view option) {
+  std::string names;
+  for (const Task& task : tasks()) {
+    if (std::find(task.options.begin(), task.options.end(), option) == task.options.end()) continue;
+    names += (names.empty() ? "" : " or ") + std::string(task.option);
+  }
+  return names;
 }
 
 // Refuses a second task and options without effect on the chosen task.
@@ -385,17 +360,24 @@ void check_options(const CLI::App& command) {
     if (option->count() == 0 || name == task->option) continue;
     if (std::find(task->options.begin(), task->options.end(), name) != task->options.end()) continue;
     throw Error(ExitCode::usage, "{} has no effect {}", name,
-                task->option[0] == '\0' ? "without --fit" : fmt::format("with {}", task->option));
+                task->option[0] == '\0' ? "without " + tasks_with(name) : fmt::format("with {}", task->option));
   }
   if (command.get_option("--methods")->count() > 0 && command.get_option("--optimizer")->count() > 0)
     throw Error(ExitCode::usage, "--optimizer has no effect with --methods, which chooses the optimizers");
+  if (names_published(command)) {
+    for (const char* const option : {"CONFIG", "--target", "--cluster", "--software", "--price", "--set", "--html"})
+      if (command.get_option(option)->count() > 0)
+        throw Error(ExitCode::usage, "{} has no effect with --scale FILE, which names machine and configs", option);
+    return;
+  }
   const bool needs_config = task->options.front() == "CONFIG";
   if (needs_config && command.get_option("CONFIG")->count() == 0)
     throw Error(ExitCode::usage, "CONFIG is missing: the config of the run to plan");
 }
 
 void plan(const CLI::App& command, PlanArguments& arguments) {
-  for (const std::string& path : {arguments.out, arguments.html}) {
+  refuse_same_file({"--html", arguments.html}, {"--svg", arguments.svg});
+  for (const std::string& path : {arguments.out, arguments.html, arguments.svg}) {
     if (!path.empty()) check_can_write(path, ExitCode::usage);
   }
   check_options(command);
@@ -405,6 +387,7 @@ void plan(const CLI::App& command, PlanArguments& arguments) {
   if (!arguments.sweep.empty()) return sweep(arguments);
   if (arguments.methods) return methods(arguments);
   if (!arguments.links.empty()) return vary(arguments);
+  if (is_published(arguments.scale)) return scale_published(arguments);
   if (!arguments.scale.empty()) return scale(arguments);
   search(arguments);
 }
@@ -444,15 +427,20 @@ void add_plan_command(CLI::App& app) {
       ->allow_extra_args(false);
   command->add_option("--out", arguments->out, "write the best layout's config")->check(some_text())->type_name("FILE");
   command->add_option("--html", arguments->html, "write an HTML page")->check(some_text())->type_name("FILE");
+  command->add_option("--svg", arguments->svg, "write a picture of --sweep, --scale or --links")
+      ->check(some_text())
+      ->type_name("FILE");
   command->add_flag("--json", arguments->json, "print JSON");
   command->add_option("--sweep", arguments->sweep, "plan CONFIG with each value; given twice: each pair")
       ->check(some_text())
       ->type_name("KEY=V,...")
       ->allow_extra_args(false);
   command->add_flag("--methods", arguments->methods, "plan CONFIG, or --fit, with each method that saves memory");
-  command->add_option("--scale", arguments->scale, "plan strong and weak scaling on N, 2N, ... M devices")
+  command
+      ->add_option("--scale", arguments->scale,
+                   "plan scaling on N, 2N, ... M devices, or the published points of a file")
       ->check(some_text())
-      ->type_name("N..M");
+      ->type_name("N..M|FILE");
   command->add_option("--links", arguments->links, "plan with these numbers of NICs per node, at 3 rates")
       ->check(some_text())
       ->type_name("N,...");
@@ -467,7 +455,9 @@ void add_plan_command(CLI::App& app) {
       ->allow_extra_args(false)
       ->check(CLI::IsMember(std::vector<std::string>(optimizer_names.begin(), optimizer_names.end())))
       ->type_name("NAME,...");
-  command->add_option("--estimate", arguments->estimate, "print parameters and FLOPs of an encoder: bert-large, bert-3.9b, t5-11b, switch-c-1.6t")
+  command
+      ->add_option("--estimate", arguments->estimate,
+                   "print parameters and FLOPs of an encoder: bert-large, bert-3.9b, t5-11b, switch-c-1.6t")
       ->check(CLI::IsMember(encoder_names()))
       ->type_name("MODEL");
   set_examples(command, {"gptrain plan configs/gpt2-124m.json --gpus 8 --target a100-80g --out best.json",

@@ -88,15 +88,14 @@ std::optional<TokenRate> measured_rate(const fs::path& out) {
   return TokenRate{*middle, fmt::format("measured in {}", out.string())};
 }
 
-// Shares and epochs of the data sources. Epochs need the token files, or the number of their tokens, and are left out if
-// both are missing, which a dry run allows.
+// Shares and epochs of the data sources. Epochs need the token files, or the number of their tokens, and are left out
+// if both are missing, which a dry run allows.
 std::vector<SourceForecast> forecast_sources(const RunConfig& config) {
   std::vector<SourceForecast> forecasts;
   const auto& sources = config.data.train;
-  const bool present = std::all_of(sources.begin(), sources.end(),
-                                   [](const DataSource& source) {
-                                     return source.tokens > 0 || !token_files_of(source.path).empty();
-                                   });
+  const bool present = std::all_of(sources.begin(), sources.end(), [](const DataSource& source) {
+    return source.tokens > 0 || !token_files_of(source.path).empty();
+  });
   if (present) {
     find_run_tokenizer(config.data, config.model.vocab_size);  // refuses what training would refuse
     const Dataset dataset = open_training_data(config, config.run.seed);

@@ -298,10 +298,11 @@ int64_t Dataset::num_samples() const {
 void require_token_files(const DataConfig& data) {
   for (size_t i = 0; i < data.train.size(); ++i) {
     if (data.train[i].tokens == 0) continue;
-    throw Error(ExitCode::usage,
-                "data.train[{}].tokens = {}: only `data mix` and dry runs can do without the files of {}; leave the key "
-                "out, and give the path of token files",
-                i, data.train[i].tokens, data.train[i].path);
+    throw Error(
+        ExitCode::usage,
+        "data.train[{}].tokens = {}: only `data mix` and dry runs can do without the files of {}; leave the key "
+        "out, and give the path of token files",
+        i, data.train[i].tokens, data.train[i].path);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "config/load.h"
 #include "config/parallelism.h"
 #include "fit/choose_step.h"
@@ -120,7 +121,7 @@ Study sweep_keys(const std::filesystem::path& file, std::span<const std::string>
               .machine = machine_name(machine),
               .origin = step_origin(machine),
               .error = expected_error(machine, config.parallel.zero)};
-  study.title = fmt::format("{} on {} devices", file.stem().string(), gpus);
+  study.title = fmt::format("{} on {}", file.stem().string(), format_counted(gpus, "device"));
   study.device_bytes = planned_target(machine, config.run.threads, gpus).bytes_of_rank();
   for (const SweepAxis& axis : axes) study.axes.push_back(axis.key);
   for (const SweptPoint& point : points)

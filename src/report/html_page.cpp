@@ -8,14 +8,6 @@ namespace gptrain::inline report {
 namespace {
 
 constexpr std::string_view page_css = R"css(
-:root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --text: #1b2330; --muted: #5a6678; --border: #dfe3ea;
-  --color-0: #2563eb; --color-1: #c2410c; --color-2: #0f766e; --color-3: #9333ea; --color-4: #ca8a04; --color-5: #db2777;
-  --color-6: #4d7c0f; --color-7: #475569; }
-@media (prefers-color-scheme: dark) {
-  :root { --page: #10141b; --card: #181e28; --text: #e4e9f1; --muted: #9ba8ba; --border: #2b3442;
-    --color-0: #6ea8fe; --color-1: #fb9a4b; --color-2: #4fd1b5; --color-3: #c4a1ff; --color-4: #f2d24b; --color-5: #ff8fc7;
-    --color-6: #a3d955; --color-7: #b8c2d0; }
-}
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--text); font: 16px/1.45 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
 main { max-width: 1120px; margin: 0 auto; padding: 24px 16px 40px; }
@@ -71,8 +63,8 @@ std::string HtmlPage::text() const {
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
       // Forbids the browser to load or run anything.
       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n";
-  out += fmt::format("<title>{}</title>\n<style>{}{}{}</style>\n</head>\n<body>\n<main>\n<h1>{}</h1>\n", safe_title,
-                     page_css, plot_style_css(), css_, safe_title);
+  out += fmt::format("<title>{}</title>\n<style>{}{}{}{}</style>\n</head>\n<body>\n<main>\n<h1>{}</h1>\n", safe_title,
+                     color_css(), page_css, plot_style_css(), css_, safe_title);
   return out + body_ + "</main>\n</body>\n</html>\n";
 }
 

@@ -12,6 +12,25 @@ namespace {
 
 constexpr size_t max_points_of_line = 1000;
 
+// Rules for the lines and texts of a drawing.
+constexpr std::string_view drawing_css = R"css(
+svg text { fill: var(--muted); font-size: 14px; }
+.y-tick { text-anchor: end; dominant-baseline: central; }
+.x-tick, .empty, .point-label { text-anchor: middle; }
+.axis-label { text-anchor: end; }
+.grid { stroke: var(--border); stroke-width: 1; }
+.axis { stroke: var(--muted); stroke-width: 1; }
+.line, .faint-line { fill: none; stroke: currentColor; stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }
+.faint-line { stroke-width: 1; opacity: 0.35; }
+.marker { fill: currentColor; stroke: var(--card); stroke-width: 1; }
+.mark { stroke: var(--text); stroke-width: 1.2; stroke-dasharray: 5 4; }
+svg text.mark-label { fill: var(--text); }
+.mark-label.left { text-anchor: end; }
+.color-0 { color: var(--color-0); } .color-1 { color: var(--color-1); } .color-2 { color: var(--color-2); }
+.color-3 { color: var(--color-3); } .color-4 { color: var(--color-4); } .color-5 { color: var(--color-5); }
+.color-6 { color: var(--color-6); } .color-7 { color: var(--color-7); }
+)css";
+
 struct Size {
   double width;
   double height;
@@ -173,11 +192,8 @@ std::string draw_markers(const PlotSeries& series, const Scale& scale) {
   return out;
 }
 
-std::string draw(const Plot& plot, const Size& size, const char* variant) {
-  std::string out = fmt::format(
-      "<svg class=\"{2}\" viewBox=\"0 0 {3} {4}\" role=\"img\" aria-labelledby=\"{0}-{2}-title {0}-{2}-desc\">"
-      "<title id=\"{0}-{2}-title\">{1}</title><desc id=\"{0}-{2}-desc\">{5}</desc>",
-      plot.id, escape_html(plot.title), variant, size.width, size.height, escape_html(plot.description));
+std::string draw_contents(const Plot& plot, const Size& size) {
+  std::string out;
   if (const std::optional<Scale> scale = fit(plot, size)) {
     out += draw_axes(plot, *scale) + draw_marks(plot, *scale);
     for (const PlotSeries& series : plot.series) {
@@ -189,7 +205,15 @@ std::string draw(const Plot& plot, const Size& size, const char* variant) {
   } else {
     out += draw_text("empty", size.width / 2, size.height / 2, "no data yet");
   }
-  return out + "</svg>\n";
+  return out;
+}
+
+std::string draw(const Plot& plot, const Size& size, const char* variant) {
+  return fmt::format(
+      "<svg class=\"{2}\" viewBox=\"0 0 {3} {4}\" role=\"img\" aria-labelledby=\"{0}-{2}-title {0}-{2}-desc\">"
+      "<title id=\"{0}-{2}-title\">{1}</title><desc id=\"{0}-{2}-desc\">{5}</desc>{6}</svg>\n",
+      plot.id, escape_html(plot.title), variant, size.width, size.height, escape_html(plot.description),
+      draw_contents(plot, size));
 }
 
 // Returns the legend; empty for a single line, which the title names.
@@ -333,6 +357,44 @@ std::string render_plot(const Plot& plot) {
   return out + "</figure>\n";
 }
 
+std::string plot_svg(const Plot& plot) {
+  constexpr double title_y = 26, legend_y = 48, head = 60, swatch = 18, gap = 20;
+  constexpr double width_of_letter = 7.2;  // about that of the legend's font
+  std::string legend;
+  double x = left_margin;
+  for (const PlotSeries& series : plot.series) {
+    if (!has_drawable_point(series)) continue;
+    legend += fmt::format("<path class=\"line color-{}\" d=\"M{:.1f} {:.1f}h{:.1f}\"/>", series.color, x, legend_y - 4,
+                          swatch) +
+              draw_text("legend", x + swatch + 6, legend_y, series.label);
+    x += swatch + 6 + width_of_letter * static_cast<double>(series.label.size()) + gap;
+  }
+  return fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" role=\"img\">\n"
+      "<title>{2}</title><desc>{3}</desc>\n<style>{4}{5}"
+      "svg {{ font-family: system-ui, \"Segoe UI\", Roboto, \"DejaVu Sans\", sans-serif; }}\n"
+      "svg text {{ font-size: 13px; }} svg .title {{ font-size: 16px; font-weight: 600; fill: var(--text); }}\n"
+      ".card {{ fill: var(--card); stroke: var(--border); }}\n</style>\n"
+      "<rect class=\"card\" x=\"0.5\" y=\"0.5\" width=\"{6}\" height=\"{7}\" rx=\"10\"/>\n{8}{9}\n"
+      "<g transform=\"translate(0 {10})\">{11}</g>\n</svg>\n",
+      wide_plot.width, head + wide_plot.height + 6, escape_html(plot.title), escape_html(plot.description), color_css(),
+      drawing_css, wide_plot.width - 1, head + wide_plot.height + 5,
+      draw_text("title", left_margin, title_y, plot.title), legend, head, draw_contents(plot, wide_plot));
+}
+
+std::string_view color_css() {
+  return R"css(
+:root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --text: #1b2330; --muted: #5a6678; --border: #dfe3ea;
+  --color-0: #2563eb; --color-1: #c2410c; --color-2: #0f766e; --color-3: #9333ea; --color-4: #ca8a04; --color-5: #db2777;
+  --color-6: #4d7c0f; --color-7: #475569; }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #10141b; --card: #181e28; --text: #e4e9f1; --muted: #9ba8ba; --border: #2b3442;
+    --color-0: #6ea8fe; --color-1: #fb9a4b; --color-2: #4fd1b5; --color-3: #c4a1ff; --color-4: #f2d24b; --color-5: #ff8fc7;
+    --color-6: #a3d955; --color-7: #b8c2d0; }
+}
+)css";
+}
+
 std::string plot_style_css() {
   return R"css(
 figure { margin: 0; padding: 14px 16px 8px; background: var(--card); border: 1px solid var(--border); border-radius: 10px; }
@@ -343,22 +405,8 @@ figcaption h2 { font-size: 15px; margin: 0 auto 0 0; }
 .swatch { display: inline-block; width: 16px; height: 3px; margin-right: 6px; border-radius: 2px; vertical-align: middle; background: currentColor; }
 .swatch.faint { opacity: 0.35; }
 svg { display: block; width: 100%; height: auto; overflow: visible; }
-svg text { fill: var(--muted); font-size: 14px; }
-.y-tick { text-anchor: end; dominant-baseline: central; }
-.x-tick, .empty, .point-label { text-anchor: middle; }
-.axis-label { text-anchor: end; }
-.grid { stroke: var(--border); stroke-width: 1; }
-.axis { stroke: var(--muted); stroke-width: 1; }
-.line, .faint-line { fill: none; stroke: currentColor; stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }
-.faint-line { stroke-width: 1; opacity: 0.35; }
-.marker { fill: currentColor; stroke: var(--card); stroke-width: 1; }
-.mark { stroke: var(--text); stroke-width: 1.2; stroke-dasharray: 5 4; }
-svg text.mark-label { fill: var(--text); }
-.mark-label.left { text-anchor: end; }
-.color-0 { color: var(--color-0); } .color-1 { color: var(--color-1); } .color-2 { color: var(--color-2); }
-.color-3 { color: var(--color-3); } .color-4 { color: var(--color-4); } .color-5 { color: var(--color-5); }
-.color-6 { color: var(--color-6); } .color-7 { color: var(--color-7); }
-svg.wide { display: none; }
+)css" + std::string(drawing_css) +
+         R"css(svg.wide { display: none; }
 @media (min-width: 820px) {
   .full-width { grid-column: 1 / -1; }
   .full-width .narrow { display: none; }

@@ -50,6 +50,10 @@ struct Plot {
 
 std::string render_plot(const Plot& plot);
 std::string plot_style_css();
+// Returns the variables of all pages' colors, in light and dark.
+std::string_view color_css();
+// Returns the plot as a file of its own (image/svg+xml), with title, legend and both colors.
+std::string plot_svg(const Plot& plot);
 
 // Returns the text with &, <, >, " and ' as character references: safe in a page and in a quoted attribute.
 std::string escape_html(std::string_view text);

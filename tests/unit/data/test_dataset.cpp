@@ -4,6 +4,7 @@
 #include <set>
 #include <vector>
 
+#include "catch.h"
 #include "data/dataset.h"
 #include "support.h"
 
@@ -148,6 +149,23 @@ TEST_CASE("A mixture reads the right file, and the report says how much of each"
   CHECK(reports[1].samples == 100);
   CHECK(reports[0].epochs == static_cast<double>(low) / 10);
   CHECK(reports[1].epochs == static_cast<double>(70000 - low) / 100);
+}
+
+TEST_CASE("A source that is told by its tokens is counted beside one with files, and no run takes it") {
+  const TemporaryFolder folder;
+  write_counting_tokens(folder / "count", 0, 101);
+  DataConfig data;
+  data.train = {{.path = folder / "count"}, {.path = "nowhere", .weight = 3, .tokens = 401}};
+  const Dataset dataset(data.train, 4, wide_vocabulary, 1, true);
+  const auto report = dataset.report(400);
+  CHECK(report[1].tokens == 401);
+  CHECK(report[1].samples == 100);
+  CHECK(report[1].epochs == Approx(3).epsilon(0.1));
+  CHECK(report[0].samples == 25);
+  CHECK(contains(error_of(ExitCode::usage, [&] { require_token_files(data); }),
+                 "data.train[1].tokens = 401: only `data mix` and dry runs can do without the files of nowhere"));
+  data.train.pop_back();
+  CHECK_NOTHROW(require_token_files(data));
 }
 
 TEST_CASE("What cannot be trained on is refused when it is opened") {

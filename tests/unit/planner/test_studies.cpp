@@ -1,15 +1,20 @@
 // Predictions side by side, and sizes of models that gptrain does not train.
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "catch.h"
 #include "config/load.h"
 #include "planner/layouts.h"
+#include "planner/published_steps.h"
 #include "planner/search.h"
 #include "planner/studies.h"
 #include "report/encoder_estimate.h"
+#include "report/published_report.h"
+#include "report/study_svg.h"
 
 namespace gptrain::test_studies {
 namespace {
@@ -127,13 +132,67 @@ TEST_CASE("with one moment instead of two larger models fit") {
 
 TEST_CASE("encoders have the parameters that are published") {
   const std::vector<EncoderShape>& shapes = encoder_shapes();
-  REQUIRE(shapes.size() == 2);
+  REQUIRE(shapes.size() == 4);
   CHECK(estimate_encoder(shapes[0]).parameters() == 335'141'888);
-  CHECK(estimate_encoder(shapes[1]).parameters() == 11'307'321'344);
+  CHECK(static_cast<double>(estimate_encoder(shapes[1]).parameters()) == Approx(3.9e9).epsilon(0.02));
+  CHECK(estimate_encoder(shapes[2]).parameters() == 11'307'321'344);
+  CHECK(static_cast<double>(estimate_encoder(shapes[3]).parameters()) == Approx(1571e9).epsilon(0.001));
   // 6 FLOPs per parameter and token, not counting embedding, pooler and attention.
   const double per_token = static_cast<double>(estimate_encoder(shapes[0]).sequence_flops) / 512;
   CHECK(per_token > 6 * 302e6);
   CHECK(per_token < 1.15 * 6 * 302e6);
+}
+
+TEST_CASE("pictures of studies name their lines, and a map its points that do not fit") {
+  const RunConfig config = load_config(configs / "gpt2-124m.json", std::vector<std::string>{"batch.global=64"});
+  const std::string scaling = study_svg(scale_devices(config, a100(), 8, 16, 0));
+  for (const char* part :
+       {"<svg xmlns=", "prefers-color-scheme: dark", ">weak scaling<", ">strong scaling<", ">in proportion<"})
+    CHECK(scaling.find(part) != std::string::npos);
+  const std::vector<SweepAxis> axes{{"batch.micro", {"1", "64"}}, {"model.sequence_length", {"512", "1024"}}};
+  const std::string map = study_svg(sweep_keys(configs / "gpt2-1.5b.json", {}, axes, a100(), 16, 0));
+  CHECK(map.find("class=\"fits\"") != std::string::npos);
+  CHECK(map.find("class=\"large\"") != std::string::npos);
+  const Study words =
+      sweep_keys(configs / "gpt2-124m.json", {}, {{"memory.recompute", {"none", "block"}}}, a100(), 1, 0);
+  CHECK_THROWS_AS(study_svg(words), Error);
+}
+
+std::string refusal_of_published(const std::string& text) {
+  const std::string path = "./published-of-a-test.json";
+  std::ofstream(path) << text;
+  try {
+    read_published(path);
+  } catch (const Error& error) {
+    CHECK(error.code() == ExitCode::usage);
+    return error.what();
+  }
+  return "";
+}
+
+TEST_CASE("published points are predicted as their config's dry run, and faults of their file named") {
+  PublishedSteps steps = read_published(configs / "published" / "megatron-2021.json");
+  REQUIRE(steps.points.size() == 10);
+  steps.points.resize(1);
+  predict_published(steps);
+  const PublishedPoint& point = steps.points.front();
+  REQUIRE(point.result);
+  CHECK(point.gpus == 32);
+  CHECK(point.published == 137);
+  CHECK(predicted_figure(steps, point) == Approx(137).epsilon(0.05));
+  CHECK(published_text(steps).find("\n  1.7B        32     137 TFLOP/s") != std::string::npos);
+  CHECK(published_svg(steps).find(">published<") != std::string::npos);
+
+  const std::string head =
+      R"({"title": "t", "source": "s", "figure": "seconds", "target": "h100", "software": "gptrain",)";
+  CHECK(refusal_of_published("[1]").find("must be an object") != std::string::npos);
+  CHECK(refusal_of_published(head + "}").find("1:") != std::string::npos);
+  CHECK(refusal_of_published(head + R"("points": []})").find("points: must be an array") != std::string::npos);
+  CHECK(refusal_of_published(head + R"("points": [{"name": "a", "gpu": 1}]})").find("points[0]: gpu: unknown key") !=
+        std::string::npos);
+  CHECK(refusal_of_published(head + R"("points": [{"name": "a", "gpus": 0, "published": 1, "config": "x"}]})")
+            .find("points[0]: gpus: must be a whole number from 1") != std::string::npos);
+  std::filesystem::remove("./published-of-a-test.json");
 }
 
 }  // namespace
