@@ -393,6 +393,14 @@ class Mixtures(TextCase):
                             "run.steps=16384")
         self.assertAlmostEqual(twice["few"][2] / twice["corpus"][2], 2, delta=0.01)
 
+    def test_a_source_told_by_its_tokens(self):
+        told = 'data.train=[{"path": "corpus"}, {"path": "nowhere", "tokens": 1000000}]'
+        self.assertRegex(self.succeed("data", "mix", self.two, *overrides(told)), r"\nnowhere +1,000,000 +50\.00% ")
+        plan = json.loads(self.succeed("train", self.two, "--dry-run", "--json", *overrides(told)))
+        self.assertGreater(plan["sources"][1]["epochs"], 0)
+        self.refuse(USAGE, "data.train[1].tokens = 1000000: only `data mix` and dry runs", "train", self.two,
+                    *overrides(told))
+
     def test_phases_and_a_resume_across_them(self):
         phases = ['data.phases=[{"until_step": 4, "weights": [1, 0]}, {"until_step": 8, "weights": [0, 1]}]',
                   "run.steps=10"]

@@ -17,6 +17,7 @@ plans for named devices must be equal. Elsewhere numbers and their units may dif
 with commas (bytes, parameters) not at all.
 A table whose head begins with settings and peak shows the results of the preceding ```sh block's dry run with each
 row's settings; --write updates these figures, too. In it, "lossy: METHOD +N%" is a row of the measured losses.
+Tables of published figures: figures.py.
 """
 import fnmatch
 import json
@@ -28,6 +29,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import figures
 
 RUN = "runs/tiny"  # run.out of the walk-through
 LOSS = re.compile(r"\bloss (\d+\.\d+)")
@@ -217,9 +220,13 @@ SETTINGS_HEAD = "| settings | peak | saved | step | longer |"
 LOSSES = "tests/bench/NOTES.md"
 
 
+def sh_blocks(text):
+    return {number: lines for language, lines, number, _ in fenced_blocks(text) if language == "sh"}
+
+
 def settings_rows(text):
     """Yields (line number, row index, command, cells) of each row of the tables of settings."""
-    blocks = {number: lines for language, lines, number, _ in fenced_blocks(text) if language == "sh"}
+    blocks = sh_blocks(text)
     command, row = None, None
     for number, line in enumerate(text.splitlines(), 1):
         if number in blocks:
@@ -272,8 +279,9 @@ def write_pages(root, program):
             number = int(where.rsplit(":", 1)[1])
             cells = [cell.strip() for cell in lines[number - 1].strip("|").split("|")]
             lines[number - 1] = re.sub(" {2,}", " ", f"| {' | '.join([cells[0], *figures, *cells[5:]])} |")
-        if lines != text.splitlines():
-            (root / page).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        new = figures.corrected("\n".join(lines) + "\n", sh_blocks(text), figures.Printed(program.path, root))
+        if new != text:
+            (root / page).write_text(new, encoding="utf-8")
     page = root / "configs" / "README.md"
     text = page.read_text(encoding="utf-8")
     page.write_text(text.replace(key_table(text), program.output("config", "keys")), encoding="utf-8")
@@ -381,11 +389,18 @@ def check_that_faults_are_found(pages, root, folder, program):
                  f"{SETTINGS_HEAD} result |\n|---|---|---|---|---|---|\n| {cells} |\n")
         return settings_faults("README.md", added, folder, program, pages[LOSSES])
 
+    def published(cells):
+        added = ("```sh\nbuild/gptrain train configs/gpt2-124m.json --dry-run --target h100\n```\n\n"
+                 f"{figures.FIGURES_HEAD}\n|---|---|---|---|---|---|---|\n| size | | {cells} |\n")
+        return figures.figures_faults("README.md", added, sh_blocks(added), figures.Printed(program.path, folder))
+
     planned = list(settings("as given | | | | | "))[0][2]
 
     checks = [
         ("a saving", settings("as given | 0.1 GiB | | 0.10 s | | ")),
         ("a measured loss", settings(f"as given | {' | '.join(planned)} | lossy: adamw-8bit +9.99%")),
+        ("a figure of ours", published("`total_parameters / 1e6` | 124.5 M | 117 M | +6.4% | ")),
+        ("a large difference", published("`total_parameters / 1e6` | 124.4 M | 100 M | +24.4% | ")),
         ("a default", config_faults(without("| `0.02` |", "| `0.03` |"), program)),
         ("a preset", config_faults(without("`gpt2-124m`, "), program)),
         ("an option", command_faults(without("--top-k"), program)),
@@ -423,10 +438,12 @@ def main():
         (folder / "build" / "gptrain").symlink_to(program.path)
         faults = [*config_faults(text, program), *command_faults(text, program),
                   *house_faults(pages["README.md"], root), *reading_faults(pages["README.md"], root)]
+        printed = figures.Printed(program.path, folder)
         for page, content in pages.items():
             faults += run_blocks(page, content, folder)
             faults += [f"{where}: {fault}"
-                       for where, fault, _ in settings_faults(page, content, folder, program, pages[LOSSES])]
+                       for where, fault, _ in [*settings_faults(page, content, folder, program, pages[LOSSES]),
+                                               *figures.figures_faults(page, content, sh_blocks(content), printed)]]
         if (folder / RUN).is_dir():
             faults += run_faults(text, folder, program)
             for page, content in pages.items():
