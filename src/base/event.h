@@ -16,8 +16,11 @@ enum class OwnAttention : uint8_t {
   no,
   f32,
   dropout,
-  pattern,    // not one run of keys
-  documents,  // masked, without room in max_documents
+  softcap,
+  sinks,
+  largest_scores,  // QK-clip asks for them
+  pattern,         // not one run of keys
+  documents,       // masked, without room in max_documents
   head_size,
   length,
   workspace,

@@ -47,6 +47,12 @@ std::string setting_of(OwnAttention own, const RunConfig& config, const Target& 
       return "precision.compute = fp32";
     case OwnAttention::dropout:
       return fmt::format("model.attention_dropout = {:g}", config.model.attention_dropout);
+    case OwnAttention::softcap:
+      return fmt::format("model.attention_softcap = {:g}", config.model.attention_softcap);
+    case OwnAttention::sinks:
+      return "model.attention_sinks = true";
+    case OwnAttention::largest_scores:
+      return fmt::format("optimizer.qk_clip = {:g}", config.optimizer.qk_clip);
     case OwnAttention::pattern:
       return "model.attention_pattern";
     case OwnAttention::documents:
