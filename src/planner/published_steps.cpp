@@ -4,12 +4,14 @@
 #include <array>
 #include <cstddef>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
+#include "config/faults.h"
 #include "config/json_text.h"
 #include "config/load.h"
 #include "machine/profile_reader.h"
@@ -67,7 +69,8 @@ class PointReader {
   // Returns the index of the word among `words`.
   size_t choice(const std::string& key, std::span<const std::string_view> words) const {
     const auto found = std::find(words.begin(), words.end(), word(key));
-    if (found == words.end()) fault(key, fmt::format("must be one of {}", fmt::join(words, ", ")));
+    if (found == words.end())
+      fault(key, "must be one of " + join(std::vector<std::string>(words.begin(), words.end()), ", "));
     return static_cast<size_t>(found - words.begin());
   }
   const Json& list(const std::string& key) const {
