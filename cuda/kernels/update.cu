@@ -85,7 +85,7 @@ __global__ void clip_heads(const HeadSegment* segments, int64_t num_segments, co
                            const float* largest, float threshold, float* master, C* weights) {
   if (state->skip != 0) return;
   for_each_chunk(segments, num_segments, [&](const HeadSegment& segment, int64_t first, int64_t end, int64_t) {
-    const float factor = clip_factor(segment, largest, threshold);
+    const float factor = segment.factor(largest, threshold);
     if (factor == 1) return;
     for (int64_t i = first + threadIdx.x; i < end; i += blockDim.x) {
       master[i] *= factor;

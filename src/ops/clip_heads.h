@@ -21,6 +21,15 @@ struct HeadSegment {
   int64_t count;
   int64_t first_head, num_heads;  // query heads that share the keys, as places in ClipHeads::largest
   int64_t head;                   // place of the query head; -1: the segment is the keys'
+
+  // RETURNS the factor of the weights. A member, since other functions of a formula are not inline under nvcc.
+  GPTRAIN_FORMULA float factor(const float* largest, float threshold) const {
+    const auto of_head = [&](int64_t i) { return largest[i] > threshold ? threshold / largest[i] : 1.0F; };
+    float most = 0;
+    for (int64_t i = first_head; i < first_head + num_heads; ++i) most = of_head(i) > most ? of_head(i) : most;
+    const float of_keys = std::sqrt(most);
+    return head < 0 ? of_keys : of_head(head) / of_keys;
+  }
 };
 
 // weights *= factor of their head. Nothing is written where the factor is 1, or if state->skip.
@@ -34,15 +43,5 @@ struct ClipHeads {
   Matrix master;        // [1, elements] f32, in and out
   Matrix weights = {};  // [1, elements] C, masters rounded, in and out; or not given (f32 training)
 };
-
-// RETURNS a segment's factor.
-GPTRAIN_FORMULA float clip_factor(const HeadSegment& segment, const float* largest, float threshold) {
-  const auto of_head = [&](int64_t head) { return largest[head] > threshold ? threshold / largest[head] : 1.0F; };
-  float most = 0;
-  for (int64_t i = segment.first_head; i < segment.first_head + segment.num_heads; ++i)
-    most = of_head(i) > most ? of_head(i) : most;
-  const float of_keys = std::sqrt(most);
-  return segment.head < 0 ? of_keys : of_head(segment.head) / of_keys;
-}
 
 }  // namespace gptrain::ops

@@ -89,7 +89,7 @@ void cpu_run(const ClipHeads& op, const CpuContext& context) {
   const auto threshold = static_cast<float>(op.threshold);
   for_each_chunk(context.num_threads, op.segments, op.num_segments,
                  [&](const HeadSegment& segment, int64_t first, int64_t end, int64_t) {
-                   const float factor = clip_factor(segment, op.largest.as<const float>(), threshold);
+                   const float factor = segment.factor(op.largest.as<const float>(), threshold);
                    if (factor == 1) return;
                    const Matrix master = op.master.column_range(first, end - first);
                    std::for_each_n(master.as<float>(), master.cols, [factor](float& weight) { weight *= factor; });
