@@ -13,7 +13,7 @@ COMMANDS = [[], ["train"], ["data"], ["data", "pack"], ["data", "inspect"], ["da
             ["checkpoint", "average"], ["checkpoint", "prune"], ["generate"], ["config"], ["config", "check"],
             ["config", "show"], ["config", "schema"], ["config", "keys"], ["bench"], ["bench", "comm"],
             ["bench", "device"]]
-SCREEN_LINES = 33
+SCREEN_LINES = 36
 SCREEN_COLUMNS = 100
 
 

@@ -272,13 +272,13 @@ def write_pages(root, program):
     pages = read_pages(root)
     for page, text in pages.items():
         lines = text.splitlines()
-        for where, fault, figures in settings_faults(page, text, root, program, pages[LOSSES]):
-            if figures is None:
+        for where, fault, wanted in settings_faults(page, text, root, program, pages[LOSSES]):
+            if wanted is None:
                 print(f"{where}: {fault}")
                 continue
             number = int(where.rsplit(":", 1)[1])
             cells = [cell.strip() for cell in lines[number - 1].strip("|").split("|")]
-            lines[number - 1] = re.sub(" {2,}", " ", f"| {' | '.join([cells[0], *figures, *cells[5:]])} |")
+            lines[number - 1] = re.sub(" {2,}", " ", f"| {' | '.join([cells[0], *wanted, *cells[5:]])} |")
         new = figures.corrected("\n".join(lines) + "\n", sh_blocks(text), figures.Printed(program.path, root))
         if new != text:
             (root / page).write_text(new, encoding="utf-8")

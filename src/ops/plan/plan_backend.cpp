@@ -88,7 +88,8 @@ template void PlanBackend::look_for_unserved_documents(const AttentionForward& o
 template void PlanBackend::look_for_unserved_documents(const AttentionBackward& op);
 
 void PlanBackend::look_for_sparse_tiles(const AttentionForward& op) {
-  if (op.mask.pattern.kind == AttentionKind::dense) return;
+  constexpr int64_t shortest = 16 * attention_tile;  // of shorter sequences no pattern fills its tiles
+  if (op.mask.pattern.kind == AttentionKind::dense || op.sequence_length < shortest) return;
   constexpr double largest_ratio = 1.5;
   const Footprint cost = footprint(op, target_);
   const double ratio = static_cast<double>(cost.executed_flops) / static_cast<double>(cost.model_flops);

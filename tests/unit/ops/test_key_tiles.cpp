@@ -168,9 +168,9 @@ TEST_CASE("a plan warns of patterns whose keys fill few whole tiles") {
     backend.run(op);
     return backend.take_warnings();
   };
-  CHECK(warnings("columns:100", 1000).starts_with("attention columns:100 over 1000 tokens executes "));
+  CHECK(warnings("columns:100", 2000).starts_with("attention columns:100 over 2000 tokens executes "));
   CHECK(warnings("fixed:128,16", 16384) == "");
-  CHECK(warnings("dense", 64) == "");
+  CHECK(warnings("band:8", 512) == "");
 }
 
 }  // namespace
