@@ -57,7 +57,7 @@ __device__ __forceinline__ void raise(float (&largest)[E::rows], const typename 
 // largest[head] = the maximum with that of the head's rows. A warp per head.
 __global__ void raise_largest(const float* row_largest, int64_t batch, int64_t tokens, float* largest) {
   const int64_t heads = gridDim.x, head = blockIdx.x;
-  float value = largest[head];
+  float value = threadIdx.x == 0 ? largest[head] : -infinity;
   for (int64_t i = threadIdx.x; i < batch * tokens; i += 32)
     value = fmaxf(value, row_largest[(i / tokens * heads + head) * tokens + i % tokens]);
   value = larger_of_row(value, 32);

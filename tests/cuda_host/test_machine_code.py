@@ -17,12 +17,14 @@ ARCHITECTURE = 90
 MOST_ADDITIONS = 32
 POWERS = r"advance_moments|update(_rounding)?<(Averaged<)?AdafactorVectors"
 
-# Kernels that may access local memory, and how often. Attention in f32: 50 accesses a tile (110 by patterns of several
+# Kernels that may access local memory, and how often. Attention in f32: 50 accesses a tile (140 by patterns of several
 # runs of keys) beside 1,024 fused multiply-adds of each product are 2%; with registers for all, one block would fit a
-# multiprocessor where two do. In 16 bits by such patterns: 3 are of the path for rows that are no whole packs.
+# multiprocessor where two do. In 16 bits by such patterns: 3 backward, of the path for rows that are no whole packs, and
+# 41 forward, where scores may be capped and a sink be added.
 LOCAL = {r"(forward|backward_\w+)<FmaEngine<\w+>, \d, false>": 50,
-         r"(forward|backward_\w+)<FmaEngine<\w+>, \d, true>": 110,
-         r"(forward|backward_\w+)<MmaEngine<\w+>, \d, true>": 20}
+         r"(forward|backward_\w+)<FmaEngine<\w+>, \d, true>": 140,
+         r"backward_\w+<MmaEngine<\w+>, \d, true>": 20,
+         r"forward<MmaEngine<\w+>, \d, true>": 44}
 
 # Kernels in which a trip of a loop adds in f64 to the sum of the trip before: the most additions of a thread, reckoned
 # for the largest shapes of training (1.5B parameters, 16,384 tokens, 8 ranks).
@@ -38,6 +40,7 @@ CARRIED_SUMS = {
     r"cross_entropy": (5 + 16, "lanes, warps; with slices of the vocabulary the ranks"),
     r"add_partials|sum_chunks": (132 * 8 / 16, "a 16th of the blocks of rows"),
     r"reduce_ranks": (8, "the ranks"),
+    r"sink_gradients": (512 + 5, "a 32nd of 16,384 rows, lanes; warps of other heads hide the wait"),
 }
 
 # Tensor-core instructions of 16 x 8 x 16: a tile of 64 x 64 x 64 takes 32 of a warp. Scores loop over the chunks of 64
@@ -52,8 +55,8 @@ TENSOR_CORE = {
 WIDE = {
     r"norm_forward<bf16, bf16, 8, 1>": (2, 2),  # x, branch; x, y
     r"norm_backward<bf16, bf16, 8, 1>": (3, 1),  # x, dy, residual; dx
-    r"cross_entropy<bf16, bf16, 8>": (4, 2),  # two packs at once, both passes
-    r"cross_entropy<float, float, 8>": (8, 4),
+    r"cross_entropy<bf16, bf16, 8, Uncapped>": (4, 2),  # two packs at once, both passes
+    r"cross_entropy<float, float, 8, Uncapped>": (8, 4),
     r"embedding_forward<bf16, bf16, 8>": (2, 1),  # token, position
     r"sum_tokens<bf16, 8>": (8, 2),  # rows in flight; f32 sums
     r"update<AdamW, float, bf16, true>": (4, 3),  # gradient, master, both moments

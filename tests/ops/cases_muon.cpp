@@ -196,6 +196,22 @@ void check_clip(Trial& trial, DType dtype, bool skip) {
   if (weights != nullptr) trial.expect_near("weights", *weights, narrow, dtype == DType::bf16 ? 0x1p-6 : 0x1p-9);
 }
 
+// 16 heads of queries and 16 of keys, each of which is scaled.
+void time_clip(Trial& trial) {
+  constexpr int64_t heads = 16, size = 64 * 4096;
+  std::vector<HeadSegment> segments;
+  for (int64_t i = 0; i < 2 * heads; ++i)
+    segments.push_back(
+        {.offset = i * size, .count = size, .first_head = i % heads, .num_heads = 1, .head = i < heads ? i : -1});
+  ClipHeads op{};
+  set_segments(trial, op, segments, state_after(3, false));
+  op.threshold = 10;
+  op.largest = trial.input(DType::f32, 1, heads, std::vector<double>(heads, 10.001)).matrix();
+  op.master = trial.in_out(DType::f32, 1, 2 * heads * size).matrix();
+  op.weights = trial.in_out(DType::bf16, 1, 2 * heads * size).matrix();
+  trial.time(op);
+}
+
 void add_sum_cases(Suite& suite) {
   int64_t index = 0;
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1}, {7, 13}, {33, 64}, {130, 257}, {1, 40000}}) {
@@ -284,6 +300,7 @@ void add_muon_cases(Suite& suite) {
     op.ema = 0.9;
     time_update(t, op, false);
   });
+  suite.add_bench<ClipHeads>("8 M elements, bf16 weights", time_clip);
 }
 
 const Registration muon(add_muon_cases);

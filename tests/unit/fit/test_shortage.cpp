@@ -324,7 +324,7 @@ TEST_CASE("settings that a host holds one by one are not offered together where 
 
 TEST_CASE("copies are offered to a run that recomputation alone does not make fit", "[long]") {
   // An early stage of a deep pipeline holds the inputs of all micro-batches in flight.
-  const std::vector<std::string> deep = {"parallel.pipeline=16", "batch.micro=256", "batch.global=4096",
+  const std::vector<std::string> deep = {"parallel.pipeline=16", "batch.micro=260", "batch.global=4160",
                                          "memory.recompute=optimal", "memory.loss_chunk_tokens=2048"};
   const Target target = find_target("a100-40g");
   const RunConfig config = preset_config("gpt2-1.5b", deep, 16);
