@@ -260,9 +260,10 @@ TEST_CASE("the first momentum is its share of the clipped gradient, and what is 
 TEST_CASE("QK-clip brings the largest score of every head above the threshold down to it") {
   for (const char* kv_heads : {"model.num_kv_heads=1", "model.num_kv_heads=3"}) {
     const auto results = [&](double threshold) {
-      const RunConfig config = small_config(
-          Family::llama, {"optimizer.type=muon", "model.qk_norm=false", "model.num_layers=1", "model.init_std=0.3",
-                          "model.num_heads=3", kv_heads, fmt::format("optimizer.qk_clip={}", threshold)});
+      const RunConfig config =
+          small_config(Family::llama, {"optimizer.type=muon", "model.qk_norm=false", "model.num_layers=1",
+                                       "model.init_std=0.3", "model.num_heads=3", "model.head_size=8", kv_heads,
+                                       fmt::format("optimizer.qk_clip={}", threshold)});
       const auto backend = make_cpu_backend(2);
       testing::OneRank rank(config);
       TrainingStep step(plan_rank({config, backend->target()}).design, *backend, rank.groups);
