@@ -410,7 +410,7 @@ void add_plan_command(CLI::App& app) {
   command->add_option("--cluster", arguments->cluster, "cluster, such as dgx-h100, or a profile (device's own)")
       ->check(some_text())
       ->type_name("NAME");
-  command->add_option("--software", arguments->software, "software that runs it, such as nemo, or a profile (gptrain)")
+  command->add_option("--software", arguments->software, "software that runs it, such as nemo (gptrain)")
       ->check(some_text())
       ->type_name("NAME");
   command->add_option("--objective", arguments->objective, "least time, memory, or cost on up to N devices (time)")
@@ -436,9 +436,7 @@ void add_plan_command(CLI::App& app) {
       ->type_name("KEY=V,...")
       ->allow_extra_args(false);
   command->add_flag("--methods", arguments->methods, "plan CONFIG, or --fit, with each method that saves memory");
-  command
-      ->add_option("--scale", arguments->scale,
-                   "plan scaling on N, 2N, ... M devices, or the published points of a file")
+  command->add_option("--scale", arguments->scale, "plan N, 2N, ... M devices, or the published points of a file")
       ->check(some_text())
       ->type_name("N..M|FILE");
   command->add_option("--links", arguments->links, "plan with these numbers of NICs per node, at 3 rates")
@@ -457,7 +455,7 @@ void add_plan_command(CLI::App& app) {
       ->type_name("NAME,...");
   command
       ->add_option("--estimate", arguments->estimate,
-                   "print parameters and FLOPs of an encoder: bert-large, bert-3.9b, t5-11b, switch-c-1.6t")
+                   "parameters and FLOPs of an encoder: bert-large, bert-3.9b, t5-11b, switch-c-1.6t")
       ->check(CLI::IsMember(encoder_names()))
       ->type_name("MODEL");
   set_examples(command, {"gptrain plan configs/gpt2-124m.json --gpus 8 --target a100-80g --out best.json",

@@ -322,7 +322,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->check(some_text())
       ->type_name("NAME")
       ->needs(target);
-  command->add_option("--software", arguments->software, "software that runs it, such as nemo, or a profile (gptrain)")
+  command->add_option("--software", arguments->software, "software that runs it, such as nemo (gptrain)")
       ->check(some_text())
       ->type_name("NAME")
       ->needs(target);
