@@ -122,7 +122,7 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
 // between two FP8 numbers that each goes to the other, which makes about as much as the formats' own rounding, 2.6%
 // (E4M3) and 5.2% (E5M2) per product. Scales are powers of two, so a rank with a scale of its own would hardly show in
 // that: the scales are checked as well.
-TEST_CASE("FP8 factors: a tensor has the scale of all of it, however many tensor ranks share it") {
+TEST_CASE("FP8 factors: a tensor has the scale of all of it, however many tensor ranks share it", "[long]") {
   const Overrides base = {"model.num_heads=4",        "model.hidden_size=64",  "model.ffn_hidden_size=128",
                           "model.sequence_length=16", "model.num_layers=2",    "batch.global=4",
                           "run.device=auto",          "precision.compute=bf16"};
@@ -214,7 +214,7 @@ TEST_CASE("gradients summed in bf16 are off by their rounding, and the same for 
   }
 }
 
-TEST_CASE("the same run over ranks twice gives the same bits, another seed does not") {
+TEST_CASE("the same run over ranks twice gives the same bits, another seed does not", "[long]") {
   for (const char* precision : precisions) {
     const Overrides base = {precision, "model.dropout=0.1", "batch.micro=2", "parallel.zero=3"};
     const MeshSizes mesh{2, 2, true};
