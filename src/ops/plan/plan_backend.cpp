@@ -88,7 +88,7 @@ template void PlanBackend::look_for_unserved_documents(const AttentionForward& o
 template void PlanBackend::look_for_unserved_documents(const AttentionBackward& op);
 
 void PlanBackend::look_for_sparse_tiles(const AttentionForward& op) {
-  constexpr int64_t shortest = 16 * attention_tile;  // of shorter sequences no pattern fills its tiles
+  constexpr int64_t shortest = 16 * attention_tile;  // no pattern fills the tiles of fewer tokens
   if (op.mask.pattern.kind == AttentionKind::dense || op.sequence_length < shortest) return;
   constexpr double largest_ratio = 1.5;
   const Footprint cost = footprint(op, target_);
