@@ -55,10 +55,6 @@ const std::vector<Layout> layouts = {
      .family = Family::gpt2,
      .ranks = 1,
      .overrides = {"memory.activation_bits=3", "batch.micro=2"}},
-    {.name = "norms after",
-     .family = Family::llama,
-     .ranks = 1,
-     .overrides = {"model.norm_after=true", "model.norm_offset=true", "batch.micro=2"}},
     {.name = "fp8",
      .family = Family::llama,
      .ranks = 1,
@@ -96,6 +92,10 @@ const std::vector<Layout> layouts = {
      .ranks = 2,
      .overrides = {"parallel.pipeline=2", "parallel.pipeline_schedule=zero-bubble-v", "parallel.virtual_stages=2",
                    "batch.micro=1"}},
+    {.name = "norms after",
+     .family = Family::llama,
+     .ranks = 1,
+     .overrides = {"model.norm_after=true", "model.norm_offset=true", "batch.micro=2"}},
 };
 
 RunConfig config_of(const Layout& layout, const Overrides& more = {}) {
