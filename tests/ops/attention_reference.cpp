@@ -166,40 +166,25 @@ void bench(Trial& trial, const AttentionShape& shape, DType dtype, bool backward
   Operand& lse = trial.output(DType::f32, shape.batch * shape.heads, shape.tokens);
   Operand& d_qkv = trial.output(dtype, shape.rows(), 3 * cols);
   const auto part = [cols](const Operand& operand, int64_t i) { return operand.matrix().column_range(i * cols, cols); };
-  const AttentionForward forward{.batch = shape.batch,
-                                 .sequence_length = shape.tokens,
-                                 .num_heads = shape.heads,
-                                 .num_kv_heads = shape.kv_heads,
-                                 .head_size = shape.head_size,
-                                 .scale = shape.used_scale(),
-                                 .softcap = shape.softcap,
-                                 .mask = mask_of(trial, shape),
-                                 .dropout = dropout_of(trial, shape),
-                                 .q = part(qkv, 0),
-                                 .k = part(qkv, 1),
-                                 .v = part(qkv, 2),
-                                 .o = o.matrix(),
-                                 .lse = lse.matrix()};
+  auto forward = attention_op<AttentionForward>(shape, mask_of(trial, shape), dropout_of(trial, shape));
+  forward.q = part(qkv, 0);
+  forward.k = part(qkv, 1);
+  forward.v = part(qkv, 2);
+  forward.o = o.matrix();
+  forward.lse = lse.matrix();
   if (!backward) return trial.time(forward);
   trial.run(forward);
-  trial.time(AttentionBackward{.batch = shape.batch,
-                               .sequence_length = shape.tokens,
-                               .num_heads = shape.heads,
-                               .num_kv_heads = shape.kv_heads,
-                               .head_size = shape.head_size,
-                               .scale = shape.used_scale(),
-                               .softcap = shape.softcap,
-                               .mask = forward.mask,
-                               .dropout = forward.dropout,
-                               .q = part(qkv, 0),
-                               .k = part(qkv, 1),
-                               .v = part(qkv, 2),
-                               .o = o.matrix(),
-                               .lse = lse.matrix(),
-                               .d_o = d_o.matrix(),
-                               .dq = part(d_qkv, 0),
-                               .dk = part(d_qkv, 1),
-                               .dv = part(d_qkv, 2)});
+  auto op = attention_op<AttentionBackward>(shape, forward.mask, forward.dropout);
+  op.q = part(qkv, 0);
+  op.k = part(qkv, 1);
+  op.v = part(qkv, 2);
+  op.o = o.matrix();
+  op.lse = lse.matrix();
+  op.d_o = d_o.matrix();
+  op.dq = part(d_qkv, 0);
+  op.dk = part(d_qkv, 1);
+  op.dv = part(d_qkv, 2);
+  trial.time(op);
 }
 
 }  // namespace
@@ -255,22 +240,15 @@ void attention_forward_case(Trial& trial, const AttentionShape& shape, DType dty
   const Operand& v = trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap);
   Operand& o = trial.output(dtype, shape.rows(), shape.q_cols(), shape.gap);
   Operand& lse = trial.output(DType::f32, shape.batch * shape.heads, shape.tokens);
-  trial.run(AttentionForward{.batch = shape.batch,
-                             .sequence_length = shape.tokens,
-                             .num_heads = shape.heads,
-                             .num_kv_heads = shape.kv_heads,
-                             .head_size = shape.head_size,
-                             .scale = shape.used_scale(),
-                             .softcap = shape.softcap,
-                             .mask = mask_of(trial, shape),
-                             .dropout = dropout_of(trial, shape),
-                             .q = q.matrix(),
-                             .k = k.matrix(),
-                             .v = v.matrix(),
-                             .o = o.matrix(),
-                             .lse = lse.matrix(),
-                             .sinks = matrix_of(sinks),
-                             .largest = matrix_of(scores)});
+  auto op = attention_op<AttentionForward>(shape, mask_of(trial, shape), dropout_of(trial, shape));
+  op.q = q.matrix();
+  op.k = k.matrix();
+  op.v = v.matrix();
+  op.o = o.matrix();
+  op.lse = lse.matrix();
+  op.sinks = matrix_of(sinks);
+  op.largest = matrix_of(scores);
+  trial.run(op);
   const AttentionInputs inputs{.q = q.values(),
                                .k = k.values(),
                                .v = v.values(),
@@ -302,26 +280,19 @@ AttentionGradients run_attention_backward(Trial& trial, const AttentionShape& sh
   Operand& dq = trial.output(dtype, shape.rows(), shape.q_cols(), shape.gap);
   Operand& dk = trial.output(dtype, shape.rows(), shape.kv_cols(), shape.gap);
   Operand& dv = trial.output(dtype, shape.rows(), shape.kv_cols(), shape.gap);
-  trial.run(AttentionBackward{.batch = shape.batch,
-                              .sequence_length = shape.tokens,
-                              .num_heads = shape.heads,
-                              .num_kv_heads = shape.kv_heads,
-                              .head_size = shape.head_size,
-                              .scale = shape.used_scale(),
-                              .softcap = shape.softcap,
-                              .mask = mask_of(trial, shape),
-                              .dropout = dropout_of(trial, shape),
-                              .q = q.matrix(),
-                              .k = k.matrix(),
-                              .v = v.matrix(),
-                              .o = o.matrix(),
-                              .lse = lse.matrix(),
-                              .d_o = d_o.matrix(),
-                              .dq = dq.matrix(),
-                              .dk = dk.matrix(),
-                              .dv = dv.matrix(),
-                              .sinks = matrix_of(sinks),
-                              .d_sinks = matrix_of(d_sinks)});
+  auto backward = attention_op<AttentionBackward>(shape, mask_of(trial, shape), dropout_of(trial, shape));
+  backward.q = q.matrix();
+  backward.k = k.matrix();
+  backward.v = v.matrix();
+  backward.o = o.matrix();
+  backward.lse = lse.matrix();
+  backward.d_o = d_o.matrix();
+  backward.dq = dq.matrix();
+  backward.dk = dk.matrix();
+  backward.dv = dv.matrix();
+  backward.sinks = matrix_of(sinks);
+  backward.d_sinks = matrix_of(d_sinks);
+  trial.run(backward);
   return {q, k, v, d_o, lse, dq, dk, dv, sinks, d_sinks};
 }
 

@@ -70,6 +70,22 @@ AttentionMask mask_of(Trial& trial, const AttentionShape& shape);
 const Operand* sinks_of(Trial& trial, const AttentionShape& shape);
 Dropout dropout_of(Trial& trial, const AttentionShape& shape);
 
+// RETURNS an AttentionForward or AttentionBackward with the sizes and factors of the shape, without operands.
+template <typename Op>
+Op attention_op(const AttentionShape& shape, const AttentionMask& mask, const Dropout& dropout) {
+  Op op{};
+  op.batch = shape.batch;
+  op.sequence_length = shape.tokens;
+  op.num_heads = shape.heads;
+  op.num_kv_heads = shape.kv_heads;
+  op.head_size = shape.head_size;
+  op.scale = shape.used_scale();
+  op.softcap = shape.softcap;
+  op.mask = mask;
+  op.dropout = dropout;
+  return op;
+}
+
 // Compare the ops with the reference.
 void attention_forward_case(Trial& trial, const AttentionShape& shape, DType dtype);
 void attention_backward_case(Trial& trial, const AttentionShape& shape, DType dtype);

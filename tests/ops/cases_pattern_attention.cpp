@@ -104,42 +104,27 @@ Outputs run(Trial& trial, const AttentionShape& shape, DType dtype, const Operan
             const Outputs* forward = nullptr) {
   Operand& o = trial.output(dtype, shape.rows(), shape.q_cols());
   Operand& lse = trial.output(DType::f32, shape.batch * shape.heads, shape.tokens);
-  const AttentionForward op{.batch = shape.batch,
-                            .sequence_length = shape.tokens,
-                            .num_heads = shape.heads,
-                            .num_kv_heads = shape.kv_heads,
-                            .head_size = shape.head_size,
-                            .scale = shape.used_scale(),
-                            .softcap = shape.softcap,
-                            .mask = mask_of(trial, shape),
-                            .dropout = dropout_of(trial, shape),
-                            .q = operands.q,
-                            .k = operands.k,
-                            .v = operands.v,
-                            .o = o.matrix(),
-                            .lse = lse.matrix()};
+  auto op = attention_op<AttentionForward>(shape, mask_of(trial, shape), dropout_of(trial, shape));
+  op.q = operands.q;
+  op.k = operands.k;
+  op.v = operands.v;
+  op.o = o.matrix();
+  op.lse = lse.matrix();
   trial.run(op);
   Operand& dq = trial.output(dtype, shape.rows(), shape.q_cols());
   Operand& dk = trial.output(dtype, shape.rows(), shape.kv_cols());
   Operand& dv = trial.output(dtype, shape.rows(), shape.kv_cols());
-  trial.run(AttentionBackward{.batch = shape.batch,
-                              .sequence_length = shape.tokens,
-                              .num_heads = shape.heads,
-                              .num_kv_heads = shape.kv_heads,
-                              .head_size = shape.head_size,
-                              .scale = shape.used_scale(),
-                              .softcap = shape.softcap,
-                              .mask = op.mask,
-                              .dropout = op.dropout,
-                              .q = gradients.q,
-                              .k = gradients.k,
-                              .v = gradients.v,
-                              .o = (forward != nullptr ? *(*forward)[0] : o).matrix(),
-                              .lse = (forward != nullptr ? *(*forward)[1] : lse).matrix(),
-                              .d_o = gradients.d_o,
-                              .dq = dq.matrix(),
-                              .dk = dk.matrix(),
-                              .dv = dv.matrix()});
+  auto backward = attention_op<AttentionBackward>(shape, op.mask, op.dropout);
+  backward.q = gradients.q;
+  backward.k = gradients.k;
+  backward.v = gradients.v;
+  backward.o = (forward != nullptr ? *(*forward)[0] : o).matrix();
+  backward.lse = (forward != nullptr ? *(*forward)[1] : lse).matrix();
+  backward.d_o = gradients.d_o;
+  backward.dq = dq.matrix();
+  backward.dk = dk.matrix();
+  backward.dv = dv.matrix();
+  trial.run(backward);
   return {&o, &lse, &dq, &dk, &dv};
 }
 
