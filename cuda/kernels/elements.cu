@@ -419,7 +419,7 @@ void cuda_run(const ResidualAdd& op, Stream stream, std::byte*) {
         using C = decltype(compute);
         constexpr int n = decltype(width)::value;
         launch(stream, shape_of_elements(op.x.rows, op.x.cols, n), residual_add<R, C, n>, Rows<const R>(op.x),
-               Rows<const C>(op.branch), Rows<R>(op.x_out), DropoutMask(op.dropout, op.sequence_length), op.x.rows,
+               Rows<const C>(op.branch), Rows<R>(op.x_out), DropoutMask(op.dropout, op.token_rows), op.x.rows,
                op.x.cols);
       });
     });
@@ -434,7 +434,7 @@ void cuda_run(const BranchBackward& op, Stream stream, std::byte*) {
         using C = decltype(compute);
         constexpr int n = decltype(width)::value;
         launch(stream, shape_with_amax(op.dx.rows, op.dx.cols, n, op.amax), branch_backward<R, C, n>,
-               Rows<const R>(op.dx), Rows<C>(op.d_branch), DropoutMask(op.dropout, op.sequence_length), op.dx.rows,
+               Rows<const R>(op.dx), Rows<C>(op.d_branch), DropoutMask(op.dropout, op.token_rows), op.dx.rows,
                op.dx.cols, op.amax.as<float>());
       });
     });

@@ -19,7 +19,7 @@ struct ForwardOperands {
   Rows<const C> token_table, position_table;  // null position data: no position table
   Rows<R> x;
   int64_t first_token, table_rows;
-  Divisor sequence_length;
+  RowTokens token_rows;
   int64_t rows, cols;
   float token_scale;
 };
@@ -34,7 +34,7 @@ __global__ void embedding_forward(ForwardOperands<R, C> op, DropoutMask dropout)
       for (int i = 0; i < N; ++i) values[i] = op.token_scale * to_float(token.at[i]);
     }
     if (op.position_table.data != nullptr) {
-      const uint32_t token = op.sequence_length.divide(static_cast<uint32_t>(row)).remainder;
+      const uint32_t token = op.token_rows.of(static_cast<uint32_t>(row)).token;
       const auto position = load<N>(op.position_table.at(token, column));
       for (int i = 0; i < N; ++i) values[i] += to_float(position.at[i]);
     }
@@ -233,14 +233,14 @@ __global__ void add_pieces(const Key* keys, int64_t rows, Rows<float> d_table, P
 }
 
 template <typename R, int N>
-__global__ void sum_positions(OutputGradient<R> gradient, Rows<float> d_table, int64_t table_rows,
-                              int64_t sequence_length, bool accumulate) {
+__global__ void sum_positions(OutputGradient<R> gradient, Rows<float> d_table, int64_t table_rows, TokenRows token_rows,
+                              bool accumulate) {
   for_each_pack<N>(table_rows, gradient.cols, [&](int64_t position, int64_t column) {
-    const bool used = position < sequence_length;
-    if (accumulate && !used) return;
+    const int64_t first = token_rows.row(position);  // -1: the token has no row
+    if (accumulate && first < 0) return;
     float sums[N] = {};
     if (accumulate) load_sums(d_table.at(position, column), sums);
-    for (int64_t row = position; used && row < gradient.rows; row += sequence_length)
+    for (int64_t row = first; first >= 0 && row < gradient.rows; row += token_rows.length)
       add_row(load<N>(gradient.dx.at(row, column)), 1.0F, gradient.dropout, row, column, sums);
     store_sums(d_table.at(position, column), sums);
   });
@@ -250,7 +250,7 @@ template <typename R, int N>
 void launch_backward(const EmbeddingBackward& op, Stream stream, const Key* keys, float* piece_sums) {
   const int64_t rows = op.dx.rows, cols = op.dx.cols;
   const OutputGradient<R> gradient{.dx = Rows<const R>(op.dx),
-                                   .dropout = DropoutMask(op.dropout, op.sequence_length),
+                                   .dropout = DropoutMask(op.dropout, op.token_rows),
                                    .rows = rows,
                                    .cols = cols,
                                    .token_scale = static_cast<float>(op.token_scale)};
@@ -268,7 +268,7 @@ void launch_backward(const EmbeddingBackward& op, Stream stream, const Key* keys
   }
   if (!op.d_position_table.given()) return;
   launch(stream, shape_of_elements(op.d_position_table.rows, cols, N), sum_positions<R, N>, gradient, d_positions,
-         op.d_position_table.rows, op.sequence_length, op.accumulate_position);
+         op.d_position_table.rows, op.token_rows, op.accumulate_position);
 }
 
 }  // namespace
@@ -285,13 +285,13 @@ void cuda_run(const EmbeddingForward& op, Stream stream, std::byte*) {
                                            Rows<R>(op.x),
                                            op.first_token,
                                            op.token_table.rows,
-                                           Divisor(op.sequence_length),
+                                           RowTokens(op.token_rows),
                                            op.x.rows,
                                            op.x.cols,
                                            static_cast<float>(op.token_scale)};
       const auto start = [&](auto* kernel, int width) {
         launch(stream, shape_of_elements(op.x.rows, op.x.cols, width), kernel, operands,
-               DropoutMask(op.dropout, op.sequence_length));
+               DropoutMask(op.dropout, op.token_rows));
       };
       if (in_packs({op.token_table, op.position_table, op.x}))
         return start(embedding_forward<R, C, pack_width>, pack_width);

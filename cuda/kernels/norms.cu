@@ -367,7 +367,7 @@ void cuda_run(const NormForward& op, Stream stream, std::byte*) {
         // once.
         LaunchShape shape{0, threads_of_row(op.x.cols, n, p), sizeof(TwoSums)};
         shape.blocks = std::min({op.x.rows, resident_blocks(norm_forward<R, C, n, p>, shape), amax_parts});
-        launch(stream, shape, norm_forward<R, C, n, p>, operands, DropoutMask(op.dropout, op.sequence_length),
+        launch(stream, shape, norm_forward<R, C, n, p>, operands, DropoutMask(op.dropout, op.token_rows),
                op.kind == NormKind::layernorm);
       });
     });

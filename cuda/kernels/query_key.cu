@@ -46,14 +46,14 @@ struct Rotary {
   int pairs;  // D / 2; 0: no rotation
   RotaryAngles angles;
   double log2_theta;
-  Divisor sequence_length;
+  RowTokens tokens;
 
   template <typename Op>
   explicit Rotary(const Op& op)
       : pairs(op.rotary ? static_cast<int>(op.head_size / 2) : 0),
         angles(op.angles),
         log2_theta(std::log2(op.angles.theta)),
-        sequence_length(op.sequence_length) {}
+        tokens(op.token_rows) {}
   // Returns the shared memory of Turns; never 0, also without rotation.
   size_t shared_bytes(int rows_at_once) const {
     const size_t of_pair = sizeof(double) + 4 * static_cast<size_t>(rows_at_once) * sizeof(float);
@@ -90,7 +90,7 @@ class Turns {
     odd_ = !odd_;
     for (int k = 0; k < rows_at_once_ && first + k < rows; ++k) {
       const auto row = static_cast<uint32_t>(first + k);
-      const auto token = static_cast<double>(rotary_.sequence_length.divide(row).remainder);
+      const auto token = static_cast<double>(rotary_.tokens.of(row).token);
       // A thread uses only frequencies that it has written.
       for (int i = static_cast<int>(threadIdx.x); i < rotary_.pairs; i += static_cast<int>(blockDim.x)) {
         double sine, cosine;

@@ -8,6 +8,7 @@
 
 #include "base/matrix.h"
 #include "base/philox.h"
+#include "base/token_rows.h"
 #include "kernels/divisor.h"
 #include "kernels/values.h"
 #include "launch.h"
@@ -74,6 +75,28 @@ __device__ void for_each_pack(int64_t rows, int64_t cols, const Body& body) {
   }
 }
 
+// TokenRows as kernels compute them, below 2^31 rows.
+struct RowTokens {
+  Divisor length;
+  uint32_t first_length, first, second;
+
+  explicit RowTokens(const TokenRows& rows)
+      : length(rows.length),
+        first_length(static_cast<uint32_t>(rows.first_length)),
+        first(static_cast<uint32_t>(rows.first)),
+        second(static_cast<uint32_t>(rows.second - rows.first_length)) {
+    if (rows.end() > INT32_MAX) throw std::logic_error("a sequence has more tokens than kernels can count");
+  }
+
+  struct Place {
+    uint32_t sequence, token;
+  };
+  __device__ Place of(uint32_t row) const {
+    const auto [sequence, in_sequence] = length.divide(row);
+    return {sequence, in_sequence + (in_sequence < first_length ? first : second)};
+  }
+};
+
 // Dropout as kernels compute it (see ops/ops.h).
 struct DropoutMask {
   uint32_t threshold;
@@ -81,15 +104,15 @@ struct DropoutMask {
   PhiloxKey key;
   const int64_t* sample_ids;
   int64_t first_row;
-  Divisor sequence_length;
+  RowTokens tokens;
 
-  DropoutMask(const Dropout& dropout, int64_t sequence_length_)
+  DropoutMask(const Dropout& dropout, const TokenRows& token_rows)
       : threshold(drop_threshold(dropout.p)),
         scale(static_cast<float>(1.0 / (1.0 - dropout.p))),
         key(dropout.key),
         sample_ids(dropout.sample_ids),
         first_row(dropout.first_row),
-        sequence_length(sequence_length_) {
+        tokens(token_rows) {
     if (first_row >= most_rows) throw std::logic_error("a matrix has more rows before it than kernels can count");
   }
 
@@ -97,8 +120,8 @@ struct DropoutMask {
   template <int N>
   __device__ void apply(int64_t row, int64_t column, float (&values)[N]) const {
     if (threshold == 0) return;
-    const auto [in_batch, token] = sequence_length.divide(static_cast<uint32_t>(first_row + row));
-    const auto sample = static_cast<uint64_t>(sample_ids[in_batch]);
+    const auto [sequence, token] = tokens.of(static_cast<uint32_t>(first_row + row));
+    const auto sample = static_cast<uint64_t>(sample_ids[sequence]);
     constexpr int drawn = N < 4 ? 1 : 4;
 #pragma unroll
     for (int i = 0; i < N; i += drawn) {

@@ -144,7 +144,7 @@ void AttentionBranch::recompute_core(const LayerCall& call) {
 void AttentionBranch::transform_queries(const LayerCall& call) {
   const QueryKeyValue raw = split(layout_.at(call, fused_));
   const QueryKeyValue ready = operands(call);
-  context_.backend.run(QueryKeyForward{.sequence_length = context_.shape.sequence_length,
+  context_.backend.run(QueryKeyForward{.token_rows = context_.shape.token_rows(),
                                        .head_size = model().head_size,
                                        .q = raw.q,
                                        .k = raw.k,
@@ -220,7 +220,7 @@ void AttentionBranch::attend_backward(const LayerCall& call, const Matrix& o, co
   if (!transforms_queries()) return;
   const bool normed = model().qk_norm;
   const QueryKeyValue raw = split(layout_.at(call, fused_));
-  context_.backend.run(QueryKeyBackward{.sequence_length = shape.sequence_length,
+  context_.backend.run(QueryKeyBackward{.token_rows = shape.token_rows(),
                                         .head_size = model().head_size,
                                         .q = normed ? raw.q : Matrix{},
                                         .k = normed ? raw.k : Matrix{},

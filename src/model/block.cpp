@@ -76,7 +76,7 @@ void Block::forward(const LayerCall& call) {
   WorkspaceFrame frame(*call.workspace);
   const Matrix mid = mid_->buffer(call, frame);
   const Matrix ffn = run_branches(call, frame, mid, true);
-  context_.backend.run(ResidualAdd{.sequence_length = context_.shape.sequence_length,
+  context_.backend.run(ResidualAdd{.token_rows = context_.shape.token_rows(),
                                    .x = mid,
                                    .branch = ffn,
                                    .dropout = ffn_->dropout(call),

@@ -127,7 +127,7 @@ void Branch::differentiate_output(const LayerCall& call, const Matrix& d_out, co
   Matrix d_normed = d_out;
   if (stream_differs(context_)) {
     d_normed = after_ ? frame.take(to.x.dtype, to.x.rows, to.x.cols) : to.x;
-    context_.backend.run(BranchBackward{.sequence_length = context_.shape.sequence_length,
+    context_.backend.run(BranchBackward{.token_rows = context_.shape.token_rows(),
                                         .dx = d_out,
                                         .dropout = dropout(call),
                                         .d_branch = d_normed,

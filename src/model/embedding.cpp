@@ -24,7 +24,7 @@ void Embedding::forward(const LayerCall& call) {
   const Matrix part = tensor.has_own_rows() ? frame.take(out.dtype, tensor.all_rows(), out.cols) : out;
   context_.backend.run(
       EmbeddingForward{.tokens = call.tokens,
-                       .sequence_length = context_.shape.sequence_length,
+                       .token_rows = context_.shape.token_rows(),
                        .token_table = context_.weight(call, tokens_),
                        .position_table = tensor.rank() == 0 ? context_.weight(call, positions_) : Matrix{},
                        .dropout = dropout(call),
@@ -45,7 +45,7 @@ void Embedding::backward(const LayerCall& call, BackwardPart part) {
   TensorRows& tensor = context_.tensor;
   const Matrix dx = tensor.wait(tensor.begin_gather(rows, tensor.buffer_for_all_rows(frame, rows)));
   context_.backend.run(EmbeddingBackward{.tokens = call.tokens,
-                                         .sequence_length = context_.shape.sequence_length,
+                                         .token_rows = context_.shape.token_rows(),
                                          .dx = dx,
                                          .dropout = dropout(call),
                                          .d_token_table = tokens_.gradient(call),

@@ -57,6 +57,8 @@ struct StepShape {
   bool codes_inputs = false;         // inputs of linears and norms are saved as Codec::blocks
 
   int64_t rows() const { return batch * sequence_length; }
+  // Returns the tokens that the rows of a micro-batch stand for.
+  TokenRows token_rows() const { return TokenRows::whole(sequence_length); }
   bool keeps_products(int64_t layer) const {
     return !saves_products.empty() && saves_products[static_cast<size_t>(layer)];
   }

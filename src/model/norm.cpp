@@ -24,7 +24,7 @@ void Norm::forward(const LayerCall& call, const NormInput& in, const GemmOperand
   const StepShape& shape = context_.shape;
   context_.backend.run(NormForward{.kind = shape.model.norm,
                                    .eps = shape.model.norm_eps,
-                                   .sequence_length = shape.sequence_length,
+                                   .token_rows = shape.token_rows(),
                                    .x = in.x,
                                    .branch = in.branch,
                                    .dropout = in.dropout,

@@ -12,17 +12,17 @@ int64_t Projection::rows_of_sequence() const {
   return rows < large ? rows : std::min(tokens, (rows + multiple - 1) / multiple * multiple);
 }
 
-int64_t Projection::rows(int64_t of) const { return of / context_.shape.sequence_length * rows_of_sequence(); }
+int64_t Projection::rows(int64_t of) const { return context_.shape.token_rows().sequence(of) * rows_of_sequence(); }
 
 void Projection::run(const LayerCall& call, const Matrix& x, int64_t first_row, const Matrix& projected) const {
   const StepShape& shape = context_.shape;
   const int64_t tokens = shape.sequence_length, rows = rows_of_sequence();
   const PhiloxKey key = random_key(shape.seed, RandomUse::linear_projection, layer_, static_cast<uint32_t>(site_));
-  const int64_t* const sample_ids = call.sample_ids + first_row / tokens;
+  const int64_t* const sample_ids = call.sample_ids + shape.token_rows().sequence(first_row);
   if (shape.projection.kind == ProjectionKind::rows)
     return context_.backend.run(
         SampleRows{.key = key, .sample_ids = sample_ids, .sequence_length = tokens, .x = x, .y = projected});
-  for (int64_t sequence = 0; sequence < x.rows / tokens; ++sequence) {
+  for (int64_t sequence = 0; sequence < shape.token_rows().sequence(x.rows); ++sequence) {
     multiply(call, key, sample_ids + sequence, x.row_range(sequence * tokens, tokens),
              projected.row_range(sequence * rows, rows));
   }

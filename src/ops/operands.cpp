@@ -10,15 +10,16 @@ using namespace forms;
 
 namespace {
 
-void visit_sequences(int64_t num_rows, int64_t sequence_length, OperandVisitor& visit) {
-  if (sequence_length > 0 && num_rows % sequence_length == 0) return;
-  visit.require(false, fmt::format("{} rows are not whole sequences of {} tokens", num_rows, sequence_length));
+void visit_sequences(int64_t num_rows, const TokenRows& token_rows, OperandVisitor& visit) {
+  visit.require(token_rows.is_sound(), "the rows of a sequence are not one or two runs of its tokens");
+  if (token_rows.length > 0 && !token_rows.divides(num_rows))
+    visit.require(false, fmt::format("{} rows are not whole sequences of {} tokens", num_rows, token_rows.length));
 }
 
-void visit_dropout(const Dropout& dropout, int64_t sequence_length, OperandVisitor& visit) {
+void visit_dropout(const Dropout& dropout, const TokenRows& token_rows, OperandVisitor& visit) {
   visit.require(dropout.p >= 0 && dropout.p < 1, "dropout probability is not in [0, 1)");
   visit.require(dropout.p == 0 || dropout.sample_ids != nullptr, "dropout has no sample_ids");
-  visit.require(dropout.p == 0 || sequence_length > 0, "sequence_length is not positive");
+  visit.require(dropout.p == 0 || token_rows.is_sound(), "the rows of a sequence are not runs of its tokens");
   visit.require(dropout.first_row >= 0 && dropout.first_head >= 0, "dropout begins before the first row or head");
 }
 
@@ -66,7 +67,7 @@ void visit_attention(const Op& op, Access results, OperandVisitor& visit) {
   visit.operand("o", op.o, results, exactly(dtype, rows, op.num_heads * op.head_size));
   visit.operand("lse", op.lse, results, exactly(DType::f32, op.batch * op.num_heads, op.sequence_length));
   visit.looks_up("sinks", op.sinks, optional(vector(DType::f32, op.num_heads)));
-  visit_dropout(op.dropout, op.sequence_length, visit);
+  visit_dropout(op.dropout, TokenRows::whole(op.sequence_length), visit);
   const AttentionPattern& pattern = op.mask.pattern;
   visit.require(pattern.sound(), "the pattern has a size that its kind cannot have");
   visit.require(pattern.column_sets > 0 && op.num_heads % pattern.column_sets == 0,
@@ -84,7 +85,7 @@ void visit_heads(const Op& op, const Matrix& q, const Matrix& k, Access statisti
   visit.require(op.head_size > 0, "head_size is not positive");
   visit.require(!op.rotary || op.head_size % 2 == 0, "rotary needs an even head_size");
   visit.require(divides(op.head_size, q.cols) && divides(op.head_size, k.cols), "columns are not whole heads");
-  visit_sequences(q.rows, op.sequence_length, visit);
+  visit_sequences(q.rows, op.token_rows, visit);
   visit.require(op.q_gamma.given() == op.k_gamma.given(), "q_gamma and k_gamma are given both or neither");
   if (!op.q_gamma.given() || op.head_size <= 0) return;
   visit.looks_up("q_gamma", op.q_gamma, vector(DType::f32, op.head_size));
@@ -107,10 +108,10 @@ void for_each_operand(const EmbeddingForward& op, OperandVisitor& visit) {
   visit.writes("x", op.x, real());
   visit.looks_up("token_table", op.token_table, real(Form::any, op.x.cols));
   visit.looks_up("position_table", op.position_table,
-                 optional(table(op.token_table.dtype, op.sequence_length, op.x.cols)));
-  visit_sequences(op.x.rows, op.sequence_length, visit);
+                 optional(table(op.token_table.dtype, op.token_rows.end(), op.x.cols)));
+  visit_sequences(op.x.rows, op.token_rows, visit);
   visit_vocabulary_slice(op.first_token, op.num_tokens, op.token_table.rows, visit);
-  visit_dropout(op.dropout, op.sequence_length, visit);
+  visit_dropout(op.dropout, op.token_rows, visit);
 }
 
 void for_each_operand(const EmbeddingBackward& op, OperandVisitor& visit) {
@@ -118,10 +119,10 @@ void for_each_operand(const EmbeddingBackward& op, OperandVisitor& visit) {
   visit.reads("dx", op.dx, real());
   visit.operand("d_token_table", op.d_token_table, access(op.accumulate_token), table(DType::f32, 1, op.dx.cols));
   visit.operand("d_position_table", op.d_position_table, access(op.accumulate_position),
-                optional(table(DType::f32, op.sequence_length, op.dx.cols)));
-  visit_sequences(op.dx.rows, op.sequence_length, visit);
+                optional(table(DType::f32, op.token_rows.end(), op.dx.cols)));
+  visit_sequences(op.dx.rows, op.token_rows, visit);
   visit_vocabulary_slice(op.first_token, op.num_tokens, op.d_token_table.rows, visit);
-  visit_dropout(op.dropout, op.sequence_length, visit);
+  visit_dropout(op.dropout, op.token_rows, visit);
 }
 
 void for_each_operand(const NormForward& op, OperandVisitor& visit) {
@@ -134,7 +135,7 @@ void for_each_operand(const NormForward& op, OperandVisitor& visit) {
   if (!op.branch.given()) return;
   visit.reads("branch", op.branch, like(op.y));
   visit.writes("x_out", op.x_out, like(op.x));
-  visit_dropout(op.dropout, op.sequence_length, visit);
+  visit_dropout(op.dropout, op.token_rows, visit);
 }
 
 void for_each_operand(const NormBackward& op, OperandVisitor& visit) {
@@ -153,13 +154,13 @@ void for_each_operand(const ResidualAdd& op, OperandVisitor& visit) {
   visit.reads("branch", op.branch, real(op.x.rows, op.x.cols));
   visit.reads("x", op.x, real());
   visit.writes("x_out", op.x_out, like(op.x));
-  visit_dropout(op.dropout, op.sequence_length, visit);
+  visit_dropout(op.dropout, op.token_rows, visit);
 }
 
 void for_each_operand(const BranchBackward& op, OperandVisitor& visit) {
   visit.writes("d_branch", op.d_branch, real(op.dx.rows, op.dx.cols));
   visit.reads("dx", op.dx, real());
-  visit_dropout(op.dropout, op.sequence_length, visit);
+  visit_dropout(op.dropout, op.token_rows, visit);
   visit_amax(op.amax, op.d_branch, visit);
 }
 
@@ -355,7 +356,7 @@ void for_each_operand(const ProjectionMatrix& op, OperandVisitor& visit) {
   visit.writes("s", op.s, real());
   visit.require(op.kind != ProjectionKind::rows, "a choice of rows has no matrix");
   visit.require(op.sample_ids != nullptr, "there are no sample_ids");
-  visit_sequences(op.s.rows, op.sequence_length, visit);
+  visit_sequences(op.s.rows, TokenRows::whole(op.sequence_length), visit);
   visit.require(op.kind != ProjectionKind::dct || op.s.cols <= op.sequence_length, "there are fewer frequencies");
 }
 
@@ -363,7 +364,7 @@ void for_each_operand(const SampleRows& op, OperandVisitor& visit) {
   visit.writes("y", op.y, exactly(op.x.dtype, Form::any, op.x.cols));
   visit.looks_up("x", op.x, real());
   visit.require(op.sample_ids != nullptr, "there are no sample_ids");
-  visit_sequences(op.x.rows, op.sequence_length, visit);
+  visit_sequences(op.x.rows, TokenRows::whole(op.sequence_length), visit);
   visit.require(op.sequence_length > 0 && divides(op.x.rows / op.sequence_length, op.y.rows) && op.y.rows <= op.x.rows,
                 "y has not as many rows of each sequence, at most all");
 }

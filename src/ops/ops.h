@@ -18,6 +18,7 @@
 #include "base/matrix.h"
 #include "base/philox.h"
 #include "base/rotary.h"
+#include "base/token_rows.h"
 #include "ops/attention_mask.h"
 #include "ops/block_codes.h"
 #include "ops/clip_heads.h"
@@ -33,9 +34,10 @@ namespace gptrain::inline ops {
 // numbers.
 //
 // An element is dropped if its Philox word < drop_threshold(p). In an [N, cols] operand, element (row, column) belongs
-// to sample s = sample_ids[row / T], token t = row % T, and uses word (column % 4) of philox(key, {column / 4, t,
-// low(s), high(s)}). Attention probabilities use (query, key) in place of (token, column), and one Philox key per
-// (layer, head): `key` is the layer's; the key of head n (global) is two words of philox(key, {n, 0, 0, 0}).
+// to the sample s of the row's sequence and to the row's token t (TokenRows), and uses word (column % 4) of
+// philox(key, {column / 4, t, low(s), high(s)}). Attention probabilities use (query, key) in place of (token, column),
+// and one Philox key per (layer, head): `key` is the layer's; the key of head n (global) is two words of philox(key,
+// {n, 0, 0, 0}).
 //
 // A rank that holds only some rows of the micro-batch, or some heads, sets first_row and first_head. It then draws the
 // same numbers for them as a rank that holds all.
@@ -49,16 +51,16 @@ struct Dropout {
 
 constexpr uint32_t drop_threshold(double p) { return static_cast<uint32_t>(p * 4294967296.0); }
 
-// x[n] = token_scale * token_table[tokens[n]] + position_table[n % T], then dropout. Tables C, x R. The position table
-// is optional.
+// x[n] = token_scale * token_table[tokens[n]] + position_table[t], t the row's token (TokenRows), then dropout. Tables
+// C, x R. The position table is optional.
 // The token table may be a slice of the vocabulary, rows [first_token, first_token + rows) of `num_tokens`. Tokens
 // outside the slice contribute zero, so x is the sum over the slices (dropout is linear).
 struct EmbeddingForward {
   static constexpr std::string_view name = "embedding_forward";
   const int32_t* tokens;  // [N]
-  int64_t sequence_length;
+  TokenRows token_rows;
   Matrix token_table;     // [Vp, h]
-  Matrix position_table;  // [>= T, h] or not given
+  Matrix position_table;  // [>= token_rows.end(), h] or not given
   Dropout dropout;
   Matrix x;  // [N, h] out
   int64_t first_token = 0;
@@ -67,17 +69,17 @@ struct EmbeddingForward {
 };
 
 // d_token_table[v] (+)= sum over n with tokens[n] = v of token_scale * dropout'(dx[n]); d_position_table[t] (+)= sum
-// over b of dropout'(dx[b T + t]). Gradients are f32, sums in row order. accumulate_token false overwrites every row of
-// the token table's gradient, accumulate_position false every row of the position table's, rows past T included. The
-// token table may be a slice, as in EmbeddingForward.
+// over the rows n of token t of dropout'(dx[n]). Gradients are f32, sums in row order. accumulate_token false
+// overwrites every row of the token table's gradient, accumulate_position false every row of the position table's,
+// those of tokens without rows included. The token table may be a slice, as in EmbeddingForward.
 struct EmbeddingBackward {
   static constexpr std::string_view name = "embedding_backward";
   const int32_t* tokens;
-  int64_t sequence_length;
+  TokenRows token_rows;
   Matrix dx;  // [N, h] R
   Dropout dropout;
   Matrix d_token_table;     // [Vp, h] f32
-  Matrix d_position_table;  // [>= T, h] f32 or not given
+  Matrix d_position_table;  // [>= token_rows.end(), h] f32 or not given
   bool accumulate_token;
   bool accumulate_position;
   int64_t first_token = 0;
@@ -93,9 +95,9 @@ struct NormForward {
   static constexpr std::string_view name = "norm_forward";
   NormKind kind;
   double eps;
-  int64_t sequence_length;  // for dropout's indices
-  Matrix x;                 // [N, h] R
-  Matrix branch;            // [N, h] C or not given
+  TokenRows token_rows;  // for dropout's indices
+  Matrix x;              // [N, h] R
+  Matrix branch;         // [N, h] C or not given
   Dropout dropout;
   Matrix x_out;      // [N, h] R, out, given if branch is
   Matrix gamma;      // [1, h] f32
@@ -129,7 +131,7 @@ struct NormBackward {
 // x_out = x + dropout(branch). x_out may alias x.
 struct ResidualAdd {
   static constexpr std::string_view name = "residual_add";
-  int64_t sequence_length;
+  TokenRows token_rows;
   Matrix x;       // [N, h] R
   Matrix branch;  // [N, h] C
   Dropout dropout;
@@ -139,7 +141,7 @@ struct ResidualAdd {
 // d_branch = dropout'(dx), rounded to C: the gradient of the branch that was added to the residual stream.
 struct BranchBackward {
   static constexpr std::string_view name = "branch_backward";
-  int64_t sequence_length;
+  TokenRows token_rows;
   Matrix dx;  // [N, h] R
   Dropout dropout;
   Matrix d_branch;   // [N, h] C out
@@ -185,11 +187,12 @@ struct LinearBackwardWeight {
 
 // Prepares queries and keys for attention: per-head RMS norm with weights (optional; arXiv 2302.05442 in RMS form; with
 // `offset` the weights are 1 + gamma), then rotary embedding (optional). Rotary: with halves (a, b) of a head's vector,
-// pair i < D/2 turns by t times its frequency (base/rotary.h): (a cos - b sin, b cos + a sin), t = n % T. q_out, k_out
-// may alias q, k, and always do without norm. Rows may be strided (slices of a fused QKV matrix).
+// pair i < D/2 turns by t times its frequency (base/rotary.h): (a cos - b sin, b cos + a sin), t the row's token
+// (TokenRows). q_out, k_out may alias q, k, and always do without norm. Rows may be strided (slices of a fused QKV
+// matrix).
 struct QueryKeyForward {
   static constexpr std::string_view name = "query_key_forward";
-  int64_t sequence_length;
+  TokenRows token_rows;
   int64_t head_size;
   Matrix q, k;              // [N, H D], [N, G D] C
   Matrix q_gamma, k_gamma;  // [1, D] f32, both given or neither
@@ -205,7 +208,7 @@ struct QueryKeyForward {
 // inputs. AddSums then adds q_gamma_sums, k_gamma_sums, summed over rows and heads, to the gammas' gradients.
 struct QueryKeyBackward {
   static constexpr std::string_view name = "query_key_backward";
-  int64_t sequence_length;
+  TokenRows token_rows;
   int64_t head_size;
   Matrix q, k;              // the inputs of forward; not given without norm
   Matrix q_gamma, k_gamma;  // as in forward

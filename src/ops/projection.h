@@ -12,6 +12,7 @@
 #include "base/kinds.h"
 #include "base/matrix.h"
 #include "base/philox.h"
+#include "base/token_rows.h"
 
 namespace gptrain::inline ops {
 

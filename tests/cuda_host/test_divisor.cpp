@@ -39,5 +39,5 @@ TEST_CASE("kernels refuse more rows than they can count") {
   CHECK_NOTHROW(Rows<float>(Matrix(nullptr, DType::f32, most_rows, 1)));
   Dropout dropout;
   dropout.first_row = most_rows + 1;
-  CHECK_THROWS_AS(DropoutMask(dropout, 7), std::logic_error);
+  CHECK_THROWS_AS(DropoutMask(dropout, TokenRows::whole(7)), std::logic_error);
 }

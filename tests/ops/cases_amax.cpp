@@ -58,7 +58,7 @@ void norm_forward(Trial& trial, const Shape& shape, bool with_branch) {
   check_amax(trial,
              NormForward{.kind = NormKind::rmsnorm,
                          .eps = 1e-5,
-                         .sequence_length = shape.rows,
+                         .token_rows = TokenRows::whole(shape.rows),
                          .x = x.matrix(),
                          .branch = with_branch ? branch.matrix() : Matrix(),
                          .dropout = {},
@@ -100,7 +100,8 @@ void branch_backward(Trial& trial, const Shape& shape) {
   Operand& d_branch = trial.output(DType::bf16, shape.rows, shape.cols, 8);
   check_amax(
       trial,
-      BranchBackward{.sequence_length = shape.rows, .dx = dx.matrix(), .dropout = {}, .d_branch = d_branch.matrix()},
+      BranchBackward{
+          .token_rows = TokenRows::whole(shape.rows), .dx = dx.matrix(), .dropout = {}, .d_branch = d_branch.matrix()},
       d_branch);
 }
 

@@ -47,7 +47,7 @@ void check_forward(Trial& trial, const Shape& shape, const DTypes& dtypes, doubl
   const DropoutCase dropout(trial, p, shape.batch, shape.tokens);
   Operand& x = trial.output(dtypes.residual, rows, shape.cols, 2);
   trial.run(EmbeddingForward{.tokens = device_tokens,
-                             .sequence_length = shape.tokens,
+                             .token_rows = TokenRows::whole(shape.tokens),
                              .token_table = table.matrix(),
                              .position_table = with_positions ? positions.matrix() : Matrix(),
                              .dropout = dropout.dropout,
@@ -99,7 +99,7 @@ void check_backward(Trial& trial, const Shape& shape, DType residual, const Back
     }
   }
   trial.run(EmbeddingBackward{.tokens = device_tokens,
-                              .sequence_length = shape.tokens,
+                              .token_rows = TokenRows::whole(shape.tokens),
                               .dx = dx.matrix(),
                               .dropout = dropout.dropout,
                               .d_token_table = d_table.matrix(),
@@ -128,14 +128,14 @@ void check_slices(Trial& trial, const DTypes& dtypes, double p) {
   std::vector<double> sum(static_cast<size_t>(rows * shape.cols));
   Operand& whole = trial.output(dtypes.residual, rows, shape.cols);
   trial.run(EmbeddingForward{.tokens = device_tokens,
-                             .sequence_length = shape.tokens,
+                             .token_rows = TokenRows::whole(shape.tokens),
                              .token_table = table.matrix(),
                              .position_table = positions.matrix(),
                              .dropout = dropout.dropout,
                              .x = whole.matrix()});
   Operand& d_whole = trial.output(DType::f32, num_tokens, shape.cols);
   trial.run(EmbeddingBackward{.tokens = device_tokens,
-                              .sequence_length = shape.tokens,
+                              .token_rows = TokenRows::whole(shape.tokens),
                               .dx = dx.matrix(),
                               .dropout = dropout.dropout,
                               .d_token_table = d_whole.matrix(),
@@ -146,7 +146,7 @@ void check_slices(Trial& trial, const DTypes& dtypes, double p) {
   for (int64_t first = 0; first < num_tokens; first += slice_rows) {
     Operand& x = trial.output(dtypes.residual, rows, shape.cols, 2);
     trial.run(EmbeddingForward{.tokens = device_tokens,
-                               .sequence_length = shape.tokens,
+                               .token_rows = TokenRows::whole(shape.tokens),
                                .token_table = table.matrix().row_range(first, slice_rows),
                                .position_table = first == 0 ? positions.matrix() : Matrix(),
                                .dropout = dropout.dropout,
@@ -162,7 +162,7 @@ void check_slices(Trial& trial, const DTypes& dtypes, double p) {
     }
     Operand& d_slice = trial.output(DType::f32, slice_rows, shape.cols, 1);
     trial.run(EmbeddingBackward{.tokens = device_tokens,
-                                .sequence_length = shape.tokens,
+                                .token_rows = TokenRows::whole(shape.tokens),
                                 .dx = dx.matrix(),
                                 .dropout = dropout.dropout,
                                 .d_token_table = d_slice.matrix(),
@@ -186,7 +186,7 @@ void check_slice_rejections(Trial& trial) {
   const auto* const tokens = Trial::pointer<const int32_t>(trial.input_array(std::vector<int32_t>{0, 1, 9}));
   const auto forward = [&](int64_t first_token, int64_t num_tokens) {
     return EmbeddingForward{.tokens = tokens,
-                            .sequence_length = 3,
+                            .token_rows = TokenRows::whole(3),
                             .token_table = table.matrix(),
                             .position_table = {},
                             .dropout = {},
@@ -208,14 +208,14 @@ void check_rejections(Trial& trial) {
   for (const int32_t token : {-1, 5}) {
     const auto* const tokens = Trial::pointer<const int32_t>(trial.input_array(std::vector<int32_t>{0, 4, token}));
     trial.expect_rejected_contents(EmbeddingForward{.tokens = tokens,
-                                                    .sequence_length = 3,
+                                                    .token_rows = TokenRows::whole(3),
                                                     .token_table = table.matrix(),
                                                     .position_table = {},
                                                     .dropout = {},
                                                     .x = x.matrix()},
                                    fmt::format("token {} of a table of 5", token));
     trial.expect_rejected_contents(EmbeddingBackward{.tokens = tokens,
-                                                     .sequence_length = 3,
+                                                     .token_rows = TokenRows::whole(3),
                                                      .dx = x.matrix(),
                                                      .dropout = {},
                                                      .d_token_table = d_table.matrix(),
@@ -226,7 +226,7 @@ void check_rejections(Trial& trial) {
   }
   const auto* const tokens = Trial::pointer<const int32_t>(trial.input_array(std::vector<int32_t>{0, 1, 2}));
   trial.expect_rejected(EmbeddingForward{.tokens = tokens,
-                                         .sequence_length = 3,
+                                         .token_rows = TokenRows::whole(3),
                                          .token_table = table.matrix(),
                                          .position_table = table.matrix().row_range(0, 2),
                                          .dropout = {},
@@ -296,7 +296,7 @@ void add_cases(Suite& suite) {
     suite.add_bench<EmbeddingForward>(fmt::format("N={} h=768 V=50304 {}", rows, name_of(dtypes)), [=](Trial& t) {
       const auto* const tokens = Trial::pointer<const int32_t>(t.input_array(tokens_of_text(t, bench_shape)));
       t.time(EmbeddingForward{.tokens = tokens,
-                              .sequence_length = bench_shape.tokens,
+                              .token_rows = TokenRows::whole(bench_shape.tokens),
                               .token_table = t.input(dtypes.compute, bench_shape.vocab, 768).matrix(),
                               .position_table = t.input(dtypes.compute, bench_shape.tokens, 768).matrix(),
                               .dropout = {},
@@ -309,7 +309,7 @@ void add_cases(Suite& suite) {
         fmt::format("N=8192 h=768 V=50304 adding R={}", dtype_name(residual)), [=](Trial& t) {
           const auto* const tokens = Trial::pointer<const int32_t>(t.input_array(tokens_of_text(t, bench_shape)));
           t.time(EmbeddingBackward{.tokens = tokens,
-                                   .sequence_length = bench_shape.tokens,
+                                   .token_rows = TokenRows::whole(bench_shape.tokens),
                                    .dx = t.input(residual, 8192, 768).matrix(),
                                    .dropout = {},
                                    .d_token_table = t.in_out(DType::f32, bench_shape.vocab, 768).matrix(),

@@ -133,7 +133,7 @@ void check_forward(Trial& trial, const Shape& shape, const DTypes& dtypes, const
   NormForward op{};
   op.kind = options.kind;
   op.eps = eps;
-  op.sequence_length = shape.tokens;
+  op.token_rows = TokenRows::whole(shape.tokens);
   op.x = x.matrix();
   if (options.with_branch) {
     op.branch = branch.matrix();
@@ -181,7 +181,7 @@ void check_recompute(Trial& trial, const DTypes& dtypes) {
   NormForward op{};
   op.kind = NormKind::layernorm;
   op.eps = eps;
-  op.sequence_length = 3;
+  op.token_rows = TokenRows::whole(3);
   op.x = op.x_out = x.matrix();
   op.branch = branch.matrix();
   op.dropout = dropout.dropout;
@@ -292,7 +292,7 @@ void check_residual_add(Trial& trial, const Shape& shape, const DTypes& dtypes, 
   const DropoutCase dropout(trial, p, shape.batch, shape.tokens);
   Operand& x_out = in_place ? x : separate;
   const std::vector<double> expected = add_branch(x, branch, dropout);
-  trial.run(ResidualAdd{.sequence_length = shape.tokens,
+  trial.run(ResidualAdd{.token_rows = TokenRows::whole(shape.tokens),
                         .x = x.matrix(),
                         .branch = branch.matrix(),
                         .dropout = dropout.dropout,
@@ -305,8 +305,10 @@ void check_branch_backward(Trial& trial, const Shape& shape, const DTypes& dtype
   const Operand& dx = trial.input(dtypes.residual, rows, shape.cols, 1, 3);
   Operand& d_branch = trial.output(dtypes.compute, rows, shape.cols, 1);
   const DropoutCase dropout(trial, p, shape.batch, shape.tokens);
-  trial.run(BranchBackward{
-      .sequence_length = shape.tokens, .dx = dx.matrix(), .dropout = dropout.dropout, .d_branch = d_branch.matrix()});
+  trial.run(BranchBackward{.token_rows = TokenRows::whole(shape.tokens),
+                           .dx = dx.matrix(),
+                           .dropout = dropout.dropout,
+                           .d_branch = d_branch.matrix()});
   // Exact: one product in f32, one rounding to C; a dropped element is 0 and a kept one is not.
   std::vector<double> expected;
   for (int64_t row = 0; row < rows; ++row) {
@@ -345,7 +347,7 @@ std::vector<double> normed_rows(Trial& trial, NormKind kind, const Matrix& x, co
   NormForward op{};
   op.kind = kind;
   op.eps = eps;
-  op.sequence_length = 7;
+  op.token_rows = TokenRows::whole(7);
   op.x = x;
   op.branch = branch;
   op.dropout = dropout;
@@ -371,14 +373,16 @@ void add_row_slice_cases(Suite& suite) {
     suite.add<ResidualAdd>(name, [=](Trial& t) {
       check_row_slices(t, dtypes, [&](const Matrix& x, const Matrix& branch, const Dropout& dropout) {
         Operand& x_out = t.output(x.dtype, x.rows, x.cols);
-        t.run(ResidualAdd{.sequence_length = 7, .x = x, .branch = branch, .dropout = dropout, .x_out = x_out.matrix()});
+        t.run(ResidualAdd{
+            .token_rows = TokenRows::whole(7), .x = x, .branch = branch, .dropout = dropout, .x_out = x_out.matrix()});
         return x_out.values();
       });
     });
     suite.add<BranchBackward>(name, [=](Trial& t) {
       check_row_slices(t, dtypes, [&](const Matrix& x, const Matrix& branch, const Dropout& dropout) {
         Operand& d_branch = t.output(branch.dtype, x.rows, x.cols);
-        t.run(BranchBackward{.sequence_length = 7, .dx = x, .dropout = dropout, .d_branch = d_branch.matrix()});
+        t.run(BranchBackward{
+            .token_rows = TokenRows::whole(7), .dx = x, .dropout = dropout, .d_branch = d_branch.matrix()});
         return d_branch.values();
       });
     });
@@ -409,7 +413,7 @@ void check_rejections(Trial& trial) {
   NormForward op{};
   op.kind = NormKind::rmsnorm;
   op.eps = eps;
-  op.sequence_length = 4;
+  op.token_rows = TokenRows::whole(4);
   op.x = x.matrix();
   op.gamma = wide_gamma.matrix();
   op.y = y.matrix();
@@ -422,17 +426,26 @@ void check_rejections(Trial& trial) {
   trial.expect_rejected(op, "layernorm without mean");
   Dropout dropout;
   dropout.p = 0.5;
-  trial.expect_rejected(
-      ResidualAdd{.sequence_length = 4, .x = x.matrix(), .branch = x.matrix(), .dropout = dropout, .x_out = y.matrix()},
-      "dropout without sample_ids");
+  trial.expect_rejected(ResidualAdd{.token_rows = TokenRows::whole(4),
+                                    .x = x.matrix(),
+                                    .branch = x.matrix(),
+                                    .dropout = dropout,
+                                    .x_out = y.matrix()},
+                        "dropout without sample_ids");
   dropout.sample_ids = Trial::pointer<const int64_t>(trial.input_array(std::vector<int64_t>{1}));
-  trial.expect_rejected(
-      ResidualAdd{.sequence_length = 0, .x = x.matrix(), .branch = x.matrix(), .dropout = dropout, .x_out = y.matrix()},
-      "dropout without the length of a sequence");
+  trial.expect_rejected(ResidualAdd{.token_rows = TokenRows::whole(0),
+                                    .x = x.matrix(),
+                                    .branch = x.matrix(),
+                                    .dropout = dropout,
+                                    .x_out = y.matrix()},
+                        "dropout without the length of a sequence");
   dropout.first_row = -1;
-  trial.expect_rejected(
-      ResidualAdd{.sequence_length = 4, .x = x.matrix(), .branch = x.matrix(), .dropout = dropout, .x_out = y.matrix()},
-      "rows that begin before the micro-batch");
+  trial.expect_rejected(ResidualAdd{.token_rows = TokenRows::whole(4),
+                                    .x = x.matrix(),
+                                    .branch = x.matrix(),
+                                    .dropout = dropout,
+                                    .x_out = y.matrix()},
+                        "rows that begin before the micro-batch");
 }
 
 constexpr int64_t bench_tokens = 1024, bench_cols = 768;
@@ -444,7 +457,7 @@ void bench_norm_forward(Trial& trial, const DTypes& dtypes, int64_t rows, double
   NormForward op{};
   op.kind = NormKind::layernorm;
   op.eps = eps;
-  op.sequence_length = bench_tokens;
+  op.token_rows = TokenRows::whole(bench_tokens);
   op.x = x.matrix();
   op.branch = branch.matrix();
   op.dropout = dropout.dropout;
@@ -555,7 +568,7 @@ void add_benches(Suite& suite) {
       suite.add_bench<NormForward>(name, [=](Trial& t) { bench_norm_forward(t, dtypes, rows, p); });
       suite.add_bench<ResidualAdd>(name, [=](Trial& t) {
         const DropoutCase dropout(t, p, rows / bench_tokens, bench_tokens);
-        t.time(ResidualAdd{.sequence_length = bench_tokens,
+        t.time(ResidualAdd{.token_rows = TokenRows::whole(bench_tokens),
                            .x = t.input(dtypes.residual, rows, bench_cols).matrix(),
                            .branch = t.input(dtypes.compute, rows, bench_cols).matrix(),
                            .dropout = dropout.dropout,
@@ -563,7 +576,7 @@ void add_benches(Suite& suite) {
       });
       suite.add_bench<BranchBackward>(name, [=](Trial& t) {
         const DropoutCase dropout(t, p, rows / bench_tokens, bench_tokens);
-        t.time(BranchBackward{.sequence_length = bench_tokens,
+        t.time(BranchBackward{.token_rows = TokenRows::whole(bench_tokens),
                               .dx = t.input(dtypes.residual, rows, bench_cols).matrix(),
                               .dropout = dropout.dropout,
                               .d_branch = t.output(dtypes.compute, rows, bench_cols).matrix()});

@@ -174,7 +174,7 @@ void check_forward(Trial& trial, const Shape& shape, const Options& options, boo
   const std::vector<double> expected_rstd = rstds(q, k, shape);
 
   QueryKeyForward op{};
-  op.sequence_length = shape.tokens;
+  op.token_rows = TokenRows::whole(shape.tokens);
   op.head_size = shape.head_size;
   op.q = q.matrix();
   op.k = k.matrix();
@@ -230,7 +230,7 @@ void check_backward(Trial& trial, const Shape& shape, const Options& options) {
   const Expected of_k = expect(k, k_gamma, dk);
 
   QueryKeyBackward op{};
-  op.sequence_length = shape.tokens;
+  op.token_rows = TokenRows::whole(shape.tokens);
   op.head_size = shape.head_size;
   op.rotary = options.rotary;
   op.angles = options.angles();
@@ -281,7 +281,7 @@ void check_slices(Trial& trial) {
   Operand& qkv = trial.in_out(DType::f32, 6, 24);
   const std::vector<double> before = qkv.values();
   QueryKeyForward op{};
-  op.sequence_length = 3;
+  op.token_rows = TokenRows::whole(3);
   op.head_size = 4;
   op.q = op.q_out = qkv.matrix().column_range(0, 12);
   op.k = op.k_out = qkv.matrix().column_range(12, 4);
@@ -312,7 +312,7 @@ void bench(Trial& trial, DType dtype, int64_t rows, bool with_norm, bool backwar
   const Matrix none;
   if (backward_too) {
     const Matrix sums = trial.in_out(DType::f64, 1, size).matrix();
-    trial.time(QueryKeyBackward{.sequence_length = tokens,
+    trial.time(QueryKeyBackward{.token_rows = TokenRows::whole(tokens),
                                 .head_size = size,
                                 .q = with_norm ? q : none,
                                 .k = with_norm ? k : none,
@@ -326,7 +326,7 @@ void bench(Trial& trial, DType dtype, int64_t rows, bool with_norm, bool backwar
                                 .q_gamma_sums = with_norm ? sums : none,
                                 .k_gamma_sums = with_norm ? sums : none});
   } else {
-    trial.time(QueryKeyForward{.sequence_length = tokens,
+    trial.time(QueryKeyForward{.token_rows = TokenRows::whole(tokens),
                                .head_size = size,
                                .q = q,
                                .k = k,
@@ -387,7 +387,7 @@ void add_cases(Suite& suite) {
     const Operand& q = t.input(DType::f32, 2, 6);
     Operand& out = t.output(DType::f32, 2, 6);
     QueryKeyForward op{};
-    op.sequence_length = 2;
+    op.token_rows = TokenRows::whole(2);
     op.head_size = 3;
     op.q = op.k = q.matrix();
     op.q_out = op.k_out = out.matrix();

@@ -41,15 +41,15 @@ class Masks final : public ForwardingBackend {
   using ForwardingBackend::run;
 
   void run(const EmbeddingForward& op) override {
-    note("embedding", op.dropout, op.x.cols, op.x.rows / op.sequence_length);
+    note("embedding", op.dropout, op.x.cols, op.token_rows.sequence(op.x.rows));
     inner_.run(op);
   }
   void run(const NormForward& op) override {
-    if (op.branch.given()) note("branch", op.dropout, op.x.cols, op.x.rows / op.sequence_length);
+    if (op.branch.given()) note("branch", op.dropout, op.x.cols, op.token_rows.sequence(op.x.rows));
     inner_.run(op);
   }
   void run(const ResidualAdd& op) override {
-    note("branch", op.dropout, op.x.cols, op.x.rows / op.sequence_length);
+    note("branch", op.dropout, op.x.cols, op.token_rows.sequence(op.x.rows));
     inner_.run(op);
   }
   void run(const AttentionForward& op) override {

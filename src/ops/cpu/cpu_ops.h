@@ -18,13 +18,13 @@ class CpuLinear;
 // is computed in double at its first use and kept.
 class RotaryTables {
  public:
-  RotaryView find(const RotaryAngles& angles, int64_t head_size, int64_t sequence_length);
+  RotaryView find(const RotaryAngles& angles, int64_t head_size, int64_t num_tokens);
 
  private:
   struct Table {
     RotaryAngles angles;
     int64_t head_size;
-    int64_t sequence_length;
+    int64_t num_tokens;
     std::vector<float> cosines;
     std::vector<float> sines;
   };

@@ -11,29 +11,29 @@ int64_t block_floats(const QueryKeyBackward& op) { return 3 * op.head_size; }
 
 template <typename Op>
 RotaryView rotary_of(const Op& op, const CpuContext& context) {
-  return op.rotary ? context.rotary_tables->find(op.angles, op.head_size, op.sequence_length) : RotaryView{};
+  return op.rotary ? context.rotary_tables->find(op.angles, op.head_size, op.token_rows.end()) : RotaryView{};
 }
 
 }  // namespace
 
-RotaryView RotaryTables::find(const RotaryAngles& angles, int64_t head_size, int64_t sequence_length) {
+RotaryView RotaryTables::find(const RotaryAngles& angles, int64_t head_size, int64_t num_tokens) {
   for (const auto& table : tables_) {
-    if (table->angles == angles && table->head_size == head_size && table->sequence_length == sequence_length)
+    if (table->angles == angles && table->head_size == head_size && table->num_tokens == num_tokens)
       return {table->cosines.data(), table->sines.data()};
   }
   auto table = std::make_unique<Table>();
   table->angles = angles;
   table->head_size = head_size;
-  table->sequence_length = sequence_length;
+  table->num_tokens = num_tokens;
   const int64_t pairs = head_size / 2;
-  table->cosines.reserve(static_cast<size_t>(sequence_length * pairs));
-  table->sines.reserve(static_cast<size_t>(sequence_length * pairs));
+  table->cosines.reserve(static_cast<size_t>(num_tokens * pairs));
+  table->sines.reserve(static_cast<size_t>(num_tokens * pairs));
   std::vector<double> frequencies;
   for (int64_t pair = 0; pair < pairs; ++pair) {
     const double exponent = -2.0 * static_cast<double>(pair) / static_cast<double>(head_size);
     frequencies.push_back(angles.scaled(std::pow(angles.theta, exponent)));
   }
-  for (int64_t token = 0; token < sequence_length; ++token) {
+  for (int64_t token = 0; token < num_tokens; ++token) {
     for (const double frequency : frequencies) {
       const double angle = static_cast<double>(token) * frequency;
       table->cosines.push_back(static_cast<float>(std::cos(angle)));

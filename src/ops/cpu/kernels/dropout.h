@@ -12,12 +12,12 @@ namespace {
 constexpr int64_t dropout_span = 1024;
 static_assert(dropout_span % (4 * philox_counters) == 0);
 
-inline DropoutCounters dropout_row(const Dropout& dropout, int64_t row, int64_t sequence_length) {
+inline DropoutCounters dropout_row(const Dropout& dropout, int64_t row, const TokenRows& token_rows) {
   const int64_t of_batch = dropout.first_row + row;
-  const auto sample = static_cast<uint64_t>(dropout.sample_ids[of_batch / sequence_length]);
+  const auto sample = static_cast<uint64_t>(dropout.sample_ids[token_rows.sequence(of_batch)]);
   return {dropout.key.k0,
           dropout.key.k1,
-          static_cast<uint32_t>(of_batch % sequence_length),
+          static_cast<uint32_t>(token_rows.token(of_batch)),
           static_cast<uint32_t>(sample),
           static_cast<uint32_t>(sample >> 32),
           drop_threshold(dropout.p),
@@ -27,9 +27,9 @@ inline DropoutCounters dropout_row(const Dropout& dropout, int64_t row, int64_t 
 // Calls body(first, count, factors) for spans of columns [first_column, end_column) of one row: factors[i], for column
 // first + i, is 0 if it is dropped, else 1 / (1 - p). REQUIRES: first_column is a multiple of 4.
 template <typename Body>
-inline void for_dropout_spans(const Dropout& dropout, int64_t row, int64_t sequence_length, int64_t first_column,
+inline void for_dropout_spans(const Dropout& dropout, int64_t row, const TokenRows& token_rows, int64_t first_column,
                               int64_t end_column, const Body& body) {
-  const DropoutCounters row_counters = dropout_row(dropout, row, sequence_length);
+  const DropoutCounters row_counters = dropout_row(dropout, row, token_rows);
   float factors[dropout_span];
   for (int64_t first = first_column; first < end_column; first += dropout_span) {
     const int64_t count = end_column - first < dropout_span ? end_column - first : dropout_span;

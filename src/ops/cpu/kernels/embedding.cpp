@@ -42,11 +42,10 @@ void without_token(const EmbeddingForward& op, const C* position, int64_t row, R
     return;
   }
   if (op.dropout.p > 0) {
-    for_dropout_spans(op.dropout, row, op.sequence_length, 0, cols,
-                      [&](int64_t at, int64_t count, const float* factors) {
+    for_dropout_spans(op.dropout, row, op.token_rows, 0, cols, [&](int64_t at, int64_t count, const float* factors) {
 #pragma omp simd
-                        for (int64_t i = 0; i < count; ++i) store(x + at + i, load(position + at + i) * factors[i]);
-                      });
+      for (int64_t i = 0; i < count; ++i) store(x + at + i, load(position + at + i) * factors[i]);
+    });
     return;
   }
 #pragma omp simd
@@ -58,11 +57,10 @@ template <typename R>
 void add_row(const EmbeddingBackward& op, float scale, int64_t row, int64_t first, int64_t end, float* sums) {
   const R* dx = row_of<R>(op.dx, row);
   if (op.dropout.p > 0) {
-    for_dropout_spans(op.dropout, row, op.sequence_length, first, end,
-                      [&](int64_t at, int64_t count, const float* factors) {
+    for_dropout_spans(op.dropout, row, op.token_rows, first, end, [&](int64_t at, int64_t count, const float* factors) {
 #pragma omp simd
-                        for (int64_t i = 0; i < count; ++i) sums[at + i] += load(dx + at + i) * scale * factors[i];
-                      });
+      for (int64_t i = 0; i < count; ++i) sums[at + i] += load(dx + at + i) * scale * factors[i];
+    });
     return;
   }
 #pragma omp simd
@@ -78,7 +76,7 @@ void embedding_forward(const EmbeddingForward& op, int64_t first_row, int64_t en
       using C = decltype(compute_type);
       for (int64_t row = first_row; row < end_row; ++row) {
         const C* position =
-            op.position_table.rows > 0 ? row_of<C>(op.position_table, row % op.sequence_length) : nullptr;
+            op.position_table.rows > 0 ? row_of<C>(op.position_table, op.token_rows.token(row)) : nullptr;
         R* x = row_of<R>(op.x, row);
         const int64_t token_row = row_of_token(op.tokens[row], op.first_token, op.token_table.rows);
         if (token_row < 0) {
@@ -88,7 +86,7 @@ void embedding_forward(const EmbeddingForward& op, int64_t first_row, int64_t en
         const C* token = row_of<C>(op.token_table, token_row);
         const auto scale = static_cast<float>(op.token_scale);
         if (op.dropout.p > 0) {
-          for_dropout_spans(op.dropout, row, op.sequence_length, 0, op.x.cols,
+          for_dropout_spans(op.dropout, row, op.token_rows, 0, op.x.cols,
                             [&](int64_t at, int64_t count, const float* factors) {
                               lookup_with_dropout(token + at, scale, position == nullptr ? nullptr : position + at,
                                                   factors, x + at, count);
@@ -123,8 +121,9 @@ void embedding_backward_positions(const EmbeddingBackward& op, int64_t first_row
 #pragma omp simd
         for (int64_t i = 0; i < cols; ++i) sums[i] = 0;
       }
-      if (position >= op.sequence_length) continue;
-      for (int64_t row = position; row < op.dx.rows; row += op.sequence_length)
+      const int64_t first = op.token_rows.row(position);
+      if (first < 0) continue;
+      for (int64_t row = first; row < op.dx.rows; row += op.token_rows.length)
         add_row<decltype(type)>(op, 1.0F, row, 0, cols, sums);
     }
   });

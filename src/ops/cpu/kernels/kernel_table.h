@@ -10,7 +10,7 @@
 
 namespace gptrain::inline ops {
 
-// Cosines and sines of rotary embedding, [sequence_length][head_size / 2].
+// Cosines and sines of rotary embedding, [tokens][head_size / 2].
 struct RotaryView {
   const float* cosines = nullptr;
   const float* sines = nullptr;

@@ -42,7 +42,7 @@ void forward_row(const NormForward& op, int64_t row) {
   const R* x = row_of<R>(op.x, row);
   if (op.branch.rows > 0) {
     R* x_out = row_of<R>(op.x_out, row);
-    add_branch(x, row_of<const C>(op.branch, row), x_out, cols, op.dropout, row, op.sequence_length);
+    add_branch(x, row_of<const C>(op.branch, row), x_out, cols, op.dropout, row, op.token_rows);
     x = x_out;
   }
   float mean = 0;

@@ -36,7 +36,7 @@ PhiloxCounters counters_of(PhiloxKey key, int64_t token, int64_t sample_id) {
 // Computes rows [first, end) of a sequence that begins at row `begin`.
 template <typename C>
 void store_cosines(const ProjectionMatrix& op, int64_t begin, int64_t first, int64_t end) {
-  const int64_t sample = op.sample_ids[begin / op.sequence_length];
+  const int64_t sample = op.sample_ids[TokenRows::whole(op.sequence_length).sequence(begin)];
   const float unit = 1.57079633F / static_cast<float>(op.sequence_length);
   uint32_t words[projection_span + 4 * philox_counters];
   SampledRow frequencies[projection_span / 4];
@@ -64,11 +64,12 @@ void store_cosines(const ProjectionMatrix& op, int64_t begin, int64_t first, int
 }  // namespace
 
 void projection_matrix(const ProjectionMatrix& op, int64_t first_row, int64_t end_row) {
+  const TokenRows sequences = TokenRows::whole(op.sequence_length);
   with_type(op.s.dtype, [&](auto type) {
     using C = decltype(type);
     if (op.kind == ProjectionKind::dct) {
       for (int64_t row = first_row; row < end_row;) {
-        const int64_t begin = row / op.sequence_length * op.sequence_length;
+        const int64_t begin = sequences.sequence(row) * op.sequence_length;
         const int64_t end = begin + op.sequence_length < end_row ? begin + op.sequence_length : end_row;
         store_cosines<C>(op, begin, row, end);
         row = end;
@@ -77,8 +78,7 @@ void projection_matrix(const ProjectionMatrix& op, int64_t first_row, int64_t en
     }
     uint32_t words[projection_span + 4 * philox_counters];
     for (int64_t row = first_row; row < end_row; ++row) {
-      const PhiloxCounters counters =
-          counters_of(op.key, row % op.sequence_length, op.sample_ids[row / op.sequence_length]);
+      const PhiloxCounters counters = counters_of(op.key, sequences.token(row), op.sample_ids[sequences.sequence(row)]);
       for (int64_t first = 0; first < op.s.cols; first += projection_span) {
         const int64_t left = op.s.cols - first;
         const int64_t count = left < projection_span ? left : projection_span;
@@ -96,7 +96,7 @@ void projection_matrix(const ProjectionMatrix& op, int64_t first_row, int64_t en
 }
 
 void sample_rows(const SampleRows& op, int64_t first_row, int64_t end_row) {
-  const int64_t runs = op.y.rows / (op.x.rows / op.sequence_length);
+  const int64_t runs = op.y.rows / TokenRows::whole(op.sequence_length).sequence(op.x.rows);
   with_type(op.x.dtype, [&](auto type) {
     using C = decltype(type);
     uint32_t words[4 * philox_counters];

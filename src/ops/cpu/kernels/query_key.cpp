@@ -55,7 +55,7 @@ void forward_rows(const QueryKeyForward& op, RotaryView rotary, int64_t first_ro
   const int64_t num_q_heads = op.q.cols / size;
   const int64_t num_heads = num_q_heads + op.k.cols / size;
   for (int64_t row = first_row; row < end_row; ++row) {
-    const int64_t angles = row % op.sequence_length * (size / 2);
+    const int64_t angles = op.token_rows.token(row) * (size / 2);
     for (int64_t head = 0; head < num_heads; ++head) {
       const bool is_q = head < num_q_heads;
       const int64_t column = (is_q ? head : head - num_q_heads) * size;
@@ -101,7 +101,7 @@ void backward_rows(const QueryKeyBackward& op, RotaryView rotary, int64_t first_
   float* d_gammas[2] = {work, work + size};
   float* dy = work + 2 * size;
   for (int64_t row = first_row; row < end_row; ++row) {
-    const int64_t angles = row % op.sequence_length * (size / 2);
+    const int64_t angles = op.token_rows.token(row) * (size / 2);
     for (int64_t head = 0; head < num_heads; ++head) {
       const bool is_q = head < num_q_heads;
       const int64_t column = (is_q ? head : head - num_q_heads) * size;

@@ -11,7 +11,7 @@ void residual_add(const ResidualAdd& op, int64_t first_row, int64_t end_row) {
       using C = decltype(compute_type);
       for (int64_t row = first_row; row < end_row; ++row)
         add_branch(row_of<const R>(op.x, row), row_of<const C>(op.branch, row), row_of<R>(op.x_out, row), op.x.cols,
-                   op.dropout, row, op.sequence_length);
+                   op.dropout, row, op.token_rows);
     });
   });
 }
@@ -26,7 +26,7 @@ void branch_backward(const BranchBackward& op, int64_t first_row, int64_t end_ro
         const R* dx = row_of<R>(op.dx, row);
         C* d_branch = row_of<C>(op.d_branch, row);
         if (op.dropout.p > 0) {
-          for_dropout_spans(op.dropout, row, op.sequence_length, 0, cols,
+          for_dropout_spans(op.dropout, row, op.token_rows, 0, cols,
                             [&](int64_t at, int64_t count, const float* factors) {
 #pragma omp simd
                               for (int64_t i = 0; i < count; ++i)

@@ -8,9 +8,9 @@ namespace {
 
 template <typename R, typename C>
 inline void add_branch(const R* x, const C* branch, R* out, int64_t cols, const Dropout& dropout, int64_t row,
-                       int64_t sequence_length) {
+                       const TokenRows& token_rows) {
   if (dropout.p > 0) {
-    for_dropout_spans(dropout, row, sequence_length, 0, cols, [&](int64_t at, int64_t count, const float* factors) {
+    for_dropout_spans(dropout, row, token_rows, 0, cols, [&](int64_t at, int64_t count, const float* factors) {
 #pragma omp simd
       for (int64_t i = 0; i < count; ++i) store(out + at + i, load(x + at + i) + load(branch + at + i) * factors[i]);
     });
