@@ -33,7 +33,7 @@ class AttentionBranch final : public Branch {
   bool rotates() const { return model().rotates(layer_); }
   bool transforms_queries() const { return model().qk_norm || rotates(); }
   Dropout probability_dropout(const LayerCall& call) const;
-  // RETURNS the place of this rank's heads in LayerCall::head_scores.
+  // RETURNS the place of this rank's heads in the statistic of head scores; not given if it is not collected.
   Matrix largest_scores(const LayerCall& call) const;
   AttentionMask mask(const LayerCall& call) const;
   QueryKeyValue split(const Matrix& qkv) const;
@@ -101,9 +101,10 @@ Dropout AttentionBranch::probability_dropout(const LayerCall& call) const {
 }
 
 Matrix AttentionBranch::largest_scores(const LayerCall& call) const {
-  if (call.head_scores == nullptr || !context_.shape.training) return {};
-  float* const of_layer = call.head_scores + static_cast<int64_t>(layer_) * model().num_heads;
-  return {of_layer + context_.tensor.rank() * num_heads(), DType::f32, 1, num_heads()};
+  const Matrix scores = call.statistics.find(head_scores_statistic);
+  if (!scores.given()) return {};
+  const int64_t first = static_cast<int64_t>(layer_) * model().num_heads + context_.tensor.rank() * num_heads();
+  return scores.column_range(first, num_heads());
 }
 
 AttentionMask AttentionBranch::mask(const LayerCall& call) const {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "model/record.h"
+#include "model/statistics.h"
 #include "ops/backend.h"
 
 namespace gptrain::inline model {
@@ -26,11 +27,11 @@ struct LayerCall {
   const int64_t* sample_ids = nullptr;  // device, [B]
   // Device, [B, T] (see AttentionMask); null without StepShape::mask_documents.
   const int32_t* document_starts = nullptr;
-  StepState* state = nullptr;    // device
-  float* head_scores = nullptr;  // device, [layers, heads], raised to the largest scores in training; null: not wanted
-  std::byte* input = nullptr;    // [N, h] R: residual stream before the layer
-  std::byte* output = nullptr;   // [N, h] R: residual stream after the layer
-  std::byte* kept = nullptr;     // this and the next three: records (see RecordKind)
+  StepState* state = nullptr;  // device
+  StepStatistics statistics = {};
+  std::byte* input = nullptr;   // [N, h] R: residual stream before the layer
+  std::byte* output = nullptr;  // [N, h] R: residual stream after the layer
+  std::byte* kept = nullptr;    // this and the next three: records (see RecordKind)
   std::byte* saved_for_input = nullptr;
   std::byte* saved_for_weight = nullptr;
   std::byte* gradients = nullptr;

@@ -1,7 +1,6 @@
 #include "optim/qk_clip.h"
 
 #include <algorithm>
-#include <limits>
 #include <string_view>
 
 #include "model/record.h"
@@ -25,13 +24,6 @@ struct Heads {
   int64_t num_heads, num_kv_heads;
   int64_t rows;  // rows of a head
 };
-
-int64_t num_scores(const ModelSpec& spec) {
-  int64_t sum = 0;
-  for (const TensorSpec& tensor : spec.tensors)
-    if (is_of_queries(tensor) && tensor.is_matrix()) sum += Heads(tensor).num_heads;
-  return sum;
-}
 
 // Adds the segments of a tensor that this rank updates.
 void add_segments(const ParameterStore& parameters, size_t index, std::vector<HeadSegment>& segments) {
@@ -79,28 +71,19 @@ struct ClippedSegments {
   int64_t bytes() const { return std::ssize(all) * static_cast<int64_t>(sizeof(HeadSegment)); }
 };
 
-int64_t scores_bytes(const ModelSpec& spec) { return align_up(num_scores(spec) * dtype_bytes(DType::f32)); }
-
 }  // namespace
 
-QkClip::QkClip(const UpdateContext& context, double threshold, std::byte* tables)
+QkClip::QkClip(const UpdateContext& context, double threshold, const Matrix& scores, std::byte* tables)
     : context_(context),
       threshold_(threshold),
-      nothing_seen_(static_cast<size_t>(num_scores(context.parameters.spec())),
-                    -std::numeric_limits<float>::infinity()),
-      scores_(tables, DType::f32, 1, std::ssize(nothing_seen_)) {
-  std::byte* const device_segments = tables + scores_bytes(context.parameters.spec());
-  segments_ = reinterpret_cast<const HeadSegment*>(device_segments);
+      scores_(scores),
+      segments_(reinterpret_cast<const HeadSegment*>(tables)) {
   ClippedSegments segments(context.parameters);
-  if (!segments.all.empty()) context.backend.upload(device_segments, segments.all.data(), segments.bytes());
+  if (!segments.all.empty()) context.backend.upload(tables, segments.all.data(), segments.bytes());
   first_segment_ = std::move(segments.first);
 }
 
-int64_t QkClip::table_bytes(const ParameterStore& parameters) {
-  return scores_bytes(parameters.spec()) + align_up(ClippedSegments(parameters).bytes());
-}
-
-void QkClip::begin() { context_.backend.upload(scores_.data, nothing_seen_.data(), scores_.bytes()); }
+int64_t QkClip::table_bytes(const ParameterStore& parameters) { return align_up(ClippedSegments(parameters).bytes()); }
 
 void QkClip::clip(int64_t unit) const {
   const int64_t first = first_segment_[static_cast<size_t>(unit)];

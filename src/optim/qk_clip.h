@@ -10,21 +10,17 @@
 
 namespace gptrain::inline optim {
 
-// The largest score of every query head of the model in a step. Layers raise them in forward passes, each rank those of
-// its own samples, layers and heads, and the step's agreement takes the maximum over the world (StepStatistic).
+// The clip of a step's weights by the largest score of every query head of the model (head_scores_statistic).
 class QkClip {
  public:
-  // Uploads its segments to `tables`, device memory of table_bytes that also holds the scores. Borrows the context's
-  // references.
-  QkClip(const UpdateContext& context, double threshold, std::byte* tables);
+  // Uploads its segments to `tables`, device memory of table_bytes. `scores`: [1, layers x heads] f32 in device memory.
+  // Borrows the context's references.
+  QkClip(const UpdateContext& context, double threshold, const Matrix& scores, std::byte* tables);
 
   static int64_t table_bytes(const ParameterStore& parameters);
 
   double threshold() const { return threshold_; }
-  // RETURNS the scores, [1, layers x heads] f32 in device memory.
   const Matrix& scores() const { return scores_; }
-  // Clears the scores. Call before a step.
-  void begin();
   // Scales this rank's part of the unit's weights. REQUIRES: the unit is updated, and the ranks have agreed on the
   // scores.
   void clip(int64_t unit) const;
@@ -32,7 +28,6 @@ class QkClip {
  private:
   UpdateContext context_;
   double threshold_;
-  std::vector<float> nothing_seen_;
   Matrix scores_;
   const HeadSegment* segments_;         // device memory, unit after unit
   std::vector<int64_t> first_segment_;  // by unit, then the end

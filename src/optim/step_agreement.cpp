@@ -109,10 +109,9 @@ void StepAgreement::agree() {
   Lane& lane = groups_.lane(LaneKind::gradients);
   lane.all_reduce(groups_.group(LaneKind::gradients, GroupKind::world), tables_.partials, num_tensors_ + 1, DType::f64);
   lane.all_reduce(groups_.loss_group(), &context_.state->loss_sum, 1, DType::f64);
-  for (const StepStatistic& statistic : rules_.statistics) {
-    const Matrix& values = statistic.values;
+  for (const auto& [values, op] : rules_.statistics) {
     lane.all_reduce(groups_.group(LaneKind::gradients, GroupKind::world), values.data, values.count(), values.dtype,
-                    statistic.op);
+                    op);
   }
   lane.wait_all();
   const QkClip* const qk_clip = rules_.qk_clip;

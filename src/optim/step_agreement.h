@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/reduce_op.h"
+#include "model/statistics.h"
 #include "ops/side_queue.h"
 #include "optim/optimizer.h"
 #include "optim/qk_clip.h"
@@ -20,17 +20,11 @@ namespace gptrain::inline optim {
 // Adds up f64 `sums` in device memory over all ranks, in place. Collective over the world.
 void sum_over_world(RankGroups& groups, const Matrix& sums);
 
-// Numbers that the ops of a step collect on each rank, beside the loss, and their reduction over the world.
-struct StepStatistic {
-  Matrix values;  // in device memory
-  ReduceOp op;
-};
-
 // Rules of the agreement, and numbers that it carries beside loss, norm and skip.
 struct AgreementRules {
   double clip_norm = 0;           // 0: no clipping
   int64_t loss_scale_window = 0;  // 0: no loss scaling
-  std::vector<StepStatistic> statistics = {};
+  std::vector<StatisticsLayout::Reduction> statistics = {};
   const QkClip* qk_clip = nullptr;  // null: none; its scores are among the statistics
 };
 

@@ -50,6 +50,12 @@ UnitParameters Executor::whole(int64_t unit, const Action& action) const {
   return parameters_.whole(unit, at(action, Operand::weights), at(action, Operand::whole_gradients));
 }
 
+StepStatistics Executor::statistics_of(ActionKind kind) const {
+  StepStatistics statistics = resources_.statistics;
+  statistics.first_pass = !is_recomputation(kind);
+  return statistics;
+}
+
 LayerCall Executor::call_of(const Action& action) const {
   const ScheduleOptions& options = program_.schedule.options;
   const MicroBatch batch = micro_batch(action);
@@ -61,7 +67,7 @@ LayerCall Executor::call_of(const Action& action) const {
                  .sample_ids = batch.sample_ids,
                  .document_starts = batch.document_starts,
                  .state = resources_.state,
-                 .head_scores = resources_.head_scores,
+                 .statistics = statistics_of(action.kind),
                  .input = at(action, Operand::input),
                  .output = at(action, Operand::output),
                  .kept = at(action, Operand::kept),

@@ -41,7 +41,7 @@ class ActionObserver {
 struct ExecutorResources {
   std::array<std::byte*, num_memory_classes> arenas{};  // starts of the arenas
   StepState* state = nullptr;                           // device
-  float* head_scores = nullptr;                         // device (see LayerCall)
+  StepStatistics statistics = {};
   Workspace* workspace = nullptr;
   Backend* backend = nullptr;
   RankGroups* groups = nullptr;
@@ -70,6 +70,7 @@ class Executor {
   void play_all(MicroBatchSource& source, ActionObserver* observer);
   void run(const Action& action, MicroBatchSource& source);
   std::byte* at(const Action& action, Operand operand) const;
+  StepStatistics statistics_of(ActionKind kind) const;
   MicroBatch micro_batch(const Action& action) const;
   // Runs a layer's ops, or replays a recording of them.
   template <typename Ops>

@@ -185,6 +185,20 @@ int64_t landing_bytes(const StepConfig& config, const Target& target) {
   return has_own_memory(target) ? micro_batch_bytes(config) : 0;
 }
 
+std::vector<Statistic> step_statistics(const StepConfig& config) {
+  std::vector<Statistic> statistics;
+  if (config.optimizer.qk_clip > 0) {
+    statistics.push_back(
+        {std::string(head_scores_statistic), StatisticKind::largest, config.model.num_layers * config.model.num_heads});
+  }
+  return statistics;
+}
+
+void declare_statistics(StepDesign& design, std::vector<Statistic> statistics) {
+  design.statistics = StatisticsLayout(std::move(statistics));
+  design.memory.arenas[MemoryClass::state] = design.tables.statistics + design.statistics.bytes();
+}
+
 void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice) {
   traits.recomputed = choice.recompute_from >= 0 && traits.kind == UnitKind::block;
   traits.recompute_from = traits.recomputed && choice.recompute_from < unit ? choice.recompute_from : -1;
@@ -241,7 +255,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   tables.optimizer = tables.agreement + StepAgreement::table_bytes(store);
   tables.accumulated_gradients = tables.optimizer + optimizer_type(config.optimizer.type).table_bytes(store);
   tables.qk_clip = tables.accumulated_gradients + AccumulatedGradients::table_bytes(store);
-  memory[MemoryClass::state] = tables.qk_clip + (config.optimizer.qk_clip > 0 ? QkClip::table_bytes(store) : 0);
+  tables.statistics = tables.qk_clip + (config.optimizer.qk_clip > 0 ? QkClip::table_bytes(store) : 0);
+  declare_statistics(design, step_statistics(config));
   design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
   if (config.checkpoint.keeps_snapshot()) design.snapshot_bytes = store.snapshot_bytes();
   design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] = design.snapshot_bytes;

@@ -9,6 +9,7 @@
 #include "config/run_config.h"
 #include "data/prefetcher.h"
 #include "model/model.h"
+#include "model/statistics.h"
 #include "ops/target.h"
 #include "parallel/executor.h"
 #include "parallel/groups.h"
@@ -33,6 +34,7 @@ struct StateTables {
   int64_t optimizer = 0;
   int64_t accumulated_gradients = 0;
   int64_t qk_clip = 0;
+  int64_t statistics = 0;
 };
 
 struct StepDesign {
@@ -53,6 +55,7 @@ struct StepDesign {
   std::shared_ptr<const Program> evaluation;  // one micro-batch, in the same arenas
   StepMemory memory;
   StateTables tables;
+  StatisticsLayout statistics;
   int64_t snapshot_bytes = 0;  // host's copy of the rank's state (TrainingStep::copy_state); 0: there is none
 };
 
@@ -60,6 +63,11 @@ struct StepDesign {
 // of another rank of this stage, or null; the design shares it if this rank's program would be equal.
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
                        const std::shared_ptr<const Program>& like = nullptr);
+
+// Returns the statistics of the config's steps.
+std::vector<Statistic> step_statistics(const StepConfig& config);
+// Gives the design these statistics in place of its own, and the memory for them.
+void declare_statistics(StepDesign& design, std::vector<Statistic> statistics);
 
 // Sets the traits of `unit` that follow from its choice: recomputation and offload.
 void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice);

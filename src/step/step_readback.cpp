@@ -7,11 +7,18 @@
 
 namespace gptrain::inline step {
 
-StepReadback::StepReadback(Backend& backend, SideQueue* copy_queue)
+StepReadback::StepReadback(Backend& backend, SideQueue* copy_queue, int64_t num_sums)
     : backend_(backend),
       copy_queue_(copy_queue),
-      pinned_(copy_queue != nullptr ? copy_queue->allocate_host(most_ahead * sizeof(Copied)) : nullptr),
-      copied_(copy_queue != nullptr ? new (pinned_->data()) Copied[most_ahead] : here_.data()) {}
+      pinned_(copy_queue != nullptr
+                  ? copy_queue->allocate_host(most_ahead *
+                                              (sizeof(Copied) + static_cast<size_t>(num_sums) * sizeof(double)))
+                  : nullptr),
+      copied_(copy_queue != nullptr ? new (pinned_->data()) Copied[most_ahead] : here_.data()),
+      num_sums_(num_sums),
+      sums_here_(copy_queue != nullptr ? 0 : static_cast<size_t>(most_ahead * num_sums)),
+      sums_(copy_queue != nullptr ? reinterpret_cast<double*>(pinned_->data() + most_ahead * sizeof(Copied))
+                                  : sums_here_.data()) {}
 
 void StepReadback::begin() {
   if (ahead() == most_ahead) throw std::logic_error("a step begins before an earlier one is read");
@@ -24,16 +31,18 @@ void StepReadback::begin() {
   }
 }
 
-void StepReadback::queue(const StepState* state, const double* stops) {
+void StepReadback::queue(const StepState* state, const double* stops, const double* sums) {
   Copied& copied = at(queued_);
   if (copy_queue_ != nullptr) {
     copy_queue_->copy_among_ops(&copied.state, state, sizeof copied.state);
     copy_queue_->copy_among_ops(&copied.stops, stops, sizeof copied.stops);
+    if (num_sums_ > 0) copy_queue_->copy_among_ops(sums_at(queued_), sums, sums_bytes());
     copy_queue_->time_ops(end_of(queued_));
     copy_queue_->mark_ops(end_of(queued_));
   } else {
     backend_.download(&copied.state, state, sizeof copied.state);
     backend_.download(&copied.stops, stops, sizeof copied.stops);
+    if (num_sums_ > 0) backend_.download(sums_at(queued_), sums, sums_bytes());
     double& seconds = host_seconds_[static_cast<size_t>(queued_ % most_ahead)];
     seconds = steady_seconds() - seconds;
   }
@@ -54,6 +63,7 @@ StepReadback::Values StepReadback::read() {
   }
   values.state = at(step).state;
   values.stops = at(step).stops;
+  values.sums.assign(sums_at(step), sums_at(step) + num_sums_);
   return values;
 }
 

@@ -25,9 +25,10 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
       backend_(backend),
       groups_(groups),
       copy_queue_(backend.make_side_queue()),
-      readback_(backend, copy_queue_.get()),
+      readback_(backend, copy_queue_.get(), design_->statistics.num_sums()),
       state_(nullptr),
-      gathers_(design_->spec.units.size(), Lane::done) {
+      gathers_(design_->spec.units.size(), Lane::done),
+      initial_statistics_(design_->statistics.initial_values()) {
   const RunConfig& config = design_->config;
   const StepMemory& memory = design_->memory;
   for (size_t c = 0; c < num_memory_classes; ++c) {
@@ -57,10 +58,13 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
       .parameters = *parameters_, .state = state_, .backend = backend_, .groups = groups_, .workspace = workspace_};
   std::byte* const state = arena(MemoryClass::state);
   const StateTables& tables = design_->tables;
-  AgreementRules rules{.clip_norm = config.optimizer.clip_norm, .loss_scale_window = loss_scale_window};
+  statistics_ = {.layout = &design_->statistics, .block = state + tables.statistics};
+  AgreementRules rules{.clip_norm = config.optimizer.clip_norm,
+                       .loss_scale_window = loss_scale_window,
+                       .statistics = design_->statistics.reductions(statistics_.block)};
   if (config.optimizer.qk_clip > 0) {
-    qk_clip_ = std::make_unique<QkClip>(context, config.optimizer.qk_clip, state + tables.qk_clip);
-    rules.statistics.push_back({qk_clip_->scores(), ReduceOp::max});
+    qk_clip_ = std::make_unique<QkClip>(context, config.optimizer.qk_clip, statistics_.find(head_scores_statistic),
+                                        state + tables.qk_clip);
     rules.qk_clip = qk_clip_.get();
   }
   agreement_ =
@@ -76,17 +80,18 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
     uploads_ = std::make_unique<MicroBatchUploads>(
         *copy_queue_, data.data() + data.bytes() - landing_bytes(config, backend_.target()), micro_batch_shape(config));
   }
-  const ExecutorResources place{.arenas = arena_starts(),
-                                .state = state_,
-                                .head_scores = qk_clip_ ? qk_clip_->scores().as<float>() : nullptr,
-                                .workspace = &workspace_,
-                                .backend = &backend_,
-                                .groups = &groups_,
-                                .gathers = &gathers_,
-                                .accumulated = accumulated_.get(),
-                                .uploads = uploads_.get(),
-                                .offloads = offloads_ ? &*offloads_ : nullptr};
+  ExecutorResources place{.arenas = arena_starts(),
+                          .state = state_,
+                          .statistics = statistics_,
+                          .workspace = &workspace_,
+                          .backend = &backend_,
+                          .groups = &groups_,
+                          .gathers = &gathers_,
+                          .accumulated = accumulated_.get(),
+                          .uploads = uploads_.get(),
+                          .offloads = offloads_ ? &*offloads_ : nullptr};
   executor_ = std::make_unique<Executor>(*model_, *design_->training, *parameters_, place, update_.get());
+  place.statistics = {};
   evaluation_executor_ =
       std::make_unique<Executor>(*evaluation_model_, *design_->evaluation, *parameters_, place, nullptr);
 }
@@ -245,15 +250,16 @@ void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionO
   host_state_.largest_score = 0;
   host_state_.clipped_heads = 0;
   backend_.upload(state_, &host_state_, offsetof(StepState, updates));
-  if (qk_clip_) qk_clip_->begin();
+  if (!initial_statistics_.empty())
+    backend_.upload(statistics_.block, initial_statistics_.data(), std::ssize(initial_statistics_));
   agreement_->ask_for_stop(stop_wanted);
   agreement_->ask_for_void([&source] { return source.is_void(); });
   executor_->play(source, observer);
-  readback_.queue(state_, agreement_->stops());
+  readback_.queue(state_, agreement_->stops(), reinterpret_cast<const double*>(statistics_.block));
 }
 
 StepResult TrainingStep::end() {
-  const StepReadback::Values values = readback_.read();
+  StepReadback::Values values = readback_.read();
   host_state_ = values.state;
   return {.loss = host_state_.loss_sum / static_cast<double>(host_state_.counted_targets),
           .grad_norm = std::sqrt(host_state_.squared_norm),
@@ -265,6 +271,7 @@ StepResult TrainingStep::end() {
           .clipped_heads = host_state_.clipped_heads,
           .loss_scale = static_cast<double>(host_state_.step_loss_scale),
           .counted_targets = host_state_.counted_targets,
+          .sums = std::move(values.sums),
           .seconds = values.seconds};
 }
 

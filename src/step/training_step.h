@@ -32,6 +32,7 @@ struct StepResult {
   int64_t clipped_heads = 0;    // heads whose weights QK-clip scaled
   double loss_scale = 1;        // scale of the step's gradients; always 1 except in fp16
   int64_t counted_targets = 0;  // in the global batch
+  std::vector<double> sums;     // sums of the step's statistics (StatisticsLayout::part_of)
   double seconds = 0;           // since the step began, or since the step before ended if that was later
 
   // Returns true if gradients overflowed and the loss scale was halved, an ordinary event in fp16. Returns false if the
@@ -119,6 +120,8 @@ class TrainingStep {
   uint32_t norms_checksum() const;
 
   Workspace& workspace() { return workspace_; }
+  // Returns the statistics that the ops of a step collect.
+  const StepStatistics& statistics() const { return statistics_; }
   // Takes host memory for micro-batches, from which uploads are fast. Not collective.
   std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes);
 
@@ -142,6 +145,8 @@ class TrainingStep {
   std::unique_ptr<ParameterStore> parameters_;
   UnitTickets gathers_;
   std::unique_ptr<Model> model_, evaluation_model_;
+  StepStatistics statistics_;
+  const std::vector<std::byte> initial_statistics_;
   std::unique_ptr<QkClip> qk_clip_;  // null with optimizer.qk_clip = 0
   std::unique_ptr<StepAgreement> agreement_;
   std::unique_ptr<Optimizer> optimizer_;

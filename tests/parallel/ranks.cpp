@@ -166,6 +166,17 @@ std::vector<LaneGroup> made_groups(const RunConfig& config, int64_t world_size, 
   return groups;
 }
 
+// Returns the design with `more` statistics.
+std::shared_ptr<const StepDesign> with_statistics(std::shared_ptr<const StepDesign> design,
+                                                  const std::vector<Statistic>& more) {
+  if (more.empty()) return design;
+  auto changed = std::make_shared<StepDesign>(*design);
+  std::vector<Statistic> statistics = step_statistics(changed->config);
+  statistics.insert(statistics.end(), more.begin(), more.end());
+  declare_statistics(*changed, std::move(statistics));
+  return changed;
+}
+
 }  // namespace
 
 void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* start, const Wrapping& wrapping,
@@ -186,7 +197,7 @@ void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* st
                               ? plan_rank({config, backend.target(), world_size}, rank)
                               : plan_step({config, backend.target(), world_size},
                                           choices_with(config.memory, backend.target(), *wrapping.choices), rank);
-    TrainingStep step(plan.design, backend, groups);
+    TrainingStep step(with_statistics(plan.design, wrapping.statistics), backend, groups);
     step.initialize();
     if (start != nullptr) set_weights(step, *start);
     RankContext context{.groups = groups, .step = step, .plan = plan, .world = world};

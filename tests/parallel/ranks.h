@@ -39,6 +39,7 @@ struct Wrapping {
       {};
   std::function<std::unique_ptr<Backend>(int64_t rank)> device = {};  // null: a CPU backend of one thread
   const UnitChoices* choices = nullptr;                       // choices for the units of all stages; null: the config's
+  std::vector<Statistic> statistics = {};                     // beside those of the config
   std::function<void(RankContext&)> before = {}, after = {};  // run before and after the steps of train_on_ranks
 };
 
