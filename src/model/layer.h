@@ -150,6 +150,10 @@ class Layer {
   // output.
   virtual void recompute(const LayerCall& call) = 0;
   virtual void backward(const LayerCall& call, BackwardPart part) = 0;
+  // Whether ranks communicate between the ops of a pass, which are then not recorded (Backend::run_recorded). Transfers
+  // through the host cannot be recorded. NCCL does not let a communicator end before the graphs that hold its work, and
+  // does not promise that such graphs and other communicators' work on one device run in one order on all ranks.
+  virtual bool exchanges_amid_ops() const { return context_.tensor.is_split(); }
 
  protected:
   explicit Layer(const LayerContext& context, bool keeps_products = false)

@@ -117,7 +117,7 @@ RecordingKey recording_key(const void* executor, const Action& action, const Lay
 template <typename Ops>
 void Executor::compute(const Action& action, const Ops& ops) {
   const LayerCall call = call_of(action);
-  if (resources_.groups->exchange_amid_ops()) return ops(call);
+  if (model_.layer(action.unit).exchanges_amid_ops()) return ops(call);
   resources_.backend->run_recorded(recording_key(this, action, call), [&] { ops(call); });
 }
 

@@ -50,8 +50,8 @@ int64_t neighbour(const StepConfig& config, const Mesh& mesh, int64_t rank, int6
 
 }  // namespace
 
-Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault, ExpertSizes experts) {
-  const int64_t model_ranks = ranks_of_model(config.parallel);
+Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault, ExtraSizes extra) {
+  const int64_t model_ranks = ranks_of_model(config.parallel) * extra.context;
   if (world_size % model_ranks != 0) {
     throw Error(fault,
                 "{} {} not divide into model replicas of parallel.tensor * parallel.pipeline = {} * {} ranks (try {})",
@@ -60,10 +60,10 @@ Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault, Exp
   }
   MeshPoint sizes;
   sizes[MeshAxis::tensor] = config.parallel.tensor;
-  sizes[MeshAxis::context] = 1;
+  sizes[MeshAxis::context] = extra.context;
   sizes[MeshAxis::data] = world_size / model_ranks;
   sizes[MeshAxis::pipeline] = config.parallel.pipeline;
-  return {sizes, world_size, config.parallel.rank_order, experts};
+  return {sizes, world_size, config.parallel.rank_order, extra.experts};
 }
 
 std::vector<int64_t> group_ranks(const StepConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind) {
@@ -72,8 +72,12 @@ std::vector<int64_t> group_ranks(const StepConfig& config, const Mesh& mesh, int
       return mesh.group(rank, all_axes);
     case GroupKind::tensor:
       return mesh.group(rank, {MeshAxis::tensor});
+    case GroupKind::context:
+      return mesh.group(rank, {MeshAxis::context});
     case GroupKind::data:
       return mesh.group(rank, copy_axes);
+    case GroupKind::expert:
+      return mesh.group(rank, ExpertAxis::expert);
     case GroupKind::expert_data:
       return mesh.group(rank, ExpertAxis::expert_data);
     case GroupKind::stage:
@@ -111,13 +115,16 @@ bool lies_within_a_node(const StepConfig& config, const Mesh& mesh, int64_t rank
   return ranks.front() / ranks_per_node == ranks.back() / ranks_per_node;
 }
 
-std::vector<LaneGroup> lane_groups(const StepConfig& config, ExpertSizes experts) {
+std::vector<LaneGroup> lane_groups(const StepConfig& config, ExtraSizes extra) {
+  const bool has_experts = extra.experts.expert > 1;
   std::vector<LaneGroup> groups = {{LaneKind::tensor, GroupKind::tensor, true}};
+  if (extra.context > 1) groups.push_back({LaneKind::context, GroupKind::context, false});
+  if (has_experts) groups.push_back({LaneKind::expert, GroupKind::expert, false});
   const bool norms_in_parts = config.model.qk_norm || config.parallel.sequence;
   if (norms_in_parts) groups.push_back({LaneKind::gradients, GroupKind::tensor, true});
   groups.push_back({LaneKind::gradients, GroupKind::replicas, true});
   groups.push_back({LaneKind::gradients, GroupKind::data, true});
-  if (experts.expert > 1) groups.push_back({LaneKind::gradients, GroupKind::expert_data, true});
+  if (has_experts) groups.push_back({LaneKind::gradients, GroupKind::expert_data, true});
   if (config.parallel.pipeline > 1) {
     groups.push_back({LaneKind::gradients, GroupKind::loss, true});
     if (config.optimizer.type == OptimizerKind::muon) groups.push_back({LaneKind::gradients, GroupKind::stage, false});
@@ -128,7 +135,7 @@ std::vector<LaneGroup> lane_groups(const StepConfig& config, ExpertSizes experts
   if (config.parallel.zero > 0) {
     const bool reduces = config.precision.compute != DType::f32;
     groups.push_back({LaneKind::weights, GroupKind::data, reduces});
-    if (experts.expert > 1) groups.push_back({LaneKind::weights, GroupKind::expert_data, reduces});
+    if (has_experts) groups.push_back({LaneKind::weights, GroupKind::expert_data, reduces});
   }
   return groups;
 }
@@ -231,13 +238,13 @@ void RankGroups::start_lanes(bool threaded) {
   }
 }
 
-RankGroups::RankGroups(const StepConfig& config, World& world, ExpertSizes experts)
-    : mesh_(make_mesh(config, world.size(), ExitCode::device, experts)),
+RankGroups::RankGroups(const StepConfig& config, World& world, ExtraSizes extra)
+    : mesh_(make_mesh(config, world.size(), ExitCode::device, extra)),
       rank_(world.rank()),
       at_(mesh_.coordinates(rank_)) {
   activity_ = &world.activity();
   if (num_stages() > 1) activity_->set_stage(stage());
-  const std::vector<LaneGroup> of_lanes = lane_groups(config, experts);
+  const std::vector<LaneGroup> of_lanes = lane_groups(config, extra);
   note_sizes(config, of_lanes);
   const auto make = [&](GroupKind kind, const GroupUse& use, std::unique_ptr<Communicator>& own) {
     std::set<std::vector<int64_t>> made;
@@ -300,8 +307,9 @@ void RankGroups::use_memory_of(Backend& backend, bool own_devices, double timeou
       made.push_back(&lane.device[kind]);
     }
   };
-  for (const LaneKind kind : {LaneKind::tensor, LaneKind::gradients, LaneKind::weights}) {
-    if (works(kind)) use(on(kind));
+  for (size_t kind = 0; kind < num_lanes; ++kind) {
+    const auto lane = static_cast<LaneKind>(kind);
+    if (!is_between_stages(lane) && works(lane)) use(on(lane));
   }
   for (const LaneKind kind : neighbour_lanes_) use(on(kind));
   if (groups.empty()) {

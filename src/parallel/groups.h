@@ -25,8 +25,10 @@ namespace gptrain::inline parallel {
 enum class GroupKind : uint8_t {
   world,     // all ranks: for the gradient norm and for agreements
   tensor,    // share each layer
+  context,   // share sequences: each has some of their tokens, the queries of which need the others' keys
   replicas,  // hold the same key/value heads, inside a tensor group
   data,      // hold the same parameters and see different samples or tokens: gradients and losses are summed over them
+  expert,    // hold the experts of a layer between them: tokens go to the rank that holds their expert, and back
   expert_data,  // hold the same experts' parameters
   stage,        // hold parts of the same layers: matrices are gathered from them (optim/muon.cpp)
   loss,         // have the same rank on the tensor axis, on all stages: losses are summed over them
@@ -37,14 +39,17 @@ enum class GroupKind : uint8_t {
 };
 constexpr size_t num_group_kinds = static_cast<size_t>(GroupKind::count);
 // Names in reports.
-constexpr std::array<std::string_view, num_group_kinds> group_names = {
-    "world", "tensor", "replicas", "data", "expert_data", "stage", "loss", "tied", "next", "previous"};
+constexpr std::array<std::string_view, num_group_kinds> group_names = {"world", "tensor", "context",     "replicas",
+                                                                       "data",  "expert", "expert_data", "stage",
+                                                                       "loss",  "tied",   "next",        "previous"};
 
 // Kinds of communication in a step. Each has a lane of its own (comm/lane.h).
 enum class LaneKind : uint8_t {
   tensor,     // collectives inside layers
   gradients,  // sums of gradients, and for the update the gradient norm, losses and Muon's matrices
   weights,    // gathers of whole weights from pieces
+  context,    // exchanges of keys, values and their gradients between ranks that share sequences
+  expert,     // exchanges of tokens between ranks that hold different experts
   // Transfers between stages. Each direction has its own send lane and receive lane, so that opposing transfers never
   // wait for each other.
   send_next,
@@ -54,12 +59,22 @@ enum class LaneKind : uint8_t {
   count
 };
 constexpr size_t num_lanes = static_cast<size_t>(LaneKind::count);
-constexpr std::array<std::string_view, num_lanes> lane_names = {
-    "tensor", "gradients", "weights", "send_next", "receive_previous", "send_previous", "receive_next"};
+constexpr std::array<std::string_view, num_lanes> lane_names = {"tensor",           "gradients",     "weights",
+                                                                "context",          "expert",        "send_next",
+                                                                "receive_previous", "send_previous", "receive_next"};
 // Numbers of the things that ops may wait for: the lanes as in LaneKind, then the copies of offloaded records.
 constexpr size_t copy_lane = num_lanes;
 constexpr size_t num_waited_lanes = num_lanes + 1;
 constexpr std::string_view waited_lane_name(size_t lane) { return lane == copy_lane ? "copies" : lane_names[lane]; }
+
+// Whether it is a lane of transfers between stages.
+constexpr bool is_between_stages(LaneKind lane) { return lane >= LaneKind::send_next; }
+
+// Sizes of axes beside those of the config.
+struct ExtraSizes {
+  int64_t context = 1;  // ranks that share sequences
+  ExpertSizes experts = {};
+};
 
 // A group that works on a lane.
 struct LaneGroup {
@@ -74,8 +89,7 @@ using LaneTraffic = std::array<GroupTraffic, num_lanes>;
 
 // Returns the mesh of a config for `world_size` ranks. THROWS Error(fault) with the nearest possible sizes if the model
 // parallel ranks do not divide world_size. `fault` is usage if the command line asks for the size, else device.
-Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault = ExitCode::usage,
-               ExpertSizes experts = {});
+Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault = ExitCode::usage, ExtraSizes extra = {});
 
 // Returns the ranks of `rank`'s group of a kind, rising; for next and previous in the order of the ring. Returns only
 // `rank` if it has no such group.
@@ -86,7 +100,7 @@ bool lies_within_a_node(const StepConfig& config, const Mesh& mesh, int64_t rank
                         int64_t ranks_per_node);
 // Returns the groups of the config's lanes, in the order in which all ranks make them. Groups between stages come after
 // them (neighbour_groups). A group of one rank is never made.
-std::vector<LaneGroup> lane_groups(const StepConfig& config, ExpertSizes experts = {});
+std::vector<LaneGroup> lane_groups(const StepConfig& config, ExtraSizes extra = {});
 
 // A group of two neighbouring stages' ranks, for transfers from ranks[0] to ranks[1].
 struct NeighbourGroup {
@@ -105,7 +119,7 @@ using ExchangeBytes = std::array<int64_t, num_memory_places>;
 class RankGroups {
  public:
   // Makes all groups: of the lanes, and those that group(GroupKind) returns. Collective over the world.
-  RankGroups(const StepConfig& config, World& world, ExpertSizes experts = {});
+  RankGroups(const StepConfig& config, World& world, ExtraSizes extra = {});
   // Makes the groups of `rank` for the `plan` backend, which communicates with nobody.
   RankGroups(const StepConfig& config, int64_t world_size, int64_t rank);
 
@@ -170,10 +184,6 @@ class RankGroups {
   // Waits for all items on all lanes, even if a lane has failed; then THROWS the lane's failure.
   void wait_all();
 
-  // Whether ranks communicate between a unit's ops, which are then not recorded (Backend::run_recorded). Transfers
-  // through the host cannot be recorded. NCCL does not let a communicator end before the graphs that hold its work, and
-  // does not promise that such graphs and other communicators' work on one device run in one order on all ranks.
-  bool exchange_amid_ops() const { return on(LaneKind::tensor).ranks > 1; }
   // Whether devices exchange directly, not through the host.
   bool has_links() const { return linked_; }
   // Returns the bytes of all communication buffers, by place.

@@ -7,7 +7,7 @@ namespace gptrain::inline planner {
 namespace {
 
 // Transfers between stages are too small to slow ops down.
-bool takes_bandwidth(size_t lane) { return lane <= static_cast<size_t>(LaneKind::weights); }
+bool takes_bandwidth(size_t lane) { return !is_between_stages(static_cast<LaneKind>(lane)); }
 
 bool is_receive(size_t lane) {
   return lane == static_cast<size_t>(LaneKind::receive_previous) || lane == static_cast<size_t>(LaneKind::receive_next);

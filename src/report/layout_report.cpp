@@ -24,7 +24,7 @@ std::string short_key(const std::string& key) { return key.substr(key.find('.') 
 std::vector<std::pair<std::string, double>> waits_of(const LayoutResult& result) {
   std::vector<std::pair<std::string, double>> waits{{"bubble", result.bubble_seconds}};
   for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
-    if (lane > static_cast<size_t>(LaneKind::weights) && lane != copy_lane) {
+    if (lane != copy_lane && is_between_stages(static_cast<LaneKind>(lane))) {
       waits.front().second += result.exposed_seconds[lane];
       continue;
     }

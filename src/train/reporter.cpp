@@ -101,7 +101,7 @@ void Reporter::announce() const {
               ranks, groups.mesh().size(MeshAxis::tensor), groups.num_data_ranks(), pipeline_text(),
               context_.config.parallel.zero, context_.config.parallel.sequence ? ", sequence parallel" : "", device,
               total_matrix_flops_ / 1e9, dtype_name(limits_.compute));
-    if (target.kind == Target::Kind::gpu && groups.exchange_amid_ops())
+    if (target.kind == Target::Kind::gpu && groups.works(LaneKind::tensor))
       print_out("forward and backward run op by op, as no CUDA graph holds the exchanges of tensor groups\n");
   } else {
     print_out("this machine: {}, {:.0f} GFLOP/s in {} matrix products\n", device, limits_.matrix_flops / 1e9,

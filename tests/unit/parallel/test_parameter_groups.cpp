@@ -45,7 +45,7 @@ void put(std::byte* values, DType dtype, int64_t element, float value) {
 class Rank {
  public:
   Rank(World& world, const RunConfig& config, int64_t experts)
-      : groups_(config, world, {.tensor = 1, .expert = experts}),
+      : groups_(config, world, {.experts = {.expert = experts}}),
         rank_(world.rank()),
         expert_(rank_ % experts),
         num_copies_(num_ranks / experts),
@@ -153,19 +153,49 @@ TEST_CASE("a unit's parameters may have copies on half of the data ranks, or on 
 
 TEST_CASE("more experts than data ranks pass counters to each other") {
   const RunConfig config = small_config(Family::gpt2, {"parallel.tensor=2", "batch.micro=1", "model.num_heads=2"}, 8);
-  const Mesh mesh = make_mesh(config, 8, ExitCode::usage, {.tensor = 1, .expert = 8});
+  const ExtraSizes sizes{.experts = {.expert = 8}};
+  const Mesh mesh = make_mesh(config, 8, ExitCode::usage, sizes);
   REQUIRE(mesh.size(ExpertAxis::expert) > mesh.size(MeshAxis::data));
   CHECK_NOTHROW(run_local_ranks(8, [&](World& world) {
-    const std::vector<int64_t> ranks = mesh.group(world.rank(), ExpertAxis::expert);
-    const auto group = world.make_group(std::vector<int>(ranks.begin(), ranks.end()));
+    RankGroups groups(config, world, sizes);
+    Lane& lane = groups.lane(LaneKind::expert);
+    Communicator* const group = groups.group(LaneKind::expert, GroupKind::expert);
     std::vector<int64_t> sent(8), received(8), returned(8);
     for (int64_t expert = 0; expert < 8; ++expert) sent[static_cast<size_t>(expert)] = 10 * world.rank() + expert;
-    group->all_to_all(sent.data(), received.data(), 1, DType::i64);
+    lane.wait(lane.all_to_all(group, sent.data(), received.data(), 1, DType::i64));
     for (size_t peer = 0; peer < 8; ++peer) {
       expect(received[peer] == 10 * static_cast<int64_t>(peer) + world.rank(), "a counter on its way there");
       ++received[peer];
     }
-    group->all_to_all(received.data(), returned.data(), 1, DType::i64);
+    lane.wait(lane.all_to_all(group, received.data(), returned.data(), 1, DType::i64));
     for (size_t expert = 0; expert < 8; ++expert) expect(returned[expert] == sent[expert] + 1, "a counter's way back");
+  }));
+}
+
+TEST_CASE("ranks that share sequences pass keys on in a ring, beside the sums of their tensor group") {
+  const RunConfig config = small_config(Family::gpt2, {"parallel.tensor=2", "batch.micro=1", "model.num_heads=2"}, 8);
+  const ExtraSizes sizes{.context = 2};
+  const Mesh mesh = make_mesh(config, 8, ExitCode::usage, sizes);
+  CHECK(mesh.size(MeshAxis::data) == 2);
+  CHECK(group_ranks(config, mesh, 5, GroupKind::context) == std::vector<int64_t>{5, 7});
+  CHECK(group_ranks(config, mesh, 5, GroupKind::data) == std::vector<int64_t>{1, 3, 5, 7});
+  CHECK_NOTHROW(run_local_ranks(8, [&](World& world) {
+    RankGroups groups(config, world, sizes);
+    expect(groups.num_sample_ranks() == 2 && groups.num_data_ranks() == 4, "context ranks see the same samples");
+    Communicator* const ring = groups.group(LaneKind::context, GroupKind::context);
+    const int own = ring->rank(), other = 1 - own;
+    const int64_t key = 100 * world.rank();
+    int64_t received = -1;
+    float sum = 1;
+    Lane& lane = groups.lane(LaneKind::context);
+    lane.transfers_start(ring);
+    lane.send(ring, &key, 1, DType::i64, other);
+    lane.receive(ring, &received, 1, DType::i64, other);
+    const Lane::Ticket received_keys = lane.transfers_end(ring);
+    Lane& tensor = groups.lane(LaneKind::tensor);
+    tensor.wait(tensor.all_reduce(groups.group(LaneKind::tensor, GroupKind::tensor), &sum, 1, DType::f32));
+    lane.wait(received_keys);
+    expect(sum == 2, "a sum over tensor ranks");
+    expect(received == 100 * (world.rank() + 2 * (other - own)), "a key of the other half of the sequence");
   }));
 }
