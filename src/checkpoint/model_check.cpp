@@ -53,20 +53,27 @@ std::optional<Expected> expected(std::string_view kind, const TensorSpec& tensor
   return std::nullopt;
 }
 
-struct SpecAndShard {
-  const TensorSpec* spec;
-  const TensorShard* shard;
+// The tensors of the config's model on one data rank.
+struct WantedTensors {
+  explicit WantedTensors(const StepConfig& config)
+      : spec(make_spec(config.model)),
+        shards(shard_tensors(spec, {config.parallel.tensor, 0})),
+        numbers(spec.numbers()) {}
+
+  const ModelSpec spec;
+  const std::vector<TensorShard> shards;
+  const std::unordered_map<std::string_view, size_t> numbers;  // by name
 };
-using SpecByName = std::unordered_map<std::string_view, SpecAndShard>;
 
 // Returns the fault of a tensor of the checkpoint; empty if there is none.
-std::string difference_from_spec(const std::string& stored, const StoredTensor& tensor, const SpecByName& spec,
+std::string difference_from_spec(const std::string& stored, const StoredTensor& tensor, const WantedTensors& model,
                                  const StepConfig& config) {
   const StoredName name = split_name(stored);
-  const auto found = spec.find(name.name);
+  const auto found = model.numbers.find(name.name);
   const std::string shown = printable(stored);
-  const auto wanted = found == spec.end() ? std::optional<Expected>{}
-                                          : expected(name.kind, *found->second.spec, *found->second.shard, config);
+  const auto wanted = found == model.numbers.end()
+                          ? std::optional<Expected>{}
+                          : expected(name.kind, model.spec.tensors[found->second], model.shards[found->second], config);
   if (!wanted) return fmt::format("tensor \"{}\" is none of the model's", shown);
   if (tensor.global_shape != wanted->shape) {
     return fmt::format("tensor \"{}\" has shape {}, the model's has {}", shown,
@@ -93,17 +100,13 @@ RunConfig saved_config(const fs::path& checkpoint, const Manifest& manifest) {
 }
 
 void check_model(const Contents& contents, const StepConfig& config) {
-  const ModelSpec spec = make_spec(config.model);
-  SpecByName by_name;
-  const std::vector<TensorShard> shards = shard_tensors(spec, {config.parallel.tensor, 0});
-  for (size_t i = 0; i < shards.size(); ++i)
-    by_name.emplace(spec.tensors[i].name, SpecAndShard{&spec.tensors[i], &shards[i]});
+  const WantedTensors model(config);
   std::vector<std::string> differences;
   for (const auto& [name, tensor] : contents.tensors) {
-    if (std::string found = difference_from_spec(name, tensor, by_name, config); !found.empty())
+    if (std::string found = difference_from_spec(name, tensor, model, config); !found.empty())
       differences.push_back(std::move(found));
   }
-  for (const TensorSpec& tensor : spec.tensors) {
+  for (const TensorSpec& tensor : model.spec.tensors) {
     const std::string name = fmt::format("{}/{}", weight_kind, tensor.name);
     if (!contents.tensors.contains(name)) differences.push_back(fmt::format("tensor \"{}\" is missing", name));
   }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "ops/ops.h"
 #include "ops/target.h"
@@ -41,18 +42,30 @@ class PackedLinear {
   virtual void run() = 0;
 };
 
-// Key of a sequence of ops: up to 24 words that identify the ops and the addresses of their operands. Keys are equal if
-// all words are.
+// Key of a sequence of ops: numbers and addresses that identify the ops and their operands. Keys are equal if they have
+// as many, and all are equal.
 class RecordingKey {
  public:
-  RecordingKey() = default;
-  explicit RecordingKey(uint64_t word) { add(word); }
-  void add(uint64_t word) { words_.at(used_++) = word; }
-  void add(const void* address) { add(static_cast<uint64_t>(reinterpret_cast<uintptr_t>(address))); }
+  static constexpr size_t capacity = 32;
+
+  template <typename... Words>
+  explicit RecordingKey(Words... words) : words_{word_of(words)...}, used_(sizeof...(words)) {
+    static_assert(sizeof...(words) <= capacity,
+                  "raise the capacity: a key must name everything that its ops depend on");
+  }
   auto operator<=>(const RecordingKey&) const = default;
 
  private:
-  std::array<uint64_t, 24> words_{};
+  template <typename Word>
+  static uint64_t word_of(Word word) {
+    if constexpr (std::is_pointer_v<Word>) {
+      return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(word));
+    } else {
+      return static_cast<uint64_t>(word);
+    }
+  }
+
+  std::array<uint64_t, capacity> words_{};
   size_t used_ = 0;
 };
 

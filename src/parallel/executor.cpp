@@ -92,24 +92,14 @@ LayerCall Executor::call_of(const Action& action) const {
 
 namespace {
 
-// Returns a key of everything that an action's ops depend on: the layer, the pass and the addresses of operands.
+// Returns a key of everything that an action's ops depend on: the layer, the pass and the addresses of operands. The
+// other parts of a micro-batch follow from the address of its tokens.
 RecordingKey recording_key(const void* executor, const Action& action, const LayerCall& call) {
-  RecordingKey key;
-  key.add(executor);
-  key.add(static_cast<uint64_t>(action.kind));
-  key.add(static_cast<uint64_t>(action.unit));
-  for (const UnitParameters& parameters : {call.parameters, call.head_matrix}) {
-    key.add(parameters.weights);
-    key.add(parameters.norms);
-    key.add(parameters.gradients);
-  }
-  for (const std::byte* data : {call.input, call.output, call.kept, call.saved_for_input, call.saved_for_weight,
-                                call.gradients, call.d_output, call.d_input, call.fp8_weights})
-    key.add(data);
-  key.add(call.tokens);
-  key.add(static_cast<uint64_t>(call.accumulate));
-  key.add(static_cast<uint64_t>(call.prepare_weights));
-  return key;
+  const UnitParameters &own = call.parameters, &head = call.head_matrix;
+  return RecordingKey(executor, action.kind, action.unit, own.weights, own.norms, own.gradients, head.weights,
+                      head.norms, head.gradients, call.input, call.output, call.kept, call.saved_for_input,
+                      call.saved_for_weight, call.gradients, call.d_output, call.d_input, call.fp8_weights, call.tokens,
+                      call.accumulate, call.prepare_weights);
 }
 
 }  // namespace

@@ -29,6 +29,8 @@ enum class Operand : uint8_t {
   count
 };
 constexpr size_t num_operands = static_cast<size_t>(Operand::count);
+using OperandBits = uint32_t;
+static_assert(num_operands <= 8 * sizeof(OperandBits));
 
 std::string_view operand_name(Operand operand);
 
@@ -38,12 +40,12 @@ class OperandSet {
   constexpr OperandSet(std::initializer_list<Operand> operands) {
     for (const Operand operand : operands) add(operand);
   }
-  constexpr void add(Operand operand) { bits_ = static_cast<uint16_t>(bits_ | 1U << static_cast<unsigned>(operand)); }
+  constexpr void add(Operand operand) { bits_ |= OperandBits{1} << static_cast<unsigned>(operand); }
   constexpr bool contains(Operand operand) const { return (bits_ >> static_cast<unsigned>(operand) & 1U) != 0; }
   bool operator==(const OperandSet&) const = default;
 
  private:
-  uint16_t bits_ = 0;
+  OperandBits bits_ = 0;
 };
 
 // Operands that a pass reads and writes. An operand only in `writes` is fully overwritten before the pass reads it.

@@ -42,7 +42,7 @@ Place place_of(const LayoutCase& layout, const std::string& tensor) {
   const ModelSpec spec = make_spec(layout.config().model);
   const std::vector<TensorShard> shards = shard_tensors(spec, {layout.tensor_size(), 0});
   const ParameterLayout parameters = make_layout(spec, shards, {layout.data_size()});
-  const auto index = static_cast<size_t>(spec.find(tensor));
+  const auto index = spec.numbers().at(tensor);
   const UnitRange& unit = parameters.units[static_cast<size_t>(spec.tensors[index].unit)];
   return {parameters.segments[index].offset - unit.offset, parameters.segments[index].count, unit.elements};
 }

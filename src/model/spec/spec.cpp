@@ -154,11 +154,10 @@ int64_t ModelSpec::parameters() const {
   return sum;
 }
 
-int64_t ModelSpec::find(const std::string& name) const {
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].name == name) return static_cast<int64_t>(i);
-  }
-  return -1;
+std::unordered_map<std::string_view, size_t> ModelSpec::numbers() const {
+  std::unordered_map<std::string_view, size_t> by_name;
+  for (size_t i = 0; i < tensors.size(); ++i) by_name.emplace(tensors[i].name, i);
+  return by_name;
 }
 
 ModelSpec make_spec(const ModelConfig& model) { return SpecBuilder(model).build(); }

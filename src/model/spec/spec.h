@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "config/run_config.h"
@@ -83,8 +84,9 @@ struct ModelSpec {
   std::vector<Unit> units;
   std::vector<TensorSpec> tensors;  // unit after unit, in a fixed order within each
 
-  int64_t parameters() const;                   // elements of all tensors, without padding, each counted once
-  int64_t find(const std::string& name) const;  // index, or -1
+  int64_t parameters() const;  // elements of all tensors, without padding, each counted once
+  // By name: the index in `tensors`. REQUIRES: no two tensors have one name.
+  std::unordered_map<std::string_view, size_t> numbers() const;
 };
 
 // Each rank's vocabulary rows are padded to a multiple of this, so that the head's matrix products have aligned rows.

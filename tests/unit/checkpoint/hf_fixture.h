@@ -78,10 +78,9 @@ class SavedModel {
   const ModelSpec& spec() const { return spec_; }
 
   float value(const std::string& name, int64_t row, int64_t column) const {
-    const int64_t n = spec_.find(name);
-    REQUIRE(n >= 0);
-    const auto& shape = spec_.tensors[static_cast<size_t>(n)].shape;
-    return element(static_cast<size_t>(n), row * (shape.size() == 2 ? shape[1] : 1) + column);
+    const size_t n = spec_.numbers().at(name);
+    const auto& shape = spec_.tensors[n].shape;
+    return element(n, row * (shape.size() == 2 ? shape[1] : 1) + column);
   }
 
  private:

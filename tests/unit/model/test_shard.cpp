@@ -73,12 +73,12 @@ std::vector<int64_t> local_contents(const TensorSpec& tensor, const TensorShard&
 }
 
 const TensorShard& shard_of(const ShardedModel& model, int64_t rank, const std::string& tensor) {
-  return model.ranks.at(static_cast<size_t>(rank)).at(static_cast<size_t>(model.spec.find(tensor)));
+  return model.ranks.at(static_cast<size_t>(rank)).at(model.spec.numbers().at(tensor));
 }
 
 // Returns the rows of a tensor that a rank holds, in local order.
 std::vector<int64_t> rows_of(const ShardedModel& model, int64_t rank, const std::string& name) {
-  const TensorSpec& tensor = model.spec.tensors[static_cast<size_t>(model.spec.find(name))];
+  const TensorSpec& tensor = model.spec.tensors[model.spec.numbers().at(name)];
   const int64_t cols = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
   const std::vector<int64_t> contents = local_contents(tensor, shard_of(model, rank, name));
   std::vector<int64_t> rows;

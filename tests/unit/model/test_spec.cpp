@@ -59,13 +59,14 @@ TEST_CASE("every tensor is listed once, norms and biases do not decay") {
       for (const Section& section : tensor.sections) sections += section.rows;
       if (!tensor.sections.empty()) CHECK(sections == tensor.shape[0]);
     }
-    CHECK(spec.find("no.such.tensor") == -1);
+    CHECK_FALSE(spec.numbers().contains("no.such.tensor"));
+    CHECK(spec.numbers().at(spec.tensors.back().name) + 1 == spec.tensors.size());
   }
 }
 
 TEST_CASE("residual projections start smaller with depth") {
   const ModelSpec spec = make_spec(preset("gpt2-124m"));
-  const auto std_of = [&](const char* name) { return spec.tensors[static_cast<size_t>(spec.find(name))].init_scale; };
+  const auto std_of = [&](const char* name) { return spec.tensors[spec.numbers().at(name)].init_scale; };
   CHECK(std_of("blocks.0.attention.qkv.weight") == Approx(0.02));
   CHECK(std_of("blocks.0.attention.out.weight") == Approx(0.02 / std::sqrt(24.0)));
   CHECK(std_of("blocks.11.ffn.out.weight") == Approx(0.02 / std::sqrt(24.0)));
