@@ -38,7 +38,7 @@ class MeshRules : Rules {
     }
     const auto divides_heads = [&](int64_t n) { return model.num_heads % n == 0; };
     const auto divides_kv_heads = [&](int64_t n) { return model.num_kv_heads % n == 0 || n % model.num_kv_heads == 0; };
-    const auto divides_ffn = [&](int64_t n) { return model.ffn_hidden_size % n == 0; };
+    const auto divides_ffn = [&](int64_t n) { return model.shares_ffn(n); };
     const std::string nearest = nearest_integers(tensor, 1, model.num_heads, [&](int64_t n) {
       return divides_heads(n) && divides_kv_heads(n) && divides_ffn(n);
     });

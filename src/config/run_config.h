@@ -17,6 +17,13 @@
 
 namespace gptrain::inline config {
 
+// Form of a layer's FFN.
+struct FfnKind {
+  int64_t hidden_size = 0;
+
+  bool operator==(const FfnKind&) const = default;
+};
+
 struct ModelConfig {
   std::string preset;  // empty: none
   int64_t num_layers = 0;
@@ -27,13 +34,14 @@ struct ModelConfig {
   int64_t ffn_hidden_size = 0;  // default: 4 hidden_size; gated: 8/3 hidden_size, rounded up to a multiple of 64
   int64_t vocab_size = 0;       // true, unpadded
   int64_t sequence_length = 0;
-  // Patterns of the first layers, repeated over the others; at least one.
+  // Kinds of the first layers, repeated over the others. At least one of attention.
   std::vector<AttentionPattern> attention_pattern = {AttentionPattern{}};
-  double attention_scale = 0;    // factor of attention scores; 0: score_scale() derives it from the head size
-  double attention_softcap = 0;  // bound of attention scores, by a hyperbolic tangent; 0: none
-  bool attention_sinks = false;  // a learned score per head, without a value
-  double embedding_scale = 1;    // factor of the token embedding
-  double logit_softcap = 0;      // bound of logits, by a hyperbolic tangent; 0: none
+  std::vector<FfnKind> ffn_pattern;  // empty: all layers have ffn_hidden_size
+  double attention_scale = 0;        // factor of attention scores; 0: score_scale() derives it from the head size
+  double attention_softcap = 0;      // bound of attention scores, by a hyperbolic tangent; 0: none
+  bool attention_sinks = false;      // a learned score per head, without a value
+  double embedding_scale = 1;        // factor of the token embedding
+  double logit_softcap = 0;          // bound of logits, by a hyperbolic tangent; 0: none
   NormKind norm = NormKind::layernorm;
   bool norm_offset = false;  // gains of norms are 1 + their weights
   bool norm_after = false;   // each branch has a norm behind it, too
@@ -67,6 +75,16 @@ struct ModelConfig {
   double mup_width() const { return mup == 0 ? 1 : static_cast<double>(hidden_size) / static_cast<double>(mup); }
   const AttentionPattern& attention(int64_t layer) const {
     return attention_pattern[static_cast<size_t>(layer) % attention_pattern.size()];
+  }
+  FfnKind ffn(int64_t layer) const {
+    return ffn_pattern.empty() ? FfnKind{ffn_hidden_size}
+                               : ffn_pattern[static_cast<size_t>(layer) % ffn_pattern.size()];
+  }
+  // Returns whether so many ranks can share the FFN of every layer.
+  bool shares_ffn(int64_t ranks) const {
+    const auto divides = [&](const FfnKind& ffn) { return ffn.hidden_size % ranks == 0; };
+    return ffn_pattern.empty() ? divides({ffn_hidden_size})
+                               : std::all_of(ffn_pattern.begin(), ffn_pattern.end(), divides);
   }
   // Factor of attention scores. Without attention_scale: 1 / sqrt(head_size), or with muP 1 / head_size.
   double score_scale() const {

@@ -8,6 +8,7 @@
 #include "fit/fixed_choices.h"
 #include "fit/micro_batches.h"
 #include "fit/offload_plan.h"
+#include "model/spec/layer_kinds.h"
 #include "ops/fused_product.h"
 
 namespace gptrain::inline fit {
@@ -48,10 +49,16 @@ int64_t most_in_flight(const Stages& stages) {
 
 }  // namespace
 
+bool fuses_activations(const StepConfig& config, const Target& target) {
+  const std::vector<LayerKind> kinds = layer_kinds(config.model).kinds;
+  return std::any_of(kinds.begin(), kinds.end(), [&](const LayerKind& kind) {
+    const int64_t width = kind.ffn.hidden_size / config.parallel.tensor;
+    return fused_activation(config.model.activation, config.precision.compute, width, target);
+  });
+}
+
 bool may_keep_parts(const StepConfig& config, const MemoryConfig& memory, const Target& target) {
-  const int64_t width = config.model.ffn_hidden_size / config.parallel.tensor;
-  return memory.activation_bits == 16 && memory.saved_inputs == 16 &&
-         !fused_activation(config.model.activation, config.precision.compute, width, target);
+  return memory.activation_bits == 16 && memory.saved_inputs == 16 && !fuses_activations(config, target);
 }
 
 bool offloads_any(const UnitChoices& choices) {

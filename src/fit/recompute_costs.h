@@ -36,6 +36,8 @@ struct HashOfChoices {
 };
 
 bool offloads_any(const UnitChoices& choices);
+// Returns true if the products of some layer compute its activation.
+bool fuses_activations(const StepConfig& config, const Target& target);
 // Returns true if blocks can keep only the outputs of their linears, with results equal to the bit.
 bool may_keep_parts(const StepConfig& config, const MemoryConfig& memory, const Target& target);
 

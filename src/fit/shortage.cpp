@@ -15,8 +15,8 @@
 #include "config/load.h"
 #include "config/parallelism.h"
 #include "fit/plan_world.h"
+#include "fit/recompute_costs.h"
 #include "fit/step_times.h"
-#include "ops/fused_product.h"
 
 namespace gptrain::inline fit {
 namespace {
@@ -72,10 +72,7 @@ class Remedies {
   Outcome outcome_of(RecomputeKind kind) const {
     const bool changes_kind =
         (kind == RecomputeKind::selective) != (run_.config.memory.recompute == RecomputeKind::selective);
-    const int64_t width = step_.model.ffn_hidden_size / step_.parallel.tensor;
-    return changes_kind && fused_activation(step_.model.activation, step_.precision.compute, width, target_)
-               ? Outcome::rounding
-               : Outcome::exact;
+    return changes_kind && fuses_activations(step_, target_) ? Outcome::rounding : Outcome::exact;
   }
 
   // Returns resets of keys that other values of memory.recompute exclude, for display behind a setting.

@@ -222,9 +222,23 @@ const UpdateCosts& LayoutCosts::update(const RunLayout& layout, size_t stage) {
   return found != updates_.end() ? found->second : updates_.emplace(key, make_update(layout, alike)).first->second;
 }
 
+template <typename Fact, typename Make>
+OfUnits<Fact> LayoutCosts::of_all_kinds(const Make& make) const {
+  OfUnits<Fact> all = make(0);
+  for (size_t kind = 1; kind < kinds_.kinds.size(); ++kind) {
+    const size_t alike = kinds_.alike[kind];
+    all.blocks.push_back(alike < kind ? all.blocks[alike] : make(kind).blocks.front());
+  }
+  return all;
+}
+
 UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) const {
+  return of_all_kinds<UpdateCost>([&](size_t kind) { return make_update_of_kind(layout, stage, kind); });
+}
+
+UpdateCosts LayoutCosts::make_update_of_kind(const RunLayout& layout, size_t stage, size_t kind) const {
   const int64_t data = std::min<int64_t>(layout.data, 2);
-  RunConfig config = small_config(layout, data, 0);
+  RunConfig config = small_config(layout, data, kind);
   config.memory.recompute = RecomputeKind::none;
   config.memory.recompute_interval = 0;
   const StepPlan plan = plan_rank({config, target_, layout.tensor * data});
@@ -238,21 +252,19 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) cons
   // A rank measures only a piece of each unit, even if it updates the whole unit.
   const std::vector<double> measured =
       first_pass_of(plan.log, times, static_cast<double>(data) / static_cast<double>(layout.data), piece);
-  UpdateCosts costs;
-  for (size_t part = 0; part < num_unit_parts; ++part) {
-    const auto work = [&](ActionKind kind, double scale) {
-      return work_of(plan.log, times, kind, part_units[part], scale);
-    };
+  const auto cost_of = [&](UnitPart part) {
+    const int32_t unit = part_units[static_cast<size_t>(part)];
+    const auto work = [&](ActionKind action, double scale) { return work_of(plan.log, times, action, unit, scale); };
     const Work sum = work(ActionKind::reduce, 1);
-    costs[part] = {.sum = sum.collectives,
-                   .sum_ops = sum.ops + work(ActionKind::await_gradients, piece).ops,
-                   .keep = work(ActionKind::keep_gradients, 1).ops,
-                   .gather = work(ActionKind::gather, 1).collectives,
-                   .update = work(ActionKind::update, piece).ops};
-    if (const auto unit = static_cast<size_t>(part_units[part]); unit < measured.size())
-      costs[part].measure = measured[unit];
-  }
-  return costs;
+    const auto number = static_cast<size_t>(unit);
+    return UpdateCost{.sum = sum.collectives,
+                      .sum_ops = sum.ops + work(ActionKind::await_gradients, piece).ops,
+                      .keep = work(ActionKind::keep_gradients, 1).ops,
+                      .gather = work(ActionKind::gather, 1).collectives,
+                      .update = work(ActionKind::update, piece).ops,
+                      .measure = number < measured.size() ? measured[number] : 0};
+  };
+  return {cost_of(UnitPart::embedding), cost_of(UnitPart::head), {cost_of(UnitPart::block)}};
 }
 
 const UnitBytes& LayoutCosts::bytes(const RunLayout& layout) {
@@ -262,7 +274,11 @@ const UnitBytes& LayoutCosts::bytes(const RunLayout& layout) {
 }
 
 UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
-  const RunConfig config = small_config(layout, layout.data, 0);
+  return of_all_kinds<PartBytes>([&](size_t kind) { return make_bytes_of_kind(layout, kind); });
+}
+
+UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) const {
+  const RunConfig config = small_config(layout, layout.data, kind);
   const ModelSpec spec = make_spec(config.model);
   const std::vector<TensorShard> shards = shard_tensors(spec, {layout.tensor, 0});
   const Sharding sharding{.zero = layout.data > 1 ? layout.zero : 0,
@@ -272,21 +288,21 @@ UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
                           .pure = config.precision.pure,
                           .gradients = config.precision.gradients};
   const StateColumns columns = optimizer_columns(config.optimizer);
-  UnitBytes bytes{};
-  for (size_t part = 0; part < num_unit_parts; ++part) {
+  const auto bytes_of = [&](UnitPart part) {
+    PartBytes bytes;
     std::vector<bool> held(spec.units.size(), false);
-    const auto unit = static_cast<size_t>(part_units[part]);
+    const auto unit = static_cast<size_t>(part_units[static_cast<size_t>(part)]);
     held[unit] = true;
     const ParameterLayout of_unit =
         make_layout(spec, shards, sharding.copies(), layout.sequence, held, false, unit_end_for(columns));
     const ParameterBytes parameters = parameter_bytes(of_unit, sharding, columns);
-    bytes[part].parameters = parameters.weights + parameters.gradients + parameters.master + parameters.state;
-    if (sharding.has_gradient_buckets())
-      bytes[part].whole_gradients = of_unit.units[unit].elements * dtype_bytes(DType::f32);
+    bytes.parameters = parameters.weights + parameters.gradients + parameters.master + parameters.state;
+    if (sharding.has_gradient_buckets()) bytes.whole_gradients = of_unit.units[unit].elements * dtype_bytes(DType::f32);
     if (cuts_weights(sharding.zero))
-      bytes[part].whole_weights = of_unit.units[unit].elements * dtype_bytes(config.precision.compute);
-  }
-  return bytes;
+      bytes.whole_weights = of_unit.units[unit].elements * dtype_bytes(config.precision.compute);
+    return bytes;
+  };
+  return {bytes_of(UnitPart::embedding), bytes_of(UnitPart::head), {bytes_of(UnitPart::block)}};
 }
 
 LayoutCosts::MessageCost LayoutCosts::message(const RunLayout& layout, int64_t bytes) {

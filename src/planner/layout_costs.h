@@ -32,7 +32,7 @@ struct PassCost {
 };
 
 // Costs for one tensor size, micro-batch size, recomputation, kind of backward pass (split or whole), and kind of
-// layer. Kinds of layers differ in passes, workspace and hidden share only.
+// layer.
 struct MicroBatchCosts {
   std::array<PassCost, num_unit_parts> passes{};
   int64_t held_bytes = 0;             // saved by a block for each micro-batch between its forward and backward pass
@@ -45,8 +45,7 @@ struct MicroBatchCosts {
   double hidden_share = 0;            // share of blocks whose copies are hidden by passes, by nominal rates
 };
 
-// Seconds for one unit in a step, for one ZeRO stage, on the links of one mesh. All kinds of layers have the same
-// parameters.
+// Seconds for one unit in a step, for one ZeRO stage, on the links of one mesh.
 struct UpdateCost {
   double sum = 0;      // one sum of its gradients over the data ranks
   double sum_ops = 0;  // ops that belong to a sum
@@ -55,14 +54,35 @@ struct UpdateCost {
   double update = 0;   // optimizer's update
   double measure = 0;  // pass over whole tensors before all updates, if the optimizer needs one (Optimizer::measure)
 };
-using UpdateCosts = std::array<UpdateCost, num_unit_parts>;
+
+// Facts of the embedding, of the head, and of a block of each kind.
+template <typename Fact>
+struct OfUnits {
+  Fact embedding, head;
+  std::vector<Fact> blocks;  // by kind of layer
+
+  // Returns the mean over blocks: `counts` has their numbers by LayerKinds::by_parameters. Without any block it is the
+  // value of the first kind.
+  template <typename Value>
+  double mean_of_blocks(const std::vector<int64_t>& counts, const Value& value) const {
+    int64_t all = 0;
+    for (const int64_t count : counts) all += count;
+    if (all == 0) return value(blocks.front());
+    double mean = 0;
+    for (size_t kind = 0; kind < counts.size(); ++kind)
+      if (counts[kind] > 0)
+        mean += value(blocks[kind]) * (static_cast<double>(counts[kind]) / static_cast<double>(all));
+    return mean;
+  }
+};
+using UpdateCosts = OfUnits<UpdateCost>;
 
 struct PartBytes {
   int64_t parameters = 0;       // weights, gradients, master weights and optimizer state
   int64_t whole_gradients = 0;  // buffer for one unit's gradients, if they are made apart (has_gradient_buckets)
   int64_t whole_weights = 0;    // buffer for one unit's gathered weights, with ZeRO 3
 };
-using UnitBytes = std::array<PartBytes, num_unit_parts>;
+using UnitBytes = OfUnits<PartBytes>;
 
 // Computes each cost on first use and stores it. Not thread-safe. Methods THROW the Error(usage) of a plan.
 class LayoutCosts {
@@ -127,8 +147,14 @@ class LayoutCosts {
   MicroBatchCosts make_micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split, size_t kind) const;
   void add_copies(const StepPlan& plan, const EventTimes& times, MicroBatchCosts& costs) const;
   UpdateCosts make_update(const RunLayout& layout, size_t stage) const;
+  // Makes the costs of embedding, head and the block in a model whose layers are all of one kind.
+  UpdateCosts make_update_of_kind(const RunLayout& layout, size_t stage, size_t kind) const;
   std::vector<size_t> stages_alike(const RunLayout& layout) const;
   UnitBytes make_bytes(const RunLayout& layout) const;
+  UnitBytes make_bytes_of_kind(const RunLayout& layout, size_t kind) const;
+  // Makes facts of all units from those of models whose layers are of one kind.
+  template <typename Fact, typename Make>
+  OfUnits<Fact> of_all_kinds(const Make& make) const;
 
   RunConfig config_;
   Machine machine_;

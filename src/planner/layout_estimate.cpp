@@ -43,21 +43,42 @@ LayoutEstimator::LayoutEstimator(RunConfig config, const Machine& machine, const
       passes_(config_) {}
 
 int64_t LayoutEstimator::parameter_bytes(const UnitBytes& bytes, const LayoutChunks& chunks, size_t stage) const {
-  int64_t sum = chunks.layers_of(stage) * bytes[block].parameters;
+  int64_t sum = 0;
+  const std::vector<int64_t> kinds = chunks.kinds_of(stage);
+  for (size_t kind = 0; kind < kinds.size(); ++kind) sum += kinds[kind] * bytes.blocks[kind].parameters;
   const bool has_head = chunks.has_head(stage);
-  if (chunks.has_embedding(stage) || (has_head && config_.model.tied_head)) sum += bytes[embedding].parameters;
-  if (has_head) sum += bytes[head_part].parameters;
+  if (chunks.has_embedding(stage) || (has_head && config_.model.tied_head)) sum += bytes.embedding.parameters;
+  if (has_head) sum += bytes.head.parameters;
   return sum;
 }
 
 LayoutEstimator::Held LayoutEstimator::held(const RunLayout& layout, const LayoutChunks& lies) {
   const bool splits = lies.stages.schedule->splits_backward;
   const bool has_plain = layout.recompute == RecomputeKind::none || mixes(layout);
+  const bool has_recomputed = layout.recompute != RecomputeKind::none;
   const RecomputeKind any = has_plain ? RecomputeKind::none : recomputed_kind(layout);
-  Held held{.recompute = any, .any = &parts_.micro_batch(layout, any, splits)};
-  if (has_plain) held.plain_bytes = held.any->held_bytes;
-  if (layout.recompute != RecomputeKind::none)
-    held.recomputed_bytes = parts_.micro_batch(layout, recomputed_kind(layout), splits).held_bytes;
+  std::vector<MeanBytes> of_kinds;
+  for (size_t kind = 0; kind < parts_.kinds().kinds.size(); ++kind) {
+    const MicroBatchCosts& costs = parts_.micro_batch(layout, any, splits, kind);
+    of_kinds.push_back({.plain = has_plain ? costs.held_bytes : 0,
+                        .recomputed = has_recomputed
+                                          ? parts_.micro_batch(layout, recomputed_kind(layout), splits, kind).held_bytes
+                                          : 0,
+                        .for_weights = costs.held_for_weight_bytes,
+                        .record = costs.record_bytes});
+  }
+  Held held{.recompute = any, .outside_bytes = parts_.micro_batch(layout, any, splits).outside_bytes, .of_chunk = {}};
+  for (size_t chunk = 0; chunk < lies.layers.size(); ++chunk) {
+    const auto mean = [&](int64_t MeanBytes::*bytes) {
+      int64_t sum = 0;
+      for (size_t kind = 0; kind < of_kinds.size(); ++kind) sum += lies.of_kinds[chunk][kind] * (of_kinds[kind].*bytes);
+      return sum / std::max<int64_t>(lies.layers[chunk], 1);
+    };
+    held.of_chunk.push_back({.plain = mean(&MeanBytes::plain),
+                             .recomputed = mean(&MeanBytes::recomputed),
+                             .for_weights = mean(&MeanBytes::for_weights),
+                             .record = mean(&MeanBytes::record)});
+  }
   return held;
 }
 
@@ -65,19 +86,20 @@ int64_t LayoutEstimator::activation_bytes(const RunLayout& layout, const LayoutC
                                           const InFlight& counts, size_t stage) {
   const std::vector<int32_t>& own = lies.of_stage[stage];
   const bool all_in_flight = layout.schedule == PipelineOrder::gpipe && layout.pipeline > 1;
-  int64_t sum = 0, most_layers = 0;
+  int64_t sum = 0, copied_back = 0;
   for (size_t i = 0; i < own.size(); ++i) {
     const auto chunk = static_cast<size_t>(own[i]);
+    const MeanBytes& of_block = held.of_chunk[chunk];
     const int64_t recomputed = recomputed_layers(layout, lies, chunk);
-    const int64_t of_chunk = recomputed * held.recomputed_bytes + (lies.layers[chunk] - recomputed) * held.plain_bytes;
+    const int64_t of_chunk = recomputed * of_block.recomputed + (lies.layers[chunk] - recomputed) * of_block.plain;
     const int64_t micro_batches = all_in_flight ? layout.accumulation : static_cast<int64_t>(counts.whole[i]);
     const int64_t away = offloaded_layers(layout, lies, chunk, held.recompute, true);
-    sum += micro_batches * (of_chunk - away * (recomputed > 0 ? held.recomputed_bytes : held.plain_bytes));
-    sum += counts.for_weights[i] * lies.layers[chunk] * held.any->held_for_weight_bytes;
-    most_layers = std::max(most_layers, lies.layers[chunk]);
+    sum += micro_batches * (of_chunk - away * (recomputed > 0 ? of_block.recomputed : of_block.plain));
+    sum += counts.for_weights[i] * lies.layers[chunk] * of_block.for_weights;
+    copied_back = std::max(copied_back, std::min<int64_t>(2, lies.layers[chunk]) * of_block.record);
   }
   // The backward pass reads one block's saved activations while those of the next one are copied back.
-  if (layout.offload == offload::all) sum += std::min<int64_t>(2, most_layers) * held.any->record_bytes;
+  if (layout.offload == offload::all) sum += copied_back;
   return sum;
 }
 
@@ -181,10 +203,14 @@ int64_t LayoutEstimator::stage_bytes(const RunLayout& layout, const LayoutChunks
   const UnitBytes& bytes = parts_.bytes(layout);
   int64_t sum = parameter_bytes(bytes, lies, stage) +
                 activation_bytes(layout, lies, of_blocks, passes_.of_stages(layout, lies)[stage].most, stage) +
-                of_blocks.any->outside_bytes;
-  if (lies.layers_of(stage) > 0) sum += bytes[block].whole_gradients + bytes[block].whole_weights;
-  if (!lies.has_head(stage)) return sum;
+                of_blocks.outside_bytes;
   const std::vector<int64_t> kinds = lies.kinds_of(stage);
+  int64_t buckets = 0;
+  for (size_t kind = 0; kind < kinds.size(); ++kind)
+    if (kinds[kind] > 0)
+      buckets = std::max(buckets, bytes.blocks[kind].whole_gradients + bytes.blocks[kind].whole_weights);
+  sum += buckets;
+  if (!lies.has_head(stage)) return sum;
   int64_t workspace = 0;
   for (size_t kind = 0; kind < kinds.size(); ++kind) {
     if (kinds[kind] == 0) continue;
@@ -237,15 +263,15 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lie
   const UpdateCosts& update = parts_.update(layout, stage);
   PassCost sum;
   double gradients = 0, sum_ops = 0;
-  const auto add = [&](const PassCost& cost, size_t part, auto times) {
+  const auto add = [&](const PassCost& cost, const UpdateCost& of_update, auto times) {
     const auto count = static_cast<double>(times);
     sum.forward += count * cost.forward;
     sum.backward_input += count * cost.backward_input;
     sum.backward_weight += count * cost.backward_weight;
     sum.backward += count * cost.backward;
     sum.exposed_tensor += count * cost.exposed_tensor;
-    gradients += count * update[part].sum;
-    sum_ops += count * (cuts_gradients(layout.zero) ? update[part].sum_ops : update[part].keep);
+    gradients += count * of_update.sum;
+    sum_ops += count * (cuts_gradients(layout.zero) ? of_update.sum_ops : of_update.keep);
   };
   const FreedLayers freed = freed_layers(layout, lies, chunk);
   double copies = static_cast<double>(freed.copied) * plain.copy_seconds;
@@ -253,12 +279,13 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lie
   for (size_t kind = 0; kind < again.size(); ++kind) {
     const auto layers = static_cast<double>(lies.of_kinds[chunk][kind]);
     if (layers == 0) continue;
-    if (mixes(layout)) add(of_kind(RecomputeKind::block, kind).passes[block], block, again[kind]);
-    add(of_kind(plain_kind(layout), kind).passes[block], block, mixes(layout) ? layers - again[kind] : layers);
+    if (mixes(layout)) add(of_kind(RecomputeKind::block, kind).passes[block], update.blocks[kind], again[kind]);
+    add(of_kind(plain_kind(layout), kind).passes[block], update.blocks[kind],
+        mixes(layout) ? layers - again[kind] : layers);
   }
   if (mixes(layout)) copies += static_cast<double>(freed.copied_inputs) * of_kind(RecomputeKind::block, 0).copy_seconds;
-  if (chunk == 0) add(plain.passes[embedding], embedding, 1);
-  if (chunk + 1 == lies.layers.size()) add(plain.passes[head_part], head_part, 1);
+  if (chunk == 0) add(plain.passes[embedding], update.embedding, 1);
+  if (chunk + 1 == lies.layers.size()) add(plain.passes[head_part], update.head, 1);
   const auto [receives_input, receives_gradient] = lies.receives(chunk);
   const double input = receives_input ? costs.message.gather : 0;
   const double gradient = receives_gradient ? costs.message.gather : 0;
@@ -267,16 +294,20 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lie
   sum.backward += gradient;
   sum.exposed_tensor += input + gradient;
   if (!cuts_gradients(layout.zero)) gradients = 0;
+  const auto of_blocks = [&](double UpdateCost::*cost) {
+    return update.mean_of_blocks(parts_.kinds().by_parameters(lies.of_kinds[chunk]),
+                                 [&](const UpdateCost& of_block) { return of_block.*cost; });
+  };
   double before_forward = 0, before_backward = 0;  // seconds of gathers beside the pass
   double later = 0;                                // seconds of gradient sums that run beside the next pass
   if (cuts_gradients(layout.zero)) {
     const StagePasses& passes = passes_.of_stages(layout, lies)[stage];
     const size_t place = lies.place_in_stage(stage, static_cast<int32_t>(chunk));
     // Sums of up to two blocks are not finished when a pass ends: they continue beside the next pass.
-    later = passes.before_others[place] * std::min({gradients, 2 * update[block].sum, sum.forward});
+    later = passes.before_others[place] * std::min({gradients, 2 * of_blocks(&UpdateCost::sum), sum.forward});
     if (cuts_weights(layout.zero)) {
-      before_forward = passes.forward_gathers[place] * update[block].gather;
-      before_backward = passes.backward_gathers[place] * update[block].gather;
+      before_forward = passes.forward_gathers[place] * of_blocks(&UpdateCost::gather);
+      before_backward = passes.backward_gathers[place] * of_blocks(&UpdateCost::gather);
     }
   }
   // A link carries one message at a time.
@@ -321,14 +352,20 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const LayoutChunks& lie
   const UpdateCosts& update = parts_.update(layout, stage);
   const bool has_embedding = lies.has_embedding(stage);
   const auto layers = static_cast<double>(lies.layers_of(stage));
+  const std::vector<int64_t> kinds = parts_.kinds().by_parameters(lies.kinds_of(stage));
+  const auto [first_block, last_block] = lies.ends_of(stage);
+  const UpdateCost& first = has_embedding ? update.embedding : update.blocks[parts_.kinds().of(first_block)];
+  const UpdateCost& last = lies.has_head(stage) ? update.head : update.blocks[parts_.kinds().of(last_block)];
   const auto over_units = [&](auto cost_of) {
-    double sum = layers * cost_of(update[block]);
-    if (has_embedding) sum += cost_of(update[embedding]);
-    if (lies.has_head(stage)) sum += cost_of(update[head_part]);
+    double sum = 0;
+    for (size_t kind = 0; kind < kinds.size(); ++kind)
+      if (kinds[kind] > 0) sum += static_cast<double>(kinds[kind]) * cost_of(update.blocks[kind]);
+    if (has_embedding) sum += cost_of(update.embedding);
+    if (lies.has_head(stage)) sum += cost_of(update.head);
     return sum;
   };
-  const UpdateCost& last = update[has_embedding ? embedding : block];
-  double sums = last.sum + (cuts_gradients(layout.zero) ? last.sum_ops : 0);
+  // Gradients of the first unit are complete last.
+  double sums = first.sum + (cuts_gradients(layout.zero) ? first.sum_ops : 0);
   if (!cuts_gradients(layout.zero)) {
     // A unit's sum begins when its gradients are complete. All but the last unit's run beside the rest of the last
     // pass.
@@ -341,9 +378,7 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const LayoutChunks& lie
   double end = updates;
   if (gathers_after_update(layout.zero)) {
     const double gathers = over_units([](const UpdateCost& cost) { return cost.gather; });
-    const UpdateCost& first = update[has_embedding ? embedding : block];
-    end = std::max(updates + update[lies.has_head(stage) ? head_part : block].gather, first.update + gathers) +
-          slow_down_ * std::min(gathers, updates);
+    end = std::max(updates + last.gather, first.update + gathers) + slow_down_ * std::min(gathers, updates);
   }
   end += over_units([](const UpdateCost& cost) { return cost.measure; });
   costs.sums.push_back(sums);
@@ -379,8 +414,8 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
   if (cuts_weights(layout.zero)) {
     // The last stage gathers the embedding, too, if the head is tied to it.
     const UpdateCosts& last = parts_.update(layout, lies.of_stage.size() - 1);
-    costs.first_gathers = parts_.update(layout, 0)[embedding].gather + last[head_part].gather;
-    if (config_.model.tied_head && layout.pipeline > 1) costs.first_gathers += last[embedding].gather;
+    costs.first_gathers = parts_.update(layout, 0).embedding.gather + last.head.gather;
+    if (config_.model.tied_head && layout.pipeline > 1) costs.first_gathers += last.embedding.gather;
   }
   for (size_t stage = 0; stage < lies.of_stage.size(); ++stage) {
     const bool is_inner = stage > 1 && !lies.has_head(stage) && !lies.has_head(stage - 1) &&

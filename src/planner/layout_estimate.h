@@ -39,11 +39,17 @@ class LayoutEstimator {
   LayoutResult estimate(const RunLayout& layout);
 
  private:
+  // Bytes of a block, the mean over a chunk's layers.
+  struct MeanBytes {
+    int64_t plain = 0, recomputed = 0;  // saved for a micro-batch, without and with recomputation
+    int64_t for_weights = 0;            // MicroBatchCosts::held_for_weight_bytes
+    int64_t record = 0;                 // MicroBatchCosts::record_bytes
+  };
   // Bytes that blocks save for a micro-batch.
   struct Held {
-    RecomputeKind recompute;                        // recomputation of some of the layout's blocks
-    const MicroBatchCosts* any;                     // costs with that recomputation; owned by parts_
-    int64_t plain_bytes = 0, recomputed_bytes = 0;  // for each block without and with recomputation
+    RecomputeKind recompute;  // recomputation of some of the layout's blocks
+    int64_t outside_bytes;    // MicroBatchCosts::outside_bytes
+    std::vector<MeanBytes> of_chunk;
   };
   struct StepCosts {
     std::vector<PassTimes> chunks;                                        // by chunk

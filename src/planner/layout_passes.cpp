@@ -79,6 +79,18 @@ int64_t LayoutChunks::layers_of(size_t stage) const {
   return sum;
 }
 
+std::pair<int64_t, int64_t> LayoutChunks::ends_of(size_t stage) const {
+  if (layers_of(stage) == 0) return {0, 0};
+  int64_t first = -1, last = -1;
+  for (const int32_t number : of_stage[stage]) {
+    const auto chunk = static_cast<size_t>(number);
+    if (layers[chunk] == 0) continue;
+    if (first < 0) first = first_layers[chunk];
+    last = first_layers[chunk] + layers[chunk] - 1;
+  }
+  return {first, last};
+}
+
 std::vector<int64_t> LayoutChunks::kinds_of(size_t stage) const {
   std::vector<int64_t> sums(of_kinds.front().size());
   for (const int32_t chunk : of_stage[stage])

@@ -30,6 +30,8 @@ struct LayoutChunks {
     return stages.stage_of_chunk(stages.shape.chunks() - 1) == static_cast<int32_t>(stage);
   }
   int64_t layers_of(size_t stage) const;
+  // Returns the stage's first and last layer; those of the model's first layer if it has none.
+  std::pair<int64_t, int64_t> ends_of(size_t stage) const;
   // Returns the stage's number of layers of each kind.
   std::vector<int64_t> kinds_of(size_t stage) const;
   // Returns the index of a chunk in of_stage[stage].

@@ -27,7 +27,7 @@ std::vector<int64_t> divisors(int64_t n, int64_t most) {
 }
 
 bool suits_tensor(const ModelConfig& model, int64_t tensor) {
-  return model.num_heads % tensor == 0 && model.ffn_hidden_size % tensor == 0 &&
+  return model.num_heads % tensor == 0 && model.shares_ffn(tensor) &&
          (model.num_kv_heads % tensor == 0 || tensor % model.num_kv_heads == 0);
 }
 

@@ -15,16 +15,17 @@ Flops model_flops_formula(const ModelConfig& m, int64_t sequences) {
   const Flops layers = wide(m.num_layers);
   const Flops ffn_products = is_gated(m.activation) ? 3 : 2;
   const Flops attention_projections = h * (q + 2 * kv) + q * h;
-  const Flops ffn = ffn_products * h * wide(m.ffn_hidden_size);
   const Flops head = h * wide(m.vocab_size);
   const LayerKinds kinds = layer_kinds(m);
-  std::vector<Flops> of_kinds;
+  std::vector<Flops> pairs_of_kinds;
   for (const LayerKind& kind : kinds.kinds)
-    of_kinds.push_back(kind.attention.twice_counted_pairs(m.sequence_length, m.num_heads));
-  Flops of_layers = 0;
-  for (const size_t kind : kinds.of_layers) of_layers += of_kinds[kind];
-  return 6 * tokens * (layers * (attention_projections + ffn) + head) +
-         6 * wide(m.head_size) * wide(sequences) * of_layers;
+    pairs_of_kinds.push_back(kind.attention.twice_counted_pairs(m.sequence_length, m.num_heads));
+  Flops pairs = 0, ffns = 0;
+  for (const size_t kind : kinds.of_layers) {
+    pairs += pairs_of_kinds[kind];
+    ffns += ffn_products * h * wide(kinds.kinds[kind].ffn.hidden_size);
+  }
+  return 6 * tokens * (layers * attention_projections + ffns + head) + 6 * wide(m.head_size) * wide(sequences) * pairs;
 }
 
 Flops reference_flops_formula(const ModelConfig& m, int64_t sequences) {

@@ -11,13 +11,24 @@ std::vector<int64_t> LayerKinds::counts(int64_t first, int64_t count) const {
   return sums;
 }
 
+std::vector<int64_t> LayerKinds::by_parameters(const std::vector<int64_t>& counts) const {
+  std::vector<int64_t> sums(kinds.size());
+  for (size_t kind = 0; kind < kinds.size(); ++kind) sums[alike[kind]] += counts[kind];
+  return sums;
+}
+
 LayerKinds layer_kinds(const ModelConfig& model) {
   LayerKinds result;
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-    const LayerKind kind{.attention = model.attention(layer), .rotates = model.rotates(layer)};
+    const LayerKind kind{.attention = model.attention(layer), .rotates = model.rotates(layer), .ffn = model.ffn(layer)};
     const auto found = std::find(result.kinds.begin(), result.kinds.end(), kind);
     result.of_layers.push_back(static_cast<size_t>(found - result.kinds.begin()));
     if (found == result.kinds.end()) result.kinds.push_back(kind);
+  }
+  for (const LayerKind& kind : result.kinds) {
+    const auto found = std::find_if(result.kinds.begin(), result.kinds.end(),
+                                    [&](const LayerKind& other) { return other.ffn == kind.ffn; });
+    result.alike.push_back(static_cast<size_t>(found - result.kinds.begin()));
   }
   return result;
 }
@@ -25,6 +36,7 @@ LayerKinds layer_kinds(const ModelConfig& model) {
 ModelConfig with_layers(ModelConfig model, const LayerKind& kind, int64_t count) {
   model.num_layers = count;
   model.attention_pattern = {kind.attention};
+  model.ffn_pattern = {kind.ffn};
   model.positions_pattern = {kind.rotates ? LayerPositions::rope : LayerPositions::none};
   // The angles of rotations have no influence on costs.
   model.rope_theta_pattern.clear();
@@ -35,8 +47,8 @@ ModelConfig with_layers(ModelConfig model, const LayerKind& kind, int64_t count)
 double forward_flops(const ModelConfig& model, const LayerKind& kind) {
   const auto h = static_cast<double>(model.hidden_size), q = static_cast<double>(model.q_size());
   const double ffn_matrices = is_gated(model.activation) ? 3 : 2;
-  const double matrices = 2 * h * (q + static_cast<double>(model.kv_size())) +
-                          ffn_matrices * h * static_cast<double>(model.ffn_hidden_size);
+  const double matrices =
+      2 * h * (q + static_cast<double>(model.kv_size())) + ffn_matrices * h * static_cast<double>(kind.ffn.hidden_size);
   const auto pairs = static_cast<double>(kind.attention.twice_counted_pairs(model.sequence_length, model.num_heads));
   return 2 * matrices +
          2 * q * (pairs / (static_cast<double>(model.num_heads) * static_cast<double>(model.sequence_length)));

@@ -13,6 +13,7 @@ namespace gptrain::inline spec {
 struct LayerKind {
   AttentionPattern attention;
   bool rotates = false;  // ModelConfig::rotates
+  FfnKind ffn;
 
   bool operator==(const LayerKind&) const = default;
 };
@@ -20,10 +21,13 @@ struct LayerKind {
 struct LayerKinds {
   std::vector<LayerKind> kinds;   // in the order of their first layers
   std::vector<size_t> of_layers;  // by layer: index in `kinds`
+  std::vector<size_t> alike;      // by kind: the first kind whose layers have parameters of the same sizes
 
   size_t of(int64_t layer) const { return of_layers[static_cast<size_t>(layer)]; }
   // Returns the number of layers of each kind among layers [first, first + count).
   std::vector<int64_t> counts(int64_t first, int64_t count) const;
+  // Returns the sums of `counts` over kinds with parameters of the same sizes, each at the first such kind.
+  std::vector<int64_t> by_parameters(const std::vector<int64_t>& counts) const;
 };
 
 LayerKinds layer_kinds(const ModelConfig& model);

@@ -119,9 +119,9 @@ class SpecBuilder {
     if (model_.norm_after) add_norm("norm1_after");
     add_norm("norm2");
     part_ = ModelPart::ffn;
-    const Section ffn{model_.ffn_hidden_size, 1};
+    const Section ffn{model_.ffn(layer).hidden_size, 1};
     add_column_linear("ffn.in", is_gated(model_.activation) ? std::vector{ffn, ffn} : std::vector{ffn}, model_.bias);
-    add_row_linear("ffn.out", model_.ffn_hidden_size);
+    add_row_linear("ffn.out", ffn.rows);
     if (model_.norm_after) add_norm("norm2_after");
   }
 

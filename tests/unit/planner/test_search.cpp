@@ -104,6 +104,24 @@ TEST_CASE("bounds of memory and time stay below whole plans, and estimates withi
   CHECK(near_memory >= 0.93 * count);
 }
 
+TEST_CASE("estimates hold for layers whose FFNs differ") {
+  const RunConfig usual = model(2560, 24, 64);
+  RunConfig config = usual;
+  config.model.ffn_pattern = {{10240}, {2560}, {5120}};
+  LayoutEstimator estimator(config, a100(), planned_target(a100(), config.run.threads, 16));
+  for (const RunLayout& layout : some_of(layouts_of(config, 16), 16)) {
+    if (layout.is_balanced) continue;  // the usual model's layers are balanced otherwise
+    INFO(text_of(layout));
+    RunConfig checked = checked_layout(usual, layout);
+    checked.model.ffn_pattern = config.model.ffn_pattern;
+    const LayoutResult exact = predict_layout(checked, a100(), layout, 0);
+    CHECK(estimator.least_bytes(layout, INT64_MAX).bytes <= exact.peak_bytes);
+    const LayoutResult estimate = estimator.estimate(layout);
+    CHECK(estimator.least_seconds(layout) <= estimate.step_seconds * (1 + 1e-9));
+    CHECK(std::abs(estimate.step_seconds / exact.step_seconds - 1) < largest_estimate_error);
+  }
+}
+
 TEST_CASE("bounds and estimates of what is offloaded are as good") {
   const Case test{.name = "2B on 16 A100", .config = model(2560, 24, 64), .machine = a100(), .gpus = 16, .count = 120};
   LayoutEstimator estimator(test.config, test.machine,
