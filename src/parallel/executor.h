@@ -39,9 +39,9 @@ class ActionObserver {
 
 // Memory and services that a rank's executors use. The caller owns all of them.
 struct ExecutorResources {
-  std::array<std::byte*, num_memory_classes> arenas{};  // starts of the arenas
-  StepState* state = nullptr;                           // device
-  float* head_scores = nullptr;                         // device (see LayerCall)
+  ArenaStarts arenas = {};
+  StepState* state = nullptr;    // device
+  float* head_scores = nullptr;  // device (see LayerCall)
   Workspace* workspace = nullptr;
   Backend* backend = nullptr;
   RankGroups* groups = nullptr;

@@ -91,7 +91,7 @@ void ParameterExchange::begin_sum(int64_t unit, const Gradients& of) {
       // Sums over tensor ranks are in f32, so they must end before the gradients are rounded.
       lane.wait(ticket);
       ticket = begin_narrow_sum(unit, of);
-    } else if (over_copies && sharding.zero > 0) {
+    } else if (over_copies && sharding.cuts_state()) {
       const UnitPiece own = parameters_.piece(unit);
       ticket = std::max(ticket, lane.reduce_scatter(group, gradients, gradients + own.first, own.elements, DType::f32));
     } else {
@@ -109,7 +109,7 @@ Lane::Ticket ParameterExchange::begin_narrow_sum(int64_t unit, const Gradients& 
                     .to = Matrix(bucket, sharding.reduce, range.pieces, own.elements)});
   Lane& lane = groups_.lane(LaneKind::gradients);
   Communicator* const copies = groups_.group(LaneKind::gradients, kind_of(range.copies));
-  if (sharding.zero == 0) return lane.all_reduce(copies, bucket, range.elements, sharding.reduce);
+  if (!sharding.cuts_state()) return lane.all_reduce(copies, bucket, range.elements, sharding.reduce);
   return lane.reduce_scatter(copies, bucket, bucket + own.first * dtype_bytes(sharding.reduce), own.elements,
                              sharding.reduce);
 }
@@ -118,8 +118,8 @@ Lane::Ticket ParameterExchange::begin_narrow_sum(int64_t unit, const Gradients& 
 void ParameterExchange::widen(int64_t unit, const Gradients& of) {
   const Sharding& sharding = parameters_.sharding();
   const UnitPiece own = parameters_.piece(unit);
-  const int64_t pieces = sharding.zero == 0 ? parameters_.place(unit).size : 1;
-  const int64_t first = sharding.zero == 0 ? 0 : own.first;
+  const int64_t pieces = !sharding.cuts_state() ? parameters_.place(unit).size : 1;
+  const int64_t first = !sharding.cuts_state() ? 0 : own.first;
   std::byte* const sum = of.narrow + first * dtype_bytes(sharding.reduce);
   std::byte* const gradients = of.whole + first * dtype_bytes(DType::f32);
   backend_.run(Cast{.from = Matrix(sum, sharding.reduce, pieces, own.elements),
@@ -135,7 +135,7 @@ void ParameterExchange::await_sum(int64_t unit, const Gradients& of, int64_t mic
   if (parameters_.sharding().narrows_gradients(parameters_.layout().units[static_cast<size_t>(unit)].copies))
     widen(unit, of);
   if (accumulated_ != nullptr) return accumulated_->add_sum(unit, of.whole, micro_batch);
-  if (parameters_.sharding().zero < 2) return;
+  if (!parameters_.sharding().cuts_gradients()) return;
   const UnitPiece own = parameters_.piece(unit);
   const Matrix from(reinterpret_cast<float*>(of.whole) + own.first, DType::f32, 1, own.elements);
   const Matrix to = parameters_.gradients_piece(unit);

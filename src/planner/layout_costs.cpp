@@ -283,7 +283,7 @@ UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
     bytes[part].parameters = parameters.weights + parameters.gradients + parameters.master + parameters.state;
     if (sharding.has_gradient_buckets())
       bytes[part].whole_gradients = of_unit.units[unit].elements * dtype_bytes(DType::f32);
-    if (cuts_weights(sharding.zero))
+    if (sharding.gathers_weights())
       bytes[part].whole_weights = of_unit.units[unit].elements * dtype_bytes(config.precision.compute);
   }
   return bytes;

@@ -339,7 +339,7 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const LayoutChunks& lie
   }
   const double updates = over_units([](const UpdateCost& cost) { return cost.update; });
   double end = updates;
-  if (gathers_after_update(layout.zero)) {
+  if (parameter_flow(layout.zero).weights_return) {
     const double gathers = over_units([](const UpdateCost& cost) { return cost.gather; });
     const UpdateCost& first = update[has_embedding ? embedding : block];
     end = std::max(updates + update[lies.has_head(stage) ? head_part : block].gather, first.update + gathers) +

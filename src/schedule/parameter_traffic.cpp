@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "config/parallelism.h"
-
 namespace gptrain::inline schedule {
 
 ParameterTraffic::ParameterTraffic(Schedule& schedule)
@@ -16,13 +14,13 @@ ParameterTraffic::Gathered* ParameterTraffic::find_gathered(int32_t unit) {
 }
 
 int32_t ParameterTraffic::use(int32_t unit, int32_t following) {
-  const int32_t zero = schedule_.options.zero;
-  if (gathers_after_update(zero)) {
+  const ParameterFlow& flow = schedule_.options.flow;
+  if (flow.weights_return) {
     if (!awaited_[static_cast<size_t>(unit)])
       schedule_.actions.push_back({.kind = ActionKind::await_weights, .unit = unit});
     awaited_[static_cast<size_t>(unit)] = true;
   }
-  if (!cuts_weights(zero)) return -1;
+  if (!flow.gathers_weights()) return -1;
   begin_gather(unit, unit);
   Gathered& gathered = *find_gathered(unit);
   if (!gathered.arrived) {
@@ -71,7 +69,7 @@ int32_t ParameterTraffic::claim_gradients(int32_t unit, int32_t micro_batch) {
 
 void ParameterTraffic::gradients_done(int32_t unit, int32_t micro_batch) {
   const ScheduleOptions& options = schedule_.options;
-  const bool sums = cuts_gradients(options.zero) || micro_batch + 1 == options.micro_batches;
+  const bool sums = options.flow.sums_each_pass || micro_batch + 1 == options.micro_batches;
   if (!sums && !options.has_gradient_buckets()) return;
   Action action{
       .kind = sums ? ActionKind::reduce : ActionKind::keep_gradients, .micro_batch = micro_batch, .unit = unit};
