@@ -9,8 +9,9 @@
 
 namespace gptrain::inline schedule {
 
-// At most two blocks have gathered weights at a time, one in use and one on its way, and at most two sums of
-// blocks' whole or narrow gradients are under way. Embedding and head are not counted.
+// At most two blocks have gathered weights at a time, one in use and one on its way, and at most
+// ScheduleOptions::sums_under_way sums of blocks' whole or narrow gradients are under way. Embedding and head are not
+// counted.
 class ParameterTraffic {
  public:
   // Borrows `schedule`, to which all methods add actions and buffers.
@@ -34,7 +35,7 @@ class ParameterTraffic {
   void await_all_gradients();
 
  private:
-  static constexpr size_t most_blocks = 2;
+  static constexpr int64_t most_gathered = 2;
 
   struct Sum {
     int32_t unit;
@@ -60,8 +61,7 @@ class ParameterTraffic {
   void await(size_t sum);
 
   Schedule& schedule_;
-  std::vector<bool>
-      awaited_;  // by unit: the gather of the last step's weights was awaited (ParameterFlow::weights_return)
+  std::vector<bool> awaited_;       // by unit: its weights that return (ParameterFlow) were awaited
   std::vector<Gathered> gathered_;  // gathers that have begun, oldest first
   std::vector<Claim> claims_;       // whole gradients that are being written
   std::vector<Sum> sums_;           // sums under way, oldest first

@@ -159,6 +159,7 @@ struct ScheduleOptions {
   bool tied_head = false;
   bool joint_backward = false;  // `backward` replaces its two halves, unless the pipeline schedule splits them
   bool keeps_narrow = false;    // gradients are kept in a narrower dtype than the one they are computed in
+  int32_t sums_under_way = 2;   // sums of blocks' gradients that may be under way at a time, at least 1
   bool sums_alone = false;      // sums involve this rank only, so each is awaited as soon as it begins
 
   // Whether a micro-batch's gradients are written to a buffer of their own and then added to the sum that is kept.
