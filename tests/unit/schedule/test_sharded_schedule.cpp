@@ -99,7 +99,7 @@ std::string misused_sums(const Schedule& schedule) {
     const bool block = action.unit >= 0 && schedule.traits(action.unit).kind == UnitKind::block;
     if (action.kind == ActionKind::reduce) {
       blocks += block ? 1 : 0;
-      if (blocks > 2) return "more than two blocks' sums are under way";
+      if (blocks > schedule.options.sums_under_way) return "more sums of blocks are under way than may be";
       summing.insert(action[Operand::whole_gradients]);
     }
     if (action.kind == ActionKind::await_gradients) {
@@ -129,6 +129,22 @@ TEST_CASE("schedules of every ZeRO stage are sound") {
     evaluation.micro_batches = 1;
     CHECK(check(evaluation_schedule(evaluation)) == "");
     if (options.flow.gathers_weights()) CHECK(misused_weights(evaluation_schedule(evaluation)) == "");
+  }
+}
+
+TEST_CASE("as many sums of blocks are under way as the options allow") {
+  for (const int32_t most : {1, 2, 3}) {
+    const Schedule schedule = training_schedule(
+        {.micro_batches = 2, .units = plain_units(7), .flow = parameter_flow(2), .sums_under_way = most});
+    CHECK(check(schedule) == "");
+    CHECK(misused_sums(schedule) == "");
+    int32_t blocks = 0, largest = 0;
+    for (const Action& action : schedule.actions) {
+      if (action.unit < 0 || schedule.traits(action.unit).kind != UnitKind::block) continue;
+      if (action.kind == ActionKind::reduce) largest = std::max(largest, ++blocks);
+      if (action.kind == ActionKind::await_gradients) --blocks;
+    }
+    CHECK(largest == most);
   }
 }
 
