@@ -95,7 +95,7 @@ WorldPlan plan_world(const PlanCase& run, const std::function<void(int64_t, Step
                          for (const int64_t tensor_rank : kind) {
                            const auto position = static_cast<size_t>(stage * tensor_size + tensor_rank);
                            world.written_bytes[position] = plan.written_bytes;
-                           world.on_host[position] = memory.arenas.on(MemoryPlace::host);
+                           world.on_host[position] = memory.arenas.host_memory();
                          }
                          if (kind.front() == 0) world.stages.push_back(describe_stage(*plan.design, rank));
                          StagePlan& of_stage = world.stages.back();
@@ -159,8 +159,7 @@ RankBytes largest_rank_bytes(const PlanCase& run, int64_t first_stage, int64_t e
     const bool is_enough = !for_each_rank_kind(
         enough_batches, mesh, stage, choices, [&](const TensorRanks& kind, int64_t, const StepPlan& plan) {
           for (const int64_t tensor_rank : kind)
-            most.on_host[static_cast<size_t>(stage * tensor_size + tensor_rank)] =
-                plan.memory().arenas.on(MemoryPlace::host);
+            most.on_host[static_cast<size_t>(stage * tensor_size + tensor_rank)] = plan.memory().arenas.host_memory();
           most.on_device = std::max(most.on_device, plan.memory().arenas.total());
           return most.on_device <= enough;
         });

@@ -145,7 +145,7 @@ ChainUnit RecomputeCosts::chain_unit(int32_t unit, const StepPlan& whole, const 
                  .forward_seconds = seconds_of_pass(seconds_, ActionKind::forward, unit),
                  .saved_seconds = seconds_of_pass(seconds_, ActionKind::recompute, unit),
                  .always_saved = kind == UnitKind::head};
-  if (cuts_weights(whole_.options.zero))  // recomputation gathers the weights once more
+  if (whole_.options.flow.gathers_weights())  // recomputation gathers the weights once more
     made.forward_seconds += gather_seconds(whole, unit, target_);
   if (in_parts == nullptr || kind != UnitKind::block) return made;
   made.part_bytes = unit_bytes(in_parts_->bytes, BufferKind::kept, unit);
@@ -208,9 +208,10 @@ RecomputeCosts::Played RecomputeCosts::play(const UnitChoices& choices, int32_t 
   ProgramInput made = program_input(choices, micro_batches);
   made.options.stages.shape.recompute = backward_recomputes(kind);
   constexpr auto activations = MemoryClass::activations;
-  const auto training = make_program(training_schedule(made.options), made.bytes, MemoryPlace::host);
+  const auto training = make_program(training_schedule(made.options), made.bytes, MemoryPlace::pinned_host);
   made.options.micro_batches = 1;
-  const auto evaluation = make_program(evaluation_schedule(made.options), std::move(made.bytes), MemoryPlace::host);
+  const auto evaluation =
+      make_program(evaluation_schedule(made.options), std::move(made.bytes), MemoryPlace::pinned_host);
   return {training, std::max(training->memory[activations], evaluation->memory[activations])};
 }
 

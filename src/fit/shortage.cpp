@@ -388,7 +388,7 @@ WorldMemory world_memory(const std::vector<MemoryPlan>& plans, const std::vector
   for (int64_t stage = 0; stage < mesh.size(MeshAxis::pipeline); ++stage) {
     for (int64_t tensor_rank = 0; tensor_rank < mesh.size(MeshAxis::tensor); ++tensor_rank) {
       const int64_t rank = mesh.first_rank_of_stage(stage, tensor_rank);
-      world.on_host.push_back(plans[static_cast<size_t>(rank)].on(MemoryPlace::host));
+      world.on_host.push_back(plans[static_cast<size_t>(rank)].host_memory());
       if (lack(rank) > lack(world.largest_rank)) world.largest_rank = rank;
     }
   }

@@ -38,7 +38,7 @@ class AdafactorVectors::Formula : public UpdateFactors {
 
   GPTRAIN_FORMULA float updated(float gradient, float, float& v) const {
     const float g = gradient * scale_;
-    v = kept_ * v + share_ * (g * g + eps_);
+    v = fused(kept_, v, share_ * fused(g, g, eps_));
     return g / sqrtf(v);
   }
 
@@ -79,7 +79,9 @@ class Adafactor::Formula : public TensorFactors {
 
   GPTRAIN_FORMULA float measured(float u, float) const { return u; }
 
-  GPTRAIN_FORMULA float updated(float u, float weight) const { return weight - decay_ * weight - rate_ * u; }
+  GPTRAIN_FORMULA float updated(float u, float weight) const {
+    return fused(-rate_, u, fused(-decay_, weight, weight));
+  }
 
  private:
   const double* counts_;

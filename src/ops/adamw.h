@@ -42,8 +42,8 @@ class AdamMoments {
 
   // RETURNS the direction for the scaled gradient g. Updates m and v.
   GPTRAIN_FORMULA float direction(float g, float& m, float& v) const {
-    const float next_m = beta1_ * m + one_minus_beta1_ * g;
-    const float next_v = beta2_ * v + one_minus_beta2_ * g * g;
+    const float next_m = fused(beta1_, m, one_minus_beta1_ * g);
+    const float next_v = fused(beta2_, v, one_minus_beta2_ * g * g);
     m = next_m;
     v = next_v;
     return next_m * inverse_correction1_ / (sqrtf(next_v * inverse_correction2_) + eps_);
@@ -65,7 +65,7 @@ class AdamW::Formula : public UpdateFactors {
   }
 
   GPTRAIN_FORMULA float updated(float gradient, float weight, float& m, float& v) const {
-    return weight - rate_ * moments_.direction(gradient * scale_, m, v) - decay_ * weight;
+    return fused(-decay_, weight, fused(-rate_, moments_.direction(gradient * scale_, m, v), weight));
   }
 
  private:

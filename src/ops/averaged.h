@@ -40,19 +40,19 @@ class Averaged<Op>::Formula {
 
   GPTRAIN_FORMULA float updated(float gradient, float weight, float& average) const {
     const float w = formula_.updated(gradient, weight);
-    average += share_ * (w - average);
+    average = fused(share_, w - average, average);
     return w;
   }
 
   GPTRAIN_FORMULA float updated(float gradient, float weight, float& column, float& average) const {
     const float w = formula_.updated(gradient, weight, column);
-    average += share_ * (w - average);
+    average = fused(share_, w - average, average);
     return w;
   }
 
   GPTRAIN_FORMULA float updated(float gradient, float weight, float& first, float& second, float& average) const {
     const float w = formula_.updated(gradient, weight, first, second);
-    average += share_ * (w - average);
+    average = fused(share_, w - average, average);
     return w;
   }
 

@@ -8,6 +8,8 @@
 // It always defines
 //   Formula(const Op& op)                           called on the host; stores all that is the same in every step;
 //   updated(gradient, weight, column&...) -> float  returns the new weight and updates the columns.
+// An element's update has the same bits on every instruction set and GPU: a product in a sum is written with `fused`
+// (ops/fused.h), and compilers of the kernels contract nothing.
 #pragma once
 
 #include <array>
@@ -16,15 +18,8 @@
 
 #include "base/matrix.h"
 #include "base/philox.h"
+#include "ops/fused.h"
 #include "ops/step_state.h"
-
-// Marks every function of a formula. Kernels are compiled for several instruction sets, so these functions must be
-// inlined: no object file may hold a copy of one (see cpu/kernels/isa.h).
-#ifdef __CUDACC__
-#define GPTRAIN_FORMULA __host__ __device__
-#else
-#define GPTRAIN_FORMULA [[gnu::always_inline]] inline
-#endif
 
 namespace gptrain::inline ops {
 

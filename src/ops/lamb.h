@@ -37,7 +37,7 @@ class Lamb::Formula : public TensorFactors {
 
   // RETURNS r. Updates m and v.
   GPTRAIN_FORMULA float step(float gradient, float weight, float& m, float& v) const {
-    return moments_.direction(gradient * scale_, m, v) + decay_ * weight;
+    return fused(decay_, weight, moments_.direction(gradient * scale_, m, v));
   }
 
   GPTRAIN_FORMULA float measured(float gradient, float weight, float m, float v) const {
@@ -45,7 +45,7 @@ class Lamb::Formula : public TensorFactors {
   }
 
   GPTRAIN_FORMULA float updated(float gradient, float weight, float& m, float& v) const {
-    return weight - rate_ * step(gradient, weight, m, v);
+    return fused(-rate_, step(gradient, weight, m, v), weight);
   }
 
  private:

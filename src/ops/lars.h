@@ -35,7 +35,7 @@ class Lars::Formula : public TensorFactors {
   GPTRAIN_FORMULA float measured(float gradient, float, float) const { return gradient * scale_; }
 
   GPTRAIN_FORMULA float updated(float gradient, float weight, float& m) const {
-    m = momentum_ * m + rate_ * (gradient * scale_ + decay_ * weight);
+    m = fused(momentum_, m, rate_ * fused(gradient, scale_, decay_ * weight));
     return weight - m;
   }
 

@@ -28,10 +28,10 @@ class Lion::Formula : public UpdateFactors {
 
   GPTRAIN_FORMULA float updated(float gradient, float weight, float& m) const {
     const float g = gradient * scale_;
-    const float direction = beta1_ * m + one_minus_beta1_ * g;
-    m = beta2_ * m + one_minus_beta2_ * g;
+    const float direction = fused(beta1_, m, one_minus_beta1_ * g);
+    m = fused(beta2_, m, one_minus_beta2_ * g);
     const float step = direction > 0 ? rate_ : direction < 0 ? -rate_ : 0.0F;
-    return weight - step - decay_ * weight;
+    return fused(-decay_, weight, weight - step);
   }
 
  private:

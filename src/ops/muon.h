@@ -31,9 +31,9 @@ class MuonMomentum::Formula : public UpdateFactors {
         nesterov_(op.nesterov) {}
 
   GPTRAIN_FORMULA float updated(float gradient, float, float& m) const {
-    const float part = one_minus_momentum_ * (gradient * scale_);
-    m = momentum_ * m + part;
-    return nesterov_ ? momentum_ * m + part : m;
+    const float g = gradient * scale_;
+    m = fused(one_minus_momentum_, g, momentum_ * m);
+    return nesterov_ ? fused(one_minus_momentum_, g, momentum_ * m) : m;
   }
 
  private:
@@ -54,7 +54,7 @@ class Muon::Formula : public UpdateFactors {
   explicit Formula(const Muon& op) : UpdateFactors(op.weight_decay) {}
 
   GPTRAIN_FORMULA float updated(float orthogonal, float weight) const {
-    return weight - rate_ * orthogonal - decay_ * weight;
+    return fused(-decay_, weight, fused(-rate_, orthogonal, weight));
   }
 };
 

@@ -25,9 +25,9 @@ class Sgd::Formula : public UpdateFactors {
       : UpdateFactors(op.weight_decay), momentum_(static_cast<float>(op.momentum)), nesterov_(op.nesterov) {}
 
   GPTRAIN_FORMULA float updated(float gradient, float weight, float& m) const {
-    const float g = gradient * scale_;
-    m = momentum_ * m + g;
-    return weight - rate_ * (nesterov_ ? g + momentum_ * m : m) - decay_ * weight;
+    m = fused(gradient, scale_, momentum_ * m);
+    const float step = nesterov_ ? fused(gradient, scale_, momentum_ * m) : m;
+    return fused(-decay_, weight, fused(-rate_, step, weight));
   }
 
  private:

@@ -4,8 +4,6 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "config/parallelism.h"
-
 namespace gptrain::inline optim {
 namespace {
 
@@ -66,7 +64,7 @@ MatrixExchange::MatrixExchange(const UpdateContext& context)
   const int64_t tensor_size = context.groups.on_tensor_axis().size;
   for (int64_t rank = 0; rank < tensor_size; ++rank)
     shards.push_back(shard_tensors(context.parameters.spec(), {tensor_size, rank}));
-  const bool holds_all = !cuts_state(context.parameters.sharding().zero);
+  const bool holds_all = !context.parameters.sharding().cuts_state();
   for (int64_t i = 0; i < std::ssize(matrices_); ++i) {
     if (i % ranks == 0) {
       const std::vector<PeerPart> none(static_cast<size_t>(ranks));
@@ -94,7 +92,7 @@ MatrixPart MatrixExchange::part_of(const BlockMatrix& matrix, const std::vector<
   const auto tensor = static_cast<size_t>(matrix.tensor);
   const int64_t unit = context_.parameters.spec().tensors[tensor].unit;
   const UnitRange& range = parameters.layout().units[static_cast<size_t>(unit)];
-  const bool pieces = cuts_state(parameters.sharding().zero);
+  const bool pieces = parameters.sharding().cuts_state();
   const UnitPiece held = pieces ? parameters.piece(unit, data_rank) : UnitPiece{0, range.elements};
   MatrixPart part;
   for (const ShardBox& box : shards[tensor].boxes) {
@@ -126,7 +124,7 @@ int64_t MatrixExchange::in_gradients(const BlockMatrix& matrix, const MatrixPart
 void MatrixExchange::add_own(Round& round, const std::vector<RankGroups::StageRank>& stage_ranks,
                              const std::vector<std::vector<TensorShard>>& shards) const {
   const BlockMatrix& matrix = matrices_[static_cast<size_t>(round.own)];
-  const bool holds_all = !cuts_state(context_.parameters.sharding().zero);
+  const bool holds_all = !context_.parameters.sharding().cuts_state();
   int64_t received = 0, sent = 0;
   const auto key = [](const MatrixPart& part) { return std::tuple(part.row, part.col, part.first, part.count); };
   for (size_t peer = 0; peer < stage_ranks.size(); ++peer) {

@@ -12,6 +12,7 @@
 #include "ops/side_queue.h"
 #include "optim/optimizer.h"
 #include "optim/qk_clip.h"
+#include "optim/update_site.h"
 #include "parallel/executor.h"
 #include "parallel/groups.h"
 
@@ -84,21 +85,24 @@ class StepAgreement {
 class StepUpdate final : public UpdateRule {
  public:
   // Borrows all. `qk_clip` may be null.
-  StepUpdate(StepAgreement& agreement, Optimizer& optimizer, RankGroups& groups, const QkClip* qk_clip)
-      : agreement_(agreement), optimizer_(optimizer), groups_(groups), qk_clip_(qk_clip) {}
+  StepUpdate(StepAgreement& agreement, Optimizer& optimizer, const UpdateSite& site, const QkClip* qk_clip)
+      : agreement_(agreement), optimizer_(optimizer), site_(site), qk_clip_(qk_clip) {}
   void norm() override {
     agreement_.agree();
-    if (const Matrix sums = optimizer_.measure(); sums.given()) sum_over_world(groups_, sums);
+    site_.pass_state();
+    if (const Matrix sums = optimizer_.measure(); sums.given()) sum_over_world(site_.updates.groups, sums);
   }
   void update(int64_t unit) override {
+    site_.begin(unit);
     optimizer_.update(unit);
     if (qk_clip_ != nullptr) qk_clip_->clip(unit);
+    site_.end(unit);
   }
 
  private:
   StepAgreement& agreement_;
   Optimizer& optimizer_;
-  RankGroups& groups_;
+  const UpdateSite site_;
   const QkClip* const qk_clip_;
 };
 

@@ -47,7 +47,7 @@ int64_t AccumulatedGradients::table_bytes(const ParameterStore& parameters) {
   for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit) {
     const UpdateRange updated = parameters.update_range(unit);
     add_kept_segments(parameters, 0, unit, updated.first, updated.elements, segments);
-    if (sharding.zero == 1)
+    if (sharding.cuts_state() && !sharding.cuts_gradients())
       add_kept_segments(parameters, 0, unit, 0, parameters.layout().units[static_cast<size_t>(unit)].elements,
                         segments);
   }
@@ -75,8 +75,8 @@ AccumulatedGradients::AccumulatedGradients(const ParameterStore& parameters, uin
   for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit) {
     const UpdateRange updated = parameters.update_range(unit);
     summed_.push_back(range_of(unit, updated.first, updated.elements, updated.gradients));
-    if (sharding_.zero == 0) own_.push_back(summed_.back());
-    if (sharding_.zero == 1)
+    if (!sharding_.cuts_state()) own_.push_back(summed_.back());
+    if (sharding_.cuts_state() && !sharding_.cuts_gradients())
       own_.push_back(range_of(unit, 0, parameters.layout().units[static_cast<size_t>(unit)].elements,
                               updated.gradients - updated.first * dtype_bytes(sharding_.gradients)));
   }
@@ -101,7 +101,7 @@ void AccumulatedGradients::add_own(int64_t unit, std::byte* whole, int64_t micro
 }
 
 void AccumulatedGradients::add_accumulated_to(int64_t unit, std::byte* whole) const {
-  if (sharding_.zero >= 2 || micro_batches_ == 1) return;
+  if (sharding_.cuts_gradients() || micro_batches_ == 1) return;
   const Range& own = own_[static_cast<size_t>(unit)];
   if (own.elements > 0)
     backend_.run(Add{.from = Matrix(own.kept, sharding_.gradients, 1, own.elements),
@@ -109,7 +109,7 @@ void AccumulatedGradients::add_accumulated_to(int64_t unit, std::byte* whole) co
 }
 
 void AccumulatedGradients::add_sum(int64_t unit, std::byte* whole, int64_t micro_batch) const {
-  add(summed_[static_cast<size_t>(unit)], whole, sharding_.zero >= 2 && micro_batch > 0, micro_batch);
+  add(summed_[static_cast<size_t>(unit)], whole, sharding_.cuts_gradients() && micro_batch > 0, micro_batch);
 }
 
 }  // namespace gptrain::parallel

@@ -39,8 +39,8 @@ class ActionObserver {
 
 // Memory and services that a rank's executors use. The caller owns all of them.
 struct ExecutorResources {
-  std::array<std::byte*, num_memory_classes> arenas{};  // starts of the arenas
-  StepState* state = nullptr;                           // device
+  ArenaStarts arenas = {};
+  StepState* state = nullptr;  // device
   StepStatistics statistics = {};
   Workspace* workspace = nullptr;
   Backend* backend = nullptr;

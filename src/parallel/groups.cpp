@@ -172,7 +172,7 @@ int64_t share_of_lane(int64_t bytes, int64_t lanes, bool first) {
 ExchangeBytes planned_exchange_bytes(const Target& target, const RankGroups& groups) {
   ExchangeBytes bytes{};
   const bool apart = target.kind == Target::Kind::gpu;
-  int64_t& on_host = bytes[static_cast<size_t>(apart ? MemoryPlace::host : MemoryPlace::device)];
+  int64_t& on_host = bytes[static_cast<size_t>(apart ? MemoryPlace::pinned_host : MemoryPlace::device)];
   bool any = false;
   for (size_t kind = 0; kind < num_lanes; ++kind) {
     const auto lane = static_cast<LaneKind>(kind);
@@ -331,7 +331,7 @@ ExchangeBytes RankGroups::exchanged_bytes() const {
   for (const RankLane& lane : lanes_) {
     const bool apart = lane.queue != nullptr;
     int64_t& on_device = bytes[static_cast<size_t>(MemoryPlace::device)];
-    int64_t& on_host = apart ? bytes[static_cast<size_t>(MemoryPlace::host)] : on_device;
+    int64_t& on_host = apart ? bytes[static_cast<size_t>(MemoryPlace::pinned_host)] : on_device;
     if (lane.exchanged) (linked_ ? on_device : on_host) += lane.exchanged->bytes();
     if (lane.scratch) on_host += lane.scratch->bytes();
   }

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/memory_place.h"
+
 namespace gptrain::inline parallel {
 
 // Classes of memory. Each has one arena, allocated once at start.
@@ -32,14 +34,6 @@ constexpr std::array<std::string_view, num_memory_classes> memory_class_names = 
     "weights",   "gradients", "master",        "moments", "gathered", "buckets", "fp8_weights", "activations",
     "workspace", "data",      "communication", "state",   "snapshot", "samples", "offloaded"};
 
-// Location of memory. If the device's memory is host memory, all of it counts as device.
-enum class MemoryPlace : uint8_t {
-  device,
-  host,  // pinned host memory of a device that has its own memory
-  count
-};
-constexpr size_t num_memory_places = static_cast<size_t>(MemoryPlace::count);
-
 // Bytes by place and class. Arenas last from start to end, so the sum is the peak.
 class MemoryPlan {
  public:
@@ -53,6 +47,8 @@ class MemoryPlan {
   MemoryPlan& operator+=(const MemoryPlan& other);
 
   int64_t total(MemoryPlace place = MemoryPlace::device) const;
+  // Returns the bytes of host memory, pinned or not.
+  ByClass host_memory() const;
 
   bool operator==(const MemoryPlan&) const = default;
 
@@ -60,7 +56,21 @@ class MemoryPlan {
   std::array<ByClass, num_memory_places> bytes_{};
 };
 
-// Bytes of MemoryPlace::host that all ranks of one machine use together.
+// Starts of arenas by place and class; null: none.
+class ArenaStarts {
+ public:
+  std::byte*& at(MemoryPlace place, MemoryClass c) {
+    return starts_[static_cast<size_t>(place)][static_cast<size_t>(c)];
+  }
+  std::byte* at(MemoryPlace place, MemoryClass c) const {
+    return starts_[static_cast<size_t>(place)][static_cast<size_t>(c)];
+  }
+
+ private:
+  std::array<std::array<std::byte*, num_memory_classes>, num_memory_places> starts_{};
+};
+
+// Bytes of host memory, beside the device's, that all ranks of one machine use together.
 struct HostMemoryUse {
   int64_t ranks = 0;
   MemoryPlan::ByClass bytes{};

@@ -5,10 +5,6 @@
 namespace gptrain::inline parallel {
 namespace {
 
-GroupKind kind_of(CopyGroup group) {
-  return group == CopyGroup::expert_data ? GroupKind::expert_data : GroupKind::data;
-}
-
 GroupKind kind_of(ReductionGroup group, const UnitRange& unit) {
   switch (group) {
     case ReductionGroup::tensor:
@@ -24,6 +20,21 @@ GroupKind kind_of(ReductionGroup group, const UnitRange& unit) {
 }
 
 }  // namespace
+
+ParameterExchange::ParameterExchange(const ParameterStore& parameters, RankGroups& groups, Backend& backend,
+                                     const AccumulatedGradients* accumulated, const ReducerMaker& make)
+    : parameters_(parameters),
+      groups_(groups),
+      backend_(backend),
+      accumulated_(accumulated),
+      sums_(static_cast<size_t>(parameters.num_parameter_units()), Lane::done) {
+  for (size_t group = 0; group < num_copy_groups; ++group)
+    reducers_[group] = make({parameters, groups, backend}, static_cast<CopyGroup>(group));
+}
+
+GradientReducer& ParameterExchange::reducer(int64_t unit) const {
+  return *reducers_[static_cast<size_t>(parameters_.layout().units[static_cast<size_t>(unit)].copies)];
+}
 
 Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered, RankGroups& groups,
                           Backend& backend) {
@@ -79,51 +90,20 @@ void ParameterExchange::begin_sum(int64_t unit, const Gradients& of) {
   Lane& lane = groups_.lane(LaneKind::gradients);
   Lane::Ticket& ticket = sums_[static_cast<size_t>(unit)];
   auto* const gradients = reinterpret_cast<float*>(of.whole);
-  const Sharding& sharding = parameters_.sharding();
   ticket = Lane::done;
   if (accumulated_ != nullptr) accumulated_->add_accumulated_to(unit, of.whole);
   const UnitRange& range = parameters_.layout().units[static_cast<size_t>(unit)];
   for (const Reduction& sum : range.reductions) {
     if (sum.group == ReductionGroup::tied) continue;
-    Communicator* const group = groups_.group(LaneKind::gradients, kind_of(sum.group, range));
-    const bool over_copies = sum.group == ReductionGroup::copies;
-    if (over_copies && sharding.narrows_gradients(range.copies)) {
-      // Sums over tensor ranks are in f32, so they must end before the gradients are rounded.
-      lane.wait(ticket);
-      ticket = begin_narrow_sum(unit, of);
-    } else if (over_copies && sharding.zero > 0) {
-      const UnitPiece own = parameters_.piece(unit);
-      ticket = std::max(ticket, lane.reduce_scatter(group, gradients, gradients + own.first, own.elements, DType::f32));
+    if (sum.group == ReductionGroup::copies) {
+      // Sums over tensor ranks are in f32, so they must end before ops read them.
+      if (reducer(unit).begins_with_ops()) lane.wait(ticket);
+      ticket = std::max(ticket, reducer(unit).begin(unit, 0, of));
     } else {
+      Communicator* const group = groups_.group(LaneKind::gradients, kind_of(sum.group, range));
       ticket = std::max(ticket, lane.all_reduce(group, gradients + sum.first, sum.count, DType::f32));
     }
   }
-}
-
-Lane::Ticket ParameterExchange::begin_narrow_sum(int64_t unit, const Gradients& of) {
-  const Sharding& sharding = parameters_.sharding();
-  const UnitRange& range = parameters_.layout().units[static_cast<size_t>(unit)];
-  const UnitPiece own = parameters_.piece(unit);
-  std::byte* const bucket = of.narrow;
-  backend_.run(Cast{.from = Matrix(of.whole, DType::f32, range.pieces, own.elements),
-                    .to = Matrix(bucket, sharding.reduce, range.pieces, own.elements)});
-  Lane& lane = groups_.lane(LaneKind::gradients);
-  Communicator* const copies = groups_.group(LaneKind::gradients, kind_of(range.copies));
-  if (sharding.zero == 0) return lane.all_reduce(copies, bucket, range.elements, sharding.reduce);
-  return lane.reduce_scatter(copies, bucket, bucket + own.first * dtype_bytes(sharding.reduce), own.elements,
-                             sharding.reduce);
-}
-
-// Copies a sum back to of.whole as f32: the whole unit with ZeRO 0, else this rank's piece.
-void ParameterExchange::widen(int64_t unit, const Gradients& of) {
-  const Sharding& sharding = parameters_.sharding();
-  const UnitPiece own = parameters_.piece(unit);
-  const int64_t pieces = sharding.zero == 0 ? parameters_.place(unit).size : 1;
-  const int64_t first = sharding.zero == 0 ? 0 : own.first;
-  std::byte* const sum = of.narrow + first * dtype_bytes(sharding.reduce);
-  std::byte* const gradients = of.whole + first * dtype_bytes(DType::f32);
-  backend_.run(Cast{.from = Matrix(sum, sharding.reduce, pieces, own.elements),
-                    .to = Matrix(gradients, DType::f32, pieces, own.elements)});
 }
 
 void ParameterExchange::keep(int64_t unit, const Gradients& of, int64_t micro_batch) {
@@ -131,11 +111,12 @@ void ParameterExchange::keep(int64_t unit, const Gradients& of, int64_t micro_ba
 }
 
 void ParameterExchange::await_sum(int64_t unit, const Gradients& of, int64_t micro_batch) {
-  groups_.lane(LaneKind::gradients).wait(sums_[static_cast<size_t>(unit)]);
-  if (parameters_.sharding().narrows_gradients(parameters_.layout().units[static_cast<size_t>(unit)].copies))
-    widen(unit, of);
+  Lane& lane = groups_.lane(LaneKind::gradients);
+  lane.wait(sums_[static_cast<size_t>(unit)]);
+  for (int phase = 1; phase < reducer(unit).phases(); ++phase) lane.wait(reducer(unit).begin(unit, phase, of));
+  reducer(unit).finish(unit, of);
   if (accumulated_ != nullptr) return accumulated_->add_sum(unit, of.whole, micro_batch);
-  if (parameters_.sharding().zero < 2) return;
+  if (!parameters_.sharding().cuts_gradients()) return;
   const UnitPiece own = parameters_.piece(unit);
   const Matrix from(reinterpret_cast<float*>(of.whole) + own.first, DType::f32, 1, own.elements);
   const Matrix to = parameters_.gradients_piece(unit);

@@ -1,12 +1,16 @@
 // Exchange of parameters between data ranks, tensor ranks and stages: gathers of weights and sums of gradients.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <vector>
 
 #include "ops/backend.h"
 #include "parallel/accumulated_gradients.h"
+#include "parallel/gradient_reducer.h"
 #include "parallel/groups.h"
 #include "parallel/parameters.h"
 
@@ -24,38 +28,32 @@ using UnitTickets = std::vector<Lane::Ticket>;
 
 class ParameterExchange {
  public:
-  // Borrows all arguments. `kept` is null if gradients are kept in f32.
-  ParameterExchange(const ParameterStore& parameters, RankGroups& groups, Backend& backend,
-                    const AccumulatedGradients* accumulated)
-      : parameters_(parameters),
-        groups_(groups),
-        backend_(backend),
-        accumulated_(accumulated),
-        sums_(static_cast<size_t>(parameters.num_parameter_units()), Lane::done) {}
+  using Gradients = UnitGradients;
+  using ReducerMaker = std::function<std::unique_ptr<GradientReducer>(const ReductionContext&, CopyGroup)>;
 
-  // Buffers with a unit's gradients.
-  struct Gradients {
-    std::byte* whole;   // f32
-    std::byte* narrow;  // room for them in the narrower dtype in which they are summed; null if there is none
-  };
+  // Borrows all but `make`, which makes the reducer of each group. `accumulated` is null if gradients are kept in f32.
+  ParameterExchange(const ParameterStore& parameters, RankGroups& groups, Backend& backend,
+                    const AccumulatedGradients* accumulated, const ReducerMaker& make = make_reducer);
+
   // Begins to sum the gradients over the groups that the layout names (Reduction). Collective over these.
   void begin_sum(int64_t unit, const Gradients& of);
-  // Waits for the sum. With ZeRO 2 and 3, adds this rank's piece to the sum of earlier micro-batches.
+  // Waits for the sum, and plays its later phases. With ZeRO 2 and 3, adds this rank's piece to the sum of earlier
+  // micro-batches.
   void await_sum(int64_t unit, const Gradients& of, int64_t micro_batch);
-  // Adds a micro-batch's gradients to the sum of earlier micro-batches that this rank keeps. REQUIRES: `kept` is not
-  // null.
+  // Adds a micro-batch's gradients to the sum of earlier micro-batches that this rank keeps. REQUIRES:
+  // `accumulated` is not null.
   void keep(int64_t unit, const Gradients& of, int64_t micro_batch);
   // Sums the gradients of a tied table over the first and the last stage, and waits. Collective over the group `tied`.
   void sum_tied();
 
  private:
-  Lane::Ticket begin_narrow_sum(int64_t unit, const Gradients& of);
-  void widen(int64_t unit, const Gradients& of);
+  GradientReducer& reducer(int64_t unit) const;
 
   const ParameterStore& parameters_;
   RankGroups& groups_;
   Backend& backend_;
   const AccumulatedGradients* accumulated_;
+  std::array<std::unique_ptr<GradientReducer>, num_copy_groups> reducers_;  // by CopyGroup
   UnitTickets sums_;
 };
 

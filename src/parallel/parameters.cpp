@@ -1,10 +1,8 @@
 #include "parallel/parameters.h"
 
 #include <algorithm>
-#include <span>
 #include <utility>
 
-#include "config/parallelism.h"
 #include "model/record.h"
 
 namespace gptrain::inline parallel {
@@ -15,36 +13,6 @@ std::vector<int64_t> norm_offsets(const ParameterLayout& layout) {
   std::vector<int64_t> offsets{0};
   for (const UnitRange& unit : layout.units) offsets.push_back(offsets.back() + unit.norm_elements);
   return offsets;
-}
-
-// Returns the number of elements in a column before a unit's own. If ranks hold pieces, every rank reserves equally
-// many elements: for the tensors before the unit's end as many as the first rank needs, for the tensors at its end as
-// many as the last rank needs. Values of rows and columns are never cut into pieces. Units start at multiples of 256
-// bytes, as in the layout, or of state_block elements.
-int64_t elements_before(const StateColumn& column, const ParameterLayout& layout, bool in_pieces, size_t end_unit) {
-  if (column.granularity == StateGranularity::element) {
-    if (end_unit == layout.units.size()) return layout.held_elements(in_pieces);
-    return in_pieces ? layout.units[end_unit].piece_offset : layout.units[end_unit].offset;
-  }
-  int64_t elements = 0;
-  for (size_t unit = 0; unit < end_unit; ++unit) {
-    const UnitRange& range = layout.units[unit];
-    if (is_factored(column)) {
-      elements += factored_values(column, range.matrix_rows, range.matrix_cols);
-      continue;
-    }
-    const int64_t of_all = is_of_last(column) ? range.elements - range.before_last : range.before_last;
-    elements += std::min(of_all, in_pieces ? range.piece_elements() : range.elements);
-  }
-  return elements;
-}
-
-// Returns the bytes of the columns together.
-int64_t state_bytes(std::span<const StateColumn> columns, const ParameterLayout& layout, bool in_pieces) {
-  int64_t bytes = 0;
-  for (const StateColumn& column : columns)
-    bytes += align_up(column_bytes(column, elements_before(column, layout, in_pieces, layout.units.size())));
-  return bytes;
 }
 
 float* as_floats(std::byte* buffer, int64_t offset) { return reinterpret_cast<float*>(buffer) + offset; }
@@ -90,25 +58,26 @@ CopyCounts Sharding::copies() const {
 }
 
 ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sharding, const StateColumns& columns) {
-  const int64_t zero = sharding.zero;
   const int64_t compute_bytes = dtype_bytes(sharding.compute);
   constexpr int64_t f32_bytes = dtype_bytes(DType::f32);
   const int64_t norms = sharding.has_f32_norms() ? norm_offsets(layout).back() : 0;
-  return {.weights = layout.held_elements(cuts_weights(zero)) * compute_bytes + norms * f32_bytes,
-          .gradients = layout.held_elements(cuts_gradients(zero)) * dtype_bytes(sharding.gradients),
-          .master = sharding.has_master() ? layout.held_elements(cuts_state(zero)) * f32_bytes : 0,
-          .state = state_bytes(columns, layout, cuts_state(zero))};
+  return {.weights = layout.held_elements(sharding.gathers_weights()) * compute_bytes + norms * f32_bytes,
+          .updated = sharding.updates_apart ? layout.held_elements(sharding.cuts_state()) * compute_bytes : 0,
+          .gradients = layout.held_elements(sharding.cuts_gradients()) * dtype_bytes(sharding.gradients),
+          .master = sharding.has_master() ? layout.held_elements(sharding.cuts_state()) * f32_bytes : 0,
+          .state = StateLayout(columns, layout, sharding.cuts_state(), {}).buffer_bytes()};
 }
 
 ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorShard>& shards,
                                const ParameterLayout& layout, const Sharding& sharding, const ParameterBuffers& buffers,
-                               StateColumns columns)
+                               StateColumns columns, const std::vector<MemoryPlace>& state_places)
     : spec_(spec),
       shards_(shards),
       layout_(layout),
       sharding_(sharding),
       buffers_(buffers),
-      columns_(std::move(columns)) {
+      columns_(std::move(columns)),
+      state_layout_(columns_, layout, sharding.cuts_state(), state_places) {
   norm_offset_ = norm_offsets(layout);
   for (const UnitRange& unit : layout.units)
     zeros_.resize(std::max(zeros_.size(), static_cast<size_t>(unit.norm_elements)));
@@ -122,7 +91,7 @@ UnitParameters ParameterStore::whole(int64_t unit, std::byte* gathered, std::byt
   const int64_t compute_bytes = dtype_bytes(sharding_.compute);
   constexpr int64_t f32_bytes = dtype_bytes(DType::f32);
   UnitParameters whole{
-      .weights = sharding_.zero == 3 ? gathered : buffers_.weights + range(unit).offset * compute_bytes,
+      .weights = sharding_.gathers_weights() ? gathered : buffers_.weights + range(unit).offset * compute_bytes,
       .norms = nullptr,
       .gradients =
           sharding_.has_gradient_buckets() ? whole_gradients : buffers_.gradients + range(unit).offset * f32_bytes};
@@ -131,7 +100,7 @@ UnitParameters ParameterStore::whole(int64_t unit, std::byte* gathered, std::byt
   } else if (!sharding_.has_f32_norms()) {
     whole.norms = buffers_.master + range(unit).offset * f32_bytes;
   } else {
-    const int64_t held = layout_.held_elements(cuts_weights(sharding_.zero));
+    const int64_t held = layout_.held_elements(sharding_.gathers_weights());
     whole.norms = buffers_.weights + held * compute_bytes + norm_offset_[static_cast<size_t>(unit)] * f32_bytes;
   }
   return whole;
@@ -148,42 +117,46 @@ NormPiece ParameterStore::norm_piece(int64_t unit) const {
   return {held.first, std::max<int64_t>(end - held.first, 0), master};
 }
 
-std::byte* ParameterStore::weights_piece(int64_t unit) const {
-  return buffers_.weights + offset_of_piece(unit, sharding_.zero == 3) * dtype_bytes(sharding_.compute);
+std::byte* ParameterStore::weights_piece(int64_t unit) const { return updated_weights(unit, piece(unit).first); }
+
+std::byte* ParameterStore::updated_weights(int64_t unit, int64_t first) const {
+  const bool apart = buffers_.updated != nullptr;
+  const bool pieces_only = apart ? sharding_.cuts_state() : sharding_.gathers_weights();
+  const int64_t start = offset_of_piece(unit, pieces_only) + first - piece(unit).first;
+  return (apart ? buffers_.updated : buffers_.weights) + start * dtype_bytes(sharding_.compute);
 }
 
-int64_t ParameterStore::offset_in_summed(int64_t unit) const { return offset_of_piece(unit, sharding_.zero >= 2); }
+int64_t ParameterStore::offset_in_summed(int64_t unit) const {
+  return offset_of_piece(unit, sharding_.cuts_gradients());
+}
 
 Matrix ParameterStore::gradients_piece(int64_t unit) const {
   return summed_gradients().column_range(offset_in_summed(unit), piece_elements(unit));
 }
 
 Matrix ParameterStore::summed_gradients() const {
-  return {buffers_.gradients, sharding_.gradients, 1, layout_.held_elements(cuts_gradients(sharding_.zero))};
+  return {buffers_.gradients, sharding_.gradients, 1, layout_.held_elements(sharding_.cuts_gradients())};
 }
 
 UpdateRange ParameterStore::update_range(int64_t unit) const {
-  const bool whole_unit = sharding_.zero == 0;
+  const bool whole_unit = !sharding_.cuts_state();
   const int64_t in_state = whole_unit ? range(unit).offset : offset_of_piece(unit, true);
-  const int64_t in_weights = whole_unit ? range(unit).offset : offset_of_piece(unit, sharding_.zero == 3);
   const int64_t in_gradients = whole_unit ? range(unit).offset : offset_in_summed(unit);
   const bool has_master = sharding_.has_master();
   const bool is_master = sharding_.compute == DType::f32;
   const UnitPiece updated = whole_unit ? UnitPiece{0, range(unit).elements} : piece(unit);
+  std::byte* const weights = updated_weights(unit, updated.first);
   return {.first = updated.first,
           .elements = updated.elements,
           .gradients = buffers_.gradients + in_gradients * dtype_bytes(sharding_.gradients),
           .master = has_master  ? as_floats(buffers_.master, in_state)
-                    : is_master ? as_floats(buffers_.weights, in_weights)
+                    : is_master ? reinterpret_cast<float*>(weights)
                                 : nullptr,
-          .weights = is_master ? nullptr : buffers_.weights + in_weights * dtype_bytes(sharding_.compute)};
+          .weights = is_master ? nullptr : weights};
 }
 
 std::byte* ParameterStore::column(size_t column, int64_t unit) const {
-  const bool in_pieces = sharding_.zero > 0;
-  const int64_t before = state_bytes(std::span(columns_).first(column), layout_, in_pieces);
-  const int64_t first = elements_before(columns_[column], layout_, in_pieces, static_cast<size_t>(unit));
-  return buffers_.state + before + column_bytes(columns_[column], first);
+  return buffers_.state + state_layout_.offset(column, unit);
 }
 
 std::byte* ParameterStore::factored_column(size_t column, size_t tensor) const {
@@ -225,9 +198,9 @@ void ParameterStore::for_each_box(bool written_only, const Body& body) const {
   for (size_t tensor = 0; tensor < spec_.tensors.size(); ++tensor) {
     const TensorShard& shard = shards_[tensor];
     const int64_t unit = spec_.tensors[tensor].unit;
-    const bool pieces = written_only || sharding_.zero > 0;
+    const bool pieces = written_only || sharding_.cuts_state();
     const UnitPiece taken = pieces ? piece(unit) : UnitPiece{0, range(unit).elements};
-    const int64_t held_first = sharding_.zero > 0 ? piece(unit).first : 0;
+    const int64_t held_first = sharding_.cuts_state() ? piece(unit).first : 0;
     const int64_t in_unit = layout_.segments[tensor].offset - range(unit).offset;
     HeldBlocks blocks = written_only && !shard.any_owned() ? HeldBlocks{} : held_blocks(tensor, pieces);
     for (const ShardBox& box : shard.boxes) {

@@ -7,12 +7,14 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "config/parallelism.h"
 #include "model/model.h"
 #include "model/spec/layout.h"
 #include "model/spec/shard.h"
 #include "model/spec/spec.h"
 #include "ops/element_update.h"
 #include "parallel/state_columns.h"
+#include "parallel/state_layout.h"
 
 namespace gptrain::inline parallel {
 
@@ -31,12 +33,19 @@ namespace gptrain::inline parallel {
 //   f32 gradients of a whole unit while they are computed.
 struct Sharding {
   int64_t zero = 0;                                    // ZeRO stage, 0 to 3
+  Residency weights = Residency::resident;             // place of weights that the stage does not cut
+  bool updates_apart = false;                          // updates write weights in other memory than the ops read
   std::array<CopyPlace, num_copy_groups> places = {};  // by CopyGroup
   DType compute = DType::f32;                          // dtype of weights
   DType reduce = DType::f32;                           // dtype in which gradients are summed over copies
   bool pure = false;                                   // compute is bf16, and only norms have masters
   DType gradients = DType::f32;  // dtype of the gradients that the rank keeps: f32, or with `pure` bf16
 
+  bool cuts_state() const { return gptrain::cuts_state(zero); }
+  bool cuts_gradients() const { return gptrain::cuts_gradients(zero); }
+  ParameterFlow flow() const { return parameter_flow(zero, weights, updates_apart); }
+  // Whether the rank's buffer of weights has its pieces only, and ops read weights that were gathered.
+  bool gathers_weights() const { return flow().gathers_weights(); }
   const CopyPlace& place(CopyGroup group) const { return places[static_cast<size_t>(group)]; }
   CopyCounts copies() const;
   // Whether gradients are summed in a narrower dtype than f32, those of any unit or of units with a group.
@@ -44,24 +53,26 @@ struct Sharding {
   bool narrows_gradients(CopyGroup group) const { return reduce != DType::f32 && place(group).size > 1; }
   // Whether a micro-batch's gradients of a unit have an f32 buffer of their own, apart from the sum that the rank
   // keeps.
-  bool has_gradient_buckets() const { return zero >= 2 || gradients != DType::f32; }
+  bool has_gradient_buckets() const { return cuts_gradients() || gradients != DType::f32; }
   bool has_master() const { return compute != DType::f32 && !pure; }
   // Whether each rank has all norms in f32 after its weights. Else the ops read them in the weights or the masters.
-  bool has_f32_norms() const { return compute != DType::f32 && (zero >= 1 || pure); }
+  bool has_f32_norms() const { return compute != DType::f32 && (cuts_state() || updates_apart || pure); }
 };
 
 // Bytes of each of a rank's parameter buffers.
 struct ParameterBytes {
   int64_t weights = 0;    // compute dtype, then f32 norms if has_f32_norms()
+  int64_t updated = 0;    // compute dtype, with `updates_apart`
   int64_t gradients = 0;  // dtype Sharding::gradients
   int64_t master = 0;     // f32; 0 unless has_master()
-  int64_t state = 0;      // the optimizer's columns, one after the other
+  int64_t state = 0;      // the optimizer's columns, all at home
 };
 ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sharding, const StateColumns& columns);
 
-// Starts of the buffers, in device memory.
+// Starts of the buffers. `updated`, `master` and `state` lie where the update runs, the others on the device.
 struct ParameterBuffers {
   std::byte* weights = nullptr;
+  std::byte* updated = nullptr;  // weights that the update writes; null: `weights`
   std::byte* gradients = nullptr;
   std::byte* master = nullptr;
   std::byte* state = nullptr;
@@ -73,7 +84,7 @@ struct UpdateRange {
   int64_t elements;      // number of elements
   std::byte* gradients;  // dtype Sharding::gradients
   float* master;         // master weights, or the weights themselves if they are f32; null with `pure`
-  std::byte* weights;    // compute dtype; null if it is f32
+  std::byte* weights;    // compute dtype, in ParameterBuffers::updated; null if it is f32
 };
 
 // Elements of one tensor that a rank holds: a box of the global tensor that is contiguous in memory.
@@ -84,7 +95,9 @@ struct StateSlice {
   // other is null.
   float* weight = nullptr;
   bf16* narrow_weight = nullptr;
-  std::vector<std::byte*> columns;  // by column of the optimizer; null if it has no values for the elements
+  // By column of the optimizer; null if it has no values for the elements. A unit that is away has its values in the
+  // landing area, once they were fetched (AwayState).
+  std::vector<std::byte*> columns;
   // Gradients of the last step, summed, before clipping. Sharding::gradients says which is used. The other is null.
   float* gradient = nullptr;
   bf16* narrow_gradient = nullptr;
@@ -119,9 +132,10 @@ struct NormPiece {
 class ParameterStore {
  public:
   // Borrows the layout, the spec, the shards and the buffers. `columns` are the optimizer's; none if nothing is
-  // trained.
+  // trained. `state_places`: see StateLayout.
   ParameterStore(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterLayout& layout,
-                 const Sharding& sharding, const ParameterBuffers& buffers, StateColumns columns = {});
+                 const Sharding& sharding, const ParameterBuffers& buffers, StateColumns columns = {},
+                 const std::vector<MemoryPlace>& state_places = {});
 
   const ModelSpec& spec() const { return spec_; }
   const std::vector<TensorShard>& shards() const { return shards_; }
@@ -129,10 +143,10 @@ class ParameterStore {
   const ParameterLayout& layout() const { return layout_; }
   int64_t num_parameter_units() const { return static_cast<int64_t>(layout_.units.size()); }
 
-  // Returns the whole unit as its ops see it. `gathered` has its weights with ZeRO 3, and `whole_gradients` its
-  // gradients if has_gradient_buckets(); otherwise they are not used. Both have UnitRange::elements elements.
+  // Returns the whole unit as its ops see it. `gathered` has its weights if these are gathered, and `whole_gradients`
+  // its gradients if has_gradient_buckets(); otherwise they are not used. Both have UnitRange::elements elements.
   UnitParameters whole(int64_t unit, std::byte* gathered = nullptr, std::byte* whole_gradients = nullptr) const;
-  // Returns this rank's piece of a unit's weights, in the compute dtype.
+  // Returns this rank's piece of a unit's weights, in the compute dtype, as the update has written it.
   std::byte* weights_piece(int64_t unit) const;
   // Returns the number of a unit's f32 norms that are kept apart from its weights; 0 unless has_f32_norms().
   int64_t f32_norm_elements(int64_t unit) const;
@@ -151,6 +165,9 @@ class ParameterStore {
   // Returns the range that this rank updates: its piece, or with ZeRO 0 the whole unit.
   UpdateRange update_range(int64_t unit) const;
   const StateColumns& columns() const { return columns_; }
+  const StateLayout& state_layout() const { return state_layout_; }
+  // Returns the start of the landing area (StateLayout).
+  std::byte* state_landing() const { return buffers_.state + state_layout_.landing_offset(); }
   // Returns the start of a column's values for update_range(unit). A column may lack values for a unit's last tensors,
   // or have values for those alone (UnitEnd). Its storage then covers only that part of the range.
   std::byte* column(size_t column, int64_t unit) const;
@@ -173,6 +190,8 @@ class ParameterStore {
   const UnitRange& range(int64_t unit) const { return layout_.units[static_cast<size_t>(unit)]; }
   // Returns the start of this rank's piece of a unit, in elements, in a buffer of pieces only or of whole units.
   int64_t offset_of_piece(int64_t unit, bool pieces_only) const;
+  // Returns the weights that the update writes, from an element of the unit on.
+  std::byte* updated_weights(int64_t unit, int64_t first) const;
   bool is_narrow(size_t tensor) const;  // whether its bf16 weights are updated directly
   // Blocks of a tensor in update_range of its unit, or in this rank's piece of it: the first block's number in the
   // rank's part of the tensor, the number of blocks, and the first block's place in the columns' values for the unit.
@@ -197,6 +216,7 @@ class ParameterStore {
   Sharding sharding_;
   ParameterBuffers buffers_;
   StateColumns columns_;
+  StateLayout state_layout_;
   std::vector<int64_t> norm_offset_;  // by unit: elements of f32 norms before its own
   std::vector<float> zeros_;
 };

@@ -26,16 +26,16 @@ MemoryClass memory_class(BufferKind kind) {
   }
 }
 
-std::byte* Program::address(const Action& action, Operand operand,
-                            const std::array<std::byte*, num_memory_classes>& arenas) const {
+std::byte* Program::address(const Action& action, Operand operand, const ArenaStarts& arenas) const {
   const int32_t index = action[operand];
   if (index < 0) return nullptr;
   const auto buffer = static_cast<size_t>(index);
-  return arenas[static_cast<size_t>(memory_class(schedule.buffers[buffer].kind))] + offsets[buffer];
+  const BufferKind kind = schedule.buffers[buffer].kind;
+  const MemoryPlace place = kind == BufferKind::offloaded ? record_place : MemoryPlace::device;
+  return arenas.at(place, memory_class(kind)) + offsets[buffer];
 }
 
-std::vector<Program::RecordPart> Program::record(const Action& action,
-                                                 const std::array<std::byte*, num_memory_classes>& arenas) const {
+std::vector<Program::RecordPart> Program::record(const Action& action, const ArenaStarts& arenas) const {
   std::vector<RecordPart> parts;
   std::byte* host = address(action, Operand::host, arenas);
   for (const Operand operand : record_operands) {
@@ -65,6 +65,7 @@ std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes
   const auto program = std::make_shared<Program>();
   program->schedule = std::move(schedule);
   program->bytes = std::move(bytes);
+  program->record_place = record_place;
   const std::vector<Buffer>& buffers = program->schedule.buffers;
   program->offsets.resize(buffers.size());
   std::array<std::vector<uint32_t>, num_memory_classes> members;

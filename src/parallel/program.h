@@ -19,14 +19,13 @@ using BufferBytes = std::array<std::vector<int64_t>, num_buffer_kinds>;
 
 struct Program {
   Schedule schedule;
-  std::vector<int64_t> offsets;  // by buffer: bytes from the start of its arena
-  MemoryPlan memory;             // sizes of the arenas that hold buffers
+  std::vector<int64_t> offsets;                    // by buffer: bytes from the start of its arena
+  MemoryPlan memory;                               // sizes of the arenas that hold buffers
+  MemoryPlace record_place = MemoryPlace::device;  // place of offloaded records; all other buffers are on the device
   BufferBytes bytes;
 
-  // Returns the address of the action's operand; null if the action has no such operand. `arenas`: starts of all
-  // arenas.
-  std::byte* address(const Action& action, Operand operand,
-                     const std::array<std::byte*, num_memory_classes>& arenas) const;
+  // Returns the address of the action's operand; null if the action has no such operand.
+  std::byte* address(const Action& action, Operand operand, const ArenaStarts& arenas) const;
 
   // A buffer of an offloaded record, and its place on the host.
   struct RecordPart {
@@ -35,7 +34,7 @@ struct Program {
     int64_t bytes;
   };
   // Returns the parts of the record that an action copies.
-  std::vector<RecordPart> record(const Action& action, const std::array<std::byte*, num_memory_classes>& arenas) const;
+  std::vector<RecordPart> record(const Action& action, const ArenaStarts& arenas) const;
 };
 
 // Returns the host memory that a unit's offloaded record needs for one micro-batch.

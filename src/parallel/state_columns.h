@@ -26,14 +26,10 @@ enum class StateGranularity : uint8_t {
   column,                    // columns of matrices
 };
 
-// Location of a column's memory.
-enum class StatePlace : uint8_t { device };
-
 struct StateColumn {
   std::string_view name;  // its tensors in checkpoints are called "NAME/TENSOR"
   DType dtype = DType::f32;
   StateGranularity granularity = StateGranularity::element;
-  StatePlace place = StatePlace::device;
   bool has_sign = true;  // codes use the map with signs (base/dynamic_map.h)
 };
 using StateColumns = std::vector<StateColumn>;

@@ -298,7 +298,7 @@ UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) 
     const ParameterBytes parameters = parameter_bytes(of_unit, sharding, columns);
     bytes.parameters = parameters.weights + parameters.gradients + parameters.master + parameters.state;
     if (sharding.has_gradient_buckets()) bytes.whole_gradients = of_unit.units[unit].elements * dtype_bytes(DType::f32);
-    if (cuts_weights(sharding.zero))
+    if (sharding.gathers_weights())
       bytes.whole_weights = of_unit.units[unit].elements * dtype_bytes(config.precision.compute);
     return bytes;
   };

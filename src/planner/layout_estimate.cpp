@@ -376,7 +376,7 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const LayoutChunks& lie
   }
   const double updates = over_units([](const UpdateCost& cost) { return cost.update; });
   double end = updates;
-  if (gathers_after_update(layout.zero)) {
+  if (parameter_flow(layout.zero).weights_return) {
     const double gathers = over_units([](const UpdateCost& cost) { return cost.gather; });
     end = std::max(updates + last.gather, first.update + gathers) + slow_down_ * std::min(gathers, updates);
   }

@@ -145,7 +145,7 @@ std::string memory_section(const DryRun& input) {
   text += text_row("peak", format_grouped(total),
                    fmt::format("{}{}{:.1f}% of {}'s {}", format_bytes(static_cast<double>(total)), ranks,
                                100 * all / there, input.target.name, format_bytes(there)));
-  const MemoryPlan::ByClass& on_host = input.memory.on(MemoryPlace::host);
+  const MemoryPlan::ByClass on_host = input.memory.host_memory();
   for (size_t c = 0; c < num_memory_classes; ++c) {
     if (on_host[c] > 0)
       text += text_row(fmt::format("{} on the host", memory_class_names[c]), format_grouped(on_host[c]),
@@ -373,7 +373,7 @@ Json memory_object(const StepConfig& config, const ModelSpec& spec, const Memory
   for (size_t c = 0; c < num_memory_classes; ++c)
     json[fmt::format("{}_bytes", memory_class_names[c])] = memory[static_cast<MemoryClass>(c)];
   json["peak_bytes"] = memory.total();
-  const MemoryPlan::ByClass& on_host = memory.on(MemoryPlace::host);
+  const MemoryPlan::ByClass on_host = memory.host_memory();
   for (size_t c = 0; c < num_memory_classes; ++c) {
     if (on_host[c] > 0) json[fmt::format("host_{}_bytes", memory_class_names[c])] = on_host[c];
   }

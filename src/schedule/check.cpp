@@ -214,11 +214,11 @@ class Checker {
 
   // Checks orders of actions that do not follow from their buffers.
   void check_order(const Action& a) {
-    const int32_t zero = schedule_.options.zero;
+    const ParameterFlow& flow = schedule_.options.flow;
     const bool reads_weights = !is_async(a.kind) && a.unit >= 0 && a.kind != ActionKind::backward_weight &&
                                a.kind != ActionKind::keep_gradients && a.kind != ActionKind::sum_tied &&
                                a.kind != ActionKind::update;
-    if (reads_weights && gathers_after_update(zero)) {
+    if (reads_weights && flow.weights_return) {
       const bool matrix = (a.kind == ActionKind::loss || a.kind == ActionKind::evaluate) && schedule_.options.tied_head;
       for (const int32_t unit : {a.unit, matrix ? 0 : a.unit})
         require(done(ActionKind::await_weights, -1, unit), "the updated weights of unit {} are not awaited", unit);
@@ -232,16 +232,16 @@ class Checker {
       case ActionKind::backward:
         return check_accumulation(a);
       case ActionKind::gather:
-        require(cuts_weights(zero) || done(ActionKind::update, -1, a.unit), "before the update");
+        require(flow.gathers_weights() || done(ActionKind::update, -1, a.unit), "before the update");
         return;
       case ActionKind::reduce:
-        for (int32_t m = cuts_gradients(zero) ? a.micro_batch : 0; m <= a.micro_batch; ++m)
+        for (int32_t m = flow.sums_each_pass ? a.micro_batch : 0; m <= a.micro_batch; ++m)
           require(has_all_gradients(m, a.unit), "before the gradients of micro-batch {}", m);
-        for (int32_t m = 0; schedule_.options.keeps_narrow && !cuts_gradients(zero) && m < a.micro_batch; ++m)
+        for (int32_t m = 0; schedule_.options.keeps_narrow && !flow.sums_each_pass && m < a.micro_batch; ++m)
           require(done(ActionKind::keep_gradients, m, a.unit), "before those of micro-batch {} are kept", m);
         return;
       case ActionKind::keep_gradients:
-        require(!cuts_gradients(zero) && a.micro_batch + 1 < schedule_.options.micro_batches,
+        require(!flow.sums_each_pass && a.micro_batch + 1 < schedule_.options.micro_batches,
                 "it is the ranks' sum that is kept");
         require(has_all_gradients(a.micro_batch, a.unit), "before the gradients of micro-batch {}", a.micro_batch);
         require(a.micro_batch == 0 || done(ActionKind::keep_gradients, a.micro_batch - 1, a.unit),
@@ -270,7 +270,7 @@ class Checker {
   }
 
   void check_all_summed(int32_t unit) {
-    const int32_t first = cuts_gradients(schedule_.options.zero) ? 0 : schedule_.options.micro_batches - 1;
+    const int32_t first = schedule_.options.flow.sums_each_pass ? 0 : schedule_.options.micro_batches - 1;
     for (int32_t m = first; m < schedule_.options.micro_batches; ++m)
       require(done(ActionKind::await_gradients, m, unit), "before all units are summed");
   }

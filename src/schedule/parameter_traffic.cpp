@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "config/parallelism.h"
-
 namespace gptrain::inline schedule {
 
 ParameterTraffic::ParameterTraffic(Schedule& schedule)
@@ -16,13 +14,13 @@ ParameterTraffic::Gathered* ParameterTraffic::find_gathered(int32_t unit) {
 }
 
 int32_t ParameterTraffic::use(int32_t unit, int32_t following) {
-  const int32_t zero = schedule_.options.zero;
-  if (gathers_after_update(zero)) {
+  const ParameterFlow& flow = schedule_.options.flow;
+  if (flow.weights_return) {
     if (!awaited_[static_cast<size_t>(unit)])
       schedule_.actions.push_back({.kind = ActionKind::await_weights, .unit = unit});
     awaited_[static_cast<size_t>(unit)] = true;
   }
-  if (!cuts_weights(zero)) return -1;
+  if (!flow.gathers_weights()) return -1;
   begin_gather(unit, unit);
   Gathered& gathered = *find_gathered(unit);
   if (!gathered.arrived) {
@@ -43,7 +41,7 @@ void ParameterTraffic::begin_gather(int32_t unit, int32_t in_use) {
         std::count_if(gathered_.begin(), gathered_.end(), [&](const Gathered& g) { return is_block(g.unit); });
     const auto spare = std::find_if(gathered_.begin(), gathered_.end(),
                                     [&](const Gathered& g) { return is_block(g.unit) && g.unit != in_use; });
-    if (static_cast<size_t>(held) == most_blocks) gathered_.erase(spare);
+    if (held == most_gathered) gathered_.erase(spare);
   }
   const auto buffer = static_cast<int32_t>(schedule_.buffers.size());
   schedule_.buffers.push_back({.kind = BufferKind::weights, .unit = unit});
@@ -71,7 +69,7 @@ int32_t ParameterTraffic::claim_gradients(int32_t unit, int32_t micro_batch) {
 
 void ParameterTraffic::gradients_done(int32_t unit, int32_t micro_batch) {
   const ScheduleOptions& options = schedule_.options;
-  const bool sums = cuts_gradients(options.zero) || micro_batch + 1 == options.micro_batches;
+  const bool sums = options.flow.sums_each_pass || micro_batch + 1 == options.micro_batches;
   if (!sums && !options.has_gradient_buckets()) return;
   Action action{
       .kind = sums ? ActionKind::reduce : ActionKind::keep_gradients, .micro_batch = micro_batch, .unit = unit};
@@ -95,11 +93,11 @@ void ParameterTraffic::await_all_gradients() {
   while (!sums_.empty()) await(0);
 }
 
-// Awaits older sums until one more may begin: of blocks at most most_blocks, of any other unit one.
+// Awaits older sums until one more may begin: of blocks at most sums_under_way, of any other unit one.
 void ParameterTraffic::make_room_for_sum_of(int32_t unit) {
   const auto competes = [&](const Sum& sum) { return is_block(unit) ? is_block(sum.unit) : sum.unit == unit; };
-  const size_t most = is_block(unit) ? most_blocks - 1 : 0;
-  while (static_cast<size_t>(std::count_if(sums_.begin(), sums_.end(), competes)) > most)
+  const int64_t most = is_block(unit) ? schedule_.options.sums_under_way - 1 : 0;
+  while (std::count_if(sums_.begin(), sums_.end(), competes) > most)
     await(static_cast<size_t>(std::find_if(sums_.begin(), sums_.end(), competes) - sums_.begin()));
 }
 

@@ -9,15 +9,17 @@
 
 namespace gptrain::inline schedule {
 
-// At most two blocks have gathered weights (ZeRO 3) at a time, one in use and one on its way, and at most two sums of
-// blocks' whole or narrow gradients are under way. Embedding and head are not counted.
+// At most two blocks have gathered weights at a time, one in use and one on its way, and at most
+// ScheduleOptions::sums_under_way sums of blocks' whole or narrow gradients are under way. Embedding and head are not
+// counted.
 class ParameterTraffic {
  public:
   // Borrows `schedule`, to which all methods add actions and buffers.
   explicit ParameterTraffic(Schedule& schedule);
 
-  // Makes the weights of `unit` ready for the next action. With ZeRO 3 also begins to gather the weights that are used
-  // after them, of unit `following` (-1: none). Returns the buffer of gathered weights; -1 without ZeRO 3.
+  // Makes the weights of `unit` ready for the next action. If weights are gathered, also begins to gather those that
+  // are used after them, of unit `following` (-1: none). Returns the buffer of gathered weights; -1 if they are
+  // resident.
   int32_t use(int32_t unit, int32_t following);
 
   // Returns the buffer into which the next action writes the gradients of `unit`, or -1 if it adds them to the rank's
@@ -33,7 +35,7 @@ class ParameterTraffic {
   void await_all_gradients();
 
  private:
-  static constexpr size_t most_blocks = 2;
+  static constexpr int64_t most_gathered = 2;
 
   struct Sum {
     int32_t unit;
@@ -59,7 +61,7 @@ class ParameterTraffic {
   void await(size_t sum);
 
   Schedule& schedule_;
-  std::vector<bool> awaited_;       // by unit: the gather of the last step's weights was awaited (ZeRO 1 and 2)
+  std::vector<bool> awaited_;       // by unit: its weights that return (ParameterFlow) were awaited
   std::vector<Gathered> gathered_;  // gathers that have begun, oldest first
   std::vector<Claim> claims_;       // whole gradients that are being written
   std::vector<Sum> sums_;           // sums under way, oldest first

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "config/parallelism.h"
-
 namespace gptrain::inline schedule {
 
 std::string_view action_name(ActionKind kind) {
@@ -162,7 +160,7 @@ Access copy_access(const UnitTraits& unit, ActionKind kind, Operand operand) {
 bool has_parameters(const Schedule& schedule, const UnitTraits& unit, Operand operand) {
   switch (operand) {
     case Operand::weights:
-      return cuts_weights(schedule.options.zero);
+      return schedule.options.flow.gathers_weights();
     case Operand::whole_gradients:
       return schedule.options.has_gradient_buckets();
     case Operand::prepared_weights:

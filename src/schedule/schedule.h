@@ -154,18 +154,16 @@ struct ScheduleOptions {
   // The stage of each unit. Its number of micro-batches is overwritten with `micro_batches`. Without first_units, one
   // stage runs all units.
   Stages stages = {};
-  // ZeRO stage (arXiv 1910.02054), 0 if the data axis has one rank. 0, 1: gradients are summed after the last
-  // micro-batch; 1, 2: updated weights are gathered for the next step; 2, 3: gradients are summed after every
-  // micro-batch; 3: weights are gathered before use.
-  int32_t zero = 0;
+  ParameterFlow flow = {};
   bool narrow_sums = false;  // gradients are summed in a narrower dtype than the one they are kept in
   bool tied_head = false;
   bool joint_backward = false;  // `backward` replaces its two halves, unless the pipeline schedule splits them
   bool keeps_narrow = false;    // gradients are kept in a narrower dtype than the one they are computed in
+  int32_t sums_under_way = 2;   // sums of blocks' gradients that may be under way at a time, at least 1
   bool sums_alone = false;      // sums involve this rank only, so each is awaited as soon as it begins
 
   // Whether a micro-batch's gradients are written to a buffer of their own and then added to the sum that is kept.
-  bool has_gradient_buckets() const { return cuts_gradients(zero) || keeps_narrow; }
+  bool has_gradient_buckets() const { return flow.sums_each_pass || keeps_narrow; }
   // Whether this stage holds the unit's parameters. The last stage holds unit 0's as well if the head is tied.
   bool holds(int32_t unit) const { return stages.runs(unit) || (unit == 0 && tied_head && stages.last()); }
   // Whether two stages, the first and the last, hold the table of a tied head.
@@ -183,8 +181,8 @@ struct Schedule {
 };
 
 // Returns how an action of this kind and unit (-1: no unit) uses an operand. An action names a buffer for exactly the
-// operands for which this is not Access::none. Operands that a schedule has no buffers for (gathered weights without
-// ZeRO 3) are Access::none.
+// operands for which this is not Access::none. Operands that a schedule has no buffers for (gathered weights if
+// they are resident) are Access::none.
 Access access(const Schedule& schedule, ActionKind kind, int32_t unit, Operand operand);
 
 // Sets every buffer's first and last action from the actions' operands.

@@ -2,7 +2,6 @@
 #include <memory>
 #include <utility>
 
-#include "config/parallelism.h"
 #include "schedule/offload.h"
 #include "schedule/parameter_traffic.h"
 #include "schedule/schedule.h"
@@ -49,7 +48,7 @@ class Stage {
     for (int32_t unit = 0; unit < schedule_.num_layers(); ++unit) {
       if (!schedule_.options.holds(unit)) continue;
       schedule_.actions.push_back({.kind = ActionKind::update, .unit = unit});
-      if (gathers_after_update(schedule_.options.zero))
+      if (schedule_.options.flow.weights_return)
         schedule_.actions.push_back({.kind = ActionKind::gather, .unit = unit});
     }
     add_offloading(schedule_);
@@ -217,11 +216,13 @@ class Stage {
     of(flight, unit).saved_for_weight = new_buffer(BufferKind::saved_for_weight, flight.micro_batch, unit);
   }
 
-  // Returns the buffer of prepared weights. It lasts as long as the weights: with ZeRO 3 one action, else the step.
+  // Returns the buffer of prepared weights. It lasts as long as the weights: one action if they are gathered, else the
+  // step.
   int32_t prepared(int32_t unit) {
     if (!schedule_.traits(unit).prepares_weights) return -1;
     int32_t& buffer = prepared_[static_cast<size_t>(unit)];
-    if (buffer < 0 || cuts_weights(schedule_.options.zero)) buffer = new_buffer(BufferKind::prepared_weights, -1, unit);
+    if (buffer < 0 || schedule_.options.flow.gathers_weights())
+      buffer = new_buffer(BufferKind::prepared_weights, -1, unit);
     return buffer;
   }
 

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/memory_place.h"
+#include "config/parallelism.h"
 #include "config/run_config.h"
 #include "schedule/unit_offload.h"
 
@@ -26,7 +28,14 @@ using UnitChoices = std::vector<UnitChoice>;
 
 // The choices for the ranks of one pipeline stage.
 struct StepChoices {
-  UnitChoices units;                 // units of other stages have the default
+  UnitChoices units;  // units of other stages have the default
+  // Place of weights that the ZeRO stage does not cut. REQUIRES: resident, or one data rank.
+  Residency weights = Residency::resident;
+  // Updates run on the host, where the weights that they write and all that only they read lie. REQUIRES: the ops run
+  // in host memory, too; fp32, or bf16 with masters; no qk_clip.
+  bool updates_on_host = false;
+  // By unit of the model, the place of its optimizer state: MemoryPlace::device is where the update runs. Empty: there.
+  std::vector<MemoryPlace> optimizer_state = {};
   bool backward_recomputes = false;  // orders passes as if each backward pass ran its forward pass again
   int64_t loss_chunk_tokens = 1;     // rows of logits that exist at a time
   int code_bits = 0;                 // bits of the code that replaces the input of GELU or SiLU; 0: the input is kept

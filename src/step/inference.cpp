@@ -98,7 +98,8 @@ class Inference::Pass {
                                                    ParameterBuffers{.weights = weights});
     ExecutorResources resources{
         .workspace = &workspace_, .backend = &backend_, .groups = &groups_, .gathers = &gathers_};
-    for (size_t c = 0; c < num_memory_classes; ++c) resources.arenas[c] = arenas[c] ? arenas[c]->data() : nullptr;
+    for (size_t c = 0; c < num_memory_classes; ++c)
+      resources.arenas.at(MemoryPlace::device, static_cast<MemoryClass>(c)) = arenas[c] ? arenas[c]->data() : nullptr;
     model_ = make_model(design_, design_.evaluation_shape, backend_, groups_);
     executor_ = std::make_unique<Executor>(*model_, *design_.evaluation, *parameters_, resources, nullptr);
   }

@@ -138,6 +138,8 @@ StepPlan plan_step(const PlanCase& run, const StepChoices& choices, int64_t rank
   memory.frame_bytes = step.workspace().high_water_bytes();
   memory.scratch_bytes = backend.scratch_bytes();
   memory.arenas[MemoryClass::workspace] = align_up(memory.scratch_bytes) + memory.frame_bytes;
+  if (choices.updates_on_host)
+    memory.arenas.on(MemoryPlace::host)[static_cast<size_t>(MemoryClass::workspace)] = align_up(memory.scratch_bytes);
   add_samples(config, target, groups, memory);
   return plan;
 }

@@ -40,9 +40,11 @@ StepShape step_shape(const RunConfig& config, const StepChoices& choices, bool t
 }
 
 // Returns the sharding. With one rank that holds the parameters, ZeRO is off.
-Sharding make_sharding(const StepConfig& config, const RankGroups& groups) {
+Sharding make_sharding(const StepConfig& config, const StepChoices& choices, const RankGroups& groups) {
   const CopyPlace data = groups.place(CopyGroup::data);
   return {.zero = data.size > 1 ? config.parallel.zero : 0,
+          .weights = choices.weights,
+          .updates_apart = choices.updates_on_host,
           .places = {data, groups.place(CopyGroup::expert_data)},
           .compute = config.precision.compute,
           .reduce = config.precision.reduce,
@@ -57,7 +59,7 @@ ScheduleOptions schedule_options(const StepDesign& design, const Model& model) {
       .micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
       .units = std::vector<UnitTraits>(design.layout.units.size()),
       .stages = design.stages,
-      .zero = static_cast<int32_t>(design.sharding.zero),
+      .flow = design.sharding.flow(),
       .narrow_sums = design.sharding.narrows_gradients(),
       .tied_head = design.config.model.tied_head,
       .joint_backward = design.tensor.size > 1,
@@ -87,7 +89,7 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
     of(BufferKind::gradients).push_back(records.gradients_bytes);
     of(BufferKind::stream_gradient).push_back(model.stream_gradient_bytes());
     // Buffers that the schedule does not use get 0 bytes, so that ranks that differ only there share a program.
-    const bool gathers = cuts_weights(design.sharding.zero);
+    const bool gathers = design.sharding.gathers_weights();
     const bool apart = design.sharding.has_gradient_buckets();
     of(BufferKind::weights).push_back(gathers ? align_up(elements * dtype_bytes(design.sharding.compute)) : 0);
     of(BufferKind::prepared_weights).push_back(records.fp8_weights_bytes);
@@ -166,7 +168,7 @@ int64_t all_rings_bytes(const StepConfig& config, const Target& target) {
 }
 
 MemoryPlace host_place(const Target& target) {
-  return has_own_memory(target) ? MemoryPlace::host : MemoryPlace::device;
+  return has_own_memory(target) ? MemoryPlace::pinned_host : MemoryPlace::device;
 }
 
 MemoryPlace arena_place(MemoryClass memory_class, const Target& target) {
@@ -218,7 +220,7 @@ std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& sha
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
                        const std::shared_ptr<const Program>& like) {
   const Stages stages = make_stages(config, groups.stage(), config.batch.accumulation, choices.backward_recomputes);
-  StepDesign design = begin_design(config, groups.on_tensor_axis(), stages, make_sharding(config, groups),
+  StepDesign design = begin_design(config, groups.on_tensor_axis(), stages, make_sharding(config, choices, groups),
                                    optimizer_columns(config.optimizer));
   design.choices = std::move(choices);
   design.training_shape = step_shape(config, design.choices, true);
@@ -240,26 +242,39 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
         make_program(evaluation_schedule(options), buffer_bytes(design, options.units, model), host_place(target));
   }
   MemoryPlan& memory = design.memory.arenas;
-  for (const MemoryPlace place : {MemoryPlace::device, MemoryPlace::host})
+  for (const MemoryPlace place : {MemoryPlace::device, MemoryPlace::pinned_host})
     for (size_t c = 0; c < num_memory_classes; ++c)
       memory.on(place)[c] = std::max(design.training->memory.on(place)[c], design.evaluation->memory.on(place)[c]);
   const ParameterBytes parameters = parameter_bytes(design.layout, design.sharding, design.columns);
   memory[MemoryClass::weights] = parameters.weights;
   memory[MemoryClass::gradients] = parameters.gradients;
-  memory[MemoryClass::master] = parameters.master;
-  memory[MemoryClass::optimizer] = parameters.state;
+  const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns,
+                             design.choices.optimizer_state);
+  const bool on_host = design.choices.updates_on_host;
+  const auto of_updates = [&](MemoryClass c) -> int64_t& {
+    return memory.on(on_host ? MemoryPlace::host : MemoryPlace::device)[static_cast<size_t>(c)];
+  };
+  of_updates(MemoryClass::master) = parameters.master;
+  of_updates(MemoryClass::optimizer) = store.state_layout().buffer_bytes();
+  const int64_t optimizer_tables = optimizer_type(config.optimizer.type).table_bytes(store);
+  if (on_host) {
+    of_updates(MemoryClass::weights) = parameters.updated;
+    of_updates(MemoryClass::state) = align_up(sizeof(StepState)) + optimizer_tables;
+  }
   memory[MemoryClass::data] += landing_bytes(config, target);
-  const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns);
   StateTables& tables = design.tables;
   tables.agreement = align_up(sizeof(StepState));
   tables.optimizer = tables.agreement + StepAgreement::table_bytes(store);
-  tables.accumulated_gradients = tables.optimizer + optimizer_type(config.optimizer.type).table_bytes(store);
+  tables.accumulated_gradients = tables.optimizer + (on_host ? 0 : optimizer_tables);
   tables.qk_clip = tables.accumulated_gradients + AccumulatedGradients::table_bytes(store);
   tables.statistics = tables.qk_clip + (config.optimizer.qk_clip > 0 ? QkClip::table_bytes(store) : 0);
   declare_statistics(design, step_statistics(config));
   design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
   if (config.checkpoint.keeps_snapshot()) design.snapshot_bytes = store.snapshot_bytes();
   design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] = design.snapshot_bytes;
+  for (size_t place = 0; place < num_memory_places; ++place)
+    design.memory.outside.on(static_cast<MemoryPlace>(place))[static_cast<size_t>(MemoryClass::optimizer)] +=
+        store.state_layout().bytes_away(static_cast<MemoryPlace>(place));
   memory += design.memory.outside;
   return design;
 }

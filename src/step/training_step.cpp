@@ -20,9 +20,11 @@ constexpr int64_t upload_chunk_elements = int64_t{1} << 20;
 
 }  // namespace
 
-TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups)
+TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,
+                           const UpdatePlace& updates)
     : design_(std::move(design)),
       backend_(backend),
+      update_backend_(updates.backend != nullptr ? *updates.backend : backend),
       groups_(groups),
       copy_queue_(backend.make_side_queue()),
       readback_(backend, copy_queue_.get(), design_->statistics.num_sums()),
@@ -31,32 +33,39 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
       initial_statistics_(design_->statistics.initial_values()) {
   const RunConfig& config = design_->config;
   const StepMemory& memory = design_->memory;
-  for (size_t c = 0; c < num_memory_classes; ++c) {
-    const auto memory_class = static_cast<MemoryClass>(c);
-    const MemoryPlace place = arena_place(memory_class, backend.target());
-    const int64_t bytes = memory.arenas.on(place)[c] - memory.outside.on(place)[c];
-    const bool is_offloaded = memory_class == MemoryClass::offloaded && bytes > 0;
-    arenas_[c] = is_offloaded ? offloads_.emplace(backend_).allocate(bytes) : backend_.allocate(bytes);
-  }
+  allocate();
   const int64_t scratch = align_up(memory.scratch_bytes);
   backend_.set_scratch(arena(MemoryClass::workspace), scratch);
   workspace_ = Workspace(arena(MemoryClass::workspace) + scratch, memory.arenas[MemoryClass::workspace] - scratch);
+  if (updates.backend != nullptr)
+    update_backend_.set_scratch(memory_of_updates(MemoryClass::workspace).data(), scratch);
   state_ = reinterpret_cast<StepState*>(arena(MemoryClass::state));
   backend_.upload(state_, &host_state_, sizeof(StepState));
 
   const OptimizerType& optimizer = optimizer_type(config.optimizer.type);
-  parameters_ = std::make_unique<ParameterStore>(design_->spec, design_->shards, design_->layout, design_->sharding,
-                                                 ParameterBuffers{.weights = arena(MemoryClass::weights),
-                                                                  .gradients = arena(MemoryClass::gradients),
-                                                                  .master = arena(MemoryClass::master),
-                                                                  .state = arena(MemoryClass::optimizer)},
-                                                 design_->columns);
+  const bool on_host = design_->choices.updates_on_host;
+  parameters_ = std::make_unique<ParameterStore>(
+      design_->spec, design_->shards, design_->layout, design_->sharding,
+      ParameterBuffers{.weights = arena(MemoryClass::weights),
+                       .updated = on_host ? memory_of_updates(MemoryClass::weights).data() : nullptr,
+                       .gradients = arena(MemoryClass::gradients),
+                       .master = memory_of_updates(MemoryClass::master).data(),
+                       .state = memory_of_updates(MemoryClass::optimizer).data()},
+      design_->columns, design_->choices.optimizer_state);
+  if (std::any_of(updates.stores.begin(), updates.stores.end(), [](PlaceStore* store) { return store != nullptr; }))
+    away_ = std::make_unique<AwayState>(*parameters_, updates.stores);
   model_ = make_model(*design_, design_->training_shape, backend_, groups_);
   evaluation_model_ = make_model(*design_, design_->evaluation_shape, backend_, groups_);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
   const UpdateContext context{
       .parameters = *parameters_, .state = state_, .backend = backend_, .groups = groups_, .workspace = workspace_};
   std::byte* const state = arena(MemoryClass::state);
+  std::byte* const update_state = on_host ? memory_of_updates(MemoryClass::state).data() : state;
+  const UpdateContext update_context{.parameters = *parameters_,
+                                     .state = reinterpret_cast<StepState*>(update_state),
+                                     .backend = update_backend_,
+                                     .groups = groups_,
+                                     .workspace = workspace_};
   const StateTables& tables = design_->tables;
   statistics_ = {.layout = &design_->statistics, .block = state + tables.statistics};
   AgreementRules rules{.clip_norm = config.optimizer.clip_norm,
@@ -69,14 +78,16 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
   }
   agreement_ =
       std::make_unique<StepAgreement>(context, std::move(rules), state + tables.agreement, groups_, copy_queue_.get());
-  optimizer_ = optimizer.make(config.optimizer, context, config.run.seed, state + tables.optimizer);
+  optimizer_ = optimizer.make(config.optimizer, update_context, config.run.seed,
+                              update_state + (on_host ? align_up(sizeof(StepState)) : tables.optimizer));
   if (design_->sharding.gradients != DType::f32) {
     accumulated_ = std::make_unique<AccumulatedGradients>(*parameters_, config.run.seed, config.batch.accumulation,
                                                           state + tables.accumulated_gradients, state_, backend_);
   }
-  update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_, groups_, qk_clip_.get());
+  update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_, UpdateSite{context, update_context, away_.get()},
+                                         qk_clip_.get());
   if (copy_queue_ != nullptr) {
-    const DeviceMemory& data = *arenas_[static_cast<size_t>(MemoryClass::data)];
+    const DeviceMemory& data = memory_of(MemoryClass::data);
     uploads_ = std::make_unique<MicroBatchUploads>(
         *copy_queue_, data.data() + data.bytes() - landing_bytes(config, backend_.target()), micro_batch_shape(config));
   }
@@ -115,14 +126,13 @@ void TrainingStep::take_snapshot_memory() { snapshot_.emplace(backend_, design_-
 std::vector<StateSlice> TrainingStep::copy_state() { return snapshot_->copy(state(true), parameters_->columns()); }
 
 uint32_t TrainingStep::weights_checksum() const {
-  if (cuts_weights(design_->sharding.zero)) return 0;
+  if (design_->sharding.gathers_weights()) return 0;
   groups_.wait_all();
-  return device_crc32c(backend_, arena(MemoryClass::weights),
-                       arenas_[static_cast<size_t>(MemoryClass::weights)]->bytes(), 0);
+  return device_crc32c(backend_, arena(MemoryClass::weights), memory_of(MemoryClass::weights).bytes(), 0);
 }
 
 uint32_t TrainingStep::norms_checksum() const {
-  if (cuts_weights(design_->sharding.zero)) return 0;
+  if (design_->sharding.gathers_weights()) return 0;
   groups_.wait_all();
   uint32_t crc = 0;
   for (int64_t unit = 0; unit < parameters_->num_parameter_units(); ++unit) {
@@ -141,16 +151,53 @@ uint32_t TrainingStep::norms_checksum() const {
 
 MemoryPlan TrainingStep::taken() const {
   MemoryPlan taken = memory_outside(design_->config, backend_.target(), groups_.exchanged_bytes());
-  for (size_t c = 0; c < num_memory_classes; ++c)
-    taken.on(arena_place(static_cast<MemoryClass>(c), backend_.target()))[c] += arenas_[c]->bytes();
+  for (size_t place = 0; place < num_memory_places; ++place) {
+    MemoryPlan::ByClass& bytes = taken.on(static_cast<MemoryPlace>(place));
+    for (size_t c = 0; c < num_memory_classes; ++c)
+      if (arenas_[place][c]) bytes[c] += arenas_[place][c]->bytes();
+    bytes[static_cast<size_t>(MemoryClass::optimizer)] +=
+        parameters_->state_layout().bytes_away(static_cast<MemoryPlace>(place));
+  }
   if (snapshot_)
     taken.on(host_place(backend_.target()))[static_cast<size_t>(MemoryClass::snapshot)] += snapshot_->bytes();
   return taken;
 }
 
-std::array<std::byte*, num_memory_classes> TrainingStep::arena_starts() const {
-  std::array<std::byte*, num_memory_classes> starts{};
-  for (size_t c = 0; c < num_memory_classes; ++c) starts[c] = arenas_[c]->data();
+void TrainingStep::allocate() {
+  const StepMemory& memory = design_->memory;
+  const auto planned = [&memory](MemoryPlace place, size_t c) {
+    return memory.arenas.on(place)[c] - memory.outside.on(place)[c];
+  };
+  for (size_t c = 0; c < num_memory_classes; ++c) {
+    const auto memory_class = static_cast<MemoryClass>(c);
+    const MemoryPlace place = arena_place(memory_class, backend_.target());
+    const bool is_offloaded = memory_class == MemoryClass::offloaded && planned(place, c) > 0;
+    arenas_on(place)[c] =
+        is_offloaded ? offloads_.emplace(backend_).allocate(planned(place, c)) : backend_.allocate(planned(place, c));
+  }
+  if (!design_->choices.updates_on_host) return;
+  for (const MemoryClass c : {MemoryClass::weights, MemoryClass::master, MemoryClass::optimizer, MemoryClass::workspace,
+                              MemoryClass::state}) {
+    const auto index = static_cast<size_t>(c);
+    arenas_on(MemoryPlace::host)[index] = update_backend_.allocate(planned(MemoryPlace::host, index));
+  }
+}
+
+const DeviceMemory& TrainingStep::memory_of(MemoryClass c) const {
+  return *arenas_[static_cast<size_t>(arena_place(c, backend_.target()))][static_cast<size_t>(c)];
+}
+
+const DeviceMemory& TrainingStep::memory_of_updates(MemoryClass c) const {
+  if (!design_->choices.updates_on_host) return memory_of(c);
+  return *arenas_[static_cast<size_t>(MemoryPlace::host)][static_cast<size_t>(c)];
+}
+
+ArenaStarts TrainingStep::arena_starts() const {
+  ArenaStarts starts;
+  for (size_t place = 0; place < num_memory_places; ++place)
+    for (size_t c = 0; c < num_memory_classes; ++c)
+      if (arenas_[place][c])
+        starts.at(static_cast<MemoryPlace>(place), static_cast<MemoryClass>(c)) = arenas_[place][c]->data();
   return starts;
 }
 
@@ -158,7 +205,7 @@ void TrainingStep::choose_algorithms() {
   if (backend_.algorithms().empty()) return;
   for (const MemoryClass c : {MemoryClass::weights, MemoryClass::gathered, MemoryClass::fp8_weights,
                               MemoryClass::activations, MemoryClass::workspace}) {
-    const int64_t bytes = arenas_[static_cast<size_t>(c)]->bytes();
+    const int64_t bytes = memory_of(c).bytes();
     fill_memory(backend_, copy_queue_.get(), arena(c), bytes, numbers_for_products(static_cast<uint32_t>(c), bytes));
   }
   ComputeOnly compute_only;
@@ -172,8 +219,12 @@ void TrainingStep::choose_algorithms() {
 
 void TrainingStep::clear_state() {
   groups_.wait_all();
-  for (const MemoryClass c : {MemoryClass::weights, MemoryClass::master, MemoryClass::optimizer})
-    zero_memory(backend_, copy_queue_.get(), arena(c), arenas_[static_cast<size_t>(c)]->bytes());
+  zero_memory(backend_, copy_queue_.get(), arena(MemoryClass::weights), memory_of(MemoryClass::weights).bytes());
+  for (const MemoryClass c : {MemoryClass::weights, MemoryClass::master, MemoryClass::optimizer}) {
+    const DeviceMemory& memory = memory_of_updates(c);
+    zero_memory(update_backend_, copy_queue_.get(), memory.data(), memory.bytes());
+  }
+  if (away_ != nullptr) away_->clear();
 }
 
 // Uploads at most upload_chunk_elements weights, rounded to nearest if the piece's weights are bf16.
@@ -221,7 +272,7 @@ void TrainingStep::weights_changed() {
       backend_.run(Cast{.from = Matrix(range.master, DType::f32, 1, range.elements),
                         .to = Matrix(range.weights, design_->config.precision.compute, 1, range.elements)});
   }
-  if (!gathers_after_update(design_->sharding.zero)) return;
+  if (!design_->sharding.flow().weights_return) return;
   for (int64_t unit = 0; unit < parameters_->num_parameter_units(); ++unit)
     gathers_[static_cast<size_t>(unit)] = begin_gather(*parameters_, unit, nullptr, groups_, backend_);
 }

@@ -13,6 +13,7 @@
 #include "ops/backend.h"
 #include "optim/optimizer.h"
 #include "optim/step_agreement.h"
+#include "parallel/away_state.h"
 #include "parallel/executor.h"
 #include "parallel/groups.h"
 #include "step/state_snapshot.h"
@@ -40,14 +41,22 @@ struct StepResult {
   bool lowered_loss_scale() const { return skipped && loss_scale > static_cast<double>(least_loss_scale); }
 };
 
+// Backend and memory of updates that do not run where the ops do.
+struct UpdatePlace {
+  Backend* backend = nullptr;  // runs them with StepChoices::updates_on_host; null: the ops' own
+  PlaceStores stores = {};     // memory of StepChoices::optimizer_state; a plan has none
+};
+
 // All functions that do not just return a value are collective unless their comment says otherwise: all ranks of the
 // world call them in the same order. One thread calls them, the thread of the backend.
 class TrainingStep {
  public:
-  // Takes the design's arenas from `backend`. Borrows the backend and the groups. REQUIRES: the design is for the rank
-  // of the groups. Weights and state are undefined until `initialize`, or until the caller has written `state()` and
-  // called weights_changed.
-  TrainingStep(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups);
+  // Takes the design's arenas from `backend`. Borrows the backend, the groups and the members of
+  // `updates`. REQUIRES: the
+  // design is for the rank of the groups. Weights and state are undefined until `initialize`, or until the caller has
+  // written `state()` and called weights_changed.
+  TrainingStep(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,
+               const UpdatePlace& updates = {});
   // Waits until no other rank reads this rank's memory.
   ~TrainingStep();
   TrainingStep(const TrainingStep&) = delete;
@@ -126,23 +135,32 @@ class TrainingStep {
   std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes);
 
  private:
-  std::byte* arena(MemoryClass c) const { return arenas_[static_cast<size_t>(c)]->data(); }
-  std::array<std::byte*, num_memory_classes> arena_starts() const;
+  using OfClasses = std::array<std::unique_ptr<DeviceMemory>, num_memory_classes>;  // null where none is planned
+  OfClasses& arenas_on(MemoryPlace place) { return arenas_[static_cast<size_t>(place)]; }
+  // Takes all arenas.
+  void allocate();
+  // Return the arena of a class in its usual place, and in the place of updates.
+  const DeviceMemory& memory_of(MemoryClass c) const;
+  const DeviceMemory& memory_of_updates(MemoryClass c) const;
+  std::byte* arena(MemoryClass c) const { return memory_of(c).data(); }
+  ArenaStarts arena_starts() const;
   void upload_weights(const StateSlice& piece, int64_t first, const float* values, int64_t count);
 
   const std::shared_ptr<const StepDesign> design_;
   Backend& backend_;
+  Backend& update_backend_;
   RankGroups& groups_;
   const std::unique_ptr<SideQueue> copy_queue_;  // null: the backend's memory is the host's
   StepReadback readback_;
   std::unique_ptr<MicroBatchUploads> uploads_;  // null in the same case
   std::optional<OffloadLanes> offloads_;        // empty if nothing is offloaded
   std::optional<StateSnapshot> snapshot_;       // empty until take_snapshot_memory
-  std::array<std::unique_ptr<DeviceMemory>, num_memory_classes> arenas_;
+  std::array<OfClasses, num_memory_places> arenas_;
   Workspace workspace_;
   StepState* state_;  // in device memory
   StepState host_state_;
   std::unique_ptr<ParameterStore> parameters_;
+  std::unique_ptr<AwayState> away_;  // null without stores
   UnitTickets gathers_;
   std::unique_ptr<Model> model_, evaluation_model_;
   StepStatistics statistics_;

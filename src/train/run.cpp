@@ -87,7 +87,7 @@ void refuse_shortage(const RunConfig& config, const Target& share, const MemoryP
   agree_on(all, world, [&] {
     HostMemoryUse use;
     for (int rank = 0; rank < world.size(); ++rank)
-      if (world.host(rank) == world.host(world.rank())) use.add(plans[static_cast<size_t>(rank)].on(MemoryPlace::host));
+      if (world.host(rank) == world.host(world.rank())) use.add(plans[static_cast<size_t>(rank)].host_memory());
     const std::string shortage = host_shortage(config.memory, config.batch.micro, use, share.host_bytes);
     if (!shortage.empty()) throw Error(ExitCode::machine, "{}", shortage);
   });

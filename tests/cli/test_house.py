@@ -30,7 +30,10 @@ MAX_OFFLOAD_FILES = 10
 SEAMS = [(re.compile(r"\bdata_rank(\(\))? *\*"), ("src/parallel/parameters.",), "ParameterStore::piece gives a rank's piece"),
          (re.compile(r"\btensor \* [\w.]*pipeline\b"), ("src/config/parallelism.h",), "ranks_of_model gives the product"),
          (re.compile(r"% *\(?[\w.>()-]*\bsequence_length\b"), ("src/base/token_rows.h",), "TokenRows says which token a row is"),
-         (re.compile(r"\bzero *([=!]=|[<>]=?) *\d"), ("src/parallel/", "src/config/"), "config/parallelism.h says what a stage cuts")]
+         (re.compile(r"\bzero *([=!]=|[<>]=?) *\d"), ("src/parallel/", "src/config/"), "config/parallelism.h says what a stage cuts"),
+         (re.compile(r"\bcuts_(state|gradients|weights)\([^)]"),
+          ("src/parallel/", "src/config/", "src/fit/", "src/machine/", "src/planner/"),
+          "ParameterFlow and Sharding say what moves in a step")]
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"|//.*')
 SOURCE_SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".inc", ".py", ".sh"}
 TEXT_SUFFIXES = SOURCE_SUFFIXES | {".build", ".json", ".md", ".supp", ".txt", ".yml", ""}
@@ -285,6 +288,7 @@ def check_that_faults_are_found():
             "src/base/q.cpp": "\n" * (MAX_OWN_LINES + 1),
             "src/optim/u.cpp": 'first = data_rank * piece;\nranks = tensor * config.pipeline;\nif (zero >= 2) {}\n'
                                'token = row % op.sequence_length;\nif (sequence_length % 8) {}\n'
+                               'if (cuts_state(zero) || sharding.cuts_state()) {}\n'
                                'print("tensor * pipeline");  // zero == 3\n',
             "src/ops/r.h": "void f(int a, std::map<int, int> b, int c, int d, int e, int f, int g,\n       int h);\n"
                            "void g(const RunConfig& config);\n",
@@ -304,7 +308,7 @@ def check_that_faults_are_found():
         found = {fault.removeprefix(folder + "/").split(": ")[0] for fault in all_faults(root)}
     expected = {"src/base/a.h:2", "src/ops/b.h:3", "src/ops/b.h:4", "src/model/spec/c.h:1", "src/model/spec/c.h:2", "src/elsewhere/e.h", "cuda/f.cu:3",
                 "src/base/q.cpp", "src/ops/r.h:1", "src/ops/r.h", "src",
-                "src/optim/u.cpp:1", "src/optim/u.cpp:2", "src/optim/u.cpp:3", "src/optim/u.cpp:4",
+                "src/optim/u.cpp:1", "src/optim/u.cpp:2", "src/optim/u.cpp:3", "src/optim/u.cpp:4", "src/optim/u.cpp:6",
                 "src/base/a", "src/data/h.cpp:3", "src/data/i.cpp", "src/data/j.cpp", "cuda/p.cpp:3", "cuda/p.cpp:4", "src/optim/l",
                 "src/data/meson.build:1", "src/data/meson.build:7", "src/comm/meson.build:1",
                 "tests/long.cpp", "README.md", "README.md:1"}

@@ -69,7 +69,7 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, boo
   std::vector<Bytes> arenas;
   for (size_t c = 0; c < num_memory_classes; ++c) {
     arenas.push_back(room(program->memory[static_cast<MemoryClass>(c)]));
-    place.arenas[c] = aligned(arenas.back());
+    place.arenas.at(MemoryPlace::device, static_cast<MemoryClass>(c)) = aligned(arenas.back());
   }
   Executor executor(*model, *program, store, place, nullptr);
   RandomBatches batches(config);

@@ -260,7 +260,7 @@ TEST_CASE("what is offloaded has the bits of what is kept, and each wait of its 
     const MemoryPlan& memory = trainer.step().design().memory.arenas;
     CHECK(trainer.step().taken() == memory);
     activations.push_back(memory[MemoryClass::activations]);
-    on_host.push_back(memory.on(MemoryPlace::host)[static_cast<size_t>(MemoryClass::offloaded)]);
+    on_host.push_back(memory.on(MemoryPlace::pinned_host)[static_cast<size_t>(MemoryClass::offloaded)]);
     return trainer.ahead(batches, rates);
   };
   const auto expected = results(offload::none, Forgotten::nothing, 0);
@@ -363,7 +363,7 @@ TEST_CASE("the copy of the state lies in memory of the host that is planned, and
     return weights;
   };
   const auto host = [](const MemoryPlan& memory) {
-    return memory.on(MemoryPlace::host)[static_cast<size_t>(MemoryClass::snapshot)];
+    return memory.on(MemoryPlace::pinned_host)[static_cast<size_t>(MemoryClass::snapshot)];
   };
   Trainer trainer(config), hasty(config, Forgotten::await_work);
   for (Trainer* each : {&trainer, &hasty}) {

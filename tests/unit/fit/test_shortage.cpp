@@ -209,14 +209,14 @@ TEST_CASE("what the ranks of a machine take of its memory is weighed, where that
   CHECK(all.ranks == 4);
   int64_t sum = 0;
   for (int64_t rank = 0; rank < 4; ++rank)
-    sum += plan_rank({config, target, 4}, rank).memory().arenas.total(MemoryPlace::host);
+    sum += plan_rank({config, target, 4}, rank).memory().arenas.total(MemoryPlace::pinned_host);
   // Data ranks' shares of a checkpoint differ a little.
   CHECK(static_cast<double>(all.total()) == Approx(static_cast<double>(sum)).epsilon(1e-3));
   // The first stage has the most micro-batches in flight: its node takes the most.
   const HostMemoryUse two = of_nodes(nodes_of_ranks(4, 2));
   CHECK(two.ranks == 2);
   CHECK(2 * two.total() > all.total());
-  CHECK(two.total() == 2 * plan_rank({config, target, 4}, 0).memory().arenas.total(MemoryPlace::host));
+  CHECK(two.total() == 2 * plan_rank({config, target, 4}, 0).memory().arenas.total(MemoryPlace::pinned_host));
 
   // A launcher may deal ranks to nodes in turn: each node then has ranks of both stages.
   const HostMemoryUse dealt = of_nodes({0, 1, 0, 1});
@@ -358,7 +358,7 @@ TEST_CASE("of ranks the first that lacks the most is said to, a first data rank 
     std::vector<int64_t> rooms(8, 100);
     const auto set = [&](int64_t of, int64_t bytes) {
       plans[static_cast<size_t>(of)][MemoryClass::activations] = bytes;
-      plans[static_cast<size_t>(of)].on(MemoryPlace::host)[0] = 2 * bytes;
+      plans[static_cast<size_t>(of)].on(MemoryPlace::pinned_host)[0] = 2 * bytes;
     };
     const auto weighed = [&] { return world_memory(plans, rooms, mesh, nodes_of_ranks(8, 4)); };
     for (int64_t of = 0; of < 8; ++of) set(of, 90);

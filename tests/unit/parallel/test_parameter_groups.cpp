@@ -41,6 +41,25 @@ void put(std::byte* values, DType dtype, int64_t element, float value) {
   }
 }
 
+// The plain sum in two halves, one a phase.
+class HalvedReducer final : public GradientReducer {
+ public:
+  explicit HalvedReducer(const ReductionContext& context) : context_(context) {}
+
+  int phases() const override { return 2; }
+  Lane::Ticket begin(int64_t unit, int phase, const UnitGradients& of) override {
+    const UnitRange& range = context_.parameters.layout().units[static_cast<size_t>(unit)];
+    const int64_t half = range.elements / 2;
+    return context_.groups.lane(LaneKind::gradients)
+        .all_reduce(context_.groups.group(LaneKind::gradients, kind_of(range.copies)),
+                    reinterpret_cast<float*>(of.whole) + phase * half, phase == 0 ? half : range.elements - half,
+                    DType::f32);
+  }
+
+ private:
+  const ReductionContext context_;
+};
+
 // A rank with the parameters of a small model. One of its units has copies on few of the data ranks.
 class Rank {
  public:
@@ -93,8 +112,8 @@ class Rank {
   }
 
   // Gradients of a unit are summed over the ranks with copies of it, and over no other.
-  void check_sums() {
-    ParameterExchange exchange(*store_, groups_, *backend_, nullptr);
+  void check_sums(const ParameterExchange::ReducerMaker& make) {
+    ParameterExchange exchange(*store_, groups_, *backend_, nullptr, make);
     for (int64_t unit = 0; unit < store_->num_parameter_units(); ++unit) {
       const auto elements = static_cast<size_t>(range(unit).elements);
       std::vector<float> bucket(elements);
@@ -144,7 +163,9 @@ TEST_CASE("a unit's parameters may have copies on half of the data ranks, or on 
         CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) {
           Rank rank(world, config, experts);
           if (cuts_state(config.parallel.zero)) rank.check_gathers();
-          rank.check_sums();
+          rank.check_sums(make_reducer);
+          rank.check_sums(
+              [](const ReductionContext& context, CopyGroup) { return std::make_unique<HalvedReducer>(context); });
         }));
       }
     }

@@ -106,7 +106,7 @@ TEST_CASE("training schedules of all stages are sound, fit together and end with
           if (tied != recompute && shape.stages > 4) continue;
           // Every other combination also has the remaining options.
           const bool more = (zero + shape.micro_batches) % 2 == 0;
-          const ScheduleOptions options{.zero = zero,
+          const ScheduleOptions options{.flow = parameter_flow(zero),
                                         .narrow_sums = more,
                                         .tied_head = tied,
                                         .joint_backward = more,
@@ -127,7 +127,8 @@ TEST_CASE("evaluation and inference schedules of all stages are sound, fit toget
       for (const int32_t zero : {0, 1, 2, 3}) {
         for (const bool tied : {false, true}) {
           INFO(text(schedule, shape) << " zero " << zero << (tied ? " tied" : ""));
-          REQUIRE(fault_of(schedules_of({.zero = zero, .tied_head = tied}, stages_of(schedule, shape), make)) == "");
+          REQUIRE(fault_of(schedules_of({.flow = parameter_flow(zero), .tied_head = tied}, stages_of(schedule, shape),
+                                        make)) == "");
         }
       }
     }
@@ -144,7 +145,8 @@ TEST_CASE("stages without a block fit together, too") {
     for (const bool tied : {false, true}) {
       for (const int32_t zero : {0, 2, 3}) {
         INFO(schedule.name << (tied ? " tied" : "") << " zero " << zero);
-        CHECK(fault_of(schedules_of({.zero = zero, .tied_head = tied}, stages, training_schedule)) == "");
+        CHECK(fault_of(schedules_of({.flow = parameter_flow(zero), .tied_head = tied}, stages, training_schedule)) ==
+              "");
       }
     }
   }

@@ -78,7 +78,7 @@ TEST_CASE("schedules with offloaded units are sound, however many there are") {
             std::vector<bool> recomputed(layers + 2, false);
             for (size_t unit = 1; recompute && unit <= layers; unit += 2) recomputed[unit] = true;
             ScheduleOptions options = options_of(count, recomputed, micro_batches);
-            options.zero = zero;
+            options.flow = parameter_flow(zero);
             const Schedule schedule = training_schedule(options);
             INFO(layers << " layers, " << count << " offloaded, ZeRO " << zero);
             REQUIRE(check(schedule) == "");

@@ -82,7 +82,7 @@ TEST_CASE("copies of weights are made once a step, with ZeRO 3 for each action")
   for (const int32_t zero : {0, 3}) {
     std::vector<UnitTraits> units = plain_units(5);
     for (UnitTraits& unit : units) unit.prepares_weights = unit.kind == UnitKind::block;
-    const Schedule schedule = training_schedule({.micro_batches = 2, .units = units, .zero = zero});
+    const Schedule schedule = training_schedule({.micro_batches = 2, .units = units, .flow = parameter_flow(zero)});
     CHECK(check(schedule) == "");
     const auto copies = std::count_if(schedule.buffers.begin(), schedule.buffers.end(),
                                       [](const Buffer& b) { return b.kind == BufferKind::prepared_weights; });
@@ -95,7 +95,7 @@ TEST_CASE("units run again from the input of one before them, as often as is ask
   units[4].recompute_from = 2;
   units[3].recompute_from = 0;
   for (const int32_t zero : {0, 3}) {
-    const Schedule schedule = training_schedule({.micro_batches = 2, .units = units, .zero = zero});
+    const Schedule schedule = training_schedule({.micro_batches = 2, .units = units, .flow = parameter_flow(zero)});
     CHECK(check(schedule) == "");
     std::string text;
     for (const Action& action : schedule.actions)

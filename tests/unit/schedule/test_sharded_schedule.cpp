@@ -26,7 +26,7 @@ std::vector<ScheduleOptions> variants() {
               std::vector<bool> recomputed(layers + 2, false);
               for (size_t i = 1; recompute && i <= layers; i += 2) recomputed[i] = true;
               for (const bool narrow : {false, true}) {
-                result.push_back({micro_batches, units_of(recomputed), {}, zero, narrow, tied, joint});
+                result.push_back({micro_batches, units_of(recomputed), {}, parameter_flow(zero), narrow, tied, joint});
                 if (joint || recompute) continue;
                 result.push_back(result.back());
                 result.back().keeps_narrow = true;
@@ -42,13 +42,15 @@ std::vector<ScheduleOptions> variants() {
 }
 
 std::string describe(const ScheduleOptions& o) {
-  return "zero " + std::to_string(o.zero) + ", " + std::to_string(o.micro_batches) + " micro-batches, " +
+  return "weights " + std::to_string(static_cast<int>(o.flow.weights)) + (o.flow.weights_return ? " return" : "") +
+         (o.flow.sums_each_pass ? ", sums each pass, " : ", ") + std::to_string(o.micro_batches) + " micro-batches, " +
          std::to_string(o.units.size()) + " units" + (o.tied_head ? ", tied" : "") + (o.narrow_sums ? ", narrow" : "") +
          (o.keeps_narrow ? ", kept narrow" : "") + (o.joint_backward ? ", joint" : "");
 }
 
 Schedule schedule_of(int32_t zero, bool tied = false) {
-  return training_schedule({.micro_batches = 2, .units = plain_units(6), .zero = zero, .tied_head = tied});
+  return training_schedule(
+      {.micro_batches = 2, .units = plain_units(6), .flow = parameter_flow(zero), .tied_head = tied});
 }
 
 bool uses_weights(ActionKind kind) {
@@ -97,7 +99,7 @@ std::string misused_sums(const Schedule& schedule) {
     const bool block = action.unit >= 0 && schedule.traits(action.unit).kind == UnitKind::block;
     if (action.kind == ActionKind::reduce) {
       blocks += block ? 1 : 0;
-      if (blocks > 2) return "more than two blocks' sums are under way";
+      if (blocks > schedule.options.sums_under_way) return "more sums of blocks are under way than may be";
       summing.insert(action[Operand::whole_gradients]);
     }
     if (action.kind == ActionKind::await_gradients) {
@@ -105,12 +107,12 @@ std::string misused_sums(const Schedule& schedule) {
       summing.erase(action[Operand::whole_gradients]);
       sums_done.insert({action.micro_batch, action.unit});
     }
-    if (schedule.options.zero >= 2 && writes_gradients(action.kind) &&
+    if (schedule.options.flow.sums_each_pass && writes_gradients(action.kind) &&
         summing.contains(action[Operand::whole_gradients]))
       return "writes gradients that are being summed";
   }
-  const auto expected =
-      static_cast<size_t>((schedule.options.zero < 2 ? 1 : schedule.options.micro_batches) * schedule.num_layers());
+  const auto expected = static_cast<size_t>(
+      (!schedule.options.flow.sums_each_pass ? 1 : schedule.options.micro_batches) * schedule.num_layers());
   return sums_done.size() == expected ? "" : "a sum is missing";
 }
 
@@ -121,12 +123,28 @@ TEST_CASE("schedules of every ZeRO stage are sound") {
     INFO(describe(options));
     const Schedule schedule = training_schedule(options);
     CHECK(check(schedule) == "");
-    if (options.zero == 3) CHECK(misused_weights(schedule) == "");
+    if (options.flow.gathers_weights()) CHECK(misused_weights(schedule) == "");
     if (options.has_gradient_buckets() || options.narrow_sums) CHECK(misused_sums(schedule) == "");
     ScheduleOptions evaluation = options;
     evaluation.micro_batches = 1;
     CHECK(check(evaluation_schedule(evaluation)) == "");
-    if (options.zero == 3) CHECK(misused_weights(evaluation_schedule(evaluation)) == "");
+    if (options.flow.gathers_weights()) CHECK(misused_weights(evaluation_schedule(evaluation)) == "");
+  }
+}
+
+TEST_CASE("as many sums of blocks are under way as the options allow") {
+  for (const int32_t most : {1, 2, 3}) {
+    const Schedule schedule = training_schedule(
+        {.micro_batches = 2, .units = plain_units(7), .flow = parameter_flow(2), .sums_under_way = most});
+    CHECK(check(schedule) == "");
+    CHECK(misused_sums(schedule) == "");
+    int32_t blocks = 0, largest = 0;
+    for (const Action& action : schedule.actions) {
+      if (action.unit < 0 || schedule.traits(action.unit).kind != UnitKind::block) continue;
+      if (action.kind == ActionKind::reduce) largest = std::max(largest, ++blocks);
+      if (action.kind == ActionKind::await_gradients) --blocks;
+    }
+    CHECK(largest == most);
   }
 }
 
@@ -134,7 +152,7 @@ TEST_CASE("units are summed once a step, or with ZeRO 2 and 3 once a micro-batch
   for (const ScheduleOptions& options : variants()) {
     INFO(describe(options));
     const Schedule schedule = training_schedule(options);
-    const int32_t sums = options.zero >= 2 ? options.micro_batches : 1;
+    const int32_t sums = options.flow.sums_each_pass ? options.micro_batches : 1;
     for (int32_t unit = 0; unit < schedule.num_layers(); ++unit) {
       int32_t found = 0;
       for (size_t i = 0; i < schedule.actions.size(); ++i) {
@@ -238,7 +256,7 @@ TEST_CASE("the checker finds every kind of unsound sharded schedule") {
   SECTION("the norm before the sums") {
     for (const int32_t zero : {0, 1, 2, 3}) {
       const std::string fault = fault_after(schedule_of(zero), [](Schedule& s) {
-        erase(s, find(s, ActionKind::await_gradients, 0, s.options.zero >= 2 ? 1 : 0));
+        erase(s, find(s, ActionKind::await_gradients, 0, s.options.flow.sums_each_pass ? 1 : 0));
       });
       CHECK(fault.find("before all units are summed") != std::string::npos);
     }

@@ -264,7 +264,7 @@ inline void decode_block(const uint8_t* codes, float scale, float* values) {
     const auto place = reinterpret_cast<CodeInts>(__builtin_convertvector(has_sign ? n : n + 1, CodeFloats));
     const CodeInts log = place >> 23;  // plus 127
     const auto fraction = reinterpret_cast<CodeFloats>((place & 0x7fffff) | 0x3f800000) - 1.0F;
-    const CodeFloats magnitude = __builtin_shuffle(low, log) + __builtin_shuffle(span, log) * fraction;
+    const CodeFloats magnitude = _mm256_fmadd_ps(__builtin_shuffle(span, log), fraction, __builtin_shuffle(low, log));
     auto value = reinterpret_cast<CodeInts>(magnitude * scale) & (n != 0);
     if (has_sign) value ^= below & static_cast<int32_t>(0x80000000U);
     std::memcpy(values + i, &value, sizeof value);
@@ -283,7 +283,7 @@ inline void encode_values(const float* values, uint8_t* codes, float inverse) {
     CodeInts decade{};
 #pragma GCC unroll 7
     for (int border = 0; border < 7; ++border) decade -= x >= tables.border[border];
-    const CodeFloats line = __builtin_shuffle(scale, decade) * x + __builtin_shuffle(shift, decade);
+    const CodeFloats line = _mm256_fmadd_ps(__builtin_shuffle(scale, decade), x, __builtin_shuffle(shift, decade));
     CodeInts n = __builtin_convertvector(line, CodeInts);
     const CodeInts most = __builtin_shuffle(last, decade);
     n = (n < most ? n : most) - (x >= tables.border[7]);

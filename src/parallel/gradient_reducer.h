@@ -1,0 +1,51 @@
+// Sums of gradients over the ranks that hold copies of a unit, in phases.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "ops/backend.h"
+#include "parallel/groups.h"
+#include "parallel/parameters.h"
+
+namespace gptrain::inline parallel {
+
+// Buffers with a unit's gradients.
+struct UnitGradients {
+  std::byte* whole;   // f32
+  std::byte* narrow;  // room for them in the narrower dtype in which they are summed; null if there is none
+};
+
+// Objects that a sum uses, all borrowed.
+struct ReductionContext {
+  const ParameterStore& parameters;
+  RankGroups& groups;
+  Backend& backend;
+};
+
+// A way to sum the gradients of units of one group (CopyGroup). A phase is ops and then one collective; the next phase
+// begins once that has ended. The planned buffers of a sum live from its first phase until `finish`.
+class GradientReducer {
+ public:
+  virtual ~GradientReducer() = default;
+  // Returns the number of phases of each sum, at least 1.
+  virtual int phases() const { return 1; }
+  // Returns true if the first phase has ops that read the gradients, so that earlier sums of them must have ended.
+  virtual bool begins_with_ops() const { return false; }
+  // Begins a phase, counted from 0. Collective over the unit's group.
+  virtual Lane::Ticket begin(int64_t unit, int phase, const UnitGradients& of) = 0;
+  // Leaves the sum in of.whole as f32: the whole unit with ZeRO 0, else this rank's piece. REQUIRES: the last phase has
+  // ended.
+  virtual void finish(int64_t, const UnitGradients&) {}
+};
+
+// Returns the reducer of a group's units: sums in f32 or in Sharding::reduce.
+std::unique_ptr<GradientReducer> make_reducer(const ReductionContext& context, CopyGroup group);
+
+// Returns the kind of the group of ranks that hold copies.
+constexpr GroupKind kind_of(CopyGroup group) {
+  return group == CopyGroup::expert_data ? GroupKind::expert_data : GroupKind::data;
+}
+
+}  // namespace gptrain::parallel
