@@ -219,6 +219,8 @@ void dry_run(const TrainArguments& arguments) {
   for (const auto& other : {std::pair("--trace", arguments.trace), std::pair("--timeline", arguments.timeline),
                             std::pair("--memory-curve", arguments.memory_curve)})
     refuse_same_file({other.first, other.second}, {"--html", arguments.html});
+  for (const std::string* path : {&arguments.timeline, &arguments.memory_curve, &arguments.html})
+    if (!path->empty()) check_can_write(*path, ExitCode::usage);
   std::optional<PlannedTrace> trace;
   if (!arguments.trace.empty()) trace.emplace(arguments.trace);
   if (config.parallel.pipeline == 1 && !arguments.timeline.empty())
