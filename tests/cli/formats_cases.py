@@ -94,7 +94,8 @@ class Recognition(FormatCase):
                 ("a.tar", tape.getvalue(), "a tar archive"), ("a.tar.gz", gzip.compress(tape.getvalue()), "a tar archive"),
                 ("a.parquet", pointer, "a Git LFS pointer"), ("c.jsonl", pointer, "a Git LFS pointer"),
                 ("d", pointer, "a Git LFS pointer"), ("e.parquet", b"<html>", "no Parquet file, although its name says so"),
-                ("empty.parquet", b"", "no Parquet file"), ("a.feather", b"ARROW1\0\0" + bytes(50), "an Arrow file"),
+                ("empty.parquet", b"", "no Parquet file"),
+                ("q.parquet", b"PARE" + bytes(50) + b"PARE", "an encrypted Parquet file"), ("a.feather", b"ARROW1\0\0" + bytes(50), "an Arrow file"),
                 ("f.arrow", b"\xff\xff\xff\xff" + bytes(50), "an Arrow stream"), ("a.orc", b"ORC\n\1", "an ORC file"),
                 ("a.txt", text.encode("utf-16"), "text in UTF-16"), ("b.txt", text.encode("utf-16-be"), "text in UTF-16"),
                 ("c.txt", text.encode("utf-32"), "text in UTF-32"), ("b.jsonl", JSONL.decode().encode("utf-16"), "UTF-16"),
@@ -139,6 +140,7 @@ class Recognition(FormatCase):
         expected = ["one, two", "three"]
         self.write("a.tsv", "id\ttext\n1\tone, two\n2\tthree\n")
         self.write("b", "id\ttext\n1\tone, two\n2\tthree\n")
+        self.refuse_all(self.write("twice.csv", "text,id,text\na,1,b\n"), 'line 1: the header has two columns "text"')
         self.write("c.csv", "\ufeffid,text\n1,\"one, two\"\n2,three\n")
         for name, format_name in [("a.tsv", "TSV"), ("b", "TSV"), ("c.csv", "CSV")]:
             self.assertIn(f"read: {name} as {format_name}", self.pack(name))

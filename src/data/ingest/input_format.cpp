@@ -53,6 +53,7 @@ constexpr Magic foreign[] = {
     {0, std::string_view("FEA1\0", 5), "a Feather file of version 1", to_parquet},
     {0, "\xFF\xFF\xFF\xFF", "an Arrow stream", to_parquet},
     {0, "Obj\x01", "an Avro file", to_parquet},
+    {0, "PARE", "an encrypted Parquet file", "decrypt it"},
     {0, "\x89HDF\r\n\x1A\n", "an HDF5 file", to_parquet},
     {0, std::string_view("SQLite format 3\0", 16), "an SQLite database", to_parquet},
     {0, "\x93NUMPY", "a numpy file", "token files are not packed again: name it in data.train"},
@@ -218,6 +219,10 @@ struct CsvHeader {
 
 InputFormat csv_format(const InputQuestion& question, char delimiter, const CsvHeader& header) {
   const auto column = std::find(header.names.begin(), header.names.end(), question.field);
+  if (std::count(header.names.begin(), header.names.end(), question.field) > 1) {
+    throw Error(ExitCode::data, "{}, line 1: the header has two columns \"{}\": name another with --field",
+                question.path.native(), question.field);
+  }
   if (column == header.names.end()) {
     throw Error(ExitCode::data, "{}, line 1: the header has no column \"{}\" (--field names it)",
                 question.path.native(), question.field);
