@@ -336,15 +336,17 @@ class Packer {
       const std::string text =
           fmt::format("{}, {} {}: {}", inputs_[item.block.input].path.native(),
                       item.block.kind == InputKind::rows ? "row" : "line", fault.line, fault.reason);
-      if (!options_.skip_faults || !item.encoded.is_whole) throw Error(ExitCode::data, text + of_a_guess(item.block));
+      if (!options_.skip_faults || !item.encoded.is_whole) throw Error(ExitCode::data, with_format(text, item.block));
       if (result_.first_faults.size() < EncodedBlock::max_faults) result_.first_faults.push_back(text);
     }
   }
 
-  // Returns a hint with the detected format, as the detection may be wrong; empty if the user named the format.
-  static std::string of_a_guess(const TextBlock& block) {
-    if (block.kind == InputKind::rows || block.kind == InputKind::text || block.kind_was_asked) return {};
-    return fmt::format("; it is read as {}, unless --format names another format", format_name(block.kind));
+  // Adds the detected format to a message, as the detection may be wrong, unless the user named the format.
+  static std::string with_format(const std::string& text, const TextBlock& block) {
+    if (block.kind == InputKind::rows || block.kind == InputKind::text || block.kind_was_asked) return text;
+    const bool has_brackets = text.ends_with(')');
+    return fmt::format("{}{}read as {}; --format says otherwise{}", text, has_brackets ? "; " : " (", format_name(block.kind),
+                       has_brackets ? "" : ")");
   }
 
   void save_state(const BlockPosition& position, int64_t documents_done, bool finished) const {
