@@ -209,6 +209,8 @@ void add_to_trace(PlannedTrace& trace, const StepConfig& config, const PlannedMa
 }
 
 void dry_run(const TrainArguments& arguments) {
+  for (const std::string* path : {&arguments.timeline, &arguments.memory_curve, &arguments.html})
+    if (!path->empty()) check_can_write(*path, ExitCode::usage);
   const int64_t started = planned_world_size(arguments);
   const RunConfig config = load_config(arguments.config, arguments.overrides, started);
   const int64_t world_size = training_ranks(config, started);
@@ -219,8 +221,6 @@ void dry_run(const TrainArguments& arguments) {
   for (const auto& other : {std::pair("--trace", arguments.trace), std::pair("--timeline", arguments.timeline),
                             std::pair("--memory-curve", arguments.memory_curve)})
     refuse_same_file({other.first, other.second}, {"--html", arguments.html});
-  for (const std::string* path : {&arguments.timeline, &arguments.memory_curve, &arguments.html})
-    if (!path->empty()) check_can_write(*path, ExitCode::usage);
   std::optional<PlannedTrace> trace;
   if (!arguments.trace.empty()) trace.emplace(arguments.trace);
   if (config.parallel.pipeline == 1 && !arguments.timeline.empty())
