@@ -195,16 +195,18 @@ std::string json_fault_reason(std::string_view text, const JsonFault& fault) {
   while (is_within_character(text, begin)) ++begin;
   std::string_view around = text.substr(begin, shown_bytes);
   around = around.substr(0, around.find('\n', std::min(fault.at - std::min(begin, fault.at), around.size())));
-  return fmt::format("{}; the text there: {}", fault.what(), around.empty() ? std::string("(the end)") : printable(around));
+  return fmt::format("{}; the text there: {}", fault.what(),
+                     around.empty() ? std::string("(the end)") : printable(around));
 }
 
 TextPlace place_in_text(std::string_view text, size_t at) {
   const std::string_view before = text.substr(0, at);
   const size_t newline = before.rfind('\n');
   const std::string_view in_line = before.substr(newline == std::string_view::npos ? 0 : newline + 1);
-  const auto characters = in_line.size() - static_cast<size_t>(std::count_if(in_line.begin(), in_line.end(), [](char c) {
-                            return (static_cast<uint8_t>(c) & 0xC0U) == 0x80U;
-                          }));
+  const auto characters =
+      in_line.size() - static_cast<size_t>(std::count_if(in_line.begin(), in_line.end(), [](char c) {
+        return (static_cast<uint8_t>(c) & 0xC0U) == 0x80U;
+      }));
   return {static_cast<size_t>(std::count(before.begin(), before.end(), '\n')) + 1, characters + 1};
 }
 
@@ -223,7 +225,8 @@ JsonFault find_json_fault(std::string_view text, JsonDialect dialect) {
 std::string describe_json_fault(std::string_view text) {
   const JsonFault fault = find_json_fault(text);
   const TextPlace place = place_in_text(text, fault.at);
-  return fmt::format("not valid JSON: line {}, column {}: {}", place.line, place.column, json_fault_reason(text, fault));
+  return fmt::format("not valid JSON: line {}, column {}: {}", place.line, place.column,
+                     json_fault_reason(text, fault));
 }
 
 }  // namespace gptrain::base

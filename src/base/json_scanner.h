@@ -1,5 +1,5 @@
-// Checks JSON value by value, and tells a fault in plain words with its place. The library's parser (base/json.h) builds
-// documents, and its messages name states of the parser.
+// Checks JSON value by value, and tells a fault in plain words with its place. The library's parser (base/json.h)
+// builds documents, and its messages name states of the parser.
 #pragma once
 
 #include <cstddef>

@@ -125,7 +125,8 @@ std::filesystem::path replaceable(std::filesystem::path path, ExitCode code) {
 }  // namespace
 
 AtomicFile::AtomicFile(std::filesystem::path path, ExitCode code)
-    : path_(replaceable(std::move(path), code)), temporary_(temporary_path(path_), OutputFile::Mode::overwrite, code, path_) {}
+    : path_(replaceable(std::move(path), code)),
+      temporary_(temporary_path(path_), OutputFile::Mode::overwrite, code, path_) {}
 
 AtomicFile::~AtomicFile() {
   if (!committed_) ::unlink(temporary_.path().c_str());

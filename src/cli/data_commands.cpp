@@ -74,7 +74,8 @@ void pack_inputs(PackArguments& arguments) {
   }
   if (packed.empty_documents > 0) print_err("left out: {}\n", format_counted(packed.empty_documents, "empty document"));
   for (const std::string& input : packed.first_empty_inputs) print_err("left out: {}: no document is in it\n", input);
-  if (packed.empty_inputs > 0) print_err("left out: {} without a document\n", format_counted(packed.empty_inputs, "input"));
+  if (packed.empty_inputs > 0)
+    print_err("left out: {} without a document\n", format_counted(packed.empty_inputs, "input"));
   if (packed.special_in_text > 0) {
     print_err("special tokens in texts: {}, {}\n", format_grouped(packed.special_in_text),
               options.special_in_text == SpecialInText::refuse ? "whose documents are left out"

@@ -175,7 +175,8 @@ void add_join_command(CLI::App& data) {
       return join_token_files(inputs, arguments->out, progress, arguments->dtype);
     });
     print_out("{}: {}, {} from {}\n", arguments->out, format_counted(result.documents, "document"),
-              format_counted(result.tokens, "token"), format_counted(static_cast<int64_t>(inputs.size()), "token file"));
+              format_counted(result.tokens, "token"),
+              format_counted(static_cast<int64_t>(inputs.size()), "token file"));
     if (!result.has_tokenizer) print_out("note: {}: {}\n", unknown_tokenizer, name_it);
   });
 }

@@ -103,7 +103,8 @@ void train_tokenizer(TokenizerTraining& arguments) {
     return counts;
   }();
   print_formats(counted.formats);
-  if (counted.empty_inputs > 0) print_err("left out: {} without a text\n", format_counted(counted.empty_inputs, "input"));
+  if (counted.empty_inputs > 0)
+    print_err("left out: {} without a text\n", format_counted(counted.empty_inputs, "input"));
   const PieceCounts& pieces = counted.counts;
   Progress bar("merging", arguments.vocab_size);
   TokenizerParts parts =
@@ -114,8 +115,7 @@ void train_tokenizer(TokenizerTraining& arguments) {
   AtomicFile file(arguments.out, ExitCode::data);
   file.write(tokenizer_json(parts));
   file.commit();
-  print_out("{}: {} tokens and {}, from {}\n", arguments.out,
-            format_grouped(static_cast<int64_t>(parts.tokens.size())),
+  print_out("{}: {} tokens and {}, from {}\n", arguments.out, format_grouped(static_cast<int64_t>(parts.tokens.size())),
             format_counted(static_cast<int64_t>(parts.merges.size()), "merge"),
             format_counted(static_cast<int64_t>(pieces.size()), "different piece"));
 }

@@ -251,10 +251,10 @@ std::string summary(const std::vector<TokenFile>& files, const std::string& path
       sum_of(files, [](const TokenFile& file) { return file.num_tokens() * dtype_bytes(file.dtype()); });
   const std::string in_files =
       files.size() > 1 ? fmt::format(" in {}", format_counted(std::ssize(files), "token file")) : "";
-  std::string text = fmt::format(
-      "{}: {}, {} of dtype {} ({}){}, largest id {}\n", path, format_counted(num_documents_of(files), "document"),
-      format_counted(tokens, "token"), fmt::join(types, " and "), format_bytes(static_cast<double>(bytes)), in_files,
-      largest_id);
+  std::string text =
+      fmt::format("{}: {}, {} of dtype {} ({}){}, largest id {}\n", path,
+                  format_counted(num_documents_of(files), "document"), format_counted(tokens, "token"),
+                  fmt::join(types, " and "), format_bytes(static_cast<double>(bytes)), in_files, largest_id);
   const int64_t length = files.front().best_fit_length();
   if (length == 0) return text;
   const int64_t samples = sum_of(files, [](const TokenFile& file) { return file.num_samples(); });

@@ -104,22 +104,21 @@ nlohmann::json identity_of(const PackOptions& options, const std::vector<TextInp
 
 // Returns words for a key of identity_of() that has changed.
 std::string other_choice(const std::string& key) {
-  const std::map<std::string, std::string> words = {
-      {"inputs", "other inputs"},
-      {"tokenizer_sha256", "another --tokenizer"},
-      {"field", "another --field"},
-      {"format", "another --format"},
-      {"end_token", "another --append-eod or --end-token"},
-      {"shard_tokens", "another --shards-of"},
-      {"best_fit_length", "another --best-fit"},
-      {"skip_faults", "another --on-bad-line"},
-      {"replace_invalid_utf8", "another choice of --replace-invalid"},
-      {"special_in_text", "another --special-in-text"}};
+  const std::map<std::string, std::string> words = {{"inputs", "other inputs"},
+                                                    {"tokenizer_sha256", "another --tokenizer"},
+                                                    {"field", "another --field"},
+                                                    {"format", "another --format"},
+                                                    {"end_token", "another --append-eod or --end-token"},
+                                                    {"shard_tokens", "another --shards-of"},
+                                                    {"best_fit_length", "another --best-fit"},
+                                                    {"skip_faults", "another --on-bad-line"},
+                                                    {"replace_invalid_utf8", "another choice of --replace-invalid"},
+                                                    {"special_in_text", "another --special-in-text"}};
   const auto found = words.find(key);
   return found == words.end() ? "another " + key : found->second;
 }
 
-// Finds what would stop a pack after hours of work.
+// Throws for outputs that cannot be written, which a pack would find after hours of work.
 void check_outputs(const PackOptions& options) {
   prepare_token_prefix(shard_prefix(options, 0));
   if (options.shard_tokens > 0 || options.resume) check_can_write(state_path(options), ExitCode::data);
@@ -345,8 +344,8 @@ class Packer {
   static std::string with_format(const std::string& text, const TextBlock& block) {
     if (block.kind == InputKind::rows || block.kind == InputKind::text || block.kind_was_asked) return text;
     const bool has_brackets = text.ends_with(')');
-    return fmt::format("{}{}read as {}; --format says otherwise{}", text, has_brackets ? "; " : " (", format_name(block.kind),
-                       has_brackets ? "" : ")");
+    return fmt::format("{}{}read as {}; --format says otherwise{}", text, has_brackets ? "; " : " (",
+                       format_name(block.kind), has_brackets ? "" : ")");
   }
 
   void save_state(const BlockPosition& position, int64_t documents_done, bool finished) const {
@@ -376,9 +375,10 @@ class Packer {
     const fs::path second = token_file_path(shard_prefix(options_, 1), ".idx");
     std::error_code ignored;
     if (options_.shard_tokens > 0 && fs::exists(second, ignored)) {
-      throw Error(ExitCode::data,
-                  "--resume: {} is there, and {}, which says how far the pack came, is not; start anew without --resume",
-                  second.native(), path.native());
+      throw Error(
+          ExitCode::data,
+          "--resume: {} is there, and {}, which says how far the pack came, is not; start anew without --resume",
+          second.native(), path.native());
     }
     print_err("note: --resume: there is no {}; packing starts at the beginning\n", path.native());
   }

@@ -16,10 +16,11 @@ nlohmann::json read_pack_state(const std::filesystem::path& path);
 
 // Shards of a pack, by its state.
 struct PackedShards {
-  int64_t shards;  // that are complete
+  int64_t shards;  // number of complete shards
   bool finished;   // no more are to come
 };
-// Returns nullopt if there is no PREFIX.pack.json, or if its pack writes no shards. Throws Error(data) if it is damaged.
+// Returns nullopt if there is no PREFIX.pack.json, or if its pack writes no shards. Throws Error(data) if it is
+// damaged.
 std::optional<PackedShards> packed_shards(const std::filesystem::path& prefix);
 
 // Returns the checksum of all shards up to this one. Covers each .idx, and each .meta.json, which has the checksums of

@@ -122,7 +122,7 @@ class Recognition(FormatCase):
         self.assertEqual(tokens_of(self.path("packed")), list(range(257)))
 
     def test_the_name_of_a_text_decides(self):
-        """Prose that begins like JSON is a text; records in such a file are refused until --format says what they are."""
+        """Prose that begins like JSON is a text; records in such a file are refused until --format names their format."""
         for name, prose in [("brace.txt", "{not JSON}\n"), ("a.md", "{% raw %}\n{}\n# A\n"), ("b.tex", "{\\bf x}\n{\\it y}\n"),
                             ("c.rst", "[1] A note.\n"), ("d.txt", 'Text, or:\n{"text": "x"}\nand so on.\n'), ("e.txt", "id, text\n")]:
             self.assertIn(f"read: {name} as one text", self.pack(self.write(name, prose), more=["--on-bad-line", "skip"]))

@@ -138,7 +138,7 @@ class Folders(TokenizerCase):
                         "--tokenizer", "m", "x")
 
     def test_files_that_are_cut(self):
-        """Each file of JSON in a folder, cut: what is wrong there in plain words, and where."""
+        """Each file of JSON in a folder, cut: the fault in plain words, and its place."""
         for name, content, message in [
                 ("special_tokens_map.json", '{"pad_token":\n "<pad', 'line 2, column 2: the string that begins here has no closing quote'),
                 ("tokenizer_config.json", '{"a": {\n "b": [1', "line 2, column 9: the text ends before ] closes what was opened"),

@@ -37,7 +37,8 @@ class JsonRecord {
 // within `text`.
 size_t end_of_json_value(std::string_view text);
 
-// Returns a message with the column and the text around the fault: "not valid JSON: column 12: ...; the text there: ...".
+// Returns a message with the column and the text around the fault: "not valid JSON: column 12: ...; the text there:
+// ...".
 std::string describe_json_fault(std::string_view text, const JsonFault& fault);
 
 }  // namespace gptrain::data

@@ -39,8 +39,7 @@ uint64_t available_bytes() {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);) {
     uint64_t kibibytes = 0;
-    if (std::sscanf(line.c_str(), "MemAvailable: %" SCNu64, &kibibytes) == 1)
-      return std::min(limit, kibibytes * 1024);
+    if (std::sscanf(line.c_str(), "MemAvailable: %" SCNu64, &kibibytes) == 1) return std::min(limit, kibibytes * 1024);
   }
   return limit;
 }
@@ -92,7 +91,7 @@ class ZstdDecoder : public Decoder {
 
   ZSTD_DCtx* stream_;
   bool at_start_ = true;
-  uint64_t window_bytes_ = 0;  // of the frame; 0: its header has none
+  uint64_t window_bytes_ = 0;  // window of the frame; 0: the header has none
 };
 
 }  // namespace

@@ -60,7 +60,8 @@ SentencePiece::SentencePiece(std::string model, const std::string& source)
   const std::string what = source + ": no model that SentencePiece can read";
   if (const std::string fault = find_charsmap_fault(model_); !fault.empty())
     throw Error(ExitCode::usage, "{}: {}", what, fault);
-  using_library(ExitCode::usage, what + ": it is damaged, or of another kind", [&] { return processor.LoadFromSerializedProto(model_); });
+  using_library(ExitCode::usage, what + ": it is damaged, or of another kind",
+                [&] { return processor.LoadFromSerializedProto(model_); });
   const int size = processor.GetPieceSize();
   for (int id = 0; id < size; ++id) {
     const std::string& piece = processor.IdToPiece(id);

@@ -111,8 +111,7 @@ TEST_CASE("Progress texts") {
         "init [========================] 100% 10/10 eta 0 ms");
   CHECK(format_progress_bar("init", 15, 10, ProgressUnit::items, 3) ==
         "init [========================] 100% 15/10 eta 0 ms");
-  CHECK(format_progress_bar("reading", mebibyte, 0, ProgressUnit::bytes, 2) ==
-        "reading 1.0 MiB 512 KiB/s in 2.0 s");
+  CHECK(format_progress_bar("reading", mebibyte, 0, ProgressUnit::bytes, 2) == "reading 1.0 MiB 512 KiB/s in 2.0 s");
   CHECK(format_progress_line("packing", 25, 100, ProgressUnit::items, 60) == "packing: 25% (25 of 100), eta 3m");
   CHECK(format_progress_line("packing", 25 * mebibyte, 100 * mebibyte, ProgressUnit::bytes, 10, {.tokens = 5000}) ==
         "packing: 25% (25.0 MiB of 100 MiB, 2.5 MiB/s, 500 tokens/s), eta 30.0 s");

@@ -16,12 +16,13 @@ TEST_CASE("a syntax error names file, line and column") {
   CHECK(refusal("{} x").starts_with("test.json:1:4: syntax error: something follows the value"));
   CHECK(refusal("{\"run\": {\"steps\": 1e999}}").starts_with("test.json:1:19: syntax error: the number is too large"));
   // Each fault behind a comment that itself looks like a fault.
-  for (const auto& [text, message] : {std::pair{"{\"run\": NaN}", "2:9: syntax error: NaN is no value here"},
-                                      {"{\"run\": {\"out\": \"\\ud800\"}}", "2:18: syntax error: the escape is half of"},
-                                      {"{\"run\": \"\\u12\"}", "2:10: syntax error: four hexadecimal digits"},
-                                      {"{\"run\": \"\xff\"}", "2:10: syntax error: byte 0xff is not UTF-8"},
-                                      {"{} /* open", "2:4: syntax error: the comment that begins here has no end"},
-                                      {"{\"run\": {\"steps\": 5", "2:20: syntax error: the text ends before }"}}) {
+  for (const auto& [text, message] :
+       {std::pair{"{\"run\": NaN}", "2:9: syntax error: NaN is no value here"},
+        {"{\"run\": {\"out\": \"\\ud800\"}}", "2:18: syntax error: the escape is half of"},
+        {"{\"run\": \"\\u12\"}", "2:10: syntax error: four hexadecimal digits"},
+        {"{\"run\": \"\xff\"}", "2:10: syntax error: byte 0xff is not UTF-8"},
+        {"{} /* open", "2:4: syntax error: the comment that begins here has no end"},
+        {"{\"run\": {\"steps\": 5", "2:20: syntax error: the text ends before }"}}) {
     INFO(text);
     CHECK(refusal("// {,}\n" + std::string(text)).starts_with(std::string("test.json:") + message));
   }
@@ -42,8 +43,8 @@ TEST_CASE("deep nesting is a fault, not a crash") {
   const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
   // An override that is not JSON is a word.
   CHECK(fault({"run.steps=" + deep}).starts_with("run.steps = \"[[["));
-  CHECK(refusal(deep) == "test.json:1:65: syntax error: nested deeper than 64 levels; the text there: " +
-                             std::string(60, '['));
+  CHECK(refusal(deep) ==
+        "test.json:1:65: syntax error: nested deeper than 64 levels; the text there: " + std::string(60, '['));
   const std::string allowed = std::string(63, '[') + std::string(63, ']');
   CHECK(fault({"run.steps=" + allowed}) == "run.steps = [...]: must be an integer (try 1000)");
 }
