@@ -231,7 +231,7 @@ class Packer {
     }
     result_.formats = formats_.lines();
     if (result_.documents == 0) {
-      const std::string why = result_.first_faults.empty() ? "" : fmt::format(" ({})", result_.first_faults[0]);
+      const std::string why = result_.first_faults.empty() ? "" : "; " + result_.first_faults[0];
       throw Error(ExitCode::data, "nothing to pack: the inputs, {} first, hold no text{}", inputs_[0].path.native(),
                   why);
     }
