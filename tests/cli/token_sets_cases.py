@@ -158,6 +158,7 @@ class OutputsFirst(CliCase):
                 (DATA, ["data", "convert", "flat.npy", "folder/"]),
                 (DATA, ["data", "join", "tokens", "--out", "taken"]),
                 (USAGE, ["train", config, "--dry-run", "--target", "absent", "--html", "folder"]),
+                (USAGE, ["train", config, "--dry-run", "--target", "absent", "--trace", "folder"]),
                 (USAGE, ["plan", config, "--gpus", "8", "--target", "absent", "--out", "nowhere/best.json"]),
                 (USAGE, ["plan", config, "--gpus", "8", "--target", "absent", "--html", "nowhere/page.html"])]:
             with self.subTest(arguments=arguments):
