@@ -61,10 +61,13 @@ std::filesystem::path temporary_path(std::filesystem::path path) {
 
 }  // namespace
 
-OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code) : path_(std::move(path)), code_(code) {
+OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code) : OutputFile(path, mode, code, path) {}
+
+OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code, std::filesystem::path shown)
+    : path_(std::move(path)), shown_(std::move(shown)), code_(code) {
   if (mode != Mode::create) remove_lost_link(path_);
   descriptor_ = retry([&] { return ::open(path_.c_str(), open_flags(mode) | O_WRONLY | O_CLOEXEC, 0666); });
-  if (descriptor_ < 0) fail(code_, "open", path_, errno);
+  if (descriptor_ < 0) fail(code_, "open", shown_, errno);
 }
 
 OutputFile::~OutputFile() {
@@ -72,13 +75,16 @@ OutputFile::~OutputFile() {
 }
 
 OutputFile::OutputFile(OutputFile&& other) noexcept
-    : path_(std::move(other.path_)), code_(other.code_), descriptor_(std::exchange(other.descriptor_, -1)) {}
+    : path_(std::move(other.path_)),
+      shown_(std::move(other.shown_)),
+      code_(other.code_),
+      descriptor_(std::exchange(other.descriptor_, -1)) {}
 
 void OutputFile::write(std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail(code_, "write", path_, errno);
+    if (written < 0) fail(code_, "write", shown_, errno);
     bytes.remove_prefix(static_cast<size_t>(written));
   }
 }
@@ -91,7 +97,7 @@ bool OutputFile::is_in_place() const {
 }
 
 void OutputFile::replace(std::string_view bytes) {
-  if (::ftruncate(descriptor_, 0) != 0 || ::lseek(descriptor_, 0, SEEK_SET) != 0) fail(code_, "write", path_, errno);
+  if (::ftruncate(descriptor_, 0) != 0 || ::lseek(descriptor_, 0, SEEK_SET) != 0) fail(code_, "write", shown_, errno);
   write(bytes);
 }
 
@@ -99,7 +105,7 @@ void OutputFile::sync(const std::function<bool()>& repair) {
   constexpr int most_tries = 3;
   for (int tries = 1; retry([&] { return ::fsync(descriptor_); }) != 0; ++tries) {
     const int error = errno;
-    if (!is_transient(error) || tries == most_tries || !repair()) fail(code_, "sync", path_, error);
+    if (!is_transient(error) || tries == most_tries || !repair()) fail(code_, "sync", shown_, error);
     std::this_thread::sleep_for(std::chrono::milliseconds(500) * tries);
   }
 }
@@ -119,7 +125,8 @@ std::filesystem::path replaceable(std::filesystem::path path, ExitCode code) {
 }  // namespace
 
 AtomicFile::AtomicFile(std::filesystem::path path, ExitCode code)
-    : path_(replaceable(std::move(path), code)), temporary_(temporary_path(path_), OutputFile::Mode::overwrite, code) {}
+    : path_(replaceable(std::move(path), code)),
+      temporary_(temporary_path(path_), OutputFile::Mode::overwrite, code, path_) {}
 
 AtomicFile::~AtomicFile() {
   if (!committed_) ::unlink(temporary_.path().c_str());
@@ -148,6 +155,11 @@ void remove_lost_link(const std::filesystem::path& path) {
     ::unlink(path.c_str());
 }
 
-void check_can_write(const std::filesystem::path& path, ExitCode code) { const AtomicFile probe(path, code); }
+void check_can_write(const std::filesystem::path& path, ExitCode code) {
+  std::error_code unreadable;  // then opening says why
+  if (path.filename().empty() || std::filesystem::is_directory(path, unreadable))
+    throw Error(code, "cannot write {}: it is a folder; name a file in it", path.string());
+  const AtomicFile probe(path, code);
+}
 
 }  // namespace gptrain::base

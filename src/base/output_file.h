@@ -24,6 +24,8 @@ class OutputFile {
   };
 
   OutputFile(std::filesystem::path path, Mode mode, ExitCode code = ExitCode::usage);
+  // Names `shown` in messages instead of the path of a temporary file.
+  OutputFile(std::filesystem::path path, Mode mode, ExitCode code, std::filesystem::path shown);
   ~OutputFile();
   OutputFile(OutputFile&& other) noexcept;
   OutputFile(const OutputFile&) = delete;
@@ -41,6 +43,7 @@ class OutputFile {
 
  private:
   std::filesystem::path path_;
+  std::filesystem::path shown_;  // path in messages
   ExitCode code_;
   int descriptor_ = -1;
 };
@@ -68,7 +71,8 @@ class AtomicFile {
 // Removes a symbolic link that leads nowhere: writing would create the file that it names, somewhere else.
 void remove_lost_link(const std::filesystem::path& path);
 
-// Throws as AtomicFile does where `path` could not be written, before the work whose result it is to hold.
+// Throws as AtomicFile does where `path` could not be written, or is a folder. Call it before the work whose result the
+// file is to hold.
 void check_can_write(const std::filesystem::path& path, ExitCode code);
 
 }  // namespace gptrain::base

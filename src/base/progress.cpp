@@ -61,7 +61,10 @@ int64_t share_of(int64_t parts, int64_t done, int64_t total) {
 std::string format_progress_bar(const std::string& label, int64_t done, int64_t total, ProgressUnit unit,
                                 double elapsed_seconds, const ProgressMade& made) {
   const std::string amount = format_amount(static_cast<double>(done), unit);
-  if (total <= 0) return fmt::format("{} {} in {}", label, amount, format_duration(elapsed_seconds));
+  if (total <= 0) {
+    return fmt::format("{} {}{} in {}", label, amount, format_rates(" ", done, unit, elapsed_seconds, made),
+                       format_duration(elapsed_seconds));
+  }
   std::string bar(static_cast<size_t>(share_of(bar_width, done, total)), '=');
   if (done < total) bar += '>';
   return fmt::format("{} [{:<{}}] {:3}% {}/{}{} eta {}", label, bar, bar_width, share_of(100, done, total), amount,
@@ -72,7 +75,10 @@ std::string format_progress_bar(const std::string& label, int64_t done, int64_t 
 std::string format_progress_line(const std::string& label, int64_t done, int64_t total, ProgressUnit unit,
                                  double elapsed_seconds, const ProgressMade& made) {
   const std::string amount = format_amount(static_cast<double>(done), unit);
-  if (total <= 0) return fmt::format("{}: {} in {}", label, amount, format_duration(elapsed_seconds));
+  if (total <= 0) {
+    return fmt::format("{}: {}{} in {}", label, amount, format_rates(", ", done, unit, elapsed_seconds, made),
+                       format_duration(elapsed_seconds));
+  }
   return fmt::format("{}: {}% ({} of {}{}), eta {}", label, share_of(100, done, total), amount,
                      format_amount(static_cast<double>(total), unit),
                      format_rates(", ", done, unit, elapsed_seconds, made), format_eta(done, total, elapsed_seconds));

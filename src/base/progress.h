@@ -13,7 +13,7 @@ enum class ProgressUnit { items, bytes };
 // Output of the work so far, whose rates are shown as well.
 struct ProgressMade {
   int64_t tokens = 0;
-  // Bytes of text that came out of compressed ones: then the rate of bytes is theirs.
+  // Bytes of text read from the inputs, compressed or not: if above 0, the rate of bytes is of these.
   int64_t text_bytes = 0;
 };
 
@@ -22,7 +22,7 @@ struct ProgressMade {
 // starts on a new one. Not thread-safe. update() reads the clock: call it per block of work, not per byte.
 class Progress {
  public:
-  // `total` has the unit of update(); 0 or less: unknown, so neither percentage nor ETA is shown. Borrows `stream`.
+  // `total` has the unit of update(); 0 or less: unknown, and neither percentage nor ETA is shown. Borrows `stream`.
   Progress(std::string label, int64_t total, ProgressUnit unit = ProgressUnit::items, std::FILE* stream = stderr);
   ~Progress();
   Progress(const Progress&) = delete;
@@ -55,6 +55,7 @@ class Progress {
 // The texts of a Progress. `elapsed_seconds` counts from its start; the ETA assumes the mean speed so far. Tokens per
 // second are left out if `tokens` is 0.
 // Bar:  `packing [=========>           ]  45% 1.2 GiB/2.7 GiB 125.1 MiB/s 31.2M tokens/s eta 12.0 s`
+// Without a total: `packing 1.2 GiB 125.1 MiB/s 31.2M tokens/s in 9.8 s`
 // Line: `packing: 45% (1.2 GiB of 2.7 GiB, 125.1 MiB/s, 31.2M tokens/s), eta 12.0 s`
 std::string format_progress_bar(const std::string& label, int64_t done, int64_t total, ProgressUnit unit,
                                 double elapsed_seconds, const ProgressMade& made = {});

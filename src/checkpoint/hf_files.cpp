@@ -8,6 +8,7 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/json_scanner.h"
 #include "base/printable.h"
 #include "checkpoint/boxes.h"
 
@@ -45,8 +46,8 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
   };
   try {
     index = parse_json(text, no_key_twice, 2);
-  } catch (const nlohmann::json::exception& error) {
-    refuse_file(path, "it is not valid JSON: {}", error.what());
+  } catch (const nlohmann::json::exception&) {
+    refuse_file(path, "{}", describe_json_fault(text));
   }
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
     refuse_file(path, "it has no object \"weight_map\"");

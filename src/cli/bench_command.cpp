@@ -124,6 +124,7 @@ void bench_links(World& world, const CommArguments& arguments, LinkWay way) {
     if (world.rank() == 0 && !find_machine(arguments.into).is_cpu)
       throw Error(ExitCode::usage, "--into {}: is the profile of a GPU; name the links between GPUs with --cluster",
                   arguments.into);
+    if (world.rank() == 0) check_can_write(arguments.into, ExitCode::usage);
   });
   RateTables tables = measure_links(world, arguments.options.seconds * rows_of_links);
   if (world.rank() > 0) return;

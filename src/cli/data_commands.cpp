@@ -73,6 +73,9 @@ void pack_inputs(PackArguments& arguments) {
     print_err("left out: {} that could not be read\n", format_counted(packed.faults, "document"));
   }
   if (packed.empty_documents > 0) print_err("left out: {}\n", format_counted(packed.empty_documents, "empty document"));
+  for (const std::string& input : packed.first_empty_inputs) print_err("left out: {}: no document is in it\n", input);
+  if (packed.empty_inputs > 0)
+    print_err("left out: {} without a document\n", format_counted(packed.empty_inputs, "input"));
   if (packed.special_in_text > 0) {
     print_err("special tokens in texts: {}, {}\n", format_grouped(packed.special_in_text),
               options.special_in_text == SpecialInText::refuse ? "whose documents are left out"
@@ -81,13 +84,13 @@ void pack_inputs(PackArguments& arguments) {
   if (packed.removed_shards > 0)
     print_err("removed: {} of an earlier pack\n", format_counted(packed.removed_shards, "shard"));
   if (packed.was_finished) {
-    print_out("{}: already finished: {}, {} tokens\n", arguments.out, format_counted(packed.documents, "document"),
-              format_grouped(packed.tokens));
+    print_out("{}: already finished: {}, {}\n", arguments.out, format_counted(packed.documents, "document"),
+              format_counted(packed.tokens, "token"));
     return;
   }
   if (packed.samples > 0) print_out("{}: {}\n", arguments.out, best_fit_text(options.best_fit_length, packed));
-  print_out("{}: {}, {} tokens{} from {}\n", arguments.out, format_counted(packed.documents, "document"),
-            format_grouped(packed.tokens),
+  print_out("{}: {}, {}{} from {}\n", arguments.out, format_counted(packed.documents, "document"),
+            format_counted(packed.tokens, "token"),
             packed.shards > 0 ? fmt::format(" in {}", format_counted(packed.shards, "shard")) : "",
             format_bytes(static_cast<double>(packed.input_bytes)));
 }

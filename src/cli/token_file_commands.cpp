@@ -43,6 +43,8 @@ auto with_bar(const std::string& what, Work work) {
   return result;
 }
 
+constexpr const char* path_help = "PREFIX, a file of tokens, the PREFIX of shards, a folder, or a pattern";
+
 const std::map<std::string, DType> dtypes = {{"u16", DType::u16}, {"u32", DType::i32}};
 
 void add_dtype_option(CLI::App& command, std::optional<DType>& dtype) {
@@ -58,16 +60,29 @@ void add_data_verify_command(CLI::App& data) {
   auto prefix = std::make_shared<std::string>();
   auto dtype = std::make_shared<std::optional<DType>>();
   auto vocabulary = std::make_shared<int64_t>(any_vocabulary);
-  CLI::App* command = data.add_subcommand("verify", "check a token file's index and checksums");
-  command->add_option("PREFIX", *prefix, "PREFIX of PREFIX.bin and PREFIX.idx, or a file of tokens")->required();
+  CLI::App* command = data.add_subcommand("verify", "check the index and the checksums of token files");
+  command->add_option("PREFIX", *prefix, path_help)->required();
   command->add_option("--vocabulary", *vocabulary, "also check that every token is below N (model.vocab_size)")
       ->check(whole_number_from(1))
       ->type_name("N");
   add_dtype_option(*command, *dtype);
   set_examples(command, {"gptrain data verify data/corpus/train --vocabulary 257"});
   command->callback([prefix, vocabulary, dtype] {
-    write_out(with_bar("verifying blocks",
-                       [&](const auto& progress) { return verify_tokens(*prefix, *vocabulary, progress, *dtype); }));
+    const std::vector<fs::path> files = require_token_files(*prefix);
+    if (files.size() == 1) {
+      return write_out(with_bar("verifying blocks", [&](const auto& progress) {
+        return verify_tokens(files[0], *vocabulary, progress, *dtype);
+      }));
+    }
+    write_out(with_bar("verifying token files", [&](const auto& progress) {
+      std::string lines;
+      for (int64_t done = 0; done < std::ssize(files);) {
+        lines += verify_tokens(files[static_cast<size_t>(done)], *vocabulary, nullptr, *dtype);
+        progress(++done, std::ssize(files));
+      }
+      return lines;
+    }));
+    print_out("{}: all {} verified\n", *prefix, format_counted(std::ssize(files), "token file"));
   });
 }
 
@@ -79,9 +94,8 @@ void add_inspect_command(CLI::App& data) {
     std::optional<DType> dtype;
   };
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = data.add_subcommand("inspect", "print counts, histogram, entropy and texts of a token file");
-  command->add_option("PREFIX", arguments->prefix, "PREFIX of PREFIX.bin and PREFIX.idx, or a file of tokens")
-      ->required();
+  CLI::App* command = data.add_subcommand("inspect", "print counts, histogram, entropy and texts of token files");
+  command->add_option("PREFIX", arguments->prefix, path_help)->required();
   command->add_option("--sample", arguments->sample, "print document N")->check(whole_number_from(0))->type_name("N");
   command->add_option("--tokenizer", arguments->tokenizer, "as for data pack (default: that of PREFIX.meta.json)")
       ->type_name("NAME");
@@ -94,7 +108,7 @@ void add_inspect_command(CLI::App& data) {
 }
 
 constexpr const char* unknown_tokenizer = "the tokenizer of these tokens is not known";
-constexpr const char* name_it = "name it in data.tokenizer, or with --tokenizer";
+constexpr const char* name_it = "name it in data.tokenizer of a run's config";
 
 // Format of OUT without --to, from its name.
 TokenFormat format_of_name(const fs::path& out) {
@@ -134,7 +148,7 @@ void add_convert_command(CLI::App& data) {
         with_bar("converting", [&](const auto& progress) { return convert_tokens(options, progress); });
     const std::string documents =
         options.to == TokenFormat::megatron ? fmt::format(" in {}", format_counted(result.documents, "document")) : "";
-    print_out("{}: {} tokens{}, from {} to {}\n", options.out.native(), format_grouped(result.tokens), documents,
+    print_out("{}: {}{}, from {} to {}\n", options.out.native(), format_counted(result.tokens, "token"), documents,
               format_name(result.from), format_name(options.to));
     const bool is_known =
         result.from == TokenFormat::megatron && read_token_meta(options.in).value_or(TokenMeta{}).tokenizer.has_value();
@@ -160,8 +174,9 @@ void add_join_command(CLI::App& data) {
     const JoinResult result = with_bar("joining", [&](const auto& progress) {
       return join_token_files(inputs, arguments->out, progress, arguments->dtype);
     });
-    print_out("{}: {}, {} tokens from {}\n", arguments->out, format_counted(result.documents, "document"),
-              format_grouped(result.tokens), format_counted(static_cast<int64_t>(inputs.size()), "token file"));
+    print_out("{}: {}, {} from {}\n", arguments->out, format_counted(result.documents, "document"),
+              format_counted(result.tokens, "token"),
+              format_counted(static_cast<int64_t>(inputs.size()), "token file"));
     if (!result.has_tokenizer) print_out("note: {}: {}\n", unknown_tokenizer, name_it);
   });
 }

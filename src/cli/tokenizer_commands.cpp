@@ -95,14 +95,16 @@ void train_tokenizer(TokenizerTraining& arguments) {
   check_can_write(arguments.out, ExitCode::data);
   const CountedPieces counted = [&] {
     std::unique_ptr<Progress> bar;
-    CountedPieces counts = count_pieces(arguments.count, [&](int64_t done, int64_t total) {
-      if (!bar) bar = std::make_unique<Progress>("counting", total, ProgressUnit::bytes);
-      bar->update(done);
+    CountedPieces counts = count_pieces(arguments.count, [&](const CountProgress& done) {
+      if (!bar) bar = std::make_unique<Progress>("counting", done.total_bytes, ProgressUnit::bytes);
+      bar->update(done.done_bytes, {.text_bytes = done.text_bytes});
     });
     if (bar) bar->finish();
     return counts;
   }();
   print_formats(counted.formats);
+  if (counted.empty_inputs > 0)
+    print_err("left out: {} without a text\n", format_counted(counted.empty_inputs, "input"));
   const PieceCounts& pieces = counted.counts;
   Progress bar("merging", arguments.vocab_size);
   TokenizerParts parts =
@@ -113,10 +115,9 @@ void train_tokenizer(TokenizerTraining& arguments) {
   AtomicFile file(arguments.out, ExitCode::data);
   file.write(tokenizer_json(parts));
   file.commit();
-  print_out("{}: {} tokens and {} merges, from {} different pieces\n", arguments.out,
-            format_grouped(static_cast<int64_t>(parts.tokens.size())),
-            format_grouped(static_cast<int64_t>(parts.merges.size())),
-            format_grouped(static_cast<int64_t>(pieces.size())));
+  print_out("{}: {} tokens and {}, from {}\n", arguments.out, format_grouped(static_cast<int64_t>(parts.tokens.size())),
+            format_counted(static_cast<int64_t>(parts.merges.size()), "merge"),
+            format_counted(static_cast<int64_t>(pieces.size()), "different piece"));
 }
 
 void add_train_tokenizer_command(CLI::App& data) {

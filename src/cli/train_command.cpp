@@ -209,6 +209,8 @@ void add_to_trace(PlannedTrace& trace, const StepConfig& config, const PlannedMa
 }
 
 void dry_run(const TrainArguments& arguments) {
+  for (const std::string* path : {&arguments.trace, &arguments.timeline, &arguments.memory_curve, &arguments.html})
+    if (!path->empty()) check_can_write(*path, ExitCode::usage);
   const int64_t started = planned_world_size(arguments);
   const RunConfig config = load_config(arguments.config, arguments.overrides, started);
   const int64_t world_size = training_ranks(config, started);

@@ -6,26 +6,11 @@
 #include <utility>
 
 #include "base/json.h"
+#include "base/json_scanner.h"
 #include "base/printable.h"
 
 namespace gptrain::inline config {
 namespace {
-
-// Returns "line:column" of the last character read, given the number of characters read.
-std::string place(std::string_view text, size_t chars_read) {
-  const std::string_view before = text.substr(0, std::min(text.size(), chars_read == 0 ? 0 : chars_read - 1));
-  const auto line = std::count(before.begin(), before.end(), '\n') + 1;
-  const size_t newline = before.rfind('\n');
-  const size_t column = newline == std::string_view::npos ? before.size() + 1 : before.size() - newline;
-  return fmt::format("{}:{}", line, column);
-}
-
-// The library's message without its own prefix "[json.exception...] parse error at line L, column C: ".
-std::string bare_message(std::string_view what) {
-  if (const size_t tag = what.find("] "); tag != std::string_view::npos) what.remove_prefix(tag + 2);
-  if (what.starts_with("parse error")) what.remove_prefix(std::min(what.size(), what.find(": ") + 2));
-  return printable(what);
-}
 
 // Builds a document from parser events. A frame is an object or array that is still open.
 class TreeBuilder final : public nlohmann::json_sax<Json> {
@@ -53,9 +38,12 @@ class TreeBuilder final : public nlohmann::json_sax<Json> {
     return true;
   }
 
-  bool parse_error(size_t chars_read, const std::string&, const nlohmann::detail::exception& error) override {
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override {
+    const JsonFault fault = find_json_fault(text_, JsonDialect::with_comments);
+    const TextPlace place = place_in_text(text_, fault.at);
     result_.document = nullptr;
-    result_.syntax_error = fmt::format("{}: {}", place(text_, chars_read), bare_message(error.what()));
+    result_.syntax_error =
+        fmt::format("{}:{}: syntax error: {}", place.line, place.column, json_fault_reason(text_, fault));
     return false;
   }
 

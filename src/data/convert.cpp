@@ -118,6 +118,7 @@ ConvertResult convert_tokens(const ConvertOptions& options, const std::function<
   if (options.end_token && options.to != TokenFormat::megatron)
     throw Error(ExitCode::usage, "--end-token: the format {} keeps no boundaries of documents: leave it out",
                 format_name(options.to));
+  if (options.to != TokenFormat::megatron) check_can_write(options.out, ExitCode::data);
   ConvertResult result{source.format(), source.num_tokens(), 0};
   const auto read_all = [&](auto& writer) {
     std::vector<int32_t> ids(chunk_tokens);

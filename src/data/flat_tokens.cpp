@@ -136,7 +136,7 @@ FlatTokens open_flat_tokens(const fs::path& path, std::optional<DType> dtype) {
   if (dtype) {
     if (file.size_bytes() % dtype_bytes(*dtype) != 0)
       throw Error(ExitCode::data, "{}: {} bytes are no whole number of tokens of {}", path.native(), file.size_bytes(),
-                  dtype_name(*dtype));
+                  *dtype == DType::u16 ? "u16" : "u32");
     return {std::move(file), TokenFormat::nanogpt, *dtype, 0};
   }
   if (path.extension() != ".bin") {

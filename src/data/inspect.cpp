@@ -8,8 +8,11 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <set>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/append.h"
 #include "base/error.h"
@@ -18,6 +21,7 @@
 #include "data/token_file.h"
 #include "data/token_meta.h"
 #include "data/token_paths.h"
+#include "data/token_set.h"
 
 namespace gptrain::inline data {
 namespace {
@@ -27,8 +31,7 @@ constexpr int64_t max_vocab_size = int64_t{1} << 24;
 constexpr size_t num_frequent_tokens = 10;
 constexpr int64_t bar_width = 40;
 
-std::vector<int64_t> count_tokens(const TokenFile& file) {
-  std::vector<int64_t> counts;
+void count_tokens(const TokenFile& file, std::vector<int64_t>& counts) {
   std::vector<int32_t> chunk(chunk_tokens);
   for (int64_t first = 0; first < file.num_tokens(); first += chunk_tokens) {
     const int64_t count = std::min(chunk_tokens, file.num_tokens() - first);
@@ -39,7 +42,6 @@ std::vector<int64_t> count_tokens(const TokenFile& file) {
       ++counts[id];
     }
   }
-  return counts;
 }
 
 // Returns log N - sum c log c / N over the counts c, which add up to N.
@@ -77,12 +79,26 @@ std::string readable_text(std::string_view text) {
   return result;
 }
 
-std::string print_document(const TokenFile& file, const std::filesystem::path& prefix, int64_t document,
+template <typename Count>
+int64_t sum_of(const std::vector<TokenFile>& files, Count count) {
+  int64_t sum = 0;
+  for (const TokenFile& file : files) sum += count(file);
+  return sum;
+}
+
+int64_t num_documents_of(const std::vector<TokenFile>& files) {
+  return sum_of(files, [](const TokenFile& file) { return file.num_documents(); });
+}
+
+std::string print_document(const std::vector<TokenFile>& files, const std::string& path, int64_t document,
                            const Tokenizer* tokenizer) {
-  if (document >= file.num_documents()) {
-    throw Error(ExitCode::data, "{} has no document {}; its documents are 0 to {}", prefix.native(), document,
-                file.num_documents() - 1);
+  if (document >= num_documents_of(files)) {
+    throw Error(ExitCode::data, "{} has no document {}; its documents are 0 to {}", path, document,
+                num_documents_of(files) - 1);
   }
+  auto at = files.begin();
+  for (; document >= at->num_documents(); ++at) document -= at->num_documents();
+  const TokenFile& file = *at;
   const TokenFile::Range range = file.document(document);
   std::vector<int32_t> tokens(static_cast<size_t>(range.count));
   file.read(range, max_vocab_size, tokens.data());
@@ -98,11 +114,12 @@ std::string print_document(const TokenFile& file, const std::filesystem::path& p
   return readable_text(text) + '\n';
 }
 
-std::string length_histogram(const TokenFile& file) {
+std::string length_histogram(const std::vector<TokenFile>& files) {
   // Bucket b holds lengths of b bits: 0, 1, 2-3, 4-7, ...
   std::array<int64_t, 65> buckets{};
-  for (int64_t i = 0; i < file.num_documents(); ++i) {
-    ++buckets[static_cast<size_t>(std::bit_width(static_cast<uint64_t>(file.document(i).count)))];
+  for (const TokenFile& file : files) {
+    for (int64_t i = 0; i < file.num_documents(); ++i)
+      ++buckets[static_cast<size_t>(std::bit_width(static_cast<uint64_t>(file.document(i).count)))];
   }
   const int64_t highest = *std::max_element(buckets.begin(), buckets.end());
   std::string text = fmt::format("\n{:>27}  {:>15}\n", "document length, tokens", "documents");
@@ -201,40 +218,67 @@ std::string byte_table(const std::vector<int64_t>& counts, int64_t num_tokens, c
   return text;
 }
 
-// Returns the named tokenizer, else the one in PREFIX.meta.json; null if there is neither.
-std::shared_ptr<const Tokenizer> tokenizer_for(const std::filesystem::path& prefix, const TokenFile& file,
+// Returns the named tokenizer, else the one in the files' .meta.json; null if there is neither.
+std::shared_ptr<const Tokenizer> tokenizer_for(const std::vector<std::filesystem::path>& names,
+                                               const std::vector<TokenFile>& files,
                                                std::shared_ptr<const Tokenizer> named) {
-  const std::optional<TokenMeta> meta = file.format() == TokenFormat::megatron ? read_token_meta(prefix) : std::nullopt;
-  if (!meta || !meta->tokenizer) return named;
-  const TokenizerRecord& record = *meta->tokenizer;
-  if (!named) return record.text.empty() ? nullptr : tokenizer_of(record, token_file_path(prefix, ".meta.json"));
-  if (make_tokenizer_record(*named, std::nullopt).sha256 != record.sha256)
-    throw Error(ExitCode::usage, "--tokenizer: {} was packed with another one", prefix.native());
+  std::optional<TokenizerRecord> known;
+  std::filesystem::path source;
+  for (size_t i = 0; i < files.size(); ++i) {
+    std::optional<TokenMeta> meta =
+        files[i].format() == TokenFormat::megatron ? read_token_meta(names[i]) : std::nullopt;
+    if (!meta || !meta->tokenizer) continue;
+    if (known && known->sha256 != meta->tokenizer->sha256) {
+      throw Error(ExitCode::usage, "{} and {} were packed with different tokenizers: inspect them one by one",
+                  source.native(), names[i].native());
+    }
+    if (known && !known->text.empty()) continue;
+    known = std::move(meta->tokenizer);
+    source = names[i];
+  }
+  if (!known) return named;
+  if (!named) return known->text.empty() ? nullptr : tokenizer_of(*known, token_file_path(source, ".meta.json"));
+  if (make_tokenizer_record(*named, std::nullopt).sha256 != known->sha256)
+    throw Error(ExitCode::usage, "--tokenizer: {} was packed with another one", source.native());
   return named;
+}
+
+std::string summary(const std::vector<TokenFile>& files, const std::string& path, int64_t largest_id) {
+  std::set<std::string_view> types;
+  for (const TokenFile& file : files) types.insert(stored_type(file));
+  const int64_t tokens = sum_of(files, [](const TokenFile& file) { return file.num_tokens(); });
+  const int64_t bytes =
+      sum_of(files, [](const TokenFile& file) { return file.num_tokens() * dtype_bytes(file.dtype()); });
+  const std::string in_files =
+      files.size() > 1 ? fmt::format(" in {}", format_counted(std::ssize(files), "token file")) : "";
+  std::string text =
+      fmt::format("{}: {}, {} of dtype {} ({}){}, largest id {}\n", path,
+                  format_counted(num_documents_of(files), "document"), format_counted(tokens, "token"),
+                  fmt::join(types, " and "), format_bytes(static_cast<double>(bytes)), in_files, largest_id);
+  const int64_t length = files.front().best_fit_length();
+  if (length == 0) return text;
+  const int64_t samples = sum_of(files, [](const TokenFile& file) { return file.num_samples(); });
+  const auto places = static_cast<double>(samples * length);
+  return text + fmt::format("in {} of {} tokens, {:.2f}% of them padding\n", format_counted(samples, "sample"),
+                            format_grouped(length), 100 * (1 - static_cast<double>(tokens - samples) / places));
 }
 
 }  // namespace
 
-std::string inspect(const std::filesystem::path& prefix, int64_t sample, std::shared_ptr<const Tokenizer> named,
+std::string inspect(const std::string& path, int64_t sample, std::shared_ptr<const Tokenizer> named,
                     std::optional<DType> dtype) {
-  const TokenFile file(prefix, true, dtype);
-  const std::shared_ptr<const Tokenizer> tokenizer = tokenizer_for(prefix, file, std::move(named));
-  if (sample >= 0) return print_document(file, prefix, sample, tokenizer.get());
-  const std::vector<int64_t> counts = count_tokens(file);
-  const int64_t num_tokens = file.num_tokens();
-  std::string text = fmt::format(
-      "{}: {}, {} tokens of dtype {} ({}), largest id {}\n", prefix.native(),
-      format_counted(file.num_documents(), "document"), format_grouped(num_tokens), dtype_name(file.dtype()),
-      format_bytes(static_cast<double>(num_tokens * dtype_bytes(file.dtype()))), counts.size() - 1);
-  if (file.best_fit_length() > 0) {
-    const auto places = static_cast<double>(file.num_samples() * file.best_fit_length());
-    text += fmt::format("in {} of {} tokens, {:.2f}% of them padding\n", format_counted(file.num_samples(), "sample"),
-                        format_grouped(file.best_fit_length()),
-                        100 * (1 - static_cast<double>(num_tokens - file.num_samples()) / places));
-  }
+  const std::vector<std::filesystem::path> names = require_token_files(path);
+  std::vector<TokenFile> files;
+  for (const std::filesystem::path& name : names) files.emplace_back(name, true, dtype);
+  const std::shared_ptr<const Tokenizer> tokenizer = tokenizer_for(names, files, std::move(named));
+  if (sample >= 0) return print_document(files, path, sample, tokenizer.get());
+  std::vector<int64_t> counts;
+  for (const TokenFile& file : files) count_tokens(file, counts);
+  const int64_t num_tokens = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  std::string text = summary(files, path, std::ssize(counts) - 1);
   text +=
       fmt::format("unigram entropy {:.4f} nats: the loss of the best guess that sees no context\n", entropy(counts));
-  text += length_histogram(file) + token_tables(counts, num_tokens, tokenizer.get());
+  text += length_histogram(files) + token_tables(counts, num_tokens, tokenizer.get());
   return tokenizer ? text + byte_table(counts, num_tokens, *tokenizer) : text;
 }
 
@@ -247,8 +291,8 @@ std::string verify_tokens(const std::filesystem::path& prefix, int64_t vocab_siz
       file.read({first, std::min(chunk_tokens, file.num_tokens() - first)}, vocab_size, ids.data());
   }
   const std::string what =
-      fmt::format("{}: {}, {} tokens: ", prefix.native(), format_counted(file.num_documents(), "document"),
-                  format_grouped(file.num_tokens()));
+      fmt::format("{}: {}, {}: ", prefix.native(), format_counted(file.num_documents(), "document"),
+                  format_counted(file.num_tokens(), "token"));
   if (file.num_checksums() == 0)
     return what + "the index is sound; there is no .meta.json with checksums of the tokens\n";
   for (int64_t block = 0; block < file.num_checksums(); ++block) {
@@ -258,6 +302,10 @@ std::string verify_tokens(const std::filesystem::path& prefix, int64_t vocab_siz
   return what + "sound\n";
 }
 
-double unigram_entropy(const std::filesystem::path& prefix) { return entropy(count_tokens(TokenFile(prefix))); }
+double unigram_entropy(const std::filesystem::path& prefix) {
+  std::vector<int64_t> counts;
+  count_tokens(TokenFile(prefix), counts);
+  return entropy(counts);
+}
 
 }  // namespace gptrain::data

@@ -55,7 +55,7 @@ std::vector<TokenFile> open_inputs(const std::vector<fs::path>& inputs, const fs
     }
     if (file.dtype() != files.front().dtype()) {
       throw Error(ExitCode::usage, "{} holds tokens of {}, {} of {}: they cannot be joined", inputs.front().native(),
-                  dtype_name(files.front().dtype()), input.native(), dtype_name(file.dtype()));
+                  stored_type(files.front()), input.native(), stored_type(file));
     }
   }
   return files;

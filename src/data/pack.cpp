@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -12,6 +13,9 @@
 #include "base/directory.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/output.h"
+#include "base/output_file.h"
+#include "base/units.h"
 #include "data/best_fit.h"
 #include "data/ingest/input_format.h"
 #include "data/ingest/inputs.h"
@@ -54,13 +58,14 @@ fs::path state_path(const PackOptions& options) { return token_file_path(options
 std::vector<TextInput> find_inputs(const PackOptions& options) {
   if (options.inputs.empty()) throw Error(ExitCode::usage, "no input file to pack");
   const std::vector<TextInput> all = expand_inputs(options.inputs);
+  options.reading.fields.refuse_unused(all);
   std::vector<TextInput> own;
   for (size_t i = static_cast<size_t>(options.part) - 1; i < all.size(); i += static_cast<size_t>(options.num_parts)) {
     own.push_back(all[i]);
   }
   if (own.empty()) {
-    throw Error(ExitCode::usage, "part {}/{} has no input: there are {} files", options.part, options.num_parts,
-                all.size());
+    throw Error(ExitCode::usage, "part {}/{} has no input: there is only {}", options.part, options.num_parts,
+                format_counted(std::ssize(all), "file"));
   }
   for (const TextInput& input : own) {
     if (input.path == "-" && options.resume) {
@@ -95,6 +100,28 @@ nlohmann::json identity_of(const PackOptions& options, const std::vector<TextInp
           {"skip_faults", options.skip_faults},
           {"replace_invalid_utf8", options.replace_invalid_utf8},
           {"special_in_text", options.special_in_text}};
+}
+
+// Returns words for a key of identity_of() that has changed.
+std::string other_choice(const std::string& key) {
+  const std::map<std::string, std::string> words = {{"inputs", "other inputs"},
+                                                    {"tokenizer_sha256", "another --tokenizer"},
+                                                    {"field", "another --field"},
+                                                    {"format", "another --format"},
+                                                    {"end_token", "another --append-eod or --end-token"},
+                                                    {"shard_tokens", "another --shards-of"},
+                                                    {"best_fit_length", "another --best-fit"},
+                                                    {"skip_faults", "another --on-bad-line"},
+                                                    {"replace_invalid_utf8", "another choice of --replace-invalid"},
+                                                    {"special_in_text", "another --special-in-text"}};
+  const auto found = words.find(key);
+  return found == words.end() ? "another " + key : found->second;
+}
+
+// Throws for outputs that cannot be written, which a pack would find after hours of work.
+void check_outputs(const PackOptions& options) {
+  prepare_token_prefix(shard_prefix(options, 0));
+  if (options.shard_tokens > 0 || options.resume) check_can_write(state_path(options), ExitCode::data);
 }
 
 // Returns the record for all shards but the first, which alone has the tokenizer's text.
@@ -175,7 +202,7 @@ class Packer {
       encode_.end_token = find_end_token(options);
     }
     tokenizer_ = make_tokenizer_record(*options.tokenizer, encode_.end_token);
-    for (const TextInput& input : inputs_) total_bytes_ += input.path == "-" ? 0 : input.size_bytes;
+    total_bytes_ = total_bytes(inputs_);
     identity_ = identity_of(options, inputs_, tokenizer_);
     if (options.resume) {
       remove_leftovers(options);
@@ -204,14 +231,15 @@ class Packer {
     }
     result_.formats = formats_.lines();
     if (result_.documents == 0) {
-      const std::string why = result_.first_faults.empty() ? "" : fmt::format(" ({})", result_.first_faults[0]);
+      const std::string why = result_.first_faults.empty() ? "" : "; " + result_.first_faults[0];
       throw Error(ExitCode::data, "nothing to pack: the inputs, {} first, hold no text{}", inputs_[0].path.native(),
                   why);
     }
     if (shard_has_documents_) close_shard();
     writer_.reset();
+    pass_inputs_before(inputs_.size());
     if (keeps_state()) save_state({inputs_.size(), 0, 1}, 0, true);
-    report(total_bytes_);
+    report(start_bytes_ + result_.input_bytes);
     return result_;
   }
 
@@ -247,6 +275,8 @@ class Packer {
     text_bytes_ += encoded.text_bytes;
     formats_.add(item.block.input, inputs_[item.block.input].path, item.block.kind, item.block.csv_delimiter,
                  item.block.compression);
+    pass_inputs_before(item.block.input);
+    documents_in_input_ += std::ssize(encoded.ends) + encoded.num_faults + encoded.empty_documents;
     // A resumed pack has already counted the block in which it stopped.
     const auto to_skip = static_cast<size_t>(std::exchange(documents_to_skip_, 0));
     if (to_skip == 0) count(item);
@@ -267,6 +297,16 @@ class Packer {
     if (item.block.file_bytes_read >= next_report_bytes_) {
       report(item.block.file_bytes_read);
       next_report_bytes_ = item.block.file_bytes_read + progress_step_bytes;
+    }
+  }
+
+  // Counts the inputs in front of `input` that held no document.
+  void pass_inputs_before(size_t input) {
+    for (; num_passed_inputs_ < input; ++num_passed_inputs_) {
+      if (std::exchange(documents_in_input_, 0) > 0) continue;
+      ++result_.empty_inputs;
+      if (result_.first_empty_inputs.size() < EncodedBlock::max_faults)
+        result_.first_empty_inputs.push_back(inputs_[num_passed_inputs_].path.native());
     }
   }
 
@@ -295,15 +335,17 @@ class Packer {
       const std::string text =
           fmt::format("{}, {} {}: {}", inputs_[item.block.input].path.native(),
                       item.block.kind == InputKind::rows ? "row" : "line", fault.line, fault.reason);
-      if (!options_.skip_faults || !item.encoded.is_whole) throw Error(ExitCode::data, text + of_a_guess(item.block));
+      if (!options_.skip_faults || !item.encoded.is_whole) throw Error(ExitCode::data, with_format(text, item.block));
       if (result_.first_faults.size() < EncodedBlock::max_faults) result_.first_faults.push_back(text);
     }
   }
 
-  // Returns a hint with the detected format, as the detection may be wrong; empty if the user named the format.
-  static std::string of_a_guess(const TextBlock& block) {
-    if (block.kind == InputKind::rows || block.kind == InputKind::text || block.kind_was_asked) return {};
-    return fmt::format(" (read as {}; --format says otherwise)", format_name(block.kind));
+  // Adds the detected format to a message, as the detection may be wrong, unless the user named the format.
+  static std::string with_format(const std::string& text, const TextBlock& block) {
+    if (block.kind == InputKind::rows || block.kind == InputKind::text || block.kind_was_asked) return text;
+    const bool has_brackets = text.ends_with(')');
+    return fmt::format("{}{}read as {}; --format says otherwise{}", text, has_brackets ? "; " : " (",
+                       format_name(block.kind), has_brackets ? "" : ")");
   }
 
   void save_state(const BlockPosition& position, int64_t documents_done, bool finished) const {
@@ -313,6 +355,8 @@ class Packer {
                                   {"shards_crc32c", shards_checksum_},
                                   {"documents", result_.documents},
                                   {"empty_documents", result_.empty_documents},
+                                  {"empty_inputs", result_.empty_inputs},
+                                  {"first_empty_inputs", result_.first_empty_inputs},
                                   {"tokens", result_.tokens},
                                   {"samples", result_.samples},
                                   {"cut_documents", result_.cut_documents},
@@ -326,24 +370,38 @@ class Packer {
     write_pack_state(state_path(options_), state);
   }
 
+  // A kill before the second shard may leave no state. Later shards without one belong to a pack whose place is lost.
+  void begin_without_state(const fs::path& path) const {
+    const fs::path second = token_file_path(shard_prefix(options_, 1), ".idx");
+    std::error_code ignored;
+    if (options_.shard_tokens > 0 && fs::exists(second, ignored)) {
+      throw Error(
+          ExitCode::data,
+          "--resume: {} is there, and {}, which says how far the pack came, is not; start anew without --resume",
+          second.native(), path.native());
+    }
+    print_err("note: --resume: there is no {}; packing starts at the beginning\n", path.native());
+  }
+
   void resume() {
     const fs::path path = state_path(options_);
     std::error_code ignored;
-    if (!fs::exists(path, ignored)) return;
+    if (!fs::exists(path, ignored)) return begin_without_state(path);
     const nlohmann::json state = read_pack_state(path);
     try {
       for (const auto& [key, value] : state.at("identity").items()) {
         if (identity_.at(key) == value) continue;
         throw Error(ExitCode::usage,
-                    "--resume: {} was begun with another {}; give the same inputs and options, or start anew without "
-                    "--resume",
-                    options_.out_prefix.native(), key);
+                    "--resume: {} was begun with {}; give the same inputs and options, or start anew without --resume",
+                    options_.out_prefix.native(), other_choice(key));
       }
       result_.was_finished = state.at("finished");
       result_.shards = state.at("shards");
       shards_checksum_ = state.at("shards_crc32c");
       result_.documents = state.at("documents");
       result_.empty_documents = state.at("empty_documents");
+      result_.empty_inputs = state.at("empty_inputs");
+      result_.first_empty_inputs = state.at("first_empty_inputs").get<std::vector<std::string>>();
       result_.tokens = state.at("tokens");
       result_.samples = state.at("samples");
       result_.cut_documents = state.at("cut_documents");
@@ -352,6 +410,7 @@ class Packer {
       result_.first_faults = state.at("first_faults").get<std::vector<std::string>>();
       start_ = {state.at("input"), state.at("offset"), state.at("line")};
       documents_to_skip_ = state.at("documents_done");
+      num_passed_inputs_ = start_.input;
     } catch (const nlohmann::json::exception&) {
       throw Error(ExitCode::data, "{} is damaged; start anew without --resume", path.native());
     }
@@ -390,12 +449,15 @@ class Packer {
   bool shard_has_documents_ = false;
   int64_t text_bytes_ = 0;  // bytes of text packed by this call
   InputFormats formats_;
+  size_t num_passed_inputs_ = 0;
+  int64_t documents_in_input_ = 0;  // found in the input behind these, those left out included
   PackResult result_;
 };
 
 }  // namespace
 
 PackResult pack(const PackOptions& options, const std::function<void(const PackProgress&)>& progress) {
+  check_outputs(options);
   return Packer(options, progress).run();
 }
 

@@ -46,6 +46,7 @@ struct PackProgress {
 struct PackResult {
   int64_t documents = 0;
   int64_t empty_documents = 0;  // left out, not counted in `documents`
+  int64_t empty_inputs = 0;     // inputs without any document, even one that is left out
   int64_t tokens = 0;           // end-of-document tokens included
   int64_t input_bytes = 0;      // bytes read of the input files, compressed or not, by this call
   int64_t shards = 0;           // 0 without shard_tokens
@@ -53,10 +54,11 @@ struct PackResult {
   int64_t samples = 0;          // samples written; 0 without best_fit_length
   int64_t cut_documents = 0;    // documents longer than a sample
   int64_t faults = 0;
-  int64_t special_in_text = 0;            // special tokens found in the documents' texts
-  std::vector<std::string> first_faults;  // "FILE, line N: reason", ten at most
-  std::vector<std::string> formats;       // InputFormats::lines() of the inputs read by this call
-  bool was_finished = false;              // with `resume`: the pack was complete already
+  int64_t special_in_text = 0;                  // special tokens found in the documents' texts
+  std::vector<std::string> first_empty_inputs;  // their paths, ten at most
+  std::vector<std::string> first_faults;        // "FILE, line N: reason", ten at most
+  std::vector<std::string> formats;             // InputFormats::lines() of the inputs read by this call
+  bool was_finished = false;                    // with `resume`: the pack was complete already
 };
 
 // Packs texts into token files. Ids are u16 for a vocabulary below 65500, else i32, as in Megatron-LM. Leaves out empty

@@ -2,6 +2,7 @@
 
 #include <fstream>
 #include <sstream>
+#include <system_error>
 
 #include "base/crc32c.h"
 #include "base/error.h"
@@ -27,6 +28,16 @@ uint32_t checksum_of(const nlohmann::json& state) {
   return crc32c(text.data(), text.size());
 }
 
+// Returns the state without its checksum; nullopt if it is damaged.
+std::optional<nlohmann::json> whole_state(const std::filesystem::path& path) {
+  nlohmann::json state = parse_json_or_discard(text_of(path));
+  if (!state.is_object() || !state.contains(checksum_key)) return std::nullopt;
+  const nlohmann::json checksum = state[checksum_key];
+  state.erase(checksum_key);
+  if (checksum != checksum_of(state)) return std::nullopt;
+  return state;
+}
+
 }  // namespace
 
 void write_pack_state(const std::filesystem::path& path, nlohmann::json state) {
@@ -36,17 +47,24 @@ void write_pack_state(const std::filesystem::path& path, nlohmann::json state) {
   file.commit();
 }
 
+std::optional<PackedShards> packed_shards(const std::filesystem::path& prefix) {
+  const std::filesystem::path path = token_file_path(prefix, ".pack.json");
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return std::nullopt;
+  const std::optional<nlohmann::json> state = whole_state(path);
+  const auto shards = state ? state->find("shards") : nlohmann::json::const_iterator();
+  if (!state || shards == state->end() || !shards->is_number_integer() || !state->contains("finished")) {
+    throw Error(ExitCode::data, "{} is damaged, which says how many shards there are: pack them again, or remove it",
+                path.native());
+  }
+  if (*shards == 0) return std::nullopt;
+  return PackedShards{shards->get<int64_t>(), (*state)["finished"] == true};
+}
+
 nlohmann::json read_pack_state(const std::filesystem::path& path) {
-  nlohmann::json state = parse_json_or_discard(text_of(path));
-  nlohmann::json checksum;
-  if (state.is_object() && state.contains(checksum_key)) {
-    checksum = state[checksum_key];
-    state.erase(checksum_key);
-  }
-  if (checksum != checksum_of(state)) {
-    throw Error(ExitCode::data, "{} is damaged; start anew without --resume", path.native());
-  }
-  return state;
+  const std::optional<nlohmann::json> state = whole_state(path);
+  if (!state) throw Error(ExitCode::data, "{} is damaged; start anew without --resume", path.native());
+  return *state;
 }
 
 uint32_t add_shard_checksum(const std::filesystem::path& shard, uint32_t before) {

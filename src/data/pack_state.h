@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <vector>
 
 namespace gptrain::inline data {
@@ -12,6 +13,15 @@ namespace gptrain::inline data {
 void write_pack_state(const std::filesystem::path& path, nlohmann::json state);
 // Throws Error(data), with the file's name, if it cannot be read or its checksum does not match.
 nlohmann::json read_pack_state(const std::filesystem::path& path);
+
+// Shards of a pack, by its state.
+struct PackedShards {
+  int64_t shards;  // number of complete shards
+  bool finished;   // no more are to come
+};
+// Returns nullopt if there is no PREFIX.pack.json, or if its pack writes no shards. Throws Error(data) if it is
+// damaged.
+std::optional<PackedShards> packed_shards(const std::filesystem::path& prefix);
 
 // Returns the checksum of all shards up to this one. Covers each .idx, and each .meta.json, which has the checksums of
 // the tokens. `before`: the checksum of the earlier shards; 0: this is the first.

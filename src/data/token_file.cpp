@@ -275,4 +275,9 @@ void TokenFile::read_as(Range range, int64_t vocab_size, int32_t* out) const {
           position, vocab_size);
 }
 
+std::string_view stored_type(const TokenFile& file) {
+  const bool is_unsigned = file.format() != TokenFormat::megatron && file.dtype() == DType::i32;
+  return is_unsigned ? "u32" : dtype_name(file.dtype());
+}
+
 }  // namespace gptrain::data

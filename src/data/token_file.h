@@ -119,4 +119,7 @@ class TokenFile {
   int64_t num_boundaries_ = 0;
 };
 
+// Returns the type of a file's tokens by the name that its format has for it: i32 in an index, u32 in other files.
+std::string_view stored_type(const TokenFile& file);
+
 }  // namespace gptrain::data

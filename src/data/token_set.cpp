@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
+#include <fnmatch.h>
 #include <glob.h>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <system_error>
@@ -12,8 +14,11 @@
 #include "base/directory.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/output.h"
 #include "base/text_file.h"
+#include "base/units.h"
 #include "config/source_list.h"
+#include "data/pack_state.h"
 #include "data/sample_order.h"
 #include "data/token_paths.h"
 
@@ -60,6 +65,8 @@ std::vector<fs::path> names_that_match(const std::string& pattern) {
   return names;
 }
 
+fs::path shard_path(const fs::path& prefix, int64_t number) { return fmt::format("{}-{:05}", prefix.native(), number); }
+
 // Returns the shards PREFIX-00000, PREFIX-00001, ...
 std::vector<fs::path> shards_of(const fs::path& prefix) {
   const fs::path folder = prefix.has_parent_path() ? prefix.parent_path() : ".";
@@ -79,9 +86,58 @@ std::vector<fs::path> shards_of(const fs::path& prefix) {
     if (number != expected)
       throw Error(ExitCode::data, "{}-{:05}.idx is missing, and there is {}-{:05}", prefix.native(), expected,
                   prefix.native(), number);
-    shards.emplace_back(fmt::format("{}-{:05}", prefix.native(), number));
+    shards.push_back(shard_path(prefix, number));
   }
   return shards;
+}
+
+// Returns PREFIX of a shard PREFIX-00000; nullopt for other names.
+std::optional<fs::path> prefix_of_shard(const fs::path& file) {
+  const std::string& name = file.native();
+  const size_t dash = name.rfind('-');
+  if (dash == std::string::npos || name.size() - dash - 1 < shard_digits) return std::nullopt;
+  if (name.find_first_not_of("0123456789", dash + 1) != std::string::npos) return std::nullopt;
+  return name.substr(0, dash);
+}
+
+// Warns once per pack, because a run looks for its files several times.
+void warn_of_unfinished(const fs::path& prefix) {
+  static std::mutex mutex;
+  static std::set<fs::path> warned;
+  const std::scoped_lock lock(mutex);
+  if (!warned.insert(prefix).second) return;
+  print_err("warning: {}: its pack has not finished, more shards may come; `gptrain data pack --resume` goes on\n",
+            prefix.native());
+}
+
+// Refuses to go without a shard that the state of the pack counts, if `is_meant(shard)`.
+template <typename IsMeant>
+std::vector<fs::path> with_all_shards(std::vector<fs::path> files, const IsMeant& is_meant) {
+  const std::set<fs::path> found(files.begin(), files.end());
+  std::set<fs::path> prefixes;
+  for (const fs::path& file : files) {
+    const std::optional<fs::path> prefix = prefix_of_shard(file);
+    if (!prefix || !prefixes.insert(*prefix).second) continue;
+    const std::optional<PackedShards> packed = packed_shards(*prefix);
+    for (int64_t number = 0; packed && number < packed->shards; ++number) {
+      const fs::path shard = shard_path(*prefix, number);
+      if (found.contains(shard) || !is_meant(shard)) continue;
+      throw Error(ExitCode::data, "{}.idx is missing: {}.pack.json counts {}", shard.native(), prefix->native(),
+                  format_counted(packed->shards, "shard"));
+    }
+    if (packed && !packed->finished) warn_of_unfinished(*prefix);
+  }
+  return files;
+}
+
+bool is_pattern(const std::string& path) { return path.find_first_of("*?[") != std::string::npos; }
+
+std::vector<fs::path> files_of_pattern(const std::string& pattern) {
+  return with_all_shards(token_files_among(names_that_match(pattern)), [&](const fs::path& shard) {
+    for (const char* suffix : {".idx", ".bin"})
+      if (::fnmatch(pattern.c_str(), token_file_path(shard, suffix).c_str(), FNM_PATHNAME) == 0) return true;
+    return false;
+  });
 }
 
 // Refuses weights and paths in turn, which other trainers take as one argument, as the path or in the file there.
@@ -101,8 +157,9 @@ void refuse_list(const std::string& path, bool is_file) {
 std::vector<TokenFile> open_all(const DataSource& source, int64_t sequence_length, bool checksums) {
   if (source.tokens > 0) return {};
   const std::string& path = source.path;
-  const std::vector<fs::path> names = token_files_of(path);
+  std::vector<fs::path> names = token_files_of(path);
   if (!source.dtype && (names.empty() || is_flat_token_file(path))) refuse_list(path, !names.empty());
+  if (names.empty()) names = require_token_files(path);
   std::vector<TokenFile> files;
   for (const fs::path& name : names) {
     const TokenFile& file = files.emplace_back(name, checksums, source.dtype);
@@ -119,8 +176,6 @@ std::vector<TokenFile> open_all(const DataSource& source, int64_t sequence_lengt
                   name.native());
     }
   }
-  // Opens a path without token files, which throws with the missing file.
-  if (files.empty()) files.emplace_back(path, checksums, source.dtype);
   return files;
 }
 
@@ -129,10 +184,25 @@ std::vector<TokenFile> open_all(const DataSource& source, int64_t sequence_lengt
 std::vector<fs::path> token_files_of(const std::string& path) {
   std::error_code ignored;
   if (is_token_file(path)) return {path};
-  if (fs::is_directory(path, ignored)) return token_files_among(names_in(path));
-  if (path.find_first_of("*?[") != std::string::npos) return token_files_among(names_that_match(path));
-  const fs::path first = fmt::format("{}-{:05}.idx", path, 0);
-  return fs::exists(first, ignored) ? shards_of(path) : std::vector<fs::path>();
+  const auto any = [](const fs::path&) { return true; };
+  if (fs::is_directory(path, ignored)) return with_all_shards(token_files_among(names_in(path)), any);
+  if (is_pattern(path)) return files_of_pattern(path);
+  const fs::path first = shard_path(path, 0);
+  if (fs::exists(token_file_path(first, ".idx"), ignored)) return with_all_shards(shards_of(path), any);
+  if (packed_shards(path)) {
+    throw Error(ExitCode::data, "{}.idx is missing: {}.pack.json counts {}", first.native(), path,
+                format_counted(packed_shards(path)->shards, "shard"));
+  }
+  return {};
+}
+
+std::vector<fs::path> require_token_files(const std::string& path) {
+  std::vector<fs::path> files = token_files_of(path);
+  if (!files.empty()) return files;
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) throw Error(ExitCode::data, "{}: no token file is in this folder", path);
+  if (is_pattern(path)) throw Error(ExitCode::data, "{}: no token file matches", path);
+  return {path};
 }
 
 std::vector<fs::path> token_files_of(const std::vector<std::string>& paths) {
@@ -145,8 +215,7 @@ std::vector<fs::path> token_files_of(const std::vector<std::string>& paths) {
       if (parts.insert(*whole).second) files.push_back(*whole);
       continue;
     }
-    std::vector<fs::path> found = token_files_of(path);
-    if (found.empty()) found.emplace_back(path);
+    const std::vector<fs::path> found = require_token_files(path);
     files.insert(files.end(), found.begin(), found.end());
   }
   return files;

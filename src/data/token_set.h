@@ -14,12 +14,17 @@ namespace gptrain::inline data {
 
 // Returns the token files of a path, in the order of their names. A token file: itself. PREFIX: the shards
 // PREFIX-00000, PREFIX-00001, ... of `data pack --shards-of`. A folder or pattern (* ? [...]): the token files in it.
-// Empty if there are none. Throws Error(data), with the name, if a shard between others is missing.
+// Empty if there are none. Throws Error(data), with the name, if a shard between others is missing, or one that
+// PREFIX.pack.json counts. Warns once if that pack was not finished.
 std::vector<std::filesystem::path> token_files_of(const std::string& path);
+
+// Returns the same for a path that must lead to token files. Throws Error(data) for a folder or a pattern without any;
+// returns the path itself where opening it tells more.
+std::vector<std::filesystem::path> require_token_files(const std::string& path);
 
 // Returns the token files of several paths in order. Accepts all names to which a shell expands a pattern: PREFIX.bin
 // and PREFIX.idx count once, PREFIX.meta.json and PREFIX.pack.json are skipped. Keeps a path that leads to no token
-// file.
+// file. Throws as require_token_files does.
 std::vector<std::filesystem::path> token_files_of(const std::vector<std::string>& paths);
 
 // The files of a source as one sequence of samples. A sample never spans two files; the rest at a file's end is unused.

@@ -98,14 +98,6 @@ class TokenOutput {
   BlockChecksums checksums_;
 };
 
-const std::filesystem::path& with_folder(const std::filesystem::path& prefix) {
-  std::error_code error;
-  if (prefix.has_parent_path()) std::filesystem::create_directories(prefix.parent_path(), error);
-  if (error)
-    throw Error(ExitCode::data, "cannot create the folder {}: {}", prefix.parent_path().native(), error.message());
-  return prefix;
-}
-
 // Returns true if the file existed.
 bool remove_file(const std::filesystem::path& path) {
   if (::unlink(path.c_str()) == 0) return true;
@@ -128,9 +120,25 @@ void sync_folder_of(const std::filesystem::path& path) {
 
 }  // namespace
 
+void prepare_token_prefix(const std::filesystem::path& prefix) {
+  if (prefix.filename().empty()) {
+    throw Error(ExitCode::data, "cannot write {}: it is a folder; name a PREFIX in it, such as {}corpus",
+                prefix.native(), prefix.native());
+  }
+  std::error_code error;
+  if (prefix.has_parent_path()) std::filesystem::create_directories(prefix.parent_path(), error);
+  if (error)
+    throw Error(ExitCode::data, "cannot create the folder {}: {}", prefix.parent_path().native(), error.message());
+  for (const std::string_view suffix : {".bin", ".idx", ".meta.json"}) {
+    const std::filesystem::path file = token_file_path(prefix, suffix);
+    if (std::filesystem::is_directory(file, error))
+      throw Error(ExitCode::data, "cannot write {}: it is a folder; choose another PREFIX", file.native());
+  }
+}
+
 struct TokenWriter::Impl {
   Impl(const std::filesystem::path& prefix, DType dtype_, int32_t max_sequence_tokens_)
-      : tokens(token_file_path(with_folder(prefix), ".bin")),
+      : tokens(token_file_path(prefix, ".bin")),
         meta(token_file_path(prefix, ".meta.json")),
         index(token_file_path(prefix, ".idx")),
         dtype(dtype_),
@@ -214,7 +222,7 @@ struct TokenWriter::Impl {
 };
 
 TokenWriter::TokenWriter(const std::filesystem::path& prefix, DType dtype, int32_t max_sequence_tokens)
-    : impl_(std::make_unique<Impl>(prefix, dtype, max_sequence_tokens)) {}
+    : impl_((prepare_token_prefix(prefix), std::make_unique<Impl>(prefix, dtype, max_sequence_tokens))) {}
 
 TokenWriter::~TokenWriter() = default;
 

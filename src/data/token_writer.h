@@ -12,6 +12,10 @@
 
 namespace gptrain::inline data {
 
+// Creates the folder of PREFIX if it is missing. Throws Error(data) if PREFIX names a folder, or if a folder has the
+// name of one of the three files. Call it before the work whose result the files are to hold.
+void prepare_token_prefix(const std::filesystem::path& prefix);
+
 // Streams tokens to a temporary file beside PREFIX.bin; keeps 4 bytes per sequence and 8 per document in memory.
 // finish() makes PREFIX appear whole: an existing PREFIX.idx is removed first, then the new .bin, its checksums
 // (.meta.json) and, last, the new .idx are renamed, so that an .idx always belongs to its .bin. Creates the folder if

@@ -11,7 +11,7 @@ import tarfile
 import unittest
 import zipfile
 
-from cli_case import DATA, EXECUTABLE, FINISHED, USAGE, CliCase
+from cli_case import DATA, EXECUTABLE, FINISHED, USAGE, CliCase, is_sanitized
 from data_commands_cases import tokens_of
 
 DOCUMENTS = [f"document {i}: naïve \"café\"\t日本" for i in range(6)]
@@ -94,13 +94,15 @@ class Recognition(FormatCase):
                 ("a.tar", tape.getvalue(), "a tar archive"), ("a.tar.gz", gzip.compress(tape.getvalue()), "a tar archive"),
                 ("a.parquet", pointer, "a Git LFS pointer"), ("c.jsonl", pointer, "a Git LFS pointer"),
                 ("d", pointer, "a Git LFS pointer"), ("e.parquet", b"<html>", "no Parquet file, although its name says so"),
-                ("empty.parquet", b"", "no Parquet file"), ("a.feather", b"ARROW1\0\0" + bytes(50), "an Arrow file"),
+                ("empty.parquet", b"", "no Parquet file"),
+                ("q.parquet", b"PARE" + bytes(50) + b"PARE", "an encrypted Parquet file"), ("a.feather", b"ARROW1\0\0" + bytes(50), "an Arrow file"),
                 ("f.arrow", b"\xff\xff\xff\xff" + bytes(50), "an Arrow stream"), ("a.orc", b"ORC\n\1", "an ORC file"),
                 ("a.txt", text.encode("utf-16"), "text in UTF-16"), ("b.txt", text.encode("utf-16-be"), "text in UTF-16"),
                 ("c.txt", text.encode("utf-32"), "text in UTF-32"), ("b.jsonl", JSONL.decode().encode("utf-16"), "UTF-16"),
                 ("a.lz4", b"\x04\x22\x4d\x18" + bytes(20), "lz4 data"), ("g.txt", b"a\0b", "a zero byte"),
                 ("h", b"caf\xe9", "not UTF-8: byte 0xe9"), ("i.gz", gzip.compress(gzip.compress(JSONL)), "compressed twice"),
                 ("j.jsonl.gz", JSONL, "is named as gzip data"), ("k.bz2", b"", "nothing to pack"),
+                ("p.parquet", gzip.compress(JSONL), "p.parquet is gzip data, although its name says Parquet"),
                 ("l.jsonl", json.dumps(json.loads(LINES[0]), indent=1), "values go over several lines"),
                 ("m.json", "\n".join(json.dumps(json.loads(line), indent=1) for line in LINES), "over several lines"),
                 ("n.json", b"[" + b",".join(LINES)[:-30], "closing quote"), ("o.pdf", b"%PDF-1.4", "a PDF file")]:
@@ -114,17 +116,31 @@ class Recognition(FormatCase):
         self.refuse_all("-", "neither JSONL, JSON, CSV nor Parquet", "--field", "text", stdin=b"Once\nupon")
         self.assertIn("read: prose as one text", self.pack("prose"))
         self.assertIn("read: prose.txt as one text", self.pack("prose.txt", more=["--field", "body"]))
-        self.refuse_all(self.write("brace.txt", "{not JSON}\n"), "brace.txt, line 1: not valid JSON")
-        self.assertIn("as one text", self.pack("brace.txt", more=["--format", "text"]))
         self.write("bytes", bytes(range(256)))
         self.refuse_all("bytes", "a zero byte")
         self.pack("bytes", more=["--format", "text"])
         self.assertEqual(tokens_of(self.path("packed")), list(range(257)))
 
+    def test_the_name_of_a_text_decides(self):
+        """Prose that begins like JSON is a text; records in such a file are refused until --format names their format."""
+        for name, prose in [("brace.txt", "{not JSON}\n"), ("a.md", "{% raw %}\n{}\n# A\n"), ("b.tex", "{\\bf x}\n{\\it y}\n"),
+                            ("c.rst", "[1] A note.\n"), ("d.txt", 'Text, or:\n{"text": "x"}\nand so on.\n'), ("e.txt", "id, text\n")]:
+            self.assertIn(f"read: {name} as one text", self.pack(self.write(name, prose), more=["--on-bad-line", "skip"]))
+            self.assertEqual(self.documents(), [prose])
+        for name, records, kind in [("f.txt", JSONL, "jsonl"), ("g.md", b"{\n" + JSONL, "jsonl"), ("h.text.gz", gzip.compress(JSONL), "jsonl"),
+                                    ("i.txt", b"[" + b",\n".join(LINES) + b"]", "json"), ("j.txt", b"id\ttext\n1\tx\n", None)]:
+            self.refuse_all(self.write(name, records), f"{name} is a text by its name and ")
+            self.pack(name, more=["--format", "text"])
+            self.assertEqual(len(self.documents()), 1)
+            if kind is not None:
+                self.pack(name, more=["--format", kind, "--on-bad-line", "skip"])
+                self.assertEqual(self.documents(), DOCUMENTS)
+
     def test_tables(self):
         expected = ["one, two", "three"]
         self.write("a.tsv", "id\ttext\n1\tone, two\n2\tthree\n")
         self.write("b", "id\ttext\n1\tone, two\n2\tthree\n")
+        self.refuse_all(self.write("twice.csv", "text,id,text\na,1,b\n"), 'line 1: the header has two columns "text"')
         self.write("c.csv", "\ufeffid,text\n1,\"one, two\"\n2,three\n")
         for name, format_name in [("a.tsv", "TSV"), ("b", "TSV"), ("c.csv", "CSV")]:
             self.assertIn(f"read: {name} as {format_name}", self.pack(name))
@@ -138,6 +154,9 @@ class Recognition(FormatCase):
         self.assertEqual(self.documents(), ["of JSON", "of CSV", "of a list"])
         for line in ("read: a.jsonl as JSONL", "read: b.csv as CSV", "read: c.json as JSON"):
             self.assertIn(line, error)
+        for words in (["*.tsv=body"], ["*.csv=body", "b*=body"]):
+            self.refuse(USAGE, f"--field {words[-1]} applies to no input", "data", "pack", "a.jsonl", "b.csv", "--out", "x",
+                        "--tokenizer", "bytes", *[argument for word in words for argument in ("--field", word)])
         self.write("d.jsonl", '{"other": "x"}\n')
         self.pack("d.jsonl", "b.csv", more=["--field", "*.csv=body", "--field", "other"])
         self.assertEqual(self.documents(), ["x", "of CSV"])
@@ -152,6 +171,18 @@ class Recognition(FormatCase):
         error = self.pack("a.jsonl", more=["--on-bad-line", "skip"])
         self.assertIn("left out: 2 empty documents", error)
         self.assertIn("left out: 1 document that could not be read", error)
+
+    def test_inputs_without_a_document_are_counted(self):
+        for name, content in [("a.jsonl", b""), ("b.jsonl", b"\n \n"), ("c.csv", b"id,text\n"), ("d.json", b"[]"),
+                              ("e.jsonl.gz", gzip.compress(b"")), ("f.jsonl", JSONL), ("g.jsonl", b'{"text": ""}\n'), ("h.jsonl", b"")]:
+            self.write(name, content)
+        error = self.pack("a.jsonl", "b.jsonl", "c.csv", "d.json", "e.jsonl.gz", "f.jsonl", "g.jsonl", "h.jsonl")
+        self.assertIn("left out: 6 inputs without a document", error)
+        for name in ("a.jsonl", "b.jsonl", "c.csv", "d.json", "e.jsonl.gz", "h.jsonl"):
+            self.assertIn(f"left out: {name}: no document is in it", error)
+        result = self.run_gptrain("data", "train-tokenizer", "f.jsonl", "h.jsonl", "--vocab-size", "257", "--out", "t.json")
+        self.assertIn("left out: 1 input without a text", result.err)
+        self.assertIn("0 merges", result.out)
 
 
 class SpecialTokens(FormatCase):
@@ -311,9 +342,17 @@ class Compression(FormatCase):
         content = skipped + self.raw_zstd(JSONL[:half]) + skipped + self.raw_zstd(JSONL[half:], window=0x20) + skipped
         self.pack(self.write("a.jsonl.zst", content))
         self.assertEqual(self.documents(), DOCUMENTS)
-        # A window of 256 MiB, which a file of zstd --long=28 asks for.
-        self.pack(self.write("b.jsonl.zst", self.raw_zstd(JSONL, window=18 << 3)))
+        # A window of 256 MiB, which a file of zstd --long=28 asks for, is told; also where it cannot be had.
+        error = self.pack(self.write("b.jsonl.zst", self.raw_zstd(JSONL, window=18 << 3)))
         self.assertEqual(self.documents(), DOCUMENTS)
+        self.assertEqual(error.count("note: b.jsonl.zst: its zstd window takes 256 MiB of memory\n"), 1)
+        if not is_sanitized():
+            self.write("b.jsonl.zst", self.raw_zstd(JSONL, window=20 << 3))
+            limited = subprocess.run(["bash", "-c", 'ulimit -v 1000000 && exec "$@"', "limited", EXECUTABLE, "data", "pack", "b.jsonl.zst",
+                                      "--out", "x", "--tokenizer", "bytes", "--threads", "1"], cwd=self.folder, capture_output=True,
+                                     timeout=100, check=False)
+            self.assertEqual(limited.returncode, DATA)
+            self.assertIn(b"b.jsonl.zst: this process cannot get the memory of its window, 1.0 GiB", limited.stderr)
         # One of 3.75 TiB is no machine's.
         self.refuse_all(self.write("c.jsonl.zst", self.raw_zstd(JSONL, window=0xff)), "its window takes 3.8 TiB of memory")
 

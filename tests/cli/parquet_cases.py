@@ -79,7 +79,7 @@ class Parquet(CliCase):
                 ("rows.parquet", "body", ['has no column "body"', "id, text, tags"]),
                 ("rows.parquet", "id", 'column "id" is of type INT64, must be one of strings'),
                 ("rows.parquet", "tags.list.element", "is a list of BYTE_ARRAY"),
-                ("cut.parquet", "text", "cut.parquet: the Parquet data cannot be read"),
+                ("cut.parquet", "text", "cut.parquet: the Parquet data cannot be read: their end is missing"),
                 ("wrong.parquet", "text", "wrong.parquet: the Parquet data cannot be read")]:
             with self.subTest(name=name, field=field):
                 self.refuse(DATA, messages, "data", "pack", name, "--field", field, "--out", "bad", "--tokenizer",

@@ -113,7 +113,7 @@ class SentencePiece(CliCase):
         self.needs_library()
         content = self.path("s.model").read_bytes()
         shutil.copy(SOURCE_ROOT / "tests/cli/empty_piece.model", self.path("e.model"))
-        self.refuse(USAGE, "e.model: no model that SentencePiece can read: ", "data", "tokenize", "--tokenizer", "e.model", "x")
+        self.refuse(USAGE, "e.model: no model that SentencePiece can read: it is damaged, or of another kind\n", "data", "tokenize", "--tokenizer", "e.model", "x")
         # A piece that says it is a byte, and is too short for one.
         self.path("b.model").write_bytes(content + self.field(1, b"\x0a\x01q\x15\0\0\0\0\x18\6"))
         self.assertIn(self.run_gptrain("data", "tokenize", "--tokenizer", "b.model", "x").code, (FINISHED, USAGE))
@@ -122,8 +122,12 @@ class SentencePiece(CliCase):
         self.needs_library()
         content = self.path("s.model").read_bytes()
         self.path("cut.model").write_bytes(content[:-100])
-        self.refuse(USAGE, "cut.model: no model that SentencePiece can read", "data", "tokenize", "--tokenizer",
-                    "cut.model", "x")
+        # Neither a cut file nor one whose token for unknown text has gone shows the library's own text.
+        self.path("unk.model").write_bytes(content.replace(b"\x0a\x05<unk>\x15\0\0\0\0\x18\2", b"\x0a\x05<unk>\x15\0\0\0\0\x18\1", 1))
+        for name in ("cut.model", "unk.model"):
+            result = self.run_gptrain("data", "tokenize", "--tokenizer", name, "x")
+            self.assertEqual((result.code, result.err), (USAGE, f"gptrain: {name}: no model that SentencePiece can read: it is damaged, or "
+                                                         "of another kind\n"))
         self.refuse(DATA, f"{self.known['size']} is no token of s.model", "data", "tokenize", "--tokenizer", "s.model",
                     "--decode", str(self.known["size"]))
         self.path("t.json").write_text('{"sentencepiece": "!"}', encoding="utf-8")

@@ -268,7 +268,7 @@ class OtherFormats(TextCase):
         self.assertEqual(self.path("wide2.npy").read_bytes(), self.path("wide.npy").read_bytes())
 
     def test_every_direction_says_what_becomes_of_the_tokenizer(self):
-        name_it = ": name it in data.tokenizer, or with --tokenizer\n"
+        name_it = ": name it in data.tokenizer of a run's config\n"
         lost, unknown = "note: the tokenizer does not go along" + name_it, "note: the tokenizer of these tokens is not known" + name_it
         self.assertIn(lost, self.convert("corpus", "a.npy"))
         for arguments in (["a.npy", "b.bin", "--to", "llm.c"], ["a.npy", "flat"], ["flat", "c.npy"]):

@@ -64,7 +64,7 @@ class TokenSets(CliCase):
         self.refuse(DATA, "s-00001.idx is missing, and there is s-00002", "train", "run.json", "--resume",
                     *overrides("run.steps=3"))
         self.path("s-00000.idx").unlink()
-        self.refuse(DATA, "s.idx does not exist", "train", "run.json", "--resume", *overrides("run.steps=3"))
+        self.refuse(DATA, "s-00000.idx is missing: s.pack.json counts", "train", "run.json", "--resume", *overrides("run.steps=3"))
         self.refuse(DATA, ["a.jsonl", "`gptrain data pack` makes token files of texts"], "train", "run.json",
                     *overrides('data.train=[{"path": "a.jsonl"}]', "run.out=new"))
 
@@ -141,15 +141,30 @@ class OutputsFirst(CliCase):
     def test_what_cannot_be_written_is_found_first(self):
         """Before anything is read: the inputs are not there either."""
         self.path("file").touch()
+        for name in ("folder", "taken.bin", "state.pack.json"):
+            self.path(name).mkdir()
+        write_tokens(self.path("tokens"), [1, 2])
+        self.succeed("data", "convert", "tokens", "flat.npy")
+        before = sorted(self.folder.rglob("*"))
         config = self.write_config(tiny_config())
         for code, arguments in [
                 (DATA, ["data", "train-tokenizer", "absent", "--vocab-size", "300", "--out", "nowhere/t.json"]),
                 (DATA, ["data", "train-tokenizer", "absent", "--vocab-size", "300", "--out", "file/t.json"]),
+                (DATA, ["data", "train-tokenizer", "absent", "--vocab-size", "300", "--out", "folder"]),
+                (DATA, ["data", "pack", "absent", "--tokenizer", "bytes", "--out", "folder/"]),
+                (DATA, ["data", "pack", "absent", "--tokenizer", "bytes", "--best-fit", "4", "--out", "taken"]),
+                (DATA, ["data", "pack", "absent", "--tokenizer", "bytes", "--resume", "--out", "state"]),
+                (DATA, ["data", "convert", "tokens", "--to", "npy", "folder"]),
+                (DATA, ["data", "convert", "flat.npy", "folder/"]),
+                (DATA, ["data", "join", "tokens", "--out", "taken"]),
+                (USAGE, ["train", config, "--dry-run", "--target", "absent", "--html", "folder"]),
+                (USAGE, ["train", config, "--dry-run", "--target", "absent", "--trace", "folder"]),
                 (USAGE, ["plan", config, "--gpus", "8", "--target", "absent", "--out", "nowhere/best.json"]),
                 (USAGE, ["plan", config, "--gpus", "8", "--target", "absent", "--html", "nowhere/page.html"])]:
             with self.subTest(arguments=arguments):
                 self.refuse(code, arguments[-1], *arguments)
-        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["file", "run.json"])
+                self.assertNotIn(".tmp", self.run_gptrain(*arguments).err)
+        self.assertEqual(sorted(path for path in self.folder.rglob("*") if path.name != "run.json"), before)
 
 
 if __name__ == "__main__":

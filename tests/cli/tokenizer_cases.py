@@ -137,6 +137,24 @@ class Folders(TokenizerCase):
             self.refuse(USAGE, "m/added_tokens.json: <|endoftext|> has the id 7, and 0 in the vocabulary", "data", "tokenize",
                         "--tokenizer", "m", "x")
 
+    def test_files_that_are_cut(self):
+        """Each file of JSON in a folder, cut: the fault in plain words, and its place."""
+        for name, content, message in [
+                ("special_tokens_map.json", '{"pad_token":\n "<pad', 'line 2, column 2: the string that begins here has no closing quote'),
+                ("tokenizer_config.json", '{"a": {\n "b": [1', "line 2, column 9: the text ends before ] closes what was opened"),
+                ("added_tokens.json", '{"a": 1', "line 1, column 8: the text ends before } closes what was opened"),
+                ("tokenizer.json", '{"model": NaN}', "line 1, column 11: NaN is no value here"),
+                ("vocab.json", '{"a": 0,', "line 1, column 9: a member begins with its name in double quotes")]:
+            if name == "vocab.json":
+                self.path("m/tokenizer.json").unlink()
+                self.path("m/merges.txt").write_text("a b\n", encoding="utf-8")
+            self.path("m/" + name).write_text(content, encoding="utf-8")
+            result = self.run_gptrain("data", "tokenize", "--tokenizer", "m", "x")
+            self.assertEqual(result.code, USAGE)
+            self.assertIn(f"m/{name}: not valid JSON: {message}; the text there: ", result.err)
+            self.assertNotIn("json.exception", result.err)
+            self.path("m/" + name).write_text("{}", encoding="utf-8")
+
     @not_of_some_cases
     def test_a_folder_of_kimi(self):
         """Ranks as many as Kimi K2's have its pattern, and the special tokens that the folder's config names."""
@@ -317,7 +335,7 @@ class Packing(TokenizerCase):
         self.assertGreater(killed, 5)
         self.assertIn("already finished", self.succeed(*command, "--out", "k", "--resume"))
         others = ["300000" if argument == "200000" else argument for argument in command]
-        self.refuse(USAGE, "--resume: k was begun with another shard_tokens", *others, "--out", "k", "--resume")
+        self.refuse(USAGE, "--resume: k was begun with another --shards-of; give the same inputs", *others, "--out", "k", "--resume")
         self.refuse(USAGE, "the standard input cannot be read a second time", "data", "pack", "-", "--out", "k",
                     "--tokenizer", "bytes", "--resume")
 
@@ -346,6 +364,13 @@ class Packing(TokenizerCase):
                     self.refuse(DATA, "k", *command, "--resume")
                 self.path(name).write_bytes(content)
         self.succeed(*command, "--resume")
+        # So is a pack whose place is lost; one that left no second shard begins anew, and says so.
+        state = self.path("k.pack.json").read_bytes()
+        self.path("k.pack.json").unlink()
+        self.refuse(DATA, ["k-00001.idx is there, and k.pack.json", "is not"], *command, "--resume")
+        note = "note: --resume: there is no n.pack.json; packing starts at the beginning"
+        self.assertIn(note, self.run_gptrain(*command[:-1], "n", "--resume").err)
+        self.path("k.pack.json").write_bytes(state)
         # A finished pack is refused as well.
         self.path("k-00001.bin").unlink()
         self.refuse(DATA, "k-00001.bin", *command, "--resume")

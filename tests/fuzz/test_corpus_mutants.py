@@ -153,6 +153,7 @@ class CorpusMutants(unittest.TestCase):
             code, text, kib = self.run_gptrain("data", "tokenize", "--tokenizer", name, "the License's\n\n1234 naïve 日本語")
             self.assertIn(code, DOCUMENTED, text)
             self.assertNotIn("internal error", text)
+            self.assertNotRegex(text, r"json\.exception|Internal: |\.cc\b|\.h:\d", "the text of a library")
             self.assertLess(kib, MOST_KIB, text)
 
     def test_tokenizer_json(self):

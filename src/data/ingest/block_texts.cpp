@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "data/ingest/input_format.h"
 #include "data/ingest/json_record.h"
 #include "data/ingest/row_texts.h"
@@ -86,7 +87,10 @@ void BlockTexts::read_csv(const TextBlock& block, const OnText& on_text, const O
     if (fields.size() == block.csv_columns) {
       check(block, fields[block.csv_column], line, on_text, on_fault);
     } else if (!is_blank) {
-      on_fault(line, fmt::format("{} fields where the header has {}", fields.size(), block.csv_columns), true);
+      on_fault(
+          line,
+          fmt::format("{} where the header has {}", format_counted(std::ssize(fields), "field"), block.csv_columns),
+          true);
     }
     line += std::count(rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(length), '\n');
     rest.remove_prefix(length);

@@ -93,7 +93,8 @@ void BlockReader::recognize(const std::filesystem::path& path) {
                                                 .is_whole = at_end_,
                                                 .field = form_.field,
                                                 .field_is_given = options_.fields.is_given(path),
-                                                .asked = options_.kind});
+                                                .asked = options_.kind,
+                                                .compression = form_.compression});
   form_.kind = format.kind;
   form_.csv_delimiter = format.csv_delimiter;
   form_.csv_column = format.csv_column;

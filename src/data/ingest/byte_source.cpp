@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/output.h"
+#include "base/units.h"
 
 namespace gptrain::inline data {
 namespace {
@@ -98,6 +100,14 @@ bool ByteSource::skip_zeros() {
   }
 }
 
+// Tells once per file that its header asks for much memory.
+void ByteSource::tell_memory() {
+  if (told_memory_ || decoder_->unusual_memory_bytes() == 0) return;
+  told_memory_ = true;
+  print_err("note: {}: its {} window takes {} of memory\n", path_.native(), compression_,
+            format_bytes(static_cast<double>(decoder_->unusual_memory_bytes())));
+}
+
 size_t ByteSource::read(char* out, size_t room) {
   size_t produced = 0;
   while (produced < room) {
@@ -115,6 +125,7 @@ size_t ByteSource::read(char* out, size_t room) {
     stream_ended_ = false;
     try {
       const Decoder::Step step = decoder_->decode(available(), out + produced, room - produced);
+      tell_memory();
       begin_ += step.consumed;
       produced += step.produced;
       in_stream_ = !step.ended;
@@ -123,6 +134,8 @@ size_t ByteSource::read(char* out, size_t room) {
       if (step.consumed == 0 && step.produced == 0 && !step.ended && !fill()) {
         throw DecodeFault("they end too early: truncated?");
       }
+    } catch (const DecodeMemoryFault& fault) {
+      throw Error(ExitCode::data, "{}: {}", path_.native(), fault.what());
     } catch (const DecodeFault& fault) {
       throw Error(ExitCode::data, "{}: the compressed data cannot be read: {}", path_.native(), fault.what());
     }

@@ -32,6 +32,7 @@ class ByteSource {
   size_t read_file(char* out, size_t room);
   bool fill();
   bool skip_zeros();
+  void tell_memory();
   std::string_view available() const { return {buffer_.data() + begin_, end_ - begin_}; }
 
   std::filesystem::path path_;
@@ -44,6 +45,7 @@ class ByteSource {
   bool stream_ended_ = false;  // the last step ended a stream
   std::string_view compression_;
   std::unique_ptr<Decoder> decoder_;
+  bool told_memory_ = false;
   int64_t file_bytes_read_ = 0;
 };
 

@@ -4,6 +4,7 @@
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -30,7 +31,11 @@ class Counter {
 
   void count(const TextBlock& block, const std::filesystem::path& path) {
     texts_.read(
-        block, [&](std::string_view text, int64_t) { count_text(text); },
+        block,
+        [&](std::string_view text, int64_t) {
+          inputs_with_texts.insert(block.input);
+          count_text(text);
+        },
         [&](int64_t line, const std::string& reason, bool) {
           throw Error(ExitCode::data, "{}, {} {}: {}", path.native(), block.kind == InputKind::rows ? "row" : "line",
                       line, reason);
@@ -38,6 +43,7 @@ class Counter {
   }
 
   PieceCounts counts;
+  std::set<size_t> inputs_with_texts;
 
  private:
   void count_text(std::string_view text) {
@@ -71,16 +77,16 @@ class Counter {
 
 }  // namespace
 
-CountedPieces count_pieces(const CountOptions& options, const std::function<void(int64_t, int64_t)>& progress) {
+CountedPieces count_pieces(const CountOptions& options, const std::function<void(const CountProgress&)>& progress) {
   const std::vector<TextInput> inputs = expand_inputs(options.inputs);
-  int64_t total_bytes = 0;
-  for (const TextInput& input : inputs) total_bytes += input.size_bytes;
+  options.reading.fields.refuse_unused(inputs);
   // Well-known patterns can be cut between a word and the space before the next; other patterns perhaps not.
   const bool can_cut = std::holds_alternative<PatternKind>(options.stage);
   BlockReader reader(inputs, options.reading, [&](std::string_view text) { return can_cut ? last_safe_cut(text) : 0; });
   std::mutex mutex;
   InputFormats formats;
   int64_t num_bytes = 0;
+  size_t num_inputs = 0;  // read to their end, or begun
   std::exception_ptr error;
   const auto next = [&]() -> std::optional<TextBlock> {
     const std::scoped_lock lock(mutex);
@@ -89,7 +95,10 @@ CountedPieces count_pieces(const CountOptions& options, const std::function<void
     if (block) {
       formats.add(block->input, inputs[block->input].path, block->kind, block->csv_delimiter, block->compression);
       num_bytes += static_cast<int64_t>(block->text().size());
-      if (progress) progress(block->file_bytes_read, total_bytes);
+      num_inputs = block->input + 1;
+      if (progress) progress({block->file_bytes_read, total_bytes(inputs), num_bytes});
+    } else {
+      num_inputs = inputs.size();
     }
     return block;
   };
@@ -120,9 +129,11 @@ CountedPieces count_pieces(const CountOptions& options, const std::function<void
   PieceCounts counts = std::move(counters[0]->counts);
   for (size_t i = 1; i < counters.size(); ++i) {
     for (const auto& [piece, count] : counters[i]->counts) counts[piece] += count;
+    counters[0]->inputs_with_texts.merge(counters[i]->inputs_with_texts);
     counters[i].reset();
   }
-  return {std::move(counts), formats.lines()};
+  const auto with_texts = static_cast<int64_t>(counters[0]->inputs_with_texts.size());
+  return {std::move(counts), formats.lines(), static_cast<int64_t>(num_inputs) - with_texts};
 }
 
 }  // namespace gptrain::data

@@ -24,10 +24,17 @@ struct CountOptions {
 struct CountedPieces {
   PieceCounts counts;
   std::vector<std::string> formats;  // InputFormats::lines()
+  int64_t empty_inputs = 0;          // inputs without a text
 };
 
-// Counts how often each piece occurs. `progress(done_bytes, total_bytes)` is called from one thread at a time. Throws
-// Error(data), with file and line, for a document that cannot be read, and for invalid UTF-8 unless it is replaced.
-CountedPieces count_pieces(const CountOptions& options, const std::function<void(int64_t, int64_t)>& progress);
+struct CountProgress {
+  int64_t done_bytes;   // bytes read of the input files, compressed or not
+  int64_t total_bytes;  // 0: unknown
+  int64_t text_bytes;   // the same decompressed
+};
+
+// Counts how often each piece occurs. `progress` is called from one thread at a time. Throws Error(data), with file and
+// line, for a document that cannot be read, and for invalid UTF-8 unless it is replaced.
+CountedPieces count_pieces(const CountOptions& options, const std::function<void(const CountProgress&)>& progress);
 
 }  // namespace gptrain::data

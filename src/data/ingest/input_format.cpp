@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/json_scanner.h"
 #include "base/text_file.h"
 #include "base/units.h"
 #include "data/ingest/json_record.h"
@@ -52,6 +53,7 @@ constexpr Magic foreign[] = {
     {0, std::string_view("FEA1\0", 5), "a Feather file of version 1", to_parquet},
     {0, "\xFF\xFF\xFF\xFF", "an Arrow stream", to_parquet},
     {0, "Obj\x01", "an Avro file", to_parquet},
+    {0, "PARE", "an encrypted Parquet file", "decrypt it"},
     {0, "\x89HDF\r\n\x1A\n", "an HDF5 file", to_parquet},
     {0, std::string_view("SQLite format 3\0", 16), "an SQLite database", to_parquet},
     {0, "\x93NUMPY", "a numpy file", "token files are not packed again: name it in data.train"},
@@ -217,6 +219,10 @@ struct CsvHeader {
 
 InputFormat csv_format(const InputQuestion& question, char delimiter, const CsvHeader& header) {
   const auto column = std::find(header.names.begin(), header.names.end(), question.field);
+  if (std::count(header.names.begin(), header.names.end(), question.field) > 1) {
+    throw Error(ExitCode::data, "{}, line 1: the header has two columns \"{}\": name another with --field",
+                question.path.native(), question.field);
+  }
   if (column == header.names.end()) {
     throw Error(ExitCode::data, "{}, line 1: the header has no column \"{}\" (--field names it)",
                 question.path.native(), question.field);
@@ -243,8 +249,56 @@ InputFormat json_format(const InputQuestion& question, JsonShape shape) {
 
 char delimiter_of(std::string_view suffix) { return suffix == ".tsv" || suffix == ".tab" ? '\t' : ','; }
 
+bool is_text_suffix(std::string_view suffix) {
+  constexpr std::string_view texts[] = {".txt", ".text", ".md", ".rst", ".tex"};
+  return std::find(std::begin(texts), std::end(texts), suffix) != std::end(texts);
+}
+
+bool is_json(std::string_view text) {
+  try {
+    JsonScanner(text, JsonDialect::python).whole();
+    return true;
+  } catch (const JsonFault&) {
+    return false;
+  }
+}
+
+// Returns true if the text is JSON, or if half of its first lines are objects: most likely documents with a member.
+bool holds_json(std::string_view text, bool is_whole) {
+  constexpr size_t most_lines = 100;
+  text.remove_prefix(std::min(text.find_first_not_of(blanks), text.size()));
+  const bool is_open = text.starts_with("{\"") || text.starts_with("[{") || text.starts_with("[\"");
+  if (is_open && is_whole && is_json(text)) return true;
+  if (is_open && !is_whole && text.find('\n') == std::string_view::npos) return true;
+  size_t lines = 0;
+  size_t objects = 0;
+  for (; lines < most_lines && !text.empty(); ++lines) {
+    const size_t newline = text.find('\n');
+    const std::string_view line = text.substr(0, newline);
+    if (newline == std::string_view::npos && !is_whole) break;
+    text.remove_prefix(newline == std::string_view::npos ? text.size() : newline + 1);
+    text.remove_prefix(std::min(text.find_first_not_of(blanks), text.size()));
+    if (line.starts_with('{') && is_json(line)) ++objects;
+  }
+  return objects > 0 && 2 * objects >= lines;
+}
+
+// Returns the format of a file that is a text by its name. Refuses records, most likely meant as documents.
+InputFormat format_of_text_name(const InputQuestion& question) {
+  const std::string_view remedy = "give --format text, or the format that is meant";
+  if (holds_json(question.start, question.is_whole))
+    refuse(question.path, "a text by its name and JSON by its content", remedy);
+  for (const char delimiter : {',', '\t'}) {
+    const CsvHeader header = csv_header(question.start, delimiter);
+    if (header.names.size() > 1 && std::count(header.names.begin(), header.names.end(), question.field) == 1)
+      refuse(question.path, "a text by its name and a table by its first line", remedy);
+  }
+  return of_kind(InputKind::text);
+}
+
 // Returns the format by the name's suffix; nullopt if the suffix tells none.
 std::optional<InputFormat> format_of_name(const InputQuestion& question, const std::string& suffix) {
+  if (is_text_suffix(suffix)) return format_of_text_name(question);
   const JsonShape shape = json_shape(question.start, question.is_whole);
   if (suffix == ".jsonl" || suffix == ".ndjson") {
     if (shape != JsonShape::lines && is_pretty_printed(question.start) && shape != JsonShape::none) {
@@ -255,6 +309,10 @@ std::optional<InputFormat> format_of_name(const InputQuestion& question, const s
   if (suffix == ".json") return shape == JsonShape::none ? of_kind(InputKind::json) : json_format(question, shape);
   if (suffix == ".csv" || suffix == ".tsv" || suffix == ".tab") {
     return csv_format(question, delimiter_of(suffix), csv_header(question.start, delimiter_of(suffix)));
+  }
+  if (suffix == ".parquet" && !question.compression.empty()) {
+    refuse(question.path, fmt::format("{} data, although its name says Parquet", question.compression),
+           "give it the name of what is in it");
   }
   if (suffix == ".parquet")
     refuse(question.path, "no Parquet file, although its name says so", "look for a damaged download");
@@ -335,9 +393,7 @@ InputFormat find_input_format(const InputQuestion& question) {
   }
   if (auto format = format_of_name(question, suffix)) return *format;
   if (auto format = format_of_content(question)) return *format;
-  const std::string_view texts[] = {".txt", ".text", ".md", ".rst", ".tex"};
-  const bool is_text_by_name = std::find(std::begin(texts), std::end(texts), suffix) != std::end(texts);
-  if (question.field_is_given && !is_text_by_name) {
+  if (question.field_is_given) {
     throw Error(
         ExitCode::data,
         "{} has no field \"{}\": its content is neither JSONL, JSON, CSV nor Parquet (--format text takes it as "

@@ -28,6 +28,7 @@ struct InputQuestion {
   const std::string& field;
   bool field_is_given;               // the user named the field: inputs without fields are refused
   std::optional<InputKind> asked{};  // format named by the user; nullopt: detected
+  std::string_view compression{};    // compression of the file, whose decompressed content `start` is; empty: none
 };
 
 struct InputFormat {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fnmatch.h>
 #include <glob.h>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -12,6 +13,8 @@ namespace gptrain::inline data {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* any_input = "*";  // pattern of a NAME without one
 
 [[noreturn]] void refuse_input(const fs::path& input, const std::string& reason) {
   throw Error(ExitCode::data, "cannot read {}: {}", input.native(), reason);
@@ -79,7 +82,7 @@ TextFields::TextFields(std::vector<std::string> words) : words_(std::move(words)
                   word, word);
     }
   }
-  if (!name_of_all.empty()) rules_.push_back({"*", name_of_all});
+  if (!name_of_all.empty()) rules_.push_back({any_input, name_of_all});
 }
 
 const TextFields::Rule* TextFields::rule_of(const fs::path& input) const {
@@ -97,6 +100,27 @@ const std::string& TextFields::of(const fs::path& input) const {
 }
 
 bool TextFields::is_given(const fs::path& input) const { return rule_of(input) != nullptr; }
+
+void TextFields::refuse_unused(const std::vector<TextInput>& inputs) const {
+  std::set<const Rule*> used;
+  for (const TextInput& input : inputs) used.insert(rule_of(input.path));
+  for (const Rule& rule : rules_) {
+    if (rule.pattern == any_input || used.contains(&rule)) continue;
+    throw Error(ExitCode::usage,
+                "--field {}={} applies to no input: its pattern must match the path or the name of an input that no "
+                "earlier --field matches",
+                rule.pattern, rule.name);
+  }
+}
+
+int64_t total_bytes(const std::vector<TextInput>& inputs) {
+  int64_t total = 0;
+  for (const TextInput& input : inputs) {
+    if (input.path == "-") return 0;
+    total += input.size_bytes;
+  }
+  return total;
+}
 
 std::vector<TextInput> expand_inputs(const std::vector<std::string>& words) {
   std::vector<TextInput> files;

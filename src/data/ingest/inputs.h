@@ -35,6 +35,8 @@ class TextFields {
   // Returns true if a word applies to the input.
   bool is_given(const std::filesystem::path& input) const;
   const std::vector<std::string>& words() const { return words_; }
+  // Throws Error(usage) for a PATTERN=NAME that applies to none of the inputs.
+  void refuse_unused(const std::vector<TextInput>& inputs) const;
 
  private:
   struct Rule {
@@ -51,6 +53,9 @@ struct ReadOptions {
   TextFields fields;
   std::optional<InputKind> kind;  // format of all inputs; nullopt: detected by name and content
 };
+
+// Returns the size of all inputs together; 0 if one is the standard input.
+int64_t total_bytes(const std::vector<TextInput>& inputs);
 
 // Returns the files of command line words. A word is a file, "-", a folder (all files below whose names do not begin
 // with a dot, in the order of their paths) or, if no such file exists, a pattern with * ? [...] (its matches, in

@@ -3,24 +3,13 @@
 #pragma once
 
 #include <cstddef>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/json_scanner.h"
+
 namespace gptrain::inline data {
-
-// Reason why a text is not JSON, with the byte offset.
-struct JsonFault : std::runtime_error {
-  JsonFault(size_t at_, const std::string& reason) : std::runtime_error(reason), at(at_) {}
-  size_t at;
-};
-
-// Byte range of a value in the text.
-struct JsonSpan {
-  size_t begin;
-  size_t end;
-};
 
 // Checks a whole text, then finds values in it. REQUIRES: the text outlives this. Not thread-safe.
 class JsonRecord {
@@ -48,7 +37,8 @@ class JsonRecord {
 // within `text`.
 size_t end_of_json_value(std::string_view text);
 
-// Returns a message with the column and the text around the fault: "not valid JSON: column 12: ..., in: ...".
+// Returns a message with the column and the text around the fault: "not valid JSON: column 12: ...; the text there:
+// ...".
 std::string describe_json_fault(std::string_view text, const JsonFault& fault);
 
 }  // namespace gptrain::data

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <arrow/memory_pool.h>
+#include <fstream>
 #include <new>
 #include <parquet/column_reader.h>
 #include <parquet/file_reader.h>
@@ -58,7 +59,8 @@ auto reading(const std::filesystem::path& path, Work work) {
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& fault) {
-    throw Error(ExitCode::data, "{}: the Parquet data cannot be read: {}", path.native(), fault.what());
+    throw Error(ExitCode::data, "{}: the Parquet data cannot be read: damaged, or not for Arrow, which says: {}",
+                path.native(), fault.what());
   }
 }
 
@@ -67,6 +69,7 @@ auto reading(const std::filesystem::path& path, Work work) {
 struct ParquetTexts::Impl {
   Impl(std::filesystem::path path_, const std::string& name, int64_t first_row) : path(std::move(path_)) {
     reading(path, [&] {
+      require_end();
       parquet::ReaderProperties properties(&pool);
       properties.enable_buffered_stream();  // without it, a row group's column is read at once
       file = parquet::ParquetFileReader::OpenFile(path.native(), false, properties);
@@ -74,6 +77,17 @@ struct ParquetTexts::Impl {
       check_row_count();
       skip(first_row);
     });
+  }
+
+  // Arrow finds a file without its end as well, and names states of its reader.
+  void require_end() const {
+    constexpr std::string_view magic = "PAR1";
+    std::ifstream stream(path, std::ios::binary);
+    std::string end(magic.size(), '\0');
+    stream.seekg(-static_cast<std::streamoff>(magic.size()), std::ios::end);
+    if (stream.read(end.data(), static_cast<std::streamsize>(end.size())) && end != magic)
+      throw Error(ExitCode::data, "{}: the Parquet data cannot be read: their end is missing; fetch the file again",
+                  path.native());
   }
 
   int find_column(const std::string& name) const {
@@ -84,7 +98,11 @@ struct ParquetTexts::Impl {
       for (int i = 0; i < schema.num_columns(); ++i)
         names += (i > 0 ? ", " : "") + schema.Column(i)->path()->ToDotString();
       throw Error(ExitCode::data, "{} has no column \"{}\" (--field names it); its columns are {}", path.native(), name,
-                  names);
+                  names.empty() ? "none" : names);
+    }
+    for (int i = index + 1; i < schema.num_columns(); ++i) {
+      if (schema.Column(i)->path()->ToDotString() == name)
+        throw Error(ExitCode::data, "{} has two columns \"{}\": name another with --field", path.native(), name);
     }
     const parquet::ColumnDescriptor& found = *schema.Column(index);
     if (found.physical_type() != parquet::Type::BYTE_ARRAY || found.max_repetition_level() > 0) {

@@ -1,38 +1,47 @@
+#include <algorithm>
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
 #include <fmt/format.h>
 #include <fstream>
-#include <limits>
 #include <new>
 #include <string>
 #include <zstd.h>
+#include <zstd_errors.h>
 
+#include "base/control_group.h"
 #include "base/units.h"
 #include "data/ingest/decoders.h"
 
 namespace gptrain::inline data {
 namespace {
 
-// Returns the window size in a frame's header, in bytes (RFC 8878, section 3.1.1.1); 0 if it has none.
+// Returns the window size in a frame's header, in bytes (RFC 8878, section 3.1.1.1); 0 if it has none. The window of a
+// single segment is its whole content.
 uint64_t window_bytes(std::string_view frame) {
   constexpr size_t descriptor = 4;  // position after the magic number
   constexpr uint32_t single_segment = 1U << 5;
   if (!frame.starts_with("\x28\xB5\x2F\xFD") || frame.size() < descriptor + 2) return 0;
-  if ((static_cast<uint8_t>(frame[descriptor]) & single_segment) != 0) return 0;
+  if ((static_cast<uint8_t>(frame[descriptor]) & single_segment) != 0) {
+    const uint64_t bytes = ZSTD_getFrameContentSize(frame.data(), frame.size());
+    return bytes == ZSTD_CONTENTSIZE_UNKNOWN || bytes == ZSTD_CONTENTSIZE_ERROR ? 0 : bytes;
+  }
   const auto byte = static_cast<uint8_t>(frame[descriptor + 1]);
   const uint64_t base = uint64_t{1} << (10 + (byte >> 3));
   return base + base / 8 * (byte & 7U);
 }
 
-// Returns the memory available to processes; the largest number if the system does not tell it.
+constexpr uint64_t usual_bytes = uint64_t{1} << 27;  // largest window that zstd itself takes without --long
+
+// Returns the memory that is free for this process; the largest number if the system does not tell it.
 uint64_t available_bytes() {
+  const auto limit = static_cast<uint64_t>(group_limits().memory_bytes);
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);) {
     uint64_t kibibytes = 0;
-    if (std::sscanf(line.c_str(), "MemAvailable: %" SCNu64, &kibibytes) == 1) return kibibytes * 1024;
+    if (std::sscanf(line.c_str(), "MemAvailable: %" SCNu64, &kibibytes) == 1) return std::min(limit, kibibytes * 1024);
   }
-  return std::numeric_limits<uint64_t>::max();
+  return limit;
 }
 
 class ZstdDecoder : public Decoder {
@@ -51,7 +60,10 @@ class ZstdDecoder : public Decoder {
     ZSTD_inBuffer in{input.data(), input.size(), 0};
     ZSTD_outBuffer output{out, room, 0};
     const size_t result = ZSTD_decompressStream(stream_, &output, &in);
-    if (ZSTD_isError(result) != 0) throw DecodeFault(ZSTD_getErrorName(result) + wanted_);
+    if (ZSTD_getErrorCode(result) == ZSTD_error_memory_allocation) {
+      throw DecodeMemoryFault("this process cannot get the memory of its window, " + window_text());
+    }
+    if (ZSTD_isError(result) != 0) throw DecodeFault(ZSTD_getErrorName(result));
     at_start_ = result == 0;
     return {in.pos, output.pos, result == 0};
   }
@@ -61,25 +73,25 @@ class ZstdDecoder : public Decoder {
     at_start_ = true;
   }
 
+  uint64_t unusual_memory_bytes() const override { return window_bytes_ > usual_bytes ? window_bytes_ : 0; }
+
  private:
   // A window above 128 MiB comes from zstd --long or from damage. Refuses it only if it exceeds the free memory.
   void check_window(std::string_view frame) {
-    constexpr uint64_t usual_bytes = uint64_t{1} << 27;
-    const uint64_t bytes = window_bytes(frame);
-    wanted_.clear();
-    if (bytes <= usual_bytes) return;
-    const std::string size = format_bytes(static_cast<double>(bytes));
-    wanted_ = fmt::format(" (its window takes {} of memory)", size);
+    window_bytes_ = window_bytes(frame);
+    if (window_bytes_ <= usual_bytes) return;
     const uint64_t free_bytes = available_bytes();
-    if (bytes > free_bytes) {
-      throw DecodeFault(fmt::format("its window takes {} of memory, and {} are free", size,
-                                    format_bytes(static_cast<double>(free_bytes))));
+    if (window_bytes_ > free_bytes) {
+      throw DecodeMemoryFault(fmt::format("its window takes {} of memory, and {} are free", window_text(),
+                                          format_bytes(static_cast<double>(free_bytes))));
     }
   }
 
+  std::string window_text() const { return format_bytes(static_cast<double>(window_bytes_)); }
+
   ZSTD_DCtx* stream_;
   bool at_start_ = true;
-  std::string wanted_;  // addition to messages if the window is large; else empty
+  uint64_t window_bytes_ = 0;  // window of the frame; 0: the header has none
 };
 
 }  // namespace

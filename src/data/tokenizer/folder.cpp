@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/json_scanner.h"
 #include "base/output.h"
 #include "base/text_file.h"
 #include "data/tokenizer/tokenizer_json.h"
@@ -24,10 +25,17 @@ bool has_file(const fs::path& path) {
   return fs::exists(path, unreadable);
 }
 
+json json_in(const fs::path& path) {
+  const std::string text = read_text_file(path, max_tokenizer_bytes);
+  json content = parse_json_or_discard(text);
+  if (content.is_discarded()) throw Error(ExitCode::usage, "{}: {}", path.native(), describe_json_fault(text));
+  return content;
+}
+
 // Returns the JSON object in a file; an empty object if the file does not exist.
 json object_of(const fs::path& path) {
   if (!has_file(path)) return json::object();
-  json content = parse_json_or_discard(read_text_file(path, max_tokenizer_bytes));
+  json content = json_in(path);
   if (!content.is_object()) throw Error(ExitCode::usage, "{}: is no JSON object", path.native());
   return content;
 }
@@ -147,7 +155,7 @@ std::shared_ptr<const Tokenizer> load_gpt2(const fs::path& folder, const std::ve
                 (folder / "tokenizer_config.json").native(), name);
   }
   // Builds the members of a tokenizer.json, so that the same reader checks both.
-  json model = {{"vocab", parse_json_or_discard(read_text_file(folder / "vocab.json", max_tokenizer_bytes))}};
+  json model = {{"vocab", json_in(folder / "vocab.json")}};
   auto merges = json::array();
   std::istringstream lines(read_text_file(folder / "merges.txt", max_tokenizer_bytes));
   for (std::string line; std::getline(lines, line);) {

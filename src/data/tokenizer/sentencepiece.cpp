@@ -33,19 +33,19 @@ std::string with_spaces(std::string_view piece) {
   return text;
 }
 
-// Turns faults of the library into Error(code). It reports some as a Status and throws others.
+// Turns faults of the library into Error(code). It reports some as a Status and throws others; its texts name places in
+// its source, and are left out.
 template <typename Work>
-void using_library(ExitCode code, const std::string& what, Work work) {
-  std::string fault;
+void using_library(ExitCode code, const std::string& message, Work work) {
+  bool is_ok = false;
   try {
-    const sentencepiece::util::Status status = work();
-    if (!status.ok()) fault = status.ToString();
+    is_ok = work().ok();
   } catch (const std::bad_alloc&) {
     throw;
-  } catch (const std::exception& error) {
-    fault = error.what();
+  } catch (const std::exception&) {
+    is_ok = false;
   }
-  if (!fault.empty()) throw Error(code, "{}: {}", what, fault);
+  if (!is_ok) throw Error(code, "{}", message);
 }
 
 }  // namespace
@@ -60,7 +60,8 @@ SentencePiece::SentencePiece(std::string model, const std::string& source)
   const std::string what = source + ": no model that SentencePiece can read";
   if (const std::string fault = find_charsmap_fault(model_); !fault.empty())
     throw Error(ExitCode::usage, "{}: {}", what, fault);
-  using_library(ExitCode::usage, what, [&] { return processor.LoadFromSerializedProto(model_); });
+  using_library(ExitCode::usage, what + ": it is damaged, or of another kind",
+                [&] { return processor.LoadFromSerializedProto(model_); });
   const int size = processor.GetPieceSize();
   for (int id = 0; id < size; ++id) {
     const std::string& piece = processor.IdToPiece(id);
@@ -73,13 +74,13 @@ SentencePiece::SentencePiece(std::string model, const std::string& source)
 SentencePiece::~SentencePiece() = default;
 
 void SentencePiece::encode(std::string_view text, std::vector<int32_t>& ids) const {
-  using_library(ExitCode::data, "SentencePiece cannot encode a text",
+  using_library(ExitCode::data, "SentencePiece cannot encode a text: its model is damaged",
                 [&] { return impl_->processor.Encode(text, &ids); });
 }
 
 std::string SentencePiece::decode(std::span<const int32_t> ids) const {
   std::string text;
-  using_library(ExitCode::data, "SentencePiece cannot decode ids",
+  using_library(ExitCode::data, "SentencePiece cannot decode ids: its model is damaged",
                 [&] { return impl_->processor.Decode(std::vector<int>(ids.begin(), ids.end()), &text); });
   return text;
 }

@@ -8,6 +8,7 @@
 #include "base/base64.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/json_scanner.h"
 
 namespace gptrain::inline data {
 namespace {
@@ -408,12 +409,8 @@ std::shared_ptr<const Tokenizer> read_sentencepiece(const json& base64, const st
 }  // namespace
 
 std::shared_ptr<const Tokenizer> parse_tokenizer_json(std::string_view text, const std::string& source) {
-  json root;
-  try {
-    root = parse_json(text);
-  } catch (const json::exception& error) {
-    throw Error(ExitCode::usage, "{}: not valid JSON: {}", source, error.what());
-  }
+  const json root = parse_json_or_discard(text);
+  if (root.is_discarded()) throw Error(ExitCode::usage, "{}: {}", source, describe_json_fault(text));
   if (root.is_object() && root.contains("sentencepiece")) return read_sentencepiece(root["sentencepiece"], source);
   Reader reader(source);
   TokenizerParts parts = reader.read(root);

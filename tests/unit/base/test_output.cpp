@@ -74,6 +74,25 @@ TEST_CASE("An output file appends, empties or refuses what is there") {
   }
 }
 
+TEST_CASE("Outputs that cannot be written are found beforehand, and named without their temporary files") {
+  const TemporaryFolder folder;
+  const auto refusal = [](const std::filesystem::path& path) -> std::string {
+    try {
+      check_can_write(path, ExitCode::data);
+    } catch (const Error& error) {
+      CHECK(error.code() == ExitCode::data);
+      return error.what();
+    }
+    return {};
+  };
+  const std::string is_folder = ": it is a folder; name a file in it";
+  CHECK(refusal(folder.path()) == "cannot write " + folder.path().string() + is_folder);
+  CHECK(refusal(folder / "new/") == "cannot write " + (folder / "new/").string() + is_folder);
+  CHECK(refusal(folder / "none/f") == "cannot open " + (folder / "none/f").string() + ": No such file or directory");
+  CHECK(refusal(folder / "f").empty());
+  CHECK(file_names(folder.path()).empty());
+}
+
 TEST_CASE("A full disk is an error that names the file") {
   if (!std::filesystem::exists("/dev/full")) return;
   OutputFile full("/dev/full", OutputFile::Mode::append);
@@ -92,11 +111,14 @@ TEST_CASE("Progress texts") {
         "init [========================] 100% 10/10 eta 0 ms");
   CHECK(format_progress_bar("init", 15, 10, ProgressUnit::items, 3) ==
         "init [========================] 100% 15/10 eta 0 ms");
-  CHECK(format_progress_bar("reading", mebibyte, 0, ProgressUnit::bytes, 2) == "reading 1.0 MiB in 2.0 s");
+  CHECK(format_progress_bar("reading", mebibyte, 0, ProgressUnit::bytes, 2) == "reading 1.0 MiB 512 KiB/s in 2.0 s");
   CHECK(format_progress_line("packing", 25, 100, ProgressUnit::items, 60) == "packing: 25% (25 of 100), eta 3m");
   CHECK(format_progress_line("packing", 25 * mebibyte, 100 * mebibyte, ProgressUnit::bytes, 10, {.tokens = 5000}) ==
         "packing: 25% (25.0 MiB of 100 MiB, 2.5 MiB/s, 500 tokens/s), eta 30.0 s");
   CHECK(format_progress_line("packing", 25, 0, ProgressUnit::items, 60) == "packing: 25 in 1m");
+  CHECK(format_progress_line("packing", mebibyte, 0, ProgressUnit::bytes, 2,
+                             {.tokens = 500, .text_bytes = 4 * mebibyte}) ==
+        "packing: 1.0 MiB, 2.0 MiB/s of text, 250 tokens/s in 2.0 s");
   // Rates of compressed inputs are those of their text.
   CHECK(format_progress_end("packing", 300 * mebibyte, ProgressUnit::bytes, 10, {.text_bytes = 900 * mebibyte}) ==
         "packing: 300 MiB in 10.0 s (90.0 MiB/s of text)");

@@ -11,11 +11,21 @@ TEST_CASE("comments are allowed") { CHECK(refusal("// a run\n" + base + "/* the 
 
 TEST_CASE("a syntax error names file, line and column") {
   CHECK(refusal("{\n  \"run\": {\"steps\": 5,}\n}") ==
-        "test.json:2:22: syntax error while parsing object key - unexpected '}'; expected string literal");
-  CHECK(refusal("") ==
-        "test.json:1:1: syntax error while parsing value - unexpected end of input; expected '[', '{', or a literal");
-  CHECK(refusal("{} x").starts_with("test.json:1:4: syntax error"));
-  CHECK(refusal("{\"run\": {\"steps\": 1e999}}") == "test.json:1:23: number overflow parsing '1e999'");
+        "test.json:2:22: syntax error: nothing follows the comma; the text there:   \"run\": {\"steps\": 5,}");
+  CHECK(refusal("") == "test.json:1:1: syntax error: a value is missing at the end; the text there: (the end)");
+  CHECK(refusal("{} x").starts_with("test.json:1:4: syntax error: something follows the value"));
+  CHECK(refusal("{\"run\": {\"steps\": 1e999}}").starts_with("test.json:1:19: syntax error: the number is too large"));
+  // Each fault behind a comment that itself looks like a fault.
+  for (const auto& [text, message] :
+       {std::pair{"{\"run\": NaN}", "2:9: syntax error: NaN is no value here"},
+        {"{\"run\": {\"out\": \"\\ud800\"}}", "2:18: syntax error: the escape is half of"},
+        {"{\"run\": \"\\u12\"}", "2:10: syntax error: four hexadecimal digits"},
+        {"{\"run\": \"\xff\"}", "2:10: syntax error: byte 0xff is not UTF-8"},
+        {"{} /* open", "2:4: syntax error: the comment that begins here has no end"},
+        {"{\"run\": {\"steps\": 5", "2:20: syntax error: the text ends before }"}}) {
+    INFO(text);
+    CHECK(refusal("// {,}\n" + std::string(text)).starts_with(std::string("test.json:") + message));
+  }
   CHECK(refusal("[]").starts_with("test.json: the config must be a JSON object with the sections model, data, batch"));
 }
 
@@ -33,7 +43,8 @@ TEST_CASE("deep nesting is a fault, not a crash") {
   const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
   // An override that is not JSON is a word.
   CHECK(fault({"run.steps=" + deep}).starts_with("run.steps = \"[[["));
-  CHECK(refusal(deep) == "test.json:1:65: nested deeper than 64 levels");
+  CHECK(refusal(deep) ==
+        "test.json:1:65: syntax error: nested deeper than 64 levels; the text there: " + std::string(60, '['));
   const std::string allowed = std::string(63, '[') + std::string(63, ']');
   CHECK(fault({"run.steps=" + allowed}) == "run.steps = [...]: must be an integer (try 1000)");
 }

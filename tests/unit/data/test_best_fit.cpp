@@ -297,7 +297,7 @@ TEST_CASE("A pack with best fit: whole texts, the same bytes with any threads, s
   options.resume = true;
   CHECK(pack(options, nullptr).was_finished);
   options.best_fit_length = 65;
-  CHECK(contains(error_of(ExitCode::usage, [&] { pack(options, nullptr); }), "another best_fit_length"));
+  CHECK(contains(error_of(ExitCode::usage, [&] { pack(options, nullptr); }), "another --best-fit"));
   for (const std::string& name : file_names(folder.path())) CHECK_FALSE(contains(name, "unfitted"));
 }
 

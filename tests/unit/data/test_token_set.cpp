@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "data/flat_tokens.h"
+#include "data/inspect.h"
+#include "data/pack_state.h"
 #include "data/source_record.h"
 #include "data/token_meta.h"
 #include "data/token_set.h"
@@ -98,6 +100,54 @@ TEST_CASE("Names of a set that keep its order keep its identity") {
     rename_shard(folder / "data", "set-0000" + std::to_string(number), "other-" + std::to_string(number));
   fs::rename(folder / "data", folder / "moved");
   CHECK(is_same_source(before, identity_of(folder / "moved")));
+}
+
+TEST_CASE("A set without a shard that its pack counts is refused, by prefix, folder and pattern") {
+  const TemporaryFolder folder;
+  const std::string data = (folder / "data").native();
+  fs::create_directory(data);
+  for (int number = 0; number < 4; ++number) write_shard(data, number, Kind::with_checksums, 10 * number);
+  const auto counts = [&](int shards, bool finished) {
+    write_pack_state(data + "/set.pack.json", {{"shards", shards}, {"finished", finished}});
+  };
+  const std::vector<std::string> names = {data + "/set", data, data + "/*", data + "/set-*.idx"};
+  counts(4, true);
+  for (const std::string& name : names) CHECK(token_files_of(name).size() == 4);
+  counts(3, false);  // a pack that goes on
+  for (const std::string& name : names) CHECK(token_files_of(name).size() == 4);
+  counts(6, true);
+  for (const std::string& name : names) {
+    INFO(name);
+    CHECK(contains(error_of(ExitCode::data, [&] { token_files_of(name); }),
+                   "set-00004.idx is missing: " + data + "/set.pack.json counts 6 shards"));
+  }
+  CHECK(token_files_of(data + "/set-0000[0-3]*").size() == 4);  // asks for no more
+  counts(4, true);
+  rename_shard(data, "set-00001", ".hidden");
+  for (const std::string& name : {names[1], names[2]})
+    CHECK(contains(error_of(ExitCode::data, [&] { token_files_of(name); }), "set-00001.idx is missing"));
+  write_file(data + "/set.pack.json", "{}");
+  CHECK(contains(error_of(ExitCode::data, [&] { token_files_of(data); }), "set.pack.json is damaged"));
+}
+
+TEST_CASE("A pattern and a folder without token files are named as such") {
+  const TemporaryFolder folder;
+  for (const auto& [path, message] : {std::pair{folder / "*.bin", "no token file matches"},
+                                      std::pair{folder / "", "no token file is in this folder"}}) {
+    CHECK(contains(error_of(ExitCode::data, [&] { TokenSet(DataSource{.path = path}, length, true); }), message));
+    CHECK(contains(error_of(ExitCode::data, [&] { inspect(path, -1); }), message));
+  }
+}
+
+TEST_CASE("A set is inspected as a whole") {
+  const TemporaryFolder folder;
+  for (int number = 0; number < 3; ++number) write_shard(folder.path(), number, Kind::llmc, 10 * number);
+  const std::string pattern = folder / "set_*.bin";
+  const std::string text = inspect(pattern, -1);
+  // Shards of 5 + 3, 5 + 4 and 5 + 5 tokens, each one document.
+  CHECK(contains(text, ": 3 documents, 27 tokens of dtype u16 (54 B) in 3 token files, largest id 29\n"));
+  CHECK(inspect(pattern, 2) == inspect(folder / "set_00002.bin", 0));
+  CHECK(contains(error_of(ExitCode::data, [&] { inspect(pattern, 3); }), "its documents are 0 to 2"));
 }
 
 TEST_CASE("A list of weights and paths is answered with the sources that it means") {
