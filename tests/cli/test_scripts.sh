@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests the shell scripts: each parses, can be run, passes shellcheck if that is installed, and refuses unknown
-# arguments. Also tests where Slurm scripts find their program and which jobs are queued again, the corpus script, the test
-# counter, and the build's option for another oneDNN. Run as test_scripts.sh SOURCE_ROOT.
+# arguments. Also tests where Slurm scripts find their program and which jobs are queued again, the job script of PBS on the
+# page of clusters, the corpus script, the test counter, and the build's option for another oneDNN. Run as test_scripts.sh SOURCE_ROOT.
 set -euo pipefail
 cd "$1"
 failures=0
@@ -80,6 +80,23 @@ expect_starts 5 'step 7/9 | loss 1' yes 5 'step 8/9' yes 137 '0: step 7/9' no
 expect_starts 5 'checkpoint of step 7 saved in 1 s' yes 5 'checkpoint of step 7 saved in 2 s' no
 expect_starts 75 'step 7/9' yes 5 'resumed from x (step 7)' no
 for code in 1 2 3 4 6 7; do expect_starts "$code" 'step 3/9' no; done
+
+# The job of PBS passes USR2 on, whether PBS signals its shell alone or all of its processes, and queues itself again.
+mkdir "$scratch/pbs"
+(cd "$scratch/pbs" && bash -c "$(sed -n '/^cat >job.sh/,/^END$/p' "$OLDPWD/tools/CLUSTERS.md")")
+# shellcheck disable=SC2016  # for the shells of the job
+printf '#!/bin/sh\ntrap "exit 75" USR2\necho begun >began\nwhile :; do sleep 0.02; done\n' >"$scratch/bin/mpirun"
+printf '#!/bin/sh\necho "$@" >again\n' >"$scratch/bin/qsub"
+chmod +x "$scratch/bin/mpirun" "$scratch/bin/qsub"
+for whole in '' -; do
+  rm -f "$scratch/pbs/began" "$scratch/pbs/again"
+  env PATH="$scratch/bin:$PATH" PBS_O_WORKDIR="$scratch/pbs" setsid sh "$scratch/pbs/job.sh" >/dev/null 2>&1 &
+  job=$!
+  for ((i = 0; i < 3000; ++i)); do [[ ! -e $scratch/pbs/began ]] || break; sleep 0.01; done
+  kill -USR2 -- "$whole$job"
+  wait "$job" || true
+  [[ $(cat "$scratch/pbs/again") == job.sh ]] || fail "the job of PBS, '$whole': not queued again"
+done
 
 # A faulty oneDNN folder is reported before anything is built.
 if command -v meson >/dev/null; then
