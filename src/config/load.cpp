@@ -21,10 +21,11 @@ namespace {
 
 constexpr size_t longest_misspelling = 100;
 
-// Returns true if `word` may be a misspelling of `other`: a third of its letters are wrong, or two of a short word.
+// Returns true if `word` may be the beginning of `other`, or a misspelling of it: a third of the letters are wrong, or two
+// of a word of five letters.
 bool may_mean(std::string_view word, std::string_view other) {
-  const auto wrong = std::max<int64_t>(2, static_cast<int64_t>(word.size()) / 3);
-  return word_distance(word, other) <= wrong;
+  const auto letters = static_cast<int64_t>(word.size());
+  return letters > 1 && word_distance(word, other) <= (letters < 5 ? letters / 3 : std::max<int64_t>(2, letters / 3));
 }
 
 // Returns the field that "section.key" probably means: another trainer's name for it, else the most similar path. A
