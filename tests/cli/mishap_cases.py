@@ -378,3 +378,16 @@ class FileSystems(CliCase):
             told += "it is tried again" in done.stderr
             self.succeed("checkpoint", "verify", out)
         self.assertGreater(told, 2)
+        # The renames of config.json and run.json come first.
+        done = self.run_with("rename:error=ESTALE:when=3", "train", config, "--set", "run.out=renamed")
+        self.assertEqual(done.returncode, FINISHED, done.stderr)
+        self.assertRegex(done.stderr, r"warning: cannot rename \S+ to renamed/checkpoints/step-00000006: .*; it is tried again")
+
+    def test_errors_between_checkpoints(self):
+        """Looks at the folder and records that fail once in a while end no run, and lose nothing."""
+        config = self.write_run(checkpoint={"every_steps": 0}, run={"steps": 100})
+        for calls in ("newfstatat:error=ESTALE:when=250..600+7", "write:error=EIO:when=40..90+11"):
+            shutil.rmtree(self.path("out"), ignore_errors=True)
+            done = self.run_with(calls, "train", config)
+            self.assertEqual(done.returncode, FINISHED, done.stderr)
+            self.assertEqual([record["step"] for record in self.records()], list(range(1, 101)))
