@@ -312,6 +312,20 @@ class Folders(CliCase):
         self.assertIn("warning: out/metrics.jsonl was removed or replaced while the run wrote to it", error)
         self.assertEqual(self.records()[-1]["step"], self.checkpoint_steps()[0])
 
+    def test_other_files_removed(self):
+        """Files of TensorBoard and those that describe the run are missed, too."""
+        process = self.start("train", self.write_run(), *ENDLESS)
+        self.wait_until(lambda: process.stdout.readline().startswith("step 3/"), process)
+        for name in ("config.json", "run.json"):
+            self.path(f"out/{name}").unlink()
+        shutil.rmtree(self.path("out/tb"))
+        self.wait_until(lambda: len(list(self.path("out").glob("*.json")) + list(self.path("out").glob("tb/*"))) == 3, process)
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=TIMEOUT_SECONDS)
+        self.assertEqual(process.returncode, REQUEUE, error)
+        self.assertRegex(error, "warning: out/(config|run).json was removed while the run lasted, and is written again")
+        self.assertRegex(error, r"warning: out/tb/\S+ was removed or replaced while the run wrote to it")
+
     def test_metrics_replaced_by_a_folder(self):
         process = self.start("train", self.write_run(), *ENDLESS)
         self.wait_until(lambda: process.stdout.readline().startswith("step 3/"), process)
