@@ -225,6 +225,9 @@ class Limits(CliCase):
             result = self.run_limited({resource.RLIMIT_AS: (mebibytes << 20, mebibytes << 20)}, "train", config)
             # The system's loader ends with 127 where it has no room for CUDA's libraries.
             self.assertIn(result.returncode, (MACHINE, 127), result.stderr)
+        result = self.run_limited({resource.RLIMIT_DATA: (40 << 20, 40 << 20)}, "train", config)
+        self.assertEqual(result.returncode, MACHINE, result.stderr)
+        self.assertIn("the process may have 40.0 MiB of data (ulimit -d)", result.stderr)
 
     def test_sockets_of_ranks(self):
         """All groups of a pair of ranks share a connection; rank 0 has a second one to each, for the heartbeat."""
