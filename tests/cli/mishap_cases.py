@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cli_case import (CHECKPOINT, DATA, EXECUTABLE, FINISHED, MACHINE, REQUEUE, TIMEOUT_SECONDS, USAGE, CliCase,
                       overrides, overwrite, tiny_config)
+from busy import slowness
 from ports import free_port
 
 ENDLESS = overrides("run.steps=100000000", "checkpoint.every_steps=0")
@@ -178,7 +179,7 @@ class Launchers(CliCase):
             line = process.stderr.readline()
             self.assertIn("waits for rank 1" if rank == 0 else "waits for rank 0 at 127.0.0.1 port ", line)
             process.send_signal(signal.SIGTERM)
-            _, error = process.communicate(timeout=5)
+            _, error = process.communicate(timeout=5 * slowness())
             self.assertEqual(process.returncode, REQUEUE, error)
             self.assertIn("was stopped by a signal while it waited for rank", error)
             self.assertIn("nothing was begun", error)
