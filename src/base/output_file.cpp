@@ -30,7 +30,7 @@ int retry(Call call) {
   return result;
 }
 
-constexpr int most_tries = 3;  // of a call that fails with an error that may pass
+constexpr int most_tries = 3;  // tries of a call that fails with an error that may pass
 
 void wait_before_try(int number) { std::this_thread::sleep_for(std::chrono::milliseconds(500) * (number - 1)); }
 
