@@ -104,6 +104,8 @@ TEST_CASE("what other trainers call a key is answered with ours") {
   CHECK(fault({"checkpoint.interval=1"}) == "checkpoint.interval = 1: unknown key (try checkpoint.every_steps)");
   CHECK(fault({"optimizer.params.lr=1"}) == "optimizer.params.lr = 1: unknown key (try optimizer.lr)");
   CHECK(fault({"optimizer.params.beta1=1"}) == "optimizer.params.beta1 = 1: unknown key (try optimizer.betas)");
+  CHECK(fault({"parallelism.pipeline_parallel_schedule=x"}).ends_with("unknown key (try parallel.pipeline_schedule)"));
+  CHECK(fault({"activation_checkpoint.mode=x"}).ends_with("unknown key (try memory.recompute)"));
   CHECK(fault({"fp16=true"}) == R"(fp16 = true: unknown key (try precision.compute = "fp16"))");
   CHECK(refusal(R"({"optimizer": {"params": 1, "grad_clip": 1}, "training": {}, "zero_optimization": {"stage": 1}})")
             .starts_with(R"(optimizer.params = 1: unknown key, and gptrain has none like it
