@@ -8,6 +8,9 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
+import termios
+import time
 from pathlib import Path
 
 from cli_case import (CHECKPOINT, DATA, EXECUTABLE, FINISHED, MACHINE, REQUEUE, TIMEOUT_SECONDS, USAGE, CliCase,
@@ -257,8 +260,10 @@ class Output(CliCase):
         process = subprocess.Popen([EXECUTABLE, "train", config], cwd=self.folder, stdout=writer, stderr=subprocess.PIPE)
         self.addCleanup(self._end, process)
         os.close(writer)
-        # The run has filled the pipe long before its metrics come to this step, were it not to wait.
-        self.wait_until(lambda: self.path("out/metrics.jsonl").exists(), process)
+        # A line more has no room.
+        unread = lambda: int.from_bytes(fcntl.ioctl(reader, termios.FIONREAD, bytes(4)), sys.byteorder)
+        self.wait_until(lambda: unread() > 3950, process)
+        time.sleep(0.1)  # for the next line
         with os.fdopen(reader, encoding="utf-8") as lines:
             steps = [line for line in lines if line.startswith("step ")]
         _, error = process.communicate(timeout=TIMEOUT_SECONDS)
