@@ -295,7 +295,7 @@ class Data(CliCase):
                 self.refuse(DATA, message, "data", "verify", name)
 
     def test_a_file_cut_short_while_it_is_read(self):
-        # What lacks of a page reads as zeros, that of whole pages as a signal.
+        # The missing part of a page reads as zeros, missing pages give a signal.
         for num_tokens, kept_bytes in ((400_000, 4096), (1500, 100)):
             shutil.rmtree(self.path("out"), ignore_errors=True)
             self.write_corpus(num_tokens=num_tokens)
