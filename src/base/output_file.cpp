@@ -30,6 +30,10 @@ int retry(Call call) {
   return result;
 }
 
+constexpr int most_tries = 3;  // tries of a call that fails with an error that may pass
+
+void wait_before_try(int number) { std::this_thread::sleep_for(std::chrono::milliseconds(500) * (number - 1)); }
+
 int open_flags(OutputFile::Mode mode) {
   switch (mode) {
     case OutputFile::Mode::append:
@@ -81,10 +85,15 @@ OutputFile::OutputFile(OutputFile&& other) noexcept
       descriptor_(std::exchange(other.descriptor_, -1)) {}
 
 void OutputFile::write(std::string_view bytes) {
-  while (!bytes.empty()) {
+  for (int tries = 1; !bytes.empty();) {
     const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail(code_, "write", shown_, errno);
+    if (written < 0) {
+      const int error = errno;
+      if (!is_transient(error) || tries == most_tries) fail(code_, "write", shown_, error);
+      wait_before_try(++tries);
+      continue;
+    }
     bytes.remove_prefix(static_cast<size_t>(written));
   }
 }
@@ -102,11 +111,10 @@ void OutputFile::replace(std::string_view bytes) {
 }
 
 void OutputFile::sync(const std::function<bool()>& repair) {
-  constexpr int most_tries = 3;
-  for (int tries = 1; retry([&] { return ::fsync(descriptor_); }) != 0; ++tries) {
+  for (int tries = 1; retry([&] { return ::fsync(descriptor_); }) != 0;) {
     const int error = errno;
     if (!is_transient(error) || tries == most_tries || !repair()) fail(code_, "sync", shown_, error);
-    std::this_thread::sleep_for(std::chrono::milliseconds(500) * tries);
+    wait_before_try(++tries);
   }
 }
 

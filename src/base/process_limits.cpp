@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <utility>
 
 #include "base/error.h"
 #include "base/units.h"
@@ -46,19 +47,22 @@ std::string raise_process_limits() {
 }
 
 void require_address_space(int64_t bytes) {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
-  void* const data =
-      mmap(nullptr, static_cast<size_t>(bytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (data != MAP_FAILED) {
+  for (const auto& [kind, name] :
+       {std::pair{RLIMIT_AS, "address space (ulimit -v)"}, {RLIMIT_DATA, "data (ulimit -d)"}}) {
+    rlimit limit{};
+    if (getrlimit(kind, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
+    // Memory that cannot be written to counts as address space only.
+    const int access = kind == RLIMIT_AS ? PROT_NONE : PROT_READ | PROT_WRITE;
+    void* const data =
+        mmap(nullptr, static_cast<size_t>(bytes), access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) {
+      throw Error(ExitCode::machine,
+                  "the process may have {} of {}, of which {} more are needed for arrays, threads and libraries: raise "
+                  "the limit",
+                  format_bytes(static_cast<double>(limit.rlim_cur)), name, format_bytes(static_cast<double>(bytes)));
+    }
     munmap(data, static_cast<size_t>(bytes));
-    return;
   }
-  throw Error(
-      ExitCode::machine,
-      "the process may have {} of address space (ulimit -v), of which {} more are needed for arrays, threads and "
-      "libraries: raise the limit",
-      format_bytes(static_cast<double>(limit.rlim_cur)), format_bytes(static_cast<double>(bytes)));
 }
 
 }  // namespace gptrain::base

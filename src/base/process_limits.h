@@ -10,7 +10,7 @@ namespace gptrain::inline base {
 // for the program; empty: none. REQUIRES: called before the first thread starts.
 std::string raise_process_limits();
 
-// THROWS Error(machine) unless the process may have `bytes` more of address space (ulimit -v).
+// THROWS Error(machine) unless the process may have `bytes` more of address space and of data (ulimit -v, -d).
 void require_address_space(int64_t bytes);
 
 }  // namespace gptrain::base

@@ -1,17 +1,14 @@
 #include "checkpoint/checkpoint.h"
 
 #include <algorithm>
-#include <chrono>
 #include <fmt/format.h>
 #include <map>
 #include <set>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "base/directory.h"
 #include "base/json.h"
-#include "base/output.h"
 #include "base/sha256.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
@@ -50,21 +47,6 @@ auto with_hint(const fs::path& checkpoint, Read read) {
     return read();
   } catch (const Error& e) {
     throw with_way_out(e, checkpoint);
-  }
-}
-
-// Runs `write`, which starts its files anew, again if it fails with a TransientError.
-template <typename Write>
-auto with_more_tries(const Write& write) {
-  constexpr int most_tries = 3;
-  for (int tries = 1;; ++tries) {
-    try {
-      return write();
-    } catch (const TransientError& error) {
-      if (tries == most_tries) throw;
-      print_err("warning: {}; it is tried again\n", error.what());
-      std::this_thread::sleep_for(std::chrono::milliseconds(500) * tries);
-    }
   }
 }
 
@@ -118,9 +100,7 @@ void save_checkpoint(const fs::path& out, const Manifest& manifest, const std::v
 void begin_checkpoint(const fs::path& out, int64_t step) {
   const fs::path temporary = temporary_folder(out, step);
   with_more_tries([&] { create_folders(temporary.parent_path()); });
-  if (const std::string leftover = remove_folder(temporary); !leftover.empty()) {
-    throw Error(ExitCode::checkpoint, leftover);
-  }
+  require_removed(temporary);
   try {
     with_more_tries([&] { create_folders(temporary); });
   } catch (...) {
@@ -132,10 +112,12 @@ void begin_checkpoint(const fs::path& out, int64_t step) {
 std::string write_checkpoint_part(const fs::path& out, int64_t step, int64_t rank, const std::vector<Slice>& slices) {
   const fs::path temporary = temporary_folder(out, step);
   const std::string name = fmt::format("rank-{:05}", rank);
-  return with_more_tries([&] {
+  std::string records;
+  with_more_tries([&] {
     remove_files(temporary, {name + ".", name + "-"});
-    return format_file_records(write_rank_files(temporary, rank, slices));
+    records = format_file_records(write_rank_files(temporary, rank, slices));
   });
+  return records;
 }
 
 void publish_checkpoint(const fs::path& out, const Manifest& manifest, int64_t num_tensors,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -10,11 +11,13 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <system_error>
+#include <thread>
 #include <unistd.h>
 #include <utility>
 
 #include "base/error.h"
 #include "base/file_error.h"
+#include "base/output.h"
 #include "checkpoint/folder.h"
 
 namespace gptrain::inline checkpoint {
@@ -39,14 +42,23 @@ auto retry(Call call) {
 
 bool is_there(const fs::path& path) {
   struct stat status {};
-  return ::lstat(path.c_str(), &status) == 0;
+  if (::lstat(path.c_str(), &status) == 0) return true;
+  if (is_transient(errno)) fail("read", path, errno);
+  return false;
 }
 
 void move_folder(const fs::path& from, const fs::path& to) {
-  if (std::rename(from.c_str(), to.c_str()) != 0) {
+  with_more_tries([&] {
+    if (std::rename(from.c_str(), to.c_str()) == 0) return;
     const int error = errno;
-    throw Error(ExitCode::checkpoint, "cannot rename {} to {}: {}", from.string(), to.string(), std::strerror(error));
-  }
+    // The server may have done it although its answer was lost.
+    if (is_transient(error) && !is_there(from) && is_there(to)) return;
+    fail("rename", fmt::format("{} to {}", from.string(), to.string()), error);
+  });
+}
+
+void sync_parent(const fs::path& folder) {
+  with_more_tries([&] { sync_folder(folder.parent_path()); });
 }
 
 // Replaces `target` on file systems that cannot exchange two names. A crash between the two renames leaves no folder of
@@ -62,11 +74,24 @@ void replace_in_two_steps(const fs::path& temporary, const fs::path& target) {
     move_folder(aside, target);
     throw;
   }
-  sync_folder(target.parent_path());
+  sync_parent(target);
   remove_folder(aside);
 }
 
 }  // namespace
+
+void with_more_tries(const std::function<void()>& attempt) {
+  constexpr int most_tries = 3;
+  for (int tries = 1;; ++tries) {
+    try {
+      return attempt();
+    } catch (const TransientError& error) {
+      if (tries == most_tries) throw;
+      print_err("warning: {}; it is tried again\n", error.what());
+      std::this_thread::sleep_for(std::chrono::milliseconds(500) * tries);
+    }
+  }
+}
 
 SyncedFile::SyncedFile(fs::path path) : path_(std::move(path)) {
   descriptor_ = retry([&] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
@@ -144,8 +169,10 @@ InputFile::InputFile(fs::path path) : path_(std::move(path)) {
   descriptor_ = retry([&] { return ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
   if (descriptor_ < 0) fail("open", path_, errno);
   struct stat status {};
-  if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
+  const int error = ::fstat(descriptor_, &status) == 0 ? 0 : errno;
+  if (error != 0 || !S_ISREG(status.st_mode)) {
     ::close(std::exchange(descriptor_, -1));
+    if (error != 0) fail("read", path_, error);
     throw Error(ExitCode::checkpoint, "{} is not a regular file", path_.string());
   }
   bytes_ = status.st_size;
@@ -189,13 +216,15 @@ void create_folders(const fs::path& folder) {
 }
 
 void publish_folder(const fs::path& temporary, const fs::path& target) {
-  if (!is_there(target)) {
+  bool replaces = false;
+  with_more_tries([&] { replaces = is_there(target); });
+  if (!replaces) {
     move_folder(temporary, target);
-    sync_folder(target.parent_path());
+    sync_parent(target);
     return;
   }
   if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) {
-    sync_folder(target.parent_path());
+    sync_parent(target);
     // If this fails, a temporary folder remains, which retention removes or reports.
     remove_folder(temporary);
     return;
@@ -208,6 +237,14 @@ std::string remove_folder(const fs::path& folder) {
   std::error_code error;
   fs::remove_all(folder, error);
   return error ? fmt::format("cannot remove {}: {}", folder.string(), error.message()) : "";
+}
+
+void require_removed(const fs::path& folder) {
+  with_more_tries([&] {
+    std::error_code error;
+    fs::remove_all(folder, error);
+    if (error) fail("remove", folder, error.value());
+  });
 }
 
 }  // namespace gptrain::checkpoint

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -17,6 +18,9 @@ class TransientError : public Error {
  public:
   explicit TransientError(const std::string& message) : Error(ExitCode::checkpoint, message) {}
 };
+
+// Runs `attempt`, which starts its work anew, again if it fails with a TransientError: three times at most.
+void with_more_tries(const std::function<void()>& attempt);
 
 // A new file, written from front to back.
 class SyncedFile {
@@ -78,11 +82,15 @@ void sync_folder(const std::filesystem::path& folder);
 void create_folders(const std::filesystem::path& folder);
 
 // Gives the finished folder `temporary` the name `target` in one step and syncs their common parent. If `target` exists
-// the two change places, so that at every moment a complete folder bears the name; the old one is then deleted.
+// the two change places, so that at every moment a complete folder bears the name; the old one is then deleted. Tries
+// more than once.
 void publish_folder(const std::filesystem::path& temporary, const std::filesystem::path& target);
 
 // Removes a folder (or file) and all in it. Returns the name and the reason if something could not be removed, else
 // empty; throws nothing.
 std::string remove_folder(const std::filesystem::path& folder);
+
+// As remove_folder, but tries more than once, and throws if something stays.
+void require_removed(const std::filesystem::path& folder);
 
 }  // namespace gptrain::checkpoint

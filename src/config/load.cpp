@@ -1,7 +1,9 @@
 #include "config/load.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <fmt/format.h>
 #include <fstream>
 #include <set>
@@ -21,10 +23,11 @@ namespace {
 
 constexpr size_t longest_misspelling = 100;
 
-// Returns true if `word` may be a misspelling of `other`: a third of its letters are wrong, or two of a short word.
+// Returns true if `word` may be the beginning of `other`, or a misspelling of it: a third of the letters are wrong, or
+// two of a word of five letters.
 bool may_mean(std::string_view word, std::string_view other) {
-  const auto wrong = std::max<int64_t>(2, static_cast<int64_t>(word.size()) / 3);
-  return word_distance(word, other) <= wrong;
+  const auto letters = static_cast<int64_t>(word.size());
+  return letters > 1 && word_distance(word, other) <= (letters < 5 ? letters / 3 : std::max<int64_t>(2, letters / 3));
 }
 
 // Returns the field that "section.key" probably means: another trainer's name for it, else the most similar path. A
@@ -269,8 +272,8 @@ RunConfig load_config(const std::filesystem::path& file, std::span<const std::st
   std::error_code error;
   const auto status = std::filesystem::status(file, error);
   if (!std::filesystem::exists(status)) {
-    throw Error(ExitCode::usage, "config file {}: not found or not accessible (give the path of a JSON file)",
-                file.string());
+    throw Error(ExitCode::usage, "config file {}: not found or not accessible{} (give the path of a JSON file)",
+                file.string(), status.type() == std::filesystem::file_type::none ? ": " + error.message() : "");
   }
   if (std::filesystem::is_directory(status)) {
     throw Error(ExitCode::usage, "config file {}: is a folder (give the path of a JSON file)", file.string());
@@ -279,9 +282,10 @@ RunConfig load_config(const std::filesystem::path& file, std::span<const std::st
   // Reads up to one byte beyond the limit: a pipe has no size to check beforehand.
   std::string text(static_cast<size_t>(max_config_bytes) + 1, '\0');
   stream.read(text.data(), static_cast<std::streamsize>(text.size()));
+  const int why = errno;
   text.resize(static_cast<size_t>(stream.gcount()));
   if (!stream.eof() && static_cast<int64_t>(text.size()) <= max_config_bytes)
-    throw Error(ExitCode::usage, "config file {}: cannot be read (check its permissions)", file.string());
+    throw Error(ExitCode::usage, "config file {}: cannot be read: {}", file.string(), std::strerror(why));
   return parse_config(text, overrides, file.string(), world_size);
 }
 

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <fcntl.h>
 #include <mutex>
@@ -20,6 +21,9 @@ struct WatchedMapping {
   std::atomic<uintptr_t> end = 0;
   std::atomic<int64_t> unreadable = -1;  // first byte that could not be read; -1: none
   bool is_copy = false;                  // the memory is not the file's: its file system has no mappings
+  dev_t device = 0;
+  ino_t inode = 0;
+  std::atomic<int64_t> next_look = 0;  // seconds of the steady clock
   WatchedMapping* next = nullptr;
 };
 
@@ -37,6 +41,19 @@ struct FileDescriptor {
 
   int number;
 };
+
+// Returns the size of the mapped file now, or `known` where nothing follows about it: it is looked at once a second,
+// and another file may be at its path.
+int64_t size_now(WatchedMapping& watched, const std::filesystem::path& path, int64_t known) {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  const int64_t second = std::chrono::duration_cast<std::chrono::seconds>(now).count();
+  if (watched.is_copy || second < watched.next_look) return known;
+  watched.next_look = second + 1;
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0 || status.st_dev != watched.device || status.st_ino != watched.inode)
+    return known;
+  return status.st_size;
+}
 
 [[noreturn]] void throw_read_error(const std::filesystem::path& path) {
   throw Error(ExitCode::data, "cannot read {}: {}", path.native(), std::generic_category().message(errno));
@@ -143,7 +160,10 @@ MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
   if (is_copy) memory = read_whole(file.number, length, path_);
   if (memory == MAP_FAILED) throw_read_error(path_);
   memory_ = {static_cast<const std::byte*>(memory), Unmap{length, watch(memory, length)}};
-  memory_.get_deleter().watched->is_copy = is_copy;
+  WatchedMapping& watched = *memory_.get_deleter().watched;
+  watched.is_copy = is_copy;
+  watched.device = status.st_dev;
+  watched.inode = status.st_ino;
 }
 
 void MappedFile::forget() const {
@@ -153,7 +173,10 @@ void MappedFile::forget() const {
 
 void MappedFile::check() const {
   if (memory_ == nullptr) return;
-  const int64_t byte = memory_.get_deleter().watched->unreadable;
+  WatchedMapping& watched = *memory_.get_deleter().watched;
+  int64_t byte = watched.unreadable;
+  // The rest of a shorter file's last page reads as zeros, without a signal.
+  if (const int64_t size = size_now(watched, path_, size_bytes_); byte < 0 && size < size_bytes_) byte = size;
   if (byte < 0) return;
   throw Error(ExitCode::data,
               "{}, byte {}: cannot be read: the file was cut short while it was open, or its disk fails",

@@ -91,7 +91,10 @@ void require_vocabulary(const std::string& path, std::optional<int64_t> largest_
 std::optional<TokenMeta> read_token_meta(const std::filesystem::path& prefix) {
   const std::filesystem::path path = token_file_path(prefix, ".meta.json");
   std::error_code error;
-  if (!std::filesystem::exists(path, error) && !error) return std::nullopt;
+  if (!std::filesystem::exists(path, error)) {
+    if (!error) return std::nullopt;
+    throw Error(ExitCode::data, "cannot read {}: {}", path.native(), error.message());
+  }
   const MappedFile file(path);
   try {
     if (file.size_bytes() > max_file_bytes)

@@ -175,6 +175,8 @@ std::string FolderLock::whats_wrong() {
     if (is_taken_over()) return "was taken by another gptrain, after its .lock was removed";
     if (is_there(out_)) return "";
   }
+  // An answer may have failed to come between two looks.
+  if (is_unanswered() || is_there(out_)) return "";
   if (is_removed()) return "was removed while the run wrote to it";
   const fs::path now = found_at();
   return is_out_of_sight(now) ? "is not the run's folder any more, which was unmounted or is hidden by a mount"

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "base/append.h"
 #include "base/error.h"
@@ -157,10 +158,12 @@ struct MetricsWriter::Impl {
       : out(folder),
         records(std::make_unique<OutputFile>(prepare(folder, resume_step, warning) / metrics_file_name,
                                              OutputFile::Mode::append)),
-        tensorboard(folder / tensor_board_folder, resume_step) {}
+        tensorboard(std::make_unique<TensorBoardWriter>(folder / tensor_board_folder, resume_step)),
+        last_step(resume_step) {}
 
   // Starts a record. The buffer is kept from record to record, so that a step allocates nothing.
   void begin(int64_t step) {
+    last_step = step;
     line.clear();
     append(line, "{{\"step\":{}", step);
   }
@@ -185,8 +188,10 @@ struct MetricsWriter::Impl {
 
   fs::path out;
   std::string warning;
-  std::unique_ptr<OutputFile> records;  // never null; replaced if somebody has removed the file
-  TensorBoardWriter tensorboard;
+  // Never null; replaced if somebody has removed the file.
+  std::unique_ptr<OutputFile> records;
+  std::unique_ptr<TensorBoardWriter> tensorboard;
+  int64_t last_step;  // step of the last record
   std::string line;
 };
 
@@ -217,27 +222,39 @@ void MetricsWriter::write_step(const StepMetrics& metrics) {
   if (metrics.checkpoint_cost_seconds) impl_->add("checkpoint_cost_seconds", *metrics.checkpoint_cost_seconds);
   if (metrics.checkpoint_durable_seconds) impl_->add("checkpoint_durable_seconds", *metrics.checkpoint_durable_seconds);
   impl_->end();
-  impl_->tensorboard.write(metrics.step, {{"loss", metrics.loss},
-                                          {"grad_norm", metrics.grad_norm},
-                                          {"lr", metrics.lr},
-                                          {"tokens_per_second", metrics.tokens_per_second},
-                                          {"step_seconds", metrics.step_seconds},
-                                          {"mfu", metrics.mfu},
-                                          {"peak_bytes", static_cast<double>(metrics.peak_bytes)}});
-  if (metrics.loss_scale > 0) impl_->tensorboard.write(metrics.step, {{"loss_scale", metrics.loss_scale}});
-  if (metrics.largest_score) impl_->tensorboard.write(metrics.step, {{"largest_score", *metrics.largest_score}});
+  impl_->tensorboard->write(metrics.step, {{"loss", metrics.loss},
+                                           {"grad_norm", metrics.grad_norm},
+                                           {"lr", metrics.lr},
+                                           {"tokens_per_second", metrics.tokens_per_second},
+                                           {"step_seconds", metrics.step_seconds},
+                                           {"mfu", metrics.mfu},
+                                           {"peak_bytes", static_cast<double>(metrics.peak_bytes)}});
+  if (metrics.loss_scale > 0) impl_->tensorboard->write(metrics.step, {{"loss_scale", metrics.loss_scale}});
+  if (metrics.largest_score) impl_->tensorboard->write(metrics.step, {{"largest_score", *metrics.largest_score}});
 }
 
 void MetricsWriter::sync() const { impl_->records->sync(); }
 
-bool MetricsWriter::is_gone() const { return !impl_->records->is_in_place(); }
+bool MetricsWriter::is_gone() const {
+  return !impl_->records->is_in_place() || !impl_->tensorboard->file().is_in_place();
+}
 
-std::string MetricsWriter::begin_again() {
-  const fs::path path = impl_->records->path();
-  // The old file is kept if the new one cannot be opened.
-  impl_->records = std::make_unique<OutputFile>(path, OutputFile::Mode::append);
-  return fmt::format("{} was removed or replaced while the run wrote to it: a new one begins with the next step",
-                     path.string());
+std::vector<fs::path> MetricsWriter::begin_again() {
+  std::vector<fs::path> lost;
+  // An old file is kept if the new one cannot be opened.
+  if (!impl_->records->is_in_place()) {
+    lost.push_back(impl_->records->path());
+    impl_->records = std::make_unique<OutputFile>(lost.back(), OutputFile::Mode::append);
+  }
+  if (!impl_->tensorboard->file().is_in_place()) {
+    lost.push_back(impl_->tensorboard->file().path());
+    const fs::path folder = lost.back().parent_path();
+    std::error_code error;
+    if (!fs::create_directory(folder, error) && error)
+      throw Error(ExitCode::usage, "cannot create the folder {}: {}", folder.string(), error.message());
+    impl_->tensorboard = std::make_unique<TensorBoardWriter>(folder, impl_->last_step);
+  }
+  return lost;
 }
 
 void MetricsWriter::write_validation(int64_t step, const ValidationMetrics& metrics) {
@@ -246,8 +263,8 @@ void MetricsWriter::write_validation(int64_t step, const ValidationMetrics& metr
   if (metrics.bits_per_byte) impl_->add("bits_per_byte", *metrics.bits_per_byte);
   if (metrics.ema) impl_->add("ema", true);
   impl_->end();
-  impl_->tensorboard.write(step, {{"validation_loss", metrics.loss}});
-  if (metrics.bits_per_byte) impl_->tensorboard.write(step, {{"bits_per_byte", *metrics.bits_per_byte}});
+  impl_->tensorboard->write(step, {{"validation_loss", metrics.loss}});
+  if (metrics.bits_per_byte) impl_->tensorboard->write(step, {{"bits_per_byte", *metrics.bits_per_byte}});
 }
 
 void MetricsWriter::write_rollback(int64_t step, const RollbackMetrics& metrics) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace gptrain::inline train {
 
@@ -74,10 +75,10 @@ class MetricsWriter {
   void write_rollback(int64_t step, const RollbackMetrics& metrics);
   // Writes a text that the model generated after `step` to samples.jsonl.
   void write_sample(int64_t step, const std::string& prompt, const std::string& text);
-  // Returns true if the path of metrics.jsonl no longer leads to it.
+  // Returns true if the path of metrics.jsonl or of TensorBoard's file no longer leads to it.
   bool is_gone() const;
-  // Starts metrics.jsonl anew and returns a warning. THROWS Error(usage) if it cannot.
-  std::string begin_again();
+  // Starts the files anew that are gone, and returns their paths. THROWS Error(usage) if it cannot.
+  std::vector<std::filesystem::path> begin_again();
   // Makes all records so far survive a crash of the machine. Call before a checkpoint is saved, so that no checkpoint
   // is ahead of its metrics. Any thread, beside other calls.
   void sync() const;

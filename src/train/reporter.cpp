@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -27,6 +28,10 @@
 namespace gptrain::inline train {
 
 namespace fs = std::filesystem;
+
+// Files that describe the run.
+constexpr const char* config_name = "config.json";
+constexpr const char* memory_name = "run.json";
 
 Reporter::Reporter(const RunContext& context, FolderWatch& folder, const TrainingStep& step,
                    const MachineLimits& limits, int64_t last_step)
@@ -68,15 +73,32 @@ void Reporter::open(int64_t resumed_step) {
   const fs::path& out = folder_.out();
   metrics_.emplace(out, resumed_step);
   if (!metrics_->warning().empty()) print_err("warning: {}\n", metrics_->warning());
-  write_whole_file(out / "config.json", show_config(context_.config, ConfigText::for_any_ranks));
-  write_whole_file(out / "run.json", memory_json(context_.config, step_.spec(), taken_));
+  describe_run();
+}
+
+void Reporter::describe_run() const {
+  write_whole_file(folder_.out() / config_name, show_config(context_.config, ConfigText::for_any_ranks));
+  write_whole_file(folder_.out() / memory_name, memory_json(context_.config, step_.spec(), taken_));
 }
 
 void Reporter::look_for_files() {
-  if (!metrics_ || !metrics_->is_gone()) return;
+  if (!metrics_) return;
+  std::string lost;
+  for (const char* const name : {config_name, memory_name}) {
+    std::error_code unknown;
+    if (fs::status(folder_.out() / name, unknown).type() == fs::file_type::not_found) lost = name;
+  }
+  if (lost.empty() && !metrics_->is_gone()) return;
   // Looks again, as a folder that has replaced the run's since the last look must get none of its files.
   folder_.look();
-  if (folder_.fault().empty()) print_err("warning: {}\n", metrics_->begin_again());
+  if (!folder_.fault().empty()) return;
+  for (const fs::path& path : metrics_->begin_again()) {
+    print_err("warning: {} was removed or replaced while the run wrote to it: a new one begins with the next step\n",
+              path.string());
+  }
+  if (lost.empty()) return;
+  describe_run();
+  print_err("warning: {} was removed while the run lasted, and is written again\n", (folder_.out() / lost).string());
 }
 
 // Returns " x 4 pipeline (1f1b)", or an empty text without pipeline parallelism.

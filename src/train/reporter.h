@@ -81,6 +81,7 @@ class Reporter {
   void write_page() const;
 
  private:
+  void describe_run() const;
   std::string pipeline_text() const;
   void warn_of_spread_tensor_groups() const;
 

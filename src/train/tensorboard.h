@@ -26,6 +26,8 @@ class TensorBoardWriter {
   // Writes one event. Reuses its buffers, so that only the first calls allocate.
   void write(int64_t step, std::initializer_list<Scalar> scalars);
 
+  const OutputFile& file() const { return file_; }
+
  private:
   void begin_event(int64_t step);
   void write_event();

@@ -15,6 +15,7 @@ from typing import NamedTuple
 EXECUTABLE = Path(os.environ.get("GPTRAIN", "build/gptrain")).resolve()
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(SOURCE_ROOT / "tests"))
+from busy import slowness
 
 FINISHED, USAGE, DATA, CHECKPOINT, DEVICE, DIVERGED, MACHINE, REQUEUE = 0, 2, 3, 4, 5, 6, 7, 75
 
@@ -23,7 +24,7 @@ BYTES_VOCABULARY = 257
 END_OF_DOCUMENT = 256
 
 # Generous: a sanitizer build on a busy machine is many times slower than a release build.
-TIMEOUT_SECONDS = 120
+TIMEOUT_SECONDS = 120 * slowness()
 
 TINY_MODEL = {"num_layers": 1, "hidden_size": 8, "num_heads": 2, "vocab_size": BYTES_VOCABULARY, "sequence_length": 16}
 

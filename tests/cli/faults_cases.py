@@ -295,14 +295,17 @@ class Data(CliCase):
                 self.refuse(DATA, message, "data", "verify", name)
 
     def test_a_file_cut_short_while_it_is_read(self):
-        self.write_corpus(num_tokens=400_000)
-        process = self.start("train", self.write_config(tiny_config()), *ENDLESS)
-        self.wait_until(lambda: process.stdout.readline().startswith("step 3/"), process)
-        os.truncate(self.path("corpus.bin"), 4096)
-        _, error = process.communicate(timeout=TIMEOUT_SECONDS)
-        self.assertEqual(process.returncode, DATA, error)
-        self.assertRegex(error, r"gptrain: step \d+: corpus\.bin, byte \d+: cannot be read: the file was cut short while it was open")
-        self.assertEqual(len(self.checkpoint_steps()), 1)
+        # The missing part of a page reads as zeros, missing pages give a signal.
+        for num_tokens, kept_bytes in ((400_000, 4096), (1500, 100)):
+            shutil.rmtree(self.path("out"), ignore_errors=True)
+            self.write_corpus(num_tokens=num_tokens)
+            process = self.start("train", self.write_config(tiny_config()), *ENDLESS)
+            self.wait_until(lambda p=process: p.stdout.readline().startswith("step 3/"), process)
+            os.truncate(self.path("corpus.bin"), kept_bytes)
+            _, error = process.communicate(timeout=TIMEOUT_SECONDS)
+            self.assertEqual(process.returncode, DATA, error)
+            self.assertRegex(error, r"gptrain: step \d+: corpus\.bin, byte \d+: cannot be read: the file was cut short while it was open")
+            self.assertEqual(len(self.checkpoint_steps()), 1)
 
     def test_the_index_of_a_multimodal_dataset(self):
         write_tokens(self.path("images"), list(range(60)), sequence_lengths=[20, 30, 10])

@@ -8,6 +8,7 @@ import time
 
 from cli_case import CHECKPOINT, DATA, FINISHED, USAGE, not_of_some_cases, overrides
 from checkpoints_cases import RANK_FILE, CheckpointCase
+from busy import slowness
 
 DEEP = 100_000
 CASTAGNOLI = 0x82F63B78
@@ -268,7 +269,7 @@ class Scale(HostileCase):
     def refuse_soon(self, messages, *arguments):
         start = time.monotonic()
         error = self.refuse(USAGE, messages, *arguments)
-        self.assertLess(time.monotonic() - start, self.SECONDS)
+        self.assertLess(time.monotonic() - start, self.SECONDS * slowness())
         return error
 
     @not_of_some_cases
@@ -307,7 +308,7 @@ class Scale(HostileCase):
         self.edit_header(lambda text: json.dumps(header))
         start = time.monotonic()
         self.refuse(CHECKPOINT, 'tensor "weight/t" is none of the model', "checkpoint", "verify", "out")
-        self.assertLess(time.monotonic() - start, self.SECONDS)
+        self.assertLess(time.monotonic() - start, self.SECONDS * slowness())
 
     def test_a_config_beyond_its_limit(self):
         self.write_config(" " * 1_000_000 + "{}", "large.json")
@@ -334,4 +335,4 @@ class Scale(HostileCase):
         start = time.monotonic()
         self.refuse(CHECKPOINT, ["manifest.json cannot be used", "samples"], "train", self.config, "--resume",
                     *overrides("run.steps=8"))
-        self.assertLess(time.monotonic() - start, self.SECONDS)
+        self.assertLess(time.monotonic() - start, self.SECONDS * slowness())

@@ -8,10 +8,14 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
+import termios
+import time
 from pathlib import Path
 
 from cli_case import (CHECKPOINT, DATA, EXECUTABLE, FINISHED, MACHINE, REQUEUE, TIMEOUT_SECONDS, USAGE, CliCase,
                       overrides, overwrite, tiny_config)
+from busy import slowness
 from ports import free_port
 
 ENDLESS = overrides("run.steps=100000000", "checkpoint.every_steps=0")
@@ -178,7 +182,7 @@ class Launchers(CliCase):
             line = process.stderr.readline()
             self.assertIn("waits for rank 1" if rank == 0 else "waits for rank 0 at 127.0.0.1 port ", line)
             process.send_signal(signal.SIGTERM)
-            _, error = process.communicate(timeout=5)
+            _, error = process.communicate(timeout=5 * slowness())
             self.assertEqual(process.returncode, REQUEUE, error)
             self.assertIn("was stopped by a signal while it waited for rank", error)
             self.assertIn("nothing was begun", error)
@@ -225,6 +229,9 @@ class Limits(CliCase):
             result = self.run_limited({resource.RLIMIT_AS: (mebibytes << 20, mebibytes << 20)}, "train", config)
             # The system's loader ends with 127 where it has no room for CUDA's libraries.
             self.assertIn(result.returncode, (MACHINE, 127), result.stderr)
+        result = self.run_limited({resource.RLIMIT_DATA: (40 << 20, 40 << 20)}, "train", config)
+        self.assertEqual(result.returncode, MACHINE, result.stderr)
+        self.assertIn("the process may have 40.0 MiB of data (ulimit -d)", result.stderr)
 
     def test_sockets_of_ranks(self):
         """All groups of a pair of ranks share a connection; rank 0 has a second one to each, for the heartbeat."""
@@ -253,8 +260,10 @@ class Output(CliCase):
         process = subprocess.Popen([EXECUTABLE, "train", config], cwd=self.folder, stdout=writer, stderr=subprocess.PIPE)
         self.addCleanup(self._end, process)
         os.close(writer)
-        # The run has filled the pipe long before its metrics come to this step, were it not to wait.
-        self.wait_until(lambda: self.path("out/metrics.jsonl").exists(), process)
+        # A line more has no room.
+        unread = lambda: int.from_bytes(fcntl.ioctl(reader, termios.FIONREAD, bytes(4)), sys.byteorder)
+        self.wait_until(lambda: unread() > 3950, process)
+        time.sleep(0.1)  # for the next line
         with os.fdopen(reader, encoding="utf-8") as lines:
             steps = [line for line in lines if line.startswith("step ")]
         _, error = process.communicate(timeout=TIMEOUT_SECONDS)
@@ -311,6 +320,20 @@ class Folders(CliCase):
         self.assertEqual(process.returncode, REQUEUE, error)
         self.assertIn("warning: out/metrics.jsonl was removed or replaced while the run wrote to it", error)
         self.assertEqual(self.records()[-1]["step"], self.checkpoint_steps()[0])
+
+    def test_other_files_removed(self):
+        """Files of TensorBoard and those that describe the run are missed, too."""
+        process = self.start("train", self.write_run(), *ENDLESS)
+        self.wait_until(lambda: process.stdout.readline().startswith("step 3/"), process)
+        for name in ("config.json", "run.json"):
+            self.path(f"out/{name}").unlink()
+        shutil.rmtree(self.path("out/tb"))
+        self.wait_until(lambda: len(list(self.path("out").glob("*.json")) + list(self.path("out").glob("tb/*"))) == 3, process)
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=TIMEOUT_SECONDS)
+        self.assertEqual(process.returncode, REQUEUE, error)
+        self.assertRegex(error, "warning: out/(config|run).json was removed while the run lasted, and is written again")
+        self.assertRegex(error, r"warning: out/tb/\S+ was removed or replaced while the run wrote to it")
 
     def test_metrics_replaced_by_a_folder(self):
         process = self.start("train", self.write_run(), *ENDLESS)
@@ -378,3 +401,16 @@ class FileSystems(CliCase):
             told += "it is tried again" in done.stderr
             self.succeed("checkpoint", "verify", out)
         self.assertGreater(told, 2)
+        # The renames of config.json and run.json come first.
+        done = self.run_with("rename:error=ESTALE:when=3", "train", config, "--set", "run.out=renamed")
+        self.assertEqual(done.returncode, FINISHED, done.stderr)
+        self.assertRegex(done.stderr, r"warning: cannot rename \S+ to renamed/checkpoints/step-00000006: .*; it is tried again")
+
+    def test_errors_between_checkpoints(self):
+        """Looks at the folder and records that fail once in a while end no run, and lose nothing."""
+        config = self.write_run(checkpoint={"every_steps": 0}, run={"steps": 100})
+        for calls in ("newfstatat:error=ESTALE:when=250..600+7", "write:error=EIO:when=40..90+11"):
+            shutil.rmtree(self.path("out"), ignore_errors=True)
+            done = self.run_with(calls, "train", config)
+            self.assertEqual(done.returncode, FINISHED, done.stderr)
+            self.assertEqual([record["step"] for record in self.records()], list(range(1, 101)))

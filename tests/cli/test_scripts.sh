@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests the shell scripts: each parses, can be run, passes shellcheck if that is installed, and refuses unknown
-# arguments. Also tests where Slurm scripts find their program, the corpus script, the test counter, and the build's option
-# for another oneDNN. Run as test_scripts.sh SOURCE_ROOT.
+# arguments. Also tests where Slurm scripts find their program and which jobs are queued again, the job script of PBS on the
+# page of clusters, the corpus script, the test counter, and the build's option for another oneDNN. Run as test_scripts.sh SOURCE_ROOT.
 set -euo pipefail
 cd "$1"
 failures=0
@@ -52,6 +52,51 @@ for script in one-node several-nodes preemptible; do
     PATH="$scratch/bin:$PATH" SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 SLURM_JOB_NODELIST=n1 bash slurm_script run.json
 done
 expect 1 'SLURM_JOB_ID: start this script by sbatch' env -u SLURM_JOB_ID bash tools/slurm/one-node.sbatch run.json
+
+# Plays the starts of one job of preemptible.sbatch, each with the exit code and the last line of its run, and checks
+# whether the job is queued again: expect_starts (CODE LINE yes|no)...
+expect_starts() {
+  local restart=0 again
+  # shellcheck disable=SC2016  # for the shells of the job
+  printf '#!/bin/sh\necho "$LINE"\nexit "$CODE"\n' >"$scratch/bin/srun"
+  printf '#!/bin/sh\necho RUNNING\n' >"$scratch/bin/squeue"
+  # shellcheck disable=SC2016
+  printf '#!/bin/sh\n[ "$1" != requeue ] || exec touch again\nprintf "   Command=%s/tools/slurm/preemptible.sbatch\\n   StdOut=log\\n"\n' \
+    "$PWD" >"$scratch/bin/scontrol"
+  chmod +x "$scratch/bin/squeue"
+  rm -f "$scratch/work/log"
+  while (($#)); do
+    rm -f "$scratch/work/again"
+    env --chdir="$scratch/work" PATH="$scratch/bin:$PATH" CODE="$1" LINE="$2" GPTRAIN_MPI=none SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 \
+      SLURM_JOB_NODELIST=n1 SLURM_RESTART_COUNT=$restart bash slurm_script run.json >>"$scratch/work/log" 2>&1 && fail "start $restart: exit 0"
+    [[ -e $scratch/work/again ]] && again=yes || again=no
+    [[ $again == "$3" ]] || fail "start $restart, exit $1 after '$2': queued again: $again"
+    restart=$((restart + 1))
+    shift 3
+  done
+}
+expect_starts 75 'step 3/9' yes 75 'step 3/9' yes 75 '' yes
+expect_starts 5 'step 7/9 | loss 1' yes 5 'step 8/9' yes 137 '0: step 7/9' no
+expect_starts 5 'checkpoint of step 7 saved in 1 s' yes 5 'checkpoint of step 7 saved in 2 s' no
+expect_starts 75 'step 7/9' yes 5 'resumed from x (step 7)' no
+for code in 1 2 3 4 6 7; do expect_starts "$code" 'step 3/9' no; done
+
+# The job of PBS passes USR2 on, whether PBS signals its shell alone or all of its processes, and queues itself again.
+mkdir "$scratch/pbs"
+(cd "$scratch/pbs" && bash -c "$(sed -n '/^cat >job.sh/,/^END$/p' "$OLDPWD/tools/CLUSTERS.md")")
+# shellcheck disable=SC2016  # for the shells of the job
+printf '#!/bin/sh\ntrap "exit 75" USR2\necho begun >began\nwhile :; do sleep 0.02; done\n' >"$scratch/bin/mpirun"
+printf '#!/bin/sh\necho "$@" >again\n' >"$scratch/bin/qsub"
+chmod +x "$scratch/bin/mpirun" "$scratch/bin/qsub"
+for whole in '' -; do
+  rm -f "$scratch/pbs/began" "$scratch/pbs/again"
+  env PATH="$scratch/bin:$PATH" PBS_O_WORKDIR="$scratch/pbs" setsid sh "$scratch/pbs/job.sh" >/dev/null 2>&1 &
+  job=$!
+  for ((i = 0; i < 3000; ++i)); do [[ ! -e $scratch/pbs/began ]] || break; sleep 0.01; done
+  kill -USR2 -- "$whole$job"
+  wait "$job" || true
+  [[ $(cat "$scratch/pbs/again") == job.sh ]] || fail "the job of PBS, '$whole': not queued again"
+done
 
 # A faulty oneDNN folder is reported before anything is built.
 if command -v meson >/dev/null; then

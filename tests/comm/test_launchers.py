@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Starts runs of two ranks with the real launchers of others: MPICH's mpiexec and torchrun.
+"""Starts and stops runs of two ranks with the real launchers of others: Open MPI's mpirun, MPICH's mpiexec and torchrun.
 
 Run as test_launchers.py GPTRAIN. A launcher that is not installed is fetched into a temporary folder: MPICH from Debian, torch
 from PyPI (or TORCHRUN names one). Exits with 77 where neither can be had.
@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
-from cli_case import tiny_config, write_tokens
+from cli_case import REQUEUE, tiny_config, write_tokens
 from ports import free_port
 
 SKIPPED = 77
@@ -66,14 +67,18 @@ def write_run(folder):
     (folder / "run.json").write_text(json.dumps(tiny_config(batch={"global": 4, "micro": 1})))
 
 
+def environment(variables):
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)}
+    return {**clean, "GPTRAIN_SECRET": "a secret of 32 bytes or so......", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **variables}
+
+
 def check_run(name, launcher, gptrain, folder, variables):
     """Starts a run, and goes on with it by the same command."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)}
     command = [*launcher, gptrain, "train", "run.json", "--resume", "latest", "--set", f"run.out={name}"]
     for steps in ("3", "9"):
         done = subprocess.run([*map(str, command), "--steps", steps], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True,
-                              env={**clean, "GPTRAIN_SECRET": "a secret of 32 bytes or so......", **variables}, text=True,
-                              timeout=RUN_SECONDS, check=False)
+                              env=environment(variables), text=True, timeout=RUN_SECONDS, check=False)
         output = done.stdout + done.stderr
         if done.returncode != 0 or "2 ranks: 1 tensor x 2 data" not in output:
             print(f"FAILED  {name}: exit {done.returncode}\n{output[-3000:]}")
@@ -83,25 +88,50 @@ def check_run(name, launcher, gptrain, folder, variables):
     return saved[-1] == "step-00000006"
 
 
+def check_stop(name, launcher, number, code, gptrain, folder, variables):
+    """Stops a run by a signal to its launcher, which tools/CLUSTERS.md names: it is saved first."""
+    command = [*launcher, gptrain, "train", "run.json", "--set", f"run.out={name}", "--set", "run.steps=100000000"]
+    process = subprocess.Popen([*map(str, command)], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, env=environment(variables), text=True)
+    begun = any(line.startswith("step 3/") for line in process.stdout)
+    process.send_signal(number)
+    try:
+        output, _ = process.communicate(timeout=RUN_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+    saved = begun and process.returncode == code and len(list((folder / name / "checkpoints").glob("step-*"))) == 1
+    print(f"{'ok    ' if saved else 'FAILED'}  {name}: {number.name}, exit {process.returncode}{'' if saved else output[-3000:]}",
+          flush=True)
+    return saved
+
+
 def main():
     gptrain = Path(sys.argv[1]).resolve()
     with tempfile.TemporaryDirectory(prefix="gptrain-launchers-") as name:
         folder = Path(name)
         write_run(folder)
         results = []
+        if mpirun := shutil.which("mpirun"):
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                results.append(check_stop(f"openmpi-{number.name}", [mpirun, "--oversubscribe", "-n", "2"], number, REQUEUE,
+                                          gptrain, folder, {}))
         mpiexec, variables = find_mpiexec(folder)
         if mpiexec:
             results.append(check_run("mpich", [mpiexec, "-n", "2"], gptrain, folder, variables))
             several = {**variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+            results.append(check_stop("mpich-stop", [mpiexec, "-n", "2"], signal.SIGUSR1, REQUEUE, gptrain, folder, variables))
             results.append(check_run("mpich-address", [mpiexec, "-n", "2"], gptrain, folder, several))
         if torchrun := find_torchrun(folder):
             together = ["--nnodes", "1", "--nproc-per-node", "2", "--no-python"]
             results.append(check_run("torchrun-standalone", [torchrun, "--standalone", *together[2:]], gptrain, folder, {}))
+            results.append(check_stop("torchrun-stop", [torchrun, "--standalone", *together[2:]], signal.SIGTERM, 1, gptrain,
+                                      folder, {}))
             results.append(check_run("torchrun-c10d", [torchrun, *together[:4], "--rdzv-backend", "c10d", "--rdzv-endpoint",
                                                        f"127.0.0.1:{free_port()}", "--no-python"], gptrain, folder, {}))
             results.append(check_run("torchrun-static", [torchrun, *together[:4], "--master-addr", "127.0.0.1", "--master-port",
                                                          str(free_port()), "--no-python"], gptrain, folder, {}))
-        print(f"{results.count(True)} starts by real launchers, {results.count(False)} failed"
+        print(f"{results.count(True)} starts and stops by real launchers, {results.count(False)} failed"
               f"{'' if mpiexec else '; no MPICH'}{'' if torchrun else '; no torchrun'}")
         return SKIPPED if not results else 0 if all(results) else 1
 

@@ -6,6 +6,7 @@ Run as test_ranks.py GPTRAIN HAS_MPI [--rounds N] [--seed N] [options of unittes
 """
 import argparse
 import json
+import math
 import os
 import random
 import re
@@ -22,12 +23,14 @@ import test_crash
 from other_processes import MPIRUN_CRASHED, damage_memory
 from rank_processes import RANKS, SLACK_SECONDS, Ranks, overrides
 from test_crash import catches, read_safetensors, wait_for
+from busy import slowness
 
 STEPS = 18
 SAVE_EVERY = 2
 MESH = ("parallel.tensor=2", "parallel.zero=1", "batch.micro=1", "run.threads=1")
 # Seconds for which a rank may be silent. mpirun and MPI start ranks slowly beside other tests.
-COMM_TIMEOUT_SECONDS = {"threads": 2, "tcp": 2, "mpi": 8}
+# On a busy machine, ranks that live are silent for longer.
+COMM_TIMEOUT_SECONDS = {mode: math.ceil(seconds * min(slowness(), 5)) for mode, seconds in (("threads", 2), ("tcp", 2), ("mpi", 8))}
 NEVER_SECONDS = 60  # for tests in which no rank is lost
 REPORT_SECONDS = 1
 ANSWER_SECONDS = 5   # extra wait for rank 0's answer by ranks that still look for each other
@@ -93,6 +96,10 @@ class RanksTest(unittest.TestCase):
     @classmethod
     def new_run(cls, name):
         return RanksRun(cls.folder / name, cls.folder, cls.MESH)
+
+    def assert_within(self, seconds, allowed, output=""):
+        """Checks a duration, for which a busy machine is allowed longer."""
+        self.assertLess(seconds, allowed * slowness(), output)
 
     @staticmethod
     def modes(*names):
@@ -173,7 +180,7 @@ class Loss(RanksTest):
         # Ranks that had not met yet wait for all to come. Leftovers of an earlier kill look like a save.
         started = f"{RANKS} ranks: " in output
         meeting = 0 if started else COMM_TIMEOUT_SECONDS[mode] + ANSWER_SECONDS
-        self.assertLess(seconds, meeting + REPORT_SECONDS + SLACK_SECONDS, output)
+        self.assert_within(seconds, meeting + REPORT_SECONDS + SLACK_SECONDS, output)
         # A rank that is no longer needed is not missed.
         if started and mode != "threads" and "\ndone: " not in output:
             self.assertRegex(output, rf"1 of {RANKS} ranks lost; rank {int(victim == 0)} \(.+\) ends the run")
@@ -216,11 +223,11 @@ class Loss(RanksTest):
         self.assertTrue(ranks.send(victim, signal.SIGSTOP))
         # If the others end first, the report is in the output as well.
         wait_for(ranks, lambda: "ranks lost" in ranks.output())
-        self.assertLess(time.monotonic() - began, COMM_TIMEOUT_SECONDS[mode] + REPORT_SECONDS, ranks.output())
+        self.assert_within(time.monotonic() - began, COMM_TIMEOUT_SECONDS[mode] + REPORT_SECONDS, ranks.output())
         codes = ranks.wait(left_out=victim if mode == "tcp" else None)
         seconds = time.monotonic() - began
         self.assertLessEqual(set(codes), {DEVICE, MPIRUN_CRASHED if mode == "mpi" else DEVICE}, ranks.output())
-        self.assertLess(seconds, COMM_TIMEOUT_SECONDS[mode] + REPORT_SECONDS + SLACK_SECONDS)
+        self.assert_within(seconds, COMM_TIMEOUT_SECONDS[mode] + REPORT_SECONDS + SLACK_SECONDS)
         self.assertRegex(ranks.output(),
                          rf"  rank {victim} \(.+\) is silent for more than {COMM_TIMEOUT_SECONDS[mode]} s "
                          rf"\(comm.timeout_seconds\); {LAST_SEEN}\n")
@@ -319,13 +326,15 @@ class Faults(RanksTest):
     def check_refusal(self, ranks, code, *messages):
         began = time.monotonic()
         self.assertLessEqual(set(ranks.wait()), {code, MPIRUN_CRASHED if ranks.mode == "mpi" else code}, ranks.output())
-        self.assertLess(time.monotonic() - began, COMM_TIMEOUT_SECONDS[ranks.mode] + ANSWER_SECONDS + SLACK_SECONDS)
+        self.assert_within(time.monotonic() - began, COMM_TIMEOUT_SECONDS[ranks.mode] + ANSWER_SECONDS + SLACK_SECONDS)
         output = ranks.output()
         for message in messages:
             self.assertRegex(output, message)
         self.assertEqual(len(re.findall(r"^gptrain: ", output, re.MULTILINE)), 1, output)
         if ranks.mode == "tcp":
-            self.assertEqual([log.read_text(encoding="utf-8") for log in ranks.logs[1:]], [""] * (RANKS - 1))
+            # On a busy machine, ranks say after five seconds for whom they wait.
+            texts = [re.sub(r"(?m)^rank \d+ .* waits for rank .*\n", "", log.read_text(encoding="utf-8")) for log in ranks.logs[1:]]
+            self.assertEqual(texts, [""] * (RANKS - 1))
         self.assertEqual(ranks.left(), [])
 
     def test_memory_that_changes(self):
@@ -462,7 +471,8 @@ class Faults(RanksTest):
         ranks = run.start_ranks(self, "tcp", prefix=["true"], prefixed_rank=1)
         codes = ranks.wait()
         self.assertEqual(codes, [DEVICE, 0, DEVICE, DEVICE], ranks.output())
-        self.assertRegex(ranks.output(), r"^gptrain: of 4 ranks, 1 did not come within 2 s \(comm.timeout_seconds\)")
+        self.assertRegex(ranks.output(), r"(?m)^gptrain: of 4 ranks, 1 did not come within "
+                                          rf"{COMM_TIMEOUT_SECONDS['tcp']} s \(comm.timeout_seconds\)")
 
 
 class OtherMesh(RanksTest):

@@ -56,7 +56,7 @@ class Stages(test_ranks.RanksTest):
             self.assertTrue(ranks.send(MIDDLE, signal.SIGKILL))
             began = time.monotonic()
             codes = ranks.wait()
-            self.assertLess(time.monotonic() - began, REPORT_SECONDS + SLACK_SECONDS)
+            self.assert_within(time.monotonic() - began, REPORT_SECONDS + SLACK_SECONDS)
             output = ranks.output()
             if mode == "tcp":
                 self.assertEqual(codes[MIDDLE], -signal.SIGKILL, output)
@@ -77,7 +77,7 @@ class Stages(test_ranks.RanksTest):
             began = time.monotonic()
             self.assertTrue(ranks.send(MIDDLE, signal.SIGSTOP))
             codes = ranks.wait(left_out=MIDDLE if mode == "tcp" else None)
-            self.assertLess(time.monotonic() - began, COMM_TIMEOUT_SECONDS[mode] + REPORT_SECONDS + SLACK_SECONDS)
+            self.assert_within(time.monotonic() - began, COMM_TIMEOUT_SECONDS[mode] + REPORT_SECONDS + SLACK_SECONDS)
             self.assertLessEqual(set(codes), {DEVICE, MPIRUN_CRASHED if mode == "mpi" else DEVICE}, ranks.output())
             self.assertRegex(ranks.output(), rf"  rank {MIDDLE} \(.+\) is silent for more than {COMM_TIMEOUT_SECONDS[mode]} s "
                                              rf"\(comm.timeout_seconds\); {SEEN_AT_STAGE}")
@@ -107,7 +107,7 @@ class Stages(test_ranks.RanksTest):
             began = time.monotonic()
             os.truncate(other / "train.bin", 0)
             codes = ranks.wait()
-            self.assertLess(time.monotonic() - began, COMM_TIMEOUT_SECONDS["tcp"] + SLACK_SECONDS)
+            self.assert_within(time.monotonic() - began, COMM_TIMEOUT_SECONDS["tcp"] + SLACK_SECONDS)
             output = ranks.output()
             self.assertEqual(codes, [DATA] * RANKS, output)
             self.assertRegex(output, r"train\.bin, byte \d+: cannot be read: the file was cut short while it was open")

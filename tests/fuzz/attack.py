@@ -24,7 +24,7 @@ def main():
     parser.add_argument("--files", type=int, default=300, help="damaged ones of each kind (default: %(default)s)")
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
-    seeded, kinds_of_run_files = ["--seed", seed], 6
+    seeded, kinds_of_run_files, kinds_of_profiles = ["--seed", seed], 6, 3
     # test_ranks.py kills as often with each way to carry messages.
     parts = {
         "kills of one rank": ["crash/test_crash.py", options.gptrain, "--rounds", options.kills, *seeded],
@@ -34,6 +34,8 @@ def main():
                                   "--files", kinds_of_run_files * options.files, "Files"],
         "mutants of configs": ["fuzz/test_mutants.py", options.gptrain, options.short_writes, *seeded,
                                "--configs", options.files, "Configs"],
+        "damaged profiles": ["fuzz/test_mutants.py", options.gptrain, options.short_writes, *seeded,
+                             "--files", kinds_of_profiles * options.files, "Profiles"],
         "damaged files of corpora": ["fuzz/test_corpus_mutants.py", options.gptrain, *seeded, "--files", options.files],
         "hostile strings": ["fuzz/test_strings.py", options.gptrain, *seeded],
     }

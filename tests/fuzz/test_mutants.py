@@ -66,6 +66,42 @@ class Mutants(unittest.TestCase):
         return config
 
 
+    def check_figures(self, plan, text):
+        def walk(value, name):
+            if isinstance(value, dict):
+                for key, member in value.items():
+                    walk(member, key)
+            elif isinstance(value, (int, float)) and FIGURES.search(name):
+                self.assertGreaterEqual(value, 0, f"{name} of {text}")
+        walk(plan, "")
+        classes = [value for key, value in plan.items() if key.endswith("_bytes") and not key.startswith("host_") and key not in (
+            "peak_bytes", "checkpoint_bytes", "target_memory_bytes")]
+        self.assertEqual(sum(classes), plan["peak_bytes"], text)
+        self.assertEqual(sum(plan["parameters_by_part"].values()), plan["total_parameters"], text)
+        if plan["peak_bytes"] > plan["target_memory_bytes"]:
+            self.assertFalse(plan["fits"], text)
+
+    def damage(self, content):
+        data = bytearray(content)
+        kind = self.draw.randrange(6)
+        at = self.draw.randrange(len(data))
+        if kind == 0:
+            data[at] ^= 1 << self.draw.randrange(8)
+        elif kind == 1:
+            del data[at:]
+        elif kind == 2:
+            data[at:at + 8] = self.draw.choice([b"\xff" * 8, b"\0" * 8, b"\x7f" + b"\xff" * 7])
+        elif kind == 3:
+            del data[at:at + self.draw.randrange(1, 40)]
+        elif kind == 4:
+            data[at:at] = data[self.draw.randrange(len(data)):][:50] or b"x"
+        else:
+            # The bytes in which formats keep their sizes.
+            at = self.draw.randrange(min(64, len(data)))
+            data[at] = self.draw.randrange(256)
+        return bytes(data)
+
+
 class Configs(Mutants):
     """Dry runs of mutated configs: each is refused, or prints consistent figures."""
 
@@ -90,21 +126,6 @@ class Configs(Mutants):
             text = text[:at] + self.draw.choice(("", "[", "}", '"', "//", "\x00", "\x7f", "9" * 400, "[" * 70)) + text[at + 1:]
         return text
 
-    def check_figures(self, plan, text):
-        def walk(value, name):
-            if isinstance(value, dict):
-                for key, member in value.items():
-                    walk(member, key)
-            elif isinstance(value, (int, float)) and FIGURES.search(name):
-                self.assertGreaterEqual(value, 0, f"{name} of {text}")
-        walk(plan, "")
-        classes = [value for key, value in plan.items() if key.endswith("_bytes") and not key.startswith("host_") and key not in (
-            "peak_bytes", "checkpoint_bytes", "target_memory_bytes")]
-        self.assertEqual(sum(classes), plan["peak_bytes"], text)
-        self.assertEqual(sum(plan["parameters_by_part"].values()), plan["total_parameters"], text)
-        if plan["peak_bytes"] > plan["target_memory_bytes"]:
-            self.assertFalse(plan["fits"], text)
-
     def test_mutants(self):
         base = self.write_run()
         schema = json.loads(self.run_gptrain("config", "schema")[1])["properties"]
@@ -125,26 +146,6 @@ class Configs(Mutants):
 class Files(Mutants):
     """Damaged files of a run: every reader refuses them, or reads the original content."""
 
-    def damage(self, path):
-        data = bytearray(path.read_bytes())
-        kind = self.draw.randrange(6)
-        at = self.draw.randrange(len(data))
-        if kind == 0:
-            data[at] ^= 1 << self.draw.randrange(8)
-        elif kind == 1:
-            del data[at:]
-        elif kind == 2:
-            data[at:at + 8] = self.draw.choice([b"\xff" * 8, b"\0" * 8, b"\x7f" + b"\xff" * 7])
-        elif kind == 3:
-            del data[at:at + self.draw.randrange(1, 40)]
-        elif kind == 4:
-            data[at:at] = data[self.draw.randrange(len(data)):][:50] or b"x"
-        else:
-            # The bytes in which formats keep their sizes.
-            at = self.draw.randrange(min(64, len(data)))
-            data[at] = self.draw.randrange(256)
-        return bytes(data)
-
     def test_damaged(self):
         self.write_run()
         self.assertEqual(self.run_gptrain("train", "run.json")[0], FINISHED)
@@ -158,7 +159,7 @@ class Files(Mutants):
         for number in range(FILES):
             name = sorted(targets)[number % len(targets)]
             expected, commands = targets[name]
-            damaged = self.damage(self.folder / name)
+            damaged = self.damage(sound[name])
             (self.folder / name).write_bytes(damaged)
             command = self.draw.choice(commands)
             code, _, err = self.run_gptrain(*command)
@@ -170,6 +171,50 @@ class Files(Mutants):
                 shutil.copytree(self.folder / "sound", self.folder / "out")
             (self.folder / name).write_bytes(sound[name])
         print(f"{FILES} damaged files")
+
+
+class Profiles(Mutants):
+    """Damaged profiles of a device, a cluster and software: a dry run refuses them, or plans consistent figures."""
+
+    def leaf_changed(self, content):
+        """Returns the JSON with another value in one place."""
+        places, whole = [], [json.loads(content)]
+        def walk(value):
+            for key in value if isinstance(value, dict) else range(len(value)):
+                places.append((value, key))
+                if isinstance(value[key], (dict, list)):
+                    walk(value[key])
+        walk(whole)
+        numbers = [(container, key) for container, key in places if isinstance(container[key], (int, float))]
+        container, key = self.draw.choice(numbers if self.draw.random() < 0.7 else places)
+        other = [self.draw.choice(EDGES), self.draw.choice(ODD)]
+        if (container, key) in numbers:
+            other += 4 * [container[key] * self.draw.choice((0.01, 0.5, 2, 100))]
+        container[key] = self.draw.choice(other)
+        return json.dumps(whole[0]).encode()
+
+    def test_damaged(self):
+        self.write_run()
+        shipped = Path(__file__).resolve().parents[2] / "configs"
+        profiles = {"target": "devices/h100-sxm.json", "cluster": "clusters/dgx-h100.json", "software": "software/megatron-lm.json"}
+        sound = {name: (shipped / path).read_bytes() for name, path in profiles.items()}
+        for name, content in sound.items():
+            (self.folder / f"{name}.json").write_bytes(content)
+        command = ["train", "run.json", "--dry-run", "--json", *(word for name in profiles for word in (f"--{name}", f"{name}.json"))]
+        self.assertEqual(self.run_gptrain(*command)[0], FINISHED)
+        planned = 0
+        for number in range(FILES):
+            name = sorted(profiles)[number % len(profiles)]
+            change = self.leaf_changed if self.draw.random() < 0.7 else self.damage
+            content = change(sound[name])
+            (self.folder / f"{name}.json").write_bytes(content)
+            code, out, err = self.run_gptrain(*command)
+            self.check_end(code, err, f"{name}: {content}")
+            if code == FINISHED:
+                planned += 1
+                self.check_figures(json.loads(out), content)
+            (self.folder / f"{name}.json").write_bytes(sound[name])
+        print(f"{FILES} damaged profiles, {planned} of them planned")
 
 
 class SystemCalls(Mutants):

@@ -85,6 +85,8 @@ TEST_CASE("an unknown word is refused with the nearest one") {
 TEST_CASE("an unknown key is refused with the nearest one") {
   CHECK(fault({"model.num_layer=12"}) == "model.num_layer = 12: unknown key (try model.num_layers)");
   CHECK(fault({"modle.num_layers=12"}) == "modle.num_layers = 12: unknown key (try model.num_layers)");
+  CHECK(fault({"run.st=12"}) == "run.st = 12: unknown key (try run.steps)");
+  CHECK(fault({"gbs=12"}) == "gbs = 12: unknown key (try batch.global)");
   CHECK(fault({"model.lr=12"}) == "model.lr = 12: unknown key (try optimizer.lr)");
   CHECK(fault({"steps=10"}) == "steps = 10: unknown key (try run.steps)");
   CHECK(fault({"data.train.path=x"}) == R"(data.train.path = "x": unknown key (try data.train))");
@@ -102,6 +104,8 @@ TEST_CASE("what other trainers call a key is answered with ours") {
   CHECK(fault({"checkpoint.interval=1"}) == "checkpoint.interval = 1: unknown key (try checkpoint.every_steps)");
   CHECK(fault({"optimizer.params.lr=1"}) == "optimizer.params.lr = 1: unknown key (try optimizer.lr)");
   CHECK(fault({"optimizer.params.beta1=1"}) == "optimizer.params.beta1 = 1: unknown key (try optimizer.betas)");
+  CHECK(fault({"parallelism.pipeline_parallel_schedule=x"}).ends_with("unknown key (try parallel.pipeline_schedule)"));
+  CHECK(fault({"activation_checkpoint.mode=x"}).ends_with("unknown key (try memory.recompute)"));
   CHECK(fault({"fp16=true"}) == R"(fp16 = true: unknown key (try precision.compute = "fp16"))");
   CHECK(refusal(R"({"optimizer": {"params": 1, "grad_clip": 1}, "training": {}, "zero_optimization": {"stage": 1}})")
             .starts_with(R"(optimizer.params = 1: unknown key, and gptrain has none like it
@@ -118,6 +122,11 @@ TEST_CASE("a key that gptrain has not is answered with the reason, and with no k
         {"model.use_flash_attn=true", "unknown key; attention is always fused"},
         {"run.report_to=wandb", "unknown key; metrics.jsonl and tb/ in run.out"},
         {"model.zzzzqqq=1", "unknown key, and gptrain has none like it"},
+        {"moe=true", "unknown key; gptrain has no mixture of experts"},
+        {"parallel.dp=8", "unknown key; the data ranks are those that"},
+        {"ru=1", "unknown key, and gptrain has none like it"},
+        {"data.x=1", "unknown key, and gptrain has none like it"},
+        {"train.=1", "unknown key, and gptrain has none like it"},
         {"zzzzqqq=1", "unknown key, and gptrain has none like it"}}) {
     INFO(setting);
     CHECK(fault({setting}).find(words) != std::string::npos);
