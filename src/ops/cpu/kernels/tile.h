@@ -112,6 +112,10 @@ void product(ProductRows c, LeftOperand a, UnitRows b, ProductSizes sizes, bool 
                                                    sizes.depth, accumulate);
   };
   for (; col + widest * lanes <= sizes.cols; col += widest * lanes) strip(std::integral_constant<int, widest>());
+  if (widest > 2 && col + 2 * lanes <= sizes.cols) {
+    strip(std::integral_constant<int, 2>());
+    col += 2 * lanes;
+  }
   for (; col < sizes.cols; col += lanes) strip(std::integral_constant<int, 1>());
 }
 
@@ -124,7 +128,7 @@ void pack_rows(Unit* out, int64_t stride, const T* from, int64_t from_stride, in
     if constexpr (pairs || sizeof(T) == sizeof(float)) {
       const int64_t bytes = cols * static_cast<int64_t>(sizeof(T));
       std::memcpy(to, values, static_cast<size_t>(bytes));
-      std::memset(reinterpret_cast<std::byte*>(to) + bytes, 0, static_cast<size_t>(stride * 4 - bytes));
+      if (bytes < stride * 4) std::memset(reinterpret_cast<std::byte*>(to) + bytes, 0, static_cast<size_t>(stride * 4 - bytes));
     } else {
       for (int64_t col = 0; col < cols; ++col) to[col] = __builtin_bit_cast(uint32_t, as_float(values[col]));
       for (int64_t col = cols; col < stride; ++col) to[col] = 0;
