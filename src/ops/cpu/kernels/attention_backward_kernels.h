@@ -35,15 +35,16 @@ struct GradientTile : ScoreTile {
 };
 
 // Turns scores = q k^T into probabilities and d_scores = d_o v^T into gradients, in place. Rows past the last query
-// become zero.
-inline void softmax_backward(float* scores, float* d_scores, const GradientTile& tile) {
+// become zero. `strips`: mask.in_strips, as a constant.
+template <bool strips>
+void softmax_backward(float* scores, float* d_scores, const GradientTile& tile) {
   alignas(64) float factors[tile_size];
   const bool drops = tile.head.drop_threshold != 0;
   for (int64_t row = 0; row < tile.queries; ++row) {
     float* const p_row = scores + row * tile_size;
     float* const ds_row = d_scores + row * tile_size;
     if (drops) dropout_factors(factors, tile, row);
-    const PlaceRange keys = tile.mask.columns_of(row, lanes);
+    const PlaceRange keys = tile.mask.template columns_of<strips>(row, lanes);
     for (int64_t col = keys.first; col < keys.end; col += lanes) {
       const KeyGradients result =
           softmax_gradients(load(p_row + col), load(ds_row + col), drops ? factors + col : nullptr, tile.lse[row],
@@ -60,8 +61,9 @@ inline void softmax_backward(float* scores, float* d_scores, const GradientTile&
 // Writes the same in pairs, two rows at a time: p and ds as pairs of rows, [tile_size / 2][tile_size], and ds as pairs
 // along the columns, [tile_size][tile_size / 2]. After an odd number of rows comes one with zero scores; its infinite
 // log-sum-exp turns them into zero probabilities.
-inline void softmax_backward_pairs(const float* scores, const float* d_scores, const GradientTile& tile,
-                                   const AttentionBackwardBuffers& buffers) {
+template <bool strips>
+void softmax_backward_pairs(const float* scores, const float* d_scores, const GradientTile& tile,
+                            const AttentionBackwardBuffers& buffers) {
   alignas(64) float factors[2][tile_size];
   const bool drops = tile.head.drop_threshold != 0;
   for (int64_t row = 0; row < tile.queries; row += 2) {
@@ -71,7 +73,7 @@ inline void softmax_backward_pairs(const float* scores, const float* d_scores, c
       delta[1] = tile.delta[row + 1];
     }
     for (int r = 0; r < 2 && drops; ++r) dropout_factors(factors[r], tile, row + r);
-    const PlaceRange keys = tile.mask.columns_of(row, 2 * lanes);
+    const PlaceRange keys = tile.mask.template columns_of<strips>(row, 2 * lanes);
     for (int64_t col = keys.first; col < keys.end; col += 2 * lanes) {
       KeyGradients of[2][2];
       for (int r = 0; r < 2; ++r) {
@@ -200,9 +202,10 @@ void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int q
   LeftOperand ds_transposed{buffers.ds_pairs, 1, tile_size};
   LeftOperand ds{buffers.ds_rows, tile_size / 2, 1};
   if constexpr (pairs) {
-    softmax_backward_pairs(scores, d_scores, at, buffers);
+    mask.in_strips ? softmax_backward_pairs<true>(scores, d_scores, at, buffers)
+                   : softmax_backward_pairs<false>(scores, d_scores, at, buffers);
   } else {
-    softmax_backward(scores, d_scores, at);
+    mask.in_strips ? softmax_backward<true>(scores, d_scores, at) : softmax_backward<false>(scores, d_scores, at);
     p_transposed.units = reinterpret_cast<const Unit*>(scores);
     ds_transposed.units = reinterpret_cast<const Unit*>(d_scores);
     ds = {ds_transposed.units, tile_size, 1};

@@ -16,8 +16,9 @@ struct RunningRows {
 };
 
 // Turns one tile of scores into unnormalised probabilities exp(score - row_max) after dropout, in place or, for
-// pairs, in `probabilities`. Updates the running maximum of each row and rescales its sum and output to it.
-template <bool pairs>
+// pairs, in `probabilities`. Updates the running maximum of each row and rescales its sum and output to it. `strips`:
+// mask.in_strips, as a constant.
+template <bool pairs, bool strips>
 void online_softmax(float* scores, Unit* probabilities, const RunningRows& running, const ScoreTile& tile,
                     const TileMask& mask) {
   const float scale = factor_after_cap(tile.head);
@@ -26,7 +27,7 @@ void online_softmax(float* scores, Unit* probabilities, const RunningRows& runni
   for (int64_t row = 0; row < tile_size; ++row) shrink[row] = 0;
   for (int64_t row = 0; row < tile.queries; ++row) {
     Vec largest = broadcast(minus_infinity);
-    const PlaceRange keys = mask.columns_of(row, lanes);
+    const PlaceRange keys = mask.template columns_of<strips>(row, lanes);
     for (int64_t col = keys.first; col < keys.end; col += lanes) {
       const Vec values = load(scores + row * tile_size + col);
       largest = values > largest ? values : largest;
@@ -49,7 +50,7 @@ void online_softmax(float* scores, Unit* probabilities, const RunningRows& runni
       sum += p;
       return drops ? p * load(factors + col) : p;
     };
-    const PlaceRange keys = mask.columns_of(row, 2 * lanes);
+    const PlaceRange keys = mask.template columns_of<strips>(row, 2 * lanes);
     for (int64_t col = keys.first; col < keys.end; col += 2 * lanes) {
       const Vec first = kept(col), second = kept(col + lanes);
       if constexpr (pairs) {
@@ -188,7 +189,11 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
       cap_scores(scores, at.queries, head, mask);
       mask_scores(scores, at.queries, mask);
       const RunningRows running = rows_of_tile(tile);
-      online_softmax<pairs>(scores, buffers.probabilities, running, at, mask);
+      if (mask.in_strips) {
+        online_softmax<pairs, true>(scores, buffers.probabilities, running, at, mask);
+      } else {
+        online_softmax<pairs, false>(scores, buffers.probabilities, running, at, mask);
+      }
       const Unit* const probabilities = pairs ? buffers.probabilities : reinterpret_cast<const Unit*>(scores);
       product_over_seen<pairs>({running.o, packing.width}, {probabilities, pairs ? tile_size / 2 : tile_size, 1},
                                {buffers.v, packing.width}, {rows, packing.cols, packing.token_units(keys)}, true, mask,

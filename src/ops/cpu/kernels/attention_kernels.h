@@ -131,8 +131,10 @@ struct TileMask {
     for (int64_t first = 0; first < rows; first += strip_size)
       f(first, smaller(strip_size, rows - first), others[first / strip_size]);
   }
-  // RETURNS a range with the computed scores of a query: a multiple of `columns`.
+  // RETURNS a range with the computed scores of a query: a multiple of `columns`. `strips`: in_strips, as a constant.
+  template <bool strips>
   PlaceRange columns_of(int64_t row, int columns) const {
+    if constexpr (!strips) return {0, tile_size};
     const PlaceRange& range = keys[row / strip_size];
     return {range.first / columns * columns, (range.end + columns - 1) / columns * columns};
   }
@@ -178,7 +180,7 @@ inline void cap_scores(float* scores, int64_t queries, const AttentionHead& head
   if (head.softcap == 0.0F) return;
   const float factor = head.scale / head.softcap;
   for (int64_t row = 0; row < queries; ++row) {
-    const PlaceRange keys = mask.columns_of(row, lanes);
+    const PlaceRange keys = mask.columns_of<true>(row, lanes);
     for (float* at = scores + row * tile_size + keys.first; at < scores + row * tile_size + keys.end; at += lanes)
       store(at, tanh(load(at) * factor) * head.softcap);
   }

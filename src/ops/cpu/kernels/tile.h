@@ -128,7 +128,7 @@ void pack_rows(Unit* out, int64_t stride, const T* from, int64_t from_stride, in
     if constexpr (pairs || sizeof(T) == sizeof(float)) {
       const int64_t bytes = cols * static_cast<int64_t>(sizeof(T));
       std::memcpy(to, values, static_cast<size_t>(bytes));
-      if (bytes < stride * 4) std::memset(reinterpret_cast<std::byte*>(to) + bytes, 0, static_cast<size_t>(stride * 4 - bytes));
+      std::memset(reinterpret_cast<std::byte*>(to) + bytes, 0, static_cast<size_t>(stride * 4 - bytes));
     } else {
       for (int64_t col = 0; col < cols; ++col) to[col] = __builtin_bit_cast(uint32_t, as_float(values[col]));
       for (int64_t col = cols; col < stride; ++col) to[col] = 0;
