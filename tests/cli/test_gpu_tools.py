@@ -191,7 +191,7 @@ class Parts(unittest.TestCase):
             return re.findall(named, text[:text.index("\n}")])
 
         self.assertEqual([part.split(" (")[0] for part in parts("A")],
-                         ["every op", "attention patterns: $pattern", "steps beside the CPU", "profile of 124M",
+                         ["every op", "attention patterns: $pattern", "ops with $option", "steps beside the CPU", "profile of 124M",
                           "memcheck", "racecheck"])
         self.assertEqual(parts("B")[:4], ["products, by algorithm", "what the rules cost", "benches of kernels",
                                           "kernels at their marks"])
