@@ -206,7 +206,8 @@ TEST_CASE("ops of one name are told apart by what their time depends on") {
   CHECK(sizes_of_op("f32 query_key_forward rotary") == 1);
   CHECK(sizes_of_op("f32 cross_entropy_statistics softcap") == 1);
   for (const char* key : {"f32 norm_backward", "f32 norm_backward swiglu", "f32 adamw layernorm", "f64 adamw", "adamw",
-                          "f32 activation_forward", "f32 attention_forward softcap", "f32 linear_forward layernorm", "f32 query_key_forward true"}) {
+                          "f32 activation_forward", "f32 attention_forward softcap", "f32 linear_forward layernorm",
+                          "f32 query_key_forward true"}) {
     INFO(key);
     CHECK(sizes_of_op(key) == 0);
   }
