@@ -6,8 +6,8 @@
 # ones; a part that cannot run is "skipped", with the reason. Exits with 1 if anything failed, a mark of the table
 # included.
 #   tools/gpu_check.sh probe      lists what is installed, and tells if a build would fail: seconds
-#   tools/gpu_check.sh correctness (A) every op; attention by pattern; steps beside the CPU; a step of 124M with its
-#                                 profile; memcheck, racecheck
+#   tools/gpu_check.sh correctness (A) every op; attention by pattern and with caps, sinks and QK-clip; steps beside
+#                                 the CPU; a step of 124M with its profile; memcheck, racecheck
 #   tools/gpu_check.sh kernels    (B) products by algorithm; kernels and their marks; attention; FP8 products
 #   tools/gpu_check.sh steps      (C) whole steps and their marks, and beside PyTorch if python3 has it
 #   tools/gpu_check.sh ranks      (D) ranks: staged on one GPU, over NCCL, collectives; methods; stop and resume; memory
@@ -140,6 +140,11 @@ stage_A() {
   for pattern in band strided columns fixed global; do
     part "attention patterns: $pattern" "attention-$pattern.log" 30 "$folder/tests/ops/test_ops" --backend cuda \
       --repeats 2 --filter "$pattern:" || true
+  done
+  local option
+  for option in softcap sinks largest geglu '1 + gamma'; do
+    part "ops with $option" "ops-${option//[ +]/}.log" 30 "$folder/tests/ops/test_ops" --backend cuda --repeats 2 \
+      --filter "$option" || true
   done
   python_part 'steps beside the CPU (test_parity_cuda)' parity.log 150 each "$folder/tests/parity/test_parity_cuda" ||
     true

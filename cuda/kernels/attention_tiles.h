@@ -244,7 +244,11 @@ struct KeptBits {
     uint32_t kept = 0;
     for (int n = 0; n < 16; ++n) {
       const int token = tiles.picked_token(first_place + n);
-      kept |= uint32_t{dropout.words(query, token / 4)[static_cast<size_t>(token % 4)] >= dropout.threshold} << n;
+      const auto drawn = dropout.words(query, token / 4);
+      // An index that is no constant would put the words into local memory.
+      const uint32_t first_pair = token % 2 == 0 ? drawn[0] : drawn[1];
+      const uint32_t second_pair = token % 2 == 0 ? drawn[2] : drawn[3];
+      kept |= uint32_t{(token % 4 < 2 ? first_pair : second_pair) >= dropout.threshold} << n;
     }
     return kept;
   }

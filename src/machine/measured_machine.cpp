@@ -71,6 +71,7 @@ RateTables read_links(ProfileReader& reader, const std::string& path) {
 }
 
 constexpr std::string_view with_bias = "bias";
+constexpr std::string_view with_softcap = "softcap";
 
 // Whether the op computes a bias's gradient too. Beside its factors it moves the weights' gradient once or twice, and
 // the gradient of the bias, which has the size of one row.
@@ -85,9 +86,11 @@ bool sums_bias(const Event& op) {
 RateTables read_in_steps(ProfileReader& reader, const std::string& path) {
   RateTables tables;
   for (const std::string& key : reader.keys(path)) {
-    const size_t end = key.rfind(' ');
-    const bool has_bias = end != std::string::npos && std::string_view(key).substr(end + 1) == with_bias;
-    if (sizes_of_op(has_bias ? std::string_view(key).substr(0, end) : key) < 2) continue;  // unknown key
+    const std::vector<std::string_view> words = words_of(key);
+    std::string_view op = key;
+    if (words.back() == with_bias || (words.back() == with_softcap && key.find("attention") != std::string::npos))
+      op = op.substr(0, op.size() - words.back().size() - 1);
+    if (sizes_of_op(op) < 2) continue;  // unknown key
     const auto rows = reader.table(path + "." + key, 1);
     if (!rows.empty()) tables.emplace(key, RateTable(RateTable::Kind::ratio, rows));
   }
@@ -129,19 +132,27 @@ std::vector<int64_t> read_ranks(ProfileReader& reader, const std::string& path) 
 
 }  // namespace
 
-OpKinds op_kinds(const ModelConfig& model) { return {model.activation, model.norm, model.qk_norm}; }
+OpKinds op_kinds(const ModelConfig& model) {
+  return {.activation = model.activation,
+          .norm = model.norm,
+          .norms_query_key = model.qk_norm,
+          .caps_scores = model.attention_softcap > 0,
+          .caps_logits = model.logit_softcap > 0};
+}
 
 std::string op_key(std::string_view name, DType compute, const OpKinds& kinds) {
   std::string key = fmt::format("{} {}", dtype_name(table_dtype(compute)), name);
   if (name.starts_with("activation")) key += fmt::format(" {}", activation_names[kinds.activation]);
   if (name.starts_with("norm_")) key += fmt::format(" {}", norm_names[static_cast<size_t>(kinds.norm)]);
   if (name.starts_with("query_key")) key += fmt::format(" {}", query_key_names[kinds.norms_query_key ? 1 : 0]);
+  if (name.starts_with("cross_entropy") && kinds.caps_logits) key += fmt::format(" {}", with_softcap);
   return key;
 }
 
-std::string in_step_key(const Event& op) {
+std::string in_step_key(const Event& op, const OpKinds& kinds) {
   std::string key = op_key(op.name, op.products.dtype);
   if (sums_bias(op)) key += fmt::format(" {}", with_bias);
+  if (op.name.starts_with("attention") && kinds.caps_scores) key += fmt::format(" {}", with_softcap);
   return key;
 }
 
@@ -159,7 +170,8 @@ size_t sizes_of_op(std::string_view key) {
                         has_kind_of("query_key", query_key_names);
   const bool needs_kind =
       words[1].starts_with("activation") || words[1].starts_with("norm_") || words[1].starts_with("query_key");
-  if (needs_kind ? !has_kind : words.size() != 2) return 0;
+  const bool capped = words[1].starts_with("cross_entropy") && words.size() == 3 && words[2] == with_softcap;
+  if (needs_kind ? !has_kind : words.size() != 2 && !capped) return 0;
   if (words[1].starts_with("linear")) return 3;
   return words[1].starts_with("attention") ? 2 : 1;
 }
@@ -211,7 +223,7 @@ std::optional<double> measured_op_seconds(const RankShare& share, const Event& o
   const RateTable& table = found->second;
   if (!has_products) return share.factor * table.at({static_cast<double>(op.bytes_moved)});
   const auto flops = static_cast<double>(op.executed_flops);
-  const auto in_steps = share.share->in_steps.find(in_step_key(op));
+  const auto in_steps = share.share->in_steps.find(in_step_key(op, kinds));
   const double longer = in_steps == share.share->in_steps.end() ? 1 : in_steps->second.at({flops});
   const double limit = products.dtype == DType::f32 ? share.f32_flops : share.half_flops;
   const double rate = table.at(product_sizes(products)) / longer;

@@ -61,14 +61,17 @@ struct OpKinds {
   ActivationKind activation = ActivationKind::gelu_tanh;
   NormKind norm = NormKind::layernorm;
   bool norms_query_key = false;
+  bool caps_scores = false;  // model.attention_softcap
+  bool caps_logits = false;  // model.logit_softcap
 };
 OpKinds op_kinds(const ModelConfig& model);
 // Returns the key of an op's table: "bf16 linear_forward", "f32 activation_forward swiglu", "f32 norm_backward
-// rmsnorm", "bf16 query_key_forward norm". `compute` is the step's dtype; f16 counts as bf16.
+// rmsnorm", "bf16 query_key_forward norm", "bf16 cross_entropy softcap". `compute` is the step's dtype; f16 counts as
+// bf16.
 std::string op_key(std::string_view name, DType compute, const OpKinds& kinds = {});
-// Returns the key in MeasuredShare::in_steps: "bf16 linear_forward", "f32 linear_backward_weight bias".
-// REQUIRES: the op has matrix products.
-std::string in_step_key(const Event& op);
+// Returns the key in MeasuredShare::in_steps: "bf16 linear_forward", "f32 linear_backward_weight bias", "f32
+// attention_forward softcap". REQUIRES: the op has matrix products.
+std::string in_step_key(const Event& op, const OpKinds& kinds);
 // Returns the number of sizes in each row of the table with that key, or 0 if no op has it. Matrix products: 3 (m, n,
 // k), then FLOP/s. Attention: 2 (tokens of a sequence, size of a head), then executed FLOP/s. Other ops: 1 (bytes, as
 // their footprint counts them), then seconds.

@@ -52,11 +52,14 @@ constexpr std::array cpu_sizes{ModelSize{64, 32, 2, 256}, ModelSize{192, 128, 2,
 constexpr std::array gpu_sizes{ModelSize{256, 128, 2, 1024}, ModelSize{1024, 512, 8, 8192},
                                ModelSize{2048, 2048, 8, 32768}};
 
-// Settings of GPT-2, and of LLaMA without and with norms of queries and keys.
-constexpr std::array<std::string_view, 3> families = {
+// Settings of GPT-2, of LLaMA without and with norms of queries and keys, and of Gemma 2. The third has GeGLU, as
+// activations have tables of their own.
+constexpr std::array<std::string_view, 4> families = {
     R"("norm": "layernorm", "activation": "gelu_tanh", "positions": "learned")",
     R"("norm": "rmsnorm", "activation": "swiglu", "positions": "rope", "bias": false)",
-    R"("norm": "rmsnorm", "activation": "swiglu", "positions": "rope", "bias": false, "qk_norm": true)"};
+    R"("norm": "rmsnorm", "activation": "geglu", "positions": "rope", "bias": false, "qk_norm": true)",
+    R"("norm": "rmsnorm", "activation": "geglu_tanh", "positions": "rope", "bias": false,
+       "attention_softcap": 50.0, "logit_softcap": 30.0)"};
 
 RunConfig config_of(const ModelSize& size, std::string_view family, DType dtype, bool on_gpu) {
   const std::string text = fmt::format(
@@ -91,7 +94,7 @@ AskedOp asked_op(const Event& event, const StepConfig& config) {
   const OpKinds kinds = op_kinds(config.model);
   if (event.products.kind == ProductShape::Kind::none)
     return {op_key(event.name, config.precision.compute, kinds), {static_cast<double>(event.bytes_moved)}, "", 0};
-  return {op_key(event.name, event.products.dtype, kinds), product_sizes(event.products), in_step_key(event),
+  return {op_key(event.name, event.products.dtype, kinds), product_sizes(event.products), in_step_key(event, kinds),
           static_cast<double>(event.executed_flops)};
 }
 

@@ -191,8 +191,8 @@ class Parts(unittest.TestCase):
             return re.findall(named, text[:text.index("\n}")])
 
         self.assertEqual([part.split(" (")[0] for part in parts("A")],
-                         ["every op", "attention patterns: $pattern", "steps beside the CPU", "profile of 124M",
-                          "memcheck", "racecheck"])
+                         ["every op", "attention patterns: $pattern", "ops with $option", "steps beside the CPU",
+                          "profile of 124M", "memcheck", "racecheck"])
         self.assertEqual(parts("B")[:4], ["products, by algorithm", "what the rules cost", "benches of kernels",
                                           "kernels at their marks"])
         self.assertEqual(parts("D")[0], "stop and resume")

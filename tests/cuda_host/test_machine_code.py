@@ -17,14 +17,14 @@ ARCHITECTURE = 90
 MOST_ADDITIONS = 32
 POWERS = r"advance_moments|update(_rounding)?<(Averaged<)?AdafactorVectors"
 
-# Kernels that may access local memory, and how often. Attention in f32: 50 accesses a tile (140 by patterns of several
+# Kernels that may access local memory, and how often. Attention in f32: 50 accesses a tile (136 by patterns of several
 # runs of keys) beside 1,024 fused multiply-adds of each product are 2%; with registers for all, one block would fit a
-# multiprocessor where two do. In 16 bits by such patterns: 3 backward, of the path for rows that are no whole packs, and
-# 41 forward, where scores may be capped and a sink be added.
+# multiprocessor where two do. By such patterns in 16 bits, the tiles and runs of a block wait there for the loop over
+# keys: a tile of keys reads 12 numbers back beside 5,000 instructions.
 LOCAL = {r"(forward|backward_\w+)<FmaEngine<\w+>, \d, false>": 50,
-         r"(forward|backward_\w+)<FmaEngine<\w+>, \d, true>": 140,
-         r"backward_\w+<MmaEngine<\w+>, \d, true>": 20,
-         r"forward<MmaEngine<\w+>, \d, true>": 44}
+         r"(forward|backward_\w+)<FmaEngine<\w+>, \d, true>": 136,
+         r"backward_\w+<MmaEngine<\w+>, \d, true>": 22,
+         r"forward<MmaEngine<\w+>, \d, true>": 38}
 
 # Kernels in which a trip of a loop adds in f64 to the sum of the trip before: the most additions of a thread, reckoned
 # for the largest shapes of training (1.5B parameters, 16,384 tokens, 8 ranks).

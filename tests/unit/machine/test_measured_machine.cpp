@@ -53,6 +53,7 @@ MeasuredMachine machine_of(double gflops = 100) {
                           .slow_down_beside_traffic = 0.5};
   machine.shares = {share_of(1, 4, gflops, 1e-10), share_of(4, 1, gflops / 4, 4e-10)};
   machine.shares[0].in_steps.emplace("bf16 attention_forward", RateTable(RateTable::Kind::ratio, {{1e6, 1}}));
+  machine.shares[0].in_steps.emplace("bf16 attention_forward softcap", RateTable(RateTable::Kind::ratio, {{1e6, 1.5}}));
   machine.shares[1].between_ops_seconds = 2e-6;
   machine.shares[1].in_steps.emplace("f32 linear_backward_weight bias",
                                      RateTable(RateTable::Kind::ratio, {{1e6, 1.25}, {1e8, 1}}));
@@ -197,12 +198,16 @@ TEST_CASE("ops of one name are told apart by what their time depends on") {
   CHECK(op_key("norm_forward", DType::f32, {.norm = NormKind::rmsnorm}) == "f32 norm_forward rmsnorm");
   CHECK(op_key("query_key_backward", DType::f32, {.norms_query_key = true}) == "f32 query_key_backward norm");
   CHECK(op_key("squared_norm", DType::f32, {.norm = NormKind::rmsnorm}) == "f32 squared_norm");
+  CHECK(op_key("cross_entropy", DType::f32, {.caps_logits = true}) == "f32 cross_entropy softcap");
+  CHECK(op_key("attention_forward", DType::f32, {.caps_scores = true, .caps_logits = true}) == "f32 attention_forward");
   CHECK(sizes_of_op("f32 linear_forward") == 3);
   CHECK(sizes_of_op("bf16 attention_backward") == 2);
   CHECK(sizes_of_op("f32 norm_backward layernorm") == 1);
   CHECK(sizes_of_op("f32 query_key_forward rotary") == 1);
+  CHECK(sizes_of_op("f32 cross_entropy_statistics softcap") == 1);
   for (const char* key : {"f32 norm_backward", "f32 norm_backward swiglu", "f32 adamw layernorm", "f64 adamw", "adamw",
-                          "f32 activation_forward", "f32 linear_forward layernorm", "f32 query_key_forward true"}) {
+                          "f32 activation_forward", "f32 attention_forward softcap", "f32 linear_forward layernorm",
+                          "f32 query_key_forward true"}) {
     INFO(key);
     CHECK(sizes_of_op(key) == 0);
   }
@@ -217,12 +222,29 @@ TEST_CASE("ops with products take longer in a step than alone") {
            .products = {.kind = ProductShape::Kind::plain, .m = 256, .n = 256, .k = 256}};
   const RankShare share = share_of_rank(machine, 4, 1);
   const double alone = *measured_op_seconds(share, op, DType::f32, {});
-  CHECK(in_step_key(op) == "f32 linear_backward_weight");
+  CHECK(in_step_key(op, {}) == "f32 linear_backward_weight");
   op.bytes_moved += 2 * 4 * 256;
   CHECK(*measured_op_seconds(share, op, DType::f32, {}) == Approx(1.25 * alone));
-  CHECK(in_step_key(op) == "f32 linear_backward_weight bias");
+  CHECK(in_step_key(op, {}) == "f32 linear_backward_weight bias");
   op.executed_flops = 1'000'000'000;
   CHECK(*measured_op_seconds(share, op, DType::f32, {}) == Approx(1000 * alone));
+}
+
+TEST_CASE("attention with a softcap has ratios of its own") {
+  const File file(machine_text(machine_of(), source));
+  const MeasuredMachine machine = *find_device(File::path()).measured;
+  const Event op{.name = AttentionForward::name,
+                 .executed_flops = 1'000'000,
+                 .products = {.kind = ProductShape::Kind::attention_forward,
+                              .dtype = DType::bf16,
+                              .count = 1,
+                              .m = 256,
+                              .n = 256,
+                              .k = 64}};
+  const auto seconds = [&](const OpKinds& kinds) {
+    return *measured_op_seconds(share_of_rank(machine, 1, 4), op, DType::bf16, kinds);
+  };
+  CHECK(seconds({.caps_scores = true}) == Approx(1.5 * seconds({.caps_logits = true})));
 }
 
 TEST_CASE("the matrix rate is no less than the best that the tables give on all cores") {

@@ -31,18 +31,21 @@ inline KeyGradients softmax_gradients(Vec score, Vec dp, const float* factors, f
 // A tile of scores in backward, with its queries' statistics.
 struct GradientTile : ScoreTile {
   const float *lse, *delta;  // point at the first query's values
+  const TileMask& mask;
 };
 
 // Turns scores = q k^T into probabilities and d_scores = d_o v^T into gradients, in place. Rows past the last query
-// become zero.
-inline void softmax_backward(float* scores, float* d_scores, const GradientTile& tile) {
+// become zero. `strips`: mask.in_strips, as a constant.
+template <bool strips>
+void softmax_backward(float* scores, float* d_scores, const GradientTile& tile) {
   alignas(64) float factors[tile_size];
   const bool drops = tile.head.drop_threshold != 0;
   for (int64_t row = 0; row < tile.queries; ++row) {
     float* const p_row = scores + row * tile_size;
     float* const ds_row = d_scores + row * tile_size;
     if (drops) dropout_factors(factors, tile, row);
-    for (int64_t col = 0; col < tile_size; col += lanes) {
+    const PlaceRange keys = tile.mask.template columns_of<strips>(row, lanes);
+    for (int64_t col = keys.first; col < keys.end; col += lanes) {
       const KeyGradients result =
           softmax_gradients(load(p_row + col), load(ds_row + col), drops ? factors + col : nullptr, tile.lse[row],
                             tile.delta[row], tile.head);
@@ -58,8 +61,9 @@ inline void softmax_backward(float* scores, float* d_scores, const GradientTile&
 // Writes the same in pairs, two rows at a time: p and ds as pairs of rows, [tile_size / 2][tile_size], and ds as pairs
 // along the columns, [tile_size][tile_size / 2]. After an odd number of rows comes one with zero scores; its infinite
 // log-sum-exp turns them into zero probabilities.
-inline void softmax_backward_pairs(const float* scores, const float* d_scores, const GradientTile& tile,
-                                   const AttentionBackwardBuffers& buffers) {
+template <bool strips>
+void softmax_backward_pairs(const float* scores, const float* d_scores, const GradientTile& tile,
+                            const AttentionBackwardBuffers& buffers) {
   alignas(64) float factors[2][tile_size];
   const bool drops = tile.head.drop_threshold != 0;
   for (int64_t row = 0; row < tile.queries; row += 2) {
@@ -69,7 +73,8 @@ inline void softmax_backward_pairs(const float* scores, const float* d_scores, c
       delta[1] = tile.delta[row + 1];
     }
     for (int r = 0; r < 2 && drops; ++r) dropout_factors(factors[r], tile, row + r);
-    for (int64_t col = 0; col < tile_size; col += 2 * lanes) {
+    const PlaceRange keys = tile.mask.template columns_of<strips>(row, 2 * lanes);
+    for (int64_t col = keys.first; col < keys.end; col += 2 * lanes) {
       KeyGradients of[2][2];
       for (int r = 0; r < 2; ++r) {
         for (int n = 0; n < 2; ++n) {
@@ -185,20 +190,22 @@ void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int q
   const Unit* const d_o = buffers.d_o + query_tile * packing.tile;
   float* const scores = buffers.scores;
   float* const d_scores = buffers.d_scores;
-  const ProductSizes of_scores{rows, tile_size, packing.depth};
-  product<pairs>({scores, tile_size}, {q, packing.row_units, 1}, {buffers.k, tile_size}, of_scores, false);
-  product<pairs>({d_scores, tile_size}, {d_o, packing.row_units, 1}, {buffers.v, tile_size}, of_scores, false);
   const float* const lse = tiles.picked_queries ? buffers.lse : head.lse;
-  const GradientTile at{{head, tiles, query_tile, queries, of.key}, lse + query, buffers.delta + query};
-  cap_scores(scores, queries, head);
-  mask_scores(scores, at);
+  const ScoreTile score_tile{head, tiles, query_tile, queries, of.key};
+  const TileMask mask(score_tile, packing.skips_hidden);
+  const GradientTile at{score_tile, lse + query, buffers.delta + query, mask};
+  product_of_seen<pairs>(scores, {q, packing.row_units, 1}, buffers.k, rows, packing.depth, mask);
+  product_of_seen<pairs>(d_scores, {d_o, packing.row_units, 1}, buffers.v, rows, packing.depth, mask);
+  cap_scores(scores, queries, head, mask);
+  mask_scores(scores, queries, mask);
   LeftOperand p_transposed{buffers.p_pairs, 1, tile_size};
   LeftOperand ds_transposed{buffers.ds_pairs, 1, tile_size};
   LeftOperand ds{buffers.ds_rows, tile_size / 2, 1};
   if constexpr (pairs) {
-    softmax_backward_pairs(scores, d_scores, at, buffers);
+    mask.in_strips ? softmax_backward_pairs<true>(scores, d_scores, at, buffers)
+                   : softmax_backward_pairs<false>(scores, d_scores, at, buffers);
   } else {
-    softmax_backward(scores, d_scores, at);
+    mask.in_strips ? softmax_backward<true>(scores, d_scores, at) : softmax_backward<false>(scores, d_scores, at);
     p_transposed.units = reinterpret_cast<const Unit*>(scores);
     ds_transposed.units = reinterpret_cast<const Unit*>(d_scores);
     ds = {ds_transposed.units, tile_size, 1};
@@ -213,11 +220,13 @@ void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int q
                    of.adds);
   } else {
     const ProductSizes sizes{key_rows, packing.cols, query_units};
-    product<pairs>({of.dv, packing.width}, p_transposed, {d_o + pairs_offset, packing.width}, sizes, of.adds);
-    product<pairs>({of.dk, packing.width}, ds_transposed, {q + pairs_offset, packing.width}, sizes, of.adds);
+    product_over_seen<pairs>({of.dv, packing.width}, p_transposed, {d_o + pairs_offset, packing.width}, sizes, of.adds,
+                             mask, mask.queries);
+    product_over_seen<pairs>({of.dk, packing.width}, ds_transposed, {q + pairs_offset, packing.width}, sizes, of.adds,
+                             mask, mask.queries);
   }
-  product<pairs>({buffers.dq + query * packing.width, packing.width}, ds, {of.k_for_dq, packing.width},
-                 {rows, packing.cols, packing.token_units(of.keys)}, adds_to_dq);
+  product_over_seen<pairs>({buffers.dq + query * packing.width, packing.width}, ds, {of.k_for_dq, packing.width},
+                           {rows, packing.cols, packing.token_units(of.keys)}, adds_to_dq, mask, mask.keys);
 }
 
 // RETURNS a tile's sums as rows of packed_width, in memory of packed keys if they are not.

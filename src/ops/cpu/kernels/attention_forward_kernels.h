@@ -16,16 +16,19 @@ struct RunningRows {
 };
 
 // Turns one tile of scores into unnormalised probabilities exp(score - row_max) after dropout, in place or, for
-// pairs, in `probabilities`. Updates the running maximum of each row and rescales its sum and output to it.
-template <bool pairs>
-void online_softmax(float* scores, Unit* probabilities, const RunningRows& running, const ScoreTile& tile) {
+// pairs, in `probabilities`. Updates the running maximum of each row and rescales its sum and output to it. `strips`:
+// mask.in_strips, as a constant.
+template <bool pairs, bool strips>
+void online_softmax(float* scores, Unit* probabilities, const RunningRows& running, const ScoreTile& tile,
+                    const TileMask& mask) {
   const float scale = factor_after_cap(tile.head);
   const bool drops = tile.head.drop_threshold != 0;
   alignas(64) float shrink[tile_size];
   for (int64_t row = 0; row < tile_size; ++row) shrink[row] = 0;
   for (int64_t row = 0; row < tile.queries; ++row) {
-    Vec largest = load(scores + row * tile_size);
-    for (int64_t col = lanes; col < tile_size; col += lanes) {
+    Vec largest = broadcast(minus_infinity);
+    const PlaceRange keys = mask.template columns_of<strips>(row, lanes);
+    for (int64_t col = keys.first; col < keys.end; col += lanes) {
       const Vec values = load(scores + row * tile_size + col);
       largest = values > largest ? values : largest;
     }
@@ -47,7 +50,8 @@ void online_softmax(float* scores, Unit* probabilities, const RunningRows& runni
       sum += p;
       return drops ? p * load(factors + col) : p;
     };
-    for (int64_t col = 0; col < tile_size; col += 2 * lanes) {
+    const PlaceRange keys = mask.template columns_of<strips>(row, 2 * lanes);
+    for (int64_t col = keys.first; col < keys.end; col += 2 * lanes) {
       const Vec first = kept(col), second = kept(col + lanes);
       if constexpr (pairs) {
         store(probabilities + (row * tile_size + col) / 2, pair_neighbours(first, second));
@@ -127,13 +131,6 @@ struct QueryGroup {
     }
     return false;
   }
-
- private:
-  static PlaceRange united(const PlaceRange& a, const PlaceRange& b) {
-    if (a.size() == 0) return b;
-    if (b.size() == 0) return a;
-    return {a.first < b.first ? a.first : b.first, a.end > b.end ? a.end : b.end};
-  }
 };
 
 template <typename T, bool pairs>
@@ -186,15 +183,21 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
       const ScoreTile at{head, tiles, static_cast<int>(first_tile + tile), queries_of(tile), key};
       const int64_t rows = round_up(at.queries, product_rows);
       float* const scores = buffers.scores;
-      product<pairs>({scores, tile_size}, {buffers.q + tile * packing.tile, packing.row_units, 1},
-                     {buffers.k, tile_size}, {rows, tile_size, packing.depth}, false);
-      cap_scores(scores, at.queries, head);
-      mask_scores(scores, at);
+      const TileMask mask(at, packing.skips_hidden);
+      product_of_seen<pairs>(scores, {buffers.q + tile * packing.tile, packing.row_units, 1}, buffers.k, rows,
+                             packing.depth, mask);
+      cap_scores(scores, at.queries, head, mask);
+      mask_scores(scores, at.queries, mask);
       const RunningRows running = rows_of_tile(tile);
-      online_softmax<pairs>(scores, buffers.probabilities, running, at);
+      if (mask.in_strips) {
+        online_softmax<pairs, true>(scores, buffers.probabilities, running, at, mask);
+      } else {
+        online_softmax<pairs, false>(scores, buffers.probabilities, running, at, mask);
+      }
       const Unit* const probabilities = pairs ? buffers.probabilities : reinterpret_cast<const Unit*>(scores);
-      product<pairs>({running.o, packing.width}, {probabilities, pairs ? tile_size / 2 : tile_size, 1},
-                     {buffers.v, packing.width}, {rows, packing.cols, packing.token_units(keys)}, true);
+      product_over_seen<pairs>({running.o, packing.width}, {probabilities, pairs ? tile_size / 2 : tile_size, 1},
+                               {buffers.v, packing.width}, {rows, packing.cols, packing.token_units(keys)}, true, mask,
+                               mask.keys);
     }
   }
   for (int64_t tile = 0; tile < count; ++tile) {

@@ -89,18 +89,107 @@ inline Vec tanh(Vec x) {
   return magnitude < 0.625F ? small : (x < 0.0F ? -large : large);
 }
 
+// RETURNS the smallest range with two others.
+inline PlaceRange united(const PlaceRange& a, const PlaceRange& b) {
+  if (a.size() == 0) return b;
+  if (b.size() == 0) return a;
+  return {a.first < b.first ? a.first : b.first, a.end > b.end ? a.end : b.end};
+}
+
+// Rows or columns of a tile of scores of which a hidden part is skipped.
+constexpr int strip_size = 16;
+constexpr int num_strips = tile_size / strip_size;
+
+// The pairs of a tile of scores that are seen. Places are relative to the tile.
+struct TileMask {
+  bool whole;                                    // no pair is hidden, and `front` and `back` are not set
+  bool in_strips = false;                        // false: products cover the tile
+  PlaceRange front[tile_size], back[tile_size];  // keys that each query sees
+  // Keys with all that a strip of queries sees, and queries with all that see a strip of keys: multiples of strip_size,
+  // and of the same blocks of scores. No other block is computed.
+  PlaceRange keys[num_strips], queries[num_strips];
+
+  // `skips` false: for products that cover the tile.
+  TileMask(const ScoreTile& tile, bool skips) : whole(tile.tiles.whole(tile.query_tile, tile.key)) {
+    for (int64_t i = 0; i < num_strips; ++i) keys[i] = {0, tile_size};
+    if (whole) return;
+    find_rows(tile);
+    if (!skips) return;
+    PlaceRange seen[num_strips];
+    for (int64_t row = 0; row < tile.queries; ++row) {
+      for (const PlaceRange& range : {front[row], back[row]})
+        seen[row / strip_size] = united(seen[row / strip_size], in_tile(range));
+    }
+    in_strips = find_strips(seen);
+    for (int64_t i = 0; in_strips && i < num_strips; ++i) keys[i] = seen[i];
+  }
+
+  // Calls f(first, rows, others) for each strip of some rows, or once for all.
+  template <typename F>
+  void each_strip(const PlaceRange* others, int64_t rows, const F& f) const {
+    if (!in_strips) return f(0, rows, PlaceRange{0, tile_size});
+    for (int64_t first = 0; first < rows; first += strip_size)
+      f(first, smaller(strip_size, rows - first), others[first / strip_size]);
+  }
+  // RETURNS a range with the computed scores of a query: a multiple of `columns`. `strips`: in_strips, as a constant.
+  template <bool strips>
+  PlaceRange columns_of(int64_t row, int columns) const {
+    if constexpr (!strips) return {0, tile_size};
+    const PlaceRange& range = keys[row / strip_size];
+    return {range.first / columns * columns, (range.end + columns - 1) / columns * columns};
+  }
+
+ private:
+  void find_rows(const ScoreTile& tile) {
+    const int first_key = tile.key.first();
+    const auto relative = [&](const PlaceRange& range) {
+      return PlaceRange{range.first - first_key, range.end - first_key};
+    };
+    const PlacedTokens tokens(tile.tiles, tile.tiles.picked_queries, tile.first_query(), tile.queries);
+    for (int64_t row = 0; row < tile.queries; ++row) {
+      front[row] = back[row] = {};
+      if (tokens.at[row] >= tile.tiles.tokens) continue;
+      const SeenKeys seen = tile.tiles.seen(tokens.at[row]);
+      front[row] = relative(tile.key.picked ? seen.picked : seen.global);
+      back[row] = relative(tile.key.picked ? seen.picked : seen.local);
+    }
+  }
+  // RETURNS the strips of keys that a range touches.
+  static PlaceRange in_tile(const PlaceRange& range) {
+    const int first = range.first > 0 ? range.first : 0, end = range.end < tile_size ? range.end : tile_size;
+    if (end <= first) return {};
+    return {first / strip_size * strip_size, (end + strip_size - 1) / strip_size * strip_size};
+  }
+  // Sets `queries`. RETURNS false if the queries of a strip of keys are no range.
+  bool find_strips(const PlaceRange* seen) {
+    for (int key = 0; key < tile_size; key += strip_size) {
+      PlaceRange& range = queries[key / strip_size];
+      for (int i = 0; i < num_strips; ++i) {
+        if (!seen[i].contains(key)) continue;
+        const PlaceRange strip{i * strip_size, (i + 1) * strip_size};
+        if (range.size() > 0 && range.end < strip.first) return false;
+        range = united(range, strip);
+      }
+    }
+    return true;
+  }
+};
+
 // Turns scores q k^T into capped ones, if the head has a softcap.
-inline void cap_scores(float* scores, int64_t queries, const AttentionHead& head) {
+inline void cap_scores(float* scores, int64_t queries, const AttentionHead& head, const TileMask& mask) {
   if (head.softcap == 0.0F) return;
   const float factor = head.scale / head.softcap;
-  for (int64_t i = 0; i < queries * tile_size; i += lanes)
-    store(scores + i, tanh(load(scores + i) * factor) * head.softcap);
+  for (int64_t row = 0; row < queries; ++row) {
+    const PlaceRange keys = mask.columns_of<true>(row, lanes);
+    for (float* at = scores + row * tile_size + keys.first; at < scores + row * tile_size + keys.end; at += lanes)
+      store(at, tanh(load(at) * factor) * head.softcap);
+  }
 }
 
 // RETURNS the factor of scores after cap_scores.
 inline float factor_after_cap(const AttentionHead& head) { return head.softcap == 0.0F ? head.scale : 1.0F; }
 
-// Sets a row's scores at places outside of two ranges, relative to the tile's first key, to minus infinity.
+// Sets a row's scores at places outside of two ranges to minus infinity.
 inline void hide_row(float* scores, const PlaceRange& front, const PlaceRange& back) {
   IntVec place;
   for (int i = 0; i < lanes; ++i) place[i] = i;
@@ -112,23 +201,33 @@ inline void hide_row(float* scores, const PlaceRange& front, const PlaceRange& b
 }
 
 // Sets scores of keys that a query may not see, or that do not exist, to minus infinity.
-inline void mask_scores(float* scores, const ScoreTile& tile) {
-  if (tile.tiles.whole(tile.query_tile, tile.key)) return;
-  const int first_key = tile.key.first();
-  const auto relative = [&](const PlaceRange& range) {
-    return PlaceRange{range.first - first_key, range.end - first_key};
-  };
-  const PlacedTokens queries(tile.tiles, tile.tiles.picked_queries, tile.first_query(), tile.queries);
-  for (int64_t row = 0; row < tile.queries; ++row) {
-    float* const values = scores + row * tile_size;
-    if (queries.at[row] >= tile.tiles.tokens) {
-      hide_row(values, {}, {});
-      continue;
-    }
-    const SeenKeys seen = tile.tiles.seen(queries.at[row]);
-    hide_row(values, relative(tile.key.picked ? seen.picked : seen.global),
-             relative(tile.key.picked ? seen.picked : seen.local));
-  }
+inline void mask_scores(float* scores, int64_t queries, const TileMask& mask) {
+  if (mask.whole) return;
+  for (int64_t row = 0; row < queries; ++row) hide_row(scores + row * tile_size, mask.front[row], mask.back[row]);
+}
+
+// Computes the seen blocks of scores [rows, tile_size] = a b.
+template <bool pairs>
+void product_of_seen(float* scores, LeftOperand a, const Unit* b, int64_t rows, int64_t depth, const TileMask& mask) {
+  mask.each_strip(mask.keys, rows, [&](int64_t first, int64_t count, const PlaceRange& keys) {
+    product<pairs>({scores + first * tile_size + keys.first, tile_size},
+                   {a.units + first * a.row_stride, a.row_stride, a.unit_stride}, {b + keys.first, tile_size},
+                   {count, keys.size(), depth}, false);
+  });
+}
+
+// Computes c (+)= a b, where `a` holds scores of `sizes.rows` queries or keys, and `b` the `tokens` that it is summed
+// over. `others`: the mask's keys or queries.
+template <bool pairs>
+void product_over_seen(ProductRows c, LeftOperand a, UnitRows b, ProductSizes sizes, bool accumulate,
+                       const TileMask& mask, const PlaceRange* others) {
+  mask.each_strip(others, sizes.rows, [&](int64_t first, int64_t count, const PlaceRange& summed) {
+    constexpr int64_t tokens_per_unit = pairs ? 2 : 1;
+    const int64_t from = summed.first / tokens_per_unit, end = smaller(summed.end / tokens_per_unit, sizes.depth);
+    product<pairs>({c.values + first * c.stride, c.stride},
+                   {a.units + first * a.row_stride + from * a.unit_stride, a.row_stride, a.unit_stride},
+                   {b.units + from * b.stride, b.stride}, {count, sizes.cols, end > from ? end - from : 0}, accumulate);
+  });
 }
 
 // Rows of an operand.
@@ -185,6 +284,8 @@ PlacedRows<T> rows_of(const void* operand, int64_t stride) {
 // The shape of packed tiles.
 template <bool pairs>
 struct Packing {
+  static constexpr bool skips_hidden = !(pairs && tile_products);  // whether products leave out hidden blocks of scores
+
   explicit Packing(int64_t head_size_)
       : head_size(head_size_),
         width(packed_width(head_size_)),

@@ -112,6 +112,10 @@ void product(ProductRows c, LeftOperand a, UnitRows b, ProductSizes sizes, bool 
                                                    sizes.depth, accumulate);
   };
   for (; col + widest * lanes <= sizes.cols; col += widest * lanes) strip(std::integral_constant<int, widest>());
+  if (widest > 2 && col + 2 * lanes <= sizes.cols) {
+    strip(std::integral_constant<int, 2>());
+    col += 2 * lanes;
+  }
   for (; col < sizes.cols; col += lanes) strip(std::integral_constant<int, 1>());
 }
 
