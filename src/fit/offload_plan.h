@@ -9,6 +9,7 @@
 #include "ops/target.h"
 #include "parallel/program.h"
 #include "schedule/step_choices.h"
+#include "step/plan_step.h"
 
 namespace gptrain::inline fit {
 

@@ -6,6 +6,7 @@
 
 #include "config/run_config.h"
 #include "ops/target.h"
+#include "step/plan_step.h"
 
 namespace gptrain::inline fit {
 
