@@ -1,6 +1,7 @@
 #include "planner/faster_layout.h"
 
 #include <algorithm>
+#include <array>
 #include <fmt/format.h>
 #include <utility>
 
@@ -14,8 +15,8 @@ namespace gptrain::inline planner {
 namespace {
 
 constexpr int64_t most_stages = 16;
-constexpr int64_t most_chunks = 8;  // of a stage
-constexpr int64_t most_micro = 16;
+constexpr int64_t most_chunks = 8;                                     // of a stage
+constexpr std::array<int64_t, 8> micros = {1, 2, 3, 4, 6, 8, 12, 16};  // sequences per micro-batch
 constexpr size_t most_estimated = 16;
 constexpr int most_planned = 3;
 constexpr int64_t most_actions = 200'000;  // of a layout that is planned in full
@@ -53,8 +54,9 @@ class QuickSearch {
     const int64_t sequences = config_.batch.global / group.data;
     RunLayout layout{.tensor = group.tensor, .sequence = group.tensor > 1, .pipeline = group.pipeline};
     layout.data = group.data;
-    for (layout.micro = 1; layout.micro <= std::min(sequences, most_micro); layout.micro *= 2) {
-      if (sequences % layout.micro != 0) continue;
+    for (const int64_t micro : micros) {
+      if (sequences % micro != 0) continue;
+      layout.micro = micro;
       layout.accumulation = sequences / layout.micro;
       for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::block}) {
         layout.recompute = kind;
