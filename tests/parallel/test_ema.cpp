@@ -29,7 +29,7 @@ constexpr const char* precisions[] = {"precision.compute=fp32", "precision.compu
 
 }  // namespace
 
-TEST_CASE("the average of the weights is that of the weights after each step, which it does not change") {
+TEST_CASE("the average of the weights is that of the weights after each step, which it does not change", "[long]") {
   constexpr double decay = 0.9;
   constexpr int steps = 4;
   for (const SmallLayout& layout : layouts) {
@@ -89,7 +89,7 @@ TEST_CASE("the average has the same bits with ZeRO 0 and 1, 2 and 3, and with pi
   }
 }
 
-TEST_CASE("an evaluation of the average is one of a model with these weights, and leaves no trace") {
+TEST_CASE("an evaluation of the average is one of a model with these weights, and leaves no trace", "[long]") {
   struct Sums {
     double averaged = 0, before = 0, after = 0;
   };

@@ -103,7 +103,7 @@ class DrawRecorder final : public ForwardingBackend {
 
 }  // namespace
 
-TEST_CASE("gradients in bf16: ZeRO 0 and 1, and 2 and 3, give the same bits, with every recompute mode") {
+TEST_CASE("gradients in bf16: ZeRO 0 and 1, and 2 and 3, give the same bits, with every recompute mode", "[long]") {
   require_same_over_zero(narrow, 1);
 }
 

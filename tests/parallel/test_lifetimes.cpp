@@ -106,7 +106,7 @@ std::vector<double> train(const RunConfig& config, int64_t ranks, bool spoils) {
 
 }  // namespace
 
-TEST_CASE("buffers of every pipeline schedule may be spoilt before their first action and after their last") {
+TEST_CASE("buffers of every pipeline schedule may be spoilt before their first action and after their last", "[long]") {
   for (const PipelineSchedule& schedule : pipeline_schedules()) {
     for (const int zero : {0, 1, 2, 3}) {
       for (const Family family : {Family::gpt2, Family::llama}) {
