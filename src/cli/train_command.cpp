@@ -256,7 +256,7 @@ void dry_run(const TrainArguments& arguments) {
   run.logs.clear();
   DryRun result = make_dry_run(config, machine, run, planned_storage(arguments, machine));
   const bool has_fixed_ranks = arguments.ranks == 0 && !config.parallel.elastic;
-  if (result.forecast && result.shortage.empty() && has_fixed_ranks)
+  if (result.forecast && result.shortage.empty() && has_fixed_ranks && !is_measured(*machine.rates))
     result.faster = faster_layout(arguments, config, *machine.rates, world_size, result.forecast->step_seconds);
   if (!arguments.memory_curve.empty()) write_memory_curve(arguments, result.recomputation);
   result.sources = forecast_sources(config);

@@ -112,7 +112,8 @@ std::optional<Scale> fit(const Plot& plot, const Size& size) {
   if (!plot.x_doubles && scale.x.low > 0 && scale.x.low < 0.05 * scale.x.high) scale.x.low = 0;
   const bool touches_zero = plot.y_from_zero && !plot.y_doubles && scale.y.low >= 0;
   if (touches_zero) scale.y.low = 0;
-  pad(scale.y, plot.y_doubles ? 0.12 : 0.06);
+  if (plot.y_doubles) pad(scale.x, 0.05);  // room for labels of markers
+  pad(scale.y, plot.y_doubles ? 0.18 : 0.06);
   if (touches_zero) scale.y.low = 0;
   return scale;
 }
