@@ -210,10 +210,10 @@ void add_to_trace(PlannedTrace& trace, const StepConfig& config, const PlannedMa
   }
 }
 
-// Returns a layout that is faster than the config's, with settings that lead to it from the file and its overrides.
-std::optional<FasterLayout> faster_layout(const TrainArguments& arguments, const RunConfig& config,
-                                          const Machine& machine, int64_t world_size, double step_seconds) {
-  std::optional<FasterLayout> faster = find_faster_layout(config, machine, world_size, step_seconds);
+// Returns a layout that is faster than the run's, with settings that lead to it from the file and its overrides.
+std::optional<FasterLayout> faster_layout(const TrainArguments& arguments, const DryRun& run, const Machine& machine) {
+  const int64_t world_size = run.world.mesh.world_size();
+  std::optional<FasterLayout> faster = find_faster_layout(run.config, machine, world_size, run.forecast->step_seconds);
   if (!faster) return std::nullopt;
   const auto is_reached_by = [&](const std::vector<std::string>& settings) {
     std::vector<std::string> overrides = arguments.overrides;
@@ -224,11 +224,11 @@ std::optional<FasterLayout> faster_layout(const TrainArguments& arguments, const
       return false;
     }
   };
-  faster->settings = settings_between(layout_of(config, world_size), faster->layout);
+  faster->settings = settings_between(layout_of(run.config, world_size), faster->layout);
   if (is_reached_by(faster->settings)) return faster;
   // A file may give the number of micro-batches in place of the batch.
   faster->settings.emplace_back("batch.accumulation=null");
-  faster->settings.push_back(fmt::format("batch.global={}", config.batch.global));
+  faster->settings.push_back(fmt::format("batch.global={}", run.config.batch.global));
   return is_reached_by(faster->settings) ? faster : std::nullopt;
 }
 
@@ -257,7 +257,7 @@ void dry_run(const TrainArguments& arguments) {
   DryRun result = make_dry_run(config, machine, run, planned_storage(arguments, machine));
   const bool has_fixed_ranks = arguments.ranks == 0 && !config.parallel.elastic;
   if (result.forecast && result.shortage.empty() && has_fixed_ranks && !is_measured(*machine.rates))
-    result.faster = faster_layout(arguments, config, *machine.rates, world_size, result.forecast->step_seconds);
+    result.faster = faster_layout(arguments, result, *machine.rates);
   if (!arguments.memory_curve.empty()) write_memory_curve(arguments, result.recomputation);
   result.sources = forecast_sources(config);
   result.price = arguments.price;

@@ -15,11 +15,11 @@ namespace gptrain::inline planner {
 namespace {
 
 constexpr int64_t most_stages = 16;
-constexpr int64_t most_chunks = 8;                                     // of a stage
+constexpr int64_t most_chunks = 8;                                     // chunks of a stage
 constexpr std::array<int64_t, 8> micros = {1, 2, 3, 4, 6, 8, 12, 16};  // sequences per micro-batch
 constexpr size_t most_estimated = 16;
 constexpr int most_planned = 3;
-constexpr int64_t most_actions = 200'000;  // of a layout that is planned in full
+constexpr int64_t most_actions = 200'000;  // actions of a layout that is planned in full
 
 bool is_power_of_two(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 

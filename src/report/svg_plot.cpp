@@ -68,7 +68,7 @@ bool has_drawable_point(const PlotSeries& series) { return num_drawable_points(s
 
 // Maps data to SVG units inside the axes.
 struct Scale {
-  Range x, y;  // of logarithms along an axis that doubles
+  Range x, y;  // ranges of logarithms along an axis that doubles
   Size size;
   bool x_doubles = false, y_doubles = false;
 
