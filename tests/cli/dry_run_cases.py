@@ -433,7 +433,8 @@ class DryRun(CliCase):
     @unittest.skipIf(is_sanitized(), "a sanitizer's own time and memory would be measured")
     def test_large_models_take_a_second_and_little_memory(self):
         """Plans within a second of processor time, also 64 stages with 512 micro-batches each."""
-        for name, parameters, target in [("gpt3-175b", "174,", []), ("megatron-1008b", "1,008,", ["--target", "a100-80g"])]:
+        for name, parameters, target in [("gpt3-175b", "174,", []),
+                                         ("published/megatron-1008b", "1,008,", ["--target", "a100-80g"])]:
             arguments = [EXECUTABLE, "train", SOURCE_ROOT / "configs" / f"{name}.json", "--dry-run", *target]
             with self.subTest(name), open(self.path("plan.txt"), "wb") as out:
                 to_file = [(os.POSIX_SPAWN_DUP2, out.fileno(), 1)]
