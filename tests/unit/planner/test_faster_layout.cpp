@@ -81,7 +81,7 @@ const std::map<std::string, double> planned_seconds = {
     {"gpt3-6.7b", 6.448},
     {"gpt3-alternating-1.3b", 1.347},
     {"gpt3-alternating-125m", 0.3113},
-    {"gpt3-alternating-175b", 15.9},
+    {"gpt3-alternating-175b", 16.05},
     {"llama-160m", 0.3924},
     {"llama-1b", 4.846},
     {"llama-70b", 8.769},
@@ -95,7 +95,7 @@ const std::map<std::string, double> planned_seconds = {
     {"megatron-3.6b", 1.83},
     {"megatron-310.1b", 22.46},
     {"megatron-39.1b", 7.195},
-    {"megatron-529.6b", 35},
+    {"megatron-529.6b", 33.58},
     {"megatron-7.5b", 1.874},
     {"megatron-76.1b", 8.388},
 };
