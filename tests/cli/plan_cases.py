@@ -530,7 +530,8 @@ class Offered(CliCase):
                 (large, ["memory.activation_bits=4"],
                  {'memory.recompute = "block"', 'memory.recompute = "optimal"', "memory.saved_inputs = 8",
                   'optimizer.type = "adamw-8bit"', "memory.activation_bits = 3"}, {'memory.recompute = "selective"'}),
-                (llama, ["parallel.tensor=2", "parallel.sequence=true", projected, "batch.micro=2", "parallel.zero=0"],
+                (llama, ["parallel.tensor=2", "parallel.sequence=true", projected, "batch.micro=2", "parallel.zero=0",
+                         "memory.recompute=block"],
                  {'optimizer.type = "adamw-8bit"'}, {"batch.micro = 1 instead of 2"})]):
             ranks = ["--world-size", "2" if config == llama else "1"]
             said = self.offered(config, *ranks, *overrides(*given))
