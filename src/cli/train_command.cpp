@@ -25,6 +25,8 @@
 #include "data/token_set.h"
 #include "parallel/groups.h"
 #include "planner/dry_run.h"
+#include "planner/faster_layout.h"
+#include "planner/layouts.h"
 #include "planner/predict.h"
 #include "report/dry_run.h"
 #include "report/dry_run_page.h"
@@ -208,6 +210,28 @@ void add_to_trace(PlannedTrace& trace, const StepConfig& config, const PlannedMa
   }
 }
 
+// Returns a layout that is faster than the run's, with settings that lead to it from the file and its overrides.
+std::optional<FasterLayout> faster_layout(const TrainArguments& arguments, const DryRun& run, const Machine& machine) {
+  const int64_t world_size = run.world.mesh.world_size();
+  std::optional<FasterLayout> faster = find_faster_layout(run.config, machine, world_size, run.forecast->step_seconds);
+  if (!faster) return std::nullopt;
+  const auto is_reached_by = [&](const std::vector<std::string>& settings) {
+    std::vector<std::string> overrides = arguments.overrides;
+    overrides.insert(overrides.end(), settings.begin(), settings.end());
+    try {
+      return layout_of(load_config(arguments.config, overrides, world_size), world_size) == faster->layout;
+    } catch (const Error&) {
+      return false;
+    }
+  };
+  faster->settings = settings_between(layout_of(run.config, world_size), faster->layout);
+  if (is_reached_by(faster->settings)) return faster;
+  // A file may give the number of micro-batches in place of the batch.
+  faster->settings.emplace_back("batch.accumulation=null");
+  faster->settings.push_back(fmt::format("batch.global={}", run.config.batch.global));
+  return is_reached_by(faster->settings) ? faster : std::nullopt;
+}
+
 void dry_run(const TrainArguments& arguments) {
   for (const std::string* path : {&arguments.trace, &arguments.timeline, &arguments.memory_curve, &arguments.html})
     if (!path->empty()) check_can_write(*path, ExitCode::usage);
@@ -233,6 +257,9 @@ void dry_run(const TrainArguments& arguments) {
   if (trace) add_to_trace(*trace, config, machine, run);
   run.logs.clear();
   DryRun result = make_dry_run(config, machine, run, planned_storage(arguments, machine));
+  const bool has_fixed_ranks = arguments.ranks == 0 && !config.parallel.elastic;
+  if (result.forecast && result.shortage.empty() && has_fixed_ranks && !is_measured(*machine.rates))
+    result.faster = faster_layout(arguments, result, *machine.rates);
   if (!arguments.memory_curve.empty()) write_memory_curve(arguments, result.recomputation);
   result.sources = forecast_sources(config);
   result.price = arguments.price;

@@ -3,28 +3,67 @@
 #include <algorithm>
 
 namespace gptrain::inline model {
+namespace {
+
+// Blocks of other pipeline stages. No pass runs them, so that one stands for all with equal ops and records.
+class OtherBlocks {
+ public:
+  explicit OtherBlocks(const StepShape& shape) : shape_(shape) {}
+
+  // Returns the block that stands for `layer`, which `make` makes if there is none yet.
+  template <typename Make>
+  std::shared_ptr<Layer> of(int64_t layer, bool gives_amax, const Make& make) {
+    for (const Known& known : known_)
+      if (known.gives_amax == gives_amax && are_alike(known.layer, layer)) return known.block;
+    return known_.emplace_back(Known{layer, gives_amax, make()}).block;
+  }
+
+ private:
+  struct Known {
+    int64_t layer;
+    bool gives_amax;
+    std::shared_ptr<Layer> block;
+  };
+
+  bool are_alike(int64_t a, int64_t b) const {
+    const ModelConfig& model = shape_.model;
+    return model.attention(a) == model.attention(b) && model.rotates(a) == model.rotates(b) &&
+           (!model.rotates(a) || model.rope(a) == model.rope(b)) &&
+           shape_.keeps_products(a) == shape_.keeps_products(b);
+  }
+
+  const StepShape& shape_;
+  std::vector<Known> known_;
+};
+
+}  // namespace
 
 Model::Model(const StepShape& shape, const ModelSpec& spec, const std::vector<TensorShard>& shards,
              const ParameterLayout& layout, const TensorParallel& tensor, Backend& backend)
     : shape_(shape), tensor_(tensor, shape.rows()), context_{shape_, tensor_, backend} {
-  const UnitTensors embedding(spec, shards, layout, 0);
-  layers_.push_back(std::make_unique<Embedding>(context_, embedding));
+  const auto tensors_of = [&](size_t unit) { return UnitTensors(spec, shards, layout, static_cast<int64_t>(unit)); };
+  const UnitTensors embedding = tensors_of(0);
+  OtherBlocks others(shape_);
+  layers_.push_back(std::make_shared<Embedding>(context_, embedding));
   for (size_t unit = 1; unit < spec.units.size(); ++unit) {
-    const UnitTensors tensors(spec, shards, layout, static_cast<int64_t>(unit));
     const bool gives_amax = layers_.back()->records().wants_output_gradient_amax;
     if (spec.units[unit].kind == UnitKind::block) {
-      layers_.push_back(std::make_unique<Block>(context_, spec.units[unit].layer, tensors, gives_amax));
+      const int64_t layer = spec.units[unit].layer;
+      const auto make = [&] { return std::make_shared<Block>(context_, layer, tensors_of(unit), gives_amax); };
+      const bool is_own = layout.units[unit].elements > 0;
+      layers_.push_back(is_own ? make() : others.of(layer, gives_amax, make));
       continue;
     }
+    const UnitTensors tensors = tensors_of(unit);
     const Parameter matrix = shape.model.tied_head ? embedding.find("token") : tensors.find("weight");
-    auto head = std::make_unique<Head>(context_, tensors, matrix, gives_amax);
+    auto head = std::make_shared<Head>(context_, tensors, matrix, gives_amax);
     head_ = head.get();
     layers_.push_back(std::move(head));
   }
 }
 
 int64_t Model::stream_gradient_bytes() const {
-  const bool with_amax = std::any_of(layers_.begin(), layers_.end(), [](const std::unique_ptr<Layer>& layer) {
+  const bool with_amax = std::any_of(layers_.begin(), layers_.end(), [](const std::shared_ptr<Layer>& layer) {
     return layer->records().wants_output_gradient_amax;
   });
   return stream_bytes() + (with_amax ? align_up(context_.stream_gradient_amax(nullptr).bytes()) : 0);

@@ -33,8 +33,8 @@ class Model {
   const StepShape shape_;
   TensorRows tensor_;
   const LayerContext context_;
-  std::vector<std::unique_ptr<Layer>> layers_;
-  Head* head_;  // the last one
+  std::vector<std::shared_ptr<Layer>> layers_;  // blocks of other stages share an object with those like them
+  Head* head_;                                  // the last one
 };
 
 }  // namespace gptrain::model

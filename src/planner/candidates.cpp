@@ -33,7 +33,11 @@ class Collector {
 
   Candidates collect() {
     for (const int64_t world : world_sizes()) {
-      for (const LayoutGroup& group : layout_groups(search_.config, world, search_.machine.cluster.gpus_per_node)) {
+      const std::vector<LayoutGroup> groups =
+          layout_groups(search_.config, world, search_.machine.cluster.gpus_per_node);
+      int64_t done = 0;
+      for (const LayoutGroup& group : groups) {
+        if (search_.options.progress) search_.options.progress("finding layouts", done++, std::ssize(groups));
         for_each_layout(search_.config, group, [&](const RunLayout& layout) {
           consider(layout);
           if (layout.recompute == RecomputeKind::block) consider_optimal(layout);

@@ -15,6 +15,7 @@
 #include "ops/target.h"
 #include "parallel/groups.h"
 #include "parallel/memory.h"
+#include "planner/faster_layout.h"
 #include "planner/forecast.h"
 #include "planner/planned_pipeline.h"
 #include "planner/recompute_forecast.h"
@@ -95,13 +96,14 @@ struct DryRun {
   std::optional<StepForecast> forecast = {};            // set if the machine has rates
   std::optional<RecomputeForecast> recomputation = {};  // set if memory.recompute is "optimal"
   std::string warnings = {};                            // lines, from rank 0's ops
-  std::string shortage = {};  // missing memory and remedies (fit/shortage.h); empty if the plan fits
-  double price = 0;           // per device-hour; 0: not known
+  std::string shortage = {};                // missing memory and remedies (fit/shortage.h); empty if the plan fits
+  double price = 0;                         // per device-hour; 0: not known
+  std::optional<FasterLayout> faster = {};  // set if the step is slower than one that a quick search found
 };
 
-// Returns the figures of a planned run. `storage`: rates at which checkpoints are written. The caller sets `sources`
-// and `price`, and replaces `rate`, which is the predicted one, if it knows a better one. If the run does not fit,
-// other settings are planned one by one: free run.logs first, so that only one plan is in memory at a time.
+// Returns the figures of a planned run. `storage`: rates at which checkpoints are written. The caller sets `sources`,
+// `price` and `faster`, and replaces `rate`, which is the predicted one, if it knows a better one. If the run does not
+// fit, other settings are planned one by one: free run.logs first, so that only one plan is in memory at a time.
 DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, const PlannedRun& run,
                     const StorageRates& storage);
 

@@ -175,7 +175,7 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
   const bool writes_wait = !block_events.empty() && block_events.front().kind == Event::Kind::wait;
   const bool meets = at != nullptr && at->kind == ActionKind::norm && not_before != nullptr;
   if (awaited && (!writes_wait || meets)) wait_for(*awaited, at, !is_transfer && !meets);
-  in_part_.resize(block_events.size());
+  if (in_part_.size() < block_events.size()) in_part_.resize(block_events.size());
   if (times != nullptr) times->assign(block_events.size(), {});
   for (size_t i = 0; i < block_events.size(); ++i) {
     const Event& event = block_events[i];

@@ -95,7 +95,6 @@ class Search {
   }
 
   Candidates collect() {
-    show("finding layouts", 0, 0);
     Candidates collected = collect_candidates(case_, held_, estimator_, scores_, misses_);
     candidates_ = std::move(collected.fitting);
     found_.num_layouts = collected.num_layouts;

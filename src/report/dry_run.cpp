@@ -182,6 +182,16 @@ std::string wait_text(const LongestWait& wait) {
   return fmt::format("longest: {}{}, {}", wait.operation, unit, seconds_text(wait.seconds));
 }
 
+// Returns the faster layout that a quick search found, with its settings; empty without one.
+std::string faster_text(const DryRun& input) {
+  if (!input.faster) return "";
+  return fmt::format(
+      "  A quick search found a layout whose step takes {}, {:.0f}% less (gptrain plan searches all layouts):\n"
+      "    --set {}\n",
+      seconds_text(input.faster->step_seconds), 100 * (1 - input.faster->step_seconds / input.forecast->step_seconds),
+      join(input.faster->settings, " --set "));
+}
+
 std::string forecast_section(const DryRun& input) {
   if (!input.forecast) return "";
   const StepForecast& forecast = *input.forecast;
@@ -213,7 +223,7 @@ std::string forecast_section(const DryRun& input) {
   for (const auto& [name, seconds] : forecast.critical_path)
     if (seconds > 5e-3 * forecast.step_seconds)
       parts.push_back(fmt::format("{} {:.0f}%", name, 100 * seconds / forecast.step_seconds));
-  return text + fmt::format("  Critical path: {}.\n", join(parts, ", "));
+  return text + fmt::format("  Critical path: {}.\n", join(parts, ", ")) + faster_text(input);
 }
 
 Json forecast_json(const DryRun& input) {
@@ -237,6 +247,8 @@ Json forecast_json(const DryRun& input) {
     json["published_software"] = forecast.published.software;
     json["published_step_seconds"] = forecast.published.seconds;
   }
+  if (input.faster)
+    json["faster_layout"] = {{"step_seconds", input.faster->step_seconds}, {"settings", input.faster->settings}};
   Json& exposed = json["exposed_seconds"] = Json::object();
   for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
     const LongestWait& wait = forecast.longest_waits[lane];

@@ -22,7 +22,8 @@ constexpr std::string_view plan_css = R"css(
 .bar i { display: block; height: 100%; }
 .ops { background: var(--color-0); } .exposed { background: var(--color-1); } .bubble { background: var(--color-2); }
 .colors b { display: inline-block; width: 12px; height: 12px; margin: 0 5px 0 12px; border-radius: 3px; vertical-align: -1px; }
-.heat td { text-align: center; min-width: 64px; padding: 8px 6px; border: 2px solid var(--card); position: relative; }
+.maps { display: flex; flex-wrap: wrap; gap: 16px 40px; }
+.heat { width: auto; } .heat th { vertical-align: middle; } .heat td { white-space: nowrap; text-align: center; min-width: 64px; padding: 8px 6px; border: 2px solid var(--card); position: relative; }
 .heat td i { position: absolute; inset: 0; background: var(--color-0); }
 .heat.memory td i { background: var(--color-2); }
 .heat td.left { border-left: 3px solid var(--text); } .heat td.above { border-top: 3px solid var(--text); }
@@ -32,7 +33,7 @@ constexpr std::string_view plan_css = R"css(
 .heat td.large span { color: var(--text); }
 .heat th + th { text-align: center; }
 @media (max-width: 480px) {
-section { padding: 10px; } table { font-size: 13px; } .parts, .colors { display: none; } td { overflow-wrap: anywhere; }
+section { padding: 10px; } table { font-size: 13px; } .heat td { min-width: 52px; padding: 8px 3px; } .parts, .colors { display: none; } td { overflow-wrap: anywhere; }
 .best, .best tbody, .points, .points tbody { display: block; }
 .points tr { display: grid; grid-template-columns: repeat(4, 1fr); border-top: 1px solid var(--border); padding: 2px 0; }
 .points th, .points td { border-top: 0; padding: 3px 2px; text-align: left; overflow-wrap: anywhere; }
@@ -128,18 +129,22 @@ struct HeatMap {
   std::function<std::string(const LayoutResult&)> text;
 };
 
-// Returns a table of the values. A line is drawn between points that fit the device and points that do not.
+// Returns a table of the values, from the palest color for the least to the strongest for the most. A line is drawn
+// between points that fit the device and points that do not.
 std::string heat_map(const Study& study, const HeatMap& map) {
   const std::vector<std::string> rows = values_of(study, 0), columns = values_of(study, 1);
-  double most = 0;
-  for (const StudyPoint& point : study.points)
-    if (point.result) most = std::max(most, map.value(*point.result));
+  double least = INFINITY, most = 0;
+  for (const StudyPoint& point : study.points) {
+    if (!point.result) continue;
+    least = std::min(least, map.value(*point.result));
+    most = std::max(most, map.value(*point.result));
+  }
+  const auto opacity = [&](double value) {
+    return 0.06 + 0.54 * (value - least) / std::max(most - least, 1e-9 * most);
+  };
   const auto fits = [&](size_t row, size_t column) { return study.fits(study.points[row * columns.size() + column]); };
-  std::string out = fmt::format(
-      "<p class=\"note\">{}: a stronger color means more. Beyond the line and in dashed frames are points that need "
-      "more "
-      "memory than the {} of a device.</p>\n<table class=\"heat {}\">\n<tr><th>{} \\ {}</th>",
-      map.note, bytes_text(study.device_bytes), map.css_class, escape_html(study.axes[0]), escape_html(study.axes[1]));
+  std::string out = fmt::format("<div><p class=\"note\">{}</p>\n<table class=\"heat {}\">\n<tr><th>{} \\ {}</th>",
+                                map.note, map.css_class, escape_html(study.axes[0]), escape_html(study.axes[1]));
   for (const std::string& column : columns) out += cell("th", column);
   out += "</tr>\n";
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -157,27 +162,32 @@ std::string heat_map(const Study& study, const HeatMap& map) {
       out += fmt::format(
           "<td class=\"{}\" title=\"step {}, peak {}\"><i style=\"opacity:{:.2f}\"></i><span>{}</span></td>", classes,
           seconds_text(point.result->step_seconds), bytes_text(point.result->peak_bytes),
-          0.55 * map.value(*point.result) / most, map.text(*point.result));
+          opacity(map.value(*point.result)), map.text(*point.result));
     }
     out += "</tr>\n";
   }
-  return out + "</table>\n";
+  return out + "</table></div>\n";
 }
 
 std::string heat_maps(const Study& study) {
-  return heat_map(study, {.css_class = "speed",
+  return fmt::format(
+             "<p class=\"note\">A stronger color means more. Beyond the line and in dashed frames are points that need "
+             "more memory than the {} of a device.</p>\n<div class=\"maps\">\n",
+             bytes_text(study.device_bytes)) +
+         heat_map(study, {.css_class = "speed",
                           .note = "Tokens per second",
                           .value = [](const LayoutResult& result) { return result.tokens_per_second; },
                           .text = [](const LayoutResult& result) { return format_count(result.tokens_per_second); }}) +
          heat_map(study, {.css_class = "memory",
                           .note = "Peak memory of a device",
                           .value = [](const LayoutResult& result) { return static_cast<double>(result.peak_bytes); },
-                          .text = [](const LayoutResult& result) { return bytes_text(result.peak_bytes); }});
+                          .text = [](const LayoutResult& result) { return bytes_text(result.peak_bytes); }}) +
+         "</div>\n";
 }
 
 // Returns the line of a scaling study that perfect scaling from its first point would give.
 PlotSeries ideal_of(const PlotSeries& series, double power, const std::string& label) {
-  PlotSeries ideal{.label = label, .style = SeriesStyle::faint_line, .color = series.color, .points = series.points};
+  PlotSeries ideal{.label = label, .style = SeriesStyle::dotted_line, .color = series.color, .points = series.points};
   const PlotPoint first = series.points.front();
   for (PlotPoint& point : ideal.points) point.y = first.y * std::pow(point.x / first.x, power);
   return ideal;
@@ -193,7 +203,8 @@ Plot lines(const Study& study, const char* id, const std::string& title, bool do
             .x_label = study.axes[along],
             .description = title,
             .y_from_zero = true,
-            .x_doubles = doubles};
+            .x_doubles = doubles,
+            .y_doubles = doubles};
   const std::vector<std::string> names = study.axes.size() > 1 ? values_of(study, 0) : std::vector<std::string>{""};
   for (size_t i = 0; i < names.size() && i < 3; ++i) {
     PlotSeries series{names[i].empty() ? title
@@ -209,7 +220,8 @@ Plot lines(const Study& study, const char* id, const std::string& title, bool do
     }
     std::stable_sort(series.points.begin(), series.points.end(),
                      [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; });
-    series.is_labelled = doubles;
+    // Lines may lie on one another: the first has its labels below, the second above.
+    if (doubles) series.label_below = i == 0 ? label_under : label_above;
     plot.series.push_back(std::move(series));
   }
   return plot;
@@ -223,7 +235,7 @@ void add_ideal(Plot& plot, bool of_speed) {
     const bool is_weak = series.label.starts_with("weak");
     ideal.push_back(ideal_of(series, of_speed ? 1 : is_weak ? 0 : -1, "ideal " + series.label));
   }
-  plot.series.insert(plot.series.begin(), ideal.begin(), ideal.end());
+  plot.series.insert(plot.series.end(), ideal.begin(), ideal.end());
 }
 
 // Returns plots of speed and step; empty if the last axis has values that are no numbers.

@@ -47,7 +47,7 @@ PlotSeries study_series(const Study& study, const std::string& name, std::string
 
 // Returns the line on which the first point's speed grows with the devices.
 PlotSeries ideal_line(const PlotSeries& series) {
-  PlotSeries ideal{.label = "in proportion", .style = SeriesStyle::faint_line, .color = 7, .points = {}};
+  PlotSeries ideal{.label = "in proportion", .style = SeriesStyle::dotted_line, .color = 7, .points = {}};
   for (const PlotPoint& point : series.points)
     ideal.points.push_back({point.x, series.points.front().y * point.x / series.points.front().x});
   return ideal;
@@ -63,10 +63,12 @@ Plot plot_of(const Study& study, std::string y_name, std::string x_label) {
 
 Plot scale_plot(const Study& study) {
   Plot plot = plot_of(study, "model PFLOP/s", "devices");
-  plot.x_doubles = true;
+  plot.x_doubles = plot.y_doubles = true;
   const auto pflops = [](const LayoutResult& result) { return result.model_flops / 1e15; };
   plot.series.push_back(study_series(study, "weak", "weak scaling", 0, pflops));
   plot.series.push_back(study_series(study, "strong", "strong scaling", 1, pflops));
+  plot.series.front().label_below = label_above;
+  plot.series.back().label_below = label_under;
   if (!plot.series.front().points.empty()) plot.series.push_back(ideal_line(plot.series.front()));
   return plot;
 }

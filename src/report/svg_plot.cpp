@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <limits>
 #include <optional>
+#include <utility>
 
 namespace gptrain::inline report {
 namespace {
@@ -22,6 +23,7 @@ svg text { fill: var(--muted); font-size: 14px; }
 .axis { stroke: var(--muted); stroke-width: 1; }
 .line, .faint-line { fill: none; stroke: currentColor; stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }
 .faint-line { stroke-width: 1; opacity: 0.35; }
+.dotted-line { fill: none; stroke: var(--text); stroke-width: 1.6; stroke-dasharray: 1 6; stroke-linecap: round; }
 .marker { fill: currentColor; stroke: var(--card); stroke-width: 1; }
 .mark { stroke: var(--text); stroke-width: 1.2; stroke-dasharray: 5 4; }
 svg text.mark-label { fill: var(--text); }
@@ -66,16 +68,18 @@ bool has_drawable_point(const PlotSeries& series) { return num_drawable_points(s
 
 // Maps data to SVG units inside the axes.
 struct Scale {
-  Range x, y;  // range of x (with x_doubles of its logarithm), range of y
+  Range x, y;  // ranges of logarithms along an axis that doubles
   Size size;
-  bool x_doubles = false;
+  bool x_doubles = false, y_doubles = false;
 
   double along_x(double value) const { return x_doubles ? std::log2(value) : value; }
+  double along_y(double value) const { return y_doubles ? std::log2(value) : value; }
   double to_x(double value) const {
     return left_margin + (along_x(value) - x.low) / x.length() * (size.width - left_margin - right_margin);
   }
   double to_y(double value) const {
-    return size.height - bottom_margin - (value - y.low) / y.length() * (size.height - top_margin - bottom_margin);
+    return size.height - bottom_margin -
+           (along_y(value) - y.low) / y.length() * (size.height - top_margin - bottom_margin);
   }
 };
 
@@ -93,12 +97,12 @@ void pad(Range& range, double share) {
 
 // Returns the scale of a plot; nothing if no point can be drawn.
 std::optional<Scale> fit(const Plot& plot, const Size& size) {
-  Scale scale{{}, {}, size, plot.x_doubles};
+  Scale scale{{}, {}, size, plot.x_doubles, plot.y_doubles};
   for (const PlotSeries& series : plot.series) {
     for (const PlotPoint& point : series.points) {
       if (!is_drawable(point)) continue;
       scale.x.include(scale.along_x(point.x));
-      scale.y.include(point.y);
+      scale.y.include(scale.along_y(point.y));
     }
   }
   if (scale.x.is_empty()) return std::nullopt;
@@ -106,9 +110,10 @@ std::optional<Scale> fit(const Plot& plot, const Size& size) {
   if (scale.x.length() == 0) scale.x = {scale.x.low - 1, scale.x.high + 1};
   // Steps count from 1, but an axis that begins at 0 has rounder ticks.
   if (!plot.x_doubles && scale.x.low > 0 && scale.x.low < 0.05 * scale.x.high) scale.x.low = 0;
-  const bool touches_zero = plot.y_from_zero && scale.y.low >= 0;
+  const bool touches_zero = plot.y_from_zero && !plot.y_doubles && scale.y.low >= 0;
   if (touches_zero) scale.y.low = 0;
-  pad(scale.y, 0.06);
+  if (plot.y_doubles) pad(scale.x, 0.05);  // room for labels of markers
+  pad(scale.y, plot.y_doubles ? 0.18 : 0.06);
   if (touches_zero) scale.y.low = 0;
   return scale;
 }
@@ -122,22 +127,25 @@ std::string draw_text(const char* css_class, double x, double y, std::string_vie
   return fmt::format("<text class=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", css_class, x, y, escape_html(text));
 }
 
+// Returns an axis's ticks and their labels.
+std::pair<std::vector<double>, std::vector<std::string>> ticks_of(const Range& range, size_t max_count, bool doubles,
+                                                                  bool whole) {
+  std::vector<double> ticks = nice_ticks(range.low, range.high, max_count, whole);
+  if (!doubles) return {ticks, format_ticks(ticks)};
+  std::vector<std::string> labels;
+  for (double& tick : ticks) labels.push_back(fmt::format("{:g}", tick = std::exp2(tick)));
+  return {std::move(ticks), std::move(labels)};
+}
+
 std::string draw_axes(const Plot& plot, const Scale& scale) {
   const double right = scale.size.width - right_margin, bottom = scale.size.height - bottom_margin;
   std::string out;
-  const std::vector<double> y_ticks = nice_ticks(scale.y.low, scale.y.high, scale.size.num_y_ticks);
-  const std::vector<std::string> y_labels = format_ticks(y_ticks);
+  const auto [y_ticks, y_labels] = ticks_of(scale.y, scale.size.num_y_ticks, plot.y_doubles, plot.y_doubles);
   for (size_t i = 0; i < y_ticks.size(); ++i) {
     const double y = scale.to_y(y_ticks[i]);
     out += draw_rule("grid", left_margin, y, right, y) + draw_text("y-tick", left_margin - 6, y, y_labels[i]);
   }
-  std::vector<double> x_ticks = nice_ticks(scale.x.low, scale.x.high, scale.size.num_x_ticks, /*whole=*/true);
-  std::vector<std::string> x_labels;
-  if (plot.x_doubles) {
-    for (double& tick : x_ticks) x_labels.push_back(fmt::format("{:g}", tick = std::exp2(tick)));
-  } else {
-    x_labels = format_ticks(x_ticks);
-  }
+  const auto [x_ticks, x_labels] = ticks_of(scale.x, scale.size.num_x_ticks, plot.x_doubles, /*whole=*/true);
   for (size_t i = 0; i < x_ticks.size(); ++i) {
     const double x = scale.to_x(x_ticks[i]);
     out += draw_rule("axis", x, bottom, x, bottom + 4) + draw_text("x-tick", x, bottom + 17, x_labels[i]);
@@ -161,6 +169,11 @@ std::string draw_marks(const Plot& plot, const Scale& scale) {
   return out;
 }
 
+std::string_view line_class(SeriesStyle style) {
+  if (style == SeriesStyle::dotted_line) return "dotted-line";
+  return style == SeriesStyle::faint_line ? "faint-line" : "line";
+}
+
 std::string draw_line(const PlotSeries& series, const Scale& scale) {
   std::string path;
   bool pen_is_down = false;
@@ -174,8 +187,7 @@ std::string draw_line(const PlotSeries& series, const Scale& scale) {
     path += pen_is_down ? fmt::format("L{:.1f} {:.1f}", x, y) : fmt::format("M{:.1f} {:.1f}h0", x, y);
     pen_is_down = true;
   }
-  return fmt::format("<path class=\"{} color-{}\" d=\"{}\"/>",
-                     series.style == SeriesStyle::faint_line ? "faint-line" : "line", series.color, path);
+  return fmt::format("<path class=\"{} color-{}\" d=\"{}\"/>", line_class(series.style), series.color, path);
 }
 
 std::string draw_markers(const PlotSeries& series, const Scale& scale) {
@@ -186,8 +198,9 @@ std::string draw_markers(const PlotSeries& series, const Scale& scale) {
         "<circle class=\"marker color-{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\"><title>{} {:.6g}: {:.6g}"
         "</title></circle>",
         series.color, scale.to_x(point.x), scale.to_y(point.y), escape_html(series.label), point.x, point.y);
-    if (series.is_labelled)
-      out += draw_text("point-label", scale.to_x(point.x), scale.to_y(point.y) - 8, fmt::format("{:.3g}", point.y));
+    if (series.label_below != 0)
+      out += draw_text("point-label", scale.to_x(point.x), scale.to_y(point.y) + series.label_below,
+                       fmt::format("{:.3g}", point.y));
   }
   return out;
 }
@@ -216,15 +229,19 @@ std::string draw(const Plot& plot, const Size& size, const char* variant) {
       draw_contents(plot, size));
 }
 
+std::string swatch_class(const PlotSeries& series) {
+  if (series.style == SeriesStyle::dotted_line) return "dotted";
+  return fmt::format("{}color-{}", series.style == SeriesStyle::faint_line ? "faint " : "", series.color);
+}
+
 // Returns the legend; empty for a single line, which the title names.
 std::string draw_legend(const Plot& plot) {
   if (std::count_if(plot.series.begin(), plot.series.end(), has_drawable_point) < 2) return {};
   std::string out = "<span class=\"legend\">";
   for (const PlotSeries& series : plot.series) {
     if (!has_drawable_point(series)) continue;
-    const bool is_faint = series.style == SeriesStyle::faint_line;
-    out += fmt::format("<span class=\"key\"><i class=\"swatch{} color-{}\"></i>{}</span>", is_faint ? " faint" : "",
-                       series.color, escape_html(series.label));
+    out += fmt::format("<span class=\"key\"><i class=\"swatch {}\"></i>{}</span>", swatch_class(series),
+                       escape_html(series.label));
   }
   return out + "</span>";
 }
@@ -364,8 +381,8 @@ std::string plot_svg(const Plot& plot) {
   double x = left_margin;
   for (const PlotSeries& series : plot.series) {
     if (!has_drawable_point(series)) continue;
-    legend += fmt::format("<path class=\"line color-{}\" d=\"M{:.1f} {:.1f}h{:.1f}\"/>", series.color, x, legend_y - 4,
-                          swatch) +
+    legend += fmt::format("<path class=\"{} color-{}\" d=\"M{:.1f} {:.1f}h{:.1f}\"/>", line_class(series.style),
+                          series.color, x, legend_y - 4, swatch) +
               draw_text("legend", x + swatch + 6, legend_y, series.label);
     x += swatch + 6 + width_of_letter * static_cast<double>(series.label.size()) + gap;
   }
@@ -404,6 +421,7 @@ figcaption h2 { font-size: 15px; margin: 0 auto 0 0; }
 .key { font-size: 13px; color: var(--muted); white-space: nowrap; }
 .swatch { display: inline-block; width: 16px; height: 3px; margin-right: 6px; border-radius: 2px; vertical-align: middle; background: currentColor; }
 .swatch.faint { opacity: 0.35; }
+.swatch.dotted { height: 0; border-top: 2px dotted var(--text); background: none; }
 svg { display: block; width: 100%; height: auto; overflow: visible; }
 )css" + std::string(drawing_css) +
          R"css(svg.wide { display: none; }

@@ -16,18 +16,20 @@ struct PlotPoint {
 
 enum class SeriesStyle {
   line,
-  faint_line,  // raw values behind a smoothed line, or values to compare with
-  markers,     // dots joined by a line; hovering shows a dot's values
+  faint_line,   // raw values behind a smoothed line
+  dotted_line,  // values to compare with, drawn over other lines
+  markers,      // dots joined by a line; hovering shows a dot's values
 };
 
 constexpr int num_plot_colors = 8;
+constexpr double label_above = -8, label_under = 18;  // usual values of PlotSeries::label_below
 
 struct PlotSeries {
   std::string label;
   SeriesStyle style = SeriesStyle::line;
   int color = 0;                  // number of a page color, below num_plot_colors
   std::vector<PlotPoint> points;  // in ascending x
-  bool is_labelled = false;       // each marker has its y beside it
+  double label_below = 0;         // SVG units below each marker at which its y stands; 0: no labels
 };
 
 // A vertical line at a value of x, with a label.
@@ -43,6 +45,7 @@ struct Plot {
   std::string description = {};  // text for readers who cannot see the drawing
   bool y_from_zero = false;
   bool x_doubles = false;               // logarithmic x axis with ticks at powers of two; x must be above 0
+  bool y_doubles = false;               // the same for y; y_from_zero then has no effect
   bool full_width = false;              // spans the page on wide screens
   std::vector<PlotSeries> series = {};  // drawn in this order; a series without a finite point is left out
   std::vector<PlotMark> marks = {};     // always within the range of the axis

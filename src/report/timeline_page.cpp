@@ -106,7 +106,7 @@ class Drawing {
     const std::vector<double> ticks = nice_ticks(0, pipeline_.seconds / unit.seconds, 10);
     const std::vector<std::string> labels = format_ticks(ticks);
     for (size_t i = 0; i < ticks.size(); ++i) {
-      append(text_, "<text class=\"m\" x=\"{:.1f}\" y=\"{:.1f}\">{} {}</text>\n", x(ticks[i] * unit.seconds), y + 14,
+      append(text_, "<text class=\"t\" x=\"{:.1f}\" y=\"{:.1f}\">{} {}</text>\n", x(ticks[i] * unit.seconds), y + 14,
              labels[i], unit.name);
     }
   }
@@ -119,12 +119,13 @@ class Drawing {
 
 constexpr std::string_view style = R"(
 body{font:14px system-ui,sans-serif;margin:24px;background:#fff;color:#1b1f24}
-svg{width:100%;height:auto}
+.scroll{overflow-x:auto}
+svg{width:100%;min-width:900px;height:auto}
 text{font-size:12px;fill:currentColor}
-.m{text-anchor:middle;font-size:11px}
+.m,.t{text-anchor:middle;font-size:11px}
 rect{stroke:#fff;stroke-width:.4}
 .f0{fill:#7fb3e6}.f1{fill:#b5d3f2}.b0{fill:#f0b35a}.b1{fill:#f7d7a3}.w0{fill:#86c48a}.w1{fill:#b9dfbb}.u0,.u1{fill:#b9a4d6}
-.key span{padding:2px 8px;margin-right:8px;color:#1b1f24}
+.key span{display:inline-block;padding:2px 8px;margin:0 8px 4px 0;color:#1b1f24}
 @media (prefers-color-scheme: dark){body{background:#14171a;color:#dfe3e8}rect{stroke:#14171a}.m{fill:#1b1f24}}
 )";
 
@@ -146,7 +147,7 @@ std::string timeline_page(const PlannedPipeline& pipeline, const std::string& ti
       "<span style=\"background:#86c48a\">weight gradients, if the backward pass is split</span>"
       "<span style=\"background:#b9a4d6\">update</span>"
       "Numbers are micro-batches. Every other chunk of a stage has lighter colors.</p>\n";
-  return page + Drawing(pipeline).svg() + "</body>\n</html>\n";
+  return page + "<div class=\"scroll\">\n" + Drawing(pipeline).svg() + "</div>\n</body>\n</html>\n";
 }
 
 }  // namespace gptrain::report

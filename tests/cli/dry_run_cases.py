@@ -282,6 +282,24 @@ class DryRun(CliCase):
         self.refuse(USAGE, ['unknown software profile "jax"', "megatron-lm"], "train", config, "--dry-run", "--target",
                     "h100", "--software", "jax")
 
+    def test_a_slow_layout_is_answered_with_settings_to_paste(self):
+        # The file gives the number of micro-batches in place of the batch.
+        slow = tiny_config(precision={"compute": "bf16"}, memory={"recompute": "block"}, model={
+            "hidden_size": 1024, "num_heads": 8, "num_layers": 8, "sequence_length": 1024})
+        slow["batch"] = {"micro": 1, "accumulation": 16}
+        config = self.write_config(slow)
+        options = ["--target", "a100-80g", "--world-size", "4"]
+        plan = self.plan(config, *options)
+        faster = plan["faster_layout"]
+        self.assertLess(1.1 * faster["step_seconds"], plan["step_seconds"])
+        self.assertIn("\n    --set " + " --set ".join(faster["settings"]) + "\n",
+                      self.succeed("train", config, "--dry-run", *options))
+        followed = self.plan(config, *options, *overrides(*faster["settings"]))
+        self.assertEqual(followed["step_seconds"], faster["step_seconds"])
+        self.assertEqual(followed["tokens_per_step"], plan["tokens_per_step"])
+        self.assertNotIn("faster_layout", followed)
+        self.assertNotIn("faster_layout", self.plan(config, "--world-size", "4"))
+
     def test_what_runs_is_what_is_priced(self):
         config = self.write_config(tiny_config(precision={"compute": "bf16"}, model={
             "hidden_size": 512, "num_heads": 4, "num_layers": 4, "sequence_length": 2048}, batch={"micro": 2, "global": 2}))
@@ -415,7 +433,8 @@ class DryRun(CliCase):
     @unittest.skipIf(is_sanitized(), "a sanitizer's own time and memory would be measured")
     def test_large_models_take_a_second_and_little_memory(self):
         """Plans within a second of processor time, also 64 stages with 512 micro-batches each."""
-        for name, parameters, target in [("gpt3-175b", "174,", []), ("megatron-1008b", "1,008,", ["--target", "a100-80g"])]:
+        for name, parameters, target in [("gpt3-175b", "174,", []),
+                                         ("published/megatron-1008b", "1,008,", ["--target", "a100-80g"])]:
             arguments = [EXECUTABLE, "train", SOURCE_ROOT / "configs" / f"{name}.json", "--dry-run", *target]
             with self.subTest(name), open(self.path("plan.txt"), "wb") as out:
                 to_file = [(os.POSIX_SPAWN_DUP2, out.fileno(), 1)]

@@ -65,7 +65,8 @@ class Search(PlanCase):
         self.assertEqual(self.plan(*search, *held)["layouts"], 2 * self.plan(*search, *held, *projected)["layouts"])
 
     def test_what_fits_nowhere_is_refused_with_what_is_missing(self):
-        result = self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--target", "a100-80g")
+        config = CONFIGS / "published" / "megatron-145.6b.json"
+        result = self.run_gptrain("plan", config, "--gpus", 8, "--target", "a100-80g")
         self.assertEqual(result.code, MACHINE)
         self.assertIn("Nothing fits: ", result.out)
         self.assertIn("The nearest lacks ", result.out)
@@ -74,18 +75,16 @@ class Search(PlanCase):
         # The advice names settings that a search does not try; each can be set.
         advice = result.out.split("Use more devices")[1]
         self.assertIn("--methods", advice)
-        missing = json.loads(self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--json").out)
+        missing = json.loads(self.run_gptrain("plan", config, "--gpus", 8, "--json").out)
         settings = re.findall(r"[\w.]+=[\w-]+", advice)
         self.assertIn("memory.saved_inputs=8", settings)
         for setting in settings:
             pure = ["precision.compute=bf16-pure"] if setting.startswith("precision.gradients") else []
-            less = json.loads(self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--json",
-                                               *overrides(*pure, setting)).out)
+            less = json.loads(self.run_gptrain("plan", config, "--gpus", 8, "--json", *overrides(*pure, setting)).out)
             is_less = self.assertLessEqual if setting.startswith("memory.") else self.assertLess
             is_less(less["missing_bytes"], missing["missing_bytes"], setting)
         for objective in ["time", "memory"]:
-            plan = json.loads(self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--json",
-                                               "--objective", objective).out)
+            plan = json.loads(self.run_gptrain("plan", config, "--gpus", 8, "--json", "--objective", objective).out)
             self.assertFalse(plan["fits"])
             self.assertGreater(plan["missing_bytes"], 10 ** 9)
             self.assertEqual(plan["exact"], 0)
@@ -93,8 +92,7 @@ class Search(PlanCase):
         budget = ["memory.activation_budget=4000000000"]
         for held, words in [(["parallel.tensor=1"], ": tensor 1,"), (["memory.recompute=none"], "recompute none."),
                             (["memory.recompute=optimal", *budget], "recompute optimal"), (budget, "The nearest lacks")]:
-            result = self.run_gptrain("plan", CONFIGS / "gpt3-175b.json", "--gpus", 8, "--target", "a100-80g",
-                                      *overrides(*held))
+            result = self.run_gptrain("plan", config, "--gpus", 8, "--target", "a100-80g", *overrides(*held))
             self.assertEqual((result.code, "Nothing fits: " in result.out), (MACHINE, True))
             [least] = re.findall("The nearest lacks .*", result.out)
             self.assertIn(words, least)
@@ -532,7 +530,8 @@ class Offered(CliCase):
                 (large, ["memory.activation_bits=4"],
                  {'memory.recompute = "block"', 'memory.recompute = "optimal"', "memory.saved_inputs = 8",
                   'optimizer.type = "adamw-8bit"', "memory.activation_bits = 3"}, {'memory.recompute = "selective"'}),
-                (llama, ["parallel.tensor=2", "parallel.sequence=true", projected, "batch.micro=2", "parallel.zero=0"],
+                (llama, ["parallel.tensor=2", "parallel.sequence=true", projected, "batch.micro=2", "parallel.zero=0",
+                         "memory.recompute=block"],
                  {'optimizer.type = "adamw-8bit"'}, {"batch.micro = 1 instead of 2"})]):
             ranks = ["--world-size", "2" if config == llama else "1"]
             said = self.offered(config, *ranks, *overrides(*given))

@@ -181,6 +181,33 @@ TEST_CASE("published steps, each predicted by profiles made without it") {
   }
 }
 
+TEST_CASE("published steps grow with the devices by at most 4% more than predicted, as studies say") {
+  const Json file = parse_json_or_discard(text_of("/tests/unit/planner/published_steps.json"));
+  const std::string page = text_of("/src/report/README.md");
+  double most = 0;
+  for (const Json& line : file["weak_scaling"]) {
+    const auto seconds_on = [&](size_t i) {
+      Json row = line;
+      row["gpus"] = line["gpus"][i];
+      row["batch"] = line["each"].get<int64_t>() * line["gpus"][i].get<int64_t>();
+      row.update({{"tensor", 1}, {"pipeline", 1}, {"chunks", 1}, {"zero", 3}, {"recompute", "none"}});
+      const RunConfig config = config_of(row, file["models"]);
+      return predict_run(config, machine_of(row), row["gpus"].get<int64_t>()).forecast.step_seconds;
+    };
+    const double predicted = seconds_on(1) / seconds_on(0) - 1;
+    const double published = line["published"][0].get<double>() / line["published"][1].get<double>() - 1;
+    most = std::max(most, published - predicted);
+    const std::string text =
+        fmt::format("| {} | {} | {} to {} {} | {:+.1f}% | {:+.1f}% |\n", line["model"].get<std::string>(),
+                    line["software"].get<std::string>(), line["gpus"][0].get<int>(), line["gpus"][1].get<int>(),
+                    line["device"].get<std::string>(), 100 * published, 100 * predicted);
+    INFO(text);
+    CHECK(page.find(text) != std::string::npos);
+  }
+  CHECK(most < 0.04);
+  CHECK(most > 0.03);
+}
+
 TEST_CASE("the error that is printed is that of published steps") {
   const Machine a100 = machine_named({"a100-80g", "", ""}, true), v100 = machine_named({"v100-32g", "", ""}, true);
   CHECK(expected_error(a100, 0).text() ==

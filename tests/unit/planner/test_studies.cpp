@@ -77,7 +77,8 @@ TEST_CASE("strong scaling keeps the batch, weak scaling the work of a device") {
 }
 
 TEST_CASE("more and faster NICs make no step longer, and one of the points is the dry run") {
-  const RunConfig config = load_config(configs / "gpt3-13b.json", {}, 64);
+  const std::vector<std::string> layout{"parallel.tensor=2", "parallel.sequence=true", "parallel.zero=1"};
+  const RunConfig config = load_config(configs / "gpt3-13b.json", layout, 64);
   const Machine machine = a100();
   const Study study = vary_links(config, machine, 64, {1, machine.cluster.nics_per_node}, 0);
   REQUIRE(study.points.size() == 6);
