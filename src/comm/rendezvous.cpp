@@ -369,7 +369,7 @@ Rendezvous join_rendezvous(const Launch& launch, Socket master, const std::vecto
                            const ListenOptions& listen_options) {
   Rendezvous rendezvous;
   const std::string address = listening_address(launch, listen_options);
-  // Callers come only once the run's key is known; the gates get it below.
+  // Other ranks call only once they know the run's key. The listeners get it below.
   Socket heartbeat = listen_on(0, address), group = listen_on(0, address);
   rendezvous.heartbeat_listener = SecureListener(std::move(heartbeat), {}, "");
   rendezvous.group_listener = SecureListener(std::move(group), {}, "");
