@@ -103,8 +103,8 @@ std::string apply_retention(const std::filesystem::path& out, int64_t keep_last,
 std::string remove_abandoned(const std::filesystem::path& out);
 
 // Returns the text of `checkpoint inspect`: step, samples, parameters, samples left out, precision, tokenizer, average,
-// files, and a table of tensors with shape and dtype. THROWS Error(checkpoint) if
-// manifest or headers cannot be read.
+// files, and a table of tensors with shape and dtype. THROWS Error(checkpoint)
+// if manifest or headers cannot be read.
 std::string inspect_checkpoint(const std::filesystem::path& checkpoint);
 
 }  // namespace gptrain::checkpoint
