@@ -260,7 +260,8 @@ struct KeyTiles {
             first + query / width + (kind == AttentionKind::columns ? 1 : 0)};
   }
 
-  // RETURNS the places of a tile of queries without an empty first or last one. Empty places are no neighbours.
+  // RETURNS the places of a tile of queries, but not its first or last place if that holds no token. Places that hold
+  // no token are never side by side.
   [[gnu::always_inline]] constexpr PlaceRange query_places(int query_tile) const {
     PlaceRange places{query_tile * attention_tile, smaller_of((query_tile + 1) * attention_tile, num_queries())};
     if constexpr (several_runs) {
