@@ -71,7 +71,6 @@ class Branch {
   virtual void recompute_core(const LayerCall& call) = 0;
   // RETURNS the gradient of the first linear's output, in `frame`, from that of the last linear's output.
   virtual GemmOperand core_backward(const LayerCall& call, const GemmOperand& d_branch, WorkspaceFrame& frame) = 0;
-  // Adds the gradients of norms.
   virtual void add_norm_gradients(const LayerCall& call);
 
   const LayerContext& context_;

@@ -70,7 +70,7 @@ struct KeyTiles {
   AttentionKind kind = AttentionKind::dense;
   int width = 0, columns = 0, global = 0;
   int first_column = 0;                      // place in a block of the first column of the head's set
-  int class_places = 0;                      // places of a class
+  int class_places = 0;                      // places that each class of tokens takes in the picked order
   const int32_t* document_starts = nullptr;  // the sequence's (see AttentionMask), or null
   // The pass: the order of its queries, and the orders of its keys.
   bool picked_queries = false, natural_keys = true, picked_keys = false;

@@ -24,7 +24,6 @@ struct Stages {
   // Returns the chunk that has the unit. REQUIRES: 0 <= unit < num_layers().
   int32_t chunk_of(int32_t unit) const;
   int32_t stage_of_chunk(int32_t chunk) const { return schedule->stage_of(shape, chunk); }
-  // Whether this stage runs the unit.
   bool runs(int32_t unit) const { return stage_of_chunk(chunk_of(unit)) == stage; }
   // Whether this stage runs the model's first unit, or its last.
   bool first() const { return runs(0); }
