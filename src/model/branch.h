@@ -89,7 +89,7 @@ class Branch {
 
   const uint32_t site_;
   std::unique_ptr<Norm> after_;           // null: no norm after the branch
-  std::unique_ptr<SavedMatrix> after_x_;  // its input
+  std::unique_ptr<SavedMatrix> after_x_;  // input of that norm
 };
 
 std::unique_ptr<Branch> make_attention_branch(const LayerContext& context, LayerLayout& layout, int64_t layer,

@@ -167,8 +167,8 @@ struct KeyTiles {
     return keys;
   }
 
-  // RETURNS the keys that a tile of queries sees. It names no tile without a pair, except with documents, and with
-  // global tokens if queries are picked.
+  // RETURNS the keys that a tile of queries sees, as runs of tiles. Every tile of the runs has a key that one of
+  // the queries sees, except with documents, and with global tokens if queries are picked.
   [[gnu::always_inline]] constexpr KeyRuns runs(int query_tile) const {
     const PlaceRange places = query_places(query_tile);
     if (places.size() == 0) return {};
