@@ -27,7 +27,7 @@ struct PickedSource {
   int rows, cols;
   bool packs;
   const KeyTiles<true>* tiles;
-  int first;  // place
+  int first;  // place of the first row, in the picked or the natural order
   bool picked;
 
   __device__ const T* row(int i) const {
@@ -50,7 +50,7 @@ template <typename T, bool several_runs>
 struct PlacedRows {
   const Head<T>& head;
   const KeyTiles<several_runs>& tiles;
-  int first;  // place
+  int first;  // place of the first row, in the picked or the natural order
   bool picked;
 
   // Returns a tile of the rows that starts at a feature.
