@@ -263,7 +263,8 @@ if [[ -f .gpu-deps/root.tar.gz ]]; then
 fi
 gpu=$(timeout 30 nvidia-smi --id=0 --query-gpu=name --format=csv,noheader 2>/dev/null) || gpu=''
 if [[ -z $gpu && -e /dev/nvidia0 ]]; then gpu='one of which nvidia-smi says nothing'; fi
-# Boots have an id: a sound machine is probed once in each.
+# The kernel draws an id at each boot. The probe of a sound machine is kept under this id and not repeated until the
+# next boot. Empty: not known, so that each call probes.
 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null) || boot=''
 # Programs that were built elsewhere look for CUDA's libraries where they were there.
 libraries=$(python3 tools/find_cuda_libraries.py "$(command -v nvcc || echo nvcc)" 2>/dev/null | cut -d'|' -f3 |

@@ -3,7 +3,8 @@
 // Rules for 16-bit operands: GELU_AUX is the tanh form; its auxiliary matrix is the pre-activation, bias included, in
 // D's dtype and order, with a leading dimension that 8 divides. DGELU multiplies D by GELU's slope at such a matrix.
 // BGRADB sums B as multiplied, which for a weight's gradient is dy, over the depth: the result is [out], one element
-// per column of D, in D's dtype. It overwrites, even if D is accumulated. (products.cpp explains the letters.)
+// per column of D, in D's dtype. BGRADB overwrites this result, even if D is accumulated. (products.cpp explains the
+// letters.)
 #pragma once
 
 #include <algorithm>

@@ -11,8 +11,8 @@
 
 namespace gptrain::inline cuda {
 
-// Uploads to the device that is current at construction. A call copies to the ring and returns. It waits, by `wait`,
-// only if the next piece of the ring has not reached the device yet.
+// Uploads to the device that is current at construction. A call copies to the ring and returns. The call waits,
+// by `wait`, only if the next piece of the ring has not reached the device yet.
 class UploadRing {
  public:
   UploadRing();

@@ -1,5 +1,5 @@
-// Devices of the host harness, in this machine's memory. They vary the order of a block's threads and the time when
-// queued work runs, which must not affect any result.
+// Devices of the host harness, in this machine's memory. The harness varies the order of a block's threads and the
+// time when queued work runs, which must not affect any result.
 #include "runtime.h"
 
 #include <array>

@@ -27,7 +27,7 @@ struct PickedSource {
   int rows, cols;
   bool packs;
   const KeyTiles<true>* tiles;
-  int first;  // place
+  int first;  // place of the first row, in the picked or the natural order
   bool picked;
 
   __device__ const T* row(int i) const {
@@ -50,7 +50,7 @@ template <typename T, bool several_runs>
 struct PlacedRows {
   const Head<T>& head;
   const KeyTiles<several_runs>& tiles;
-  int first;  // place
+  int first;  // place of the first row, in the picked or the natural order
   bool picked;
 
   // Returns a tile of the rows that starts at a feature.
@@ -103,7 +103,6 @@ struct Sizes {
   }
   __device__ bool leaves_out(int64_t sequence) const { return wanted != nullptr && wanted[sequence] == 0; }
   __device__ int64_t heads_of_group() const { return heads / kv_heads; }
-  // Returns the tiles of a head in a sequence.
   __device__ KeyTiles<several_runs> tiles_of(int64_t sequence, int64_t head) const {
     KeyTiles<several_runs> own = tiles;
     if (document_starts != nullptr) own.document_starts = document_starts + sequence * tokens;

@@ -171,8 +171,8 @@ __global__ void __launch_bounds__(most_threads)
       block_sums(sum, squares);
       mean = sum * inverse_cols;
     }
-    // The mean has been rounded; the remaining offset is computed in the same pass as the squares. It matters if x is
-    // far from zero.
+    // The mean has been rounded; the remaining offset is computed in the same pass as the squares. The offset matters
+    // if x is far from zero.
     float centred_squares = 0, rest = 0;
     for_own_packs<N, P>(packs, [&](int p, int64_t column) {
       with_values(p, column, [&](const float(&values)[N]) {

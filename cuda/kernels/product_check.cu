@@ -13,7 +13,9 @@ namespace {
 
 using namespace product_tile;
 
-// All its bytes are equal, so that it is a number (about 0.75 in f32 and bf16) in every type.
+// Results are filled with one of these before the library's product runs: a product that accumulates adds to
+// start_of_sums, whose bytes are equal, so that it is a number in every type (about 0.75 in f32 and bf16); another one
+// must overwrite every nothing_written.
 constexpr uint32_t start_of_sums = 0x3f3f3f3f;
 constexpr uint32_t nothing_written = 0xffffffff;
 

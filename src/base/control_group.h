@@ -10,7 +10,7 @@ namespace gptrain::inline base {
 // The tightest limits of a process's groups and of the groups around them. The largest number: no limit.
 struct GroupLimits {
   int64_t memory_bytes = std::numeric_limits<int64_t>::max();
-  int cores = std::numeric_limits<int>::max();  // cores that the processor time of a period pays for, rounded up
+  int cores = std::numeric_limits<int>::max();  // quota of processor time over its period, rounded up
 };
 
 // Reads the limits of versions 1 and 2. `groups`: a process's list of its groups; `root`: where groups are mounted. In
@@ -18,7 +18,8 @@ struct GroupLimits {
 GroupLimits group_limits(const std::filesystem::path& groups = "/proc/self/cgroup",
                          const std::filesystem::path& root = "/sys/fs/cgroup");
 
-// Returns the number of cores that this process may use and that its groups pay for, at least 1.
+// Returns the number of cores that this process may run on (sched_getaffinity), but at most GroupLimits::cores; at
+// least 1.
 int usable_cores();
 
 }  // namespace gptrain::base

@@ -20,13 +20,13 @@ struct Box {
   std::vector<int64_t> shape;
 };
 
-// Returns the product of the dims; none if a dim is negative or the product overflows.
+// Returns the product of the dims, 1 without dims; none if a dim is negative or the product overflows.
 std::optional<int64_t> num_elements(const std::vector<int64_t>& shape);
 
-// "768,2304"
+// Returns the numbers as text: "768,2304" for the separator ",".
 std::string join_numbers(const std::vector<int64_t>& numbers, std::string_view separator);
 
-// "[768, 2304]"
+// Returns "[768, 2304]".
 std::string format_shape(const std::vector<int64_t>& shape);
 
 // Returns true if offset and shape have the tensor's number of dims and lie inside it.
@@ -35,17 +35,19 @@ bool is_inside(const Box& box, const std::vector<int64_t>& global_shape);
 // Returns the intersection of two boxes of one tensor; none if it is empty.
 std::optional<Box> intersect(const Box& a, const Box& b);
 
-// Returns the list positions of two boxes of one tensor that share an element; none if no boxes do. Takes n log n time
-// for up to two dims. THROWS Error(checkpoint) if boxes of more dims are too many to compare.
+// Returns the indices of two boxes of one tensor that share an element; none if no boxes do. Takes n log n time for up
+// to two dims. THROWS Error(checkpoint) if boxes of more dims are too many to compare.
 std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& boxes);
 
 // Memory that only its own copy functions can read and write, such as a device's.
 class SliceMemory {
  public:
   virtual ~SliceMemory() = default;
-  // Receives the bytes from front to back, in pieces that are valid until `take` returns.
   using Take = std::function<void(const std::byte* piece, int64_t bytes)>;
+  // Calls `take` with the bytes at `from`, front to back in pieces of host memory, each valid until `take` returns.
+  // Queued ops that write them are done before. Calls come from one thread.
   virtual void read(const std::byte* from, int64_t bytes, const Take& take) = 0;
+  // Copies bytes of the host to `to`; `from` may be reused afterwards.
   virtual void write(std::byte* to, const std::byte* from, int64_t bytes) = 0;
 };
 
@@ -53,7 +55,8 @@ class SliceMemory {
 // pieces. Both boxes are stored in row-major order.
 class BoxCopy {
  public:
-  // `target_data` holds the target box, in `memory` (null: host memory); the caller owns both.
+  // `source` and `target` are boxes of the same tensor, with as many dims. `target_data` holds the target box, in
+  // `memory` (null: host memory); the caller owns both.
   BoxCopy(const Box& source, const Box& target, DType dtype, void* target_data, SliceMemory* memory = nullptr);
 
   DType dtype() const { return dtype_; }
@@ -61,7 +64,8 @@ class BoxCopy {
   // Returns true if anything is left to copy.
   bool pending() const { return pending_; }
 
-  // Takes the source's elements [first, first + count). REQUIRES: pieces come in order and without gaps.
+  // Takes the source's elements [first, first + count), counted in row-major order of the source box. REQUIRES: pieces
+  // come in order and without gaps. Elements outside the target are ignored.
   void feed(int64_t first, const void* elements, int64_t count);
 
  private:

@@ -50,9 +50,10 @@ struct CheckpointInfo {
   int64_t step = 0;
 };
 
-// Returns the checkpoints of a run's folder, oldest first, by their names. An interrupted save leaves only a temporary
-// name, so a listed checkpoint without a readable manifest was damaged. Reading it throws; no older checkpoint takes
-// its place unasked.
+// Returns the checkpoints of a run's folder, by their names, lowest step first; empty if there are none or no such
+// folder. An interrupted save leaves only a temporary name, so a listed checkpoint without a readable manifest was
+// damaged. Reading it throws; no older checkpoint takes its place unasked. THROWS Error(checkpoint) if the folder
+// cannot be read.
 std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& out);
 
 // Read and check a checkpoint: manifest fields, file sizes, headers, checksums. THROW Error(checkpoint) with the
@@ -62,21 +63,24 @@ void verify_checkpoint(const std::filesystem::path& checkpoint);
 // Does the same without reading the tensors' bytes, whose checksums are checked when they are loaded.
 Contents verify_structure(const std::filesystem::path& checkpoint);
 
-// Returns the error with the name of the newest older sound checkpoint of the same run, if there is one.
+// Returns the error, its message followed by the path of the newest older sound checkpoint of the same run, if there is
+// one. For the folder of a run, it names the newest sound checkpoint there.
 Error with_way_out(const Error& error, const std::filesystem::path& checkpoint);
 
-// Returns the tokenizer of the run's data with its text, if the checkpoint has it. THROWS Error(checkpoint) if its file
-// is missing or has other content.
+// Returns the tokenizer of the run's data; nullopt if the manifest names none. Its text is empty if the checkpoint has
+// no tokenizer.json. THROWS Error(checkpoint) if that file is missing, although the manifest lists it, or has other
+// content.
 std::optional<TokenizerRecord> read_tokenizer(const std::filesystem::path& checkpoint);
 
 // Fills every slice from the checkpoint's boxes, whatever the layout that saved them. A bf16 tensor also fills f32
 // slices, exactly. Verifies the checksums of the boxes that it reads. THROWS Error(checkpoint) if a tensor is missing,
 // has another global shape, is not fully covered, or is f32 for a bf16 slice that does not allow rounding.
 void load_slices(const std::filesystem::path& checkpoint, const std::vector<Slice>& slices);
-// Does the same for callers that load a checkpoint in several parts.
+// Does the same for callers that load a checkpoint in several parts. `contents`: from verify_structure.
 void load_slices(const Contents& contents, const std::vector<Slice>& slices);
 
-// Returns all of one tensor, in f32. THROWS Error(checkpoint) if there is none of that name.
+// Returns all of one tensor, in f32 on the host, by its slices' name ("weight/NAME"). THROWS Error(checkpoint) if there
+// is none, or as load_slices does.
 std::vector<float> load_tensor(const Contents& contents, const std::string& name);
 
 // Removes the folders left by interrupted saves. REQUIRES: the caller has locked the run's folder. Returns a warning
@@ -99,7 +103,8 @@ std::string apply_retention(const std::filesystem::path& out, int64_t keep_last,
 std::string remove_abandoned(const std::filesystem::path& out);
 
 // Returns the text of `checkpoint inspect`: step, samples, parameters, samples left out, precision, tokenizer, average,
-// files, and a table of tensors with shape and dtype.
+// files, and a table of tensors with shape and dtype. THROWS Error(checkpoint)
+// if manifest or headers cannot be read.
 std::string inspect_checkpoint(const std::filesystem::path& checkpoint);
 
 }  // namespace gptrain::checkpoint

@@ -7,8 +7,8 @@
 
 namespace gptrain::inline checkpoint {
 
-// It is written under a temporary name beside its own, and removed if it is destroyed unpublished. One process at a
-// time has that name: it holds a lock on the folder.
+// A folder that is written under a temporary name beside its own, and removed if the object is destroyed before the
+// folder is published. Only one process at a time can write a folder of that name: it holds a lock on the folder.
 class NewFolder {
  public:
   // Creates the folder, and removes the files that a killed process has left under its temporary name. THROWS

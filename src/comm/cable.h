@@ -33,7 +33,7 @@ class Cable {
 
   // Most bytes that a sender is ahead of its receiver: more than a fast network holds on its way.
   static constexpr int64_t window_bytes = int64_t{1} << 20;
-  static constexpr int64_t gone = -1;  // the peer, or an end of the stream
+  static constexpr int64_t gone = -1;  // the peer has left, or an end of the stream is closed
   // Move bytes from or to `parts`. Return how many were moved: 0 if nothing can be moved now, or `gone`.
   int64_t send(int stream, std::span<const iovec> parts);
   int64_t receive(int stream, std::span<const iovec> parts);

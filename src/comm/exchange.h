@@ -38,7 +38,9 @@ class ExchangeScratch {
 //     rank over a link; for a few KiB all ranks send all data to all and sum, which saves an exchange
 //   broadcast: small data from the root to all; large data scattered by the root and gathered by all
 //   barrier: dissemination, in ceil(log2(size)) exchanges
-// `group` names the group in reports. `scratch` null: the communicator moves data but refuses reductions.
+// `activity`, which must not be null, is told each call, for the report if a rank is lost; `group` names the group
+// there. `scratch` may be that of a larger group. If it is null, the communicator moves data, and reductions THROW
+// Error(device).
 std::unique_ptr<Communicator> make_exchange_communicator(std::unique_ptr<Transport> transport,
                                                          std::shared_ptr<Activity> activity, std::string group,
                                                          std::shared_ptr<ExchangeScratch> scratch);

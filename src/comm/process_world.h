@@ -36,11 +36,10 @@ struct WorldOptions {
 // join_rendezvous() does (rendezvous.h), with an empty message where rank 0 reports the fault.
 //
 // Processes beyond options.ranks are met and compared like all others but are not ranks of the world: their rank() is
-// at least size(). They have the groups that list them, take no part in the barrier at the end, and over TCP the loss
-// of one is only reported (under MPI the launcher ends all).
+// at least size(). These processes have the groups that list them and take no part in the barrier at the end; over
+// TCP the loss of one is only reported (under MPI the launcher ends all).
 //
-// Uses MPI if uses_mpi(launch), else TCP.
-// Chooses MPI if uses_mpi(launch), else TCP.
+// make_process_world chooses MPI if uses_mpi(launch), else TCP.
 std::unique_ptr<World> make_process_world(const Launch& launch, const WorldOptions& options);
 std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& options);
 // Throws Error(device) if this build has no MPI or the launcher does not start it.

@@ -27,7 +27,7 @@ using namespace std::chrono_literals;
 constexpr auto retry_interval = 100ms;
 constexpr auto answer_grace = 5s;      // time after the deadline for rank 0's verdict to arrive
 constexpr auto latecomers_grace = 2s;  // time for further ranks to report once the run cannot start
-constexpr auto proof_patience = 10s;   // limit for rank 0 to prove itself, as it may be busy
+constexpr auto proof_patience = 10s;   // time for rank 0 to prove the secret; it may be busy
 constexpr size_t max_listed = 8;       // ranks listed in one message
 
 // Purpose of the proof to rank 0, which makes it useless at any other listener.
@@ -369,7 +369,7 @@ Rendezvous join_rendezvous(const Launch& launch, Socket master, const std::vecto
                            const ListenOptions& listen_options) {
   Rendezvous rendezvous;
   const std::string address = listening_address(launch, listen_options);
-  // Callers come only once the run's key is known; the gates get it below.
+  // Other ranks call only once they know the run's key. The listeners get it below.
   Socket heartbeat = listen_on(0, address), group = listen_on(0, address);
   rendezvous.heartbeat_listener = SecureListener(std::move(heartbeat), {}, "");
   rendezvous.group_listener = SecureListener(std::move(group), {}, "");

@@ -53,33 +53,40 @@ struct ListenOptions {
   std::string interface = "auto";
 };
 
-// Returns the numeric address to listen at. Empty: all interfaces, because MPI tells the addresses, or because rank 0's
-// own host name resolves to the loopback, which other hosts cannot reach. THROWS Error(device) if the interface does
-// not exist.
+// Returns the numeric address to listen at. Empty: all interfaces, because MPI tells the addresses, because none of
+// launch.master_addresses resolves, or because rank 0's own host name resolves to the loopback, which other hosts
+// cannot reach. THROWS Error(device) if the interface does not exist.
 std::string listening_address(const Launch& launch, const ListenOptions& listen_options);
 
-// Returns rank 0's listener, at launch.master_port; port 0: any free port.
+// Returns rank 0's listener, at launch.master_port; port 0: any free port. Called by rank 0 alone, before
+// join_rendezvous. THROWS Error(device) if the port is taken, or as listening_address does.
 Socket listen_as_master(const Launch& launch, const ListenOptions& listen_options = {});
 
-// Meets all ranks of the run. Collective. `master`: rank 0's listener from listen_as_master, null elsewhere.
-// `addresses`: candidate addresses of rank 0, at launch.master_port. Returns when all ranks have arrived and agree on
-// every fact. Otherwise THROWS Error(device) on all ranks, shortly after the timeout: on rank 0 it names the ranks (and
-// hosts) that did not arrive, arrived twice or differ; on others the message is empty.
+// Meets all ranks of the run. Collective; blocks. `master`: rank 0's listener from listen_as_master, elsewhere a socket
+// that is not open. `addresses`: candidate addresses of rank 0, at launch.master_port; rank 0 does not use them.
+// Returns when all ranks have arrived and agree on every fact. Otherwise THROWS Error(device) on all ranks, shortly
+// after the timeout: on rank 0 it names the ranks (and hosts) that did not arrive, arrived twice or differ. On other
+// ranks the message is empty if rank 0 reports the fault, and says why they did not find rank 0 if it cannot. THROWS
+// Error(requeue) if timeout.stop_wanted() returns true.
 Rendezvous join_rendezvous(const Launch& launch, Socket master, const std::vector<std::string>& addresses,
                            const std::vector<Fact>& facts, const Timeout& timeout,
                            const ListenOptions& listen_options = {});
 
 enum class PeerPort { heartbeat, group };
 
-// A connection to rank `rank` at a port of `peer`. call_peer tries all addresses; on success both sides have proved
-// `key` and `greeting` was sent. On failure `end` gives the reason at the last address that could be reached.
+// Result of call_peer: a connection to another rank. `channel` may be used if `end` is CallEnd::proven; otherwise `end`
+// gives the reason at the last address that could be reached.
 struct PeerCall {
   CallEnd end = CallEnd::unreachable;
   FrameChannel channel{Socket()};
 };
 struct CallDeadlines {
-  Clock::time_point connected, proven;
+  Clock::time_point connected;  // for each address
+  Clock::time_point proven;     // for the proof and the greeting
 };
+// Connects to rank `rank`, which listens at `port` of `peer`. Tries the peer's addresses in order, and the loopback
+// first if `self`, this rank's own entry, is on the same machine. On success both sides have proved `key`, and
+// `greeting`, the first frame, was sent. Does not throw if the peer cannot be reached.
 PeerCall call_peer(const Peer& peer, int rank, const Peer& self, PeerPort port, const Secret& key,
                    const std::string& greeting, const CallDeadlines& by);
 

@@ -1,5 +1,5 @@
-// The table of fields: every key of a run config once. It drives parsing, ranges, defaults, --set, `config show`, the
-// JSON schema and the comparison on resume.
+// The table of fields: every key of a run config once. The table drives parsing, ranges, defaults, --set, `config
+// show`, the JSON schema and the comparison on resume.
 #pragma once
 
 #include <cstdint>

@@ -28,12 +28,14 @@ RunConfig load_config(const std::filesystem::path& file, std::span<const std::st
 RunConfig parse_config(std::string_view text, std::span<const std::string> overrides, std::string_view origin,
                        int64_t world_size = 1);
 
-// Returns `config` with `settings` ("key.path=value") applied, each checked by its key's own rule; rules between keys
-// are not checked. Throws Error(usage) for an unknown key or invalid value.
+// Returns `config` with `settings` ("key.path=value") applied, each checked by its key's own rule. Rules between keys
+// are not checked and nothing is derived again; the value null has no effect. Throws Error(usage) for an unknown key or
+// invalid value.
 RunConfig with_values(RunConfig config, std::span<const std::string> settings);
 
-// Returns `config` as load_config would derive it for `world_size` ranks if every key with an effect were given.
-// nullopt if a rule between keys forbids the values.
+// Checks the values of a config that was changed in memory by the rules between keys, as load_config checks a file that
+// gives every key of show_config. Returns nullopt if a rule is broken, otherwise the config, with the keys without
+// effect at their defaults, and with parallel.elastic the batch derived for at most `world_size` ranks.
 std::optional<RunConfig> with_derived_values(RunConfig config, int64_t world_size);
 
 // Returns every value as JSON text, pretty-printed in the order of the table; load_config with the same number of ranks
@@ -43,10 +45,11 @@ std::optional<RunConfig> with_derived_values(RunConfig config, int64_t world_siz
 enum class ConfigText : uint8_t { every_value, for_any_ranks };
 std::string show_config(const RunConfig& config, ConfigText text = ConfigText::every_value);
 
-// Returns the section `model` of such a text, alone and without its preset.
+// Returns the section `model` of show_config alone, as a JSON object {"model": ...} without the preset's name.
 std::string show_model(const RunConfig& config);
 
-// Returns the same values, a line "path = value" each.
+// Returns a line "path = value" for each key with an effect, model.preset and batch.accumulation always included. The
+// ranks of a run compare these lines.
 std::string list_config(const RunConfig& config);
 
 // Returns a JSON Schema (draft 2020-12) of the config file, with descriptions, ranges, defaults and valid words.
@@ -61,8 +64,10 @@ struct ConfigChange {
 // Differences between a saved model and the config `asked` of a run that starts from its weights.
 struct ModelChanges {
   std::string refused;                // differences that make the weights unusable, a line each; empty if they fit
-  std::vector<std::string> accepted;  // keys that change how the weights are used: "model.vocab_size: 257 in ..."
+  std::vector<std::string> accepted;  // differences that change how the weights are used, such as model.rope_theta
 };
+// Compares the sections `model`. Keys that act in training only, such as dropout, are in neither list. A difference
+// reads "model.vocab_size: 257 in the checkpoint, 512 in the config".
 ModelChanges model_changes(const ConfigChange& change);
 
 // Returns the differences in model or training state that forbid resuming a checkpoint of `saved` as `asked`, a line
@@ -70,9 +75,10 @@ ModelChanges model_changes(const ConfigChange& change);
 // change (Field::may_change) all keys that do not change the meaning of weights, moments and the order of the data.
 // src/checkpoint/README.md lists them.
 std::string resume_conflicts(const ConfigChange& change);
-// Every key with another value, one line each: "run.steps: 12 -> 24".
+// Returns a line for every key whose value differs: "run.steps: 12 -> 24".
 std::vector<std::string> resume_changes(const ConfigChange& change);
-// Whether sources come in the same shares at the same samples, wherever they lie.
+// Returns true if both configs mix their training data alike: same sources but for path and dtype, same temperature and
+// phases, and phases end at the same samples. Does not look into the files.
 bool has_same_mixture(const ConfigChange& change);
 
 }  // namespace gptrain::config

@@ -16,7 +16,7 @@ Builder preset_field() {
         std::find_if(all.begin(), all.end(), [&](const ModelConfig& model) { return json == model.preset; });
     config.model = *preset;
   };
-  return builder.usually(R"("gpt2-124m")").changeable();  // its values are compared key by key
+  return builder.usually(R"("gpt2-124m")").changeable();  // the preset's values are compared key by key
 }
 
 Builder dropout_field() {

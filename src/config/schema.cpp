@@ -86,7 +86,7 @@ Json rule_schema(const WordListRule& rule) {
           {"uniqueItems", !rule.may_repeat}};
 }
 
-// Words of attention patterns. The rule between sizes, C * V at most L, is not in it.
+// Matches the words of attention patterns. Does not check that C * V is at most L in fixed:L,C/V.
 constexpr const char* attention_pattern_regex =
     "^(dense|(band|strided|columns):[1-9][0-9]*|fixed:[1-9][0-9]*,[1-9][0-9]*(/[1-9][0-9]*)?)"
     "(\\+global:[1-9][0-9]*)?$";

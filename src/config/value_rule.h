@@ -11,6 +11,7 @@
 
 namespace gptrain::inline config {
 
+// An integer from min to max. 12.0 and 1e4 are integers too.
 struct IntegerRule {
   int64_t min = 0;
   uint64_t max = 0;
@@ -50,6 +51,7 @@ struct IntegerOrWordRule {
   std::vector<std::string> words;
 };
 
+// An array of two numbers.
 struct NumberPairRule {
   NumberRule each;
 };
@@ -67,13 +69,13 @@ struct NumberListRule {
 // An array of data sources, each an object with the keys of source_keys().
 struct SourcesRule {
   bool may_be_empty = false;
-  bool counts_epochs = true;  // has the keys of training data, such as epochs
+  bool counts_epochs = true;  // training data: keys with SourceKey::counts_epochs are allowed
 };
 
-// An array of {"until_step", "weights"}.
+// An array of phases of the mixture of data, each {"until_step": integer, "weights": array of numbers}.
 struct PhasesRule {};
 
-// An array of {"first", "count"}.
+// An array of ranges of samples, each {"first": integer, "count": integer}.
 struct SampleRangesRule {};
 
 // An array of words: unless it says otherwise at least one, each once.
@@ -105,7 +107,7 @@ struct ObjectKey {
   std::string example;  // JSON text: the default, if there is one
 };
 
-// Keys of the objects run.rollback and memory.linear_projection.
+// Return the keys of the objects run.rollback and memory.linear_projection.
 const std::vector<ObjectKey>& rollback_keys();
 const std::vector<ObjectKey>& projection_keys();
 
@@ -114,14 +116,16 @@ struct SourceKey {
   std::string description;
   ValueRule rule;
   bool required;
-  std::string example;         // JSON text
-  bool counts_epochs = false;  // a key of training data only; has no default
+  std::string example;         // JSON text: the default, if there is one
+  bool counts_epochs = false;  // for training data only (SourcesRule::counts_epochs); such keys have no default
 };
 
+// Returns the keys of a data source, an element of data.train or data.validation.
 const std::vector<SourceKey>& source_keys();
 
-// Adds a fault for everything in `value` that breaks `rule`. `example` is the JSON text of a valid value, proposed if
-// there is no nearest one.
+// Adds a fault for everything in `value` that breaks `rule`; null breaks every rule. Rules between keys are not
+// checked. `path` is the value's path in the config, which faults name ("model.num_heads", "data.train[0].weight").
+// `example` is the JSON text of a valid value, proposed if there is no nearest one.
 void check_value(const ValueRule& rule, const std::string& path, const Json& value, const std::string& example,
                  Faults& faults);
 

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view npy_magic = "\x93NUMPY";
 constexpr int64_t npy_start_bytes = 10;   // magic, version, length of the following text
-constexpr uint32_t most_upper_half = 15;  // upper half of an id below 2^20, more than any vocabulary has
+constexpr uint32_t most_upper_half = 15;  // upper 16 bits of an id below 2^20; no vocabulary is larger
 
 FlatTokens read_llmc(MappedFile file) {
   const bool narrow = file.load<int32_t>(0) == llmc::magic_u16;

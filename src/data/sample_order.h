@@ -17,9 +17,9 @@ constexpr int64_t samples_per_epoch(int64_t tokens, int64_t sequence_length) {
   return tokens < 1 ? 0 : (tokens - 1) / sequence_length;
 }
 
-// Rounds weights to slots of a cycle, by largest remainder; ties go to the earlier source. A source with a weight above
-// 0 gets at least one slot, if need be from the source with the most. REQUIRES: weights finite, not negative, one above
-// 0, at most slots_per_cycle of them.
+// Returns how many of the slots_per_cycle slots of a cycle each source gets: its weight's share, rounded by largest
+// remainder; ties go to the earlier source. A source with a weight above 0 gets at least one slot, if need be from the
+// source with the most. REQUIRES: weights finite, not negative, one above 0, at most slots_per_cycle of them.
 std::vector<int64_t> round_to_slots(std::span<const double> weights);
 
 struct SampleLocation {
@@ -28,10 +28,10 @@ struct SampleLocation {
   int64_t index;  // sample within the source, < samples per epoch
 };
 
-// Weights from the end of the previous phase up to a sample number.
+// Weights of the sources from the end of the previous phase up to a sample number.
 struct MixturePhase {
-  int64_t until_sample = 0;  // ignored in the last phase, which has no end
-  std::vector<double> weights;
+  int64_t until_sample = 0;     // ignored in the last phase, which has no end
+  std::vector<double> weights;  // by source
 };
 
 // The order that dataset.h describes. Position n mod 65536 of every cycle belongs to one source, by one keyed
@@ -43,12 +43,14 @@ struct MixturePhase {
 // cycle's positions takes 256 KiB per phase, whatever the size of the data.
 class SampleOrder {
  public:
-  // `samples`: per epoch of each source, all >= 1. `limits`: most samples of each source; empty: unlimited.
+  // `phases`: at least one. `samples`: per epoch of each source, all >= 1. `shuffle` false: a source gives its samples
+  // in file order. `limits`: most samples that each source gives over the whole order, all >= 1, the largest int64_t
+  // for unlimited; an empty list: all are unlimited.
   SampleOrder(const std::vector<MixturePhase>& phases, std::vector<int64_t> samples, uint64_t seed, bool shuffle,
               const std::vector<int64_t>& limits = {});
 
-  // Returns the location of sample >= 0, after a binary search among phases. From num_samples() on, the last phase
-  // continues without limits.
+  // Returns the location of the sample with this number (>= 0), after a binary search among phases. From num_samples()
+  // on, the last phase continues without limits.
   SampleLocation locate(int64_t sample) const;
 
   // Returns the number of samples until no source may give more; the largest int64_t if unlimited.
@@ -57,7 +59,7 @@ class SampleOrder {
   std::vector<int64_t> taken_by(int64_t num_samples) const;
   // Returns the number of the sample that is the `ordinal`-th of a source, from 0; nullopt if it never comes.
   std::optional<int64_t> number_of(size_t source, int64_t ordinal) const;
-  // Slots of a cycle in the first phase.
+  // Slots of each source in a cycle of the first phase.
   const std::vector<int64_t>& first_slots() const { return phases_.front().slots; }
   size_t num_phases() const { return phases_.size(); }
   // The phases as they come, with weight 0 for sources that are used up. Given as `phases`, they make the same order.

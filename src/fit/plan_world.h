@@ -26,8 +26,8 @@ struct StagePlan {
   int64_t in_flight = 0;      // most chunks of micro-batches between their forward and their last backward pass
 };
 
-// Vectors "by kind" have one element for each stage s and tensor rank t of T, at position s T + t. It is the first data
-// rank's value; other data ranks differ by the padding between tensors.
+// Vectors "by kind" have one element for each stage s and tensor rank t of T, at position s T + t. Each
+// element is the value of the first data rank; other data ranks differ by the padding between tensors.
 struct WorldPlan {
   ModelSpec spec;
   LaneTraffic traffic{};     // sent by rank 0

@@ -56,7 +56,7 @@ class RecomputeCosts {
   // Returns true if blocks may keep only the outputs of their linears.
   bool keeps_parts() const { return in_parts_.has_value(); }
   bool may_offload() const { return may_offload_; }
-  // One chain for each chunk of the stage, and its first unit.
+  // Return one chain for each chunk of the stage, and each chunk's first unit.
   const std::vector<Chain>& chains() const { return chains_; }
   const std::vector<int32_t>& first_units() const { return first_units_; }
 

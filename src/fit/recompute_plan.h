@@ -23,9 +23,10 @@ class RecomputePlanner {
   RecomputePlanner(RecomputePlanner&&) = default;
   RecomputePlanner(const RecomputePlanner&) = delete;
 
-  // Costs of given choices.
+  // Returns the costs that the search minimises, for choices of the caller's own.
   const RecomputeCosts& costs() const { return costs_; }
-  // Returns the fastest choices found within `budget_bytes`, none if nothing fits.
+  // Returns the fastest choices found within `budget_bytes` of activations (RecomputePoint::bytes), none if nothing
+  // fits.
   std::optional<RecomputePoint> best(int64_t budget_bytes) const;
   // Returns the choices with the fewest bytes found.
   const RecomputePoint& least() const;
@@ -69,11 +70,12 @@ class RecomputePlanner {
   mutable std::optional<RecomputePoint> least_;
 };
 
-// Returns a geometric sequence of `num_budgets` numbers of bytes from `least` to `most`.
+// Returns a geometric sequence of `num_budgets` numbers of bytes from `least` to `most`, rising; `least` alone for 1.
+// REQUIRES: least > 0.
 std::vector<int64_t> curve_budgets(int64_t least, int64_t most, int64_t num_budgets);
 
 // Returns the bytes of a device that the other memory classes leave for activations, on the rank of the stage that has
-// the fewest.
+// the fewest. Negative if the other classes alone do not fit.
 int64_t activation_headroom(const PlanCase& run, int32_t stage);
 
 }  // namespace gptrain::fit

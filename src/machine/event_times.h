@@ -29,9 +29,10 @@ struct MachineNames {
 // one process. THROWS Error(usage) as find_device, cluster_of and find_software do, and for other software on a
 // measured machine.
 Machine machine_named(const MachineNames& names, bool of_processes);
-// Returns the machine as that software runs it.
+// Returns the machine as that software runs it. THROWS Error(usage) as find_software does.
 Machine run_by(Machine machine, std::string_view software);
-// Returns false if gptrain's own speed was never measured on the device, so that its steps follow from its model alone.
+// Returns true if the device is a machine on which gptrain was measured (gptrain bench device). Otherwise predicted
+// times follow from the data sheet and the model of costs alone.
 bool is_measured(const Machine& machine);
 // Returns the expected error of a step with that parallel.zero.
 ExpectedError expected_error(const Machine& machine, int64_t zero);
@@ -43,7 +44,9 @@ void require_links(const Machine& machine, int64_t world_size);
 // Categories of a step's time: ops by their limit, copies, then one category for each lane.
 enum class Spending : uint8_t { products, attention, memory, copies, first_lane };
 constexpr size_t num_spendings = static_cast<size_t>(Spending::first_lane) + num_lanes;
+// Returns the name for people: "matrix products", or the lane's name. `spending` < num_spendings.
 std::string_view spending_name(size_t spending);
+// Returns the category of a lane.
 constexpr size_t lane_spending(size_t lane) { return static_cast<size_t>(Spending::first_lane) + lane; }
 
 class EventTimes {
@@ -58,7 +61,7 @@ class EventTimes {
   bool are_known() const { return machine_.has_value(); }
   // Returns the seconds of the event alone, as if nothing had to be waited for; 0 for a wait.
   double seconds_of(const Event& event) const;
-  // REQUIRES: are_known(), and the event is a collective.
+  // Returns the time and the algorithm of a collective. REQUIRES: are_known(), and the event is a collective.
   CollectiveTime collective(const Event& event) const;
 
   Software software() const { return machine_ ? machine_->software : Software{}; }
@@ -84,6 +87,7 @@ class EventTimes {
   OpKinds kinds_ = {};
 };
 
+// Returns the category of an event: a number of Spending, or lane_spending of a collective's lane.
 size_t spending_of(const Event& event);
 
 }  // namespace gptrain::machine

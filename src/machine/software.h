@@ -24,9 +24,9 @@ struct Software {
   bool overlaps_sequence = true;  // the same for the tensor lane with parallel.sequence
   // With sequence parallelism all rows are gathered before the product; gptrain multiplies each piece as it arrives.
   bool gathers_before_products = false;
-  bool sums_gradients_last = false;  // after all passes; gptrain sums a unit's gradients once they are complete
+  bool sums_gradients_last = false;  // sums gradients after all passes; gptrain sums a unit's once they are complete
   double nic_share = 1;              // share of gptrain's rate between nodes that its collectives reach
-  double slowness = 1;               // its step over the step that the rest of this profile gives
+  double slowness = 1;               // time of a step over the time that the rest of this profile gives
 
   bool is_own() const { return name == own_software; }
 

@@ -15,6 +15,7 @@ namespace gptrain::inline mesh {
 enum class MeshAxis : uint8_t { tensor, context, data, pipeline };
 constexpr int num_mesh_axes = 4;
 
+// Returns the axis' key in the config's section `parallel`: "tensor", "pipeline".
 std::string_view axis_name(MeshAxis axis);
 
 // One number for each axis: the mesh's sizes, or a rank's coordinates.
@@ -67,7 +68,8 @@ class Mesh {
   // Returns every such group once, ordered by first rank: the order in which all ranks create their communicators.
   std::vector<std::vector<int64_t>> groups(std::initializer_list<MeshAxis> axes) const;
 
-  // The same for the mesh of experts.
+  // The same for the mesh of experts: size, a rank's coordinate, and the ranks, in rising order, that differ from
+  // `rank` along `axis` only. All are ranks of one stage.
   int64_t size(ExpertAxis axis) const { return expert_sizes_[static_cast<size_t>(axis)]; }
   int64_t coordinate(int64_t rank, ExpertAxis axis) const;
   std::vector<int64_t> group(int64_t rank, ExpertAxis axis) const;

@@ -71,7 +71,6 @@ class Branch {
   virtual void recompute_core(const LayerCall& call) = 0;
   // RETURNS the gradient of the first linear's output, in `frame`, from that of the last linear's output.
   virtual GemmOperand core_backward(const LayerCall& call, const GemmOperand& d_branch, WorkspaceFrame& frame) = 0;
-  // Adds the gradients of norms.
   virtual void add_norm_gradients(const LayerCall& call);
 
   const LayerContext& context_;
@@ -90,7 +89,7 @@ class Branch {
 
   const uint32_t site_;
   std::unique_ptr<Norm> after_;           // null: no norm after the branch
-  std::unique_ptr<SavedMatrix> after_x_;  // its input
+  std::unique_ptr<SavedMatrix> after_x_;  // input of that norm
 };
 
 std::unique_ptr<Branch> make_attention_branch(const LayerContext& context, LayerLayout& layout, int64_t layer,

@@ -1,10 +1,10 @@
 // A linear of a layer, y = x w^T + b, over the tensor ranks: its three products, their collectives, and the data saved
 // for W.
 //
-// make_linear chooses the kind. A rank of a column-parallel linear holds some rows of w and computes these columns of
+// A rank of a column-parallel linear holds some rows of w and computes these columns of
 // y; its input comes from the residual stream and is gathered with sequence parallelism. A rank of a row-parallel
-// linear holds some columns of w. A row-parallel y and a column-parallel dx are parts of a sum over the ranks. Each
-// kind has a version with FP8 products.
+// linear holds some columns of w. A row-parallel y and a column-parallel dx are parts of a sum over the tensor ranks,
+// which the caller computes. Each kind has a version with FP8 products.
 #pragma once
 
 #include <cstdint>
@@ -43,32 +43,38 @@ class Linear {
   Linear& operator=(const Linear&) = delete;
 
   // RETURN memory, in a record or in `frame`, into which the caller computes the input, or the gradient of the output.
+  // input_buffer has this rank's rows of the input, output_gradient_buffer has all rows.
   // If it includes an amax, the op that computes the matrix may write it, and the caller then passes on both. Otherwise
   // the linear computes the amax itself.
   virtual GemmOperand input_buffer(const LayerCall& call, WorkspaceFrame& frame) const = 0;
   virtual GemmOperand output_gradient_buffer(const LayerCall& call, WorkspaceFrame& frame) const = 0;
-  // RETURNS whether the linear needs the amax of its factors.
+  // RETURNS whether the linear needs the amax of its input and of its output's gradient (FP8 products do).
   virtual bool wants_amax() const = 0;
-  // RETURNS whether backward_weight reads the shared gradient itself, without a saved copy.
+  // RETURNS whether backward_weight reads `shared_gradient`, so that the caller must keep it until then. False without
+  // LinearDesign::gradient_is_shared, and if backward_input saves the gradient in FP8.
   virtual bool weight_reads_shared_gradient() const = 0;
   // RETURNS whether the product can compute the activation after it and, for the linear after the activation, in
-  // backward the activation's gradient.
+  // backward the activation's gradient. `width`: elements of a row of the activation on this rank.
   virtual bool fuses(ActivationKind kind, int64_t width) const = 0;
 
   // Fills the FP8 copies of the weight if call.prepare_weights. REQUIRES: called before every pass.
   virtual void prepare_weight(const LayerCall& call) = 0;
-  // Computes y, or this rank's part of the sum, and saves the input for W.
+  // Computes y, or this rank's part of the sum, and saves the input for W (see keep_input). A column-parallel linear
+  // with sequence parallelism gathers the other ranks' rows of x: collective over the tensor ranks then.
   virtual void forward(const LayerCall& call, const GemmOperand& x, const LinearOutput& out) = 0;
-  // Only saves the input for W.
+  // Saves the input for W without computing y, as recompute needs it. A plain linear with LinearDesign::saved_input has
+  // nothing to save. Collective as `forward` is.
   virtual void keep_input(const LayerCall& call, const GemmOperand& x) = 0;
   // Computes dx = dy w, or this rank's part of the sum, times the activation's derivative if pre_activation is given.
-  // Saves dy for W.
+  // W needs dy later: REQUIRES that it lies in output_gradient_buffer, unless gradient_is_shared. Linears with FP8
+  // products save it themselves.
   virtual void backward_input(const LayerCall& call, const GemmOperand& dy, const Matrix& dx,
                               const Matrix& pre_activation = {}) = 0;
-  // Begins to gather the other ranks' inputs for backward_weight.
+  // Begins to gather the other ranks' rows of the saved input for backward_weight; with all rows saved, there is
+  // nothing to gather. Memory is taken from `frame`, which must live until backward_weight has been called.
   virtual TensorRows::Gathering begin_weight(const LayerCall& call, WorkspaceFrame& frame) = 0;
-  // Computes the gradients of weight and bias. `shared_gradient`: the output's gradient with
-  // LinearDesign::gradient_is_shared.
+  // Computes the gradients of weight and bias, or adds them to the present ones if call.accumulate. `input`: the result
+  // of begin_weight. `shared_gradient`: the output's gradient, if weight_reads_shared_gradient().
   virtual void backward_weight(const LayerCall& call, const TensorRows::Gathering& input,
                                const Matrix& shared_gradient = {}) = 0;
 
@@ -76,10 +82,12 @@ class Linear {
   Linear() = default;
 };
 
-// RETURN a linear, and declare its saved tensors in `layout`. REQUIRES: context and layout outlive it.
+// RETURN a linear, and declare its saved tensors in `layout`. REQUIRES: context and layout outlive it. Layers call
+// make_linear, which chooses one of the others if the precision (StepShape::precision) asks for FP8 products.
 std::unique_ptr<Linear> make_linear(const LayerContext& context, LayerLayout& layout, const LinearDesign& design);
+// Makes a linear with three FP8 products.
 std::unique_ptr<Linear> make_fp8_linear(const LayerContext& context, LayerLayout& layout, const LinearDesign& design);
-// Uses FP8 products for the gradient of the weight only.
+// Makes a linear that uses FP8 for the gradient of the weight only.
 std::unique_ptr<Linear> make_fp8_weight_linear(const LayerContext& context, LayerLayout& layout,
                                                const LinearDesign& design);
 

@@ -15,9 +15,11 @@ struct MicroBatchShape {
   bool with_documents = false;
 
   int64_t rows() const { return batch * sequence_length; }
-  // RETURNS the bytes of the tokens, of the targets, or of the documents' starts.
+  // RETURNS the bytes of the tokens, which are those of the targets and of the documents' starts, too.
   int64_t token_bytes() const { return rows() * static_cast<int64_t>(sizeof(int32_t)); }
+  // RETURNS the bytes of the sample numbers.
   int64_t id_bytes() const { return batch * static_cast<int64_t>(sizeof(int64_t)); }
+  // RETURNS the bytes of a micro-batch with all its parts.
   int64_t bytes() const { return (with_documents ? 3 : 2) * align_up(token_bytes()) + align_up(id_bytes()); }
 };
 
@@ -29,7 +31,7 @@ struct MicroBatch {
   // [B, T]: position in its sequence where a token's document begins (see AttentionMask); null: no document mask.
   int32_t* document_starts = nullptr;
 
-  // RETURNS a view of `shape.bytes()` bytes of memory.
+  // RETURNS a view of `shape.bytes()` bytes of memory, which is aligned for int64_t.
   static MicroBatch at(std::byte* memory, const MicroBatchShape& shape) {
     const int64_t tokens = align_up(shape.token_bytes());
     std::byte* const documents = memory + 2 * tokens + align_up(shape.id_bytes());
@@ -39,16 +41,18 @@ struct MicroBatch {
   }
 };
 
-// Source of a step's micro-batches, in order.
+// Source of a rank's micro-batches, step after step, without end. A rank calls from one thread.
 class MicroBatchSource {
  public:
   virtual ~MicroBatchSource() = default;
-  // RETURNS the next micro-batch, in host memory of the source.
+  // RETURNS the next micro-batch, in host memory of the source. May wait for data. Does not throw if they cannot be
+  // read (see is_void).
   virtual const MicroBatch& next() = 0;
   // RETURNS how many of the micro-batches that `next` returned last remain unchanged until its next call, so that
   // queued copies may still read them.
   virtual int64_t kept() const { return 1; }
-  // Whether one of them held no data: they could not be read, and nothing that is computed with them counts.
+  // RETURNS true once a micro-batch could not be read. From then on `next` returns micro-batches without targets, so
+  // that collectives with other ranks still complete; a step that used one must not count.
   virtual bool is_void() const { return false; }
 };
 

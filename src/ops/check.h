@@ -1,4 +1,4 @@
-// Checks of an op's operands and options, the same for every backend. They read no operand's memory.
+// Checks of an op's operands and options, the same for every backend. The checks read no operand's memory.
 #pragma once
 
 #include <cstdint>

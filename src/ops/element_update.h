@@ -46,7 +46,7 @@ struct UpdateSegment {
   // Philox key of the stochastic rounding of weights without masters; not used with masters.
   PhiloxKey key = {};
   IndexMap map = {};
-  int64_t tensor = 0;  // its index in the model, for updates that read sums of whole tensors (ops/tensor_norms.h)
+  int64_t tensor = 0;  // tensor's index in the model, for updates that read sums of whole tensors (ops/tensor_norms.h)
 };
 
 // Largest number of state columns of an update.

@@ -66,7 +66,7 @@ inline int64_t fused_attention_matrices(const AttentionMask& mask) {
   return mask.max_documents > 0 ? mask.max_documents : 1;
 }
 
-// Table of documents of a piece. It has arrays of each document's first row, its length, and its offset in each of at
+// Table of documents of a piece: arrays of each document's first row, its length, and its offset in each of at
 // most nine operands. Every array has the size of documents + 1 64-bit numbers.
 constexpr int64_t document_operands = 9;
 

@@ -70,7 +70,7 @@ struct KeyTiles {
   AttentionKind kind = AttentionKind::dense;
   int width = 0, columns = 0, global = 0;
   int first_column = 0;                      // place in a block of the first column of the head's set
-  int class_places = 0;                      // places of a class
+  int class_places = 0;                      // places that each class of tokens takes in the picked order
   const int32_t* document_starts = nullptr;  // the sequence's (see AttentionMask), or null
   // The pass: the order of its queries, and the orders of its keys.
   bool picked_queries = false, natural_keys = true, picked_keys = false;
@@ -167,8 +167,8 @@ struct KeyTiles {
     return keys;
   }
 
-  // RETURNS the keys that a tile of queries sees. It names no tile without a pair, except with documents, and with
-  // global tokens if queries are picked.
+  // RETURNS the keys that a tile of queries sees, as runs of tiles. Every tile of the runs has a key that one of
+  // the queries sees, except with documents, and with global tokens if queries are picked.
   [[gnu::always_inline]] constexpr KeyRuns runs(int query_tile) const {
     const PlaceRange places = query_places(query_tile);
     if (places.size() == 0) return {};
@@ -260,7 +260,8 @@ struct KeyTiles {
             first + query / width + (kind == AttentionKind::columns ? 1 : 0)};
   }
 
-  // RETURNS the places of a tile of queries without an empty first or last one. Empty places are no neighbours.
+  // RETURNS the places of a tile of queries, but not its first or last place if that holds no token. Places that hold
+  // no token are never side by side.
   [[gnu::always_inline]] constexpr PlaceRange query_places(int query_tile) const {
     PlaceRange places{query_tile * attention_tile, smaller_of((query_tile + 1) * attention_tile, num_queries())};
     if constexpr (several_runs) {

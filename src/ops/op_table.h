@@ -34,7 +34,6 @@ constexpr std::array<std::string_view, num_ops> op_names = {
 #undef GPTRAIN_OP_NAME
 };
 
-// Totals of the calls of one op.
 struct OpTotals {
   int64_t calls = 0;
   Flops model_flops = 0;

@@ -1,4 +1,5 @@
-// A second queue of a device, for copies and collectives that run beside the backend's ops.
+// A second queue of a device, for copies and collectives that run beside the backend's ops. Backend::make_side_queue
+// makes one; on a CPU there is none (null).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@ namespace gptrain::inline ops {
 // Two threads may use a queue: the backend's thread, and one that queues work here (they may be the same). Marks order
 // the two: a mark stands for the work submitted before it, and each of `num_marks` marks can be set again. REQUIRES:
 // callers synchronise two threads' calls on the same mark; the queue is not used after its backend is destroyed (it may
-// be destroyed later). Calls that only queue return at once.
+// be destroyed later). Calls that only queue return at once. All calls THROW Error(device) if the device has failed.
 class SideQueue {
  public:
   static constexpr int num_marks = 64;
@@ -46,19 +47,19 @@ class SideQueue {
   virtual void* handle() const = 0;
 
   // Queue a copy and wait for it. On return the host memory has been read or filled, and ops called afterwards see the
-  // uploaded data.
+  // uploaded data. Queueing thread.
   virtual void upload(void* device, const void* host, int64_t bytes) = 0;
   virtual void download(void* host, const void* device, int64_t bytes) = 0;
 
   // Queue a copy without waiting. The host memory is read or filled at any time until work marked afterwards has
-  // finished. It should come from allocate_host; with other memory the call may wait for the device.
+  // finished. It should come from allocate_host; with other memory the call may wait for the device. Queueing thread.
   virtual void queue_upload(void* device, const void* host, int64_t bytes) = 0;
   virtual void queue_download(void* host, const void* device, int64_t bytes) = 0;
   // Copies in the order of the backend's ops, within device memory or between it and memory of allocate_host, which is
   // read or filled at any time until ops marked afterwards have finished. Backend's thread.
   virtual void copy_among_ops(void* to, const void* from, int64_t bytes) = 0;
 
-  // RETURNS host memory that these copies read and write fast. THROWS Error(device) if there is not enough.
+  // RETURNS host memory (pinned) that these copies read and write fast. THROWS Error(device) if there is not enough.
   virtual std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) = 0;
   // RETURNS such memory for use by queued copies only; no other code may read or write it. THROWS as allocate_host.
   virtual std::unique_ptr<DeviceMemory> allocate_for_copies(int64_t bytes) { return allocate_host(bytes); }

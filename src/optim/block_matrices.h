@@ -35,21 +35,23 @@ struct MatrixPart {
 // are of similar size; the order of ranks alternates between rounds, which balances the work.
 class MatrixExchange {
  public:
-  // Borrows the context's references. Collective over the stage's ranks, as is `play`.
+  // Borrows the context's references. Plans all rounds, without a transfer.
   explicit MatrixExchange(const UpdateContext& context);
 
   int64_t num_rounds() const { return std::ssize(rounds_); }
-  // RETURN the elements of the largest matrix, and the largest square of a matrix' smaller side. Equal on all ranks.
+  // RETURN the elements of the largest matrix, and the largest square of a matrix' smaller side, so that a caller can
+  // take memory for any round. Equal on all ranks of the stage.
   int64_t most_elements() const { return most_elements_; }
   int64_t most_square() const { return most_square_; }
   // RETURNS whether matrices are gathered from several ranks. If not, `play` uses them in the gradients' memory, where
   // they are contiguous.
   bool gathers() const { return group_ != nullptr; }
 
-  // Gathers this rank's matrix of the round from the ranks' gradients, calls work(matrix, values) with values [rows,
-  // cols] f32, and returns the values to the gradients. Does not call `work` if the rank has no matrix, but still takes
-  // part in the transfers. `whole` and `parts` are memory for most_elements f32, used only if gathers(); `work` may use
-  // `parts`.
+  // Gathers this rank's matrix of the round from the summed gradients of the stage's ranks, calls work(matrix, values)
+  // with values [rows, cols] f32, and writes the values back into all ranks' gradients. Does not call `work` if the
+  // rank has no matrix, but still takes part in the transfers. `whole` and `parts` are device memory for most_elements
+  // f32, used only if gathers(); `work` may use `parts`. REQUIRES: called by all ranks of the stage for rounds 0 to
+  // num_rounds() - 1, in order (collective, on the lane of gradients).
   void play(int64_t round, std::byte* whole, std::byte* parts,
             const std::function<void(const BlockMatrix&, const Matrix&)>& work);
 

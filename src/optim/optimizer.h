@@ -29,13 +29,15 @@ struct UpdateContext {
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  // Computes the sums over whole tensors that the updates need. RETURNS this rank's part in f64, which the caller then
-  // adds up over the world, or a matrix that is not given. REQUIRES: called by all ranks once a step, before its
-  // updates and after PrepareUpdate.
+  // Computes values that need whole tensors: sums over a tensor's elements, or an update from a whole matrix (Muon).
+  // RETURNS this rank's part of the sums in f64, in device memory, which the caller then adds up over the world in
+  // place; a matrix that is not given if there are none. REQUIRES: called by all ranks once a step, after the op
+  // PrepareUpdate and before the step's updates. May be collective over the stage's ranks.
   virtual Matrix measure() { return {}; }
   // Updates this rank's part of the unit (ParameterStore::update_range). Gradients are multiplied by
   // StepState::gradient_scale, which clips them and divides out the loss scale. REQUIRES: the unit's gradients are
-  // summed over all ranks.
+  // summed over all ranks; measure() was called in this step, and its sums were added up. Not collective: units may be
+  // updated in any order, each once a step.
   virtual void update(int64_t unit) = 0;
 };
 
@@ -43,10 +45,10 @@ class Optimizer {
 struct OptimizerType {
   OptimizerKind kind;
   StateColumns columns;  // without the column of the weights' average
-  // RETURNS the bytes of device memory for tables of segments, beside the columns.
+  // RETURNS the bytes of device memory that the optimizer needs beside the columns: tables of segments and sums.
   int64_t (*table_bytes)(const ParameterStore& parameters);
-  // RETURNS the optimizer. `tables` is device memory of table_bytes, owned by the caller. `seed`: of stochastic
-  // rounding.
+  // RETURNS the optimizer, which keeps the context's references. `tables` is device memory of table_bytes, owned by the
+  // caller and written here. `seed`: of stochastic rounding.
   std::unique_ptr<Optimizer> (*make)(const OptimizerConfig& config, const UpdateContext& context, uint64_t seed,
                                      std::byte* tables);
 };

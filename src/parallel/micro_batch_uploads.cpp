@@ -21,7 +21,7 @@ void MicroBatchUploads::upload(MicroBatchSource& source, const MicroBatch& devic
   const int64_t kept = std::min(source.kept(), most_retained);
   if (uploads_ >= kept) queue_.await_work(mark_of(uploads_ - kept));
   const MicroBatch& host = source.next();
-  queue_.follow_ops(landed);
+  queue_.follow_ops(landing_is_free);
   queue_.queue_upload(landing_.tokens, host.tokens, shape_.token_bytes());
   queue_.queue_upload(landing_.targets, host.targets, shape_.token_bytes());
   queue_.queue_upload(landing_.sample_ids, host.sample_ids, shape_.id_bytes());
@@ -29,7 +29,7 @@ void MicroBatchUploads::upload(MicroBatchSource& source, const MicroBatch& devic
   queue_.mark_work(mark_of(uploads_));
   queue_.ops_follow(mark_of(uploads_));
   queue_.copy_among_ops(device.tokens, landing_.tokens, shape_.bytes());
-  queue_.mark_ops(landed);
+  queue_.mark_ops(landing_is_free);
   ++uploads_;
 }
 

@@ -29,7 +29,7 @@ class MicroBatchUploads {
   static constexpr int64_t most_retained = SideQueue::num_marks / 2;
 
  private:
-  static constexpr int landed = 0;  // mark of ops: the landing buffer is free
+  static constexpr int landing_is_free = 0;  // mark of the ops that have copied the landing buffer's content
   static int mark_of(int64_t upload) { return static_cast<int>(upload % SideQueue::num_marks); }
 
   SideQueue& queue_;

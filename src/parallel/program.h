@@ -27,7 +27,7 @@ struct Program {
   // Returns the address of the action's operand; null if the action has no such operand.
   std::byte* address(const Action& action, Operand operand, const ArenaStarts& arenas) const;
 
-  // A buffer of an offloaded record, and its place on the host.
+  // A buffer, not empty, of the record that an offload or a fetch copies, and its place on the host.
   struct RecordPart {
     std::byte* device;
     std::byte* host;
@@ -37,11 +37,11 @@ struct Program {
   std::vector<RecordPart> record(const Action& action, const ArenaStarts& arenas) const;
 };
 
-// Returns the host memory that a unit's offloaded record needs for one micro-batch.
+// Returns the bytes of host memory that a unit's offloaded record needs for one micro-batch. `traits`: of that unit.
 int64_t record_bytes(const BufferBytes& bytes, const UnitTraits& traits, int32_t unit);
 
 // Places all buffers of the schedule: no two that are alive at the same time overlap. `record_place`: place of the
-// arena of offloaded records.
+// arena of offloaded records; the other arenas are on the device. Program::memory has arenas of buffers only.
 std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes, MemoryPlace record_place);
 
 }  // namespace gptrain::parallel

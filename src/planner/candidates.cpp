@@ -88,8 +88,8 @@ class Collector {
   }
 
   // "optimal" uses all free memory. The value helps only if saving everything does not fit, while recomputing all
-  // blocks does (or, with copies to the host, offloading their inputs). It is tried for every layout if a budget or a
-  // held value asks for it.
+  // blocks does (or, with copies to the host, offloading their inputs). "optimal" is tried for every layout if a
+  // budget or a held value asks for it.
   void consider_optimal(RunLayout layout) {
     if (by_memory_) return;
     const bool is_asked_for = memory_.activation_budget > 0 || held_.has(recompute_key) ||
@@ -121,8 +121,8 @@ class Collector {
     found_.least_record = std::min(found_.least_record, record);
   }
 
-  // Copies to the host help only if a layout does not fit without them, and fits with all of them. They are tried for
-  // every layout if a held value asks for them.
+  // Copies to the host help only if a layout does not fit without them, and fits with all of them. Copies are tried
+  // for every layout if a held value asks for them.
   void consider_offload(RunLayout layout) {
     if (layout.recompute == RecomputeKind::every_nth || !on_gpu_) return;
     const bool is_held = held_.has(offload_key);

@@ -46,10 +46,10 @@ struct Candidate {
 class Misses {
  public:
   void add(const RunLayout& layout, int64_t missing);
-  // Adds a layout that the search does not try.
+  // Adds a layout that the search does not try, and that counts for no class.
   void add_untried(const RunLayout& layout, int64_t missing) { least_.add(missing, layout); }
   const Miss& least() const { return least_; }
-  // Keys and values of classes.
+  // Returns the smallest miss of each class: all layouts with one value of one key. Indexed by key and value.
   const std::map<std::pair<size_t, int64_t>, Miss>& of_classes() const { return of_classes_; }
 
  private:

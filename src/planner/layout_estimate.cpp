@@ -27,7 +27,8 @@ RecomputeKind recomputed_kind(const RunLayout& layout) {
   return layout.recompute == RecomputeKind::selective ? RecomputeKind::selective : RecomputeKind::block;
 }
 
-// Returns the recomputation of the other blocks, or of all if the layout does not mix them.
+// Returns the recomputation of the blocks that are not recomputed (none), or of all blocks if the layout treats all
+// alike.
 RecomputeKind plain_kind(const RunLayout& layout) { return mixes(layout) ? RecomputeKind::none : layout.recompute; }
 
 // Seconds of work beside traffic that slows it down and must end before the next pass begins.

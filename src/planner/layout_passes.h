@@ -40,8 +40,8 @@ struct LayoutChunks {
 
 // Micro-batches in flight, by chunk of a stage, at the moment when the stage saves the most.
 struct InFlight {
-  // Between forward and backward pass; between the two halves of the backward pass.
-  std::vector<int32_t> whole, for_weights;
+  std::vector<int32_t> whole;        // between forward and backward pass
+  std::vector<int32_t> for_weights;  // between the two halves of the backward pass
 };
 
 // Properties of the order of a stage's passes. Vectors have one element for each chunk of the stage.

@@ -29,7 +29,8 @@ struct Saving {
 };
 // Returns the best interval between checkpoints if a failure occurs every `mtbf_seconds`. A failure costs
 // `restart_seconds` and the work since the last complete checkpoint began: half an interval on average, and the time
-// that was written beside steps. A save waits for the previous one.
+// that was written beside steps. A save waits for the previous one. REQUIRES: mtbf_seconds > 0; save.cost or
+// save.durable > 0.
 Saving best_saving(const SaveTimes& save, double mtbf_seconds, double restart_seconds);
 
 // Returns "a100-80g in dgx-a100 nodes", or the name alone of a measured machine.
@@ -42,15 +43,16 @@ std::string step_origin(const Machine& machine);
 // machine's own times are measured, or already are those of other software.
 std::optional<Machine> published_machine(const Machine& machine, int64_t zero);
 
+// Returns the rates at which a node writes to the storage of checkpoints and to its own drives.
 StorageRates storage_rates(const ClusterProfile& cluster);
-// Returns the forecast but for its error and its published step. `asynchronous`: a checkpoint is first copied to the
-// host's memory, then written beside the steps.
+// Returns the forecast of a simulated step; `error` and `published` are left to the caller. `asynchronous`: a
+// checkpoint is first copied to the host's memory, then written beside the steps.
 StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, int64_t world_size,
                            const CheckpointForecast& checkpoint, bool asynchronous);
 
 // Returns the target of a run of `world_size` processes, one on each GPU, or all on one machine without GPUs.
 Target planned_target(const Machine& machine, int64_t threads, int64_t world_size);
-// `plan` is the plan of `config`.
+// Returns the bytes and seconds of a checkpoint. `plan` is the plan of `config`.
 CheckpointForecast planned_checkpoint(const Machine& machine, const StepConfig& config, const WorldPlan& plan,
                                       int64_t world_size);
 
@@ -60,13 +62,15 @@ struct Prediction {
   SimulatedStep step;
   StepForecast forecast;
 };
-// Plans a rank of each kind, and simulates the step with the first rank of each stage.
+// Returns the prediction of a dry run: plans one rank of each kind of rank that plan_world tells apart, and simulates
+// the step with the first rank of each stage. The plan may exceed the machine's memory. `forecast.published` is not
+// set. THROWS Error as make_mesh and plan_world do.
 Prediction predict_run(const RunConfig& config, const Machine& machine, int64_t world_size);
 
-// Returns the main figures of a dry run. `price`: per device-hour; 0: not known.
+// Returns the main figures of a dry run, exact ones (LayoutResult::is_exact). `price`: per device-hour; 0: not known.
 LayoutResult layout_result(const RunConfig& config, const Target& target, const WorldPlan& plan,
                            const StepForecast& forecast, const RunLayout& layout, double price);
-// Returns the figures of the dry run of `config`, whose layout is `layout`.
+// Makes the dry run of `config`, whose layout is `layout`, and returns its figures. THROWS as predict_run does.
 LayoutResult predict_layout(const RunConfig& config, const Machine& machine, const RunLayout& layout, double price);
 
 }  // namespace gptrain::planner

@@ -32,29 +32,31 @@ struct Moment {
 
 // Simulates a rank's step action by action:
 // - Ops run one after another, and more slowly beside a collective of the tensor, gradients or weights lane.
-// - A collective begins once it is called and the previous one on its lane has ended. If lanes take turns, it also
-// waits
-//   for the collectives of the other two of these lanes.
+// - A collective begins once it is called and the previous one on its lane has ended. If lanes take turns
+//   (EventTimes::lanes_take_turns), it also waits for the collectives of the other two of these lanes.
 // - A copy beside the ops begins once the previous copy has ended. The next copy among the ops waits for it. Offloaded
 //   activations have one lane for each direction.
 // - Other ranks are ready at once, unless `not_before` says otherwise.
 class RankClock {
  public:
-  // The log must outlive the clock.
+  // Borrows the log, which must outlive the clock.
   RankClock(const StepLog& log, const EventTimes& times);
 
   // Plays the next part of the step: the events before the first action, then each action, then the events after the
   // last one. Returns the time span of the part's ops and waits. `not_before`: the moment at which data from another
   // stage has arrived (see simulate_step.h); null: the action waits for no other stage. `times`, if not null, receives
-  // the time span of each event; a wait for finished work has length 0.
+  // the time span of each event; a wait for finished work has length 0. REQUIRES: called at most log.actions.size() + 2
+  // times.
   TimeSpan next(const Moment* not_before = nullptr, std::vector<TimeSpan>* times = nullptr);
 
   Moment end() const;                         // end of all work so far
   const Moment& now() const { return ops_; }  // end of the ops so far
-  // Returns the seconds that the next part's collective takes by itself, and its Spending.
+  // Returns the seconds of the next part's events without any waiting, and the category (spending_of) of the last one.
+  // Meant for a part with one event, a transfer between stages.
   std::pair<double, size_t> transfer() const;
 
-  // Seconds that ops waited for collectives, by lane, and the longest wait. Transfers between stages are not counted.
+  // Seconds that ops waited for collectives so far, by lane, and the longest wait. Transfers between stages are not
+  // counted.
   const std::array<double, num_waited_lanes>& exposed_seconds() const { return exposed_; }
   const std::array<LongestWait, num_waited_lanes>& longest_waits() const { return longest_; }
 
@@ -98,7 +100,8 @@ class RankClock {
 // another stage.
 ClockMaker planned_clock(const EventTimes& times, std::vector<double> not_before = {});
 
-// Returns the profile of a planned step, which begins at 0. `target` gives the full rates that ops are compared with.
+// Returns the profile of a planned step, which begins at 0 seconds; it takes the log. `target` gives the full rates
+// that ops are compared with. `not_before` as above.
 StepProfile planned_profile(int64_t rank, DType compute, StepLog log, const Target& target, const EventTimes& times,
                             std::vector<double> not_before = {});
 

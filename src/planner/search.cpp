@@ -319,7 +319,7 @@ class Search {
     found_.best.assign(exact_.begin(),
                        exact_.begin() + std::min(case_.options.top, static_cast<int64_t>(exact_.size())));
     const LayoutResult& best = exact_.front();
-    if (case_.options.objective == Objective::memory) {  // the other layouts have larger peaks
+    if (case_.options.objective == Objective::memory) {  // layouts that were not simulated have larger peaks
       for (Candidate* candidate : not_simulated_)
         if (std::ssize(found_.best) < case_.options.top) found_.best.push_back(estimate_of_planned_peak(*candidate));
       return;

@@ -42,7 +42,7 @@ std::vector<std::string> joined(std::span<const std::string> first, const std::v
   return all;
 }
 
-// Returns the point for the config that `make` returns. It is refused if the config or its plan throws an Error.
+// Returns the point for the config that `make` returns. The point is refused if the config or its plan throws an Error.
 StudyPoint point_of(std::vector<std::string> values, const Machine& machine, int64_t gpus, double price,
                     const std::function<RunConfig()>& make) {
   StudyPoint point{.values = std::move(values), .gpus = gpus};

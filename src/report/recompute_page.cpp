@@ -45,7 +45,8 @@ std::string stage_rows(const std::vector<RecomputeForecast::OfStage>& stages) {
   return text;
 }
 
-// Returns a point's row. It has all digits of the bytes, so that they can be used as memory.activation_budget.
+// Returns a point's row of the table. Bytes have all their digits, so that they can be used as
+// memory.activation_budget.
 std::string point_row(const RecomputeForecast::Point& point) {
   return fmt::format("  {:<24} {:>19} {:>10} {:>10} {:>12}\n", point.name, format_grouped(point.bytes),
                      bytes_text(point.bytes), share_text(point.recompute_share),

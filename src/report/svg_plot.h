@@ -1,5 +1,5 @@
-// Line plots as inline SVG in an HTML figure: axes, ticks, legend, a wide drawing for desks and a narrow one for
-// phones. Colors and fonts come from plot_style_css(), in light and dark; there is no script.
+// Line plots as inline SVG in an HTML figure: axes, ticks, legend, and with Plot::full_width a second, wide drawing for
+// wide screens. Colors and fonts come from plot_style_css(), in light and dark; there is no script.
 #pragma once
 
 #include <cstddef>
@@ -51,7 +51,10 @@ struct Plot {
   std::vector<PlotMark> marks = {};     // always within the range of the axis
 };
 
+// Returns the plot as an HTML element <figure>, for a page with plot_style_css() and color_css() in its style sheet.
+// Without a finite point it shows the text "no data yet".
 std::string render_plot(const Plot& plot);
+// Returns the style sheet of figures.
 std::string plot_style_css();
 // Returns the variables of all pages' colors, in light and dark.
 std::string_view color_css();

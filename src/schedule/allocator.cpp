@@ -136,9 +136,10 @@ Placement by_size(const std::vector<Lifetime>& lifetimes) {
   return placement;
 }
 
-// Returns the smallest of up to three placements; tries no more once one has the least possible size. The first places
-// lower, among lifetimes that begin together, the ones that end later: this suits a step, whose passes end in the
-// reverse order of their beginnings. If sizes differ much, placing the largest first may leave smaller gaps.
+// Returns the smallest of up to three placements; tries no more once one has the least possible size. Two of them take
+// lifetimes in the order in which they begin. Among lifetimes that begin together, one takes those first that end last,
+// which suits a step, whose passes end in the reverse order of their beginnings; the other takes the largest first. The
+// third takes all lifetimes by size, which may leave smaller gaps if sizes differ much.
 Placement best_placement(const std::vector<Lifetime>& lifetimes) {
   constexpr size_t most_by_size = 4096;
   const int64_t least = most_alive_bytes(lifetimes);

@@ -31,8 +31,8 @@ class Offloading {
   struct Record {
     size_t forward = 0;                        // index in old_ of the forward action
     size_t first_read = 0;                     // index in old_ of the first action of the backward pass
-    std::array<int32_t, num_operands> away{};  // its buffers until the copy to the host ends
-    std::array<int32_t, num_operands> back{};  // its buffers from the beginning of the copy back
+    std::array<int32_t, num_operands> away{};  // the record's buffers until the copy to the host ends
+    std::array<int32_t, num_operands> back{};  // the record's buffers from the beginning of the copy back
   };
   // A new action and the place where it is inserted.
   struct Place {

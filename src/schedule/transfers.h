@@ -16,16 +16,19 @@ namespace gptrain::inline schedule {
 // neighbour does not wait for it.
 class StageTransfers {
  public:
-  // Borrows `schedule`, to which all methods add actions and buffers. `passes`: the lists of all stages.
+  // Borrows `schedule`, of the stage schedule.options.stages.stage; all methods add actions and buffers to it.
+  // `passes`: the passes of all stages in order, a list for each stage; not needed afterwards.
   StageTransfers(Schedule& schedule, const std::vector<std::vector<Pass>>& passes);
 
-  // Begins the first receive in each direction.
+  // Begins the first receive in each direction. Called once, before the other methods.
   void begin();
-  // Awaits the message and returns its buffer. REQUIRES: another stage sends it.
+  // Awaits the message and returns its buffer, a new one, as an index in schedule.buffers. Begins the next receive of
+  // the direction. REQUIRES: another stage sends the message; it was not received before.
   int32_t receive(const StageMessage& message);
-  // Begins to send the buffer. REQUIRES: the actions that fill it have been added.
+  // Begins to send the buffer, after awaiting the oldest send if two are under way in the direction. The buffer is read
+  // until a later `send` or `finish` awaits this one. REQUIRES: the actions that fill it have been added.
   void send(const StageMessage& message, int32_t buffer);
-  // Waits until everything is sent.
+  // Awaits the sends that are still under way. Called once, at the end.
   void finish();
 
  private:

@@ -35,15 +35,17 @@ class Inference {
   Inference(const Inference&) = delete;
   Inference& operator=(const Inference&) = delete;
 
-  // Returns the bytes that it takes on a rank after reserve(size) on the CPU `target`.
+  // Returns the bytes that an Inference takes on this rank of `groups` after reserve(size) on the CPU `target`, the
+  // weights included. Allocates nothing.
   static int64_t bytes(const RunConfig& config, const Target& target, RankGroups& groups, int64_t size);
 
   // Takes memory for passes over `size` tokens, at most the model's sequence length. Later passes over fewer tokens
-  // keep this memory; a pass over more tokens takes more.
+  // keep this memory; a pass over more tokens takes more. next_logits does it too. THROWS Error(device) if there is not
+  // enough memory.
   void reserve(int64_t size);
   // Returns the logits of the true vocabulary after `sequence`, on the first tensor rank of the last stage; empty on
   // other ranks. Only the last tokens count, as many as the model's sequence length. `begin`: index in `sequence` at
-  // which its last document begins.
+  // which its last document begins. REQUIRES: `sequence` has a token, and is the same on all ranks.
   std::vector<float> next_logits(const std::vector<int32_t>& sequence, int64_t begin);
 
  private:

@@ -16,14 +16,14 @@ struct MachineLimits {
 
 // The functions below take device memory and return it, and leave the backend without scratch memory. A run calls them
 // before it takes its arenas, so this memory does not add to theirs.
-constexpr int64_t measuring_bytes = int64_t{5} << 28;  // most device memory that they take
+constexpr int64_t measuring_bytes = int64_t{5} << 28;  // most device memory that these functions take
 
 // Returns the FLOP/s of large products of random numbers in `dtype` on this backend: the upper quartile of several
 // samples, with plain or packed weights, whichever are faster. So MFU compares training with the backend's best path.
-// On a CPU it takes less than 0.1 s.
+// Takes less than 0.1 s on a CPU.
 double measure_matrix_rate(Backend& backend, DType dtype);
 
-// Returns the bytes/s, read and written together, of copies that exceed the caches, measured in the same way. It takes
+// Returns the bytes/s, read and written together, of copies that exceed the caches, measured in the same way. Takes
 // a fraction of a second.
 double measure_copy_rate(Backend& backend);
 

@@ -46,7 +46,7 @@ class PlanObserver : public ActionObserver {
   }
 
  private:
-  // Returns a number that is equal for actions that run equal ops. They belong to units of equal design. The first
+  // Returns a number that is equal for actions that run equal ops: those of units of equal design. The first
   // micro-batch differs, as it overwrites gradients to which others add, and so does the first action that reads
   // prepared weights, which prepares them.
   size_t key(const Action& action) const {

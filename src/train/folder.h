@@ -28,7 +28,7 @@ class FolderLock {
 
   const std::filesystem::path& out() const { return out_; }
   // Returns the reason why the run can no longer use the folder by its path, e.g. "was removed while the run wrote to
-  // it"; empty if it can.
+  // it"; empty if it can, or if the file system does not answer now. Makes the lock's file again if it was removed.
   std::string whats_wrong();
   // Returns the places where the state can be saved, best first: the folder itself, wherever it is now, even unmounted
   // if its disk will have it when mounted again; its path, if nothing or an empty folder is there; PATH.saved, also for
@@ -71,6 +71,7 @@ class FolderWatch {
   const std::filesystem::path& out() const { return out_; }
   void move_to(std::filesystem::path out) { out_ = std::move(out); }
 
+  // Calls write(), and records an Error that it throws.
   template <typename Write>
   void record(Write write) {
     try {
@@ -83,13 +84,14 @@ class FolderWatch {
   void fail(const std::string& fault) {
     if (fault_.empty()) fault_ = fault;
   }
-  void look();  // call after each step
+  // Records a fault if the folder is lost (FolderLock::whats_wrong). Call after each step.
+  void look();
   // Returns the reason why nothing more can be written; empty if there is none.
   const std::string& fault() const { return fault_; }
   // Returns the folder for checkpoints: `out` unless it is lost. Call on the rank that writes.
   std::filesystem::path place_to_save();
-  // Call after saving at place_to_save has failed: returns true if place_to_save now gives another place. Call on the
-  // rank that writes.
+  // Drops the place that place_to_save gave, at which saving has failed. Returns true if place_to_save now gives
+  // another one, false if none is left or the folder was not lost. Call on the rank that writes.
   bool has_other_place();
 
  private:
@@ -106,7 +108,7 @@ class FolderWatch {
 std::string checkpoint_shortage(const CheckpointConfig& saving, const RunSettings& run, int64_t step, int64_t kept,
                                 int64_t bytes, const std::filesystem::space_info& space);
 
-// Writes a file so that it appears whole or not at all.
+// Writes a file so that it appears whole or not at all. THROWS Error(usage) if it cannot be written.
 void write_whole_file(const std::filesystem::path& path, const std::string& text);
 
 }  // namespace gptrain::train

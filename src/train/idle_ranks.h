@@ -1,5 +1,5 @@
-// Processes that the launcher started and the run does not need (parallel.elastic). They wait until the run ends, and
-// exit with its code. If one exited earlier, the launcher might kill the run.
+// Processes that the launcher started and the run does not need (parallel.elastic). These processes wait until the
+// run ends, and exit with its code. If one exited earlier, the launcher might kill the run.
 #pragma once
 
 #include <functional>

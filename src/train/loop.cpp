@@ -171,7 +171,7 @@ void TrainingLoop::end_step(const Prefetcher& batches) {
   flush_lines();
 }
 
-// Ends the steps that have begun after some rank could not read its data. None of them has changed the state.
+// Ends the steps that have begun after some rank could not read its data. None of these steps has changed the state.
 void TrainingLoop::end_unread(const Prefetcher& batches) {
   while (step_->begun() > 0) step_->end();
   if (loss_scale_) step_->set_loss_scale(*loss_scale_);

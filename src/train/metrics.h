@@ -29,8 +29,8 @@ struct StepMetrics {
   std::optional<double> largest_score = {};
   std::optional<int64_t> clipped_heads = {};
   double padding = 0;  // share of the step's tokens whose targets do not count
-  // Seconds since the last reported step: those that the loop waited for checkpoints, and those until the last
-  // checkpoint was durable; none if there was no checkpoint.
+  // Checkpoints since the last reported step: seconds that the loop waited for them, and seconds from the start of the
+  // last one until it was durable; none if there was no checkpoint.
   std::optional<double> checkpoint_cost_seconds = {}, checkpoint_durable_seconds = {};
 };
 

@@ -10,7 +10,7 @@
 namespace gptrain::inline train {
 
 struct TrainOptions {
-  // "latest" or a folder. None: the run starts from scratch, which is refused if run.out holds checkpoints.
+  // "latest" or a folder; none: the run starts from scratch, which is refused if run.out holds checkpoints.
   std::optional<std::string> resume;
   std::optional<std::string> init_from;  // checkpoint whose weights the run starts with if it resumes no checkpoint
   std::optional<int64_t> steps;          // number of steps to run in this call; none: to the end

@@ -8,9 +8,9 @@
 
 namespace gptrain::inline train {
 
-// Compares checksums of the weights after step `after_step`. They differ after a fault of memory or network that
-// nothing else has noticed. THROWS Error(device) on all ranks if they differ; rank 0's message names the ranks and
-// hosts. Collective over the world. REQUIRES: no step is running.
+// Compares checksums of the weights after step `after_step`. Checksums differ after a fault of memory or
+// network that nothing else has noticed. THROWS Error(device) on all ranks if checksums differ; rank 0's message names
+// the ranks and hosts. Collective over the world. REQUIRES: no step is running.
 void compare_replicas(const RunContext& context, const TrainingStep& step, int64_t after_step);
 
 }  // namespace gptrain::train

@@ -38,7 +38,8 @@ int32_t stage_of(const StepConfig& config, const World& world, int rank) {
 }
 
 // Returns the bytes that memory.activation_budget = "fit" gives this rank's stage: the least room on any of its ranks,
-// as all must do the same work in the same order. None if nothing is made to fit. Collective over `all`.
+// as all must do the same work in the same order. Returns none if memory.recompute is
+// not "optimal" or the budget is a number. Collective over `all`.
 std::optional<int64_t> agreed_room(const RunConfig& config, Communicator* all, const World& world,
                                    const Target& target) {
   if (config.memory.recompute != RecomputeKind::optimal || config.memory.activation_budget > 0) return std::nullopt;

@@ -18,7 +18,8 @@ namespace gptrain::inline train {
 // Error(checkpoint) on every rank if one fails, with the message on rank 0.
 void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
                 const RankGroups& groups, const World& world);
-// Saves the weights alone, in the folder of checkpoints of `out`. No run can resume from them.
+// Saves the weights alone, in the folder of checkpoints of `out`, with `tokenizer` if there is one. No run can resume
+// from them. Collective and THROWS as save_state does.
 void save_weights(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
                   const RankGroups& groups, const World& world, const std::filesystem::path& out,
                   const std::optional<TokenizerRecord>& tokenizer);
@@ -28,8 +29,11 @@ void save_weights(const RunConfig& config, const TrainingStep& step, const RunPr
 RunProgress load_state(const std::filesystem::path& checkpoint, TrainingStep& step, const RankGroups& groups,
                        const World& world);
 
-// Returns `path` if it is a checkpoint, or the newest complete checkpoint if it is a run's folder. THROWS
-// Error(checkpoint) if there is none.
+// The functions up to checkpoint_to_init_from read files on the calling rank alone. In training rank 0 calls them and
+// tells the others.
+
+// Returns `path` if it is a checkpoint, or the newest checkpoint if it is a run's folder. THROWS Error(checkpoint) if
+// there is none.
 std::filesystem::path resolve_checkpoint(const std::filesystem::path& path);
 
 // Returns the checkpoint that `--resume` asks for: "latest" is the newest one of run.out, none if there are none; any
@@ -52,8 +56,9 @@ std::filesystem::path checkpoint_to_init_from(const RunConfig& config, const std
 std::vector<std::string> load_weights(const std::filesystem::path& checkpoint, TrainingStep& step,
                                       const RankGroups& groups, const World& world);
 
-// Renames the complete checkpoints of run.out that are later than `step` to NAME.abandoned: after a resume from an
-// older checkpoint they belong to no run. Returns their names.
+// Renames the checkpoints of run.out that are later than `step` to NAME.abandoned (or NAME.abandoned-2 and so on):
+// after a resume from an older checkpoint they belong to no run. Returns their new names. Call on one rank. THROWS
+// Error(checkpoint) if one cannot be renamed.
 std::vector<std::string> set_aside_later_checkpoints(const std::filesystem::path& out, int64_t step);
 
 }  // namespace gptrain::train

@@ -9,7 +9,7 @@ namespace gptrain::inline train {
 // While an object of this class exists, the first SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU or, where it is not
 // ignored, SIGHUP only sets a flag, so that the running step can finish and be saved; a second one ends the process at
 // once with 128 + its number, unless it is SIGHUP, SIGUSR2, SIGXCPU, the first after one of these two, or a SIGTERM
-// within five seconds of the first SIGTERM. The object's own thread takes the signals. They are blocked in the thread
+// within five seconds of the first SIGTERM. The object's own thread takes the signals, which are blocked in the thread
 // that creates the object and so in all threads started from there later, because no handler may run on a thread that
 // computes: oneDNN's AVX-512 sgemm kernels keep a data pointer in the stack pointer, and a signal's frame would
 // overwrite the data that it points to. REQUIRES: at most one object per process at a time. The destructor restores the

@@ -214,7 +214,7 @@ class Stages(unittest.TestCase):
                     table = (Path(scratch) / "out" / f"{stage}.txt").read_text(encoding="utf-8")
                     self.assertRegex(table, rf"(?m)^stage {stage} .* there is no GPU +skipped$")
                     self.assertRegex(table, r"(?m)^build .* there is no build-cuda/gptrain +skipped$")
-            # Only missing build requirements of the machine may fail.
+            # Only the checks of programs and libraries that a build needs may fail: this machine may lack some.
             failed = [line for line in done.stdout.splitlines() if line.endswith(" fail")]
             for line in failed:
                 self.assertRegex(line, "^(needed by the build|what this machine has)", done.stdout)

@@ -23,7 +23,8 @@ MAX_PARAMETERS = 7
 WHOLE_CONFIG_ROOMS = {"config", "step", "fit", "planner", "train", "cli"}
 WHOLE_CONFIG = "const RunConfig&"
 MAX_WHOLE_CONFIGS = 120
-# A method that saves memory is named in few files beside those that run it.
+# At most MAX_OFFLOAD_FILES files name offload_activations, a method that saves memory: those that carry it out, and few
+# others.
 OFFLOAD_CHOICE = re.compile(r"offload_activations|OffloadChoice")
 MAX_OFFLOAD_FILES = 10
 # Expressions of one place only: the paths that may have them, and the remedy elsewhere.

@@ -159,7 +159,7 @@ class Import(CheckpointCase):
         self.assertIn("note: no tokenizer is imported: the folder holds none; name it in data.tokenizer, or with --tokenizer\n", out)
 
     def test_what_becomes_of_a_tokenizer(self):
-        """An import carries it or says how to name it, and so does a run from the imported weights."""
+        """An import carries the tokenizer over or says how to name one, and so does a run from the imported weights."""
         self.path("in.txt").write_text("the quick brown fox " * 20, encoding="utf-8")
         self.succeed("checkpoint", "export", "out", "--hf", "hf")
         for vocabulary, note in (("270", "the tokenizer is not imported: it has 270 tokens, the model 257; a run from its weights may "

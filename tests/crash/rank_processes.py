@@ -105,7 +105,7 @@ class Ranks:
 
     def end_hanging_mpirun(self):
         """Ends an mpirun that hangs at its end: Open MPI's may wait for itself (PMIx_server_finalize), about once in
-        300 ranks killed during start. Counts as its crash."""
+        300 ranks killed during start. The exit code is then that of an mpirun that crashed (MPIRUN_CRASHED)."""
         deadline = time.monotonic() + PROCESS_TIMEOUT_SECONDS
         gone_at = None
         while self.processes[0].poll() is None and time.monotonic() < deadline:

@@ -177,7 +177,7 @@ class Device {
     const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
     const auto memory = runtime_->allocate(bytes);
     runtime_->upload(memory->data(), values.data(), bytes);
-    runtime_->synchronize();  // the links do not follow the ops
+    runtime_->synchronize();  // collectives do not wait for the runtime's uploads
     body(reinterpret_cast<T*>(memory->data()));
     group.synchronize();
     runtime_->download(values.data(), memory->data(), bytes);

@@ -30,7 +30,7 @@ void derivative_case(Trial& trial, const AttentionShape& shape) {
   const auto compare = [&](std::string_view what, std::vector<double>& values, const Operand& gradient) {
     const std::vector<double> actual = gradient.values();
     constexpr double step = 1e-4;
-    constexpr double bound = 1e-5;  // the op's own rounding; that of the differences is 1e-8
+    constexpr double bound = 1e-5;  // rounding of the op; central differences are exact to 1e-8
     for (int i = 0; i < 12; ++i) {
       const auto element = static_cast<size_t>(trial.random.below(static_cast<int64_t>(values.size())));
       const double before = values[element];

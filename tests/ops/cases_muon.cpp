@@ -150,8 +150,8 @@ void check_sum_of_infinities(Trial& trial) {
   trial.expect_equal("to", to, {2, INFINITY, -INFINITY, 4});
 }
 
-// Two groups of two query heads and a head of keys each, the second from place 3 of the scores on. Between the heads'
-// weights lie elements of none.
+// Two groups, each with two query heads and one head of keys. The scores of the second group begin at index 3. Between
+// the weights of two heads lie `gap` elements that belong to no head.
 void check_clip(Trial& trial, DType dtype, bool skip) {
   constexpr int64_t size = 20'000, gap = 7;  // a head is longer than a chunk that threads share
   constexpr double threshold = 10;

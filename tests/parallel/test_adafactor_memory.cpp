@@ -14,8 +14,9 @@ namespace test_adafactor_memory {
 using namespace gptrain;
 using namespace gptrain::testing;
 
-// With few tokens the workspace is the one for the sums, which cover the whole model on every rank. Each rank of a
-// stage has all rows and columns, and a value per element of a vector.
+// With few tokens, no op needs more workspace than the sums, which cover the whole model on every rank. In the state,
+// each rank of a stage has a value for every row and column of the stage's matrices, and one for each element of a
+// vector that it updates.
 TEST_CASE("Adafactor's state and workspace are what its rows, columns and vectors need") {
   for (const SmallLayout& layout :
        {SmallLayout{1, 1, {}}, SmallLayout{1, 3, {"parallel.zero=1"}}, SmallLayout{2, 1, {}},

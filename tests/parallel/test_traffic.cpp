@@ -182,8 +182,8 @@ TrafficTable gradients_traffic(const Sizes& s, const ParameterLayout& layout) {
 }
 
 // Weights, C: an all-gather of each unit after its update (1 and 2), or before use (3). Embedding and head are gathered
-// once a step. The two slots for blocks still hold the last two used, so each pass over l blocks gathers l - 2, the
-// first all. In mixed precision the norms' f32 weights go with every gather.
+// once a step. Blocks have two slots, which still hold the last two blocks used: the first pass gathers all l blocks,
+// each later pass l - 2. In mixed precision the norms' f32 weights go with every gather.
 TrafficTable weights_traffic(const Sizes& s, const ParameterLayout& layout) {
   Expected e(s.d);
   if (s.zero == 0) return e.table;

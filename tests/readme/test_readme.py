@@ -132,7 +132,10 @@ def masked(line):
 
 
 def is_plan(lines):
-    """Returns True if all commands of a block plan for named devices, which takes no figure from this machine."""
+    """Returns True if every command of a block is a plan or a dry run for a named device.
+
+    Its output then does not depend on this machine.
+    """
     commands = "\n".join(lines).replace("\\\n", " ").splitlines()
     named = re.compile(r"gptrain plan (?!.*--target \S*[./])|gptrain train .*--dry-run.* --target [\w-]+(?: |$)")
     return all(named.search(command) for command in commands if not command.startswith("#"))

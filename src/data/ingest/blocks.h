@@ -77,7 +77,7 @@ class BlockReader {
   BlockPosition position_;
   std::unique_ptr<ByteSource> source_;
   std::unique_ptr<ParquetTexts> parquet_;  // replaces source_ for Parquet files
-  TextBlock form_;                         // the open input's format; has no bytes
+  TextBlock form_;                         // template of the open input's blocks: its format, no bytes
   std::string pending_;
   std::string spare_;
   bool at_end_ = false;

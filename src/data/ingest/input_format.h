@@ -42,8 +42,8 @@ struct InputFormat {
 // Throws Error(data), with the file's name, if the content contradicts the name, or if neither tells the format.
 InputFormat find_input_format(const InputQuestion& question);
 
-// Parses the fields of the record at the start of `text`. Returns its length with the line's end; 0 if it does not end
-// within `text`. With `at_end`, the end of the text ends it.
+// Parses the fields of the record at the start of `text`. Returns the record's length, its line's end included; 0 if
+// the record does not end within `text`. `at_end`: no text follows, so that the end of `text` ends the record.
 size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::string>& fields, char delimiter = ',');
 
 // Returns a format's name for messages: "JSONL", "one text".

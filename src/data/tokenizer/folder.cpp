@@ -178,8 +178,8 @@ std::shared_ptr<const Tokenizer> load_gpt2(const fs::path& folder, const std::ve
   return parse_tokenizer_json(json_text(root), folder.native());
 }
 
-// Loads a SentencePiece model or a rank file. Only a rank file takes new tokens: throws Error(usage) if a SentencePiece
-// model lacks one of `extra`, or if the file has it with another id.
+// Loads a SentencePiece model or a rank file. A rank file takes the new tokens `extra`. A SentencePiece model takes
+// none: throws Error(usage) if it lacks one of them or has it under another id.
 std::shared_ptr<const Tokenizer> model_with(const std::vector<ExtraToken>& extra, const fs::path& path,
                                             const LoadModel& load_model) {
   auto tokenizer = load_model(path);

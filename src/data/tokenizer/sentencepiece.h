@@ -1,4 +1,4 @@
-// SentencePiece models, by its own library; a build without it refuses them.
+// SentencePiece models, read and run by the SentencePiece library. A build without the library refuses them.
 #pragma once
 
 #include <cstdint>

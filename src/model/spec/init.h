@@ -8,8 +8,8 @@
 
 namespace gptrain::inline spec {
 
-// RETURNS the Philox key of a tensor's random numbers. It depends on the tensor's name, not on its position in the
-// list.
+// RETURNS the Philox key of a tensor's random numbers. The key depends on the tensor's name, not on its position in
+// the list.
 PhiloxKey tensor_key(const TensorSpec& tensor, uint64_t seed, RandomUse use);
 
 // Fills out[0, count) with elements [first, first + count) of the tensor's true shape in row-major order. Normal values

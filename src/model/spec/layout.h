@@ -55,8 +55,8 @@ struct Reduction {
   int64_t count;
 };
 
-// Range of one unit. It begins with the weights of norms, so that they can be stored separately in f32, and ends with
-// the tensors of UnitEnd. A unit that the rank does not hold has no elements and no reductions.
+// Range of one unit. The range begins with the weights of norms, so that they can be stored separately in f32, and ends
+// with the tensors of UnitEnd. A unit that the rank does not hold has no elements and no reductions.
 struct UnitRange {
   int64_t offset;         // elements; the unit's tensors fill [offset, offset + elements)
   int64_t elements;       // a multiple of segment_multiple, or state_block, times `pieces`

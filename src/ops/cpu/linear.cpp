@@ -83,7 +83,8 @@ struct Cut {
 // operands cheap.
 Cut cut_of(const Product& product, int64_t divisor) {
   constexpr int64_t least = 64, most = 256, step = 16;
-  // f32 without transposed factors: oneDNN packs b for a part of the columns but not for all, which costs 15 to 40%.
+  // In f32 without transposed operands, parts are columns: oneDNN packs b only if it is given a part of the columns,
+  // and products with b not packed take 15 to 40% longer.
   const bool columns = product.a.dtype == DType::f32 && !product.a_transposed && !product.b_transposed;
   const int64_t length = columns ? product.cols() : product.rows();
   const int64_t parts = ((length + most - 1) / most + divisor - 1) / divisor * divisor;

@@ -1,4 +1,5 @@
-// Proves that lists of passes are a training step that ends, and that gradients are summed in micro-batch order.
+// Checks that lists of passes make one training step and come to an end without deadlock, and that gradients are summed
+// in micro-batch order.
 #pragma once
 
 #include <string>

@@ -15,9 +15,8 @@ using Choice = std::optional<std::pair<PassKind, int32_t>>;
 // idle between passes if forwards, input gradients and weight gradients take one tick each.
 // - Forwards and input gradients alternate. Weight gradients, oldest first, run when no forward can.
 // - A stage prefers the later of its two chunks in forwards and the earlier in backwards, which is further on its way.
-// - A stage has at most 2 * stages chunk activations in flight. This is 1F1B's memory, and the number of forwards that
-// a
-//   stage can start before the first gradient comes back to it.
+// - A stage has at most 2 * stages chunk activations in flight. This is 1F1B's memory, and the number of forwards
+//   that a stage can start before the first gradient comes back to it.
 class Rule {
  public:
   Rule(const PipelineShape& shape, const PassBoard& board)

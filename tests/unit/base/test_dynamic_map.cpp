@@ -1,4 +1,5 @@
-// The map of 8-bit state: its values are the published ones, and every number gets the nearest.
+// The dynamic map of 8-bit optimizer state: its values are the published ones, and every number is coded as the nearest
+// value.
 #include <algorithm>
 #include <bit>
 #include <cmath>

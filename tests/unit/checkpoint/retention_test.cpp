@@ -15,7 +15,7 @@ std::vector<int64_t> kept(const fs::path& out, int64_t keep_last, int64_t keep_e
   CHECK(apply_retention(out, keep_last, keep_every) == "");
   std::vector<int64_t> steps;
   for (const auto& info : list_checkpoints(out)) steps.push_back(info.step);
-  // Nothing unlisted is left.
+  // No other folder is left, such as a temporary one.
   CHECK(folder_names(out).size() == steps.size());
   return steps;
 }

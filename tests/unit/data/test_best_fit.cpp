@@ -65,7 +65,7 @@ std::vector<std::vector<Document>> samples_of(const std::filesystem::path& prefi
 }
 
 TEST_CASE("Best fit takes the bin with the least room that is enough") {
-  // Computed by hand: 7; 6; 4 beside the 6; 3 beside the 7; 2 and 2 in a third one, with the 1.
+  // By hand, longest first: 7 opens bin 0, 6 opens bin 1, 4 joins the 6, 3 joins the 7, both 2s and the 1 share bin 2.
   const std::vector<int64_t> lengths = {2, 4, 7, 3, 2, 6, 1};
   CHECK(best_fit_decreasing(lengths, 10) == std::vector<int64_t>{0, 1, 2, 2, 0, 1, 0});
   CHECK(best_fit_decreasing({}, 10).empty());

@@ -336,7 +336,7 @@ TEST_CASE("copies are offered to a run that recomputation alone does not make fi
   REQUIRE(bytes <= target.memory_bytes);
   const std::string setting = "memory.offload_activations = \"optimal\"", text = shortage_of(config, target, 16);
   CHECK(line_with(text, setting + ": ").starts_with(setting + ": " + bytes_text(bytes) + ", which fits; and "));
-  CHECK(has(text, "\n  with all but " + setting + ": "));  // uses the memory that the others leave
+  CHECK(has(text, "\n  with all but " + setting + ": "));  // combined with no other setting: it uses all free memory
   Target cpu = cpu_target();
   cpu.memory_bytes = target.memory_bytes;
   CHECK(shortage_of(config, cpu, 16).starts_with("Does not fit: "));

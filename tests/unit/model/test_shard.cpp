@@ -39,7 +39,7 @@ std::vector<ShardedModel> sharded_models() {
   for (const Family family : {Family::gpt2, Family::llama}) {
     for (const int64_t size : {1, 2, 3, 4, 5, 6, 8}) {
       for (const int64_t kv_heads : {0, 2, 1}) {
-        if (kv_heads == 2 && (size == 3 || size == 5)) continue;  // neither divides the other
+        if (kv_heads == 2 && (size == 3 || size == 5)) continue;  // 2 and `size`: neither divides the other
         ShardedModel sharded{.model = model_of(family, size, kv_heads), .tensor_size = size, .spec = {}, .ranks = {}};
         sharded.model.attention_sinks = family == Family::llama;
         sharded.spec = make_spec(sharded.model);

@@ -262,7 +262,7 @@ inline void decode_block(const uint8_t* codes, float scale, float* values) {
     const CodeInts below = n >> 31;
     n = has_sign ? (n ^ below) - below : n;
     const auto place = reinterpret_cast<CodeInts>(__builtin_convertvector(has_sign ? n : n + 1, CodeFloats));
-    const CodeInts log = place >> 23;  // plus 127
+    const CodeInts log = place >> 23;  // biased exponent: log2 of the value plus 127
     const auto fraction = reinterpret_cast<CodeFloats>((place & 0x7fffff) | 0x3f800000) - 1.0F;
     const CodeFloats magnitude = _mm256_fmadd_ps(__builtin_shuffle(span, log), fraction, __builtin_shuffle(low, log));
     auto value = reinterpret_cast<CodeInts>(magnitude * scale) & (n != 0);
