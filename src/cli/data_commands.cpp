@@ -120,7 +120,7 @@ void add_pack_command(CLI::App& data) {
                    "fit whole documents into samples of LENGTH = model.sequence_length")
       ->check(whole_number_from(1))
       ->type_name("LENGTH");
-  command->add_option("--threads", options.threads, "number of threads (one for each core)")
+  command->add_option("--threads", options.threads, "number of threads (default: one for each core)")
       ->check(whole_number_from(1))
       ->type_name("N");
   command->add_flag("--resume", options.resume, "continue a stopped pack after its last complete shard");
