@@ -31,7 +31,7 @@ std::string unknown_word(const CLI::ParseError& error, const std::vector<std::st
   if (error.get_name() == "RequiredError" &&
       std::string_view(error.what()).find("subcommand") != std::string_view::npos)
     return fmt::format("unknown command \"{}\" (see gptrain help)", words.front());
-  if (error.get_name() != "ExtrasError") return "";
+  if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ExtrasError)) return "";
   const auto option =
       std::find_if(words.begin(), words.end(), [](const std::string& word) { return word.starts_with('-'); });
   if (option != words.end()) return fmt::format("unknown option {} (--help lists all of the command)", *option);

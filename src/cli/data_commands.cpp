@@ -140,9 +140,8 @@ void add_pack_command(CLI::App& data) {
           },
           ""))
       ->type_name("I/N");
-  set_examples(command,
-               {"gptrain data pack data/corpus/train.txt --out data/corpus/train --tokenizer bytes",
-                "gptrain data pack books.jsonl --out data/corpus/books --tokenizer tokenizer.json --append-eod"});
+  set_examples(command, {"gptrain data pack data/corpus/train.txt --out data/corpus/train --tokenizer bytes",
+                         "gptrain data pack data/corpus/train.txt --out bpe --tokenizer tokenizer.json --append-eod"});
   command->callback([packing] { pack_inputs(*packing); });
 }
 

@@ -454,9 +454,7 @@ void add_plan_command(CLI::App& app) {
       ->allow_extra_args(false)
       ->check(CLI::IsMember(std::vector<std::string>(optimizer_names.begin(), optimizer_names.end())))
       ->type_name("NAME,...");
-  command
-      ->add_option("--estimate", arguments->estimate,
-                   "parameters and FLOPs of an encoder: bert-large, bert-3.9b, t5-11b, switch-c-1.6t")
+  command->add_option("--estimate", arguments->estimate, "parameters and FLOPs of a model that gptrain cannot train")
       ->check(CLI::IsMember(encoder_names()))
       ->type_name("MODEL");
   set_examples(command, {"gptrain plan configs/gpt2-124m.json --gpus 8 --target a100-80g --out best.json",
