@@ -35,7 +35,7 @@ std::string other_checkpoint_hint(const fs::path& checkpoint) {
     } catch (const Error&) {
       continue;
     }
-    return fmt::format("; the {}: {}", step ? "one before it" : "newest one in it", other->path.string());
+    return fmt::format("; the {}: {}", step ? "checkpoint before it" : "newest checkpoint in it", other->path.string());
   }
   return step ? "; there is no older checkpoint in this run" : "";
 }

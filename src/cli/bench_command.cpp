@@ -194,7 +194,7 @@ void add_bench_command(CLI::App& app) {
       ->required()
       ->check(some_text())
       ->type_name("FILE");
-  device->add_option("--seconds", device_arguments->seconds, "approximate time to measure (60)")
+  device->add_option("--seconds", device_arguments->seconds, "approximate time of the measurement (default: 60)")
       ->check(positive_number())
       ->type_name("S");
   set_examples(device, {"gptrain bench device --out machine.json --seconds 20"});
@@ -202,11 +202,11 @@ void add_bench_command(CLI::App& app) {
   auto arguments = std::make_shared<CommArguments>();
   CLI::App* comm = bench->add_subcommand("comm", "measure the speed of collectives, and check their results");
   CLI::Option* config =
-      comm->add_option("CONFIG", arguments->config, "measure the rank groups of this config (one group of all ranks)");
-  comm->add_option("--ranks", arguments->ranks, "ranks as threads of this process, without a launcher (2)")
+      comm->add_option("CONFIG", arguments->config, "measure this config's groups (default: all ranks)");
+  comm->add_option("--ranks", arguments->ranks, "ranks as threads of this process, without a launcher (default: 2)")
       ->check(whole_number_from(1))
       ->type_name("N");
-  comm->add_option("--group-size", arguments->group_size, "number of neighbouring ranks in a group (all)")
+  comm->add_option("--group-size", arguments->group_size, "number of neighbouring ranks in a group (default: all)")
       ->check(whole_number_from(1))
       ->type_name("N")
       ->excludes(config);
@@ -220,13 +220,13 @@ void add_bench_command(CLI::App& app) {
       ->needs(config);
   comm->add_option("--dtype", arguments->dtype, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}));
   comm->add_option("--max-bytes", arguments->options.max_bytes,
-                   "largest size in bytes; the smallest is 1 KiB (268435456)")
+                   "largest size in bytes; the smallest is 1 KiB (default: 268435456)")
       ->check(whole_number_from(1))
       ->type_name("N");
-  comm->add_option("--seconds", arguments->options.seconds, "time to measure each row (0.2)")
+  comm->add_option("--seconds", arguments->options.seconds, "seconds to measure each row (default: 0.2)")
       ->check(positive_number())
       ->type_name("S");
-  comm->add_option("--timeout", arguments->timeout_seconds, "longest wait for other ranks (60)")
+  comm->add_option("--timeout", arguments->timeout_seconds, "seconds to wait for other ranks (default: 60)")
       ->check(positive_number())
       ->type_name("S");
   set_examples(comm, {"gptrain bench comm --ranks 2 --max-bytes 4096 --seconds 0.01"});

@@ -118,7 +118,7 @@ void add_diff_command(CLI::App& checkpoint) {
   CLI::App* command = checkpoint.add_subcommand("diff", "print the largest difference of two checkpoints, by tensor");
   command->add_option("A", *first, "a checkpoint, or a run's folder (its newest)")->required();
   command->add_option("B", *second, "another checkpoint or run's folder")->required();
-  set_examples(command, {"gptrain checkpoint diff runs/demo runs/other"});
+  set_examples(command, {"gptrain checkpoint diff runs/demo/checkpoints/step-*"});
   command->callback(
       [first, second] { write_out(compare_checkpoints(resolve_checkpoint(*first), resolve_checkpoint(*second))); });
 }
@@ -141,7 +141,7 @@ void add_average_command(CLI::App& checkpoint) {
       ->allow_extra_args(false)
       ->type_name("A,B,...");
   command->add_flag("--ema", arguments->ema, "mean of the averages that optimizer.ema keeps, not of the weights");
-  set_examples(command, {"gptrain checkpoint average runs/demo runs/other --out averaged"});
+  set_examples(command, {"gptrain checkpoint average runs/demo/checkpoints/step-* --out averaged"});
   command->callback([arguments] {
     std::vector<std::filesystem::path> checkpoints;
     for (const std::string& folder : arguments->folders) checkpoints.push_back(resolve_checkpoint(folder));

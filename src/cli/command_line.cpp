@@ -1,5 +1,6 @@
 #include "cli/command_line.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -21,6 +22,21 @@
 
 namespace gptrain::inline cli {
 namespace {
+
+// Returns a message about a word that no command has; empty if CLI11's own message is clear. `words`: those that CLI11
+// could not use.
+std::string unknown_word(const CLI::ParseError& error, const std::vector<std::string>& words) {
+  if (words.empty()) return "";
+  // CLI11 reports a missing subcommand before the unknown word in its place.
+  if (error.get_name() == "RequiredError" &&
+      std::string_view(error.what()).find("subcommand") != std::string_view::npos)
+    return fmt::format("unknown command \"{}\" (see gptrain help)", words.front());
+  if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ExtrasError)) return "";
+  const auto option =
+      std::find_if(words.begin(), words.end(), [](const std::string& word) { return word.starts_with('-'); });
+  if (option != words.end()) return fmt::format("unknown option {} (--help lists all of the command)", *option);
+  return fmt::format("unexpected word \"{}\" (--help shows the form of the command)", words.front());
+}
 
 // Returns the first word of the form `--name=`, which CLI11 would take as `--name` with the next word as value; empty
 // if there is none.
@@ -109,11 +125,8 @@ int run_program(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    // CLI11 reports a missing subcommand before the unknown word in its place.
-    const std::vector<std::string> words = app.remaining(true);
-    if (error.get_name() == "RequiredError" && !words.empty() &&
-        std::string_view(error.what()).find("subcommand") != std::string_view::npos) {
-      print_err("gptrain: unknown command \"{}\" (see gptrain help)\n", words.front());
+    if (const std::string fault = unknown_word(error, app.remaining(true)); !fault.empty()) {
+      print_err("gptrain: {}\n", fault);
       return static_cast<int>(ExitCode::usage);
     }
     // CLI11 reports help and version by this exception with code 0.

@@ -123,7 +123,7 @@ void add_pack_command(CLI::App& data) {
                    "fit whole documents into samples of LENGTH = model.sequence_length")
       ->check(whole_number_from(1))
       ->type_name("LENGTH");
-  command->add_option("--threads", options.threads, "number of threads (one for each core)")
+  command->add_option("--threads", options.threads, "number of threads (default: one for each core)")
       ->check(whole_number_from(1))
       ->type_name("N");
   command->add_flag("--resume", options.resume, "continue a stopped pack after its last complete shard");
@@ -143,9 +143,8 @@ void add_pack_command(CLI::App& data) {
           },
           ""))
       ->type_name("I/N");
-  set_examples(command,
-               {"gptrain data pack data/corpus/train.txt --out data/corpus/train --tokenizer bytes",
-                "gptrain data pack books.jsonl --out data/corpus/books --tokenizer tokenizer.json --append-eod"});
+  set_examples(command, {"gptrain data pack data/corpus/train.txt --out data/corpus/train --tokenizer bytes",
+                         "gptrain data pack data/corpus/train.txt --out bpe --tokenizer tokenizer.json --append-eod"});
   command->callback([packing] { pack_inputs(*packing); });
 }
 

@@ -401,28 +401,29 @@ void add_plan_command(CLI::App& app) {
   command->formatter(formatter);
   auto arguments = std::make_shared<PlanArguments>();
   command->add_option("CONFIG", arguments->config, "run config (JSON)");
-  command->add_option("--gpus", arguments->search.gpus, "devices to plan for")
+  command->add_option("--gpus", arguments->search.gpus, "number of devices to plan for")
       ->check(whole_number_from(1))
       ->type_name("N");
-  command->add_option("--target", arguments->target, "device, such as a100-80g, or a profile (h100)")
+  command->add_option("--target", arguments->target, "device such as a100-80g, or a profile (default: h100)")
       ->check(some_text())
       ->type_name("NAME");
-  command->add_option("--cluster", arguments->cluster, "cluster, such as dgx-h100, or a profile (device's own)")
+  command->add_option("--cluster", arguments->cluster, "such as dgx-h100, or a profile (default: the device's)")
       ->check(some_text())
       ->type_name("NAME");
-  command->add_option("--software", arguments->software, "software that runs it, such as nemo (gptrain)")
+  command->add_option("--software", arguments->software, "software to predict, such as nemo (default: gptrain)")
       ->check(some_text())
       ->type_name("NAME");
-  command->add_option("--objective", arguments->objective, "least time, memory, or cost on up to N devices (time)")
+  command
+      ->add_option("--objective", arguments->objective, "minimise time (default), memory, or cost on up to N devices")
       ->check(CLI::IsMember({"time", "memory", "cost"}))
       ->type_name("WORD");
   command->add_option("--price", arguments->search.price, "price of a device-hour")
       ->check(positive_number())
       ->type_name("P");
-  command->add_option("--top", arguments->search.top, "number of layouts to print (10)")
+  command->add_option("--top", arguments->search.top, "number of layouts to print (default: 10)")
       ->check(whole_number_from(1))
       ->type_name("K");
-  command->add_option("--set", arguments->overrides, "set a key (null: default); a search keeps it; repeatable")
+  command->add_option("--set", arguments->overrides, "set a key, which a search then keeps; repeatable")
       ->type_name("key.path=value")
       ->allow_extra_args(false);
   command->add_option("--out", arguments->out, "write the best layout's config")->check(some_text())->type_name("FILE");
@@ -431,31 +432,29 @@ void add_plan_command(CLI::App& app) {
       ->check(some_text())
       ->type_name("FILE");
   command->add_flag("--json", arguments->json, "print JSON");
-  command->add_option("--sweep", arguments->sweep, "plan CONFIG with each value; given twice: each pair")
+  command->add_option("--sweep", arguments->sweep, "compare values of KEY; given twice: each pair of values")
       ->check(some_text())
       ->type_name("KEY=V,...")
       ->allow_extra_args(false);
-  command->add_flag("--methods", arguments->methods, "plan CONFIG, or --fit, with each method that saves memory");
-  command->add_option("--scale", arguments->scale, "plan N, 2N, ... M devices, or the published points of a file")
+  command->add_flag("--methods", arguments->methods, "compare each method that saves memory, for CONFIG or --fit");
+  command->add_option("--scale", arguments->scale, "compare N, 2N, ... M devices; FILE: predict published steps")
       ->check(some_text())
       ->type_name("N..M|FILE");
-  command->add_option("--links", arguments->links, "plan with these numbers of NICs per node, at 3 rates")
+  command->add_option("--links", arguments->links, "compare these numbers of NICs per node, each at 3 rates")
       ->check(some_text())
       ->type_name("N,...");
-  command->add_option("--fit", arguments->fit, "find the largest models that fit the device (--gpus 1)")
+  command->add_option("--fit", arguments->fit, "find the largest models that fit (default: --gpus 1)")
       ->check(some_text())
       ->type_name("DEVICE");
-  command->add_option("--family", arguments->family, "models to fit: gpt or llama (gpt)")
+  command->add_option("--family", arguments->family, "models to fit: gpt or llama (default: gpt)")
       ->check(CLI::IsMember({"gpt", "llama"}))
       ->type_name("NAME");
-  command->add_option("--optimizer", arguments->optimizers, "optimizers of the models to fit (adamw)")
+  command->add_option("--optimizer", arguments->optimizers, "optimizers of the models to fit (default: adamw)")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(CLI::IsMember(std::vector<std::string>(optimizer_names.begin(), optimizer_names.end())))
       ->type_name("NAME,...");
-  command
-      ->add_option("--estimate", arguments->estimate,
-                   "parameters and FLOPs of an encoder: bert-large, bert-3.9b, t5-11b, switch-c-1.6t")
+  command->add_option("--estimate", arguments->estimate, "parameters and FLOPs of a model that gptrain cannot train")
       ->check(CLI::IsMember(encoder_names()))
       ->type_name("MODEL");
   set_examples(command, {"gptrain plan configs/gpt2-124m.json --gpus 8 --target a100-80g --out best.json",

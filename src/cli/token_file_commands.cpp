@@ -227,7 +227,7 @@ void add_mix_command(CLI::App& data) {
   auto arguments = std::make_shared<MixArguments>();
   CLI::App* command = data.add_subcommand("mix", "print how much of each source a run sees");
   command->add_option("CONFIG", arguments->config, "run config")->required();
-  command->add_option("--steps", arguments->steps, "number of steps (run.steps)")
+  command->add_option("--steps", arguments->steps, "number of steps (default: run.steps)")
       ->check(whole_number_from(1))
       ->type_name("N");
   command->add_option("--set", arguments->overrides, "set a config key (null: its default); repeatable")

@@ -139,7 +139,7 @@ void add_train_tokenizer_command(CLI::App& data) {
       ->check(whole_number_from(1))
       ->type_name("N");
   command->add_flag("--replace-invalid", count.replace_invalid_utf8, "replace bytes that are not UTF-8 by U+FFFD");
-  command->add_option("--threads", count.threads, "number of threads (one for each core)")
+  command->add_option("--threads", count.threads, "number of threads (default: one for each core)")
       ->check(whole_number_from(1))
       ->type_name("N");
   set_examples(command, {"gptrain data train-tokenizer data/corpus/train.txt --vocab-size 300 --out tokenizer.json"});

@@ -248,7 +248,8 @@ void dry_run(const TrainArguments& arguments) {
   std::optional<PlannedTrace> trace;
   if (!arguments.trace.empty()) trace.emplace(arguments.trace);
   if (config.parallel.pipeline == 1 && !arguments.timeline.empty())
-    throw Error(ExitCode::usage, "--timeline draws the stages of a pipeline, but parallel.pipeline is 1");
+    throw Error(ExitCode::usage,
+                "--timeline draws the stages of a pipeline, but parallel.pipeline is 1 (set it to 2 or more)");
   const LoggedRanks kept = trace                                          ? LoggedRanks::all
                            : machine.rates || !arguments.timeline.empty() ? LoggedRanks::of_stages
                                                                           : LoggedRanks::none;
@@ -313,10 +314,9 @@ void add_train_command(CLI::App& app, ExitCode& result) {
           ->default_str(latest)  // value of --resume without an argument
           ->type_name("[DIR]");
   CLI::Option* init =
-      command
-          ->add_option("--init-from", arguments->init_from, "begin with a checkpoint's weights, unless one is resumed")
+      command->add_option("--init-from", arguments->init_from, "start from the weights of DIR, if none is resumed")
           ->type_name("DIR");
-  command->add_option("--accept-changes", arguments->accepted, "resume although data or schedule (KIND) have changed")
+  command->add_option("--accept-changes", arguments->accepted, "data or schedule: resume although these have changed")
       ->check(change_kind())
       ->type_name("KIND")
       ->allow_extra_args(false);
@@ -334,37 +334,38 @@ void add_train_command(CLI::App& app, ExitCode& result) {
   CLI::Option* dry =
       command->add_flag("--dry-run", arguments->dry_run, "print parameters, memory, FLOPs and time; no training");
   dry->excludes(resume)->excludes(init)->excludes(steps)->excludes(profile_step);
-  CLI::Option* ranks = command->add_option("--ranks", arguments->ranks, "ranks as threads of this process (1)")
-                           ->check(whole_number_from(1))
-                           ->type_name("N");
-  command->add_option("--world-size", arguments->world_size, "processes to plan for (as few as the mesh can have)")
+  CLI::Option* ranks =
+      command->add_option("--ranks", arguments->ranks, "ranks, as threads of this process (default: 1)")
+          ->check(whole_number_from(1))
+          ->type_name("N");
+  command->add_option("--world-size", arguments->world_size, "processes to plan for (default: the fewest possible)")
       ->check(whole_number_from(1))
       ->type_name("N")
       ->needs(dry)
       ->excludes(ranks);
   CLI::Option* target =
-      command->add_option("--target", arguments->target, "device, such as h100, or a profile (this machine)")
+      command->add_option("--target", arguments->target, "device such as h100, or profile (default: this machine)")
           ->check(some_text())
           ->type_name("NAME")
           ->needs(dry);
-  command->add_option("--cluster", arguments->cluster, "cluster, such as dgx-h100, or a profile (device's own)")
+  command->add_option("--cluster", arguments->cluster, "such as dgx-h100, or a profile (default: the device's)")
       ->check(some_text())
       ->type_name("NAME")
       ->needs(target);
-  command->add_option("--software", arguments->software, "software that runs it, such as nemo (gptrain)")
+  command->add_option("--software", arguments->software, "software to predict, such as nemo (default: gptrain)")
       ->check(some_text())
       ->type_name("NAME")
       ->needs(target);
-  command->add_option("--price", arguments->price, "price of a device-hour, for the cost of the run")
+  command->add_option("--price", arguments->price, "price of a device-hour: prints the cost of the run")
       ->check(positive_number())
       ->type_name("P")
       ->needs(target);
-  command->add_option("--storage-gbps", arguments->storage_gbps, "GB/s that a node writes, for a checkpoint's time")
+  command
+      ->add_option("--storage-gbps", arguments->storage_gbps, "GB/s that each node writes: gives a checkpoint's time")
       ->check(positive_number())
       ->type_name("R")
       ->needs(dry);
-  command
-      ->add_option("--tokens-per-second", arguments->tokens_per_second, "speed from which the run's time is computed")
+  command->add_option("--tokens-per-second", arguments->tokens_per_second, "speed from which to compute the run's time")
       ->check(positive_number())
       ->type_name("R")
       ->needs(dry);

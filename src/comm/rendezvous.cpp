@@ -317,8 +317,10 @@ void report_to_master(const Launch& launch, const std::vector<std::string>& addr
   } else if (!unresolved.empty()) {
     found += "; " + listed(unresolved, "; ");
   }
-  throw Error(ExitCode::device, "rank {} ({}) did not find rank 0 at {} port {} within {}: {}", launch.rank,
-              launch.host, listed(addresses, " or "), launch.master_port, describe(timeout), found);
+  throw Error(ExitCode::device,
+              "rank {} ({}) did not find rank 0 at {} port {} within {}: {}; start all ranks, and give all the address "
+              "of rank 0",
+              launch.rank, launch.host, listed(addresses, " or "), launch.master_port, describe(timeout), found);
 }
 
 uint32_t checksum_of_executable() {

@@ -56,8 +56,10 @@ void add_unknown_key(const std::string& path, const std::string& section, const 
   if (const std::string why = is_short ? key_absent(section, last) : ""; !why.empty())
     return faults.add(path, show_value(value), "unknown key; " + why, "");
   const std::string nearest = nearest_path(section, key);
-  faults.add(path, show_value(value), nearest.empty() ? "unknown key, and gptrain has none like it" : "unknown key",
-             nearest);
+  faults.add(
+      path, show_value(value),
+      nearest.empty() ? "unknown key, and gptrain has none like it (`gptrain config keys` lists all)" : "unknown key",
+      nearest);
 }
 
 void add_unknown_section(const std::string& name, const Json& value, Faults& faults) {
@@ -67,7 +69,9 @@ void add_unknown_section(const std::string& name, const Json& value, Faults& fau
     const std::string nearest = nearest_word(name, section_names());
     if (meant.empty() && name.size() <= longest_misspelling && may_mean(name, nearest)) meant = nearest;
     faults.add(name, show_value(value),
-               meant.empty() ? "unknown section, and gptrain has none like it" : "unknown section", meant);
+               meant.empty() ? "unknown section, and gptrain has none like it (`gptrain config keys` lists all)"
+                             : "unknown section",
+               meant);
   } else {
     add_unknown_key(name, "", name, value, faults);
   }

@@ -168,7 +168,7 @@ void ProfileReader::finish() {
 
 std::string read_profile(const std::string& path) {
   std::ifstream file(path);
-  if (!file) throw Error(ExitCode::usage, "{}: cannot be read", path);
+  if (!file) throw Error(ExitCode::usage, "{}: cannot be read (give the path of a profile)", path);
   std::string text(static_cast<size_t>(max_config_bytes) + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(file.gcount()));
@@ -189,8 +189,8 @@ ProfileText find_profile(std::string_view what, std::string_view name, const std
   const std::string nearest = nearest_word(wanted, names);
   const bool close = word_distance(wanted, nearest) <= static_cast<int64_t>(wanted.size());
   const std::string hint = close ? fmt::format(" (did you mean {}?)", nearest) : "";
-  throw Error(ExitCode::usage, "unknown {0} \"{1}\"{2}: valid {0}s are {3}, and paths of files", what, name, hint,
-              join(names, ", "));
+  throw Error(ExitCode::usage, "unknown {0} \"{1}\"{2}: valid {0}s are {3}, or give the path of a profile", what, name,
+              hint, join(names, ", "));
 }
 
 }  // namespace gptrain::machine

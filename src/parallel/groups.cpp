@@ -53,10 +53,11 @@ int64_t neighbour(const StepConfig& config, const Mesh& mesh, int64_t rank, int6
 Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault, ExtraSizes extra) {
   const int64_t model_ranks = ranks_of_model(config.parallel) * extra.context;
   if (world_size % model_ranks != 0) {
-    throw Error(fault,
-                "{} {} not divide into model replicas of parallel.tensor * parallel.pipeline = {} * {} ranks (try {})",
-                world_size, world_size == 1 ? "rank does" : "ranks do", config.parallel.tensor,
-                config.parallel.pipeline, nearest_world_sizes(config.batch, model_ranks, world_size));
+    throw Error(
+        fault,
+        "{} {} not divide into model replicas of parallel.tensor * parallel.pipeline = {} * {} ranks (start {} ranks)",
+        world_size, world_size == 1 ? "rank does" : "ranks do", config.parallel.tensor, config.parallel.pipeline,
+        nearest_world_sizes(config.batch, model_ranks, world_size));
   }
   MeshPoint sizes;
   sizes[MeshAxis::tensor] = config.parallel.tensor;

@@ -237,9 +237,10 @@ ExitCode TrainingLoop::find_nothing_to_do() {
   if (!validated) return stopped();
   const int64_t steps = context_.config.run.steps;
   if (context_.leads() && progress_.step > steps) {
-    print_out("nothing to do: run.steps = {} is less than the checkpoint's step, {}\n", steps, progress_.step);
+    print_out("nothing to do: run.steps = {} is less than the checkpoint's step, {} (raise run.steps to train on)\n",
+              steps, progress_.step);
   } else if (context_.leads()) {
-    print_out("nothing to do: step {} of {} is done\n", progress_.step, steps);
+    print_out("nothing to do: step {} of {} is done (raise run.steps to train on)\n", progress_.step, steps);
   }
   return ExitCode::finished;
 }

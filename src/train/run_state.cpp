@@ -51,7 +51,7 @@ auto with_other_to_resume(const Work& work) {
     return work();
   } catch (const Error& error) {
     if (error.code() != ExitCode::checkpoint || *error.what() == '\0') throw;
-    throw Error(error.code(), "{} (--resume DIR goes on from another)", error.what());
+    throw Error(error.code(), "{} (--resume DIR goes on from the checkpoint DIR)", error.what());
   }
 }
 
@@ -184,9 +184,11 @@ fs::path resolve_checkpoint(const fs::path& path) {
   const std::vector<CheckpointInfo> found =
       fs::is_regular_file(path, error) ? std::vector<CheckpointInfo>{} : list_checkpoints(path);
   if (found.empty()) {
-    throw Error(ExitCode::checkpoint,
-                "{}: neither a checkpoint (no manifest.json) nor a run's folder with a complete checkpoint",
-                path.string());
+    throw Error(
+        ExitCode::checkpoint,
+        "{}: neither a checkpoint (no manifest.json) nor a run's folder with a complete checkpoint; give a run's "
+        "run.out, or one of its checkpoints/step-*",
+        path.string());
   }
   return found.back().path;
 }
@@ -226,8 +228,9 @@ fs::path checkpoint_to_init_from(const RunConfig& config, const std::string& ask
   const RunConfig saved = saved_config(checkpoint, contents.stored.manifest);
   const std::string refused = model_changes({saved, config}).refused;
   if (!refused.empty())
-    throw Error(ExitCode::usage, "cannot start from the weights of {} with this config:\n{}", checkpoint.string(),
-                refused);
+    throw Error(ExitCode::usage,
+                "cannot start from the weights of {} with this config:\n{}\ngive these keys the checkpoint's values",
+                checkpoint.string(), refused);
   return checkpoint;
 }
 

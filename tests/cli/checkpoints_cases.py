@@ -104,7 +104,7 @@ class Resume(CheckpointCase):
     def test_a_manifest_that_cannot_be_read_is_no_reason_for_an_older_state(self):
         manifest = self.checkpoint(6) / "manifest.json"
         manifest.unlink()
-        older = "the one before it: out/checkpoints/step-00000004"
+        older = "the checkpoint before it: out/checkpoints/step-00000004"
         gone = ["out/checkpoints/step-00000006 is not a complete checkpoint: it has no manifest.json", older]
         self.refuse(CHECKPOINT, [*gone, "--resume DIR"], "train", self.config, "--resume")
         for command in (["checkpoint", "verify", "out"], ["checkpoint", "inspect", "out"],
@@ -233,7 +233,7 @@ class Damage(CheckpointCase):
                 shutil.rmtree(self.path("out"))
                 shutil.copytree(self.path("sound"), self.path("out"))
                 damage(6)
-                said = ["step-00000006", *messages, f"the one before it: {older}"]
+                said = ["step-00000006", *messages, f"the checkpoint before it: {older}"]
                 self.refuse(CHECKPOINT, [*said, "--resume DIR"], "train", self.config, "--resume")
                 self.assertNotIn("--resume", self.refuse(CHECKPOINT, said, "checkpoint", "verify", "out"))
                 self.assertEqual(self.checkpoint_steps(), [2, 4, 6])
@@ -248,8 +248,8 @@ class Damage(CheckpointCase):
                     *overrides("run.seed=2"))
         metrics = (self.path("out") / "metrics.jsonl").read_bytes()
         for ranks in (1, 2):
-            error = self.refuse(CHECKPOINT, [RANK_FILE, "is damaged", "the one before it: out/checkpoints/step-00000004 "
-                                             "(--resume DIR goes on from another)"],
+            error = self.refuse(CHECKPOINT, [RANK_FILE, "is damaged", "the checkpoint before it: out/checkpoints/step-00000004 "
+                                             "(--resume DIR goes on from the checkpoint DIR)"],
                                 "train", self.config, "--resume", "--ranks", ranks)
             self.assertEqual(error.count("gptrain: "), 1, error)
         self.assertEqual((self.path("out") / "metrics.jsonl").read_bytes(), metrics)
@@ -257,7 +257,7 @@ class Damage(CheckpointCase):
     def test_a_damaged_older_one_is_not_proposed(self):
         self.damage_data(6)
         self.damage_manifest(4)
-        error = self.refuse(CHECKPOINT, "the one before it: out/checkpoints/step-00000002", "train", self.config,
+        error = self.refuse(CHECKPOINT, "the checkpoint before it: out/checkpoints/step-00000002", "train", self.config,
                             "--resume")
         self.assertNotIn("step-00000004", error)
 

@@ -72,7 +72,7 @@ FAULTS = [
 
 # Valid words that this build refuses, with the reason.
 REFUSED = [
-    ("precision.compute", '"fp8"', 'only the linears of blocks have fp8: precision.linears (try "bf16")'),
+    ("precision.compute", '"fp8"', 'fp8 is for the linears of blocks only: set precision.linears instead (try "bf16")'),
     ("precision.linears", '"fp8"', 'needs precision.compute = bf16, not "fp32" (try "fp32")'),
 ]
 
@@ -107,7 +107,7 @@ class Faults(CliCase):
                     "--dry-run", "--world-size", "8")
         for target in ([], ["--target", "h100"]):
             self.refuse(USAGE, "3 ranks do not divide into model replicas of parallel.tensor * parallel.pipeline = "
-                        "2 * 1 ranks (try 4 or 2)\n", "train", self.config, *overrides("parallel.tensor=2"),
+                        "2 * 1 ranks (start 4 or 2 ranks)\n", "train", self.config, *overrides("parallel.tensor=2"),
                         "--dry-run", "--world-size", "3", *target)
         self.assertIn("\nparameters\n", self.succeed("train", self.config, "--dry-run", "--world-size", "1"))
 

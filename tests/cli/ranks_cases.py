@@ -116,7 +116,7 @@ class Threads(CliCase):
     def test_ranks_that_the_config_does_not_divide_into(self):
         config = self.write_run()
         self.refuse(USAGE, "batch.global = 4: must be a multiple of the 3 data ranks", "train", config, "--ranks", "3")
-        self.refuse(USAGE, ["3 ranks do not divide into model replicas of parallel.tensor", "(try 4 or 2)"], "train",
+        self.refuse(USAGE, ["3 ranks do not divide into model replicas of parallel.tensor", "(start 4 or 2 ranks)"], "train",
                     config, "--ranks", "3", *overrides("parallel.tensor=2"))
         self.refuse(USAGE, ["--ranks", "0"], "train", config, "--ranks", "0")
         self.assertFalse(self.path("out").exists())

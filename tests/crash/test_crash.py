@@ -480,7 +480,7 @@ class CrashTest(unittest.TestCase):
         refused = run.train("--resume", "latest")
         self.assertEqual(refused.returncode, 4, refused.stderr)
         self.assertIn(str(run.checkpoint(newest) / damaged_name), refused.stderr)
-        self.assertIn(f"the one before it: {run.checkpoint(older)} (--resume DIR", refused.stderr)
+        self.assertIn(f"the checkpoint before it: {run.checkpoint(older)} (--resume DIR", refused.stderr)
         self.assertEqual((run.saved_steps(), run.records()), ([older, newest], records), "the refusal changed the run")
         resumed = run.train("--resume", run.checkpoint(older))
         self.assertEqual(resumed.returncode, 0, resumed.stderr)

@@ -386,7 +386,7 @@ class Faults(RanksTest):
         content = bytearray(damaged.read_bytes())
         content[-100] ^= 4
         damaged.write_bytes(content)
-        hint = rf"the one before it: {re.escape(str(run.checkpoint(older)))} \(--resume DIR"
+        hint = rf"the checkpoint before it: {re.escape(str(run.checkpoint(older)))} \(--resume DIR"
         self.check_refusal(run.start_ranks(self, "tcp"), CHECKPOINT, re.escape(str(damaged)), hint)
         damaged.unlink()
         self.check_refusal(run.start_ranks(self, "tcp"), CHECKPOINT, re.escape(str(damaged)), hint)

@@ -67,8 +67,8 @@ TEST_CASE("A flipped bit in any byte of any file is found, and named with the wa
     for (size_t i = 0; i < sound.size(); ++i) {
       put_byte(file, i, static_cast<char>(sound[i] ^ (1 << (i % 8))));
       INFO("byte " << i << " of " << file.filename());
-      REQUIRE(lacking(run.verify(), {file.string(), "the one before it: " + run.older().string()}) == "");
-      REQUIRE(lacking(run.load(), {file.string(), "the one before it: " + run.older().string()}) == "");
+      REQUIRE(lacking(run.verify(), {file.string(), "the checkpoint before it: " + run.older().string()}) == "");
+      REQUIRE(lacking(run.load(), {file.string(), "the checkpoint before it: " + run.older().string()}) == "");
       put_byte(file, i, sound[i]);
     }
   }
@@ -128,15 +128,15 @@ TEST_CASE("The way out names the newest sound checkpoint before the damaged one,
   const fs::path folder = out.path() / "checkpoints";
   for (const char* step : {"step-00000002", "step-00000003"}) write_file(folder / step / "manifest.json", "{}");
   const auto reading = [](const fs::path& path) { return error_of([&] { read_manifest(path); }); };
-  CHECK(lacking(reading(folder / "step-00000003/"), {"the one before it: " + (folder / "step-00000001").string()}) ==
-        "");
+  CHECK(lacking(reading(folder / "step-00000003/"),
+                {"the checkpoint before it: " + (folder / "step-00000001").string()}) == "");
   write_file(folder / "step-00000001/manifest.json", "{}");
   CHECK(lacking(reading(folder / "step-00000001"), {"there is no older checkpoint in this run"}) == "");
   CHECK(lacking(reading(folder / "step-00000003"), {"there is no older checkpoint in this run"}) == "");
   // Names the run's folder instead of a checkpoint's.
   for (const fs::path& run : {out.path(), folder}) {
-    CHECK(lacking(reading(run),
-                  {"not a complete checkpoint", "the newest one in it: " + (folder / "step-00000004").string()}) == "");
+    CHECK(lacking(reading(run), {"not a complete checkpoint",
+                                 "the newest checkpoint in it: " + (folder / "step-00000004").string()}) == "");
   }
   CHECK(lacking(reading(out.path() / "nowhere"), {"nowhere is not a complete checkpoint"}) == "");
 }

@@ -108,7 +108,8 @@ TEST_CASE("what other trainers call a key is answered with ours") {
   CHECK(fault({"activation_checkpoint.mode=x"}).ends_with("unknown key (try memory.recompute)"));
   CHECK(fault({"fp16=true"}) == R"(fp16 = true: unknown key (try precision.compute = "fp16"))");
   CHECK(refusal(R"({"optimizer": {"params": 1, "grad_clip": 1}, "training": {}, "zero_optimization": {"stage": 1}})")
-            .starts_with(R"(optimizer.params = 1: unknown key, and gptrain has none like it
+            .starts_with(
+                R"(optimizer.params = 1: unknown key, and gptrain has none like it (`gptrain config keys` lists all)
 optimizer.grad_clip = 1: unknown key (try optimizer.clip_norm)
 training = {}: unknown section (try run)
 zero_optimization = {...}: unknown section (try parallel.zero)
@@ -135,7 +136,8 @@ TEST_CASE("a key that gptrain has not is answered with the reason, and with no k
   CHECK(fault({R"(parallel={"tensor": 2})"})
             .starts_with("parallel = {...}: is a section, whose keys are set one by one (try --set parallel."));
   CHECK(refusal(R"({"weights_and_biases": {"x": 1}})")
-            .starts_with("weights_and_biases = {...}: unknown section, and gptrain has none like it\n"));
+            .starts_with("weights_and_biases = {...}: unknown section, and gptrain has none like it (`gptrain config "
+                         "keys` lists all)\n"));
 }
 
 TEST_CASE("keys of torchtitan and of the HF Trainer are answered with ours") {
@@ -276,8 +278,9 @@ batch.global: must be given, or both batch.micro and batch.accumulation (try 16)
 }
 
 TEST_CASE("what this build does not have is refused with the reason") {
-  CHECK(fault({"precision.compute=fp8"}) ==
-        R"(precision.compute = "fp8": only the linears of blocks have fp8: precision.linears (try "bf16"))");
+  CHECK(
+      fault({"precision.compute=fp8"}) ==
+      R"(precision.compute = "fp8": fp8 is for the linears of blocks only: set precision.linears instead (try "bf16"))");
   CHECK(fault({"precision.reduce=fp16"}) ==
         R"(precision.reduce = "fp16": sums of gradients leave the range of fp16 (try "bf16"))");
 }

@@ -190,7 +190,7 @@ TEST_CASE("a measured profile's faults are told together, each with its key") {
       "shares.1.ops: names no op"));
   const File file(std::string(built_in_devices().front().text));
   CHECK(has(message_of([] { find_machine(File::path()); }), "not written by gptrain bench device"));
-  CHECK(message_of([] { find_machine("./none.json"); }) == "./none.json: cannot be read");
+  CHECK(message_of([] { find_machine("./none.json"); }) == "./none.json: cannot be read (give the path of a profile)");
 }
 
 TEST_CASE("ops of one name are told apart by what their time depends on") {

@@ -100,7 +100,7 @@ TEST_CASE("an unknown target names the nearest and all valid ones") {
     CHECK(std::string(error.what()) ==
           "unknown target \"a100-80gb\" (did you mean a100-80g?): valid targets are v100-16g, v100-32g, rtx-2080-ti, "
           "rtx-3090, rtx-4090, rtx-5090, rtx-a6000, a6000, a10, l4, l40s, a100-40g, a100-80g, h100-pcie, h100-nvl, "
-          "h100-sxm, h100, gh200, h200, b200, and paths of files");
+          "h100-sxm, h100, gh200, h200, b200, or give the path of a profile");
   }
 }
 

@@ -145,14 +145,14 @@ TEST_CASE("a world that does not divide into model replicas is refused") {
     }
     return std::string("not refused");
   };
-  const std::string replicas = " into model replicas of parallel.tensor * parallel.pipeline = 3 * 1 ranks (try ";
-  CHECK(refusal(1) == "1 rank does not divide" + replicas + "3)");
-  CHECK(refusal(4) == "4 ranks do not divide" + replicas + "6 or 3)");
+  const std::string replicas = " into model replicas of parallel.tensor * parallel.pipeline = 3 * 1 ranks (start ";
+  CHECK(refusal(1) == "1 rank does not divide" + replicas + "3 ranks)");
+  CHECK(refusal(4) == "4 ranks do not divide" + replicas + "6 or 3 ranks)");
   // Six micro-batches cannot be divided over four, five or more than six data ranks.
-  CHECK(refusal(11) == "11 ranks do not divide" + replicas + "18 or 9)");
-  CHECK(refusal(19) == "19 ranks do not divide" + replicas + "18)");
+  CHECK(refusal(11) == "11 ranks do not divide" + replicas + "18 or 9 ranks)");
+  CHECK(refusal(19) == "19 ranks do not divide" + replicas + "18 ranks)");
   constexpr int64_t most = std::numeric_limits<int64_t>::max();
-  CHECK(refusal(most) == std::to_string(most) + " ranks do not divide" + replicas + "18)");
+  CHECK(refusal(most) == std::to_string(most) + " ranks do not divide" + replicas + "18 ranks)");
 }
 
 TEST_CASE("a planned rank knows its place, and has no groups of one") {
