@@ -18,8 +18,8 @@ constexpr int64_t most_stages = 16;
 constexpr int64_t most_chunks = 8;                                     // chunks of a stage
 constexpr std::array<int64_t, 8> micros = {1, 2, 3, 4, 6, 8, 12, 16};  // sequences per micro-batch
 constexpr size_t most_estimated = 16;
-constexpr int most_planned = 3;
-constexpr int64_t most_actions = 200'000;  // actions of a layout that is planned in full
+constexpr int most_planned_quickly = 3;
+constexpr int64_t most_actions_quickly = 200'000;  // actions of a layout that is planned in full
 
 bool is_power_of_two(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 
@@ -80,7 +80,7 @@ class QuickSearch {
   }
 
   void consider(const RunLayout& layout) {
-    if (num_actions(layout) > most_actions) return;
+    if (num_actions(layout) > most_actions_quickly) return;
     const int64_t room = target_.bytes_of_rank();
     if (estimator_.least_bytes(layout, room).bytes > room) return;
     tried_.push_back({layout, estimator_.least_seconds(layout)});
@@ -102,7 +102,7 @@ class QuickSearch {
   std::optional<FasterLayout> plan() const {
     int planned = 0;
     for (const Tried& tried : tried_) {
-      if (planned++ == most_planned) break;
+      if (planned++ == most_planned_quickly) break;
       try {
         const RunConfig config = checked_layout(config_, tried.layout);
         const LayoutResult result = predict_layout(config, machine_, tried.layout, 0);
