@@ -246,15 +246,16 @@ std::shared_ptr<const Tokenizer> tokenizer_for(const std::vector<std::filesystem
 std::string summary(const std::vector<TokenFile>& files, const std::string& path, int64_t largest_id) {
   std::set<std::string_view> types;
   for (const TokenFile& file : files) types.insert(stored_type(file));
+  std::string names;
+  for (const std::string_view type : types) names += fmt::format("{}{}", names.empty() ? "" : " and ", type);
   const int64_t tokens = sum_of(files, [](const TokenFile& file) { return file.num_tokens(); });
   const int64_t bytes =
       sum_of(files, [](const TokenFile& file) { return file.num_tokens() * dtype_bytes(file.dtype()); });
   const std::string in_files =
       files.size() > 1 ? fmt::format(" in {}", format_counted(std::ssize(files), "token file")) : "";
-  std::string text =
-      fmt::format("{}: {}, {} of dtype {} ({}){}, largest id {}\n", path,
-                  format_counted(num_documents_of(files), "document"), format_counted(tokens, "token"),
-                  fmt::join(types, " and "), format_bytes(static_cast<double>(bytes)), in_files, largest_id);
+  std::string text = fmt::format("{}: {}, {} of dtype {} ({}){}, largest id {}\n", path,
+                                 format_counted(num_documents_of(files), "document"), format_counted(tokens, "token"),
+                                 names, format_bytes(static_cast<double>(bytes)), in_files, largest_id);
   const int64_t length = files.front().best_fit_length();
   if (length == 0) return text;
   const int64_t samples = sum_of(files, [](const TokenFile& file) { return file.num_samples(); });
