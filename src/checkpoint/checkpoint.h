@@ -28,14 +28,14 @@
 
 namespace gptrain::inline checkpoint {
 
-// Writes OUT/checkpoints/step-N and replaces an existing one. Slices are streamed, with at most a few MiB of memory
-// beside them. THROWS Error(checkpoint) with the path and the system's reason (disk full, no permission); the temporary
-// folder is then removed and older checkpoints are untouched.
+// Writes OUT/checkpoints/step-N and replaces an existing one. For commands that run as one process (import, average).
+// Slices are streamed, with at most a few MiB of memory beside them. THROWS Error(checkpoint) with the path and the
+// system's reason (disk full, no permission); the temporary folder is then removed and older checkpoints are untouched.
 void save_checkpoint(const std::filesystem::path& out, const Manifest& manifest, const std::vector<Slice>& slices);
 
-// Do the same by several ranks that share the file system: the first rank begins; then each rank writes its part; then
+// Do the same by a run, whose ranks share the file system: the first rank begins; then each rank writes its part; then
 // the first rank publishes, or discards if a part could not be written. THROW Error(checkpoint) as above; files written
-// so far then stay until they are discarded.
+// so far then stay until they are discarded. discard_checkpoint does not throw, and leaves files that it cannot remove.
 void begin_checkpoint(const std::filesystem::path& out, int64_t step);
 // Returns the part's description for publish_checkpoint.
 std::string write_checkpoint_part(const std::filesystem::path& out, int64_t step, int64_t rank,
@@ -56,11 +56,12 @@ struct CheckpointInfo {
 // cannot be read.
 std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& out);
 
-// Read and check a checkpoint: manifest fields, file sizes, headers, checksums. THROW Error(checkpoint) with the
-// damaged file, its fault, and the newest older checkpoint of the same run that is complete.
+// Reads a checkpoint's manifest and checks its fields and the files' sizes. THROWS Error(checkpoint) with the damaged
+// file, its fault, and the newest older checkpoint of the same run that is complete.
 Manifest read_manifest(const std::filesystem::path& checkpoint);
+// Checks headers and the checksums of all bytes as well. THROWS as read_manifest does.
 void verify_checkpoint(const std::filesystem::path& checkpoint);
-// Does the same without reading the tensors' bytes, whose checksums are checked when they are loaded.
+// Checks the same without reading the tensors' bytes, whose checksums are checked when they are loaded.
 Contents verify_structure(const std::filesystem::path& checkpoint);
 
 // Returns the error, its message followed by the path of the newest older sound checkpoint of the same run, if there is
@@ -91,20 +92,21 @@ std::string remove_unfinished_checkpoints(const std::filesystem::path& out);
 // files.
 bool is_sound_checkpoint(const std::filesystem::path& checkpoint);
 
-// Returns the checkpoints that were set aside because the run went on from an older one (NAME.abandoned).
+// Returns the checkpoints that were set aside because the run went on from an older one (NAME.abandoned), in any
+// order; empty if the folder cannot be read.
 std::vector<CheckpointInfo> list_abandoned(const std::filesystem::path& out);
 
 // Deletes all checkpoints but the newest `keep_last` and those whose step is a multiple of keep_every (0: none).
 // Checkpoints that are not sound (see above) are not counted and not deleted. Also deletes unfinished checkpoints, and
 // abandoned ones whose steps the run has reached again. Renames a checkpoint to a temporary name first, so that a crash
-// never leaves a damaged "complete" checkpoint. Returns a warning about folders that it cannot delete, else empty.
+// never leaves a damaged "complete" checkpoint. Returns a warning about folders that it cannot read or delete, else
+// empty.
 std::string apply_retention(const std::filesystem::path& out, int64_t keep_last, int64_t keep_every);
 // Deletes all abandoned checkpoints. Returns a warning like apply_retention.
 std::string remove_abandoned(const std::filesystem::path& out);
 
 // Returns the text of `checkpoint inspect`: step, samples, parameters, samples left out, precision, tokenizer, average,
-// files, and a table of tensors with shape and dtype. THROWS Error(checkpoint)
-// if manifest or headers cannot be read.
+// files, and a table of tensors with shape and dtype. THROWS Error(checkpoint) if manifest or headers cannot be read.
 std::string inspect_checkpoint(const std::filesystem::path& checkpoint);
 
 }  // namespace gptrain::checkpoint

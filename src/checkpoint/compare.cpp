@@ -110,7 +110,7 @@ class AveragedTensor final : public SliceMemory {
   const std::vector<double>& shares_;
   const std::string name_;
   const DType dtype_;
-  std::vector<std::byte> average_;  // kept from the read of the first byte to that of the last
+  std::vector<std::byte> average_;  // empty before the first byte is read and after the last one
 };
 
 void require_one_model(const std::vector<Contents>& all) {

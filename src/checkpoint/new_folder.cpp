@@ -54,7 +54,7 @@ NewFolder::NewFolder(const fs::path& target, const std::string& option) : given_
   made_folders_ = missing_folders(temporary_.parent_path());
   try {
     take();
-    std::error_code unreadable;  // then writing to it fails, too
+    std::error_code unreadable;  // ignored: writing to the folder fails then
     for (const fs::path& leftover : paths_in(temporary_, unreadable)) {
       if (const std::string fault = remove_folder(leftover); !fault.empty())
         throw Error(ExitCode::checkpoint, "{}", fault);

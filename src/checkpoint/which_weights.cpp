@@ -16,7 +16,7 @@ void require_weights(const Contents& contents, WhichWeights which) {
   const auto first = contents.tensors.lower_bound(prefix);
   if (which == WhichWeights::trained) return;
   const bool is_there = first != contents.tensors.end() && first->first.starts_with(prefix);
-  // The column holds zeros until then.
+  // The column of the average holds zeros until the first update.
   if (is_there && contents.stored.manifest.progress.updates == 0) {
     throw Error(ExitCode::usage, "--ema: {} holds no average of its weights yet, as nothing has updated them",
                 contents.checkpoint.string());

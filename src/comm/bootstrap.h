@@ -38,7 +38,7 @@ using Environment = std::function<const char*(const char*)>;
 //   other launchers: JSM_NAMESPACE_RANK, FLUX_TASK_RANK, MV2_COMM_WORLD_RANK, PALS_RANKID, PMI_RANK, MPI_RANKID,
 //     HOROVOD_RANK and their companions. PMIX_RANK and ALPS_APP_PE alone are refused. On several nodes MASTER_ADDR and
 //     MASTER_PORT must be set: THROWS Error(usage) otherwise. These launchers start one task of a Slurm step on each
-//     node, so that they come before Slurm if the two disagree.
+//     node, so that their variables count if Slurm's differ.
 // TORCHELASTIC_USE_AGENT_STORE says that torchrun's agent listens at MASTER_PORT: rank 0 then listens at a port derived
 // from it. An address may stand in brackets.
 // Without any of them the process is alone. THROWS Error(device) if a variable is missing, not a number, out of range,

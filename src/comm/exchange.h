@@ -13,7 +13,7 @@
 namespace gptrain::inline comm {
 
 // Returns the scratch bytes that a rank of a group needs to reduce: a slot per rank of at most 256 KiB, and of at least
-// 16 KiB in groups so large that all slots would exceed 16 MiB.
+// 16 KiB in groups so large that all slots would exceed 16 MiB. A group of one rank needs none.
 int64_t exchange_scratch_bytes(int group_size);
 
 // Scratch memory on the host. Groups whose calls come from one thread may share that of the largest group.

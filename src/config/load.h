@@ -21,10 +21,11 @@ namespace gptrain::inline config {
 // or a bare word; the last override of a key counts). A path may name an existing element of a list, a member of one
 // ("data.train[0].path"), or a member of an object, which is created if absent ("run.rollback.spike"). The value null
 // removes the key (its default then holds), section or element that the path names. The batch is derived for
-// `world_size` ranks; a number of ranks that does not suit the mesh fails only when the mesh is made.
+// `world_size` ranks; a number of ranks that does not suit the mesh fails only when the mesh is made. THROWS
+// Error(usage) if the file cannot be read, and for faults of keys and values, all in one message.
 RunConfig load_config(const std::filesystem::path& file, std::span<const std::string> overrides,
                       int64_t world_size = 1);
-// Loads a config from text; `origin` names the text in messages of syntax errors.
+// Loads a config from text; `origin` names the text in messages of syntax errors. THROWS as load_config does.
 RunConfig parse_config(std::string_view text, std::span<const std::string> overrides, std::string_view origin,
                        int64_t world_size = 1);
 

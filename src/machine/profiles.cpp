@@ -14,12 +14,6 @@ ProductRate read_rate(ProfileReader& reader, const std::string& path) {
   return {reader.figure(path + ".flops_per_second"), reader.share(path + ".sustained")};
 }
 
-std::vector<std::string> names_of(const std::vector<BuiltInProfile>& profiles) {
-  std::vector<std::string> names;
-  for (const BuiltInProfile& profile : profiles) names.emplace_back(profile.name);
-  return names;
-}
-
 // THROWS Error(usage) if the name is that of a GPU of AMD, such as mi300x or radeon-vii.
 void refuse_other_makers(std::string_view name) {
   std::string word(name);
@@ -149,10 +143,6 @@ ClusterProfile find_cluster(std::string_view name) {
   return cluster;
 }
 
-std::vector<std::string> device_names() { return names_of(built_in_devices()); }
-
-std::vector<std::string> cluster_names() { return names_of(built_in_clusters()); }
-
 Target target_of(const DeviceProfile& device, const ClusterProfile& cluster) {
   Target target;
   target.name = device.name;
@@ -183,11 +173,6 @@ Target target_of(const DeviceProfile& device, const ClusterProfile& cluster, int
   for (double* const rate : {&target.f32_flops, &target.bf16_flops, &target.bytes_per_second})
     *rate /= static_cast<double>(world_size);
   return target;
-}
-
-Target find_target(std::string_view name) {
-  const DeviceProfile device = find_device(name);
-  return target_of(device, cluster_of(device));
 }
 
 }  // namespace gptrain::machine

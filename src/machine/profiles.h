@@ -85,10 +85,6 @@ ClusterProfile cluster_of(const DeviceProfile& device, std::string_view name = {
 // Returns the measurements in a file of `gptrain bench device`. THROWS Error(usage) if the file holds anything else.
 MeasuredMachine find_machine(const std::string& path);
 
-// Return the names of the built-in profiles.
-std::vector<std::string> device_names();
-std::vector<std::string> cluster_names();
-
 // Returns the device, as one rank has it, as a target of the `plan` backend, in nodes of the cluster. A GPU's memory is
 // the part that plans may use, and a host's likewise.
 Target target_of(const DeviceProfile& device, const ClusterProfile& cluster);
@@ -97,9 +93,6 @@ Target target_of(const DeviceProfile& device, const ClusterProfile& cluster);
 Target target_of(const DeviceProfile& device, const ClusterProfile& cluster, int64_t threads, int64_t world_size);
 // Returns `threads` (run.threads), or if that is 0 an equal share of the machine's cores, at least 1.
 int64_t threads_of_rank(const MeasuredMachine& machine, int64_t threads, int64_t world_size);
-
-// Returns target_of the named device in its usual cluster. THROWS as find_device does.
-Target find_target(std::string_view name);
 
 // Return the profiles that were built in: the texts of configs/devices and configs/clusters, aliases included.
 const std::vector<BuiltInProfile>& built_in_devices();

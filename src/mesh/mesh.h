@@ -28,7 +28,8 @@ struct MeshPoint {
 };
 
 // Sizes of the mesh of experts: each expert's layers are cut over `tensor` ranks, and the experts are spread over
-// `expert` groups of these. All other ranks of a stage, expert_data, hold copies of the same experts' parameters.
+// `expert` groups of that many ranks. All other ranks of a stage, expert_data, hold copies of the same experts'
+// parameters.
 struct ExpertSizes {
   int64_t tensor = 1;
   int64_t expert = 1;

@@ -57,21 +57,24 @@ class Linear {
   // backward the activation's gradient. `width`: elements of a row of the activation on this rank.
   virtual bool fuses(ActivationKind kind, int64_t width) const = 0;
 
-  // Fills the FP8 copies of the weight if call.prepare_weights. REQUIRES: called before every pass.
+  // Fills the FP8 copies of the weight if call.prepare_weights. REQUIRES: called before every pass. Collective over the
+  // tensor ranks if it fills them.
   virtual void prepare_weight(const LayerCall& call) = 0;
-  // Computes y, or this rank's part of the sum, and saves the input for W (see keep_input). A column-parallel linear
-  // with sequence parallelism gathers the other ranks' rows of x: collective over the tensor ranks then.
+  // Computes y, or this rank's part of the sum, and saves the input for W (see keep_input). Collective over the tensor
+  // ranks if a column-parallel linear gathers their rows of x (sequence parallelism), or if a linear with FP8 has only
+  // a part of the input.
   virtual void forward(const LayerCall& call, const GemmOperand& x, const LinearOutput& out) = 0;
   // Saves the input for W without computing y, as recompute needs it. A plain linear with LinearDesign::saved_input has
   // nothing to save. Collective as `forward` is.
   virtual void keep_input(const LayerCall& call, const GemmOperand& x) = 0;
   // Computes dx = dy w, or this rank's part of the sum, times the activation's derivative if pre_activation is given.
   // W needs dy later: REQUIRES that it lies in output_gradient_buffer, unless gradient_is_shared. Linears with FP8
-  // products save it themselves.
+  // products save it themselves. Collective over the tensor ranks if a linear with FP8 has only a part of the gradient.
   virtual void backward_input(const LayerCall& call, const GemmOperand& dy, const Matrix& dx,
                               const Matrix& pre_activation = {}) = 0;
   // Begins to gather the other ranks' rows of the saved input for backward_weight; with all rows saved, there is
-  // nothing to gather. Memory is taken from `frame`, which must live until backward_weight has been called.
+  // nothing to gather. Memory is taken from `frame`, which must live until backward_weight has been called. Collective
+  // over the tensor ranks with sequence parallelism.
   virtual TensorRows::Gathering begin_weight(const LayerCall& call, WorkspaceFrame& frame) = 0;
   // Computes the gradients of weight and bias, or adds them to the present ones if call.accumulate. `input`: the result
   // of begin_weight. `shared_gradient`: the output's gradient, if weight_reads_shared_gradient().

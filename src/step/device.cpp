@@ -79,7 +79,7 @@ void require_target(const StepConfig& config, const Target& target, ExitCode cod
 
 int threads_of_rank(int64_t asked, int64_t ranks_of_process, int64_t local_ranks) {
   if (asked > 0) return static_cast<int>(asked);
-  // The processes of this machine share its cores, and those that their control group pays for.
+  // The processes of this machine share its cores, or fewer if their control group has a limit.
   const int64_t all = std::min<int64_t>(sysconf(_SC_NPROCESSORS_ONLN), group_limits().cores);
   const int64_t processes = std::max<int64_t>(1, local_ranks / ranks_of_process);
   const int64_t of_process = std::min<int64_t>(usable_cores(), std::max<int64_t>(1, all / processes));

@@ -235,7 +235,7 @@ std::string checkpoint_shortage(const CheckpointConfig& saving, const RunSetting
   const int64_t keep_last = saving.keep_last;
   const int64_t to_come = steps > 0 ? (every > 0 ? (steps - 1) / every + 1 : 1) : 0;
   const int64_t more = std::min(to_come, keep_last + 1 - std::min(kept, keep_last));
-  // Doubles, as many large checkpoints are more than 63 bits.
+  // Doubles, because the bytes of many large checkpoints can exceed 63 bits.
   const auto one = static_cast<double>(bytes), all = one * static_cast<double>(more);
   // `available` leaves out the blocks that are reserved for root, although root may use them.
   if (more > 0 && one > static_cast<double>(space.free))

@@ -88,10 +88,11 @@ class FolderWatch {
   void look();
   // Returns the reason why nothing more can be written; empty if there is none.
   const std::string& fault() const { return fault_; }
-  // Returns the folder for checkpoints: `out` unless it is lost. Call on the rank that writes.
+  // Returns the folder for checkpoints: `out` unless it is lost, or saving there has failed (has_other_place). Call on
+  // the rank that writes.
   std::filesystem::path place_to_save();
   // Drops the place that place_to_save gave, at which saving has failed. Returns true if place_to_save now gives
-  // another one, false if none is left or the folder was not lost. Call on the rank that writes.
+  // another one, false if none is left or there is no fault. Call on the rank that writes.
   bool has_other_place();
 
  private:

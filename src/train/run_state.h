@@ -14,8 +14,8 @@
 
 namespace gptrain::inline train {
 
-// Saves a checkpoint in run.out and waits for it. Collective over the world; call on the rank's thread. THROWS
-// Error(checkpoint) on every rank if one fails, with the message on rank 0.
+// Saves a checkpoint in run.out and waits for it. Called by tests; a run saves with Checkpointing. Collective over the
+// world; call on the rank's thread. THROWS Error(checkpoint) on every rank if one fails, with the message on rank 0.
 void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
                 const RankGroups& groups, const World& world);
 // Saves the weights alone, in the folder of checkpoints of `out`, with `tokenizer` if there is one. No run can resume

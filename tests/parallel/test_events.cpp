@@ -13,6 +13,7 @@
 #include "planner/rank_clock.h"
 #include "report/formulas.h"
 #include "step/plan_step.h"
+#include "unit/named_target.h"
 
 namespace test_events {
 

@@ -8,12 +8,12 @@
 #include "fit/choose_step.h"
 #include "fit/micro_batches.h"
 #include "fit/recompute_plan.h"
-#include "machine/profiles.h"
 #include "methods.h"
 #include "same_outcomes.h"
 #include "step/plan_step.h"
 #include "touched.h"
 #include "train/run_state.h"
+#include "unit/named_target.h"
 #include "unit/temporary_folder.h"
 
 namespace test_methods {

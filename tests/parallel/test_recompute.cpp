@@ -12,10 +12,10 @@
 #include "fit/nominal_times.h"
 #include "fit/offload_plan.h"
 #include "fit/recompute_plan.h"
-#include "machine/profiles.h"
 #include "model_fixture.h"
 #include "ops/side_queue.h"
 #include "same_outcomes.h"
+#include "unit/named_target.h"
 
 namespace test_recompute {
 

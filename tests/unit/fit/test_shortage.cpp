@@ -15,11 +15,12 @@
 #include "fit/plan_world.h"
 #include "fit/shortage.h"
 #include "fit/step_times.h"
-#include "machine/profiles.h"
+#include "unit/named_target.h"
 #include "unit/preset_fixture.h"
 
 using namespace gptrain;
 using gptrain::testing::cpu_target;
+using gptrain::testing::find_target;
 using gptrain::testing::preset_config;
 
 namespace {

@@ -3,13 +3,24 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "catch.h"
 #include "machine/profiles.h"
+#include "unit/named_target.h"
 
 namespace gptrain::test_profiles {
+
+using testing::find_target;
+
 namespace {
+
+std::vector<std::string> names_of(const std::vector<BuiltInProfile>& profiles) {
+  std::vector<std::string> names;
+  for (const BuiltInProfile& profile : profiles) names.emplace_back(profile.name);
+  return names;
+}
 
 TEST_CASE("named targets") {
   const Target a100 = find_target("A100-80G");
@@ -20,7 +31,7 @@ TEST_CASE("named targets") {
   CHECK(a100.bf16_flops == 312e12);
   CHECK(a100.bytes_per_second == 2039e9);
   CHECK(a100.ranks_per_node == 8);
-  for (const std::string& name : device_names()) {
+  for (const std::string& name : names_of(built_in_devices())) {
     INFO(name);
     const Target target = find_target(name);
     CHECK(target.name == name);
@@ -43,7 +54,7 @@ TEST_CASE("every profile in configs is carried, and every cluster that a device 
       names.push_back(entry.path().stem());
     return names;
   };
-  const std::vector<std::string> devices = device_names(), clusters = cluster_names();
+  const std::vector<std::string> devices = names_of(built_in_devices()), clusters = names_of(built_in_clusters());
   for (const std::string& name : names_in("devices")) {
     CHECK(std::count(devices.begin(), devices.end(), name) == 1);
     CHECK(find_device((configs / "devices" / (name + ".json")).string()).name == name);

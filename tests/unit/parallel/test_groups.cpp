@@ -6,12 +6,13 @@
 #include "base/error.h"
 #include "catch.h"
 #include "comm/staged.h"
-#include "machine/profiles.h"
 #include "model_fixture.h"
 #include "parallel/groups.h"
+#include "unit/named_target.h"
 
 using namespace gptrain;
 using gptrain::testing::Family;
+using gptrain::testing::find_target;
 using gptrain::testing::small_config;
 
 namespace {

@@ -13,10 +13,12 @@
 #include "schedule/pipeline/simulate.h"
 #include "step/plan_step.h"
 #include "step/step_profile.h"
+#include "unit/named_target.h"
 
 namespace test_simulated_step {
 
 using namespace gptrain;
+using gptrain::testing::find_target;
 
 namespace {
 

@@ -6,18 +6,19 @@
 #include "catch.h"
 #include "config/presets.h"
 #include "fit/choose_step.h"
-#include "machine/profiles.h"
 #include "model/spec/shard.h"
 #include "model_fixture.h"
 #include "ops/footprint.h"
 #include "report/dry_run.h"
 #include "report/formulas.h"
 #include "step/plan_step.h"
+#include "unit/named_target.h"
 #include "unit/preset_fixture.h"
 
 using namespace gptrain;
 using gptrain::testing::cpu_target;
 using gptrain::testing::Family;
+using gptrain::testing::find_target;
 using gptrain::testing::preset_config;
 using gptrain::testing::small_config;
 
