@@ -5,7 +5,7 @@
 // Marks every function of a formula. Kernels are compiled for several instruction sets, so these functions must be
 // inlined: no object file may hold a copy of one (see cpu/kernels/isa.h).
 #ifdef __CUDACC__
-#define GPTRAIN_FORMULA __host__ __device__
+#define GPTRAIN_FORMULA __host__ __device__ inline
 #else
 #define GPTRAIN_FORMULA [[gnu::always_inline]] inline
 #endif
