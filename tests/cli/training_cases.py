@@ -85,7 +85,7 @@ class Runs(CliCase):
         self.assert_same_steps(self.records(), self.records("whole"))
         self.assert_same_checkpoint(self.checkpoint(6), self.checkpoint(6, "whole"))
         self.assertIn("nothing to do: step 6 of 6 is done", self.train(config, "--resume", "latest"))
-        self.assertIn("nothing to do: run.steps = 5 is less than the checkpoint's step, 6\n",
+        self.assertIn("nothing to do: run.steps = 5 is less than the checkpoint's step, 6 (raise run.steps to train on)",
                       self.train(config, "--resume", "latest", *overrides("run.steps=5")))
 
     def test_validation_that_repeats_samples_is_warned_of(self):
