@@ -5,6 +5,7 @@
 #include <cmath>
 #include <fmt/format.h>
 #include <sstream>
+#include <utility>
 
 #include "base/json.h"
 #include "base/text_parts.h"
@@ -249,16 +250,18 @@ Json forecast_json(const DryRun& input) {
   }
   if (input.faster)
     json["faster_layout"] = {{"step_seconds", input.faster->step_seconds}, {"settings", input.faster->settings}};
-  Json& exposed = json["exposed_seconds"] = Json::object();
+  Json exposed = Json::object(), longest_waits = Json::array();
   for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
     const LongestWait& wait = forecast.longest_waits[lane];
     exposed[std::string(waited_lane_name(lane))] = forecast.exposed_seconds[lane];
     if (wait.seconds == 0) continue;
-    json["longest_waits"].push_back({{"lane", waited_lane_name(lane)},
-                                     {"collective", wait.operation},
-                                     {"unit", wait.unit},
-                                     {"seconds", wait.seconds}});
+    longest_waits.push_back({{"lane", waited_lane_name(lane)},
+                             {"collective", wait.operation},
+                             {"unit", wait.unit},
+                             {"seconds", wait.seconds}});
   }
+  json["exposed_seconds"] = std::move(exposed);
+  if (!longest_waits.empty()) json["longest_waits"] = std::move(longest_waits);
   for (const auto& [name, seconds] : forecast.critical_path) json["critical_path_seconds"][std::string(name)] = seconds;
   json["gpu_hours"] = speed.gpu_hours;
   if (input.price > 0) json["cost"] = input.price * speed.gpu_hours / forecast.goodput;
