@@ -118,7 +118,7 @@ void add_parallel_and_precision(std::vector<Field>& table) {
       "precision.compute", "precision.compute is fp16",
       when(&RunConfig::precision, [](const PrecisionConfig& precision) { return precision.scales_loss(); })};
   const std::vector<RefusedWord> refused = {
-      {"fp8", "fp8 is for the linears of blocks only: set precision.linears instead", "bf16"},
+      {"fp8", "fp8 is for the linears of blocks only, whose key is precision.linears", "bf16"},
   };
   std::vector<RefusedWord> refused_reduce = refused;
   refused_reduce.push_back({"fp16", "sums of gradients leave the range of fp16", "bf16"});

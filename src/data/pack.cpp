@@ -64,8 +64,9 @@ std::vector<TextInput> find_inputs(const PackOptions& options) {
     own.push_back(all[i]);
   }
   if (own.empty()) {
-    throw Error(ExitCode::usage, "part {}/{} has no input: there is only {}", options.part, options.num_parts,
-                format_counted(std::ssize(all), "file"));
+    throw Error(ExitCode::usage,
+                "part {}/{}: no input is left for this part of {}; give at most as many parts as files", options.part,
+                options.num_parts, format_counted(std::ssize(all), "file"));
   }
   for (const TextInput& input : own) {
     if (input.path == "-" && options.resume) {

@@ -72,7 +72,7 @@ FAULTS = [
 
 # Valid words that this build refuses, with the reason.
 REFUSED = [
-    ("precision.compute", '"fp8"', 'fp8 is for the linears of blocks only: set precision.linears instead (try "bf16")'),
+    ("precision.compute", '"fp8"', 'fp8 is for the linears of blocks only, whose key is precision.linears (try "bf16")'),
     ("precision.linears", '"fp8"', 'needs precision.compute = bf16, not "fp32" (try "fp32")'),
 ]
 

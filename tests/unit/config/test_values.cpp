@@ -280,7 +280,7 @@ batch.global: must be given, or both batch.micro and batch.accumulation (try 16)
 TEST_CASE("what this build does not have is refused with the reason") {
   CHECK(
       fault({"precision.compute=fp8"}) ==
-      R"(precision.compute = "fp8": fp8 is for the linears of blocks only: set precision.linears instead (try "bf16"))");
+      R"(precision.compute = "fp8": fp8 is for the linears of blocks only, whose key is precision.linears (try "bf16"))");
   CHECK(fault({"precision.reduce=fp16"}) ==
         R"(precision.reduce = "fp16": sums of gradients leave the range of fp16 (try "bf16"))");
 }
