@@ -290,6 +290,8 @@ class Packing(TokenizerCase):
             self.path(f"{i}.txt").write_text(f"text {i}", encoding="utf-8")
         self.pack(*(f"{i}.txt" for i in range(5)), more=["--part", "2/3"])
         self.assertEqual(self.documents_of(), ["text 1", "text 4"])
+        self.refuse(USAGE, "part 2/2: no input is left for this part of 1 file", "data", "pack", "0.txt", "--out", "x",
+                    "--tokenizer", "bytes", "--part", "2/2")
         self.refuse(USAGE, "4/3 is not I/N", "data", "pack", "0.txt", "--out", "x", "--tokenizer", "bytes", "--part",
                     "4/3")
 
