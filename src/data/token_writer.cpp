@@ -27,6 +27,14 @@ namespace {
   throw Error(ExitCode::data, "cannot write {}: {}", path.native(), std::generic_category().message(errno));
 }
 
+// Returns the largest token, 0 without one. A loop over values: compilers use vectors for it, not for std::max_element.
+template <typename Token>
+int64_t largest_of(std::span<const Token> tokens) {
+  Token largest = 0;
+  for (const Token token : tokens) largest = std::max(largest, token);
+  return largest;
+}
+
 // A file written under a temporary name in the folder of `path`, and renamed to `path` once all data are on disk.
 class TokenOutput {
  public:
@@ -155,8 +163,7 @@ struct TokenWriter::Impl {
         fits = fits && values[i] >= 0 && static_cast<int32_t>(stored[i]) == values[i];
       }
       if (!fits) throw_unfit(values.first(count));
-      largest_id = std::max<int64_t>(
-          largest_id, *std::max_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count)));
+      largest_id = std::max(largest_id, largest_of(values.first(count)));
       tokens.put_bytes(stored.data(), count * sizeof(T));
       values = values.subspan(count);
     }
@@ -236,10 +243,13 @@ void TokenWriter::append(std::span<const int32_t> tokens) {
 }
 
 void TokenWriter::append(std::span<const uint16_t> tokens) {
-  if (!tokens.empty())
-    impl_->largest_id = std::max<int64_t>(impl_->largest_id, *std::max_element(tokens.begin(), tokens.end()));
-  impl_->tokens.put_bytes(tokens.data(), tokens.size_bytes());
   impl_->lengthen(tokens.size());
+  constexpr size_t in_cache = 8192;  // tokens that are still in the first cache when they are copied
+  for (; !tokens.empty(); tokens = tokens.subspan(std::min(in_cache, tokens.size()))) {
+    const std::span<const uint16_t> piece = tokens.first(std::min(in_cache, tokens.size()));
+    impl_->largest_id = std::max(impl_->largest_id, largest_of(piece));
+    impl_->tokens.put_bytes(piece.data(), piece.size_bytes());
+  }
 }
 
 void TokenWriter::end_document() {
