@@ -37,8 +37,7 @@ constexpr int64_t progress_step_bytes = int64_t{1} << 20;
 constexpr int64_t first_vocabulary_of_i32 = 65500;
 
 fs::path shard_prefix(const PackOptions& options, int64_t shard) {
-  if (options.shard_tokens == 0) return options.out_prefix;
-  return options.out_prefix.native() + fmt::format("-{:05}", shard);
+  return options.shard_tokens == 0 ? options.out_prefix : shard_path(options.out_prefix, shard);
 }
 
 constexpr std::string_view token_suffixes[] = {".idx", ".meta.json", ".bin"};

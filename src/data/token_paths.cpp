@@ -1,5 +1,6 @@
 #include "data/token_paths.h"
 
+#include <fmt/format.h>
 #include <string>
 #include <system_error>
 
@@ -7,6 +8,10 @@ namespace gptrain::inline data {
 
 std::filesystem::path token_file_path(const std::filesystem::path& prefix, std::string_view suffix) {
   return prefix.native() + std::string(suffix);
+}
+
+std::filesystem::path shard_path(const std::filesystem::path& prefix, int64_t number) {
+  return fmt::format("{}-{:05}", prefix.native(), number);
 }
 
 bool is_flat_token_file(const std::filesystem::path& path) {

@@ -65,8 +65,6 @@ std::vector<fs::path> names_that_match(const std::string& pattern) {
   return names;
 }
 
-fs::path shard_path(const fs::path& prefix, int64_t number) { return fmt::format("{}-{:05}", prefix.native(), number); }
-
 // Returns the shards PREFIX-00000, PREFIX-00001, ...
 std::vector<fs::path> shards_of(const fs::path& prefix) {
   const fs::path folder = prefix.has_parent_path() ? prefix.parent_path() : ".";
@@ -110,6 +108,11 @@ void warn_of_unfinished(const fs::path& prefix) {
             prefix.native());
 }
 
+[[noreturn]] void throw_missing(const fs::path& shard, const fs::path& prefix, const PackedShards& packed) {
+  throw Error(ExitCode::data, "{}.idx is missing: {}.pack.json counts {}", shard.native(), prefix.native(),
+              format_counted(packed.shards, "shard"));
+}
+
 // Refuses to go without a shard that the state of the pack counts, if `is_meant(shard)`.
 template <typename IsMeant>
 std::vector<fs::path> with_all_shards(std::vector<fs::path> files, const IsMeant& is_meant) {
@@ -121,9 +124,7 @@ std::vector<fs::path> with_all_shards(std::vector<fs::path> files, const IsMeant
     const std::optional<PackedShards> packed = packed_shards(*prefix);
     for (int64_t number = 0; packed && number < packed->shards; ++number) {
       const fs::path shard = shard_path(*prefix, number);
-      if (found.contains(shard) || !is_meant(shard)) continue;
-      throw Error(ExitCode::data, "{}.idx is missing: {}.pack.json counts {}", shard.native(), prefix->native(),
-                  format_counted(packed->shards, "shard"));
+      if (!found.contains(shard) && is_meant(shard)) throw_missing(shard, *prefix, *packed);
     }
     if (packed && !packed->finished) warn_of_unfinished(*prefix);
   }
@@ -189,10 +190,7 @@ std::vector<fs::path> token_files_of(const std::string& path) {
   if (is_pattern(path)) return files_of_pattern(path);
   const fs::path first = shard_path(path, 0);
   if (fs::exists(token_file_path(first, ".idx"), ignored)) return with_all_shards(shards_of(path), any);
-  if (packed_shards(path)) {
-    throw Error(ExitCode::data, "{}.idx is missing: {}.pack.json counts {}", first.native(), path,
-                format_counted(packed_shards(path)->shards, "shard"));
-  }
+  if (const std::optional<PackedShards> packed = packed_shards(path)) throw_missing(first, path, *packed);
   return {};
 }
 
