@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <fmt/format.h>
 #include <utility>
 
@@ -21,8 +22,6 @@ constexpr size_t most_estimated = 16;
 constexpr int most_planned_quickly = 3;
 constexpr int64_t most_actions_quickly = 200'000;  // actions of a layout that is planned in full
 
-bool is_power_of_two(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
-
 struct Tried {
   RunLayout layout;
   double seconds = 0;  // lower bound, then estimate
@@ -40,7 +39,8 @@ class QuickSearch {
 
   std::optional<FasterLayout> run() {
     for (const LayoutGroup& group : layout_groups(config_, world_size_, machine_.cluster.gpus_per_node)) {
-      const bool is_simple = is_power_of_two(group.tensor) && group.tensor <= machine_.cluster.gpus_per_node;
+      const bool is_simple =
+          std::has_single_bit(static_cast<uint64_t>(group.tensor)) && group.tensor <= machine_.cluster.gpus_per_node;
       if (is_simple && group.pipeline <= most_stages) try_group(group);
     }
     keep_fastest();
