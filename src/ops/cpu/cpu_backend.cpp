@@ -31,6 +31,15 @@ class MappedMemory final : public DeviceMemory {
   }
 };
 
+// Lets every thread write to its share of new memory. The system maps memory and fills it with zeros at the first
+// write, which would make the first step slower than the others.
+void touch(std::byte* memory, int64_t bytes, int num_threads) {
+  constexpr int64_t page_bytes = 4096;
+  parallel_shares(num_threads, (bytes + page_bytes - 1) / page_bytes, [&](int64_t first, int64_t end) {
+    for (int64_t page = first; page < end; ++page) *static_cast<volatile std::byte*>(memory + page * page_bytes) = {};
+  });
+}
+
 // oneDNN leaves a part of a product uncomputed if OpenMP starts fewer threads than it expects. OpenMP ends the process
 // where it cannot start a thread.
 void require_team(int num_threads) {
@@ -74,7 +83,10 @@ std::unique_ptr<DeviceMemory> CpuBackend::allocate(int64_t bytes) {
                 format_bytes(static_cast<double>(target_.memory_bytes)));
   }
   // Advice only: without huge pages, small ones work too.
-  if (bytes >= huge_page_bytes) madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+  if (bytes >= huge_page_bytes) {
+    madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+    touch(static_cast<std::byte*>(data), bytes, target_.num_threads);
+  }
   return std::make_unique<MappedMemory>(data, bytes);
 }
 
