@@ -4,6 +4,7 @@
 #include "kernels/column_sums.h"
 #include "kernels/rows.h"
 #include "kernels/run.h"
+#include "ops/normal_values.h"
 
 namespace gptrain::inline cuda {
 namespace {
@@ -41,14 +42,6 @@ __device__ CosineAndSine of_half_turns(float x) {
 #endif
 }
 
-// Computes two normal numbers from two random words.
-__device__ void normals(uint32_t of_radius, uint32_t of_angle, float* to) {
-  const float radius = std::sqrt(-2.0F * std::log(uniform_open_closed(of_radius)));
-  const CosineAndSine at = of_half_turns(0x1p-23F * static_cast<float>(of_angle >> 8));
-  to[0] = radius * at.cosine;
-  to[1] = radius * at.sine;
-}
-
 // Returns one element of the sequence's random cosines.
 __device__ float cosine(const Draw& draw, uint32_t sequence, int64_t token, int64_t tokens, int64_t column,
                         int64_t cols) {
@@ -67,8 +60,12 @@ __global__ void fill_projection(Rows<T> s, Draw draw, Divisor sequence_length, i
     const auto words = draw.words(of_column, token, sequence);
     float values[drawn_at_once];
     if constexpr (kind == ProjectionKind::gauss) {
-      normals(words[0], words[1], values);
-      normals(words[2], words[3], values + 2);
+#pragma unroll
+      for (size_t i = 0; i < drawn_at_once; i += 2) {
+        const NormalPair pair = normal_pair(words[i], words[i + 1]);
+        values[i] = pair.first;
+        values[i + 1] = pair.second;
+      }
     } else if constexpr (kind == ProjectionKind::dct) {
       const float sign = words[0] >> 31 != 0 ? -1.0F : 1.0F;
 #pragma unroll

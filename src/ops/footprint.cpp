@@ -280,6 +280,10 @@ std::string text_of(const ScaledProduct& op) {
                      dtype_name(op.b.dtype), dtype_name(op.c.dtype));
 }
 
+std::string text_of(const NormalValues& op) {
+  return fmt::format("N={} cols={} {}", op.to.rows, op.to.cols, dtype_name(op.to.dtype));
+}
+
 std::string text_of(const ProjectionMatrix& op) {
   return fmt::format("N={} k={} {} {}", op.s.rows, op.s.cols, projection_names[op.kind], dtype_name(op.s.dtype));
 }

@@ -352,6 +352,12 @@ void for_each_operand(const DecodeBlocks& op, OperandVisitor& visit) {
   visit_block_codes(op, Access::write, Access::read, visit);
 }
 
+void for_each_operand(const NormalValues& op, OperandVisitor& visit) {
+  visit.writes("to", op.to, real());
+  visit.require(op.to.dtype != DType::f16, "to is f16");
+  visit.require(op.first >= 0 && (op.to.rows <= 1 || op.row_step >= 0), "an index is negative");
+}
+
 void for_each_operand(const ProjectionMatrix& op, OperandVisitor& visit) {
   visit.writes("s", op.s, real());
   visit.require(op.kind != ProjectionKind::rows, "a choice of rows has no matrix");

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "model/record.h"
-#include "model/spec/init.h"
+#include "model/spec/tensor_key.h"
 
 namespace gptrain::inline optim {
 namespace {

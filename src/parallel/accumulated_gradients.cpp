@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "model/record.h"
-#include "model/spec/init.h"
+#include "model/spec/tensor_key.h"
 
 namespace gptrain::inline parallel {
 namespace {

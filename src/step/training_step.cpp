@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "config/parallelism.h"
-#include "model/spec/init.h"
+#include "model/spec/tensor_key.h"
 #include "ops/device_crc32c.h"
 #include "optim/types.h"
 #include "step/arena_fill.h"
@@ -16,7 +16,11 @@
 namespace gptrain::inline step {
 namespace {
 
-constexpr int64_t upload_chunk_elements = int64_t{1} << 20;
+template <typename T>
+void upload_copies(Backend& backend, T* to, T value, int64_t count) {
+  const std::vector<T> copies(static_cast<size_t>(count), value);
+  backend.upload(to, copies.data(), count * static_cast<int64_t>(sizeof(T)));
+}
 
 }  // namespace
 
@@ -227,37 +231,39 @@ void TrainingStep::clear_state() {
   if (away_ != nullptr) away_->clear();
 }
 
-// Uploads at most upload_chunk_elements weights, rounded to nearest if the piece's weights are bf16.
-void TrainingStep::upload_weights(const StateSlice& piece, int64_t first, const float* values, int64_t count) {
-  if (piece.weight != nullptr) return backend_.upload(piece.weight + first, values, count * dtype_bytes(DType::f32));
-  std::vector<bf16> rounded(static_cast<size_t>(count));
-  std::transform(values, values + count, rounded.begin(), to_bf16);
-  backend_.upload(piece.narrow_weight + first, rounded.data(), count * dtype_bytes(DType::bf16));
+// REQUIRES: the piece has elements, all of them zero.
+void TrainingStep::initialize_weights(const StateSlice& piece) {
+  const TensorSpec& tensor = design_->spec.tensors[static_cast<size_t>(piece.tensor)];
+  // Rows of the tensor that are whole are one row of values.
+  const int64_t tensor_cols = tensor.shape.back();
+  const bool in_rows = piece.shape.size() == 2 && piece.shape[1] < tensor_cols;
+  const int64_t cols = in_rows ? piece.shape[1] : piece.count();
+  const Matrix to = piece.weight != nullptr ? Matrix(piece.weight, DType::f32, piece.count() / cols, cols)
+                                            : Matrix(piece.narrow_weight, DType::bf16, piece.count() / cols, cols);
+  if (tensor.init == Init::normal) {
+    const int64_t first = piece.offset.size() == 2 ? piece.offset[0] * tensor_cols + piece.offset[1] : piece.offset[0];
+    backend_.run(NormalValues{
+        .key = tensor_key(tensor, design_->config.run.seed, RandomUse::initial_weights),
+        .deviation = static_cast<float>(tensor.init_scale),
+        .first = first,
+        .row_step = tensor_cols,
+        .to = to,
+    });
+  } else if (tensor.init == Init::constant) {
+    const auto value = static_cast<float>(tensor.init_scale);
+    if (piece.weight != nullptr) return upload_copies(backend_, piece.weight, value, piece.count());
+    upload_copies(backend_, piece.narrow_weight, to_bf16(value), piece.count());
+  }
 }
 
 void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
   clear_state();
-  std::vector<float> chunk(static_cast<size_t>(std::min(design_->layout.elements, upload_chunk_elements)));
   int64_t drawn = 0;
   for (const StateSlice& piece : state()) {
-    const TensorSpec& tensor = design_->spec.tensors[static_cast<size_t>(piece.tensor)];
-    // Draws runs of elements that are contiguous in the global tensor: whole rows together, parts of rows one by one.
-    const int64_t row = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
-    const int64_t width = piece.shape.back();
-    const bool whole_rows = piece.shape.size() == 1 || width == row;
-    const int64_t run = whole_rows ? piece.count() : width;
-    for (int64_t start = 0; start < piece.count(); start += run) {
-      const int64_t first =
-          piece.shape.size() == 1 ? piece.offset[0] : (piece.offset[0] + start / width) * row + piece.offset[1];
-      for (int64_t done = 0; done < run; done += upload_chunk_elements) {
-        const int64_t count = std::min(upload_chunk_elements, run - done);
-        initial_values(tensor, design_->config.run.seed, first + done, count, chunk.data(),
-                       backend_.target().num_threads);
-        upload_weights(piece, start + done, chunk.data(), count);
-        drawn += count;
-        if (progress) progress(drawn);
-      }
-    }
+    if (piece.count() == 0) continue;
+    initialize_weights(piece);
+    drawn += piece.count();
+    if (progress) progress(drawn);
   }
   set_updates(0);
   if (design_->config.precision.scales_loss())

@@ -144,7 +144,7 @@ class TrainingStep {
   const DeviceMemory& memory_of_updates(MemoryClass c) const;
   std::byte* arena(MemoryClass c) const { return memory_of(c).data(); }
   ArenaStarts arena_starts() const;
-  void upload_weights(const StateSlice& piece, int64_t first, const float* values, int64_t count);
+  void initialize_weights(const StateSlice& piece);
 
   const std::shared_ptr<const StepDesign> design_;
   Backend& backend_;

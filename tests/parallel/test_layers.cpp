@@ -13,7 +13,7 @@
 #include "catch.h"
 #include "comm/world.h"
 #include "model/model.h"
-#include "model/spec/init.h"
+#include "model/spec/tensor_key.h"
 #include "model_fixture.h"
 #include "step/training_step.h"
 
@@ -122,10 +122,12 @@ class Player {
     for (size_t i = 0; i < spec_.tensors.size(); ++i) {
       // Any fixed weights will do; biases must not be zero either.
       std::vector<float> values(static_cast<size_t>(shards_[i].count()));
-      TensorSpec drawn = spec_.tensors[i];
-      drawn.init = Init::normal;
-      drawn.init_scale = 0.05;
-      initial_values(drawn, 3, 0, std::min(shards_[i].count(), drawn.count()), values.data());
+      backend_->run(NormalValues{
+          .key = tensor_key(spec_.tensors[i], 3, RandomUse::initial_weights),
+          .deviation = 0.05F,
+          .first = 0,
+          .row_step = 0,
+          .to = Matrix(values.data(), DType::f32, 1, std::min(shards_[i].count(), spec_.tensors[i].count()))});
       const int64_t offset = layout_.segments[i].offset;
       std::copy(values.begin(), values.end(), norms + offset);
       const auto count = static_cast<int64_t>(values.size());

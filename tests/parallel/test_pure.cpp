@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "catch.h"
-#include "model/spec/init.h"
+#include "model/spec/tensor_key.h"
 #include "model_fixture.h"
 #include "pure_training.h"
 #include "ranks.h"

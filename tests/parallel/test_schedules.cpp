@@ -7,7 +7,7 @@
 #include "catch.h"
 #include "comm/world.h"
 #include "fit/choose_step.h"
-#include "model/spec/init.h"
+#include "model/spec/tensor_key.h"
 #include "model_fixture.h"
 #include "parallel/executor.h"
 #include "step/training_step.h"
@@ -43,8 +43,12 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, boo
   auto* const first_weight = reinterpret_cast<float*>(aligned(weights));
   for (size_t i = 0; i < design.spec.tensors.size(); ++i) {
     const TensorSpec& tensor = design.spec.tensors[i];
-    initial_values(tensor, 3, 0, std::min(design.shards[i].count(), tensor.count()),
-                   first_weight + design.layout.segments[i].offset);
+    const int64_t count = std::min(design.shards[i].count(), tensor.count());
+    backend->run(NormalValues{.key = tensor_key(tensor, 3, RandomUse::initial_weights),
+                              .deviation = 0.02F,
+                              .first = 0,
+                              .row_step = 0,
+                              .to = Matrix(first_weight + design.layout.segments[i].offset, DType::f32, 1, count)});
   }
   const ParameterStore store(design.spec, design.shards, design.layout, {},
                              {.weights = aligned(weights), .gradients = aligned(gradients)});

@@ -63,6 +63,12 @@ void for_each_chunk_of_rows(int num_threads, const Matrix& matrix, const Body& b
 
 }  // namespace
 
+void cpu_run(const NormalValues& op, const CpuContext& context) {
+  for_each_chunk_of_rows(context.num_threads, op.to, [&](int64_t row, int64_t first, int64_t end) {
+    context.kernels->normal_values(op, row, first, end);
+  });
+}
+
 void cpu_run(const Cast& op, const CpuContext& context) {
   for_each_chunk_of_rows(context.num_threads, op.from,
                          [&](int64_t row, int64_t first, int64_t end) { context.kernels->cast(op, row, first, end); });

@@ -1,12 +1,10 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numeric>
 #include <set>
 #include <vector>
 
 #include "catch.h"
-#include "model/spec/init.h"
 #include "model/spec/layout.h"
 #include "model/spec/spec.h"
 #include "model_fixture.h"
@@ -89,9 +87,7 @@ TEST_CASE("muP scales initial weights and rates by the width") {
       CHECK(tensor.rate_factor == (tensor.of_block_matrix || of_last_norm ? 0.25F : 1.0F));
       CHECK(same.tensors[i].init_scale == base.tensors[i].init_scale);
       CHECK(same.tensors[i].rate_factor == 1);
-      std::array<float, 3> values{};
-      initial_values(tensor, 1, 0, 3, values.data());
-      if (tensor.init == Init::constant) CHECK(values[1] == (of_last_norm ? 0.25F : 1.0F));
+      if (tensor.init == Init::constant) CHECK(tensor.init_scale == (of_last_norm ? 0.25 : 1.0));
     }
     CHECK(config.model.score_scale() == Approx(1.0 / static_cast<double>(config.model.head_size)));
   }
@@ -136,32 +132,4 @@ TEST_CASE("only the vocabulary is padded, and the layout is aligned and without 
   CHECK(layout.elements >= end);
   CHECK(layout.units.size() == 5);
   CHECK(layout.units.back().offset + layout.units.back().elements == layout.elements);
-}
-
-TEST_CASE("an initial weight depends on the seed, the tensor and its index only") {
-  const ModelSpec spec = make_spec(small_config(Family::gpt2).model);
-  const TensorSpec& tensor = spec.tensors[0];
-  const int64_t count = tensor.count();
-  std::vector<float> whole(static_cast<size_t>(count));
-  initial_values(tensor, 7, 0, count, whole.data());
-
-  std::vector<float> part(29);
-  initial_values(tensor, 7, 103, 29, part.data());
-  for (size_t i = 0; i < part.size(); ++i) CHECK(part[i] == whole[103 + i]);
-
-  std::vector<float> other(whole.size());
-  initial_values(tensor, 8, 0, count, other.data());
-  CHECK(other != whole);
-  initial_values(spec.tensors[1], 7, 0, 100, other.data());
-  CHECK(other[0] != whole[0]);
-
-  double sum = 0;
-  double squares = 0;
-  for (const float value : whole) {
-    sum += value;
-    squares += static_cast<double>(value) * value;
-  }
-  const auto n = static_cast<double>(count);
-  CHECK(std::abs(sum / n) < 4 * 0.02 / std::sqrt(n));
-  CHECK(std::sqrt(squares / n) == Approx(0.02).epsilon(4 / std::sqrt(2 * n)));
 }

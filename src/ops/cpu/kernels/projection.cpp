@@ -2,6 +2,7 @@
 
 #include "ops/cpu/kernels/isa.h"
 #include "ops/cpu/kernels/kernels.h"
+#include "ops/cpu/kernels/normal_lanes.h"
 #include "ops/cpu/kernels/philox_lanes.h"
 
 namespace gptrain::inline ops::GPTRAIN_ISA {
@@ -18,13 +19,10 @@ void store_signs(C* s, const uint32_t* words, int64_t count) {
 
 template <typename C>
 void store_normals(C* s, const uint32_t* words, int64_t count) {
-  constexpr float angle = 6.28318531F * 0x1p-24F;
-  for (int64_t i = 0; i < count; i += 2) {
-    const float radius = __builtin_sqrtf(-2.0F * __builtin_logf(uniform_open_closed(words[i])));
-    const float turn = angle * static_cast<float>(words[i + 1] >> 8);
-    store(s + i, radius * __builtin_cosf(turn));
-    if (i + 1 < count) store(s + i + 1, radius * __builtin_sinf(turn));
-  }
+  float normals[projection_span];
+  normals_of_words(normals, words, count);
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) store(s + i, normals[i]);
 }
 
 PhiloxCounters counters_of(PhiloxKey key, int64_t token, int64_t sample_id) {
