@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -95,8 +97,10 @@ class FreeList {
 };
 
 // Places lifetimes in the order of their first actions. `before(a, b)`: a is placed first if both begin in one action.
+// Returns nothing if the arena takes `limit` bytes or more.
 template <typename Before>
-Placement scan(const std::vector<Lifetime>& lifetimes, ByAction& beginning, ByAction& ending, const Before& before) {
+std::optional<Placement> scan(const std::vector<Lifetime>& lifetimes, ByAction& beginning, ByAction& ending,
+                              int64_t limit, const Before& before) {
   Placement placement{std::vector<int64_t>(lifetimes.size(), 0), 0};
   FreeList free;
   for (size_t action = 0; action < beginning.num_actions(); ++action) {
@@ -104,14 +108,20 @@ Placement scan(const std::vector<Lifetime>& lifetimes, ByAction& beginning, ByAc
     std::stable_sort(begins.begin(), begins.end(),
                      [&](size_t a, size_t b) { return before(lifetimes[a], lifetimes[b]); });
     for (const size_t i : begins) placement.offsets[i] = free.take(lifetimes[i].bytes);
+    if (free.most() >= limit) return std::nullopt;
     for (const size_t i : ending.of(action)) free.give_back(placement.offsets[i], lifetimes[i].bytes);
   }
   placement.bytes = free.most();
   return placement;
 }
 
-// Places the largest first, each at the lowest offset that is free during its lifetime. O(n^2).
-Placement by_size(const std::vector<Lifetime>& lifetimes) {
+// Places the largest first, each at the lowest offset that is free during its lifetime. O(n^2). Returns nothing if the
+// arena takes `limit` bytes or more.
+std::optional<Placement> by_size(const std::vector<Lifetime>& lifetimes, int64_t limit) {
+  struct Placed {
+    int32_t first, last;
+    int64_t offset, end;
+  };
   std::vector<size_t> order;
   for (size_t i = 0; i < lifetimes.size(); ++i) {
     if (is_placed(lifetimes[i])) order.push_back(i);
@@ -119,19 +129,22 @@ Placement by_size(const std::vector<Lifetime>& lifetimes) {
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return lifetimes[a].bytes > lifetimes[b].bytes; });
   Placement placement{std::vector<int64_t>(lifetimes.size(), 0), 0};
-  std::vector<size_t> placed;  // by offset
+  std::vector<Placed> placed;  // by offset
   for (const size_t i : order) {
+    const Lifetime& lifetime = lifetimes[i];
     int64_t offset = 0;
-    for (const size_t other : placed) {
-      if (lifetimes[other].last < lifetimes[i].first || lifetimes[i].last < lifetimes[other].first) continue;
-      if (placement.offsets[other] >= offset + lifetimes[i].bytes) break;
-      offset = std::max(offset, placement.offsets[other] + lifetimes[other].bytes);
+    for (const Placed& other : placed) {
+      if (other.last < lifetime.first || lifetime.last < other.first) continue;
+      if (other.offset >= offset + lifetime.bytes) break;
+      offset = std::max(offset, other.end);
     }
+    const int64_t end = offset + lifetime.bytes;
+    if (end >= limit) return std::nullopt;
     placement.offsets[i] = offset;
-    placement.bytes = std::max(placement.bytes, offset + lifetimes[i].bytes);
+    placement.bytes = std::max(placement.bytes, end);
     placed.insert(std::upper_bound(placed.begin(), placed.end(), offset,
-                                   [&](int64_t at, size_t other) { return at < placement.offsets[other]; }),
-                  i);
+                                   [](int64_t at, const Placed& other) { return at < other.offset; }),
+                  {lifetime.first, lifetime.last, offset, end});
   }
   return placement;
 }
@@ -145,17 +158,17 @@ Placement best_placement(const std::vector<Lifetime>& lifetimes) {
   const int64_t least = most_alive_bytes(lifetimes);
   ByAction beginning(lifetimes, &Lifetime::first);
   ByAction ending(lifetimes, &Lifetime::last);
-  Placement best =
-      scan(lifetimes, beginning, ending, [](const Lifetime& a, const Lifetime& b) { return a.last > b.last; });
-  const auto try_another = [&](const auto& placement_of) {
+  Placement best = *scan(lifetimes, beginning, ending, std::numeric_limits<int64_t>::max(),
+                         [](const Lifetime& a, const Lifetime& b) { return a.last > b.last; });
+  const auto try_another = [&](const auto& smaller_than) {
     if (best.bytes == least) return;
-    Placement other = placement_of();
-    if (other.bytes < best.bytes) best = std::move(other);
+    if (std::optional<Placement> other = smaller_than(best.bytes)) best = std::move(*other);
   };
-  try_another([&] {
-    return scan(lifetimes, beginning, ending, [](const Lifetime& a, const Lifetime& b) { return a.bytes > b.bytes; });
+  try_another([&](int64_t limit) {
+    return scan(lifetimes, beginning, ending, limit,
+                [](const Lifetime& a, const Lifetime& b) { return a.bytes > b.bytes; });
   });
-  if (lifetimes.size() <= most_by_size) try_another([&] { return by_size(lifetimes); });
+  if (lifetimes.size() <= most_by_size) try_another([&](int64_t limit) { return by_size(lifetimes, limit); });
   return best;
 }
 
