@@ -77,7 +77,7 @@ void add_generate_command(CLI::App& app) {
       ->check(whole_number_from(1))
       ->capture_default_str()
       ->type_name("N");
-  command->add_option("--temperature", options.temperature, "0: always the likeliest token")
+  command->add_option("--temperature", options.temperature, "randomness of the draw; 0: always the likeliest token")
       ->check(number_from(0))
       ->capture_default_str()
       ->type_name("T");

@@ -95,7 +95,7 @@ void check(const TextRule& rule, const Subject& subject) {
   if (rule.is_path && (text.starts_with('~') || text.starts_with('$')))
     return subject.fault("must not begin with ~ or $, which a shell replaces and a config does not", subject.example);
   if (rule.is_path && text.find("://") != std::string::npos)
-    subject.fault("must be a path of this machine's file systems, no address of another storage", subject.example);
+    subject.fault("must be a path in a file system of this machine, not a URL", subject.example);
 }
 
 void check(const WordRule& rule, const Subject& subject) {

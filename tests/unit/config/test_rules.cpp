@@ -413,8 +413,8 @@ TEST_CASE("the learning rate follows the batch, and warm-up with it") {
   CHECK(parse({"optimizer.lr_scaling=sqrt", "optimizer.base_batch=4"}).lr_factor() == 2);
   CHECK(parse({"schedule.warmup_steps=250"}).warmup_steps() == 250);
   CHECK(fault({linear[0], linear[1], "schedule.warmup_steps=251"}) ==
-        "schedule.warmup_steps = 251: must be at most run.steps = 1000 over 4, which optimizer.lr_scaling stretches it "
-        "by (try 250)");
+        "schedule.warmup_steps = 251: must be at most run.steps = 1000 divided by 4, the factor of "
+        "optimizer.lr_scaling (try 250)");
   CHECK(fault({linear[0], linear[1], "schedule.warmup_steps=200", "schedule.type=wsd", "schedule.decay_steps=201"}) ==
         "schedule.decay_steps = 201: must be at most run.steps - schedule.warmup_steps = 1000 - 800 (try 200)");
   // Faults that do not depend on the faulty factor are reported as well.
