@@ -31,7 +31,7 @@ std::string prompt_of_file(const std::string& path) {
 void generate_texts(GenerateArguments& arguments) {
   GenerateOptions& options = arguments.options;
   for (const std::string& path : arguments.prompt_files) options.prompts.push_back(prompt_of_file(path));
-  if (options.prompts.empty()) throw Error(ExitCode::usage, "--prompt is required, or --prompt-file");
+  if (options.prompts.empty()) throw Error(ExitCode::usage, "--prompt or --prompt-file is required");
   if (arguments.ema) options.weights = WhichWeights::averaged;
   const size_t count = options.prompts.size();
   std::string text;

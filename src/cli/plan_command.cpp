@@ -54,7 +54,8 @@ Machine machine_for(const PlanArguments& arguments, const std::string& target, i
 // Throws Error(usage) if the machine is a measured one, without nodes or one device per rank.
 void require_nodes(const Machine& machine, const std::string& option, std::string_view what) {
   if (machine.cluster.measured)
-    throw Error(ExitCode::usage, "{}: {} is one machine, {}", option, machine.device.name, what);
+    throw Error(ExitCode::usage, "{}: {} is one machine, {}; name the device of a cluster with --target", option,
+                machine.device.name, what);
 }
 
 void write_file(const std::string& path, const std::string& text) {

@@ -549,7 +549,7 @@ TEST_CASE("an elastic run takes the most ranks over which its batch divides") {
   CHECK(training_ranks(elastic(5, {"batch.micro=null"}), 5) == 4);
   CHECK(elastic(5, {"batch.micro=null"}).batch.micro == 4);
   CHECK(fault({"parallel.elastic=true", "batch.accumulation=2"}) ==
-        "batch.accumulation = 2: follows from the ranks that are there, as parallel.elastic is true "
+        "batch.accumulation = 2: is computed from the number of ranks, as parallel.elastic is true "
         "(try --set batch.accumulation=null or leaving it out)");
   CHECK(fault({"parallel.elastic=true", "batch.micro=3"}) ==
         "batch.micro = 3: must divide batch.global = 16 (try 4 or 2)");
