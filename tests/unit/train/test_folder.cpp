@@ -69,7 +69,8 @@ TEST_CASE("room is wanted for the checkpoints that a run holds at a time") {
   CHECK(shortage(often, 79, 0, 2048) != "");
   CHECK(shortage({}, 0, 0, 1024) == "");
   CHECK(shortage(often, 100, 0, 0) == "");
-  const std::string refusal = "run.out = none: a checkpoint takes 1.0 KiB, and 1023 B are free there: free space, or choose another run.out";
+  const std::string refusal =
+      "run.out = none: a checkpoint takes 1.0 KiB, and 1023 B are free there: free space, or choose another run.out";
   CHECK_THROWS_WITH(shortage({}, 0, 0, 1023), refusal);
   CHECK_THROWS_WITH(shortage(often, 90, 9, 1023), refusal);
 }
