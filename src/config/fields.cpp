@@ -34,7 +34,7 @@ Builder compute_field(const Words<DType>& dtypes, std::vector<RefusedWord> refus
   Builder builder = words<PrecisionConfig, DType>(
       "precision.compute", &RunConfig::precision, &PrecisionConfig::compute, dtypes, std::move(refused),
       "type of weights, activations and matrix products; bf16-pure: bf16 without fp32 master weights (except of "
-      "norms); an update is rounded stochastically to bf16");
+      "norms); updated weights are rounded stochastically to bf16");
   std::get<WordRule>(builder.rule).words.emplace_back(pure);
   builder.get = [get = builder.get](const RunConfig& config) {
     return config.precision.pure ? Json(pure) : get(config);
@@ -277,7 +277,7 @@ void add_checkpoint_log_comm(std::vector<Field>& table) {
               .changeable(),
           field("comm.compare_every_steps", &RunConfig::comm, &CommConfig::compare_every_steps,
                 IntegerRule{0, max_steps, {}},
-                "steps from one check to the next that ranks hold the same weights where they should; 0: never")
+                "steps between two checks that ranks hold the same weights where they should; 0: never")
               .changeable(),
       });
 }
@@ -349,7 +349,7 @@ void add_run(std::vector<Field>& table) {
                    [](const RunConfig& config) { return config.optimizer.ema > 0 && !config.data.validation.empty(); }})
               .changeable(),
           field("run.sample_every_steps", section, &R::sample_every_steps, IntegerRule{0, max_steps, {}},
-                "steps from one text that the model writes into samples.jsonl and the report to the next; 0: none")
+                "steps between two texts that the model writes into samples.jsonl and the report; 0: none")
               .changeable(),
           field("run.sample_tokens", section, &R::sample_tokens, IntegerRule{1, 1 << 20, {}},
                 "tokens of each text that the model writes")

@@ -109,7 +109,7 @@ void add_model_fields(std::vector<Field>& table) {
                 "nothing to the output"),
           field("model.embedding_scale", section, &M::embedding_scale,
                 NumberRule{.min = 0, .max = 1e6, .min_excluded = true},
-                "factor of the token embedding; Gemma has the square root of hidden_size"),
+                "factor of the token embedding; in Gemma the square root of hidden_size"),
           field("model.logit_softcap", section, &M::logit_softcap,
                 NumberRule{.min = 0.01, .max = 1e6, .may_be_zero = true},
                 "logits l become softcap * tanh(l / softcap); 0: no cap"),

@@ -119,11 +119,11 @@ void add_optimizer_fields(std::vector<Field>& table) {
               .only_with(of_type<adafactor>("adafactor"))
               .changeable(),
           field("optimizer.scale_parameter", section, &O::scale_parameter, BooleanRule{},
-                "the step of each matrix or vector is lr times its root mean square, or times eps2 if that is larger; "
+                "lr is multiplied by the root mean square of each matrix or vector, or by eps2 if that is larger; "
                 "false: lr alone")
               .only_with(of_type<adafactor>("adafactor")),
           field("optimizer.eps2", section, &O::eps2, NumberRule{.min = least_normal, .max = 1},
-                "least root mean square of a matrix or vector that scale_parameter multiplies lr by")
+                "least root mean square that scale_parameter multiplies lr by")
               .only_with({"optimizer.scale_parameter", "optimizer.type is adafactor and scale_parameter is true",
                           when(&RunConfig::optimizer,
                                [](const OptimizerConfig& optimizer) {
