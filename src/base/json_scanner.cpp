@@ -41,7 +41,7 @@ JsonSpan JsonScanner::whole() {
   value(0);
   const size_t end = at_;
   skip_blanks();
-  if (!at_end()) fail(at_, "something follows the value");
+  if (!at_end()) fail(at_, "there is text after the end of the JSON value");
   return {begin, end};
 }
 
@@ -140,7 +140,8 @@ void JsonScanner::escape() {
   const size_t second = at_;
   const bool is_pair = is_high_surrogate(unit) && text_.substr(second, 2) == "\\u";
   if (is_pair) ++at_;
-  if (!is_pair || !is_low_surrogate(escaped_unit(second))) fail(begin, "the escape is half of a character");
+  if (!is_pair || !is_low_surrogate(escaped_unit(second)))
+    fail(begin, "the escape is an unpaired surrogate, half of a character");
 }
 
 // Reads u and four digits. `begin`: the place of the backslash.

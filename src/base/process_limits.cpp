@@ -57,9 +57,9 @@ void require_address_space(int64_t bytes) {
         mmap(nullptr, static_cast<size_t>(bytes), access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED) {
       throw Error(ExitCode::machine,
-                  "the process may have {} of {}, of which {} more are needed for arrays, threads and libraries: raise "
-                  "the limit",
-                  format_bytes(static_cast<double>(limit.rlim_cur)), name, format_bytes(static_cast<double>(bytes)));
+                  "the process needs another {} of {} for arrays, threads and libraries, but its limit is {} in all: "
+                  "raise the limit",
+                  format_bytes(static_cast<double>(bytes)), name, format_bytes(static_cast<double>(limit.rlim_cur)));
     }
     munmap(data, static_cast<size_t>(bytes));
   }

@@ -194,7 +194,8 @@ const HfClass& choose_class(const StepConfig& config, DType dtype) {
     if (found.empty()) return candidate;
     all += fmt::format("\n  {}: {}", candidate.name, found);
   }
-  throw Error(ExitCode::usage, "no Hugging Face class has this mix of config keys; in the way of{}", all);
+  throw Error(ExitCode::usage,
+              "no Hugging Face class has this mix of config keys; for each class, the keys in the way:{}", all);
 }
 
 void add_gpt_keys(const ModelConfig& model, const HfClass& hf, Json& config) {

@@ -162,11 +162,10 @@ void require_tied_head(const std::vector<HfTensor>& tensors, const HfFiles& file
                                   [](const HfTensor& tensor) { return tensor.source == "embedding.token"; });
   if (files.tensors().at(head).entry.tensor.shape == table->shape && files.read(head) == files.read(table->name))
     return;
-  throw Error(
-      ExitCode::checkpoint,
-      "{} cannot be imported: its head is \"{}\" (tie_word_embeddings is true, or is so where it is not given), "
-      "but \"{}\" of {} is another; with tie_word_embeddings = false both are imported",
-      config_file.string(), table->name, head, files.file_of(head).filename().string());
+  throw Error(ExitCode::checkpoint,
+              "{} cannot be imported: it ties the head to \"{}\" (tie_word_embeddings is true, given or by default), "
+              "but \"{}\" of {} differs from that; set it to false in config.json to import both",
+              config_file.string(), table->name, head, files.file_of(head).filename().string());
 }
 
 bool has_file(const fs::path& folder, const char* name) {

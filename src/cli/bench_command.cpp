@@ -145,8 +145,8 @@ void bench_comm(CommArguments& arguments) {
   load_kernels_at_start(launch.size > 1 ? launch.size : arguments.ranks > 0 ? arguments.ranks : 2);
   if (launch.size > 1) {
     if (arguments.ranks > 0)
-      throw Error(ExitCode::usage, "--ranks {} starts threads, but this is {} already: leave it out", arguments.ranks,
-                  describe(launch));
+      throw Error(ExitCode::usage, "--ranks {} starts threads, but this process is {} already: leave --ranks out",
+                  arguments.ranks, describe(launch));
     WorldOptions options;
     options.timeout = {arguments.timeout_seconds, "--timeout"};
     const auto world = make_process_world(launch, options);
@@ -163,8 +163,10 @@ void bench_comm(CommArguments& arguments) {
 void bench_device(const DeviceArguments& arguments) {
   const Launch launch = find_launch();
   if (launch.size > 1)
-    throw Error(ExitCode::usage, "gptrain bench device measures a machine from one process, but this is {}",
-                describe(launch));
+    throw Error(
+        ExitCode::usage,
+        "gptrain bench device measures a machine from one process, but this process is {}: start it without a launcher",
+        describe(launch));
   const fs::path path = arguments.out;
   if (fs::is_directory(path)) throw Error(ExitCode::usage, "--out {}: is a folder, not a file", arguments.out);
   AtomicFile file(path);  // a path that cannot be written fails before the measurement
@@ -210,7 +212,7 @@ void add_bench_command(CLI::App& app) {
       ->check(whole_number_from(1))
       ->type_name("N")
       ->excludes(config);
-  comm->add_option("--into", arguments->into, "add the links to this profile from bench device; print no table")
+  comm->add_option("--into", arguments->into, "add the links to this profile of bench device, and print no table")
       ->check(some_text())
       ->type_name("FILE")
       ->excludes(config);
@@ -218,7 +220,8 @@ void add_bench_command(CLI::App& app) {
       ->type_name("key.path=value")
       ->allow_extra_args(false)
       ->needs(config);
-  comm->add_option("--dtype", arguments->dtype, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}));
+  comm->add_option("--dtype", arguments->dtype, "type of the elements: f32 or bf16")
+      ->check(CLI::IsMember({"f32", "bf16"}));
   comm->add_option("--max-bytes", arguments->options.max_bytes,
                    "largest size in bytes; the smallest is 1 KiB (default: 268435456)")
       ->check(whole_number_from(1))

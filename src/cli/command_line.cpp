@@ -34,7 +34,7 @@ std::string unknown_word(const CLI::ParseError& error, const std::vector<std::st
   if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ExtrasError)) return "";
   const auto option =
       std::find_if(words.begin(), words.end(), [](const std::string& word) { return word.starts_with('-'); });
-  if (option != words.end()) return fmt::format("unknown option {} (--help lists all of the command)", *option);
+  if (option != words.end()) return fmt::format("unknown option {} (--help lists the command's options)", *option);
   return fmt::format("unexpected word \"{}\" (--help shows the form of the command)", words.front());
 }
 

@@ -31,7 +31,7 @@ std::string prompt_of_file(const std::string& path) {
 void generate_texts(GenerateArguments& arguments) {
   GenerateOptions& options = arguments.options;
   for (const std::string& path : arguments.prompt_files) options.prompts.push_back(prompt_of_file(path));
-  if (options.prompts.empty()) throw Error(ExitCode::usage, "--prompt is required, or --prompt-file");
+  if (options.prompts.empty()) throw Error(ExitCode::usage, "--prompt or --prompt-file is required");
   if (arguments.ema) options.weights = WhichWeights::averaged;
   const size_t count = options.prompts.size();
   std::string text;
@@ -77,7 +77,7 @@ void add_generate_command(CLI::App& app) {
       ->check(whole_number_from(1))
       ->capture_default_str()
       ->type_name("N");
-  command->add_option("--temperature", options.temperature, "0: always the likeliest token")
+  command->add_option("--temperature", options.temperature, "randomness of the draw; 0: always the likeliest token")
       ->check(number_from(0))
       ->capture_default_str()
       ->type_name("T");

@@ -54,7 +54,8 @@ Machine machine_for(const PlanArguments& arguments, const std::string& target, i
 // Throws Error(usage) if the machine is a measured one, without nodes or one device per rank.
 void require_nodes(const Machine& machine, const std::string& option, std::string_view what) {
   if (machine.cluster.measured)
-    throw Error(ExitCode::usage, "{}: {} is one machine, {}", option, machine.device.name, what);
+    throw Error(ExitCode::usage, "{}: {} is one machine, {}; name the device of a cluster with --target", option,
+                machine.device.name, what);
 }
 
 void write_file(const std::string& path, const std::string& text) {
@@ -120,10 +121,10 @@ std::vector<std::string> held_keys(const PlanArguments& arguments) {
   for (const auto& [key, value] : settings_of(arguments)) {
     if (layout_value(key) == nullptr || value == "null") continue;
     if (key == "parallel.layers_per_stage" && value != "[]")
-      throw Error(
-          ExitCode::usage,
-          "--set {}={}: a search tries only layers spread evenly, and balanced with the head; [] keeps them even", key,
-          value);
+      throw Error(ExitCode::usage,
+                  "--set {}={}: a search spreads layers evenly, or balances them with the head, and tries no other "
+                  "numbers; [] keeps them even",
+                  key, value);
     held.push_back(key + "=" + value);
   }
   return held;
@@ -407,7 +408,7 @@ void add_plan_command(CLI::App& app) {
   command->add_option("--target", arguments->target, "device such as a100-80g, or a profile (default: h100)")
       ->check(some_text())
       ->type_name("NAME");
-  command->add_option("--cluster", arguments->cluster, "such as dgx-h100, or a profile (default: the device's)")
+  command->add_option("--cluster", arguments->cluster, "cluster such as dgx-h100, or profile (default: device's)")
       ->check(some_text())
       ->type_name("NAME");
   command->add_option("--software", arguments->software, "software to predict, such as nemo (default: gptrain)")
@@ -423,7 +424,7 @@ void add_plan_command(CLI::App& app) {
   command->add_option("--top", arguments->search.top, "number of layouts to print (default: 10)")
       ->check(whole_number_from(1))
       ->type_name("K");
-  command->add_option("--set", arguments->overrides, "set a key, which a search then keeps; repeatable")
+  command->add_option("--set", arguments->overrides, "set a config key, which a search keeps; repeatable")
       ->type_name("key.path=value")
       ->allow_extra_args(false);
   command->add_option("--out", arguments->out, "write the best layout's config")->check(some_text())->type_name("FILE");

@@ -19,7 +19,8 @@ void add_reading_options(CLI::App& command, ReadingArguments& arguments) {
   command.add_option("--field", arguments.fields, "member or column with the text; PATTERN=NAME: for those inputs")
       ->type_name("NAME")
       ->allow_extra_args(false);
-  command.add_option("--format", arguments.format, "auto, or what all inputs are: text, jsonl, json, csv, parquet")
+  command
+      .add_option("--format", arguments.format, "format of all inputs: auto (default), text, jsonl, json, csv, parquet")
       ->check(CLI::IsMember({"auto", "text", "jsonl", "json", "csv", "parquet"}))
       ->type_name("FORMAT");
 }

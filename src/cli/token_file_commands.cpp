@@ -135,7 +135,7 @@ void add_convert_command(CLI::App& data) {
       ->check(CLI::IsMember({"megatron", "llm.c", "nanogpt", "npy"}))
       ->type_name("FORMAT");
   add_dtype_option(*command, arguments->options.dtype);
-  command->add_option("--end-token", arguments->end_token, "to megatron: end a document after each token ID")
+  command->add_option("--end-token", arguments->end_token, "with --to megatron: a document ends after each token ID")
       ->check(whole_number_from(0))
       ->type_name("ID");
   set_examples(command, {"gptrain data convert data/corpus/train train.bin --to nanogpt",
@@ -152,7 +152,8 @@ void add_convert_command(CLI::App& data) {
               format_name(result.from), format_name(options.to));
     const bool is_known =
         result.from == TokenFormat::megatron && read_token_meta(options.in).value_or(TokenMeta{}).tokenizer.has_value();
-    print_out("note: {}: {}\n", is_known ? "the tokenizer does not go along" : unknown_tokenizer, name_it);
+    print_out("note: {}: {}\n",
+              is_known ? "the new file does not record the tokenizer of its tokens" : unknown_tokenizer, name_it);
   });
 }
 
@@ -218,8 +219,10 @@ void print_mixture(const MixArguments& arguments) {
               source.path, source.epochs, many_epochs);
   }
   if (dataset.num_samples() < samples) {
-    print_err("warning: every source has been seen max_epochs times after step {}: such a run is refused\n",
-              dataset.num_samples() / config.batch.global);
+    print_err(
+        "warning: after step {} every source has been seen max_epochs times, so train refuses this run: give fewer "
+        "steps, or a larger max_epochs\n",
+        dataset.num_samples() / config.batch.global);
   }
 }
 

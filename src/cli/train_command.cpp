@@ -287,7 +287,7 @@ CLI::Validator change_kind() {
 // The config, for as many ranks as the launcher started or this process will start.
 RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) {
   if (launch.size > 1 && arguments.ranks > 1) {
-    throw Error(ExitCode::usage, "--ranks {} starts threads, but there are {} processes already: leave it out",
+    throw Error(ExitCode::usage, "--ranks {} starts threads, but there are {} processes already: leave --ranks out",
                 arguments.ranks, launch.size);
   }
   if (arguments.resume.empty())
@@ -314,7 +314,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
           ->default_str(latest)  // value of --resume without an argument
           ->type_name("[DIR]");
   CLI::Option* init =
-      command->add_option("--init-from", arguments->init_from, "start from the weights of DIR, if none is resumed")
+      command->add_option("--init-from", arguments->init_from, "start from the weights in DIR, unless a run is resumed")
           ->type_name("DIR");
   command->add_option("--accept-changes", arguments->accepted, "data or schedule: resume although these have changed")
       ->check(change_kind())
@@ -348,7 +348,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
           ->check(some_text())
           ->type_name("NAME")
           ->needs(dry);
-  command->add_option("--cluster", arguments->cluster, "such as dgx-h100, or a profile (default: the device's)")
+  command->add_option("--cluster", arguments->cluster, "cluster such as dgx-h100, or profile (default: device's)")
       ->check(some_text())
       ->type_name("NAME")
       ->needs(target);
@@ -361,7 +361,7 @@ void add_train_command(CLI::App& app, ExitCode& result) {
       ->type_name("P")
       ->needs(target);
   command
-      ->add_option("--storage-gbps", arguments->storage_gbps, "GB/s that each node writes: gives a checkpoint's time")
+      ->add_option("--storage-gbps", arguments->storage_gbps, "GB/s that a node writes, to predict a checkpoint's time")
       ->check(positive_number())
       ->type_name("R")
       ->needs(dry);

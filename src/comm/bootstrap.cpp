@@ -35,7 +35,10 @@ class Variables {
   std::string text(const char* name) const { return has(name) ? environment_(name) : ""; }
 
   int64_t number(const char* name, int64_t least, int64_t most) const {
-    if (!has(name)) throw Error(ExitCode::device, "{} is not set, though this is a step of Slurm", name);
+    if (!has(name))
+      throw Error(ExitCode::device,
+                  "{} is not set, although SLURM_STEP_ID is: set it, or unset SLURM_STEP_ID to start without Slurm",
+                  name);
     const std::string value = text(name);
     int64_t number = 0;
     const auto [end, fault] = std::from_chars(value.data(), value.data() + value.size(), number);
@@ -227,7 +230,8 @@ void read_slurm(const Variables& variables, Launch& launch) {
     if (!address.empty()) launch.master_addresses.push_back(address);
   if (variables.has("MASTER_ADDR")) launch.master_addresses = {address_of(variables.text("MASTER_ADDR"))};
   if (launch.master_addresses.empty() && launch.size > 1)
-    throw Error(ExitCode::device, "neither SLURM_STEP_NODELIST nor MASTER_ADDR tells the node of rank 0");
+    throw Error(ExitCode::device,
+                "neither SLURM_STEP_NODELIST nor MASTER_ADDR tells the node of rank 0: set MASTER_ADDR");
   launch.master_port = variables.integer_or(
       "MASTER_PORT", lowest_job_port + static_cast<int>((job * 7 + step) % num_job_ports), 1, 65535);
 }

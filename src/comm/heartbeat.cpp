@@ -36,7 +36,7 @@ struct Member {
   Condition condition = Condition::alive;
   Clock::time_point heard;    // time of its last message
   Clock::time_point changed;  // time when it stopped being alive
-  std::string doing = "nothing is known of it";
+  std::string doing = "before it reported anything";
 };
 
 std::string describe_state(const Activity::State& state) {
@@ -327,8 +327,8 @@ class Heartbeat::Watch {
   }
 
   void end_after_stop() {
-    print_err("gptrain: rank {} ({}) was stopped, and the others have {} without it\n", rank_, self().host,
-              policy_.go_on ? "gone on" : "ended");
+    print_err("gptrain: rank {} ({}) was suspended for too long, and the others have {} without it\n", rank_,
+              self().host, policy_.go_on ? "gone on" : "ended");
     policy_.end(false);
   }
 

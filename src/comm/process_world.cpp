@@ -207,8 +207,10 @@ std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& 
   const ListenOptions listen_options{find_secret(), options.interface};
   Socket master = launch.rank == 0 ? listen_as_master(launch, listen_options) : Socket();
   if (launch.rank == 0 && !listen_options.secret.given()) {
-    print_err("warning: GPTRAIN_SECRET is not set: whoever reaches port {} of {} can join this run, or end it\n",
-              port_of(master), launch.host);
+    print_err(
+        "warning: GPTRAIN_SECRET is not set: whoever reaches port {} of {} can join this run, or end it; set it to the "
+        "same secret for all ranks\n",
+        port_of(master), launch.host);
   }
   Rendezvous rendezvous = join_rendezvous(launch, std::move(master), launch.master_addresses, all_facts(options),
                                           options.timeout, listen_options);

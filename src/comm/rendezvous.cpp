@@ -318,8 +318,8 @@ void report_to_master(const Launch& launch, const std::vector<std::string>& addr
     found += "; " + listed(unresolved, "; ");
   }
   throw Error(ExitCode::device,
-              "rank {} ({}) did not find rank 0 at {} port {} within {}: {}; start all ranks, and give all the address "
-              "of rank 0",
+              "rank {} ({}) did not find rank 0 at {} port {} within {}: {}; start all ranks, each with the host of "
+              "rank 0 as MASTER_ADDR",
               launch.rank, launch.host, listed(addresses, " or "), launch.master_port, describe(timeout), found);
 }
 

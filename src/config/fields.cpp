@@ -31,11 +31,10 @@ constexpr const char* pure = "bf16-pure";
 
 // "bf16-pure" stands for bf16 and a flag, which only the optimizer's update reads.
 Builder compute_field(const Words<DType>& dtypes, std::vector<RefusedWord> refused) {
-  Builder builder = words<PrecisionConfig, DType>("precision.compute", &RunConfig::precision, &PrecisionConfig::compute,
-                                                  dtypes, std::move(refused),
-                                                  "weights, activations and matrix products; bf16-pure: updates go to "
-                                                  "the bf16 weights, rounded stochastically, and "
-                                                  "only norms have fp32 masters");
+  Builder builder = words<PrecisionConfig, DType>(
+      "precision.compute", &RunConfig::precision, &PrecisionConfig::compute, dtypes, std::move(refused),
+      "type of weights, activations and matrix products; bf16-pure: bf16 without fp32 master weights (except of "
+      "norms); updated weights are rounded stochastically to bf16");
   std::get<WordRule>(builder.rule).words.emplace_back(pure);
   builder.get = [get = builder.get](const RunConfig& config) {
     return config.precision.pure ? Json(pure) : get(config);
@@ -59,33 +58,34 @@ void add_data_and_batch(std::vector<Field>& table) {
                 SourcesRule{.may_be_empty = true, .counts_epochs = false}, "token files to validate on")
               .usually(example)
               .changeable(),
-          field(
-              "data.temperature", &RunConfig::data, &DataConfig::temperature, NumberRule{.min = 0, .max = 1e6},
-              "T: the weights of training data are multiplied with size^(1/T), so that 1 takes sources by their size, "
-              "and larger ones evenly; 0: not multiplied")
+          field("data.temperature", &RunConfig::data, &DataConfig::temperature, NumberRule{.min = 0, .max = 1e6},
+                "T > 0 multiplies the weights of training sources by their size^(1/T): 1 draws samples by size, a "
+                "larger T more evenly; 0: weights are not multiplied")
               .changeable(),
-          field("data.phases", &RunConfig::data, &DataConfig::phases, PhasesRule{},
-                "weights of the training data until given steps, after the last of which their own weights hold")
+          field(
+              "data.phases", &RunConfig::data, &DataConfig::phases, PhasesRule{},
+              "weights of the training sources up to given steps; after the last phase the weights in data.train hold")
               .usually(R"([{"until_step": 1000, "weights": [1, 2]}])")
               .changeable(),
           field("data.skip_samples", &RunConfig::data, &DataConfig::skip_samples, SampleRangesRule{},
-                "ranges of samples that the run leaves out, by their places in the order of the training data, from 0; "
-                "on resume only what lies ahead may change")
+                "ranges of samples that the run leaves out, numbered from 0 in the order of the training data; on "
+                "resume only ranges ahead of the checkpoint may change")
               .usually(R"([{"first": 1000, "count": 64}])")
               .changeable(),
           field("data.tokenizer", &RunConfig::data, &DataConfig::tokenizer, TextRule{.is_path = true},
-                "tokenizer of the data, named as in `data pack`; auto: the one that PREFIX.meta.json of the sources "
-                "holds; sources of another are refused")
+                "tokenizer of the data, named as in `data pack`; auto: the one recorded in the sources' "
+                "PREFIX.meta.json; sources packed with another tokenizer are refused")
               .changeable(),
           field("data.checksums", &RunConfig::data, &DataConfig::checksums, BooleanRule{},
-                "blocks of 64 MiB are compared with the checksums in PREFIX.meta.json, where there is one, as they are "
-                "first read")
+                "compare each block of 64 MiB, when it is first read, with its checksum in PREFIX.meta.json, if there "
+                "is one")
               .changeable(),
           field("data.mask_documents", &RunConfig::data, &DataConfig::mask_documents, BooleanRule{},
-                "a token attends to the tokens of its own document only; positions count on through a sample"),
+                "a token attends to the tokens of its own document only; positions are counted from the start of the "
+                "sample, not of the document"),
           field("data.max_documents", &RunConfig::data, &DataConfig::max_documents, IntegerRule{0, 1 << 24, {}},
-                "documents per sample for which cuDNN has room, on average over the samples that it takes at once; "
-                "gptrain's own kernels mask samples with more, and with 0 all samples")
+                "room of cuDNN's attention on a GPU, in documents per sample, shared by the samples of one call; calls "
+                "with more documents, or with 0 all calls, are computed by gptrain's own kernels")
               .usually("8")
               .only_with({"data.mask_documents", "data.mask_documents is true",
                           when(&RunConfig::data, [](const DataConfig& data) { return data.mask_documents; })})
@@ -141,18 +141,19 @@ void add_parallel_and_precision(std::vector<Field>& table) {
               .changeable(),
           words<P, PipelineOrder>("parallel.pipeline_schedule", &RunConfig::parallel, &P::pipeline_schedule,
                                   named_words<PipelineOrder>(pipeline_order_names), {},
-                                  "order of forward and backward passes on the stages; it changes memory and time, and "
-                                  "no result, but for the rounding of zero-bubble-v with a tied head")
+                                  "order of forward and backward passes on the stages; it changes memory and time, not "
+                                  "results (only zero-bubble-v with a tied head rounds differently)")
               .only_with(pipelined)
               .changeable(),
           words<P, RankOrder>("parallel.rank_order", &RunConfig::parallel, &P::rank_order,
                               named_words<RankOrder>(rank_order_names), {},
-                              "which ranks are neighbours, the nearest first; the dry run shows the links of both")
+                              "axes along which ranks are numbered, that of the nearest ranks first; the dry run shows "
+                              "the links of either order")
               .only_with(pipelined)
               .changeable(),
           layers_per_stage_field().only_with(pipelined).changeable(),
           field("parallel.zero", &RunConfig::parallel, &P::zero, IntegerRule{0, 3, {}},
-                "what the data ranks hold in pieces (ZeRO): 0 nothing, 1 optimizer state, 2 also gradients, 3 also "
+                "state that is sharded over the data ranks (ZeRO): 0 none, 1 optimizer state, 2 also gradients, 3 also "
                 "weights")
               .changeable(),
           field("parallel.sequence", &RunConfig::parallel, &P::sequence, BooleanRule{},
@@ -162,42 +163,42 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                    when(&RunConfig::parallel, [](const ParallelConfig& parallel) { return parallel.tensor > 1; })})
               .changeable(),
           field("parallel.elastic", &RunConfig::parallel, &P::elastic, BooleanRule{},
-                "of the ranks that are there, the most train over which batch.global divides, and the others idle; "
-                "batch.accumulation follows, so that a run may go on with fewer or more ranks")
+                "train on as many of the started ranks as batch.global divides over, and let the others idle; "
+                "batch.accumulation follows from their number, so that a run may go on with fewer or more ranks")
               .changeable(),
           compute_field(dtypes, refused),
           words<PrecisionConfig, DType>("precision.residual", &RunConfig::precision, &PrecisionConfig::residual, dtypes,
-                                        refused, "the residual stream; default: compute")
+                                        refused, "type of the residual stream; default: compute")
               .derived(R"("fp32")"),
-          words<PrecisionConfig, DType>("precision.reduce", &RunConfig::precision, &PrecisionConfig::reduce, dtypes,
-                                        refused_reduce,
-                                        "gradients on their way between data ranks; a sum is taken in fp32 and rounded "
-                                        "once")
+          words<PrecisionConfig, DType>(
+              "precision.reduce", &RunConfig::precision, &PrecisionConfig::reduce, dtypes, refused_reduce,
+              "type in which data ranks send gradients to each other; a sum is taken in fp32 and rounded once")
               .changeable(),
           words<PrecisionConfig, DType>(
               "precision.gradients", &RunConfig::precision, &PrecisionConfig::gradients,
               {{"fp32", DType::f32}, {"bf16", DType::bf16}}, refused_reduce,
-              "what a rank keeps of the gradients of a step; bf16: what each micro-batch adds, "
-              "in fp32, is rounded stochastically; data ranks sum in fp32, of a head's tied "
-              "table two stages in bf16")
+              "type in which a rank keeps the sum of gradients over micro-batches; bf16: each micro-batch's gradients "
+              "are computed and added in fp32, then the sum is rounded stochastically; data ranks sum in fp32, the two "
+              "stages of a tied table in bf16")
               .only_with({"precision.compute", "precision.compute is bf16-pure",
                           when(&RunConfig::precision, [](const PrecisionConfig& precision) { return precision.pure; })})
               .changeable(),
           words<PrecisionConfig, DType>("precision.linears", &RunConfig::precision, &PrecisionConfig::linears, linears,
                                         {},
-                                        "matrix products of the linears in transformer blocks; fp8, on GPUs that have "
-                                        "it: E4M3 forward, E5M2 for gradients; default: compute")
+                                        "type of the matrix products of linears in transformer blocks; fp8, on GPUs "
+                                        "that have it: E4M3 forward, E5M2 for gradients; default: compute")
               .derived(R"("fp32")")
               .changeable(),
           words<PrecisionConfig, DType>(
               "precision.weight_gradients", &RunConfig::precision, &PrecisionConfig::weight_gradients, linears, {},
-              "what linears in blocks round both factors of their weights' gradients to, whose "
-              "sums are fp32; the input is kept so; bf16 with fp32, fp8 with bf16; default: linears")
+              "type of both factors (input and output gradient) in the products that give the gradients of linears' "
+              "weights in blocks; these linears also save their input in it; products are summed in fp32; may be bf16 "
+              "with fp32 linears, fp8 with bf16 ones; default: linears")
               .derived(R"("fp32")")
               .changeable(),
           field("precision.loss_scale", &RunConfig::precision, &PrecisionConfig::loss_scale,
                 IntegerRule{static_cast<int64_t>(least_loss_scale), static_cast<uint64_t>(most_loss_scale), {}},
-                "what the loss' gradients are multiplied with in the first step, a power of two; then it adapts")
+                "factor of the loss' gradients in the first step, a power of two; it adapts in later steps")
               .only_with(fp16),
           field("precision.loss_scale_window", &RunConfig::precision, &PrecisionConfig::loss_scale_window,
                 IntegerRule{1, max_steps, {}}, "steps in a row without overflow after which the loss scale doubles")
@@ -247,25 +248,25 @@ void add_checkpoint_log_comm(std::vector<Field>& table) {
                 "steps from one checkpoint to the next; 0: only at the end and when stopped")
               .changeable(),
           field("checkpoint.every_seconds", &RunConfig::checkpoint, &C::every_seconds, NumberRule{.min = 0, .max = 1e9},
-                "seconds after which the next checkpoint is saved, whatever the step; 0: as every_steps says")
+                "seconds from one checkpoint to the next, whatever the step; 0: only every_steps counts")
               .usually("1800.0")
               .changeable(),
           field("checkpoint.asynchronous", &RunConfig::checkpoint, &C::asynchronous, BooleanRule{},
-                "in the course of a run a step waits for a copy of the state only, which is written to disk beside the "
-                "next steps; takes memory of the host for the copy")
+                "a checkpoint during a run delays its step only by copying the state within memory; the copy takes "
+                "memory of the host, and is written to disk while the next steps run")
               .changeable(),
           field("checkpoint.keep_last", &RunConfig::checkpoint, &C::keep_last, IntegerRule{1, 1'000'000, {}},
                 "newest checkpoints to keep")
               .changeable(),
           field("checkpoint.keep_every", &RunConfig::checkpoint, &C::keep_every, IntegerRule{0, max_steps, {}},
-                "checkpoints of steps that are multiples are kept for good; 0: none")
+                "checkpoints of steps that are multiples of this number are never removed; 0: only keep_last counts")
               .changeable(),
           field("log.every_steps", &RunConfig::log, &LogConfig::every_steps, IntegerRule{1, max_steps, {}},
                 "steps from one logged step to the next")
               .changeable(),
           field("comm.timeout_seconds", &RunConfig::comm, &CommConfig::timeout_seconds,
                 NumberRule{.min = 1, .max = 86'400},
-                "time for the other ranks to come at the start, and for one that is silent to count as lost")
+                "seconds that ranks wait for each other at the start, and after which a silent rank counts as lost")
               .changeable(),
           field("comm.interface", &RunConfig::comm, &CommConfig::interface, TextRule{},
                 "network interface, or an address of this machine, on which ranks listen; auto: the address from which "
@@ -276,7 +277,7 @@ void add_checkpoint_log_comm(std::vector<Field>& table) {
               .changeable(),
           field("comm.compare_every_steps", &RunConfig::comm, &CommConfig::compare_every_steps,
                 IntegerRule{0, max_steps, {}},
-                "steps from one comparison of the weights that ranks hold alike to the next; 0: never")
+                "steps between two checks that ranks hold the same weights where they should; 0: never")
               .changeable(),
       });
 }
@@ -296,7 +297,7 @@ void add_run(std::vector<Field>& table) {
               .required("1000")
               .changeable(),
           field("run.seed", section, &R::seed, IntegerRule{0, UINT64_MAX, {}},
-                "of initial weights, dropout and data order"),
+                "seed of initial weights, dropout and the order of the data"),
           field("run.out", section, &R::out, TextRule{.is_path = true},
                 "folder for metrics, checkpoints and the report; a relative path starts at the working directory")
               .required(R"("runs/demo")")
@@ -317,15 +318,16 @@ void add_run(std::vector<Field>& table) {
                 "added up in any order where cuDNN serves them, which takes less memory and may be faster")
               .changeable(),
           field("run.algorithm_cache", section, &R::algorithm_cache, TextRule{.is_path = true},
-                "folder of timed algorithms of GPU matrix products, which decide bits: read, and added to; auto: "
-                "gptrain in the user's cache folder; none: timed in each run; a checkpoint's own come first")
+                "folder that stores which algorithms of GPU matrix products were fastest; the choice decides bits; "
+                "auto: gptrain in the user's cache folder; none: they are timed in each run; a resumed run uses those "
+                "in its checkpoint")
               .changeable(),
           field("run.max_skipped_steps", section, &R::max_skipped_steps, IntegerRule{0, 1'000'000, {}},
                 "non-finite steps in a row that are skipped; one more ends the run")
               .changeable(),
           field("run.rollback", section, &R::rollback, ObjectRule{rollback_keys},
-                "where the loss spikes, the run goes back to its last checkpoint and leaves the next samples out; {}: "
-                "never")
+                "when the loss spikes, the run goes back to the last checkpoint before the spike and leaves the next "
+                "samples out; {}: never")
               .usually(R"({"spike": 4.0, "window": 100, "skip_samples": 4096})")
               .only_with({"checkpoint.every_steps",
                           "checkpoint.every_steps or checkpoint.every_seconds is greater than 0",
@@ -341,19 +343,20 @@ void add_run(std::vector<Field>& table) {
               .only_with(validation)
               .changeable(),
           field("run.validate_ema", section, &R::validate_ema, BooleanRule{},
-                "validations are of the average of the weights that optimizer.ema keeps, not of the weights")
+                "validate the average of the weights that optimizer.ema keeps, not the weights themselves")
               .only_with(
                   {"optimizer.ema", "optimizer.ema is greater than 0 and data.validation names a source",
                    [](const RunConfig& config) { return config.optimizer.ema > 0 && !config.data.validation.empty(); }})
               .changeable(),
           field("run.sample_every_steps", section, &R::sample_every_steps, IntegerRule{0, max_steps, {}},
-                "steps from one text that the model writes to the next, in samples.jsonl and the report; 0: none")
+                "steps between two texts that the model writes into samples.jsonl and the report; 0: none")
               .changeable(),
-          field("run.sample_tokens", section, &R::sample_tokens, IntegerRule{1, 1 << 20, {}}, "tokens of such a text")
+          field("run.sample_tokens", section, &R::sample_tokens, IntegerRule{1, 1 << 20, {}},
+                "tokens of each text that the model writes")
               .only_with(samples)
               .changeable(),
           field("run.sample_prompt", section, &R::sample_prompt, TextRule{.may_be_empty = true},
-                "how such a text begins")
+                "beginning of each text that the model writes")
               .usually(R"("The ")")
               .only_with(samples)
               .changeable(),

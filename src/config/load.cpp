@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/units.h"
 #include "config/aliases.h"
 #include "config/checks.h"
 #include "config/faults.h"
@@ -154,7 +155,8 @@ class Overrides {
     const size_t count = is_list ? document_[place].size() : 0;
     if (!readable || index >= count) {
       return faults_.add(path, show_value(value),
-                         fmt::format("names no element of {}, to which the config gives {}", field.path, count),
+                         fmt::format("names no element of {}; the config's list has {}", field.path,
+                                     format_counted(static_cast<int64_t>(count), "element")),
                          fmt::format("the whole value: --set '{}={}'", field.path, field.example));
     }
     Json& element = document_[place][index];
@@ -214,7 +216,8 @@ std::string shorter_run_hint(std::span<const std::string> overrides, const RunCo
                                       [](const std::string& text) { return text.starts_with("run.steps="); });
   if (!of_schedule || !overridden) return "";
   return fmt::format(
-      "for a short try keep run.steps and give train --steps {}, which ends early on the same schedule; as it is:\n",
+      "to try a run's first {0} steps, leave run.steps as it is and give train --steps {0}, which keeps the schedule; "
+      "the faults:\n",
       config.run.steps);
 }
 
@@ -223,7 +226,7 @@ std::string shorter_run_hint(std::span<const std::string> overrides, const RunCo
 RunConfig parse_config(std::string_view text, std::span<const std::string> overrides, std::string_view origin,
                        int64_t world_size) {
   if (static_cast<int64_t>(text.size()) > max_config_bytes)
-    throw Error(ExitCode::usage, "{}: is larger than a config may be, which is {} bytes", origin, max_config_bytes);
+    throw Error(ExitCode::usage, "{}: is larger than {} bytes, the limit of a config", origin, max_config_bytes);
   JsonText parsed = read_json(text);
   if (!parsed.syntax_error.empty()) {
     throw Error(ExitCode::usage, "{}:{}", origin, parsed.syntax_error);

@@ -10,7 +10,8 @@ Builder activation_budget_field() {
   static constexpr const char* fit = "fit";
   Builder builder;
   builder.path = "memory.activation_budget";
-  builder.description = "bytes that the activations of a rank may take; fit: what the device leaves beside all else";
+  builder.description =
+      "bytes that the activations of a rank may take; fit: all memory that the rest of the step leaves on the device";
   IntegerOrWordRule rule;
   rule.integer.min = 1;
   rule.integer.max = uint64_t{1} << 50;
@@ -35,9 +36,9 @@ Builder offload_activations_field() {
   Builder builder;
   builder.path = "memory.offload_activations";
   builder.description =
-      "blocks of a stage whose saved activations wait for backward in the host's memory, copied beside the ops: none, "
-      "as many as hide behind compute, all, a number, or with memory.recompute optimal what saves time within its "
-      "budget";
+      "blocks of a stage whose saved activations wait for backward in the host's memory: none; hidden (as many as can "
+      "be copied without slowing the ops); all; a number; optimal (with memory.recompute optimal: those that save time "
+      "within its budget)";
   IntegerOrWordRule rule;
   rule.integer.min = 1;
   rule.integer.max = 10'000;
@@ -68,43 +69,40 @@ void add_memory_fields(std::vector<Field>& table) {
   table.insert(
       table.end(),
       {
-          words<M, RecomputeKind>(
-              "memory.recompute", &RunConfig::memory, &M::recompute,
-              {{"none", RecomputeKind::none},
-               {"selective", RecomputeKind::selective},
-               {"block", RecomputeKind::block},
-               {"every_nth", RecomputeKind::every_nth},
-               {"optimal", RecomputeKind::optimal}},
-              {},
-              "what is run again in backward: nothing; of each block attention, norms and activation, but no linear; "
-              "whole blocks; some of them; or what takes the least time within activation_budget")
+          words<M, RecomputeKind>("memory.recompute", &RunConfig::memory, &M::recompute,
+                                  {{"none", RecomputeKind::none},
+                                   {"selective", RecomputeKind::selective},
+                                   {"block", RecomputeKind::block},
+                                   {"every_nth", RecomputeKind::every_nth},
+                                   {"optimal", RecomputeKind::optimal}},
+                                  {},
+                                  "what backward runs again: none (nothing); selective (attention, norms and "
+                                  "activation of each block, but no linear); block (whole blocks); every_nth (every "
+                                  "n-th block); optimal (what takes the least time within activation_budget)")
               .changeable(),
           field("memory.recompute_interval", &RunConfig::memory, &M::recompute_interval, IntegerRule{1, 10'000, {}},
-                "n of every_nth: blocks 0, n, 2n, ... are recomputed")
+                "n of every_nth: blocks 0, n, 2n, ... are run again")
               .required("2")
               .only_with(every_nth)
               .changeable(),
           activation_budget_field(),
           offload_activations_field(),
           field("memory.activation_bits", &RunConfig::memory, &M::activation_bits, IntegerRule{2, 16, {}},
-                "16, 4, 3 or 2: what backward reads in place of the input of GELU: the input itself, or so many bits "
-                "of a "
-                "derivative of 16, 8 or 4 levels (arXiv 2202.00441), which changes gradients a little")
+                "bits that are saved of each input of GELU: 16 (the input itself), or 4, 3 or 2 (a derivative of 16, 8 "
+                "or 4 levels, arXiv 2202.00441, which changes gradients a little)")
               .only_with(not_gated)
               .changeable(),
           field("memory.saved_inputs", &RunConfig::memory, &M::saved_inputs, IntegerRule{8, 16, {}},
-                "16 or 8: what backward reads of the inputs of linears and norms in blocks: themselves, or copies of 8 "
-                "bits "
-                "with a scale for every 128 columns of a row, which changes gradients a little")
+                "bits that are saved of the inputs of linears and norms in blocks: 16 (the inputs themselves) or 8 "
+                "(copies with a scale for every 128 columns of a row, which changes gradients a little)")
               .changeable(),
-          field(
-              "memory.linear_projection", &RunConfig::memory, &M::linear_projection, ObjectRule{projection_keys},
-              "some linears keep a random projection of their input over the tokens of a sequence, from which backward "
-              "estimates the gradient of the weight without a bias (arXiv 2201.13195); {}: none")
+          field("memory.linear_projection", &RunConfig::memory, &M::linear_projection, ObjectRule{projection_keys},
+                "some linears keep, in place of their input, a random projection of it with fewer rows per sequence, "
+                "from which backward estimates the gradient of the weight without bias (arXiv 2201.13195); {}: none")
               .usually(R"({"kind": "rademacher", "share": 0.2})")
               .changeable(),
           field("memory.loss_chunk_tokens", &RunConfig::memory, &M::loss_chunk_tokens, IntegerRule{0, 1 << 24, {}},
-                "rows of logits that exist at a time; 0: 8192 on a GPU, 2048 on the CPU")
+                "rows of logits (one for each token) that are in memory at a time; 0: 8192 on a GPU, 2048 on the CPU")
               .changeable(),
       });
 }

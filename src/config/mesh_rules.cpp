@@ -138,7 +138,7 @@ class MeshRules : Rules {
     const bool has_micro = is_given("batch.micro");
     const bool has_accumulation = is_given("batch.accumulation");
     if (config_.parallel.elastic && has_accumulation) {
-      return fault("batch.accumulation", "follows from the ranks that are there, as parallel.elastic is true",
+      return fault("batch.accumulation", "is computed from the number of ranks, as parallel.elastic is true",
                    "--set batch.accumulation=null or leaving it out");
     }
     if (config_.parallel.elastic && !has_global) {

@@ -106,7 +106,7 @@ class MethodRules : Rules {
     if (is_fp8(precision.linears)) {
       check_fp8("precision.linears", dtype);
     } else if (precision.linears != precision.compute) {
-      fault("precision.linears", fmt::format("must be fp8, or what precision.compute is: {}", dtype), dtype);
+      fault("precision.linears", fmt::format("must be fp8, or equal to precision.compute: {}", dtype), dtype);
     }
     settle_weight_gradients(dtype);
   }
@@ -207,8 +207,7 @@ class MethodRules : Rules {
     const double factor = config_.lr_factor();
     const int64_t warmup = config_.warmup_steps();
     if (known && sound({"schedule.warmup_steps", "run.steps"}) && warmup > steps) {
-      const std::string by =
-          scaled ? fmt::format(" over {:g}, which optimizer.lr_scaling stretches it by", factor) : "";
+      const std::string by = scaled ? fmt::format(" divided by {:g}, the factor of optimizer.lr_scaling", factor) : "";
       const auto most = static_cast<int64_t>(static_cast<double>(steps) / factor);
       fault("schedule.warmup_steps", fmt::format("must be at most run.steps = {}{}", steps, by),
             fmt::format("{}", most));

@@ -91,7 +91,7 @@ void add_model_fields(std::vector<Field>& table) {
                 "width of the MLP; default: 4 hidden_size, or gated 8/3 hidden_size rounded up to a multiple of 64")
               .derived("3072"),
           field("model.vocab_size", section, &M::vocab_size, IntegerRule{1, 2'147'483'647, {}},
-                "token ids are 0 to vocab_size - 1; never padded here")
+                "number of token ids (0 to vocab_size - 1), without padding")
               .required("50257"),
           field("model.sequence_length", section, &M::sequence_length, IntegerRule{1, 1 << 24, {}},
                 "tokens of a sample")
@@ -103,16 +103,16 @@ void add_model_fields(std::vector<Field>& table) {
           field("model.attention_scale", section, &M::attention_scale, NumberRule{.min = 0, .max = 1e3},
                 "factor of attention scores; 0: 1 / sqrt(head_size), with model.mup 1 / head_size"),
           field("model.attention_softcap", section, &M::attention_softcap, NumberRule{.min = 0, .max = 1e6},
-                "scaled attention scores s become softcap * tanh(s / softcap); 0: they stay"),
+                "scaled attention scores s become softcap * tanh(s / softcap); 0: no cap"),
           field("model.attention_sinks", section, &M::attention_sinks, BooleanRule{},
                 "each head has a learned score beside those of the keys, which takes a share of the softmax and adds "
-                "nothing"),
+                "nothing to the output"),
           field("model.embedding_scale", section, &M::embedding_scale,
                 NumberRule{.min = 0, .max = 1e6, .min_excluded = true},
-                "factor of the token embedding; Gemma has the square root of hidden_size"),
+                "factor of the token embedding; in Gemma the square root of hidden_size"),
           field("model.logit_softcap", section, &M::logit_softcap,
                 NumberRule{.min = 0.01, .max = 1e6, .may_be_zero = true},
-                "logits l become softcap * tanh(l / softcap); 0: they stay"),
+                "logits l become softcap * tanh(l / softcap); 0: no cap"),
           words<M, NormKind>("model.norm", section, &M::norm,
                              {{"layernorm", NormKind::layernorm}, {"rmsnorm", NormKind::rmsnorm}}, {},
                              "normalization before each branch and before the head"),
@@ -138,19 +138,19 @@ void add_model_fields(std::vector<Field>& table) {
               .only_with(one_theta),
           field("model.rope_theta_pattern", section, &M::rope_theta_pattern,
                 NumberListRule{NumberRule{.min = 1, .max = 1e12}},
-                "bases of the rotation angles, one for each word of attention_pattern; []: rope_theta is that of all")
+                "bases of the rotation angles, one for each word of attention_pattern; []: rope_theta in all blocks")
               .usually("[10000.0,1000000.0]")
               .only_with(rope),
-          words<M, RopeScaling>(
-              "model.rope_scaling", section, &M::rope_scaling, named_words<RopeScaling>(rope_scaling_names), {},
-              "which rotations are slowed down by rope_factor, so that a model reads more tokens than "
-              "it was first trained on: all, or as in Llama 3.1 the slow ones")
+          words<M, RopeScaling>("model.rope_scaling", section, &M::rope_scaling,
+                                named_words<RopeScaling>(rope_scaling_names), {},
+                                "rotations that rope_factor slows down, so that a model reads longer sequences than it "
+                                "was first trained on: none, linear (all) or llama3 (the slow ones, as in Llama 3.1)")
               .only_with(one_scaling),
           field("model.rope_scaling_pattern", section, &M::rope_scaling_pattern,
                 WordListRule{.each = {{rope_scaling_names.begin(), rope_scaling_names.end()}, {}},
                              .may_repeat = true,
                              .may_be_empty = true},
-                "words of rope_scaling, one for each word of attention_pattern; []: rope_scaling is that of all")
+                "words of rope_scaling, one for each word of attention_pattern; []: rope_scaling in all blocks")
               .usually(R"(["none","linear"])")
               .only_with(rope),
           field("model.rope_factor", section, &M::rope_factor, NumberRule{.min = 1, .max = 1e6},
@@ -158,14 +158,14 @@ void add_model_fields(std::vector<Field>& table) {
               .required("8.0")
               .only_with(scaled),
           field("model.rope_low_freq_factor", section, &M::rope_low_freq_factor, NumberRule{.min = 0, .max = 1e6},
-                "features that turn at most that often within rope_original_length tokens are slowed down by all of "
-                "rope_factor")
+                "features that turn at most this many times within rope_original_length tokens are slowed down by the "
+                "whole rope_factor")
               .only_with(llama3),
           field("model.rope_high_freq_factor", section, &M::rope_high_freq_factor, NumberRule{.min = 0, .max = 1e6},
-                "features that turn at least that often within rope_original_length tokens are not slowed down")
+                "features that turn at least this many times within rope_original_length tokens are not slowed down")
               .only_with(llama3),
           field("model.rope_original_length", section, &M::rope_original_length, IntegerRule{1, 1 << 24, {}},
-                "tokens of a sample that the model was first trained on")
+                "sequence length with which the model was first trained")
               .required("8192")
               .only_with(llama3),
           field("model.qk_norm", section, &M::qk_norm, BooleanRule{}, "normalize queries and keys per head"),
@@ -192,8 +192,8 @@ void add_model_fields(std::vector<Field>& table) {
                 "weight of the squared log-sum-exp of the logits in the loss")
               .changeable(),
           field("model.mup", section, &M::mup, IntegerRule{0, 1 << 20, {}},
-                "hidden_size of the model that init_std and the learning rate were tuned on: muP carries them over to "
-                "this width; 0: no scaling by width")
+                "hidden_size of the model for which init_std and the learning rate were tuned; muP scales them to this "
+                "model's width; 0: no scaling by width")
               .usually("256"),
       });
 }

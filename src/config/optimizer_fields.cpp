@@ -12,8 +12,8 @@ Builder betas_field() {
   Builder builder;
   builder.path = "optimizer.betas";
   builder.description =
-      "decay rates of the first and second moment; lion's in the step and of its one moment; default: [0.9, 0.95], "
-      "lion's [0.9, 0.99], lamb's [0.9, 0.999]";
+      "decay rates of the first and the second moment; lion: share of the moment in a step, and decay rate of the "
+      "moment; default: [0.9, 0.95], lion's [0.9, 0.99], lamb's [0.9, 0.999]";
   builder.rule = NumberPairRule{{.min = 0, .max = 1, .max_excluded = true}};
   builder.get = [](const RunConfig& config) -> Json {
     return Json::array({config.optimizer.beta1, config.optimizer.beta2});
@@ -45,20 +45,19 @@ void add_optimizer_fields(std::vector<Field>& table) {
   table.insert(
       table.end(),
       {
-          words<O, OptimizerKind>("optimizer.type", section, &O::type, named_words<OptimizerKind>(optimizer_names), {},
-                                  "the optimizer: AdamW with two moments, in fp32 or those of matrices in 8 bits; SGD "
-                                  "with momentum or Lion with one; "
-                                  "LAMB and LARS scale the steps of AdamW and SGD by norms of each matrix; "
-                                  "Muon orthogonalises the momentum of each matrix of the blocks; Adafactor keeps "
-                                  "second moments of rows and columns only"),
+          words<O, OptimizerKind>(
+              "optimizer.type", section, &O::type, named_words<OptimizerKind>(optimizer_names), {},
+              "AdamW keeps two moments in fp32, adamw-8bit those of matrices in 8 bits; SGD and Lion keep one; LAMB "
+              "and LARS scale the steps of AdamW and SGD by norms of each matrix; Muon orthogonalises the momentum of "
+              "each matrix of the blocks; Adafactor keeps second moments only for the rows and columns of a matrix"),
           field("optimizer.lr", section, &O::lr, NumberRule{.min = 0, .max = 10, .min_excluded = true},
                 "peak learning rate")
               .required("0.0003")
               .changeable(),
           words<O, LrScaling>("optimizer.lr_scaling", section, &O::lr_scaling,
                               {{"none", LrScaling::none}, {"linear", LrScaling::linear}, {"sqrt", LrScaling::sqrt}}, {},
-                              "what lr, schedule.min_lr and warmup_steps are multiplied with: nothing, batch.global / "
-                              "base_batch, or its root")
+                              "factor of lr, schedule.min_lr and schedule.warmup_steps: none (1), linear (batch.global "
+                              "/ base_batch) or sqrt (the square root of that)")
               .changeable(),
           field("optimizer.base_batch", section, &O::base_batch,
                 IntegerRule{1, static_cast<uint64_t>(max_batch_sequences), {}},
@@ -91,22 +90,21 @@ void add_optimizer_fields(std::vector<Field>& table) {
                                })}),
           field("optimizer.trust_coefficient", section, &O::trust_coefficient,
                 NumberRule{.min = 0, .max = 1, .min_excluded = true},
-                "what the step of a matrix is scaled to, as a share of the matrix's norm, per unit of learning "
-                "rate")
+                "the step of a matrix, before momentum, is scaled to about trust_coefficient * learning rate * norm of "
+                "the matrix")
               .only_with(of_type<lars>("lars"))
               .changeable(),
           words<O, NewtonSchulzProducts>(
               "optimizer.newton_schulz", section, &O::newton_schulz,
               {{"auto", NewtonSchulzProducts::as_compute}, {"fp32", NewtonSchulzProducts::fp32}}, {},
-              "what muon's orthogonalisation multiplies in: bf16 if precision.compute is bf16 or bf16-pure, "
-              "otherwise fp32; or always fp32")
+              "type of the products in muon's orthogonalisation; auto: bf16 if precision.compute is bf16 or bf16-pure, "
+              "otherwise fp32")
               .only_with(of_type<muon>("muon"))
               .changeable(),
-          field(
-              "optimizer.qk_clip", section, &O::qk_clip,
-              NumberRule{.min = least_normal, .max = 1e6, .may_be_zero = true},
-              "MuonClip's bound of attention scores: after a step with a larger one, the head's weights of queries and "
-              "keys are scaled so that it would be this; 0: none")
+          field("optimizer.qk_clip", section, &O::qk_clip,
+                NumberRule{.min = least_normal, .max = 1e6, .may_be_zero = true},
+                "MuonClip's bound of attention scores: after a step in which a score was larger, the head's weights of "
+                "queries and keys are scaled down so that this score would have been the bound; 0: none")
               .usually("100.0")
               .only_with(of_type<muon>("muon"))
               .changeable(),
@@ -116,30 +114,32 @@ void add_optimizer_fields(std::vector<Field>& table) {
               .only_with(of_type<adafactor>("adafactor"))
               .changeable(),
           field("optimizer.clip_threshold", section, &O::clip_threshold, NumberRule{.min = least_normal, .max = 1e9},
-                "largest root mean square of the step of a matrix or vector, before rates")
+                "largest root mean square of the step of a matrix or vector, before it is multiplied by the learning "
+                "rate")
               .only_with(of_type<adafactor>("adafactor"))
               .changeable(),
           field("optimizer.scale_parameter", section, &O::scale_parameter, BooleanRule{},
-                "lr is a share: of the root mean square of each matrix or vector, or of eps2 if that is larger")
+                "lr is multiplied by the root mean square of each matrix or vector, or by eps2 if that is larger; "
+                "false: lr alone")
               .only_with(of_type<adafactor>("adafactor")),
           field("optimizer.eps2", section, &O::eps2, NumberRule{.min = least_normal, .max = 1},
-                "the least root mean square that lr is a share of")
+                "least root mean square that scale_parameter multiplies lr by")
               .only_with({"optimizer.scale_parameter", "optimizer.type is adafactor and scale_parameter is true",
                           when(&RunConfig::optimizer,
                                [](const OptimizerConfig& optimizer) {
                                  return optimizer.type == adafactor && optimizer.scale_parameter;
                                })}),
           field("optimizer.weight_decay", section, &O::weight_decay, NumberRule{.min = 0, .max = 10},
-                "decay per unit of learning rate, decoupled from the gradient (lars: added to it); never of norms "
-                "and biases")
+                "weight decay, multiplied by the learning rate and decoupled from the gradient (lars: added to it); "
+                "norms and biases do not decay")
               .changeable(),
           field("optimizer.clip_norm", section, &O::clip_norm,
                 NumberRule{.min = least_normal, .max = 1e9, .may_be_zero = true},
                 "largest global norm of the gradients; 0: no clipping")
               .changeable(),
           field("optimizer.ema", section, &O::ema, NumberRule{.min = 0, .max = 1, .max_excluded = true},
-                "decay rate of an exponential moving average of the weights, which is kept beside them, as "
-                "0.999; 0: none is kept")
+                "decay rate, such as 0.999, of an exponential moving average of the weights that is kept beside them; "
+                "0: none is kept")
               .usually("0.999")
               .changeable(),
       });

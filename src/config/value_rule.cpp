@@ -95,7 +95,7 @@ void check(const TextRule& rule, const Subject& subject) {
   if (rule.is_path && (text.starts_with('~') || text.starts_with('$')))
     return subject.fault("must not begin with ~ or $, which a shell replaces and a config does not", subject.example);
   if (rule.is_path && text.find("://") != std::string::npos)
-    subject.fault("must be a path of this machine's file systems, no address of another storage", subject.example);
+    subject.fault("must be a path in a file system of this machine, not a URL", subject.example);
 }
 
 void check(const WordRule& rule, const Subject& subject) {
@@ -279,15 +279,17 @@ void check(const ObjectRule& rule, const Subject& subject) {
 
 const std::vector<ObjectKey>& rollback_keys() {
   static const std::vector<ObjectKey> keys = {
-      {"spike", "standard deviations above the mean of the window",
+      {"spike", "a loss is high if it is more than this many standard deviations above the mean of the window",
        NumberRule{.min = 0, .max = 1e6, .min_excluded = true}, false, "4.0"},
-      {"window", "steps before, of whose losses mean and deviation are; none is above while there are fewer",
+      {"window",
+       "number of latest losses that were not high, which give the mean and the standard deviation; until there are so "
+       "many, no loss is high",
        IntegerRule{2, 100'000, {}}, false, "100"},
-      {"skip_samples", "samples that are left out, from where the checkpoint stands",
+      {"skip_samples", "samples to leave out after the checkpoint, in the order of the training data",
        IntegerRule{1, uint64_t{1} << 50, {}}, true, "4096"},
-      {"steps", "steps in a row whose loss must be above", IntegerRule{1, 1000, {}}, false, "3"},
-      {"limit", "times that a run goes back; where it would once more it ends with exit 6",
-       IntegerRule{1, 1'000'000, {}}, false, "5"},
+      {"steps", "high losses in a row that make a spike", IntegerRule{1, 1000, {}}, false, "3"},
+      {"limit", "times that a run goes back; the next spike ends it with exit code 6", IntegerRule{1, 1'000'000, {}},
+       false, "5"},
   };
   return keys;
 }
@@ -298,13 +300,13 @@ const std::vector<ObjectKey>& projection_keys() {
                         "qkv"};
   static const std::vector<ObjectKey> keys = {
       {"kind",
-       "what projects: normal numbers, signs, cosines of some frequencies, or a row out of each run of neighbours; "
-       "gauss, "
-       "rademacher, dct or rows",
+       "random matrix that projects: gauss (normal numbers), rademacher (signs), dct (cosines of some frequencies) or "
+       "rows (one row out of each run of neighbours)",
        WordRule{{projection_names.begin(), projection_names.end()}, {}}, true, R"("rademacher")"},
-      {"share", "rows of the projection of a sequence for each of its tokens",
+      {"share", "rows of a sequence's projection, divided by the tokens of the sequence",
        NumberRule{.min = 0, .max = 1, .min_excluded = true}, false, "0.2"},
-      {"sites", "of which linears: to queries, keys and values, and both of the FFN",
+      {"sites",
+       "linears that keep a projection: qkv (to queries, keys and values), ffn_in and ffn_out (the two of the FFN)",
        WordListRule{{{"qkv", "ffn_in", "ffn_out"}, {out}}}, false, R"(["qkv","ffn_in","ffn_out"])"},
   };
   return keys;
@@ -321,11 +323,15 @@ const std::vector<SourceKey>& source_keys() {
        NumberRule{.min = 0, .max = 1e9, .min_excluded = true}, false, "1"},
       {"dtype", "type of the tokens in files that have no header and no index, u16 or u32; auto: u16",
        WordRule{{"auto", "u16", "u32"}, {}}, false, R"("auto")"},
-      {"epochs", "instead of weight, in all sources: the weight is so many times the source's size",
+      {"epochs",
+       "passes over this source, given in place of weight for all sources: the weight is this number times the "
+       "source's size",
        NumberRule{.min = 0, .max = 1e9, .min_excluded = true}, false, "2", true},
-      {"max_epochs", "after so many passes over this source the others take its place",
+      {"max_epochs", "passes over this source after which the other sources take its place",
        NumberRule{.min = 0, .max = 1e9, .min_excluded = true}, false, "4", true},
-      {"tokens", "number of tokens of a source without files: `data mix` and dry runs count with it, a run is refused",
+      {"tokens",
+       "number of tokens of a source whose files are not there, for `data mix` and dry runs; training needs the files, "
+       "and refuses this key",
        IntegerRule{1, uint64_t{1} << 50, {}}, false, "1000000000", true},
   };
   return keys;

@@ -98,8 +98,7 @@ void refuse_own_input(const ConvertOptions& options) {
       const fs::path out = token_file_path(options.out, out_suffix);
       if (!fs::equivalent(token_file_path(options.in, suffix), out, ignored) || fs::is_directory(out, ignored))
         continue;
-      throw Error(ExitCode::usage, "{} is what is converted and would be overwritten; choose another name",
-                  out.native());
+      throw Error(ExitCode::usage, "{} is the input and would be overwritten; choose another name", out.native());
     }
   }
 }
@@ -113,7 +112,8 @@ ConvertResult convert_tokens(const ConvertOptions& options, const std::function<
     throw Error(ExitCode::usage, "{} is in Megatron's format already", options.in.native());
   if (source.best_fit_length() > 0)
     throw Error(ExitCode::usage,
-                "{} was packed with --best-fit {}: {} has no samples that are told apart; pack its texts without",
+                "{} was packed with --best-fit {}, and the format {} cannot mark where samples begin; pack the texts "
+                "without --best-fit",
                 options.in.native(), source.best_fit_length(), format_name(options.to));
   if (options.end_token && options.to != TokenFormat::megatron)
     throw Error(ExitCode::usage, "--end-token: the format {} keeps no boundaries of documents: leave it out",

@@ -146,7 +146,7 @@ FlatTokens open_flat_tokens(const fs::path& path, std::optional<DType> dtype) {
                 path.native());
   }
   if (fs::exists(fs::path(path).replace_extension(".idx"), ignored)) {
-    throw Error(ExitCode::data, "{}: belongs to an index beside it; the path of both is {}", path.native(),
+    throw Error(ExitCode::data, "{}: belongs to the index beside it; name both by their PREFIX, {}", path.native(),
                 fs::path(path).replace_extension().native());
   }
   if (file.size_bytes() % 2 != 0)

@@ -239,7 +239,9 @@ std::shared_ptr<const Tokenizer> tokenizer_for(const std::vector<std::filesystem
   if (!known) return named;
   if (!named) return known->text.empty() ? nullptr : tokenizer_of(*known, token_file_path(source, ".meta.json"));
   if (make_tokenizer_record(*named, std::nullopt).sha256 != known->sha256)
-    throw Error(ExitCode::usage, "--tokenizer: {} was packed with another one", source.native());
+    throw Error(ExitCode::usage,
+                "--tokenizer: {} was packed with another tokenizer: name that one, or leave --tokenizer out",
+                source.native());
   return named;
 }
 

@@ -232,8 +232,8 @@ class Packer {
     result_.formats = formats_.lines();
     if (result_.documents == 0) {
       const std::string why = result_.first_faults.empty() ? "" : "; " + result_.first_faults[0];
-      throw Error(ExitCode::data, "nothing to pack: the inputs, {} first, hold no text{}", inputs_[0].path.native(),
-                  why);
+      throw Error(ExitCode::data, "nothing to pack: none of the inputs ({} is the first) holds text{}",
+                  inputs_[0].path.native(), why);
     }
     if (shard_has_documents_) close_shard();
     writer_.reset();
@@ -344,8 +344,8 @@ class Packer {
   static std::string with_format(const std::string& text, const TextBlock& block) {
     if (block.kind == InputKind::rows || block.kind == InputKind::text || block.kind_was_asked) return text;
     const bool has_brackets = text.ends_with(')');
-    return fmt::format("{}{}read as {}; --format says otherwise{}", text, has_brackets ? "; " : " (",
-                       format_name(block.kind), has_brackets ? "" : ")");
+    return fmt::format("{}{}read as {}: if that is wrong, name its format with --format{}", text,
+                       has_brackets ? "; " : " (", format_name(block.kind), has_brackets ? "" : ")");
   }
 
   void save_state(const BlockPosition& position, int64_t documents_done, bool finished) const {
@@ -377,8 +377,9 @@ class Packer {
     if (options_.shard_tokens > 0 && fs::exists(second, ignored)) {
       throw Error(
           ExitCode::data,
-          "--resume: {} is there, and {}, which says how far the pack came, is not; start anew without --resume",
-          second.native(), path.native());
+          "--resume: {}, which records how far the pack came, is missing, although {} is there; start anew without "
+          "--resume",
+          path.native(), second.native());
     }
     print_err("note: --resume: there is no {}; packing starts at the beginning\n", path.native());
   }
@@ -421,11 +422,10 @@ class Packer {
       found = add_shard_checksum(shard_prefix(options_, shard), found);
     }
     if (found != shards_checksum_) {
-      throw Error(
-          ExitCode::data,
-          "--resume: {} and the shards behind it are sound, and not those that this pack has written; start anew "
-          "without --resume",
-          shard_prefix(options_, 0).native());
+      throw Error(ExitCode::data,
+                  "--resume: {} and the shards after it are undamaged, but this pack did not write them; start anew "
+                  "without --resume",
+                  shard_prefix(options_, 0).native());
     }
     for (size_t i = 0; i < start_.input; ++i) start_bytes_ += inputs_[i].size_bytes;
     start_tokens_ = result_.tokens;

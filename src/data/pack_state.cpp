@@ -54,7 +54,9 @@ std::optional<PackedShards> packed_shards(const std::filesystem::path& prefix) {
   const std::optional<nlohmann::json> state = whole_state(path);
   const auto shards = state ? state->find("shards") : nlohmann::json::const_iterator();
   if (!state || shards == state->end() || !shards->is_number_integer() || !state->contains("finished")) {
-    throw Error(ExitCode::data, "{} is damaged, which says how many shards there are: pack them again, or remove it",
+    throw Error(ExitCode::data,
+                "{} is damaged, so the number of shards is not known: pack the texts again, or remove this file if no "
+                "shard is missing",
                 path.native());
   }
   if (*shards == 0) return std::nullopt;

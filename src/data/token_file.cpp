@@ -207,7 +207,8 @@ void TokenFile::document_starts(Range range, int32_t* out) const {
 
 void TokenFile::compare_with_checksums() const {
   if (meta_->bytes == tokens_.size_bytes() && meta_->tokens == num_tokens()) return;
-  throw Error(ExitCode::data, "{} has {} bytes, its .meta.json says {}: it is damaged, or another file's",
+  throw Error(ExitCode::data,
+              "{} has {} bytes, its .meta.json says {}: the file is damaged, or the .meta.json belongs to another",
               tokens_.path().native(), tokens_.size_bytes(), meta_->bytes);
 }
 

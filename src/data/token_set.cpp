@@ -82,8 +82,10 @@ std::vector<fs::path> shards_of(const fs::path& prefix) {
   for (const int64_t number : numbers) {
     const auto expected = static_cast<int64_t>(shards.size());
     if (number != expected)
-      throw Error(ExitCode::data, "{}-{:05}.idx is missing, and there is {}-{:05}", prefix.native(), expected,
-                  prefix.native(), number);
+      throw Error(ExitCode::data,
+                  "{}-{:05}.idx is missing, although there is a later shard, {}-{:05}: restore the missing shard, or "
+                  "pack the texts again",
+                  prefix.native(), expected, prefix.native(), number);
     shards.push_back(shard_path(prefix, number));
   }
   return shards;
@@ -109,8 +111,9 @@ void warn_of_unfinished(const fs::path& prefix) {
 }
 
 [[noreturn]] void throw_missing(const fs::path& shard, const fs::path& prefix, const PackedShards& packed) {
-  throw Error(ExitCode::data, "{}.idx is missing: {}.pack.json counts {}", shard.native(), prefix.native(),
-              format_counted(packed.shards, "shard"));
+  throw Error(ExitCode::data,
+              "{}.idx is missing, although {}.pack.json counts {}: restore the missing shard, or pack the texts again",
+              shard.native(), prefix.native(), format_counted(packed.shards, "shard"));
 }
 
 // Refuses to go without a shard that the state of the pack counts, if `is_meant(shard)`.
@@ -173,7 +176,7 @@ std::vector<TokenFile> open_all(const DataSource& source, int64_t sequence_lengt
     }
     if (length != files.front().best_fit_length()) {
       throw Error(ExitCode::usage,
-                  "{}: some of its token files were packed with --best-fit, and {} was not like the first", path,
+                  "{}: its token files must be packed alike, but {} differs from the first in --best-fit", path,
                   name.native());
     }
   }

@@ -64,7 +64,8 @@ class Collector {
     const SearchOptions& options = search_.options;
     if (!options.refused.empty()) return options.refused;
     return fmt::format(
-        "--gpus {}: no layout{} divides batch.global = {} and the model's heads and layers over {} devices",
+        "--gpus {}: no layout{} divides batch.global = {} and the model's heads and layers over {} devices; change one "
+        "of these numbers",
         options.gpus, options.held.empty() ? "" : " with " + join(options.held, ", "), search_.config.batch.global,
         options.gpus);
   }

@@ -157,8 +157,8 @@ Study scale_devices(const RunConfig& config, const Machine& machine, int64_t fir
               .error = expected_error(machine, config.parallel.zero)};
   study.title = fmt::format("{} to {} devices, batch.global = {} on {}", first, last, config.batch.global, first);
   study.note =
-      "strong: the batch stays; weak: it grows with the devices (published steps grew by up to 4% more than predicted: "
-      "no rank is slower than others here)";
+      "strong: the batch stays the same; weak: it grows with the number of devices. The prediction assumes that all "
+      "ranks are equally fast; published steps slowed down with more devices by up to 4% more than predicted";
   study.device_bytes = planned_target(machine, config.run.threads, first).bytes_of_rank();
   study.axes = {"scaling", "devices"};
   for (const bool weak : {false, true}) {

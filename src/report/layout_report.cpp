@@ -65,7 +65,7 @@ std::string row_text(const LayoutSearch& search, size_t place) {
 std::string nothing_fits_text(const LayoutSearch& search) {
   std::string text = fmt::format("Nothing fits: each of {} layouts needs more than the {} of a device.\n",
                                  format_grouped(search.num_layouts), bytes_text(search.device_bytes));
-  text += fmt::format("The nearest lacks {}{}: {}.\nUse more devices or a smaller model.\n",
+  text += fmt::format("The layout that comes closest lacks {}{}: {}.\nUse more devices or a smaller model.\n",
                       bytes_text(search.least_missing_bytes), search.least_missing_is_exact ? "" : " or more",
                       layout_text(search.least_missing));
   if (!search.untried.empty())
@@ -235,7 +235,7 @@ std::string layout_search_text(const LayoutSearch& search) {
   if (best.layout.offload != offload::none)
     text += fmt::format("  {:<14} {} for the ranks of a node{}\n", "host memory", bytes_text(best.host_bytes),
                         search.node_host_bytes > 0 ? fmt::format(", which has {}", bytes_text(search.node_host_bytes))
-                                                   : ": make sure that a node has it, as no profile says");
+                                                   : ": check that a node has it, as the profile does not say");
   text += "\nwhy others lost: the best layout with another value of one key\n";
   for (const LostClass& lost : search.lost)
     text += fmt::format("  {:<26} {:<24} {}\n", lost.key, lost.value, loss_text(search, lost));

@@ -179,7 +179,7 @@ std::string FolderLock::whats_wrong() {
   if (is_unanswered() || is_there(out_)) return "";
   if (is_removed()) return "was removed while the run wrote to it";
   const fs::path now = found_at();
-  return is_out_of_sight(now) ? "is not the run's folder any more, which was unmounted or is hidden by a mount"
+  return is_out_of_sight(now) ? "is no longer the run's folder: that was unmounted, or a mount hides it"
                               : fmt::format("is no longer the run's folder, which is now {}", now.string());
 }
 
@@ -239,12 +239,13 @@ std::string checkpoint_shortage(const CheckpointConfig& saving, const RunSetting
   const auto one = static_cast<double>(bytes), all = one * static_cast<double>(more);
   // `available` leaves out the blocks that are reserved for root, although root may use them.
   if (more > 0 && one > static_cast<double>(space.free))
-    throw Error(ExitCode::checkpoint, "run.out = {}: no room for a checkpoint, which takes {}: {} are free there",
+    throw Error(ExitCode::checkpoint,
+                "run.out = {}: a checkpoint takes {}, and {} are free there: free space, or choose another run.out",
                 run.out, format_bytes(one), format_bytes(static_cast<double>(space.free)));
   if (all <= static_cast<double>(space.available)) return "";
   return fmt::format(
-      "run.out = {}: {} are free there, but {} of {} will take {} (checkpoint.keep_last = {}, and one "
-      "while it is written)",
+      "run.out = {}: {} are free there, but {} of {} will take {} (checkpoint.keep_last = {}, and the one being "
+      "written)",
       run.out, format_bytes(static_cast<double>(space.available)),
       format_counted(more, kept > 0 ? "more checkpoint" : "checkpoint"), format_bytes(one), format_bytes(all),
       keep_last);

@@ -65,7 +65,7 @@ RunProgress LossWatch::go_back(const RunProgress& progress) {
   std::optional<RunProgress> found = checkpoints_.go_back(first);
   if (!found) {
     if (context_.leads())
-      print_err("warning: {}; no checkpoint was saved before step {} to go back to, and the run goes on\n", spike,
+      print_err("warning: {}; no checkpoint was saved before step {}, so the run cannot go back, and goes on\n", spike,
                 first);
     RunProgress same = progress;
     accept_spike(same.losses);

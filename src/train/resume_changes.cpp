@@ -35,7 +35,7 @@ std::vector<std::string> source_changes(const Manifest& manifest, const std::vec
     if (is_same_source(before, now[i])) continue;
     const int64_t given = data.report(manifest.progress.samples)[i].taken;
     const ChangedEpoch epoch = changed_epoch(given, before.samples, now[i].samples);
-    const std::string repeats = fmt::format("about {} repeat in this epoch and {} never come in it",
+    const std::string repeats = fmt::format("in this epoch about {} repeat and about {} are never seen",
                                             format_counted(epoch.repeated, "sample"), epoch.missed);
     lines.push_back(
         fmt::format("data.train[{}]: {} -> {}; {}", i, describe_source(before), describe_source(now[i]), repeats));

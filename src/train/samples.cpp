@@ -27,11 +27,10 @@ void require_tokenizer_of_samples(const RunSettings& run, int64_t model_vocab_si
     Encoder encoder(tokenizer.tokenizer);
     const auto tokens = static_cast<int64_t>(encoder.encode(run.sample_prompt).size());
     if (tokens + 1 + run.sample_tokens <= most_tokens_of_sample(run)) return;
-    throw Error(
-        ExitCode::usage,
-        "run.sample_prompt = {}: its {} bytes become {} tokens after normalization, more than memory is planned "
-        "for; choose another",
-        run.sample_prompt, run.sample_prompt.size(), tokens);
+    throw Error(ExitCode::usage,
+                "run.sample_prompt = {}: its {} bytes become {} tokens after normalization, more than memory is "
+                "planned for; choose another prompt",
+                run.sample_prompt, run.sample_prompt.size(), tokens);
   }
   if (!tokenizer.record && model_vocab_size == bytes_vocabulary) return;  // generate() uses "bytes" then
   throw Error(ExitCode::usage,

@@ -201,8 +201,9 @@ RunData open_data(const RunConfig& config, const Start& start, Communicator* all
   agree_on(all, world, [&] {
     for (size_t rank = 1; rank < found.size() && world.rank() == 0; ++rank) {
       if (found[rank] != found[0])
-        throw Error(ExitCode::device, "rank {} ({}) has other data than rank 0 ({}):\n  {}\n  {}\ncopy the same files",
-                    rank, world.host(static_cast<int>(rank)), world.host(0), found[rank], found[0]);
+        throw Error(ExitCode::device,
+                    "rank {} ({}) has other data than rank 0 ({}):\n  {}\n  {}\ncopy the same files to both", rank,
+                    world.host(static_cast<int>(rank)), world.host(0), found[rank], found[0]);
     }
   });
   return std::move(*data);

@@ -320,7 +320,7 @@ class Room(CliCase):
         result = self.run_gptrain("train", config, "--steps", "1")
         self.assertEqual(result.code, FINISHED, result.err)
         self.assertRegex(result.err, r"\nwarning: run\.out = out: [\d.]+ \w+ are free there, but 1,000,001 checkpoints "
-                         r"of 9\.\d MiB will take 9\.\d TiB \(checkpoint\.keep_last = 1000000, and one while it is "
+                         r"of 9\.\d MiB will take 9\.\d TiB \(checkpoint\.keep_last = 1000000, and the one being "
                          r"written\)\n$")
         result = self.run_gptrain("train", config, "--resume", "--steps", "1")
         self.assertIn("but 1,000,000 more checkpoints of 9.", result.err)
@@ -345,8 +345,8 @@ class Room(CliCase):
                                       check=False)
                 self.assertEqual(done.returncode, CHECKPOINT, done.stderr)
                 # Leftovers of an interrupted save do not count as lost room.
-                self.assertRegex(done.stderr, r"^gptrain: run\.out = disk/out: no room for a checkpoint, which takes "
-                                 r"3\d\.\d KiB: 32\.0 KiB are free there\n$")
+                self.assertRegex(done.stderr, r"^gptrain: run\.out = disk/out: a checkpoint takes 3\d\.\d KiB, and "
+                                 r"32\.0 KiB are free there: free space, or choose another run\.out\n$")
                 self.assertEqual(done.stdout, "disk/out\ndisk/out/checkpoints\n")
 
 

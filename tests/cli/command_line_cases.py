@@ -82,7 +82,7 @@ class BadCommandLines(CliCase):
             (["checkpoint", "inspect"], "DIR is required"),
             (["checkpoint", "verify"], "DIR is required"),
             (["generate", "--prompt", "x"], "--checkpoint is required"),
-            (["generate", "--checkpoint", "x"], "--prompt is required"),
+            (["generate", "--checkpoint", "x"], "--prompt or --prompt-file is required"),
         ]:
             with self.subTest(arguments=arguments):
                 error = self.refuse(USAGE, messages, *arguments)

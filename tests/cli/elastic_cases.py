@@ -67,7 +67,7 @@ class Threads(Elastic):
 
     def test_what_is_refused(self):
         config = self.write_run()
-        self.refuse(USAGE, "batch.accumulation = 2: follows from the ranks that are there, as parallel.elastic is true",
+        self.refuse(USAGE, "batch.accumulation = 2: is computed from the number of ranks, as parallel.elastic is true",
                     "train", config, *ELASTIC, *overrides("batch.accumulation=2"))
         self.refuse(USAGE, "batch.global: must be given, as parallel.elastic is true", "train", config,
                     *overrides("parallel.elastic=true", "batch.global=null"))

@@ -14,7 +14,7 @@ from ports import free_port
 
 ENDLESS = overrides("run.steps=100000000")
 SECRET = "a secret of 32 bytes or so"
-UNMOUNTED = "gptrain: run.out = out: is not the run's folder any more, which was unmounted or is hidden by a mount; "
+UNMOUNTED = "gptrain: run.out = out: is no longer the run's folder: that was unmounted, or a mount hides it; "
 
 # Mounts $PLACE in its own namespace, starts ranks, and unmounts it at the first line of input.
 MOUNTS = """

@@ -141,7 +141,7 @@ class Recognition(FormatCase):
         expected = ["one, two", "three"]
         self.write("a.tsv", "id\ttext\n1\tone, two\n2\tthree\n")
         self.write("b", "id\ttext\n1\tone, two\n2\tthree\n")
-        self.refuse_all(self.write("twice.csv", "text,id,text\na,1,b\n"), 'line 1: the header has two columns "text"')
+        self.refuse_all(self.write("twice.csv", "text,id,text\na,1,b\n"), 'line 1: two columns of the header are named "text"')
         self.write("c.csv", "\ufeffid,text\n1,\"one, two\"\n2,three\n")
         for name, format_name in [("a.tsv", "TSV"), ("b", "TSV"), ("c.csv", "CSV")]:
             self.assertIn(f"read: {name} as {format_name}", self.pack(name))
@@ -282,7 +282,7 @@ class PythonJson(FormatCase):
                 ('{"text": "a",}', "column 14: nothing follows the comma"), ('{"text": \'a\'}', "strings have double quotes"),
                 ('{"text": "a\tb"}', "a string holds a control character"), ('{"text": "\\x"}', "no such escape"),
                 ('{"text": "a"', "column 13: the text ends before } closes"), ('{"text": 01}', "a number begins with 0"),
-                ('{"text": "a"} x', "column 15: something follows the value"), ('{"text": tru}', "no value begins like this"),
+                ('{"text": "a"} x', "column 15: there is text after the end of the JSON value"), ('{"text": tru}', "no value begins like this"),
                 ('{"text": "\\u12"}', "four hexadecimal digits must follow"), ('{"text": 1.}', "a digit is missing"),
                 ('{"text": ' + "[" * 70, "nested deeper than 64 levels"), ('{"text": "abc', "has no closing quote")]:
             with self.subTest(text=text):
@@ -353,9 +353,9 @@ class Compression(FormatCase):
                                       "--out", "x", "--tokenizer", "bytes", "--threads", "1"], cwd=self.folder, capture_output=True,
                                      timeout=100, check=False)
             self.assertEqual(limited.returncode, DATA)
-            self.assertIn(b"b.jsonl.zst: this process cannot get the memory of its window, 1.0 GiB", limited.stderr)
+            self.assertIn(b"b.jsonl.zst: 1.0 GiB of memory for its zstd window cannot be allocated: free memory, or", limited.stderr)
         # One of 3.75 TiB is no machine's.
-        self.refuse_all(self.write("c.jsonl.zst", self.raw_zstd(JSONL, window=0xff)), "its window takes 3.8 TiB of memory")
+        self.refuse_all(self.write("c.jsonl.zst", self.raw_zstd(JSONL, window=0xff)), "its zstd window takes 3.8 TiB of memory")
 
 
 if __name__ == "__main__":

@@ -312,7 +312,7 @@ class Scale(HostileCase):
 
     def test_a_config_beyond_its_limit(self):
         self.write_config(" " * 1_000_000 + "{}", "large.json")
-        self.refuse_soon("large.json: is larger than a config may be, which is 1000000 bytes", "config", "check",
+        self.refuse_soon("large.json: is larger than 1000000 bytes, the limit of a config", "config", "check",
                          "large.json")
         with open(self.path("large.json"), "wb") as file:
             file.truncate(10**12)

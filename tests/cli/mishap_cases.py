@@ -231,7 +231,7 @@ class Limits(CliCase):
             self.assertIn(result.returncode, (MACHINE, 127), result.stderr)
         result = self.run_limited({resource.RLIMIT_DATA: (40 << 20, 40 << 20)}, "train", config)
         self.assertEqual(result.returncode, MACHINE, result.stderr)
-        self.assertIn("the process may have 40.0 MiB of data (ulimit -d)", result.stderr)
+        self.assertIn("of data (ulimit -d) for arrays, threads and libraries, but its limit is 40.0 MiB in all", result.stderr)
 
     def test_sockets_of_ranks(self):
         """All groups of a pair of ranks share a connection; rank 0 has a second one to each, for the heartbeat."""

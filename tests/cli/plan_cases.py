@@ -69,7 +69,7 @@ class Search(PlanCase):
         result = self.run_gptrain("plan", config, "--gpus", 8, "--target", "a100-80g")
         self.assertEqual(result.code, MACHINE)
         self.assertIn("Nothing fits: ", result.out)
-        self.assertIn("The nearest lacks ", result.out)
+        self.assertIn("The layout that comes closest lacks ", result.out)
         self.assertIn("no layout of ", result.err)
         self.assertRegex(result.out, r"each of [\d,]+ layouts needs more than the 78\.1 GiB of a device")
         # The advice names settings that a search does not try; each can be set.
@@ -91,10 +91,10 @@ class Search(PlanCase):
         # Names layouts with the fixed value; a budget that many records exceed is not reported as missing.
         budget = ["memory.activation_budget=4000000000"]
         for held, words in [(["parallel.tensor=1"], ": tensor 1,"), (["memory.recompute=none"], "recompute none."),
-                            (["memory.recompute=optimal", *budget], "recompute optimal"), (budget, "The nearest lacks")]:
+                            (["memory.recompute=optimal", *budget], "recompute optimal"), (budget, "The layout that comes closest lacks")]:
             result = self.run_gptrain("plan", config, "--gpus", 8, "--target", "a100-80g", *overrides(*held))
             self.assertEqual((result.code, "Nothing fits: " in result.out), (MACHINE, True))
-            [least] = re.findall("The nearest lacks .*", result.out)
+            [least] = re.findall("The layout that comes closest lacks .*", result.out)
             self.assertIn(words, least)
 
     def test_objectives(self):
@@ -398,7 +398,7 @@ class Messages(PlanCase):
                 ([config, "--gpus", 2, *overrides("parallel.virtual_stages=16")],
                  "--set parallel.virtual_stages=16: a search tries only values up to 8"),
                 ([config, "--gpus", 8, *overrides("parallel.pipeline=2", "parallel.layers_per_stage=[3,5]")],
-                 "--set parallel.layers_per_stage=[3,5]: a search tries only layers spread evenly"),
+                 "--set parallel.layers_per_stage=[3,5]: a search spreads layers evenly"),
                 ([config, "--scale", "1..2", *overrides("parallel.elastic=true")],
                  "--set parallel.elastic=true: a plan uses all devices"),
                 ([config, "--gpus", 2, "--sweep", "batch.micro=1", "--sweep", "batch.micro=2"],

@@ -27,7 +27,7 @@ class Data(CliCase):
         self.assertEqual(self.checkpoint_steps(), [3])
         out = self.train(self.config, "--resume", "--accept-changes", "data")
         self.assertRegex(out, r"  data.train\[0\]: corpus: 4,000 tokens .* -> corpus: 4,400 tokens .*; "
-                              r"about \d+ samples? repeat in this epoch and \d+ never come in it\n")
+                              r"in this epoch about \d+ samples? repeat and about \d+ are never seen\n")
         # From here on the new file is the run's.
         self.train(self.config, "--resume", "latest", "--set", "run.steps=8")
 

@@ -112,7 +112,7 @@ class Rollback(RollbackCase):
         result = self.run_gptrain("train", self.config, *overrides(*SPIKE, "checkpoint.every_steps=100"))
         self.assertEqual(result.code, 0, result)
         self.assertRegex(result.err, r"warning: the loss spiked for 2 steps up to step 14: .*; no checkpoint was saved before "
-                                     r"step 13 to go back to, and the run goes on\n")
+                                     r"step 13, so the run cannot go back, and goes on\n")
         self.train(self.config, *overrides("run.out=plain"))
         self.assert_same_checkpoint(self.checkpoint(20, "back"), self.checkpoint(20, "plain"))
 

@@ -91,7 +91,7 @@ class SentencePiece(CliCase):
         self.path("c.model").write_bytes(self.with_charsmap(units))
         self.assertEqual(self.succeed(*tokenize, "AxA").splitlines()[0],
                          self.succeed("data", "tokenize", "--tokenizer", "s.model", "axa").splitlines()[0])
-        damage = "c.model: no model that SentencePiece can read: the table of its normalization"
+        damage = "c.model: cannot be read as a SentencePiece model: the table of its normalization"
         for place, value in [(0, 0x3FFFFF << 10), (0, 512 << 10), (0x141, 0x41 | 1 << 8 | 0x3FFF << 10), (1, 1 << 31 | 2),
                              (1, 0xFFFFFFFF), (0x141, 0x341 | 0xFFFF << 10)]:
             self.path("c.model").write_bytes(self.with_charsmap([*units[:place], value, *units[place + 1:]]))
@@ -113,7 +113,7 @@ class SentencePiece(CliCase):
         self.needs_library()
         content = self.path("s.model").read_bytes()
         shutil.copy(SOURCE_ROOT / "tests/cli/empty_piece.model", self.path("e.model"))
-        self.refuse(USAGE, "e.model: no model that SentencePiece can read: it is damaged, or of another kind\n", "data", "tokenize", "--tokenizer", "e.model", "x")
+        self.refuse(USAGE, "e.model: cannot be read as a SentencePiece model: it is damaged or another kind of file; fetch it again\n", "data", "tokenize", "--tokenizer", "e.model", "x")
         # A piece that says it is a byte, and is too short for one.
         self.path("b.model").write_bytes(content + self.field(1, b"\x0a\x01q\x15\0\0\0\0\x18\6"))
         self.assertIn(self.run_gptrain("data", "tokenize", "--tokenizer", "b.model", "x").code, (FINISHED, USAGE))
@@ -126,8 +126,8 @@ class SentencePiece(CliCase):
         self.path("unk.model").write_bytes(content.replace(b"\x0a\x05<unk>\x15\0\0\0\0\x18\2", b"\x0a\x05<unk>\x15\0\0\0\0\x18\1", 1))
         for name in ("cut.model", "unk.model"):
             result = self.run_gptrain("data", "tokenize", "--tokenizer", name, "x")
-            self.assertEqual((result.code, result.err), (USAGE, f"gptrain: {name}: no model that SentencePiece can read: it is damaged, or "
-                                                         "of another kind\n"))
+            self.assertEqual((result.code, result.err), (USAGE, f"gptrain: {name}: cannot be read as a SentencePiece model: it is damaged "
+                                                         "or another kind of file; fetch it again\n"))
         self.refuse(DATA, f"{self.known['size']} is no token of s.model", "data", "tokenize", "--tokenizer", "s.model",
                     "--decode", str(self.known["size"]))
         self.path("t.json").write_text('{"sentencepiece": "!"}', encoding="utf-8")

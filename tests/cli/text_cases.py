@@ -231,7 +231,7 @@ class OtherFormats(TextCase):
         ids = self.tokens()
         narrow = {"npy": "a.npy", "llm.c": "a-llmc.bin", "nanogpt": "a-nano.bin"}
         for name, path in narrow.items():
-            self.assertIn("note: the tokenizer does not go along", self.convert("corpus", path, "--to", name))
+            self.assertIn("note: the new file does not record the tokenizer of its tokens", self.convert("corpus", path, "--to", name))
         count = struct.pack("<I", len(ids))
         raw = self.path("corpus.bin").read_bytes()
         self.assertEqual(self.path("a-nano.bin").read_bytes(), raw)
@@ -269,7 +269,7 @@ class OtherFormats(TextCase):
 
     def test_every_direction_says_what_becomes_of_the_tokenizer(self):
         name_it = ": name it in data.tokenizer of a run's config\n"
-        lost, unknown = "note: the tokenizer does not go along" + name_it, "note: the tokenizer of these tokens is not known" + name_it
+        lost, unknown = "note: the new file does not record the tokenizer of its tokens" + name_it, "note: the tokenizer of these tokens is not known" + name_it
         self.assertIn(lost, self.convert("corpus", "a.npy"))
         for arguments in (["a.npy", "b.bin", "--to", "llm.c"], ["a.npy", "flat"], ["flat", "c.npy"]):
             self.assertIn(unknown, self.convert(*arguments))
@@ -306,7 +306,7 @@ class OtherFormats(TextCase):
             ("x.npy", array.replace(b"<u2", b"<f2"), "the array must be of numpy.uint16"),
             ("x.npy", b"\x93NUMPY\2" + array[7:], "only version 1 of numpy's format"),
             ("x.npy", array[:8] + b"\xff\xff" + array[10:100], "behind the file's end"),
-            ("corpus.bin", None, "corpus.bin: belongs to an index beside it; the path of both is corpus"),
+            ("corpus.bin", None, "corpus.bin: belongs to the index beside it; name both by their PREFIX, corpus"),
         ]:
             with self.subTest(messages=messages):
                 if data is not None:
@@ -341,7 +341,7 @@ class Looking(TextCase):
         self.assertNotIn("bytes of text", self.succeed("data", "inspect", "corpus"))
         self.assertEqual(self.succeed("data", "inspect", "corpus", "--tokenizer", "t.json"), text)
         self.pack("docs.jsonl", "bytes", tokenizer="bytes")
-        self.refuse(USAGE, "--tokenizer: bytes was packed with another one", "data", "inspect", "bytes", "--tokenizer",
+        self.refuse(USAGE, "--tokenizer: bytes was packed with another tokenizer", "data", "inspect", "bytes", "--tokenizer",
                     "t.json")
 
     def test_join_is_what_one_pack_makes(self):
@@ -437,7 +437,7 @@ class Mixtures(TextCase):
                             "train", self.two, *overrides(both, "run.steps=4000"))
         last = int(re.search(r"set run.steps to (\d+)", error).group(1))
         result = self.run_gptrain("data", "mix", self.two, "--steps", str(last + 1), *overrides(both))
-        self.assertIn(f"after step {last}: such a run is refused", result.err)
+        self.assertIn(f"after step {last} every source has been seen max_epochs times, so train refuses this run", result.err)
         self.assertEqual(self.run_gptrain("data", "mix", self.two, "--steps", str(last), *overrides(both)).err, "")
         result = self.run_gptrain("data", "mix", self.two, "--steps", "2000")
         self.assertRegex(result.err, r"warning: few is seen \d+\.\d times; beyond about 4")

@@ -61,10 +61,10 @@ class TokenSets(CliCase):
         self.train(self.write_config(tiny_config(data={"train": [{"path": "s"}]}, run={"steps": 2, "sample_every_steps": 1,
                                                                                       "sample_tokens": 4})))
         self.path("s-00001.idx").unlink()
-        self.refuse(DATA, "s-00001.idx is missing, and there is s-00002", "train", "run.json", "--resume",
+        self.refuse(DATA, "s-00001.idx is missing, although there is a later shard, s-00002", "train", "run.json", "--resume",
                     *overrides("run.steps=3"))
         self.path("s-00000.idx").unlink()
-        self.refuse(DATA, "s-00000.idx is missing: s.pack.json counts", "train", "run.json", "--resume", *overrides("run.steps=3"))
+        self.refuse(DATA, "s-00000.idx is missing, although s.pack.json counts", "train", "run.json", "--resume", *overrides("run.steps=3"))
         self.refuse(DATA, ["a.jsonl", "`gptrain data pack` makes token files of texts"], "train", "run.json",
                     *overrides('data.train=[{"path": "a.jsonl"}]', "run.out=new"))
 

@@ -369,7 +369,8 @@ class Packing(TokenizerCase):
         # So is a pack whose place is lost; one that left no second shard begins anew, and says so.
         state = self.path("k.pack.json").read_bytes()
         self.path("k.pack.json").unlink()
-        self.refuse(DATA, ["k-00001.idx is there, and k.pack.json", "is not"], *command, "--resume")
+        self.refuse(DATA, ["k.pack.json, which records how far", "is missing, although k-00001.idx is there"], *command,
+                    "--resume")
         note = "note: --resume: there is no n.pack.json; packing starts at the beginning"
         self.assertIn(note, self.run_gptrain(*command[:-1], "n", "--resume").err)
         self.path("k.pack.json").write_bytes(state)

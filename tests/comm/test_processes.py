@@ -212,8 +212,8 @@ class Bench(Processes):
         self.assertEqual(run.finish(), [(2, "", "gptrain: --group-size 3: must divide the number of ranks, 4\n")])
         run = Run(self, [start([GPTRAIN, *self.ARGUMENTS, "--ranks", "4"], RANK=1, WORLD_SIZE=2, MASTER_ADDR="a",
                                MASTER_PORT=1)])
-        self.assertEqual(run.finish(), [(2, "", "gptrain: --ranks 4 starts threads, but this is rank 1 of 2 (RANK and "
-                                                "WORLD_SIZE) already: leave it out\n")])
+        self.assertEqual(run.finish(), [(2, "", "gptrain: --ranks 4 starts threads, but this process is rank 1 of 2 (RANK and "
+                                                "WORLD_SIZE) already: leave --ranks out\n")])
 
 
 class Start(Processes):

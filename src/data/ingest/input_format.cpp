@@ -220,7 +220,9 @@ struct CsvHeader {
 InputFormat csv_format(const InputQuestion& question, char delimiter, const CsvHeader& header) {
   const auto column = std::find(header.names.begin(), header.names.end(), question.field);
   if (std::count(header.names.begin(), header.names.end(), question.field) > 1) {
-    throw Error(ExitCode::data, "{}, line 1: the header has two columns \"{}\": name another with --field",
+    throw Error(ExitCode::data,
+                "{}, line 1: two columns of the header are named \"{}\": rename one of them, or name another column "
+                "with --field",
                 question.path.native(), question.field);
   }
   if (column == header.names.end()) {
@@ -312,7 +314,7 @@ std::optional<InputFormat> format_of_name(const InputQuestion& question, const s
   }
   if (suffix == ".parquet" && !question.compression.empty()) {
     refuse(question.path, fmt::format("{} data, although its name says Parquet", question.compression),
-           "give it the name of what is in it");
+           "decompress it if it holds Parquet, otherwise rename it after its content, such as x.jsonl.gz");
   }
   if (suffix == ".parquet")
     refuse(question.path, "no Parquet file, although its name says so", "look for a damaged download");

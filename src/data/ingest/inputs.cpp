@@ -78,7 +78,8 @@ TextFields::TextFields(std::vector<std::string> words) : words_(std::move(words)
     } else if (name_of_all.empty()) {
       name_of_all = name;
     } else {
-      throw Error(ExitCode::usage, "--field {}: a second name needs the inputs that it is of, as in '*.parquet={}'",
+      throw Error(ExitCode::usage,
+                  "--field {}: a second --field needs a pattern of the inputs that it is for, as in '*.parquet={}'",
                   word, word);
     }
   }

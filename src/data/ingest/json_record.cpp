@@ -106,9 +106,10 @@ std::string JsonRecord::string_at(JsonSpan value, bool replace_surrogates) const
       at += escape_bytes;
     } else if (code >= 0xD800 && code < 0xE000) {
       if (!replace_surrogates) {
-        fail(value.begin + 1 + begin,
-             fmt::format("{} is half of a character (--replace-invalid puts U+FFFD in its place)",
-                         inner.substr(begin, escape_bytes)));
+        fail(
+            value.begin + 1 + begin,
+            fmt::format("{} is an unpaired surrogate, half of a character (--replace-invalid puts U+FFFD in its place)",
+                        inner.substr(begin, escape_bytes)));
       }
       code = 0xFFFD;
     }

@@ -59,8 +59,10 @@ auto reading(const std::filesystem::path& path, Work work) {
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& fault) {
-    throw Error(ExitCode::data, "{}: the Parquet data cannot be read: damaged, or not for Arrow, which says: {}",
-                path.native(), fault.what());
+    throw Error(
+        ExitCode::data,
+        "{}: the Parquet data cannot be read: they are damaged, or use a feature that Arrow lacks; Arrow reports: {}",
+        path.native(), fault.what());
   }
 }
 
@@ -102,7 +104,9 @@ struct ParquetTexts::Impl {
     }
     for (int i = index + 1; i < schema.num_columns(); ++i) {
       if (schema.Column(i)->path()->ToDotString() == name)
-        throw Error(ExitCode::data, "{} has two columns \"{}\": name another with --field", path.native(), name);
+        throw Error(ExitCode::data,
+                    "{}: two columns are named \"{}\": rename one of them, or name another column with --field",
+                    path.native(), name);
     }
     const parquet::ColumnDescriptor& found = *schema.Column(index);
     if (found.physical_type() != parquet::Type::BYTE_ARRAY || found.max_repetition_level() > 0) {
@@ -144,7 +148,8 @@ struct ParquetTexts::Impl {
     const int64_t stored = metadata->total_compressed_size();
     const auto file_bytes = static_cast<int64_t>(std::filesystem::file_size(path));
     if (stored < 0 || stored > file_bytes) {
-      throw Error(ExitCode::data, "{}: the Parquet data cannot be read: row group {} says that it has {} bytes of {}",
+      throw Error(ExitCode::data,
+                  "{}: the Parquet data cannot be read: row group {} claims {} bytes, and the file has {}",
                   path.native(), group, stored, file_bytes);
     }
     pool.set_column_bytes(std::clamp<int64_t>(metadata->total_uncompressed_size(), stored, most_column_bytes));

@@ -33,6 +33,9 @@ uint64_t window_bytes(std::string_view frame) {
 
 constexpr uint64_t usual_bytes = uint64_t{1} << 27;  // largest window that zstd itself takes without --long
 
+constexpr const char* window_remedy =
+    "free memory, or compress the data again with a smaller window (zstd without --long)";
+
 // Returns the memory that is free for this process; the largest number if the system does not tell it.
 uint64_t available_bytes() {
   const auto limit = static_cast<uint64_t>(group_limits().memory_bytes);
@@ -61,7 +64,8 @@ class ZstdDecoder : public Decoder {
     ZSTD_outBuffer output{out, room, 0};
     const size_t result = ZSTD_decompressStream(stream_, &output, &in);
     if (ZSTD_getErrorCode(result) == ZSTD_error_memory_allocation) {
-      throw DecodeMemoryFault("this process cannot get the memory of its window, " + window_text());
+      throw DecodeMemoryFault(
+          fmt::format("{} of memory for its zstd window cannot be allocated: {}", window_text(), window_remedy));
     }
     if (ZSTD_isError(result) != 0) throw DecodeFault(ZSTD_getErrorName(result));
     at_start_ = result == 0;
@@ -82,8 +86,8 @@ class ZstdDecoder : public Decoder {
     if (window_bytes_ <= usual_bytes) return;
     const uint64_t free_bytes = available_bytes();
     if (window_bytes_ > free_bytes) {
-      throw DecodeMemoryFault(fmt::format("its window takes {} of memory, and {} are free", window_text(),
-                                          format_bytes(static_cast<double>(free_bytes))));
+      throw DecodeMemoryFault(fmt::format("its zstd window takes {} of memory, and {} are free: {}", window_text(),
+                                          format_bytes(static_cast<double>(free_bytes)), window_remedy));
     }
   }
 

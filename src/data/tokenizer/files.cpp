@@ -183,7 +183,8 @@ TokenizerParts read_ranks(std::string_view text, const std::string& source, cons
                           std::from_chars(line.data() + space + 1, end, rank).ptr == end && rank < max_ranks;
     if (!is_valid) throw Error(ExitCode::usage, "{}, line {}: not \"BASE64 RANK\"", source, number);
     if (rank >= parts.tokens.size()) parts.tokens.resize(rank + 1);
-    if (!parts.tokens[rank].empty()) throw Error(ExitCode::usage, "{}, line {}: rank {} again", source, number, rank);
+    if (!parts.tokens[rank].empty())
+      throw Error(ExitCode::usage, "{}, line {}: rank {} is given a second time", source, number, rank);
     parts.tokens[rank] = bytes;
     ++num_ranks;
   }

@@ -207,7 +207,7 @@ std::shared_ptr<const Tokenizer> load_tokenizer_folder(const fs::path& folder, c
       return load_json(folder / "tokenizer.json", extra);
     } catch (const Error& error) {
       if (!has_file(model)) throw;
-      print_err("note: {} is taken: {}\n", model.native(), error.what());
+      print_err("note: {} is used instead of tokenizer.json: {}\n", model.native(), error.what());
     }
     return model_with(extra, model, load_model);
   }

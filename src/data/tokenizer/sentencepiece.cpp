@@ -57,10 +57,10 @@ struct SentencePiece::Impl {
 SentencePiece::SentencePiece(std::string model, const std::string& source)
     : model_(std::move(model)), impl_(std::make_unique<Impl>()) {
   sentencepiece::SentencePieceProcessor& processor = impl_->processor;
-  const std::string what = source + ": no model that SentencePiece can read";
+  const std::string what = source + ": cannot be read as a SentencePiece model";
   if (const std::string fault = find_charsmap_fault(model_); !fault.empty())
-    throw Error(ExitCode::usage, "{}: {}", what, fault);
-  using_library(ExitCode::usage, what + ": it is damaged, or of another kind",
+    throw Error(ExitCode::usage, "{}: {}; fetch it again", what, fault);
+  using_library(ExitCode::usage, what + ": it is damaged or another kind of file; fetch it again",
                 [&] { return processor.LoadFromSerializedProto(model_); });
   const int size = processor.GetPieceSize();
   for (int id = 0; id < size; ++id) {

@@ -173,12 +173,12 @@ TEST_CASE("A head of its own beside a tied one is refused", "[hf]") {
     CHECK(lacking(hf.import().notes.front(), {"lm_head.weight is not imported"}) == "");
     all.back().bytes[5] ^= std::byte{1};
     write_tensors(hf.file(weights_name), all);
-    CHECK(lacking(hf.refusal(), {"config.json cannot be imported: its head is \"" + name + "\"",
-                                 "\"lm_head.weight\" of model.safetensors is another"}) == "");
+    CHECK(lacking(hf.refusal(), {"config.json cannot be imported: it ties the head to \"" + name + "\"",
+                                 "\"lm_head.weight\" of model.safetensors differs from that"}) == "");
     all.back().bytes.resize(4);
     all.back().tensor.shape = {1};
     write_tensors(hf.file(weights_name), all);
-    CHECK(lacking(hf.refusal(), {"\"lm_head.weight\" of model.safetensors is another"}) == "");
+    CHECK(lacking(hf.refusal(), {"\"lm_head.weight\" of model.safetensors differs from that"}) == "");
   }
 }
 

@@ -232,7 +232,9 @@ TEST_CASE("variables that are missing, no numbers, out of range, or contradict e
                   "without srun");
   Settings incomplete = slurm;
   incomplete.erase("SLURM_JOB_ID");
-  require_refusal(incomplete, "SLURM_JOB_ID is not set, though this is a step of Slurm");
+  require_refusal(
+      incomplete,
+      "SLURM_JOB_ID is not set, although SLURM_STEP_ID is: set it, or unset SLURM_STEP_ID to start without Slurm");
   incomplete = slurm;
   incomplete.erase("SLURM_STEP_NODELIST");
   require_refusal(incomplete, "neither SLURM_STEP_NODELIST nor MASTER_ADDR tells the node of rank 0");

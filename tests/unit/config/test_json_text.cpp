@@ -13,12 +13,12 @@ TEST_CASE("a syntax error names file, line and column") {
   CHECK(refusal("{\n  \"run\": {\"steps\": 5,}\n}") ==
         "test.json:2:22: syntax error: nothing follows the comma; the text there:   \"run\": {\"steps\": 5,}");
   CHECK(refusal("") == "test.json:1:1: syntax error: a value is missing at the end; the text there: (the end)");
-  CHECK(refusal("{} x").starts_with("test.json:1:4: syntax error: something follows the value"));
+  CHECK(refusal("{} x").starts_with("test.json:1:4: syntax error: there is text after the end of the JSON value"));
   CHECK(refusal("{\"run\": {\"steps\": 1e999}}").starts_with("test.json:1:19: syntax error: the number is too large"));
   // Each fault behind a comment that itself looks like a fault.
   for (const auto& [text, message] :
        {std::pair{"{\"run\": NaN}", "2:9: syntax error: NaN is no value here"},
-        {"{\"run\": {\"out\": \"\\ud800\"}}", "2:18: syntax error: the escape is half of"},
+        {"{\"run\": {\"out\": \"\\ud800\"}}", "2:18: syntax error: the escape is an unpaired"},
         {"{\"run\": \"\\u12\"}", "2:10: syntax error: four hexadecimal digits"},
         {"{\"run\": \"\xff\"}", "2:10: syntax error: byte 0xff is not UTF-8"},
         {"{} /* open", "2:4: syntax error: the comment that begins here has no end"},

@@ -15,7 +15,7 @@ TEST_CASE("bf16-pure is bf16 but for the update") {
   CHECK(fault({"precision.compute=bf16-pure", "precision.residual=fp16"}) ==
         R"(precision.residual = "fp16": must be bf16 or fp32 with precision.compute = bf16-pure (try "bf16"))");
   CHECK(fault({"precision.compute=bf16-pure", "precision.linears=fp32"}) ==
-        R"(precision.linears = "fp32": must be fp8, or what precision.compute is: "bf16" (try "bf16"))");
+        R"(precision.linears = "fp32": must be fp8, or equal to precision.compute: "bf16" (try "bf16"))");
   CHECK(fault({"precision.compute=bf16-pure", "precision.linears=fp8", "run.device=cpu"}) ==
         R"(precision.linears = "fp8": needs a GPU, not run.device = cpu (try "bf16"))");
   CHECK(resume_conflicts({parse({"precision.compute=bf16"}), parse({"precision.compute=bf16-pure"})}) ==
@@ -50,7 +50,7 @@ TEST_CASE("FP8 linears want bf16, a GPU and sizes in multiples of 16 on every te
   CHECK(fault({"precision.linears=fp8"}) ==
         R"(precision.linears = "fp8": needs precision.compute = bf16, not "fp32" (try "fp32"))");
   CHECK(fault({"precision.compute=bf16", "precision.linears=fp32"}) ==
-        R"(precision.linears = "fp32": must be fp8, or what precision.compute is: "bf16" (try "bf16"))");
+        R"(precision.linears = "fp32": must be fp8, or equal to precision.compute: "bf16" (try "bf16"))");
   CHECK(fp8_fault({"batch.micro=1"}).empty());
   CHECK(fp8_fault({"parallel.tensor=2", "batch.micro=1"}).empty());
   CHECK(fp8_fault({"run.device=cpu", "batch.micro=1"}) ==

@@ -413,8 +413,8 @@ TEST_CASE("the learning rate follows the batch, and warm-up with it") {
   CHECK(parse({"optimizer.lr_scaling=sqrt", "optimizer.base_batch=4"}).lr_factor() == 2);
   CHECK(parse({"schedule.warmup_steps=250"}).warmup_steps() == 250);
   CHECK(fault({linear[0], linear[1], "schedule.warmup_steps=251"}) ==
-        "schedule.warmup_steps = 251: must be at most run.steps = 1000 over 4, which optimizer.lr_scaling stretches it "
-        "by (try 250)");
+        "schedule.warmup_steps = 251: must be at most run.steps = 1000 divided by 4, the factor of "
+        "optimizer.lr_scaling (try 250)");
   CHECK(fault({linear[0], linear[1], "schedule.warmup_steps=200", "schedule.type=wsd", "schedule.decay_steps=201"}) ==
         "schedule.decay_steps = 201: must be at most run.steps - schedule.warmup_steps = 1000 - 800 (try 200)");
   // Faults that do not depend on the faulty factor are reported as well.
@@ -549,7 +549,7 @@ TEST_CASE("an elastic run takes the most ranks over which its batch divides") {
   CHECK(training_ranks(elastic(5, {"batch.micro=null"}), 5) == 4);
   CHECK(elastic(5, {"batch.micro=null"}).batch.micro == 4);
   CHECK(fault({"parallel.elastic=true", "batch.accumulation=2"}) ==
-        "batch.accumulation = 2: follows from the ranks that are there, as parallel.elastic is true "
+        "batch.accumulation = 2: is computed from the number of ranks, as parallel.elastic is true "
         "(try --set batch.accumulation=null or leaving it out)");
   CHECK(fault({"parallel.elastic=true", "batch.micro=3"}) ==
         "batch.micro = 3: must divide batch.global = 16 (try 4 or 2)");

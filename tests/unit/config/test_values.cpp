@@ -23,7 +23,7 @@ TEST_CASE("a value of the wrong type is refused") {
       fault({"run.out=~/run"}) ==
       R"(run.out = "~/run": must not begin with ~ or $, which a shell replaces and a config does not (try "runs/demo"))");
   CHECK(fault({R"(data.train=[{"path": "s3://bucket/x"}])"})
-            .starts_with(R"(data.train[0].path = "s3://bucket/x": must be a path of this machine's file systems)"));
+            .starts_with(R"(data.train[0].path = "s3://bucket/x": must be a path in a file system of this machine)"));
   CHECK(fault({"data.tokenizer=$HOME/tokenizer.json"}).starts_with("data.tokenizer = \"$HOME/tokenizer.json\": must"));
   CHECK(fault({"run.out=./~/run"}).empty());
   CHECK(fault({"run.out=7"}) == R"(run.out = 7: must be text (try "runs/demo"))");
@@ -121,10 +121,10 @@ TEST_CASE("a key that gptrain has not is answered with the reason, and with no k
        {std::pair{"parallel.context_parallel_size=2", "unknown key; gptrain has no context parallelism"},
         {"batch.rampup_batch_size=2", "unknown key; gptrain has no ramp of the batch"},
         {"model.use_flash_attn=true", "unknown key; attention is always fused"},
-        {"run.report_to=wandb", "unknown key; metrics.jsonl and tb/ in run.out"},
+        {"run.report_to=wandb", "unknown key; gptrain always writes metrics.jsonl and tb/"},
         {"model.zzzzqqq=1", "unknown key, and gptrain has none like it"},
         {"moe=true", "unknown key; gptrain has no mixture of experts"},
-        {"parallel.dp=8", "unknown key; the data ranks are those that"},
+        {"parallel.dp=8", "unknown key; the number of data ranks follows"},
         {"ru=1", "unknown key, and gptrain has none like it"},
         {"data.x=1", "unknown key, and gptrain has none like it"},
         {"train.=1", "unknown key, and gptrain has none like it"},
@@ -155,8 +155,8 @@ TEST_CASE("keys of torchtitan and of the HF Trainer are answered with ours") {
 
 TEST_CASE("a short try of a run is offered --steps first") {
   CHECK(fault({"run.steps=5", "schedule.warmup_steps=10"})
-            .starts_with(
-                "for a short try keep run.steps and give train --steps 5, which ends early on the same schedule"));
+            .starts_with("to try a run's first 5 steps, leave run.steps as it is and give train --steps 5, which keeps "
+                         "the schedule"));
   CHECK(fault({"schedule.warmup_steps=1001"}).starts_with("schedule.warmup_steps"));
 }
 
@@ -356,19 +356,18 @@ TEST_CASE("an override may name an element of a list") {
   CHECK(fault({"data.train[0].path=3"}) == R"(data.train[0].path = 3: must be text (try "data/corpus/train"))");
   CHECK(fault({R"(data.train=[{"path": "y"}, "x"])", "data.train[1].path=y"})
             .starts_with("data.train[1] = \"x\": must be an object"));
-  const auto none = [](const std::string& path, int count) {
-    return fmt::format(
-        R"({} = "x": names no element of data.train, to which the config gives {} (try the whole value: )"
-        R"(--set 'data.train=[{{"path": "data/corpus/train"}}]'))",
-        path, count);
+  const auto none = [](const std::string& path, const std::string& count) {
+    return fmt::format(R"({} = "x": names no element of data.train; the config's list has {} (try the whole value: )"
+                       R"(--set 'data.train=[{{"path": "data/corpus/train"}}]'))",
+                       path, count);
   };
   for (const char* path : {"data.train[1].path", "data.train[].path", "data.train[-1].path", "data.train[0]path",
                            "data.train[0].", "data.train[", "data.train[99999999999999999999]"}) {
-    CHECK(fault({fmt::format("{}=x", path)}) == none(path, 1));
+    CHECK(fault({fmt::format("{}=x", path)}) == none(path, "1 element"));
   }
-  CHECK(fault({"data.train=corpus", "data.train[0].path=x"}).starts_with(none("data.train[0].path", 0)));
+  CHECK(fault({"data.train=corpus", "data.train[0].path=x"}).starts_with(none("data.train[0].path", "0 elements")));
   CHECK(fault({"run.steps[0]=1"})
-            .starts_with("run.steps[0] = 1: names no element of run.steps, to which the config gives 0 (try "));
+            .starts_with("run.steps[0] = 1: names no element of run.steps; the config's list has 0 elements (try "));
   CHECK(fault({"data.trian[0].path=x"}).starts_with("data.trian[0].path = \"x\": unknown key (try "));
 }
 

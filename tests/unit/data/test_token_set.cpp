@@ -119,7 +119,7 @@ TEST_CASE("A set without a shard that its pack counts is refused, by prefix, fol
   for (const std::string& name : names) {
     INFO(name);
     CHECK(contains(error_of(ExitCode::data, [&] { token_files_of(name); }),
-                   "set-00004.idx is missing: " + data + "/set.pack.json counts 6 shards"));
+                   "set-00004.idx is missing, although " + data + "/set.pack.json counts 6 shards"));
   }
   CHECK(token_files_of(data + "/set-0000[0-3]*").size() == 4);  // asks for no more
   counts(4, true);

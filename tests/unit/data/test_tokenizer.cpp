@@ -248,7 +248,8 @@ TEST_CASE("A byte without a token, and ranks without a pattern, are refused") {
   }
   CHECK(encode(load_tokenizer(folder / "r", "[^\\s\\p{P}]+|\\$"), "ab$b") == std::vector<int32_t>{256, '$', 'b'});
   write_file(folder / "r", ranks + "YWI= 7\n");
-  CHECK(contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r", "gpt2"); }), "line 257: rank 7 again"));
+  CHECK(contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r", "gpt2"); }),
+                 "line 257: rank 7 is given a second time"));
   write_file(folder / "r", "hello\n");
   CHECK(contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r"); }), "neither a tokenizer.json nor"));
   for (const auto& [content, message] : std::vector<std::pair<std::string, std::string>>{

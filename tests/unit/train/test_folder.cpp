@@ -59,7 +59,7 @@ TEST_CASE("room is wanted for the checkpoints that a run holds at a time") {
   CHECK(shortage(often, 0, 0, 4096) == "");
   CHECK(shortage(often, 0, 0, 4095) ==
         "run.out = none: 4.0 KiB are free there, but 4 checkpoints of 1.0 KiB will take 4.0 KiB "
-        "(checkpoint.keep_last = 3, and one while it is written)");
+        "(checkpoint.keep_last = 3, and the one being written)");
   // Existing checkpoints take no more room, and retention keeps only some.
   CHECK(shortage(often, 50, 2, 2048) == "");
   CHECK(shortage(often, 50, 2, 2047).find("but 2 more checkpoints of 1.0 KiB will take 2.0 KiB") != std::string::npos);
@@ -69,7 +69,8 @@ TEST_CASE("room is wanted for the checkpoints that a run holds at a time") {
   CHECK(shortage(often, 79, 0, 2048) != "");
   CHECK(shortage({}, 0, 0, 1024) == "");
   CHECK(shortage(often, 100, 0, 0) == "");
-  const std::string refusal = "run.out = none: no room for a checkpoint, which takes 1.0 KiB: 1023 B are free there";
+  const std::string refusal =
+      "run.out = none: a checkpoint takes 1.0 KiB, and 1023 B are free there: free space, or choose another run.out";
   CHECK_THROWS_WITH(shortage({}, 0, 0, 1023), refusal);
   CHECK_THROWS_WITH(shortage(often, 90, 9, 1023), refusal);
 }
