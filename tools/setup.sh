@@ -126,6 +126,12 @@ if ! has_mpi && ! { command -v apt-get >/dev/null && run_logged apt-mpi.log inst
   say "no Open MPI: ranks will be threads, or processes that TCP connects"
 fi
 
+# Without it, threads read and write working files.
+install_uring() { apt_get update && apt_get install --no-install-recommends liburing-dev; }
+if ! has_header liburing.h && ! { command -v apt-get >/dev/null && run_logged apt-uring.log install_uring; }; then
+  say "no liburing: threads will read and write the files of memory.disk_path"
+fi
+
 # Libraries with which `gptrain data` reads and tokenizes; a build without one of them refuses data that need it.
 data_libraries=(libpcre2-dev libsimdjson-dev zlib1g-dev libzstd-dev liblzma-dev libbz2-dev libsentencepiece-dev)
 has_data_libraries() { pkg-config --exists libpcre2-8 simdjson zlib libzstd liblzma sentencepiece && has_header bzlib.h; }

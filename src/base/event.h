@@ -57,8 +57,12 @@ struct Event {
     int8_t group = -1;
   };
 
+  // Where the work is done: among the ops of the rank's thread, or beside them by those who update weights.
+  enum class Queue : uint8_t { ops, update, disk_read, disk_write };
+
   Kind kind = Kind::op;
   bool beside_ops = false;  // the copy runs in its own queue while ops go on
+  Queue queue = Queue::ops;
   Place place = {};
   int32_t ranks = 0;           // size of the collective's group
   int64_t awaits = -1;         // for a wait: event number of the collective; -1: it was issued before the log began

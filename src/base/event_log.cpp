@@ -9,12 +9,14 @@ void EventLog::start() {
   taken_ = end();
   events_.clear();
   recomputing_ = false;
+  queue_ = Event::Queue::ops;
   on_ = true;
 }
 
 void EventLog::stop() { on_ = false; }
 
 int64_t EventLog::add(Event event) {
+  if (event.kind == Event::Kind::op) event.queue = queue_;
   if (recomputing_) event.model_flops = 0;
   if (!copies_name_.empty() && event.kind == Event::Kind::copy) event.name = copies_name_;
   const std::lock_guard lock(mutex_);

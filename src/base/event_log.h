@@ -26,6 +26,9 @@ class EventLog {
   // storage.
   void name_copies(std::string_view name) { copies_name_ = name; }
 
+  // Queue of the ops from now on.
+  void set_queue(Event::Queue queue) { queue_ = queue; }
+
   // Records an event and returns its number; numbers rise by one and are never reused. REQUIRES: on().
   int64_t add(Event event);
   int64_t end() const { return taken_ + static_cast<int64_t>(events_.size()); }  // the next event's number
@@ -41,6 +44,7 @@ class EventLog {
   bool on_ = false;
   bool recomputing_ = false;
   std::string_view copies_name_ = {};
+  Event::Queue queue_ = Event::Queue::ops;
   int64_t taken_ = 0;  // number of the first event still held
   std::mutex mutex_;   // guards the times and positions of the events
   std::deque<Event> events_;

@@ -66,6 +66,8 @@ void add_memory_fields(std::vector<Field>& table) {
   const Dependency not_gated{
       "model.activation", "model.activation is gelu or gelu_tanh",
       when(&RunConfig::model, [](const ModelConfig& model) { return !is_gated(model.activation); })};
+  const Dependency on_disk{"memory.offload_optimizer", "memory.offload_optimizer is disk",
+                           when(&RunConfig::memory, [](const MemoryConfig& memory) { return memory.uses_disk(); })};
   table.insert(
       table.end(),
       {
@@ -103,6 +105,21 @@ void add_memory_fields(std::vector<Field>& table) {
               .changeable(),
           field("memory.loss_chunk_tokens", &RunConfig::memory, &M::loss_chunk_tokens, IntegerRule{0, 1 << 24, {}},
                 "rows of logits (one for each token) that are in memory at a time; 0: 8192 on a GPU, 2048 on the CPU")
+              .changeable(),
+          words<M, StatePlace>(
+              "memory.offload_optimizer", &RunConfig::memory, &M::offload_optimizer,
+              {{"none", StatePlace::none}, {"disk", StatePlace::disk}},
+              {{"host", "the memory of a device without its own memory is the host's, and GPUs cannot offload yet",
+                "disk"}},
+              "where the optimizer's state and master weights lie between updates: in the device's memory (none), or "
+              "in "
+              "working files on memory.disk_path, which are read ahead, updated and written beside the passes (arXiv "
+              "2104.07857); the result has the same bits")
+              .changeable(),
+          field("memory.disk_path", &RunConfig::memory, &M::disk_path, TextRule{false, true},
+                "folder for working files; several, one on each drive, are separated by ':' and take a share each")
+              .required("\"/scratch/nvme0\"")
+              .only_with(on_disk)
               .changeable(),
       });
 }

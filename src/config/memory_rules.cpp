@@ -15,6 +15,7 @@ class MemoryRules : Rules {
     check_saved_inputs();
     check_linear_projection();
     check_offload();
+    check_disk();
   }
 
  private:
@@ -76,9 +77,45 @@ class MemoryRules : Rules {
     if (sound({"model.num_layers"}) && choice.is_number() && choice.blocks() > config_.model.num_layers)
       fault(path, fmt::format("must be at most model.num_layers = {}", config_.model.num_layers), "\"all\"");
   }
+
+  // Checks that all that reads or writes optimizer state can do so while it is on disk.
+  void check_disk() {
+    const char* const path = "memory.offload_optimizer";
+    if (!sound({path}) || !config_.memory.uses_disk()) return;
+    if (sound({"run.device"}) && config_.run.device == DeviceKind::cuda)
+      fault(path, "works with run.device = \"cpu\" only: updates beside a GPU's ops are not written yet", "\"none\"");
+    if (sound({"optimizer.type"}) && config_.optimizer.type == OptimizerKind::muon)
+      fault(path, "cannot be combined with optimizer.type = \"muon\", which needs whole matrices in memory",
+            "\"none\"");
+    if (sound({"optimizer.qk_clip"}) && config_.optimizer.qk_clip > 0)
+      fault(path, "cannot be combined with optimizer.qk_clip, which scales master weights after each update",
+            "\"none\"");
+    if (sound({"run.validate_ema"}) && config_.run.validate_ema)
+      fault(path, "cannot be combined with run.validate_ema = true, which reads the averaged weights in memory",
+            "\"none\"");
+    if (!is_given("checkpoint.asynchronous")) config_.checkpoint.asynchronous = false;
+    if (config_.checkpoint.asynchronous)
+      fault("checkpoint.asynchronous",
+            "must be false with memory.offload_optimizer = \"disk\": it keeps a copy of the state in memory", "false");
+    for (const std::string& folder : config_.memory.disk_folders())
+      if (sound({"memory.disk_path"}) && folder.empty())
+        fault("memory.disk_path", "names an empty folder between or beside ':'", "\"/scratch/nvme0\"");
+  }
 };
 
 }  // namespace
+
+std::vector<std::string> MemoryConfig::disk_folders() const {
+  std::vector<std::string> folders{""};
+  for (const char c : disk_path) {
+    if (c == ':') {
+      folders.emplace_back();
+    } else {
+      folders.back() += c;
+    }
+  }
+  return folders;
+}
 
 void check_memory(const RuleContext& context) { MemoryRules(context).run(); }
 

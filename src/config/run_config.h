@@ -231,6 +231,9 @@ struct ProjectionConfig {
   bool is_at(LinearSite site) const { return std::find(sites.begin(), sites.end(), site) != sites.end(); }
 };
 
+// Where the optimizer's state lies between updates: in the memory of the device (none), or on drives.
+enum class StatePlace : uint8_t { none, disk };
+
 struct MemoryConfig {
   RecomputeKind recompute = RecomputeKind::none;
   int64_t recompute_interval = 0;  // every_nth: blocks 0, n, 2n, ... are recomputed
@@ -240,6 +243,11 @@ struct MemoryConfig {
   int64_t saved_inputs = 16;     // 8: inputs of linears and norms are saved as 8-bit codes; 16: in type `compute`
   ProjectionConfig linear_projection = {};
   int64_t loss_chunk_tokens = 0;  // rows of logits in memory at a time; 0: chosen for the device
+  StatePlace offload_optimizer = StatePlace::none;
+  std::string disk_path = {};  // folders, one on each drive, with ':' between them
+
+  bool uses_disk() const { return offload_optimizer == StatePlace::disk; }
+  std::vector<std::string> disk_folders() const;
 };
 
 struct CheckpointConfig {

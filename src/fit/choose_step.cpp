@@ -44,6 +44,11 @@ UnitChoices choose_units(const PlanCase& run, int32_t stage, std::optional<int64
 }  // namespace
 
 StepChoices choose_step(const PlanCase& run, int32_t stage, std::optional<int64_t> room) {
+  if (run.config.memory.uses_disk() && run.target.kind == Target::Kind::gpu)
+    throw Error(
+        ExitCode::usage,
+        "memory.offload_optimizer = \"disk\": works on CPUs only, as updates beside a GPU's ops are not written "
+        "yet (try \"none\")");
   return choices_with(run.config.memory, run.target, choose_units(run, stage, room));
 }
 

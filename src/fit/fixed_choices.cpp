@@ -60,7 +60,10 @@ UnitChoices fixed_units(const RunConfig& config) {
 }
 
 StepChoices choices_with(const MemoryConfig& memory, const Target& target, UnitChoices units) {
+  std::vector<MemoryPlace> optimizer_state;
+  if (memory.uses_disk()) optimizer_state.assign(units.size(), MemoryPlace::disk);
   return {.units = std::move(units),
+          .optimizer_state = std::move(optimizer_state),
           .backward_recomputes = backward_recomputes(memory.recompute),
           .loss_chunk_tokens = loss_chunk_tokens(memory, target),
           .code_bits = memory.activation_bits < 16 ? static_cast<int>(memory.activation_bits) : 0,

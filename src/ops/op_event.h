@@ -34,12 +34,22 @@ constexpr std::string_view upload_name = "upload";                  // host to d
 constexpr std::string_view download_name = "download";              // device to host
 constexpr std::string_view copy_among_ops_name = "copy_among_ops";  // SideQueue::copy_among_ops
 
+constexpr std::string_view disk_read_name = "disk_read";
+constexpr std::string_view disk_write_name = "disk_write";
+
 inline Event copy_event(std::string_view name, int64_t bytes, bool beside_ops = false) {
   return {.kind = Event::Kind::copy,
           .beside_ops = beside_ops,
           .name = name,
           .shape = format_bytes(static_cast<double>(bytes)),
           .bytes_moved = bytes};
+}
+
+// RETURNS the event of bytes that move between memory and working files beside the ops.
+inline Event disk_event(bool writes, int64_t bytes) {
+  Event event = copy_event(writes ? disk_write_name : disk_read_name, bytes, true);
+  event.queue = writes ? Event::Queue::disk_write : Event::Queue::disk_read;
+  return event;
 }
 
 }  // namespace gptrain::ops

@@ -9,6 +9,7 @@
 #include "config/run_config.h"
 #include "model/record.h"
 #include "ops/backend.h"
+#include "parallel/away_state.h"
 #include "parallel/groups.h"
 #include "parallel/parameters.h"
 #include "parallel/state_columns.h"
@@ -22,6 +23,7 @@ struct UpdateContext {
   Backend& backend;
   RankGroups& groups;
   Workspace& workspace;
+  AwayState* away = nullptr;  // null: all state is at home
 };
 
 // Updates this rank's weights and state columns. Columns are zero before the first update. If StepState::skip is set,
@@ -32,7 +34,8 @@ class Optimizer {
   // Computes values that need whole tensors: sums over a tensor's elements, or an update from a whole matrix (Muon).
   // RETURNS this rank's part of the sums in f64, in device memory, which the caller then adds up over the world in
   // place; a matrix that is not given if there are none. REQUIRES: called by all ranks once a step, after the op
-  // PrepareUpdate and before the step's updates. May be collective over the stage's ranks.
+  // PrepareUpdate and before the step's updates. May be collective over the stage's ranks. Brings state that is away
+  // home itself.
   virtual Matrix measure() { return {}; }
   // Updates this rank's part of the unit (ParameterStore::update_range). Gradients are multiplied by
   // StepState::gradient_scale, which clips them and divides out the loss scale. REQUIRES: the unit's gradients are

@@ -91,12 +91,16 @@ class StepUpdate final : public UpdateRule {
     agreement_.agree();
     site_.pass_state();
     if (const Matrix sums = optimizer_.measure(); sums.given()) sum_over_world(site_.updates.groups, sums);
+    site_.end_measuring();
   }
   void update(int64_t unit) override {
     site_.begin(unit);
     optimizer_.update(unit);
     if (qk_clip_ != nullptr) qk_clip_->clip(unit);
     site_.end(unit);
+  }
+  void await_update(int64_t unit) override {
+    if (site_.lane != nullptr) site_.lane->await(unit);
   }
 
  private:

@@ -1,8 +1,11 @@
 #include "optim/update_site.h"
 
+#include "parallel/parameter_exchange.h"
+
 namespace gptrain::inline optim {
 
 void UpdateSite::pass_state() const {
+  if (lane != nullptr) lane->drain();
   if (updates.state == ops.state) return;
   StepState state;
   ops.backend.download(&state, ops.state, sizeof state);
@@ -10,13 +13,21 @@ void UpdateSite::pass_state() const {
   updates.backend.upload(updates.state, &state, sizeof state);
 }
 
+void UpdateSite::end_measuring() const {
+  if (updates.away != nullptr) updates.away->release();
+}
+
 void UpdateSite::begin(int64_t unit) const {
-  if (away != nullptr) away->fetch(unit);
+  if (lane != nullptr) lane->begin(unit);
 }
 
 void UpdateSite::end(int64_t unit) const {
-  if (&updates.backend != &ops.backend) updates.backend.synchronize();
-  if (away != nullptr) away->put_back(unit);
+  copy_norms(updates.parameters, unit, updates.backend);
+  if (lane != nullptr) {
+    lane->end(unit);
+  } else if (&updates.backend != &ops.backend) {
+    updates.backend.synchronize();
+  }
 }
 
 }  // namespace gptrain::optim

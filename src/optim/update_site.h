@@ -4,19 +4,21 @@
 #include <cstdint>
 
 #include "optim/optimizer.h"
-#include "parallel/away_state.h"
+#include "parallel/update_lane.h"
 
 namespace gptrain::inline optim {
 
 struct UpdateSite {
   UpdateContext ops;
   UpdateContext updates;  // the same state and backend as `ops`, unless updates run elsewhere
-  const AwayState* away;  // null: all state is at home
+  UpdateLane* lane;       // null: updates run when they are called
 
-  // Passes the step's state on to the updates. REQUIRES: called after each norm.
+  // Waits for all updates, and passes the step's state on to the next ones. REQUIRES: called after each norm.
   void pass_state() const;
+  // Ends the use of state that is away before the updates.
+  void end_measuring() const;
   // Surround the update of a unit: `begin` brings its state home, `end` takes it back and makes the updated weights
-  // visible to the ops.
+  // visible to the ops. With a lane both only say so to its thread.
   void begin(int64_t unit) const;
   void end(int64_t unit) const;
 };

@@ -1,38 +1,53 @@
-// Optimizer state of units that are not at home (StateLayout), in places that ops do not reach.
+// Masters and optimizer state of units that are not at home (StateLayout), while no update uses them.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <vector>
 
-#include "parallel/memory.h"
+#include "parallel/groups.h"
 #include "parallel/parameters.h"
+#include "storage/working_files.h"
 
 namespace gptrain::inline parallel {
 
-// Memory of one place, read and written in ranges of bytes.
-class PlaceStore {
- public:
-  virtual ~PlaceStore() = default;
-  virtual void read(int64_t offset, std::byte* to, int64_t bytes) = 0;
-  virtual void write(int64_t offset, const std::byte* from, int64_t bytes) = 0;
-};
-using PlaceStores = std::array<PlaceStore*, num_memory_places>;  // by place; null: no unit is there
+// Returns the pieces of working files that hold the state of units on disk, by unit; units at home have 0 bytes.
+std::vector<StoredPiece> stored_pieces(const ParameterStore& parameters);
 
+// Reads and writes the working files through the landing area, one unit at a time. Used by the rank's thread.
 class AwayState {
  public:
-  // Borrows all. REQUIRES: the host can read and write the buffer of state, and each unit's place has a store.
-  AwayState(const ParameterStore& parameters, const PlaceStores& stores) : parameters_(parameters), stores_(stores) {}
+  // Borrows all. `files`: null in a plan, which only logs reads and writes. `before_use`: called before
+  // the landing area is used.
+  AwayState(const ParameterStore& parameters, RankGroups& groups, WorkingFiles* files,
+            std::function<void()> before_use);
 
-  // Read the unit's state into the landing area, and write it back; no effect if the unit is at home.
-  void fetch(int64_t unit) const;
-  void put_back(int64_t unit) const;
+  // Brings the unit's state to its landing place, after writing back the one before it if that was changed; no effect
+  // if the unit is at home.
+  void fetch(int64_t unit);
+  // Says that the caller changes the state of the unit that was fetched.
+  void change() { changed_ = true; }
+  // Writes the fetched unit back if it was changed, and forgets it. Call before updates.
+  void release();
   // Zeroes the state of all units that are away.
-  void clear() const;
+  void clear();
+
+  // Returns true for addresses in StateSlice of values that are away.
+  static bool holds(const void* address) { return reinterpret_cast<uintptr_t>(address) >= away_addresses; }
+  // Returns the place in the landing area of bytes at such an address, which are fetched. The bytes are of one unit.
+  std::byte* fetched(const void* address);
 
  private:
+  void move(int64_t unit, bool writes);
+
   const ParameterStore& parameters_;
-  const PlaceStores stores_;
+  RankGroups& groups_;
+  WorkingFiles* const files_;
+  const std::function<void()> before_use_;
+  std::vector<int64_t> units_;  // units that are away, in the order of their ranges
+  int64_t fetched_ = -1;        // unit in the landing area; -1: none
+  bool changed_ = false;
 };
 
 }  // namespace gptrain::parallel

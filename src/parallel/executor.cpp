@@ -56,12 +56,21 @@ StepStatistics Executor::statistics_of(ActionKind kind) const {
   return statistics;
 }
 
+int64_t Executor::matrix_unit() const {
+  return program_.schedule.options.tied_head ? 0 : parameters_.num_parameter_units() - 1;
+}
+
+void Executor::await_updates(const Action& action) {
+  if (update_ == nullptr) return;
+  update_->await_update(action.unit);
+  if (action.unit + 1 == model_.num_layers()) update_->await_update(matrix_unit());
+}
+
 LayerCall Executor::call_of(const Action& action) const {
   const ScheduleOptions& options = program_.schedule.options;
   const MicroBatch batch = micro_batch(action);
-  const int64_t matrix_unit = options.tied_head ? 0 : parameters_.num_parameter_units() - 1;
   LayerCall call{.parameters = whole(action.unit, action),
-                 .head_matrix = whole(matrix_unit, action),
+                 .head_matrix = whole(matrix_unit(), action),
                  .tokens = batch.tokens,
                  .targets = batch.targets,
                  .sample_ids = batch.sample_ids,
@@ -106,6 +115,7 @@ RecordingKey recording_key(const void* executor, const Action& action, const Lay
 
 template <typename Ops>
 void Executor::compute(const Action& action, const Ops& ops) {
+  await_updates(action);
   const LayerCall call = call_of(action);
   if (model_.layer(action.unit).exchanges_amid_ops()) return ops(call);
   resources_.backend->run_recorded(recording_key(this, action, call), [&] { ops(call); });
@@ -136,6 +146,7 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
     case ActionKind::backward:
       return backward(BackwardPart::both);
     case ActionKind::gather:
+      await_updates(action);
       (*resources_.gathers)[static_cast<size_t>(action.unit)] =
           begin_gather(parameters_, action.unit, at(action, Operand::weights), *resources_.groups, *resources_.backend);
       return;

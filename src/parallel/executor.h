@@ -24,8 +24,10 @@ class UpdateRule {
   virtual ~UpdateRule() = default;
   // Computes the global gradient norm, and from it the clipping factor and whether the step is skipped. Collective.
   virtual void norm() = 0;
-  // Updates one unit's weights.
+  // Updates one unit's weights, or begins to.
   virtual void update(int64_t unit) = 0;
+  // Waits until the unit's last update is over. Called before ops read its weights or write its gradients.
+  virtual void await_update(int64_t /*unit*/) {}
 };
 
 // Sees every action before and after it runs. A plan uses it to count ops, a profile to time them.
@@ -68,6 +70,7 @@ class Executor {
 
  private:
   void play_all(MicroBatchSource& source, ActionObserver* observer);
+  void await_updates(const Action& action);
   void run(const Action& action, MicroBatchSource& source);
   std::byte* at(const Action& action, Operand operand) const;
   StepStatistics statistics_of(ActionKind kind) const;
@@ -78,6 +81,8 @@ class Executor {
   void upload_micro_batch(const Action& action, MicroBatchSource& source);
   // Returns the parameters of the unit. Gathered weights and whole gradients are the action's operands.
   UnitParameters whole(int64_t unit, const Action& action) const;
+  // Returns the unit with the matrix of the head.
+  int64_t matrix_unit() const;
   ParameterExchange::Gradients gradients_of(const Action& action) const;
   // Begins a transfer between stages or waits for its end.
   void transfer(const Action& action);

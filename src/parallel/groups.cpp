@@ -350,6 +350,7 @@ Communicator* RankGroups::group(LaneKind lane, GroupKind kind) const {
 }
 
 void RankGroups::set_log(EventLog* log) {
+  log_ = log;
   for (const RankLane& lane : lanes_) lane.lane->set_log(log);
 }
 

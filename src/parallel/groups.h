@@ -62,10 +62,14 @@ constexpr size_t num_lanes = static_cast<size_t>(LaneKind::count);
 constexpr std::array<std::string_view, num_lanes> lane_names = {"tensor",           "gradients",     "weights",
                                                                 "context",          "expert",        "send_next",
                                                                 "receive_previous", "send_previous", "receive_next"};
-// Numbers of the things that ops may wait for: the lanes as in LaneKind, then the copies of offloaded records.
+// Numbers of the things that ops may wait for: the lanes as in LaneKind, then the copies of offloaded records, then
+// updates whose state is on disk.
 constexpr size_t copy_lane = num_lanes;
-constexpr size_t num_waited_lanes = num_lanes + 1;
-constexpr std::string_view waited_lane_name(size_t lane) { return lane == copy_lane ? "copies" : lane_names[lane]; }
+constexpr size_t update_lane = num_lanes + 1;
+constexpr size_t num_waited_lanes = num_lanes + 2;
+constexpr std::string_view waited_lane_name(size_t lane) {
+  return lane == copy_lane ? "copies" : lane == update_lane ? "updates" : lane_names[lane];
+}
 
 // Whether it is a lane of transfers between stages.
 constexpr bool is_between_stages(LaneKind lane) { return lane >= LaneKind::send_next; }
@@ -181,6 +185,7 @@ class RankGroups {
   void give_up(std::exception_ptr failure);
   // Sets the log of all lanes (Lane::set_log), borrowed; null: none. Events have numbers of LaneKind and GroupKind.
   void set_log(EventLog* log);
+  EventLog* log() const { return log_; }
   // Waits for all items on all lanes, even if a lane has failed; then THROWS the lane's failure.
   void wait_all();
 
@@ -219,6 +224,7 @@ class RankGroups {
   int64_t rank_;
   MeshPoint at_;
   bool linked_ = false;
+  EventLog* log_ = nullptr;
   Activity* activity_ = nullptr;
   GroupHandles groups_;
   std::array<int64_t, num_group_kinds> sizes_{};

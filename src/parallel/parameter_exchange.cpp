@@ -51,7 +51,8 @@ Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::b
     const int64_t after = count - before - own.count;
     if (before > 0) backend.upload(norms, parameters.zeros(), before * dtype_bytes(DType::f32));
     if (after > 0) backend.upload(norms + count - after, parameters.zeros(), after * dtype_bytes(DType::f32));
-    if (own.count > 0 && own.master != norms + own.first) {
+    // Norms whose masters are away have been copied already (copy_norms).
+    if (own.count > 0 && !parameters.sharding().masters_away && own.master != norms + own.first) {
       backend.run(Cast{.from = Matrix(own.master, DType::f32, 1, own.count),
                        .to = Matrix(norms + own.first, DType::f32, 1, own.count)});
     }
@@ -65,6 +66,15 @@ Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::b
   }
   return lane.all_gather(copies, parameters.weights_piece(unit), whole.weights, parameters.piece_elements(unit),
                          parameters.sharding().compute);
+}
+
+void copy_norms(const ParameterStore& parameters, int64_t unit, Backend& backend) {
+  if (!parameters.sharding().masters_away) return;
+  const NormPiece own = parameters.norm_piece(unit);
+  if (own.count == 0) return;
+  auto* const norms = reinterpret_cast<float*>(parameters.whole(unit).norms) + own.first;
+  backend.run(
+      Cast{.from = Matrix(own.master, DType::f32, 1, own.count), .to = Matrix(norms, DType::f32, 1, own.count)});
 }
 
 // Sums the part of the table that update_range(0) covers. Both stages have the same part, as they lay the unit out

@@ -15,8 +15,6 @@ std::vector<int64_t> norm_offsets(const ParameterLayout& layout) {
   return offsets;
 }
 
-float* as_floats(std::byte* buffer, int64_t offset) { return reinterpret_cast<float*>(buffer) + offset; }
-
 // Cuts elements [first, end) of a box into boxes: part of a row, whole rows, part of a row. Calls body(offset, shape,
 // at) for each, where `at` is `start` plus the number of elements of the box before it.
 template <typename Body>
@@ -65,7 +63,7 @@ ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sh
           .updated = sharding.updates_apart ? layout.held_elements(sharding.cuts_state()) * compute_bytes : 0,
           .gradients = layout.held_elements(sharding.cuts_gradients()) * dtype_bytes(sharding.gradients),
           .master = sharding.has_master() ? layout.held_elements(sharding.cuts_state()) * f32_bytes : 0,
-          .state = StateLayout(columns, layout, sharding.cuts_state(), {}).buffer_bytes()};
+          .state = StateLayout(columns, layout, {.in_pieces = sharding.cuts_state()}, {}).buffer_bytes()};
 }
 
 ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorShard>& shards,
@@ -77,7 +75,8 @@ ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorSh
       sharding_(sharding),
       buffers_(buffers),
       columns_(std::move(columns)),
-      state_layout_(columns_, layout, sharding.cuts_state(), state_places) {
+      state_layout_(columns_, layout, {.in_pieces = sharding.cuts_state(), .has_masters = sharding.has_master()},
+                    state_places) {
   norm_offset_ = norm_offsets(layout);
   for (const UnitRange& unit : layout.units)
     zeros_.resize(std::max(zeros_.size(), static_cast<size_t>(unit.norm_elements)));
@@ -98,7 +97,7 @@ UnitParameters ParameterStore::whole(int64_t unit, std::byte* gathered, std::byt
   if (sharding_.compute == DType::f32) {
     whole.norms = whole.weights;
   } else if (!sharding_.has_f32_norms()) {
-    whole.norms = buffers_.master + range(unit).offset * f32_bytes;
+    whole.norms = buffers_.master + state_layout_.master_offset(unit);
   } else {
     const int64_t held = layout_.held_elements(sharding_.gathers_weights());
     whole.norms = buffers_.weights + held * compute_bytes + norm_offset_[static_cast<size_t>(unit)] * f32_bytes;
@@ -140,16 +139,17 @@ Matrix ParameterStore::summed_gradients() const {
 
 UpdateRange ParameterStore::update_range(int64_t unit) const {
   const bool whole_unit = !sharding_.cuts_state();
-  const int64_t in_state = whole_unit ? range(unit).offset : offset_of_piece(unit, true);
   const int64_t in_gradients = whole_unit ? range(unit).offset : offset_in_summed(unit);
   const bool has_master = sharding_.has_master();
   const bool is_master = sharding_.compute == DType::f32;
   const UnitPiece updated = whole_unit ? UnitPiece{0, range(unit).elements} : piece(unit);
   std::byte* const weights = updated_weights(unit, updated.first);
+  auto* const masters = reinterpret_cast<float*>(
+      state_layout_.is_away(unit) ? landing(unit) : buffers_.master + state_layout_.master_offset(unit));
   return {.first = updated.first,
           .elements = updated.elements,
           .gradients = buffers_.gradients + in_gradients * dtype_bytes(sharding_.gradients),
-          .master = has_master  ? as_floats(buffers_.master, in_state)
+          .master = has_master  ? masters
                     : is_master ? reinterpret_cast<float*>(weights)
                                 : nullptr,
           .weights = is_master ? nullptr : weights};
@@ -167,6 +167,15 @@ std::byte* ParameterStore::factored_column(size_t column, size_t tensor) const {
       before += element_count(stored_shape(columns_[column], spec_.tensors[i], shards_[i]));
   }
   return this->column(column, unit) + column_bytes(columns_[column], before);
+}
+
+template <typename T>
+T* ParameterStore::saved_address(int64_t unit, T* value) const {
+  if (!state_layout_.is_away(unit)) return value;
+  const auto [offset, bytes] = state_layout_.range_away(unit);
+  const auto in_range = reinterpret_cast<uintptr_t>(value) - reinterpret_cast<uintptr_t>(landing(unit));
+  if (in_range >= static_cast<uintptr_t>(bytes)) return value;
+  return reinterpret_cast<T*>(away_addresses + static_cast<uintptr_t>(offset) + in_range);
 }
 
 bool ParameterStore::is_narrow(size_t tensor) const {
@@ -271,14 +280,14 @@ std::vector<StateSlice> ParameterStore::state(bool written_only) const {
       if (has_values(column, spec_.tensors[tensor]) && piece.column_bytes(column) > 0) {
         const bool of_blocks = column.granularity == StateGranularity::block;
         const int64_t before = of_blocks ? blocks.in_columns : is_of_last(column) ? at - held_before_last(unit) : at;
-        place = this->column(i, unit) + before * dtype_bytes(column.dtype);
+        place = saved_address(unit, this->column(i, unit) + before * dtype_bytes(column.dtype));
       }
       piece.columns.push_back(place);
     }
     if (piece.count() > 0) {
       const bool narrow = is_narrow(tensor);
       float* const master = sharding_.pure ? norm_piece(unit).master : held.master;
-      piece.weight = narrow ? nullptr : master + at;
+      piece.weight = narrow ? nullptr : saved_address(unit, master + at);
       piece.narrow_weight = narrow ? reinterpret_cast<bf16*>(held.weights) + at : nullptr;
       if (sharding_.gradients == DType::f32) {
         piece.gradient = reinterpret_cast<float*>(held.gradients) + at;

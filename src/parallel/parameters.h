@@ -35,6 +35,7 @@ struct Sharding {
   int64_t zero = 0;                                    // ZeRO stage, 0 to 3
   Residency weights = Residency::resident;             // place of weights that the stage does not cut
   bool updates_apart = false;                          // updates write weights in other memory than the ops read
+  bool masters_away = false;                           // master weights of some units are not in memory (StateLayout)
   std::array<CopyPlace, num_copy_groups> places = {};  // by CopyGroup
   DType compute = DType::f32;                          // dtype of weights
   DType reduce = DType::f32;                           // dtype in which gradients are summed over copies
@@ -56,7 +57,9 @@ struct Sharding {
   bool has_gradient_buckets() const { return cuts_gradients() || gradients != DType::f32; }
   bool has_master() const { return compute != DType::f32 && !pure; }
   // Whether each rank has all norms in f32 after its weights. Else the ops read them in the weights or the masters.
-  bool has_f32_norms() const { return compute != DType::f32 && (cuts_state() || updates_apart || pure); }
+  bool has_f32_norms() const {
+    return compute != DType::f32 && (cuts_state() || updates_apart || masters_away || pure);
+  }
 };
 
 // Bytes of each of a rank's parameter buffers.
@@ -92,11 +95,10 @@ struct StateSlice {
   int64_t tensor = 0;  // index in the spec
   std::vector<int64_t> offset, shape;
   // The weights that are updated. `narrow_weight` is used with `pure` for tensors other than norms, else `weight`. The
-  // other is null.
+  // other is null. Values of a unit that is away have addresses that only AwayState reads and writes.
   float* weight = nullptr;
   bf16* narrow_weight = nullptr;
-  // By column of the optimizer; null if it has no values for the elements. A unit that is away has its values in the
-  // landing area, once they were fetched (AwayState).
+  // By column of the optimizer; null if it has no values for the elements.
   std::vector<std::byte*> columns;
   // Gradients of the last step, summed, before clipping. Sharding::gradients says which is used. The other is null.
   float* gradient = nullptr;
@@ -128,6 +130,9 @@ struct NormPiece {
   int64_t count = 0;        // number of elements
   float* master = nullptr;  // masters of these; with `pure` within the buffer of all f32 norms
 };
+
+// Address of the first byte of a place other than home. No memory is there.
+constexpr uintptr_t away_addresses = uintptr_t{0xF} << 60;
 
 class ParameterStore {
  public:
@@ -166,8 +171,8 @@ class ParameterStore {
   UpdateRange update_range(int64_t unit) const;
   const StateColumns& columns() const { return columns_; }
   const StateLayout& state_layout() const { return state_layout_; }
-  // Returns the start of the landing area (StateLayout).
-  std::byte* state_landing() const { return buffers_.state + state_layout_.landing_offset(); }
+  // Returns the place of a unit that is away while it is landed (StateLayout).
+  std::byte* landing(int64_t unit) const { return buffers_.state + state_layout_.landing_offset(unit); }
   // Returns the start of a column's values for update_range(unit). A column may lack values for a unit's last tensors,
   // or have values for those alone (UnitEnd). Its storage then covers only that part of the range.
   std::byte* column(size_t column, int64_t unit) const;
@@ -192,6 +197,9 @@ class ParameterStore {
   int64_t offset_of_piece(int64_t unit, bool pieces_only) const;
   // Returns the weights that the update writes, from an element of the unit on.
   std::byte* updated_weights(int64_t unit, int64_t first) const;
+  // Returns the address in StateSlice of a value that update_range() or column() give.
+  template <typename T>
+  T* saved_address(int64_t unit, T* value) const;
   bool is_narrow(size_t tensor) const;  // whether its bf16 weights are updated directly
   // Blocks of a tensor in update_range of its unit, or in this rank's piece of it: the first block's number in the
   // rank's part of the tensor, the number of blocks, and the first block's place in the columns' values for the unit.

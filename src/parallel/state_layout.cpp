@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "model/record.h"
+#include "schedule/allocator.h"
 
 namespace gptrain::inline parallel {
 namespace {
@@ -25,18 +26,36 @@ int64_t unit_elements(const StateColumn& column, const ParameterLayout& layout, 
   return std::min(of_all, in_pieces ? range.piece_elements() : range.elements);
 }
 
+int64_t in_whole_pages(int64_t bytes) {
+  return (bytes + StateLayout::range_multiple - 1) / StateLayout::range_multiple * StateLayout::range_multiple;
+}
+
 }  // namespace
 
-StateLayout::StateLayout(const StateColumns& columns, const ParameterLayout& layout, bool in_pieces,
+StateLayout::StateLayout(const StateColumns& columns, const ParameterLayout& layout, const Holding& holding,
                          const std::vector<MemoryPlace>& places)
-    : places_(places), ranges_(layout.units.size()) {
+    : places_(places), ranges_(layout.units.size()), landings_(layout.units.size()) {
   places_.resize(layout.units.size(), MemoryPlace::device);
+  const auto is_home = [&](size_t unit) { return places_[unit] == MemoryPlace::device; };
+  constexpr StateColumn masters;
+  for (size_t unit = 0; unit < layout.units.size(); ++unit) {
+    const int64_t bytes =
+        holding.has_masters ? column_bytes(masters, unit_elements(masters, layout, holding.in_pieces, unit)) : 0;
+    master_offsets_.push_back(is_home(unit) ? master_bytes_ : 0);
+    if (is_home(unit)) {
+      master_bytes_ += bytes;
+    } else {
+      ranges_[unit].bytes = align_up(bytes);
+      away_masters_[static_cast<size_t>(places_[unit])] += align_up(bytes);
+    }
+  }
   for (const StateColumn& column : columns) {
     std::vector<int64_t>& offsets = offsets_.emplace_back();
-    int64_t elements = 0;  // elements of units at home
+    stays_.push_back(stays_home(column));
+    int64_t elements = 0;  // elements at home
     for (size_t unit = 0; unit < layout.units.size(); ++unit) {
-      const int64_t own = unit_elements(column, layout, in_pieces, unit);
-      if (places_[unit] == MemoryPlace::device) {
+      const int64_t own = unit_elements(column, layout, holding.in_pieces, unit);
+      if (is_home(unit) || stays_.back()) {
         offsets.push_back(home_bytes_ + column_bytes(column, elements));
         elements += own;
       } else {
@@ -46,17 +65,45 @@ StateLayout::StateLayout(const StateColumns& columns, const ParameterLayout& lay
     }
     home_bytes_ += align_up(column_bytes(column, elements));
   }
+  std::vector<int64_t> away;
   for (size_t unit = 0; unit < layout.units.size(); ++unit) {
-    if (places_[unit] == MemoryPlace::device) continue;
+    if (is_home(unit)) continue;
+    if (ranges_[unit].bytes == 0) {
+      places_[unit] = MemoryPlace::device;
+      continue;
+    }
+    ranges_[unit].bytes = in_whole_pages(ranges_[unit].bytes);
     int64_t& used = away_bytes_[static_cast<size_t>(places_[unit])];
     ranges_[unit].offset = used;
     used += ranges_[unit].bytes;
-    landing_bytes_ = std::max(landing_bytes_, ranges_[unit].bytes);
+    away.push_back(static_cast<int64_t>(unit));
+  }
+  if (!away.empty()) land(away);
+}
+
+// Places the ranges of units that follow each other beside each other.
+void StateLayout::land(const std::vector<int64_t>& away) {
+  home_bytes_ = in_whole_pages(home_bytes_);
+  std::vector<Lifetime> lifetimes;
+  for (size_t i = 0; i < away.size(); ++i)
+    lifetimes.push_back({.first = static_cast<int32_t>(i),
+                         .last = static_cast<int32_t>(i + most_landed - 1),
+                         .bytes = ranges_[static_cast<size_t>(away[i])].bytes});
+  const Placement placement = place_buffers(lifetimes);
+  for (size_t i = 0; i < away.size(); ++i) landings_[static_cast<size_t>(away[i])] = placement.offsets[i];
+  landing_bytes_ = placement.bytes;
+}
+
+void StateLayout::add_away(MemoryPlan& plan) const {
+  for (size_t place = 0; place < num_memory_places; ++place) {
+    MemoryPlan::ByClass& bytes = plan.on(static_cast<MemoryPlace>(place));
+    bytes[static_cast<size_t>(MemoryClass::master)] += away_masters_[place];
+    bytes[static_cast<size_t>(MemoryClass::optimizer)] += away_bytes_[place] - away_masters_[place];
   }
 }
 
 int64_t StateLayout::offset(size_t column, int64_t unit) const {
-  return (is_away(unit) ? home_bytes_ : 0) + offsets_[column][static_cast<size_t>(unit)];
+  return (is_away(unit) && !stays_[column] ? landing_offset(unit) : 0) + offsets_[column][static_cast<size_t>(unit)];
 }
 
 }  // namespace gptrain::parallel

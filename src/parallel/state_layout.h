@@ -1,4 +1,4 @@
-// Offsets of the values of an optimizer's columns, by unit and place.
+// Offsets of f32 master weights and of the values of an optimizer's columns, by unit and place.
 #pragma once
 
 #include <array>
@@ -12,38 +12,61 @@
 
 namespace gptrain::inline parallel {
 
-// The rank's buffer of state has, one after the other, the columns of all units that are at home, and then the landing
-// area. A unit that is away has all its columns together in one range of its place; the landing area holds this range
-// while an update changes it.
+// A rank's buffer of masters, and its buffer of state, have the values of all units that are at home. A unit that is
+// away has its masters and columns together in one range of its place, except columns that stay home (stays_home). The
+// buffer of state ends with the landing area, which holds the ranges of a few units at a time while updates change
+// them: any most_landed units that follow each other have disjoint places there.
 class StateLayout {
  public:
-  // `in_pieces`: the rank holds one piece of each unit. `places`: by unit, MemoryPlace::device for a unit at home;
-  // empty: all are at home.
-  StateLayout(const StateColumns& columns, const ParameterLayout& layout, bool in_pieces,
+  static constexpr int64_t most_landed = 3;        // one is read, one updated, one written
+  static constexpr int64_t range_multiple = 4096;  // bytes
+
+  struct Holding {
+    bool in_pieces = false;    // the rank holds one piece of each unit
+    bool has_masters = false;  // beside the weights
+  };
+  // `places`: by unit, MemoryPlace::device for a unit at home; empty: all are at home.
+  StateLayout(const StateColumns& columns, const ParameterLayout& layout, const Holding& holding,
               const std::vector<MemoryPlace>& places);
 
-  // Returns the bytes of the rank's buffer.
+  // Return the bytes of the rank's buffers of masters and of state.
+  int64_t master_bytes() const { return master_bytes_; }
   int64_t buffer_bytes() const { return home_bytes_ + landing_bytes_; }
-  // Returns the offset of a column's values for a unit in that buffer.
+  // Returns the offset of a column's values for a unit in the buffer of state.
   int64_t offset(size_t column, int64_t unit) const;
+  // Returns the offset of a unit's masters in their buffer. REQUIRES: the unit is at home.
+  int64_t master_offset(int64_t unit) const { return master_offsets_[static_cast<size_t>(unit)]; }
 
+  // Returns whether part of the unit's state is in another place. False if it has no state there.
   bool is_away(int64_t unit) const { return place(unit) != MemoryPlace::device; }
+  bool any_away() const { return landing_bytes_ > 0; }
   MemoryPlace place(int64_t unit) const { return places_[static_cast<size_t>(unit)]; }
-  // Returns the bytes that units use in a place other than home.
-  int64_t bytes_away(MemoryPlace place) const { return away_bytes_[static_cast<size_t>(place)]; }
+  // Adds the bytes that units use in places other than home.
+  void add_away(MemoryPlan& plan) const;
   struct Range {
     int64_t offset, bytes;
   };
-  // Returns the range of a unit in its place. REQUIRES: the unit is away.
+  // Return the range of a unit in its place, and its place in the buffer of state while it is landed. REQUIRES: the
+  // unit is away. The range begins with the masters.
   Range range_away(int64_t unit) const { return ranges_[static_cast<size_t>(unit)]; }
-  int64_t landing_offset() const { return home_bytes_; }
+  int64_t landing_offset(int64_t unit) const { return home_bytes_ + landings_[static_cast<size_t>(unit)]; }
 
  private:
+  void land(const std::vector<int64_t>& away);
+
   std::vector<MemoryPlace> places_;            // by unit
   std::vector<std::vector<int64_t>> offsets_;  // by column and unit: from the start of its buffer or its range
+  std::vector<bool> stays_;                    // by column: at home for all units
+  std::vector<int64_t> master_offsets_;        // by unit
   std::vector<Range> ranges_;                  // by unit
-  std::array<int64_t, num_memory_places> away_bytes_{};
-  int64_t home_bytes_ = 0, landing_bytes_ = 0;
+  std::vector<int64_t> landings_;              // by unit: from the start of the landing area
+  std::array<int64_t, num_memory_places> away_bytes_{}, away_masters_{};
+  int64_t master_bytes_ = 0, home_bytes_ = 0, landing_bytes_ = 0;
 };
+
+// Whether a column's values stay at home: the few of vectors, rows and columns, which ops read for all units at once.
+constexpr bool stays_home(const StateColumn& column) {
+  return is_factored(column) || column.granularity == StateGranularity::element_of_vectors;
+}
 
 }  // namespace gptrain::parallel

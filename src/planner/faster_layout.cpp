@@ -129,6 +129,7 @@ class QuickSearch {
 
 std::optional<FasterLayout> find_faster_layout(const RunConfig& config, const Machine& machine, int64_t world_size,
                                                double step_seconds) {
+  if (config.memory.uses_disk()) return std::nullopt;  // estimates do not know disks
   return QuickSearch(config, machine, world_size, step_seconds / (1 + slow_layout_share)).run();
 }
 

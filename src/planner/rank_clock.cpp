@@ -9,6 +9,9 @@ namespace {
 // Transfers between stages are too small to slow ops down.
 bool takes_bandwidth(size_t lane) { return !is_between_stages(static_cast<LaneKind>(lane)); }
 
+// Whether the events are of an update that runs beside the ops.
+bool is_beside(const EventBlock& events) { return !events.empty() && events.front().queue != Event::Queue::ops; }
+
 bool is_receive(size_t lane) {
   return lane == static_cast<size_t>(LaneKind::receive_previous) || lane == static_cast<size_t>(LaneKind::receive_next);
 }
@@ -27,6 +30,24 @@ RankClock::RankClock(const StepLog& log, const EventTimes& times)
   for (const EventBlock& block : log.blocks) add(block);
   add(log.before);
   add(log.after);
+  begin_after_another();
+}
+
+void RankClock::begin_after_another() {
+  double waited = 0;
+  bool updates = false;
+  for (const LoggedAction& action : log_.actions) {
+    const auto number = static_cast<size_t>(action.block);
+    if (action.kind == ActionKind::norm) updates = true;
+    if (action.kind == ActionKind::update && is_beside(log_.blocks[number]))
+      updates_.play(action.unit, log_.blocks[number], seconds_[number], nullptr);
+    if (action.kind == ActionKind::gather && updates) waited = updates_.over(action.unit).time;
+  }
+  if (updates_.any()) updates_.begin_next_step(waited);
+}
+
+void RankClock::await_update(const LoggedAction& action) {
+  wait_for({updates_.over(action.unit), update_lane, action_name(ActionKind::update)}, &action, true);
 }
 
 const LoggedAction* RankClock::action() const {
@@ -175,6 +196,14 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
   const bool writes_wait = !block_events.empty() && block_events.front().kind == Event::Kind::wait;
   const bool meets = at != nullptr && at->kind == ActionKind::norm && not_before != nullptr;
   if (awaited && (!writes_wait || meets)) wait_for(*awaited, at, !is_transfer && !meets);
+  if (at != nullptr && at->kind == ActionKind::update && is_beside(block_events)) {
+    if (times != nullptr) times->assign(block_events.size(), {});
+    if (!updating_) updates_.begin(ops_);
+    updating_ = true;
+    updates_.play(at->unit, block_events, seconds, times);
+    return span;
+  }
+  if (at != nullptr && (at->kind == ActionKind::forward || at->kind == ActionKind::gather)) await_update(*at);
   if (in_part_.size() < block_events.size()) in_part_.resize(block_events.size());
   if (times != nullptr) times->assign(block_events.size(), {});
   for (size_t i = 0; i < block_events.size(); ++i) {

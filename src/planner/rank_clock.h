@@ -10,25 +10,12 @@
 
 #include "machine/event_times.h"
 #include "planner/forecast.h"
+#include "planner/moment.h"
+#include "planner/update_clock.h"
 #include "step/step_log.h"
 #include "step/step_profile.h"
 
 namespace gptrain::inline planner {
-
-// A moment of the step, and the chain of work that led to it.
-struct Moment {
-  double time = 0;                            // seconds since the step's start
-  std::array<double, num_spendings> spent{};  // seconds of the longest chain of work by Spending; they add up to `time`
-
-  void add(size_t spending, double seconds) {
-    time += seconds;
-    spent[spending] += seconds;
-  }
-  // Becomes `other` if that is later.
-  void await(const Moment& other) {
-    if (other.time > time) *this = other;
-  }
-};
 
 // Simulates a rank's step action by action:
 // - Ops run one after another, and more slowly beside a collective of the tensor, gradients or weights lane.
@@ -36,6 +23,9 @@ struct Moment {
 //   (EventTimes::lanes_take_turns), it also waits for the collectives of the other two of these lanes.
 // - A copy beside the ops begins once the previous copy has ended. The next copy among the ops waits for it. Offloaded
 //   activations have one lane for each direction.
+// - Updates whose state is on disk run beside the ops (UpdateClock), into the next step, whose ops wait for them. So
+// the
+//   step begins as one that follows another.
 // - Other ranks are ready at once, unless `not_before` says otherwise.
 class RankClock {
  public:
@@ -80,6 +70,9 @@ class RankClock {
   Pending run_copy_of_record(const Event& event, double seconds, ActionKind kind, TimeSpan& time);
   Pending run_collective(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time);
   void run_postponed(const LoggedAction* action);
+  // Plays the updates of the step before.
+  void begin_after_another();
+  void await_update(const LoggedAction& action);
 
   const StepLog& log_;
   const Software software_;
@@ -91,7 +84,9 @@ class RankClock {
   std::array<Moment, num_lanes> lanes_{};
   std::map<Work, Pending> pending_;
   std::vector<Pending> in_part_;  // by event of the part
-  double postponed_ = 0;          // seconds of gradient sums that run after all passes (Software::sums_gradients_last)
+  UpdateClock updates_;
+  bool updating_ = false;  // the norm is over
+  double postponed_ = 0;   // seconds of gradient sums that run after all passes (Software::sums_gradients_last)
   std::array<double, num_waited_lanes> exposed_{};
   std::array<LongestWait, num_waited_lanes> longest_{};
 };

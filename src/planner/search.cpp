@@ -467,6 +467,11 @@ class Search {
 }  // namespace
 
 LayoutSearch search_layouts(const RunConfig& config, const Machine& machine, const SearchOptions& options) {
+  if (config.memory.uses_disk())
+    throw Error(
+        ExitCode::usage,
+        "memory.offload_optimizer = \"disk\": the search for a layout does not know disks yet; search with --set "
+        "memory.offload_optimizer=none --set memory.disk_path=null, and look at a layout with train --dry-run");
   return Search(config, machine, options).run();
 }
 

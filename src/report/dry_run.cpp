@@ -152,6 +152,12 @@ std::string memory_section(const DryRun& input) {
       text += text_row(fmt::format("{} on the host", memory_class_names[c]), format_grouped(on_host[c]),
                        format_bytes(static_cast<double>(on_host[c])));
   }
+  const MemoryPlan::ByClass& on_disk = input.memory.on(MemoryPlace::disk);
+  for (size_t c = 0; c < num_memory_classes; ++c) {
+    if (on_disk[c] > 0)
+      text += text_row(fmt::format("{} on disk", memory_class_names[c]), format_grouped(on_disk[c]),
+                       format_bytes(static_cast<double>(on_disk[c])));
+  }
   if (input.config.memory.offload != offload::none) text += "  " + offload_text(input) + ".\n";
   text += on_host_text(input);
   if (!input.shortage.empty()) text += "  " + join(split_lines(input.shortage), "\n  ") + "\n";
@@ -253,7 +259,8 @@ Json forecast_json(const DryRun& input) {
   Json exposed = Json::object(), longest_waits = Json::array();
   for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
     const LongestWait& wait = forecast.longest_waits[lane];
-    exposed[std::string(waited_lane_name(lane))] = forecast.exposed_seconds[lane];
+    if (lane != update_lane || input.config.memory.uses_disk())
+      exposed[std::string(waited_lane_name(lane))] = forecast.exposed_seconds[lane];
     if (wait.seconds == 0) continue;
     longest_waits.push_back({{"lane", waited_lane_name(lane)},
                              {"collective", wait.operation},
@@ -391,6 +398,10 @@ Json memory_object(const StepConfig& config, const ModelSpec& spec, const Memory
   const MemoryPlan::ByClass on_host = memory.host_memory();
   for (size_t c = 0; c < num_memory_classes; ++c) {
     if (on_host[c] > 0) json[fmt::format("host_{}_bytes", memory_class_names[c])] = on_host[c];
+  }
+  const MemoryPlan::ByClass& on_disk = memory.on(MemoryPlace::disk);
+  for (size_t c = 0; c < num_memory_classes; ++c) {
+    if (on_disk[c] > 0) json[fmt::format("disk_{}_bytes", memory_class_names[c])] = on_disk[c];
   }
   json["tokens_per_step"] = config.batch.global * config.model.sequence_length;
   return json;

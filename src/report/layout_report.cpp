@@ -24,10 +24,11 @@ std::string short_key(const std::string& key) { return key.substr(key.find('.') 
 std::vector<std::pair<std::string, double>> waits_of(const LayoutResult& result) {
   std::vector<std::pair<std::string, double>> waits{{"bubble", result.bubble_seconds}};
   for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
-    if (lane != copy_lane && is_between_stages(static_cast<LaneKind>(lane))) {
+    if (lane < num_lanes && is_between_stages(static_cast<LaneKind>(lane))) {
       waits.front().second += result.exposed_seconds[lane];
       continue;
     }
+    if (lane == update_lane && result.exposed_seconds[lane] == 0) continue;
     waits.emplace_back(fmt::format("exposed {}", waited_lane_name(lane)), result.exposed_seconds[lane]);
   }
   return waits;
@@ -101,8 +102,10 @@ Json result_json(const LayoutResult& result) {
             {"bubble_seconds", result.bubble_seconds},
             {result.is_peak_exact ? "peak_bytes" : "least_peak_bytes", result.peak_bytes}};
   Json& exposed = json["exposed_seconds"] = Json::object();
-  for (size_t lane = 0; lane < num_waited_lanes; ++lane)
-    exposed[std::string(waited_lane_name(lane))] = result.exposed_seconds[lane];
+  for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
+    if (lane != update_lane || result.exposed_seconds[lane] > 0)
+      exposed[std::string(waited_lane_name(lane))] = result.exposed_seconds[lane];
+  }
   if (!result.is_exact) return json;
   if (result.host_bytes > 0) json["host_bytes_of_node"] = result.host_bytes;
   json["mfu"] = result.mfu;

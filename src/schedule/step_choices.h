@@ -2,6 +2,7 @@
 // the coding of saved values. The room fit makes them from the section `memory` of a config.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -36,6 +37,11 @@ struct StepChoices {
   bool updates_on_host = false;
   // By unit of the model, the place of its optimizer state: MemoryPlace::device is where the update runs. Empty: there.
   std::vector<MemoryPlace> optimizer_state = {};
+
+  bool keeps_state_on_disk() const {
+    return std::find(optimizer_state.begin(), optimizer_state.end(), MemoryPlace::disk) != optimizer_state.end();
+  }
+
   bool backward_recomputes = false;  // orders passes as if each backward pass ran its forward pass again
   int64_t loss_chunk_tokens = 1;     // rows of logits that exist at a time
   int code_bits = 0;                 // bits of the code that replaces the input of GELU or SiLU; 0: the input is kept

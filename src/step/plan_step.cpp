@@ -116,13 +116,14 @@ StepPlan plan_step(const PlanCase& run, const StepChoices& choices, int64_t rank
   EventLog log;
   RankGroups groups(config, world_size, rank);
   groups.set_log(&log);
-  PlanBackend backend(target, &log);
+  PlanBackend backend(target, &log), update_backend(target, &log);
   const auto design = std::make_shared<StepDesign>(design_step(config, target, groups, choices, like));
   plan.design = design;
   StepMemory& memory = design->memory;
   // Give the workspace no limit: its size is only known when the step has run.
   memory.arenas[MemoryClass::workspace] = std::numeric_limits<int64_t>::max() / 4;
-  TrainingStep step(design, backend, groups);
+  const bool apart = choices.updates_on_host || choices.keeps_state_on_disk();
+  TrainingStep step(design, backend, groups, {.backend = apart ? &update_backend : nullptr});
   PlanObserver observer(log, *design);
   NoMicroBatches source;
   log.start();
@@ -137,9 +138,11 @@ StepPlan plan_step(const PlanCase& run, const StepChoices& choices, int64_t rank
   plan.written_bytes = written_bytes(step, config);
   memory.frame_bytes = step.workspace().high_water_bytes();
   memory.scratch_bytes = backend.scratch_bytes();
+  memory.update_scratch_bytes = update_backend.scratch_bytes();
   memory.arenas[MemoryClass::workspace] = align_up(memory.scratch_bytes) + memory.frame_bytes;
-  if (choices.updates_on_host)
-    memory.arenas.on(MemoryPlace::host)[static_cast<size_t>(MemoryClass::workspace)] = align_up(memory.scratch_bytes);
+  memory.arenas.on(choices.updates_on_host ? MemoryPlace::host
+                                           : MemoryPlace::device)[static_cast<size_t>(MemoryClass::workspace)] +=
+      align_up(memory.update_scratch_bytes);
   add_samples(config, target, groups, memory);
   return plan;
 }

@@ -109,7 +109,7 @@ void OtherBlocks::settle(const Pieces& pieces, size_t codes, size_t scales, cons
   const auto elements = std::ssize(saved);
   std::vector<uint8_t> coded(saved.size());
   std::vector<float> own(static_cast<size_t>(with_blocks.num_blocks));
-  step_.backend().download(coded.data(), first.columns[codes], elements);
+  step_.read_state(coded.data(), first.columns[codes], elements);
   for (int64_t block = 0; block < with_blocks.num_blocks; ++block) {
     const int64_t begin = block * state_block;
     const int64_t count = std::min(elements - begin, state_block);
@@ -125,8 +125,8 @@ void OtherBlocks::settle(const Pieces& pieces, size_t codes, size_t scales, cons
       scale = encode_anew(unsigned_decoding, unsigned_encoding, element_scales, coded.data() + begin, count);
     }
   }
-  step_.backend().upload(first.columns[codes], coded.data(), elements);
-  step_.backend().upload(with_blocks.columns[scales], own.data(), std::ssize(own) * dtype_bytes(DType::f32));
+  step_.write_state(first.columns[codes], coded.data(), elements);
+  step_.write_state(with_blocks.columns[scales], own.data(), std::ssize(own) * dtype_bytes(DType::f32));
 }
 
 }  // namespace gptrain::step

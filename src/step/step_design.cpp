@@ -39,12 +39,15 @@ StepShape step_shape(const RunConfig& config, const StepChoices& choices, bool t
           .codes_inputs = choices.codes_inputs};
 }
 
+bool has_masters(const PrecisionConfig& precision) { return precision.compute != DType::f32 && !precision.pure; }
+
 // Returns the sharding. With one rank that holds the parameters, ZeRO is off.
 Sharding make_sharding(const StepConfig& config, const StepChoices& choices, const RankGroups& groups) {
   const CopyPlace data = groups.place(CopyGroup::data);
   return {.zero = data.size > 1 ? config.parallel.zero : 0,
           .weights = choices.weights,
           .updates_apart = choices.updates_on_host,
+          .masters_away = choices.keeps_state_on_disk() && has_masters(config.precision),
           .places = {data, groups.place(CopyGroup::expert_data)},
           .compute = config.precision.compute,
           .reduce = config.precision.reduce,
@@ -254,7 +257,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   const auto of_updates = [&](MemoryClass c) -> int64_t& {
     return memory.on(on_host ? MemoryPlace::host : MemoryPlace::device)[static_cast<size_t>(c)];
   };
-  of_updates(MemoryClass::master) = parameters.master;
+  of_updates(MemoryClass::master) = store.state_layout().master_bytes();
   of_updates(MemoryClass::optimizer) = store.state_layout().buffer_bytes();
   const int64_t optimizer_tables = optimizer_type(config.optimizer.type).table_bytes(store);
   if (on_host) {
@@ -267,14 +270,13 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   tables.optimizer = tables.agreement + StepAgreement::table_bytes(store);
   tables.accumulated_gradients = tables.optimizer + (on_host ? 0 : optimizer_tables);
   tables.qk_clip = tables.accumulated_gradients + AccumulatedGradients::table_bytes(store);
-  tables.statistics = tables.qk_clip + (config.optimizer.qk_clip > 0 ? QkClip::table_bytes(store) : 0);
+  tables.update_state = tables.qk_clip + (config.optimizer.qk_clip > 0 ? QkClip::table_bytes(store) : 0);
+  tables.statistics = tables.update_state + (store.state_layout().any_away() ? align_up(sizeof(StepState)) : 0);
   declare_statistics(design, step_statistics(config));
   design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
   if (config.checkpoint.keeps_snapshot()) design.snapshot_bytes = store.snapshot_bytes();
   design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] = design.snapshot_bytes;
-  for (size_t place = 0; place < num_memory_places; ++place)
-    design.memory.outside.on(static_cast<MemoryPlace>(place))[static_cast<size_t>(MemoryClass::optimizer)] +=
-        store.state_layout().bytes_away(static_cast<MemoryPlace>(place));
+  store.state_layout().add_away(design.memory.outside);
   memory += design.memory.outside;
   return design;
 }

@@ -25,8 +25,9 @@ struct StepMemory {
   MemoryPlan arenas;  // all memory of the step, `outside` included
   // The part that TrainingStep's constructor does not take: memory_outside, snapshot, samples, state that is away.
   MemoryPlan outside;
-  int64_t frame_bytes = 0;    // high-water mark of tensors inside actions
-  int64_t scratch_bytes = 0;  // largest scratch of an op; workspace = scratch + frames
+  int64_t frame_bytes = 0;           // high-water mark of tensors inside actions
+  int64_t scratch_bytes = 0;         // largest scratch of an op; workspace = scratch + frames + scratch of updates
+  int64_t update_scratch_bytes = 0;  // largest scratch of an op of updates that run beside the others
 };
 
 // Byte offsets of tables in the arena `state`, which begins with the StepState.
@@ -36,6 +37,7 @@ struct StateTables {
   int64_t accumulated_gradients = 0;
   int64_t qk_clip = 0;
   int64_t statistics = 0;
+  int64_t update_state = 0;  // StepState of updates that run beside the ops
 };
 
 struct StepDesign {

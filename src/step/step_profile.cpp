@@ -28,6 +28,7 @@ std::string name_and_shape_of(const Event& event) {
 // Returns true if the event takes no time of the step itself. A profiled step waits for copies beside the ops; a
 // planned step does not.
 bool runs_beside_ops(const StepProfile& profile, const Event& event) {
+  if (event.queue != Event::Queue::ops) return event.kind == Event::Kind::op || event.beside_ops;
   return event.kind == Event::Kind::collective || (profile.planned && event.beside_ops);
 }
 
@@ -129,9 +130,11 @@ constexpr size_t actions_row = 0;
 constexpr size_t first_lane_row = 4;
 constexpr size_t offload_row = first_lane_row + num_lanes;  // copies of offloaded activations to the host
 constexpr size_t fetch_row = offload_row + 1;               // copies back
-constexpr size_t num_rows = fetch_row + 1;
+constexpr size_t update_row = fetch_row + 1;                // updates beside the ops, then their reads and writes
+constexpr size_t num_rows = update_row + 3;
 
 size_t trace_row(const Event& event, const LoggedAction* action) {
+  if (event.queue != Event::Queue::ops) return update_row + static_cast<size_t>(event.queue) - 1;
   switch (event.kind) {
     case Event::Kind::op:
       return 1;
@@ -150,7 +153,8 @@ size_t trace_row(const Event& event, const LoggedAction* action) {
 std::string row_name(size_t row) {
   constexpr std::array names = {"actions", "ops", "copies", "waits"};
   if (row < first_lane_row) return names[row];
-  if (row >= offload_row) return row == offload_row ? "lane offload" : "lane fetch";
+  constexpr std::array beside = {"lane offload", "lane fetch", "lane update", "lane disk_read", "lane disk_write"};
+  if (row >= offload_row) return beside[row - offload_row];
   return fmt::format("lane {}", lane_names[row - first_lane_row]);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstring>
 #include <exception>
 #include <utility>
 
@@ -40,14 +41,18 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
   allocate();
   const int64_t scratch = align_up(memory.scratch_bytes);
   backend_.set_scratch(arena(MemoryClass::workspace), scratch);
-  workspace_ = Workspace(arena(MemoryClass::workspace) + scratch, memory.arenas[MemoryClass::workspace] - scratch);
+  const bool on_host = design_->choices.updates_on_host;
+  const int64_t update_scratch = align_up(memory.update_scratch_bytes);
+  const int64_t frames = memory.arenas[MemoryClass::workspace] - scratch - (on_host ? 0 : update_scratch);
+  workspace_ = Workspace(arena(MemoryClass::workspace) + scratch, frames);
   if (updates.backend != nullptr)
-    update_backend_.set_scratch(memory_of_updates(MemoryClass::workspace).data(), scratch);
+    update_backend_.set_scratch(
+        on_host ? memory_of_updates(MemoryClass::workspace).data() : arena(MemoryClass::workspace) + scratch + frames,
+        update_scratch);
   state_ = reinterpret_cast<StepState*>(arena(MemoryClass::state));
   backend_.upload(state_, &host_state_, sizeof(StepState));
 
   const OptimizerType& optimizer = optimizer_type(config.optimizer.type);
-  const bool on_host = design_->choices.updates_on_host;
   parameters_ = std::make_unique<ParameterStore>(
       design_->spec, design_->shards, design_->layout, design_->sharding,
       ParameterBuffers{.weights = arena(MemoryClass::weights),
@@ -56,21 +61,23 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
                        .master = memory_of_updates(MemoryClass::master).data(),
                        .state = memory_of_updates(MemoryClass::optimizer).data()},
       design_->columns, design_->choices.optimizer_state);
-  if (std::any_of(updates.stores.begin(), updates.stores.end(), [](PlaceStore* store) { return store != nullptr; }))
-    away_ = std::make_unique<AwayState>(*parameters_, updates.stores);
+  if (parameters_->state_layout().any_away()) make_update_lane(updates.files);
   model_ = make_model(*design_, design_->training_shape, backend_, groups_);
   evaluation_model_ = make_model(*design_, design_->evaluation_shape, backend_, groups_);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
   const UpdateContext context{
       .parameters = *parameters_, .state = state_, .backend = backend_, .groups = groups_, .workspace = workspace_};
   std::byte* const state = arena(MemoryClass::state);
-  std::byte* const update_state = on_host ? memory_of_updates(MemoryClass::state).data() : state;
+  const StateTables& tables = design_->tables;
+  std::byte* const update_state = on_host            ? memory_of_updates(MemoryClass::state).data()
+                                  : lane_ != nullptr ? state + tables.update_state
+                                                     : state;
   const UpdateContext update_context{.parameters = *parameters_,
                                      .state = reinterpret_cast<StepState*>(update_state),
-                                     .backend = update_backend_,
+                                     .backend = lane_ != nullptr ? lane_->backend() : update_backend_,
                                      .groups = groups_,
-                                     .workspace = workspace_};
-  const StateTables& tables = design_->tables;
+                                     .workspace = workspace_,
+                                     .away = away_.get()};
   statistics_ = {.layout = &design_->statistics, .block = state + tables.statistics};
   AgreementRules rules{.clip_norm = config.optimizer.clip_norm,
                        .loss_scale_window = loss_scale_window,
@@ -83,12 +90,12 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
   agreement_ =
       std::make_unique<StepAgreement>(context, std::move(rules), state + tables.agreement, groups_, copy_queue_.get());
   optimizer_ = optimizer.make(config.optimizer, update_context, config.run.seed,
-                              update_state + (on_host ? align_up(sizeof(StepState)) : tables.optimizer));
+                              on_host ? update_state + align_up(sizeof(StepState)) : state + tables.optimizer);
   if (design_->sharding.gradients != DType::f32) {
     accumulated_ = std::make_unique<AccumulatedGradients>(*parameters_, config.run.seed, config.batch.accumulation,
                                                           state + tables.accumulated_gradients, state_, backend_);
   }
-  update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_, UpdateSite{context, update_context, away_.get()},
+  update_ = std::make_unique<StepUpdate>(*agreement_, *optimizer_, UpdateSite{context, update_context, lane_.get()},
                                          qk_clip_.get());
   if (copy_queue_ != nullptr) {
     const DeviceMemory& data = memory_of(MemoryClass::data);
@@ -120,8 +127,32 @@ TrainingStep::~TrainingStep() {
   }
 }
 
-std::vector<StateSlice> TrainingStep::state(bool written_only) const {
+void TrainingStep::make_update_lane(WorkingFiles* files) {
+  lane_ = std::make_unique<UpdateLane>(*parameters_, update_backend_, groups_, files);
+  away_ = std::make_unique<AwayState>(*parameters_, groups_, files, [this] { lane_->suspend(); });
+}
+
+void TrainingStep::wait_all() const {
+  if (lane_ != nullptr) lane_->drain();
   groups_.wait_all();
+}
+
+void TrainingStep::read_state(void* to, const void* from, int64_t bytes) const {
+  if (AwayState::holds(from)) {
+    std::memcpy(to, away_->fetched(from), static_cast<size_t>(bytes));
+  } else {
+    backend_.download(to, from, bytes);
+  }
+}
+
+void TrainingStep::write_state(void* to, const void* from, int64_t bytes) const {
+  if (!AwayState::holds(to)) return backend_.upload(to, from, bytes);
+  std::memcpy(away_->fetched(to), from, static_cast<size_t>(bytes));
+  away_->change();
+}
+
+std::vector<StateSlice> TrainingStep::state(bool written_only) const {
+  wait_all();
   return parameters_->state(written_only);
 }
 
@@ -131,13 +162,13 @@ std::vector<StateSlice> TrainingStep::copy_state() { return snapshot_->copy(stat
 
 uint32_t TrainingStep::weights_checksum() const {
   if (design_->sharding.gathers_weights()) return 0;
-  groups_.wait_all();
+  wait_all();
   return device_crc32c(backend_, arena(MemoryClass::weights), memory_of(MemoryClass::weights).bytes(), 0);
 }
 
 uint32_t TrainingStep::norms_checksum() const {
   if (design_->sharding.gathers_weights()) return 0;
-  groups_.wait_all();
+  wait_all();
   uint32_t crc = 0;
   for (int64_t unit = 0; unit < parameters_->num_parameter_units(); ++unit) {
     const UnitRange& range = design_->layout.units[static_cast<size_t>(unit)];
@@ -159,9 +190,8 @@ MemoryPlan TrainingStep::taken() const {
     MemoryPlan::ByClass& bytes = taken.on(static_cast<MemoryPlace>(place));
     for (size_t c = 0; c < num_memory_classes; ++c)
       if (arenas_[place][c]) bytes[c] += arenas_[place][c]->bytes();
-    bytes[static_cast<size_t>(MemoryClass::optimizer)] +=
-        parameters_->state_layout().bytes_away(static_cast<MemoryPlace>(place));
   }
+  parameters_->state_layout().add_away(taken);
   if (snapshot_)
     taken.on(host_place(backend_.target()))[static_cast<size_t>(MemoryClass::snapshot)] += snapshot_->bytes();
   return taken;
@@ -222,7 +252,7 @@ void TrainingStep::choose_algorithms() {
 }
 
 void TrainingStep::clear_state() {
-  groups_.wait_all();
+  wait_all();
   zero_memory(backend_, copy_queue_.get(), arena(MemoryClass::weights), memory_of(MemoryClass::weights).bytes());
   for (const MemoryClass c : {MemoryClass::weights, MemoryClass::master, MemoryClass::optimizer}) {
     const DeviceMemory& memory = memory_of_updates(c);
@@ -238,8 +268,13 @@ void TrainingStep::initialize_weights(const StateSlice& piece) {
   const int64_t tensor_cols = tensor.shape.back();
   const bool in_rows = piece.shape.size() == 2 && piece.shape[1] < tensor_cols;
   const int64_t cols = in_rows ? piece.shape[1] : piece.count();
-  const Matrix to = piece.weight != nullptr ? Matrix(piece.weight, DType::f32, piece.count() / cols, cols)
-                                            : Matrix(piece.narrow_weight, DType::bf16, piece.count() / cols, cols);
+  float* weight = piece.weight;
+  if (AwayState::holds(weight)) {
+    weight = reinterpret_cast<float*>(away_->fetched(weight));
+    away_->change();
+  }
+  const Matrix to = weight != nullptr ? Matrix(weight, DType::f32, piece.count() / cols, cols)
+                                      : Matrix(piece.narrow_weight, DType::bf16, piece.count() / cols, cols);
   if (tensor.init == Init::normal) {
     const int64_t first = piece.offset.size() == 2 ? piece.offset[0] * tensor_cols + piece.offset[1] : piece.offset[0];
     backend_.run(NormalValues{
@@ -251,7 +286,7 @@ void TrainingStep::initialize_weights(const StateSlice& piece) {
     });
   } else if (tensor.init == Init::constant) {
     const auto value = static_cast<float>(tensor.init_scale);
-    if (piece.weight != nullptr) return upload_copies(backend_, piece.weight, value, piece.count());
+    if (weight != nullptr) return upload_copies(backend_, weight, value, piece.count());
     upload_copies(backend_, piece.narrow_weight, to_bf16(value), piece.count());
   }
 }
@@ -274,10 +309,13 @@ void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
 void TrainingStep::weights_changed() {
   for (int64_t unit = 0; unit < parameters_->num_parameter_units(); ++unit) {
     const UpdateRange range = parameters_->update_range(unit);
+    if (away_ != nullptr && design_->sharding.masters_away) away_->fetch(unit);
+    copy_norms(*parameters_, unit, backend_);
     if (range.elements > 0 && range.weights != nullptr && range.master != nullptr)
       backend_.run(Cast{.from = Matrix(range.master, DType::f32, 1, range.elements),
                         .to = Matrix(range.weights, design_->config.precision.compute, 1, range.elements)});
   }
+  if (away_ != nullptr) away_->release();
   if (!design_->sharding.flow().weights_return) return;
   for (int64_t unit = 0; unit < parameters_->num_parameter_units(); ++unit)
     gathers_[static_cast<size_t>(unit)] = begin_gather(*parameters_, unit, nullptr, groups_, backend_);
@@ -311,7 +349,12 @@ void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionO
     backend_.upload(statistics_.block, initial_statistics_.data(), std::ssize(initial_statistics_));
   agreement_->ask_for_stop(stop_wanted);
   agreement_->ask_for_void([&source] { return source.is_void(); });
+  if (lane_ != nullptr) {
+    away_->release();
+    lane_->resume();
+  }
   executor_->play(source, observer);
+  if (lane_ != nullptr && observer != nullptr) lane_->suspend();  // the observer's step includes its updates
   readback_.queue(state_, agreement_->stops(), reinterpret_cast<const double*>(statistics_.block));
 }
 
@@ -343,6 +386,7 @@ std::unique_ptr<DeviceMemory> TrainingStep::allocate_host(int64_t bytes) {
 }
 
 double TrainingStep::evaluate(int64_t micro_batches, MicroBatchSource& source) {
+  if (lane_ != nullptr) lane_->drain();
   host_state_.loss_sum = 0;
   backend_.upload(state_, &host_state_, sizeof(StepState));
   for (int64_t i = 0; i < micro_batches; ++i) evaluation_executor_->play(source, nullptr);

@@ -16,6 +16,7 @@
 #include "parallel/away_state.h"
 #include "parallel/executor.h"
 #include "parallel/groups.h"
+#include "parallel/update_lane.h"
 #include "step/state_snapshot.h"
 #include "step/step_design.h"
 #include "step/step_readback.h"
@@ -43,8 +44,9 @@ struct StepResult {
 
 // Backend and memory of updates that do not run where the ops do.
 struct UpdatePlace {
-  Backend* backend = nullptr;  // runs them with StepChoices::updates_on_host; null: the ops' own
-  PlaceStores stores = {};     // memory of StepChoices::optimizer_state; a plan has none
+  // Runs them with StepChoices::updates_on_host, or with state that is away; null: the ops' own.
+  Backend* backend = nullptr;
+  WorkingFiles* files = nullptr;  // memory of StepChoices::optimizer_state on disk; a plan has none
 };
 
 // All functions that do not just return a value are collective unless their comment says otherwise: all ranks of the
@@ -116,6 +118,11 @@ class TrainingStep {
   // Returns this rank's training state, in device memory (see ParameterStore::state). Waits for gathers. Not
   // collective.
   std::vector<StateSlice> state(bool written_only = false) const;
+  // Returns the access to values of `state()` that are away; null: there are none.
+  AwayState* away() const { return away_.get(); }
+  // Copy values of `state()`, bytes of one unit.
+  void read_state(void* to, const void* from, int64_t bytes) const;
+  void write_state(void* to, const void* from, int64_t bytes) const;
   const ParameterStore& parameters() const { return *parameters_; }
   // Takes the memory of copy_state. Not collective. THROWS Error(device).
   void take_snapshot_memory();
@@ -139,6 +146,9 @@ class TrainingStep {
   OfClasses& arenas_on(MemoryPlace place) { return arenas_[static_cast<size_t>(place)]; }
   // Takes all arenas.
   void allocate();
+  void make_update_lane(WorkingFiles* files);
+  // Waits for updates that run beside the ops, and for gathers.
+  void wait_all() const;
   // Return the arena of a class in its usual place, and in the place of updates.
   const DeviceMemory& memory_of(MemoryClass c) const;
   const DeviceMemory& memory_of_updates(MemoryClass c) const;
@@ -160,7 +170,9 @@ class TrainingStep {
   StepState* state_;  // in device memory
   StepState host_state_;
   std::unique_ptr<ParameterStore> parameters_;
-  std::unique_ptr<AwayState> away_;  // null without stores
+  // Null if all state is at home. Access from the rank's thread comes first, as it waits for the lane.
+  std::unique_ptr<UpdateLane> lane_;
+  std::unique_ptr<AwayState> away_;
   UnitTickets gathers_;
   std::unique_ptr<Model> model_, evaluation_model_;
   StepStatistics statistics_;

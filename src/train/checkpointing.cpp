@@ -229,7 +229,7 @@ void Checkpointing::save_now(const RunProgress& progress) {
   if (saved_step_ == progress.step) return;
   context_.world.activity().set_phase("checkpoint");
   const auto began = Clock::now();
-  const auto memory = make_slice_memory(step_.backend());
+  const auto memory = make_slice_memory(step_);
   Writing writing = begin_writing(progress, step_.state(true), memory.get(), began);
   try {
     write(writing, context_.all());

@@ -69,7 +69,8 @@ class TrainingLoop {
   StopRequest stop_;
   RunData data_;
   const MachineLimits limits_;  // measured once all input is found sound, and before the arenas take their memory
-  std::unique_ptr<DeviceMemory> rings_;  // declared before step_, which may copy from it until destroyed
+  std::unique_ptr<DeviceMemory> rings_;             // declared before step_, which may copy from it until destroyed
+  const std::unique_ptr<UpdateResources> updates_;  // declared before step_, which uses them
   const std::unique_ptr<TrainingStep> step_;
   Reporter reporter_;
   Checkpointing checkpoints_;

@@ -117,7 +117,7 @@ std::string left_out_conflict(const ConfigChange& change, const RunProgress& pro
 
 void save_state(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
                 const RankGroups& groups, const World& world) {
-  const auto memory = make_slice_memory(step.backend());
+  const auto memory = make_slice_memory(step);
   write_state(make_state_save(config, step, progress, config.run.out, {},
                               slices_of(step, step.state(true), StatePart::all, memory.get())),
               groups.group(GroupKind::world), world);
@@ -126,14 +126,14 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
 void save_weights(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
                   const RankGroups& groups, const World& world, const fs::path& out,
                   const std::optional<TokenizerRecord>& tokenizer) {
-  const auto memory = make_slice_memory(step.backend());
+  const auto memory = make_slice_memory(step);
   write_state(make_state_save(config, step, progress, out, tokenizer,
                               slices_of(step, step.state(true), StatePart::weights, memory.get()), StatePart::weights),
               groups.group(GroupKind::world), world);
 }
 
 RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups, const World& world) {
-  const auto memory = make_slice_memory(step.backend());
+  const auto memory = make_slice_memory(step);
   std::optional<OtherBlocks> other_blocks;
   const Contents contents = with_other_to_resume([&] {
     return load_on_all(checkpoint, groups, world, [&](const Contents& stored) {
@@ -157,7 +157,7 @@ RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const Ran
 std::vector<std::string> load_weights(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups,
                                       const World& world) {
   std::vector<std::string> changes;
-  const auto memory = make_slice_memory(step.backend());
+  const auto memory = make_slice_memory(step);
   load_on_all(checkpoint, groups, world, [&](const Contents& contents) {
     const RunConfig saved = saved_config(checkpoint, contents.stored.manifest);
     const RunConfig& asked = step.design().config;

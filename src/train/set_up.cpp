@@ -209,11 +209,19 @@ RunData open_data(const RunConfig& config, const Start& start, Communicator* all
   return std::move(*data);
 }
 
-std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,
-                                        const World& world) {
+std::unique_ptr<UpdateResources> make_update_resources(const StepDesign& design, const RunContext& context) {
+  std::unique_ptr<UpdateResources> resources;
+  agree_on(context.all(), context.world,
+           [&] { resources = std::make_unique<UpdateResources>(design, context.backend, context.world.rank()); });
+  return resources;
+}
+
+std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design, const RunContext& context,
+                                        const UpdateResources& updates) {
   std::unique_ptr<TrainingStep> step;
-  agree_on(groups.group(GroupKind::world), world,
-           [&] { step = std::make_unique<TrainingStep>(std::move(design), backend, groups); });
+  agree_on(context.all(), context.world, [&] {
+    step = std::make_unique<TrainingStep>(std::move(design), context.backend, context.groups, updates.place());
+  });
   return step;
 }
 

@@ -13,9 +13,11 @@
 #include "data/dataset.h"
 #include "data/run_tokenizer.h"
 #include "step/training_step.h"
+#include "step/update_resources.h"
 #include "train/folder.h"
 #include "train/options.h"
 #include "train/resume_changes.h"
+#include "train/run_context.h"
 #include "train/state_save.h"
 
 namespace gptrain::inline train {
@@ -56,9 +58,12 @@ RunData open_data(const RunConfig& config, const Start& start, Communicator* all
 // that of the run so far, whose steps may have had other batch sizes.
 void check_length(int64_t batch, int64_t run_steps, const Dataset& data, const RunProgress& progress = {});
 
+// Takes the drives' space for optimizer state that is on disk. THROWS Error(checkpoint) if a rank's folder has none.
+std::unique_ptr<UpdateResources> make_update_resources(const StepDesign& design, const RunContext& context);
+
 // THROWS Error(device) if there is no memory on some rank.
-std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,
-                                        const World& world);
+std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design, const RunContext& context,
+                                        const UpdateResources& updates);
 
 // Selects the library algorithms of the matrix products if the backend offers a choice: the checkpoint's, so that the
 // run continues bit for bit; rank 0 chooses those that the checkpoint does not name, for all ranks. Collective over

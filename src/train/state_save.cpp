@@ -1,6 +1,7 @@
 #include "train/state_save.h"
 
 #include <algorithm>
+#include <cstring>
 #include <fmt/format.h>
 #include <string>
 #include <utility>
@@ -51,11 +52,29 @@ class DeviceState final : public SliceMemory {
   std::unique_ptr<DeviceMemory> pinned_;
 };
 
+// Reads and writes host memory, and state that is away.
+class AwaySlices final : public SliceMemory {
+ public:
+  explicit AwaySlices(AwayState& away) : away_(away) {}
+  void read(const std::byte* from, int64_t bytes, const Take& take) override {
+    take(AwayState::holds(from) ? away_.fetched(from) : from, bytes);
+  }
+  void write(std::byte* to, const std::byte* from, int64_t bytes) override {
+    const bool away = AwayState::holds(to);
+    std::memcpy(away ? away_.fetched(to) : to, from, static_cast<size_t>(bytes));
+    if (away) away_.change();
+  }
+
+ private:
+  AwayState& away_;
+};
+
 }  // namespace
 
-std::unique_ptr<SliceMemory> make_slice_memory(Backend& backend) {
-  if (backend.target().kind == Target::Kind::cpu) return nullptr;
-  return std::make_unique<DeviceState>(backend);
+std::unique_ptr<SliceMemory> make_slice_memory(const TrainingStep& step) {
+  if (step.away() != nullptr) return std::make_unique<AwaySlices>(*step.away());
+  if (step.backend().target().kind == Target::Kind::cpu) return nullptr;
+  return std::make_unique<DeviceState>(step.backend());
 }
 
 std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSlice>& pieces, StatePart part,

@@ -17,8 +17,8 @@ namespace gptrain::inline train {
 
 enum class StatePart { all, weights };
 
-// Returns the access of slices to the memory of a backend; null if that is the host's. The backend must outlive it.
-std::unique_ptr<SliceMemory> make_slice_memory(Backend& backend);
+// Returns the access of slices to the memory of a step; null if all of it is the host's. The step must outlive it.
+std::unique_ptr<SliceMemory> make_slice_memory(const TrainingStep& step);
 
 // Returns the slices of the weights and of each column of the optimizer's state, in the memory that `pieces` name.
 std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSlice>& pieces, StatePart part,

@@ -7,6 +7,7 @@
 #include "model_fixture.h"
 #include "step/plan_step.h"
 #include "step/step_profiler.h"
+#include "step/update_resources.h"
 
 namespace gptrain::testing {
 namespace {
@@ -43,7 +44,8 @@ std::vector<RankEvents> events_on_ranks(const RunConfig& config, int64_t world_s
     groups.use_memory_of(*device, false, config.comm.timeout_seconds);
     StepProfiler profiler(*device, groups);
     const StepPlan plan = plan_rank({config, device->target(), world.size()}, world.rank());
-    TrainingStep step(plan.design, profiler.backend(), groups);
+    const UpdateResources updates(*plan.design, *device, world.rank());
+    TrainingStep step(plan.design, profiler.backend(), groups, updates.place());
     step.initialize();
     RandomBatches batches(config, 0, groups.sample_rank(), groups.num_sample_ranks());
     step.run(1e-3, batches);

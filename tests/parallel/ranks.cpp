@@ -11,6 +11,7 @@
 #include "fit/choose_step.h"
 #include "fit/fixed_choices.h"
 #include "model_fixture.h"
+#include "step/update_resources.h"
 #include "wrappers.h"
 
 namespace gptrain::testing {
@@ -78,15 +79,15 @@ std::vector<float> download(const TrainingStep& step, const StateSlice& piece, s
   if (values.empty()) return values;
   if (kind > 0 && step.parameters().columns()[kind - 1].dtype == DType::u8) {
     std::vector<uint8_t> codes(values.size());
-    step.backend().download(codes.data(), piece.columns[kind - 1], piece.count());
+    step.read_state(codes.data(), piece.columns[kind - 1], piece.count());
     return {codes.begin(), codes.end()};
   }
   if (const float* const data = data_of(piece, kind); data != nullptr) {
-    step.backend().download(values.data(), data, std::ssize(values) * dtype_bytes(DType::f32));
+    step.read_state(values.data(), data, std::ssize(values) * dtype_bytes(DType::f32));
     return values;
   }
   std::vector<bf16> narrow(values.size());
-  step.backend().download(narrow.data(), piece.narrow_weight, piece.count() * dtype_bytes(DType::bf16));
+  step.read_state(narrow.data(), piece.narrow_weight, piece.count() * dtype_bytes(DType::bf16));
   std::transform(narrow.begin(), narrow.end(), values.begin(), [](bf16 value) { return to_float(value); });
   return values;
 }
@@ -97,7 +98,7 @@ void set_weights(TrainingStep& step, const GlobalState& start) {
     const std::vector<float>& values = start.at("weight/" + tensor.name);
     std::vector<float> weight(static_cast<size_t>(piece.count()));
     for_each_element(piece, tensor.shape, [&](size_t global, size_t local) { weight[local] = values[global]; });
-    step.backend().upload(piece.weight, weight.data(), piece.count() * dtype_bytes(DType::f32));
+    step.write_state(piece.weight, weight.data(), piece.count() * dtype_bytes(DType::f32));
   }
   step.weights_changed();
 }
@@ -197,7 +198,8 @@ void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* st
                               ? plan_rank({config, backend.target(), world_size}, rank)
                               : plan_step({config, backend.target(), world_size},
                                           choices_with(config.memory, backend.target(), *wrapping.choices), rank);
-    TrainingStep step(with_statistics(plan.design, wrapping.statistics), backend, groups);
+    const UpdateResources updates(*plan.design, backend, rank);
+    TrainingStep step(with_statistics(plan.design, wrapping.statistics), backend, groups, updates.place());
     step.initialize();
     if (start != nullptr) set_weights(step, *start);
     RankContext context{.groups = groups, .step = step, .plan = plan, .world = world};

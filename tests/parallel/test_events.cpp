@@ -2,6 +2,7 @@
 // from lanes and waits.
 #include <array>
 #include <cmath>
+#include <filesystem>
 #include <fmt/format.h>
 #include <string>
 #include <vector>
@@ -30,6 +31,8 @@ struct Layout {
 
   int64_t world_size() const { return tensor * data * pipeline; }
 };
+
+const std::string disk_path = "memory.disk_path=" + std::filesystem::temp_directory_path().string();
 
 const Layout layouts[] = {
     {.family = Family::gpt2, .tensor = 1, .data = 1, .overrides = {"model.dropout=0.1", "data.mask_documents=true"}},
@@ -70,6 +73,15 @@ const Layout layouts[] = {
      .tensor = 2,
      .data = 1,
      .overrides = {"parallel.zero=0", "precision.compute=bf16"},
+     .pipeline = 2},
+    {.family = Family::gpt2,
+     .tensor = 1,
+     .data = 2,
+     .overrides = {"memory.offload_optimizer=disk", disk_path, "parallel.zero=1", "precision.compute=bf16"}},
+    {.family = Family::gpt2,
+     .tensor = 1,
+     .data = 1,
+     .overrides = {"memory.offload_optimizer=disk", disk_path, "optimizer.type=lamb"},
      .pipeline = 2},
 };
 

@@ -117,6 +117,8 @@ const std::map<std::string, Sample> samples = {
     {"memory.saved_inputs", {"8", {}}},
     {"memory.linear_projection", {R"({"kind":"rows","share":0.5,"sites":["ffn_out"]})", {}}},
     {"memory.loss_chunk_tokens", {"128", {}}},
+    {"memory.offload_optimizer", {R"("disk")", {"memory.disk_path=/scratch"}}},
+    {"memory.disk_path", {R"("/scratch")", {"memory.offload_optimizer=disk"}}},
     {"checkpoint.every_steps", {"10", {}}},
     {"checkpoint.every_seconds", {"600.0", {}}},
     {"checkpoint.asynchronous", {"false", {}}},

@@ -1,0 +1,94 @@
+// Updates whose optimizer state is on disk: reading ahead, updating and writing behind, beside the rank's thread.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "ops/deferred_backend.h"
+#include "parallel/groups.h"
+#include "parallel/parameters.h"
+#include "storage/working_files.h"
+
+namespace gptrain::inline parallel {
+
+// One thread updates unit after unit, in the order of their numbers: it waits until the unit's state has been read into
+// the landing area, runs its ops, and begins to write the state. Meanwhile the state of the next units is read, as far
+// as the landing area has room, and that of the first units before the step that updates them.
+//
+// The rank's thread calls all methods. An error of the thread is thrown by the next call that waits or begins.
+class UpdateLane {
+ public:
+  // Borrows all. `files`: null in a plan, in which ops only go to `backend` and disk transfers to the log.
+  UpdateLane(const ParameterStore& parameters, Backend& backend, RankGroups& groups, WorkingFiles* files);
+  ~UpdateLane();
+  UpdateLane(const UpdateLane&) = delete;
+  UpdateLane& operator=(const UpdateLane&) = delete;
+
+  // The backend of updates. Its ops run at once, except those between `begin` and `end`.
+  Backend& backend() { return backend_; }
+
+  // Surround the calls of the ops that update a unit.
+  void begin(int64_t unit);
+  void end(int64_t unit);
+  // Waits until the unit's update is over, its state not yet written.
+  void await(int64_t unit);
+  // Waits until all updates are over.
+  void drain();
+  // Waits until all updates are over and all state is written, and reads no more before the next `begin` or `resume`:
+  // the landing area is free.
+  void suspend();
+  void resume();
+
+ private:
+  struct Update {
+    int64_t unit = -1;
+    DeferredBackend::Works works;
+    EventLog* log = nullptr;  // null: not recorded
+    int64_t read_event = -1, write_event = -1;
+  };
+  struct Writing {
+    WorkingFiles::Ticket ticket = WorkingFiles::done;
+    EventLog* log = nullptr;
+    int64_t event = -1;
+  };
+
+  int64_t unit_at(int64_t visit) const { return order_[static_cast<size_t>(visit % std::ssize(order_))]; }
+  bool overlap(int64_t a, int64_t b) const;
+  bool can_read_ahead() const;
+  bool begin_read(bool may_wait);
+  void read_ahead(bool may_wait);
+  void end_writing(int64_t unit);
+  void run(Update& update);
+  void work();
+  void wait_idle(std::unique_lock<std::mutex>& lock);
+
+  const ParameterStore& parameters_;
+  DeferredBackend backend_;
+  RankGroups& groups_;
+  WorkingFiles* const files_;
+  std::vector<int64_t> order_;  // units that are away
+  Update called_;               // between begin and end
+
+  // Used by the thread, and by the rank's thread while that is idle. A visit is an update of a unit that is away; visit
+  // v is of the unit unit_at(v).
+  int64_t visited_ = 0;                     // number of visits that are over
+  std::deque<WorkingFiles::Ticket> reads_;  // tickets of visits from visited_ on
+  std::vector<Writing> writing_;            // by unit
+
+  std::mutex mutex_;  // guards the members below
+  std::condition_variable changed_;
+  std::deque<Update> waiting_;
+  bool busy_ = false, suspended_ = true, stopping_ = false;
+  std::vector<bool> pending_;  // by unit: its update is not over
+  std::exception_ptr failure_;
+  std::atomic<int64_t> num_pending_ = 0;
+  std::thread thread_;  // last: uses the above
+};
+
+}  // namespace gptrain::parallel

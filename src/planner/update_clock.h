@@ -1,0 +1,47 @@
+// Simulates when updates run whose state is on disk (parallel/update_lane.h).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/event.h"
+#include "planner/moment.h"
+#include "step/time_span.h"
+
+namespace gptrain::inline planner {
+
+// Updates run one after another. Reads and writes of the disk take turns. The state of the first units is read before
+// the step's updates begin, that of the others once the state StateLayout::most_landed units before is written.
+class UpdateClock {
+ public:
+  // Says that the norm is over, after which updates may run.
+  void begin(const Moment& norm);
+  // Plays the events of a unit's update: `seconds` by event. `times`, if not null, receives the events' times.
+  void play(int32_t unit, std::span<const Event> events, const std::vector<double>& seconds,
+            std::vector<TimeSpan>* times);
+  // Returns the end of the unit's last update; a moment at 0 if there was none.
+  Moment over(int32_t unit) const;
+  // Ends the step in which updates were played: the next one begins at `now`, a moment of this one, and reads the state
+  // of its first units.
+  void begin_next_step(double now);
+  bool any() const { return !over_.empty(); }
+
+ private:
+  void write_oldest();
+
+  struct Written {
+    Moment ready;
+    double seconds;
+  };
+  Moment updates_, disk_;
+  std::deque<Written> written_;  // state that is updated and not yet written
+  int64_t visits_ = 0;           // units of this step so far
+  bool has_read_ahead_ = true;   // the state of the first units was read before the first step
+  std::map<int32_t, Moment> over_;
+};
+
+}  // namespace gptrain::planner

@@ -1,0 +1,19 @@
+#include "step/update_resources.h"
+
+#include <filesystem>
+#include <fmt/format.h>
+
+namespace gptrain::inline step {
+
+UpdateResources::UpdateResources(const StepDesign& design, const Backend& ops, int64_t rank) {
+  if (!design.choices.keeps_state_on_disk()) return;
+  backend_ = make_cpu_backend(ops.target().num_threads);
+  const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns,
+                             design.choices.optimizer_state);
+  const std::vector<std::string> folders = design.config.memory.disk_folders();
+  files_ = std::make_unique<WorkingFiles>(
+      WorkingFilesOptions{.folders = {folders.begin(), folders.end()}, .owner = fmt::format("rank-{}", rank)},
+      stored_pieces(store));
+}
+
+}  // namespace gptrain::step

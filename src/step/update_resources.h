@@ -1,0 +1,27 @@
+// The backend and the working files of updates whose optimizer state is on disk.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "step/training_step.h"
+#include "storage/working_files.h"
+
+namespace gptrain::inline step {
+
+class UpdateResources {
+ public:
+  // Takes nothing if all of the design's state is in memory. `ops`: backend of the ops, on a CPU. THROWS
+  // Error(checkpoint) as WorkingFiles.
+  UpdateResources(const StepDesign& design, const Backend& ops, int64_t rank);
+
+  // Returns the place of the updates, which refers to this object.
+  UpdatePlace place() const { return {.backend = backend_.get(), .files = files_.get()}; }
+  const WorkingFiles* files() const { return files_.get(); }  // null: none
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<WorkingFiles> files_;
+};
+
+}  // namespace gptrain::step

@@ -1,0 +1,140 @@
+// Files that hold pieces of a run's state while the run goes on. They are no checkpoint: they have no names and vanish
+// with the process.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "storage/io_queue.h"
+
+namespace gptrain::inline storage {
+
+// A piece of state, which is read and written whole.
+struct StoredPiece {
+  std::string name;   // for messages: "unit 3"
+  int64_t bytes = 0;  // a multiple of page_bytes
+};
+
+// Returns the bytes that pieces take on the disk.
+int64_t stored_bytes(const std::vector<StoredPiece>& pieces);
+
+struct WorkingFilesOptions {
+  std::vector<std::filesystem::path> folders;  // one on each drive; blocks go to all of them in turn
+  std::string owner = "rank-0";                // part of the files' names in messages
+  int depth = 16;                              // transfers under way
+  int64_t transfer_bytes = int64_t{1} << 20;   // a multiple of page_bytes that divides WorkingFiles::block_bytes
+  bool may_use_uring = true;
+};
+
+// One thread reads and writes pieces in the order in which they are asked for, with many transfers under way that
+// bypass the page cache (O_DIRECT). Each block has a checksum (CRC-32C) in memory, which is compared when the block is
+// read. All methods may be called by any thread.
+class WorkingFiles {
+ public:
+  static constexpr int64_t block_bytes = int64_t{4} << 20;
+
+  // Reserves the files' space, one file in each folder. THROWS Error(checkpoint) if a folder is missing, cannot be
+  // written, lacks the space, or does not allow O_DIRECT.
+  WorkingFiles(const WorkingFilesOptions& options, std::vector<StoredPiece> pieces);
+  // Waits for the transfers under way.
+  ~WorkingFiles();
+  WorkingFiles(const WorkingFiles&) = delete;
+  WorkingFiles& operator=(const WorkingFiles&) = delete;
+
+  using Ticket = int64_t;
+  static constexpr Ticket done = 0;
+  struct Times {
+    double start = 0, end = 0;  // steady_seconds
+  };
+
+  // Begin to read or write a piece. The memory begins at a multiple of page_bytes and stays valid until `wait` has
+  // returned. REQUIRES: nothing else is under way on the piece; a piece is written before it is read.
+  Ticket begin_read(size_t piece, std::byte* to);
+  Ticket begin_write(size_t piece, const std::byte* from);
+  // Waits for the ticket and returns its times; zeros if it was awaited before. THROWS Error(checkpoint), which names
+  // file and piece, if this or an earlier transfer failed or a block has another checksum than was written.
+  Times wait(Ticket ticket);
+  // Returns true if `wait` would not wait.
+  bool is_over(Ticket ticket);
+  void read(size_t piece, std::byte* to) { wait(begin_read(piece, to)); }
+  void write(size_t piece, const std::byte* from) { wait(begin_write(piece, from)); }
+
+  std::string_view method() const { return queue_->method(); }  // "io_uring" or "threads"
+  const std::vector<StoredPiece>& pieces() const { return pieces_; }
+
+ private:
+  struct File {
+    int descriptor = -1;
+    std::string name;  // for messages
+    int64_t bytes = 0;
+  };
+  struct Block {
+    size_t file = 0;
+    int64_t offset = 0, bytes = 0;
+    uint32_t crc = 0;
+  };
+  struct Job {
+    Ticket ticket = done;
+    size_t piece = 0;
+    bool writes = false;
+    std::byte* data = nullptr;
+    int64_t begun = 0;          // bytes whose transfers have begun
+    int64_t under_way = 0;      // transfers
+    std::vector<int64_t> left;  // by block: bytes that have not arrived
+    Times times = {};
+    bool over = false;
+  };
+
+  void lay_out();
+  void open(const std::filesystem::path& folder, const std::string& owner, File& file) const;
+  void close_all();
+  Ticket begin(size_t piece, std::byte* data, bool writes);
+  void work();
+  Job* next_job();
+  void begin_transfer(Job& job);
+  void end_transfer(const EndedTransfer& ended);
+  void check_block(const Job& job, size_t block) const;
+  void fail(std::exception_ptr failure);
+  std::string place_of(const Job& job, size_t block) const;
+  Block& block_of(size_t piece, size_t number) { return blocks_[first_block_[piece] + number]; }
+
+  const int64_t transfer_bytes_;
+  const size_t depth_;
+  const std::vector<StoredPiece> pieces_;
+  std::vector<File> files_;
+  std::vector<Block> blocks_;
+  std::vector<size_t> first_block_;  // by piece
+  std::unique_ptr<IoQueue> queue_;
+  // Transfers under way by tag, used by the thread only.
+  struct UnderWay {
+    Job* job = nullptr;
+    size_t block = 0;
+    int64_t bytes = 0;
+  };
+  std::vector<UnderWay> under_way_;
+  std::vector<uint64_t> free_tags_;
+  bool reads_next_ = true;
+
+  std::mutex mutex_;  // guards the members below
+  std::condition_variable asked_, ended_;
+  std::unordered_map<Ticket, std::unique_ptr<Job>> jobs_;  // not awaited yet
+  std::array<std::deque<Job*>, 2> waiting_;                // reads, writes: with transfers that have not begun
+  Ticket last_ = done;
+  std::exception_ptr failure_;
+  bool ending_ = false;
+  std::thread thread_;  // last: uses the above
+};
+
+}  // namespace gptrain::storage

@@ -1,0 +1,67 @@
+"""Optimizer state on disk: the same checkpoints, its memory in the dry run, and drives that fail."""
+import json
+import os
+from pathlib import Path
+
+from checkpoints_cases import CheckpointCase
+from cli_case import CHECKPOINT, USAGE, overrides
+
+
+class Disk(CheckpointCase):
+    def on_disk(self, *settings):
+        (self.folder / "drive").mkdir(exist_ok=True)
+        return overrides("memory.offload_optimizer=disk", "memory.disk_path=drive", *settings)
+
+    def test_runs_go_on_with_and_without_a_disk(self):
+        layout = ["--ranks", 2, *overrides("parallel.zero=2", "precision.compute=bf16", "batch.micro=1")]
+        whole, there, back = (overrides(f"run.out={name}") for name in ("whole", "there", "back"))
+        self.train(self.config, *layout, *whole)
+        self.train(self.config, *layout, *there, *self.on_disk(), "--steps", "3")
+        self.train(self.config, *layout, *there, "--resume", "--profile-step", "5")
+        self.assert_same_checkpoint(self.checkpoint(6, "there"), self.checkpoint(6, "whole"))
+        self.train(self.config, *layout, *back, "--steps", "3")
+        self.train(self.config, *layout, *back, *self.on_disk(), "--resume", "--profile-step", "5")
+        self.assert_same_checkpoint(self.checkpoint(6, "back"), self.checkpoint(6, "whole"))
+        names = {event["args"]["name"] for event in json.loads((self.folder / "back/trace-step5.json").read_text())
+                 ["traceEvents"] if event["name"] == "thread_name"}
+        self.assertLessEqual({"lane update", "lane disk_read", "lane disk_write"}, names)
+        self.assertEqual(list((self.folder / "drive").iterdir()), [])
+
+    def test_the_dry_run_tells_places(self):
+        usual = json.loads(self.succeed("train", self.config, "--dry-run", "--json"))
+        on_disk = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *self.on_disk()))
+        self.assertGreaterEqual(on_disk["disk_moments_bytes"], usual["moments_bytes"])
+        self.assertNotIn("disk_moments_bytes", usual)
+        self.assertIn("moments on disk", self.succeed("train", self.config, "--dry-run", *self.on_disk()))
+
+    def test_a_drive_that_changes_bits_ends_the_run(self):
+        run = self.start("train", self.config, *self.on_disk("run.out=damaged", "run.steps=100000",
+                                                             "checkpoint.every_steps=100000"))
+        fds = Path(f"/proc/{run.pid}/fd")
+
+        def working_file():
+            return next((fd for fd in fds.iterdir() if "/gptrain-" in os.readlink(fd)), None)
+
+        self.wait_until(lambda: (self.folder / "damaged/metrics.jsonl").exists() and working_file(), run)
+        with open(working_file(), "r+b") as file:
+            for at in range(0, os.fstat(file.fileno()).st_size, 4096):
+                file.seek(at)
+                file.write(b"x")
+            file.flush()
+            os.fsync(file.fileno())
+        _, err = run.communicate(timeout=60)
+        self.assertEqual(run.returncode, CHECKPOINT, err)
+        self.assertIn("has other bytes than were written there", err)
+        self.assertRegex(err, r"working file drive/gptrain-\S+ \(optimizer state of unit \d+, block 0")
+        self.assertEqual(self.checkpoint_steps("damaged"), [])
+
+    def test_what_is_refused(self):
+        missing = overrides("memory.offload_optimizer=disk", "memory.disk_path=nowhere", "run.out=new")
+        self.refuse(CHECKPOINT, ["memory.disk_path: cannot make a working file in nowhere: No such file or directory"],
+                    "train", self.config, *missing)
+        self.refuse(USAGE, ["memory.disk_path: must be given, as memory.offload_optimizer is disk"],
+                    "config", "check", self.config, *overrides("memory.offload_optimizer=disk"))
+        self.refuse(USAGE, ["checkpoint.asynchronous = true: must be false with memory.offload_optimizer"],
+                    "config", "check", self.config, *self.on_disk("checkpoint.asynchronous=true"))
+        self.refuse(USAGE, ["memory.offload_optimizer", "muon"], "config", "check", self.config,
+                    *self.on_disk("optimizer.type=muon"))

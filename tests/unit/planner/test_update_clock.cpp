@@ -1,0 +1,52 @@
+// Times of updates whose state is on disk: the disk or the updates are the limit, and the next step begins meanwhile.
+#include <vector>
+
+#include "catch.h"
+#include "ops/op_event.h"
+#include "planner/update_clock.h"
+
+namespace test_update_clock {
+
+using namespace gptrain;
+
+namespace {
+
+constexpr int32_t units = 8;
+
+// Plays the updates of a step whose norm is at `norm`.
+void play(UpdateClock& clock, double norm, double disk, double update) {
+  Event op;
+  op.queue = Event::Queue::update;
+  const std::vector<Event> events = {disk_event(false, 1), op, disk_event(true, 1)};
+  Moment moment;
+  moment.add(0, norm);
+  clock.begin(moment);
+  for (int32_t unit = 0; unit < units; ++unit) clock.play(unit, events, {disk, update, disk}, nullptr);
+}
+
+}  // namespace
+
+TEST_CASE("updates wait for the disk, which reads ahead what the landing area holds") {
+  UpdateClock clock;
+  play(clock, 0, 2, 1);
+  CHECK(clock.over(0).time == 1);
+  CHECK(clock.over(2).time == 3);
+  CHECK(clock.over(3).time == 6);      // unit 0 is written from 1 to 3, then unit 3 read until 5
+  CHECK(clock.over(7).time == 6 + 16);  // each further unit takes a write and a read
+  clock.begin_next_step(0);
+  CHECK(clock.over(7).time == 22);
+  play(clock, 100, 2, 1);
+  CHECK(clock.over(0).time == 101);  // its state was read before the norm
+  CHECK(clock.over(7).time == 122);
+}
+
+TEST_CASE("a fast disk hides behind the updates") {
+  UpdateClock clock;
+  play(clock, 0, 0.25, 1);
+  CHECK(clock.over(7).time == units);
+  clock.begin_next_step(5);
+  CHECK(clock.over(3).time == 0);
+  CHECK(clock.over(7).time == 3);
+}
+
+}  // namespace test_update_clock

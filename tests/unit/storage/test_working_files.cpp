@@ -1,0 +1,155 @@
+// Working files return the bytes that were written, by io_uring and by threads, and say plainly when they cannot.
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <fmt/format.h>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <sys/resource.h>
+#include <unistd.h>
+#include <vector>
+
+#include "base/error.h"
+#include "catch.h"
+#include "storage/working_files.h"
+#include "unit/temporary_folder.h"
+
+namespace test_working_files {
+
+using namespace gptrain;
+namespace fs = std::filesystem;
+
+namespace {
+
+// Memory that begins at a multiple of page_bytes.
+class Pages {
+ public:
+  explicit Pages(int64_t bytes) : bytes_(static_cast<size_t>(bytes)), data_(std::aligned_alloc(page_bytes, bytes_)) {
+    std::memset(data_, 0, bytes_);
+  }
+  ~Pages() { std::free(data_); }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  bool operator==(const Pages& other) const {
+    return bytes_ == other.bytes_ && std::memcmp(data_, other.data_, bytes_) == 0;
+  }
+  void fill(int seed) {
+    for (size_t i = 0; i < bytes_; ++i)
+      data()[i] = static_cast<std::byte>(i * 31 + i / 4096 + static_cast<size_t>(seed));
+  }
+
+ private:
+  const size_t bytes_;
+  void* const data_;
+};
+
+const std::vector<StoredPiece> pieces = {{"unit 0", 3 * page_bytes},
+                                         {"unit 1", 2 * WorkingFiles::block_bytes + page_bytes},
+                                         {"unit 2", 0},
+                                         {"unit 3", WorkingFiles::block_bytes}};
+
+WorkingFilesOptions options_of(const std::vector<fs::path>& folders, bool uring = true) {
+  return {.folders = folders, .owner = "rank-5", .depth = 4, .may_use_uring = uring};
+}
+
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    CHECK(error.code() == ExitCode::checkpoint);
+    return error.what();
+  }
+  return {};
+}
+
+// Returns the path by which the process reaches its working file in a folder.
+fs::path open_file_in(const fs::path& folder) {
+  for (const fs::directory_entry& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code ignored;
+    const fs::path target = fs::read_symlink(entry.path(), ignored);
+    if (target.string().starts_with((folder / "gptrain-").string())) return entry.path();
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("pieces come back from one drive and from two, by io_uring and by threads") {
+  const TemporaryFolder one, two;
+  for (const bool uring : {true, false}) {
+    for (const bool both : {false, true}) {
+      INFO(uring << both);
+      WorkingFiles files(options_of(both ? std::vector{one.path(), two.path()} : std::vector{one.path()}, uring),
+                         pieces);
+      if (!uring) CHECK(files.method() == "threads");
+      CHECK(fs::is_empty(one.path()));  // the files have no names
+      std::vector<std::unique_ptr<Pages>> written, read;
+      std::vector<WorkingFiles::Ticket> tickets;
+      for (size_t i = 0; i < pieces.size(); ++i) {
+        written.push_back(std::make_unique<Pages>(pieces[i].bytes));
+        read.push_back(std::make_unique<Pages>(pieces[i].bytes));
+        written.back()->fill(static_cast<int>(i));
+        tickets.push_back(files.begin_write(i, written.back()->data()));
+      }
+      for (const WorkingFiles::Ticket ticket : tickets) files.wait(ticket);
+      for (size_t i = 0; i < pieces.size(); ++i) tickets[i] = files.begin_read(i, read[i]->data());
+      written[0]->fill(9);
+      for (size_t i = pieces.size(); i > 0; --i) {
+        const WorkingFiles::Times times = files.wait(tickets[i - 1]);
+        CHECK(files.is_over(tickets[i - 1]));
+        CHECK(times.end >= times.start);
+        if (i > 1) CHECK(*read[i - 1] == *written[i - 1]);
+      }
+      files.write(0, written[0]->data());
+      files.read(0, read[0]->data());
+      CHECK(*read[0] == *written[0]);
+    }
+  }
+}
+
+TEST_CASE("a bit that flips in a working file is found, and file and piece are named") {
+  const TemporaryFolder folder;
+  WorkingFiles files(options_of({folder.path()}), pieces);
+  Pages data(pieces[1].bytes);
+  data.fill(1);
+  files.write(0, data.data());
+  files.write(1, data.data());
+  const fs::path path = open_file_in(folder.path());
+  REQUIRE(!path.empty());
+  {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(pieces[0].bytes + WorkingFiles::block_bytes + 77);
+    file.put('\x5a');
+  }
+  files.read(0, data.data());
+  const std::string message = message_of([&] { files.read(1, data.data()); });
+  CHECK(message.find((folder.path() / "gptrain-").string()) != std::string::npos);
+  CHECK(message.find("unit 1, block 1") != std::string::npos);
+  CHECK(message_of([&] { files.read(0, data.data()); }) == message);  // nothing works from there on
+}
+
+TEST_CASE("a folder that cannot hold working files is refused before the run") {
+  const TemporaryFolder folder;
+  const fs::path missing = folder.path() / "missing";
+  CHECK(message_of([&] { WorkingFiles(options_of({missing}), pieces); }) ==
+        fmt::format("memory.disk_path: cannot make a working file in {}: No such file or directory", missing.string()));
+  struct rlimit before {};
+  REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
+  const struct rlimit small { 1 << 20, before.rlim_max };
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
+  const std::string full = message_of([&] { WorkingFiles(options_of({folder.path()}), pieces); });
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &before) == 0);
+  std::signal(SIGXFSZ, handler);
+  CHECK(full.find("has no room for 12.0 MiB of working files") != std::string::npos);
+  CHECK(fs::is_empty(folder.path()));
+}
+
+}  // namespace test_working_files
