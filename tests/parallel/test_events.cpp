@@ -71,6 +71,10 @@ const Layout layouts[] = {
      .data = 1,
      .overrides = {"parallel.zero=0", "precision.compute=bf16"},
      .pipeline = 2},
+    {.family = Family::llama,
+     .tensor = 1,
+     .data = 2,
+     .overrides = {"parallel.context=2", "parallel.zero=1", "memory.recompute=selective", "model.sequence_length=18"}},
 };
 
 RunConfig config_of(const Layout& layout) {
