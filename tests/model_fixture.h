@@ -54,28 +54,38 @@ struct OneRank {
 // so that there is something to learn.
 class RandomBatches : public MicroBatchSource {
  public:
-  // Returns the batches of one of `data_size` data ranks, which take micro-batches in turn.
+  // Returns the batches of one of `data_size` data ranks, which take micro-batches in turn. `context_rank`: number of
+  // the rank among those that share sequences, whose tokens and targets it has.
   explicit RandomBatches(const RunConfig& config, int64_t first_sample = 0, int64_t data_rank = 0,
-                         int64_t data_size = 1)
-      : batch_(config.batch.micro),
-        length_(config.model.sequence_length),
+                         int64_t data_size = 1, int64_t context_rank = 0)
+      : shape_{config.batch.micro,
+               config.model.sequence_length,
+               config.data.mask_documents,
+               {config.parallel.context, context_rank}},
         vocabulary_(config.model.vocab_size),
-        next_sample_(first_sample + data_rank * batch_),
-        skipped_((data_size - 1) * batch_),
-        memory_(static_cast<size_t>(MicroBatchShape{batch_, length_, config.data.mask_documents}.bytes())),
-        view_(MicroBatch::at(memory_.data(), {batch_, length_, config.data.mask_documents})) {}
+        next_sample_(first_sample + data_rank * shape_.batch),
+        skipped_((data_size - 1) * shape_.batch),
+        memory_(static_cast<size_t>(shape_.bytes())),
+        view_(MicroBatch::at(memory_.data(), shape_)) {}
+  // Returns the batches of a rank.
+  RandomBatches(const RunConfig& config, int64_t first_sample, const RankGroups& groups)
+      : RandomBatches(config, first_sample, groups.sample_rank(), groups.num_sample_ranks(),
+                      groups.on_context_axis().rank) {}
 
   const MicroBatch& next() override {
-    for (int64_t b = 0; b < batch_; ++b, ++next_sample_) {
+    const TokenRows own = shape_.token_rows();
+    for (int64_t b = 0; b < shape_.batch; ++b, ++next_sample_) {
       view_.sample_ids[b] = next_sample_;
       int64_t document_start = 0;
-      for (int64_t t = 0; t < length_; ++t) {
-        view_.tokens[b * length_ + t] = token(t);
-        view_.targets[b * length_ + t] = token(t + 1);
+      for (int64_t t = 0; t < shape_.sequence_length; ++t) {
+        if (const int64_t row = own.row(t); row >= 0) {
+          view_.tokens[b * own.length + row] = token(t);
+          view_.targets[b * own.length + row] = token(t + 1);
+        }
         if (view_.document_starts == nullptr) continue;
         // Documents of seven tokens, which begin at other places in each sample.
         if (t > 0 && (next_sample_ * 5 + t) % 7 == 0) document_start = t;
-        view_.document_starts[b * length_ + t] = static_cast<int32_t>(document_start);
+        view_.document_starts[b * shape_.sequence_length + t] = static_cast<int32_t>(document_start);
       }
     }
     next_sample_ += skipped_;
@@ -89,7 +99,8 @@ class RandomBatches : public MicroBatchSource {
     return static_cast<int32_t>((next_sample_ * 13 + t * 7 + noise) % vocabulary_);
   }
 
-  int64_t batch_, length_, vocabulary_, next_sample_, skipped_;
+  const MicroBatchShape shape_;
+  int64_t vocabulary_, next_sample_, skipped_;
   std::vector<std::byte> memory_;
   MicroBatch view_;
 };

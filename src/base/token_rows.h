@@ -5,6 +5,12 @@
 
 namespace gptrain::inline base {
 
+// A rank's place among the ranks that share sequences. Each has an equal run of a sequence's tokens, in rank order.
+struct ContextRank {
+  int64_t size = 1;
+  int64_t rank = 0;
+};
+
 // Rows of sequences that lie one after the other, `length` rows of each. The rows of a sequence are one run of
 // consecutive tokens, or two runs where ranks share a sequence (a rank then holds an early and a late run, as causal
 // attention has equal work for such pairs). REQUIRES: the runs do not overlap. Inlined, so that kernels may call it.
@@ -17,6 +23,11 @@ struct TokenRows {
   // Returns the rows of whole sequences: row n is token n % length of sequence n / length.
   [[gnu::always_inline]] static constexpr TokenRows whole(int64_t length) {
     return {.length = length, .first_length = length};
+  }
+  // Returns a rank's rows of sequences of `length` tokens. REQUIRES: place.size divides length.
+  [[gnu::always_inline]] static constexpr TokenRows part(int64_t length, ContextRank place) {
+    const int64_t own = length / place.size;
+    return {.length = own, .first_length = own, .first = place.rank * own};
   }
 
   [[gnu::always_inline]] constexpr int64_t sequence(int64_t row) const { return row / length; }

@@ -29,14 +29,14 @@ std::string look_up(std::span<const Aliases> table, const std::string& name) {
 // Keys of other trainers that have no counterpart, under the text of their refusal.
 std::span<const Aliases> absent_keys() {
   static const std::vector<Aliases> table = {
-      {"gptrain has no context parallelism: long sequences are cut by parallel.sequence, and memory.recompute saves "
-       "memory",
-       {"context_parallel_size", "context_parallel_degree", "cp", "cp_size", "ulysses_degree", "ring_attention"}},
+      {"gptrain has no ring attention: ranks that share sequences (parallel.context) exchange tokens for heads",
+       {"ring_attention", "ring_degree", "cp_comm_type"}},
       {"gptrain has no mixture of experts",
        {"moe", "num_experts", "moe_num_experts", "expert_parallel", "num_local_experts", "n_routed_experts", "experts",
         "ep", "ep_size", "expert_parallel_degree", "expert_parallel_size", "expert_model_parallel_size",
         "moe_router_topk", "num_experts_per_tok", "moe_aux_loss_coeff", "router_aux_loss_coef", "moe_grouped_gemm"}},
-      {"the number of data ranks follows: that of all ranks, divided by parallel.tensor * parallel.pipeline",
+      {"the number of data ranks follows: that of all ranks, divided by parallel.tensor * parallel.context * "
+       "parallel.pipeline",
        {"dp", "dp_size", "data_parallel_size", "data_parallel_degree", "data_parallel_replicate_degree", "world_size",
         "num_gpus", "gpus", "nodes", "data_parallel", "local_rank", "num_nodes", "devices"}},
       {"gptrain has no ramp of the batch: stop the run, and go on with --resume and another batch.global",
@@ -125,6 +125,8 @@ std::span<const Aliases> key_aliases() {
        {"gradient_accumulation_steps", "gradient_accumulation", "grad_accum_steps", "accumulate_grad_batches", "gas"}},
       {"parallel.tensor",
        {"tensor_model_parallel_size", "tensor_parallel_size", "tensor_parallel_degree", "tensor_parallel", "tp"}},
+      {"parallel.context",
+       {"context_parallel_size", "context_parallel_degree", "cp", "cp_size", "ulysses_degree", "sp_size"}},
       {"parallel.pipeline",
        {"pipeline_model_parallel_size", "pipeline_parallel_size", "pipeline_parallel_degree", "pp"}},
       {R"(parallel.rank_order = "tensor-pipeline-data")", {"use_tp_pp_dp_mapping"}},

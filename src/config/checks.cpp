@@ -21,6 +21,7 @@ class Settler : Rules {
     check_max_documents();
     check_mixture();
     settle_mesh(context_);
+    check_context(context_);
     settle_method(context_);
     check_memory(context_);
     check_totals();

@@ -130,6 +130,10 @@ void add_parallel_and_precision(std::vector<Field>& table) {
           field("parallel.tensor", &RunConfig::parallel, &P::tensor, IntegerRule{1, 1 << 16, {}},
                 "ranks that share each layer; divides num_heads and ffn_hidden_size")
               .changeable(),
+          field("parallel.context", &RunConfig::parallel, &P::context, IntegerRule{1, 1 << 16, {}},
+                "ranks that share each sequence: each has a part of its tokens, and for attention they exchange tokens "
+                "for heads; divides model.sequence_length and the heads of a tensor rank")
+              .changeable(),
           field("parallel.pipeline", &RunConfig::parallel, &P::pipeline, IntegerRule{1, 1 << 16, {}},
                 "stages that share the layers; at most model.num_layers")
               .changeable(),

@@ -119,13 +119,17 @@ class MeshRules : Rules {
 
   void check_sequence_rows() {
     const int64_t tensor = config_.parallel.tensor;
-    if (!config_.parallel.sequence || !sound({"parallel.tensor", "batch.micro", "model.sequence_length"})) return;
-    const int64_t length = config_.model.sequence_length;
-    if (config_.batch.micro * length % tensor != 0) {
+    if (!config_.parallel.sequence ||
+        !sound({"parallel.tensor", "parallel.context", "batch.micro", "model.sequence_length"}))
+      return;
+    const int64_t length = config_.model.sequence_length, context = config_.parallel.context;
+    const int64_t rows = config_.batch.micro * (length / context);
+    if (rows % tensor != 0) {
       fault("parallel.tensor",
-            fmt::format("must divide batch.micro * model.sequence_length = {} * {} with parallel.sequence",
-                        config_.batch.micro, length),
-            nearest_integers(tensor, 1, tensor, [&](int64_t n) { return config_.batch.micro * length % n == 0; }));
+            fmt::format("must divide batch.micro * model.sequence_length{} = {} * {}{} with parallel.sequence",
+                        context > 1 ? " / parallel.context" : "", config_.batch.micro, length,
+                        context > 1 ? fmt::format(" / {}", context) : ""),
+            nearest_integers(tensor, 1, tensor, [&](int64_t n) { return rows % n == 0; }));
     }
   }
 

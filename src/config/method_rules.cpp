@@ -189,11 +189,15 @@ class MethodRules : Rules {
     }
     if (sound({"batch.global", "batch.micro", "batch.accumulation", "model.sequence_length"})) {
       const int64_t length = model.sequence_length;
+      const int64_t context = sound({"parallel.context"}) ? config_.parallel.context : 1;
+      const int64_t rows = length / context;  // rows of a sequence on a rank
       const int64_t sequences = config_.batch.global / data_ranks();
-      const auto fits_rows = [&](int64_t micro) { return fits(micro * length) && sequences % micro == 0; };
-      if (!fits(config_.batch.micro * length)) {
+      const auto fits_rows = [&](int64_t micro) { return fits(micro * rows) && sequences % micro == 0; };
+      if (!fits(config_.batch.micro * rows)) {
         fault("batch.micro",
-              fmt::format("times model.sequence_length = {} must be a multiple of 16 with {}", length, asked),
+              fmt::format("times model.sequence_length{} = {}{} must be a multiple of 16 with {}",
+                          context > 1 ? " / parallel.context" : "", length,
+                          context > 1 ? fmt::format(" / {}", context) : "", asked),
               nearest_integers(config_.batch.micro, 1, sequences, fits_rows));
       }
     }

@@ -121,12 +121,12 @@ class ModelRules : Rules {
     faults_.add(path, value, fmt::format("must be at most model.sequence_length = {}", length), show(pattern));
   }
 
-  // Heads take turns with the sets of columns. The heads of a tensor rank, and the heads that share keys, must have all
+  // Heads take turns with the sets of columns. The heads of a rank, and the heads that share keys, must have all
   // sets equally often.
   void check_column_sets(const std::string& path, const AttentionPattern& pattern) {
     const ModelConfig& model = config_.model;
-    const int64_t sets = pattern.column_sets, tensor = config_.parallel.tensor;
-    if (sets == 1 || !sound({"model.num_heads", "model.num_kv_heads", "parallel.tensor"})) return;
+    const int64_t sets = pattern.column_sets, tensor = config_.parallel.tensor, context = config_.parallel.context;
+    if (sets == 1 || !sound({"model.num_heads", "model.num_kv_heads", "parallel.tensor", "parallel.context"})) return;
     const auto refuse = [&](int64_t heads, const std::string& what) {
       AttentionPattern nearest = pattern;
       while (heads % nearest.column_sets != 0) --nearest.column_sets;
@@ -134,10 +134,13 @@ class ModelRules : Rules {
                   fmt::format("V must divide the {} {}", heads, what),
                   fmt::format("\"{}\"", attention_pattern_word(nearest)));
     };
-    if (model.num_heads % tensor != 0 || model.num_heads % model.num_kv_heads != 0) return;  // reported elsewhere
-    const int64_t of_rank = model.num_heads / tensor, of_keys = model.num_heads / model.num_kv_heads;
+    if (model.num_heads % (tensor * context) != 0 || model.num_heads % model.num_kv_heads != 0)
+      return;  // reported elsewhere
+    const int64_t of_rank = model.num_heads / tensor / context, of_keys = model.num_heads / model.num_kv_heads;
     if (of_rank % sets != 0) {
-      refuse(of_rank, tensor == 1 ? "heads of model.num_heads" : "heads of a rank of parallel.tensor");
+      refuse(of_rank, context > 1  ? "heads of a rank of parallel.tensor and parallel.context"
+                      : tensor > 1 ? "heads of a rank of parallel.tensor"
+                                   : "heads of model.num_heads");
     } else if (of_keys > 1 && of_keys % sets != 0) {
       refuse(of_keys, "heads that share a head of model.num_kv_heads");
     }

@@ -5,10 +5,11 @@
 
 namespace gptrain::inline config {
 
-// Returns the number of ranks that hold one copy of the model. `Sizes` has the sizes of the axes, as ParallelConfig.
+// Returns the number of ranks that work on one sample, and so on one micro-batch. `Sizes` has the sizes of the axes, as
+// ParallelConfig.
 template <typename Sizes>
 constexpr int64_t ranks_of_model(const Sizes& sizes) {
-  return sizes.tensor * sizes.pipeline;
+  return sizes.tensor * sizes.context * sizes.pipeline;
 }
 
 // Data that a ZeRO stage cuts into pieces, so that each data rank holds one (arXiv 1910.02054).

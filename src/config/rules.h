@@ -27,6 +27,7 @@ struct RuleContext {
 
 void settle_model(const RuleContext& context);   // shapes of the model
 void settle_mesh(const RuleContext& context);    // ranks, stages, and the batch that is divided over them
+void check_context(const RuleContext& context);  // ranks that share sequences
 void settle_method(const RuleContext& context);  // precision, optimizer, learning rate
 void check_memory(const RuleContext& context);   // activations saved for backward
 

@@ -162,6 +162,7 @@ struct BatchConfig {
 
 struct ParallelConfig {
   int64_t tensor = 1;
+  int64_t context = 1;         // ranks that share sequences
   int64_t pipeline = 1;        // stages
   int64_t virtual_stages = 1;  // chunks of each stage
   PipelineOrder pipeline_schedule = PipelineOrder::one_f_one_b;

@@ -14,12 +14,25 @@
 #include "base/thread.h"
 
 namespace gptrain::inline data {
+namespace {
+
+// Returns the bytes of the tokens, or of the targets, of a whole sequence that is read to take a part of it.
+int64_t whole_sequence_bytes(const MicroBatchShape& shape) {
+  return align_up(shape.sequence_length * static_cast<int64_t>(sizeof(int32_t)));
+}
+
+}  // namespace
 
 struct Prefetcher::Impl {
   Impl(const Dataset& dataset_, const MicroBatchShape& shape_, int64_t first_sample_, int64_t stride_,
        std::byte* memory, PrefetchRing ring)
       : dataset(dataset_), shape(shape_), first_sample(first_sample_), stride(stride_), kept(ring.kept) {
     for (int i = 0; i < ring.depth; ++i) slots.push_back(MicroBatch::at(memory + i * shape.bytes(), shape));
+    if (shape.context.size > 1) {
+      std::byte* const whole = memory + ring.depth * shape.bytes();
+      whole_tokens = reinterpret_cast<int32_t*>(whole);
+      whole_targets = reinterpret_cast<int32_t*>(whole + whole_sequence_bytes(shape));
+    }
     thread = start_thread("reads data", [this] { run(); });
   }
 
@@ -67,9 +80,17 @@ struct Prefetcher::Impl {
     for (int64_t b = 0; b < shape.batch; ++b) {
       if (stopping) return false;
       target.sample_ids[b] = first_sample + micro_batch * stride + b;
-      const int64_t row = b * shape.sequence_length;
-      int32_t* const document_starts = target.document_starts != nullptr ? target.document_starts + row : nullptr;
-      dataset.read(target.sample_ids[b], target.tokens + row, target.targets + row, document_starts);
+      int32_t* const document_starts =
+          target.document_starts != nullptr ? target.document_starts + b * shape.sequence_length : nullptr;
+      const TokenRows own = shape.token_rows();
+      const int64_t row = b * own.length;
+      if (whole_tokens == nullptr) {
+        dataset.read(target.sample_ids[b], target.tokens + row, target.targets + row, document_starts);
+        continue;
+      }
+      dataset.read(target.sample_ids[b], whole_tokens, whole_targets, document_starts);
+      std::copy_n(whole_tokens + own.first, own.length, target.tokens + row);
+      std::copy_n(whole_targets + own.first, own.length, target.targets + row);
     }
     return true;
   }
@@ -95,11 +116,10 @@ struct Prefetcher::Impl {
   // Returns a micro-batch without targets. REQUIRES: the reader has ended, so that nobody else writes to slots.
   const MicroBatch& blank() {
     const MicroBatch& target = slot(num_taken++);
-    const int64_t places = shape.batch * shape.sequence_length;
-    std::fill_n(target.tokens, places, 0);
-    std::fill_n(target.targets, places, -1);
+    std::fill_n(target.tokens, shape.rows(), 0);
+    std::fill_n(target.targets, shape.rows(), -1);
     std::fill_n(target.sample_ids, shape.batch, first_sample);
-    if (target.document_starts != nullptr) std::fill_n(target.document_starts, places, 0);
+    if (target.document_starts != nullptr) std::fill_n(target.document_starts, shape.batch * shape.sequence_length, 0);
     return target;
   }
 
@@ -109,6 +129,7 @@ struct Prefetcher::Impl {
   const int64_t stride;
   const int64_t kept;
   std::vector<MicroBatch> slots;
+  int32_t *whole_tokens = nullptr, *whole_targets = nullptr;  // null: the rank has whole sequences
   double waited_seconds = 0;
   std::string fault;
 
@@ -122,6 +143,10 @@ struct Prefetcher::Impl {
 
   std::thread thread;  // last member: starts when the others exist
 };
+
+int64_t Prefetcher::bytes(const MicroBatchShape& shape, PrefetchRing ring) {
+  return ring.depth * shape.bytes() + (shape.context.size > 1 ? 2 * whole_sequence_bytes(shape) : 0);
+}
 
 Prefetcher::Prefetcher(const Dataset& dataset, const MicroBatchShape& shape, int64_t first_sample, int64_t stride,
                        std::byte* memory, PrefetchRing ring)

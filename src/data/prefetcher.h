@@ -17,11 +17,13 @@ struct PrefetchRing {
   int depth;  // micro-batches in the ring
 };
 
-// Reads micro-batches ahead on one background thread (nice 19) into a ring in the caller's memory, of `depth` times
-// shape.bytes(). Micro-batch k holds samples first_sample + k stride ... + B - 1: a stride of B reads all samples; with
-// several ranks that take turns, a larger stride reads one rank's. Does not allocate after construction.
+// Reads micro-batches ahead on one background thread (nice 19) into a ring in the caller's memory. Micro-batch k holds
+// samples first_sample + k stride ... + B - 1: a stride of B reads all samples; with several ranks that take turns, a
+// larger stride reads one rank's. Does not allocate after construction.
 class Prefetcher : public MicroBatchSource {
  public:
+  // Returns the bytes of `memory`: the ring, and if the rank has parts of sequences, room to read a whole one.
+  static int64_t bytes(const MicroBatchShape& shape, PrefetchRing ring);
   Prefetcher(const Dataset& dataset, const MicroBatchShape& shape, int64_t first_sample, int64_t stride,
              std::byte* memory, PrefetchRing ring);
   ~Prefetcher() override;

@@ -83,6 +83,7 @@ WorldPlan plan_world(const PlanCase& run, const std::function<void(int64_t, Step
   const Mesh mesh = make_mesh(run.config, run.world_size);
   const int64_t tensor_size = mesh.size(MeshAxis::tensor);
   const int64_t num_stages = mesh.size(MeshAxis::pipeline);
+  const int64_t ranks_alike = mesh.size(MeshAxis::context) * mesh.size(MeshAxis::data);
   WorldPlan world;
   world.written_bytes.resize(static_cast<size_t>(num_stages * tensor_size));
   world.on_host.resize(static_cast<size_t>(num_stages * tensor_size));
@@ -108,7 +109,7 @@ WorldPlan plan_world(const PlanCase& run, const std::function<void(int64_t, Step
                            world.largest_rank = rank;
                            world.largest = memory;
                          }
-                         add_ops(world.ops, plan.ops, std::ssize(kind) * mesh.size(MeshAxis::data));
+                         add_ops(world.ops, plan.ops, std::ssize(kind) * ranks_alike);
                          if (rank == 0) {
                            world.spec = plan.design->spec;
                            world.traffic = plan.traffic;
@@ -135,8 +136,8 @@ HostMemoryUse fullest_host(const std::vector<MemoryPlan::ByClass>& on_host, cons
     const MeshPoint at = mesh.coordinates(rank);
     const int64_t kind = at[MeshAxis::pipeline] * mesh.size(MeshAxis::tensor) + at[MeshAxis::tensor];
     MemoryPlan::ByClass bytes = on_host[static_cast<size_t>(kind)];
-    if (at[MeshAxis::data] > 0)
-      bytes[static_cast<size_t>(MemoryClass::samples)] = 0;  // the first data rank writes texts
+    if (at[MeshAxis::context] > 0 || at[MeshAxis::data] > 0)
+      bytes[static_cast<size_t>(MemoryClass::samples)] = 0;  // the first of the ranks alike writes texts
     nodes[node_of_rank[static_cast<size_t>(rank)]].add(bytes);
   }
   HostMemoryUse fullest;

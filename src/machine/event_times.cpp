@@ -93,7 +93,7 @@ EventTimes::EventTimes(const Machine& machine, const StepConfig& config, int64_t
                        int64_t rank, int64_t sharing)
     : machine_(machine),
       tensor_ranks_(config.parallel.tensor),
-      rows_(config.batch.micro * config.model.sequence_length),
+      rows_(config.batch.micro * (config.model.sequence_length / config.parallel.context)),
       world_size_(std::max(mesh.world_size(), sharing)),
       compute_(config.precision.compute),
       kinds_(op_kinds(config.model)) {

@@ -27,6 +27,7 @@
 #include "base/attention_pattern.h"
 #include "base/rotary.h"
 #include "config/run_config.h"
+#include "model/context_parallel.h"
 #include "model/layer_call.h"
 #include "model/layer_records.h"
 #include "model/micro_batch.h"
@@ -55,14 +56,15 @@ struct StepShape {
   int code_bits = 0;  // bits of the activation's derivative (ops/few_bits.h); 0: its input is saved instead
   ProjectionConfig projection = {};  // projection of linears' saved inputs
   bool codes_inputs = false;         // inputs of linears and norms are saved as Codec::blocks
+  ContextRank context = {};          // the rank has its part of the tokens of each sequence
 
-  int64_t rows() const { return batch * sequence_length; }
+  int64_t rows() const { return micro_batch().rows(); }
   // Returns the tokens that the rows of a micro-batch stand for.
-  TokenRows token_rows() const { return TokenRows::whole(sequence_length); }
+  TokenRows token_rows() const { return micro_batch().token_rows(); }
   bool keeps_products(int64_t layer) const {
     return !saves_products.empty() && saves_products[static_cast<size_t>(layer)];
   }
-  MicroBatchShape micro_batch() const { return {batch, sequence_length, mask_documents}; }
+  MicroBatchShape micro_batch() const { return {batch, sequence_length, mask_documents, context}; }
 };
 
 // One tensor of a layer on this rank.
@@ -99,6 +101,7 @@ class UnitTensors {
 struct LayerContext {
   const StepShape& shape;
   TensorRows& tensor;
+  const ContextParallel& context;
   Backend& backend;
 
   DType compute() const { return shape.precision.compute; }

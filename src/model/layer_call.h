@@ -22,8 +22,8 @@ struct UnitParameters {
 struct LayerCall {
   UnitParameters parameters;         // the layer's own
   UnitParameters head_matrix;        // unit that holds the head's matrix: the head, or the embedding if they are tied
-  const int32_t* tokens = nullptr;   // device, [B, T]
-  const int32_t* targets = nullptr;  // device, [B, T]
+  const int32_t* tokens = nullptr;   // device, [N]
+  const int32_t* targets = nullptr;  // device, [N]
   const int64_t* sample_ids = nullptr;  // device, [B]
   // Device, [B, T] (see AttentionMask); null without StepShape::mask_documents.
   const int32_t* document_starts = nullptr;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/token_rows.h"
 #include "model/record.h"
 
 namespace gptrain::inline model {
@@ -13,20 +14,27 @@ struct MicroBatchShape {
   int64_t batch = 0;            // B, sequences
   int64_t sequence_length = 0;  // T
   bool with_documents = false;
+  ContextRank context = {};  // place of the rank, which has its part of the tokens of each sequence
 
-  int64_t rows() const { return batch * sequence_length; }
-  // RETURNS the bytes of the tokens, which are those of the targets and of the documents' starts, too.
+  TokenRows token_rows() const { return TokenRows::part(sequence_length, context); }
+  // RETURNS N, the rows of the rank's tokens.
+  int64_t rows() const { return batch * token_rows().length; }
+  // RETURNS the bytes of the tokens, which are those of the targets, too.
   int64_t token_bytes() const { return rows() * static_cast<int64_t>(sizeof(int32_t)); }
+  // RETURNS the bytes of the documents' starts, which every rank has of whole sequences.
+  int64_t document_bytes() const { return batch * sequence_length * static_cast<int64_t>(sizeof(int32_t)); }
   // RETURNS the bytes of the sample numbers.
   int64_t id_bytes() const { return batch * static_cast<int64_t>(sizeof(int64_t)); }
   // RETURNS the bytes of a micro-batch with all its parts.
-  int64_t bytes() const { return (with_documents ? 3 : 2) * align_up(token_bytes()) + align_up(id_bytes()); }
+  int64_t bytes() const {
+    return 2 * align_up(token_bytes()) + align_up(id_bytes()) + (with_documents ? align_up(document_bytes()) : 0);
+  }
 };
 
 // View of the caller's memory (host or device).
 struct MicroBatch {
-  int32_t* tokens = nullptr;      // [B, T]
-  int32_t* targets = nullptr;     // [B, T], negative: not counted in the loss
+  int32_t* tokens = nullptr;      // [N]
+  int32_t* targets = nullptr;     // [N], negative: not counted in the loss
   int64_t* sample_ids = nullptr;  // [B], global sample numbers
   // [B, T]: position in its sequence where a token's document begins (see AttentionMask); null: no document mask.
   int32_t* document_starts = nullptr;

@@ -39,8 +39,11 @@ class OtherBlocks {
 }  // namespace
 
 Model::Model(const StepShape& shape, const ModelSpec& spec, const std::vector<TensorShard>& shards,
-             const ParameterLayout& layout, const TensorParallel& tensor, Backend& backend)
-    : shape_(shape), tensor_(tensor, shape.rows()), context_{shape_, tensor_, backend} {
+             const ParameterLayout& layout, const Axes& axes, Backend& backend)
+    : shape_(shape),
+      tensor_(axes.tensor, shape.rows()),
+      sequences_(axes.context),
+      context_{shape_, tensor_, sequences_, backend} {
   const auto tensors_of = [&](size_t unit) { return UnitTensors(spec, shards, layout, static_cast<int64_t>(unit)); };
   const UnitTensors embedding = tensors_of(0);
   OtherBlocks others(shape_);

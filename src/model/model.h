@@ -12,9 +12,14 @@ namespace gptrain::inline model {
 
 class Model {
  public:
-  // REQUIRES: the backend, and the group and lane of `tensor`, outlive the model.
+  // The axes that ranks share layers and sequences along.
+  struct Axes {
+    TensorParallel tensor = {};
+    ContextParallel context = {};
+  };
+  // REQUIRES: the backend, and the groups and lanes of `axes`, outlive the model; axes.context.place is that of shape.
   Model(const StepShape& shape, const ModelSpec& spec, const std::vector<TensorShard>& shards,
-        const ParameterLayout& layout, const TensorParallel& tensor, Backend& backend);
+        const ParameterLayout& layout, const Axes& axes, Backend& backend);
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
@@ -32,6 +37,7 @@ class Model {
  private:
   const StepShape shape_;
   TensorRows tensor_;
+  const ContextParallel sequences_;
   const LayerContext context_;
   std::vector<std::shared_ptr<Layer>> layers_;  // blocks of other stages share an object with those like them
   Head* head_;                                  // the last one

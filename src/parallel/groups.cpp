@@ -51,17 +51,20 @@ int64_t neighbour(const StepConfig& config, const Mesh& mesh, int64_t rank, int6
 }  // namespace
 
 Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault, ExtraSizes extra) {
-  const int64_t model_ranks = ranks_of_model(config.parallel) * extra.context;
+  const ParallelConfig& parallel = config.parallel;
+  const int64_t model_ranks = ranks_of_model(parallel);
   if (world_size % model_ranks != 0) {
-    throw Error(
-        fault,
-        "{} {} not divide into model replicas of parallel.tensor * parallel.pipeline = {} * {} ranks (start {} ranks)",
-        world_size, world_size == 1 ? "rank does" : "ranks do", config.parallel.tensor, config.parallel.pipeline,
-        nearest_world_sizes(config.batch, model_ranks, world_size));
+    const bool shares_sequences = parallel.context > 1;
+    throw Error(fault,
+                "{} {} not divide into model replicas of parallel.tensor *{} parallel.pipeline = {} *{} {} ranks "
+                "(start {} ranks)",
+                world_size, world_size == 1 ? "rank does" : "ranks do", shares_sequences ? " parallel.context *" : "",
+                parallel.tensor, shares_sequences ? fmt::format(" {} *", parallel.context) : "", parallel.pipeline,
+                nearest_world_sizes(config.batch, model_ranks, world_size));
   }
   MeshPoint sizes;
   sizes[MeshAxis::tensor] = config.parallel.tensor;
-  sizes[MeshAxis::context] = extra.context;
+  sizes[MeshAxis::context] = config.parallel.context;
   sizes[MeshAxis::data] = world_size / model_ranks;
   sizes[MeshAxis::pipeline] = config.parallel.pipeline;
   return {sizes, world_size, config.parallel.rank_order, extra.experts};
@@ -119,7 +122,7 @@ bool lies_within_a_node(const StepConfig& config, const Mesh& mesh, int64_t rank
 std::vector<LaneGroup> lane_groups(const StepConfig& config, ExtraSizes extra) {
   const bool has_experts = extra.experts.expert > 1;
   std::vector<LaneGroup> groups = {{LaneKind::tensor, GroupKind::tensor, true}};
-  if (extra.context > 1) groups.push_back({LaneKind::context, GroupKind::context, false});
+  if (config.parallel.context > 1) groups.push_back({LaneKind::context, GroupKind::context, false});
   if (has_experts) groups.push_back({LaneKind::expert, GroupKind::expert, false});
   const bool norms_in_parts = config.model.qk_norm || config.parallel.sequence;
   if (norms_in_parts) groups.push_back({LaneKind::gradients, GroupKind::tensor, true});

@@ -76,7 +76,6 @@ constexpr bool is_between_stages(LaneKind lane) { return lane >= LaneKind::send_
 
 // Sizes of axes beside those of the config.
 struct ExtraSizes {
-  int64_t context = 1;  // ranks that share sequences
   ExpertSizes experts = {};
 };
 
@@ -132,6 +131,7 @@ class RankGroups {
   int64_t num_stages() const { return mesh_.size(MeshAxis::pipeline); }
   int64_t stage() const { return at_[MeshAxis::pipeline]; }
   TensorRank on_tensor_axis() const { return {mesh_.size(MeshAxis::tensor), at_[MeshAxis::tensor]}; }
+  ContextRank on_context_axis() const { return {mesh_.size(MeshAxis::context), at_[MeshAxis::context]}; }
   // Number of ranks that a batch is divided over, and this rank's number among them: ranks with different samples.
   int64_t num_sample_ranks() const { return mesh_.size(MeshAxis::data); }
   int64_t sample_rank() const { return at_[MeshAxis::data]; }

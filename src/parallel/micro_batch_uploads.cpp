@@ -9,7 +9,7 @@ void copy_micro_batch(Backend& backend, const MicroBatch& host, const MicroBatch
   backend.upload(device.tokens, host.tokens, shape.token_bytes());
   backend.upload(device.targets, host.targets, shape.token_bytes());
   backend.upload(device.sample_ids, host.sample_ids, shape.id_bytes());
-  if (shape.with_documents) backend.upload(device.document_starts, host.document_starts, shape.token_bytes());
+  if (shape.with_documents) backend.upload(device.document_starts, host.document_starts, shape.document_bytes());
 }
 
 MicroBatchUploads::MicroBatchUploads(SideQueue& queue, std::byte* landing, const MicroBatchShape& shape)
@@ -25,7 +25,8 @@ void MicroBatchUploads::upload(MicroBatchSource& source, const MicroBatch& devic
   queue_.queue_upload(landing_.tokens, host.tokens, shape_.token_bytes());
   queue_.queue_upload(landing_.targets, host.targets, shape_.token_bytes());
   queue_.queue_upload(landing_.sample_ids, host.sample_ids, shape_.id_bytes());
-  if (shape_.with_documents) queue_.queue_upload(landing_.document_starts, host.document_starts, shape_.token_bytes());
+  if (shape_.with_documents)
+    queue_.queue_upload(landing_.document_starts, host.document_starts, shape_.document_bytes());
   queue_.mark_work(mark_of(uploads_));
   queue_.ops_follow(mark_of(uploads_));
   queue_.copy_among_ops(device.tokens, landing_.tokens, shape_.bytes());

@@ -153,6 +153,7 @@ class Collector {
 
 ClassValues class_values(const RunLayout& layout) {
   return {layout.tensor,
+          layout.context,
           layout.sequence ? 1 : 0,
           layout.pipeline,
           layout.pipeline > 1 ? 16 * (static_cast<int64_t>(layout.schedule) + 1) + layout.virtual_stages : 0,

@@ -41,7 +41,8 @@ class QuickSearch {
     for (const LayoutGroup& group : layout_groups(config_, world_size_, machine_.cluster.gpus_per_node)) {
       const bool is_simple =
           std::has_single_bit(static_cast<uint64_t>(group.tensor)) && group.tensor <= machine_.cluster.gpus_per_node;
-      if (is_simple && group.pipeline <= most_stages) try_group(group);
+      const bool shares_alike = group.context == config_.parallel.context;
+      if (is_simple && shares_alike && group.pipeline <= most_stages) try_group(group);
     }
     keep_fastest();
     for (Tried& tried : tried_) tried.seconds = estimator_.estimate(tried.layout).step_seconds;
@@ -52,7 +53,8 @@ class QuickSearch {
  private:
   void try_group(const LayoutGroup& group) {
     const int64_t sequences = config_.batch.global / group.data;
-    RunLayout layout{.tensor = group.tensor, .sequence = group.tensor > 1, .pipeline = group.pipeline};
+    RunLayout layout{
+        .tensor = group.tensor, .context = group.context, .sequence = group.tensor > 1, .pipeline = group.pipeline};
     layout.data = group.data;
     for (const int64_t micro : micros) {
       if (sequences % micro != 0) continue;
@@ -68,11 +70,11 @@ class QuickSearch {
 
   void try_pipelines(RunLayout layout) {
     const bool has_stages = layout.pipeline > 1;
-    layout.zero = layout.data > 1 ? 1 : 0;
+    layout.zero = layout.copies() > 1 ? 1 : 0;
     for (const int64_t most = has_stages ? layout.zero : 3 * layout.zero; layout.zero <= most; ++layout.zero)
       consider(layout);
     if (!has_stages || config_.model.num_layers % layout.pipeline != 0) return;
-    layout.zero = layout.data > 1 ? 1 : 0;
+    layout.zero = layout.copies() > 1 ? 1 : 0;
     layout.virtual_stages = most_chunks;
     while (config_.model.num_layers / layout.pipeline % layout.virtual_stages != 0) --layout.virtual_stages;
     layout.schedule = PipelineOrder::interleaved;
@@ -143,6 +145,7 @@ std::vector<std::string> settings_between(const RunLayout& own, const RunLayout&
   };
   const auto word = [](auto names, auto value) { return std::string(names[static_cast<size_t>(value)]); };
   set("parallel.tensor", own.tensor != other.tensor, std::to_string(other.tensor));
+  set("parallel.context", own.context != other.context, std::to_string(other.context));
   set("parallel.sequence", own.sequence != other.sequence, other.sequence ? "true" : "null");
   set("parallel.pipeline", own.pipeline != other.pipeline, std::to_string(other.pipeline));
   set(schedule_key, own.schedule != other.schedule,

@@ -130,6 +130,7 @@ RunConfig LayoutCosts::small_config(const RunLayout& layout, int64_t data, size_
 const MicroBatchCosts& LayoutCosts::micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split,
                                                 size_t kind) {
   const MicroBatchKey key{.tensor = layout.tensor,
+                          .context = layout.context,
                           .sequence = layout.sequence,
                           .micro = layout.micro,
                           .recompute = recompute,
@@ -160,17 +161,19 @@ MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, Recompute
   config.memory.recompute = recompute;
   config.memory.recompute_interval = 0;
   if (split) config.parallel.pipeline_schedule = PipelineOrder::zero_bubble;
-  const StepPlan plan = plan_rank({config, target_, layout.tensor});
+  const int64_t ranks = layout.tensor * layout.context;
+  const StepPlan plan = plan_rank({config, target_, ranks});
   const Program& program = *plan.design->training;
-  const EventTimes times(machine_, config, config.run.threads, make_mesh(config, layout.tensor), 0, target_.sharing);
+  const EventTimes times(machine_, config, config.run.threads, make_mesh(config, ranks), 0, target_.sharing);
   RankClock clock(plan.log, times);
   clock.next();
   MicroBatchCosts costs;
   constexpr auto tensor_lane = static_cast<size_t>(LaneKind::tensor);
+  constexpr auto context_lane = static_cast<size_t>(LaneKind::context);
   for (size_t i = 0; i < program.schedule.actions.size(); ++i) {
     const Action& action = program.schedule.actions[i];
     const double begin = clock.now().time;
-    const double exposed = clock.exposed_seconds()[tensor_lane];
+    const auto exposed = clock.exposed_seconds();
     clock.next();
     if (action.micro_batch != middle_micro_batch || !is_pass(action.kind)) continue;
     const int32_t unit = std::max(action.unit, 0);
@@ -178,7 +181,8 @@ MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, Recompute
     const UnitPart part = part_of(unit, small_layers + 2);
     PassCost& cost = costs.passes[static_cast<size_t>(part)];
     add_pass(cost, action.kind, part, clock.now().time - begin);
-    cost.exposed_tensor += clock.exposed_seconds()[tensor_lane] - exposed;
+    cost.exposed_tensor += clock.exposed_seconds()[tensor_lane] - exposed[tensor_lane];
+    cost.exposed_context += clock.exposed_seconds()[context_lane] - exposed[context_lane];
     if (action.kind == ActionKind::loss) costs.held_bytes = alive_bytes(program, static_cast<int32_t>(i), middle_block);
     if (action.kind == ActionKind::backward_weight && unit == middle_block)
       costs.held_for_weight_bytes = alive_bytes(program, static_cast<int32_t>(i), middle_block);
@@ -206,7 +210,11 @@ std::vector<size_t> LayoutCosts::stages_alike(const RunLayout& layout) const {
 }
 
 LayoutCosts::MeshKey LayoutCosts::mesh_key(const RunLayout& layout) {
-  return {.tensor = layout.tensor, .pipeline = layout.pipeline, .data = layout.data, .rank_order = layout.rank_order};
+  return {.tensor = layout.tensor,
+          .context = layout.context,
+          .pipeline = layout.pipeline,
+          .data = layout.data,
+          .rank_order = layout.rank_order};
 }
 
 size_t LayoutCosts::first_equal_stage(const RunLayout& layout, size_t stage) {
@@ -241,17 +249,18 @@ UpdateCosts LayoutCosts::make_update_of_kind(const RunLayout& layout, size_t sta
   RunConfig config = small_config(layout, data, kind);
   config.memory.recompute = RecomputeKind::none;
   config.memory.recompute_interval = 0;
-  const StepPlan plan = plan_rank({config, target_, layout.tensor * data});
+  const StepPlan plan = plan_rank({config, target_, layout.tensor * layout.context * data});
   // The bytes of a collective are those of all its ranks together, so that a plan of two data ranks has the right
   // bytes. Links are those of the whole mesh.
   const RunConfig whole = with_layout(config_, layout);
   const Mesh mesh = make_mesh(whole, layout.world_size());
   const EventTimes times(machine_, whole, whole.run.threads, mesh,
                          mesh.first_rank_of_stage(static_cast<int64_t>(stage)));
-  const double piece = cuts_state(layout.zero) ? 2.0 / static_cast<double>(layout.data) : 1;
+  // Share of a rank's piece in the planned rank's.
+  const double of_copies = static_cast<double>(data) / static_cast<double>(layout.data);
+  const double piece = cuts_state(layout.zero) ? of_copies : 1;
   // A rank measures only a piece of each unit, even if it updates the whole unit.
-  const std::vector<double> measured =
-      first_pass_of(plan.log, times, static_cast<double>(data) / static_cast<double>(layout.data), piece);
+  const std::vector<double> measured = first_pass_of(plan.log, times, of_copies, piece);
   const auto cost_of = [&](UnitPart part) {
     const int32_t unit = part_units[static_cast<size_t>(part)];
     const auto work = [&](ActionKind action, double scale) { return work_of(plan.log, times, action, unit, scale); };
@@ -268,7 +277,8 @@ UpdateCosts LayoutCosts::make_update_of_kind(const RunLayout& layout, size_t sta
 }
 
 const UnitBytes& LayoutCosts::bytes(const RunLayout& layout) {
-  const BytesKey key{.tensor = layout.tensor, .sequence = layout.sequence, .data = layout.data, .zero = layout.zero};
+  const BytesKey key{
+      .tensor = layout.tensor, .sequence = layout.sequence, .copies = layout.copies(), .zero = layout.zero};
   const auto found = bytes_.find(key);
   return found != bytes_.end() ? found->second : bytes_.emplace(key, make_bytes(layout)).first->second;
 }
@@ -281,8 +291,8 @@ UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) 
   const RunConfig config = small_config(layout, layout.data, kind);
   const ModelSpec spec = make_spec(config.model);
   const std::vector<TensorShard> shards = shard_tensors(spec, {layout.tensor, 0});
-  const Sharding sharding{.zero = layout.data > 1 ? layout.zero : 0,
-                          .places = {CopyPlace{.size = layout.data}},
+  const Sharding sharding{.zero = layout.copies() > 1 ? layout.zero : 0,
+                          .places = {CopyPlace{.size = layout.copies()}},
                           .compute = config.precision.compute,
                           .reduce = config.precision.reduce,
                           .pure = config.precision.pure,

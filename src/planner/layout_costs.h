@@ -22,13 +22,25 @@ namespace gptrain::inline planner {
 enum class UnitPart : uint8_t { embedding, block, head };
 constexpr size_t num_unit_parts = 3;
 
-// Seconds of one micro-batch's passes through a unit, on a rank that shares the unit with its tensor group only.
+// Seconds of one micro-batch's passes through a unit, on a rank that shares the unit with its tensor and context
+// groups only.
 struct PassCost {
   double forward = 0;
   double backward_input = 0;   // first half of a split backward pass, recomputation included
   double backward_weight = 0;  // second half of a split backward pass
   double backward = 0;         // backward pass that is not split, recomputation included
   double exposed_tensor = 0;   // part of all passes spent waiting for the tensor lane
+  double exposed_context = 0;  // and for the context lane
+
+  // Adds the costs of `count` such units.
+  void add(const PassCost& cost, double count) {
+    forward += count * cost.forward;
+    backward_input += count * cost.backward_input;
+    backward_weight += count * cost.backward_weight;
+    backward += count * cost.backward;
+    exposed_tensor += count * cost.exposed_tensor;
+    exposed_context += count * cost.exposed_context;
+  }
 };
 
 // Costs for one tensor size, micro-batch size, recomputation, kind of backward pass (split or whole), and kind of
@@ -109,13 +121,13 @@ class LayoutCosts {
  private:
   // Keys of the stored costs: the values of a layout on which they depend.
   struct MeshKey {
-    int64_t tensor, pipeline, data;
+    int64_t tensor, context, pipeline, data;
     RankOrder rank_order;
 
     auto operator<=>(const MeshKey&) const = default;
   };
   struct MicroBatchKey {
-    int64_t tensor;
+    int64_t tensor, context;
     bool sequence;
     int64_t micro;
     RecomputeKind recompute;
@@ -135,14 +147,15 @@ class LayoutCosts {
   struct BytesKey {
     int64_t tensor;
     bool sequence;
-    int64_t data, zero;
+    int64_t copies, zero;
 
     auto operator<=>(const BytesKey&) const = default;
   };
 
   static MeshKey mesh_key(const RunLayout& layout);
 
-  // Returns a config with three layers of one kind on one stage, the layout's tensor ranks, and `data` data ranks.
+  // Returns a config with three layers of one kind on one stage, the layout's tensor and context ranks, and `data`
+  // data ranks.
   RunConfig small_config(const RunLayout& layout, int64_t data, size_t kind) const;
   MicroBatchCosts make_micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split, size_t kind) const;
   void add_copies(const StepPlan& plan, const EventTimes& times, MicroBatchCosts& costs) const;

@@ -266,11 +266,7 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lie
   double gradients = 0, sum_ops = 0;
   const auto add = [&](const PassCost& cost, const UpdateCost& of_update, auto times) {
     const auto count = static_cast<double>(times);
-    sum.forward += count * cost.forward;
-    sum.backward_input += count * cost.backward_input;
-    sum.backward_weight += count * cost.backward_weight;
-    sum.backward += count * cost.backward;
-    sum.exposed_tensor += count * cost.exposed_tensor;
+    sum.add(cost, count);
     gradients += count * of_update.sum;
     sum_ops += count * (cuts_gradients(layout.zero) ? of_update.sum_ops : of_update.keep);
   };
@@ -333,6 +329,7 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lie
   costs.exposed_copies.push_back(exposed_copies);
   costs.chunks.push_back(times);
   costs.exposed_tensor.push_back(sum.exposed_tensor);
+  costs.exposed_context.push_back(sum.exposed_context);
   costs.exposed_traffic.push_back(spent - work);
 }
 
@@ -409,6 +406,7 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
     }
     costs.chunks.push_back(costs.chunks.back());
     repeat_last(costs.exposed_tensor);
+    repeat_last(costs.exposed_context);
     repeat_last(costs.exposed_traffic);
     repeat_last(costs.exposed_copies);
   }
@@ -475,7 +473,7 @@ LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
   const auto micro_batches = static_cast<double>(layout.accumulation);
   double end = 0;
   constexpr auto tensor = static_cast<size_t>(LaneKind::tensor), gradients = static_cast<size_t>(LaneKind::gradients);
-  constexpr auto weights = static_cast<size_t>(LaneKind::weights);
+  constexpr auto weights = static_cast<size_t>(LaneKind::weights), context = static_cast<size_t>(LaneKind::context);
   result.exposed_seconds[weights] = cost.first_gathers / stages;
   for (size_t stage = 0; stage < played.stages.size(); ++stage) {
     end = std::max(end, cost.first_gathers + played.stages[stage].passes.back().end + cost.sums[stage]);
@@ -484,6 +482,7 @@ LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
     for (const int32_t chunk : lies.of_stage[stage]) {
       const auto place = static_cast<size_t>(chunk);
       result.exposed_seconds[tensor] += micro_batches * cost.exposed_tensor[place] / stages;
+      result.exposed_seconds[context] += micro_batches * cost.exposed_context[place] / stages;
       result.exposed_seconds[cuts_weights(layout.zero) ? weights : gradients] +=
           micro_batches * cost.exposed_traffic[place] / stages;
       result.exposed_seconds[copy_lane] += micro_batches * cost.exposed_copies[place] / stages;

@@ -35,8 +35,9 @@ std::string schedule_word(const RunLayout& layout) {
 }
 
 using ValueText = std::string (*)(const RunLayout& layout);
-constexpr std::array<std::pair<std::string_view, ValueText>, 10> value_texts = {{
+constexpr std::array<std::pair<std::string_view, ValueText>, 11> value_texts = {{
     {"parallel.tensor", [](const RunLayout& layout) { return std::to_string(layout.tensor); }},
+    {"parallel.context", [](const RunLayout& layout) { return std::to_string(layout.context); }},
     {"parallel.sequence", [](const RunLayout& layout) -> std::string { return layout.sequence ? "true" : "false"; }},
     {"parallel.pipeline", [](const RunLayout& layout) { return std::to_string(layout.pipeline); }},
     {schedule_key, schedule_word},

@@ -20,6 +20,7 @@ namespace gptrain::inline planner {
 // How a run is spread over ranks, and how it saves memory: the keys that a search changes.
 struct RunLayout {
   int64_t tensor = 1;
+  int64_t context = 1;
   bool sequence = false;
   int64_t pipeline = 1;
   int64_t virtual_stages = 1;
@@ -35,6 +36,8 @@ struct RunLayout {
   OffloadChoice offload = {};
 
   int64_t world_size() const { return ranks_of_model(*this) * data; }
+  // Returns the number of ranks that hold the same parameters.
+  int64_t copies() const { return context * data; }
   bool operator==(const RunLayout&) const = default;
 };
 

@@ -26,6 +26,18 @@ std::vector<int64_t> divisors(int64_t n, int64_t most) {
   return found;
 }
 
+// Sequences of so many tokens are worth sharing: shorter ones only if the config does so itself.
+constexpr int64_t least_shared_tokens = 8192;
+
+bool suits_context(const StepConfig& config, int64_t tensor, int64_t context) {
+  const ModelConfig& model = config.model;
+  if (context == 1) return true;
+  if (model.sequence_length < least_shared_tokens && config.parallel.context == 1) return false;
+  const int64_t heads = model.num_heads / tensor, kv_heads = std::max<int64_t>(1, model.num_kv_heads / tensor);
+  return model.sequence_length % context == 0 && heads % context == 0 &&
+         (kv_heads % context == 0 || context % kv_heads == 0);
+}
+
 bool suits_tensor(const ModelConfig& model, int64_t tensor) {
   return model.num_heads % tensor == 0 && model.shares_ffn(tensor) &&
          (model.num_kv_heads % tensor == 0 || tensor % model.num_kv_heads == 0);
@@ -83,6 +95,7 @@ std::vector<RunLayout> allowed_layouts(const RunConfig& config, RunLayout layout
 RunConfig with_layout(const RunConfig& config, const RunLayout& layout) {
   RunConfig changed = config;
   changed.parallel.tensor = layout.tensor;
+  changed.parallel.context = layout.context;
   changed.parallel.sequence = layout.sequence;
   changed.parallel.pipeline = layout.pipeline;
   changed.parallel.virtual_stages = layout.virtual_stages;
@@ -102,6 +115,7 @@ RunConfig with_layout(const RunConfig& config, const RunLayout& layout) {
 
 RunLayout layout_of(const RunConfig& config, int64_t world_size) {
   return {.tensor = config.parallel.tensor,
+          .context = config.parallel.context,
           .sequence = config.parallel.sequence,
           .pipeline = config.parallel.pipeline,
           .virtual_stages = config.parallel.virtual_stages,
@@ -119,8 +133,9 @@ RunLayout layout_of(const RunConfig& config, int64_t world_size) {
 
 namespace {
 
-constexpr std::array<std::pair<std::string_view, LayoutValue>, 13> layout_values = {{
+constexpr std::array<std::pair<std::string_view, LayoutValue>, 14> layout_values = {{
     {"parallel.tensor", [](const RunLayout& layout) { return layout.tensor; }},
+    {"parallel.context", [](const RunLayout& layout) { return layout.context; }},
     {"parallel.sequence", [](const RunLayout& layout) -> int64_t { return layout.sequence ? 1 : 0; }},
     {"parallel.pipeline", [](const RunLayout& layout) { return layout.pipeline; }},
     {"parallel.virtual_stages", [](const RunLayout& layout) { return layout.virtual_stages; }},
@@ -199,10 +214,15 @@ std::vector<LayoutGroup> layout_groups(const StepConfig& config, int64_t world_s
   std::vector<LayoutGroup> groups;
   for (const int64_t tensor : divisors(world_size, 2 * ranks_per_node)) {
     if (!suits_tensor(config.model, tensor)) continue;
-    for (const int64_t stages : divisors(world_size / tensor, config.model.num_layers)) {
-      const int64_t data = world_size / tensor / stages;
-      const bool orders_differ = world_size > ranks_per_node && stages > 1 && data > 1;
-      if (config.batch.global % data == 0) groups.push_back({tensor, stages, data, orders_differ});
+    for (const int64_t context : divisors(world_size / tensor, 2 * ranks_per_node / tensor)) {
+      if (!suits_context(config, tensor, context)) continue;
+      for (const int64_t stages : divisors(world_size / tensor / context, config.model.num_layers)) {
+        const int64_t data = world_size / tensor / context / stages;
+        const bool orders_differ = world_size > ranks_per_node && stages > 1 && data > 1;
+        if (config.batch.global % data == 0)
+          groups.push_back(
+              {.tensor = tensor, .context = context, .pipeline = stages, .data = data, .orders_differ = orders_differ});
+      }
     }
   }
   return groups;
@@ -212,7 +232,8 @@ void for_each_layout(const RunConfig& config, const LayoutGroup& group,
                      const std::function<void(const RunLayout&)>& body) {
   const int64_t sequences = config.batch.global / group.data;
   const int64_t layers = config.model.num_layers;
-  RunLayout layout{.tensor = group.tensor, .pipeline = group.pipeline, .data = group.data};
+  RunLayout layout{.tensor = group.tensor, .context = group.context, .pipeline = group.pipeline, .data = group.data};
+  const int64_t largest_zero = layout.copies() > 1 ? 3 : 0;
   for (const int64_t micro : divisors(sequences, most_micro)) {
     layout.micro = micro;
     layout.accumulation = sequences / micro;
@@ -223,7 +244,7 @@ void for_each_layout(const RunConfig& config, const LayoutGroup& group,
         of_all.schedule = schedule;
         of_all.virtual_stages = chunks;
         of_all.is_balanced = is_balanced;
-        for (of_all.zero = 0; of_all.zero <= (group.data > 1 ? 3 : 0); ++of_all.zero) {
+        for (of_all.zero = 0; of_all.zero <= largest_zero; ++of_all.zero) {
           for (const RankOrder order : {RankOrder::tensor_data_pipeline, RankOrder::tensor_pipeline_data}) {
             of_all.rank_order = order;
             if (order == RankOrder::tensor_data_pipeline || group.orders_differ) body(of_all);

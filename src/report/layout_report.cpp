@@ -79,6 +79,7 @@ std::string nothing_fits_text(const LayoutSearch& search) {
 
 Json layout_json(const RunLayout& layout) {
   return {{"tensor", layout.tensor},
+          {"context", layout.context},
           {"sequence", layout.sequence},
           {"pipeline", layout.pipeline},
           {"virtual_stages", layout.virtual_stages},
@@ -127,6 +128,7 @@ std::string device_hours_text(const LayoutResult& result) {
 
 std::string layout_text(const RunLayout& layout) {
   std::vector<std::string> parts{fmt::format("tensor {}", layout.tensor)};
+  if (layout.context > 1) parts.push_back(fmt::format("context {}", layout.context));
   if (layout.sequence) parts.push_back("sequence");
   if (layout.pipeline > 1)
     parts.push_back(fmt::format("pipeline {} {}", layout.pipeline, value_text(layout, schedule_key)));

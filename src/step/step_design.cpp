@@ -19,7 +19,7 @@ bool has_own_memory(const Target& target) { return target.kind == Target::Kind::
 
 int64_t micro_batch_bytes(const StepConfig& config) { return micro_batch_shape(config).bytes(); }
 
-StepShape step_shape(const RunConfig& config, const StepChoices& choices, bool training) {
+StepShape step_shape(const RunConfig& config, const StepChoices& choices, ContextRank context, bool training) {
   std::vector<bool> saves_products;
   for (size_t unit = 1; unit + 1 < choices.units.size(); ++unit)
     saves_products.push_back(choices.units[unit].keeps_part);
@@ -36,7 +36,8 @@ StepShape step_shape(const RunConfig& config, const StepChoices& choices, bool t
           .saves_products = std::move(saves_products),
           .code_bits = choices.code_bits,
           .projection = training ? choices.projection : ProjectionConfig{},
-          .codes_inputs = choices.codes_inputs};
+          .codes_inputs = choices.codes_inputs,
+          .context = context};
 }
 
 bool has_masters(const PrecisionConfig& precision) { return precision.compute != DType::f32 && !precision.pure; }
@@ -144,14 +145,17 @@ std::vector<int32_t> find_equal_designs(const Model& model) {
 
 // Makes a model on the `plan` backend without groups, to ask its layers for their records.
 Model planned_model(const StepDesign& design, const StepShape& shape, PlanBackend& backend) {
-  return {shape,  design.spec, design.shards, design.layout, {design.tensor, design.sequence, nullptr, nullptr},
-          backend};
+  const Model::Axes axes{.tensor = {design.tensor, design.sequence}, .context = {shape.context}};
+  return {shape, design.spec, design.shards, design.layout, axes, backend};
 }
 
 }  // namespace
 
-MicroBatchShape micro_batch_shape(const StepConfig& config) {
-  return {config.batch.micro, config.model.sequence_length, config.data.mask_documents};
+MicroBatchShape micro_batch_shape(const StepConfig& config, int64_t context_rank) {
+  return {config.batch.micro,
+          config.model.sequence_length,
+          config.data.mask_documents,
+          {config.parallel.context, context_rank}};
 }
 
 PrefetchRing prefetch_ring(const StepConfig& config, const Target& target) {
@@ -163,7 +167,7 @@ PrefetchRing prefetch_ring(const StepConfig& config, const Target& target) {
 }
 
 int64_t prefetch_ring_bytes(const StepConfig& config, const Target& target) {
-  return prefetch_ring(config, target).depth * micro_batch_bytes(config);
+  return Prefetcher::bytes(micro_batch_shape(config), prefetch_ring(config, target));
 }
 
 int64_t all_rings_bytes(const StepConfig& config, const Target& target) {
@@ -212,12 +216,16 @@ void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice) 
 
 std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& shape, Backend& backend,
                                   RankGroups& groups) {
-  const bool split = design.tensor.size > 1;
-  return std::make_unique<Model>(shape, design.spec, design.shards, design.layout,
-                                 TensorParallel{design.tensor, design.sequence,
-                                                split ? groups.group(LaneKind::tensor, GroupKind::tensor) : nullptr,
-                                                split ? &groups.lane(LaneKind::tensor) : nullptr},
-                                 backend);
+  Model::Axes axes{.tensor = {design.tensor, design.sequence}, .context = {shape.context}};
+  if (design.tensor.size > 1) {
+    axes.tensor.group = groups.group(LaneKind::tensor, GroupKind::tensor);
+    axes.tensor.lane = &groups.lane(LaneKind::tensor);
+  }
+  if (shape.context.size > 1) {
+    axes.context.group = groups.group(LaneKind::context, GroupKind::context);
+    axes.context.lane = &groups.lane(LaneKind::context);
+  }
+  return std::make_unique<Model>(shape, design.spec, design.shards, design.layout, axes, backend);
 }
 
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
@@ -226,8 +234,9 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   StepDesign design = begin_design(config, groups.on_tensor_axis(), stages, make_sharding(config, choices, groups),
                                    optimizer_columns(config.optimizer));
   design.choices = std::move(choices);
-  design.training_shape = step_shape(config, design.choices, true);
-  design.evaluation_shape = step_shape(config, design.choices, false);
+  design.context = groups.on_context_axis();
+  design.training_shape = step_shape(config, design.choices, design.context, true);
+  design.evaluation_shape = step_shape(config, design.choices, design.context, false);
   PlanBackend backend(target);
   {
     const Model model = planned_model(design, design.training_shape, backend);

@@ -43,6 +43,7 @@ struct StateTables {
 struct StepDesign {
   RunConfig config;
   TensorRank tensor;
+  ContextRank context;
   Stages stages;
   bool sequence = false;  // sequence parallelism
   ModelSpec spec;
@@ -83,8 +84,8 @@ StepDesign design_inference(const RunConfig& config, const Target& target, const
 std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& shape, Backend& backend,
                                   RankGroups& groups);
 
-// Returns the shape of a rank's micro-batches.
-MicroBatchShape micro_batch_shape(const StepConfig& config);
+// Returns the shape of the micro-batches of a rank with that number on the context axis.
+MicroBatchShape micro_batch_shape(const StepConfig& config, int64_t context_rank = 0);
 
 // Returns the size of a ring of micro-batches. For a device with its own memory it keeps the micro-batches of two
 // steps, as many as the host may have queued.

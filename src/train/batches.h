@@ -11,10 +11,11 @@
 
 namespace gptrain::inline train {
 
-// A rank's number among the ranks that share a batch.
+// A rank's number among the ranks that share a batch, and among those with the same samples.
 struct DataRank {
   int64_t rank = 0;
   int64_t size = 1;
+  int64_t context_rank = 0;
 };
 
 // Reads the micro-batches of a rank ahead. The data ranks take micro-batches in turns: micro-batch m of rank d of D
@@ -34,7 +35,8 @@ class FirstSamples : public MicroBatchSource {
  private:
   MicroBatchSource& source_;
   int64_t left_;  // samples that count from the next micro-batch of this rank on
-  int64_t batch_, stride_, sequence_length_;
+  int64_t batch_, stride_;
+  int64_t sequence_rows_;  // rows of a sequence on this rank
 };
 
 }  // namespace gptrain::train

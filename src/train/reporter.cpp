@@ -63,7 +63,8 @@ void Reporter::collect_memory() {
   all->all_gather(&taken_, taken.data(), sizeof(MemoryPlan), DType::u8);
   taken_ = {};
   for (size_t rank = 0; rank < taken.size(); ++rank) {
-    const bool is_planned = context_.groups.mesh().coordinates(static_cast<int64_t>(rank))[MeshAxis::data] == 0;
+    const MeshPoint at = context_.groups.mesh().coordinates(static_cast<int64_t>(rank));
+    const bool is_planned = at[MeshAxis::context] == 0 && at[MeshAxis::data] == 0;
     if (is_planned && taken[rank].total() > taken_.total()) taken_ = taken[rank];
   }
 }
@@ -119,10 +120,12 @@ void Reporter::announce() const {
   const std::string device = target.kind == Target::Kind::cpu ? format_counted(target.num_threads, "thread")
                                                               : fmt::format("one {}", target.name);
   if (ranks > 1) {
-    print_out("{} ranks: {} tensor x {} data{}, ZeRO {}{}; {} each, {:.0f} GFLOP/s in {} matrix products in all\n",
-              ranks, groups.mesh().size(MeshAxis::tensor), groups.num_data_ranks(), pipeline_text(),
-              context_.config.parallel.zero, context_.config.parallel.sequence ? ", sequence parallel" : "", device,
-              total_matrix_flops_ / 1e9, dtype_name(limits_.compute));
+    const int64_t context = groups.on_context_axis().size;
+    print_out("{} ranks: {} tensor x {}{} data{}, ZeRO {}{}; {} each, {:.0f} GFLOP/s in {} matrix products in all\n",
+              ranks, groups.mesh().size(MeshAxis::tensor), context > 1 ? fmt::format("{} context x ", context) : "",
+              groups.num_sample_ranks(), pipeline_text(), context_.config.parallel.zero,
+              context_.config.parallel.sequence ? ", sequence parallel" : "", device, total_matrix_flops_ / 1e9,
+              dtype_name(limits_.compute));
     if (target.kind == Target::Kind::gpu && groups.works(LaneKind::tensor))
       print_out("forward and backward run op by op, as no CUDA graph holds the exchanges of tensor groups\n");
   } else {

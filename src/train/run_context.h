@@ -19,7 +19,9 @@ struct RunContext {
 
   bool leads() const { return groups.rank() == 0; }                     // true on the rank that prints and writes
   Communicator* all() const { return groups.group(GroupKind::world); }  // null if there is one rank
-  DataRank data_rank() const { return {groups.sample_rank(), groups.num_sample_ranks()}; }
+  DataRank data_rank() const {
+    return {groups.sample_rank(), groups.num_sample_ranks(), groups.on_context_axis().rank};
+  }
 };
 
 }  // namespace gptrain::train

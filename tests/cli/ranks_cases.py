@@ -43,6 +43,7 @@ class Threads(CliCase):
         losses, validations = self.records(), self.records(key="validation_loss")
         for ranks, settings in [(2, ["batch.micro=3"]), (3, ["batch.micro=2", "parallel.zero=2"]),
                                 (4, ["batch.micro=1", "parallel.tensor=4", "parallel.sequence=true"]),
+                                (8, ["batch.micro=3", "parallel.context=4", "parallel.zero=1"]),
                                 (6, ["batch.micro=2", "parallel.tensor=2", "parallel.zero=3"])]:
             with self.subTest(ranks=ranks, settings=settings):
                 out = f"out-{ranks}"

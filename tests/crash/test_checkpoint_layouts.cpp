@@ -30,11 +30,12 @@ struct Layout {
   bool sequence = false;
   std::string schedule = "";  // with the number of stages
   int stages = 1;
+  int context = 1;
 
-  int world_size() const { return tensor * data * stages; }
+  int world_size() const { return tensor * context * data * stages; }
   std::string name() const {
-    return fmt::format("tensor {} x data {} x {} stages {}, ZeRO {}{}", tensor, data, stages, schedule, zero,
-                       sequence ? ", sequence" : "");
+    return fmt::format("tensor {} x context {} x data {} x {} stages {}, ZeRO {}{}", tensor, context, data, stages,
+                       schedule, zero, sequence ? ", sequence" : "");
   }
 };
 
@@ -51,7 +52,9 @@ const std::vector<Layout> layouts = {
     {.tensor = 1, .data = 1, .zero = 0, .schedule = "gpipe", .stages = 3},
     {.tensor = 1, .data = 2, .zero = 3, .schedule = "interleaved", .stages = 2},
     {.tensor = 2, .data = 2, .zero = 1, .sequence = true, .schedule = "zero-bubble", .stages = 2},
-    {.tensor = 1, .data = 3, .zero = 2, .schedule = "zero-bubble-v", .stages = 2}};
+    {.tensor = 1, .data = 3, .zero = 2, .schedule = "zero-bubble-v", .stages = 2},
+    {.tensor = 1, .data = 1, .zero = 0, .context = 2},
+    {.tensor = 2, .data = 2, .zero = 3, .context = 3}};
 
 RunConfig config_of(Family family, const Layout& layout, const std::string& compute, const fs::path& out) {
   std::vector<std::string> overrides = {"model.num_heads=6",
@@ -65,6 +68,7 @@ RunConfig config_of(Family family, const Layout& layout, const std::string& comp
                                         "precision.residual=fp32",
                                         "optimizer.ema=0.99",
                                         fmt::format("parallel.tensor={}", layout.tensor),
+                                        fmt::format("parallel.context={}", layout.context),
                                         fmt::format("parallel.zero={}", layout.zero),
                                         "run.out=" + out.string()};
   if (family == Family::llama) overrides.push_back("model.num_kv_heads=2");  // 3 ranks cannot share them
@@ -157,7 +161,7 @@ void load_under(const RunConfig& config, const Layout& layout, const fs::path& c
     loaded.elements += elements;
     loaded.different += different;
     // Adam's bias corrections continue from the number of updates, not of steps.
-    RandomBatches batches(config, 0, groups.sample_rank(), groups.num_sample_ranks());
+    RandomBatches batches(config, 0, groups);
     for_each_value(step, [](float& value, float) { value = 0.01F; });
     if (step.run(1e-3, batches).updates != 5) loaded.goes_on = false;
   });
@@ -186,8 +190,8 @@ void check_layouts(Family family, const std::string& compute, const std::vector<
   const Folder folder;
   for (size_t save = 0; save < fitting.size(); ++save) {
     const Layout& saved = fitting[save];
-    const fs::path out =
-        folder.path / fmt::format("{}-{}-{}-{}{}", saved.tensor, saved.data, saved.zero, saved.stages, saved.schedule);
+    const fs::path out = folder.path / fmt::format("{}-{}-{}-{}-{}{}", saved.tensor, saved.context, saved.data,
+                                                   saved.zero, saved.stages, saved.schedule);
     save_under(config_of(family, saved, compute, out), saved);
     const std::vector<CheckpointInfo> found = list_checkpoints(out);
     REQUIRE(found.size() == 1);

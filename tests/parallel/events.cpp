@@ -47,7 +47,7 @@ std::vector<RankEvents> events_on_ranks(const RunConfig& config, int64_t world_s
     const UpdateResources updates(*plan.design, *device, world.rank());
     TrainingStep step(plan.design, profiler.backend(), groups, updates.place());
     step.initialize();
-    RandomBatches batches(config, 0, groups.sample_rank(), groups.num_sample_ranks());
+    RandomBatches batches(config, 0, groups);
     step.run(1e-3, batches);
     profiler.start();
     step.run(1e-3, batches, &profiler);

@@ -41,6 +41,7 @@ std::vector<Axis> make_axes() {
         {"1, fixed:10,2", {"model.num_kv_heads=1", R"(model.attention_pattern=["fixed:10,2","dense"])"}}}},
       {"dropout", true, {{"0", {}}, {"0.1", {"model.dropout=0.1"}}}},
       {"tensor", false, numbers("parallel.tensor", {1, 2, 3, 4, 5, 6, 8})},
+      {"context", false, numbers("parallel.context", {1, 2, 4, 5})},
       {"data", false, {{"1", {}}, {"2", {}}, {"3", {}}, {"4", {}}, {"5", {}}, {"6", {}}, {"8", {}}}},
       {"zero", false, numbers("parallel.zero", {0, 1, 2, 3})},
       {"sequence", false, {{"off", {}}, {"on", {"parallel.sequence=true"}}}},
@@ -168,7 +169,7 @@ std::string LayoutCase::name() const {
 
 std::vector<std::string> LayoutCase::overrides(bool model_only) const {
   const int64_t tensor = tensor_size();
-  const int64_t num_heads = tensor == 5 ? 10 : tensor == 8 ? 8 : 12;
+  const int64_t num_heads = tensor == 5 || context_size() == 5 ? 10 : tensor == 8 ? 8 : 12;
   // A large eps beside the rounding of gradients: Adam's first step must not depend on the sign of a gradient that is
   // zero except for rounding (the key bias).
   std::vector<std::string> result = {fmt::format("model.num_heads={}", num_heads),
@@ -200,7 +201,7 @@ RunConfig make_config(const LayoutCase& layout, std::vector<std::string> overrid
 }  // namespace
 
 bool LayoutCase::possible() const {
-  if (world_size() > max_ranks || (data_size() == 1 && number_of("zero") > 0)) return false;
+  if (world_size() > max_ranks || (context_size() * data_size() == 1 && number_of("zero") > 0)) return false;
   try {
     config();
   } catch (const Error& error) {

@@ -40,7 +40,7 @@ struct Axis {
 };
 const std::vector<Axis>& layout_axes();
 
-// One value of each axis. Model sizes that every layout must divide are derived from the tensor size.
+// One value of each axis. Model sizes that every layout must divide are derived from the tensor and context sizes.
 class LayoutCase {
  public:
   explicit LayoutCase(std::vector<size_t> choice) : choice_(std::move(choice)) {}
@@ -48,10 +48,12 @@ class LayoutCase {
   const std::vector<size_t>& choice() const { return choice_; }
   int64_t tensor_size() const { return number_of("tensor"); }
   int64_t data_size() const { return number_of("data"); }
-  int64_t world_size() const { return tensor_size() * data_size(); }
+  int64_t context_size() const { return number_of("context"); }
+  int64_t world_size() const { return tensor_size() * context_size() * data_size(); }
   std::string name() const;
 
-  // Returns true for at most eight ranks, ZeRO only with several data ranks, and a config without faults.
+  // Returns true for at most eight ranks, ZeRO only with several ranks that hold the same parameters, and a config
+  // without faults.
   bool possible() const;
   RunConfig config() const;
   // Returns the same model and samples on one rank, in one micro-batch.

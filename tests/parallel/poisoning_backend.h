@@ -59,7 +59,7 @@ inline void on_poisoned_ranks(const RunConfig& config, int64_t world_size,
   Wrapping wrapping;
   const auto backends = poison_memory(wrapping, world_size);
   on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
-    RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
+    RandomBatches batches(config, 0, rank.groups);
     body(rank, batches, *(*backends)[static_cast<size_t>(rank.groups.rank())]);
   });
 }

@@ -210,8 +210,7 @@ void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* st
 Outcome train_on_ranks(const RunConfig& config, int64_t world_size, int steps, const GlobalState* start,
                        int64_t first_sample, const Wrapping& wrapping) {
   const auto make = [&](const RankContext& rank) {
-    return std::make_unique<RandomBatches>(config, first_sample, rank.groups.sample_rank(),
-                                           rank.groups.num_sample_ranks());
+    return std::make_unique<RandomBatches>(config, first_sample, rank.groups);
   };
   const int64_t all = config.batch.global * config.model.sequence_length;
   return train_on_batches(config, world_size, steps, start, {make, [all](int) { return all; }}, wrapping);

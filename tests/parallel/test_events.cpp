@@ -83,6 +83,10 @@ const Layout layouts[] = {
      .data = 1,
      .overrides = {"memory.offload_optimizer=disk", disk_path, "optimizer.type=lamb"},
      .pipeline = 2},
+    {.family = Family::llama,
+     .tensor = 1,
+     .data = 2,
+     .overrides = {"parallel.context=2", "parallel.zero=1", "memory.recompute=selective", "model.sequence_length=18"}},
 };
 
 RunConfig config_of(const Layout& layout) {

@@ -71,6 +71,7 @@ const std::map<std::string, Sample> samples = {
     {"batch.micro", {"4", {}}},
     {"batch.accumulation", {"4", {"batch.micro=4"}}},
     {"parallel.tensor", {"3", {}}},
+    {"parallel.context", {"2", {}}},
     {"parallel.pipeline", {"2", {}}},
     {"parallel.virtual_stages", {"3", {"parallel.pipeline=2", "parallel.pipeline_schedule=interleaved"}}},
     {"parallel.pipeline_schedule", {R"("gpipe")", {"parallel.pipeline=2"}}},

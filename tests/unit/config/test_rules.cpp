@@ -189,6 +189,37 @@ TEST_CASE("sequence parallelism needs tensor ranks and rows that divide over the
   CHECK(fault({"parallel.sequence=true", "parallel.tensor=3", "batch.global=12", "batch.micro=3"}).empty());
 }
 
+TEST_CASE("ranks that share sequences divide tokens and heads, and refuse what has parts of neither") {
+  const auto with = [](const Overrides& more) {
+    Overrides all = {"parallel.context=4", "model.num_heads=8", "model.num_kv_heads=2"};
+    all.insert(all.end(), more.begin(), more.end());
+    return fault(all);
+  };
+  CHECK(with({}).empty());
+  CHECK(with({"parallel.context=3"}) == "parallel.context = 3: must divide model.sequence_length = 256 (try 4 or 2)");
+  CHECK(with({"parallel.context=16"}) == "parallel.context = 16: must divide model.num_heads = 8 (try 8)");
+  CHECK(with({"parallel.tensor=4"}) ==
+        "parallel.context = 4: must divide model.num_heads = 8 / parallel.tensor = 4 (try 2)");
+  CHECK(with({"model.num_heads=12", "model.num_kv_heads=3"}) ==
+        "parallel.context = 4: must divide model.num_kv_heads = 3, or be a multiple of it (try 1)");
+  CHECK(with({"parallel.tensor=2", "parallel.sequence=true", "batch.micro=1", "model.sequence_length=252"}) ==
+        "parallel.tensor = 2: must divide batch.micro * model.sequence_length / parallel.context = 1 * 252 / 4 with "
+        "parallel.sequence (try 1)");
+  CHECK(with({R"(model.attention_pattern=["fixed:64,4/4"])", "model.num_kv_heads=8"}) ==
+        "model.attention_pattern[0] = \"fixed:64,4/4\": V must divide the 2 heads of a rank of parallel.tensor and "
+        "parallel.context (try \"fixed:64,4/2\")");
+  CHECK(with({"model.attention_sinks=true"}) ==
+        "model.attention_sinks = true: cannot be combined with parallel.context = 4: a rank has only some heads' sinks "
+        "(try false)");
+  CHECK(with({"memory.saved_inputs=8"}) ==
+        "memory.saved_inputs = 8: cannot be combined with parallel.context = 4, where attention's output is kept by "
+        "heads as well (try 16)");
+  CHECK(
+      with({R"(memory.linear_projection={"kind":"gauss","share":0.5})"}) ==
+      "memory.linear_projection = {...}: projects whole sequences, of which ranks have parts with parallel.context = 4 "
+      "(try {})");
+}
+
 TEST_CASE("products that would overflow are refused") {
   CHECK(fault({"batch.global=16777216", "batch.micro=64", "run.steps=1e12"}) ==
         "run.steps = 1000000000000: times batch.global * model.sequence_length = 16777216 * 256 must be less than "

@@ -194,14 +194,14 @@ TEST_CASE("more experts than data ranks pass counters to each other") {
 }
 
 TEST_CASE("ranks that share sequences pass keys on in a ring, beside the sums of their tensor group") {
-  const RunConfig config = small_config(Family::gpt2, {"parallel.tensor=2", "batch.micro=1", "model.num_heads=2"}, 8);
-  const ExtraSizes sizes{.context = 2};
-  const Mesh mesh = make_mesh(config, 8, ExitCode::usage, sizes);
+  const RunConfig config =
+      small_config(Family::gpt2, {"parallel.tensor=2", "parallel.context=2", "batch.micro=1", "model.num_heads=4"}, 8);
+  const Mesh mesh = make_mesh(config, 8);
   CHECK(mesh.size(MeshAxis::data) == 2);
   CHECK(group_ranks(config, mesh, 5, GroupKind::context) == std::vector<int64_t>{5, 7});
   CHECK(group_ranks(config, mesh, 5, GroupKind::data) == std::vector<int64_t>{1, 3, 5, 7});
   CHECK_NOTHROW(run_local_ranks(8, [&](World& world) {
-    RankGroups groups(config, world, sizes);
+    RankGroups groups(config, world);
     expect(groups.num_sample_ranks() == 2 && groups.num_data_ranks() == 4, "context ranks see the same samples");
     Communicator* const ring = groups.group(LaneKind::context, GroupKind::context);
     const int own = ring->rank(), other = 1 - own;

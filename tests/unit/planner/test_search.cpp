@@ -122,6 +122,34 @@ TEST_CASE("estimates hold for layers whose FFNs differ") {
   }
 }
 
+TEST_CASE("searches share long sequences over ranks, with bounds and estimates as good") {
+  const auto shares = [](const RunConfig& config) {
+    const std::vector<LayoutGroup> groups = layout_groups(config, 16, 8);
+    return std::any_of(groups.begin(), groups.end(), [](const LayoutGroup& group) { return group.context > 1; });
+  };
+  RunConfig config = model(2560, 24, 16);
+  CHECK(!shares(config));
+  config.parallel.context = 2;
+  CHECK(shares(config));
+  config.parallel.context = 1;
+  config.model.sequence_length = 16384;
+  CHECK(shares(config));
+  const Machine machine = a100();
+  LayoutEstimator estimator(config, machine, planned_target(machine, config.run.threads, 16));
+  std::vector<RunLayout> all = layouts_of(config, 16);
+  std::erase_if(all, [](const RunLayout& layout) { return layout.context == 1; });
+  for (const RunLayout& layout : some_of(all, 12)) {
+    INFO(text_of(layout));
+    const LayoutResult exact = predict_layout(checked_layout(config, layout), machine, layout, 0);
+    CHECK(estimator.least_bytes(layout, INT64_MAX).bytes <= exact.peak_bytes);
+    const LayoutResult estimate = estimator.estimate(layout);
+    CHECK(std::abs(estimate.step_seconds / exact.step_seconds - 1) < largest_estimate_error);
+    constexpr auto lane = static_cast<size_t>(LaneKind::context);
+    CHECK(exact.exposed_seconds[lane] > 0);
+    CHECK(std::abs(estimate.exposed_seconds[lane] / exact.exposed_seconds[lane] - 1) < largest_estimate_error);
+  }
+}
+
 TEST_CASE("bounds and estimates of what is offloaded are as good") {
   const Case test{.name = "2B on 16 A100", .config = model(2560, 24, 64), .machine = a100(), .gpus = 16, .count = 120};
   LayoutEstimator estimator(test.config, test.machine,

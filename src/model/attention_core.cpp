@@ -1,0 +1,109 @@
+#include "model/attention_core.h"
+
+#include <algorithm>
+
+namespace gptrain::inline model {
+namespace {
+
+// Attention of a rank whose rows are whole sequences.
+class WholeAttention final : public AttentionCore {
+ public:
+  WholeAttention(const LayerContext& context, LayerLayout& layout, const Design& design)
+      : AttentionCore(context, layout, design, tensor_rank_heads(context),
+                      context.tensor.rank() * tensor_rank_heads(context).queries) {}
+
+  void forward(const LayerCall& call, const QueryKeyValue& in, const Matrix& o) override { run_forward(call, in, o); }
+  void backward(const LayerCall& call, const QueryKeyValue& in, const Matrix& o, const Matrix& d_o,
+                const QueryKeyValue& d_in) override {
+    run_backward(call, in, o, d_o, d_in);
+  }
+  bool reads_operands() const override { return true; }
+};
+
+}  // namespace
+
+HeadCounts tensor_rank_heads(const LayerContext& context) {
+  const ModelConfig& model = context.shape.model;
+  const int64_t ranks = context.tensor.size();
+  return {model.num_heads / ranks, std::max<int64_t>(1, model.num_kv_heads / ranks)};
+}
+
+AttentionCore::AttentionCore(const LayerContext& context, LayerLayout& layout, const Design& design, HeadCounts heads,
+                             int64_t first_head)
+    : context_(context), layout_(layout), heads_(heads), design_(design), first_head_(first_head) {
+  const StepShape& shape = context.shape;
+  lse_ = layout.save({"attention.lse", DType::f32, shape.batch * heads.queries, shape.sequence_length});
+}
+
+Dropout AttentionCore::dropout(const LayerCall& call) const {
+  const StepShape& shape = context_.shape;
+  return {shape.training ? shape.model.attention_dropout : 0,
+          random_key(shape.seed, RandomUse::attention_dropout, static_cast<uint32_t>(design_.layer)), call.sample_ids,
+          0, first_head_};
+}
+
+Matrix AttentionCore::largest_scores(const LayerCall& call) const {
+  const Matrix scores = call.statistics.find(head_scores_statistic);
+  if (!scores.given()) return {};
+  return scores.column_range(design_.layer * model().num_heads + first_head_, heads_.queries);
+}
+
+AttentionMask AttentionCore::mask(const LayerCall& call) const {
+  return {.pattern = model().attention(design_.layer),
+          .document_starts = call.document_starts,
+          .max_documents = context_.shape.mask_documents ? context_.shape.max_documents : 0};
+}
+
+void AttentionCore::run_forward(const LayerCall& call, const QueryKeyValue& in, const Matrix& o) const {
+  const StepShape& shape = context_.shape;
+  context_.backend.run(AttentionForward{.batch = shape.batch,
+                                        .sequence_length = shape.sequence_length,
+                                        .num_heads = heads_.queries,
+                                        .num_kv_heads = heads_.keys,
+                                        .head_size = model().head_size,
+                                        .scale = model().score_scale(),
+                                        .softcap = model().attention_softcap,
+                                        .mask = mask(call),
+                                        .dropout = dropout(call),
+                                        .q = in.q,
+                                        .k = in.k,
+                                        .v = in.v,
+                                        .o = o,
+                                        .lse = layout_.at(call, lse_),
+                                        .sinks = design_.sinks.norm(call),
+                                        .largest = largest_scores(call)});
+}
+
+void AttentionCore::run_backward(const LayerCall& call, const QueryKeyValue& in, const Matrix& o, const Matrix& d_o,
+                                 const QueryKeyValue& d_in) const {
+  const StepShape& shape = context_.shape;
+  context_.backend.run(AttentionBackward{.batch = shape.batch,
+                                         .sequence_length = shape.sequence_length,
+                                         .num_heads = heads_.queries,
+                                         .num_kv_heads = heads_.keys,
+                                         .head_size = model().head_size,
+                                         .scale = model().score_scale(),
+                                         .softcap = model().attention_softcap,
+                                         .mask = mask(call),
+                                         .dropout = dropout(call),
+                                         .q = in.q,
+                                         .k = in.k,
+                                         .v = in.v,
+                                         .o = o,
+                                         .lse = layout_.at(call, lse_),
+                                         .d_o = d_o,
+                                         .dq = d_in.q,
+                                         .dk = d_in.k,
+                                         .dv = d_in.v,
+                                         .sinks = design_.sinks.norm(call),
+                                         .d_sinks = design_.head_sums.at(call, design_.sinks_sum),
+                                         .fixed_bits = shape.deterministic});
+}
+
+std::unique_ptr<AttentionCore> make_attention_core(const LayerContext& context, LayerLayout& layout,
+                                                   const AttentionCore::Design& design) {
+  if (context.context.is_split()) return make_attention_by_heads(context, layout, design);
+  return std::make_unique<WholeAttention>(context, layout, design);
+}
+
+}  // namespace gptrain::model

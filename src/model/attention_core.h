@@ -1,0 +1,84 @@
+// The middle of the attention branch: attention's output from queries, keys and values, for a rank's rows and heads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "model/gradient_sums.h"
+#include "model/layer.h"
+
+namespace gptrain::inline model {
+
+// Operands of attention, or the column ranges of a fused [N, q + 2 kv] matrix.
+struct QueryKeyValue {
+  Matrix q, k, v;
+};
+
+// Numbers of heads of queries, and of keys and values.
+struct HeadCounts {
+  int64_t queries, keys;
+};
+
+// RETURNS the numbers of heads that a tensor rank holds.
+HeadCounts tensor_rank_heads(const LayerContext& context);
+
+class AttentionCore {
+ public:
+  // Parts of the branch. `head_sums` has the sums of the sinks' gradients as its parameter `sinks_sum`.
+  struct Design {
+    int64_t layer;
+    Parameter sinks;
+    const GradientSums& head_sums;
+    size_t sinks_sum;
+  };
+
+  virtual ~AttentionCore() = default;
+  AttentionCore(const AttentionCore&) = delete;
+  AttentionCore& operator=(const AttentionCore&) = delete;
+
+  // Computes o, [N, q], from the operands of this rank's rows, and saves the data for backward.
+  virtual void forward(const LayerCall& call, const QueryKeyValue& in, const Matrix& o) = 0;
+  // Computes d_in from d_o, the gradient of o. `in` and `o` are those of forward; `in` is not given unless
+  // reads_operands.
+  virtual void backward(const LayerCall& call, const QueryKeyValue& in, const Matrix& o, const Matrix& d_o,
+                        const QueryKeyValue& d_in) = 0;
+  // RETURNS whether backward reads the operands of forward, so that the branch must save them.
+  virtual bool reads_operands() const = 0;
+
+ protected:
+  // `heads`: numbers of the heads for which this rank runs the attention ops, over whole sequences. `first_head`:
+  // number in the model of the first.
+  AttentionCore(const LayerContext& context, LayerLayout& layout, const Design& design, HeadCounts heads,
+                int64_t first_head);
+
+  // Run the attention ops of this rank's heads on rows of whole sequences.
+  void run_forward(const LayerCall& call, const QueryKeyValue& in, const Matrix& o) const;
+  void run_backward(const LayerCall& call, const QueryKeyValue& in, const Matrix& o, const Matrix& d_o,
+                    const QueryKeyValue& d_in) const;
+
+  const ModelConfig& model() const { return context_.shape.model; }
+
+  const LayerContext& context_;
+  const LayerLayout& layout_;
+  const HeadCounts heads_;
+
+ private:
+  Dropout dropout(const LayerCall& call) const;
+  AttentionMask mask(const LayerCall& call) const;
+  // RETURNS the place of these heads in the statistic of head scores; not given if it is not collected.
+  Matrix largest_scores(const LayerCall& call) const;
+
+  const Design design_;
+  const int64_t first_head_;
+  LayerLayout::Field lse_ = LayerLayout::none;
+};
+
+// RETURNS the core of a rank that has whole sequences, or parts of them (StepShape::context). REQUIRES: context and
+// layout outlive it; it is made before layout.finish().
+std::unique_ptr<AttentionCore> make_attention_core(const LayerContext& context, LayerLayout& layout,
+                                                   const AttentionCore::Design& design);
+// The second of the two.
+std::unique_ptr<AttentionCore> make_attention_by_heads(const LayerContext& context, LayerLayout& layout,
+                                                       const AttentionCore::Design& design);
+
+}  // namespace gptrain::model
