@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
-#include "model/branch.h"
+#include "model/linear_branch.h"
 #include "model/saved_matrix.h"
 
 namespace gptrain::inline model {
 namespace {
 
-class AttentionBranch final : public Branch {
+class AttentionBranch final : public LinearBranch {
  public:
   AttentionBranch(const LayerContext& context, LayerLayout& layout, int64_t layer, const UnitTensors& tensors);
 
@@ -55,7 +55,7 @@ class AttentionBranch final : public Branch {
 
 AttentionBranch::AttentionBranch(const LayerContext& context, LayerLayout& layout, int64_t layer,
                                  const UnitTensors& tensors)
-    : Branch(context, layout,
+    : LinearBranch(context, layout,
              {.layer = static_cast<uint32_t>(layer),
               .site = 0,
               .norm = norm_tensors(tensors, "norm1"),
