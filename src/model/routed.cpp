@@ -19,7 +19,9 @@ namespace {
 Parameter stacked(const UnitTensors& tensors, const std::string& linear, int64_t experts) {
   const auto of = [&](int64_t expert) { return tensors.find("experts." + std::to_string(expert) + linear); };
   Parameter all = of(0);
-  for (int64_t expert = 1; expert < experts; ++expert) {
+  // Tensors of a unit that the rank does not hold have no places.
+  const bool is_held = of(experts - 1).offset != all.offset;
+  for (int64_t expert = 1; is_held && expert < experts; ++expert) {
     if (of(expert).offset != all.offset + expert * all.rows * all.cols)
       throw std::logic_error("the matrices of experts do not follow each other");
   }

@@ -260,7 +260,9 @@ void check_activation(Trial& trial, ActivationKind kind, DType dtype) {
   const ExpertRows rows{{2, 5}, 10};
   const int64_t used = rows.used(), wide = is_gated(kind) ? 2 * cols : cols;
   const Operand& x = poisoned_input(trial, dtype, rows.bound, wide, used, 3);
-  const Operand& weights = poisoned_input(trial, DType::f32, 1, rows.bound, used, 0);
+  std::vector<double> given(static_cast<size_t>(rows.bound), std::nan(""));
+  for (int64_t row = 0; row < used; ++row) given[static_cast<size_t>(row)] = trial.random.normal();
+  const Operand& weights = trial.input(DType::f32, 1, rows.bound, given);
   const Operand& dy = poisoned_input(trial, dtype, rows.bound, cols, used, 1);
   const Matrix offsets = rows.matrix(trial);
   Operand& plain = trial.output(DType::f32, used, cols);
