@@ -45,6 +45,9 @@ constexpr EnumArray<ProjectionKind, std::string_view, 4> projection_names = {"ga
 // The linears of a block.
 enum class LinearSite : uint8_t { qkv, attention_out, ffn_in, ffn_out };
 constexpr EnumArray<LinearSite, std::string_view, 4> linear_site_names = {"qkv", "out", "ffn_in", "ffn_out"};
+// Scores of a mixture's router: a softmax over the experts, or a sigmoid of each (arXiv 2101.03961, 2408.15664).
+enum class RouterScore : uint8_t { softmax, sigmoid };
+constexpr EnumArray<RouterScore, std::string_view, 2> router_score_names = {"softmax", "sigmoid"};
 enum class DeviceKind : uint8_t { automatic, cpu, cuda };
 
 // A gated activation reads two halves of its input: gate and up.

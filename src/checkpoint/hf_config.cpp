@@ -94,6 +94,11 @@ class Obstacles {
       need(model_.embedding_scale == 1, "model.embedding_scale", "1");
       need(model_.logit_softcap == 0, "model.logit_softcap", "0");
     }
+    if (hf_.has_experts()) {
+      find_in_experts();
+    } else {
+      need(!model_.moe.is_on(), "model.moe", "{}");
+    }
     need_flag(model_.norm_offset, "model.norm_offset", hf_.is_gemma());
     need_flag(model_.norm_after, "model.norm_after", hf_.is_gemma());
     if (hf_.is_gpt()) {
@@ -116,7 +121,7 @@ class Obstacles {
     const char* const pattern = "model.attention_pattern";
     if (hf_.has_layer_types() || hf_.architecture == HfArchitecture::gpt_neo) {
       need(windows_.has_value(), pattern, "made of dense and of band:W with one W");
-    } else if (hf_.architecture == HfArchitecture::mistral) {
+    } else if (hf_.architecture == HfArchitecture::mistral || hf_.has_experts()) {
       need(windows_ && windows_->is_even(), pattern, R"(["dense"] or ["band:W"])");
     } else {
       need(windows_ && windows_->width == 0, pattern, R"(["dense"])");
@@ -149,7 +154,8 @@ class Obstacles {
       need(model_.activation == ActivationKind::swiglu, "model.activation", "swiglu");
     }
     need_flag(model_.qk_norm, "model.qk_norm",
-              hf_.architecture == HfArchitecture::qwen3 || hf_.architecture == HfArchitecture::gemma3);
+              hf_.architecture == HfArchitecture::qwen3 || hf_.architecture == HfArchitecture::qwen3_moe ||
+                  hf_.architecture == HfArchitecture::gemma3);
     if (!is_llama) need_flag(model_.bias, "model.bias", false);
     need_flag(model_.qkv_bias, "model.qkv_bias", is_llama ? model_.bias : hf_.architecture == HfArchitecture::qwen2);
   }
@@ -167,6 +173,17 @@ class Obstacles {
     need(local.is_even && global.is_even, pattern, "the same in all layers with a window, and in all others");
     need(local.angles.scaling == RopeScaling::none,
          model_.rope_scaling_pattern.empty() ? "model.rope_scaling" : scalings, "none in layers with a window");
+  }
+
+  void find_in_experts() {
+    const MoeConfig& moe = model_.moe;
+    if (!moe.is_on()) return need(false, "model.moe", "given");
+    const bool is_mixtral = hf_.architecture == HfArchitecture::mixtral;
+    need(moe.score == RouterScore::softmax && moe.scale == 1 && moe.shared == 0 &&
+             (!is_mixtral || (moe.renormalise && moe.first == 0 && moe.every == 1)),
+         "model.moe",
+         is_mixtral ? "in all blocks, with score softmax, renormalise true, scale 1 and no shared experts"
+                    : "with score softmax, scale 1 and no shared experts");
   }
 
   void find_in_gemma() {
@@ -274,6 +291,19 @@ void add_gemma_keys(const ModelConfig& model, const HfClass& hf, Json& config) {
   config["pad_token_id"] = nullptr;  // the class's own would keep a token's embedding from learning
 }
 
+void add_qwen_experts(const ModelConfig& model, Json& config) {
+  config["num_experts"] = model.moe.experts;
+  config["num_experts_per_tok"] = model.moe.top_k;
+  config["moe_intermediate_size"] = model.moe.ffn_hidden_size;
+  config["norm_topk_prob"] = model.moe.renormalise;
+  config["decoder_sparse_step"] = 1;
+  Json dense = Json::array();
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (!model.moe.is_at(layer)) dense.push_back(layer);
+  }
+  config["mlp_only_layers"] = std::move(dense);
+}
+
 void add_llama_keys(const ModelConfig& model, const HfClass& hf, Json& config) {
   config["hidden_act"] = "silu";
   add_rope(model, hf, config);
@@ -286,6 +316,18 @@ void add_llama_keys(const ModelConfig& model, const HfClass& hf, Json& config) {
       break;
     case HfArchitecture::mistral:
       config["sliding_window"] = window;
+      break;
+    case HfArchitecture::mixtral:
+      config["sliding_window"] = window;
+      config["intermediate_size"] = model.moe.ffn_hidden_size;
+      config["num_local_experts"] = model.moe.experts;
+      config["num_experts_per_tok"] = model.moe.top_k;
+      break;
+    case HfArchitecture::qwen3_moe:
+      config["attention_bias"] = false;
+      config["use_sliding_window"] = has_window;
+      config["sliding_window"] = window;
+      add_qwen_experts(model, config);
       break;
     case HfArchitecture::ministral:
       config["sliding_window"] = window;
@@ -325,6 +367,9 @@ HfModel hf_model(const StepConfig& config, DType dtype) {
     if (model.residual_dropout > 0) result.left_out.push_back(show_key(config, "model.residual_dropout"));
   }
   if (model.z_loss > 0) result.left_out.push_back(show_key(config, "model.z_loss"));
+  if (model.moe.aux_loss > 0 || model.moe.z_loss > 0)
+    result.left_out.push_back(fmt::format("model.moe.aux_loss = {}, model.moe.z_loss = {}", model.moe.aux_loss,
+                                          model.moe.z_loss));
   if (config.data.mask_documents) {
     result.warning = fmt::format("{}: a {} attends to earlier documents, too; give it one at a time",
                                  show_key(config, "data.mask_documents"), hf.name);

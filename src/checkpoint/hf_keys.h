@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "checkpoint/hf_names.h"
 
@@ -21,5 +22,8 @@ struct HfKey {
 };
 
 std::span<const HfKey> hf_keys(const HfClass& hf);
+
+// Returns the keys of config.json without effect on the function that the classes compute.
+std::span<const std::string_view> hf_idle_keys();
 
 }  // namespace gptrain::checkpoint

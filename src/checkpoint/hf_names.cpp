@@ -18,7 +18,9 @@ constexpr HfClass classes[] = {{HfArchitecture::gpt2, "GPT2LMHeadModel", "gpt2"}
                                {HfArchitecture::qwen2, "Qwen2ForCausalLM", "qwen2"},
                                {HfArchitecture::qwen3, "Qwen3ForCausalLM", "qwen3"},
                                {HfArchitecture::gemma2, "Gemma2ForCausalLM", "gemma2"},
-                               {HfArchitecture::gemma3, "Gemma3ForCausalLM", "gemma3_text"}};
+                               {HfArchitecture::gemma3, "Gemma3ForCausalLM", "gemma3_text"},
+                               {HfArchitecture::mixtral, "MixtralForCausalLM", "mixtral"},
+                               {HfArchitecture::qwen3_moe, "Qwen3MoeForCausalLM", "qwen3_moe"}};
 
 // The tensors of transformers that make up one of gptrain's: name and number of rows of each; a tensor that is not
 // split has one name and 0 rows.
@@ -55,6 +57,20 @@ std::map<std::string, Parts> block_names(const ModelConfig& model, const HfClass
           {"ffn.in", {{"mlp.gate_proj", model.ffn_hidden_size}, {"mlp.up_proj", model.ffn_hidden_size}}},
           {"ffn.out", {{"mlp.down_proj", 0}}}};
 }
+
+// Returns transformers' names of a tensor of a mixture: "router", "experts.0.in", "experts.0.out".
+Parts expert_names(const ModelConfig& model, const HfClass& hf, const std::string& name) {
+  const bool is_mixtral = hf.architecture == HfArchitecture::mixtral;
+  const std::string of_layer = is_mixtral ? "block_sparse_moe" : "mlp";
+  if (name == "router") return {{of_layer + ".gate", 0}};
+  const size_t dot = name.rfind('.');
+  const std::string expert = fmt::format("{}.{}", of_layer, name.substr(0, dot));
+  if (name.substr(dot) == ".out") return {{expert + (is_mixtral ? ".w2" : ".down_proj"), 0}};
+  const int64_t width = model.moe.ffn_hidden_size;
+  return {{expert + (is_mixtral ? ".w1" : ".gate_proj"), width}, {expert + (is_mixtral ? ".w3" : ".up_proj"), width}};
+}
+
+bool is_of_experts(const std::string& name) { return name == "router" || name.starts_with("experts."); }
 
 // Returns transformers' names of the tensors outside the blocks, by gptrain's name.
 std::map<std::string, std::string> outer_names(bool is_gpt) {
@@ -101,7 +117,8 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& model, const HfClass& hf) {
     // "blocks.0.ffn.in.weight" is the weight of "ffn.in" in "transformer.h.0." or "model.layers.0.".
     const size_t prefix = fmt::format("blocks.{}.", unit.layer).size();
     const size_t suffix = tensor.name.rfind('.');
-    Parts parts = in_block.at(tensor.name.substr(prefix, suffix - prefix));
+    const std::string inner = tensor.name.substr(prefix, suffix - prefix);
+    Parts parts = is_of_experts(inner) ? expert_names(model, hf, inner) : in_block.at(inner);
     for (auto& [name, rows] : parts) {
       name = fmt::format("{}.{}.{}{}", hf.is_gpt() ? "transformer.h" : "model.layers", unit.layer, name,
                          tensor.name.substr(suffix));

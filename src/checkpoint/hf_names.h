@@ -10,7 +10,19 @@
 
 namespace gptrain::inline checkpoint {
 
-enum class HfArchitecture : uint8_t { gpt2, gpt_neo, llama, mistral, ministral, qwen2, qwen3, gemma2, gemma3 };
+enum class HfArchitecture : uint8_t {
+  gpt2,
+  gpt_neo,
+  llama,
+  mistral,
+  ministral,
+  qwen2,
+  qwen3,
+  gemma2,
+  gemma3,
+  mixtral,
+  qwen3_moe
+};
 
 struct HfClass {
   HfArchitecture architecture;
@@ -22,6 +34,10 @@ struct HfClass {
   // Returns true for norms before and after the branches with gain 1 + w, a scaled embedding, and layers with a window
   // amid others.
   bool is_gemma() const { return architecture == HfArchitecture::gemma2 || architecture == HfArchitecture::gemma3; }
+  // Returns true for mixtures of experts.
+  bool has_experts() const {
+    return architecture == HfArchitecture::mixtral || architecture == HfArchitecture::qwen3_moe;
+  }
   // Returns true if linears are stored as [in, out], as transformers' Conv1D has it.
   bool transposes() const { return architecture == HfArchitecture::gpt2; }
   // Returns true if config.json says for each layer whether it has the model's window.

@@ -2,7 +2,6 @@
 #include <array>
 #include <cmath>
 #include <fmt/format.h>
-#include <iterator>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -14,45 +13,12 @@
 #include "base/printable.h"
 #include "checkpoint/files.h"
 #include "checkpoint/hf_config.h"
+#include "checkpoint/hf_expert_layers.h"
 #include "checkpoint/hf_keys.h"
 #include "config/faults.h"
 
 namespace gptrain::inline checkpoint {
 namespace {
-
-// Keys without effect on the function that the classes compute.
-constexpr std::string_view idle_keys[] = {"architectures",
-                                          "bos_token_id",
-                                          "chunk_size_feed_forward",
-                                          "classifier_dropout",
-                                          "dtype",
-                                          "eos_token_id",
-                                          "gradient_checkpointing",
-                                          "id2label",
-                                          "is_decoder",
-                                          "is_encoder_decoder",
-                                          "label2id",
-                                          "model_type",
-                                          "n_ctx",
-                                          "output_attentions",
-                                          "output_hidden_states",
-                                          "pad_token_id",
-                                          "pretraining_tp",
-                                          "problem_type",
-                                          "reorder_and_upcast_attn",
-                                          "return_dict",
-                                          "summary_activation",
-                                          "summary_first_dropout",
-                                          "summary_proj_to_labels",
-                                          "summary_type",
-                                          "summary_use_proj",
-                                          "task_specific_params",
-                                          "torch_dtype",
-                                          "transformers_version",
-                                          "unk_token_id",
-                                          "use_cache",
-                                          "_name_or_path",
-                                          "_attn_implementation_autoset"};
 
 constexpr int64_t most_layers = 10'000;  // a config's reader refuses more
 
@@ -73,7 +39,8 @@ class HfConfigReader {
     refuse_given("quantization_config", "quantized weights are not read");
     read_end_token();
     for (const auto& [name, value] : document_.items()) {
-      const bool idle = std::find(std::begin(idle_keys), std::end(idle_keys), name) != std::end(idle_keys);
+      const auto keys = hf_idle_keys();
+      const bool idle = std::find(keys.begin(), keys.end(), name) != keys.end();
       if (!idle && !known_.contains(name)) result_.unknown.push_back(name);
     }
     if (!faults_.empty()) throw Error(ExitCode::checkpoint, "{}", join(faults_, "\n  "));
@@ -230,7 +197,8 @@ class HfConfigReader {
     set("model.norm", "rmsnorm");
     set("model.positions", "rope");
     set("model.activation", "swiglu");
-    set("model.qk_norm", architecture == HfArchitecture::qwen3);
+    const bool is_qwen3 = architecture == HfArchitecture::qwen3 || architecture == HfArchitecture::qwen3_moe;
+    set("model.qk_norm", is_qwen3);
     const Json activation = document_.value("hidden_act", Json("silu"));
     known_.insert("hidden_act");
     if (activation != "silu" && activation != "swish")
@@ -244,20 +212,53 @@ class HfConfigReader {
             fmt::format("must be attention_bias, {}: gptrain's linears have biases in both branches or in none", bias));
       }
     }
-    if (architecture == HfArchitecture::qwen3)
+    if (is_qwen3)
       require("attention_bias", false, "gptrain has no biases of attention alone");
     set("model.bias", bias);
     set("model.qkv_bias", bias || architecture == HfArchitecture::qwen2);
     require("partial_rotary_factor", 1.0, "gptrain turns whole heads");
     read_rope();
     read_window();
+    if (result_.hf.has_experts()) read_experts();
+  }
+
+  void read_experts() {
+    const bool is_mixtral = result_.hf.architecture == HfArchitecture::mixtral;
+    Json moe = {{"experts", is_mixtral ? count("num_local_experts", 8) : count("num_experts", 128)},
+                {"top_k", count("num_experts_per_tok", is_mixtral ? 2 : 8)}};
+    if (is_mixtral) {
+      moe["ffn_hidden_size"] = count("intermediate_size", 0);
+    } else {
+      moe["ffn_hidden_size"] = count("moe_intermediate_size", 768);
+      moe["renormalise"] = flag("norm_topk_prob", false);
+      read_expert_layers(moe);
+    }
+    if (moe["top_k"] == moe["experts"]) moe["aux_loss"] = 0;
+    for (const char* key : {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}) {
+      const Json& given = value(key);
+      if (given.is_number() && given != 0)
+        result_.notes.push_back(fmt::format("{} = {}: for training by transformers, whose formula is another; see "
+                                            "model.moe.aux_loss",
+                                            key, show_value(given)));
+    }
+    set("model.moe", std::move(moe));
+  }
+
+  void read_expert_layers(Json& moe) {
+    const Json& dense = value("mlp_only_layers");
+    const auto layers = hf_expert_layers(std::min(count("num_hidden_layers", 0), most_layers),
+                                         count("decoder_sparse_step", 1), dense);
+    if (!layers) return refuse("mlp_only_layers", dense, "gptrain has experts in every n-th layer from a first one on");
+    moe["first"] = layers->first;
+    moe["every"] = layers->every;
   }
 
   void read_rope() {
     const Json& parameters = value("rope_parameters");
     const Json& scaling = value("rope_scaling");
     const Json& theta = value("rope_theta");
-    Json rope = {{"rope_theta", theta.is_null() ? Json(10000.0) : theta}, {"rope_scaling", "none"}};
+    const double usual = result_.hf.architecture == HfArchitecture::mixtral ? 1e6 : 1e4;
+    Json rope = {{"rope_theta", theta.is_null() ? Json(usual) : theta}, {"rope_scaling", "none"}};
     if (!scaling.is_null()) rope.update(rope_of("rope_scaling", scaling));
     if (!parameters.is_null()) {
       const Json later = rope_of("rope_parameters", parameters);
@@ -321,13 +322,17 @@ class HfConfigReader {
   void read_window() {
     constexpr int64_t usual_window = 4096;
     const HfArchitecture architecture = result_.hf.architecture;
-    const bool is_qwen = architecture == HfArchitecture::qwen2 || architecture == HfArchitecture::qwen3;
+    const bool is_moe = architecture == HfArchitecture::qwen3_moe;
+    const bool is_qwen = architecture == HfArchitecture::qwen2 || architecture == HfArchitecture::qwen3 || is_moe;
     const bool has_window = is_qwen ? flag("use_sliding_window", false) : architecture != HfArchitecture::llama;
     if (is_qwen || has_window) known_.insert("sliding_window");
     // A missing key means the class's default window, a null one no window.
     int64_t window = 0;
-    if (has_window) window = document_.contains("sliding_window") ? count("sliding_window", 0) : usual_window;
-    const int64_t first = is_qwen ? count("max_window_layers", 28) : 0;  // first layer with a window
+    const bool usually_none = architecture == HfArchitecture::mixtral;
+    if (has_window) window = document_.contains("sliding_window") ? count("sliding_window", 0) : usually_none ? 0 : usual_window;
+    // First layer with a window.
+    const int64_t first = is_qwen && !is_moe ? count("max_window_layers", 28) : 0;
+    if (is_moe) known_.insert("max_window_layers");
     const Json& kinds = value("layer_types");
     if (!kinds.is_null() && result_.hf.has_layer_types())
       return read_layer_kinds("layer_types", kinds, kinds, {"full_attention", "sliding_attention"}, window);

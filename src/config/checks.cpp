@@ -18,12 +18,14 @@ class Settler : Rules {
   void run() {
     check_presence();
     settle_model(context_);
+    settle_moe(context_);
     check_max_documents();
     check_mixture();
     settle_mesh(context_);
     check_context(context_);
     settle_method(context_);
     check_memory(context_);
+    check_moe(context_);
     check_totals();
     check_size();
     check_used();
@@ -114,10 +116,15 @@ class Settler : Rules {
     const Amount heads = Amount(model.num_heads) * model.head_size;
     const Amount vocabulary = model.vocab_size, length = model.sequence_length;
     constexpr int64_t bytes_of_parameter = 64;  // bytes of all forms of weight, gradient and optimizer state
-    const Amount of_block = hidden * heads * 4 + hidden * ffn * 3 + (hidden + heads + ffn) * 16;
+    const MoeConfig& moe = model.moe;
+    const Amount of_experts = Amount(moe.experts) * hidden * (Amount(moe.ffn_hidden_size) * 3 + 1);
+    const Amount shared = moe.shared_ffn_hidden_size;
+    const Amount of_block =
+        hidden * heads * 4 + hidden * (ffn + shared) * 3 + (hidden + heads + ffn + shared) * 16 + of_experts;
     const Amount parameters = (layers * of_block + vocabulary * hidden * 2 + length * hidden) * bytes_of_parameter;
     constexpr int64_t bytes_of_feature = 64;  // per row: saved activations and temporaries of backward
-    const Amount features = (hidden + heads) * 32 + ffn * 16 + Amount(model.num_heads) * 32 + 64;
+    const Amount routed = moe.is_on() ? Amount(moe.top_k) * (Amount(moe.ffn_hidden_size) + hidden) + moe.experts : 0;
+    const Amount features = (hidden + heads) * 32 + (ffn + shared + routed) * 16 + Amount(model.num_heads) * 32 + 64;
     const Amount rows = Amount(config_.batch.micro) * length;
     const Amount activations = rows * (layers + 4) * features * bytes_of_feature;
     constexpr int64_t default_chunk = 8192, bytes_of_logit = 64;

@@ -226,6 +226,7 @@ Words<E> named_words(const std::array<std::string_view, N>& names) {
   return words;
 }
 
+Builder moe_field();
 void add_model_fields(std::vector<Field>& table);
 void add_memory_fields(std::vector<Field>& table);
 void add_optimizer_fields(std::vector<Field>& table);

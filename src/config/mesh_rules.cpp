@@ -47,6 +47,9 @@ class MeshRules : Rules {
     } else if (!divides_kv_heads(tensor)) {
       fault("parallel.tensor",
             fmt::format("must divide model.num_kv_heads = {}, or be a multiple of it", model.num_kv_heads), nearest);
+    } else if (const MoeConfig& moe = model.moe;
+               moe.is_on() && (moe.ffn_hidden_size % tensor != 0 || moe.shared_ffn_hidden_size % tensor != 0)) {
+      fault("parallel.tensor", "must divide model.moe's ffn_hidden_size and shared_ffn_hidden_size", nearest);
     } else if (!divides_ffn(tensor)) {
       fault("parallel.tensor", fmt::format("must divide model.ffn_hidden_size = {}", model.ffn_hidden_size), nearest);
     }

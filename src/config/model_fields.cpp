@@ -90,6 +90,7 @@ void add_model_fields(std::vector<Field>& table) {
           field("model.ffn_hidden_size", section, &M::ffn_hidden_size, IntegerRule{1, 1 << 22, {}},
                 "width of the MLP; default: 4 hidden_size, or gated 8/3 hidden_size rounded up to a multiple of 64")
               .derived("3072"),
+          moe_field(),
           field("model.vocab_size", section, &M::vocab_size, IntegerRule{1, 2'147'483'647, {}},
                 "number of token ids (0 to vocab_size - 1), without padding")
               .required("50257"),

@@ -19,9 +19,30 @@ namespace gptrain::inline config {
 
 // Form of a layer's FFN.
 struct FfnKind {
-  int64_t hidden_size = 0;
+  int64_t hidden_size = 0;  // of each expert, if tokens are routed
+  bool is_routed = false;   // a mixture of experts (MoeConfig)
 
   bool operator==(const FfnKind&) const = default;
+};
+
+// Mixtures of experts: in some layers a router chooses top_k of `experts` FFNs for each token (arXiv 1701.06538).
+struct MoeConfig {
+  int64_t experts = 0;          // 0: all layers are dense
+  int64_t top_k = 2;
+  int64_t ffn_hidden_size = 0;  // of an expert; default: the model's
+  int64_t shared = 0;           // FFNs that all tokens pass through, beside those of the router's choice
+  int64_t shared_ffn_hidden_size = 0;  // of all shared FFNs together; default: shared * ffn_hidden_size
+  int64_t every = 1;            // layers first, first + every, ... have experts
+  int64_t first = 0;
+  RouterScore score = RouterScore::softmax;
+  bool renormalise = true;  // the weights of a token's experts are divided by their sum
+  double scale = 1;         // factor of these weights
+  double aux_loss = 0.01;   // weight of the loss that balances the experts' loads, by sequence
+  double z_loss = 0.001;    // weight of the router's mean squared log-sum-exp
+
+  bool is_on() const { return experts > 0; }
+  bool is_at(int64_t layer) const { return is_on() && layer >= first && (layer - first) % every == 0; }
+  bool operator==(const MoeConfig&) const = default;
 };
 
 struct ModelConfig {
@@ -37,6 +58,7 @@ struct ModelConfig {
   // Kinds of the first layers, repeated over the others. At least one of attention.
   std::vector<AttentionPattern> attention_pattern = {AttentionPattern{}};
   std::vector<FfnKind> ffn_pattern;  // empty: all layers have ffn_hidden_size
+  MoeConfig moe;                     // the layers that it names have experts instead
   double attention_scale = 0;        // factor of attention scores; 0: score_scale() derives it from the head size
   double attention_softcap = 0;      // bound of attention scores, by a hyperbolic tangent; 0: none
   bool attention_sinks = false;      // a learned score per head, without a value
@@ -77,12 +99,18 @@ struct ModelConfig {
     return attention_pattern[static_cast<size_t>(layer) % attention_pattern.size()];
   }
   FfnKind ffn(int64_t layer) const {
+    if (moe.is_at(layer)) return {moe.ffn_hidden_size, true};
     return ffn_pattern.empty() ? FfnKind{ffn_hidden_size}
                                : ffn_pattern[static_cast<size_t>(layer) % ffn_pattern.size()];
+  }
+  // Returns the width of all FFNs of a layer that a token passes through.
+  int64_t active_ffn_width(const FfnKind& ffn) const {
+    return ffn.is_routed ? moe.top_k * ffn.hidden_size + moe.shared_ffn_hidden_size : ffn.hidden_size;
   }
   // Returns whether so many ranks can share the FFN of every layer.
   bool shares_ffn(int64_t ranks) const {
     const auto divides = [&](const FfnKind& ffn) { return ffn.hidden_size % ranks == 0; };
+    if (moe.is_on() && (moe.ffn_hidden_size % ranks != 0 || moe.shared_ffn_hidden_size % ranks != 0)) return false;
     return ffn_pattern.empty() ? divides({ffn_hidden_size})
                                : std::all_of(ffn_pattern.begin(), ffn_pattern.end(), divides);
   }

@@ -1,13 +1,13 @@
 // The attention branch: norm, a fused linear to queries, keys and values, attention over the heads of this rank, and a
 // linear back to the residual stream.
 #include "model/attention_core.h"
-#include "model/branch.h"
+#include "model/linear_branch.h"
 #include "model/saved_matrix.h"
 
 namespace gptrain::inline model {
 namespace {
 
-class AttentionBranch final : public Branch {
+class AttentionBranch final : public LinearBranch {
  public:
   AttentionBranch(const LayerContext& context, LayerLayout& layout, int64_t layer, const UnitTensors& tensors);
 
@@ -47,7 +47,7 @@ class AttentionBranch final : public Branch {
 
 AttentionBranch::AttentionBranch(const LayerContext& context, LayerLayout& layout, int64_t layer,
                                  const UnitTensors& tensors)
-    : Branch(context, layout,
+    : LinearBranch(context, layout,
              {.layer = static_cast<uint32_t>(layer),
               .site = 0,
               .norm = norm_tensors(tensors, "norm1"),

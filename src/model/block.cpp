@@ -15,7 +15,8 @@ std::optional<RotaryAngles> rotation_of(const ModelConfig& model, int64_t layer)
 Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tensors, bool gives_amax)
     : Layer(context, context.shape.keeps_products(layer)),
       attention_(make_attention_branch(context, layout_, layer, tensors)),
-      ffn_(make_ffn_branch(context, layout_, layer, tensors)) {
+      ffn_(context.shape.model.ffn(layer).is_routed ? make_routed_branch(context, layout_, layer, tensors)
+                                                    : make_ffn_branch(context, layout_, layer, tensors)) {
   const Matrix stream = context.stream(nullptr);
   const Codec codec = input_codec(context);
   mid_ =
@@ -49,7 +50,8 @@ Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tens
              .attention = context.shape.model.attention(layer),
              .rotation = rotation_of(context.shape.model, layer),
              .parameters = tensors.all(),
-             .records = records};
+             .records = records,
+             .is_routed = context.shape.model.ffn(layer).is_routed};
 }
 
 void Block::prepare_weights(const LayerCall& call) {

@@ -34,11 +34,6 @@ bool Branch::shares_gradient(const LayerContext& context) {
   return !gradient_differs(context) && !context.tensor.has_own_rows();
 }
 
-void Branch::prepare_weights(const LayerCall& call) {
-  in_->prepare_weight(call);
-  out_->prepare_weight(call);
-}
-
 Matrix Branch::forward(const LayerCall& call, const NormInput& in, const Matrix& part, bool with_output,
                        WorkspaceFrame& frame) {
   TensorRows& tensor = context_.tensor;
@@ -57,60 +52,8 @@ Matrix Branch::forward(const LayerCall& call, const NormInput& in, const Matrix&
   return y;
 }
 
-void Branch::begin_forward(const LayerCall& call, const NormInput& in, const LinearOutput& out) {
-  WorkspaceFrame frame(*call.workspace);
-  const GemmOperand normed = in_->input_buffer(call, frame);
-  norm_.forward(call, in, normed);
-  in_->forward(call, normed, out);
-}
-
-void Branch::end_forward(const LayerCall& call, const GemmOperand& x, const Matrix& part) {
-  if (part.given()) {
-    out_->forward(call, x, {part});
-  } else {
-    out_->keep_input(call, x);
-  }
-}
-
-void Branch::recompute(const LayerCall& call, const Matrix& x) {
-  {
-    WorkspaceFrame frame(*call.workspace);
-    const GemmOperand normed = in_->input_buffer(call, frame);
-    norm_.forward(call, {.x = x}, normed);
-    in_->keep_input(call, normed);
-  }
-  recompute_core(call);
-}
-
-void Branch::backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) {
-  TensorRows& tensor = context_.tensor;
-  WorkspaceFrame frame(*call.workspace);
-  const GemmOperand d_branch = branch_gradient(call, gradient.d_out, frame);
-  TensorRows::Gathering normed;
-  if (with_weights) normed = in_->begin_weight(call, frame);
-  const GemmOperand d_in = core_backward(call, d_branch, frame);
-  const Matrix part = frame.take(context_.compute(), tensor.all_rows(), context_.shape.model.hidden_size);
-  in_->backward_input(call, d_in, part);
-  const TensorRows::Reduction d_norm = tensor.begin_sum(part, frame);
-  if (with_weights) {
-    out_->backward_weight(call, out_->begin_weight(call, frame), gradient.d_out.x);
-    in_->backward_weight(call, normed);
-  }
-  norm_.backward_input(call, {tensor.wait(d_norm), gradient.x, gradient.d_out.x, gradient.dx});
-  if (with_weights) add_norm_gradients(call);
-}
-
-void Branch::backward_weight(const LayerCall& call, const Matrix& d_out) {
-  WorkspaceFrame frame(*call.workspace);
-  const TensorRows::Gathering normed = in_->begin_weight(call, frame);
-  out_->backward_weight(call, out_->begin_weight(call, frame), d_out);
-  in_->backward_weight(call, normed);
-  add_norm_gradients(call);
-}
-
-GemmOperand Branch::branch_gradient(const LayerCall& call, const GemmOperand& d_out, WorkspaceFrame& frame) {
+GemmOperand Branch::branch_gradient(const LayerCall& call, const GemmOperand& d_out, const GemmOperand& whole) {
   if (shares_gradient(context_)) return d_out;
-  const GemmOperand whole = out_->output_gradient_buffer(call, frame);
   GemmOperand rows = d_out;
   WorkspaceFrame inner(*call.workspace);
   if (gradient_differs(context_)) {

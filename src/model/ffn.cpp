@@ -1,13 +1,13 @@
 // The FFN branch: norm, a linear to the hidden width, an activation (which may be gated), and a linear back to the
 // width of the residual stream.
-#include "model/branch.h"
+#include "model/linear_branch.h"
 #include "model/saved_matrix.h"
 #include "ops/few_bits.h"
 
 namespace gptrain::inline model {
 namespace {
 
-class FfnBranch final : public Branch {
+class FfnBranch final : public LinearBranch {
  public:
   FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t layer, const UnitTensors& tensors);
 
@@ -37,7 +37,7 @@ class FfnBranch final : public Branch {
 };
 
 FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t layer, const UnitTensors& tensors)
-    : Branch(context, layout,
+    : LinearBranch(context, layout,
              {.layer = static_cast<uint32_t>(layer),
               .site = 1,
               .norm = norm_tensors(tensors, "norm2"),

@@ -45,7 +45,8 @@ struct StepShape {
   int64_t batch = 0;            // B, sequences of a micro-batch
   int64_t sequence_length = 0;  // T, <= model.sequence_length
   int64_t loss_chunk_tokens = 0;
-  uint64_t seed = 0;            // seed of dropout
+  int64_t sequences_of_step = 0;  // sequences of all micro-batches and ranks, over which routers' losses are means
+  uint64_t seed = 0;              // seed of dropout
   bool training = true;         // false: no dropout
   bool mask_documents = false;  // tokens attend only within their document
   int64_t max_documents = 0;    // AttentionMask::max_documents
@@ -134,6 +135,8 @@ struct LayerDesign {
   std::optional<RotaryAngles> rotation = {};  // angles of a block that rotates queries and keys
   std::vector<Parameter> parameters;
   LayerRecords records;
+
+  bool is_routed = false;  // a block with experts
 
   bool operator==(const LayerDesign&) const = default;
 };

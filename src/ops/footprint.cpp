@@ -129,6 +129,27 @@ void add_cost(const ScaledProduct& op, const Target&, Footprint& footprint) {
 
 void add_cost(const SampleRows& op, const Target&, Footprint& footprint) { footprint.bytes_moved += op.y.bytes(); }
 
+// Counts the products of all experts: as many multiply-adds as one product of all rows.
+void count_grouped(const Matrix& x, int64_t outputs, int64_t inputs, Footprint& footprint) {
+  footprint.model_flops = footprint.executed_flops = product_flops(x.rows, outputs, inputs);
+  footprint.products = product_shape(x.dtype, x.rows, outputs, inputs);
+}
+
+void add_cost(const GroupedLinearForward& op, const Target&, Footprint& footprint) {
+  count_grouped(op.x, op.y.cols, op.x.cols, footprint);
+}
+
+void add_cost(const GroupedLinearBackwardInput& op, const Target&, Footprint& footprint) {
+  count_grouped(op.dy, op.dx.cols, op.dy.cols, footprint);
+}
+
+void add_cost(const GroupedLinearBackwardWeight& op, const Target&, Footprint& footprint) {
+  count_grouped(op.dy, op.dy.cols, op.x.cols, footprint);
+  footprint.products = product_shape(op.dy.dtype, op.dy.cols, op.x.cols, op.dy.rows);
+}
+
+void add_cost(const GatherRows& op, const Target&, Footprint& footprint) { footprint.bytes_moved += op.y.bytes(); }
+
 // RETURNS the text of sizes of a matrix of hidden vectors.
 std::string rows_text(const Matrix& x) { return fmt::format("N={} h={} {}", x.rows, x.cols, dtype_name(x.dtype)); }
 
@@ -289,6 +310,31 @@ std::string text_of(const ProjectionMatrix& op) {
 }
 
 std::string text_of(const SampleRows& op) { return fmt::format("{} of N={}", rows_text(op.y), op.x.rows); }
+
+std::string grouped_text(const Matrix& rows, const Matrix& offsets, int64_t inputs, int64_t outputs) {
+  return fmt::format("E={} R={} in={} out={} {}", offsets.cols - 1, rows.rows, inputs, outputs,
+                     dtype_name(rows.dtype));
+}
+
+std::string text_of(const GroupedLinearForward& op) {
+  return grouped_text(op.x, op.offsets, op.x.cols, op.y.cols);
+}
+
+std::string text_of(const GroupedLinearBackwardInput& op) {
+  return grouped_text(op.dy, op.offsets, op.dx.cols, op.dy.cols);
+}
+
+std::string text_of(const GroupedLinearBackwardWeight& op) {
+  return grouped_text(op.dy, op.offsets, op.x.cols, op.dy.cols);
+}
+
+std::string routing_text(const Matrix& logits, const Matrix& experts) {
+  return fmt::format("N={} E={} k={}", logits.rows, logits.cols, experts.cols);
+}
+
+std::string text_of(const RouteTokens& op) { return routing_text(op.logits, op.experts); }
+
+std::string text_of(const RouteTokensBackward& op) { return routing_text(op.logits, op.experts); }
 
 std::string text_of(const BiasGradient& op) {
   return fmt::format("N={} out={} {}", op.dy.rows, op.dy.cols, dtype_name(op.dy.dtype));

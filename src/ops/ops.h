@@ -22,6 +22,7 @@
 #include "ops/attention_mask.h"
 #include "ops/block_codes.h"
 #include "ops/clip_heads.h"
+#include "ops/experts.h"
 #include "ops/fp8_ops.h"
 #include "ops/keep_gradients.h"
 #include "ops/normal_values.h"
@@ -390,5 +391,5 @@ struct AddSums {
   GPTRAIN_FOR_EACH_FACTORED(X) \
   GPTRAIN_FOR_EACH_NORMS(X) GPTRAIN_FOR_EACH_UPDATE(X) GPTRAIN_FOR_EACH_BLOCK_UPDATE(X) X(Cast) X(WeightedSum) \
   X(Add) X(AddSums) X(KeepGradients) X(NormalValues) GPTRAIN_FOR_EACH_FP8_OP(X) X(EncodeBlocks) X(DecodeBlocks) \
-  GPTRAIN_FOR_EACH_PROJECTION(X)
+  GPTRAIN_FOR_EACH_PROJECTION(X) GPTRAIN_FOR_EACH_EXPERT_OP(X)
 // clang-format on

@@ -23,7 +23,9 @@ Flops model_flops_formula(const ModelConfig& m, int64_t sequences) {
   Flops pairs = 0, ffns = 0;
   for (const size_t kind : kinds.of_layers) {
     pairs += pairs_of_kinds[kind];
-    ffns += ffn_products * h * wide(kinds.kinds[kind].ffn.hidden_size);
+    const FfnKind& ffn = kinds.kinds[kind].ffn;
+    ffns += ffn_products * h * wide(m.active_ffn_width(ffn));
+    if (ffn.is_routed) ffns += h * wide(m.moe.experts);  // the router
   }
   return 6 * tokens * (layers * attention_projections + ffns + head) + 6 * wide(m.head_size) * wide(sequences) * pairs;
 }

@@ -35,6 +35,15 @@ int num_devices_to_use(DeviceKind asked, DType compute) {
   return num_devices;
 }
 
+// Refuses a model that plans for the device know, but whose kernels do not exist.
+void require_kernels(const ModelConfig& model, const Target& target) {
+  if (target.kind == Target::Kind::gpu && model.moe.is_on()) {
+    throw Error(ExitCode::machine,
+                "model.moe: the CUDA backend has no kernels for experts yet; set run.device = \"cpu\", or plan for a GPU "
+                "by --dry-run --target NAME");
+  }
+}
+
 std::unique_ptr<Backend> make_backend(const RunSettings& run, DType compute, const World& world, int num_threads) {
   const int num_devices = num_devices_to_use(run.device, compute);
   if (num_devices == 0) return make_cpu_backend(num_threads, run.thread_independent);
@@ -98,6 +107,7 @@ Target planned_device(const RunConfig& config, int64_t world_size, int64_t ranks
   const int num_devices = num_devices_to_use(config.run.device, config.precision.compute);
   Target target = num_devices == 0 ? this_machine(threads_of_rank(config.run.threads, ranks_of_process, world_size))
                                    : cuda_target(0);
+  require_kernels(config.model, target);
   require_target(config, target, ExitCode::machine);
   if (target.kind != Target::Kind::cpu) {
     target.device_links = has_device_links();
@@ -125,6 +135,7 @@ RankDevice open_device(const RunConfig& config, Communicator* all, const World& 
   // A launcher may show a different device as number 0 to every rank, so devices are compared by their identity.
   const std::vector<std::string> identities = agree(all, world, [&] {
     device.backend = make_backend(config.run, config.precision.compute, world, num_threads);
+    require_kernels(config.model, device.backend->target());
     require_target(config, device.backend->target(), ExitCode::machine);
     refuse_context_on_gpu(config.parallel, device.backend->target());
     return world.host(world.rank()) + " " + device.backend->target().identity;

@@ -28,6 +28,7 @@ StepShape step_shape(const RunConfig& config, const StepChoices& choices, Contex
           .batch = config.batch.micro,
           .sequence_length = config.model.sequence_length,
           .loss_chunk_tokens = choices.loss_chunk_tokens,
+          .sequences_of_step = config.batch.global,
           .seed = config.run.seed,
           .training = training,
           .mask_documents = config.data.mask_documents,
@@ -199,6 +200,12 @@ std::vector<Statistic> step_statistics(const StepConfig& config) {
   if (config.optimizer.qk_clip > 0) {
     statistics.push_back(
         {std::string(head_scores_statistic), StatisticKind::largest, config.model.num_layers * config.model.num_heads});
+  }
+  const MoeConfig& moe = config.model.moe;
+  if (moe.is_on()) {
+    int64_t layers = 0;
+    for (int64_t layer = 0; layer < config.model.num_layers; ++layer) layers += moe.is_at(layer) ? 1 : 0;
+    statistics.push_back({std::string(routing_statistic), StatisticKind::sum, layers * (moe.experts + 3)});
   }
   return statistics;
 }

@@ -112,6 +112,14 @@ std::string drop_later_records(const fs::path& path, int64_t last_step) {
   return warning;
 }
 
+constexpr std::array<std::pair<std::string_view, double LayerRouting::*>, 5> routing_columns = {{
+    {"most", &LayerRouting::most},
+    {"least", &LayerRouting::least},
+    {"aux", &LayerRouting::aux},
+    {"z", &LayerRouting::z},
+    {"entropy", &LayerRouting::entropy},
+}};
+
 // Leaves `out` ready for appending and returns it.
 const fs::path& prepare(const fs::path& out, int64_t resume_step, std::string& warning) {
   try {
@@ -181,6 +189,26 @@ struct MetricsWriter::Impl {
 
   void add(std::string_view key, bool value) { append(line, ",\"{}\":{}", key, value); }
 
+  // Adds an object of arrays, one element for each layer with experts.
+  void add(const std::vector<LayerRouting>& routing) {
+    append(line, ",\"moe\":{{\"layer\":[");
+    add_elements(routing, &LayerRouting::layer);
+    for (const auto& [key, member] : routing_columns) {
+      append(line, "],\"{}\":[", key);
+      add_elements(routing, member);
+    }
+    append(line, "]}}");
+  }
+
+  template <typename Value>
+  void add_elements(const std::vector<LayerRouting>& routing, Value LayerRouting::*member) {
+    std::string_view before;
+    for (const LayerRouting& layer : routing) {
+      append(line, "{}{}", before, layer.*member);
+      before = ",";
+    }
+  }
+
   void end() {
     append(line, "}}\n");
     records->write(line);
@@ -218,6 +246,7 @@ void MetricsWriter::write_step(const StepMetrics& metrics) {
   if (metrics.loss_scale > 0) impl_->add("loss_scale", metrics.loss_scale);
   if (metrics.largest_score) impl_->add("largest_score", *metrics.largest_score);
   if (metrics.clipped_heads) impl_->add("clipped_heads", *metrics.clipped_heads);
+  if (!metrics.routing.empty()) impl_->add(metrics.routing);
   if (metrics.padding > 0) impl_->add("padding", metrics.padding);
   if (metrics.checkpoint_cost_seconds) impl_->add("checkpoint_cost_seconds", *metrics.checkpoint_cost_seconds);
   if (metrics.checkpoint_durable_seconds) impl_->add("checkpoint_durable_seconds", *metrics.checkpoint_durable_seconds);
@@ -231,6 +260,10 @@ void MetricsWriter::write_step(const StepMetrics& metrics) {
                                            {"peak_bytes", static_cast<double>(metrics.peak_bytes)}});
   if (metrics.loss_scale > 0) impl_->tensorboard->write(metrics.step, {{"loss_scale", metrics.loss_scale}});
   if (metrics.largest_score) impl_->tensorboard->write(metrics.step, {{"largest_score", *metrics.largest_score}});
+  for (const LayerRouting& layer : metrics.routing) {
+    for (const auto& [key, member] : routing_columns)
+      impl_->tensorboard->write(metrics.step, {{fmt::format("moe/{}/{}", key, layer.layer), layer.*member}});
+  }
 }
 
 void MetricsWriter::sync() const { impl_->records->sync(); }

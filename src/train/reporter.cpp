@@ -20,9 +20,11 @@
 #include "base/units.h"
 #include "comm/texts.h"
 #include "config/load.h"
+#include "model/statistics.h"
 #include "report/dry_run.h"
 #include "report/formulas.h"
 #include "report/run_page.h"
+#include "train/routing.h"
 #include "train/signals.h"
 
 namespace gptrain::inline train {
@@ -187,6 +189,10 @@ void Reporter::report_step(const RunProgress& progress, const StepResult& result
   if (config.optimizer.qk_clip > 0) {
     metrics.largest_score = result.largest_score;
     metrics.clipped_heads = result.clipped_heads;
+  }
+  if (!result.skipped) {
+    metrics.routing = layer_routing(config.model, config.batch.global,
+                                    step_.design().statistics.part_of(routing_statistic, result.sums));
   }
   folder_.record([&] { metrics_->write_step(metrics); });
   const double eta = average_step_seconds_ * static_cast<double>(last_step_ - progress.step);

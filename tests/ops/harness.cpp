@@ -64,6 +64,11 @@ double read_element(const std::byte* from, DType dtype) {
       std::memcpy(&value, from, sizeof value);
       return value;
     }
+    case DType::i32: {
+      int32_t value;
+      std::memcpy(&value, from, sizeof value);
+      return value;
+    }
     default:
       return std::to_integer<int>(*from);
   }
@@ -89,6 +94,11 @@ void write_element(std::byte* to, DType dtype, double value) {
     case DType::f64:
       std::memcpy(to, &value, sizeof value);
       return;
+    case DType::i32: {
+      const auto integer = static_cast<int32_t>(value);
+      std::memcpy(to, &integer, sizeof integer);
+      return;
+    }
     default:
       *to = static_cast<std::byte>(static_cast<int>(value));
   }

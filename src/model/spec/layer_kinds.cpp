@@ -36,7 +36,13 @@ LayerKinds layer_kinds(const ModelConfig& model) {
 ModelConfig with_layers(ModelConfig model, const LayerKind& kind, int64_t count) {
   model.num_layers = count;
   model.attention_pattern = {kind.attention};
-  model.ffn_pattern = {kind.ffn};
+  if (kind.ffn.is_routed) {
+    model.moe.first = 0;
+    model.moe.every = 1;
+  } else {
+    model.moe = {};
+    model.ffn_pattern = {kind.ffn};
+  }
   model.positions_pattern = {kind.rotates ? LayerPositions::rope : LayerPositions::none};
   // The angles of rotations have no influence on costs.
   model.rope_theta_pattern.clear();
@@ -47,8 +53,9 @@ ModelConfig with_layers(ModelConfig model, const LayerKind& kind, int64_t count)
 double forward_flops(const ModelConfig& model, const LayerKind& kind) {
   const auto h = static_cast<double>(model.hidden_size), q = static_cast<double>(model.q_size());
   const double ffn_matrices = is_gated(model.activation) ? 3 : 2;
-  const double matrices =
-      2 * h * (q + static_cast<double>(model.kv_size())) + ffn_matrices * h * static_cast<double>(kind.ffn.hidden_size);
+  const auto ffn_width = static_cast<double>(model.active_ffn_width(kind.ffn));
+  const double router = kind.ffn.is_routed ? h * static_cast<double>(model.moe.experts) : 0;
+  const double matrices = 2 * h * (q + static_cast<double>(model.kv_size())) + ffn_matrices * h * ffn_width + router;
   const auto pairs = static_cast<double>(kind.attention.twice_counted_pairs(model.sequence_length, model.num_heads));
   return 2 * matrices +
          2 * q * (pairs / (static_cast<double>(model.num_heads) * static_cast<double>(model.sequence_length)));

@@ -23,7 +23,7 @@ std::vector<Reduction> reductions_of(const ModelSpec& spec, const std::vector<Te
     const auto i = static_cast<size_t>(tensor);
     const NormUse use = spec.tensors[i].norm_use;
     const int64_t start = segments[i].offset - unit.offset;
-    if (use == NormUse::of_heads || (use == NormUse::of_rows && sequence_parallel))
+    if (use == NormUse::of_heads || use == NormUse::router || (use == NormUse::of_rows && sequence_parallel))
       reductions.push_back({ReductionGroup::tensor, start, segments[i].count});
     if (shards[i].replicas_count > 0)
       reductions.push_back({ReductionGroup::kv_heads, start + shards[i].replicas_first, shards[i].replicas_count});

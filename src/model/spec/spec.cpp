@@ -119,10 +119,33 @@ class SpecBuilder {
     if (model_.norm_after) add_norm("norm1_after");
     add_norm("norm2");
     part_ = ModelPart::ffn;
-    const Section ffn{model_.ffn(layer).hidden_size, 1};
-    add_column_linear("ffn.in", is_gated(model_.activation) ? std::vector{ffn, ffn} : std::vector{ffn}, model_.bias);
-    add_row_linear("ffn.out", ffn.rows);
+    const FfnKind ffn = model_.ffn(layer);
+    if (ffn.is_routed) {
+      add_experts(ffn.hidden_size);
+    } else {
+      add_column_linear("ffn.in", ffn_sections(ffn.hidden_size), model_.bias);
+      add_row_linear("ffn.out", ffn.hidden_size);
+    }
     if (model_.norm_after) add_norm("norm2_after");
+  }
+
+  std::vector<Section> ffn_sections(int64_t width) const {
+    const Section ffn{width, 1};
+    return is_gated(model_.activation) ? std::vector{ffn, ffn} : std::vector{ffn};
+  }
+
+  // Adds the router and the experts. Matrices of one kind follow each other, so that ops find them as one matrix.
+  void add_experts(int64_t width) {
+    TensorSpec& router = add("router.weight", {model_.moe.experts, model_.hidden_size}, Init::normal, Split::none);
+    router.norm_use = NormUse::router;
+    router.of_block_matrix = false;
+    const auto name = [](int64_t expert, const char* linear) { return fmt::format("experts.{}.{}", expert, linear); };
+    for (int64_t expert = 0; expert < model_.moe.experts; ++expert)
+      add_column_linear(name(expert, "in"), ffn_sections(width), false);
+    for (int64_t expert = 0; expert < model_.moe.experts; ++expert) add_row_linear(name(expert, "out"), width);
+    if (model_.moe.shared == 0) return;
+    add_column_linear("shared.in", ffn_sections(model_.moe.shared_ffn_hidden_size), model_.bias);
+    add_row_linear("shared.out", model_.moe.shared_ffn_hidden_size);
   }
 
   void add_head() {

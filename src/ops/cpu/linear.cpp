@@ -12,10 +12,9 @@
 
 #include "base/error.h"
 #include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/kernels/matrix_kernel_table.h"
 #include "ops/cpu/parallel.h"
 #include "ops/cpu/scratch.h"
-#include "ops/cpu/scratch_carver.h"
+#include "ops/cpu/tiled_linear.h"
 #include "ops/fused_product.h"
 
 namespace gptrain::inline ops {
@@ -130,16 +129,6 @@ dnnl::matmul::primitive_desc describe_product(const dnnl::engine& engine, const 
 dnnl::memory::desc plain_desc(int64_t rows, int64_t cols, int64_t stride, DType dtype, bool transposed) {
   using Dims = dnnl::memory::dims;
   return dnnl::memory::desc({rows, cols}, dnnl_type(dtype), transposed ? Dims{1, stride} : Dims{stride, 1});
-}
-
-TiledLinearBuffers carve_tiled(ScratchCarver& carver) {
-  constexpr int64_t square = tile_size * tile_size;
-  TiledLinearBuffers buffers;
-  buffers.a = carver.take<Unit>(square);
-  buffers.b = carver.take<Unit>(square);
-  buffers.staging = carver.take<Unit>(square);
-  buffers.c = carver.take<float>(square);
-  return buffers;
 }
 
 }  // namespace
@@ -387,9 +376,7 @@ class CpuLinear::Products {
     op.c_dtype = product.c.dtype;
     op.c_stride = product.c.stride;
     op.accumulate = product.accumulate;
-    ScratchCarver counter(nullptr);
-    carve_tiled(counter);
-    const int64_t thread_bytes = counter.bytes();
+    const int64_t thread_bytes = tiled_buffer_bytes();
 #pragma omp parallel num_threads(num_threads_)
     {
       ScratchCarver carver(scratch_ + omp_get_thread_num() * thread_bytes);

@@ -20,6 +20,11 @@ int64_t cpu_scratch_bytes(const QueryKeyBackward& op, int num_threads);
 int64_t cpu_scratch_bytes(const AttentionForward& op, int num_threads);
 int64_t cpu_scratch_bytes(const AttentionBackward& op, int num_threads);
 int64_t cpu_scratch_bytes(const SquaredNorm& op, int num_threads);
+int64_t cpu_scratch_bytes(const RouteTokens& op, int num_threads);
+int64_t cpu_scratch_bytes(const RouteTokensBackward& op, int num_threads);
+int64_t cpu_scratch_bytes(const GroupedLinearForward& op, int num_threads);
+int64_t cpu_scratch_bytes(const GroupedLinearBackwardInput& op, int num_threads);
+int64_t cpu_scratch_bytes(const GroupedLinearBackwardWeight& op, int num_threads);
 #define GPTRAIN_DECLARE_NORMS_SCRATCH(Op) int64_t cpu_scratch_bytes(const Op& op, int num_threads);
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_DECLARE_NORMS_SCRATCH)
 #undef GPTRAIN_DECLARE_NORMS_SCRATCH

@@ -84,7 +84,7 @@ struct AttentionBackwardBuffers {
 };
 
 // Product c (+)= a b. Element (row, col) of a and b lies at row * row_stride + col * col_stride. REQUIRES: one stride
-// is 1.
+// is 1. With a depth of 0 the product is 0.
 struct TiledLinear {
   int64_t rows, cols, depth;
   const void *a, *b;

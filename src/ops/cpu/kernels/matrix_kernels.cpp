@@ -51,6 +51,7 @@ void tiled_linear_of(const TiledLinear& op, int64_t row, int64_t col, const Tile
   const int64_t cols = smaller(tile_size, op.cols - col);
   const T* const a = static_cast<const T*>(op.a);
   const T* const b = static_cast<const T*>(op.b);
+  if (op.depth == 0) std::memset(buffers.c, 0, sizeof(float) * tile_size * tile_size);
   for (int64_t first = 0; first < op.depth; first += tile_size) {
     const int64_t depth = smaller(tile_size, op.depth - first);
     const T* const a_tile = a + row * op.a_row_stride + first * op.a_col_stride;

@@ -1,0 +1,380 @@
+// The FFN branch of a mixture of experts: norm, a router that chooses experts for each token, the experts' two linears
+// on the rows that they got, and the sum of their results by the router's weights. Shared experts, an FFN for all
+// tokens, are added.
+//
+// Every tensor rank has a share of each expert's hidden features, and routes all rows alike. Its gradients of the
+// router's weights are part of a sum over the ranks, so the router's gradients are, too; its own losses count on the
+// first rank.
+#include <stdexcept>
+
+#include "model/branch.h"
+#include "model/linear.h"
+#include "model/saved_matrix.h"
+
+namespace gptrain::inline model {
+namespace {
+
+// RETURNS the experts' matrices of one kind as one, [E rows, cols]. THROWS std::logic_error if they do not follow each
+// other; config checks have refused sizes for which they do not.
+Parameter stacked(const UnitTensors& tensors, const std::string& linear, int64_t experts) {
+  const auto of = [&](int64_t expert) { return tensors.find("experts." + std::to_string(expert) + linear); };
+  Parameter all = of(0);
+  // Tensors of a unit that the rank does not hold have no places.
+  const bool is_held = of(experts - 1).offset != all.offset;
+  for (int64_t expert = 1; is_held && expert < experts; ++expert) {
+    if (of(expert).offset != all.offset + expert * all.rows * all.cols)
+      throw std::logic_error("the matrices of experts do not follow each other");
+  }
+  all.rows *= experts;
+  all.true_rows *= experts;
+  return all;
+}
+
+// The FFN that all tokens pass through.
+class SharedFfn {
+ public:
+  // `x`: field of the normed rows.
+  SharedFfn(const LayerContext& context, LayerLayout& layout, uint32_t layer, const UnitTensors& tensors,
+            LayerLayout::Field x)
+      : context_(context), layout_(layout), bias_(tensors.find("shared.in.bias")) {
+    const Parameter out = tensors.find("shared.out.weight");
+    width_ = out.cols;
+    in_ = make_linear(context, layout,
+                      {.name = "shared.in",
+                       .site = LinearSite::ffn_in,
+                       .layer = layer,
+                       .weight = tensors.find("shared.in.weight"),
+                       .bias = bias_,
+                       .row_parallel = false,
+                       .saved_input = x});
+    out_ = make_linear(context, layout,
+                       {.name = "shared.out",
+                        .site = LinearSite::ffn_out,
+                        .layer = layer,
+                        .weight = out,
+                        .bias = tensors.find("shared.out.bias"),
+                        .row_parallel = true,
+                        .gradient_is_shared = true});
+    const int64_t hidden_width = is_gated(kind()) ? 2 * width_ : width_;
+    hidden_ = layout.save_product({"shared.hidden", context.compute(), context.shape.rows(), hidden_width});
+  }
+
+  void forward(const LayerCall& call, const Matrix& normed, const Matrix& part) {
+    in_->forward(call, {normed}, {.y = layout_.at(call, hidden_), .with_bias = false});
+    activate(call, part);
+  }
+  // Computes the activation from the saved data, saves it, and computes this rank's part of the output if `part` is
+  // given.
+  void activate(const LayerCall& call, const Matrix& part) {
+    WorkspaceFrame frame(*call.workspace);
+    const GemmOperand activated = out_->input_buffer(call, frame);
+    context_.backend.run(ActivationForward{
+        .kind = kind(), .x = layout_.at(call, hidden_), .bias = context_.weight(call, bias_), .y = activated.x});
+    if (part.given()) {
+      out_->forward(call, activated, {part});
+    } else {
+      out_->keep_input(call, activated);
+    }
+  }
+  // Computes this rank's part of the gradient of the normed rows.
+  void backward_input(const LayerCall& call, const Matrix& d_branch, const Matrix& part) {
+    WorkspaceFrame frame(*call.workspace);
+    const GemmOperand d_hidden = in_->output_gradient_buffer(call, frame);
+    const Matrix d_activated = frame.take(context_.compute(), d_branch.rows, width_);
+    out_->backward_input(call, {d_branch}, d_activated);
+    context_.backend.run(ActivationBackward{.kind = kind(),
+                                            .x = layout_.at(call, hidden_),
+                                            .bias = context_.weight(call, bias_),
+                                            .dy = d_activated,
+                                            .dx = d_hidden.x});
+    in_->backward_input(call, d_hidden, part);
+  }
+  void backward_weight(const LayerCall& call, const Matrix& d_branch) {
+    WorkspaceFrame frame(*call.workspace);
+    const TensorRows::Gathering normed = in_->begin_weight(call, frame);
+    out_->backward_weight(call, out_->begin_weight(call, frame), d_branch);
+    in_->backward_weight(call, normed);
+  }
+
+ private:
+  ActivationKind kind() const { return context_.shape.model.activation; }
+
+  const LayerContext& context_;
+  const LayerLayout& layout_;
+  const Parameter bias_;
+  int64_t width_ = 0;
+  std::unique_ptr<Linear> in_, out_;
+  LayerLayout::Field hidden_ = LayerLayout::none;
+};
+
+class RoutedBranch final : public Branch {
+ public:
+  RoutedBranch(const LayerContext& context, LayerLayout& layout, int64_t layer, const UnitTensors& tensors);
+
+  bool weight_reads_output_gradient() const override { return shares_gradient(context_); }
+  void recompute(const LayerCall& call, const Matrix& x) override;
+  void backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) override;
+  void backward_weight(const LayerCall& call, const Matrix& d_out) override;
+
+ private:
+  void run(const LayerCall& call, const NormInput& in, const Matrix& part) override;
+
+  const MoeConfig& moe() const { return context_.shape.model.moe; }
+  int64_t copies() const { return context_.shape.rows() * moe().top_k; }  // rows of the experts
+  int64_t hidden_size() const { return context_.shape.model.hidden_size; }
+  ActivationKind activation() const { return context_.shape.model.activation; }
+  RouterRule rule() const {
+    return {.score = moe().score,
+            .renormalise = moe().renormalise,
+            .scale = moe().scale,
+            .sequence_length = context_.shape.sequence_length};
+  }
+  Matrix at(const LayerCall& call, LayerLayout::Field field) const { return layout_.at(call, field); }
+  // RETURNS the rows of the router's matrix that this rank counts in model FLOPs, as all tensor ranks have all rows.
+  int64_t counted_experts() const { return context_.tensor.rank() == 0 ? -1 : 0; }
+  Matrix in_weight(const LayerCall& call) const { return context_.weight(call, in_); }
+  Matrix out_weight(const LayerCall& call) const { return context_.weight(call, out_); }
+  // RETURNS the layer's place in the statistic of routing; not given if this rank does not collect it.
+  Matrix statistics(const LayerCall& call) const;
+  // RETURNS all rows of this rank's rows of the norm's output, in `frame` if they have to be gathered.
+  Matrix all_rows(const Matrix& rows, WorkspaceFrame& frame);
+  // RETURNS the rows as the router multiplies them.
+  Matrix in_f32(const Matrix& rows, WorkspaceFrame& frame);
+  // Chooses experts by the saved logits.
+  void route(const LayerCall& call);
+  // RETURNS the rows of each expert.
+  Matrix gather(const LayerCall& call, const Matrix& rows, WorkspaceFrame& frame);
+  // Computes the last linears' input from the saved data.
+  void activate(const LayerCall& call);
+  // Computes the gradient of the experts' first linears' output, and of the router's logits.
+  void experts_backward(const LayerCall& call, const Matrix& d_branch);
+  // Computes this rank's part of the gradient of the norm's output.
+  void input_gradient(const LayerCall& call, const Matrix& d_branch, const Matrix& part);
+  void weight_gradients(const LayerCall& call, const Matrix& d_branch);
+  // RETURNS the gradient of the branch's output that B left for W.
+  Matrix left_gradient(const LayerCall& call, const Matrix& d_out) const {
+    return d_branch_ == LayerLayout::none ? d_out : at(call, d_branch_);
+  }
+
+  Parameter router_, in_, out_;
+  LayerLayout::Field normed_, logits_, hidden_, activated_;
+  LayerLayout::Field experts_, slots_, rows_, weights_, offsets_;
+  LayerLayout::Field d_logits_, d_hidden_, d_branch_ = LayerLayout::none;
+  std::unique_ptr<SharedFfn> shared_;  // null: none
+};
+
+RoutedBranch::RoutedBranch(const LayerContext& context, LayerLayout& layout, int64_t layer, const UnitTensors& tensors)
+    : Branch(context, layout,
+             {.layer = static_cast<uint32_t>(layer),
+              .site = 1,
+              .norm = norm_tensors(tensors, "norm2"),
+              .norm_after = norm_tensors(tensors, "norm2_after")}),
+      router_(tensors.find("router.weight")),
+      in_(stacked(tensors, ".in.weight", moe().experts)),
+      out_(stacked(tensors, ".out.weight", moe().experts)) {
+  const DType c = context.compute();
+  const int64_t n = context.shape.rows(), k = moe().top_k, width = out_.cols;
+  const int64_t hidden_width = in_.rows / moe().experts;
+  const auto for_weight = [](const char* name, DType dtype, int64_t rows, int64_t cols) {
+    return SavedTensor{
+        .name = name, .dtype = dtype, .rows = rows, .cols = cols, .last_reader = LastReader::weight_gradient};
+  };
+  normed_ = layout.save(for_weight("experts.x", c, context.tensor.own_rows(), hidden_size()));
+  logits_ = layout.save_product({"router.logits", DType::f32, n, moe().experts});
+  experts_ = layout.save({"router.experts", DType::i32, n, k});
+  slots_ = layout.save({"router.slots", DType::i32, n, k});
+  rows_ = layout.save(for_weight("router.rows", DType::i32, 1, copies()));
+  weights_ = layout.save({"router.weights", DType::f32, 1, copies()});
+  offsets_ = layout.save(for_weight("router.offsets", DType::i32, 1, moe().experts + 1));
+  hidden_ = layout.save_product({"experts.hidden", c, copies(), hidden_width});
+  activated_ = layout.save(for_weight("experts.activated", c, copies(), width));
+  d_logits_ = layout.leave({"router.d_logits", DType::f32, n, moe().experts});
+  d_hidden_ = layout.leave({"experts.d_hidden", c, copies(), hidden_width});
+  if (!shares_gradient(context)) d_branch_ = layout.leave({"experts.d_branch", c, n, hidden_size()});
+  if (moe().shared > 0) shared_ = std::make_unique<SharedFfn>(context, layout, layer_, tensors, normed_);
+}
+
+Matrix RoutedBranch::statistics(const LayerCall& call) const {
+  const Matrix all = call.statistics.find(routing_statistic);
+  if (!all.given() || context_.tensor.rank() > 0) return {};
+  int64_t before = 0;  // layers with experts
+  for (int64_t layer = 0; layer < static_cast<int64_t>(layer_); ++layer) before += moe().is_at(layer) ? 1 : 0;
+  const int64_t count = moe().experts + 3;
+  return all.column_range(before * count, count);
+}
+
+Matrix RoutedBranch::all_rows(const Matrix& rows, WorkspaceFrame& frame) {
+  TensorRows& tensor = context_.tensor;
+  return tensor.wait(tensor.begin_gather(rows, tensor.buffer_for_all_rows(frame, rows)));
+}
+
+Matrix RoutedBranch::in_f32(const Matrix& rows, WorkspaceFrame& frame) {
+  if (rows.dtype == DType::f32) return rows;
+  const Matrix wide = frame.take(DType::f32, rows.rows, rows.cols);
+  context_.backend.run(Cast{.from = rows, .to = wide});
+  return wide;
+}
+
+Matrix RoutedBranch::gather(const LayerCall& call, const Matrix& rows, WorkspaceFrame& frame) {
+  const Matrix gathered = frame.take(rows.dtype, copies(), rows.cols);
+  context_.backend.run(
+      GatherRows{.x = rows, .rows = at(call, rows_), .offsets = at(call, offsets_), .y = gathered});
+  return gathered;
+}
+
+void RoutedBranch::route(const LayerCall& call) {
+  context_.backend.run(RouteTokens{.rule = rule(),
+                                   .logits = at(call, logits_),
+                                   .experts = at(call, experts_),
+                                   .slots = at(call, slots_),
+                                   .rows = at(call, rows_),
+                                   .weights = at(call, weights_),
+                                   .offsets = at(call, offsets_),
+                                   .statistics = statistics(call)});
+}
+
+void RoutedBranch::activate(const LayerCall& call) {
+  context_.backend.run(ExpertActivationForward{.kind = activation(),
+                                               .x = at(call, hidden_),
+                                               .weights = at(call, weights_),
+                                               .offsets = at(call, offsets_),
+                                               .y = at(call, activated_)});
+}
+
+void RoutedBranch::run(const LayerCall& call, const NormInput& in, const Matrix& part) {
+  const Matrix normed = at(call, normed_), offsets = at(call, offsets_);
+  norm_.forward(call, in, {normed});
+  {
+    WorkspaceFrame frame(*call.workspace);
+    const Matrix rows = all_rows(normed, frame);
+    {
+      WorkspaceFrame inner(*call.workspace);
+      context_.backend.run(LinearForward{.x = in_f32(rows, inner),
+                                         .w = router_.norm(call),
+                                         .bias = {},
+                                         .y = at(call, logits_),
+                                         .true_out = counted_experts()});
+    }
+    route(call);
+    context_.backend.run(GroupedLinearForward{
+        .x = gather(call, rows, frame), .w = in_weight(call), .offsets = offsets, .y = at(call, hidden_)});
+  }
+  activate(call);
+  if (shared_) shared_->forward(call, normed, part);
+  if (!part.given()) return;
+  WorkspaceFrame frame(*call.workspace);
+  const Matrix results = frame.take(context_.compute(), copies(), hidden_size());
+  context_.backend.run(
+      GroupedLinearForward{.x = at(call, activated_), .w = out_weight(call), .offsets = offsets, .y = results});
+  context_.backend.run(
+      CombineRows{.x = results, .slots = at(call, slots_), .shared = shared_ ? part : Matrix{}, .y = part});
+}
+
+void RoutedBranch::recompute(const LayerCall& call, const Matrix& x) {
+  norm_.forward(call, {.x = x}, {at(call, normed_)});
+  route(call);
+  activate(call);
+  if (shared_) shared_->activate(call, {});
+}
+
+void RoutedBranch::experts_backward(const LayerCall& call, const Matrix& d_branch) {
+  const Matrix offsets = at(call, offsets_);
+  WorkspaceFrame frame(*call.workspace);
+  const Matrix d_activated = frame.take(context_.compute(), copies(), out_.cols);
+  {
+    WorkspaceFrame inner(*call.workspace);
+    context_.backend.run(GroupedLinearBackwardInput{
+        .dy = gather(call, d_branch, inner), .w = out_weight(call), .offsets = offsets, .dx = d_activated});
+  }
+  const Matrix d_weights = frame.take(DType::f32, 1, copies());
+  context_.backend.run(ExpertActivationBackward{.kind = activation(),
+                                                .x = at(call, hidden_),
+                                                .weights = at(call, weights_),
+                                                .offsets = offsets,
+                                                .dy = d_activated,
+                                                .dx = at(call, d_hidden_),
+                                                .d_weights = d_weights});
+  const double losses = context_.tensor.rank() == 0 ? 1 : 0;
+  const auto sequences = static_cast<double>(context_.shape.sequences_of_step);
+  const auto tokens = sequences * static_cast<double>(context_.shape.sequence_length);
+  context_.backend.run(RouteTokensBackward{.rule = rule(),
+                                           .balance_factor = losses * moe().aux_loss / sequences,
+                                           .z_factor = losses * moe().z_loss / tokens,
+                                           .state = call.state,
+                                           .logits = at(call, logits_),
+                                           .experts = at(call, experts_),
+                                           .slots = at(call, slots_),
+                                           .d_weights = d_weights,
+                                           .d_logits = at(call, d_logits_)});
+}
+
+void RoutedBranch::input_gradient(const LayerCall& call, const Matrix& d_branch, const Matrix& part) {
+  WorkspaceFrame frame(*call.workspace);
+  if (shared_) shared_->backward_input(call, d_branch, part);
+  const Matrix d_router = frame.take(DType::f32, part.rows, part.cols);
+  context_.backend.run(LinearBackwardInput{
+      .dy = at(call, d_logits_), .w = router_.norm(call), .dx = d_router, .true_out = counted_experts()});
+  const Matrix d_rows = frame.take(context_.compute(), copies(), hidden_size());
+  context_.backend.run(GroupedLinearBackwardInput{
+      .dy = at(call, d_hidden_), .w = in_weight(call), .offsets = at(call, offsets_), .dx = d_rows});
+  context_.backend.run(CombineRows{.x = d_rows,
+                                   .slots = at(call, slots_),
+                                   .router = d_router,
+                                   .shared = shared_ ? part : Matrix{},
+                                   .y = part});
+}
+
+void RoutedBranch::backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) {
+  TensorRows& tensor = context_.tensor;
+  WorkspaceFrame frame(*call.workspace);
+  const Matrix d_branch = branch_gradient(call, gradient.d_out, {left_gradient(call, {})}).x;
+  experts_backward(call, d_branch);
+  const Matrix part = frame.take(context_.compute(), tensor.all_rows(), hidden_size());
+  input_gradient(call, d_branch, part);
+  const TensorRows::Reduction d_norm = tensor.begin_sum(part, frame);
+  if (with_weights) weight_gradients(call, d_branch);
+  norm_.backward_input(call, {tensor.wait(d_norm), gradient.x, gradient.d_out.x, gradient.dx});
+  if (with_weights) add_norm_gradients(call);
+}
+
+void RoutedBranch::weight_gradients(const LayerCall& call, const Matrix& d_branch) {
+  const Matrix offsets = at(call, offsets_);
+  WorkspaceFrame frame(*call.workspace);
+  const Matrix rows = all_rows(at(call, normed_), frame);
+  {
+    WorkspaceFrame inner(*call.workspace);
+    context_.backend.run(LinearBackwardWeight{.x = in_f32(rows, inner),
+                                              .dy = at(call, d_logits_),
+                                              .dw = router_.gradient(call),
+                                              .d_bias = {},
+                                              .accumulate = call.accumulate,
+                                              .true_out = counted_experts()});
+  }
+  const auto accumulate = [&](const Matrix& x, const Matrix& dy, const Parameter& parameter) {
+    context_.backend.run(GroupedLinearBackwardWeight{
+        .x = x, .dy = dy, .offsets = offsets, .dw = parameter.gradient(call), .accumulate = call.accumulate});
+  };
+  {
+    WorkspaceFrame inner(*call.workspace);
+    accumulate(gather(call, rows, inner), at(call, d_hidden_), in_);
+  }
+  {
+    WorkspaceFrame inner(*call.workspace);
+    accumulate(at(call, activated_), gather(call, d_branch, inner), out_);
+  }
+  if (shared_) shared_->backward_weight(call, d_branch);
+}
+
+void RoutedBranch::backward_weight(const LayerCall& call, const Matrix& d_out) {
+  weight_gradients(call, left_gradient(call, d_out));
+  add_norm_gradients(call);
+}
+
+}  // namespace
+
+std::unique_ptr<Branch> make_routed_branch(const LayerContext& context, LayerLayout& layout, int64_t layer,
+                                           const UnitTensors& tensors) {
+  return std::make_unique<RoutedBranch>(context, layout, layer, tensors);
+}
+
+}  // namespace gptrain::model

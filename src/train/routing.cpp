@@ -1,0 +1,27 @@
+#include "train/routing.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace gptrain::inline train {
+
+std::vector<LayerRouting> layer_routing(const ModelConfig& model, int64_t sequences, std::span<const double> sums) {
+  std::vector<LayerRouting> all;
+  const auto experts = static_cast<size_t>(model.moe.experts);
+  const auto tokens = static_cast<double>(sequences * model.sequence_length);
+  for (int64_t layer = 0; layer < model.num_layers && !sums.empty(); ++layer) {
+    if (!model.moe.is_at(layer)) continue;
+    const std::span<const double> loads = sums.first(experts);
+    const double mean = std::accumulate(loads.begin(), loads.end(), 0.0) / static_cast<double>(experts);
+    all.push_back({.layer = layer,
+                   .most = *std::max_element(loads.begin(), loads.end()) / mean,
+                   .least = *std::min_element(loads.begin(), loads.end()) / mean,
+                   .aux = sums[experts] / static_cast<double>(sequences),
+                   .z = sums[experts + 1] / tokens,
+                   .entropy = sums[experts + 2] / tokens});
+    sums = sums.subspan(experts + 3);
+  }
+  return all;
+}
+
+}  // namespace gptrain::train
