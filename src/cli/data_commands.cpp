@@ -100,8 +100,7 @@ void add_pack_command(CLI::App& data) {
   PackOptions& options = packing->options;
   options.threads = usable_cores();
   CLI::App* command = data.add_subcommand("pack", "tokenize texts into PREFIX.bin and PREFIX.idx");
-  command
-      ->add_option("INPUT", options.inputs, "text, JSON, CSV, Parquet, compressed or not: files, folders, patterns, -")
+  command->add_option("INPUT", options.inputs, "text, JSON, CSV, Parquet, also compressed: files, folders, patterns, -")
       ->required();
   command->add_option("--out", packing->out, "write PREFIX.bin and PREFIX.idx")->required()->type_name("PREFIX");
   command

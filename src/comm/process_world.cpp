@@ -208,8 +208,8 @@ std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& 
   Socket master = launch.rank == 0 ? listen_as_master(launch, listen_options) : Socket();
   if (launch.rank == 0 && !listen_options.secret.given()) {
     print_err(
-        "warning: GPTRAIN_SECRET is not set: whoever reaches port {} of {} can join this run, or end it; set it to the "
-        "same secret for all ranks\n",
+        "warning: GPTRAIN_SECRET is not set: whoever reaches port {} of {} can join this run, or end it; give all "
+        "ranks the same secret\n",
         port_of(master), launch.host);
   }
   Rendezvous rendezvous = join_rendezvous(launch, std::move(master), launch.master_addresses, all_facts(options),

@@ -164,7 +164,7 @@ class Recognition(FormatCase):
         for word in ("=x", "a=", ""):
             self.refuse(USAGE, "must be NAME or PATTERN=NAME", "data", "pack", "a.jsonl", "--field", word, "--out", "x",
                         "--tokenizer", "bytes")
-        self.refuse(USAGE, "a second name", "data", "pack", "a.jsonl", "--field", "a", "--field", "b", "--out", "x",
+        self.refuse(USAGE, "a second --field", "data", "pack", "a.jsonl", "--field", "a", "--field", "b", "--out", "x",
                     "--tokenizer", "bytes")
 
     def test_empty_documents_are_counted(self):

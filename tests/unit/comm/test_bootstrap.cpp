@@ -237,7 +237,7 @@ TEST_CASE("variables that are missing, no numbers, out of range, or contradict e
       "SLURM_JOB_ID is not set, although SLURM_STEP_ID is: set it, or unset SLURM_STEP_ID to start without Slurm");
   incomplete = slurm;
   incomplete.erase("SLURM_STEP_NODELIST");
-  require_refusal(incomplete, "neither SLURM_STEP_NODELIST nor MASTER_ADDR tells the node of rank 0");
+  require_refusal(incomplete, "neither SLURM_STEP_NODELIST nor MASTER_ADDR tells the node of rank 0: set MASTER_ADDR");
 }
 
 TEST_CASE("ranks that do not come are told of with the time that was waited, and what sets it") {
