@@ -63,14 +63,6 @@ std::string why_no_fp8(const Target& target) {
              : target.name + " has no FP8 matrix products: GPUs have them from compute capability 8.9 on";
 }
 
-void refuse_context_on_gpu(const ParallelConfig& parallel, const Target& target) {
-  if (parallel.context == 1 || target.kind != Target::Kind::gpu) return;
-  throw Error(ExitCode::machine,
-              "parallel.context = {}: exchanges of tokens for heads are tested on CPUs only (set run.device to cpu, or "
-              "parallel.context to 1; --dry-run and plan show what a GPU would need)",
-              parallel.context);
-}
-
 }  // namespace
 
 void require_target(const StepConfig& config, const Target& target, ExitCode code) {
@@ -137,7 +129,6 @@ RankDevice open_device(const RunConfig& config, Communicator* all, const World& 
     device.backend = make_backend(config.run, config.precision.compute, world, num_threads);
     require_kernels(config.model, device.backend->target());
     require_target(config, device.backend->target(), ExitCode::machine);
-    refuse_context_on_gpu(config.parallel, device.backend->target());
     return world.host(world.rank()) + " " + device.backend->target().identity;
   });
   const Target& target = device.backend->target();

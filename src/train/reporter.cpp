@@ -128,8 +128,10 @@ void Reporter::announce() const {
               groups.num_sample_ranks(), pipeline_text(), context_.config.parallel.zero,
               context_.config.parallel.sequence ? ", sequence parallel" : "", device, total_matrix_flops_ / 1e9,
               dtype_name(limits_.compute));
-    if (target.kind == Target::Kind::gpu && groups.works(LaneKind::tensor))
-      print_out("forward and backward run op by op, as no CUDA graph holds the exchanges of tensor groups\n");
+    const bool splits_layers = groups.works(LaneKind::tensor), splits_sequences = groups.works(LaneKind::context);
+    if (target.kind == Target::Kind::gpu && (splits_layers || splits_sequences))
+      print_out("forward and backward run op by op, as no CUDA graph holds the exchanges of {} groups\n",
+                splits_layers ? "tensor" : "context");
   } else {
     print_out("this machine: {}, {:.0f} GFLOP/s in {} matrix products\n", device, limits_.matrix_flops / 1e9,
               dtype_name(limits_.compute));

@@ -35,7 +35,11 @@ class Threads(CliCase):
                    *overrides("parallel.tensor=2", "parallel.zero=2", "batch.micro=1"))
         self.succeed("config", "check", "out/config.json")
         self.succeed("checkpoint", "export", "out", "--hf", "exported")
-        self.train("out/config.json", "--resume", "--steps", "1", "--ranks", "2", *overrides("run.steps=7"))
+        self.train("out/config.json", "--resume", "--steps", "1", "--ranks", "2", *overrides("run.steps=8"))
+        out = self.train("out/config.json", "--resume", "--ranks", "4",
+                         *overrides("run.steps=8", "parallel.tensor=1", "parallel.sequence=null", "parallel.context=2"))
+        self.assertIn("4 ranks: 1 tensor x 2 context x 2 data, ZeRO 2", out)
+        self.assertIn("done: step 8", out)
 
     def test_losses_do_not_depend_on_the_ranks(self):
         config = self.write_run(model={"num_heads": 4, "dropout": 0.1}, batch={"global": 12, "micro": 4}, **VALIDATED)

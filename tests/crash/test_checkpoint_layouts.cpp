@@ -53,8 +53,7 @@ const std::vector<Layout> layouts = {
     {.tensor = 1, .data = 2, .zero = 3, .schedule = "interleaved", .stages = 2},
     {.tensor = 2, .data = 2, .zero = 1, .sequence = true, .schedule = "zero-bubble", .stages = 2},
     {.tensor = 1, .data = 3, .zero = 2, .schedule = "zero-bubble-v", .stages = 2},
-    {.tensor = 1, .data = 1, .zero = 0, .context = 2},
-    {.tensor = 2, .data = 2, .zero = 3, .context = 3}};
+    {.tensor = 1, .data = 2, .zero = 3, .context = 2}};
 
 RunConfig config_of(Family family, const Layout& layout, const std::string& compute, const fs::path& out) {
   std::vector<std::string> overrides = {"model.num_heads=6",

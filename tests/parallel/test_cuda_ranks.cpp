@@ -76,6 +76,8 @@ const std::vector<Layout> layouts = {
     {1, 2, {"parallel.zero=3"}},
     {2, 2, {"parallel.sequence=true", "parallel.zero=1"}},
     {2, 2, {"parallel.zero=3"}},
+    {1, 2, {"parallel.context=2", "parallel.zero=1"}},
+    {1, 4, {"parallel.context=2", "parallel.zero=3", "memory.recompute=selective"}},
 };
 
 bool same_bits(const Outcome& a, const Outcome& b) {

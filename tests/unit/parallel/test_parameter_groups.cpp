@@ -194,8 +194,9 @@ TEST_CASE("more experts than data ranks pass counters to each other") {
 }
 
 TEST_CASE("ranks that share sequences pass keys on in a ring, beside the sums of their tensor group") {
-  const RunConfig config =
-      small_config(Family::gpt2, {"parallel.tensor=2", "parallel.context=2", "batch.micro=1", "model.num_heads=4"}, 8);
+  const RunConfig config = small_config(
+      Family::gpt2,
+      {"parallel.tensor=2", "parallel.context=2", "batch.micro=1", "model.num_heads=4", "model.sequence_length=20"}, 8);
   const Mesh mesh = make_mesh(config, 8);
   CHECK(mesh.size(MeshAxis::data) == 2);
   CHECK(group_ranks(config, mesh, 5, GroupKind::context) == std::vector<int64_t>{5, 7});
