@@ -88,6 +88,7 @@ const std::map<std::string, double> planned_seconds = {
     {"llama-7b", 13.2},
     {"llama3-70b", 9.392},
     {"llama3-8b", 8.596},
+    {"llama3-8b-128k", 53.8},
     {"megatron-1.7b", 1.728},
     {"megatron-1008b", 67.06},
     {"megatron-145.6b", 13.54},
