@@ -410,7 +410,8 @@ std::string dry_run_text(const DryRun& input) {
   if (input.config.model.tied_head) text += text_row("head", "0", "tied to the embedding");
   text += text_row("total", format_grouped(input.spec.parameters()),
                    format_count(static_cast<double>(input.spec.parameters())));
-  if (const int64_t active = active_parameters(input.config.model, input.spec.parameters()); active < input.spec.parameters())
+  if (const int64_t active = active_parameters(input.config.model, input.spec.parameters());
+      active < input.spec.parameters())
     text += text_row("active", format_grouped(active), "those that a token passes through");
   text += ranks_section(input) + pipeline_section(input) + memory_section(input) +
           (input.recomputation ? recompute_text(*input.recomputation) : "") + flops_section(input.config, totals) +

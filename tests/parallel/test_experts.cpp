@@ -1,5 +1,5 @@
-// Mixtures of experts: every layout routes the tokens of one rank and computes its gradients, equal experts are one FFN,
-// and faults that are easily made are found.
+// Mixtures of experts: every layout routes the tokens of one rank and computes its gradients, equal experts are one
+// FFN, and faults that are easily made are found.
 #include <algorithm>
 #include <fmt/format.h>
 #include <functional>
@@ -36,8 +36,9 @@ struct Layout {
 };
 
 RunConfig config_of(const std::string& moe, const Layout& layout, const Overrides& more = {}) {
-  Overrides overrides = {"model.hidden_size=32", "model.num_heads=4", "model.num_kv_heads=2", "model.ffn_hidden_size=64",
-                         "model.sequence_length=16", "batch.global=8", "optimizer.eps=1e-3", moe};
+  Overrides overrides = {
+      "model.hidden_size=32",     "model.num_heads=4", "model.num_kv_heads=2", "model.ffn_hidden_size=64",
+      "model.sequence_length=16", "batch.global=8",    "optimizer.eps=1e-3",   moe};
   overrides.insert(overrides.end(), more.begin(), more.end());
   overrides.insert(overrides.end(), layout.overrides.begin(), layout.overrides.end());
   return small_config(Family::llama, overrides, layout.ranks);
@@ -161,8 +162,8 @@ TEST_CASE("equal experts are the dense FFN, one expert too") {
   const RunConfig dense = config_of("model.moe={}", {1, {}});
   const GlobalState start = train(dense, 1, 10).outcome.state;
   const Outcome expected = train(dense, 1, 1, &start).outcome;
-  for (const auto& [experts, more] : {std::pair{1, R"("top_k":1,"renormalise":false,"aux_loss":0)"},
-                                      {5, R"("top_k":2,"aux_loss":0)"}}) {
+  for (const auto& [experts, more] :
+       {std::pair{1, R"("top_k":1,"renormalise":false,"aux_loss":0)"}, {5, R"("top_k":2,"aux_loss":0)"}}) {
     const std::string moe = fmt::format(R"(model.moe={{"experts":{},{},"z_loss":0}})", experts, more);
     const RunConfig config = config_of(moe, {1, {}});
     const GlobalState equal = with_equal_experts(start, config, train(config, 1, 1).outcome.state);
@@ -246,8 +247,7 @@ TEST_CASE("faults of experts are found") {
       {"no z-loss", changing<RouteTokensBackward>([](auto& op, int64_t) { op.z_factor = 0; })},
       {"weights not divided by their sum in backward",
        changing<RouteTokensBackward>([](auto& op, int64_t) { op.rule.renormalise = false; })},
-      {"no gradient through the router's input",
-       changing<CombineRows>([](auto& op, int64_t) { op.router = {}; })},
+      {"no gradient through the router's input", changing<CombineRows>([](auto& op, int64_t) { op.router = {}; })},
       {"shared experts on one rank only",
        changing<CombineRows>([](auto& op, int64_t rank) { op.shared = rank == 0 ? op.shared : Matrix{}; })},
       {"gradients of a micro-batch lost",
