@@ -366,7 +366,7 @@ HfModel hf_model(const StepConfig& config, DType dtype) {
     if (model.residual_dropout > 0) result.left_out.push_back(show_key(config, "model.residual_dropout"));
   }
   if (model.z_loss > 0) result.left_out.push_back(show_key(config, "model.z_loss"));
-  if (model.moe.aux_loss > 0 || model.moe.z_loss > 0)
+  if (model.moe.is_on() && (model.moe.aux_loss > 0 || model.moe.z_loss > 0))
     result.left_out.push_back(
         fmt::format("model.moe.aux_loss = {}, model.moe.z_loss = {}", model.moe.aux_loss, model.moe.z_loss));
   if (config.data.mask_documents) {
