@@ -123,7 +123,9 @@ TEST_CASE("a key that gptrain has not is answered with the reason, and with no k
         {"model.use_flash_attn=true", "unknown key; attention is always fused"},
         {"run.report_to=wandb", "unknown key; metrics.jsonl and tb/ in run.out"},
         {"model.zzzzqqq=1", "unknown key, and gptrain has none like it"},
-        {"moe=true", "unknown key; gptrain has no mixture of experts"},
+        {"ep=2",
+         "unknown key; gptrain does not spread experts over ranks: every data rank has all, cut over the tensor "
+         "ranks"},
         {"parallel.dp=8", "unknown key; the data ranks are those that"},
         {"ru=1", "unknown key, and gptrain has none like it"},
         {"data.x=1", "unknown key, and gptrain has none like it"},
@@ -142,6 +144,7 @@ TEST_CASE("a key that gptrain has not is answered with the reason, and with no k
 
 TEST_CASE("keys of torchtitan and of the HF Trainer are answered with ours") {
   for (const auto& [setting, ours] : {std::pair{"training.local_batch_size=1", "batch.micro"},
+                                      {"model.num_local_experts=8", "model.moe"},
                                       {"parallelism.data_parallel_shard_degree=1", "parallel.zero"},
                                       {"lr_scheduler.min_lr_factor=1", "schedule.min_lr"},
                                       {"checkpoint.keep_latest_k=1", "checkpoint.keep_last"},
