@@ -14,7 +14,6 @@
 #include "model/statistics.h"
 #include "model_fixture.h"
 #include "report/formulas.h"
-#include "same_outcomes.h"
 #include "touched.h"
 #include "wrappers.h"
 
@@ -181,7 +180,7 @@ TEST_CASE("equal experts are the dense FFN, one expert too") {
   }
 }
 
-TEST_CASE("model FLOPs of experts follow the formula, and memory is as planned") {
+TEST_CASE("model FLOPs of experts follow the formula, and a run touches the planned memory") {
   for (const std::string& moe : {softmax_moe, sigmoid_moe}) {
     for (const Layout& layout : {Layout{1, {}}, Layout{2, {"parallel.tensor=2", "batch.micro=2"}}}) {
       const RunConfig config = config_of(moe, layout);
@@ -189,6 +188,9 @@ TEST_CASE("model FLOPs of experts follow the formula, and memory is as planned")
       for (int64_t rank = 0; rank < layout.ranks; ++rank)
         flops += plan_rank({config, this_machine(1), layout.ranks}, rank).total().model_flops;
       CHECK(to_string(flops) == to_string(model_flops_formula(config.model, config.batch.global)));
+      Wrapping checking;
+      check_touched_after(checking, config, layout.ranks);
+      CHECK(train_on_ranks(config, layout.ranks, 2, nullptr, 0, checking).torn.empty());
     }
   }
 }
