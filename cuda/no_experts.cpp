@@ -1,5 +1,5 @@
-// Ops of mixtures of experts, which have no kernels for GPUs yet. A config refuses such a model on a GPU; these functions refuse
-// whatever reaches the backend otherwise.
+// Ops of mixtures of experts, which have no kernels for GPUs yet. A config refuses such a model on a GPU; these
+// functions refuse whatever reaches the backend otherwise.
 #include <string_view>
 
 #include "base/error.h"

@@ -367,9 +367,9 @@ HfModel hf_model(const StepConfig& config, DType dtype) {
     if (model.residual_dropout > 0) result.left_out.push_back(show_key(config, "model.residual_dropout"));
   }
   if (model.z_loss > 0) result.left_out.push_back(show_key(config, "model.z_loss"));
-  if (model.moe.aux_loss > 0 || model.moe.z_loss > 0)
-    result.left_out.push_back(fmt::format("model.moe.aux_loss = {}, model.moe.z_loss = {}", model.moe.aux_loss,
-                                          model.moe.z_loss));
+  if (model.moe.is_on() && (model.moe.aux_loss > 0 || model.moe.z_loss > 0))
+    result.left_out.push_back(
+        fmt::format("model.moe.aux_loss = {}, model.moe.z_loss = {}", model.moe.aux_loss, model.moe.z_loss));
   if (config.data.mask_documents) {
     result.warning = fmt::format("{}: a {} attends to earlier documents, too; give it one at a time",
                                  show_key(config, "data.mask_documents"), hf.name);

@@ -13,8 +13,8 @@ struct ExpertLayers {
   int64_t first, every;
 };
 
-// Returns the layers with experts of a model whose config.json has these decoder_sparse_step and mlp_only_layers; nothing
-// if there are none, or if they do not repeat.
+// Returns the layers with experts of a model whose config.json has these decoder_sparse_step and mlp_only_layers;
+// nothing if there are none, or if they do not repeat.
 std::optional<ExpertLayers> hf_expert_layers(int64_t layers, int64_t sparse_step, const Json& dense_layers);
 
 }  // namespace gptrain::checkpoint

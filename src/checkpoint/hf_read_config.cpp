@@ -212,8 +212,7 @@ class HfConfigReader {
             fmt::format("must be attention_bias, {}: gptrain's linears have biases in both branches or in none", bias));
       }
     }
-    if (is_qwen3)
-      require("attention_bias", false, "gptrain has no biases of attention alone");
+    if (is_qwen3) require("attention_bias", false, "gptrain has no biases of attention alone");
     set("model.bias", bias);
     set("model.qkv_bias", bias || architecture == HfArchitecture::qwen2);
     require("partial_rotary_factor", 1.0, "gptrain turns whole heads");
@@ -237,17 +236,18 @@ class HfConfigReader {
     for (const char* key : {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}) {
       const Json& given = value(key);
       if (given.is_number() && given != 0)
-        result_.notes.push_back(fmt::format("{} = {}: for training by transformers, whose formula is another; see "
-                                            "model.moe.aux_loss",
-                                            key, show_value(given)));
+        result_.notes.push_back(
+            fmt::format("{} = {}: for training by transformers, whose formula is another; see "
+                        "model.moe.aux_loss",
+                        key, show_value(given)));
     }
     set("model.moe", std::move(moe));
   }
 
   void read_expert_layers(Json& moe) {
     const Json& dense = value("mlp_only_layers");
-    const auto layers = hf_expert_layers(std::min(count("num_hidden_layers", 0), most_layers),
-                                         count("decoder_sparse_step", 1), dense);
+    const auto layers =
+        hf_expert_layers(std::min(count("num_hidden_layers", 0), most_layers), count("decoder_sparse_step", 1), dense);
     if (!layers) return refuse("mlp_only_layers", dense, "gptrain has experts in every n-th layer from a first one on");
     moe["first"] = layers->first;
     moe["every"] = layers->every;
@@ -329,7 +329,8 @@ class HfConfigReader {
     // A missing key means the class's default window, a null one no window.
     int64_t window = 0;
     const bool usually_none = architecture == HfArchitecture::mixtral;
-    if (has_window) window = document_.contains("sliding_window") ? count("sliding_window", 0) : usually_none ? 0 : usual_window;
+    if (has_window)
+      window = document_.contains("sliding_window") ? count("sliding_window", 0) : usually_none ? 0 : usual_window;
     // First layer with a window.
     const int64_t first = is_qwen && !is_moe ? count("max_window_layers", 28) : 0;
     if (is_moe) known_.insert("max_window_layers");

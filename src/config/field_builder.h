@@ -81,6 +81,9 @@ Json names_json(const std::vector<Enum>& values, const EnumArray<Enum, std::stri
 inline Json value_json(const std::vector<LayerPositions>& values) { return names_json(values, layer_positions_names); }
 inline Json value_json(const std::vector<RopeScaling>& values) { return names_json(values, rope_scaling_names); }
 
+Json value_json(const MoeConfig& moe);
+void set_value(const Json& json, MoeConfig& moe);
+
 template <typename Value>
 void set_value(const Json& json, Value& value) {
   value = json.get<Value>();

@@ -1,9 +1,8 @@
 #include "config/field_builder.h"
 
 namespace gptrain::inline config {
-namespace {
 
-Json moe_json(const MoeConfig& moe) {
+Json value_json(const MoeConfig& moe) {
   if (!moe.is_on()) return Json::object();
   return {{"experts", moe.experts},
           {"top_k", moe.top_k},
@@ -19,9 +18,9 @@ Json moe_json(const MoeConfig& moe) {
           {"z_loss", moe.z_loss}};
 }
 
-MoeConfig moe_of(const Json& json) {
-  MoeConfig moe;
-  if (json.empty()) return moe;
+void set_value(const Json& json, MoeConfig& moe) {
+  moe = {};
+  if (json.empty()) return;
   moe.experts = json.at("experts").get<int64_t>();
   moe.top_k = json.at("top_k").get<int64_t>();
   moe.ffn_hidden_size = json.value("ffn_hidden_size", moe.ffn_hidden_size);
@@ -34,8 +33,9 @@ MoeConfig moe_of(const Json& json) {
   moe.scale = json.value("scale", moe.scale);
   moe.aux_loss = json.value("aux_loss", moe.aux_loss);
   moe.z_loss = json.value("z_loss", moe.z_loss);
-  return moe;
 }
+
+namespace {
 
 const std::vector<ObjectKey>& moe_keys() {
   const NumberRule weight{.min = 0, .max = 10};
@@ -70,15 +70,10 @@ const std::vector<ObjectKey>& moe_keys() {
 }  // namespace
 
 Builder moe_field() {
-  Builder builder;
-  builder.path = "model.moe";
-  builder.description =
-      "mixture of experts: blocks whose FFN is one of several, or the sum of some, by a router's choice for each token "
-      "(arXiv 1701.06538); no token is dropped; {}: all blocks are dense";
-  builder.rule = ObjectRule{moe_keys};
-  builder.get = [](const RunConfig& config) { return moe_json(config.model.moe); };
-  builder.set = [](RunConfig& config, const Json& json) { config.model.moe = moe_of(json); };
-  return builder.usually(R"({"experts": 8, "top_k": 2})");
+  return field("model.moe", &RunConfig::model, &ModelConfig::moe, ObjectRule{moe_keys},
+               "mixture of experts: blocks whose FFN is one of several, or the sum of some, by a router's choice for "
+               "each token (arXiv 1701.06538); no token is dropped; {}: all blocks are dense")
+      .usually(R"({"experts": 8, "top_k": 2})");
 }
 
 }  // namespace gptrain::config

@@ -16,7 +16,8 @@ class MoeRules : Rules {
     MoeConfig& moe = config_.model.moe;
     if (!moe.is_on()) return;
     if (moe.ffn_hidden_size == 0) moe.ffn_hidden_size = config_.model.ffn_hidden_size;
-    if (moe.shared > 0 && moe.shared_ffn_hidden_size == 0) moe.shared_ffn_hidden_size = moe.shared * moe.ffn_hidden_size;
+    if (moe.shared > 0 && moe.shared_ffn_hidden_size == 0)
+      moe.shared_ffn_hidden_size = moe.shared * moe.ffn_hidden_size;
   }
 
   void check() {

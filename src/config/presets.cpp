@@ -47,6 +47,26 @@ ModelConfig llama3(const char* name, const LlamaShape& shape) {
   return model;
 }
 
+// A llama whose blocks all have experts.
+ModelConfig mixtral(const char* name, const LlamaShape& shape) {
+  ModelConfig model = llama(name, shape);
+  model.rope_theta = 1e6;
+  model.moe = {.experts = 8, .top_k = 2};
+  return model;
+}
+
+// Qwen3's mixtures: 128 experts, of which a token has 8, heads of 128 with norms of queries and keys.
+ModelConfig qwen3_moe(const char* name, const LlamaShape& shape, int64_t expert_size) {
+  ModelConfig model = llama(name, shape);
+  model.vocab_size = 151'936;
+  model.rope_theta = 1e6;
+  model.norm_eps = 1e-6;
+  model.head_size = 128;
+  model.qk_norm = true;
+  model.moe = {.experts = 128, .top_k = 8, .ffn_hidden_size = expert_size};
+  return model;
+}
+
 std::vector<ModelConfig> table() {
   return {
       // Radford et al., "Language models are unsupervised multitask learners" (2019), sizes of the released weights.
@@ -101,6 +121,12 @@ std::vector<ModelConfig> table() {
       // Grattafiori et al., LLaMA 3, arXiv 2407.21783, table 3.
       llama3("llama3-8b", {32, 4096, 32, 8, 14336, 8192}),
       llama3("llama3-70b", {80, 8192, 64, 8, 28672, 8192}),
+      // Jiang et al., Mixtral of experts, arXiv 2401.04088, table 1; Mistral AI (2024): shape of the released weights.
+      mixtral("mixtral-8x7b", {32, 4096, 32, 8, 14336, 32768}),
+      mixtral("mixtral-8x22b", {56, 6144, 48, 8, 16384, 65536}),
+      // Yang et al., Qwen3, arXiv 2505.09388, with the 4,096 tokens of its first stage; widths of the released weights.
+      qwen3_moe("qwen3-30b-a3b", {48, 2048, 32, 4, 6144, 4096}, 768),
+      qwen3_moe("qwen3-235b-a22b", {94, 4096, 64, 4, 12288, 4096}, 1536),
   };
 }
 

@@ -27,7 +27,7 @@ struct RuleContext {
 
 void settle_model(const RuleContext& context);   // shapes of the model
 void settle_moe(const RuleContext& context);     // sizes of experts
-void check_moe(const RuleContext& context);      // experts, and what cannot be combined with them
+void check_moe(const RuleContext& context);      // experts, and keys that exclude them
 void settle_mesh(const RuleContext& context);    // ranks, stages, and the batch that is divided over them
 void check_context(const RuleContext& context);  // ranks that share sequences
 void settle_method(const RuleContext& context);  // precision, optimizer, learning rate

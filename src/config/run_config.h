@@ -19,7 +19,7 @@ namespace gptrain::inline config {
 
 // Form of a layer's FFN.
 struct FfnKind {
-  int64_t hidden_size = 0;  // of each expert, if tokens are routed
+  int64_t hidden_size = 0;  // width; of each expert, if tokens are routed
   bool is_routed = false;   // a mixture of experts (MoeConfig)
 
   bool operator==(const FfnKind&) const = default;
@@ -27,12 +27,12 @@ struct FfnKind {
 
 // Mixtures of experts: in some layers a router chooses top_k of `experts` FFNs for each token (arXiv 1701.06538).
 struct MoeConfig {
-  int64_t experts = 0;          // 0: all layers are dense
+  int64_t experts = 0;  // 0: all layers are dense
   int64_t top_k = 2;
-  int64_t ffn_hidden_size = 0;  // of an expert; default: the model's
-  int64_t shared = 0;           // FFNs that all tokens pass through, beside those of the router's choice
-  int64_t shared_ffn_hidden_size = 0;  // of all shared FFNs together; default: shared * ffn_hidden_size
-  int64_t every = 1;            // layers first, first + every, ... have experts
+  int64_t ffn_hidden_size = 0;         // width of an expert; default: the model's
+  int64_t shared = 0;                  // FFNs that all tokens pass through, beside those of the router's choice
+  int64_t shared_ffn_hidden_size = 0;  // width of all shared FFNs; default: shared * ffn_hidden_size
+  int64_t every = 1;                   // layers first, first + every, ... have experts
   int64_t first = 0;
   RouterScore score = RouterScore::softmax;
   bool renormalise = true;  // the weights of a token's experts are divided by their sum

@@ -38,10 +38,10 @@ class FfnBranch final : public LinearBranch {
 
 FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t layer, const UnitTensors& tensors)
     : LinearBranch(context, layout,
-             {.layer = static_cast<uint32_t>(layer),
-              .site = 1,
-              .norm = norm_tensors(tensors, "norm2"),
-              .norm_after = norm_tensors(tensors, "norm2_after")}),
+                   {.layer = static_cast<uint32_t>(layer),
+                    .site = 1,
+                    .norm = norm_tensors(tensors, "norm2"),
+                    .norm_after = norm_tensors(tensors, "norm2_after")}),
       in_bias_(tensors.find("ffn.in.bias")) {
   in_ = make_linear(context, layout,
                     {.name = "ffn.in",

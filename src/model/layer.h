@@ -47,10 +47,10 @@ struct StepShape {
   int64_t loss_chunk_tokens = 0;
   int64_t sequences_of_step = 0;  // sequences of all micro-batches and ranks, over which routers' losses are means
   uint64_t seed = 0;              // seed of dropout
-  bool training = true;         // false: no dropout
-  bool mask_documents = false;  // tokens attend only within their document
-  int64_t max_documents = 0;    // AttentionMask::max_documents
-  bool deterministic = true;    // true: the same bits in every run (AttentionBackward::fixed_bits)
+  bool training = true;           // false: no dropout
+  bool mask_documents = false;    // tokens attend only within their document
+  int64_t max_documents = 0;      // AttentionMask::max_documents
+  bool deterministic = true;      // true: the same bits in every run (AttentionBackward::fixed_bits)
   // For each layer of the model, whether it keeps its products' outputs, so that its recompute runs no product. These
   // products do not compute activations, since recompute needs the activations' inputs. Empty: no layer does.
   std::vector<bool> saves_products = {};

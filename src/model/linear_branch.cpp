@@ -35,9 +35,8 @@ void LinearBranch::recompute(const LayerCall& call, const Matrix& x) {
 void LinearBranch::backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) {
   TensorRows& tensor = context_.tensor;
   WorkspaceFrame frame(*call.workspace);
-  const GemmOperand d_branch =
-      branch_gradient(call, gradient.d_out,
-                      shares_gradient(context_) ? GemmOperand{} : out_->output_gradient_buffer(call, frame));
+  const GemmOperand d_branch = branch_gradient(
+      call, gradient.d_out, shares_gradient(context_) ? GemmOperand{} : out_->output_gradient_buffer(call, frame));
   TensorRows::Gathering normed;
   if (with_weights) normed = in_->begin_weight(call, frame);
   const GemmOperand d_in = core_backward(call, d_branch, frame);

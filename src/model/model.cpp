@@ -27,8 +27,8 @@ class OtherBlocks {
 
   bool are_alike(int64_t a, int64_t b) const {
     const ModelConfig& model = shape_.model;
-    return model.attention(a) == model.attention(b) && model.ffn(a) == model.ffn(b) && model.rotates(a) == model.rotates(b) &&
-           (!model.rotates(a) || model.rope(a) == model.rope(b)) &&
+    return model.attention(a) == model.attention(b) && model.ffn(a) == model.ffn(b) &&
+           model.rotates(a) == model.rotates(b) && (!model.rotates(a) || model.rope(a) == model.rope(b)) &&
            shape_.keeps_products(a) == shape_.keeps_products(b);
   }
 

@@ -217,8 +217,7 @@ Matrix RoutedBranch::in_f32(const Matrix& rows, WorkspaceFrame& frame) {
 
 Matrix RoutedBranch::gather(const LayerCall& call, const Matrix& rows, WorkspaceFrame& frame) {
   const Matrix gathered = frame.take(rows.dtype, copies(), rows.cols);
-  context_.backend.run(
-      GatherRows{.x = rows, .rows = at(call, rows_), .offsets = at(call, offsets_), .y = gathered});
+  context_.backend.run(GatherRows{.x = rows, .rows = at(call, rows_), .offsets = at(call, offsets_), .y = gathered});
   return gathered;
 }
 
@@ -317,11 +316,8 @@ void RoutedBranch::input_gradient(const LayerCall& call, const Matrix& d_branch,
   const Matrix d_rows = frame.take(context_.compute(), copies(), hidden_size());
   context_.backend.run(GroupedLinearBackwardInput{
       .dy = at(call, d_hidden_), .w = in_weight(call), .offsets = at(call, offsets_), .dx = d_rows});
-  context_.backend.run(CombineRows{.x = d_rows,
-                                   .slots = at(call, slots_),
-                                   .router = d_router,
-                                   .shared = shared_ ? part : Matrix{},
-                                   .y = part});
+  context_.backend.run(CombineRows{
+      .x = d_rows, .slots = at(call, slots_), .router = d_router, .shared = shared_ ? part : Matrix{}, .y = part});
 }
 
 void RoutedBranch::backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) {

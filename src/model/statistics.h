@@ -29,8 +29,8 @@ struct Statistic {
 // Largest attention score of each query head of the model, in the order of layers (optim/qk_clip.h).
 constexpr std::string_view head_scores_statistic = "head_scores";
 
-// Of each layer with experts: the tokens that each expert got, then the balance loss, the squared log-sum-exp and the
-// entropy of the router, summed over sequences and tokens (RouteTokens).
+// Statistics of each layer with experts: the tokens of each expert, then the balance loss, the squared log-sum-exp and
+// the entropy of the router, summed over sequences and tokens (RouteTokens).
 constexpr std::string_view routing_statistic = "routing";
 
 // Places of the values of declared statistics: all sums one after the other, then each `largest`.

@@ -9,7 +9,8 @@ namespace {
 
 void visit_rule(const RouterRule& rule, const Matrix& logits, const Matrix& experts, OperandVisitor& visit) {
   visit.require(experts.cols >= 1 && experts.cols <= logits.cols, "a row has more experts than there are");
-  visit.require(rule.sequence_length > 0 && logits.rows % rule.sequence_length == 0, "rows are not whole sequences");
+  visit.require(rule.sequence_length > 0 && TokenRows::whole(rule.sequence_length).divides(logits.rows),
+                "rows are not whole sequences");
   visit.require(rule.scale > 0, "the weights have no positive factor");
 }
 

@@ -16,8 +16,8 @@
 namespace gptrain::inline ops {
 
 // How a router's scores become weights. s = softmax(logits) or sigmoid(logits); a token's experts are the k with the
-// largest logits, of equal ones those with lower numbers. The weight of an expert is s times `scale`, divided by the sum
-// of the k scores with `renormalise` (for a sigmoid plus 1e-20).
+// largest logits, of equal ones those with lower numbers. The weight of an expert is s times `scale`, divided by the
+// sum of the k scores with `renormalise` (for a sigmoid plus 1e-20).
 struct RouterRule {
   RouterScore score = RouterScore::softmax;
   bool renormalise = true;
@@ -25,8 +25,8 @@ struct RouterRule {
   int64_t sequence_length = 0;  // rows of a sequence, T
 };
 
-// Chooses each row's experts and places its copies: by expert, then by row. slots[n, j] is the place of row n's copy for
-// experts[n, j]; experts are in falling order of their logits. rows[r] is the row of the copy in place r.
+// Chooses each row's experts and places its copies: by expert, then by row. slots[n, j] is the place of row n's copy
+// for experts[n, j]; experts are in falling order of their logits. rows[r] is the row of the copy in place r.
 //
 // `statistics`, if given, is added to: first the number of copies of each expert; then the sum over sequences of
 // E sum_e f_e P_e, with f_e = (copies of e) / (T k) and P_e the mean over the sequence of s_e, for a sigmoid of

@@ -312,13 +312,10 @@ std::string text_of(const ProjectionMatrix& op) {
 std::string text_of(const SampleRows& op) { return fmt::format("{} of N={}", rows_text(op.y), op.x.rows); }
 
 std::string grouped_text(const Matrix& rows, const Matrix& offsets, int64_t inputs, int64_t outputs) {
-  return fmt::format("E={} R={} in={} out={} {}", offsets.cols - 1, rows.rows, inputs, outputs,
-                     dtype_name(rows.dtype));
+  return fmt::format("E={} R={} in={} out={} {}", offsets.cols - 1, rows.rows, inputs, outputs, dtype_name(rows.dtype));
 }
 
-std::string text_of(const GroupedLinearForward& op) {
-  return grouped_text(op.x, op.offsets, op.x.cols, op.y.cols);
-}
+std::string text_of(const GroupedLinearForward& op) { return grouped_text(op.x, op.offsets, op.x.cols, op.y.cols); }
 
 std::string text_of(const GroupedLinearBackwardInput& op) {
   return grouped_text(op.dy, op.offsets, op.dx.cols, op.dy.cols);

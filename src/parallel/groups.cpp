@@ -124,8 +124,8 @@ std::vector<LaneGroup> lane_groups(const StepConfig& config, ExtraSizes extra) {
   std::vector<LaneGroup> groups = {{LaneKind::tensor, GroupKind::tensor, true}};
   if (config.parallel.context > 1) groups.push_back({LaneKind::context, GroupKind::context, false});
   if (has_experts) groups.push_back({LaneKind::expert, GroupKind::expert, false});
-  const bool norms_in_parts = config.model.qk_norm || config.parallel.sequence;
-  if (norms_in_parts) groups.push_back({LaneKind::gradients, GroupKind::tensor, true});
+  const bool in_parts = config.model.qk_norm || config.parallel.sequence || config.model.moe.is_on();
+  if (in_parts) groups.push_back({LaneKind::gradients, GroupKind::tensor, true});
   groups.push_back({LaneKind::gradients, GroupKind::replicas, true});
   groups.push_back({LaneKind::gradients, GroupKind::data, true});
   if (has_experts) groups.push_back({LaneKind::gradients, GroupKind::expert_data, true});

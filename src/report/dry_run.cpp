@@ -392,6 +392,7 @@ Json recompute_json(const RecomputeForecast& forecast) {
 Json memory_object(const StepConfig& config, const ModelSpec& spec, const MemoryPlan& memory) {
   Json json;
   json["total_parameters"] = spec.parameters();
+  if (config.model.moe.is_on()) json["active_parameters"] = active_parameters(config.model, spec.parameters());
   for (size_t c = 0; c < num_memory_classes; ++c)
     json[fmt::format("{}_bytes", memory_class_names[c])] = memory[static_cast<MemoryClass>(c)];
   json["peak_bytes"] = memory.total();
@@ -420,6 +421,9 @@ std::string dry_run_text(const DryRun& input) {
   if (input.config.model.tied_head) text += text_row("head", "0", "tied to the embedding");
   text += text_row("total", format_grouped(input.spec.parameters()),
                    format_count(static_cast<double>(input.spec.parameters())));
+  if (const int64_t active = active_parameters(input.config.model, input.spec.parameters());
+      active < input.spec.parameters())
+    text += text_row("active", format_grouped(active), "those that a token passes through");
   text += ranks_section(input) + pipeline_section(input) + memory_section(input) +
           (input.recomputation ? recompute_text(*input.recomputation) : "") + flops_section(input.config, totals) +
           forecast_section(input) + run_section(input, totals) + data_section(input);

@@ -42,6 +42,13 @@ int64_t published_block_activation_bytes(const ModelConfig& m, int64_t micro_bat
   return 32 * m.sequence_length * micro_batch * m.hidden_size;
 }
 
+int64_t active_parameters(const ModelConfig& m, int64_t all) {
+  const int64_t of_expert = (is_gated(m.activation) ? 3 : 2) * m.hidden_size * m.moe.ffn_hidden_size;
+  for (int64_t layer = 0; layer < m.num_layers; ++layer)
+    if (m.moe.is_at(layer)) all -= (m.moe.experts - m.moe.top_k) * of_expert;
+  return all;
+}
+
 std::string to_string(Flops flops) {
   std::string digits;
   do {

@@ -37,6 +37,11 @@ std::string model_line(const ModelConfig& m, int64_t tensor_size) {
                                  m.ffn_hidden_size, m.num_heads);
   if (m.q_size() != m.hidden_size) line += fmt::format(" of {}", m.head_size);
   if (m.num_kv_heads != m.num_heads) line += fmt::format(" ({} for keys and values)", m.num_kv_heads);
+  if (m.moe.is_on()) {
+    line += fmt::format(", {} experts of {}, {} for each token", m.moe.experts, m.moe.ffn_hidden_size, m.moe.top_k);
+    if (m.moe.first > 0 || m.moe.every > 1)
+      line += fmt::format(" in blocks {}, {}, ...", m.moe.first, m.moe.first + m.moe.every);
+  }
   line += fmt::format(", sequence {}", m.sequence_length);
   line += pattern_text(m);
   line += fmt::format(", vocabulary {}", m.vocab_size);

@@ -38,9 +38,10 @@ int num_devices_to_use(DeviceKind asked, DType compute) {
 // Refuses a model that plans for the device know, but whose kernels do not exist.
 void require_kernels(const ModelConfig& model, const Target& target) {
   if (target.kind == Target::Kind::gpu && model.moe.is_on()) {
-    throw Error(ExitCode::machine,
-                "model.moe: the CUDA backend has no kernels for experts yet; set run.device = \"cpu\", or plan for a GPU "
-                "by --dry-run --target NAME");
+    throw Error(
+        ExitCode::machine,
+        "model.moe: the CUDA backend has no kernels for experts yet; set run.device = \"cpu\", or plan for a GPU "
+        "by --dry-run --target NAME");
   }
 }
 

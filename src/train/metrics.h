@@ -30,8 +30,8 @@ struct StepMetrics {
   // Largest attention score of the step, and the heads that QK-clip scaled; none without optimizer.qk_clip.
   std::optional<double> largest_score = {};
   std::optional<int64_t> clipped_heads = {};
-  std::vector<LayerRouting> routing = {};  // of each layer with experts
-  double padding = 0;  // share of the step's tokens whose targets do not count
+  std::vector<LayerRouting> routing = {};  // one for each layer with experts
+  double padding = 0;                      // share of the step's tokens whose targets do not count
   // Checkpoints since the last reported step: seconds that the loop waited for them, and seconds from the start of the
   // last one until it was durable; none if there was no checkpoint.
   std::optional<double> checkpoint_cost_seconds = {}, checkpoint_durable_seconds = {};

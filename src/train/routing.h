@@ -1,4 +1,4 @@
-// What the routers of a step did, by layer with experts.
+// Routing of a step, by layer with experts.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 namespace gptrain::inline train {
 
 struct LayerRouting {
-  int64_t layer;     // number of the block
-  double most;       // tokens of the expert that got most, over the mean of all
-  double least;      // the same for the expert that got fewest
-  double aux;        // balance loss before its weight, mean over sequences; 1 at equal loads
-  double z;          // squared log-sum-exp of the logits, mean over tokens
-  double entropy;    // of the router's scores, nats, mean over tokens
+  int64_t layer;   // number of the block
+  double most;     // tokens of the expert that got most, over the mean of all
+  double least;    // the same for the expert that got fewest
+  double aux;      // balance loss before its weight, mean over sequences; 1 at equal loads
+  double z;        // squared log-sum-exp of the logits, mean over tokens
+  double entropy;  // entropy of the router's scores, nats, mean over tokens
 };
 
 // RETURNS the routing of each layer with experts. `sums`: the step's statistic of routing (routing_statistic), empty if

@@ -33,6 +33,9 @@ PLANTED = {
     "alternating": [("model", "attention_pattern", ["band:19", "dense"])],
     "gpt-neo": [("model", "attention_scale", 0)],
     "gemma2": [("model", "logit_softcap", 3.1), ("model", "attention_softcap", 0.52)],
+    "mixtral": [("model", "moe", {"experts": 5, "top_k": 2, "aux_loss": 0.05, "z_loss": 0})],
+    "qwen3-moe": [("model", "moe", {"experts": 6, "top_k": 3, "ffn_hidden_size": 64, "first": 1, "renormalise": False,
+                                    "aux_loss": 0, "z_loss": 0})],
     "gemma3": [("model", "rope_theta_pattern", [500.0, 9000.0]), ("model", "embedding_scale", 9.7)],
 }
 

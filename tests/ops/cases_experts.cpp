@@ -19,8 +19,8 @@ struct Routing {
 };
 
 constexpr RouterScore softmax = RouterScore::softmax, sigmoid_score = RouterScore::sigmoid;
-const Routing routings[] = {{{softmax, true, 1, 5}, 3, 7, 2},        {{softmax, false, 1, 1}, 4, 1, 1},
-                            {{softmax, false, 2.5, 16}, 2, 33, 4},   {{sigmoid_score, true, 1, 7}, 2, 16, 3},
+const Routing routings[] = {{{softmax, true, 1, 5}, 3, 7, 2},          {{softmax, false, 1, 1}, 4, 1, 1},
+                            {{softmax, false, 2.5, 16}, 2, 33, 4},     {{sigmoid_score, true, 1, 7}, 2, 16, 3},
                             {{sigmoid_score, false, 0.5, 9}, 1, 5, 5}, {{softmax, true, 1, 8}, 2, 6, 3, true}};
 
 std::string name_of(const Routing& routing) {
@@ -31,7 +31,8 @@ std::string name_of(const Routing& routing) {
 
 std::vector<double> logits_of(Trial& trial, const Routing& routing) {
   std::vector<double> logits(static_cast<size_t>(routing.rows() * routing.experts));
-  for (double& logit : logits) logit = routing.ties ? static_cast<double>(trial.random.below(3)) : 2 * trial.random.normal();
+  for (double& logit : logits)
+    logit = routing.ties ? static_cast<double>(trial.random.below(3)) : 2 * trial.random.normal();
   return rounded(std::move(logits), DType::f32);
 }
 
@@ -174,8 +175,8 @@ void check_backward(Trial& trial, const Routing& routing, double balance_factor,
     for (int64_t j = 0; j < k; ++j)
       loss += d_weights.at(0, reference.slots[static_cast<size_t>(row * k + j)]) * reference.weight(row, j);
     const double log_sum = reference.log_sum(row);
-    return loss + 4 * (balance_factor * reference.balance(row / routing.rule.sequence_length) +
-                       z_factor * log_sum * log_sum);
+    return loss +
+           4 * (balance_factor * reference.balance(row / routing.rule.sequence_length) + z_factor * log_sum * log_sum);
   };
   std::vector<double> expected;
   double largest = 1;
@@ -367,8 +368,8 @@ void add_benches(Suite& suite) {
     });
     suite.add_bench<CombineRows>(name, [=](Trial& t) {
       require_experts(t);
-      t.time(CombineRows{
-          .x = t.input(dtype, n * k, h).matrix(), .slots = places(t), .y = t.output(dtype, n, h).matrix()});
+      t.time(
+          CombineRows{.x = t.input(dtype, n * k, h).matrix(), .slots = places(t), .y = t.output(dtype, n, h).matrix()});
     });
     suite.add_bench<ExpertActivationForward>(name, [=](Trial& t) {
       require_experts(t);
@@ -395,7 +396,8 @@ void add_cases(Suite& suite) {
       suite.add<RouteTokens>(name_of(routing) + (statistics ? " statistics" : ""),
                              [=](Trial& t) { check_route(t, routing, statistics); });
     suite.add<RouteTokensBackward>(name_of(routing), [=](Trial& t) { check_backward(t, routing, 0, 0); });
-    suite.add<RouteTokensBackward>(name_of(routing) + " losses", [=](Trial& t) { check_backward(t, routing, 0.7, 0.1); });
+    suite.add<RouteTokensBackward>(name_of(routing) + " losses",
+                                   [=](Trial& t) { check_backward(t, routing, 0.7, 0.1); });
   }
   suite.add<RouteTokens>("no numbers", check_nan);
   suite.add<RouteTokens>("rejections", check_rejections);

@@ -15,7 +15,7 @@ struct Shape {
 };
 
 // Experts without rows at both ends and between, one row, more rows than a tile, no rows at all, a bound that is met.
-const Shape shapes[] = {{{{0, 3, 0, 1, 70, 0}, 81}, 13, 5}, {{{7}, 7}, 64, 64},       {{{0, 0}, 4}, 9, 3},
+const Shape shapes[] = {{{{0, 3, 0, 1, 70, 0}, 81}, 13, 5}, {{{7}, 7}, 64, 64},           {{{0, 0}, 4}, 9, 3},
                         {{{65, 64, 1}, 130}, 66, 127},      {{{2, 130, 5}, 140}, 31, 17}, {{{1, 1, 1, 1}, 4}, 1, 1}};
 
 std::string name_of(const Shape& shape, DType dtype) {
@@ -76,8 +76,8 @@ void check_backward_weight(Trial& trial, const Shape& shape, DType dtype, bool a
   const Operand& x = poisoned_input(trial, dtype, rows.bound, shape.in, rows.used(), gap);
   const Operand& dy = poisoned_input(trial, dtype, rows.bound, shape.out, rows.used(), gap);
   const int64_t all = rows.experts() * shape.out;
-  Operand& dw = accumulate ? trial.in_out(DType::f32, all, shape.in, 1, gap)
-                           : trial.output(DType::f32, all, shape.in, gap);
+  Operand& dw =
+      accumulate ? trial.in_out(DType::f32, all, shape.in, 1, gap) : trial.output(DType::f32, all, shape.in, gap);
   std::vector<double> expected = accumulate ? dw.values() : std::vector<double>(static_cast<size_t>(all * shape.in));
   rows.each([&](int64_t expert, int64_t row) {
     for (int64_t o = 0; o < shape.out; ++o)
@@ -122,18 +122,18 @@ void add_benches(Suite& suite, DType dtype, int64_t experts, int64_t rows_each, 
   });
   suite.add_bench<GroupedLinearBackwardWeight>(name, [=](Trial& t) {
     require_experts(t);
-    t.time(GroupedLinearBackwardWeight{t.input(dtype, rows.bound, in).matrix(), t.input(dtype, rows.bound, out).matrix(),
-                                       rows.matrix(t), t.output(DType::f32, experts * out, in).matrix(), false});
+    t.time(GroupedLinearBackwardWeight{t.input(dtype, rows.bound, in).matrix(),
+                                       t.input(dtype, rows.bound, out).matrix(), rows.matrix(t),
+                                       t.output(DType::f32, experts * out, in).matrix(), false});
   });
-  suite.add_bench<LinearForward>(fmt::format("beside experts, N={} in={} out={} {}", rows.bound, in, out,
-                                             dtype_name(dtype)),
-                                 [=](Trial& t) {
-                                   require_experts(t);
-                                   t.time(LinearForward{.x = t.input(dtype, rows.bound, in).matrix(),
-                                                        .w = t.input(dtype, out, in).matrix(),
-                                                        .bias = {},
-                                                        .y = t.output(dtype, rows.bound, out).matrix()});
-                                 });
+  suite.add_bench<LinearForward>(
+      fmt::format("beside experts, N={} in={} out={} {}", rows.bound, in, out, dtype_name(dtype)), [=](Trial& t) {
+        require_experts(t);
+        t.time(LinearForward{.x = t.input(dtype, rows.bound, in).matrix(),
+                             .w = t.input(dtype, out, in).matrix(),
+                             .bias = {},
+                             .y = t.output(dtype, rows.bound, out).matrix()});
+      });
 }
 
 void add_cases(Suite& suite) {
@@ -143,8 +143,8 @@ void add_cases(Suite& suite) {
         const std::string name = name_of(shape, dtype) + (gap > 0 ? " strided" : "");
         suite.add<GroupedLinearForward>(name, [=](Trial& t) { check_forward(t, shape, dtype, gap); });
         suite.add<GroupedLinearBackwardInput>(name, [=](Trial& t) { check_backward_input(t, shape, dtype, gap); });
-        suite.add<GroupedLinearBackwardWeight>(
-            name, [=](Trial& t) { check_backward_weight(t, shape, dtype, gap > 0, gap); });
+        suite.add<GroupedLinearBackwardWeight>(name,
+                                               [=](Trial& t) { check_backward_weight(t, shape, dtype, gap > 0, gap); });
       }
     }
     add_benches(suite, dtype, 8, 64, 768, 1024);

@@ -1,5 +1,5 @@
-// Mixtures of experts: every layout routes the tokens of one rank and computes its gradients, equal experts are one FFN,
-// and faults that are easily made are found.
+// Mixtures of experts: every layout routes the tokens of one rank and computes its gradients, equal experts are one
+// FFN, and faults that are easily made are found.
 #include <algorithm>
 #include <fmt/format.h>
 #include <functional>
@@ -14,7 +14,6 @@
 #include "model/statistics.h"
 #include "model_fixture.h"
 #include "report/formulas.h"
-#include "same_outcomes.h"
 #include "touched.h"
 #include "wrappers.h"
 
@@ -36,8 +35,9 @@ struct Layout {
 };
 
 RunConfig config_of(const std::string& moe, const Layout& layout, const Overrides& more = {}) {
-  Overrides overrides = {"model.hidden_size=32", "model.num_heads=4", "model.num_kv_heads=2", "model.ffn_hidden_size=64",
-                         "model.sequence_length=16", "batch.global=8", "optimizer.eps=1e-3", moe};
+  Overrides overrides = {
+      "model.hidden_size=32",     "model.num_heads=4", "model.num_kv_heads=2", "model.ffn_hidden_size=64",
+      "model.sequence_length=16", "batch.global=8",    "optimizer.eps=1e-3",   moe};
   overrides.insert(overrides.end(), more.begin(), more.end());
   overrides.insert(overrides.end(), layout.overrides.begin(), layout.overrides.end());
   return small_config(Family::llama, overrides, layout.ranks);
@@ -161,8 +161,8 @@ TEST_CASE("equal experts are the dense FFN, one expert too") {
   const RunConfig dense = config_of("model.moe={}", {1, {}});
   const GlobalState start = train(dense, 1, 10).outcome.state;
   const Outcome expected = train(dense, 1, 1, &start).outcome;
-  for (const auto& [experts, more] : {std::pair{1, R"("top_k":1,"renormalise":false,"aux_loss":0)"},
-                                      {5, R"("top_k":2,"aux_loss":0)"}}) {
+  for (const auto& [experts, more] :
+       {std::pair{1, R"("top_k":1,"renormalise":false,"aux_loss":0)"}, {5, R"("top_k":2,"aux_loss":0)"}}) {
     const std::string moe = fmt::format(R"(model.moe={{"experts":{},{},"z_loss":0}})", experts, more);
     const RunConfig config = config_of(moe, {1, {}});
     const GlobalState equal = with_equal_experts(start, config, train(config, 1, 1).outcome.state);
@@ -180,7 +180,7 @@ TEST_CASE("equal experts are the dense FFN, one expert too") {
   }
 }
 
-TEST_CASE("model FLOPs of experts follow the formula, and memory is as planned") {
+TEST_CASE("model FLOPs of experts follow the formula, and a run touches the planned memory") {
   for (const std::string& moe : {softmax_moe, sigmoid_moe}) {
     for (const Layout& layout : {Layout{1, {}}, Layout{2, {"parallel.tensor=2", "batch.micro=2"}}}) {
       const RunConfig config = config_of(moe, layout);
@@ -188,6 +188,9 @@ TEST_CASE("model FLOPs of experts follow the formula, and memory is as planned")
       for (int64_t rank = 0; rank < layout.ranks; ++rank)
         flops += plan_rank({config, this_machine(1), layout.ranks}, rank).total().model_flops;
       CHECK(to_string(flops) == to_string(model_flops_formula(config.model, config.batch.global)));
+      Wrapping checking;
+      check_touched_after(checking, config, layout.ranks);
+      CHECK(train_on_ranks(config, layout.ranks, 2, nullptr, 0, checking).torn.empty());
     }
   }
 }
@@ -246,8 +249,7 @@ TEST_CASE("faults of experts are found") {
       {"no z-loss", changing<RouteTokensBackward>([](auto& op, int64_t) { op.z_factor = 0; })},
       {"weights not divided by their sum in backward",
        changing<RouteTokensBackward>([](auto& op, int64_t) { op.rule.renormalise = false; })},
-      {"no gradient through the router's input",
-       changing<CombineRows>([](auto& op, int64_t) { op.router = {}; })},
+      {"no gradient through the router's input", changing<CombineRows>([](auto& op, int64_t) { op.router = {}; })},
       {"shared experts on one rank only",
        changing<CombineRows>([](auto& op, int64_t rank) { op.shared = rank == 0 ? op.shared : Matrix{}; })},
       {"gradients of a micro-batch lost",

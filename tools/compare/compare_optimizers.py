@@ -319,7 +319,7 @@ def compare(report, gptrain, folder, name, case):
     config = {**run_config(model, schedule={"min_lr": optimizer["lr"] / 10}, run={"out": out}), "optimizer": optimizer}
     initial = export_initial(gptrain, folder, case, config)
     losses = [record["loss"] for record in golden_run.train(gptrain, folder, config)]
-    exact, single = (Run(initial, dtype, False, model.get("z_loss", 0.0)) for dtype in (torch.float64, torch.float32))
+    exact, single = (Run(initial, dtype, False, model) for dtype in (torch.float64, torch.float32))
     for run in (exact, single):
         name_tensors(run.model)
     expected, theirs = exact.train(config, make)[0], single.train(config, make)[0]

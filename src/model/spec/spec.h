@@ -41,8 +41,8 @@ enum class Split : uint8_t { none, rows, columns, vocabulary };
 // Kind of a norm's weights, or of other small weights that ops read in f32: near 1, rounding to bf16 would shift a
 // whole feature by up to 0.4% in every row. Every tensor rank holds a norm's weights. A rank's gradient comes from its
 // own rows of the residual stream (of_rows, with sequence parallelism) or from its own heads (of_heads), and is summed
-// over ranks. Attention's sinks are split over the tensor ranks, as the heads are. Every tensor rank holds the matrix of
-// a mixture's router; its gradient comes from the rank's share of each expert, and is summed over ranks.
+// over ranks. Attention's sinks are split over the tensor ranks, as the heads are. Every tensor rank holds the matrix
+// of a mixture's router; its gradient comes from the rank's share of each expert, and is summed over ranks.
 enum class NormUse : uint8_t { no_norm, of_rows, of_heads, sinks, router };
 
 // Part of the model in tables of parameter counts.

@@ -103,9 +103,8 @@ void cpu_run(const RouteTokens& op, const CpuContext& context) {
 
 void cpu_run(const RouteTokensBackward& op, const CpuContext& context) {
   const float* const balance = balance_gradients(op, context);
-  parallel_shares(context.num_threads, op.logits.rows, [&](int64_t first, int64_t end) {
-    context.kernels->route_tokens_backward(op, balance, first, end);
-  });
+  parallel_shares(context.num_threads, op.logits.rows,
+                  [&](int64_t first, int64_t end) { context.kernels->route_tokens_backward(op, balance, first, end); });
 }
 
 void cpu_run(const GatherRows& op, const CpuContext& context) {

@@ -1,6 +1,6 @@
-// The linears of all experts of a mixture in one pass: tiles of the experts' results, shared out over the threads. An
-// expert's tiles cost what its rows need, so that no expert waits for another, and every weight is read once for each
-// 64 rows of its expert.
+// The linears of all experts of a mixture in one pass: tiles of the experts' results, shared out over the threads. The
+// number of an expert's tiles follows its rows, so that no thread waits for the largest expert, and each weight is read
+// once for every 64 rows of its expert.
 #include <algorithm>
 #include <omp.h>
 

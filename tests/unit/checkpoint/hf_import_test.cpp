@@ -53,7 +53,10 @@ const std::vector<Overrides> models = {
     with(gemma3, {R"(model.attention_pattern=["dense"])", "model.rope_theta_pattern=[]",
                   "model.rope_scaling_pattern=[]", "model.rope_scaling=linear", "model.rope_theta=500"}),
     with(gemma3, {R"(model.attention_pattern=["band:5"])", "model.rope_theta_pattern=[]",
-                  "model.rope_scaling_pattern=[]", "model.rope_factor=null", "model.activation=swiglu"})};
+                  "model.rope_scaling_pattern=[]", "model.rope_factor=null", "model.activation=swiglu"}),
+    with(llama, {R"(model.moe={"experts":3,"top_k":2,"ffn_hidden_size":64})", "model.ffn_hidden_size=64"}),
+    with(llama, {R"(model.moe={"experts":3,"top_k":2,"ffn_hidden_size":64,"first":1,"every":1,"renormalise":false})",
+                 "model.qk_norm=true"})};
 
 // Returns the patterns of the folder's model with changed keys of config.json.
 std::vector<AttentionPattern> patterns_with(HfFolder& hf, const HfJson& changes) {
@@ -98,7 +101,8 @@ TEST_CASE("What is exported and imported is the same model, and is exported agai
   }
   CHECK(classes == std::set<std::string>{"GPT2LMHeadModel", "GPTNeoForCausalLM", "LlamaForCausalLM",
                                          "MistralForCausalLM", "MinistralForCausalLM", "Qwen2ForCausalLM",
-                                         "Qwen3ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"});
+                                         "Qwen3ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM",
+                                         "MixtralForCausalLM", "Qwen3MoeForCausalLM"});
 }
 
 TEST_CASE("The model's section is written for a config, with the precision asked for", "[hf]") {
@@ -346,6 +350,9 @@ TEST_CASE("What a class does and gptrain does not is refused by name", "[hf]") {
   CHECK(lacking(plain.refusal_with("attention_bias", true), {"mlp_bias = false: must be attention_bias, true"}) == "");
   CHECK(lacking(plain.refusal_with("hidden_act", "gelu"), {"hidden_act = \"gelu\""}) == "");
   CHECK(lacking(plain.refusal_with("partial_rotary_factor", 0.25), {"partial_rotary_factor = 0.25"}) == "");
+  HfFolder experts(with(llama, {R"(model.moe={"experts":3,"top_k":2,"ffn_hidden_size":64})", "model.qk_norm=true"}));
+  CHECK(lacking(experts.refusal_with("mlp_only_layers", HfJson::array({0, 1, 2})),
+                {"mlp_only_layers = [0,1,2]: gptrain has experts in every n-th layer from a first one on"}) == "");
   HfFolder qwen3(with(llama, {"model.qk_norm=true"}));
   CHECK(lacking(qwen3.refusal_with("attention_bias", true), {"attention_bias = true"}) == "");
   CHECK(lacking(qwen3.refusal_with("head_dim", nullptr), {"head_dim must be given"}) == "");

@@ -57,6 +57,10 @@ const std::map<std::string, Sample> samples = {
     {"model.norm_eps", {"1e-6", {}}},
     {"model.init_std", {"0.01", {}}},
     {"model.z_loss", {"1e-4", {}}},
+    {"model.moe",
+     {R"({"experts":6,"top_k":3,"ffn_hidden_size":512,"shared":1,"shared_ffn_hidden_size":256,"every":2,"first":1,)"
+      R"("score":"sigmoid","renormalise":false,"scale":2.5,"aux_loss":0.5,"z_loss":0.25})",
+      {"model.bias=false"}}},
     {"model.mup", {"64", {}}},
     {"data.train", {R"([{"path":"a","weight":2.0}])", {}}},
     {"data.validation", {R"([{"path":"b","weight":1.0}])", {}}},

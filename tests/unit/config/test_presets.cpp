@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "config/presets.h"
+#include "model/spec/spec.h"
 #include "support.h"
 
 namespace gptrain::config_test {
@@ -31,9 +32,18 @@ TEST_CASE("LLaMA 3 has exactly its published parameters") {
   CHECK(num_parameters(preset("llama3-70b")) == 70'553'706'496);
 }
 
+TEST_CASE("mixtures have exactly their published parameters") {
+  const auto parameters = [](const std::string& name) { return make_spec(preset(name)).parameters(); };
+  CHECK(parameters("mixtral-8x7b") == 46'702'792'704);
+  CHECK(parameters("mixtral-8x22b") == 140'620'634'112);
+  CHECK(parameters("qwen3-30b-a3b") == 30'532'122'624);
+  CHECK(parameters("qwen3-235b-a22b") == 235'093'634'560);
+}
+
 TEST_CASE("presets have the size that their names say") {
   for (const std::string& name : preset_names()) {
     INFO(name);
+    if (preset(name).moe.is_on()) continue;
     const std::string size = name.substr(name.rfind('-') + 1);
     const double stated = std::stod(size) * (size.back() == 'b' ? 1e9 : 1e6);
     // Published names are rounded, most of all "30b" for 32.5 and "1b" for 1.1 billion.
@@ -55,20 +65,20 @@ TEST_CASE("the Megatron rows reproduce the table's parameters in billions") {
 
 TEST_CASE("a family's presets share its block") {
   const auto names = preset_names();
-  CHECK(names.size() == 35);
+  CHECK(names.size() == 39);
   CHECK(std::count_if(names.begin(), names.end(), [](const auto& n) { return n.starts_with("megatron-"); }) == 10);
   CHECK(std::count_if(names.begin(), names.end(), [](const auto& n) { return n.starts_with("gpt3-"); }) == 8);
   for (const std::string& name : names) {
     INFO(name);
     const ModelConfig model = preset(name);
-    const bool is_llama = name.starts_with("llama");
+    const bool is_llama = name.starts_with("llama") || model.moe.is_on();
     CHECK(model.preset == name);
     CHECK(model.norm == (is_llama ? NormKind::rmsnorm : NormKind::layernorm));
     CHECK(model.activation == (is_llama ? ActivationKind::swiglu : ActivationKind::gelu_tanh));
     CHECK(model.positions == (is_llama ? PositionKind::rope : PositionKind::learned));
     CHECK(model.bias != is_llama);
     CHECK(model.tied_head != is_llama);
-    CHECK(model.norm_eps == 1e-5);
+    CHECK(model.norm_eps == (name.starts_with("qwen3") ? 1e-6 : 1e-5));
   }
 }
 

@@ -79,7 +79,7 @@ TEST_CASE("an unknown word is refused with the nearest one") {
         R"(memory.recompute = "every": must be one of none, selective, block, every_nth, optimal (try "every_nth"))");
   CHECK(
       fault({"model.preset=gpt2-125m"}) ==
-      R"(model.preset = "gpt2-125m": must be one of the 35 names that `gptrain config schema` lists (try "gpt2-124m"))");
+      R"(model.preset = "gpt2-125m": must be one of the 39 names that `gptrain config schema` lists (try "gpt2-124m"))");
 }
 
 TEST_CASE("an unknown key is refused with the nearest one") {
@@ -123,7 +123,9 @@ TEST_CASE("a key that gptrain has not is answered with the reason, and with no k
         {"model.use_flash_attn=true", "unknown key; attention is always fused"},
         {"run.report_to=wandb", "unknown key; gptrain always writes metrics.jsonl and tb/"},
         {"model.zzzzqqq=1", "unknown key, and gptrain has none like it"},
-        {"moe=true", "unknown key; gptrain has no mixture of experts"},
+        {"ep=2",
+         "unknown key; gptrain does not spread experts over ranks: every data rank has all, cut over the tensor "
+         "ranks"},
         {"parallel.dp=8", "unknown key; the number of data ranks follows"},
         {"ru=1", "unknown key, and gptrain has none like it"},
         {"data.x=1", "unknown key, and gptrain has none like it"},
@@ -142,6 +144,7 @@ TEST_CASE("a key that gptrain has not is answered with the reason, and with no k
 
 TEST_CASE("keys of torchtitan and of the HF Trainer are answered with ours") {
   for (const auto& [setting, ours] : {std::pair{"training.local_batch_size=1", "batch.micro"},
+                                      {"model.num_local_experts=8", "model.moe"},
                                       {"parallelism.data_parallel_shard_degree=1", "parallel.zero"},
                                       {"lr_scheduler.min_lr_factor=1", "schedule.min_lr"},
                                       {"checkpoint.keep_latest_k=1", "checkpoint.keep_last"},
@@ -335,7 +338,7 @@ TEST_CASE("an override of null leaves a key to the preset") {
 
 TEST_CASE("a preset that is none is one fault, whatever it leaves open") {
   const std::string fault =
-      R"(model.preset = "llama-71b": must be one of the 35 names that `gptrain config schema` lists (try "llama-1b"))";
+      R"(model.preset = "llama-71b": must be one of the 39 names that `gptrain config schema` lists (try "llama-1b"))";
   CHECK(refusal(without_model, {"model.preset=llama-71b"}) == fault);
   CHECK(refusal(without_model, {"model.preset=llama-71b", "model.rope_theta=5", "parallel.tensor=2",
                                 "model.num_kv_heads=2", "precision.compute=bf16", "precision.linears=fp8"}) == fault);

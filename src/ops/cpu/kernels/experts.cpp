@@ -9,7 +9,7 @@ namespace {
 // The softmax of a row of logits, as functions of a logit.
 struct RowSoftmax {
   float maximum = -infinity;
-  float sum = 0;  // of e^(logit - maximum)
+  float sum = 0;  // sum of e^(logit - maximum)
 
   RowSoftmax(const float* logits, int64_t count) {
     float largest = -infinity;
@@ -78,7 +78,7 @@ float add_weight_gradients(const RouteTokensBackward& op, int64_t row, const Sco
   const int64_t k = op.experts.cols;
   const auto scale = static_cast<float>(op.rule.scale);
   const float divisor = ChosenScores(op.rule, logits, experts, k, score).divisor;
-  float mean = 0;  // of the gradients of the weights before `scale`, each times its weight
+  float mean = 0;  // mean of the gradients of the weights before `scale`, each times its weight
   for (int64_t j = 0; j < k && op.rule.renormalise; ++j)
     mean += score(logits[experts[j]]) / divisor * scale * d_weights[slots[j]];
   float sum = 0;
@@ -127,8 +127,7 @@ void sigmoid_gradients(const RouteTokensBackward& op, int64_t row, const float* 
     if (balance != nullptr) d_logits[e] += (balance[e] - mean) / total * sigmoid_and_slope(logits[e]).slope;
   }
   add_weight_gradients(
-      op, row, [](float logit) { return sigmoid(logit); },
-      [](float logit) { return sigmoid_and_slope(logit).slope; });
+      op, row, [](float logit) { return sigmoid(logit); }, [](float logit) { return sigmoid_and_slope(logit).slope; });
 }
 
 // Adds up rows of a token's copies.

@@ -1,0 +1,74 @@
+// The key model.moe and its rules.
+#include "support.h"
+
+namespace gptrain::config_test {
+namespace {
+
+// A refusal of a mixture without biases.
+std::string moe_fault(const std::string& moe, Overrides more = {}) {
+  more.insert(more.begin(), {"model.bias=false", "model.moe=" + moe});
+  return fault(more);
+}
+
+MoeConfig moe_of(const std::string& moe) { return parse({"model.bias=false", "model.moe=" + moe}).model.moe; }
+
+}  // namespace
+
+TEST_CASE("a mixture's sizes and layers follow from its keys") {
+  const MoeConfig usual = moe_of(R"({"experts":8,"top_k":2})");
+  CHECK(usual.ffn_hidden_size == 4 * 768);
+  CHECK(usual.shared_ffn_hidden_size == 0);
+  CHECK(usual.is_at(0));
+  const MoeConfig other = moe_of(R"({"experts":4,"top_k":1,"renormalise":false,"ffn_hidden_size":64,"shared":3,
+    "first":1,"every":2,"score":"sigmoid"})");
+  CHECK(other.shared_ffn_hidden_size == 192);
+  CHECK(other.score == RouterScore::sigmoid);
+  CHECK_FALSE(other.is_at(0));
+  CHECK(other.is_at(1));
+  CHECK_FALSE(other.is_at(2));
+  const ModelConfig model = parse({"model.bias=false", R"(model.moe={"experts":4,"top_k":2,"first":11})"}).model;
+  CHECK(model.ffn(10) == FfnKind{3072});
+  CHECK(model.ffn(11) == FfnKind{3072, true});
+  CHECK_FALSE(parse({}).model.moe.is_on());
+}
+
+TEST_CASE("a mixture that cannot learn or does not fit is refused") {
+  CHECK(moe_fault(R"({"experts":2,"top_k":3})") ==
+        "model.moe.top_k = 3: must be at most model.moe.experts = 2 (try 2)");
+  CHECK(
+      moe_fault(R"({"experts":2,"top_k":1})") ==
+      "model.moe.renormalise = true: must be false with model.moe.top_k = 1: the only weight would be 1, which teaches "
+      "the router nothing (try false)");
+  CHECK(moe_fault(R"({"experts":2,"top_k":2})") ==
+        "model.moe.aux_loss = 0.01: balances nothing with model.moe.top_k = model.moe.experts (try 0)");
+  CHECK(moe_fault(R"({"experts":4,"top_k":2,"shared_ffn_hidden_size":64})") ==
+        "model.moe.shared_ffn_hidden_size = 64: has no effect unless model.moe.shared is above 0 (try 0)");
+  CHECK(moe_fault(R"({"experts":4,"top_k":2,"first":12})") ==
+        "model.moe.first = 12: must be less than model.num_layers = 12 (try 11)");
+  CHECK(moe_fault(R"({"experts":8192,"top_k":2})") ==
+        "model.moe.experts = 8192: makes 98304 experts in 12 blocks, must be at most 65536 (try 5461)");
+  CHECK(
+      moe_fault(R"({"experts":4,"top_k":2,"ffn_hidden_size":99})", {"model.hidden_size=72"}) ==
+      "model.moe.ffn_hidden_size = 99: times model.hidden_size = 72 over parallel.tensor = 1 must be a multiple of 256 "
+      "(try 128 or 96)");
+  CHECK(refusal(base,
+                {"model.bias=false", R"(model.moe={"experts":4,"top_k":2,"ffn_hidden_size":100})", "parallel.tensor=3"},
+                3) ==
+        "parallel.tensor = 3: must divide model.moe's ffn_hidden_size and shared_ffn_hidden_size (try 4 or 2)");
+}
+
+TEST_CASE("keys without a part for experts are refused beside them") {
+  const std::string moe = R"({"experts":4,"top_k":2})";
+  CHECK(fault({"model.moe=" + moe}) ==
+        "model.bias = true: must be false with model.moe: experts have no biases (try false)");
+  CHECK(moe_fault(moe, {"run.device=cuda"}) ==
+        "run.device = \"cuda\": cannot be cuda with model.moe: the CUDA backend has no kernels for experts yet (try "
+        "\"cpu\")");
+  CHECK(moe_fault(moe, {"memory.saved_inputs=8"}) ==
+        "memory.saved_inputs = 8: must be 16 with model.moe: a router chooses by exact inputs (try 16)");
+  for (const char* other : {"model.mup=256", "memory.activation_bits=4", "precision.weight_gradients=bf16",
+                            R"(memory.linear_projection={"kind":"gauss"})"})
+    CHECK(moe_fault(moe, {other}).find("model.moe") != std::string::npos);
+}
+
+}  // namespace gptrain::config_test
