@@ -143,6 +143,8 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
       return resources_.groups->lane(LaneKind::weights).wait((*resources_.gathers)[static_cast<size_t>(action.unit)]);
     case ActionKind::reduce:
       return exchange_.begin_sum(action.unit, gradients_of(action));
+    case ActionKind::reduce_on:
+      return exchange_.go_on_with_sum(action.unit, gradients_of(action));
     case ActionKind::await_gradients:
       return exchange_.await_sum(action.unit, gradients_of(action), action.micro_batch);
     case ActionKind::keep_gradients:

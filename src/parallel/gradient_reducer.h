@@ -29,11 +29,11 @@ struct ReductionContext {
 class GradientReducer {
  public:
   virtual ~GradientReducer() = default;
-  // Returns the number of phases of each sum, at least 1.
-  virtual int phases() const { return 1; }
+  // Returns the number of phases of a unit's sums, 1 or 2 (UnitTraits::sum_phases).
+  virtual int phases(int64_t) const { return 1; }
   // Returns true if the first phase has ops that read the gradients, so that earlier sums of them must have ended.
   virtual bool begins_with_ops() const { return false; }
-  // Begins a phase, counted from 0. Collective over the unit's group.
+  // Begins a phase, counted from 0. Collective over the unit's group. REQUIRES: the phase before has ended.
   virtual Lane::Ticket begin(int64_t unit, int phase, const UnitGradients& of) = 0;
   // Leaves the sum in of.whole as f32: the whole unit with ZeRO 0, else this rank's piece. REQUIRES: the last phase has
   // ended.
