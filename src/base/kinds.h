@@ -45,6 +45,9 @@ constexpr EnumArray<ProjectionKind, std::string_view, 4> projection_names = {"ga
 // The linears of a block.
 enum class LinearSite : uint8_t { qkv, attention_out, ffn_in, ffn_out };
 constexpr EnumArray<LinearSite, std::string_view, 4> linear_site_names = {"qkv", "out", "ffn_in", "ffn_out"};
+// How gradients are compressed on their way between data ranks.
+enum class GradientCodec : uint8_t { none, int8 };
+constexpr EnumArray<GradientCodec, std::string_view, 2> gradient_codec_names = {"none", "int8"};
 enum class DeviceKind : uint8_t { automatic, cpu, cuda };
 
 // A gated activation reads two halves of its input: gate and up.

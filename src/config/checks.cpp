@@ -23,6 +23,7 @@ class Settler : Rules {
     settle_mesh(context_);
     settle_method(context_);
     check_memory(context_);
+    check_comm(context_);
     check_totals();
     check_size();
     check_used();

@@ -29,6 +29,7 @@ void settle_model(const RuleContext& context);   // shapes of the model
 void settle_mesh(const RuleContext& context);    // ranks, stages, and the batch that is divided over them
 void settle_method(const RuleContext& context);  // precision, optimizer, learning rate
 void check_memory(const RuleContext& context);   // activations saved for backward
+void check_comm(const RuleContext& context);     // compression of gradients
 
 inline constexpr int64_t max_int64 = std::numeric_limits<int64_t>::max();
 

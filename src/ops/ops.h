@@ -24,6 +24,7 @@
 #include "ops/clip_heads.h"
 #include "ops/fp8_ops.h"
 #include "ops/keep_gradients.h"
+#include "ops/keep_residual.h"
 #include "ops/projection.h"
 #include "ops/step_state.h"
 #include "ops/updates.h"
@@ -388,6 +389,6 @@ struct AddSums {
   X(CrossEntropy) X(AccumulateLoss) X(SquaredNorm) X(PrepareUpdate) X(ClipHeads) \
   GPTRAIN_FOR_EACH_FACTORED(X) \
   GPTRAIN_FOR_EACH_NORMS(X) GPTRAIN_FOR_EACH_UPDATE(X) GPTRAIN_FOR_EACH_BLOCK_UPDATE(X) X(Cast) X(WeightedSum) \
-  X(Add) X(AddSums) X(KeepGradients) GPTRAIN_FOR_EACH_FP8_OP(X) X(EncodeBlocks) X(DecodeBlocks) \
+  X(Add) X(AddSums) X(KeepGradients) X(KeepResidual) GPTRAIN_FOR_EACH_FP8_OP(X) X(EncodeBlocks) X(DecodeBlocks) \
   GPTRAIN_FOR_EACH_PROJECTION(X)
 // clang-format on

@@ -45,6 +45,8 @@ class ParameterExchange {
   // Adds a micro-batch's gradients to the sum of earlier micro-batches that this rank keeps. REQUIRES:
   // `accumulated` is not null.
   void keep(int64_t unit, const Gradients& of, int64_t micro_batch);
+  // Ends the step's sums of a unit (GradientReducer::end_step).
+  void end_step(int64_t unit) { reducer(unit).end_step(unit); }
   // Sums the gradients of a tied table over the first and the last stage, and waits. Collective over the group `tied`.
   void sum_tied();
 
