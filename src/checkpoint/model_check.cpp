@@ -69,8 +69,7 @@ std::optional<Expected> expected(std::string_view kind, size_t number, const Wan
   const TensorSpec& tensor = model.spec.tensors[number];
   const bool narrow = config.precision.pure && tensor.norm_use == NormUse::no_norm;
   if (kind == weight_kind) return Expected{narrow ? DType::bf16 : DType::f32, tensor.shape};
-  if (model.residual_kinds.contains(kind) &&
-      codes_gradients(config.comm.compression, tensor, config.parallel.tensor))
+  if (model.residual_kinds.contains(kind) && codes_gradients(config.comm.compression, tensor, config.parallel.tensor))
     return Expected{DType::f32, tensor.shape};
   for (const StateColumn& column : optimizer_columns(config.optimizer)) {
     if (column.name != kind || !has_values(column, tensor)) continue;
@@ -85,8 +84,8 @@ std::string difference_from_spec(const std::string& stored, const StoredTensor& 
   const StoredName name = split_name(stored);
   const auto found = model.numbers.find(name.name);
   const std::string shown = printable(stored);
-  const auto wanted = found == model.numbers.end() ? std::optional<Expected>{}
-                                                   : expected(name.kind, found->second, model, config);
+  const auto wanted =
+      found == model.numbers.end() ? std::optional<Expected>{} : expected(name.kind, found->second, model, config);
   if (!wanted) return fmt::format("tensor \"{}\" is none of the model's", shown);
   if (tensor.global_shape != wanted->shape) {
     return fmt::format("tensor \"{}\" has shape {}, the model's has {}", shown,
