@@ -51,6 +51,13 @@ __global__ void weighted_sum(Rows<const From> a, Rows<const From> b, SumFactors 
   });
 }
 
+template <int n>
+__global__ void keep_residual(const StepState* state, Rows<const float> errors, Rows<float> kept, int64_t cols) {
+  if (state->skip != 0) return;
+  for_each_pack<n>(1, cols,
+                   [&](int64_t row, int64_t column) { store(kept.at(row, column), load<n>(errors.at(row, column))); });
+}
+
 template <typename From, int N>
 __global__ void add(Rows<const From> from, Rows<float> to, int64_t rows, int64_t cols) {
   for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
@@ -403,6 +410,14 @@ void cuda_run(const Add& op, Stream stream, std::byte*) {
     } else {
       launch(stream, shape, add<float, n>, Rows<const float>(op.from), to, op.to.rows, op.to.cols);
     }
+  });
+}
+
+void cuda_run(const KeepResidual& op, Stream stream, std::byte*) {
+  with_width({op.errors, op.kept}, [&](auto width) {
+    constexpr int n = decltype(width)::value;
+    launch(stream, shape_of_elements(1, op.kept.cols, n), keep_residual<n>, op.state, Rows<const float>(op.errors),
+           Rows<float>(op.kept), op.kept.cols);
   });
 }
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -13,10 +15,13 @@
 #include "base/printable.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/folder.h"
+#include "checkpoint/residual_kind.h"
 #include "config/load.h"
+#include "config/parallelism.h"
 #include "model/spec/shard.h"
 #include "model/spec/spec.h"
 #include "optim/types.h"
+#include "parallel/gradient_messages.h"
 
 namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
@@ -40,30 +45,38 @@ struct Expected {
   std::vector<int64_t> shape;
 };
 
-// Returns the shape and dtype that a checkpoint must have for values of this kind of a tensor; none if the tensor has
-// no such values. `shard` is any tensor rank's.
-std::optional<Expected> expected(std::string_view kind, const TensorSpec& tensor, const TensorShard& shard,
-                                 const StepConfig& config) {
-  const bool narrow = config.precision.pure && tensor.norm_use == NormUse::no_norm;
-  if (kind == weight_kind) return Expected{narrow ? DType::bf16 : DType::f32, tensor.shape};
-  for (const StateColumn& column : optimizer_columns(config.optimizer)) {
-    if (column.name != kind || !has_values(column, tensor)) continue;
-    return Expected{column.dtype, stored_shape(column, tensor, shard)};
-  }
-  return std::nullopt;
-}
-
-// The tensors of the config's model on one data rank.
+// The tensors of the config's model on one data rank, and the kinds of tensors that each data rank has its own of.
 struct WantedTensors {
-  explicit WantedTensors(const StepConfig& config)
+  WantedTensors(const StepConfig& config, int64_t world_size)
       : spec(make_spec(config.model)),
         shards(shard_tensors(spec, {config.parallel.tensor, 0})),
-        numbers(spec.numbers()) {}
+        numbers(spec.numbers()) {
+    if (!config.comm.compression.error) return;
+    for (int64_t rank = 0; rank < world_size / ranks_of_model(config.parallel); ++rank)
+      residual_kinds.insert(residual_kind(rank));
+  }
 
   const ModelSpec spec;
   const std::vector<TensorShard> shards;
   const std::unordered_map<std::string_view, size_t> numbers;  // by name
+  std::set<std::string, std::less<>> residual_kinds;
 };
+
+// Returns the shape and dtype that a checkpoint must have for values of this kind of a tensor; none if the tensor has
+// no such values.
+std::optional<Expected> expected(std::string_view kind, size_t number, const WantedTensors& model,
+                                 const StepConfig& config) {
+  const TensorSpec& tensor = model.spec.tensors[number];
+  const bool narrow = config.precision.pure && tensor.norm_use == NormUse::no_norm;
+  if (kind == weight_kind) return Expected{narrow ? DType::bf16 : DType::f32, tensor.shape};
+  if (model.residual_kinds.contains(kind) && codes_gradients(config.comm.compression, tensor, config.parallel.tensor))
+    return Expected{DType::f32, tensor.shape};
+  for (const StateColumn& column : optimizer_columns(config.optimizer)) {
+    if (column.name != kind || !has_values(column, tensor)) continue;
+    return Expected{column.dtype, stored_shape(column, tensor, model.shards[number])};
+  }
+  return std::nullopt;
+}
 
 // Returns the fault of a tensor of the checkpoint; empty if there is none.
 std::string difference_from_spec(const std::string& stored, const StoredTensor& tensor, const WantedTensors& model,
@@ -71,9 +84,8 @@ std::string difference_from_spec(const std::string& stored, const StoredTensor& 
   const StoredName name = split_name(stored);
   const auto found = model.numbers.find(name.name);
   const std::string shown = printable(stored);
-  const auto wanted = found == model.numbers.end()
-                          ? std::optional<Expected>{}
-                          : expected(name.kind, model.spec.tensors[found->second], model.shards[found->second], config);
+  const auto wanted =
+      found == model.numbers.end() ? std::optional<Expected>{} : expected(name.kind, found->second, model, config);
   if (!wanted) return fmt::format("tensor \"{}\" is none of the model's", shown);
   if (tensor.global_shape != wanted->shape) {
     return fmt::format("tensor \"{}\" has shape {}, the model's has {}", shown,
@@ -100,7 +112,7 @@ RunConfig saved_config(const fs::path& checkpoint, const Manifest& manifest) {
 }
 
 void check_model(const Contents& contents, const StepConfig& config) {
-  const WantedTensors model(config);
+  const WantedTensors model(config, contents.stored.manifest.world_size);
   std::vector<std::string> differences;
   for (const auto& [name, tensor] : contents.tensors) {
     if (std::string found = difference_from_spec(name, tensor, model, config); !found.empty())

@@ -64,6 +64,14 @@ inline Json value_json(const ProjectionConfig& projection) {
           {"sites", std::move(sites)}};
 }
 
+inline Json value_json(const CompressionConfig& compression) {
+  if (!compression.is_on()) return Json::object();
+  return {{"kind", gradient_codec_names[compression.kind]},
+          {"error", compression.error},
+          {"start_step", compression.start_step},
+          {"min_elements", compression.min_elements}};
+}
+
 inline Json value_json(const std::vector<AttentionPattern>& patterns) {
   Json array = Json::array();
   for (const AttentionPattern& pattern : patterns) array.push_back(attention_pattern_word(pattern));
@@ -129,6 +137,15 @@ inline void set_value(const Json& json, RollbackConfig& rollback) {
 template <typename Enum, size_t count>
 Enum named(const std::array<std::string_view, count>& names, const std::string& name) {
   return static_cast<Enum>(std::find(names.begin(), names.end(), name) - names.begin());
+}
+
+inline void set_value(const Json& json, CompressionConfig& compression) {
+  compression = {};
+  if (json.empty()) return;
+  compression.kind = named<GradientCodec>(gradient_codec_names, json.at("kind").get<std::string>());
+  compression.error = json.value("error", compression.error);
+  compression.start_step = json.value("start_step", compression.start_step);
+  compression.min_elements = json.value("min_elements", compression.min_elements);
 }
 
 template <typename Enum, size_t n>

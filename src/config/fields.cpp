@@ -122,6 +122,9 @@ void add_parallel_and_precision(std::vector<Field>& table) {
   };
   std::vector<RefusedWord> refused_reduce = refused;
   refused_reduce.push_back({"fp16", "sums of gradients leave the range of fp16", "bf16"});
+  const std::string stale =
+      "its stages compute gradients with weights of earlier steps, which no other layout reproduces";
+  const std::vector<RefusedWord> stale_schedules = {{"pipedream", stale, "1f1b"}, {"pipedream-2bw", stale, "1f1b"}};
   Words<DType> linears = dtypes;
   linears.push_back({"fp8", DType::f8e4m3});
   table.insert(
@@ -144,7 +147,7 @@ void add_parallel_and_precision(std::vector<Field>& table) {
               .only_with(pipelined)
               .changeable(),
           words<P, PipelineOrder>("parallel.pipeline_schedule", &RunConfig::parallel, &P::pipeline_schedule,
-                                  named_words<PipelineOrder>(pipeline_order_names), {},
+                                  named_words<PipelineOrder>(pipeline_order_names), stale_schedules,
                                   "order of forward and backward passes on the stages; it changes memory and time, not "
                                   "results (only zero-bubble-v with a tied head rounds differently)")
               .only_with(pipelined)
@@ -278,6 +281,10 @@ void add_checkpoint_log_comm(std::vector<Field>& table) {
               .changeable(),
           field("comm.mixed_machines", &RunConfig::comm, &CommConfig::mixed_machines, BooleanRule{},
                 "ranks may run on different instruction sets or GPU models, which round differently")
+              .changeable(),
+          field("comm.compression", &RunConfig::comm, &CommConfig::compression, ObjectRule{compression_keys},
+                "codes in which data ranks send gradients to each other, which changes gradients a little; {}: none")
+              .usually(R"({"kind": "int8"})")
               .changeable(),
           field("comm.compare_every_steps", &RunConfig::comm, &CommConfig::compare_every_steps,
                 IntegerRule{0, max_steps, {}},

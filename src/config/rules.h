@@ -32,6 +32,7 @@ void settle_mesh(const RuleContext& context);    // ranks, stages, and the batch
 void check_context(const RuleContext& context);  // ranks that share sequences
 void settle_method(const RuleContext& context);  // precision, optimizer, learning rate
 void check_memory(const RuleContext& context);   // activations saved for backward
+void check_comm(const RuleContext& context);     // compression of gradients
 
 inline constexpr int64_t max_int64 = std::numeric_limits<int64_t>::max();
 

@@ -296,11 +296,22 @@ struct LogConfig {
   int64_t every_steps = 1;
 };
 
+// Compression of gradients on their way between data ranks.
+struct CompressionConfig {
+  GradientCodec kind = GradientCodec::none;
+  bool error = true;              // the error that compression makes is added to the next gradients
+  int64_t start_step = 0;         // steps at the run's start that sum gradients as they are
+  int64_t min_elements = 65'536;  // matrices with fewer elements are summed as they are
+
+  bool is_on() const { return kind != GradientCodec::none; }
+};
+
 struct CommConfig {
   std::string interface = "auto";  // network interface or address to listen at; auto: the one that reaches MASTER_ADDR
   double timeout_seconds = 60;     // limit for peers to arrive, and for a silent one to count as lost
   bool mixed_machines = false;     // allow ranks with different instruction sets or GPU models
   int64_t compare_every_steps = 100;  // steps between comparisons of the replicas' weights; 0: never
+  CompressionConfig compression = {};
 };
 
 // After a spike of the loss, the run returns to the previous checkpoint and leaves samples out.
@@ -351,6 +362,7 @@ struct StepConfig {
   ParallelConfig parallel;
   PrecisionConfig precision;
   OptimizerConfig optimizer;
+  CommConfig comm;
 };
 
 struct RunConfig : StepConfig {
@@ -358,7 +370,6 @@ struct RunConfig : StepConfig {
   MemoryConfig memory;
   CheckpointConfig checkpoint;
   LogConfig log;
-  CommConfig comm;
   RunSettings run;
 
   // Factor that lr_scaling applies to the learning rate, to its minimum, and to the warm-up steps.

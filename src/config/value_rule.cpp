@@ -312,6 +312,21 @@ const std::vector<ObjectKey>& projection_keys() {
   return keys;
 }
 
+const std::vector<ObjectKey>& compression_keys() {
+  static const std::vector<ObjectKey> keys = {
+      {"kind", "the code: int8, 8 bits for each element and a scale for every 128",
+       WordRule{{gradient_codec_names.begin() + 1, gradient_codec_names.end()}, {}}, true, R"("int8")"},
+      {"error",
+       "each rank adds the error that it has made to its next gradients; takes 8 bytes for each element and saves 4 "
+       "of them in checkpoints, for each data rank",
+       BooleanRule{}, false, "true"},
+      {"start_step", "steps at the run's start that sum gradients in fp32", IntegerRule{0, 1 << 30, {}}, false, "0"},
+      {"min_elements", "matrices with fewer elements, norms and biases are summed in fp32", IntegerRule{1, 1 << 30, {}},
+       false, "65536"},
+  };
+  return keys;
+}
+
 const std::vector<SourceKey>& source_keys() {
   static const std::vector<SourceKey> keys = {
       {"path",

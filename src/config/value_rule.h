@@ -107,9 +107,10 @@ struct ObjectKey {
   std::string example;  // JSON text: the default, if there is one
 };
 
-// Return the keys of the objects run.rollback and memory.linear_projection.
+// Return the keys of the objects run.rollback, memory.linear_projection and comm.compression.
 const std::vector<ObjectKey>& rollback_keys();
 const std::vector<ObjectKey>& projection_keys();
+const std::vector<ObjectKey>& compression_keys();
 
 struct SourceKey {
   std::string key;

@@ -101,8 +101,7 @@ double direct_seconds(const ClusterProfile& cluster, const GroupSpan& span, Oper
       return span.ranks == 2 ? one : INFINITY;
     case Operation::all_to_all:
     case Operation::all_to_all_v: {
-      // A rank holds bytes / ranks and sends an equal part of that to each rank.
-      const double to_each = bytes / span.ranks / span.ranks;
+      const double to_each = bytes / span.ranks;
       return std::max((span.on_a_node() - 1) * to_each / rates.link,
                       (span.ranks - span.on_a_node()) * to_each / rates.network) +
              latency;

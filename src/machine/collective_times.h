@@ -35,7 +35,8 @@ struct CollectiveTime {
 };
 
 // Returns the seconds with the given algorithm, or infinity if the operation cannot use it; 0 for a group of one rank.
-// `bytes` is the size of the data: for reduce_scatter, all_gather and all_to_all, of all ranks' pieces together.
+// `bytes` is the size of the data: for reduce_scatter and all_gather of all ranks' pieces together, for all_to_all of
+// all parts that one rank sends, its own included.
 double collective_seconds(const ClusterProfile& cluster, const GroupSpan& span, Operation operation, double bytes,
                           Algorithm algorithm);
 // Returns the time of the fastest algorithm, which libraries are assumed to choose.

@@ -25,6 +25,7 @@
 #include "ops/experts.h"
 #include "ops/fp8_ops.h"
 #include "ops/keep_gradients.h"
+#include "ops/keep_residual.h"
 #include "ops/normal_values.h"
 #include "ops/projection.h"
 #include "ops/step_state.h"
@@ -390,6 +391,6 @@ struct AddSums {
   X(CrossEntropy) X(AccumulateLoss) X(SquaredNorm) X(PrepareUpdate) X(ClipHeads) \
   GPTRAIN_FOR_EACH_FACTORED(X) \
   GPTRAIN_FOR_EACH_NORMS(X) GPTRAIN_FOR_EACH_UPDATE(X) GPTRAIN_FOR_EACH_BLOCK_UPDATE(X) X(Cast) X(WeightedSum) \
-  X(Add) X(AddSums) X(KeepGradients) X(NormalValues) GPTRAIN_FOR_EACH_FP8_OP(X) X(EncodeBlocks) X(DecodeBlocks) \
-  GPTRAIN_FOR_EACH_PROJECTION(X) GPTRAIN_FOR_EACH_EXPERT_OP(X)
+  X(Add) X(AddSums) X(KeepGradients) X(KeepResidual) X(NormalValues) GPTRAIN_FOR_EACH_FP8_OP(X) X(EncodeBlocks) \
+  X(DecodeBlocks) GPTRAIN_FOR_EACH_PROJECTION(X) GPTRAIN_FOR_EACH_EXPERT_OP(X)
 // clang-format on

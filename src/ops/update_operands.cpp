@@ -144,4 +144,9 @@ void for_each_operand(const KeepGradients& op, OperandVisitor& visit) {
   visit.operand("kept", op.kept, summed(op.accumulate), vector(DType::bf16, op.gradients.cols));
 }
 
+void for_each_operand(const KeepResidual& op, OperandVisitor& visit) {
+  visit.reads("errors", op.errors, vector(DType::f32, op.errors.cols));
+  visit.writes("kept", op.kept, vector(DType::f32, op.errors.cols));
+}
+
 }  // namespace gptrain::ops

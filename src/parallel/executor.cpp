@@ -5,6 +5,16 @@
 #include <stdexcept>
 
 namespace gptrain::inline parallel {
+namespace {
+
+ParameterExchange::ReducerMaker reducer_maker(const GradientCompression* compression) {
+  if (compression == nullptr) return make_reducer;
+  return [compression](const ReductionContext& context, CopyGroup) {
+    return make_compressed_reducer(context, *compression);
+  };
+}
+
+}  // namespace
 
 Executor::Executor(Model& model, const Program& program, const ParameterStore& parameters,
                    const ExecutorResources& resources, UpdateRule* update)
@@ -12,7 +22,8 @@ Executor::Executor(Model& model, const Program& program, const ParameterStore& p
       program_(program),
       parameters_(parameters),
       resources_(resources),
-      exchange_(parameters, *resources.groups, *resources.backend, resources.accumulated),
+      exchange_(parameters, *resources.groups, *resources.backend, resources.accumulated,
+                reducer_maker(resources.compression)),
       links_(program.schedule.options.stages, *resources.groups),
       update_(update) {}
 
@@ -154,6 +165,8 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
       return resources_.groups->lane(LaneKind::weights).wait((*resources_.gathers)[static_cast<size_t>(action.unit)]);
     case ActionKind::reduce:
       return exchange_.begin_sum(action.unit, gradients_of(action));
+    case ActionKind::reduce_on:
+      return exchange_.go_on_with_sum(action.unit, gradients_of(action));
     case ActionKind::await_gradients:
       return exchange_.await_sum(action.unit, gradients_of(action), action.micro_batch);
     case ActionKind::keep_gradients:
@@ -163,7 +176,8 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
     case ActionKind::norm:
       return update_->norm();
     case ActionKind::update:
-      return update_->update(action.unit);
+      update_->update(action.unit);
+      return exchange_.end_step(action.unit);
     default:
       throw std::logic_error(fmt::format("nothing runs the action {}", action_name(action.kind)));
   }

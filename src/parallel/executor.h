@@ -7,6 +7,7 @@
 
 #include "model/micro_batch.h"
 #include "model/model.h"
+#include "parallel/compressed_reducer.h"
 #include "parallel/groups.h"
 #include "parallel/micro_batch_uploads.h"
 #include "parallel/offload_lanes.h"
@@ -49,6 +50,7 @@ struct ExecutorResources {
   RankGroups* groups = nullptr;
   UnitTickets* gathers = nullptr;                     // by unit: its last gather of weights
   const AccumulatedGradients* accumulated = nullptr;  // null if gradients are kept in f32
+  const GradientCompression* compression = nullptr;   // null if gradients are summed as they are
   MicroBatchUploads* uploads = nullptr;               // null if the backend's memory is host memory
   OffloadLanes* offloads = nullptr;                   // null if the schedule offloads nothing
 };

@@ -3,35 +3,21 @@
 namespace gptrain::inline parallel {
 namespace {
 
-class Reducer : public GradientReducer {
+class PlainReducer final : public GradientReducer {
  public:
-  explicit Reducer(const ReductionContext& context) : context_(context) {}
-
- protected:
-  const UnitRange& range(int64_t unit) const { return context_.parameters.layout().units[static_cast<size_t>(unit)]; }
-  // Sums in place: all elements with ZeRO 0, else this rank's piece.
-  Lane::Ticket sum(int64_t unit, std::byte* gradients, DType dtype) const {
-    Lane& lane = context_.groups.lane(LaneKind::gradients);
-    Communicator* const copies = context_.groups.group(LaneKind::gradients, kind_of(range(unit).copies));
-    if (!context_.parameters.sharding().cuts_state())
-      return lane.all_reduce(copies, gradients, range(unit).elements, dtype);
-    const UnitPiece own = context_.parameters.piece(unit);
-    return lane.reduce_scatter(copies, gradients, gradients + own.first * dtype_bytes(dtype), own.elements, dtype);
+  explicit PlainReducer(const ReductionContext& context) : context_(context) {}
+  Lane::Ticket begin(int64_t unit, int, const UnitGradients& of) override {
+    return plain_sum(context_, unit, of.whole, DType::f32);
   }
 
+ private:
   const ReductionContext context_;
 };
 
-class PlainReducer final : public Reducer {
- public:
-  using Reducer::Reducer;
-  Lane::Ticket begin(int64_t unit, int, const UnitGradients& of) override { return sum(unit, of.whole, DType::f32); }
-};
-
 // Rounds the gradients to Sharding::reduce, sums them there and widens the sum.
-class NarrowReducer final : public Reducer {
+class NarrowReducer final : public GradientReducer {
  public:
-  using Reducer::Reducer;
+  explicit NarrowReducer(const ReductionContext& context) : context_(context) {}
 
   bool begins_with_ops() const override { return true; }
   Lane::Ticket begin(int64_t unit, int, const UnitGradients& of) override {
@@ -39,7 +25,7 @@ class NarrowReducer final : public Reducer {
     const int64_t elements = context_.parameters.piece_elements(unit);
     context_.backend.run(Cast{.from = Matrix(of.whole, DType::f32, range(unit).pieces, elements),
                               .to = Matrix(of.narrow, reduce, range(unit).pieces, elements)});
-    return sum(unit, of.narrow, reduce);
+    return plain_sum(context_, unit, of.narrow, reduce);
   }
 
   void finish(int64_t unit, const UnitGradients& of) override {
@@ -52,9 +38,23 @@ class NarrowReducer final : public Reducer {
     context_.backend.run(Cast{.from = Matrix(sum, sharding.reduce, pieces, own.elements),
                               .to = Matrix(gradients, DType::f32, pieces, own.elements)});
   }
+
+ private:
+  const UnitRange& range(int64_t unit) const { return context_.parameters.layout().units[static_cast<size_t>(unit)]; }
+
+  const ReductionContext context_;
 };
 
 }  // namespace
+
+Lane::Ticket plain_sum(const ReductionContext& context, int64_t unit, std::byte* gradients, DType dtype) {
+  const UnitRange& range = context.parameters.layout().units[static_cast<size_t>(unit)];
+  Lane& lane = context.groups.lane(LaneKind::gradients);
+  Communicator* const copies = context.groups.group(LaneKind::gradients, kind_of(range.copies));
+  if (!context.parameters.sharding().cuts_state()) return lane.all_reduce(copies, gradients, range.elements, dtype);
+  const UnitPiece own = context.parameters.piece(unit);
+  return lane.reduce_scatter(copies, gradients, gradients + own.first * dtype_bytes(dtype), own.elements, dtype);
+}
 
 std::unique_ptr<GradientReducer> make_reducer(const ReductionContext& context, CopyGroup group) {
   if (context.parameters.sharding().narrows_gradients(group)) return std::make_unique<NarrowReducer>(context);

@@ -14,7 +14,7 @@ namespace gptrain::inline parallel {
 // Buffers with a unit's gradients.
 struct UnitGradients {
   std::byte* whole;   // f32
-  std::byte* narrow;  // room for them in the narrower dtype in which they are summed; null if there is none
+  std::byte* narrow;  // room for them in the narrower dtype in which they are summed, or for messages; null: none
 };
 
 // Objects that a sum uses, all borrowed.
@@ -29,16 +29,23 @@ struct ReductionContext {
 class GradientReducer {
  public:
   virtual ~GradientReducer() = default;
-  // Returns the number of phases of each sum, at least 1.
-  virtual int phases() const { return 1; }
+  // Returns the number of phases of a unit's sums, 1 or 2 (UnitTraits::sum_phases).
+  virtual int phases(int64_t) const { return 1; }
   // Returns true if the first phase has ops that read the gradients, so that earlier sums of them must have ended.
   virtual bool begins_with_ops() const { return false; }
-  // Begins a phase, counted from 0. Collective over the unit's group.
+  // Begins a phase, counted from 0. Collective over the unit's group. REQUIRES: the phase before has ended.
   virtual Lane::Ticket begin(int64_t unit, int phase, const UnitGradients& of) = 0;
   // Leaves the sum in of.whole as f32: the whole unit with ZeRO 0, else this rank's piece. REQUIRES: the last phase has
   // ended.
   virtual void finish(int64_t, const UnitGradients&) {}
+  // Keeps the errors that the step's sums of a unit leave for the next step, unless the step is skipped. Called once a
+  // step, after the update of the unit.
+  virtual void end_step(int64_t) {}
 };
+
+// Begins to sum a unit's gradients in place: all elements with ZeRO 0, else this rank's piece. Collective over its
+// group.
+Lane::Ticket plain_sum(const ReductionContext& context, int64_t unit, std::byte* gradients, DType dtype);
 
 // Returns the reducer of a group's units: sums in f32 or in Sharding::reduce.
 std::unique_ptr<GradientReducer> make_reducer(const ReductionContext& context, CopyGroup group);

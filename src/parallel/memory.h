@@ -15,9 +15,10 @@ enum class MemoryClass : uint8_t {
   weights,        // weights in the compute dtype; updated directly with fp32 and bf16-pure
   gradients,      // f32, or with precision.gradients bf16
   master,         // f32 master weights of mixed precision
+  residuals,      // errors of compressed gradients, of the steps so far and of this step
   optimizer,      // columns of the optimizer's state; "moments" in reports, for compatibility
   gathered,       // whole weights of units whose pieces are gathered (ZeRO 3)
-  buckets,        // BufferKind::whole_gradients and narrow_gradients
+  buckets,        // BufferKind::whole_gradients and narrow_gradients; messages of compressed gradients
   fp8_weights,    // copies of blocks' weights for FP8 linears
   activations,    // the residual stream and its gradients, and values that units keep between actions
   workspace,      // tensors inside one action, and ops' scratch
@@ -31,8 +32,8 @@ enum class MemoryClass : uint8_t {
 };
 constexpr size_t num_memory_classes = static_cast<size_t>(MemoryClass::count);
 constexpr std::array<std::string_view, num_memory_classes> memory_class_names = {
-    "weights",   "gradients", "master",        "moments", "gathered", "buckets", "fp8_weights", "activations",
-    "workspace", "data",      "communication", "state",   "snapshot", "samples", "offloaded"};
+    "weights",     "gradients", "master", "residuals",     "moments", "gathered", "buckets", "fp8_weights",
+    "activations", "workspace", "data",   "communication", "state",   "snapshot", "samples", "offloaded"};
 
 // Bytes by place and class. Arenas last from start to end, so the sum is the peak.
 class MemoryPlan {

@@ -116,6 +116,12 @@ void ParameterExchange::begin_sum(int64_t unit, const Gradients& of) {
   }
 }
 
+void ParameterExchange::go_on_with_sum(int64_t unit, const Gradients& of) {
+  Lane::Ticket& ticket = sums_[static_cast<size_t>(unit)];
+  groups_.lane(LaneKind::gradients).wait(ticket);
+  ticket = reducer(unit).begin(unit, 1, of);
+}
+
 void ParameterExchange::keep(int64_t unit, const Gradients& of, int64_t micro_batch) {
   accumulated_->add_own(unit, of.whole, micro_batch);
 }
@@ -123,7 +129,6 @@ void ParameterExchange::keep(int64_t unit, const Gradients& of, int64_t micro_ba
 void ParameterExchange::await_sum(int64_t unit, const Gradients& of, int64_t micro_batch) {
   Lane& lane = groups_.lane(LaneKind::gradients);
   lane.wait(sums_[static_cast<size_t>(unit)]);
-  for (int phase = 1; phase < reducer(unit).phases(); ++phase) lane.wait(reducer(unit).begin(unit, phase, of));
   reducer(unit).finish(unit, of);
   if (accumulated_ != nullptr) return accumulated_->add_sum(unit, of.whole, micro_batch);
   if (!parameters_.sharding().cuts_gradients()) return;

@@ -41,12 +41,16 @@ class ParameterExchange {
 
   // Begins to sum the gradients over the groups that the layout names (Reduction). Collective over these.
   void begin_sum(int64_t unit, const Gradients& of);
-  // Waits for the sum, and plays its later phases. With ZeRO 2 and 3, adds this rank's piece to the sum of earlier
+  // Waits for the first phase of the sum over copies and begins the second. REQUIRES: the unit's sums have two phases.
+  void go_on_with_sum(int64_t unit, const Gradients& of);
+  // Waits for the sum. With ZeRO 2 and 3, adds this rank's piece to the sum of earlier
   // micro-batches.
   void await_sum(int64_t unit, const Gradients& of, int64_t micro_batch);
   // Adds a micro-batch's gradients to the sum of earlier micro-batches that this rank keeps. REQUIRES:
   // `accumulated` is not null.
   void keep(int64_t unit, const Gradients& of, int64_t micro_batch);
+  // Ends the step's sums of a unit (GradientReducer::end_step).
+  void end_step(int64_t unit) { reducer(unit).end_step(unit); }
   // Sums the gradients of a tied table over the first and the last stage, and waits. Collective over the group `tied`.
   void sum_tied();
 

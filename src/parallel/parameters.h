@@ -100,6 +100,8 @@ struct StateSlice {
   bf16* narrow_weight = nullptr;
   // By column of the optimizer; null if it has no values for the elements.
   std::vector<std::byte*> columns;
+  // Errors of compressed gradients; null: none. A piece with errors has no weights and no columns.
+  float* residual = nullptr;
   // Gradients of the last step, summed, before clipping. Sharding::gradients says which is used. The other is null.
   float* gradient = nullptr;
   bf16* narrow_gradient = nullptr;

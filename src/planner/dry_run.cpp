@@ -126,8 +126,8 @@ DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, cons
       .spec = plan.spec,
       .memory = plan.largest.arenas,
       .ops = plan.ops,
-      .checkpoint = forecast_checkpoint(checkpoint_bytes(plan.spec, config), plan.written_bytes, mesh,
-                                        target.ranks_per_node, storage),
+      .checkpoint = forecast_checkpoint(checkpoint_bytes(plan.spec, config, mesh.size(MeshAxis::data)),
+                                        plan.written_bytes, mesh, target.ranks_per_node, storage),
       .rate = std::nullopt,
       .sources = {},
       .world = {.mesh = mesh, .traffic = plan.traffic, .largest_rank = plan.largest_rank},
@@ -145,7 +145,16 @@ DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, cons
   result.forecast->published = run.published;
   result.warnings += own_attention_line(config, target, run);
   const auto tokens = static_cast<double>(config.batch.global * config.model.sequence_length);
-  result.rate = TokenRate{tokens / result.forecast->step_seconds, "predicted"};
+  double seconds = result.forecast->step_seconds;
+  if (const int64_t start = config.comm.compression.start_step; start > 0) {
+    RunConfig warm_up = config;
+    warm_up.comm.compression = {};
+    result.forecast->warm_up_seconds =
+        plan_run(warm_up, machine, run.world_size, LoggedRanks::of_stages).step.pipeline.seconds;
+    const double share = static_cast<double>(start) / static_cast<double>(config.run.steps);
+    seconds = share * result.forecast->warm_up_seconds + (1 - share) * seconds;
+  }
+  result.rate = TokenRate{tokens / seconds, "predicted"};
   return result;
 }
 

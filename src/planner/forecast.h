@@ -32,6 +32,7 @@ struct StepForecast {
   std::string origin;    // see step_origin
   ExpectedError error = {};
   double step_seconds = 0;
+  double warm_up_seconds = 0;    // time of a step before comm.compression.start_step; 0: all steps are alike
   PublishedStep published = {};  // set if gptrain's own speed is not measured
   double bubble_seconds = 0;     // waiting for other stages, mean over the stages
   // Communication that no work hides, by lane; mean over the stages.

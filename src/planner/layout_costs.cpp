@@ -10,6 +10,7 @@
 #include "ops/op_event.h"
 #include "ops/updates.h"
 #include "optim/types.h"
+#include "parallel/gradient_messages.h"
 #include "parallel/parameters.h"
 #include "planner/layouts.h"
 #include "planner/rank_clock.h"
@@ -264,10 +265,12 @@ UpdateCosts LayoutCosts::make_update_of_kind(const RunLayout& layout, size_t sta
   const auto cost_of = [&](UnitPart part) {
     const int32_t unit = part_units[static_cast<size_t>(part)];
     const auto work = [&](ActionKind action, double scale) { return work_of(plan.log, times, action, unit, scale); };
-    const Work sum = work(ActionKind::reduce, 1);
+    const Work sum = work(ActionKind::reduce, 1), second = work(ActionKind::reduce_on, 1);
+    // A rank decodes a piece from each rank, the elements of a unit in all.
+    const double summed = config.comm.compression.is_on() ? 1 : piece;
     const auto number = static_cast<size_t>(unit);
-    return UpdateCost{.sum = sum.collectives,
-                      .sum_ops = sum.ops + work(ActionKind::await_gradients, piece).ops,
+    return UpdateCost{.sum = sum.collectives + second.collectives,
+                      .sum_ops = sum.ops + second.ops + work(ActionKind::await_gradients, summed).ops,
                       .keep = work(ActionKind::keep_gradients, 1).ops,
                       .gather = work(ActionKind::gather, 1).collectives,
                       .update = work(ActionKind::update, piece).ops,
@@ -308,6 +311,10 @@ UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) 
     const ParameterBytes parameters = parameter_bytes(of_unit, sharding, columns);
     bytes.parameters = parameters.weights + parameters.gradients + parameters.master + parameters.state;
     if (sharding.has_gradient_buckets()) bytes.whole_gradients = of_unit.units[unit].elements * dtype_bytes(DType::f32);
+    const CompressionConfig& compression = config.comm.compression;
+    const GradientMessages messages = make_gradient_messages(compression, spec, shards, of_unit, layout.tensor);
+    if (compression.error) bytes.parameters += 2 * messages.residual_bytes();
+    if (messages.num_residuals > 0) bytes.whole_gradients += messages.units[unit].buffer_bytes();
     if (sharding.gathers_weights())
       bytes.whole_weights = of_unit.units[unit].elements * dtype_bytes(config.precision.compute);
     return bytes;

@@ -66,36 +66,44 @@ const EventBlock& RankClock::events(size_t block) const {
   return block == log_.blocks.size() ? log_.before : log_.after;
 }
 
-std::pair<std::optional<RankClock::Work>, bool> RankClock::work_of(const LoggedAction& action) {
+RankClock::Role RankClock::role_of(const LoggedAction& action) {
   constexpr int32_t fetches = -4;
   constexpr int32_t offloads = -3;
   constexpr int32_t gathers = -2;
   constexpr int32_t sums = -1;
   if (action.kind < ActionKind::gather || action.kind > ActionKind::await_fetched) return {};
+  const auto begin = [&](int32_t kind, int32_t micro_batch) {
+    return Role{.work = Work{kind, action.unit, micro_batch}, .begins = true};
+  };
+  const auto await = [&](int32_t kind, int32_t micro_batch) {
+    return Role{.work = Work{kind, action.unit, micro_batch}, .awaits = true};
+  };
   switch (action.kind) {
     case ActionKind::gather:
-      return {Work{gathers, action.unit, -1}, true};
+      return begin(gathers, -1);
     case ActionKind::await_weights:
-      return {Work{gathers, action.unit, -1}, false};
+      return await(gathers, -1);
     case ActionKind::reduce:
-      return {Work{sums, action.unit, -1}, true};
+      return begin(sums, -1);
+    case ActionKind::reduce_on:
+      return {.work = Work{sums, action.unit, -1}, .awaits = true, .begins = true};
     case ActionKind::await_gradients:
-      return {Work{sums, action.unit, -1}, false};
+      return await(sums, -1);
     case ActionKind::offload:
-      return {Work{offloads, action.unit, action.micro_batch}, true};
+      return begin(offloads, action.micro_batch);
     case ActionKind::await_offloaded:
-      return {Work{offloads, action.unit, action.micro_batch}, false};
+      return await(offloads, action.micro_batch);
     case ActionKind::fetch:
-      return {Work{fetches, action.unit, action.micro_batch}, true};
+      return begin(fetches, action.micro_batch);
     case ActionKind::await_fetched:
-      return {Work{fetches, action.unit, action.micro_batch}, false};
+      return await(fetches, action.micro_batch);
     default:
       break;
   }
   const std::optional<Transfer> transfer = transfer_of(action.kind);
   if (!transfer) return {};
   const int32_t kind = 2 * static_cast<int32_t>(transfer->operand) + (transfer->sends ? 1 : 0);
-  return {Work{kind, action.unit, action.micro_batch}, transfer->begins};
+  return transfer->begins ? begin(kind, action.micro_batch) : await(kind, action.micro_batch);
 }
 
 void RankClock::wait_for(const Pending& pending, const LoggedAction* action, bool counts) {
@@ -176,14 +184,14 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
   bool is_transfer = false;
   const bool is_copy_of_record = at != nullptr && (at->kind == ActionKind::offload || at->kind == ActionKind::fetch);
   if (at != nullptr) {
-    const auto [work, begins] = work_of(*at);
+    const auto [work, awaits, begins] = role_of(*at);
     is_transfer = work && work->front() >= 0;
-    if (work && begins) begun = &pending_[*work];
-    if (work && !begins) {
+    if (awaits) {
       const auto found = pending_.find(*work);
       if (found != pending_.end()) awaited = found->second;
       if (found != pending_.end() && work->back() >= 0) pending_.erase(found);
     }
+    if (begins) begun = &pending_[*work];
   }
   if (not_before != nullptr) {
     if (!awaited) awaited.emplace();

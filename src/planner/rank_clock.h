@@ -58,8 +58,12 @@ class RankClock {
     size_t lane = 0;
     std::string_view operation = {};
   };
-  // Returns the work that the action begins or awaits, if any, and whether it begins it.
-  static std::pair<std::optional<Work>, bool> work_of(const LoggedAction& action);
+  struct Role {
+    std::optional<Work> work = {};  // none: the action neither begins nor awaits work
+    bool awaits = false;
+    bool begins = false;
+  };
+  static Role role_of(const LoggedAction& action);
 
   const LoggedAction* action() const;  // action of the next part; null before the first and after the last action
   size_t block() const;                // index of the next part in seconds_

@@ -209,6 +209,10 @@ std::string forecast_section(const DryRun& input) {
   text += text_row("step", seconds_text(forecast.step_seconds),
                    fmt::format("{} tokens/s, {} on each device", format_count(speed.tokens_per_second),
                                format_count(speed.tokens_per_gpu)));
+  if (forecast.warm_up_seconds > 0)
+    text += text_row("warm-up step", seconds_text(forecast.warm_up_seconds),
+                     fmt::format("of the first {}, which sum gradients as they are",
+                                 format_counted(input.config.comm.compression.start_step, "step")));
   if (!forecast.published.software.empty())
     text += text_row("published software", seconds_text(forecast.published.seconds),
                      fmt::format("the step of {} in this layout", forecast.published.software));
@@ -250,6 +254,7 @@ Json forecast_json(const DryRun& input) {
             {"mfu", speed.mfu},
             {"hfu", speed.hfu},
             {"bubble_seconds", forecast.bubble_seconds}};
+  if (forecast.warm_up_seconds > 0) json["warm_up_step_seconds"] = forecast.warm_up_seconds;
   if (!forecast.published.software.empty()) {
     json["published_software"] = forecast.published.software;
     json["published_step_seconds"] = forecast.published.seconds;
@@ -393,8 +398,11 @@ Json memory_object(const StepConfig& config, const ModelSpec& spec, const Memory
   Json json;
   json["total_parameters"] = spec.parameters();
   if (config.model.moe.is_on()) json["active_parameters"] = active_parameters(config.model, spec.parameters());
-  for (size_t c = 0; c < num_memory_classes; ++c)
-    json[fmt::format("{}_bytes", memory_class_names[c])] = memory[static_cast<MemoryClass>(c)];
+  for (size_t c = 0; c < num_memory_classes; ++c) {
+    const auto memory_class = static_cast<MemoryClass>(c);
+    if (memory_class == MemoryClass::residuals && memory[memory_class] == 0) continue;
+    json[fmt::format("{}_bytes", memory_class_names[c])] = memory[memory_class];
+  }
   json["peak_bytes"] = memory.total();
   const MemoryPlan::ByClass on_host = memory.host_memory();
   for (size_t c = 0; c < num_memory_classes; ++c) {

@@ -114,9 +114,8 @@ class Checker {
             "there is no such micro-batch or unit"))
       return;
     const bool of_parameters = a.kind == ActionKind::gather || a.kind == ActionKind::await_weights ||
-                               a.kind == ActionKind::reduce || a.kind == ActionKind::await_gradients ||
-                               a.kind == ActionKind::keep_gradients || a.kind == ActionKind::sum_tied ||
-                               a.kind == ActionKind::update;
+                               is_of_sum(a.kind) || a.kind == ActionKind::keep_gradients ||
+                               a.kind == ActionKind::sum_tied || a.kind == ActionKind::update;
     require(a.unit < 0 || (of_parameters ? schedule_.options.holds(a.unit) : schedule_.options.stages.runs(a.unit)),
             "the unit is not on stage {}", schedule_.options.stages.stage);
     require(repeats || !done(a.kind, a.micro_batch, a.unit), "done twice");
@@ -151,9 +150,12 @@ class Checker {
             operand_name(operand));
   }
 
+  static bool is_of_sum(ActionKind kind) {
+    return kind == ActionKind::reduce || kind == ActionKind::reduce_on || kind == ActionKind::await_gradients;
+  }
   static bool is_async(ActionKind kind) {
     return transfer_of(kind).has_value() || kind == ActionKind::gather || kind == ActionKind::await_weights ||
-           kind == ActionKind::reduce || kind == ActionKind::await_gradients || copies_record(kind);
+           is_of_sum(kind) || copies_record(kind);
   }
 
   void leave_content(const Action& a) {
@@ -174,6 +176,8 @@ class Checker {
       } else if (a.kind == ActionKind::reduce) {
         require(operand == Operand::narrow_gradients || left == Content::whole, "before its gradients");
         left = Content::being_summed;
+      } else if (a.kind == ActionKind::reduce_on) {
+        require(left == Content::being_summed, "its {} is not being summed", operand_name(operand));
       } else if (a.kind == ActionKind::await_gradients) {
         left = Content::whole;
       } else if (use != Access::read) {
@@ -247,8 +251,14 @@ class Checker {
         require(a.micro_batch == 0 || done(ActionKind::keep_gradients, a.micro_batch - 1, a.unit),
                 "before those of micro-batch {} are kept", a.micro_batch - 1);
         return;
+      case ActionKind::reduce_on:
+        require(schedule_.traits(a.unit).sum_phases == 2, "its sum has one phase");
+        require(done(ActionKind::reduce, a.micro_batch, a.unit), "before the sum begins");
+        return;
       case ActionKind::await_gradients:
         require(done(ActionKind::reduce, a.micro_batch, a.unit), "before the sum begins");
+        require(schedule_.traits(a.unit).sum_phases == 1 || done(ActionKind::reduce_on, a.micro_batch, a.unit),
+                "before the second phase of the sum begins");
         return;
       case ActionKind::sum_tied:
         require(schedule_.options.table_twice() && a.unit == 0, "there is one table");
@@ -306,6 +316,8 @@ class Checker {
               "unit {} is never updated", unit);
     }
     require(std::find(sending_.begin(), sending_.end(), true) == sending_.end(), "what is sent is not awaited");
+    require(std::find(content_.begin(), content_.end(), Content::under_way) == content_.end(),
+            "what is gathered or received is not awaited");
   }
 
   const Schedule& schedule_;

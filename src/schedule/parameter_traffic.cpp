@@ -13,7 +13,7 @@ ParameterTraffic::Gathered* ParameterTraffic::find_gathered(int32_t unit) {
   return found == gathered_.end() ? nullptr : &*found;
 }
 
-int32_t ParameterTraffic::use(int32_t unit, int32_t following) {
+int32_t ParameterTraffic::use(int32_t unit, std::span<const int32_t> following) {
   const ParameterFlow& flow = schedule_.options.flow;
   if (flow.weights_return) {
     if (!awaited_[static_cast<size_t>(unit)])
@@ -21,7 +21,7 @@ int32_t ParameterTraffic::use(int32_t unit, int32_t following) {
     awaited_[static_cast<size_t>(unit)] = true;
   }
   if (!flow.gathers_weights()) return -1;
-  begin_gather(unit, unit);
+  begin_gather(unit, unit, {});
   Gathered& gathered = *find_gathered(unit);
   if (!gathered.arrived) {
     Action action{.kind = ActionKind::await_weights, .unit = unit};
@@ -30,18 +30,22 @@ int32_t ParameterTraffic::use(int32_t unit, int32_t following) {
   }
   gathered.arrived = true;
   const int32_t buffer = gathered.buffer;
-  if (following >= 0) begin_gather(following, unit);
+  for (const int32_t next : following) begin_gather(next, unit, following);
   return buffer;
 }
 
-void ParameterTraffic::begin_gather(int32_t unit, int32_t in_use) {
+void ParameterTraffic::begin_gather(int32_t unit, int32_t in_use, std::span<const int32_t> wanted) {
   if (find_gathered(unit) != nullptr) return;
   if (is_block(unit)) {
     const auto held =
         std::count_if(gathered_.begin(), gathered_.end(), [&](const Gathered& g) { return is_block(g.unit); });
-    const auto spare = std::find_if(gathered_.begin(), gathered_.end(),
-                                    [&](const Gathered& g) { return is_block(g.unit) && g.unit != in_use; });
-    if (held == most_gathered) gathered_.erase(spare);
+    const auto spare = std::find_if(gathered_.begin(), gathered_.end(), [&](const Gathered& g) {
+      return is_block(g.unit) && g.unit != in_use && std::find(wanted.begin(), wanted.end(), g.unit) == wanted.end();
+    });
+    if (held > schedule_.options.gathers_ahead) {
+      if (spare == gathered_.end()) return;
+      gathered_.erase(spare);
+    }
   }
   const auto buffer = static_cast<int32_t>(schedule_.buffers.size());
   schedule_.buffers.push_back({.kind = BufferKind::weights, .unit = unit});
@@ -85,12 +89,26 @@ void ParameterTraffic::gradients_done(int32_t unit, int32_t micro_batch) {
   }
   schedule_.actions.push_back(action);
   if (!sums) return;
-  sums_.push_back({unit, micro_batch, action[Operand::whole_gradients], action[Operand::narrow_gradients]});
+  go_on_with_sums(sums_.size());
+  sums_.push_back({.unit = unit,
+                   .micro_batch = micro_batch,
+                   .whole = action[Operand::whole_gradients],
+                   .narrow = action[Operand::narrow_gradients],
+                   .in_last_phase = schedule_.traits(unit).sum_phases == 1});
   if (options.sums_alone) await(sums_.size() - 1);
 }
 
 void ParameterTraffic::await_all_gradients() {
+  go_on_with_sums(sums_.size());
   while (!sums_.empty()) await(0);
+}
+
+void ParameterTraffic::go_on_with_sums(size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    if (sums_[i].in_last_phase) continue;
+    add(ActionKind::reduce_on, sums_[i]);
+    sums_[i].in_last_phase = true;
+  }
 }
 
 // Awaits older sums until one more may begin: of blocks at most sums_under_way, of any other unit one.
@@ -101,11 +119,16 @@ void ParameterTraffic::make_room_for_sum_of(int32_t unit) {
     await(static_cast<size_t>(std::find_if(sums_.begin(), sums_.end(), competes) - sums_.begin()));
 }
 
-void ParameterTraffic::await(size_t sum) {
-  Action action{.kind = ActionKind::await_gradients, .micro_batch = sums_[sum].micro_batch, .unit = sums_[sum].unit};
-  action[Operand::whole_gradients] = sums_[sum].whole;
-  action[Operand::narrow_gradients] = sums_[sum].narrow;
+void ParameterTraffic::add(ActionKind kind, const Sum& sum) {
+  Action action{.kind = kind, .micro_batch = sum.micro_batch, .unit = sum.unit};
+  action[Operand::whole_gradients] = sum.whole;
+  action[Operand::narrow_gradients] = sum.narrow;
   schedule_.actions.push_back(action);
+}
+
+void ParameterTraffic::await(size_t sum) {
+  go_on_with_sums(sum + 1);
+  add(ActionKind::await_gradients, sums_[sum]);
   sums_.erase(sums_.begin() + static_cast<std::ptrdiff_t>(sum));
 }
 

@@ -18,6 +18,7 @@ std::string_view action_name(ActionKind kind) {
                                                                     "gather",
                                                                     "await_weights",
                                                                     "reduce",
+                                                                    "reduce_on",
                                                                     "await_gradients",
                                                                     "keep_gradients",
                                                                     "send_output",
@@ -140,10 +141,11 @@ Access access_to_parameters(Passes passes, Operand operand) {
   }
 }
 
-Access sum_access(Operand operand, bool begins) {
+Access sum_access(ActionKind kind, Operand operand) {
+  const bool begins = kind == ActionKind::reduce;
   if (operand == Operand::whole_gradients) return begins ? Access::read : Access::read_write;
-  if (operand == Operand::narrow_gradients) return begins ? Access::write : Access::read;
-  return Access::none;
+  if (operand != Operand::narrow_gradients) return Access::none;
+  return begins ? Access::write : kind == ActionKind::reduce_on ? Access::read_write : Access::read;
 }
 
 // Access of the actions that copy the unit's record.
@@ -226,9 +228,9 @@ Access access(const Schedule& schedule, ActionKind kind, int32_t unit, Operand o
     case ActionKind::await_weights:
       return operand == Operand::weights ? Access::read_write : Access::none;
     case ActionKind::reduce:
-      return sum_access(operand, true);
+    case ActionKind::reduce_on:
     case ActionKind::await_gradients:
-      return sum_access(operand, false);
+      return sum_access(kind, operand);
     case ActionKind::keep_gradients:
       return operand == Operand::whole_gradients ? Access::read : Access::none;
     default:

@@ -31,6 +31,7 @@ enum class ActionKind : uint8_t {
   gather,           // unit u: begins to gather its weights from the ranks that hold the other pieces
   await_weights,    // unit u: waits until the weights are gathered
   reduce,           // unit u: begins to sum its gradients over the ranks that hold the same weights
+  reduce_on,        // unit u: waits for the first phase of that sum and begins the second (UnitTraits::sum_phases)
   await_gradients,  // unit u: waits until the sum is there; with ZeRO 2 and 3 adds it to the rank's piece
   keep_gradients,   // unit u: adds a micro-batch's gradients to the rank's sum, which has a narrower dtype
   // Transfers between stages, in pairs: the first action begins a transfer, the second waits for its end.
@@ -88,7 +89,7 @@ enum class BufferKind : uint8_t {
   weights,           // whole weights, gathered from pieces (ZeRO 3)
   prepared_weights,  // FP8 copies of weights, read by products instead of the weights
   whole_gradients,   // f32 gradients of the whole unit; the rank adds them, or with ZeRO 2 and 3 its piece, to its own
-  narrow_gradients,  // gradients in the narrower dtype in which they are summed
+  narrow_gradients,  // gradients in the narrower dtype in which they are summed, or messages with their codes
   offloaded,         // the unit's record, on the host
   count
 };
@@ -134,6 +135,7 @@ struct UnitTraits {
   // which later passes read until the unit runs again once more. -1: recomputation begins at this unit's own input.
   int32_t recompute_from = -1;
   bool prepares_weights = false;  // has prepared_weights
+  int32_t sum_phases = 1;         // 1 or 2: phases of a sum of its gradients, with ops between them
   UnitOffload offload{};
   UnitUses uses{};
 
@@ -155,10 +157,11 @@ struct ScheduleOptions {
   // stage runs all units.
   Stages stages = {};
   ParameterFlow flow = {};
-  bool narrow_sums = false;  // gradients are summed in a narrower dtype than the one they are kept in
+  bool narrow_sums = false;  // sums of gradients have a buffer: gradients in a narrower dtype, or messages
   bool tied_head = false;
   bool joint_backward = false;  // `backward` replaces its two halves, unless the pipeline schedule splits them
   bool keeps_narrow = false;    // gradients are kept in a narrower dtype than the one they are computed in
+  int32_t gathers_ahead = 1;    // blocks whose weights are gathered before they are needed, at least 1
   int32_t sums_under_way = 2;   // sums of blocks' gradients that may be under way at a time, at least 1
   bool sums_alone = false;      // sums involve this rank only, so each is awaited as soon as it begins
 

@@ -226,6 +226,38 @@ class Stage {
     return buffer;
   }
 
+  // Whether `units`, which follow the unit that is used next, may be one more.
+  bool may_gather_more(const std::vector<int32_t>& units) const {
+    return schedule_.options.flow.gathers_weights() && std::ssize(units) < schedule_.options.gathers_ahead;
+  }
+
+  // Returns the units after `unit` of a forward run up to `end`, as many as may be gathered ahead.
+  std::vector<int32_t> units_after(int32_t unit, int32_t end) const {
+    std::vector<int32_t> units;
+    for (int32_t next = unit + 1; next < end && may_gather_more(units); ++next) units.push_back(next);
+    return units;
+  }
+
+  // Returns the blocks that run first in the backward passes of the units before a block, in their order, as many as
+  // may be gathered ahead. Behind a block whose backward pass begins with another one they are not known.
+  std::vector<int32_t> blocks_before(int32_t block, int32_t first) const {
+    std::vector<int32_t> blocks;
+    for (int32_t next = block - 1; next >= std::max(first, 1); --next) {
+      if (!may_gather_more(blocks)) return blocks;
+      const int32_t run = first_run_for_backward(next);
+      if (is_block(run)) blocks.push_back(run);
+      if (run != next) return blocks;
+    }
+    add_next_pass_to(blocks);
+    return blocks;
+  }
+
+  // Adds the block with which the next pass begins, if it begins with one and there is room.
+  void add_next_pass_to(std::vector<int32_t>& units) const {
+    if (!may_gather_more(units)) return;
+    if (const int32_t block = first_block_of_next_pass(); block >= 0) units.push_back(block);
+  }
+
   // Returns the block with which the next pass begins; -1 if it begins with another unit or reads no weights.
   int32_t first_block_of_next_pass() const {
     if (pass_ + 1 >= passes_.size() || passes_[pass_ + 1].kind == PassKind::backward_weight) return -1;
@@ -255,7 +287,8 @@ class Stage {
     InFlight& flight = in_flight_.emplace_back(
         InFlight{pass.chunk, m, batch, input, std::vector<UnitBuffers>(static_cast<size_t>(end - first))});
     for (int32_t unit = first; unit < end; ++unit) {
-      const int32_t following = unit + 1 < end ? unit + 1 : is_block(unit) ? first_block_of_next_pass() : -1;
+      std::vector<int32_t> following = units_after(unit, end);
+      if (is_block(end - 1)) add_next_pass_to(following);
       add_forward(ActionKind::forward, flight, unit, traffic_.use(unit, following));
     }
     if (end <= head()) send({false, pass.chunk, m}, of(flight, end - 1).output);
@@ -282,7 +315,7 @@ class Stage {
   int32_t matrix_unit() const { return schedule_.options.tied_head ? 0 : head(); }
 
   void add_loss(ActionKind kind, InFlight& flight) {
-    const int32_t weights = traffic_.use(matrix_unit(), -1);
+    const int32_t weights = traffic_.use(matrix_unit(), {});
     Action action = action_of(kind, flight, head());
     action[Operand::weights] = weights;
     if (kind == ActionKind::loss) {
@@ -326,11 +359,8 @@ class Stage {
     }
     for (int32_t unit = last; unit >= first && unit > 0; --unit) {
       if (schedule_.traits(unit).recomputed) run_up_to(flight, unit);
-      int32_t following = -1;
-      if (is_block(unit)) {
-        following = unit > std::max(first, 1) ? first_run_for_backward(unit - 1) : first_block_of_next_pass();
-        if (following >= 0 && !is_block(following)) following = -1;
-      }
+      std::vector<int32_t> following;
+      if (is_block(unit)) following = blocks_before(unit, first);
       const int32_t weights = traffic_.use(unit, following);
       const bool both = with_weights || unit == head();
       const int32_t whole_gradients = both ? traffic_.claim_gradients(unit, m) : -1;
@@ -356,7 +386,7 @@ class Stage {
   void run_up_to(InFlight& flight, int32_t unit) {
     const int32_t first = schedule_.traits(unit).recompute_from;
     for (int32_t again = first; first >= 0 && again < unit; ++again) {
-      const int32_t weights = traffic_.use(again, again + 1);
+      const int32_t weights = traffic_.use(again, units_after(again, unit + 1));
       add_forward(ActionKind::forward_again, flight, again, weights);
     }
   }

@@ -6,6 +6,7 @@
 #include "base/units.h"
 #include "model/spec/shard.h"
 #include "optim/types.h"
+#include "parallel/gradient_messages.h"
 
 namespace gptrain::inline step {
 
@@ -13,8 +14,9 @@ int64_t weight_bytes(const TensorSpec& tensor, const PrecisionConfig& precision)
   return dtype_bytes(precision.pure && tensor.norm_use == NormUse::no_norm ? DType::bf16 : DType::f32);
 }
 
-int64_t checkpoint_bytes(const ModelSpec& spec, const StepConfig& config) {
+int64_t checkpoint_bytes(const ModelSpec& spec, const StepConfig& config, int64_t data_ranks) {
   int64_t bytes = 0;
+  if (data_ranks > 1) bytes = data_ranks * all_residual_bytes(config.comm.compression, spec, config.parallel.tensor);
   const StateColumns columns = optimizer_columns(config.optimizer);
   for (const TensorSpec& tensor : spec.tensors) {
     bytes += tensor.count() * weight_bytes(tensor, config.precision);

@@ -15,8 +15,9 @@ namespace gptrain::inline step {
 // Returns the bytes per element of a tensor's weights in a checkpoint: 4 (f32), or 2 with bf16-pure except for norms.
 int64_t weight_bytes(const TensorSpec& tensor, const PrecisionConfig& precision);
 
-// Returns the bytes of one checkpoint's tensors: weights and optimizer state.
-int64_t checkpoint_bytes(const ModelSpec& spec, const StepConfig& config);
+// Returns the bytes of one checkpoint's tensors: weights, optimizer state, and the errors of compressed gradients that
+// `data_ranks` ranks keep.
+int64_t checkpoint_bytes(const ModelSpec& spec, const StepConfig& config, int64_t data_ranks = 1);
 
 struct CheckpointForecast {
   int64_t bytes = 0;         // written by all ranks

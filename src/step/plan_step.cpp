@@ -17,10 +17,13 @@ namespace {
 // Runs only the first of equal actions. The others refer to its block of events.
 class PlanObserver : public ActionObserver {
  public:
-  PlanObserver(EventLog& log, const StepDesign& design)
-      : log_(log), design_(design), block_of_(4 * num_action_kinds * (design.first_equal_unit.size() + 1), -1) {
+  PlanObserver(EventLog& log, const StepDesign& design, const Program& program)
+      : log_(log),
+        design_(design),
+        program_(program),
+        block_of_(4 * num_action_kinds * (design.first_equal_unit.size() + 1), -1) {
     step_.stages = design.stages;
-    step_.actions.reserve(design.training->schedule.actions.size());
+    step_.actions.reserve(program.schedule.actions.size());
   }
 
   bool before(const Action& action) override {
@@ -50,7 +53,7 @@ class PlanObserver : public ActionObserver {
   // micro-batch differs, as it overwrites gradients to which others add, and so does the first action that reads
   // prepared weights, which prepares them.
   size_t key(const Action& action) const {
-    const Schedule& schedule = design_.training->schedule;
+    const Schedule& schedule = program_.schedule;
     // Copies to and from the host differ between units of equal design, as some of them may be recomputed.
     const bool is_own = action.unit < 0 || copies_record(action.kind);
     const int32_t unit = is_own ? action.unit : design_.first_equal_unit[static_cast<size_t>(action.unit)];
@@ -65,6 +68,7 @@ class PlanObserver : public ActionObserver {
 
   EventLog& log_;
   const StepDesign& design_;
+  const Program& program_;
   StepLog step_;
   std::vector<int32_t> block_of_;  // by key: index of the block; -1: none yet
 };
@@ -98,6 +102,7 @@ int64_t written_bytes(const TrainingStep& step, const StepConfig& config) {
     bytes += piece.count() * weight_bytes(tensor, config.precision);
     for (const StateColumn& column : columns) bytes += has_values(column, tensor) ? piece.column_bytes(column) : 0;
   }
+  for (const StateSlice& piece : step.residuals()) bytes += piece.count() * dtype_bytes(DType::f32);
   return bytes;
 }
 
@@ -123,12 +128,24 @@ StepPlan plan_step(const PlanCase& run, const StepChoices& choices, int64_t rank
   // Give the workspace no limit: its size is only known when the step has run.
   memory.arenas[MemoryClass::workspace] = std::numeric_limits<int64_t>::max() / 4;
   const bool apart = choices.updates_on_host || choices.keeps_state_on_disk();
-  TrainingStep step(design, backend, groups, {.backend = apart ? &update_backend : nullptr});
-  PlanObserver observer(log, *design);
+  const UpdatePlace updates{.backend = apart ? &update_backend : nullptr};
   NoMicroBatches source;
-  log.start();
-  step.run(0, source, &observer);
-  plan.log = observer.finish();
+  const auto play = [&](TrainingStep& step, size_t number) {
+    PlanObserver observer(log, *design, *design->programs[number].program);
+    step.use_program(number);
+    log.start();
+    step.run(0, source, &observer);
+    return observer.finish();
+  };
+  // Earlier programs count with their memory only.
+  const size_t main = design->programs.size() - 1;
+  for (size_t number = 0; number < main; ++number) {
+    TrainingStep step(design, backend, groups, updates);
+    play(step, number);
+    memory.frame_bytes = std::max(memory.frame_bytes, step.workspace().high_water_bytes());
+  }
+  TrainingStep step(design, backend, groups, updates);
+  plan.log = play(step, main);
   plan.ops = op_table(plan.log);
   plan.traffic = lane_traffic(plan.log);
   // Evaluation has no dropout, so its attention may use a library that does not support dropout, with other scratch.
@@ -136,7 +153,7 @@ StepPlan plan_step(const PlanCase& run, const StepChoices& choices, int64_t rank
   plan.warnings = backend.take_warnings();
   if (!choices.warning.empty()) plan.warnings += choices.warning + '\n';
   plan.written_bytes = written_bytes(step, config);
-  memory.frame_bytes = step.workspace().high_water_bytes();
+  memory.frame_bytes = std::max(memory.frame_bytes, step.workspace().high_water_bytes());
   memory.scratch_bytes = backend.scratch_bytes();
   memory.update_scratch_bytes = update_backend.scratch_bytes();
   memory.arenas[MemoryClass::workspace] = align_up(memory.scratch_bytes) + memory.frame_bytes;

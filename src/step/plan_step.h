@@ -14,7 +14,7 @@ namespace gptrain::inline step {
 // The plan of one rank's step.
 struct StepPlan {
   std::shared_ptr<const StepDesign> design;
-  StepLog log;
+  StepLog log;                // step of the last of the design's programs
   OpTable ops{};              // sums of the log by op
   LaneTraffic traffic{};      // bytes that the rank sends in the log
   std::string warnings;       // lines, like those of Backend::take_warnings; empty: none

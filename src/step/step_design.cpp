@@ -57,21 +57,24 @@ Sharding make_sharding(const StepConfig& config, const StepChoices& choices, con
           .gradients = config.precision.gradients};
 }
 
-ScheduleOptions schedule_options(const StepDesign& design, const Model& model) {
+ScheduleOptions schedule_options(const StepDesign& design, const Model& model, bool compresses) {
   const UnitChoices& choices = design.choices.units;
   const bool keeps_narrow = design.sharding.gradients != DType::f32;
+  const int32_t phases = compresses && !design.sharding.cuts_state() ? 2 : 1;
   ScheduleOptions options{
       .micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
       .units = std::vector<UnitTraits>(design.layout.units.size()),
       .stages = design.stages,
       .flow = design.sharding.flow(),
-      .narrow_sums = design.sharding.narrows_gradients(),
+      .narrow_sums = design.sharding.narrows_gradients() || compresses,
       .tied_head = design.config.model.tied_head,
       .joint_backward = design.tensor.size > 1,
       .keeps_narrow = keeps_narrow,
+      .sums_under_way = 1 + phases,
       .sums_alone = keeps_narrow && design.sharding.place(CopyGroup::data).size == 1 && design.tensor.size == 1};
   for (size_t unit = 0; unit < options.units.size(); ++unit) {
     options.units[unit].kind = design.spec.units[unit].kind;
+    if (compresses && design.messages.units[unit].is_coded()) options.units[unit].sum_phases = phases;
     set_recomputed(options.units[unit], static_cast<int32_t>(unit), choices[unit]);
     const LayerRecords& records = model.records(static_cast<int64_t>(unit));
     options.units[unit].uses = records.uses;
@@ -80,7 +83,15 @@ ScheduleOptions schedule_options(const StepDesign& design, const Model& model) {
   return options;
 }
 
-BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>& units, const Model& model) {
+// Returns the bytes of the buffer of a unit's sums, beside its gradients.
+int64_t sum_buffer_bytes(const StepDesign& design, size_t unit, bool compresses) {
+  if (compresses) return design.messages.units[unit].buffer_bytes();
+  if (!design.sharding.narrows_gradients()) return 0;
+  return align_up(design.layout.units[unit].elements * dtype_bytes(design.sharding.reduce));
+}
+
+BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>& units, const Model& model,
+                         bool compresses) {
   BufferBytes bytes;
   const auto of = [&bytes](BufferKind kind) -> std::vector<int64_t>& { return bytes[static_cast<size_t>(kind)]; };
   for (int64_t unit = 0; unit < static_cast<int64_t>(design.layout.units.size()); ++unit) {
@@ -99,8 +110,7 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
     of(BufferKind::weights).push_back(gathers ? align_up(elements * dtype_bytes(design.sharding.compute)) : 0);
     of(BufferKind::prepared_weights).push_back(records.fp8_weights_bytes);
     of(BufferKind::whole_gradients).push_back(apart ? align_up(elements * dtype_bytes(DType::f32)) : 0);
-    of(BufferKind::narrow_gradients)
-        .push_back(design.sharding.narrows_gradients() ? align_up(elements * dtype_bytes(design.sharding.reduce)) : 0);
+    of(BufferKind::narrow_gradients).push_back(sum_buffer_bytes(design, static_cast<size_t>(unit), compresses));
     const UnitTraits& traits = units[static_cast<size_t>(unit)];
     of(BufferKind::offloaded)
         .push_back(traits.offload.any() ? record_bytes(bytes, traits, static_cast<int32_t>(unit)) : 0);
@@ -150,7 +160,21 @@ Model planned_model(const StepDesign& design, const StepShape& shape, PlanBacken
   return {shape, design.spec, design.shards, design.layout, axes, backend};
 }
 
+// Returns the bytes of an arena that the design's programs share.
+int64_t largest_of_programs(const StepDesign& design, MemoryPlace place, size_t memory_class) {
+  int64_t bytes = design.evaluation->memory.on(place)[memory_class];
+  for (const StepProgram& of_step : design.programs)
+    bytes = std::max(bytes, of_step.program->memory.on(place)[memory_class]);
+  return bytes;
+}
+
 }  // namespace
+
+size_t StepDesign::program_after(int64_t steps) const {
+  size_t number = programs.size() - 1;
+  while (number > 0 && programs[number].first_step > steps) --number;
+  return number;
+}
 
 MicroBatchShape micro_batch_shape(const StepConfig& config, int64_t context_rank) {
   return {config.batch.micro,
@@ -241,6 +265,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   StepDesign design = begin_design(config, groups.on_tensor_axis(), stages, make_sharding(config, choices, groups),
                                    optimizer_columns(config.optimizer));
   design.choices = std::move(choices);
+  design.messages =
+      make_gradient_messages(config.comm.compression, design.spec, design.shards, design.layout, design.tensor.size);
   design.context = groups.on_context_axis();
   design.training_shape = step_shape(config, design.choices, design.context, true);
   design.evaluation_shape = step_shape(config, design.choices, design.context, false);
@@ -248,22 +274,30 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   {
     const Model model = planned_model(design, design.training_shape, backend);
     design.first_equal_unit = find_equal_designs(model);
-    const ScheduleOptions options = schedule_options(design, model);
-    BufferBytes bytes = buffer_bytes(design, options.units, model);
-    const bool is_like = like != nullptr && like->schedule.options == options && like->bytes == bytes;
-    design.training = is_like ? like : make_program(training_schedule(options), std::move(bytes), host_place(target));
+    const auto add = [&](std::string_view name, int64_t first_step, bool compresses) {
+      const ScheduleOptions options = schedule_options(design, model, compresses);
+      BufferBytes bytes = buffer_bytes(design, options.units, model, compresses);
+      const bool is_like = like != nullptr && like->schedule.options == options && like->bytes == bytes;
+      design.programs.push_back(
+          {name, first_step, compresses,
+           is_like ? like : make_program(training_schedule(options), std::move(bytes), host_place(target))});
+    };
+    const bool compresses = design.messages.num_residuals > 0;
+    const int64_t start = config.comm.compression.start_step;
+    if (compresses && start > 0) add("warm-up", 0, false);
+    add("main", compresses ? start : 0, compresses);
+    design.training = design.programs.back().program;
   }
   {
     const Model model = planned_model(design, design.evaluation_shape, backend);
-    ScheduleOptions options = schedule_options(design, model);
+    ScheduleOptions options = schedule_options(design, model, false);
     options.micro_batches = 1;
-    design.evaluation =
-        make_program(evaluation_schedule(options), buffer_bytes(design, options.units, model), host_place(target));
+    design.evaluation = make_program(evaluation_schedule(options), buffer_bytes(design, options.units, model, false),
+                                     host_place(target));
   }
   MemoryPlan& memory = design.memory.arenas;
   for (const MemoryPlace place : {MemoryPlace::device, MemoryPlace::pinned_host})
-    for (size_t c = 0; c < num_memory_classes; ++c)
-      memory.on(place)[c] = std::max(design.training->memory.on(place)[c], design.evaluation->memory.on(place)[c]);
+    for (size_t c = 0; c < num_memory_classes; ++c) memory.on(place)[c] = largest_of_programs(design, place, c);
   const ParameterBytes parameters = parameter_bytes(design.layout, design.sharding, design.columns);
   memory[MemoryClass::weights] = parameters.weights;
   memory[MemoryClass::gradients] = parameters.gradients;
@@ -281,6 +315,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
     of_updates(MemoryClass::state) = align_up(sizeof(StepState)) + optimizer_tables;
   }
   memory[MemoryClass::data] += landing_bytes(config, target);
+  const int64_t residual_bytes = design.keeps_residuals() ? design.messages.residual_bytes() : 0;
+  memory[MemoryClass::residuals] = 2 * residual_bytes;
   StateTables& tables = design.tables;
   tables.agreement = align_up(sizeof(StepState));
   tables.optimizer = tables.agreement + StepAgreement::table_bytes(store);
@@ -290,7 +326,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   tables.statistics = tables.update_state + (store.state_layout().any_away() ? align_up(sizeof(StepState)) : 0);
   declare_statistics(design, step_statistics(config));
   design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
-  if (config.checkpoint.keeps_snapshot()) design.snapshot_bytes = store.snapshot_bytes();
+  if (config.checkpoint.keeps_snapshot())
+    design.snapshot_bytes = store.snapshot_bytes() + (design.keeps_residuals() ? design.messages.snapshot_bytes() : 0);
   design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] = design.snapshot_bytes;
   store.state_layout().add_away(design.memory.outside);
   memory += design.memory.outside;
@@ -311,10 +348,10 @@ StepDesign design_inference(const RunConfig& config, const Target& target, const
   PlanBackend backend(target);
   const Model model = planned_model(design, design.evaluation_shape, backend);
   design.choices.units.resize(design.spec.units.size());
-  ScheduleOptions options = schedule_options(design, model);
+  ScheduleOptions options = schedule_options(design, model, false);
   options.micro_batches = 1;
   design.evaluation =
-      make_program(inference_schedule(options), buffer_bytes(design, options.units, model), host_place(target));
+      make_program(inference_schedule(options), buffer_bytes(design, options.units, model, false), host_place(target));
   design.memory.arenas = design.evaluation->memory;
   design.memory.arenas[MemoryClass::weights] = parameter_bytes(design.layout, design.sharding, {}).weights;
   return design;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "config/run_config.h"
@@ -12,6 +13,7 @@
 #include "model/statistics.h"
 #include "ops/target.h"
 #include "parallel/executor.h"
+#include "parallel/gradient_messages.h"
 #include "parallel/groups.h"
 #include "parallel/memory.h"
 #include "parallel/parameters.h"
@@ -40,6 +42,14 @@ struct StateTables {
   int64_t update_state = 0;  // StepState of updates that run beside the ops
 };
 
+// A program that some steps of a run play.
+struct StepProgram {
+  std::string_view name;
+  int64_t first_step = 0;   // steps of the run before its first one
+  bool compresses = false;  // sums gradients in messages
+  std::shared_ptr<const Program> program;
+};
+
 struct StepDesign {
   RunConfig config;
   TensorRank tensor;
@@ -50,16 +60,22 @@ struct StepDesign {
   std::vector<TensorShard> shards;
   Sharding sharding;
   ParameterLayout layout;
-  StateColumns columns;  // the optimizer's state; empty for inference
+  GradientMessages messages;  // messages of compressed gradients; none if gradients are summed as they are
+  StateColumns columns;       // the optimizer's state; empty for inference
   StepShape training_shape, evaluation_shape;
   // By unit: the first unit of equal design, whose training actions run the same ops.
   std::vector<int32_t> first_equal_unit;
   StepChoices choices;
-  std::shared_ptr<const Program> training;    // one step
+  std::shared_ptr<const Program> training;  // one step, after the warm-up if there is one
+  std::vector<StepProgram> programs;        // programs of all training steps, by first_step; the last one is `training`
   std::shared_ptr<const Program> evaluation;  // one micro-batch, in the same arenas
   StepMemory memory;
   StateTables tables;
   StatisticsLayout statistics;
+  // Returns the index in `programs` of the step that comes after `steps` steps of the run.
+  size_t program_after(int64_t steps) const;
+  // Whether the rank keeps the errors of compressed gradients.
+  bool keeps_residuals() const { return config.comm.compression.error && messages.num_residuals > 0; }
   int64_t snapshot_bytes = 0;  // host's copy of the rank's state (TrainingStep::copy_state); 0: there is none
 };
 

@@ -35,7 +35,8 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
       readback_(backend, copy_queue_.get(), design_->statistics.num_sums()),
       state_(nullptr),
       gathers_(design_->spec.units.size(), Lane::done),
-      initial_statistics_(design_->statistics.initial_values()) {
+      initial_statistics_(design_->statistics.initial_values()),
+      program_(design_->programs.size() - 1) {
   const RunConfig& config = design_->config;
   const StepMemory& memory = design_->memory;
   allocate();
@@ -102,6 +103,13 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
     uploads_ = std::make_unique<MicroBatchUploads>(
         *copy_queue_, data.data() + data.bytes() - landing_bytes(config, backend_.target()), micro_batch_shape(config));
   }
+  if (design_->messages.num_residuals > 0) {
+    compression_ = std::make_unique<GradientCompression>(
+        GradientCompression{.messages = design_->messages,
+                            .residuals = reinterpret_cast<std::byte*>(residuals_at(0)),
+                            .errors = reinterpret_cast<std::byte*>(residuals_at(1)),
+                            .state = state_});
+  }
   ExecutorResources place{.arenas = arena_starts(),
                           .state = state_,
                           .statistics = statistics_,
@@ -112,7 +120,11 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
                           .accumulated = accumulated_.get(),
                           .uploads = uploads_.get(),
                           .offloads = offloads_ ? &*offloads_ : nullptr};
-  executor_ = std::make_unique<Executor>(*model_, *design_->training, *parameters_, place, update_.get());
+  for (const StepProgram& of_steps : design_->programs) {
+    place.compression = of_steps.compresses ? compression_.get() : nullptr;
+    executors_.push_back(std::make_unique<Executor>(*model_, *of_steps.program, *parameters_, place, update_.get()));
+  }
+  place.compression = nullptr;
   place.statistics = {};
   evaluation_executor_ =
       std::make_unique<Executor>(*evaluation_model_, *design_->evaluation, *parameters_, place, nullptr);
@@ -158,7 +170,31 @@ std::vector<StateSlice> TrainingStep::state(bool written_only) const {
 
 void TrainingStep::take_snapshot_memory() { snapshot_.emplace(backend_, design_->snapshot_bytes); }
 
-std::vector<StateSlice> TrainingStep::copy_state() { return snapshot_->copy(state(true), parameters_->columns()); }
+float* TrainingStep::residuals_at(int64_t buffer) const {
+  if (!design_->keeps_residuals()) return nullptr;
+  return reinterpret_cast<float*>(arena(MemoryClass::residuals)) + buffer * design_->messages.num_residuals;
+}
+
+std::vector<StateSlice> TrainingStep::residuals() const {
+  std::vector<StateSlice> pieces;
+  if (!design_->keeps_residuals()) return pieces;
+  for (const ResidualBox& box : design_->messages.boxes) {
+    StateSlice& piece = pieces.emplace_back();
+    piece.tensor = box.tensor;
+    piece.offset = box.offset;
+    piece.shape = box.shape;
+    piece.residual = residuals_at(0) + box.first;
+  }
+  return pieces;
+}
+
+std::vector<StateSlice> TrainingStep::written_state() const {
+  std::vector<StateSlice> pieces = state(true);
+  for (StateSlice& piece : residuals()) pieces.push_back(std::move(piece));
+  return pieces;
+}
+
+std::vector<StateSlice> TrainingStep::copy_state() { return snapshot_->copy(written_state(), parameters_->columns()); }
 
 uint32_t TrainingStep::weights_checksum() const {
   if (design_->sharding.gathers_weights()) return 0;
@@ -245,7 +281,7 @@ void TrainingStep::choose_algorithms() {
   ComputeOnly compute_only;
   NoTokens source(model_->shape());
   backend_.set_choosing(true);
-  executor_->play(source, &compute_only);
+  executors_.back()->play(source, &compute_only);
   evaluation_executor_->play(source, &compute_only);
   backend_.synchronize();  // before `source` is destroyed
   backend_.set_choosing(false);
@@ -258,6 +294,8 @@ void TrainingStep::clear_state() {
     const DeviceMemory& memory = memory_of_updates(c);
     zero_memory(update_backend_, copy_queue_.get(), memory.data(), memory.bytes());
   }
+  const DeviceMemory& residuals = memory_of(MemoryClass::residuals);
+  zero_memory(backend_, copy_queue_.get(), residuals.data(), residuals.bytes());
   if (away_ != nullptr) away_->clear();
 }
 
@@ -353,7 +391,7 @@ void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionO
     away_->release();
     lane_->resume();
   }
-  executor_->play(source, observer);
+  executors_[program_]->play(source, observer);
   if (lane_ != nullptr && observer != nullptr) lane_->suspend();  // the observer's step includes its updates
   readback_.queue(state_, agreement_->stops(), reinterpret_cast<const double*>(statistics_.block));
 }

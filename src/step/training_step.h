@@ -77,7 +77,8 @@ class TrainingStep {
   // Sets initial weights, zero optimizer state and 0 updates. Calls `progress`, if given, with the number of elements
   // drawn so far.
   void initialize(const std::function<void(int64_t)>& progress = {});
-  // Zeroes weights and optimizer state, padding included. Call before loading a checkpoint. Waits for gathers.
+  // Zeroes weights, optimizer state and errors of compressed gradients, padding included. Call before loading a
+  // checkpoint. Waits for gathers.
   void clear_state();
   // Makes the compute weights from the weights in `state()`. Call after writing these.
   void weights_changed();
@@ -91,6 +92,8 @@ class TrainingStep {
     return design_->config.precision.scales_loss() ? std::optional(host_state_.loss_scale) : std::nullopt;
   }
 
+  // Selects one of StepDesign::programs for the steps that begin from now on; the last one until then. Not collective.
+  void use_program(size_t number) { program_ = number; }
   // Begins a step; on a device it only queues the step. `source` provides this rank's micro-batches and must live until
   // all steps that have begun have ended. `observer`: called before and after each action; may be null. `stop_wanted`:
   // called late in the step, and until the next step begins; StepResult::stop is true on every rank if it returned true
@@ -123,10 +126,18 @@ class TrainingStep {
   // Copy values of `state()`, bytes of one unit.
   void read_state(void* to, const void* from, int64_t bytes) const;
   void write_state(void* to, const void* from, int64_t bytes) const;
+  // Returns the pieces of this rank's errors of compressed gradients. Not collective.
+  std::vector<StateSlice> residuals() const;
+  // Returns the part of state() and residuals() that this rank writes to a checkpoint. Waits for gathers. Not
+  // collective.
+  std::vector<StateSlice> written_state() const;
+  // Returns the memory of the errors of the steps so far (0), or that of a step's own errors (1), which is free between
+  // steps; null if none are kept.
+  float* residuals_at(int64_t buffer) const;
   const ParameterStore& parameters() const { return *parameters_; }
   // Takes the memory of copy_state. Not collective. THROWS Error(device).
   void take_snapshot_memory();
-  // Copies the part of the state that this rank writes to a checkpoint, `state(true)`: see StateSnapshot::copy. Not
+  // Copies the part of the state that this rank writes to a checkpoint, written_state(): see StateSnapshot::copy. Not
   // collective. REQUIRES: take_snapshot_memory was called.
   std::vector<StateSlice> copy_state();
   // Returns the CRC-32C of the weights, which is the same on all data ranks. 0 with ZeRO 3, where no two ranks hold the
@@ -182,7 +193,10 @@ class TrainingStep {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<AccumulatedGradients> accumulated_;  // null with precision.gradients = fp32
   std::unique_ptr<StepUpdate> update_;                 // agreement_ and optimizer_
-  std::unique_ptr<Executor> executor_, evaluation_executor_;
+  std::unique_ptr<GradientCompression> compression_;   // null if gradients are summed as they are
+  std::vector<std::unique_ptr<Executor>> executors_;   // by StepDesign::programs
+  std::unique_ptr<Executor> evaluation_executor_;
+  size_t program_;
 };
 
 }  // namespace gptrain::step

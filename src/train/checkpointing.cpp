@@ -230,7 +230,7 @@ void Checkpointing::save_now(const RunProgress& progress) {
   context_.world.activity().set_phase("checkpoint");
   const auto began = Clock::now();
   const auto memory = make_slice_memory(step_);
-  Writing writing = begin_writing(progress, step_.state(true), memory.get(), began);
+  Writing writing = begin_writing(progress, step_.written_state(), memory.get(), began);
   try {
     write(writing, context_.all());
   } catch (...) {

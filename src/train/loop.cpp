@@ -19,8 +19,9 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
     : context_(context),
       profile_step_(options.profile_step.value_or(0)),
       profiler_(profiler),
-      start_(choose_start(context.config, options, checkpoint_bytes(design->spec, context.config), context.all(),
-                          context.world)),
+      start_(choose_start(context.config, options,
+                          checkpoint_bytes(design->spec, context.config, context.groups.num_data_ranks()),
+                          context.all(), context.world)),
       folder_(context.config.run.out, start_.lock.get()),
       stop_(signals, folder_, context.world.activity()),
       data_(open_data(context.config, start_, context.all(), context.world)),
@@ -143,6 +144,7 @@ void TrainingLoop::begin_step(Prefetcher& batches) {
     throw;
   }
   const auto ask = [this, &batches] { return wants_to_stop() || batches.is_void(); };
+  step_->use_program(step_->design().program_after(step - 1));
   step_->begin(lr, batches, profiler, ask, targets);
   begun_.push_back({lr, batches.waited_seconds() - waited_before});
 }

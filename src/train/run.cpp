@@ -125,7 +125,9 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
 }
 
 // Returns the settings that all ranks must share: the config, and the options of the command that change the work.
-std::string config_fact(const RunConfig& config, const TrainOptions& options) {
+// Machines may have other names for their interfaces.
+std::string config_fact(RunConfig config, const TrainOptions& options) {
+  config.comm.interface = CommConfig().interface;
   std::string lines = list_config(config);
   if (options.resume) lines += fmt::format("--resume {}\n", *options.resume);
   if (options.init_from) lines += fmt::format("--init-from {}\n", *options.init_from);

@@ -119,7 +119,7 @@ void save_state(const RunConfig& config, const TrainingStep& step, const RunProg
                 const RankGroups& groups, const World& world) {
   const auto memory = make_slice_memory(step);
   write_state(make_state_save(config, step, progress, config.run.out, {},
-                              slices_of(step, step.state(true), StatePart::all, memory.get())),
+                              slices_of(step, step.written_state(), StatePart::all, memory.get())),
               groups.group(GroupKind::world), world);
 }
 
@@ -131,6 +131,38 @@ void save_weights(const RunConfig& config, const TrainingStep& step, const RunPr
                               slices_of(step, step.state(true), StatePart::weights, memory.get()), StatePart::weights),
               groups.group(GroupKind::world), world);
 }
+
+namespace {
+
+// Loads the errors of compressed gradients: each rank its own, or where another number of data ranks has saved them, an
+// equal share of their sum. Errors that the checkpoint does not have stay as they are. `saved`: its config.
+void load_residuals(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups, const World& world,
+                    const StepConfig& saved, int64_t saved_world) {
+  const CompressionConfig& compression = saved.comm.compression;
+  if (!step.design().keeps_residuals() || !compression.is_on() || !compression.error) return;
+  const int64_t saved_ranks = saved_world / ranks_of_model(saved.parallel);
+  const auto memory = make_slice_memory(step.backend());
+  const Matrix residuals(step.residuals_at(0), DType::f32, 1, step.design().messages.num_residuals);
+  const Matrix loaded(step.residuals_at(1), DType::f32, 1, residuals.cols);
+  const bool as_saved = saved_ranks == groups.num_data_ranks();
+  for (int64_t from = 0; from < (as_saved ? 1 : saved_ranks); ++from) {
+    load_on_all(checkpoint, groups, world, [&](const Contents& contents) {
+      std::vector<StateSlice> pieces = step.residuals();
+      std::vector<Slice> slices = slices_of(step, pieces, StatePart::all, memory.get());
+      for (size_t i = 0; i < slices.size() && !as_saved; ++i) {
+        slices[i].name = residual_name(from, step.spec().tensors[static_cast<size_t>(pieces[i].tensor)]);
+        slices[i].data = pieces[i].residual - residuals.as<float>() + loaded.as<float>();
+      }
+      std::erase_if(slices, [&](const Slice& slice) { return !contents.tensors.contains(slice.name); });
+      return slices;
+    });
+    if (as_saved) return;
+    const double share = 1 / static_cast<double>(groups.num_data_ranks());
+    step.backend().run(WeightedSum{.a = loaded, .a_factor = share, .b = residuals, .b_factor = 1, .to = residuals});
+  }
+}
+
+}  // namespace
 
 RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups, const World& world) {
   const auto memory = make_slice_memory(step);
@@ -148,6 +180,7 @@ RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const Ran
   });
   other_blocks->settle();
   const Manifest& manifest = contents.stored.manifest;
+  load_residuals(checkpoint, step, groups, world, saved_config(checkpoint, manifest), manifest.world_size);
   step.set_updates(manifest.progress.updates);
   if (manifest.loss_scale) step.set_loss_scale(*manifest.loss_scale);
   step.weights_changed();

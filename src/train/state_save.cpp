@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/version.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/residual_kind.h"
 #include "comm/agree.h"
 #include "comm/texts.h"
 #include "config/load.h"
@@ -77,13 +78,17 @@ std::unique_ptr<SliceMemory> make_slice_memory(const TrainingStep& step) {
   return std::make_unique<DeviceState>(step.backend());
 }
 
+std::string residual_name(int64_t data_rank, const TensorSpec& tensor) {
+  return fmt::format("{}/{}", residual_kind(data_rank), tensor.name);
+}
+
 std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSlice>& pieces, StatePart part,
                              SliceMemory* memory) {
   std::vector<Slice> slices;
   for (const StateSlice& piece : pieces) {
     const TensorSpec& spec = step.spec().tensors[static_cast<size_t>(piece.tensor)];
-    const auto add = [&](std::string_view kind, void* data, DType dtype) {
-      slices.push_back({.name = fmt::format("{}/{}", kind, spec.name),
+    const auto add_as = [&](std::string name, void* data, DType dtype) {
+      slices.push_back({.name = std::move(name),
                         .global_shape = spec.shape,
                         .offset = piece.offset,
                         .shape = piece.shape,
@@ -91,6 +96,13 @@ std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSl
                         .memory = memory,
                         .dtype = dtype});
     };
+    const auto add = [&](std::string_view kind, void* data, DType dtype) {
+      add_as(fmt::format("{}/{}", kind, spec.name), data, dtype);
+    };
+    if (piece.residual != nullptr) {
+      if (part == StatePart::all) add_as(residual_name(step.groups().data_rank(), spec), piece.residual, DType::f32);
+      continue;
+    }
     if (piece.weight != nullptr) {
       add("weight", piece.weight, DType::f32);
     } else if (piece.narrow_weight != nullptr) {
@@ -126,6 +138,13 @@ StateSave make_state_save(const RunConfig& config, const TrainingStep& step, con
     if (part != StatePart::all) break;
     num_tensors += std::count_if(tensors.begin(), tensors.end(),
                                  [&column](const TensorSpec& tensor) { return has_values(column, tensor); });
+  }
+  const CompressionConfig& compression = config.comm.compression;
+  if (part == StatePart::all && compression.error && step.groups().num_data_ranks() > 1) {
+    num_tensors +=
+        step.groups().num_data_ranks() * std::count_if(tensors.begin(), tensors.end(), [&](const TensorSpec& tensor) {
+          return codes_gradients(compression, tensor, config.parallel.tensor);
+        });
   }
   return {.out = out,
           .manifest = {.progress = progress,

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "checkpoint/manifest.h"
@@ -20,9 +21,13 @@ enum class StatePart { all, weights };
 // Returns the access of slices to the memory of a step; null if all of it is the host's. The step must outlive it.
 std::unique_ptr<SliceMemory> make_slice_memory(const TrainingStep& step);
 
-// Returns the slices of the weights and of each column of the optimizer's state, in the memory that `pieces` name.
+// Returns the slices of the weights, of each column of the optimizer's state, and of the errors of compressed
+// gradients, in the memory that `pieces` name.
 std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSlice>& pieces, StatePart part,
                              SliceMemory* memory);
+
+// Returns the name in a checkpoint of a tensor's errors on the rank with a number among the data ranks.
+std::string residual_name(int64_t data_rank, const TensorSpec& tensor);
 
 // The part of a save that one rank writes, and the manifest that rank 0 writes. Its slices refer to the memory of the
 // pieces.

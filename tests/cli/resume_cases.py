@@ -80,6 +80,26 @@ class Data(CliCase):
                     *overrides("batch.micro=1"))
 
 
+class CompressedGradients(CliCase):
+    """The errors that ranks keep of compressed gradients."""
+
+    def test_resumed(self):
+        config = self.write_run(comm={"compression": {"kind": "int8", "min_elements": 256}}, batch={"micro": 1},
+                                checkpoint={"every_steps": 3})
+        self.train(config, "--ranks", "2", *overrides("run.out=whole"))
+        self.train(config, "--ranks", "2", "--steps", "3")
+        self.train(config, "--ranks", "2", "--resume", "latest")
+        for rank in range(2):
+            name = f"rank-{rank:05}.safetensors"
+            self.assertEqual((self.checkpoint(6) / name).read_bytes(), (self.checkpoint(6, "whole") / name).read_bytes())
+            self.assertIn(b"residual.%03d/" % rank, (self.checkpoint(6) / name).read_bytes())
+        self.succeed("checkpoint", "verify", "out")
+        self.assertIn("residual.001/", self.succeed("checkpoint", "inspect", "out"))
+        # One rank codes nothing and keeps no errors.
+        self.train(config, "--resume", "latest", *overrides("run.steps=7"))
+        self.assertNotIn("residual.", self.succeed("checkpoint", "inspect", "out"))
+
+
 class Keys(CliCase):
     """Changed keys are printed and kept, and nothing jumps unasked."""
 

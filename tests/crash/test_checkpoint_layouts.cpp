@@ -2,6 +2,7 @@
 // the average.
 #include <atomic>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fmt/format.h>
@@ -224,6 +225,73 @@ TEST_CASE("every layout loads the bits that every layout saved") {
 TEST_CASE("so it is with weights of bf16 without masters") {
   check_layouts(Family::gpt2, "bf16-pure",
                 {{1, 1, 0}, {1, 3, 1}, {1, 5, 3}, {3, 1, 0, true}, {2, 2, 2, true}, {1, 2, 2, false, "1f1b", 3}});
+}
+
+namespace {
+
+// The error of an element on a data rank, or the sum over `data_ranks` ranks; whole numbers.
+float error_of(int64_t tensor, int64_t index, int64_t data_rank) {
+  return static_cast<float>((tensor * 7 + index * 3 + data_rank * 11) % 61);
+}
+float errors_of(int64_t tensor, int64_t index, int64_t data_ranks) {
+  float sum = 0;
+  for (int64_t rank = 0; rank < data_ranks; ++rank) sum += error_of(tensor, index, rank);
+  return sum;
+}
+
+// Calls visit(error, tensor, index in the tensor) for each error that the rank keeps.
+template <typename Visit>
+void for_each_error(const TrainingStep& step, const Visit& visit) {
+  for (const StateSlice& piece : step.residuals()) {
+    const int64_t cols = step.spec().tensors[static_cast<size_t>(piece.tensor)].shape[1], width = piece.shape[1];
+    for (int64_t i = 0; i < piece.count(); ++i)
+      visit(piece.residual[i], piece.tensor, (piece.offset[0] + i / width) * cols + piece.offset[1] + i % width);
+  }
+}
+
+RunConfig compressed_config(const Layout& layout, const fs::path& out) {
+  RunConfig config = config_of(Family::gpt2, layout, "fp32", out);
+  config.comm.compression = {.kind = GradientCodec::int8, .error = true, .min_elements = 1000};
+  return config;
+}
+
+}  // namespace
+
+TEST_CASE("errors of compressed gradients are each rank's own again, or an equal share of all ranks'") {
+  const std::vector<Layout> all = {
+      {1, 2, 0}, {2, 2, 1}, {1, 4, 3}, {.tensor = 1, .data = 2, .zero = 0, .schedule = "gpipe", .stages = 3}};
+  const Folder folder;
+  for (const Layout& saved : all) {
+    const fs::path out = folder.path / fmt::format("{}-{}-{}", saved.tensor, saved.data, saved.stages);
+    const RunConfig config = compressed_config(saved, out);
+    on_ranks(config, saved.world_size(), [&](TrainingStep& step, RankGroups& groups, World& world) {
+      step.initialize();
+      for_each_error(step, [&](float& error, int64_t tensor, int64_t index) {
+        error = error_of(tensor, index, groups.data_rank());
+      });
+      save_state(config, step, {.step = 7}, groups, world);
+    });
+    const fs::path checkpoint = list_checkpoints(out).front().path;
+    REQUIRE_NOTHROW(verify_checkpoint(checkpoint));
+    for (const Layout& layout : all) {
+      INFO("saved by " << saved.name() << ", loaded by " << layout.name());
+      std::atomic<int64_t> errors = 0, different = 0;
+      const RunConfig asked = compressed_config(layout, out);
+      on_ranks(asked, layout.world_size(), [&](TrainingStep& step, RankGroups& groups, World& world) {
+        load_state(checkpoint, step, groups, world);
+        for_each_error(step, [&](float error, int64_t tensor, int64_t index) {
+          const TensorSpec& spec = step.spec().tensors[static_cast<size_t>(tensor)];
+          const bool is_saved = codes_gradients(config.comm.compression, spec, saved.tensor);
+          const float share = errors_of(tensor, index, saved.data) / static_cast<float>(layout.data);
+          const float own = saved.data == layout.data ? error_of(tensor, index, groups.data_rank()) : share;
+          ++errors;
+          different += std::abs(error - (is_saved ? own : 0)) > 1e-4F ? 1 : 0;
+        });
+      });
+      REQUIRE(errors > 0);
+      REQUIRE(different == 0);
+    }
+  }
 }
 
 TEST_CASE("a part that is missing or damaged is named") {

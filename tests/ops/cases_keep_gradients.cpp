@@ -119,6 +119,27 @@ void check_not_finite(Trial& trial) {
                     "sums stay not finite");
 }
 
+const StepState* state_of(Trial& trial, bool skips) {
+  return Trial::pointer<const StepState>(trial.in_out_value(state_after(3, skips)));
+}
+
+// Checks that errors are kept as they are, and that a skipped step leaves the earlier ones.
+void check_residual(Trial& trial, int64_t n, bool skips) {
+  const Operand& errors = trial.input(DType::f32, 1, n);
+  Operand& kept = trial.in_out(DType::f32, 1, n);
+  const std::vector<double> before = kept.values();
+  trial.run(KeepResidual{.state = state_of(trial, skips), .errors = errors.matrix(), .kept = kept.matrix()});
+  trial.expect_equal("kept", kept, skips ? before : errors.values());
+}
+
+void check_residual_rejections(Trial& trial) {
+  const StepState* const state = state_of(trial, false);
+  const Operand& errors = trial.input(DType::f32, 1, 8);
+  trial.expect_rejected(KeepResidual{state, errors.matrix(), trial.in_out(DType::f32, 1, 7).matrix()},
+                        "another length");
+  trial.expect_rejected(KeepResidual{state, errors.matrix(), trial.in_out(DType::bf16, 1, 8).matrix()}, "bf16");
+}
+
 void check_rejections(Trial& trial) {
   KeepGradients op = make_op(trial, {{0, 8, {7, 8}, {}}}, 1);
   op.gradients = trial.input(DType::f32, 1, 8).matrix();
@@ -250,6 +271,18 @@ void add_keeping_cases(Suite& suite) {
   suite.add<KeepGradients>("unbiased", check_unbiased);
   suite.add<KeepGradients>("not finite", check_not_finite);
   suite.add<KeepGradients>("rejections", check_rejections);
+  for (const int64_t n : {1, 13, 1024, 70'001}) {
+    for (const bool skips : {false, true})
+      suite.add<KeepResidual>(fmt::format("{} elements{}", n, skips ? ", skipped" : ""),
+                              [=](Trial& t) { check_residual(t, n, skips); });
+  }
+  suite.add<KeepResidual>("rejections", check_residual_rejections);
+  suite.add_bench<KeepResidual>("40 M elements", [](Trial& t) {
+    constexpr int64_t elements = 40'000'000;
+    t.time(KeepResidual{.state = state_of(t, false),
+                        .errors = t.input(DType::f32, 1, elements).matrix(),
+                        .kept = t.output(DType::f32, 1, elements).matrix()});
+  });
   for (const bool masters : {false, true}) {
     const std::string name = masters ? "bf16 gradients, masters" : "bf16 gradients";
     AdamW adamw{};

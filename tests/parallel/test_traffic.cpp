@@ -1,6 +1,7 @@
 // Bytes that each group of ranks sends in a step: closed formulas, the plan, and the real calls to communicators.
 #include <fmt/format.h>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,11 @@ class CountingCommunicator final : public ForwardingCommunicator {
   void all_gather(const void* in, void* out, int64_t count, DType dtype) override {
     counter_.all_gather(in, out, count, dtype);
     ForwardingCommunicator::all_gather(in, out, count, dtype);
+  }
+  void all_to_all_v(const void* in, std::span<const PeerPart> sent, void* out, std::span<const PeerPart> received,
+                    DType dtype) override {
+    counter_.all_to_all_v(in, sent, out, received, dtype);
+    ForwardingCommunicator::all_to_all_v(in, sent, out, received, dtype);
   }
   void broadcast(void* data, int64_t count, DType dtype, int root) override {
     counter_.broadcast(data, count, dtype, root);
@@ -305,6 +311,41 @@ const Layout layouts[] = {
                    "model.sequence_length=20"}},
 };
 
+// The traffic of each rank's second step: in its plan, and counted at the groups.
+struct StepTraffic {
+  std::vector<LaneTraffic> planned, counted;
+};
+
+StepTraffic traffic_of(const RunConfig& config, int64_t world_size) {
+  StepTraffic traffic;
+  traffic.planned.resize(static_cast<size_t>(world_size));
+  traffic.counted.resize(static_cast<size_t>(world_size));
+  std::vector<LaneTraffic> of_first_step(static_cast<size_t>(world_size));
+  Wrapping wrapping;
+  wrapping.group = [&](int64_t rank, LaneKind lane, GroupKind kind, std::unique_ptr<Communicator> group) {
+    LaneTraffic& of_rank = traffic.counted[static_cast<size_t>(rank)];
+    return std::make_unique<CountingCommunicator>(std::move(group),
+                                                  of_rank[static_cast<size_t>(lane)][static_cast<size_t>(kind)]);
+  };
+  on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
+    const auto index = static_cast<size_t>(rank.groups.rank());
+    RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
+    rank.step.run(1e-3, batches);
+    rank.step.state();  // waits for gathers in progress
+    of_first_step[index] = traffic.counted[index];
+    rank.step.run(1e-3, batches);
+    traffic.planned[index] = rank.plan.traffic;
+  });
+  for (size_t rank = 0; rank < traffic.counted.size(); ++rank) {
+    for_each_entry([&](size_t lane, size_t group, size_t i) {
+      Traffic& counted = traffic.counted[rank][lane][group][i];
+      counted.calls -= of_first_step[rank][lane][group][i].calls;
+      counted.sent_bytes -= of_first_step[rank][lane][group][i].sent_bytes;
+    });
+  }
+  return traffic;
+}
+
 }  // namespace
 
 TEST_CASE("each group of each lane sends the bytes of the closed formulas, in the plan and in a run") {
@@ -327,32 +368,60 @@ TEST_CASE("each group of each lane sends the bytes of the closed formulas, in th
     of(LaneKind::gradients, GroupKind::world) = world_traffic(sizes, spec);
     of(LaneKind::weights, GroupKind::data) = weights_traffic(sizes, parameters);
 
-    std::vector<LaneTraffic> counted(static_cast<size_t>(world_size));
-    std::vector<LaneTraffic> of_first_step(static_cast<size_t>(world_size));
-    std::vector<LaneTraffic> planned(static_cast<size_t>(world_size));
-    Wrapping wrapping;
-    wrapping.group = [&](int64_t rank, LaneKind lane, GroupKind kind, std::unique_ptr<Communicator> group) {
-      LaneTraffic& of_rank = counted[static_cast<size_t>(rank)];
-      return std::make_unique<CountingCommunicator>(std::move(group),
-                                                    of_rank[static_cast<size_t>(lane)][static_cast<size_t>(kind)]);
-    };
-    on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
-      const auto index = static_cast<size_t>(rank.groups.rank());
-      RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
-      rank.step.run(1e-3, batches);
-      rank.step.state();  // waits for gathers in progress
-      of_first_step[index] = counted[index];
-      rank.step.run(1e-3, batches);
-      planned[index] = rank.plan.traffic;
-    });
-    for (size_t rank = 0; rank < counted.size(); ++rank) {
+    const StepTraffic traffic = traffic_of(config, world_size);
+    for (size_t rank = 0; rank < traffic.counted.size(); ++rank) {
       INFO("rank " << rank);
-      for_each_entry([&](size_t lane, size_t group, size_t i) {
-        counted[rank][lane][group][i].calls -= of_first_step[rank][lane][group][i].calls;
-        counted[rank][lane][group][i].sent_bytes -= of_first_step[rank][lane][group][i].sent_bytes;
-      });
-      check_equal(planned[rank], expected);
-      check_equal(counted[rank], expected);
+      check_equal(traffic.planned[rank], expected);
+      check_equal(traffic.counted[rank], expected);
+    }
+  }
+}
+
+// With one message for each piece of P ranks, a rank sends the messages of the others' pieces, and with ZeRO 0 its own
+// piece's to each of them. A unit without coded elements is summed as it is.
+TEST_CASE("ranks send the bytes of their messages of compressed gradients") {
+  struct Case {
+    int64_t tensor, data;
+    std::vector<std::string> overrides;
+  };
+  const std::vector<Case> cases = {{1, 3, {"parallel.zero=0"}},
+                                   {1, 2, {"parallel.zero=1", "precision.compute=bf16"}},
+                                   {2, 2, {"parallel.zero=3", "model.num_heads=4", "batch.micro=1"}}};
+  for (const Case& layout : cases) {
+    std::vector<std::string> overrides = {"batch.global=12", "batch.micro=2",
+                                          fmt::format("parallel.tensor={}", layout.tensor),
+                                          R"(comm.compression={"kind": "int8", "min_elements": 2000})"};
+    overrides.insert(overrides.end(), layout.overrides.begin(), layout.overrides.end());
+    const int64_t world_size = layout.tensor * layout.data;
+    const RunConfig config = small_config(Family::gpt2, overrides, world_size);
+    INFO(layout.overrides.front());
+    const ModelSpec spec = make_spec(config.model);
+    const std::vector<TensorShard> shards = shard_tensors(spec, {layout.tensor, 0});
+    const ParameterLayout parameters = make_layout(spec, shards, {layout.data, 1});
+    const GradientMessages messages =
+        make_gradient_messages(config.comm.compression, spec, shards, parameters, layout.tensor);
+    const StepTraffic traffic = traffic_of(config, world_size);
+    for (int64_t rank = 0; rank < world_size; ++rank) {
+      INFO("rank " << rank);
+      int64_t sent = 0, plain = 0;
+      for (size_t unit = 0; unit < messages.units.size(); ++unit) {
+        plain += parameters.units[unit].piece_elements() * 4 * (layout.data - 1);
+        for (int64_t peer = 0; peer < std::ssize(messages.units[unit].pieces); ++peer) {
+          const int64_t own = rank / layout.tensor;
+          if (peer == own) continue;
+          sent += messages.units[unit].pieces[static_cast<size_t>(peer)].bytes;
+          if (config.parallel.zero == 0) sent += messages.units[unit].pieces[static_cast<size_t>(own)].bytes;
+        }
+      }
+      if (cuts_gradients(config.parallel.zero)) sent *= config.batch.accumulation;
+      const auto of = [&](const LaneTraffic& all) {
+        return all[static_cast<size_t>(LaneKind::gradients)][static_cast<size_t>(GroupKind::data)]
+                  [static_cast<size_t>(Operation::all_to_all_v)];
+      };
+      const auto index = static_cast<size_t>(rank);
+      check_equal(traffic.counted[index], traffic.planned[index]);
+      CHECK(of(traffic.planned[index]).sent_bytes == sent);
+      if (config.parallel.zero == 1) CHECK(sent < plain / 2);
     }
   }
 }

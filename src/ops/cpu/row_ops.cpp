@@ -96,4 +96,9 @@ void cpu_run(const Add& op, const CpuContext& context) {
                          [&](int64_t row, int64_t first, int64_t end) { context.kernels->add(op, row, first, end); });
 }
 
+void cpu_run(const KeepResidual& op, const CpuContext& context) {
+  if (op.state->skip != 0) return;
+  cpu_run(Cast{.from = op.errors, .to = op.kept}, context);
+}
+
 }  // namespace gptrain::ops

@@ -120,6 +120,7 @@ const std::map<std::string, Sample> samples = {
     {"memory.offload_activations", {R"("hidden")", {}}},
     {"memory.activation_bits", {"3", {}}},
     {"memory.saved_inputs", {"8", {}}},
+    {"comm.compression", {R"({"kind":"int8","error":false,"start_step":3,"min_elements":4096})", {}}},
     {"memory.linear_projection", {R"({"kind":"rows","share":0.5,"sites":["ffn_out"]})", {}}},
     {"memory.loss_chunk_tokens", {"128", {}}},
     {"memory.offload_optimizer", {R"("disk")", {"memory.disk_path=/scratch"}}},

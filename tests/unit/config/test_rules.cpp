@@ -280,6 +280,19 @@ TEST_CASE("a key that would have no effect is refused") {
                "parallel.sequence=true", "batch.micro=1"}) ==
         "memory.linear_projection = {...}: projects whole sequences: with parallel.sequence batch.micro = 1 must be a "
         "multiple of parallel.tensor = 2 (try {})");
+  const std::string int8 = R"(comm.compression={"kind":"int8"})";
+  CHECK(fault({int8, "precision.compute=fp16", "run.device=auto"}) ==
+        "comm.compression = {...}: cannot be combined with precision.compute = \"fp16\", whose changing loss scale the "
+        "errors would be in (try {})");
+  CHECK(fault({R"(comm.compression={"kind":"int8","start_step":1000})", "run.steps=1000"}) ==
+        "comm.compression = {...}: compresses nothing, as its start_step is not less than run.steps = 1000 (try {})");
+  CHECK(fault({int8, "precision.reduce=bf16"}) ==
+        "comm.compression = {...}: needs precision.reduce = \"fp32\": what is not coded is summed in fp32 (try {})");
+  CHECK(fault({int8, "precision.compute=bf16-pure", "precision.gradients=bf16"}) ==
+        "comm.compression = {...}: needs precision.gradients = \"fp32\", in which errors are added to gradients (try "
+        "{})");
+  CHECK(fault({"parallel.pipeline=2", "parallel.pipeline_schedule=pipedream-2bw"}).find("weights of earlier steps") !=
+        std::string::npos);
   CHECK(
       fault({"memory.offload_activations=all", "memory.recompute=optimal"}) ==
       "memory.offload_activations = \"all\": must be \"none\" or \"optimal\" with memory.recompute = \"optimal\" (try "

@@ -94,9 +94,9 @@ TEST_CASE("transfers take their bytes at the rank's part of the NICs") {
   CHECK(seconds({0, 1}, Operation::send, 1e8) == Approx(1e8 / 100e9 + 1e-6));
   CHECK(seconds({0, 8}, Operation::send, 1e8) == Approx(1e8 / 10e9 + 10e-6));
   CHECK(seconds({0, 8}, Operation::receive, 1e8) == seconds({0, 8}, Operation::send, 1e8));
-  // 8 ranks exchange 1 MB with each other: 7 MB leave each.
-  CHECK(seconds(every(1, 8), Operation::all_to_all, 64e6) == Approx(7e6 / 100e9 + 1e-6));
-  CHECK(seconds(every(8, 8), Operation::all_to_all, 64e6) == Approx(7e6 / 10e9 + 10e-6));
+  // 8 ranks exchange 8 MB with each other: 56 MB leave each.
+  CHECK(seconds(every(1, 8), Operation::all_to_all, 64e6) == Approx(56e6 / 100e9 + 1e-6));
+  CHECK(seconds(every(8, 8), Operation::all_to_all, 64e6) == Approx(56e6 / 10e9 + 10e-6));
 }
 
 TEST_CASE("a group of one takes no time, and every operation has a time in every other") {

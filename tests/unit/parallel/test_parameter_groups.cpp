@@ -46,7 +46,7 @@ class HalvedReducer final : public GradientReducer {
  public:
   explicit HalvedReducer(const ReductionContext& context) : context_(context) {}
 
-  int phases() const override { return 2; }
+  int phases(int64_t) const override { return 2; }
   Lane::Ticket begin(int64_t unit, int phase, const UnitGradients& of) override {
     const UnitRange& range = context_.parameters.layout().units[static_cast<size_t>(unit)];
     const int64_t half = range.elements / 2;
@@ -112,7 +112,7 @@ class Rank {
   }
 
   // Gradients of a unit are summed over the ranks with copies of it, and over no other.
-  void check_sums(const ParameterExchange::ReducerMaker& make) {
+  void check_sums(const ParameterExchange::ReducerMaker& make, int phases) {
     ParameterExchange exchange(*store_, groups_, *backend_, nullptr, make);
     for (int64_t unit = 0; unit < store_->num_parameter_units(); ++unit) {
       const auto elements = static_cast<size_t>(range(unit).elements);
@@ -122,6 +122,7 @@ class Rank {
       for (int64_t i = 0; i < range(unit).elements; ++i) put(whole, DType::f32, i, gradient_of(i, rank_));
       const ParameterExchange::Gradients of{whole, reinterpret_cast<std::byte*>(narrow.data())};
       exchange.begin_sum(unit, of);
+      if (phases == 2) exchange.go_on_with_sum(unit, of);
       exchange.await_sum(unit, of, 0);
       const UnitPiece piece = store_->piece(unit);
       const auto* const sums = store_->gradients_piece(unit).as<const float>();
@@ -163,9 +164,9 @@ TEST_CASE("a unit's parameters may have copies on half of the data ranks, or on 
         CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) {
           Rank rank(world, config, experts);
           if (cuts_state(config.parallel.zero)) rank.check_gathers();
-          rank.check_sums(make_reducer);
+          rank.check_sums(make_reducer, 1);
           rank.check_sums(
-              [](const ReductionContext& context, CopyGroup) { return std::make_unique<HalvedReducer>(context); });
+              [](const ReductionContext& context, CopyGroup) { return std::make_unique<HalvedReducer>(context); }, 2);
         }));
       }
     }

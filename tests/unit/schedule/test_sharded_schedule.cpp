@@ -68,8 +68,8 @@ std::vector<int32_t> units_of_action(const Schedule& schedule, const Action& act
   return {head_matrix && schedule.options.tied_head ? 0 : action.unit};
 }
 
-// Simulates ZeRO 3's weights by simple rules: gathered and awaited weights exist until their buffer ends, and at most
-// two blocks have theirs. Returns the first violation.
+// Simulates ZeRO 3's weights by simple rules: gathered and awaited weights exist until their buffer ends, and only the
+// block in use and those that are gathered ahead have theirs. Returns the first violation.
 std::string misused_weights(const Schedule& schedule) {
   std::set<int32_t> arrived;
   for (size_t i = 0; i < schedule.actions.size(); ++i) {
@@ -78,7 +78,7 @@ std::string misused_weights(const Schedule& schedule) {
       return b.kind == BufferKind::weights && schedule.traits(b.unit).kind == UnitKind::block &&
              b.first <= static_cast<int32_t>(i) && static_cast<int32_t>(i) <= b.last;
     });
-    if (alive > 2) return "more than two blocks have their weights";
+    if (alive > 1 + schedule.options.gathers_ahead) return "too many blocks have their weights";
     const int32_t buffer = action[Operand::weights];
     if (action.kind == ActionKind::await_weights) arrived.insert(buffer);
     if (!uses_weights(action.kind)) continue;
@@ -148,6 +148,48 @@ TEST_CASE("as many sums of blocks are under way as the options allow") {
   }
 }
 
+TEST_CASE("weights are gathered as far ahead as the options allow") {
+  for (const int32_t ahead : {1, 2, 3}) {
+    for (const bool recompute : {false, true}) {
+      std::vector<UnitTraits> units = units_of(std::vector<bool>(8, recompute));
+      if (recompute) units[6].recompute_from = 4;
+      const Schedule schedule =
+          training_schedule({.micro_batches = 2, .units = units, .flow = parameter_flow(3), .gathers_ahead = ahead});
+      CHECK(check(schedule) == "");
+      CHECK(misused_weights(schedule) == "");
+      for (int32_t unit = 1; unit + ahead < 7; ++unit)
+        CHECK(find(schedule, ActionKind::gather, unit + ahead) < find(schedule, ActionKind::forward, unit));
+    }
+  }
+}
+
+TEST_CASE("the second phase of a sum begins after the next unit's backward") {
+  for (const int32_t zero : {0, 1, 2, 3}) {
+    std::vector<UnitTraits> units = plain_units(7);
+    for (UnitTraits& unit : units) unit.sum_phases = unit.kind == UnitKind::block ? 2 : 1;
+    const ScheduleOptions options{
+        .micro_batches = 2, .units = units, .flow = parameter_flow(zero), .narrow_sums = true, .sums_under_way = 3};
+    const Schedule schedule = training_schedule(options);
+    CHECK(check(schedule) == "");
+    CHECK(misused_sums(schedule) == "");
+    const int summed = options.flow.sums_each_pass ? 1 : 0;  // the last of the sums of a unit
+    for (int32_t unit = 2; unit < 6; ++unit) {
+      const size_t second = find(schedule, ActionKind::reduce_on, unit, summed);
+      CHECK(find(schedule, ActionKind::reduce, unit - 1, summed) + 1 == second);
+      CHECK(second < find(schedule, ActionKind::await_gradients, unit, summed));
+    }
+    Schedule broken = schedule;
+    erase(broken, find(broken, ActionKind::reduce_on, 3, summed));
+    CHECK(check(broken).find("before the second phase of the sum begins") != std::string::npos);
+    broken = schedule;
+    move(broken, find(broken, ActionKind::reduce_on, 3), find(broken, ActionKind::reduce, 3));
+    CHECK(check(broken).find("before the sum begins") != std::string::npos);
+    broken = schedule;
+    broken.options.units[3].sum_phases = 1;
+    CHECK(check(broken).find("its sum has one phase") != std::string::npos);
+  }
+}
+
 TEST_CASE("units are summed once a step, or with ZeRO 2 and 3 once a micro-batch, right after their backward") {
   for (const ScheduleOptions& options : variants()) {
     INFO(describe(options));
@@ -214,6 +256,16 @@ TEST_CASE("the checker finds every kind of unsound sharded schedule") {
       CHECK(fault.find(zero == 3 ? "its weights is not awaited" : "the updated weights of unit 2 are not awaited") !=
             std::string::npos);
     }
+  }
+  SECTION("weights that no unit uses") {
+    const std::string fault = fault_after(schedule_of(3), [](Schedule& s) {
+      Action gather{.kind = ActionKind::gather, .unit = 2};
+      gather[Operand::weights] = static_cast<int32_t>(s.buffers.size());
+      s.buffers.push_back({.kind = BufferKind::weights, .unit = 2});
+      s.actions.push_back(gather);
+      set_lifetimes(s);
+    });
+    CHECK(fault.find("what is gathered or received is not awaited") != std::string::npos);
   }
   SECTION("weights awaited after their use") {
     const std::string fault = fault_after(schedule_of(3), [](Schedule& s) {

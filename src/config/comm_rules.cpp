@@ -1,0 +1,37 @@
+#include <fmt/format.h>
+
+#include "config/rules.h"
+
+namespace gptrain::inline config {
+namespace {
+
+class CommRules : Rules {
+ public:
+  explicit CommRules(const RuleContext& context) : Rules(context) {}
+
+  void run() const {
+    if (!sound({path}) || !config_.comm.compression.is_on()) return;
+    const PrecisionConfig& precision = config_.precision;
+    if (sound({"run.steps"}) && config_.comm.compression.start_step >= config_.run.steps)
+      refuse(fmt::format("compresses nothing, as its start_step is not less than run.steps = {}", config_.run.steps));
+    if (sound({"precision.compute"}) && precision.scales_loss())
+      refuse("cannot be combined with precision.compute = \"fp16\", whose changing loss scale the errors would be in");
+    if (sound({"precision.reduce"}) && precision.reduce != DType::f32)
+      refuse("needs precision.reduce = \"fp32\": what is not coded is summed in fp32");
+    if (sound({"precision.gradients"}) && precision.gradients != DType::f32)
+      refuse("needs precision.gradients = \"fp32\", in which errors are added to gradients");
+  }
+
+ private:
+  static constexpr const char* path = "comm.compression";
+
+  void refuse(const std::string& rule) const {
+    faults_.add(path, show_value(find_field(path)->get(config_)), rule, "{}");
+  }
+};
+
+}  // namespace
+
+void check_comm(const RuleContext& context) { CommRules(context).run(); }
+
+}  // namespace gptrain::config

@@ -1,0 +1,29 @@
+// Sums of compressed gradients.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "parallel/gradient_messages.h"
+#include "parallel/gradient_reducer.h"
+
+namespace gptrain::inline parallel {
+
+// The messages of a rank's sums, and the memory of their errors, all borrowed.
+struct GradientCompression {
+  const GradientMessages& messages;
+  std::byte* residuals;  // errors of the steps so far, GradientMessages::residual_bytes; null: errors are not kept
+  std::byte* errors;     // errors that this step leaves, as many; null in the same case
+  const StepState* state;
+};
+
+// Sums of large matrices' gradients in 8 bits (ops/block_codes.h), of all others in f32. Every rank adds the errors of
+// earlier steps to its gradients, codes them, and sends each other rank the codes of that rank's piece. The receiver
+// decodes them and adds them up in rank order, in f32. With ZeRO 0 it codes its sum again, and all ranks decode the
+// sums of all. So a step leaves the sum of all ranks' gradients, less the errors that the ranks keep:
+//   sum over steps of the decoded sums = sum over steps of all gradients - sum over ranks of the errors now.
+// A skipped step leaves the errors as they were.
+std::unique_ptr<GradientReducer> make_compressed_reducer(const ReductionContext& context,
+                                                         const GradientCompression& compression);
+
+}  // namespace gptrain::parallel

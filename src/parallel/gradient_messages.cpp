@@ -1,0 +1,111 @@
+#include "parallel/gradient_messages.h"
+
+#include <algorithm>
+
+#include "model/record.h"
+#include "ops/block_codes.h"
+
+namespace gptrain::inline parallel {
+namespace {
+
+// A tensor's elements within its unit, and the place of their errors.
+struct CodedTensor {
+  int64_t first, count, residual;
+};
+
+void add_run(PieceMessage& message, int64_t first, int64_t end, int64_t residual) {
+  if (first < end)
+    message.runs.push_back({.first = first, .count = end - first, .residual = residual, .scales = 0, .values = 0});
+}
+
+// Returns the runs of elements [first, end) of a unit.
+PieceMessage runs_of(const std::vector<CodedTensor>& coded, int64_t first, int64_t end) {
+  PieceMessage message;
+  int64_t at = first;
+  for (const CodedTensor& tensor : coded) {
+    const int64_t from = std::clamp(tensor.first, at, end);
+    const int64_t to = std::clamp(tensor.first + tensor.count, at, end);
+    add_run(message, at, from, -1);
+    add_run(message, from, to, tensor.residual + from - tensor.first);
+    at = to;
+  }
+  add_run(message, at, end, -1);
+  return message;
+}
+
+// Lays out a message: first all that is f32, then the codes.
+void place(PieceMessage& message) {
+  for (MessageRun& run : message.runs) {
+    (run.is_coded() ? run.scales : run.values) = message.bytes;
+    message.bytes += (run.is_coded() ? code_blocks(run.count) : run.count) * dtype_bytes(DType::f32);
+  }
+  for (MessageRun& run : message.runs) {
+    if (!run.is_coded()) continue;
+    run.values = message.bytes;
+    message.bytes += run.count;
+  }
+}
+
+bool all_owned(const TensorShard& shard) {
+  return !shard.boxes.empty() &&
+         std::all_of(shard.boxes.begin(), shard.boxes.end(), [](const ShardBox& box) { return box.owned; });
+}
+
+}  // namespace
+
+bool codes_gradients(const CompressionConfig& compression, const TensorSpec& tensor, int64_t tensor_ranks) {
+  if (!compression.is_on() || !tensor.is_matrix() || tensor.count() < compression.min_elements) return false;
+  return tensor_ranks == 1 || (tensor.split != Split::none && shard_of(tensor, {tensor_ranks, 0}).replicas_count == 0);
+}
+
+GradientMessages make_gradient_messages(const CompressionConfig& compression, const ModelSpec& spec,
+                                        const std::vector<TensorShard>& shards, const ParameterLayout& layout,
+                                        int64_t tensor_ranks) {
+  GradientMessages messages;
+  messages.units.resize(layout.units.size());
+  for (size_t unit = 0; unit < layout.units.size(); ++unit) {
+    const UnitRange& range = layout.units[unit];
+    UnitMessages& of_unit = messages.units[unit];
+    of_unit.first_residual = messages.num_residuals;
+    if (range.elements == 0 || range.pieces == 1) continue;
+    std::vector<CodedTensor> coded;
+    for (auto i = static_cast<size_t>(range.first_tensor);
+         i < static_cast<size_t>(range.first_tensor + range.num_tensors); ++i) {
+      if (!codes_gradients(compression, spec.tensors[i], tensor_ranks) || !all_owned(shards[i])) continue;
+      const Segment& segment = layout.segments[i];
+      coded.push_back({segment.offset - range.offset, segment.count, messages.num_residuals});
+      for (const ShardBox& box : shards[i].boxes)
+        messages.boxes.push_back({.tensor = static_cast<int64_t>(i),
+                                  .offset = box.offset,
+                                  .shape = box.shape,
+                                  .first = messages.num_residuals + box.local_offset});
+      messages.num_residuals += (segment.count + unit_multiple - 1) / unit_multiple * unit_multiple;
+    }
+    if (coded.empty()) continue;
+    of_unit.num_residuals = messages.num_residuals - of_unit.first_residual;
+    std::sort(coded.begin(), coded.end(), [](const CodedTensor& a, const CodedTensor& b) { return a.first < b.first; });
+    for (int64_t piece = 0; piece < range.pieces; ++piece) {
+      PieceMessage& message = of_unit.pieces.emplace_back(
+          runs_of(coded, piece * range.piece_elements(), (piece + 1) * range.piece_elements()));
+      place(message);
+      of_unit.stride = std::max(of_unit.stride, align_up(message.bytes));
+    }
+  }
+  return messages;
+}
+
+int64_t GradientMessages::snapshot_bytes() const {
+  int64_t bytes = 0;
+  for (const ResidualBox& box : boxes) bytes += align_up(box.count() * dtype_bytes(DType::f32));
+  return bytes;
+}
+
+int64_t all_residual_bytes(const CompressionConfig& compression, const ModelSpec& spec, int64_t tensor_ranks) {
+  if (!compression.error) return 0;
+  int64_t bytes = 0;
+  for (const TensorSpec& tensor : spec.tensors)
+    if (codes_gradients(compression, tensor, tensor_ranks)) bytes += tensor.count() * dtype_bytes(DType::f32);
+  return bytes;
+}
+
+}  // namespace gptrain::parallel
