@@ -124,7 +124,8 @@ class Launchers(CliCase):
         processes = []
         for rank in range(ranks):
             of_rank = {name: value.replace("{rank}", str(rank)) for name, value in variables.items()}
-            processes.append(subprocess.Popen([EXECUTABLE, "train", config, *arguments], cwd=self.folder, text=True,
+            own = [word.replace("{rank}", str(rank)) for word in (config, *arguments)]
+            processes.append(subprocess.Popen([EXECUTABLE, "train", *own], cwd=self.folder, text=True,
                                               env={**clean, **SECRET, **of_rank}, stdin=subprocess.DEVNULL,
                                               stdout=subprocess.PIPE, stderr=subprocess.PIPE))
             self.addCleanup(self._end, processes[-1])
@@ -158,6 +159,14 @@ class Launchers(CliCase):
         variables = {"RANK": "{rank}", "WORLD_SIZE": "2", "MASTER_ADDR": "[::1]", "MASTER_PORT": str(free_port())}
         codes, outputs = self.start_ranks(self.write_run(batch={"micro": 1}), variables, "--steps", "2",
                                           *overrides("comm.timeout_seconds=20"))
+        self.assertEqual(codes, [FINISHED] * 2, outputs)
+
+    def test_each_machine_names_its_own_interface(self):
+        variables = {"RANK": "{rank}", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        self.write_corpus()
+        for rank, interface in enumerate(("lo", "127.0.0.1")):
+            self.write_config(tiny_config(batch={"micro": 1}, comm={"interface": interface}, run={"steps": 2}), f"{rank}.json")
+        codes, outputs = self.start_ranks("{rank}.json", variables)
         self.assertEqual(codes, [FINISHED] * 2, outputs)
 
     def test_tasks_without_srun(self):
