@@ -31,7 +31,7 @@ TEST_CASE("updates wait for the disk, which reads ahead what the landing area ho
   play(clock, 0, 2, 1);
   CHECK(clock.over(0).time == 1);
   CHECK(clock.over(2).time == 3);
-  CHECK(clock.over(3).time == 6);      // unit 0 is written from 1 to 3, then unit 3 read until 5
+  CHECK(clock.over(3).time == 6);       // unit 0 is written from 1 to 3, then unit 3 read until 5
   CHECK(clock.over(7).time == 6 + 16);  // each further unit takes a write and a read
   clock.begin_next_step(0);
   CHECK(clock.over(7).time == 22);
