@@ -234,6 +234,7 @@ void add_bench_command(CLI::App& app) {
       ->type_name("S");
   set_examples(comm, {"gptrain bench comm --ranks 2 --max-bytes 4096 --seconds 0.01"});
   comm->callback([arguments] { bench_comm(*arguments); });
+  add_bench_storage_command(*bench);
   set_examples(bench, {"gptrain bench device --out machine.json"});
 }
 

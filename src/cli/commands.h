@@ -17,6 +17,7 @@ void add_checkpoint_commands(CLI::App& app);
 void add_generate_command(CLI::App& app);
 void add_config_commands(CLI::App& app);
 void add_bench_command(CLI::App& app);
+void add_bench_storage_command(CLI::App& bench);  // under `bench`
 void add_plan_command(CLI::App& app);
 
 // Shows command lines at the end of a command's help. tests/cli/help_cases.py runs them.

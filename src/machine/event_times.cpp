@@ -150,10 +150,11 @@ double EventTimes::seconds_of(const Event& event) const {
 }
 
 // Ranks of a node share its drives.
-double EventTimes::disk_seconds(double bytes) const {
+double EventTimes::disk_seconds(double bytes, bool writes) const {
   const ClusterProfile& cluster = machine_->cluster;
-  const double rate =
-      cluster.local_bytes_per_second > 0 ? cluster.local_bytes_per_second : cluster.storage_bytes_per_second;
+  double rate = cluster.local_bytes_per_second > 0 ? cluster.local_bytes_per_second : cluster.storage_bytes_per_second;
+  const MeasuredDisk disk = cluster.measured ? cluster.measured->disk : MeasuredDisk{};
+  if (disk.read_bytes_per_second > 0) rate = writes ? disk.write_bytes_per_second : disk.read_bytes_per_second;
   const int64_t sharing = cluster.measured ? world_size_ : std::min(world_size_, cluster.gpus_per_node);
   return bytes * static_cast<double>(sharing) / rate;
 }
@@ -162,7 +163,8 @@ double EventTimes::seconds_at_full_speed(const Event& event) const {
   if (event.kind == Event::Kind::collective) return collective(event).seconds;
   if (event.kind == Event::Kind::op) return op_seconds(event);
   const auto bytes = static_cast<double>(event.bytes_moved);
-  if (event.queue == Event::Queue::disk_read || event.queue == Event::Queue::disk_write) return disk_seconds(bytes);
+  if (event.queue == Event::Queue::disk_read || event.queue == Event::Queue::disk_write)
+    return disk_seconds(bytes, event.queue == Event::Queue::disk_write);
   if (event.name == copy_among_ops_name)
     return machine_->device.launch_seconds + memory_seconds(machine_->device, 2 * bytes);
   return machine_->device.launch_seconds + bytes / machine_->cluster.host_bytes_per_second;

@@ -75,7 +75,7 @@ class EventTimes {
   // Returns the seconds of an op, collective or copy before Software::slowness.
   double seconds_at_full_speed(const Event& event) const;
   double op_seconds(const Event& op) const;
-  double disk_seconds(double bytes) const;
+  double disk_seconds(double bytes, bool writes) const;
 
   std::optional<Machine> machine_;
   std::array<GroupSpan, num_group_kinds> places_{};

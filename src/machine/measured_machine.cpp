@@ -287,6 +287,13 @@ std::string machine_text(const MeasuredMachine& machine, std::string_view source
       line("slow_down_beside_traffic", machine.slow_down_beside_traffic),
       named("shares", object_text(shares, 1))};
   if (!machine.is_cpu) parts.push_back(figure_line("compute_capability", machine.compute_capability, source));
+  if (const MeasuredDisk& disk = machine.disk; disk.read_bytes_per_second > 0) {
+    parts.push_back(named("disk", object_text({line("read_bytes_per_second", disk.read_bytes_per_second),
+                                               line("write_bytes_per_second", disk.write_bytes_per_second),
+                                               figure_line("transfer_bytes", disk.transfer_bytes, source),
+                                               figure_line("depth", disk.depth, source)},
+                                              1)));
+  }
   if (!ways.empty()) parts.push_back(named("links", object_text(ways, 1)));
   return object_text(parts, 0) + "\n";
 }
@@ -307,6 +314,12 @@ MeasuredMachine read_machine(ProfileReader& reader) {
   if (reader.has("products.half")) machine.half_flops = reader.figure("products.half.flops_per_second");
   machine.host_bytes_per_second = reader.figure("host.bytes_per_second");
   machine.storage_bytes_per_second = reader.figure("storage.bytes_per_second");
+  if (reader.has("disk")) {
+    machine.disk = {.read_bytes_per_second = reader.figure("disk.read_bytes_per_second"),
+                    .write_bytes_per_second = reader.figure("disk.write_bytes_per_second"),
+                    .transfer_bytes = reader.count("disk.transfer_bytes"),
+                    .depth = reader.count("disk.depth")};
+  }
   machine.slow_down_beside_traffic = reader.share_from_0("slow_down_beside_traffic");
   for (const int64_t ranks : read_ranks(reader, "shares"))
     machine.shares.push_back(read_share(reader, fmt::format("shares.{}", ranks), ranks));

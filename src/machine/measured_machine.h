@@ -40,6 +40,13 @@ struct MeasuredShare {
   RateTables in_steps = {};
 };
 
+// Measured speed of working files (storage/working_files.h).
+struct MeasuredDisk {
+  double read_bytes_per_second = 0, write_bytes_per_second = 0;  // 0: not measured
+  int64_t transfer_bytes = 0;
+  int64_t depth = 0;  // transfers under way
+};
+
 struct MeasuredMachine {
   std::string name;
   bool is_cpu = true;
@@ -50,6 +57,7 @@ struct MeasuredMachine {
   double f32_flops = 0, half_flops = 0;    // FLOP/s of the fastest matrix product; 0: the device has none
   double host_bytes_per_second = 0;        // between the host's memory and the device's
   double storage_bytes_per_second = 0;     // written to the folder of the profile
+  MeasuredDisk disk = {};                  // drives of memory.disk_path
   double slow_down_beside_traffic = 0;     // see DeviceProfile
   std::vector<MeasuredShare> shares = {};  // by rising `ranks`; the first has one rank
   // Seconds of collectives by bytes (see BenchRow), for each LinkWay, by number of ranks in the group.

@@ -11,7 +11,7 @@
 namespace gptrain::inline ops {
 
 // Forwards all calls to another backend. Between `defer` and `take`, ops are kept instead, and run when their works are
-// called. Events of ops are logged when they are called, with the times at which they run.
+// called. Events of ops and copies are logged when they are called, with the times at which they run.
 class DeferredBackend final : public Backend {
  public:
   using Works = std::vector<std::function<void()>>;
@@ -27,8 +27,8 @@ class DeferredBackend final : public Backend {
   const Target& target() const override { return inner_.target(); }
   std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override { return inner_.allocate(bytes); }
   void set_scratch(std::byte* data, int64_t bytes) override { inner_.set_scratch(data, bytes); }
-  void upload(void* device, const void* host, int64_t bytes) override { inner_.upload(device, host, bytes); }
-  void download(void* host, const void* device, int64_t bytes) override { inner_.download(host, device, bytes); }
+  void upload(void* device, const void* host, int64_t bytes) override;
+  void download(void* host, const void* device, int64_t bytes) override;
   void synchronize() override { inner_.synchronize(); }
   std::unique_ptr<SideQueue> make_side_queue() override;
 
@@ -40,6 +40,8 @@ class DeferredBackend final : public Backend {
  private:
   template <typename Op>
   void run_op(const Op& op);
+  bool logs() const { return log_ != nullptr && log_->on(); }
+  std::function<void()> timed(std::function<void()> work, Event event);
 
   Backend& inner_;
   EventLog* log_ = nullptr;

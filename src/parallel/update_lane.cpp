@@ -66,7 +66,6 @@ void UpdateLane::end(int64_t unit) {
   }
   if (files_ == nullptr) return;
   called_.works = backend_.take();
-  backend_.set_log(nullptr);
   const std::lock_guard lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);
   suspended_ = false;
@@ -96,6 +95,7 @@ void UpdateLane::wait_idle(std::unique_lock<std::mutex>& lock) {
 
 void UpdateLane::drain() {
   if (files_ == nullptr) return;
+  backend_.set_log(groups_.log());
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return failure_ || num_pending_ == 0; });
   if (failure_) std::rethrow_exception(failure_);

@@ -30,7 +30,8 @@ class UpdateLane {
   UpdateLane(const UpdateLane&) = delete;
   UpdateLane& operator=(const UpdateLane&) = delete;
 
-  // The backend of updates. Its ops run at once, except those between `begin` and `end`.
+  // The backend of updates. Its ops run at once, except those between `begin` and `end`. They are logged in the log
+  // that the groups had at the last `drain` or `begin`.
   Backend& backend() { return backend_; }
 
   // Surround the calls of the ops that update a unit.

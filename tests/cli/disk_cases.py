@@ -1,6 +1,7 @@
 """Optimizer state on disk: the same checkpoints, its memory in the dry run, and drives that fail."""
 import json
 import os
+import time
 from pathlib import Path
 
 from checkpoints_cases import CheckpointCase
@@ -36,19 +37,26 @@ class Disk(CheckpointCase):
 
     def test_a_drive_that_changes_bits_ends_the_run(self):
         run = self.start("train", self.config, *self.on_disk("run.out=damaged", "run.steps=100000",
+                                                             "log.every_steps=100000",
                                                              "checkpoint.every_steps=100000"))
         fds = Path(f"/proc/{run.pid}/fd")
 
-        def working_file():
-            return next((fd for fd in fds.iterdir() if "/gptrain-" in os.readlink(fd)), None)
+        def is_over():
+            """Damages all pages; those that the run is about to write do not stay damaged."""
+            try:
+                fd = next((fd for fd in fds.iterdir() if "-rank-0.state" in os.readlink(fd)), None)
+                if fd and (self.folder / "damaged/metrics.jsonl").exists():
+                    with open(fd, "r+b", buffering=0) as file:
+                        for at in range(0, os.fstat(file.fileno()).st_size, 4096):
+                            os.pwrite(file.fileno(), b"x", at)
+                        os.fsync(file.fileno())
+            except OSError:
+                pass  # the run wrote the same page, or has ended
+            return run.poll() is not None
 
-        self.wait_until(lambda: (self.folder / "damaged/metrics.jsonl").exists() and working_file(), run)
-        with open(working_file(), "r+b") as file:
-            for at in range(0, os.fstat(file.fileno()).st_size, 4096):
-                file.seek(at)
-                file.write(b"x")
-            file.flush()
-            os.fsync(file.fileno())
+        deadline = time.monotonic() + 60
+        while not is_over() and time.monotonic() < deadline:
+            time.sleep(0.02)
         _, err = run.communicate(timeout=60)
         self.assertEqual(run.returncode, CHECKPOINT, err)
         self.assertIn("has other bytes than were written there", err)
