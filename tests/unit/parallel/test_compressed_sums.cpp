@@ -13,11 +13,11 @@
 #include "parallel/compressed_reducer.h"
 #include "parallel/parameter_exchange.h"
 
-using namespace gptrain;
-using gptrain::testing::Family;
-using gptrain::testing::small_config;
-
+namespace gptrain::compressed_sums_test {
 namespace {
+
+using testing::Family;
+using testing::small_config;
 
 constexpr int64_t num_ranks = 3;
 constexpr int num_steps = 5, skipped_step = 2;
@@ -218,3 +218,5 @@ TEST_CASE("messages have each element of a piece once, coded or in f32") {
     CHECK(coded == expected);
   }
 }
+
+}  // namespace gptrain::compressed_sums_test
