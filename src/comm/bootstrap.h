@@ -21,6 +21,7 @@ struct Launch {
   // Tasks and nodes of the job if this process was started without a launcher of tasks.
   int tasks_of_job = 1;
   int nodes_of_job = 1;
+  std::string tasks_variable;  // the variable that tells tasks_of_job
   std::string nodes_variable;  // the variable that tells nodes_of_job
   std::string job;             // identifies this run among others that listen at the same address
 };

@@ -158,9 +158,10 @@ ExitCode train_as_process(const RunConfig& config, const TrainOptions& options, 
 
 void warn_of_unused_tasks(const Launch& launch, int64_t started) {
   if (launch.tasks_of_job > started) {
-    print_err("warning: this job has {} tasks (SLURM_NTASKS), but {}: start it with srun, or with --ranks\n",
-              launch.tasks_of_job,
-              started == 1 ? "this run has one rank" : fmt::format("this run has {} ranks", started));
+    print_err("warning: this job has {} tasks ({}), but {}: start it with {}, or with --ranks\n", launch.tasks_of_job,
+              launch.tasks_variable,
+              started == 1 ? "this run has one rank" : fmt::format("this run has {} ranks", started),
+              launch.tasks_variable.starts_with("SLURM") ? "srun" : "mpirun");
   } else if (launch.nodes_of_job > 1) {
     print_err(
         "warning: this job has {} nodes ({}), but the run uses one of them: start it with srun, mpirun or another "
