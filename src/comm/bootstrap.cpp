@@ -38,12 +38,12 @@ class Variables {
   std::string text(const char* name) const { return has(name) ? environment_(name) : ""; }
 
   int64_t number(const char* name, int64_t least, int64_t most) const {
-    if (!has(name)) throw Error(ExitCode::device, "{} is not set, though this is a step of Slurm", name);
+    if (!has(name)) throw Error(ExitCode::usage, "{} is not set, though this is a step of Slurm", name);
     const std::string value = text(name);
     int64_t number = 0;
     const auto [end, fault] = std::from_chars(value.data(), value.data() + value.size(), number);
     if (fault != std::errc() || end != value.data() + value.size() || number < least || number > most)
-      throw Error(ExitCode::device, "{}={}: must be a whole number from {} to {}", name, value, least, most);
+      throw Error(ExitCode::usage, "{}={}: must be a whole number from {} to {}", name, value, least, most);
     return number;
   }
   int integer(const char* name, int least, int most = std::numeric_limits<int32_t>::max()) const {
@@ -61,16 +61,16 @@ class Variables {
 void read_place(const Variables& variables, Launch& launch, const char* rank, const char* size, const char* local_rank,
                 const char* local_size) {
   if (!variables.has(rank) || !variables.has(size))
-    throw Error(ExitCode::device, "{} is set, but {} is not: set both or neither", variables.has(rank) ? rank : size,
+    throw Error(ExitCode::usage, "{} is set, but {} is not: set both or neither", variables.has(rank) ? rank : size,
                 variables.has(rank) ? size : rank);
   launch.size = variables.integer(size, 1, max_ranks);
   launch.rank = variables.integer(rank, 0);
   if (launch.rank >= launch.size)
-    throw Error(ExitCode::device, "{}={}: must be below {}={}", rank, launch.rank, size, launch.size);
+    throw Error(ExitCode::usage, "{}={}: must be below {}={}", rank, launch.rank, size, launch.size);
   launch.local_size = local_size == nullptr ? 0 : variables.integer_or(local_size, 0, 1, launch.size);
   launch.local_rank = variables.integer_or(local_rank, launch.size == 1 ? 0 : -1, 0, launch.size - 1);
   if (launch.local_size > 0 && launch.local_rank >= launch.local_size)
-    throw Error(ExitCode::device, "{}={}: must be below {}={}", local_rank, launch.local_rank, local_size,
+    throw Error(ExitCode::usage, "{}={}: must be below {}={}", local_rank, launch.local_rank, local_size,
                 launch.local_size);
 }
 
@@ -91,10 +91,10 @@ std::string address_of(const std::string& text) {
 
 void read_master(const Variables& variables, Launch& launch) {
   if (!variables.has("MASTER_ADDR"))
-    throw Error(ExitCode::device, "MASTER_ADDR is not set: with WORLD_SIZE={} it must name the host of rank 0",
+    throw Error(ExitCode::usage, "MASTER_ADDR is not set: with WORLD_SIZE={} it must name the host of rank 0",
                 launch.size);
   if (!variables.has("MASTER_PORT"))
-    throw Error(ExitCode::device, "MASTER_PORT is not set: with WORLD_SIZE={} it must be a port that rank 0 can take",
+    throw Error(ExitCode::usage, "MASTER_PORT is not set: with WORLD_SIZE={} it must be a port that rank 0 can take",
                 launch.size);
   launch.master_addresses = {address_of(variables.text("MASTER_ADDR"))};
   launch.master_port = variables.integer("MASTER_PORT", 1, 65535);
@@ -281,7 +281,7 @@ void read_slurm(const Variables& variables, Launch& launch) {
     if (!address.empty()) launch.master_addresses.push_back(address);
   if (variables.has("MASTER_ADDR")) launch.master_addresses = {address_of(variables.text("MASTER_ADDR"))};
   if (launch.master_addresses.empty() && launch.size > 1)
-    throw Error(ExitCode::device, "neither SLURM_STEP_NODELIST nor MASTER_ADDR tells the node of rank 0");
+    throw Error(ExitCode::usage, "neither SLURM_STEP_NODELIST nor MASTER_ADDR tells the node of rank 0");
   launch.master_port = variables.integer_or(
       "MASTER_PORT", lowest_job_port + static_cast<int>((job * 7 + step) % num_job_ports), 1, 65535);
 }
@@ -291,7 +291,7 @@ void check_same_place(const Variables& variables, const Launch& launch, const ch
   if (!variables.has("RANK") || !variables.has("WORLD_SIZE")) return;
   const std::string given = variables.text("RANK") + " of " + variables.text("WORLD_SIZE");
   if (given != fmt::format("{} of {}", launch.rank, launch.size))
-    throw Error(ExitCode::device,
+    throw Error(ExitCode::usage,
                 "RANK={} and WORLD_SIZE={} contradict {}={} and {}={}: unset them, or start without {}",
                 variables.text("RANK"), variables.text("WORLD_SIZE"), rank, launch.rank, size, launch.size,
                 launch.source == Launch::Source::open_mpi ? "mpirun" : "srun");

@@ -42,7 +42,7 @@ using Environment = std::function<const char*(const char*)>;
 //     node, so that their variables count if Slurm's differ.
 // TORCHELASTIC_USE_AGENT_STORE says that torchrun's agent listens at MASTER_PORT: rank 0 then listens at a port derived
 // from it. An address may stand in brackets.
-// Without any of them the process is alone. THROWS Error(device) if a variable is missing, not a number, out of range,
+// Without any of them the process is alone. THROWS Error(usage) if a variable is missing, not a number, out of range,
 // or contradicts another.
 Launch find_launch(const Environment& environment);
 Launch find_launch();  // reads this process's environment

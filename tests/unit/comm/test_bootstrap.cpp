@@ -37,7 +37,7 @@ void require_refusal(const Settings& settings, const std::string& message) {
     FAIL("not refused: " << message);
   } catch (const Error& error) {
     REQUIRE(error.what() == message);
-    REQUIRE(error.code() == ExitCode::device);
+    REQUIRE(error.code() == ExitCode::usage);
   }
 }
 
