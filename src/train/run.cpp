@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "base/output.h"
+#include "base/process_limits.h"
 #include "base/thread.h"
+#include "checkpoint/contents.h"
 #include "comm/agree.h"
 #include "comm/process_world.h"
 #include "config/elastic.h"
@@ -115,6 +117,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
     const int32_t stage = stage_of(config, world, world.rank());
     const StepChoices choices = choose_step({config, share, world.size()}, stage, room);
     plan = plan_step({config, share, world.size()}, choices, world.rank());
+    require_file_size(std::min(plan.written_bytes, usual_part_bytes));
   });
   refuse_shortage(config, share, plan.memory().arenas, all, world);
   std::optional<StepProfiler> profiler;
