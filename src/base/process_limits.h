@@ -13,4 +13,7 @@ std::string raise_process_limits();
 // THROWS Error(machine) unless the process may have `bytes` more of address space and of data (ulimit -v, -d).
 void require_address_space(int64_t bytes);
 
+// THROWS Error(machine) unless the process may write files of `bytes` (ulimit -f).
+void require_file_size(int64_t bytes);
+
 }  // namespace gptrain::base

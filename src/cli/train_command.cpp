@@ -36,6 +36,7 @@
 #include "step/step_profile.h"
 #include "train/refuse_on_all_ranks.h"
 #include "train/run.h"
+#include "train/run_files.h"
 #include "train/set_up.h"
 #include "train/signals.h"
 
@@ -294,6 +295,7 @@ RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) 
     throw Error(ExitCode::usage, "--resume \"\": names no folder (give {}, a folder, or no value)", latest);
   const int64_t num_ranks = std::max<int64_t>(launch.size, arguments.ranks);
   RunConfig config = load_config(arguments.config, arguments.overrides, num_ranks);
+  refuse_to_replace_config(arguments.config, config.run.out, show_config(config, ConfigText::for_any_ranks));
   make_mesh(config, training_ranks(config, num_ranks));
   return config;
 }

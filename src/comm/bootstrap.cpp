@@ -7,8 +7,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <fmt/format.h>
+#include <fstream>
 #include <limits>
 #include <sched.h>
+#include <set>
+#include <sstream>
 #include <string_view>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -36,14 +39,14 @@ class Variables {
 
   int64_t number(const char* name, int64_t least, int64_t most) const {
     if (!has(name))
-      throw Error(ExitCode::device,
+      throw Error(ExitCode::usage,
                   "{} is not set, although SLURM_STEP_ID is: set it, or unset SLURM_STEP_ID to start without Slurm",
                   name);
     const std::string value = text(name);
     int64_t number = 0;
     const auto [end, fault] = std::from_chars(value.data(), value.data() + value.size(), number);
     if (fault != std::errc() || end != value.data() + value.size() || number < least || number > most)
-      throw Error(ExitCode::device, "{}={}: must be a whole number from {} to {}", name, value, least, most);
+      throw Error(ExitCode::usage, "{}={}: must be a whole number from {} to {}", name, value, least, most);
     return number;
   }
   int integer(const char* name, int least, int most = std::numeric_limits<int32_t>::max()) const {
@@ -61,16 +64,16 @@ class Variables {
 void read_place(const Variables& variables, Launch& launch, const char* rank, const char* size, const char* local_rank,
                 const char* local_size) {
   if (!variables.has(rank) || !variables.has(size))
-    throw Error(ExitCode::device, "{} is set, but {} is not: set both or neither", variables.has(rank) ? rank : size,
+    throw Error(ExitCode::usage, "{} is set, but {} is not: set both or neither", variables.has(rank) ? rank : size,
                 variables.has(rank) ? size : rank);
   launch.size = variables.integer(size, 1, max_ranks);
   launch.rank = variables.integer(rank, 0);
   if (launch.rank >= launch.size)
-    throw Error(ExitCode::device, "{}={}: must be below {}={}", rank, launch.rank, size, launch.size);
+    throw Error(ExitCode::usage, "{}={}: must be below {}={}", rank, launch.rank, size, launch.size);
   launch.local_size = local_size == nullptr ? 0 : variables.integer_or(local_size, 0, 1, launch.size);
   launch.local_rank = variables.integer_or(local_rank, launch.size == 1 ? 0 : -1, 0, launch.size - 1);
   if (launch.local_size > 0 && launch.local_rank >= launch.local_size)
-    throw Error(ExitCode::device, "{}={}: must be below {}={}", local_rank, launch.local_rank, local_size,
+    throw Error(ExitCode::usage, "{}={}: must be below {}={}", local_rank, launch.local_rank, local_size,
                 launch.local_size);
 }
 
@@ -91,10 +94,10 @@ std::string address_of(const std::string& text) {
 
 void read_master(const Variables& variables, Launch& launch) {
   if (!variables.has("MASTER_ADDR"))
-    throw Error(ExitCode::device, "MASTER_ADDR is not set: with WORLD_SIZE={} it must name the host of rank 0",
+    throw Error(ExitCode::usage, "MASTER_ADDR is not set: with WORLD_SIZE={} it must name the host of rank 0",
                 launch.size);
   if (!variables.has("MASTER_PORT"))
-    throw Error(ExitCode::device, "MASTER_PORT is not set: with WORLD_SIZE={} it must be a port that rank 0 can take",
+    throw Error(ExitCode::usage, "MASTER_PORT is not set: with WORLD_SIZE={} it must be a port that rank 0 can take",
                 launch.size);
   launch.master_addresses = {address_of(variables.text("MASTER_ADDR"))};
   launch.master_port = variables.integer("MASTER_PORT", 1, 65535);
@@ -197,21 +200,72 @@ bool has_launcher_within_step(const Variables& variables) {
                      [&](const OtherLauncher& other) { return is_within_step(variables, other); });
 }
 
-// Notes the job's tasks and nodes, which batch systems tell the job's script.
+// The whole number that a variable begins with, as a batch system tells it; 1 if it is not set or no number.
+int64_t count_in(const Variables& variables, const char* name) {
+  const std::string value = variables.text(name);
+  int32_t count = 1;
+  std::from_chars(value.data(), value.data() + value.size(), count);
+  return count;
+}
+
+// Returns the number of different words, each on a line of its own in a file of hosts; 0 if there is no such file.
+int64_t hosts_in_file(const std::string& path) {
+  std::ifstream file(path);
+  std::set<std::string> hosts;
+  for (std::string host; std::getline(file, host);)
+    if (!host.empty()) hosts.insert(host);
+  return std::ssize(hosts);
+}
+
+// Returns the number of different hosts among the words "host host ..." or "host 2 host 4 ...".
+int64_t hosts_in_list(const std::string& list) {
+  std::istringstream words(list);
+  std::set<std::string> hosts;
+  for (std::string word; words >> word;)
+    if (word.find_first_not_of("0123456789") != std::string::npos) hosts.insert(word);
+  return std::ssize(hosts);
+}
+
+// Returns the number of nodes in Slurm's short form of a list: 3 in "4(x2),3".
+int64_t nodes_in_short_form(const std::string& list) {
+  int64_t nodes = 0;
+  while (tasks_on_node(list, static_cast<int>(nodes)) > 0 && nodes < max_ranks) ++nodes;
+  return nodes;
+}
+
+// Returns the number of strings in a JSON list of hosts.
+int64_t hosts_in_json(const std::string& list) { return std::count(list.begin(), list.end(), '"') / 2; }
+
+// Notes the job's tasks and nodes, which batch systems tell the job's script. Slots count as tasks only where the hosts
+// are not told: on one host they may be cores for threads.
 void read_job_size(const Variables& variables, Launch& launch) {
-  const auto number = [&](const char* name) {
-    const std::string value = variables.text(name);
-    int count = 1;
-    std::from_chars(value.data(), value.data() + value.size(), count);
-    return count;
+  const auto note = [&](const char* name, int64_t count, int& noted, std::string& variable) {
+    if (noted > 1 || count <= 1) return;
+    noted = static_cast<int>(std::min<int64_t>(count, std::numeric_limits<int32_t>::max()));
+    variable = name;
   };
-  launch.tasks_of_job = number("SLURM_NTASKS");
-  for (const char* nodes : {"SLURM_JOB_NUM_NODES", "PBS_NUM_NODES", "NHOSTS", "AWS_BATCH_JOB_NUM_NODES"}) {
-    if (number(nodes) <= 1) continue;
-    launch.nodes_of_job = number(nodes);
-    launch.nodes_variable = nodes;
-    return;
-  }
+  const auto note_tasks = [&](const char* name, int64_t count) {
+    note(name, count, launch.tasks_of_job, launch.tasks_variable);
+  };
+  const auto note_nodes = [&](const char* name, int64_t count) {
+    note(name, count, launch.nodes_of_job, launch.nodes_variable);
+  };
+  for (const char* tasks : {"SLURM_NTASKS", "SLURM_NPROCS"}) note_tasks(tasks, count_in(variables, tasks));
+  for (const char* nodes :
+       {"SLURM_JOB_NUM_NODES", "SLURM_NNODES", "PBS_NUM_NODES", "NHOSTS", "AWS_BATCH_JOB_NUM_NODES"})
+    note_nodes(nodes, count_in(variables, nodes));
+  if (variables.has("SLURM_NTASKS_PER_NODE"))
+    note_tasks("SLURM_NTASKS_PER_NODE", count_in(variables, "SLURM_NTASKS_PER_NODE") * launch.nodes_of_job);
+  note_nodes("SLURM_TASKS_PER_NODE", nodes_in_short_form(variables.text("SLURM_TASKS_PER_NODE")));
+  for (const char* file : {"PBS_NODEFILE", "OAR_NODEFILE"}) note_nodes(file, hosts_in_file(variables.text(file)));
+  for (const char* list : {"LSB_MCPU_HOSTS", "LSB_HOSTS"}) note_nodes(list, hosts_in_list(variables.text(list)));
+  note_nodes("SM_HOSTS", hosts_in_json(variables.text("SM_HOSTS")));
+  if (!variables.has("PBS_NODEFILE")) note_tasks("PBS_NP", count_in(variables, "PBS_NP"));
+  if (!variables.has("LSB_MCPU_HOSTS") && !variables.has("LSB_HOSTS"))
+    note_tasks("LSB_DJOB_NUMPROC", count_in(variables, "LSB_DJOB_NUMPROC"));
+  // The first pod of an indexed job of Kubernetes cannot tell whether there are others.
+  if (variables.has("JOB_COMPLETION_INDEX"))
+    note_nodes("JOB_COMPLETION_INDEX", count_in(variables, "JOB_COMPLETION_INDEX") + 1);
 }
 
 void read_slurm(const Variables& variables, Launch& launch) {
@@ -230,7 +284,7 @@ void read_slurm(const Variables& variables, Launch& launch) {
     if (!address.empty()) launch.master_addresses.push_back(address);
   if (variables.has("MASTER_ADDR")) launch.master_addresses = {address_of(variables.text("MASTER_ADDR"))};
   if (launch.master_addresses.empty() && launch.size > 1)
-    throw Error(ExitCode::device,
+    throw Error(ExitCode::usage,
                 "neither SLURM_STEP_NODELIST nor MASTER_ADDR tells the node of rank 0: set MASTER_ADDR");
   launch.master_port = variables.integer_or(
       "MASTER_PORT", lowest_job_port + static_cast<int>((job * 7 + step) % num_job_ports), 1, 65535);
@@ -241,7 +295,7 @@ void check_same_place(const Variables& variables, const Launch& launch, const ch
   if (!variables.has("RANK") || !variables.has("WORLD_SIZE")) return;
   const std::string given = variables.text("RANK") + " of " + variables.text("WORLD_SIZE");
   if (given != fmt::format("{} of {}", launch.rank, launch.size))
-    throw Error(ExitCode::device,
+    throw Error(ExitCode::usage,
                 "RANK={} and WORLD_SIZE={} contradict {}={} and {}={}: unset them, or start without {}",
                 variables.text("RANK"), variables.text("WORLD_SIZE"), rank, launch.rank, size, launch.size,
                 launch.source == Launch::Source::open_mpi ? "mpirun" : "srun");

@@ -21,6 +21,7 @@ struct Launch {
   // Tasks and nodes of the job if this process was started without a launcher of tasks.
   int tasks_of_job = 1;
   int nodes_of_job = 1;
+  std::string tasks_variable;  // the variable that tells tasks_of_job
   std::string nodes_variable;  // the variable that tells nodes_of_job
   std::string job;             // identifies this run among others that listen at the same address
 };
@@ -41,7 +42,7 @@ using Environment = std::function<const char*(const char*)>;
 //     node, so that their variables count if Slurm's differ.
 // TORCHELASTIC_USE_AGENT_STORE says that torchrun's agent listens at MASTER_PORT: rank 0 then listens at a port derived
 // from it. An address may stand in brackets.
-// Without any of them the process is alone. THROWS Error(device) if a variable is missing, not a number, out of range,
+// Without any of them the process is alone. THROWS Error(usage) if a variable is missing, not a number, out of range,
 // or contradicts another.
 Launch find_launch(const Environment& environment);
 Launch find_launch();  // reads this process's environment

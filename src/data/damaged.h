@@ -17,4 +17,10 @@ template <typename... Args>
               fmt::format(format, std::forward<Args>(args)...));
 }
 
+// A block of tokens that does not have its checksum, so that none of its samples can be read.
+class BadChecksum : public Error {
+ public:
+  using Error::Error;
+};
+
 }  // namespace gptrain::data

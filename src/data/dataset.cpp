@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "data/damaged.h"
 #include "data/sample_order.h"
 #include "data/token_file.h"
 #include "data/token_paths.h"
@@ -166,13 +167,16 @@ struct Dataset::Impl {
     std::fill(document_starts + inputs, document_starts + length, static_cast<int32_t>(inputs));
   }
 
-  // Tells where an unreadable sample lies, and how a run continues without it.
-  std::string unread(const std::string& why, int64_t place, const SampleLocation& location) const {
+  // Tells where an unreadable sample lies, and how a run continues without it, or without the checksum of its block.
+  std::string unread(const Error& why, int64_t place, const SampleLocation& location) const {
     const auto [file, tokens] = sets[location.source].position_of(location.index);
-    std::string text = fmt::format("{}; sample {} of the order, in document {} of {}", why, place,
+    std::string text = fmt::format("{}; sample {} of the order, in document {} of {}", why.what(), place,
                                    file.document_of(tokens.first), sources[location.source].path);
-    if (shuffled)
+    if (dynamic_cast<const BadChecksum*>(&why) != nullptr) {
+      text += "; restore the file or pack it again, or set data.checksums = false to train on it as it is";
+    } else if (shuffled) {
       text += fmt::format("; add {{\"first\": {}, \"count\": 1}} to data.skip_samples to leave it out", place);
+    }
     return text;
   }
 
@@ -224,7 +228,7 @@ void Dataset::read(int64_t sample, int32_t* tokens, int32_t* targets, int32_t* d
   try {
     impl_->read(location, tokens, targets, document_starts);
   } catch (const Error& error) {
-    throw Error(error.code(), "{}", impl_->unread(error.what(), place, location));
+    throw Error(error.code(), "{}", impl_->unread(error, place, location));
   }
 }
 

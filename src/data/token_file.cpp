@@ -220,7 +220,9 @@ void TokenFile::check_block(int64_t block) const {
   const uint32_t crc = crc32c(tokens_.data() + first, static_cast<size_t>(bytes));
   tokens_.check();
   if (crc != meta_->blocks[static_cast<size_t>(block)])
-    damaged(tokens_, first, "the {} bytes from here on do not have the checksum in its .meta.json", bytes);
+    throw BadChecksum(ExitCode::data,
+                      "{}, byte {}: the {} bytes from here on do not have the checksum in its .meta.json",
+                      tokens_.path().native(), first, bytes);
   checked = true;
 }
 

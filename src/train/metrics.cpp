@@ -16,6 +16,7 @@
 #include "base/output_file.h"
 #include "base/text_parts.h"
 #include "base/units.h"
+#include "train/run_files.h"
 #include "train/tensorboard.h"
 
 namespace gptrain::inline train {
@@ -59,8 +60,6 @@ std::string format_memory(int64_t peak_bytes, int64_t memory_bytes) {
 std::string duration_column(std::string_view what, std::optional<double> seconds) {
   return seconds ? fmt::format(" | {} {}", what, format_duration(*seconds)) : "";
 }
-
-fs::path moved_aside(const fs::path& path, int number) { return fs::path(path).concat(fmt::format(".old-{}", number)); }
 
 // Renames an earlier run's files. All files of one run get the same number.
 void move_earlier_run_aside(const fs::path& out) {

@@ -25,15 +25,12 @@
 #include "report/formulas.h"
 #include "report/run_page.h"
 #include "train/routing.h"
+#include "train/run_files.h"
 #include "train/signals.h"
 
 namespace gptrain::inline train {
 
 namespace fs = std::filesystem;
-
-// Files that describe the run.
-constexpr const char* config_name = "config.json";
-constexpr const char* memory_name = "run.json";
 
 Reporter::Reporter(const RunContext& context, FolderWatch& folder, const TrainingStep& step,
                    const MachineLimits& limits, int64_t last_step)
@@ -80,8 +77,12 @@ void Reporter::open(int64_t resumed_step) {
 }
 
 void Reporter::describe_run() const {
-  write_whole_file(folder_.out() / config_name, show_config(context_.config, ConfigText::for_any_ranks));
-  write_whole_file(folder_.out() / memory_name, memory_json(context_.config, step_.spec(), taken_));
+  const fs::path& out = folder_.out();
+  const std::string config = show_config(context_.config, ConfigText::for_any_ranks);
+  for (const std::string& warning :
+       {write_run_file(out / config_name, config),
+        write_run_file(out / memory_name, memory_json(context_.config, step_.spec(), taken_))})
+    if (!warning.empty()) print_err("warning: {}\n", warning);
 }
 
 void Reporter::look_for_files() {

@@ -25,6 +25,17 @@ int64_t place_after(const StepConfig& config, const Manifest& manifest) {
          1;
 }
 
+// Returns the step, of those from `first` on, at which the rate is the largest; the first of several.
+int64_t step_of_largest_rate(const LrCourse& course, int64_t first) {
+  int64_t highest = first;
+  double largest = 0;
+  for (int64_t step = first; step < course.steps; ++step) {
+    const double rate = learning_rate(course, step);
+    if (rate > largest) largest = rate, highest = step;
+  }
+  return highest;
+}
+
 // Returns one line for each source that holds other tokens than before. `data` has the new files.
 std::vector<std::string> source_changes(const Manifest& manifest, const std::vector<SourceRecord>& now,
                                         const Dataset& data, AcceptedChanges accepted) {
@@ -67,12 +78,14 @@ std::vector<std::string> config_changes(const ConfigChange& change, const Manife
   for (const int64_t earlier : {saved.warmup_steps(), saved.warmup_steps() - 1})
     if (earlier >= 0 && earlier < step) peak = std::max(peak, learning_rate(saved.lr_course(), earlier));
   const bool has_decayed = last < peak;
-  if (!has_decayed || now <= most_rise * last || planned == now || accepted.schedule) return lines;
-  throw Error(
-      ExitCode::usage,
-      "the learning rate, which has fallen to {:.2e} at step {}, would jump to {:.2e}:\n{}\nkeep the checkpoint's "
-      "schedule, or go on with --accept-changes schedule",
-      last, step, now, join(lines, "\n"));
+  if (!has_decayed || lines.empty() || accepted.schedule) return lines;
+  const int64_t highest = step_of_largest_rate(asked.lr_course(), step);
+  const double largest = learning_rate(asked.lr_course(), highest);
+  if (largest <= most_rise * last) return lines;
+  throw Error(ExitCode::usage,
+              "the learning rate, which has fallen to {:.2e} at step {}, would {} to {:.2e} at step {}:\n{}\nkeep the "
+              "checkpoint's schedule, or go on with --accept-changes schedule",
+              last, step, highest == step ? "jump" : "rise", largest, highest + 1, join(lines, "\n"));
 }
 
 ResumedData resume_data(const ConfigChange& change, const Manifest& manifest, AcceptedChanges accepted) {

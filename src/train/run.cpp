@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "base/output.h"
+#include "base/process_limits.h"
 #include "base/thread.h"
+#include "checkpoint/contents.h"
 #include "comm/agree.h"
 #include "comm/process_world.h"
 #include "config/elastic.h"
@@ -115,6 +117,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
     const int32_t stage = stage_of(config, world, world.rank());
     const StepChoices choices = choose_step({config, share, world.size()}, stage, room);
     plan = plan_step({config, share, world.size()}, choices, world.rank());
+    require_file_size(std::min(plan.written_bytes, usual_part_bytes));
   });
   refuse_shortage(config, share, plan.memory().arenas, all, world);
   std::optional<StepProfiler> profiler;
@@ -160,9 +163,10 @@ ExitCode train_as_process(const RunConfig& config, const TrainOptions& options, 
 
 void warn_of_unused_tasks(const Launch& launch, int64_t started) {
   if (launch.tasks_of_job > started) {
-    print_err("warning: this job has {} tasks (SLURM_NTASKS), but {}: start it with srun, or with --ranks\n",
-              launch.tasks_of_job,
-              started == 1 ? "this run has one rank" : fmt::format("this run has {} ranks", started));
+    print_err("warning: this job has {} tasks ({}), but {}: start it with {}, or with --ranks\n", launch.tasks_of_job,
+              launch.tasks_variable,
+              started == 1 ? "this run has one rank" : fmt::format("this run has {} ranks", started),
+              launch.tasks_variable.starts_with("SLURM") ? "srun" : "mpirun");
   } else if (launch.nodes_of_job > 1) {
     print_err(
         "warning: this job has {} nodes ({}), but the run uses one of them: start it with srun, mpirun or another "

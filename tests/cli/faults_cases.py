@@ -275,7 +275,10 @@ class Data(CliCase):
         said = f"{name}.bin, byte 0: the 16002 bytes from here on do not have the checksum in its .meta.json"
         config = self.write_config(tiny_config(data={"train": [{"path": str(name)}]}))
         for command in (["data", "verify", name], ["data", "inspect", name], ["train", config]):
-            self.refuse(DATA, said, *command)
+            err = self.refuse(DATA, said, *command)
+        # The samples of the block cannot be left out one by one.
+        self.assertIn("; restore the file or pack it again, or set data.checksums = false", err)
+        self.assertNotIn("skip_samples", err)
         self.train(config, *overrides("data.checksums=false"))
 
     def test_checksums_of_another_file(self):

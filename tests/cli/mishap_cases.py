@@ -222,6 +222,14 @@ class Limits(CliCase):
         self.assertEqual(resource.prlimit(process.pid, resource.RLIMIT_NOFILE), (500, 500))
 
 
+    def test_file_size(self):
+        config = self.write_run()
+        result = self.run_limited({resource.RLIMIT_FSIZE: (4096, 4096)}, "train", config)
+        self.assertEqual(result.returncode, MACHINE, result.stderr)
+        self.assertRegex(result.stderr, r"the process may write files of 4\.0 KiB \(ulimit -f\), and the largest file of a "
+                                        r"checkpoint has \d+\.\d KiB: raise the limit")
+        self.assertFalse(self.path("out").exists())
+
     def test_stack(self):
         config = self.write_run()
         result = self.run_limited({resource.RLIMIT_STACK: (1 << 16, 1 << 16)}, "train", config)

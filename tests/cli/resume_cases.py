@@ -133,6 +133,8 @@ class Keys(CliCase):
         longer = overrides("run.steps=24")
         self.refuse(USAGE, ["the learning rate, which has fallen to 1.00e-04 at step 12, would jump to ",
                             "run.steps: 12 -> 24", "--accept-changes schedule"], "train", config, "--resume", "latest", *longer)
+        self.refuse(USAGE, "would rise to 1.00e-02 at step 20:", "train", config, "--resume", "latest",
+                    *overrides("schedule.warmup_steps=20", "run.steps=400", "optimizer.lr=0.01"))
         out = self.train(config, "--resume", "latest", *longer, "--accept-changes", "schedule")
         self.assertIn("  run.steps: 12 -> 24\n", out)
         self.assertRegex(out, r"  learning rate of step 13: 1\.00e-04 -> \d\.\d\de-03\n")

@@ -292,6 +292,25 @@ class Folders(CliCase):
                     self.assertGreater(result.code, 0, result.err)
                     self.assertIn(name, result.err)
 
+    def test_a_file_of_the_user_in_the_folder_of_the_run(self):
+        """A config in run.out is kept, and refused where it is the one that the run would replace."""
+        config = self.write_run(run={"out": ".", "steps": 1})
+        text = "// mine\n" + self.path(config).read_text(encoding="utf-8")
+        for name in ("config.json", "run.json"):
+            mine = self.path(name)
+            mine.write_text(text, encoding="utf-8")
+            self.refuse(USAGE, f"run.out = .: the run writes its own {name} there", "train", name)
+            self.assertEqual(mine.read_text(encoding="utf-8"), text)
+            mine.rename(self.path("mine.json"))
+        self.path("out").mkdir()
+        for name in ("config.json", "run.json"):
+            self.path(f"out/{name}").write_text(text, encoding="utf-8")
+        self.train("mine.json", *overrides("run.out=out"))
+        for name in ("config.json", "run.json"):
+            self.assertEqual(self.path(f"out/{name}.old-1").read_text(encoding="utf-8"), text)
+        self.train("out/config.json", "--resume", *overrides("run.steps=2"))
+        self.assertFalse(self.path("out/config.json.old-2").exists())
+
     def test_a_run_that_is_refused_leaves_nothing(self):
         no_data = [*overrides('data.train=[{"path": "nowhere"}]')]
         config = self.write_run()

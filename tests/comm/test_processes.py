@@ -301,7 +301,9 @@ class Start(Processes):
 
     def test_mpirun_and_variables_that_contradict_it(self):
         run = Run(self, [start([COMM_RANKS], OMPI_COMM_WORLD_RANK=0, OMPI_COMM_WORLD_SIZE=2, RANK=1, WORLD_SIZE=2)])
-        self.check_refusal(run.finish(), "RANK=1 and WORLD_SIZE=2 contradict OMPI_COMM_WORLD_RANK=0")
+        [(code, _, errors)] = run.finish()
+        self.assertEqual(code, USAGE, errors)
+        self.assertIn("RANK=1 and WORLD_SIZE=2 contradict OMPI_COMM_WORLD_RANK=0", errors)
 
     def test_a_rank_that_never_starts_mpi(self):
         hangs = '[ "$OMPI_COMM_WORLD_RANK" = 2 ] && exec sleep 60; exec "$0" "$@"'

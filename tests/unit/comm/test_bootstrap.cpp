@@ -1,4 +1,5 @@
 // Rank and size of a process from each launcher's variables, and every way in which these can be wrong.
+#include <fstream>
 #include <map>
 #include <string>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "catch.h"
 #include "comm/bootstrap.h"
 #include "comm/rendezvous.h"
+#include "unit/temporary_folder.h"
 
 namespace test_bootstrap {
 
@@ -35,7 +37,7 @@ void require_refusal(const Settings& settings, const std::string& message) {
     FAIL("not refused: " << message);
   } catch (const Error& error) {
     REQUIRE(error.what() == message);
-    REQUIRE(error.code() == ExitCode::device);
+    REQUIRE(error.code() == ExitCode::usage);
   }
 }
 
@@ -124,6 +126,38 @@ TEST_CASE("a process that is alone in a job of several tasks or nodes") {
     REQUIRE(launch_with({{variable, "many"}}).nodes_of_job == 1);
     REQUIRE(launch_with(with(mpirun, {{variable, "3"}})).nodes_of_job == 1);
   }
+}
+
+TEST_CASE("a process that is alone in a job of another batch system") {
+  const TemporaryFolder folder;
+  const std::string hosts = folder.path() / "hosts", one = folder.path() / "one";
+  std::ofstream(hosts) << "n1\nn1\nn2\n";
+  std::ofstream(one) << "n1\nn1\n";
+  const auto nodes = [](const Settings& settings) { return launch_with(settings).nodes_of_job; };
+  CHECK(nodes({{"PBS_NODEFILE", hosts}}) == 2);
+  CHECK(nodes({{"OAR_NODEFILE", hosts}}) == 2);
+  CHECK(nodes({{"LSB_HOSTS", "n1 n1 n2 n2"}}) == 2);
+  CHECK(nodes({{"LSB_MCPU_HOSTS", "n1 2 n2 2"}}) == 2);
+  CHECK(nodes({{"SLURM_TASKS_PER_NODE", "2(x2)"}}) == 2);
+  CHECK(nodes({{"SLURM_NNODES", "3"}}) == 3);
+  CHECK(nodes({{"JOB_COMPLETION_INDEX", "2"}}) == 3);
+  CHECK(nodes({{"SM_HOSTS", R"(["algo-1","algo-2"])"}}) == 2);
+  // Slots of one host may be cores for threads.
+  for (const Settings& job : {Settings{{"PBS_NODEFILE", one}, {"PBS_NP", "2"}},
+                              Settings{{"LSB_MCPU_HOSTS", "n1 8"}, {"LSB_DJOB_NUMPROC", "8"}},
+                              Settings{{"SLURM_TASKS_PER_NODE", "8"}}, Settings{{"JOB_COMPLETION_INDEX", "0"}},
+                              Settings{{"SM_HOSTS", R"(["algo-1"])"}}, Settings{{"PBS_NODEFILE", "nowhere"}}}) {
+    CHECK(launch_with(job).nodes_of_job == 1);
+    CHECK(launch_with(job).tasks_of_job == 1);
+  }
+  const auto tasks = [](const Settings& settings) {
+    const Launch launch = launch_with(settings);
+    return launch.tasks_variable + "=" + std::to_string(launch.tasks_of_job);
+  };
+  CHECK(tasks({{"PBS_NP", "4"}}) == "PBS_NP=4");
+  CHECK(tasks({{"LSB_DJOB_NUMPROC", "8"}}) == "LSB_DJOB_NUMPROC=8");
+  CHECK(tasks({{"SLURM_NPROCS", "4"}}) == "SLURM_NPROCS=4");
+  CHECK(tasks({{"SLURM_NTASKS_PER_NODE", "2"}, {"SLURM_NNODES", "3"}}) == "SLURM_NTASKS_PER_NODE=6");
 }
 
 TEST_CASE("torchrun's agent, brackets, and a job of several tasks") {
