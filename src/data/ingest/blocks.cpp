@@ -97,6 +97,7 @@ void BlockReader::recognize(const std::filesystem::path& path) {
                                                 .compression = form_.compression});
   form_.kind = format.kind;
   form_.csv_delimiter = format.csv_delimiter;
+  csv_ = CsvCutter(format.csv_delimiter);
   form_.csv_column = format.csv_column;
   form_.csv_columns = format.csv_columns;
   // Plain text keeps its byte order mark. Other formats drop the mark and the header; offsets count from there.
@@ -107,14 +108,8 @@ void BlockReader::recognize(const std::filesystem::path& path) {
 }
 
 size_t BlockReader::last_csv_record() {
-  // Outside of quoted fields the number of quotes so far is even, doubled quotes included.
-  size_t end = 0;
-  bool quoted = false;
-  for (size_t at = 0; at < pending_.size(); ++at) {
-    if (pending_[at] == '"') quoted = !quoted;
-    if (pending_[at] == '\n' && !quoted) end = at + 1;
-  }
-  return end;
+  csv_.scan(pending_, at_end_);
+  return csv_.end();
 }
 
 // Returns the bytes of pending_ that make a block; 0 if more must be read first.
@@ -140,6 +135,7 @@ TextBlock BlockReader::take(size_t size) {
   block.first_line = position_.line;
   block.offset = position_.offset;
   block.ends_document = at_end_ && size == pending_.size();
+  csv_.drop(size);
   spare_.assign(pending_, size);
   block.bytes = std::exchange(pending_, std::exchange(spare_, {}));
   block.bytes.resize(size);
