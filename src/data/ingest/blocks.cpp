@@ -59,7 +59,7 @@ void BlockReader::open() {
     throw Error(ExitCode::data, "{} is named as {} data, but its content is not: rename it, or fetch it again",
                 path.native(), promised);
   }
-  if (pending_.starts_with("PAR1")) return open_parquet(path);
+  if (is_parquet(pending_)) return open_parquet(path);
   if (options_.kind != InputKind::text) refuse_foreign_format(path, pending_);
   recognize(path);
   // A resumed run skips the bytes that are done.
@@ -109,11 +109,17 @@ void BlockReader::recognize(const std::filesystem::path& path) {
 
 size_t BlockReader::last_csv_record() {
   csv_.scan(pending_, at_end_);
-  return csv_.end();
+  if (!at_end_) return csv_.end();
+  if (const auto quote = csv_.open_quote()) {
+    refuse_open_quote(inputs_[position_.input].path,
+                      position_.line + count_lines(std::string_view(pending_).substr(0, *quote)));
+  }
+  return pending_.size();
 }
 
 // Returns the bytes of pending_ that make a block; 0 if more must be read first.
 size_t BlockReader::find_cut() {
+  if (form_.kind == InputKind::csv) return last_csv_record();
   if (at_end_) return pending_.size();
   switch (form_.kind) {
     case InputKind::text:
@@ -121,7 +127,6 @@ size_t BlockReader::find_cut() {
     case InputKind::jsonl:
       return pending_.rfind('\n') + 1;
     case InputKind::csv:
-      return last_csv_record();
     case InputKind::json:
     case InputKind::rows:
       return 0;

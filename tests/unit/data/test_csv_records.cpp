@@ -4,6 +4,7 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "data/ingest/csv_cutter.h"
@@ -41,7 +42,8 @@ TEST_CASE("CSV is cut where the parser ends a record, however the text grows") {
       cutter.scan(grown, end == text.size());
       size_t expected = 0;
       std::vector<std::string> fields;
-      while (const size_t length = parse_csv_record(grown.substr(expected), false, fields, delimiter)) expected += length;
+      while (const size_t length = parse_csv_record(grown.substr(expected), false, fields, delimiter))
+        expected += length;
       INFO(text << " from " << begin << " to " << end);
       REQUIRE(cutter.end() == expected);
       if (draw() % 2 == 0) {
@@ -63,6 +65,26 @@ TEST_CASE("A quote within a field opens nothing, in a table of several blocks") 
   write_file(folder / "in.tsv", table);
   const PackResult packed = pack_table(folder / "in.tsv", folder / "out", false);
   CHECK(packed.tokens == tokens);
+}
+
+TEST_CASE("A quote that is not closed stops at its line, even if bad lines are skipped") {
+  const TemporaryFolder folder;
+  std::string long_table = "id,text\n";
+  int lines = 1;
+  for (; long_table.size() < 1'500'000; lines += 2) long_table += "1,\"two\nlines\"\n";
+  const std::vector<std::pair<std::string, int>> tables = {{"id,text\n1,fine\n2,\"open\n3,three\n", 3},
+                                                           {long_table + "2,\"\"\"open\n3,three\n", lines + 1},
+                                                           {"id,text,\"x\n1,fine\n", 1}};
+  for (const auto& [table, line] : tables) {
+    write_file(folder / "in.csv", table);
+    for (const bool skips : {false, true}) {
+      const std::string found = error_of(ExitCode::data, [&] { pack_table(folder / "in.csv", folder / "out", skips); });
+      INFO(found);
+      CHECK(contains(found, "in.csv, line " + std::to_string(line) + ": the double quote that opens a field here"));
+    }
+  }
+  write_file(folder / "in.csv", "id,text\n1,\"closed\"");
+  CHECK(pack_table(folder / "in.csv", folder / "out", false).tokens == 7);
 }
 
 }  // namespace
