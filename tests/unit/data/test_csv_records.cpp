@@ -35,7 +35,7 @@ TEST_CASE("CSV is cut where the parser ends a record, however the text grows") {
     std::string text;
     for (auto left = draw() % 40; left > 0; --left) text += "\"\"\"\n\n\r,\tab"[draw() % 10];
     CsvCutter cutter(delimiter);
-    size_t begin = 0;  // of the bytes that are not dropped
+    size_t begin = 0;  // start of the bytes that are not dropped
     for (size_t end = 0; end < text.size();) {
       end += 1 + draw() % (text.size() - end);
       const std::string_view grown = std::string_view(text).substr(begin, end - begin);
