@@ -92,6 +92,7 @@ void train_tokenizer(TokenizerTraining& arguments) {
     arguments.count.stage = RegexStage{arguments.pattern, SplitBehavior::isolated};
   }
   arguments.count.reading = read_options(arguments.reading);
+  arguments.count.out = arguments.out;
   check_can_write(arguments.out, ExitCode::data);
   const CountedPieces counted = [&] {
     std::unique_ptr<Progress> bar;

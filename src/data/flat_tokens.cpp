@@ -149,6 +149,12 @@ FlatTokens open_flat_tokens(const fs::path& path, std::optional<DType> dtype) {
     throw Error(ExitCode::data, "{}: belongs to the index beside it; name both by their PREFIX, {}", path.native(),
                 fs::path(path).replace_extension().native());
   }
+  const fs::path prefix = fs::path(path).replace_extension();
+  if (fs::exists(token_file_path(prefix, ".meta.json"), ignored)) {
+    throw Error(ExitCode::data,
+                "{}: its index {}.idx is missing, which {}.meta.json says it had: fetch the index, or pack it again",
+                path.native(), prefix.native(), prefix.native());
+  }
   if (file.size_bytes() % 2 != 0)
     throw Error(ExitCode::data, "{}: {} bytes are no whole number of u16 tokens, as nanoGPT writes them", path.native(),
                 file.size_bytes());

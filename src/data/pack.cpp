@@ -71,15 +71,9 @@ std::vector<TextInput> find_inputs(const PackOptions& options) {
     if (input.path == "-" && options.resume) {
       throw Error(ExitCode::usage, "--resume: the standard input cannot be read a second time");
     }
-    for (const std::string_view suffix : token_suffixes) {
-      const auto output = token_file_path(shard_prefix(options, 0), suffix);
-      std::error_code ignored;
-      if (fs::equivalent(input.path, output, ignored)) {
-        throw Error(ExitCode::data, "{} is an input and would be overwritten; choose another output prefix",
-                    output.native());
-      }
-    }
   }
+  for (const std::string_view suffix : token_suffixes)
+    refuse_overwritten(own, token_file_path(shard_prefix(options, 0), suffix), "another output prefix");
   return own;
 }
 

@@ -5,11 +5,13 @@ import gzip
 import io
 import json
 import lzma
+import os
 import random
 import subprocess
 import tarfile
 import unittest
 import zipfile
+import zlib
 
 from cli_case import DATA, EXECUTABLE, FINISHED, USAGE, CliCase, first_in_fast_suite, is_sanitized
 from data_commands_cases import tokens_of
@@ -109,6 +111,13 @@ class Recognition(FormatCase):
                 ("n.json", b"[" + b",".join(LINES)[:-30], "closing quote"), ("o.pdf", b"%PDF-1.4", "a PDF file")]:
             with self.subTest(name=name):
                 self.refuse_all(self.write(name, content), message)
+
+    def test_four_letters_make_no_binary_file(self):
+        """Texts that begin with the letters of Parquet, or hold those of tar in their place."""
+        for name, text in [("a.txt", "PARENTS should read.\n"), ("b.txt", "x" * 257 + "ustar seeds" + "y" * 300), ("c.txt", "PAR1 of it\n")]:
+            for more in ([], ["--format", "text"]):
+                self.pack(self.write(name, text), more=more)
+                self.assertEqual(self.documents(), [text])
 
     def test_a_field_that_was_given_must_be_there(self):
         self.write("prose", "Once upon a time.\n")
@@ -354,8 +363,53 @@ class Compression(FormatCase):
                                      timeout=100, check=False)
             self.assertEqual(limited.returncode, DATA)
             self.assertIn(b"b.jsonl.zst: 1.0 GiB of memory for its zstd window cannot be allocated: free memory, or", limited.stderr)
-        # One of 3.75 TiB is no machine's.
+        # One of 3.75 TiB is no machine's, also where its header lies in two reads of the file.
+        far = (1 << 18) - 8 - 4
+        content = b"\x5a\x2a\x4d\x18" + far.to_bytes(4, "little") + bytes(far) + self.raw_zstd(JSONL, window=0xff)
+        self.refuse_all(self.write("d.jsonl.zst", content), "its zstd window takes 3.8 TiB of memory")
         self.refuse_all(self.write("c.jsonl.zst", self.raw_zstd(JSONL, window=0xff)), "its zstd window takes 3.8 TiB of memory")
+
+    @unittest.skipIf(is_sanitized(), "a sanitizer takes more memory than the limit")
+    def test_memory_of_xz(self):
+        """A dictionary of 4 GiB where there is less: memory is missing, and nothing is damaged."""
+        content = bytearray(lzma.compress(JSONL))
+        size = 4 * (content[12] + 1)
+        content[content.index(b"\x21\x01", 12) + 2] = 40
+        content[12 + size - 4:12 + size] = zlib.crc32(content[12:12 + size - 4]).to_bytes(4, "little")
+        self.write("a.jsonl.xz", bytes(content))
+        done = subprocess.run(["bash", "-c", 'ulimit -v 1000000 && exec "$@"', "limited", EXECUTABLE, "data", "pack", "a.jsonl.xz",
+                               "--out", "x", "--tokenizer", "bytes", "--threads", "1"], cwd=self.folder, capture_output=True,
+                              timeout=100, check=False)
+        self.assertEqual(done.returncode, DATA)
+        self.assertIn(b"a.jsonl.xz: this process cannot get the memory that its header asks for, 4.0 GiB", done.stderr)
+
+
+class Folders(FormatCase):
+    def test_an_output_is_no_input(self):
+        self.write("a.txt", "the quick fox")
+        self.refuse(DATA, "a.txt is an input and would be overwritten", "data", "train-tokenizer", "a.txt", "--vocab-size", "257",
+                    "--out", "a.txt")
+        self.assertEqual(self.path("a.txt").read_text(), "the quick fox")
+
+    def test_entries_that_are_no_files(self):
+        self.path("in").mkdir()
+        self.path("other").mkdir()
+        self.write("b.txt", "linked")
+        self.write("in/a.txt", "own")
+        self.path("in/b.txt").symlink_to("../b.txt")
+        self.path("in/c").symlink_to("../other")
+        os.mkfifo(self.path("in/d"))
+        error = self.pack("in")
+        self.assertEqual(self.documents(), ["own", "linked"])
+        self.assertIn("left out: below in, 2 of links to folders, pipes and devices; the first is in/c\n", error)
+        self.path("in/e.txt").symlink_to("missing")
+        self.refuse_all("in", "cannot read in/e.txt: the link leads to no file that can be read")
+
+    def test_tokens_that_lost_their_index(self):
+        self.pack(self.write("a.txt", "some text"))
+        self.path("packed.idx").unlink()
+        for command in ("verify", "inspect"):
+            self.refuse(DATA, "packed.bin: its index packed.idx is missing", "data", command, "packed.bin")
 
 
 if __name__ == "__main__":

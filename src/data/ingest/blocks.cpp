@@ -59,7 +59,7 @@ void BlockReader::open() {
     throw Error(ExitCode::data, "{} is named as {} data, but does not hold such data: rename it, or fetch it again",
                 path.native(), promised);
   }
-  if (pending_.starts_with("PAR1")) return open_parquet(path);
+  if (is_parquet(pending_)) return open_parquet(path);
   if (options_.kind != InputKind::text) refuse_foreign_format(path, pending_);
   recognize(path);
   // A resumed run skips the bytes that are done.
@@ -97,6 +97,7 @@ void BlockReader::recognize(const std::filesystem::path& path) {
                                                 .compression = form_.compression});
   form_.kind = format.kind;
   form_.csv_delimiter = format.csv_delimiter;
+  csv_ = CsvCutter(format.csv_delimiter);
   form_.csv_column = format.csv_column;
   form_.csv_columns = format.csv_columns;
   // Plain text keeps its byte order mark. Other formats drop the mark and the header; offsets count from there.
@@ -107,18 +108,18 @@ void BlockReader::recognize(const std::filesystem::path& path) {
 }
 
 size_t BlockReader::last_csv_record() {
-  // Outside of quoted fields the number of quotes so far is even, doubled quotes included.
-  size_t end = 0;
-  bool quoted = false;
-  for (size_t at = 0; at < pending_.size(); ++at) {
-    if (pending_[at] == '"') quoted = !quoted;
-    if (pending_[at] == '\n' && !quoted) end = at + 1;
+  csv_.scan(pending_, at_end_);
+  if (!at_end_) return csv_.end();
+  if (const auto quote = csv_.open_quote()) {
+    refuse_open_quote(inputs_[position_.input].path,
+                      position_.line + count_lines(std::string_view(pending_).substr(0, *quote)));
   }
-  return end;
+  return pending_.size();
 }
 
 // Returns the bytes of pending_ that make a block; 0 if more must be read first.
 size_t BlockReader::find_cut() {
+  if (form_.kind == InputKind::csv) return last_csv_record();
   if (at_end_) return pending_.size();
   switch (form_.kind) {
     case InputKind::text:
@@ -126,7 +127,6 @@ size_t BlockReader::find_cut() {
     case InputKind::jsonl:
       return pending_.rfind('\n') + 1;
     case InputKind::csv:
-      return last_csv_record();
     case InputKind::json:
     case InputKind::rows:
       return 0;
@@ -140,6 +140,7 @@ TextBlock BlockReader::take(size_t size) {
   block.first_line = position_.line;
   block.offset = position_.offset;
   block.ends_document = at_end_ && size == pending_.size();
+  csv_.drop(size);
   spare_.assign(pending_, size);
   block.bytes = std::exchange(pending_, std::exchange(spare_, {}));
   block.bytes.resize(size);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "data/ingest/byte_source.h"
+#include "data/ingest/csv_cutter.h"
 #include "data/ingest/inputs.h"
 #include "data/ingest/parquet_texts.h"
 
@@ -78,6 +79,7 @@ class BlockReader {
   std::unique_ptr<ByteSource> source_;
   std::unique_ptr<ParquetTexts> parquet_;  // replaces source_ for Parquet files
   TextBlock form_;                         // template of the open input's blocks: its format, no bytes
+  CsvCutter csv_{','};
   std::string pending_;
   std::string spare_;
   bool at_end_ = false;

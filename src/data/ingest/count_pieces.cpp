@@ -80,6 +80,7 @@ class Counter {
 CountedPieces count_pieces(const CountOptions& options, const std::function<void(const CountProgress&)>& progress) {
   const std::vector<TextInput> inputs = expand_inputs(options.inputs);
   options.reading.fields.refuse_unused(inputs);
+  refuse_overwritten(inputs, options.out, "another --out");
   // Well-known patterns can be cut between a word and the space before the next; other patterns perhaps not.
   const bool can_cut = std::holds_alternative<PatternKind>(options.stage);
   BlockReader reader(inputs, options.reading, [&](std::string_view text) { return can_cut ? last_safe_cut(text) : 0; });

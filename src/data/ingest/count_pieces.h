@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@ namespace gptrain::inline data {
 
 struct CountOptions {
   std::vector<std::string> inputs;  // arguments of expand_inputs()
+  std::filesystem::path out;        // file to be written, which may be none of the inputs
   ReadOptions reading;
   Stage stage = PatternKind::gpt2;
   bool nfc = false;

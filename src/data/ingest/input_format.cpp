@@ -8,12 +8,44 @@
 #include "base/json_scanner.h"
 #include "base/text_file.h"
 #include "base/units.h"
+#include "data/ingest/csv_cutter.h"
 #include "data/ingest/json_record.h"
 
 namespace gptrain::inline data {
 namespace {
 
 constexpr std::string_view blanks = " \t\r\n";
+
+constexpr std::string_view tar_magic = "ustar";
+constexpr size_t tar_magic_at = 257;
+
+// Returns true if the header's checksum holds: the sum of its bytes, in octal digits, with spaces in its own place.
+bool is_tar_header(std::string_view start) {
+  constexpr size_t header_bytes = 512;
+  constexpr size_t checksum_at = 148;
+  constexpr size_t checksum_bytes = 8;
+  if (start.size() < header_bytes || !start.substr(tar_magic_at).starts_with(tar_magic)) return false;
+  const std::string_view digits = start.substr(checksum_at, checksum_bytes);
+  uint32_t stored = 0;
+  for (const char digit : digits.substr(std::min(digits.find_first_not_of(' '), checksum_bytes))) {
+    if (digit < '0' || digit > '7') break;
+    stored = stored * 8 + static_cast<uint32_t>(digit - '0');
+  }
+  uint32_t sum = 0;
+  for (size_t i = 0; i < header_bytes; ++i)
+    sum += i - checksum_at < checksum_bytes ? uint32_t{' '} : static_cast<uint8_t>(start[i]);
+  return stored == sum;
+}
+
+// Returns true if control bytes follow the four letters, as in every Parquet file and in no text.
+bool is_parquet_with(std::string_view magic, std::string_view start) {
+  constexpr size_t most_bytes = 1000;
+  if (!start.starts_with(magic)) return false;
+  const std::string_view rest = start.substr(magic.size(), most_bytes);
+  return std::any_of(rest.begin(), rest.end(), [](char c) {
+    return static_cast<uint8_t>(c) < 0x20 && std::string_view("\t\n\v\f\r\x1B").find(c) == std::string_view::npos;
+  });
+}
 
 struct Magic {
   size_t at;
@@ -30,7 +62,6 @@ constexpr std::string_view no_texts = "give files of texts";
 constexpr Magic foreign[] = {
     {0, "PK\x03\x04", "a zip archive", unpack},
     {0, "PK\x05\x06", "an empty zip archive", unpack},
-    {257, "ustar", "a tar archive", unpack},
     {0, "7z\xBC\xAF\x27\x1C", "a 7z archive", unpack},
     {0, "Rar!\x1A\x07", "a rar archive", unpack},
     {0, "!<arch>\n", "an ar archive", unpack},
@@ -53,7 +84,6 @@ constexpr Magic foreign[] = {
     {0, std::string_view("FEA1\0", 5), "a Feather file of version 1", to_parquet},
     {0, "\xFF\xFF\xFF\xFF", "an Arrow stream", to_parquet},
     {0, "Obj\x01", "an Avro file", to_parquet},
-    {0, "PARE", "an encrypted Parquet file", "decrypt it"},
     {0, "\x89HDF\r\n\x1A\n", "an HDF5 file", to_parquet},
     {0, std::string_view("SQLite format 3\0", 16), "an SQLite database", to_parquet},
     {0, "\x93NUMPY", "a numpy file", "token files are not packed again: name it in data.train"},
@@ -229,6 +259,13 @@ InputFormat csv_format(const InputQuestion& question, char delimiter, const CsvH
     throw Error(ExitCode::data, "{}, line 1: the header has no column \"{}\" (--field names it)",
                 question.path.native(), question.field);
   }
+  CsvCutter cutter(delimiter);
+  cutter.scan(question.start.substr(0, header.bytes), true);
+  if (const auto quote = cutter.open_quote()) {
+    refuse_open_quote(
+        question.path,
+        1 + std::count(question.start.begin(), question.start.begin() + static_cast<std::ptrdiff_t>(*quote), '\n'));
+  }
   return {.kind = InputKind::csv,
           .csv_delimiter = delimiter,
           .csv_column = static_cast<size_t>(column - header.names.begin()),
@@ -367,6 +404,13 @@ size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::str
   return at_end ? text.size() : 0;
 }
 
+void refuse_open_quote(const std::filesystem::path& path, int64_t line) {
+  throw Error(ExitCode::data,
+              "{}, line {}: the double quote that opens a field here is not closed: close it, or write it twice within "
+              "double quotes",
+              path.native(), line);
+}
+
 std::string_view compression_of_name(const std::filesystem::path& path) {
   const std::string suffix = lower(path.extension().native());
   for (const Compression& known : compressions) {
@@ -375,7 +419,11 @@ std::string_view compression_of_name(const std::filesystem::path& path) {
   return {};
 }
 
+bool is_parquet(std::string_view start) { return is_parquet_with("PAR1", start); }
+
 void refuse_foreign_format(const std::filesystem::path& path, std::string_view start) {
+  if (is_tar_header(start)) refuse(path, "a tar archive", unpack);
+  if (is_parquet_with("PARE", start)) refuse(path, "an encrypted Parquet file", "decrypt it");
   for (const Magic& magic : foreign) {
     if (start.size() < magic.at || !start.substr(magic.at).starts_with(magic.bytes)) continue;
     refuse(path, magic.name, magic.remedy);

@@ -17,6 +17,9 @@ namespace gptrain::inline data {
 // Returns the compression by the suffix of a name: "gzip", "zstd", "xz", "bzip2"; empty: none.
 std::string_view compression_of_name(const std::filesystem::path& path);
 
+// Returns true if `start`, the first bytes of a file, begins a Parquet file and no text.
+bool is_parquet(std::string_view start);
+
 // Throws Error(data), with file and format, if `start`, the first decompressed bytes, begins an unsupported format: an
 // archive, another compression, Arrow, UTF-16, a Git LFS pointer and others.
 void refuse_foreign_format(const std::filesystem::path& path, std::string_view start);
@@ -45,6 +48,9 @@ InputFormat find_input_format(const InputQuestion& question);
 // Parses the fields of the record at the start of `text`. Returns the record's length, its line's end included; 0 if
 // the record does not end within `text`. `at_end`: no text follows, so that the end of `text` ends the record.
 size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::string>& fields, char delimiter = ',');
+
+// Throws Error(data) for a table with a quoted field that opens in `line` and does not close.
+[[noreturn]] void refuse_open_quote(const std::filesystem::path& path, int64_t line);
 
 // Returns a format's name for messages: "JSONL", "one text".
 std::string_view format_name(InputKind kind);

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/output.h"
+#include "base/units.h"
 
 namespace gptrain::inline data {
 namespace {
@@ -32,20 +34,43 @@ TextInput input_file(const fs::path& path) {
   return file;
 }
 
-void add_folder(const fs::path& folder, std::vector<TextInput>& files) {
-  std::vector<fs::path> found;
+// Files and other entries below a folder.
+struct FolderEntries {
+  std::vector<fs::path> files;
+  std::vector<fs::path> left_out;  // links to folders, pipes, sockets, devices
+};
+
+FolderEntries entries_below(const fs::path& folder) {
+  FolderEntries found;
   std::error_code error;
   for (auto entry = fs::recursive_directory_iterator(folder, error); entry != fs::recursive_directory_iterator();
        entry.increment(error)) {
-    if (error) break;
-    const bool is_hidden = entry->path().filename().native().starts_with('.');
-    if (is_hidden && entry->is_directory(error)) entry.disable_recursion_pending();
-    if (!is_hidden && entry->is_regular_file(error)) found.push_back(entry->path());
+    const fs::path& path = entry->path();
+    std::error_code unreadable;
+    const fs::file_status own = entry->symlink_status(unreadable);
+    if (path.filename().native().starts_with('.')) {
+      if (fs::is_directory(own)) entry.disable_recursion_pending();
+      continue;
+    }
+    if (fs::is_directory(own)) continue;
+    const fs::file_status status = entry->status(unreadable);
+    if (!fs::exists(status)) refuse_input(path, "the link leads to no file that can be read");
+    (fs::is_regular_file(status) ? found.files : found.left_out).push_back(path);
   }
   if (error) refuse_input(folder, error.message());
-  if (found.empty()) refuse_input(folder, "the folder holds no file");
-  std::sort(found.begin(), found.end());
-  for (const fs::path& path : found) files.push_back(input_file(path));
+  std::sort(found.files.begin(), found.files.end());
+  std::sort(found.left_out.begin(), found.left_out.end());
+  return found;
+}
+
+void add_folder(const fs::path& folder, std::vector<TextInput>& files) {
+  const FolderEntries found = entries_below(folder);
+  if (!found.left_out.empty()) {
+    print_err("left out: below {}, {} of links to folders, pipes and devices; the first is {}\n", folder.native(),
+              format_grouped(std::ssize(found.left_out)), found.left_out.front().native());
+  }
+  if (found.files.empty()) refuse_input(folder, "the folder holds no file");
+  for (const fs::path& path : found.files) files.push_back(input_file(path));
 }
 
 void add_matches(const std::string& pattern, std::vector<TextInput>& files) {
@@ -121,6 +146,14 @@ int64_t total_bytes(const std::vector<TextInput>& inputs) {
     total += input.size_bytes;
   }
   return total;
+}
+
+void refuse_overwritten(const std::vector<TextInput>& inputs, const fs::path& output, std::string_view other) {
+  for (const TextInput& input : inputs) {
+    std::error_code ignored;
+    if (!fs::equivalent(input.path, output, ignored)) continue;
+    throw Error(ExitCode::data, "{} is an input and would be overwritten; choose {}", output.native(), other);
+  }
 }
 
 std::vector<TextInput> expand_inputs(const std::vector<std::string>& words) {

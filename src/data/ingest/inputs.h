@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace gptrain::inline data {
@@ -57,9 +58,14 @@ struct ReadOptions {
 // Returns the size of all inputs together; 0 if one is the standard input.
 int64_t total_bytes(const std::vector<TextInput>& inputs);
 
+// Throws Error(data) if `output` is one of the inputs; `other` is the choice that avoids it: "another --out".
+void refuse_overwritten(const std::vector<TextInput>& inputs, const std::filesystem::path& output,
+                        std::string_view other);
+
 // Returns the files of command line words. A word is a file, "-", a folder (all files below whose names do not begin
-// with a dot, in the order of their paths) or, if no such file exists, a pattern with * ? [...] (its matches, in
-// order). Throws Error(data), with the name, for any other word and for a file that cannot be read.
+// with a dot, in the order of their paths; links to files are followed, other entries named on standard error) or, if
+// no such file exists, a pattern with * ? [...] (its matches, in order). Throws Error(data), with the name, for any
+// other word and for a file that cannot be read.
 std::vector<TextInput> expand_inputs(const std::vector<std::string>& words);
 
 }  // namespace gptrain::data

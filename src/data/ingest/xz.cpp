@@ -1,6 +1,9 @@
 #include <limits>
 #include <lzma.h>
+#include <new>
+#include <string>
 
+#include "base/units.h"
 #include "data/ingest/stream_decoder.h"
 
 namespace gptrain::inline data {
@@ -16,6 +19,10 @@ class XzDecoder : public Decoder {
   Step decode(std::string_view input, char* out, size_t room) override {
     return decode_stream(stream_, input, out, room, [&] {
       const lzma_ret result = lzma_code(&stream_, LZMA_RUN);
+      if (result == LZMA_MEM_ERROR) {
+        throw DecodeMemoryFault("this process cannot get the memory that its header asks for, " +
+                                format_bytes(static_cast<double>(lzma_memusage(&stream_))));
+      }
       if (result != LZMA_OK && result != LZMA_STREAM_END && result != LZMA_BUF_ERROR) {
         throw DecodeFault(result == LZMA_FORMAT_ERROR ? "not xz data" : "damaged");
       }

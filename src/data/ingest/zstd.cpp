@@ -59,7 +59,10 @@ class ZstdDecoder : public Decoder {
   ZstdDecoder& operator=(const ZstdDecoder&) = delete;
 
   Step decode(std::string_view input, char* out, size_t room) override {
-    if (at_start_) check_window(input);
+    // A header may lie in two inputs.
+    const size_t head_before = head_.size();
+    head_.append(input.substr(0, most_head_bytes - head_before));
+    if (head_.size() > head_before) check_window(head_);
     ZSTD_inBuffer in{input.data(), input.size(), 0};
     ZSTD_outBuffer output{out, room, 0};
     const size_t result = ZSTD_decompressStream(stream_, &output, &in);
@@ -68,18 +71,20 @@ class ZstdDecoder : public Decoder {
           fmt::format("{} of memory for its zstd window cannot be allocated: {}", window_text(), window_remedy));
     }
     if (ZSTD_isError(result) != 0) throw DecodeFault(ZSTD_getErrorName(result));
-    at_start_ = result == 0;
+    head_.resize(result == 0 ? 0 : std::min(head_.size(), head_before + in.pos));
     return {in.pos, output.pos, result == 0};
   }
 
   void restart() override {
     ZSTD_DCtx_reset(stream_, ZSTD_reset_session_only);
-    at_start_ = true;
+    head_.clear();
   }
 
   uint64_t unusual_memory_bytes() const override { return window_bytes_ > usual_bytes ? window_bytes_ : 0; }
 
  private:
+  static constexpr size_t most_head_bytes = 18;  // longest header of a frame
+
   // A window above 128 MiB comes from zstd --long or from damage. Refuses it only if it exceeds the free memory.
   void check_window(std::string_view frame) {
     window_bytes_ = window_bytes(frame);
@@ -94,7 +99,7 @@ class ZstdDecoder : public Decoder {
   std::string window_text() const { return format_bytes(static_cast<double>(window_bytes_)); }
 
   ZSTD_DCtx* stream_;
-  bool at_start_ = true;
+  std::string head_;           // first bytes of the frame
   uint64_t window_bytes_ = 0;  // window of the frame; 0: the header has none
 };
 
