@@ -118,12 +118,14 @@ class Folder(CliCase):
     def test_renamed_or_removed_under_processes(self):
         for act, where, message in [
             (lambda: self.path("out").rename(self.path("moved")), "moved", "is no longer the run's folder, which is now "),
-            (lambda: self.remove_whole(self.path("out")), "out", "was removed while the run wrote to it"),
+            # A removal may be met half-way, when run.json is written.
+            (lambda: self.remove_whole(self.path("out")), "out",
+             "was removed while the run wrote to it|gptrain: cannot replace out/run.json: No such file or directory"),
         ]:
             with self.subTest(where=where):
                 codes, errors = self.ranks_until(act)
                 self.assertEqual(codes, [CHECKPOINT, CHECKPOINT], errors)
-                self.assertIn(f"gptrain: run.out = out: {message}", errors[0])
+                self.assertRegex(errors[0], f"gptrain: run.out = out: {message}")
                 self.assertRegex(errors[0], rf"the state after step {self.saved_step(where)} is saved in \S*{where}/checkpoints\n$")
                 self.assertNotIn("gptrain:", errors[1])
 
