@@ -190,8 +190,8 @@ class FullDisk(CliCase):
     """Tests with a file size limit, which the system reports like a full disk, in other words."""
     LIMIT_BYTES = 8192
 
-    def refuse_beyond_limit(self, code, *arguments):
-        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (self.LIMIT_BYTES, self.LIMIT_BYTES))
+    def refuse_beyond_limit(self, code, *arguments, bytes_of_file=LIMIT_BYTES):
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_of_file, bytes_of_file))
         done = subprocess.run([EXECUTABLE, *arguments], cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True,
                               timeout=TIMEOUT_SECONDS, check=False, preexec_fn=limit)
         error = done.stderr.decode()
@@ -212,9 +212,14 @@ class FullDisk(CliCase):
         self.assertEqual(sorted(path.name for path in self.folder.iterdir()),
                          ["a.txt", "corpus.bin", "corpus.idx", "corpus.meta.json"])
 
-    def test_what_a_run_exports(self):
-        """A run itself is refused at its start with such a limit (mishap_cases.py)."""
-        self.train(self.write_run())
+    def test_what_a_run_saves_and_exports(self):
+        """A limit below the tensors is refused at the start (mishap_cases.py); here the file's header is too much."""
+        config = self.write_run()
+        self.train(config, *overrides("run.out=sized", "run.steps=1"))
+        largest = max(path.stat().st_size for path in self.checkpoint(1, "sized").iterdir())
+        self.refuse_beyond_limit(CHECKPOINT, "train", config, bytes_of_file=largest - 1)
+        self.assertEqual(self.checkpoint_steps(), [])
+        self.train(config, "--resume")
         self.refuse_beyond_limit(CHECKPOINT, "checkpoint", "export", "out", "--hf", "exported")
 
 

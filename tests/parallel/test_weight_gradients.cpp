@@ -59,12 +59,12 @@ TEST_CASE("factors in bf16 have the same bits with every kind of sharding, in a 
 }
 
 TEST_CASE("tensor ranks round factors as one rank does, but where a sum is rounded the other way") {
-  const Outcome one = train({1, 1, {}}, rounded, 1);
-  for (const Overrides& more : {Overrides{}, Overrides{"parallel.sequence=true"}}) {
+  const Outcome one = train({1, 1, {"run.seed=2"}}, rounded, 1);
+  for (const Overrides& more : {Overrides{"run.seed=2"}, Overrides{"run.seed=2", "parallel.sequence=true"}}) {
     const Outcome two = train({2, 1, more}, rounded, 1);
     for (const auto& [name, values] : one.state) {
       INFO(name);
-      if (name.starts_with("exp_avg/")) CHECK(relative_distance(two.state.at(name), values) < 2e-4);
+      if (name.starts_with("exp_avg/")) CHECK(relative_distance(two.state.at(name), values) < 1e-4);
     }
   }
 }
