@@ -30,7 +30,7 @@ RankClock::RankClock(const StepLog& log, const EventTimes& times)
   for (const EventBlock& block : log.blocks) add(block);
   add(log.before);
   add(log.after);
-  begin_after_another();
+  if (std::any_of(log.blocks.begin(), log.blocks.end(), is_beside)) begin_after_another();
 }
 
 void RankClock::begin_after_another() {

@@ -24,8 +24,7 @@ namespace gptrain::inline planner {
 // - A copy beside the ops begins once the previous copy has ended. The next copy among the ops waits for it. Offloaded
 //   activations have one lane for each direction.
 // - Updates whose state is on disk run beside the ops (UpdateClock), into the next step, whose ops wait for them. So
-// the
-//   step begins as one that follows another.
+//   the step begins as one that follows another.
 // - Other ranks are ready at once, unless `not_before` says otherwise.
 class RankClock {
  public:
