@@ -52,6 +52,12 @@ StepChoices choose_step(const PlanCase& run, int32_t stage, std::optional<int64_
   return choices_with(run.config.memory, run.target, choose_units(run, stage, room));
 }
 
+StepChoices smallest_step(const PlanCase& run, int32_t stage) {
+  const MemoryConfig& memory = run.config.memory;
+  if (memory.recompute != RecomputeKind::optimal || memory.activation_budget > 0) return choose_step(run, stage);
+  return choices_with(memory, run.target, RecomputePlanner(run, stage).least().choices);
+}
+
 StepPlan plan_rank(const PlanCase& run, int64_t rank) {
   const int32_t stage = make_mesh(run.config, run.world_size).stage_of(rank);
   return plan_step(run, choose_step(run, stage), rank);

@@ -17,6 +17,10 @@ namespace gptrain::inline fit {
 // too small; the message names the least possible one.
 StepChoices choose_step(const PlanCase& run, int32_t stage, std::optional<int64_t> room = {});
 
+// Makes the choices that take the least memory of those that choose_step may make for a stage. Found much sooner than
+// the fastest ones that fit. THROWS as choose_step.
+StepChoices smallest_step(const PlanCase& run, int32_t stage);
+
 // Plans a step of `rank` with the choices for its stage.
 StepPlan plan_rank(const PlanCase& run, int64_t rank = 0);
 

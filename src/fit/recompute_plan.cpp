@@ -59,9 +59,12 @@ ChainSolver& RecomputePlanner::solver(size_t chain, int64_t budget) const {
 // Lets the solver choose for each chain by itself: each chunk gets the budget as if it were the stage's only one.
 std::optional<UnitChoices> RecomputePlanner::solve_chains(int64_t budget, std::optional<Copies> copies) const {
   UnitChoices choices(costs_.num_units());
+  const std::optional<double> price = copies ? std::optional(copies->price) : std::nullopt;
+  std::optional<UnitChoices> of_chain;
   for (size_t chain = 0; chain < costs_.chains().size(); ++chain) {
-    const std::optional<double> price = copies ? std::optional(copies->price) : std::nullopt;
-    const auto of_chain = solver(chain, budget).best(budget, price);
+    // Most chunks of a stage equal the one before.
+    if (chain == 0 || costs_.chains()[chain] != costs_.chains()[chain - 1])
+      of_chain = solver(chain, budget).best(budget, price);
     if (!of_chain) return std::nullopt;
     for (size_t i = 0; i < of_chain->size(); ++i) {
       UnitChoice& choice = choices[static_cast<size_t>(costs_.first_units()[chain]) + i];

@@ -218,14 +218,14 @@ LayoutCosts::MeshKey LayoutCosts::mesh_key(const RunLayout& layout) {
           .rank_order = layout.rank_order};
 }
 
-size_t LayoutCosts::first_equal_stage(const RunLayout& layout, size_t stage) {
+const std::vector<size_t>& LayoutCosts::first_equal_stages(const RunLayout& layout) {
   const MeshKey key = mesh_key(layout);
   const auto found = alike_.find(key);
-  return (found != alike_.end() ? found->second : alike_.emplace(key, stages_alike(layout)).first->second)[stage];
+  return found != alike_.end() ? found->second : alike_.emplace(key, stages_alike(layout)).first->second;
 }
 
 const UpdateCosts& LayoutCosts::update(const RunLayout& layout, size_t stage) {
-  const size_t alike = first_equal_stage(layout, stage);
+  const size_t alike = first_equal_stages(layout)[stage];
   const UpdateKey key{.mesh = mesh_key(layout), .sequence = layout.sequence, .zero = layout.zero, .stage = alike};
   const auto found = updates_.find(key);
   return found != updates_.end() ? found->second : updates_.emplace(key, make_update(layout, alike)).first->second;

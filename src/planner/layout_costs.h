@@ -108,8 +108,8 @@ class LayoutCosts {
   // split. `kind`: index in kinds().
   const MicroBatchCosts& micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split, size_t kind = 0);
   const UpdateCosts& update(const RunLayout& layout, size_t stage);
-  // Returns the first stage whose data ranks span as many nodes as those of `stage`, so that its updates cost the same.
-  size_t first_equal_stage(const RunLayout& layout, size_t stage);
+  // Returns, by stage, the first stage whose data ranks span as many nodes, so that its updates cost the same.
+  const std::vector<size_t>& first_equal_stages(const RunLayout& layout);
   const UnitBytes& bytes(const RunLayout& layout);
   // Seconds to send `bytes` from a stage to the next one. Without sequence parallelism tensor ranks hold equal data:
   // each sends its part, and the receiving ranks gather the whole.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -45,7 +46,7 @@ LayoutEstimator::LayoutEstimator(RunConfig config, const Machine& machine, const
 
 int64_t LayoutEstimator::parameter_bytes(const UnitBytes& bytes, const LayoutChunks& chunks, size_t stage) const {
   int64_t sum = 0;
-  const std::vector<int64_t> kinds = chunks.kinds_of(stage);
+  const std::vector<int64_t>& kinds = chunks.kinds_of_stages[stage];
   for (size_t kind = 0; kind < kinds.size(); ++kind) sum += kinds[kind] * bytes.blocks[kind].parameters;
   const bool has_head = chunks.has_head(stage);
   if (chunks.has_embedding(stage) || (has_head && config_.model.tied_head)) sum += bytes.embedding.parameters;
@@ -68,7 +69,11 @@ LayoutEstimator::Held LayoutEstimator::held(const RunLayout& layout, const Layou
                         .for_weights = costs.held_for_weight_bytes,
                         .record = costs.record_bytes});
   }
-  Held held{.recompute = any, .outside_bytes = parts_.micro_batch(layout, any, splits).outside_bytes, .of_chunk = {}};
+  Held held{.recompute = any,
+            .outside_bytes = parts_.micro_batch(layout, any, splits).outside_bytes,
+            .of_chunk = {},
+            .passes = passes_.of_stages(layout, lies)};
+  held.of_chunk.reserve(lies.layers.size());
   for (size_t chunk = 0; chunk < lies.layers.size(); ++chunk) {
     const auto mean = [&](int64_t MeanBytes::*bytes) {
       int64_t sum = 0;
@@ -84,8 +89,9 @@ LayoutEstimator::Held LayoutEstimator::held(const RunLayout& layout, const Layou
 }
 
 int64_t LayoutEstimator::activation_bytes(const RunLayout& layout, const LayoutChunks& lies, const Held& held,
-                                          const InFlight& counts, size_t stage) {
+                                          size_t stage) {
   const std::vector<int32_t>& own = lies.of_stage[stage];
+  const InFlight& counts = held.passes[stage].most;
   const bool all_in_flight = layout.schedule == PipelineOrder::gpipe && layout.pipeline > 1;
   int64_t sum = 0, copied_back = 0;
   for (size_t i = 0; i < own.size(); ++i) {
@@ -138,24 +144,29 @@ std::vector<double> LayoutEstimator::recomputed_of_kinds(const RunLayout& layout
   return of_kinds;
 }
 
-LayoutEstimator::FreedLayers LayoutEstimator::freed_layers(const RunLayout& layout, const LayoutChunks& lies,
-                                                           size_t chunk) {
+LayoutEstimator::HeldAtEnds LayoutEstimator::held_at_ends(const RunLayout& layout, const LayoutChunks& lies) {
+  RunLayout end = layout;
+  const auto held_with = [&](RecomputeKind recompute) {
+    end.recompute = recompute;
+    return held(end, lies);
+  };
+  return {.plain = held_with(RecomputeKind::none), .recomputed = held_with(RecomputeKind::block)};
+}
+
+LayoutEstimator::FreedLayers LayoutEstimator::optimal_layers(const RunLayout& layout, const LayoutChunks& lies,
+                                                             size_t chunk, const HeldAtEnds& held) {
   const int64_t layers = lies.layers[chunk];
   const RecomputeKind plain = plain_kind(layout);
-  if (layout.recompute != RecomputeKind::optimal)
-    return {recomputed_layers(layout, lies, chunk), offloaded_layers(layout, lies, chunk, plain, false), 0};
   const auto stage = static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)));
   RunLayout fixed = layout;
   const auto bytes_with = [&](RecomputeKind recompute, auto offloaded) {
     fixed.recompute = recompute;
     fixed.offload = offloaded;
-    return stage_bytes(fixed, lies, held(fixed, lies), stage);
+    return stage_bytes(fixed, lies, recompute == RecomputeKind::none ? held.plain : held.recomputed, stage);
   };
   int64_t bytes = bytes_with(RecomputeKind::none, offload::none);
   const int64_t budget = config_.memory.activation_budget;
-  const InFlight& in_flight = passes_.of_stages(fixed, lies)[stage].most;
-  int64_t over =
-      budget == 0 ? bytes - device_bytes_ : activation_bytes(fixed, lies, held(fixed, lies), in_flight, stage) - budget;
+  int64_t over = budget == 0 ? bytes - device_bytes_ : activation_bytes(fixed, lies, held.plain, stage) - budget;
   // Returns how many of `of_layers` layers to treat to remove the excess `over`, if treating all leaves `least` bytes.
   const auto freed = [&](int64_t of_layers, int64_t least) {
     const int64_t most = std::max<int64_t>(bytes - least, 0);
@@ -202,10 +213,9 @@ int64_t LayoutEstimator::offloaded_layers(const RunLayout& layout, const LayoutC
 int64_t LayoutEstimator::stage_bytes(const RunLayout& layout, const LayoutChunks& lies, const Held& of_blocks,
                                      size_t stage) {
   const UnitBytes& bytes = parts_.bytes(layout);
-  int64_t sum = parameter_bytes(bytes, lies, stage) +
-                activation_bytes(layout, lies, of_blocks, passes_.of_stages(layout, lies)[stage].most, stage) +
-                of_blocks.outside_bytes;
-  const std::vector<int64_t> kinds = lies.kinds_of(stage);
+  int64_t sum =
+      parameter_bytes(bytes, lies, stage) + activation_bytes(layout, lies, of_blocks, stage) + of_blocks.outside_bytes;
+  const std::vector<int64_t>& kinds = lies.kinds_of_stages[stage];
   int64_t buckets = 0;
   for (size_t kind = 0; kind < kinds.size(); ++kind)
     if (kinds[kind] > 0)
@@ -242,9 +252,8 @@ LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t device_
   const int64_t given = config_.memory.activation_budget;
   const int64_t budget = !is_optimal ? 0 : given > 0 ? given : record_bytes(layout);
   for (size_t stage = 0; stage < stages; ++stage) {
-    const InFlight& in_flight = passes_.of_stages(least, lies)[stage].most;
     const int64_t above =
-        budget == 0 ? 0 : std::max<int64_t>(activation_bytes(least, lies, of_blocks, in_flight, stage) - budget, 0);
+        budget == 0 ? 0 : std::max<int64_t>(activation_bytes(least, lies, of_blocks, stage) - budget, 0);
     count(stage, stage_bytes(least, lies, of_blocks, stage) - above);
   }
   return most;
@@ -255,7 +264,8 @@ int64_t LayoutEstimator::record_bytes(const RunLayout& layout) {
   return parts_.micro_batch(layout, RecomputeKind::none, splits).held_bytes;
 }
 
-void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lies, size_t chunk, StepCosts& costs) {
+void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lies, size_t chunk,
+                                const FreedLayers& freed, StepCosts& costs) {
   const auto of_kind = [&](RecomputeKind recompute, size_t kind) -> const MicroBatchCosts& {
     return parts_.micro_batch(layout, recompute, costs.splits, kind);
   };
@@ -270,7 +280,6 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lie
     gradients += count * of_update.sum;
     sum_ops += count * (cuts_gradients(layout.zero) ? of_update.sum_ops : of_update.keep);
   };
-  const FreedLayers freed = freed_layers(layout, lies, chunk);
   double copies = static_cast<double>(freed.copied) * plain.copy_seconds;
   const std::vector<double> again = recomputed_of_kinds(layout, lies, chunk, parts_.kinds(), freed.recomputed);
   for (size_t kind = 0; kind < again.size(); ++kind) {
@@ -334,7 +343,7 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lie
 }
 
 double LayoutEstimator::mean_backward(const RunLayout& layout, const LayoutChunks& lies, size_t stage, bool splits) {
-  const std::vector<int64_t> counts = lies.kinds_of(stage);
+  const std::vector<int64_t>& counts = lies.kinds_of_stages[stage];
   const auto seconds = [&](size_t kind) {
     const PassCost& pass = parts_.micro_batch(layout, plain_kind(layout), splits, kind).passes[block];
     return splits ? pass.backward_weight : pass.backward;
@@ -350,7 +359,7 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const LayoutChunks& lie
   const UpdateCosts& update = parts_.update(layout, stage);
   const bool has_embedding = lies.has_embedding(stage);
   const auto layers = static_cast<double>(lies.layers_of(stage));
-  const std::vector<int64_t> kinds = parts_.kinds().by_parameters(lies.kinds_of(stage));
+  const std::vector<int64_t> kinds = parts_.kinds().by_parameters(lies.kinds_of_stages[stage]);
   const auto [first_block, last_block] = lies.ends_of(stage);
   const UpdateCost& first = has_embedding ? update.embedding : update.blocks[parts_.kinds().of(first_block)];
   const UpdateCost& last = lies.has_head(stage) ? update.head : update.blocks[parts_.kinds().of(last_block)];
@@ -383,10 +392,6 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const LayoutChunks& lie
   costs.updates.push_back(end);
 }
 
-size_t LayoutEstimator::first_equal_stage(const RunLayout& layout, const LayoutChunks& lies, size_t chunk) {
-  return parts_.first_equal_stage(layout, static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk))));
-}
-
 LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
   const LayoutChunks& lies = passes_.chunks(layout);
   StepCosts costs;
@@ -394,14 +399,24 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
   costs.message =
       parts_.message(layout, parts_.micro_batch(layout, recomputed_kind(layout), costs.splits).message_bytes);
   const auto repeat_last = [](std::vector<double>& values) { values.push_back(values.back()); };
+  const std::vector<size_t>& alike = parts_.first_equal_stages(layout);
+  const auto first_equal_stage = [&](size_t chunk) {
+    return alike[static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)))];
+  };
+  std::optional<HeldAtEnds> at_ends;
+  if (layout.recompute == RecomputeKind::optimal) at_ends.emplace(held_at_ends(layout, lies));
   for (size_t chunk = 0; chunk < lies.layers.size(); ++chunk) {
     // Most chunks equal the one before, so that its costs can be repeated.
-    const bool is_inner = chunk > 1 && chunk + 1 < lies.layers.size() &&
-                          lies.of_kinds[chunk] == lies.of_kinds[chunk - 1] &&
-                          first_equal_stage(layout, lies, chunk) == first_equal_stage(layout, lies, chunk - 1) &&
+    const bool is_inner = chunk > 1 && chunk + 1 < lies.layers.size() && !mixes(layout) &&
+                          !cuts_gradients(layout.zero) && lies.of_kinds[chunk] == lies.of_kinds[chunk - 1] &&
+                          first_equal_stage(chunk) == first_equal_stage(chunk - 1) &&
                           lies.receives(chunk) == lies.receives(chunk - 1);
-    if (!is_inner || mixes(layout) || cuts_gradients(layout.zero)) {
-      add_chunk(layout, lies, chunk, costs);
+    if (!is_inner) {
+      const FreedLayers freed =
+          at_ends ? optimal_layers(layout, lies, chunk, *at_ends)
+                  : FreedLayers{.recomputed = recomputed_layers(layout, lies, chunk),
+                                .copied = offloaded_layers(layout, lies, chunk, plain_kind(layout), false)};
+      add_chunk(layout, lies, chunk, freed, costs);
       continue;
     }
     costs.chunks.push_back(costs.chunks.back());
@@ -418,8 +433,8 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
   }
   for (size_t stage = 0; stage < lies.of_stage.size(); ++stage) {
     const bool is_inner = stage > 1 && !lies.has_head(stage) && !lies.has_head(stage - 1) &&
-                          lies.kinds_of(stage) == lies.kinds_of(stage - 1) &&
-                          parts_.first_equal_stage(layout, stage) == parts_.first_equal_stage(layout, stage - 1);
+                          lies.kinds_of_stages[stage] == lies.kinds_of_stages[stage - 1] &&
+                          alike[stage] == alike[stage - 1];
     if (!is_inner) {
       add_stage(layout, lies, stage, costs);
       continue;

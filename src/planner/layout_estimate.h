@@ -45,11 +45,12 @@ class LayoutEstimator {
     int64_t for_weights = 0;            // MicroBatchCosts::held_for_weight_bytes
     int64_t record = 0;                 // MicroBatchCosts::record_bytes
   };
-  // Bytes that blocks save for a micro-batch.
+  // Bytes that blocks save for a micro-batch, and how many micro-batches are in flight.
   struct Held {
     RecomputeKind recompute;  // recomputation of some of the layout's blocks
     int64_t outside_bytes;    // MicroBatchCosts::outside_bytes
     std::vector<MeanBytes> of_chunk;
+    const std::vector<StagePasses>& passes;  // by stage
   };
   struct StepCosts {
     std::vector<PassTimes> chunks;  // by chunk
@@ -67,9 +68,14 @@ class LayoutEstimator {
   struct FreedLayers {
     int64_t recomputed = 0, copied = 0, copied_inputs = 0;
   };
+  // Bytes that a layout with memory.recompute "optimal" saves if it recomputes no block, and if it recomputes all.
+  struct HeldAtEnds {
+    Held plain, recomputed;
+  };
+  HeldAtEnds held_at_ends(const RunLayout& layout, const LayoutChunks& chunks);
   // With memory.recompute "optimal": offloads layers whose copies are hidden, then recomputes layers, then offloads
   // their inputs, each until the stage fits.
-  FreedLayers freed_layers(const RunLayout& layout, const LayoutChunks& chunks, size_t chunk);
+  FreedLayers optimal_layers(const RunLayout& layout, const LayoutChunks& chunks, size_t chunk, const HeldAtEnds& held);
   // REQUIRES: layout.recompute is not optimal.
   static int64_t recomputed_layers(const RunLayout& layout, const LayoutChunks& chunks, size_t chunk);
   int64_t stage_bytes(const RunLayout& layout, const LayoutChunks& chunks, const Held& held, size_t stage);
@@ -86,12 +92,10 @@ class LayoutEstimator {
   Held held(const RunLayout& layout, const LayoutChunks& chunks);
   // Returns the seconds of the backward pass with weight gradients through a block, the mean over the stage's layers.
   double mean_backward(const RunLayout& layout, const LayoutChunks& chunks, size_t stage, bool splits);
-  int64_t activation_bytes(const RunLayout& layout, const LayoutChunks& chunks, const Held& held,
-                           const InFlight& counts, size_t stage);
-  // Returns LayoutCosts::first_equal_stage of the chunk's stage.
-  size_t first_equal_stage(const RunLayout& layout, const LayoutChunks& chunks, size_t chunk);
+  int64_t activation_bytes(const RunLayout& layout, const LayoutChunks& chunks, const Held& held, size_t stage);
   StepCosts costs(const RunLayout& layout);
-  void add_chunk(const RunLayout& layout, const LayoutChunks& chunks, size_t chunk, StepCosts& costs);
+  void add_chunk(const RunLayout& layout, const LayoutChunks& chunks, size_t chunk, const FreedLayers& freed,
+                 StepCosts& costs);
   void add_stage(const RunLayout& layout, const LayoutChunks& chunks, size_t stage, StepCosts& costs);
 
   RunConfig config_;

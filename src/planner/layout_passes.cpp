@@ -91,13 +91,6 @@ std::pair<int64_t, int64_t> LayoutChunks::ends_of(size_t stage) const {
   return {first, last};
 }
 
-std::vector<int64_t> LayoutChunks::kinds_of(size_t stage) const {
-  std::vector<int64_t> sums(of_kinds.front().size());
-  for (const int32_t chunk : of_stage[stage])
-    for (size_t kind = 0; kind < sums.size(); ++kind) sums[kind] += of_kinds[static_cast<size_t>(chunk)][kind];
-  return sums;
-}
-
 std::pair<bool, bool> LayoutChunks::receives(size_t chunk) const {
   const auto is_elsewhere = [&](size_t other) {
     return stages.stage_of_chunk(static_cast<int32_t>(other)) != stages.stage_of_chunk(static_cast<int32_t>(chunk));
@@ -125,13 +118,17 @@ const LayoutChunks& LayoutPasses::chunks(const RunLayout& layout) {
   made.stages = make_stages(config, 0, layout.accumulation, backward_recomputes(layout.recompute));
   made.layers = layers_of_chunks(config);
   made.of_stage.resize(static_cast<size_t>(layout.pipeline));
+  made.kinds_of_stages.assign(made.of_stage.size(), std::vector<int64_t>(kinds_.kinds.size()));
   int64_t first = 0;
   for (size_t chunk = 0; chunk < made.layers.size(); ++chunk) {
     made.first_layers.push_back(first);
     made.of_kinds.push_back(kinds_.counts(first, made.layers[chunk]));
     first += made.layers[chunk];
     const auto number = static_cast<int32_t>(chunk);
-    made.of_stage[static_cast<size_t>(made.stages.stage_of_chunk(number))].push_back(number);
+    const auto stage = static_cast<size_t>(made.stages.stage_of_chunk(number));
+    made.of_stage[stage].push_back(number);
+    for (size_t kind = 0; kind < kinds_.kinds.size(); ++kind)
+      made.kinds_of_stages[stage][kind] += made.of_kinds[chunk][kind];
   }
   return chunks_.emplace(key, std::move(made)).first->second;
 }

@@ -19,9 +19,10 @@ namespace gptrain::inline planner {
 // Distribution of layers over chunks, and of chunks over stages.
 struct LayoutChunks {
   Stages stages;
-  std::vector<int64_t> first_layers, layers;   // by chunk: first layer, number of layers
-  std::vector<std::vector<int64_t>> of_kinds;  // by chunk: number of layers of each kind
-  std::vector<std::vector<int32_t>> of_stage;  // by stage: its chunks
+  std::vector<int64_t> first_layers, layers;          // by chunk: first layer, number of layers
+  std::vector<std::vector<int64_t>> of_kinds;         // by chunk: number of layers of each kind
+  std::vector<std::vector<int32_t>> of_stage;         // by stage: its chunks
+  std::vector<std::vector<int64_t>> kinds_of_stages;  // by stage: number of layers of each kind
 
   // Returns whether the chunk's input, and whether the gradient of its output, comes from another stage.
   std::pair<bool, bool> receives(size_t chunk) const;
@@ -32,8 +33,6 @@ struct LayoutChunks {
   int64_t layers_of(size_t stage) const;
   // Returns the stage's first and last layer; those of the model's first layer if it has none.
   std::pair<int64_t, int64_t> ends_of(size_t stage) const;
-  // Returns the stage's number of layers of each kind.
-  std::vector<int64_t> kinds_of(size_t stage) const;
   // Returns the index of a chunk in of_stage[stage].
   size_t place_in_stage(size_t stage, int32_t chunk) const;
 };

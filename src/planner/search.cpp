@@ -167,7 +167,8 @@ class Search {
     const Mesh mesh = make_mesh(config, candidate.layout.world_size());
     const auto last = static_cast<int32_t>(candidate.layout.pipeline) - 1;
     for (const int32_t stage : std::set<int32_t>{candidate.least.stage, 0, last}) {
-      const StepPlan plan = plan_rank({config, case_.target, mesh.world_size()}, mesh.first_rank_of_stage(stage));
+      const PlanCase run{config, case_.target, mesh.world_size()};
+      const StepPlan plan = plan_step(run, smallest_step(run, stage), mesh.first_rank_of_stage(stage));
       const int64_t bytes = plan.memory().arenas.total();
       if (bytes > case_.room) return bytes - case_.room;
     }

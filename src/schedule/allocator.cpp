@@ -1,6 +1,7 @@
 #include "schedule/allocator.h"
 
 #include <algorithm>
+#include <array>
 #include <fmt/format.h>
 #include <iterator>
 #include <limits>
@@ -115,13 +116,45 @@ std::optional<Placement> scan(const std::vector<Lifetime>& lifetimes, ByAction& 
   return placement;
 }
 
+// Lifetimes that have their offsets, by offset. Columns, as a search reads few of a lifetime's values.
+class Placed {
+ public:
+  // Returns the lowest offset at which `lifetime` shares no byte with a placed one that shares an action with it.
+  int64_t lowest_for(const Lifetime& lifetime) const {
+    int64_t offset = 0;
+    for (size_t begin = 0; begin < first_.size() && offset_[begin] < offset + lifetime.bytes; begin += block_size) {
+      // Collects without a branch, as those that share an action lie anywhere.
+      std::array<size_t, block_size> sharing;
+      size_t count = 0;
+      for (size_t i = begin; i < std::min(begin + block_size, first_.size()); ++i) {
+        sharing[count] = i;
+        count += static_cast<size_t>(last_[i] >= lifetime.first) & static_cast<size_t>(first_[i] <= lifetime.last);
+      }
+      for (size_t k = 0; k < count; ++k) {
+        if (offset_[sharing[k]] >= offset + lifetime.bytes) return offset;
+        offset = std::max(offset, end_[sharing[k]]);
+      }
+    }
+    return offset;
+  }
+
+  void add(const Lifetime& lifetime, int64_t offset) {
+    const auto place = std::upper_bound(offset_.begin(), offset_.end(), offset) - offset_.begin();
+    first_.insert(first_.begin() + place, lifetime.first);
+    last_.insert(last_.begin() + place, lifetime.last);
+    offset_.insert(offset_.begin() + place, offset);
+    end_.insert(end_.begin() + place, offset + lifetime.bytes);
+  }
+
+ private:
+  static constexpr size_t block_size = 64;
+  std::vector<int32_t> first_, last_;
+  std::vector<int64_t> offset_, end_;
+};
+
 // Places the largest first, each at the lowest offset that is free during its lifetime. O(n^2). Returns nothing if the
 // arena takes `limit` bytes or more.
 std::optional<Placement> by_size(const std::vector<Lifetime>& lifetimes, int64_t limit) {
-  struct Placed {
-    int32_t first, last;
-    int64_t offset, end;
-  };
   std::vector<size_t> order;
   for (size_t i = 0; i < lifetimes.size(); ++i) {
     if (is_placed(lifetimes[i])) order.push_back(i);
@@ -129,22 +162,14 @@ std::optional<Placement> by_size(const std::vector<Lifetime>& lifetimes, int64_t
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return lifetimes[a].bytes > lifetimes[b].bytes; });
   Placement placement{std::vector<int64_t>(lifetimes.size(), 0), 0};
-  std::vector<Placed> placed;  // by offset
+  Placed placed;
   for (const size_t i : order) {
-    const Lifetime& lifetime = lifetimes[i];
-    int64_t offset = 0;
-    for (const Placed& other : placed) {
-      if (other.last < lifetime.first || lifetime.last < other.first) continue;
-      if (other.offset >= offset + lifetime.bytes) break;
-      offset = std::max(offset, other.end);
-    }
-    const int64_t end = offset + lifetime.bytes;
+    const int64_t offset = placed.lowest_for(lifetimes[i]);
+    const int64_t end = offset + lifetimes[i].bytes;
     if (end >= limit) return std::nullopt;
     placement.offsets[i] = offset;
     placement.bytes = std::max(placement.bytes, end);
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), offset,
-                                   [](int64_t at, const Placed& other) { return at < other.offset; }),
-                  {lifetime.first, lifetime.last, offset, end});
+    placed.add(lifetimes[i], offset);
   }
   return placement;
 }

@@ -29,6 +29,7 @@ struct ChainUnit {
   double copy_seconds = -1;
 
   int64_t written_bytes() const;  // bytes that its forward pass writes, except the output
+  bool operator==(const ChainUnit&) const = default;
 };
 
 struct Chain {
@@ -37,6 +38,8 @@ struct Chain {
   int64_t gradient_bytes = 0;    // gradient of the residual stream, alive while units run again
   // Micro-batches between forward and backward pass at one time, at least 1.
   int64_t in_flight = 1;
+
+  bool operator==(const Chain&) const = default;
 };
 
 // Returns the seconds that the choices' recomputation takes.
