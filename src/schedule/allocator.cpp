@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstring>
 #include <fmt/format.h>
 #include <iterator>
 #include <limits>
@@ -123,16 +125,20 @@ class Placed {
   int64_t lowest_for(const Lifetime& lifetime) const {
     int64_t offset = 0;
     for (size_t begin = 0; begin < first_.size() && offset_[begin] < offset + lifetime.bytes; begin += block_size) {
-      // Collects without a branch, as those that share an action lie anywhere.
-      std::array<size_t, block_size> sharing;
-      size_t count = 0;
-      for (size_t i = begin; i < std::min(begin + block_size, first_.size()); ++i) {
-        sharing[count] = i;
-        count += static_cast<size_t>(last_[i] >= lifetime.first) & static_cast<size_t>(first_[i] <= lifetime.last);
-      }
-      for (size_t k = 0; k < count; ++k) {
-        if (offset_[sharing[k]] >= offset + lifetime.bytes) return offset;
-        offset = std::max(offset, end_[sharing[k]]);
+      // Few of a block share an action: all are compared at once, and those that do not are passed eight at a time.
+      std::array<uint8_t, block_size> shares{};
+      const size_t count = std::min(block_size, first_.size() - begin);
+      for (size_t i = 0; i < count; ++i)
+        shares[i] = static_cast<uint8_t>(static_cast<int>(last_[begin + i] >= lifetime.first) &
+                                         static_cast<int>(first_[begin + i] <= lifetime.last));
+      for (size_t eight = 0; eight < block_size; eight += 8) {
+        uint64_t left = 0;
+        std::memcpy(&left, &shares[eight], sizeof left);
+        for (; left != 0; left &= left - 1) {
+          const size_t i = begin + eight + static_cast<size_t>(std::countr_zero(left)) / 8;
+          if (offset_[i] >= offset + lifetime.bytes) return offset;
+          offset = std::max(offset, end_[i]);
+        }
       }
     }
     return offset;
