@@ -20,4 +20,12 @@ RunConfig with_enough_micro_batches(RunConfig config) {
   return with_micro_batches(std::move(config), enough);
 }
 
+RunConfig with_micro_batches_of_peak(RunConfig config) {
+  const int64_t most = 3 * config.parallel.pipeline;
+  if (config.parallel.pipeline == 1 || config.parallel.pipeline_schedule == PipelineOrder::gpipe ||
+      config.batch.accumulation <= most)
+    return with_enough_micro_batches(std::move(config));
+  return with_micro_batches(std::move(config), most);
+}
+
 }  // namespace gptrain::fit

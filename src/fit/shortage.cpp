@@ -14,6 +14,7 @@
 #include "config/faults.h"
 #include "config/load.h"
 #include "config/parallelism.h"
+#include "fit/micro_batches.h"
 #include "fit/plan_world.h"
 #include "fit/recompute_costs.h"
 #include "fit/step_times.h"
@@ -280,7 +281,8 @@ class DeviceShortage {
   // Returns the bytes of the rank that takes the most with this config, which may be on another stage than before.
   Bytes bytes_with(const RunConfig& changed) const {
     const int64_t stage = mesh_.stage_of(world_.largest_rank);
-    const RankBytes bytes = largest_rank_bytes({changed, run_.target, run_.world_size}, stage);
+    const RunConfig short_step = with_micro_batches_of_peak(changed);
+    const RankBytes bytes = largest_rank_bytes({short_step, run_.target, run_.world_size}, stage);
     return {bytes.on_device, fullest_host(bytes.on_host, mesh_, world_.node_of_rank).total()};
   }
 
