@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <fmt/format.h>
 #include <functional>
 #include <optional>
@@ -30,6 +31,7 @@ using Change = std::function<void(RunConfig&)>;
 struct Bytes {
   int64_t on_device = 0;  // most of a rank
   int64_t on_host = 0;    // most of the ranks of a node together
+  bool is_about = false;  // planned with fewer micro-batches
 };
 
 // How a setting affects the trained model, mildest first. A combination has its members' strongest effect.
@@ -279,11 +281,24 @@ class DeviceShortage {
 
  private:
   // Returns the bytes of the rank that takes the most with this config, which may be on another stage than before.
+  // Plans a step of very many passes with fewer, unless that leaves open whether it fits.
   Bytes bytes_with(const RunConfig& changed) const {
-    const int64_t stage = mesh_.stage_of(world_.largest_rank);
-    const RunConfig short_step = with_micro_batches_of_peak(changed);
-    const RankBytes bytes = largest_rank_bytes({short_step, run_.target, run_.world_size}, stage);
-    return {bytes.on_device, fullest_host(bytes.on_host, mesh_, world_.node_of_rank).total()};
+    constexpr int64_t most_passes = 20'000;
+    constexpr double open_share = 0.03;
+    const ParallelConfig& parallel = changed.parallel;
+    if (parallel.pipeline * parallel.virtual_stages * changed.batch.accumulation <= most_passes)
+      return planned(changed);
+    Bytes bytes = planned(with_micro_batches_of_peak(changed));
+    const auto device = static_cast<double>(device_bytes_);
+    if (std::abs(static_cast<double>(bytes.on_device) - device) < open_share * device) return planned(changed);
+    bytes.is_about = true;
+    return bytes;
+  }
+
+  Bytes planned(const RunConfig& config) const {
+    const RankBytes bytes =
+        largest_rank_bytes({config, run_.target, run_.world_size}, mesh_.stage_of(world_.largest_rank));
+    return {.on_device = bytes.on_device, .on_host = fullest_host(bytes.on_host, mesh_, world_.node_of_rank).total()};
   }
 
   bool host_holds(const Bytes& bytes) const {
@@ -291,7 +306,7 @@ class DeviceShortage {
   }
 
   std::string verdict(const Bytes& bytes) const {
-    std::string text = bytes_text(bytes.on_device);
+    std::string text = (bytes.is_about ? "~" : "") + bytes_text(bytes.on_device);
     if (bytes.on_device <= device_bytes_)
       text += host_holds(bytes) ? ", which fits" : ", which fits the device but not the host";
     const int64_t more_on_host = bytes.on_host - use_.total();

@@ -380,3 +380,18 @@ TEST_CASE("of ranks the first that lacks the most is said to, a first data rank 
     CHECK(weighed().largest_rank == rank(0, 1, 1));
   }
 }
+
+TEST_CASE("bytes of a step of very many passes are nearly those of a plan, and a plan's if it is open what fits") {
+  const RunConfig config = preset_config("gpt2-124m", {"parallel.pipeline=12", "batch.global=1800", "batch.micro=1",
+                                                       "parallel.pipeline_schedule=interleaved"});
+  RunConfig again = config;
+  again.memory.recompute = RecomputeKind::block;
+  Target target = cpu_target();
+  const int64_t bytes = largest_rank_bytes({again, target, 12}, 0).on_device;
+  const auto line_on = [&](int64_t device_bytes) {
+    target.memory_bytes = device_bytes;
+    return line_with(shortage_of(config, target, 12), "memory.recompute = \"block\"");
+  };
+  CHECK(line_on(bytes / 2).starts_with("memory.recompute = \"block\": ~"));
+  CHECK(line_on(bytes) == fmt::format("memory.recompute = \"block\": {}, which fits", bytes_text(bytes)));
+}
