@@ -15,8 +15,8 @@ RunConfig with_few_micro_batches(RunConfig config);
 // outlives its micro-batch, so later ones reuse the offsets of earlier ones (schedule/allocator.h).
 RunConfig with_enough_micro_batches(RunConfig config);
 // Returns the config with at most three micro-batches for each stage, with which every order of passes but GPipe's has
-// as many in flight as with all. Of thousands of micro-batches, later ones may leave other gaps between buffers, so
-// that the memory of all is nearly the same, not always equal.
+// as many in flight as with all. Later ones of thousands of micro-batches may leave other gaps between buffers, so that
+// the memory of all is nearly the same, not always equal.
 RunConfig with_micro_batches_of_peak(RunConfig config);
 
 }  // namespace gptrain::fit

@@ -32,9 +32,9 @@ WorldMemory world_memory(const std::vector<MemoryPlan>& plans, const std::vector
 //
 // For a device: the missing bytes, then a line for each setting that saves memory and obeys the rules of configs, the
 // most helpful first: the bytes with this setting alone, whether it changes training, and the step time as a multiple
-// (by fit/step_times.h, so that a run and its dry run print the same). Bytes of a step with very many passes have a "~",
-// as they are those of a step with fewer. The last line is for all settings that can be
-// combined. Leaves out settings that need more host memory than there is. Then follow the lines of host_shortage.
+// (by fit/step_times.h, so that a run and its dry run print the same). Bytes of a step with very many passes have a
+// "~", as they are those of a step with fewer. The last line is for all settings that can be combined. Leaves out
+// settings that need more host memory than there is. Then follow the lines of host_shortage.
 std::string memory_shortage(const RunConfig& config, const Target& target, const WorldMemory& world);
 
 // Returns an empty string if the ranks of one node fit into `host_bytes` of host memory (Target::host_bytes; 0:

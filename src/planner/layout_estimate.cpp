@@ -1,9 +1,7 @@
 #include "planner/layout_estimate.h"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
-#include <stdexcept>
 #include <utility>
 
 #include "config/parallelism.h"
@@ -18,20 +16,6 @@ constexpr auto embedding = static_cast<size_t>(UnitPart::embedding);
 constexpr auto block = static_cast<size_t>(UnitPart::block);
 constexpr auto head_part = static_cast<size_t>(UnitPart::head);
 
-// Whether some blocks are recomputed and others are not.
-bool mixes(const RunLayout& layout) {
-  return layout.recompute == RecomputeKind::every_nth || layout.recompute == RecomputeKind::optimal;
-}
-
-// Returns the recomputation of the layout's recomputed blocks.
-RecomputeKind recomputed_kind(const RunLayout& layout) {
-  return layout.recompute == RecomputeKind::selective ? RecomputeKind::selective : RecomputeKind::block;
-}
-
-// Returns the recomputation of the blocks that are not recomputed (none), or of all blocks if the layout treats all
-// alike.
-RecomputeKind plain_kind(const RunLayout& layout) { return mixes(layout) ? RecomputeKind::none : layout.recompute; }
-
 // Seconds of work beside traffic that slows it down and must end before the next pass begins.
 double beside(double work, double traffic, double slow_down) { return std::max(work + slow_down * traffic, traffic); }
 
@@ -44,232 +28,12 @@ LayoutEstimator::LayoutEstimator(RunConfig config, const Machine& machine, const
       parts_(config_, machine, target),
       passes_(config_) {}
 
-int64_t LayoutEstimator::parameter_bytes(const UnitBytes& bytes, const LayoutChunks& chunks, size_t stage) const {
-  int64_t sum = 0;
-  const std::vector<int64_t>& kinds = chunks.kinds_of_stages[stage];
-  for (size_t kind = 0; kind < kinds.size(); ++kind) sum += kinds[kind] * bytes.blocks[kind].parameters;
-  const bool has_head = chunks.has_head(stage);
-  if (chunks.has_embedding(stage) || (has_head && config_.model.tied_head)) sum += bytes.embedding.parameters;
-  if (has_head) sum += bytes.head.parameters;
-  return sum;
-}
-
-LayoutEstimator::Held LayoutEstimator::held(const RunLayout& layout, const LayoutChunks& lies) {
-  const bool splits = lies.stages.schedule->splits_backward;
-  const bool has_plain = layout.recompute == RecomputeKind::none || mixes(layout);
-  const bool has_recomputed = layout.recompute != RecomputeKind::none;
-  const RecomputeKind any = has_plain ? RecomputeKind::none : recomputed_kind(layout);
-  std::vector<MeanBytes> of_kinds;
-  for (size_t kind = 0; kind < parts_.kinds().kinds.size(); ++kind) {
-    const MicroBatchCosts& costs = parts_.micro_batch(layout, any, splits, kind);
-    of_kinds.push_back({.plain = has_plain ? costs.held_bytes : 0,
-                        .recomputed = has_recomputed
-                                          ? parts_.micro_batch(layout, recomputed_kind(layout), splits, kind).held_bytes
-                                          : 0,
-                        .for_weights = costs.held_for_weight_bytes,
-                        .record = costs.record_bytes});
-  }
-  Held held{.recompute = any,
-            .outside_bytes = parts_.micro_batch(layout, any, splits).outside_bytes,
-            .of_chunk = {},
-            .passes = passes_.of_stages(layout, lies)};
-  held.of_chunk.reserve(lies.layers.size());
-  for (size_t chunk = 0; chunk < lies.layers.size(); ++chunk) {
-    const auto mean = [&](int64_t MeanBytes::*bytes) {
-      int64_t sum = 0;
-      for (size_t kind = 0; kind < of_kinds.size(); ++kind) sum += lies.of_kinds[chunk][kind] * (of_kinds[kind].*bytes);
-      return sum / std::max<int64_t>(lies.layers[chunk], 1);
-    };
-    held.of_chunk.push_back({.plain = mean(&MeanBytes::plain),
-                             .recomputed = mean(&MeanBytes::recomputed),
-                             .for_weights = mean(&MeanBytes::for_weights),
-                             .record = mean(&MeanBytes::record)});
-  }
-  return held;
-}
-
-int64_t LayoutEstimator::activation_bytes(const RunLayout& layout, const LayoutChunks& lies, const Held& held,
-                                          size_t stage) {
-  const std::vector<int32_t>& own = lies.of_stage[stage];
-  const InFlight& counts = held.passes[stage].most;
-  const bool all_in_flight = layout.schedule == PipelineOrder::gpipe && layout.pipeline > 1;
-  int64_t sum = 0, copied_back = 0;
-  for (size_t i = 0; i < own.size(); ++i) {
-    const auto chunk = static_cast<size_t>(own[i]);
-    const MeanBytes& of_block = held.of_chunk[chunk];
-    const int64_t recomputed = recomputed_layers(layout, lies, chunk);
-    const int64_t of_chunk = recomputed * of_block.recomputed + (lies.layers[chunk] - recomputed) * of_block.plain;
-    const int64_t micro_batches = all_in_flight ? layout.accumulation : static_cast<int64_t>(counts.whole[i]);
-    const int64_t away = offloaded_layers(layout, lies, chunk, held.recompute, true);
-    sum += micro_batches * (of_chunk - away * (recomputed > 0 ? of_block.recomputed : of_block.plain));
-    sum += counts.for_weights[i] * lies.layers[chunk] * of_block.for_weights;
-    copied_back = std::max(copied_back, std::min<int64_t>(2, lies.layers[chunk]) * of_block.record);
-  }
-  // The backward pass reads one block's saved activations while those of the next one are copied back.
-  if (layout.offload == offload::all) sum += copied_back;
-  return sum;
-}
-
-int64_t LayoutEstimator::recomputed_layers(const RunLayout& layout, const LayoutChunks& lies, size_t chunk) {
-  const int64_t layers = lies.layers[chunk];
-  const auto before = [&](int64_t layer) {
-    return (layer + layout.recompute_interval - 1) / layout.recompute_interval;
-  };
-  switch (layout.recompute) {
-    case RecomputeKind::none:
-      return 0;
-    case RecomputeKind::selective:
-    case RecomputeKind::block:
-      return layers;
-    case RecomputeKind::every_nth:
-      return before(lies.first_layers[chunk] + layers) - before(lies.first_layers[chunk]);
-    case RecomputeKind::optimal:
-      break;
-  }
-  throw std::logic_error("the blocks that are run again are chosen by bytes");
-}
-
-std::vector<double> LayoutEstimator::recomputed_of_kinds(const RunLayout& layout, const LayoutChunks& lies,
-                                                         size_t chunk, const LayerKinds& kinds, int64_t recomputed) {
-  const std::vector<int64_t>& counts = lies.of_kinds[chunk];
-  std::vector<double> of_kinds(counts.size());
-  const int64_t first = lies.first_layers[chunk], layers = lies.layers[chunk];
-  if (layout.recompute == RecomputeKind::every_nth) {
-    for (int64_t layer = first; layer < first + layers; ++layer)
-      of_kinds[kinds.of(layer)] += layer % layout.recompute_interval == 0 ? 1 : 0;
-    return of_kinds;
-  }
-  for (size_t kind = 0; kind < counts.size(); ++kind)
-    of_kinds[kind] = static_cast<double>(recomputed * counts[kind]) / static_cast<double>(layers);
-  return of_kinds;
-}
-
-LayoutEstimator::HeldAtEnds LayoutEstimator::held_at_ends(const RunLayout& layout, const LayoutChunks& lies) {
-  RunLayout end = layout;
-  const auto held_with = [&](RecomputeKind recompute) {
-    end.recompute = recompute;
-    return held(end, lies);
-  };
-  return {.plain = held_with(RecomputeKind::none), .recomputed = held_with(RecomputeKind::block)};
-}
-
-LayoutEstimator::FreedLayers LayoutEstimator::optimal_layers(const RunLayout& layout, const LayoutChunks& lies,
-                                                             size_t chunk, const HeldAtEnds& held) {
-  const int64_t layers = lies.layers[chunk];
-  const RecomputeKind plain = plain_kind(layout);
-  const auto stage = static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)));
-  RunLayout fixed = layout;
-  const auto bytes_with = [&](RecomputeKind recompute, auto offloaded) {
-    fixed.recompute = recompute;
-    fixed.offload = offloaded;
-    return stage_bytes(fixed, lies, recompute == RecomputeKind::none ? held.plain : held.recomputed, stage);
-  };
-  int64_t bytes = bytes_with(RecomputeKind::none, offload::none);
-  const int64_t budget = config_.memory.activation_budget;
-  int64_t over = budget == 0 ? bytes - device_bytes_ : activation_bytes(fixed, lies, held.plain, stage) - budget;
-  // Returns how many of `of_layers` layers to treat to remove the excess `over`, if treating all leaves `least` bytes.
-  const auto freed = [&](int64_t of_layers, int64_t least) {
-    const int64_t most = std::max<int64_t>(bytes - least, 0);
-    const double share = over <= 0 || most == 0 ? 0 : static_cast<double>(over) / static_cast<double>(most);
-    over -= most;
-    bytes -= most;
-    return std::min(of_layers, static_cast<int64_t>(std::ceil(share * static_cast<double>(of_layers))));
-  };
-  FreedLayers counts;
-  const bool copies = layout.offload == offload::optimal;
-  const auto hidden = copies ? static_cast<int64_t>(hidden_layers(layout, lies, chunk, plain)) : 0;
-  if (hidden > 0) {
-    const bool splits = lies.stages.schedule->splits_backward;
-    const int64_t on_their_way = std::min<int64_t>(2, layers) * parts_.micro_batch(layout, plain, splits).record_bytes;
-    counts.copied = freed(hidden, bytes_with(RecomputeKind::none, offload::of_blocks(hidden)) + on_their_way);
-  }
-  counts.recomputed = freed(layers - counts.copied, bytes_with(RecomputeKind::block, offload::of_blocks(hidden)));
-  if (copies) counts.copied_inputs = freed(counts.recomputed, bytes_with(RecomputeKind::block, offload::all));
-  return counts;
-}
-
-double LayoutEstimator::hidden_layers(const RunLayout& layout, const LayoutChunks& lies, size_t chunk,
-                                      RecomputeKind recompute) {
-  double hidden = 0;
-  for (size_t kind = 0; kind < lies.of_kinds[chunk].size(); ++kind) {
-    const auto layers = static_cast<double>(lies.of_kinds[chunk][kind]);
-    if (layers > 0)
-      hidden +=
-          layers * parts_.micro_batch(layout, recompute, lies.stages.schedule->splits_backward, kind).hidden_share;
-  }
-  return hidden;
-}
-
-int64_t LayoutEstimator::offloaded_layers(const RunLayout& layout, const LayoutChunks& lies, size_t chunk,
-                                          RecomputeKind recompute, bool at_most) {
-  const int64_t layers = lies.layers[chunk];
-  if (layout.offload.is_number()) return std::min(layout.offload.blocks(), layers);
-  if (layout.offload == offload::all) return layers;
-  const double hidden = hidden_layers(layout, lies, chunk, recompute);
-  constexpr double more = 1.1;  // copies also run beside the stage's first and last passes
-  return at_most ? std::min(layers, static_cast<int64_t>(more * hidden) + 1) : static_cast<int64_t>(hidden);
-}
-
-int64_t LayoutEstimator::stage_bytes(const RunLayout& layout, const LayoutChunks& lies, const Held& of_blocks,
-                                     size_t stage) {
-  const UnitBytes& bytes = parts_.bytes(layout);
-  int64_t sum =
-      parameter_bytes(bytes, lies, stage) + activation_bytes(layout, lies, of_blocks, stage) + of_blocks.outside_bytes;
-  const std::vector<int64_t>& kinds = lies.kinds_of_stages[stage];
-  int64_t buckets = 0;
-  for (size_t kind = 0; kind < kinds.size(); ++kind)
-    if (kinds[kind] > 0)
-      buckets = std::max(buckets, bytes.blocks[kind].whole_gradients + bytes.blocks[kind].whole_weights);
-  sum += buckets;
-  if (!lies.has_head(stage)) return sum;
-  int64_t workspace = 0;
-  for (size_t kind = 0; kind < kinds.size(); ++kind) {
-    if (kinds[kind] == 0) continue;
-    const bool splits = lies.stages.schedule->splits_backward;
-    workspace = std::max(workspace, parts_.micro_batch(layout, of_blocks.recompute, splits, kind).workspace_bytes);
-  }
-  return sum + workspace;
-}
-
-LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t device_bytes) {
-  const LayoutChunks& lies = passes_.chunks(layout);
-  const UnitBytes& bytes = parts_.bytes(layout);
-  LeastBytes most;
-  const auto count = [&](size_t stage, int64_t of_stage) {
-    if (of_stage > most.bytes) most = {of_stage, static_cast<int32_t>(stage)};
-  };
-  const auto stages = static_cast<size_t>(layout.pipeline);
-  for (size_t stage = 0; stage < stages; ++stage) count(stage, parameter_bytes(bytes, lies, stage));
-  if (most.bytes > device_bytes) return most;
-  most = {};
-  RunLayout least = layout;
-  const bool is_optimal = layout.recompute == RecomputeKind::optimal;
-  if (is_optimal) least.recompute = RecomputeKind::block;
-  if (layout.offload == offload::optimal) least.offload = offload::all;
-  const Held of_blocks = held(least, lies);
-  // "optimal" may free the inputs of blocks, too. It then uses its budget, or without one at least the saved
-  // activations of one block.
-  const int64_t given = config_.memory.activation_budget;
-  const int64_t budget = !is_optimal ? 0 : given > 0 ? given : record_bytes(layout);
-  for (size_t stage = 0; stage < stages; ++stage) {
-    const int64_t above =
-        budget == 0 ? 0 : std::max<int64_t>(activation_bytes(least, lies, of_blocks, stage) - budget, 0);
-    count(stage, stage_bytes(least, lies, of_blocks, stage) - above);
-  }
-  return most;
-}
-
-int64_t LayoutEstimator::record_bytes(const RunLayout& layout) {
-  const bool splits = passes_.chunks(layout).stages.schedule->splits_backward;
-  return parts_.micro_batch(layout, RecomputeKind::none, splits).held_bytes;
-}
-
 void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lies, size_t chunk,
                                 const FreedLayers& freed, StepCosts& costs) {
   const auto of_kind = [&](RecomputeKind recompute, size_t kind) -> const MicroBatchCosts& {
     return parts_.micro_batch(layout, recompute, costs.splits, kind);
   };
-  const MicroBatchCosts& plain = of_kind(plain_kind(layout), 0);
+  const MicroBatchCosts& plain = of_kind(layout.plain_kind(), 0);
   const auto stage = static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)));
   const UpdateCosts& update = parts_.update(layout, stage);
   PassCost sum;
@@ -285,11 +49,13 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lie
   for (size_t kind = 0; kind < again.size(); ++kind) {
     const auto layers = static_cast<double>(lies.of_kinds[chunk][kind]);
     if (layers == 0) continue;
-    if (mixes(layout)) add(of_kind(RecomputeKind::block, kind).passes[block], update.blocks[kind], again[kind]);
-    add(of_kind(plain_kind(layout), kind).passes[block], update.blocks[kind],
-        mixes(layout) ? layers - again[kind] : layers);
+    if (layout.mixes_recomputation())
+      add(of_kind(RecomputeKind::block, kind).passes[block], update.blocks[kind], again[kind]);
+    add(of_kind(layout.plain_kind(), kind).passes[block], update.blocks[kind],
+        layout.mixes_recomputation() ? layers - again[kind] : layers);
   }
-  if (mixes(layout)) copies += static_cast<double>(freed.copied_inputs) * of_kind(RecomputeKind::block, 0).copy_seconds;
+  if (layout.mixes_recomputation())
+    copies += static_cast<double>(freed.copied_inputs) * of_kind(RecomputeKind::block, 0).copy_seconds;
   if (chunk == 0) add(plain.passes[embedding], update.embedding, 1);
   if (chunk + 1 == lies.layers.size()) add(plain.passes[head_part], update.head, 1);
   const auto [receives_input, receives_gradient] = lies.receives(chunk);
@@ -345,7 +111,7 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lie
 double LayoutEstimator::mean_backward(const RunLayout& layout, const LayoutChunks& lies, size_t stage, bool splits) {
   const std::vector<int64_t>& counts = lies.kinds_of_stages[stage];
   const auto seconds = [&](size_t kind) {
-    const PassCost& pass = parts_.micro_batch(layout, plain_kind(layout), splits, kind).passes[block];
+    const PassCost& pass = parts_.micro_batch(layout, layout.plain_kind(), splits, kind).passes[block];
     return splits ? pass.backward_weight : pass.backward;
   };
   const auto layers = static_cast<double>(lies.layers_of(stage));
@@ -397,7 +163,7 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
   StepCosts costs;
   costs.splits = lies.stages.schedule->splits_backward;
   costs.message =
-      parts_.message(layout, parts_.micro_batch(layout, recomputed_kind(layout), costs.splits).message_bytes);
+      parts_.message(layout, parts_.micro_batch(layout, layout.recomputed_kind(), costs.splits).message_bytes);
   const auto repeat_last = [](std::vector<double>& values) { values.push_back(values.back()); };
   const std::vector<size_t>& alike = parts_.first_equal_stages(layout);
   const auto first_equal_stage = [&](size_t chunk) {
@@ -407,7 +173,7 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
   if (layout.recompute == RecomputeKind::optimal) at_ends.emplace(held_at_ends(layout, lies));
   for (size_t chunk = 0; chunk < lies.layers.size(); ++chunk) {
     // Most chunks equal the one before, so that its costs can be repeated.
-    const bool is_inner = chunk > 1 && chunk + 1 < lies.layers.size() && !mixes(layout) &&
+    const bool is_inner = chunk > 1 && chunk + 1 < lies.layers.size() && !layout.mixes_recomputation() &&
                           !cuts_gradients(layout.zero) && lies.of_kinds[chunk] == lies.of_kinds[chunk - 1] &&
                           first_equal_stage(chunk) == first_equal_stage(chunk - 1) &&
                           lies.receives(chunk) == lies.receives(chunk - 1);
@@ -415,7 +181,7 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
       const FreedLayers freed =
           at_ends ? optimal_layers(layout, lies, chunk, *at_ends)
                   : FreedLayers{.recomputed = recomputed_layers(layout, lies, chunk),
-                                .copied = offloaded_layers(layout, lies, chunk, plain_kind(layout), false)};
+                                .copied = offloaded_layers(layout, lies, chunk, layout.plain_kind(), false)};
       add_chunk(layout, lies, chunk, freed, costs);
       continue;
     }

@@ -38,6 +38,16 @@ struct RunLayout {
   int64_t world_size() const { return ranks_of_model(*this) * data; }
   // Returns the number of ranks that hold the same parameters.
   int64_t copies() const { return context * data; }
+  // Whether some blocks are recomputed and others are not.
+  bool mixes_recomputation() const {
+    return recompute == RecomputeKind::every_nth || recompute == RecomputeKind::optimal;
+  }
+  // Returns the recomputation of the recomputed blocks.
+  RecomputeKind recomputed_kind() const {
+    return recompute == RecomputeKind::selective ? RecomputeKind::selective : RecomputeKind::block;
+  }
+  // Returns the recomputation of the blocks that are not recomputed (none), or of all blocks if all are treated alike.
+  RecomputeKind plain_kind() const { return mixes_recomputation() ? RecomputeKind::none : recompute; }
   bool operator==(const RunLayout&) const = default;
 };
 
