@@ -39,14 +39,14 @@ struct Transfer {
 // State shared by the ranks of a group.
 class LocalGroup {
  public:
-  explicit LocalGroup(int size)
+  LocalGroup(int size, int num_threads)
       : size_(size),
         calls_(static_cast<size_t>(size)),
         left_(static_cast<size_t>(size)),
         given_up_(static_cast<size_t>(size)),
         mailboxes_(calls_.size() * calls_.size()) {
     // Spins only if each rank has a core; with fewer cores spinning delays the others.
-    if (size <= usable_cores()) spins_ = 50 * spins_per_yield;
+    if (std::max(size, num_threads) <= usable_cores()) spins_ = 50 * spins_per_yield;
   }
 
   int size() const { return size_; }
@@ -339,9 +339,9 @@ class LocalCommunicator final : public GatheredTransfers {
 
 }  // namespace
 
-std::vector<std::unique_ptr<Communicator>> make_local_group(int size) {
+std::vector<std::unique_ptr<Communicator>> make_local_group(int size, int num_threads) {
   if (size < 1) throw Error(ExitCode::device, "a group needs at least one rank, not {}", size);
-  const auto group = std::make_shared<LocalGroup>(size);
+  const auto group = std::make_shared<LocalGroup>(size, num_threads);
   std::vector<std::unique_ptr<Communicator>> handles;
   for (int rank = 0; rank < size; ++rank) handles.push_back(std::make_unique<LocalCommunicator>(group, rank));
   return handles;

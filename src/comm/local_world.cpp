@@ -58,7 +58,7 @@ class LocalWorldState {
   };
 
   Group first_to_ask(int rank, const std::vector<int>& ranks) {
-    Group group{ranks, make_local_group(static_cast<int>(ranks.size())), rank};
+    Group group{ranks, make_local_group(static_cast<int>(ranks.size()), size()), rank};
     for (const int member : ranks)
       if (left_[static_cast<size_t>(member)]) drop_handle(group, member);
     return group;
