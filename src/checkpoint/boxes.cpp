@@ -134,7 +134,7 @@ BoxCopy::BoxCopy(const Box& source, const Box& target, DType dtype, void* target
     source_at_ += (shared->offset[d] - source.offset[d]) * source_strides[d];
     target_at_ += (shared->offset[d] - target.offset[d]) * target_strides[d];
   }
-  // The innermost dims form one run as far as the shared part is as wide as both boxes, and one dim more.
+  // A run covers the innermost dims in which the shared part is as wide as both boxes, and the next dim outside them.
   size_t loops = source.shape.size();
   bool contiguous = true;
   while (loops > 0 && contiguous) {

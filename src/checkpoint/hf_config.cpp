@@ -45,9 +45,9 @@ bool has_usual_scale(const ModelConfig& model) {
   return model.score_scale() == 1 / std::sqrt(static_cast<double>(model.head_size));
 }
 
-// The angles of those layers that have a window, or have none, or of all.
+// The rotation angles of a selection of layers: those with a window, those without one, or all.
 struct LayerAngles {
-  RotaryAngles angles;  // angles of the first of the layers; the usual ones if there is none
+  RotaryAngles angles;  // of the first selected layer; the default angles if the selection is empty
   bool is_even = true;  // the layers have equal angles
 };
 
