@@ -13,7 +13,8 @@ Form gradient_form(const Matrix& gradients, bool takes_bf16) {
 }
 
 // Visits the operands of an update other than its columns. `updated`: how the op accesses the numbers that it updates,
-// which are the masters, or the weights if there are no masters. `rounded`: how it accesses weights if there are masters.
+// which are the masters, or the weights if there are no masters. `rounded`: how it accesses weights if there are
+// masters.
 void visit_parameters(const ElementUpdate& op, bool takes_bf16, Access updated, Access rounded, OperandVisitor& visit) {
   const int64_t elements = op.gradients.cols;
   visit.reads("gradients", op.gradients, gradient_form(op.gradients, takes_bf16));

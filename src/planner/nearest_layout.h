@@ -23,8 +23,8 @@ struct Miss {
 };
 
 // Plans by_bound.layout, which misses the least memory by its lower bound, and `other`, which may miss less in a plan:
-// bounds can leave activations out. Returns the one that misses less of `device_bytes` bytes of memory, or `by_bound` if
-// neither can be planned.
+// bounds can leave activations out. Returns the one that misses less of `device_bytes` bytes of memory, or `by_bound`
+// if neither can be planned.
 Miss nearest_of(const RunConfig& config, const Machine& machine, int64_t device_bytes, const Miss& by_bound,
                 const RunLayout& other);
 
