@@ -40,7 +40,7 @@ Overlap find_overlap_by_pairs(const std::vector<Box>& boxes, const std::vector<s
     for (size_t j = i + 1; j < order.size() && extent(boxes[order[j]], row_axis).begin < end; ++j) {
       if (intersect(boxes[order[i]], boxes[order[j]])) return std::minmax(order[i], order[j]);
       if (++compared > most_compared)
-        throw Error(ExitCode::checkpoint, "a tensor of {} dims is in {} slices, which no layout makes of one",
+        throw Error(ExitCode::checkpoint, "a tensor of {} dims has {} slices, too many to check that none overlap",
                     boxes.front().shape.size(), boxes.size());
     }
   }
