@@ -351,7 +351,7 @@ void add_llama_keys(const ModelConfig& model, const HfClass& hf, Json& config) {
 HfModel hf_model(const StepConfig& config, DType dtype) {
   const HfClass& hf = choose_class(config, dtype);
   const ModelConfig& model = config.model;
-  HfModel result{hf, {}, hf_tensors(model, hf), {}, {}};
+  HfModel result{.hf = hf, .config = {}, .tensors = hf_tensors(model, hf), .left_out = {}, .warning = {}};
   result.config = {{"architectures", {hf.name}},
                    {"model_type", hf.model_type},
                    {"torch_dtype", dtype == DType::f32   ? "float32"
