@@ -47,7 +47,7 @@ bool has_usual_scale(const ModelConfig& model) {
 
 // The rotation angles of a selection of layers: those with a window, those without one, or all.
 struct LayerAngles {
-  RotaryAngles angles;  // of the first selected layer; the default angles if the selection is empty
+  RotaryAngles angles;  // angles of the first selected layer; default angles if none is selected
   bool is_even = true;  // the layers have equal angles
 };
 
