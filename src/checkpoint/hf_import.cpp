@@ -49,7 +49,7 @@ class ZeroMemory final : public SliceMemory {
   const Progressed& progressed_;
 };
 
-// One of gptrain's tensors, put together from transformers' as it is read. Its bytes begin at 0.
+// One of gptrain's tensors, put together from transformers' as it is read. Its addresses count bytes from 0.
 class ImportedTensor final : public SliceMemory {
  public:
   ImportedTensor(const HfFiles& files, const Progressed& progressed) : files_(files), progressed_(progressed) {}
