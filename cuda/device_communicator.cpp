@@ -155,8 +155,14 @@ class DeviceCommunicator final : public GatheredTransfers {
       exchange();
       if (overlaps) links_->sums_follow_moves();
       if (count > 0) {
-        cuda_run(RankSum{place(in, slice(rank()) + start, dtype), received, rank(), size(), place(out, start, dtype),
-                         count, dtype, op},
+        cuda_run(RankSum{.own = place(in, slice(rank()) + start, dtype),
+                         .received = received,
+                         .rank = rank(),
+                         .size = size(),
+                         .out = place(out, start, dtype),
+                         .count = count,
+                         .dtype = dtype,
+                         .op = op},
                  overlaps ? links_->sums() : links_->stream());
       }
       if (overlaps) links_->mark_sums(half);
@@ -180,7 +186,15 @@ class DeviceCommunicator final : public GatheredTransfers {
   void reduce_whole(void* data, int64_t count, DType dtype, ReduceOp op) {
     if (count == 0) return;
     links_->all_gather(data, scratch_, count * dtype_bytes(dtype));
-    cuda_run(RankSum{data, scratch_, rank(), size(), data, count, dtype, op}, links_->stream());
+    cuda_run(RankSum{.own = data,
+                     .received = scratch_,
+                     .rank = rank(),
+                     .size = size(),
+                     .out = data,
+                     .count = count,
+                     .dtype = dtype,
+                     .op = op},
+             links_->stream());
   }
 
   std::unique_ptr<Links> links_;

@@ -118,7 +118,8 @@ struct SeenPlaces {
   __device__ bool contain(int place) const { return front.contains(place) || back.contains(place); }
 };
 
-// `place`: of the query. Past the last query, those of the last; at an empty place, none.
+// RETURNS the places that the query at `place` sees: none if the place is empty, those of the last query if it is past
+// that.
 template <bool several_runs>
 __device__ __forceinline__ SeenPlaces seen_places(const KeyTiles<several_runs>& tiles, int place, const KeyTile& key) {
   const auto relative = [&](const PlaceRange& range) {

@@ -18,7 +18,8 @@ int64_t read_number(const fs::path& path, int64_t missing) {
   return file >> number ? number : missing;
 }
 
-// Lowers `limits.cores` to `quota` microseconds of processor time in each `period`. None: a quota below 1.
+// Lowers `limits.cores` to `quota` microseconds of processor time in each `period`. A quota below 1 means that
+// there is none.
 void limit_cores(GroupLimits& limits, int64_t quota, int64_t period) {
   if (quota < 1 || period < 1) return;
   limits.cores = static_cast<int>(std::min<int64_t>(limits.cores, (quota + period - 1) / period));

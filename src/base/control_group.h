@@ -7,7 +7,8 @@
 
 namespace gptrain::inline base {
 
-// The tightest limits of a process's groups and of the groups around them. The largest number: no limit.
+// The tightest limits of a process's groups and of the groups around them. A limit that no group sets is the largest
+// number of its type.
 struct GroupLimits {
   int64_t memory_bytes = std::numeric_limits<int64_t>::max();
   int cores = std::numeric_limits<int>::max();  // quota of processor time over its period, rounded up

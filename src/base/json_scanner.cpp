@@ -70,12 +70,12 @@ void JsonScanner::value(int depth) {
     at_ += word.size();
     return;
   }
-  fail(at_, c == '\'' ? "strings have double quotes" : "no value begins like this");
+  fail(at_, c == '\'' ? "strings must be in double quotes" : "no value begins like this");
 }
 
 // Reads a member's name and the colon. Returns the end of the name.
 size_t JsonScanner::name() {
-  if (next() != '"') fail(at_, "a member begins with its name in double quotes");
+  if (next() != '"') fail(at_, "a member must begin with its name in double quotes");
   string();
   const size_t end = at_;
   skip_blanks();

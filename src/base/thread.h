@@ -27,8 +27,8 @@ std::thread start_thread(std::string_view purpose, Body&& body) {
   }
 }
 
-// Starts so many threads at a time and ends them again, so that a library which ends the process where it cannot start
-// its threads is not asked to. Throws Error(machine) as start_thread.
+// Checks that the process may have `number` more threads, by starting and ending them. Call before a library starts its
+// threads, if that library ends the process on failure. Throws Error(machine) as start_thread.
 inline void require_threads(int64_t number) {
   std::promise<void> all_there;
   const std::shared_future<void> end = all_there.get_future().share();

@@ -40,7 +40,7 @@ Overlap find_overlap_by_pairs(const std::vector<Box>& boxes, const std::vector<s
     for (size_t j = i + 1; j < order.size() && extent(boxes[order[j]], row_axis).begin < end; ++j) {
       if (intersect(boxes[order[i]], boxes[order[j]])) return std::minmax(order[i], order[j]);
       if (++compared > most_compared)
-        throw Error(ExitCode::checkpoint, "a tensor of {} dims is in {} slices, which no layout makes of one",
+        throw Error(ExitCode::checkpoint, "a tensor of {} dims has {} slices, too many to check that none overlap",
                     boxes.front().shape.size(), boxes.size());
     }
   }
@@ -134,7 +134,7 @@ BoxCopy::BoxCopy(const Box& source, const Box& target, DType dtype, void* target
     source_at_ += (shared->offset[d] - source.offset[d]) * source_strides[d];
     target_at_ += (shared->offset[d] - target.offset[d]) * target_strides[d];
   }
-  // The innermost dims form one run as far as the shared part is as wide as both boxes, and one dim more.
+  // A run covers the innermost dims in which the shared part is as wide as both boxes, and the next dim outside them.
   size_t loops = source.shape.size();
   bool contiguous = true;
   while (loops > 0 && contiguous) {

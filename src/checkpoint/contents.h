@@ -50,7 +50,7 @@ Contents read_contents(const std::filesystem::path& checkpoint);
 
 // The parts of read_contents, for ranks that each read a share of the headers and exchange them, so that no rank opens
 // all files: read_named_manifest reads the manifest; read_headers the headers of every `ranks`-th file from file number
-// `rank` on, concatenated; contents_of takes the headers that each rank has read.
+// `rank` on, concatenated; contents_of takes the headers that each rank has read. All THROW as read_contents.
 StoredManifest read_named_manifest(const std::filesystem::path& checkpoint);
 std::string read_headers(const std::filesystem::path& checkpoint, const StoredManifest& stored, int rank, int ranks);
 Contents contents_of(const std::filesystem::path& checkpoint, StoredManifest stored,
@@ -62,7 +62,7 @@ void read_box(const InputFile& file, const StoredSlice& stored, const Safetensor
 // THROWS Error(checkpoint) unless `crc` is the checksum of the box.
 void check_box(const InputFile& file, const StoredSlice& stored, uint32_t crc);
 
-// Loads the manifest and checks that every file it lists is there and has its size.
+// Loads the manifest and checks that every file it lists is there and has its size. THROWS as read_contents.
 StoredManifest read_manifest_and_sizes(const std::filesystem::path& checkpoint);
 
 // Returns the number of the tensor's elements that lie both in the checkpoint and in `wanted`.

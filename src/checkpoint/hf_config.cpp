@@ -45,9 +45,9 @@ bool has_usual_scale(const ModelConfig& model) {
   return model.score_scale() == 1 / std::sqrt(static_cast<double>(model.head_size));
 }
 
-// The angles of those layers that have a window, or have none, or of all.
+// The rotation angles of a selection of layers: those with a window, those without one, or all.
 struct LayerAngles {
-  RotaryAngles angles;  // angles of the first of the layers; the usual ones if there is none
+  RotaryAngles angles;  // angles of the first selected layer; default angles if none is selected
   bool is_even = true;  // the layers have equal angles
 };
 
@@ -351,7 +351,7 @@ void add_llama_keys(const ModelConfig& model, const HfClass& hf, Json& config) {
 HfModel hf_model(const StepConfig& config, DType dtype) {
   const HfClass& hf = choose_class(config, dtype);
   const ModelConfig& model = config.model;
-  HfModel result{hf, {}, hf_tensors(model, hf), {}, {}};
+  HfModel result{.hf = hf, .config = {}, .tensors = hf_tensors(model, hf), .left_out = {}, .warning = {}};
   result.config = {{"architectures", {hf.name}},
                    {"model_type", hf.model_type},
                    {"torch_dtype", dtype == DType::f32   ? "float32"

@@ -179,8 +179,11 @@ HfExport export_hf(const fs::path& checkpoint, const fs::path& out, DType dtype,
     model.config["bos_token_id"] = *tokenizer->end_token;
     model.config["eos_token_id"] = *tokenizer->end_token;
   }
-  HfExport result{model.hf.name, std::ssize(model.tensors), 0, 0, 0, model.left_out,
-                  model.warning, tokenizer_note(tokenizer)};
+  HfExport result{.architecture = model.hf.name,
+                  .tensors = std::ssize(model.tensors),
+                  .left_out = model.left_out,
+                  .warning = model.warning,
+                  .note = tokenizer_note(tokenizer)};
   for (const HfTensor& tensor : model.tensors) result.parameters += *num_elements(tensor.shape);
   const int64_t total = result.parameters * dtype_bytes(dtype);
   int64_t done = 0;

@@ -111,7 +111,9 @@ void HfFiles::add(const fs::path& path) {
     const std::string name = entry.tensor.name;
     if (name.empty()) refuse_file(path, "a tensor has no name");
     const auto [place, is_new] = tensors_.try_emplace(name, Place{files_.size() - 1, std::move(entry)});
-    if (!is_new) refuse_file(path, "\"{}\" is in {}, too", name, files_[place->second.file].filename().string());
+    if (!is_new)
+      refuse_file(path, "it holds tensor \"{}\", which {} holds as well", name,
+                  files_[place->second.file].filename().string());
   }
 }
 

@@ -49,7 +49,7 @@ class ZeroMemory final : public SliceMemory {
   const Progressed& progressed_;
 };
 
-// One of gptrain's tensors, put together from transformers' as it is read. Its bytes begin at 0.
+// One of gptrain's tensors, put together from transformers' as it is read. Its addresses count bytes from 0.
 class ImportedTensor final : public SliceMemory {
  public:
   ImportedTensor(const HfFiles& files, const Progressed& progressed) : files_(files), progressed_(progressed) {}
@@ -225,7 +225,10 @@ HfImport import_hf(const fs::path& folder, const fs::path& out, const std::strin
   const HfFiles files(folder);
   std::vector<HfTensor> tensors = hf_tensors(config.model, description.hf);
   find_names(tensors, files);
-  HfImport result{description.hf.name, std::ssize(tensors), make_spec(config.model).parameters(), description.notes};
+  HfImport result{.architecture = description.hf.name,
+                  .tensors = std::ssize(tensors),
+                  .parameters = make_spec(config.model).parameters(),
+                  .notes = description.notes};
   for (const std::string& key : description.unknown)
     result.notes.push_back(fmt::format("{} of config.json is not used", printable(key)));
   check_tensors(tensors, files, config.model, description.hf, folder, result.notes);

@@ -146,7 +146,7 @@ class HfConfigReader {
         kinds.insert(kinds.end(), group[0].begin(), group[0].end());
     }
     if (const Json& expanded = value("attention_layers"); !expanded.is_null() && expanded != kinds)
-      refuse("attention_layers", expanded, "is not what attention_types says");
+      refuse("attention_layers", expanded, "contradicts attention_types");
     read_layer_kinds("attention_types", types, kinds, {"global", "local"}, count("window_size", 256));
   }
 
@@ -160,7 +160,8 @@ class HfConfigReader {
     for (const Json& kind : kinds) {
       if (kind != words[0] && kind != words[1])
         return refuse(name, given, fmt::format("gptrain has {} and {}", words[0], words[1]));
-      if (kind == words[1] && window == 0) return refuse(name, given, "there is no window for some layers");
+      if (kind == words[1] && window == 0)
+        return refuse(name, given, "gives layers a window, but the config has no width for it");
       has_window.push_back(kind == words[1]);
     }
     set_windows(has_window, window);
@@ -215,7 +216,7 @@ class HfConfigReader {
     if (is_qwen3) require("attention_bias", false, "gptrain has no biases of attention alone");
     set("model.bias", bias);
     set("model.qkv_bias", bias || architecture == HfArchitecture::qwen2);
-    require("partial_rotary_factor", 1.0, "gptrain turns whole heads");
+    require("partial_rotary_factor", 1.0, "gptrain rotates all features of a head");
     read_rope();
     read_window();
     if (result_.hf.has_experts()) read_experts();
@@ -262,10 +263,9 @@ class HfConfigReader {
     if (!scaling.is_null()) rope.update(rope_of("rope_scaling", scaling));
     if (!parameters.is_null()) {
       const Json later = rope_of("rope_parameters", parameters);
-      if (!scaling.is_null() && differs(rope, later))
-        refuse("rope_scaling", scaling, "is not what rope_parameters says");
+      if (!scaling.is_null() && differs(rope, later)) refuse("rope_scaling", scaling, "contradicts rope_parameters");
       if (!theta.is_null() && later.contains("rope_theta") && later["rope_theta"] != theta)
-        refuse("rope_theta", theta, "is not what rope_parameters says");
+        refuse("rope_theta", theta, "contradicts rope_parameters");
       rope.update(later);
     }
     for (const auto& [key, set_to] : rope.items()) result_.model[key] = set_to;
@@ -298,7 +298,7 @@ class HfConfigReader {
       if (key == "rope_theta") {
         rope["rope_theta"] = member;
       } else if (key == "partial_rotary_factor") {
-        if (member != 1.0) refuse(name + "." + key, member, "gptrain turns whole heads");
+        if (member != 1.0) refuse(name + "." + key, member, "gptrain rotates all features of a head");
       } else if (key == "factor") {
         if (type != "default") rope["rope_factor"] = member;
       } else if (key == "low_freq_factor" || key == "high_freq_factor") {
@@ -306,7 +306,7 @@ class HfConfigReader {
       } else if (key == "original_max_position_embeddings") {
         if (is_llama3) rope["rope_original_length"] = member;
       } else {
-        refuse(name + "." + key, member, "gptrain has no such angles");
+        refuse(name + "." + key, member, "gptrain has no rotation angles with this key");
       }
     }
     if (type != "default" && !rope.contains("rope_factor")) faults_.push_back(name + ".factor must be given");
@@ -365,7 +365,7 @@ class HfConfigReader {
     set("model.embedding_scale", std::sqrt(static_cast<double>(count("hidden_size", 0))));
     set("model.logit_softcap", number("final_logit_softcapping", is_gemma3 ? 0 : 30));
     if (is_gemma3) {
-      refuse_given("attn_logit_softcapping", "the class reads it and does not use it");
+      refuse_given("attn_logit_softcapping", "transformers reads this key for the class, but does not apply it");
     } else {
       set("model.attention_softcap", number("attn_logit_softcapping", 50));
     }
@@ -412,7 +412,7 @@ class HfConfigReader {
       if (!parameters.is_object() || !parameters.contains(kind) || parameters[kind].is_null()) return rope;
       const Json later = rope_of(fmt::format("rope_parameters.{}", kind), parameters[kind]);
       if (!older.is_null() && later.contains("rope_theta") && later["rope_theta"] != older)
-        refuse(theta, older, "is not what rope_parameters says");
+        refuse(theta, older, "contradicts rope_parameters");
       rope.update(later);
       return rope;
     };
@@ -422,12 +422,12 @@ class HfConfigReader {
     if (const Json& scaling = value("rope_scaling"); !scaling.is_null()) {
       const Json older = rope_of("rope_scaling", scaling);
       if (parameters.is_object() && differs(global, older))
-        refuse("rope_scaling", scaling, "is not what rope_parameters says");
+        refuse("rope_scaling", scaling, "contradicts rope_parameters");
       global.update(older);
     }
     if (local["rope_scaling"] != "none")
       refuse("rope_parameters.sliding_attention", parameters["sliding_attention"],
-             "gptrain scales no angles of these layers");
+             "gptrain does not scale the rotation angles of layers with a window");
     set_rope(local, global);
   }
 

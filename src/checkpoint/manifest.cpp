@@ -164,7 +164,7 @@ void parse_run(const json& root, RunRecord& run) {
         i == 0 || i + 1 == run.mixture.size() || run.mixture[i - 1].until_sample < run.mixture[i].until_sample;
     if (!follows || weights.size() != run.sources.size() || !std::all_of(weights.begin(), weights.end(), is_weight) ||
         std::none_of(weights.begin(), weights.end(), [](double weight) { return weight > 0; }))
-      fault("its \"mixture\" is none of its sources");
+      fault("its \"mixture\" does not fit its sources");
   }
 }
 

@@ -97,7 +97,7 @@ std::string difference_from_spec(const std::string& stored, const StoredTensor& 
   }
   const int64_t covered = covered_elements(tensor, {std::vector<int64_t>(wanted->shape.size(), 0), wanted->shape});
   if (covered == element_count(wanted->shape)) return "";
-  return fmt::format("of tensor \"{}\" there are {} of {} elements", shown, covered, element_count(wanted->shape));
+  return fmt::format("tensor \"{}\" has only {} of its {} elements", shown, covered, element_count(wanted->shape));
 }
 
 }  // namespace
@@ -143,13 +143,13 @@ void check_progress(const fs::path& checkpoint, const Manifest& manifest, const 
   const std::string file = (checkpoint / manifest_name).string();
   // If the history is not empty, batch.global may have changed, and earlier steps may have had other batch sizes.
   if (manifest.run.history.empty() && Amount(manifest.progress.step) * batch.global != manifest.progress.samples) {
-    throw Error(ExitCode::checkpoint, "{} cannot be used: {} samples are not those of {} steps of {}", file,
+    throw Error(ExitCode::checkpoint, "{} cannot be used: it counts {} samples, which {} steps of {} do not make", file,
                 manifest.progress.samples, manifest.progress.step, batch.global);
   }
   if (Amount(manifest.progress.updates) + manifest.progress.skipped != manifest.progress.step ||
       manifest.progress.skipped_in_a_row > manifest.progress.skipped) {
     throw Error(ExitCode::checkpoint,
-                "{} cannot be used: {} updates and {} skipped steps, {} in a row, are not {} steps", file,
+                "{} cannot be used: {} updates and {} skipped steps, {} in a row, do not make {} steps", file,
                 manifest.progress.updates, manifest.progress.skipped, manifest.progress.skipped_in_a_row,
                 manifest.progress.step);
   }

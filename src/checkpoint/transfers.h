@@ -10,7 +10,7 @@
 
 namespace gptrain::inline checkpoint {
 
-// A box of the checkpoint and the copies that it fills.
+// A box of the checkpoint, and the parts of slices that its elements fill.
 struct SliceTransfer {
   const StoredSlice* stored;
   std::vector<BoxCopy> copies;
@@ -23,7 +23,7 @@ struct SliceTransfer {
 // Error(checkpoint) like load_slices if the checkpoint cannot fill them.
 std::vector<SliceTransfer> slice_transfers(const Contents& contents, const std::vector<Slice>& slices);
 
-// Reads and checks each box once. THROWS Error(checkpoint).
+// Fills the slices: reads each box once and compares its checksum. THROWS Error(checkpoint).
 void run_transfers(const Contents& contents, std::vector<SliceTransfer> transfers);
 
 }  // namespace gptrain::checkpoint

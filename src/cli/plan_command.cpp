@@ -44,7 +44,7 @@ struct PlanArguments {
   bool methods = false, json = false;
 };
 
-// Returns the machine as the dry run of a winner gets it (dry_run_of).
+// Returns the machine with which a search plans, and the dry run of its winner too (dry_run_of).
 Machine machine_for(const PlanArguments& arguments, const std::string& target, int64_t gpus) {
   Machine machine = machine_named({target, arguments.cluster, arguments.software}, true);
   require_links(machine, gpus);

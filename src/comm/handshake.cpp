@@ -68,7 +68,8 @@ std::string read_secret_file(const std::string& path) {
 }  // namespace
 
 std::string Secret::proof(std::string_view statement) const {
-  if (!start_sodium()) throw Error(ExitCode::device, "libsodium, with which ranks prove themselves, cannot be started");
+  if (!start_sodium())
+    throw Error(ExitCode::device, "libsodium cannot be started, and ranks need it to prove the secret");
   crypto_auth_hmacsha256_state state;
   std::array<unsigned char, crypto_auth_hmacsha256_BYTES> digest{};
   crypto_auth_hmacsha256_init(&state, reinterpret_cast<const unsigned char*>(key_.data()), key_.size());
@@ -99,7 +100,8 @@ Secret find_secret() {
 }
 
 std::string draw_secret() {
-  if (!start_sodium()) throw Error(ExitCode::device, "libsodium, with which ranks prove themselves, cannot be started");
+  if (!start_sodium())
+    throw Error(ExitCode::device, "libsodium cannot be started, and ranks need it to prove the secret");
   std::array<unsigned char, 32> bytes{};
   randombytes_buf(bytes.data(), bytes.size());
   return to_hex(bytes);

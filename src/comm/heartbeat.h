@@ -15,8 +15,8 @@ namespace gptrain::inline comm {
 // over TCP, and rank 0 answers with its own. A peer is lost if its connection closes or it is silent for the timeout.
 // The lowest remaining rank then reports each lost rank (host, last operation, group, bytes, step and phase) on
 // standard error within a second, and the policy says whether the remaining ranks end or go on. If rank 0 is lost, the
-// others turn to rank 1, and so on. A process that was stopped, or is on the list of lost ranks that the others have,
-// ends.
+// others turn to rank 1, and so on. A process ends if the others have closed its connections while it was suspended, or
+// if it is on their list of lost ranks.
 class Heartbeat {
  public:
   // Consequence of a loss, the same on all ranks. The heartbeat's thread calls both functions.

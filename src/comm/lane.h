@@ -77,6 +77,7 @@ class Lane {
     std::vector<const Communicator*> groups = {};    // groups by their number in events
   };
   explicit Lane(std::string name, const Options& options);
+  // Waits until all issued items have run, as peers may be waiting for them; after a failure drops them.
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;

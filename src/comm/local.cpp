@@ -181,7 +181,8 @@ class LocalGroup {
     return mailboxes_[static_cast<size_t>(source) * calls_.size() + static_cast<size_t>(destination)];
   }
 
-  // Returns when `ready` holds. Throws if the group has failed or no remaining rank could make it hold.
+  // Returns when ready() is true. Throws if the group has failed, or if all ranks that have not left wait, so that
+  // ready() can never become true.
   template <typename Ready>
   void wait(std::unique_lock<std::mutex>& lock, Ready ready) {
     while (!ready()) {

@@ -132,7 +132,7 @@ class Settler : Rules {
     const Amount chunk = std::max(config_.memory.loss_chunk_tokens, default_chunk);
     const Amount logits = chunk * (vocabulary + (int64_t{1} << 22)) * bytes_of_logit;
     const auto refuse = [&](const char* path, const char* what) {
-      fault(path, fmt::format("makes {} too large for 64-bit sizes of bytes", what), "");
+      fault(path, fmt::format("makes {} larger than 2^63 bytes", what), "");
     };
     if (parameters >= limit) return refuse("model.hidden_size", "the weights and their state");
     if (activations >= limit) return refuse(rows > layers * hidden ? "batch.micro" : "model.num_layers", "activations");

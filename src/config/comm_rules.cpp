@@ -17,9 +17,10 @@ class CommRules : Rules {
     if (sound({"parallel.context"}) && config_.parallel.context > 1)
       refuse("cannot be combined with parallel.context: errors of gradients are kept for data ranks only");
     if (sound({"precision.compute"}) && precision.scales_loss())
-      refuse("cannot be combined with precision.compute = \"fp16\", whose changing loss scale the errors would be in");
+      refuse(
+          "cannot be combined with precision.compute = \"fp16\": kept errors would be multiplied by an old loss scale");
     if (sound({"precision.reduce"}) && precision.reduce != DType::f32)
-      refuse("needs precision.reduce = \"fp32\": what is not coded is summed in fp32");
+      refuse("needs precision.reduce = \"fp32\": gradients that are not coded are summed in fp32");
     if (sound({"precision.gradients"}) && precision.gradients != DType::f32)
       refuse("needs precision.gradients = \"fp32\", in which errors are added to gradients");
   }

@@ -23,7 +23,7 @@ class ContextRules : Rules {
             "16");
     if (sound({"memory.linear_projection"}) && config_.memory.linear_projection.is_on())
       fault("memory.linear_projection",
-            fmt::format("projects whole sequences, of which ranks have parts with {}", setting), "{}");
+            fmt::format("projects whole sequences, but with {} a rank has only a part of each", setting), "{}");
   }
 
  private:

@@ -33,20 +33,21 @@ class Faults {
   int64_t num_more_ = 0;
 };
 
-// "a, b, c" for ", ".
+// Returns the words in one text, with the separator between them.
 std::string join(std::span<const std::string> words, std::string_view separator);
 
-// Levenshtein distance in bytes.
+// Returns the Levenshtein distance in bytes.
 int64_t edit_distance(std::string_view a, std::string_view b);
 
-// How far a word is from the candidate that may have been meant: the edit distance, but 0 where the word is only cut
-// short.
+// Returns how far a word is from the candidate that may have been meant: the edit distance, but 0 if the word is the
+// beginning of the candidate.
 int64_t word_distance(std::string_view word, std::string_view candidate);
 
-// The candidate at the smallest distance, the first of equals; empty if there is none.
+// Returns the candidate at the smallest distance, the first of equals; empty if there are no candidates.
 std::string nearest_word(std::string_view word, std::span<const std::string> candidates);
 
-// The nearest integers in [min, max] that hold, above and below `value`: "6 or 4", "6", or empty.
+// Returns the nearest integers in [min, max] above and below `value` for which `holds` is true: "6 or 4", "6", or
+// empty.
 std::string nearest_integers(int64_t value, int64_t min, int64_t max, const std::function<bool(int64_t)>& holds);
 
 }  // namespace gptrain::config

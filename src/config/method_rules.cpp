@@ -58,10 +58,10 @@ class MethodRules : Rules {
     if (sound({"model.qk_norm"}) && config_.model.qk_norm)
       fault(path, "has no effect beside model.qk_norm, which normalizes queries and keys", "0");
     if (sound({"model.attention_softcap"}) && config_.model.attention_softcap > 0)
-      fault(path, "has no place beside model.attention_softcap, which bounds the scores", "0");
+      fault(path, "cannot be combined with model.attention_softcap, which bounds the scores already", "0");
     if (sound({"optimizer.ema"}) && config_.optimizer.ema > 0) fault(path, "needs optimizer.ema = 0", "0");
     if (sound({"precision.compute"}) && config_.precision.pure)
-      fault(path, "needs fp32 master weights, which precision.compute = \"bf16-pure\" has not", "0");
+      fault(path, "needs fp32 master weights, which precision.compute = \"bf16-pure\" does not have", "0");
   }
 
   // muP's learning rates follow from how the size of an update depends on that of the gradients. These optimizers have

@@ -149,7 +149,7 @@ class ModelRules : Rules {
   void check_attention_scale() {
     const ModelConfig& model = config_.model;
     if (model.attention_scale > 0 && model.mup > 0 && sound({"model.attention_scale", "model.mup"}))
-      fault("model.attention_scale", "has no place beside model.mup, which sets the scale", "0");
+      fault("model.attention_scale", "cannot be combined with model.mup, which sets the scale", "0");
   }
 
   // A list that is given for the words of attention_pattern must have one element for each.
@@ -171,7 +171,7 @@ class ModelRules : Rules {
   void check_norm_offset() {
     const ModelConfig& model = config_.model;
     if (model.norm_offset && model.mup > 0 && sound({"model.norm_offset", "model.mup"}))
-      fault("model.norm_offset", "has no place beside model.mup, which sets the gain of the last norm", "false");
+      fault("model.norm_offset", "cannot be combined with model.mup, which sets the gain of the last norm", "false");
   }
 };
 

@@ -22,8 +22,9 @@ struct PrefetchRing {
 // larger stride reads one rank's. Does not allocate after construction.
 class Prefetcher : public MicroBatchSource {
  public:
-  // Returns the bytes of `memory`: the ring, and if the rank has parts of sequences, room to read a whole one.
+  // Returns the bytes of `memory`: the ring, and if the rank has parts of sequences, those of a whole sequence.
   static int64_t bytes(const MicroBatchShape& shape, PrefetchRing ring);
+  // Borrows the dataset and `memory`, and starts to read. THROWS Error(machine) if the thread cannot start.
   Prefetcher(const Dataset& dataset, const MicroBatchShape& shape, int64_t first_sample, int64_t stride,
              std::byte* memory, PrefetchRing ring);
   ~Prefetcher() override;

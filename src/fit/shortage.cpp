@@ -401,7 +401,7 @@ WorldMemory world_memory(const std::vector<MemoryPlan>& plans, const std::vector
   const auto lack = [&](int64_t rank) {
     return plans[static_cast<size_t>(rank)].total() - device_bytes[static_cast<size_t>(rank)];
   };
-  WorldMemory world{0, {}, {}, std::move(node_of_rank)};
+  WorldMemory world{.largest_rank = 0, .largest = {}, .on_host = {}, .node_of_rank = std::move(node_of_rank)};
   for (int64_t stage = 0; stage < mesh.size(MeshAxis::pipeline); ++stage) {
     for (int64_t tensor_rank = 0; tensor_rank < mesh.size(MeshAxis::tensor); ++tensor_rank) {
       const int64_t rank = mesh.first_rank_of_stage(stage, tensor_rank);

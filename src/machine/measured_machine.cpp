@@ -187,7 +187,10 @@ RankShare share_of_rank(const MeasuredMachine& machine, int64_t ranks, int64_t t
   const auto nearest = std::min_element(machine.shares.begin(), machine.shares.end(),
                                         [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
   const double part = static_cast<double>(nearest->threads) / static_cast<double>(machine.cores);
-  RankShare of_rank{&*nearest, nearest->stretch, part * machine.f32_flops, part * machine.half_flops};
+  RankShare of_rank{.share = &*nearest,
+                    .factor = nearest->stretch,
+                    .f32_flops = part * machine.f32_flops,
+                    .half_flops = part * machine.half_flops};
   if (!machine.is_cpu) return of_rank;  // each rank has a device of its own
   const double turns = static_cast<double>(ranks * threads) / static_cast<double>(machine.cores);
   of_rank.factor *= std::max(1.0, turns) * static_cast<double>(nearest->threads) / static_cast<double>(threads);

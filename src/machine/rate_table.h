@@ -25,6 +25,7 @@ class RateTable {
 
   bool empty() const { return values_.empty(); }
   size_t num_sizes() const { return axes_.size(); }
+  // Returns the value at num_sizes() sizes. REQUIRES: the table is not empty, and the sizes are above 0.
   double at(std::span<const double> sizes) const;
   double at(std::initializer_list<double> sizes) const { return at(std::span(sizes.begin(), sizes.size())); }
   // Returns the rows in rising order of their sizes.

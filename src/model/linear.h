@@ -1,10 +1,10 @@
 // A linear of a layer, y = x w^T + b, over the tensor ranks: its three products, their collectives, and the data saved
 // for W.
 //
-// A rank of a column-parallel linear holds some rows of w and computes these columns of
-// y; its input comes from the residual stream and is gathered with sequence parallelism. A rank of a row-parallel
-// linear holds some columns of w. A row-parallel y and a column-parallel dx are parts of a sum over the tensor ranks,
-// which the caller computes. Each kind has a version with FP8 products.
+// A rank of a column-parallel linear holds some rows of w and computes the same columns of y. Its input comes from the
+// residual stream; with sequence parallelism the ranks gather it. A rank of a row-parallel linear holds some columns of
+// w. A row-parallel y and a column-parallel dx are parts of a sum over the tensor ranks, which the caller computes.
+// Each kind has a version with FP8 products.
 #pragma once
 
 #include <cstdint>
@@ -53,8 +53,9 @@ class Linear {
   // RETURNS whether backward_weight reads `shared_gradient`, so that the caller must keep it until then. False without
   // LinearDesign::gradient_is_shared, and if backward_input saves the gradient in FP8.
   virtual bool weight_reads_shared_gradient() const = 0;
-  // RETURNS whether the product can compute the activation after it and, for the linear after the activation, in
-  // backward the activation's gradient. `width`: elements of a row of the activation on this rank.
+  // RETURNS whether the product's epilogue can compute the activation: in the forward pass of the linear before it, or
+  // its gradient in the backward pass of the linear after it. `width`: elements of a row of the activation on this
+  // rank.
   virtual bool fuses(ActivationKind kind, int64_t width) const = 0;
 
   // Fills the FP8 copies of the weight if call.prepare_weights. REQUIRES: called before every pass. Collective over the

@@ -9,7 +9,7 @@
 //   Formula(const Op& op)                           called on the host; stores all that is the same in every step;
 //   updated(gradient, weight, column&...) -> float  returns the new weight and updates the columns.
 // An element's update has the same bits on every instruction set and GPU: a product in a sum is written with `fused`
-// (ops/fused.h), and compilers of the kernels contract nothing.
+// (ops/fused.h), and the kernels are compiled without contraction of floating-point expressions.
 #pragma once
 
 #include <array>

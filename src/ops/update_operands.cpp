@@ -12,8 +12,9 @@ Form gradient_form(const Matrix& gradients, bool takes_bf16) {
   return vector(takes_bf16 && gradients.dtype == DType::bf16 ? DType::bf16 : DType::f32, gradients.cols);
 }
 
-// Visits the operands of an update other than its columns. `updated`: use of the masters, or of weights without
-// masters; `rounded`: use of weights beside masters.
+// Visits the operands of an update other than its columns. `updated`: how the op accesses the numbers that it updates,
+// which are the masters, or the weights if there are no masters. `rounded`: how it accesses weights if there are
+// masters.
 void visit_parameters(const ElementUpdate& op, bool takes_bf16, Access updated, Access rounded, OperandVisitor& visit) {
   const int64_t elements = op.gradients.cols;
   visit.reads("gradients", op.gradients, gradient_form(op.gradients, takes_bf16));

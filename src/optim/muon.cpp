@@ -84,8 +84,11 @@ class MuonOptimizer final : public Optimizer {
     std::byte* const whole = exchange_.gathers() ? take(DType::f32, elements) : nullptr;
     // Transfers and products never run at the same time, so `parts` serves both.
     std::byte* const parts = take(exchange_.gathers() ? DType::f32 : products_, elements);
-    const OrthogonaliseMemory memory{products_, take(products_, elements), parts, take(products_, square),
-                                     take(products_, square)};
+    const OrthogonaliseMemory memory{.products = products_,
+                                     .x = take(products_, elements),
+                                     .y = parts,
+                                     .a = take(products_, square),
+                                     .b = take(products_, square)};
     for (int64_t round = 0; round < exchange_.num_rounds(); ++round) {
       exchange_.play(round, whole, parts, [&](const BlockMatrix& matrix, const Matrix& values) {
         orthogonalise(values, step_scale(matrix), segment_of(matrix), squared_norm_, memory, context_.backend);

@@ -34,8 +34,8 @@ class Optimizer {
   // Computes values that need whole tensors: sums over a tensor's elements, or an update from a whole matrix (Muon).
   // RETURNS this rank's part of the sums in f64, in device memory, which the caller then adds up over the world in
   // place; a matrix that is not given if there are none. REQUIRES: called by all ranks once a step, after the op
-  // PrepareUpdate and before the step's updates. May be collective over the stage's ranks. Brings state that is away
-  // home itself.
+  // PrepareUpdate and before the step's updates. May be collective over the stage's ranks. Reads state that is on
+  // disk itself.
   virtual Matrix measure() { return {}; }
   // Updates this rank's part of the unit (ParameterStore::update_range). Gradients are multiplied by
   // StepState::gradient_scale, which clips them and divides out the loss scale. REQUIRES: the unit's gradients are

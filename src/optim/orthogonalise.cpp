@@ -29,7 +29,7 @@ void orthogonalise(const Matrix& matrix, double scale, const SquaredNorm::Segmen
     if (wide) {
       backend.run(LinearForward{.x = x, .w = x, .bias = {}, .y = a, .true_out = 0});
     } else {
-      // A product over rows is f32. The matrix' own memory holds it, as it is free until the end.
+      // A product over rows is f32. It is stored in the matrix' own memory, which is not read again before the end.
       const Matrix sum = memory.products == DType::f32 ? a : Matrix(matrix.data, DType::f32, small, small);
       backend.run(LinearBackwardWeight{.x = x, .dy = x, .dw = sum, .d_bias = {}, .accumulate = false, .true_out = 0});
       if (sum.data != a.data) backend.run(Cast{.from = sum, .to = a});

@@ -81,7 +81,7 @@ class StepAgreement {
   std::unique_ptr<DeviceMemory> wants_to_stop_;  // a double that the device reads: 1 once this rank wants to
 };
 
-// The end of a step as the executor plays it.
+// The end of a step as the executor plays it: norm() once, then update() of each unit that the rank updates.
 class StepUpdate final : public UpdateRule {
  public:
   // Borrows all. `qk_clip` may be null.

@@ -33,9 +33,9 @@ class AwayState {
   // Zeroes the state of all units that are away.
   void clear();
 
-  // Returns true for addresses in StateSlice of values that are away.
+  // Returns true if the value at an address in a StateSlice is away.
   static bool holds(const void* address) { return reinterpret_cast<uintptr_t>(address) >= away_addresses; }
-  // Returns the place in the landing area of bytes at such an address, which are fetched. The bytes are of one unit.
+  // Fetches the unit that has the value at such an address, and returns the value's address in the landing area.
   std::byte* fetched(const void* address);
 
  private:

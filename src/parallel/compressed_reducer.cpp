@@ -132,8 +132,8 @@ class CompressedReducer final : public GradientReducer {
     context_.backend.run(WeightedSum{.a = values, .a_factor = 1, .b = errors, .b_factor = -1, .to = errors});
   }
 
-  // Writes the messages with this rank's gradients of all pieces. The first sum of a step takes the errors of the steps
-  // before, any other one those of the sum before.
+  // Writes the messages with this rank's gradients of all pieces. The first sum of a step adds the errors that earlier
+  // steps left, each later sum the errors of the sum before it.
   void encode_all(int64_t unit, const UnitGradients& of) {
     const bool keeps = compression_.errors != nullptr;
     const bool is_first = !has_errors_[static_cast<size_t>(unit)];

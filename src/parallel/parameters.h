@@ -133,7 +133,7 @@ struct NormPiece {
   float* master = nullptr;  // masters of these; with `pure` within the buffer of all f32 norms
 };
 
-// Address of the first byte of a place other than home. No memory is there.
+// First of the addresses that stand for values whose unit is away (StateLayout). No memory has these addresses.
 constexpr uintptr_t away_addresses = uintptr_t{0xF} << 60;
 
 class ParameterStore {

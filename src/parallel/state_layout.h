@@ -64,7 +64,8 @@ class StateLayout {
   int64_t master_bytes_ = 0, home_bytes_ = 0, landing_bytes_ = 0;
 };
 
-// Whether a column's values stay at home: the few of vectors, rows and columns, which ops read for all units at once.
+// Returns true if a column's values stay in memory: those of vectors, rows and columns are few, and ops read them for
+// all units at once.
 constexpr bool stays_home(const StateColumn& column) {
   return is_factored(column) || column.granularity == StateGranularity::element_of_vectors;
 }

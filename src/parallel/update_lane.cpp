@@ -145,7 +145,8 @@ void UpdateLane::end_writing(int64_t unit) {
   writing = {};
 }
 
-// Begins the next read, once all earlier state at its place is written. Returns false if that takes a wait.
+// Begins the next read, once all earlier state at its place is written. Returns false, and begins nothing, if it would
+// have to wait for that and `may_wait` is false.
 bool UpdateLane::begin_read(bool may_wait) {
   const int64_t unit = unit_at(visited_ + std::ssize(reads_));
   for (const int64_t other : order_) {

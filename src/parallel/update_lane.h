@@ -41,8 +41,8 @@ class UpdateLane {
   void await(int64_t unit);
   // Waits until all updates are over.
   void drain();
-  // Waits until all updates are over and all state is written, and reads no more before the next `begin` or `resume`:
-  // the landing area is free.
+  // Waits until all updates are over and all state is written. The landing area is then free: no state is read before
+  // the next `begin` or `resume`.
   void suspend();
   void resume();
 

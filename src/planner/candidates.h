@@ -45,6 +45,7 @@ struct Candidate {
 // The layouts that miss the least memory, among all and in each class.
 class Misses {
  public:
+  // Adds a layout that lacks `missing` bytes of device memory.
   void add(const RunLayout& layout, int64_t missing);
   // Adds a layout that the search does not try, and that counts for no class.
   void add_untried(const RunLayout& layout, int64_t missing) { least_.add(missing, layout); }
@@ -79,6 +80,7 @@ class LayoutScores {
  public:
   LayoutScores(const RunConfig& config, const Machine& machine, Objective objective);
 
+  // Returns the score of a layout from the seconds of its step and the device memory of a rank, estimated or bounds.
   double of(const RunLayout& layout, double seconds, int64_t bytes);
   // Returns the score of a planned layout, whose own goodput is known.
   double exact(const LayoutResult& result);

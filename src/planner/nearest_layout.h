@@ -16,15 +16,15 @@ struct Miss {
   RunLayout layout;
   bool is_exact = false;  // whether `bytes` is exact; otherwise a lower bound
 
-  // Becomes the layout `of` if less memory is missing there.
+  // Replaces this miss by that of the layout `of`, if `missing` is less.
   void add(int64_t missing, const RunLayout& of) {
     if (missing < bytes) *this = {missing, of};
   }
 };
 
 // Plans by_bound.layout, which misses the least memory by its lower bound, and `other`, which may miss less in a plan:
-// bounds can leave activations out. Returns the one that misses less of `room` bytes of device memory, or `by_bound` if
-// neither can be planned.
+// bounds can leave activations out. Returns the one that misses less of `device_bytes` bytes of memory, or `by_bound`
+// if neither can be planned.
 Miss nearest_of(const RunConfig& config, const Machine& machine, int64_t device_bytes, const Miss& by_bound,
                 const RunLayout& other);
 

@@ -78,7 +78,7 @@ class Search {
       throw Error(ExitCode::usage, "{} = {}: too small: no layout in this search stores less per block than {} bytes",
                   budget_key, case_.config.memory.activation_budget, collected.least_record);
     if (exact_.empty() && !over_budget_.empty())
-      throw Error(ExitCode::usage, "no planned layout keeps to the budget; the fastest one: {}", over_budget_);
+      throw Error(ExitCode::usage, "no planned layout stays within the budget; the fastest one: {}", over_budget_);
     if (exact_.empty()) {
       name_nearest();
       return std::move(found_);

@@ -10,7 +10,7 @@ namespace gptrain::inline planner {
 
 // Searches all values of the keys of a RunLayout; batch.global and all other keys stay. Layouts whose memory.recompute
 // is "optimal" keep to memory.activation_budget. THROWS Error(usage) if no layout is possible on `gpus` devices, if
-// none of those searched has the held values, or if no planned layout keeps to the budget.
+// none of those searched has the held values, or if no planned layout stays within the budget.
 LayoutSearch search_layouts(const RunConfig& config, const Machine& machine, const SearchOptions& options);
 
 }  // namespace gptrain::planner

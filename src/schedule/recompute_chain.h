@@ -25,7 +25,8 @@ struct ChainUnit {
   int64_t rest_bytes = 0;
   double rest_seconds = 0;
   bool always_saved = false;  // the saved values are always kept: the unit never runs again
-  // Weight of a byte that is copied to the host and back, before the price. Negative: the unit is never offloaded.
+  // Cost of copying a byte to the host and back, which the solver multiplies by its price. Negative: the unit is never
+  // offloaded.
   double copy_seconds = -1;
 
   int64_t written_bytes() const;  // bytes that its forward pass writes, except the output

@@ -284,8 +284,12 @@ class Stage {
       const Route route = route_of(stages_, message);
       input = route.from == route.to ? of(in_flight(pass.chunk - 1, m), first - 1).output : transfers_.receive(message);
     }
-    InFlight& flight = in_flight_.emplace_back(
-        InFlight{pass.chunk, m, batch, input, std::vector<UnitBuffers>(static_cast<size_t>(end - first))});
+    InFlight& flight =
+        in_flight_.emplace_back(InFlight{.chunk = pass.chunk,
+                                         .micro_batch = m,
+                                         .batch = batch,
+                                         .input = input,
+                                         .units = std::vector<UnitBuffers>(static_cast<size_t>(end - first))});
     for (int32_t unit = first; unit < end; ++unit) {
       std::vector<int32_t> following = units_after(unit, end);
       if (is_block(end - 1)) add_next_pass_to(following);

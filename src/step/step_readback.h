@@ -54,10 +54,10 @@ class StepReadback {
 
   Backend& backend_;
   SideQueue* const copy_queue_;
-  std::unique_ptr<DeviceMemory> pinned_;           // results, if there is a queue
-  std::array<Copied, most_ahead> here_{};          // results, if there is none
-  std::array<double, most_ahead> host_seconds_{};  // if there is no queue: the start of a step, then its time
-  Copied* const copied_;                           // the one in use
+  std::unique_ptr<DeviceMemory> pinned_;           // results, if there is a copy queue
+  std::array<Copied, most_ahead> here_{};          // results, if there is no copy queue
+  std::array<double, most_ahead> host_seconds_{};  // if there is no copy queue: the start of a step, then its time
+  Copied* const copied_;                           // results in use: pinned_ or here_
   const int64_t num_sums_;
   std::vector<double> sums_here_;           // sums, if there is no queue
   double* const sums_;                      // sums in use

@@ -38,7 +38,7 @@ class IoQueue {
 
 // Returns a queue of io_uring with room for `depth` transfers; null if the system or this build has none.
 std::unique_ptr<IoQueue> make_uring_queue(int depth);
-// Returns a queue whose transfers threads carry out, at most `depth` of them and 16. THROWS Error(machine) if they
+// Returns a queue whose transfers are carried out by `depth` threads, at most 16. THROWS Error(machine) if they
 // cannot be started.
 std::unique_ptr<IoQueue> make_thread_queue(int depth);
 

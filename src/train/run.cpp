@@ -123,7 +123,7 @@ ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const St
   std::optional<StepProfiler> profiler;
   if (options.profile_step) profiler.emplace(*device.backend, groups);
   Backend& backend = profiler ? profiler->backend() : *device.backend;
-  const RunContext context{config, backend, groups, world, threads};
+  const RunContext context{.config = config, .backend = backend, .groups = groups, .world = world, .threads = threads};
   return TrainingLoop(context, options, signals, profiler ? &*profiler : nullptr, plan.design).run();
 }
 

@@ -26,7 +26,7 @@ std::unique_ptr<SliceMemory> make_slice_memory(const TrainingStep& step);
 std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSlice>& pieces, StatePart part,
                              SliceMemory* memory);
 
-// Returns the name in a checkpoint of a tensor's errors on the rank with a number among the data ranks.
+// Returns the name that a checkpoint gives to one data rank's errors of a tensor (comm.compression).
 std::string residual_name(int64_t data_rank, const TensorSpec& tensor);
 
 // The part of a save that one rank writes, and the manifest that rank 0 writes. Its slices refer to the memory of the

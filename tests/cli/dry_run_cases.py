@@ -483,7 +483,7 @@ class RealRun(CliCase):
                 result = self.run_gptrain("train", name, "--dry-run", "--json", "--target", "h100", "--world-size", ranks)
                 if result.code != FINISHED:
                     self.assertEqual(result.code, USAGE, result.err)
-                    self.assertRegex(result.err, "too large for 64-bit sizes of bytes|must be at most .* tokens")
+                    self.assertRegex(result.err, "larger than 2.63 bytes|must be at most .* tokens")
                     refused = exponent
                     continue
                 accepted = exponent

@@ -286,9 +286,9 @@ class PythonJson(FormatCase):
         """The line and the column of a change that makes JSON invalid, whatever it is."""
         for text, message in [
                 ('{"text": "a" "b": 1}', "column 14: a comma or } must follow a value; the text there: {\"text\": \"a\" \"b\": 1}"),
-                ('{"text": "é", x}', "column 15: a member begins with its name in double quotes"),
-                ("{'text': 'a'}", "column 2: a member begins with its name"), ('{"text" "a"}', "column 9: a colon must follow"),
-                ('{"text": "a",}', "column 14: nothing follows the comma"), ('{"text": \'a\'}', "strings have double quotes"),
+                ('{"text": "é", x}', "column 15: a member must begin with its name in double quotes"),
+                ("{'text': 'a'}", "column 2: a member must begin with its name"), ('{"text" "a"}', "column 9: a colon must follow"),
+                ('{"text": "a",}', "column 14: nothing follows the comma"), ('{"text": \'a\'}', "strings must be in double quotes"),
                 ('{"text": "a\tb"}', "a string holds a control character"), ('{"text": "\\x"}', "no such escape"),
                 ('{"text": "a"', "column 13: the text ends before } closes"), ('{"text": 01}', "a number begins with 0"),
                 ('{"text": "a"} x', "column 15: there is text after the end of the JSON value"), ('{"text": tru}', "no value begins like this"),
@@ -299,7 +299,7 @@ class PythonJson(FormatCase):
                 self.refuse(DATA, ["a.jsonl, line 3: not valid JSON: column ", message], "data", "pack", "a.jsonl", "--out", "x",
                             "--tokenizer", "bytes")
         self.write("a.json", "[" + LINES[0].decode() + ",\n{\"text\": 'b'}]")
-        self.refuse(DATA, "a.json, line 2: not valid JSON: column 10: strings have double quotes", "data", "pack", "a.json",
+        self.refuse(DATA, "a.json, line 2: not valid JSON: column 10: strings must be in double quotes", "data", "pack", "a.json",
                     "--out", "x", "--tokenizer", "bytes")
 
     def test_damage_is_as_python_sees_it(self):

@@ -138,7 +138,7 @@ class Contradictions(HostileCase):
             (lambda body: body.replace('"files"', '"files": [], "files"'), '"files" is given twice', self.READERS),
             (lambda body: re.sub(r'"world_size": \d+', '"world_size": 0', body), '"world_size" is 0', self.READERS),
             (lambda body: re.sub(r'"seed": \d+', f'"seed": {2**64 - 1}', body), "is not that of its config", self.READERS[3:]),
-            (lambda body: re.sub(r'"updates": \d+', f'"updates": {2**63 - 1}', body), "are not 6 steps", self.READERS[3:]),
+            (lambda body: re.sub(r'"updates": \d+', f'"updates": {2**63 - 1}', body), "do not make 6 steps", self.READERS[3:]),
             (lambda body: re.sub(r'"updates": \d+', '"updates": 5', body), "5 updates and 0 skipped steps", self.READERS[3:]),
             (lambda body: re.sub(r'"skipped_in_a_row": \d+', '"skipped_in_a_row": 1', body), "1 in a row", self.READERS[3:]),
             (rollback(count=-1), '"count" is -1, which is not a count', self.READERS),

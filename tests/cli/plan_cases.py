@@ -195,7 +195,7 @@ class Search(PlanCase):
         self.assertEqual({method for method, point in points.items() if "refused" in point}, {"offload hidden", "offload all"})
         self.refuse(USAGE, "no layout in this search stores less per block than ", "plan", name, "--gpus", 1,
                     *overrides("memory.recompute=optimal", "memory.activation_budget=1"))
-        self.refuse(USAGE, "no planned layout keeps to the budget; the fastest one: memory.activation_budget = ",
+        self.refuse(USAGE, "no planned layout stays within the budget; the fastest one: memory.activation_budget = ",
                     "plan", name, "--gpus", 1, *overrides("batch.micro=4", "memory.recompute=optimal",
                                                           f"memory.activation_budget={kept // 10}"))
         for more in [["--objective", "memory"], overrides("memory.recompute=block"), overrides("memory.recompute_interval=2")]:

@@ -293,7 +293,8 @@ AttentionGradients run_attention_backward(Trial& trial, const AttentionShape& sh
   backward.sinks = matrix_of(sinks);
   backward.d_sinks = matrix_of(d_sinks);
   trial.run(backward);
-  return {q, k, v, d_o, lse, dq, dk, dv, sinks, d_sinks};
+  return {
+      .q = q, .k = k, .v = v, .d_o = d_o, .lse = lse, .dq = dq, .dk = dk, .dv = dv, .sinks = sinks, .d_sinks = d_sinks};
 }
 
 void attention_backward_case(Trial& trial, const AttentionShape& shape, DType dtype) {

@@ -19,10 +19,10 @@ std::vector<UpdateSegment> segments_of(int64_t whole) {
   const IndexMap rows{.origin = 1000, .first = 7, .cols = 33, .stride = 90};
   const IndexMap one{.origin = 5, .first = 0, .cols = 1, .stride = 1};
   const int64_t end = whole * state_block;
-  return {{0, end, 1, 1, {1, 2}, one},
-          {end, 190, 0, 0.25F, {3, 4}, rows},
-          {end + 190, 301, 1, 0.25F, {3, 4}, one},
-          {end + 512, 509, 1, 1, {7, 8}, rows}};
+  return {{.offset = 0, .count = end, .decay = 1, .key = {1, 2}, .map = one},
+          {.offset = end, .count = 190, .decay = 0, .rate_factor = 0.25F, .key = {3, 4}, .map = rows},
+          {.offset = end + 190, .count = 301, .decay = 1, .rate_factor = 0.25F, .key = {3, 4}, .map = one},
+          {.offset = end + 512, .count = 509, .decay = 1, .key = {7, 8}, .map = rows}};
 }
 
 struct Buffers {

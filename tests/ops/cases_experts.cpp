@@ -225,7 +225,8 @@ void check_gather(Trial& trial, DType dtype) {
     for (int64_t col = 0; col < 67; ++col)
       expected.push_back(x.at(static_cast<int64_t>(from[static_cast<size_t>(row)]), col));
   const Operand& numbers_of_rows = trial.input(DType::i32, 1, rows.bound, from);
-  trial.run(GatherRows{x.matrix(), numbers_of_rows.matrix(), rows.matrix(trial), y.matrix()});
+  trial.run(
+      GatherRows{.x = x.matrix(), .rows = numbers_of_rows.matrix(), .offsets = rows.matrix(trial), .y = y.matrix()});
   trial.expect_true(used_values(trial, y, rows.used()) == expected, "rows are copies");
 }
 
@@ -276,7 +277,8 @@ void check_activation(Trial& trial, ActivationKind kind, DType dtype) {
   Operand& y = trial.output(dtype, rows.bound, cols, 2);
   Operand& dx = trial.output(dtype, rows.bound, wide, 2);
   Operand& d_weights = trial.output(DType::f32, 1, rows.bound);
-  trial.run(ExpertActivationForward{kind, x.matrix(), weights.matrix(), offsets, y.matrix()});
+  trial.run(ExpertActivationForward{
+      .kind = kind, .x = x.matrix(), .weights = weights.matrix(), .offsets = offsets, .y = y.matrix()});
   const std::vector<double> results = used_values(trial, y, used);
   trial.run(ExpertActivationBackward{.kind = kind,
                                      .x = x.matrix(),
@@ -363,8 +365,10 @@ void add_benches(Suite& suite) {
       require_experts(t);
       std::vector<double> from;
       for (int64_t i = 0; i < n * k; ++i) from.push_back(static_cast<double>(i * 1021 % n));
-      t.time(GatherRows{t.input(dtype, n, h).matrix(), t.input(DType::i32, 1, n * k, from).matrix(), rows.matrix(t),
-                        t.output(dtype, n * k, h).matrix()});
+      t.time(GatherRows{.x = t.input(dtype, n, h).matrix(),
+                        .rows = t.input(DType::i32, 1, n * k, from).matrix(),
+                        .offsets = rows.matrix(t),
+                        .y = t.output(dtype, n * k, h).matrix()});
     });
     suite.add_bench<CombineRows>(name, [=](Trial& t) {
       require_experts(t);
@@ -373,9 +377,11 @@ void add_benches(Suite& suite) {
     });
     suite.add_bench<ExpertActivationForward>(name, [=](Trial& t) {
       require_experts(t);
-      t.time(ExpertActivationForward{ActivationKind::swiglu, t.input(dtype, n * k, 2 * f).matrix(),
-                                     t.input(DType::f32, 1, n * k).matrix(), rows.matrix(t),
-                                     t.output(dtype, n * k, f).matrix()});
+      t.time(ExpertActivationForward{.kind = ActivationKind::swiglu,
+                                     .x = t.input(dtype, n * k, 2 * f).matrix(),
+                                     .weights = t.input(DType::f32, 1, n * k).matrix(),
+                                     .offsets = rows.matrix(t),
+                                     .y = t.output(dtype, n * k, f).matrix()});
     });
     suite.add_bench<ExpertActivationBackward>(name, [=](Trial& t) {
       require_experts(t);

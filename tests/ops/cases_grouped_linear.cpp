@@ -48,7 +48,7 @@ void check_forward(Trial& trial, const Shape& shape, DType dtype, int64_t gap) {
   const Operand& x = poisoned_input(trial, dtype, rows.bound, shape.in, rows.used(), gap);
   const Operand& w = trial.input(dtype, rows.experts() * shape.out, shape.in, 0.2, gap);
   Operand& y = trial.output(dtype, rows.bound, shape.out, gap);
-  trial.run(GroupedLinearForward{x.matrix(), w.matrix(), rows.matrix(trial), y.matrix()});
+  trial.run(GroupedLinearForward{.x = x.matrix(), .w = w.matrix(), .offsets = rows.matrix(trial), .y = y.matrix()});
   expect_rows(trial, "y", y, rows, [&](int64_t expert, int64_t row, int64_t col) {
     double sum = 0;
     for (int64_t i = 0; i < shape.in; ++i) sum += x.at(row, i) * w.at(expert * shape.out + col, i);
@@ -62,7 +62,8 @@ void check_backward_input(Trial& trial, const Shape& shape, DType dtype, int64_t
   const Operand& dy = poisoned_input(trial, dtype, rows.bound, shape.out, rows.used(), gap);
   const Operand& w = trial.input(dtype, rows.experts() * shape.out, shape.in, 0.2, gap);
   Operand& dx = trial.output(dtype, rows.bound, shape.in, gap);
-  trial.run(GroupedLinearBackwardInput{dy.matrix(), w.matrix(), rows.matrix(trial), dx.matrix()});
+  trial.run(
+      GroupedLinearBackwardInput{.dy = dy.matrix(), .w = w.matrix(), .offsets = rows.matrix(trial), .dx = dx.matrix()});
   expect_rows(trial, "dx", dx, rows, [&](int64_t expert, int64_t row, int64_t col) {
     double sum = 0;
     for (int64_t o = 0; o < shape.out; ++o) sum += dy.at(row, o) * w.at(expert * shape.out + o, col);
@@ -84,7 +85,8 @@ void check_backward_weight(Trial& trial, const Shape& shape, DType dtype, bool a
       for (int64_t i = 0; i < shape.in; ++i)
         expected[static_cast<size_t>((expert * shape.out + o) * shape.in + i)] += dy.at(row, o) * x.at(row, i);
   });
-  trial.run(GroupedLinearBackwardWeight{x.matrix(), dy.matrix(), rows.matrix(trial), dw.matrix(), accumulate});
+  trial.run(GroupedLinearBackwardWeight{
+      .x = x.matrix(), .dy = dy.matrix(), .offsets = rows.matrix(trial), .dw = dw.matrix(), .accumulate = accumulate});
   double largest = 0;
   for (const double value : expected) largest = std::max(largest, std::abs(value));
   trial.expect_near("dw", dw, expected, 0x1p-20 * largest);
@@ -98,11 +100,14 @@ void check_rejections(Trial& trial) {
   const Operand& w = trial.input(DType::f32, 10, 4);
   const Operand& odd = trial.input(DType::f32, 9, 4);
   Operand& y = trial.output(DType::f32, 3, 5);
-  trial.expect_rejected(GroupedLinearForward{x.matrix(), odd.matrix(), offsets, y.matrix()}, "half a matrix");
-  trial.expect_rejected(GroupedLinearForward{x.matrix(), w.matrix(), offsets.column_range(0, 1), y.matrix()},
-                        "no experts");
-  trial.expect_rejected(GroupedLinearForward{x.matrix().row_range(0, 2), w.matrix(), offsets, y.matrix()},
-                        "fewer rows of x");
+  trial.expect_rejected(GroupedLinearForward{.x = x.matrix(), .w = odd.matrix(), .offsets = offsets, .y = y.matrix()},
+                        "half a matrix");
+  trial.expect_rejected(
+      GroupedLinearForward{.x = x.matrix(), .w = w.matrix(), .offsets = offsets.column_range(0, 1), .y = y.matrix()},
+      "no experts");
+  trial.expect_rejected(
+      GroupedLinearForward{.x = x.matrix().row_range(0, 2), .w = w.matrix(), .offsets = offsets, .y = y.matrix()},
+      "fewer rows of x");
 }
 
 // Benches a mixture, and one product of as many rows beside it.
@@ -111,20 +116,25 @@ void add_benches(Suite& suite, DType dtype, int64_t experts, int64_t rows_each, 
   const std::string name = name_of({rows, in, out}, dtype);
   suite.add_bench<GroupedLinearForward>(name, [=](Trial& t) {
     require_experts(t);
-    t.time(GroupedLinearForward{t.input(dtype, rows.bound, in).matrix(), t.input(dtype, experts * out, in).matrix(),
-                                rows.matrix(t), t.output(dtype, rows.bound, out).matrix()});
+    t.time(GroupedLinearForward{.x = t.input(dtype, rows.bound, in).matrix(),
+                                .w = t.input(dtype, experts * out, in).matrix(),
+                                .offsets = rows.matrix(t),
+                                .y = t.output(dtype, rows.bound, out).matrix()});
   });
   suite.add_bench<GroupedLinearBackwardInput>(name, [=](Trial& t) {
     require_experts(t);
-    t.time(GroupedLinearBackwardInput{t.input(dtype, rows.bound, out).matrix(),
-                                      t.input(dtype, experts * out, in).matrix(), rows.matrix(t),
-                                      t.output(dtype, rows.bound, in).matrix()});
+    t.time(GroupedLinearBackwardInput{.dy = t.input(dtype, rows.bound, out).matrix(),
+                                      .w = t.input(dtype, experts * out, in).matrix(),
+                                      .offsets = rows.matrix(t),
+                                      .dx = t.output(dtype, rows.bound, in).matrix()});
   });
   suite.add_bench<GroupedLinearBackwardWeight>(name, [=](Trial& t) {
     require_experts(t);
-    t.time(GroupedLinearBackwardWeight{t.input(dtype, rows.bound, in).matrix(),
-                                       t.input(dtype, rows.bound, out).matrix(), rows.matrix(t),
-                                       t.output(DType::f32, experts * out, in).matrix(), false});
+    t.time(GroupedLinearBackwardWeight{.x = t.input(dtype, rows.bound, in).matrix(),
+                                       .dy = t.input(dtype, rows.bound, out).matrix(),
+                                       .offsets = rows.matrix(t),
+                                       .dw = t.output(DType::f32, experts * out, in).matrix(),
+                                       .accumulate = false});
   });
   suite.add_bench<LinearForward>(
       fmt::format("beside experts, N={} in={} out={} {}", rows.bound, in, out, dtype_name(dtype)), [=](Trial& t) {

@@ -140,7 +140,11 @@ HeadGradients<Real> backward(const Heads<Real>& heads, const std::vector<Real>& 
 template <typename Real>
 Heads<Real> heads_of(const Matrix& view, const std::vector<double>& x, const std::vector<double>& gamma,
                      const Shape& shape) {
-  return {to_real<Real>(x), to_real<Real>(gamma), shape.tokens, view.cols / shape.head_size, shape.head_size};
+  return {.x = to_real<Real>(x),
+          .gamma = to_real<Real>(gamma),
+          .tokens = shape.tokens,
+          .num_heads = view.cols / shape.head_size,
+          .head_size = shape.head_size};
 }
 
 std::vector<double> rstds(const Operand& q, const Operand& k, const Shape& shape) {

@@ -14,7 +14,10 @@ constexpr double beta1 = 0.9, beta2 = 0.95;
 // Segments with gaps, of one element, and longer than the chunks that threads share. The last has its own learning
 // rate.
 std::vector<AdamW::Segment> segments_of(int64_t size) {
-  return {{0, 1, 1}, {64, 13, 0}, {128, size, 1}, {size + 192, 31, 1, 0.25F}};
+  return {{.offset = 0, .count = 1, .decay = 1},
+          {.offset = 64, .count = 13, .decay = 0},
+          {.offset = 128, .count = size, .decay = 1},
+          {.offset = size + 192, .count = 31, .decay = 1, .rate_factor = 0.25F}};
 }
 
 int64_t elements_of(int64_t size) { return size + 256; }

@@ -9,15 +9,15 @@ namespace gptrain::ops_test {
 
 std::vector<UpdateSegment> segments_of(int64_t size) {
   const IndexMap row{.origin = 0, .first = 0, .cols = 1, .stride = 1};
-  return {{0, 1, 1, 1, {1, 2}, row},
-          {64, 13, 0, 1, {3, 4}, row},
-          {128, size, 1, 1, {5, 6}, row},
-          {size + 192, 31, 1, 0.25F, {7, 8}, row}};
+  return {{.offset = 0, .count = 1, .decay = 1, .key = {1, 2}, .map = row},
+          {.offset = 64, .count = 13, .decay = 0, .key = {3, 4}, .map = row},
+          {.offset = 128, .count = size, .decay = 1, .key = {5, 6}, .map = row},
+          {.offset = size + 192, .count = 31, .decay = 1, .rate_factor = 0.25F, .key = {7, 8}, .map = row}};
 }
 
 std::vector<UpdateSegment> segments_of_tensors(int64_t size, int64_t first_tensor) {
   std::vector<UpdateSegment> segments = segments_of(size);
-  segments.push_back({size + 224, 9, 1, 1, {9, 1}, segments.front().map});
+  segments.push_back({.offset = size + 224, .count = 9, .decay = 1, .key = {9, 1}, .map = segments.front().map});
   const std::vector<int64_t> tensors = {0, 1, 0, 2, 3};
   for (size_t i = 0; i < segments.size(); ++i) segments[i].tensor = first_tensor + tensors[i];
   return segments;

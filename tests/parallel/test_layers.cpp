@@ -457,7 +457,7 @@ TEST_CASE("what a block saves lies in the record of its last reader") {
   CHECK(selective.kept_bytes == matrix(108) + matrix(144) + matrix(36));
   CHECK(plain.kept_bytes == 0);
 
-  // Codes replace their tensors, the incoming stream among them, which B then does not read.
+  // Codes replace the tensors that they encode. One of these is the incoming stream, which B then does not read.
   const LayerRecords coded = block_of({"memory.saved_inputs=8"});
   CHECK(names(coded, RecordKind::saved_for_weight) == names(plain, RecordKind::saved_for_weight));
   CHECK(names(coded, RecordKind::saved_for_input) == Names{"attention.lse", "attention.qkv", "ffn.hidden", "mid",

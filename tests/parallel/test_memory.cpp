@@ -56,7 +56,8 @@ std::vector<Layout> layouts() {
     for (const int64_t data : {1, 2, 3}) {
       for (int64_t zero = 0; zero <= (data > 1 ? 3 : 0); ++zero) {
         for (const bool sequence : {false, true}) {
-          if (!sequence || tensor > 1) result.push_back({tensor, data, zero, sequence});
+          if (!sequence || tensor > 1)
+            result.push_back({.tensor = tensor, .data = data, .zero = zero, .sequence = sequence});
         }
       }
     }

@@ -55,7 +55,7 @@ std::vector<Check> check_gradients(const RunConfig& config) {
     for (const double g : direction) norm += g * g;
     norm = std::sqrt(norm);
     if (norm == 0) {
-      checks.push_back({name, 0, 0, 0});
+      checks.push_back({.tensor = name, .by_gradient = 0, .by_difference = 0, .noise = 0});
       continue;
     }
     double weight_norm = 0;
@@ -73,7 +73,8 @@ std::vector<Check> check_gradients(const RunConfig& config) {
         (8 * (loss_at(epsilon) - loss_at(-epsilon)) - (loss_at(2 * epsilon) - loss_at(-2 * epsilon))) / (12 * epsilon);
     std::copy(weights.begin(), weights.end(), tensor.weight);
     step.weights_changed();
-    checks.push_back({name, norm, difference, 3e-7 * here / epsilon});
+    checks.push_back(
+        {.tensor = name, .by_gradient = norm, .by_difference = difference, .noise = 3e-7 * here / epsilon});
   }
   return checks;
 }

@@ -67,7 +67,7 @@ Regex::Match Regex::find(std::string_view text, size_t from) {
     throw Error(ExitCode::data, "{}: the pattern cannot be matched: {}", impl_->where, pcre2_message(result));
   const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(impl_->match);
   if (ends[0] == ends[1]) {
-    throw Error(ExitCode::data, "{}: the pattern matches an empty piece of a text, which parts nothing", impl_->where);
+    throw Error(ExitCode::data, "{}: the pattern matches an empty piece of a text, which splits nothing", impl_->where);
   }
   return {ends[0], ends[1]};
 }

@@ -119,7 +119,7 @@ class Reader {
   void read_pre_tokenizer(const json& value, const std::string& path) {
     if (value.is_null()) return;
     const std::string type = type_of(value, path);
-    if (is_byte_level_) refuse(path, type + " stands after ByteLevel, which leaves no characters to part");
+    if (is_byte_level_) refuse(path, type + " stands after ByteLevel, which leaves no characters to split");
     if (type == "Sequence") {
       for (const json& part : elements(value, "pretokenizers", path)) {
         read_pre_tokenizer(part, path + ".pretokenizers[]");
@@ -161,7 +161,7 @@ class Reader {
 
   void read_metaspace(const json& value, const std::string& path) {
     if (!parts_.stages.empty() || parts_.metaspace)
-      refuse(path, "is Metaspace behind others, which gptrain does not support");
+      refuse(path, "is Metaspace after other pre-tokenizers, which gptrain does not support");
     const json& symbol = member(value, "replacement");
     if (!symbol.is_string() || symbol == "") refuse(path + ".replacement", "is no character");
     Metaspace metaspace{.symbol = symbol.get<std::string>(), .prepend = Metaspace::Prepend::always};
@@ -230,7 +230,7 @@ class Reader {
       refuse("model.type", "is " + json_text(type) + ", which gptrain does not support (BPE and Unigram are)");
     }
     if (const json& dropout = member(model, "dropout"); !dropout.is_null() && dropout != 0) {
-      refuse("model.dropout", "makes every encoding another, which gptrain does not support");
+      refuse("model.dropout", "is set, so that each encoding of a text differs, which gptrain does not support");
     }
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       if (const json& value = member(model, key); !value.is_null() && value != "") {
@@ -259,7 +259,7 @@ class Reader {
   }
 
   void read_unigram(const json& model) {
-    if (is_byte_level_) refuse("model", "is Unigram behind ByteLevel, which gptrain does not support");
+    if (is_byte_level_) refuse("model", "is Unigram after ByteLevel, which gptrain does not support");
     const json& vocabulary = member(model, "vocab");
     if (!vocabulary.is_array() || vocabulary.empty()) refuse("model.vocab", "is no list of tokens and scores");
     for (const json& entry : vocabulary) {

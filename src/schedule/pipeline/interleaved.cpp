@@ -12,9 +12,8 @@ struct Turn {
 
 // Returns a stage's turns. A group of as many micro-batches as there are stages passes the stage's first chunk, then
 // its second, and so on; backward passes go from the last chunk to the first. If the last group would not be full, the
-// first group instead begins with empty turns, which have negative micro-batches and no passes. Leaving passes out of a
-// list cannot make it wait longer, and at the front the fewest turns are wasted, as the pipeline is filling there
-// anyway.
+// first group instead begins with empty turns, which have negative micro-batches and no passes. A list with fewer
+// passes never waits longer, and empty turns cost the least at the front, where the pipeline is still filling.
 std::vector<Turn> turns(const PipelineShape& shape, bool forward) {
   const int32_t groups = (shape.micro_batches + shape.stages - 1) / shape.stages;
   const int32_t empty = groups * shape.stages - shape.micro_batches;

@@ -14,7 +14,7 @@
 using namespace gptrain;
 
 TEST_CASE("stochastic rounding to bf16 takes either neighbour as often as its share, and keeps what bf16 holds") {
-  // Over all 16 random bits, the number rounded away from zero equals the cut-off bits.
+  // Over all values of the 16 random bits, a float is rounded away from zero as often as its cut-off bits say.
   const auto ups = [](float value) {
     int64_t count = 0;
     const float below = std::bit_cast<float>(std::bit_cast<uint32_t>(value) & 0xffff0000U);

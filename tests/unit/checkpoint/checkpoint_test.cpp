@@ -285,7 +285,12 @@ TEST_CASE("inspect_checkpoint prints the run's place and the tensors", "[checkpo
 // Elements [first, first + rows) of a [rows, 5] tensor whose values are the indices, exact in bf16.
 Slice rows_of(const char* name, int64_t first, std::vector<bf16>& data) {
   const auto rows = static_cast<int64_t>(data.size()) / 5;
-  return {name, {20, 5}, {first, 0}, {rows, 5}, data.data(), nullptr, DType::bf16};
+  return {.name = name,
+          .global_shape = {20, 5},
+          .offset = {first, 0},
+          .shape = {rows, 5},
+          .data = data.data(),
+          .dtype = DType::bf16};
 }
 
 TEST_CASE("Tensors in bf16 are loaded as they are, or as f32, and f32 is never rounded", "[checkpoint]") {

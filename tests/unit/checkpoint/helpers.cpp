@@ -62,12 +62,20 @@ void add_part(Parts& parts, const Tensor& tensor, const Box& box) {
     values.push_back(tensor.data[static_cast<size_t>(at)]);
   }
   parts.storage.push_back(std::move(values));
-  parts.slices.push_back({tensor.name, tensor.shape, box.offset, box.shape, parts.storage.back().data()});
+  parts.slices.push_back({.name = tensor.name,
+                          .global_shape = tensor.shape,
+                          .offset = box.offset,
+                          .shape = box.shape,
+                          .data = parts.storage.back().data()});
 }
 
 void add_empty_part(Parts& parts, const Tensor& tensor, const Box& box) {
   parts.storage.emplace_back(static_cast<size_t>(num_elements(box.shape).value()), -12345.0F);
-  parts.slices.push_back({tensor.name, tensor.shape, box.offset, box.shape, parts.storage.back().data()});
+  parts.slices.push_back({.name = tensor.name,
+                          .global_shape = tensor.shape,
+                          .offset = box.offset,
+                          .shape = box.shape,
+                          .data = parts.storage.back().data()});
 }
 
 bool same_bits(const Parts& a, const Parts& b) {

@@ -215,7 +215,7 @@ TEST_CASE("Angles are read from the keys of older releases and of later ones", "
                 {"config.json cannot be imported", "rope_parameters.rope_type = \"dynamic\": gptrain has default"}) ==
         "");
   CHECK(lacking(refusal({{"rope_type", "default"}, {"partial_rotary_factor", 0.5}}),
-                {"rope_parameters.partial_rotary_factor = 0.5: gptrain turns whole heads"}) == "");
+                {"rope_parameters.partial_rotary_factor = 0.5: gptrain rotates all features of a head"}) == "");
   CHECK(lacking(refusal({{"full_attention", {{"rope_type", "default"}}}}), {"rope_parameters.full_attention"}) == "");
   CHECK(lacking(refusal({{"rope_type", "llama3"}, {"factor", 8.0}}),
                 {"rope_parameters.low_freq_factor must be given"}) == "");
@@ -252,7 +252,8 @@ TEST_CASE("Windows of some layers are read where a class has them, and refused w
         std::vector{window_pattern(3), window_pattern(0)});
   CHECK(lacking(qwen.refusal_with("layer_types", {"full_attention", "chunked_attention"}),
                 {"layer_types = ", "gptrain has full_attention and sliding_attention"}) == "");
-  CHECK(lacking(qwen.refusal_with("use_sliding_window", false), {"there is no window for some layers"}) == "");
+  CHECK(lacking(qwen.refusal_with("use_sliding_window", false),
+                {"gives layers a window, but the config has no width for it"}) == "");
 
   HfFolder mistral(with(llama, {"model.attention_window=3"}));
   CHECK(lacking(mistral.refusal_with("layer_types", {"full_attention", "sliding_attention"}),
@@ -268,7 +269,7 @@ TEST_CASE("Windows of some layers are read where a class has them, and refused w
   CHECK(lacking(neo.refusal_with("attention_types", {{HfJson::array(), 3}}), {"must be a list of pairs"}) == "");
   CHECK(lacking(neo.refusal_with("attention_types", {{{"global", "strided"}, 1}}), {"gptrain has global and local"}) ==
         "");
-  CHECK(lacking(neo.refusal_with("attention_layers", {"local", "local"}), {"is not what attention_types says"}) == "");
+  CHECK(lacking(neo.refusal_with("attention_layers", {"local", "local"}), {"contradicts attention_types"}) == "");
 }
 
 TEST_CASE("Gemma's keys are read as releases write them, and with the class's defaults", "[hf]") {

@@ -65,7 +65,7 @@ TEST_CASE("a scale of attention stands instead of the head size, and not beside 
   CHECK(parse({"model.mup=256"}).model.score_scale() == 1.0 / 64);
   CHECK(parse({"model.attention_scale=1"}).model.score_scale() == 1);
   CHECK(fault({"model.attention_scale=1", "model.mup=256"}) ==
-        "model.attention_scale = 1.0: has no place beside model.mup, which sets the scale (try 0)");
+        "model.attention_scale = 1.0: cannot be combined with model.mup, which sets the scale (try 0)");
 }
 
 TEST_CASE("layers rotate, and have bases and scalings of angles, by patterns") {
@@ -107,8 +107,9 @@ TEST_CASE("layers rotate, and have bases and scalings of angles, by patterns") {
 }
 
 TEST_CASE("norms of 1 + weight are not combined with muP, and small caps are refused") {
-  CHECK(fault({"model.norm_offset=true", "model.mup=256"}) ==
-        "model.norm_offset = true: has no place beside model.mup, which sets the gain of the last norm (try false)");
+  CHECK(
+      fault({"model.norm_offset=true", "model.mup=256"}) ==
+      "model.norm_offset = true: cannot be combined with model.mup, which sets the gain of the last norm (try false)");
   CHECK(fault({"model.logit_softcap=0.001"}).starts_with("model.logit_softcap = 0.001: "));
   CHECK(fault({"model.embedding_scale=0"}).starts_with("model.embedding_scale = 0"));
   CHECK(is_gated(parse({"model.activation=geglu_tanh"}).model.activation));

@@ -115,7 +115,7 @@ TEST_CASE("what cannot be is refused before anything multiplies it") {
   CHECK(
       with({"model.num_layers=10000", "batch.micro=1"}).starts_with("model.hidden_size = 1048576: makes the weights"));
   CHECK(with({"model.num_layers=1000", "model.sequence_length=2047", "batch.global=1048576", "batch.micro=1048576"})
-            .ends_with("makes activations too large for 64-bit sizes of bytes"));
+            .ends_with("makes activations larger than 2^63 bytes"));
   CHECK(fault({"model.vocab_size=2147483647", "memory.loss_chunk_tokens=16777216", "batch.micro=1"}).empty());
 }
 
@@ -211,10 +211,9 @@ TEST_CASE("ranks that share sequences divide tokens and heads, and refuse what h
   CHECK(with({"memory.saved_inputs=8"}) ==
         "memory.saved_inputs = 8: cannot be combined with parallel.context = 4, where attention's output is kept by "
         "heads as well (try 16)");
-  CHECK(
-      with({R"(memory.linear_projection={"kind":"gauss","share":0.5})"}) ==
-      "memory.linear_projection = {...}: projects whole sequences, of which ranks have parts with parallel.context = 4 "
-      "(try {})");
+  CHECK(with({R"(memory.linear_projection={"kind":"gauss","share":0.5})"}) ==
+        "memory.linear_projection = {...}: projects whole sequences, but with parallel.context = 4 a rank has only a "
+        "part of each (try {})");
 }
 
 TEST_CASE("products that would overflow are refused") {
@@ -279,8 +278,8 @@ TEST_CASE("a key that would have no effect is refused") {
         "multiple of parallel.tensor = 2 (try {})");
   const std::string int8 = R"(comm.compression={"kind":"int8"})";
   CHECK(fault({int8, "precision.compute=fp16", "run.device=auto"}) ==
-        "comm.compression = {...}: cannot be combined with precision.compute = \"fp16\", whose changing loss scale the "
-        "errors would be in (try {})");
+        "comm.compression = {...}: cannot be combined with precision.compute = \"fp16\": kept errors would be "
+        "multiplied by an old loss scale (try {})");
   CHECK(
       fault({int8, "parallel.context=2"}) ==
       "comm.compression = {...}: cannot be combined with parallel.context: errors of gradients are kept for data ranks "
@@ -288,7 +287,8 @@ TEST_CASE("a key that would have no effect is refused") {
   CHECK(fault({R"(comm.compression={"kind":"int8","start_step":1000})", "run.steps=1000"}) ==
         "comm.compression = {...}: compresses nothing, as its start_step is not less than run.steps = 1000 (try {})");
   CHECK(fault({int8, "precision.reduce=bf16"}) ==
-        "comm.compression = {...}: needs precision.reduce = \"fp32\": what is not coded is summed in fp32 (try {})");
+        "comm.compression = {...}: needs precision.reduce = \"fp32\": gradients that are not coded are summed in fp32 "
+        "(try {})");
   CHECK(fault({int8, "precision.compute=bf16-pure", "precision.gradients=bf16"}) ==
         "comm.compression = {...}: needs precision.gradients = \"fp32\", in which errors are added to gradients (try "
         "{})");
@@ -401,9 +401,11 @@ TEST_CASE("each optimizer has its own keys and defaults") {
   CHECK(parse({"optimizer.type=muon", "optimizer.qk_clip=100"}).optimizer.qk_clip == 100);
   for (const auto& [key, reason] :
        {std::pair{"model.qk_norm=true", "has no effect beside model.qk_norm, which normalizes queries and keys"},
-        {"model.attention_softcap=50", "has no place beside model.attention_softcap, which bounds the scores"},
+        {"model.attention_softcap=50",
+         "cannot be combined with model.attention_softcap, which bounds the scores already"},
         {"optimizer.ema=0.9", "needs optimizer.ema = 0"},
-        {"precision.compute=bf16-pure", "needs fp32 master weights, which precision.compute = \"bf16-pure\" has not"}})
+        {"precision.compute=bf16-pure",
+         "needs fp32 master weights, which precision.compute = \"bf16-pure\" does not have"}})
     CHECK(fault({"optimizer.type=muon", "optimizer.qk_clip=100", key}) ==
           fmt::format("optimizer.qk_clip = 100.0: {} (try 0)", reason));
   CHECK(fault({"optimizer.type=sgd", "optimizer.momentum=1"}) ==

@@ -187,7 +187,7 @@ TEST_CASE("A text cut at a safe place has the same ids") {
 TEST_CASE("What a tokenizer.json asks for and is not done is refused by name") {
   const std::vector<std::pair<std::string, std::string>> faults = {
       {R"({"model": {"type": "WordPiece"}})", "model.type is \"WordPiece\""},
-      {R"({"model": {"type": "Unigram"}})", "model is Unigram behind ByteLevel"},
+      {R"({"model": {"type": "Unigram"}})", "model is Unigram after ByteLevel"},
       {R"({"model": {"dropout": 0.1}})", "model.dropout"},
       {R"({"model": {"continuing_subword_prefix": "##"}})", "model.continuing_subword_prefix"},
       {R"({"model": {"merges": ["a b c"]}})", "model.merges holds \"a b c\", which is no \"left right\""},

@@ -51,7 +51,8 @@ void check(const Case& c) {
       for (const bool picked : {false, true}) {
         if (!(picked ? tiles.picked_keys : tiles.natural_keys)) continue;
         for (int at = 0; at < tiles.num_key_tiles(picked) * attention_tile; ++at) {
-          const Visit visit{i, place / attention_tile, picked, at / attention_tile};
+          const Visit visit{
+              .pass = i, .query_tile = place / attention_tile, .picked = picked, .key_tile = at / attention_tile};
           if (at >= tiles.num_keys(picked) || !is_in(seen, picked, at)) {
             partial.insert(visit);
             continue;
@@ -68,7 +69,7 @@ void check(const Case& c) {
       const KeyRuns runs = tiles.runs(tile);
       for (int n = 0; n < runs.size(); ++n) {
         const KeyTile key = runs[n];
-        const Visit visit{i, tile, key.picked, key.tile};
+        const Visit visit{.pass = i, .query_tile = tile, .picked = key.picked, .key_tile = key.tile};
         sound = sound && visited.insert(visit).second && runs.contains(key);
         if (tiles.whole(tile, key)) sound = sound && !partial.contains(visit);
       }

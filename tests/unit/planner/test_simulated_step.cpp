@@ -106,8 +106,10 @@ TEST_CASE("a planned pipeline takes the time that its passes take by themselves"
         for (int32_t chunk = 0; chunk < layout.shape.chunks(); ++chunk) {
           const auto length = [&](PipelineBar::Kind kind) { return length_of(planned.pipeline, kind, chunk, 1); };
           const double weights = length(PipelineBar::Kind::backward_weight);
-          times.chunks.push_back({length(PipelineBar::Kind::forward), length(PipelineBar::Kind::backward),
-                                  length(PipelineBar::Kind::backward), weights});
+          times.chunks.push_back({.forward = length(PipelineBar::Kind::forward),
+                                  .backward = length(PipelineBar::Kind::backward),
+                                  .backward_input = length(PipelineBar::Kind::backward),
+                                  .backward_weight = weights});
         }
         const auto passes = layout.schedule->passes(layout.shape);
         const PipelineSimulation simulated = simulate_passes(layout.shape, *layout.schedule, passes, times);

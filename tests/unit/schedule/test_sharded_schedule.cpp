@@ -26,7 +26,12 @@ std::vector<ScheduleOptions> variants() {
               std::vector<bool> recomputed(layers + 2, false);
               for (size_t i = 1; recompute && i <= layers; i += 2) recomputed[i] = true;
               for (const bool narrow : {false, true}) {
-                result.push_back({micro_batches, units_of(recomputed), {}, parameter_flow(zero), narrow, tied, joint});
+                result.push_back({.micro_batches = micro_batches,
+                                  .units = units_of(recomputed),
+                                  .flow = parameter_flow(zero),
+                                  .narrow_sums = narrow,
+                                  .tied_head = tied,
+                                  .joint_backward = joint});
                 if (joint || recompute) continue;
                 result.push_back(result.back());
                 result.back().keeps_narrow = true;
