@@ -14,7 +14,7 @@
 namespace gptrain::inline data {
 namespace {
 
-constexpr std::string_view blanks = " \t\r\n";
+constexpr std::string_view blanks = json_separators;
 
 constexpr std::string_view tar_magic = "ustar";
 constexpr size_t tar_magic_at = 257;
@@ -58,6 +58,8 @@ constexpr std::string_view unpack = "unpack it and give the files in it";
 constexpr std::string_view to_parquet = "save it as Parquet or JSONL";
 constexpr std::string_view decompress = "decompress it, or compress it as gzip, zstd, xz or bzip2";
 constexpr std::string_view no_texts = "give files of texts";
+constexpr std::string_view fetch_lfs = "fetch the data with git lfs pull";
+constexpr std::string_view fetch_dvc = "fetch the data with dvc pull, and give the file that it names";
 
 constexpr Magic foreign[] = {
     {0, "PK\x03\x04", "a zip archive", unpack},
@@ -97,12 +99,20 @@ constexpr Magic foreign[] = {
     {0, "\x89PNG", "a picture", no_texts},
     {0, "\xFF\xD8\xFF", "a picture", no_texts},
     {0, "WARC/1.", "a WARC file", "extract its texts to JSONL"},
-    {0, git_lfs_pointer, "a Git LFS pointer, not the data", "fetch the data with git lfs pull"},
+    {0, git_lfs_pointer, "a Git LFS pointer, not the data", fetch_lfs},
+    {0, "version https://hawser.github.com/spec/v1", "a Git LFS pointer, not the data", fetch_lfs},
+    {0, "/annex/objects/", "a git-annex pointer, not the data", "fetch the data with git annex get"},
+    {0, "outs:\n- ", "a DVC pointer, not the data", fetch_dvc},
+    {0, "# xet version", "a Xet pointer, not the data", "fetch the data with git xet checkout"},
+    {0, "x\x01", "zlib data", decompress},
+    {0, "x\x9C", "zlib data", decompress},
+    {0, "x\xDA", "zlib data", decompress},
 };
 
 struct Suffix {
   std::string_view suffix;
   std::string_view name;
+  std::string_view remedy = "give files of texts, or --format";
 };
 // Suffixes of unsupported formats, refused whatever the content.
 constexpr Suffix refused_suffixes[] = {
@@ -135,6 +145,7 @@ constexpr Suffix refused_suffixes[] = {
     {".safetensors", "a file of tensors"},
     {".sqlite", "an SQLite database"},
     {".warc", "a WARC file"},
+    {".dvc", "a DVC pointer, not the data", fetch_dvc},
 };
 
 struct Compression {
@@ -218,14 +229,14 @@ JsonShape json_shape(std::string_view text, bool is_whole) {
     if (first == '[') return is_list ? JsonShape::one : JsonShape::none;
     return text.find('\n') == std::string_view::npos ? JsonShape::lines : JsonShape::one;
   }
-  const bool is_one_line = text.substr(0, end).find('\n') == std::string_view::npos;
+  const bool is_one_line = text.substr(0, end).find_first_of("\r\n") == std::string_view::npos;
   const bool is_alone = is_whole && text.find_first_not_of(blanks, end) == std::string_view::npos;
   if (is_alone) {
     if (first == '[') return is_list ? JsonShape::one : JsonShape::none;
     return is_one_line ? JsonShape::lines : JsonShape::one;
   }
-  if (are_records || (is_one_line && first == '{')) return JsonShape::lines;
-  if (first == '[' && !is_list) return JsonShape::none;
+  if (first == '[' && !is_list) return are_records ? JsonShape::lines : JsonShape::none;
+  if (are_records || is_one_line) return JsonShape::lines;
   return JsonShape::several;
 }
 
@@ -238,9 +249,13 @@ bool is_pretty_printed(std::string_view text) {
   return last != std::string_view::npos && std::string_view("{[,").find(text[last]) != std::string_view::npos;
 }
 
-[[noreturn]] void refuse_pretty_printed(const std::filesystem::path& path) {
-  refuse(path, "JSON whose values go over several lines", "make JSONL of it with: jq -c . IN >OUT.jsonl");
+[[noreturn]] void refuse_pretty_printed(const InputQuestion& question) {
+  refuse(question.path, "JSON whose values go over several lines",
+         fmt::format("make JSONL of it with: jq -c {}. IN >OUT.jsonl",
+                     question.start.starts_with('\x1E') ? "--seq " : ""));
 }
+
+constexpr std::array<char, 4> delimiters = {',', '\t', ';', '|'};
 
 struct CsvHeader {
   std::vector<std::string> names;
@@ -282,20 +297,34 @@ CsvHeader csv_header(std::string_view start, char delimiter) {
 InputFormat of_kind(InputKind kind) { return {.kind = kind}; }
 
 InputFormat json_format(const InputQuestion& question, JsonShape shape) {
-  if (shape == JsonShape::several) refuse_pretty_printed(question.path);
+  if (shape == JsonShape::several) refuse_pretty_printed(question);
   return of_kind(shape == JsonShape::lines ? InputKind::jsonl : InputKind::json);
 }
 
-char delimiter_of(std::string_view suffix) { return suffix == ".tsv" || suffix == ".tab" ? '\t' : ','; }
+// Returns the delimiter by the name's suffix; without one, the first with which the header has the column, or a comma.
+char delimiter_of(const InputQuestion& question, std::string_view suffix) {
+  if (suffix == ".tsv" || suffix == ".tab") return '\t';
+  for (const char delimiter : delimiters) {
+    const std::vector<std::string> names = csv_header(question.start, delimiter).names;
+    if (std::find(names.begin(), names.end(), question.field) != names.end()) return delimiter;
+  }
+  return ',';
+}
+
+InputFormat csv_format(const InputQuestion& question, std::string_view suffix) {
+  const char delimiter = delimiter_of(question, suffix);
+  return csv_format(question, delimiter, csv_header(question.start, delimiter));
+}
 
 bool is_text_suffix(std::string_view suffix) {
   constexpr std::string_view texts[] = {".txt", ".text", ".md", ".rst", ".tex"};
   return std::find(std::begin(texts), std::end(texts), suffix) != std::end(texts);
 }
 
-bool is_json(std::string_view text) {
+// Returns true if the text begins with a JSON object or list.
+bool begins_with_json(std::string_view text) {
   try {
-    JsonScanner(text, JsonDialect::python).whole();
+    JsonScanner(text.substr(0, end_of_json_value(text)), JsonDialect::python).whole();
     return true;
   } catch (const JsonFault&) {
     return false;
@@ -307,7 +336,7 @@ bool holds_json(std::string_view text, bool is_whole) {
   constexpr size_t most_lines = 100;
   text.remove_prefix(std::min(text.find_first_not_of(blanks), text.size()));
   const bool is_open = text.starts_with("{\"") || text.starts_with("[{") || text.starts_with("[\"");
-  if (is_open && is_whole && is_json(text)) return true;
+  if (is_open && is_whole && begins_with_json(text)) return true;
   if (is_open && !is_whole && text.find('\n') == std::string_view::npos) return true;
   size_t lines = 0;
   size_t objects = 0;
@@ -317,7 +346,7 @@ bool holds_json(std::string_view text, bool is_whole) {
     if (newline == std::string_view::npos && !is_whole) break;
     text.remove_prefix(newline == std::string_view::npos ? text.size() : newline + 1);
     text.remove_prefix(std::min(text.find_first_not_of(blanks), text.size()));
-    if (line.starts_with('{') && is_json(line)) ++objects;
+    if (line.starts_with('{') && begins_with_json(line)) ++objects;
   }
   return objects > 0 && 2 * objects >= lines;
 }
@@ -327,7 +356,7 @@ InputFormat format_of_text_name(const InputQuestion& question) {
   const std::string_view remedy = "give --format text, or the format that is meant";
   if (holds_json(question.start, question.is_whole))
     refuse(question.path, "a text by its name and JSON by its content", remedy);
-  for (const char delimiter : {',', '\t'}) {
+  for (const char delimiter : delimiters) {
     const CsvHeader header = csv_header(question.start, delimiter);
     if (header.names.size() > 1 && std::count(header.names.begin(), header.names.end(), question.field) == 1)
       refuse(question.path, "a text by its name and a table by its first line", remedy);
@@ -341,14 +370,12 @@ std::optional<InputFormat> format_of_name(const InputQuestion& question, const s
   const JsonShape shape = json_shape(question.start, question.is_whole);
   if (suffix == ".jsonl" || suffix == ".ndjson") {
     if (shape != JsonShape::lines && is_pretty_printed(question.start) && shape != JsonShape::none) {
-      refuse_pretty_printed(question.path);
+      refuse_pretty_printed(question);
     }
     return of_kind(InputKind::jsonl);
   }
   if (suffix == ".json") return shape == JsonShape::none ? of_kind(InputKind::json) : json_format(question, shape);
-  if (suffix == ".csv" || suffix == ".tsv" || suffix == ".tab") {
-    return csv_format(question, delimiter_of(suffix), csv_header(question.start, delimiter_of(suffix)));
-  }
+  if (suffix == ".csv" || suffix == ".tsv" || suffix == ".tab" || suffix == ".psv") return csv_format(question, suffix);
   if (suffix == ".parquet" && !question.compression.empty()) {
     refuse(question.path, fmt::format("{} data, although its name says Parquet", question.compression),
            "decompress it if it holds Parquet, otherwise rename it after its content, such as x.jsonl.gz");
@@ -357,7 +384,7 @@ std::optional<InputFormat> format_of_name(const InputQuestion& question, const s
     refuse(question.path, "no Parquet file, although its name says so", "look for a damaged download");
   for (const Suffix& known : refused_suffixes) {
     if (suffix == known.suffix)
-      refuse(question.path, std::string(known.name) + " by its name", "give files of texts, or --format");
+      refuse(question.path, std::string(known.name) + " by its name", known.remedy);
   }
   return std::nullopt;
 }
@@ -366,7 +393,7 @@ std::optional<InputFormat> format_of_content(const InputQuestion& question) {
   if (const JsonShape shape = json_shape(question.start, question.is_whole); shape != JsonShape::none) {
     return json_format(question, shape);
   }
-  for (const char delimiter : {',', '\t'}) {
+  for (const char delimiter : delimiters) {
     const CsvHeader header = csv_header(question.start, delimiter);
     const auto count = std::count(header.names.begin(), header.names.end(), question.field);
     if (count == 1 && (header.names.size() > 1 || question.field_is_given))
@@ -394,9 +421,8 @@ size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::str
       quoted = true;
     } else if (c == delimiter) {
       fields.emplace_back();
-    } else if (c == '\n') {
-      if (fields.back().ends_with('\r')) fields.back().pop_back();
-      return at + 1;
+    } else if (c == '\n' || (c == '\r' && (at_end || at + 1 < text.size()))) {
+      return at + (text.substr(at).starts_with("\r\n") ? 2 : 1);
     } else {
       fields.back() += c;
     }
@@ -439,7 +465,7 @@ InputFormat find_input_format(const InputQuestion& question) {
   if (question.asked) {
     if (*question.asked == InputKind::rows) refuse(question.path, "no Parquet file", "give another --format");
     if (*question.asked != InputKind::csv) return of_kind(*question.asked);
-    return csv_format(question, delimiter_of(suffix), csv_header(question.start, delimiter_of(suffix)));
+    return csv_format(question, suffix);
   }
   if (auto format = format_of_name(question, suffix)) return *format;
   if (auto format = format_of_content(question)) return *format;
@@ -474,6 +500,7 @@ void InputFormats::add(size_t number, const std::filesystem::path& input, InputK
   if (last_input_ == number) return;
   last_input_ = number;
   std::string format(kind == InputKind::csv && delimiter == '\t' ? "TSV" : format_name(kind));
+  if (kind == InputKind::csv && delimiter != '\t' && delimiter != ',') format += fmt::format(" with {}", delimiter);
   if (!compression.empty()) format += fmt::format(" ({})", compression);
   auto count = std::find_if(counts_.begin(), counts_.end(), [&](const Count& known) { return known.format == format; });
   if (count == counts_.end()) count = counts_.insert(counts_.end(), {.format = format, .first = input.native()});
