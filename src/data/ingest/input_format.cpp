@@ -215,6 +215,8 @@ Lines count_json_lines(std::string_view text, bool is_whole) {
 }
 
 JsonShape json_shape(std::string_view text, bool is_whole) {
+  constexpr std::string_view json_blanks = " \t\r\n";
+  const bool is_sequence = text.starts_with('\x1E');
   text.remove_prefix(std::min(text.find_first_not_of(blanks), text.size()));
   if (text.empty()) return JsonShape::none;
   const Lines lines = count_json_lines(text, is_whole);
@@ -230,7 +232,8 @@ JsonShape json_shape(std::string_view text, bool is_whole) {
     return text.find('\n') == std::string_view::npos ? JsonShape::lines : JsonShape::one;
   }
   const bool is_one_line = text.substr(0, end).find_first_of("\r\n") == std::string_view::npos;
-  const bool is_alone = is_whole && text.find_first_not_of(blanks, end) == std::string_view::npos;
+  const bool is_alone =
+      !is_sequence && is_whole && text.find_first_not_of(json_blanks, end) == std::string_view::npos;
   if (is_alone) {
     if (first == '[') return is_list ? JsonShape::one : JsonShape::none;
     return is_one_line ? JsonShape::lines : JsonShape::one;
