@@ -15,7 +15,7 @@ namespace {
 
 using ShortCache = PieceCache<2>;
 using LongCache = PieceCache<4>;
-constexpr size_t log2_short_entries = 18;
+constexpr size_t log2_short_entries = 19;
 constexpr size_t log2_long_entries = 13;
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/json_scanner.h"
+#include "data/tokenizer/unicode.h"
 
 namespace gptrain::inline data {
 namespace {
@@ -288,6 +289,7 @@ class Reader {
   void read_vocabulary(const json& vocabulary) {
     if (!vocabulary.is_object() || vocabulary.empty()) refuse("model.vocab", "is no object of tokens and ids");
     std::string bytes;
+    ids_.reserve(vocabulary.size());
     for (const auto& [text, number] : vocabulary.items()) {
       const int32_t id = id_in_range(number, "model.vocab");
       const auto index = static_cast<size_t>(id);
@@ -399,6 +401,47 @@ nlohmann::ordered_json pre_tokenizer_of(const TokenizerParts& parts) {
   return {{"type", "Sequence"}, {"pretokenizers", list}};
 }
 
+// Returns a JSON string. Most tokens need no escapes.
+std::string json_string(const std::string& text) {
+  const bool is_plain = std::none_of(text.begin(), text.end(), [](char c) {
+    return static_cast<uint8_t>(c) < 0x20 || c == '"' || c == '\\' || c == '\x7F' || c == '\xC2';
+  });
+  return is_plain && find_invalid_utf8(text) == text.size() ? '"' + text + '"' : json_text(json(text));
+}
+
+// Returns the members of model.vocab, as json_text() writes them with an indentation of 2, many times faster.
+// `quoted_texts`: by id; empty: no token.
+std::string vocabulary_text(const std::vector<std::string>& quoted_texts) {
+  std::string members;
+  for (size_t id = 0; id < quoted_texts.size(); ++id) {
+    if (quoted_texts[id].empty()) continue;
+    members += members.empty() ? "\n      " : ",\n      ";
+    members += quoted_texts[id];
+    members += ": ";
+    members += std::to_string(id);
+  }
+  return members;
+}
+
+// Returns the elements of model.merges in the same way.
+std::string merges_text(const std::vector<std::string>& quoted_texts, const std::vector<Merge>& merges) {
+  std::string elements;
+  for (const Merge& merge : merges) {
+    elements += elements.empty() ? "\n      [\n        " : ",\n      [\n        ";
+    elements += quoted_texts[static_cast<size_t>(merge.left)];
+    elements += ",\n        ";
+    elements += quoted_texts[static_cast<size_t>(merge.right)];
+    elements += "\n      ]";
+  }
+  return elements;
+}
+
+// Inserts elements into the last empty list or object that follows `key` in a text of JSON.
+void insert_list(std::string& text, std::string_view key, const std::string& elements) {
+  if (elements.empty()) return;
+  text.insert(text.rfind(key) + key.size(), elements + "\n    ");
+}
+
 std::shared_ptr<const Tokenizer> read_sentencepiece(const json& base64, const std::string& source) {
   std::optional<std::string> model;
   if (base64.is_string()) model = from_base64(base64.get_ref<const std::string&>());
@@ -420,7 +463,6 @@ std::shared_ptr<const Tokenizer> parse_tokenizer_json(std::string_view text, con
 
 std::string tokenizer_json(const TokenizerParts& parts) {
   if (!parts.text.empty()) return parts.text;
-  auto vocabulary = nlohmann::ordered_json::object();
   auto texts = std::vector<std::string>(parts.tokens.size());
   for (size_t id = 0; id < parts.tokens.size(); ++id) {
     if (!parts.tokens[id].empty()) texts[id] = to_byte_level(parts.tokens[id]);
@@ -439,14 +481,8 @@ std::string tokenizer_json(const TokenizerParts& parts) {
     const auto index = static_cast<size_t>(token.id);
     if (index < texts.size() && texts[index].empty()) texts[index] = token.content;
   }
-  // ordered_json searches all members at every access, so the object is built as a list.
-  auto& members = vocabulary.get_ref<nlohmann::ordered_json::object_t&>();
-  for (size_t id = 0; id < texts.size(); ++id) {
-    if (!texts[id].empty()) members.emplace_back(texts[id], id);
-  }
-  auto merges = nlohmann::ordered_json::array();
-  for (const Merge& merge : parts.merges) {
-    merges.push_back({texts[static_cast<size_t>(merge.left)], texts[static_cast<size_t>(merge.right)]});
+  for (std::string& text : texts) {
+    if (!text.empty()) text = json_string(text);
   }
   const nlohmann::ordered_json byte_level = {
       {"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}};
@@ -468,9 +504,12 @@ std::string tokenizer_json(const TokenizerParts& parts) {
         {"fuse_unk", false},
         {"byte_fallback", false},
         {"ignore_merges", parts.ignore_merges},
-        {"vocab", std::move(vocabulary)},
-        {"merges", std::move(merges)}}}};
-  return json_text(root, 2) + "\n";
+        {"vocab", nlohmann::ordered_json::object()},
+        {"merges", nlohmann::ordered_json::array()}}}};
+  std::string text = json_text(root, 2) + "\n";
+  insert_list(text, "\"merges\": [", merges_text(texts, parts.merges));
+  insert_list(text, "\"vocab\": {", vocabulary_text(texts));
+  return text;
 }
 
 }  // namespace gptrain::data
