@@ -97,7 +97,7 @@ void warn_of_wider(const MappedFile& file, const fs::path& path) {
   constexpr int64_t fewest_zeros = 16;  // if all upper halves are 0
   constexpr int64_t fewest = 64;        // if some are not, which is rarer in u16
   const int64_t pairs = std::min(most_groups, file.size_bytes() / 4);
-  std::array<uint32_t, 2> largest{};      // of the first and the second halves
+  std::array<uint32_t, 2> largest{};      // maxima of the first and the second halves
   std::array<uint32_t, 2> largest_big{};  // the same, with bytes swapped
   uint32_t every_fourth = 0;
   for (int64_t i = 0; i < pairs; ++i) {

@@ -125,7 +125,7 @@ class Widths(CliCase):
         self.refuse(DATA, "6 bytes are no whole number of tokens of", "data", "convert", "odd.bin", "out", "--dtype", "u32")
 
     def test_other_widths(self):
-        """A warning for each type that is not that of the reading, which says what to do."""
+        """A warning for each type other than that of the reading, with a remedy."""
         ids = [i * 7919 % 120_000 for i in range(80)]
         for name, content, remedy, more in [("i64.bin", struct.pack("<80q", *ids), '"<i8"', []),
                                             ("i64.bin", struct.pack("<80q", *ids), '"<i8"', ["--dtype", "u32"]),

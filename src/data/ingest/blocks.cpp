@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "data/ingest/foreign_formats.h"
 #include "data/ingest/input_format.h"
 #include "data/ingest/json_record.h"
 
@@ -150,9 +151,9 @@ void BlockReader::require_end_in_reach() const {
   const std::filesystem::path& path = inputs_[position_.input].path;
   const int64_t most_bytes = is_record || path == "-" ? options_.max_record_bytes : options_.max_whole_bytes;
   if (std::ssize(pending_) < most_bytes) return;
-  const std::string remedy =
-      is_record ? "look for a missing line end, or a missing double quote"
-                : (path == "-" ? "write it to a file, and name that" : "split it into several files");
+  const std::string remedy = is_record
+                                 ? "look for a missing line end, or a missing double quote"
+                                 : (path == "-" ? "write it to a file, and name that" : "split it into several files");
   throw Error(ExitCode::data, "{}, line {}: the {} that begins here has more than {}, the limit{}: {}",
               path == "-" ? "the standard input" : path.native(), position_.line, is_record ? "record" : "text",
               format_bytes(static_cast<double>(most_bytes)),

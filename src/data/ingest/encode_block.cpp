@@ -72,9 +72,10 @@ bool BlockEncoder::append_encoded(std::string_view text, int64_t line) {
     return false;
   }
   if (options_.special_in_text == SpecialInText::text && encoder_.has_end_piece()) {
-    fault(line, fmt::format("its text holds \"{}\", the end token, which is no special token: it cannot be ordinary text "
-                            "(--special-in-text)",
-                            encoder_.special_in_text()));
+    fault(line,
+          fmt::format("its text holds \"{}\", the end token, which is no special token: it cannot be ordinary text "
+                      "(--special-in-text)",
+                      encoder_.special_in_text()));
     return false;
   }
   out_.ids.append(ids);

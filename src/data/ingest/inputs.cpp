@@ -22,8 +22,8 @@ constexpr const char* any_input = "*";  // pattern of a NAME without one
   throw Error(ExitCode::data, "cannot read {}: {}", input.native(), reason);
 }
 
-// Returns the reason why a path cannot be read, `otherwise` if it is not the data that git-annex has not fetched: it keeps
-// links in their place that lead nowhere.
+// Returns the reason why a path cannot be read, `otherwise` if it is not the data that git-annex has not fetched: it
+// keeps links in their place that lead nowhere.
 std::string reason_of(const fs::path& path, const std::string& otherwise) {
   std::error_code is_no_link;
   const std::string target = fs::read_symlink(path, is_no_link).native();

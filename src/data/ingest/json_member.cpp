@@ -93,9 +93,11 @@ void JsonMember::texts_of(std::string_view json, const OnJsonDocument& document)
 
 void JsonMember::texts_of_line(std::string_view line, const OnJsonDocument& document) const {
   std::vector<JsonSpan> values = json_values_of_line(line);
-  const auto is_valid = [&](JsonSpan value) { return is_json_value(line.substr(value.begin, value.end - value.begin)); };
-  const auto num_values = std::count_if(values.begin(), values.end(),
-                                        [&](JsonSpan value) { return is_object_or_list(line, value); });
+  const auto is_valid = [&](JsonSpan value) {
+    return is_json_value(line.substr(value.begin, value.end - value.begin));
+  };
+  const auto num_values =
+      std::count_if(values.begin(), values.end(), [&](JsonSpan value) { return is_object_or_list(line, value); });
   // One object with text around it is one fault, of the whole line.
   if (num_values < 2 && !std::all_of(values.begin(), values.end(), is_valid)) values = {{0, line.size()}};
   for (const JsonSpan value : values) {

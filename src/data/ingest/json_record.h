@@ -44,7 +44,8 @@ class JsonRecord {
 size_t end_of_json_value(std::string_view text);
 
 // Finds the values of a line of JSONL: a file whose last line has no end, joined to another, has two on one line.
-// Separators are blanks, byte order marks, and the record separator of RFC 7464. A comma belongs to the value before it.
+// Separators are blanks, byte order marks, and the record separator of RFC 7464. A comma belongs to the value before
+// it.
 std::vector<JsonSpan> json_values_of_line(std::string_view line);
 
 constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";

@@ -10,7 +10,7 @@ namespace gptrain::inline data {
 struct JsonTexts::Impl {
   JsonMember member;
   simdjson::dom::parser parser;
-  std::vector<std::string_view> texts;  // of a list, memory that is used again
+  std::vector<std::string_view> texts;  // memory for the texts of a list, used again
 
   bool parse(std::string_view json, simdjson::dom::element& root) {
     // simdjson counts the document itself as a level, hence + 1.

@@ -126,7 +126,7 @@ std::string varint_of(size_t value) {
 std::string with_unused_piece(std::string_view model, int32_t id) {
   constexpr uint64_t pieces = 1;
   constexpr std::string_view pieces_key = "\x0A";
-  constexpr std::string_view unused_type = "\x18\x05";  // of a field that is there twice, the last counts
+  constexpr std::string_view unused_type = "\x18\x05";  // overrides the type before it: the last of two counts
   ProtoFields fields(model);
   uint64_t number = 0;
   std::string_view piece;

@@ -174,8 +174,8 @@ int64_t next_id(const json& root) {
 bool replace_flags(const ExtraToken& given, json& token) {
   bool changed = false;
   for (const char* flag : {"single_word", "lstrip", "rstrip", "normalized", "special"}) {
-    const json absent = std::string_view(flag) == "normalized" ? json(token.value("special", json(false)) != true)
-                                                               : json(false);
+    const json absent =
+        std::string_view(flag) == "normalized" ? json(token.value("special", json(false)) != true) : json(false);
     if (token.value(flag, absent) == given.token[flag]) continue;
     token[flag] = given.token[flag];
     changed = true;
@@ -227,8 +227,8 @@ bool add_tokens(const std::vector<ExtraToken>& extra, bool ids_are_free, json& r
   return changed;
 }
 
-// Throws Error(usage) if tokenizer_config.json and tokenizer.json differ on the space before a text: the first counts in
-// transformers.
+// Throws Error(usage) if tokenizer_config.json and tokenizer.json differ on the space before a text: the first counts
+// in transformers.
 void refuse_other_prefix(const fs::path& folder, const json& root) {
   const fs::path config = folder / "tokenizer_config.json";
   const json given = object_of(config).value("add_prefix_space", json());

@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "data/ingest/block_texts.h"
 #include "data/ingest/encode_block.h"
+#include "data/ingest/foreign_formats.h"
 #include "data/ingest/input_format.h"
 #include "data/inspect.h"
 #include "data/token_file.h"
@@ -54,8 +55,7 @@ Found read_records(const std::string& content, const InputFormat& format) {
 InputFormat format_of(const std::string& content, const std::string& name) {
   static const std::string field = "text";
   const std::filesystem::path path = name;
-  return find_input_format(
-      {.path = path, .start = content, .is_whole = true, .field = field, .field_is_given = false});
+  return find_input_format({.path = path, .start = content, .is_whole = true, .field = field, .field_is_given = false});
 }
 
 std::string random_text(std::mt19937& draw) {
@@ -66,7 +66,7 @@ std::string random_text(std::mt19937& draw) {
 }
 
 TEST_CASE("Every document of JSONL is found, however values and lines are joined") {
-  constexpr std::array<std::string_view, 9> separators = {"\n",     "\r\n",     "\r",           "",      " ",
+  constexpr std::array<std::string_view, 9> separators = {"\n",     "\r\n",      "\r",           "",      " ",
                                                           "\n\x1E", "\n\n \r\n", "\xEF\xBB\xBF", "\r\r\n"};
   std::mt19937 draw(26);
   for (int round = 0; round < 400; ++round) {
@@ -176,11 +176,11 @@ TEST_CASE("Pointers to data that are elsewhere are refused, and say how to fetch
 TEST_CASE("A record or a text that does not end is refused at its limit") {
   const TemporaryFolder folder;
   const std::string filler(size_t{5} << 20, 'a');
-  for (const auto& [name, content] : std::vector<std::pair<std::string, std::string>>{
-           {"a.jsonl", "{\"text\": \"b\"}\n{\"text\": \"" + filler},
-           {"a.csv", "id,text\n1,b\n1,\"" + filler},
-           {"a.json", "[{\"text\": \"" + filler},
-           {"a.txt", filler}}) {
+  for (const auto& [name, content] :
+       std::vector<std::pair<std::string, std::string>>{{"a.jsonl", "{\"text\": \"b\"}\n{\"text\": \"" + filler},
+                                                        {"a.csv", "id,text\n1,b\n1,\"" + filler},
+                                                        {"a.json", "[{\"text\": \"" + filler},
+                                                        {"a.txt", filler}}) {
     write_file(folder / name, content);
     const std::vector<TextInput> inputs = {{folder / name, static_cast<int64_t>(content.size()), 0}};
     const bool is_record = name == "a.jsonl" || name == "a.csv";
@@ -192,7 +192,8 @@ TEST_CASE("A record or a text that does not end is refused at its limit") {
     });
     CHECK(contains(message, is_record ? "the record that begins here has more than 4.0 MiB"
                                       : "the text that begins here has more than 4.0 MiB"));
-    CHECK(contains(message, name + ", line " + (name == "a.csv" || name == "a.jsonl" ? (name == "a.csv" ? "3" : "2") : "1")));
+    CHECK(contains(message,
+                   name + ", line " + (name == "a.csv" || name == "a.jsonl" ? (name == "a.csv" ? "3" : "2") : "1")));
   }
 }
 
@@ -256,8 +257,8 @@ TEST_CASE("Ids of four bytes that no vocabulary has are found by data verify") {
   CHECK(contains(verify_tokens(folder / "wide", any_vocabulary, nullptr), "sound"));
 }
 
-// Ids of Hugging Face tokenizers 0.23 for all texts of 1 to 4 letters a, \u00E9 (two tokens of bytes) and \u00FC (of whose bytes
-// one is no token), digits joined.
+// Ids of Hugging Face tokenizers 0.23 for all texts of 1 to 4 letters a, \u00E9 (two tokens of bytes) and \u00FC (of
+// whose bytes one is no token), digits joined.
 TEST_CASE("An unknown character among tokens of bytes stands where Hugging Face tokenizers put it") {
   const std::vector<std::pair<bool, std::string>> golden = {
       {false,

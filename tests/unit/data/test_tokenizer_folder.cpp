@@ -102,10 +102,13 @@ TEST_CASE("Special tokens that only a config names are tokens") {
 
 TEST_CASE("Files of a tokenizer folder that contradict each other are refused") {
   for (const auto& [name, content, message] : std::vector<std::tuple<std::string, json, std::string>>{
-           {"tokenizer_config.json", {{"added_tokens_decoder", {{"300", object_token(true)}}}},
+           {"tokenizer_config.json",
+            {{"added_tokens_decoder", {{"300", object_token(true)}}}},
             "<mask> has the id 300, and 257 in the vocabulary"},
            {"tokenizer_config.json", {{"added_tokens_decoder", {{"258x", object_token(true)}}}}, "the id \"258x\""},
-           {"tokenizer_config.json", {{"added_tokens_decoder", {{"258", {{"content", ""}}}}}}, "a token without a text"},
+           {"tokenizer_config.json",
+            {{"added_tokens_decoder", {{"258", {{"content", ""}}}}}},
+            "a token without a text"},
            {"added_tokens.json", {{"<pad>", 400}}, "<pad> has the id 400, and transformers would give it 258"},
            {"added_tokens.json", {{"<pad>", 5}}, "<pad> has the id 5, and transformers would give it 258"},
            {"added_tokens.json", {{"<pad>", "x"}}, "the id of <pad> is \"x\""},
