@@ -14,15 +14,6 @@ bool is_object_or_list(std::string_view line, JsonSpan value) {
   return line[value.begin] == '{' || line[value.begin] == '[';
 }
 
-bool is_json_value(std::string_view text) {
-  try {
-    JsonScanner(text, JsonDialect::python).whole();
-    return true;
-  } catch (const JsonFault&) {
-    return false;
-  }
-}
-
 }  // namespace
 
 // Throws HiddenDocuments if a member of the object is a list of objects with the field: {"data": [{"text": ...}]}.
@@ -93,13 +84,10 @@ void JsonMember::texts_of(std::string_view json, const OnJsonDocument& document)
 
 void JsonMember::texts_of_line(std::string_view line, const OnJsonDocument& document) const {
   std::vector<JsonSpan> values = json_values_of_line(line);
-  const auto is_valid = [&](JsonSpan value) {
-    return is_json_value(line.substr(value.begin, value.end - value.begin));
-  };
   const auto num_values =
       std::count_if(values.begin(), values.end(), [&](JsonSpan value) { return is_object_or_list(line, value); });
-  // One object with text around it is one fault, of the whole line.
-  if (num_values < 2 && !std::all_of(values.begin(), values.end(), is_valid)) values = {{0, line.size()}};
+  // One object with other text beside it is one fault, of the whole line.
+  if (num_values < 2 && values.size() != 1) values = {{0, line.size()}};
   for (const JsonSpan value : values) {
     const std::string_view json = line.substr(value.begin, value.end - value.begin);
     int64_t count = 0;
