@@ -53,7 +53,7 @@ void BlockTexts::read_json(const TextBlock& block, const OnText& on_text, const 
     });
   } catch (const JsonFault& fault) {
     const auto lines_before = std::count(json.begin(), json.begin() + static_cast<std::ptrdiff_t>(fault.at), '\n');
-    on_fault(block.first_line + lines_before, describe_json_fault(json, fault), false);
+    on_fault(block.first_line + lines_before, json_record_fault(json, fault), false);
   } catch (const HiddenDocuments& fault) {
     on_fault(block.first_line, fault.what(), false);
   }

@@ -72,7 +72,7 @@ void JsonMember::put_documents(const JsonRecord& record, std::string_view text, 
     try {
       if (!text_in(record, value, found, fault) && text[value.begin] == '{') refuse_hidden(record, text, value);
     } catch (const JsonFault& error) {
-      fault = describe_json_fault(text, error);
+      fault = json_record_fault(text, error);
     }
     document(found, fault);
   }
@@ -98,7 +98,7 @@ void JsonMember::texts_of_line(std::string_view line, const OnJsonDocument& docu
       });
       if (count == 0) document({}, fmt::format("an empty list where an object with a member \"{}\" is needed", field));
     } catch (const JsonFault& fault) {
-      document({}, describe_json_fault(line, JsonFault(value.begin + fault.at, fault.what())));
+      document({}, json_record_fault(line, JsonFault(value.begin + fault.at, fault.what())));
     }
   }
 }

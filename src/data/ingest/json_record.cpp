@@ -165,7 +165,7 @@ std::vector<JsonSpan> json_values_of_line(std::string_view line) {
   return values;
 }
 
-std::string describe_json_fault(std::string_view text, const JsonFault& fault) {
+std::string json_record_fault(std::string_view text, const JsonFault& fault) {
   return fmt::format("not valid JSON: column {}: {}", place_in_text(text, fault.at).column,
                      json_fault_reason(text, fault));
 }

@@ -55,6 +55,6 @@ constexpr std::string_view json_separators = " \t\r\n\x1E";
 
 // Returns a message with the column and the text around the fault: "not valid JSON: column 12: ...; the text there:
 // ...".
-std::string describe_json_fault(std::string_view text, const JsonFault& fault);
+std::string json_record_fault(std::string_view text, const JsonFault& fault);
 
 }  // namespace gptrain::data
